@@ -1,0 +1,52 @@
+# Every target makes what it needs, from a fresh clone with Python >= 3.11 and pip:  make test PYTHON=python3.12
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow test-all check bench docs
+
+help:
+	@echo "make demo       train, evaluate and sample a small model-parallel GPT on bundled text"
+	@echo "make test       the test suite"
+	@echo "make test-slow  the tests that take minutes; make test-all runs both"
+	@echo "make check      lint, formatting, types, architecture"
+	@echo "make bench      the benchmarks, with results under benchmarks/"
+	@echo "make docs       the generated reference page, docs/reference/config.md"
+
+# Two steps, so that the demo does not wait for the test tools. Each is done again when its inputs change.
+$(VENV)/.run: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Colonnade needs Python 3.11 or newer; \
+	$(PYTHON) is %d.%d. Name a newer one: make PYTHON=python3.12" % sys.version_info[:2])'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.run
+	$(PIP) -e ".[test,zstd]"
+	@touch $@
+
+demo: $(VENV)/.run
+	$(BIN)/colonnade demo
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.test
+	$(BIN)/python -m pytest -m slow
+
+test-all: $(VENV)/.test
+	$(BIN)/python -m pytest -m "slow or not slow"
+
+check: $(VENV)/.test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy --strict src
+	$(BIN)/python -m pytest --quiet tests/test_architecture.py
+
+bench: $(VENV)/.test
+	$(BIN)/python benchmarks/run_all.py
+
+docs: $(VENV)/.run
+	$(BIN)/python -m colonnade.config.reference

@@ -1,0 +1,1 @@
+"""Benchmarks: one script a question, dated results a machine. Started with `python -m benchmarks.…`."""

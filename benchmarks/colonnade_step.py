@@ -1,0 +1,73 @@
+"""Colonnade's own training step on the reference model: the objects `colonnade train` drives, on one fixed batch."""
+
+from collections.abc import Callable
+
+import torch
+
+from benchmarks.peers.reference import Task, fixed_batch, measure, num_ranks, rank, read_task
+from colonnade import __version__
+from colonnade.config.schema import Config, ModelConfig, OptimConfig, ParallelConfig, RunConfig, TrainConfig
+from colonnade.data.loader import Batch
+from colonnade.mesh.launch import connect, disconnect
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import build_mesh
+from colonnade.train.state import build_state
+from colonnade.train.step import train_step
+
+
+def reference_config(task: Task) -> Config:
+    tp = num_ranks() if task.mode == "tp" else 1
+    dp = num_ranks() if task.mode == "dp" else 1
+    return Config(
+        model=ModelConfig(
+            num_layers=task.num_layers,
+            hidden_size=task.hidden_size,
+            num_heads=task.num_heads,
+            seq_length=task.seq_length,
+            vocab_size=task.vocab_size,
+            dropout=0.0,
+            attention_dropout=0.0,
+        ),
+        parallel=ParallelConfig(tp=tp, dp=dp),
+        train=TrainConfig(
+            steps=task.warmup + task.steps,
+            global_batch_size=task.micro_batch_size * dp,
+            micro_batch_size=task.micro_batch_size,
+            precision=task.dtype,
+            gradient_clip=task.gradient_clip,
+            threads=task.threads,
+            device="cpu",
+        ),
+        optim=OptimConfig(
+            learning_rate=task.learning_rate,
+            decay="constant",
+            weight_decay=task.weight_decay,
+            beta1=task.beta1,
+            beta2=task.beta2,
+        ),
+        run=RunConfig(folder="unused"),
+    )
+
+
+def build_step(task: Task) -> Callable[[], float]:
+    config = reference_config(task)
+    device = connect(num_ranks(), config.train.device, threads=config.train.threads)
+    mesh = build_mesh(Layout(tp=config.parallel.tp, pp=1, dp=config.parallel.dp), rank())
+    state = build_state(config, mesh, task.vocab_size, device)
+    tokens, labels = (part.T.contiguous() for part in fixed_batch(task))  # [s, b]
+    samples = torch.arange(task.micro_batch_size) + mesh.dp.rank * task.micro_batch_size
+    batch = Batch(tokens=tokens, labels=labels, loss_mask=torch.ones(tokens.shape), samples=samples)
+    return lambda: train_step(state, [batch], mesh, config.train).loss
+
+
+def main() -> None:
+    task, _ = read_task()
+    try:
+        note = "bf16 parameters, fp32 master" if task.bf16 else ""
+        measure(build_step(task), task, peer=f"colonnade {__version__}", note=note)
+    finally:
+        disconnect()
+
+
+if __name__ == "__main__":
+    main()

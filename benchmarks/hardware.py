@@ -1,0 +1,67 @@
+"""What a number was measured on: processor, memory, versions, commit."""
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16")
+
+
+def describe() -> dict[str, object]:
+    flags = set(_cpuinfo("flags").split())
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "cpu": cpu_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "has": [flag for flag in FLAGS if flag in flags],
+        "has_not": [flag for flag in FLAGS if flag not in flags],
+        "memory_gb": round(pages / 2**30, 1),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "commit": commit(),
+    }
+
+
+def cpu_name() -> str:
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def machine_name() -> str:
+    """A short name for file names: `intel-xeon-2cores-amx`."""
+    name = re.sub(r"\(R\)|\(TM\)|CPU|Processor|@.*", " ", cpu_name())
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    amx = "amx" if "amx_bf16" in _cpuinfo("flags").split() else "no-amx"
+    return "-".join([*words, f"{describe()['cores']}cores", amx])
+
+
+def commit() -> str:
+    """The commit of this tree, `+ changes` where the tree differs from it."""
+    answers = [_git("rev-parse", "--short=12", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")]
+    return (answers[0] or "none") + (" + changes" if answers[1] else "")
+
+
+def command_line() -> str:
+    """How this program was started, with the module's name instead of its path."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    program = f"-m {spec.name}" if spec else sys.argv[0]
+    return " ".join(["python", program, *sys.argv[1:]])
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    except FileNotFoundError:  # no git here: the commit is unknown
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _cpuinfo(key: str) -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.split(":")[0].strip() == key), "")

@@ -1,0 +1,129 @@
+"""From the runs of `train_speed` to the tables people read."""
+
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Run = Mapping[str, Any]
+
+OURS = "colonnade"
+CROWDED = 0.25
+"""Cores kept busy by other programs from which on a run is marked: its number is not to be trusted."""
+
+CAUSE = re.compile(r"\w*(Error|Exception): |No module named")
+
+READING = f"""
+* **tokens/s**: of all ranks; the median over rounds of each run's median step. **low – high**: over rounds.
+* **CPU ms**: CPU time of a step, all threads of all ranks together; waiting threads that spin are in it.
+* **MB**: the most resident memory a rank ever had (VmHWM: libraries, compilation and start-up included).
+* **loss**: first and last step on one fixed batch. A run whose loss does not fall is thrown out.
+* **others**: cores that other programs kept busy meanwhile. From {CROWDED} on the line is marked `!`: measure again.
+* bf16 is autocast over fp32 parameters, unless a note says otherwise.
+"""
+
+
+def progress(run: Run) -> str:
+    """One line for the terminal as soon as a run ends."""
+    start = f"{run['row']:<11} round {run['round'] + 1}  {run['contestant']:<13}"
+    if problem := failure(run):
+        return f"{start} FAILED: {problem}"
+    others = f"  others {run['others']:.2f}" if run["others"] >= CROWDED else ""
+    return f"{start} {run['tokens_per_second']:>8.1f} tokens/s  {max(run['peak_rss_mb']):>5} MB{others}"
+
+
+def failure(run: Run) -> str:
+    """Why a run does not count; empty if it does."""
+    if "error" in run:
+        written = run["error"].splitlines()
+        causes = [text for text in written if CAUSE.search(text) and "ChildFailedError" not in text]
+        return f"exit code {run['exit_code']}: {(causes or written or ['no output'])[-1].strip()[:200]}"
+    if not run["last_loss"] < run["first_loss"] - 0.1:
+        return f"the loss did not fall ({run['first_loss']} -> {run['last_loss']})"
+    return ""
+
+
+def summarise(runs: Sequence[Run]) -> dict[str, Any]:
+    """The rounds of one contestant in one row as one line."""
+    speeds = [run["tokens_per_second"] for run in runs]
+    return {
+        "name": runs[0]["peer"],
+        "tokens_per_second": statistics.median(speeds),
+        "low": min(speeds),
+        "high": max(speeds),
+        "step_ms": statistics.median(run["step_ms"] for run in runs),
+        "cpu_ms": statistics.median(run["cpu_ms"] for run in runs),
+        "peak_mb": round(statistics.median(max(run["peak_rss_mb"]) for run in runs)),
+        "others": max(run["others"] for run in runs),
+        "loss": f"{runs[0]['first_loss']:.3f} → {runs[0]['last_loss']:.3f}",
+        "note": runs[0]["note"],
+    }
+
+
+def rows(runs: Sequence[Run]) -> dict[str, dict[str, dict[str, Any]]]:
+    """row -> contestant -> its line; the runs that failed are left out."""
+    good: dict[str, dict[str, list[Run]]] = {}
+    for run in runs:
+        contestants = good.setdefault(run["row"], {})
+        if not failure(run):
+            contestants.setdefault(run["contestant"], []).append(run)
+    return {row: {name: summarise(them) for name, them in found.items()} for row, found in good.items()}
+
+
+def write(report: Mapping[str, Any]) -> str:
+    """The whole results file, in Markdown."""
+    table = rows(report["runs"])
+    parts = [heading(report), "## Against the best peer of each row\n\n" + verdict(table), "## All lines\n" + READING]
+    parts += [f"### {row}\n\n{lines(contestants)}" for row, contestants in table.items()]
+    failed = [progress(run) for run in report["runs"] if failure(run)]
+    if failed:
+        parts.append("## Runs that do not count\n\n```\n" + "\n".join(failed) + "\n```")
+    if report["absent"]:
+        parts.append("## Absent\n\n" + "\n".join(f"* {sentence}" for sentence in report["absent"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def heading(report: Mapping[str, Any]) -> str:
+    machine = report["hardware"]
+    return f"""# Training speed, {report["date"][:10]}, {machine["cpu"]}, {machine["cores"]} cores
+
+GPT-2 style, 6 layers, hidden 384, 6 heads, sequence 256, vocabulary 50,304, micro-batch 4, tied head, no dropout, fused
+AdamW, clipping at 1.0. Rows: `one-2` and `one-1` are one process with 2 and 1 threads; `tp` and `dp` are two ranks with
+one thread each. {report["rounds"]} round(s) in alternation, {report["warmup"]} + {report["steps"]} steps a run.
+
+* has {", ".join(machine["has"]) or "none of the flags asked for"}; has not {", ".join(machine["has_not"]) or "–"}
+* {machine["memory_gb"]} GB memory, {machine["system"]}, Python {machine["python"]}, torch {machine["torch"]}
+* commit {machine["commit"]}, {report["date"]}
+* `{report["command"]}`"""
+
+
+def verdict(table: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """Ours beside the fastest peer and the most frugal one."""
+    text = "| row | colonnade | best peer | its tokens/s | **ratio** | colonnade MB | its MB | least MB of a peer |\n"
+    text += "|---|---|---|---|---|---|---|---|\n"
+    for row, contestants in table.items():
+        peers = [line for name, line in contestants.items() if name != OURS]
+        ours = contestants.get(OURS)
+        best = max(peers, key=lambda line: line["tokens_per_second"], default=None)
+        if best is None:
+            continue
+        speed = f"{ours['tokens_per_second']:.0f}" if ours else "–"
+        ratio = f"**{ours['tokens_per_second'] / best['tokens_per_second']:.2f}**" if ours else "–"
+        memory = f"{ours['peak_mb']}" if ours else "–"
+        least = min(line["peak_mb"] for line in peers)
+        text += f"| {row} | {speed} | {best['name']} | {best['tokens_per_second']:.0f} | {ratio} "
+        text += f"| {memory} | {best['peak_mb']} | {least} |\n"
+    return text
+
+
+def lines(contestants: Mapping[str, Mapping[str, Any]]) -> str:
+    """The contestants of one row, the fastest first."""
+    text = "| contestant | tokens/s | low – high | step ms | CPU ms | MB | loss | others | note |\n"
+    text += "|---|---|---|---|---|---|---|---|---|\n"
+    for line in sorted(contestants.values(), key=lambda line: -line["tokens_per_second"]):
+        mark = " !" if line["others"] >= CROWDED else ""
+        text += f"| {line['name']} | {line['tokens_per_second']:.0f} | {line['low']:.0f} – {line['high']:.0f} "
+        text += f"| {line['step_ms']:.0f} | {line['cpu_ms']:.0f} | {line['peak_mb']} | {line['loss']} "
+        text += f"| {line['others']:.2f}{mark} "
+        text += f"| {line['note']} |\n"
+    return text

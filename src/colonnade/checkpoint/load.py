@@ -1,0 +1,225 @@
+"""Reading a checkpoint into any layout: each rank reads the parts of the written pieces that its boxes need.
+
+The bytes of every file are checked against the manifest while the tensors are read, each file by one of the ranks.
+All of it runs within `torch.distributed.checkpoint.load`, so that all ranks return or all raise alike.
+"""
+
+import io
+import json
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from colonnade.checkpoint.failure import same_on_all_ranks
+from colonnade.checkpoint.files import narrow, read_part
+from colonnade.checkpoint.manifest import (
+    Manifest,
+    Piece,
+    SavedTensor,
+    check_hash,
+    check_sizes,
+    compare_facts,
+    read_manifest,
+    remedy,
+)
+from colonnade.checkpoint.plan import Box, Shard, names_in_words, overlap, relative, share_out
+from colonnade.errors import CheckpointError
+
+BLOCK = 1 << 24  # bytes read at a time where they do not go straight to their place
+LOCAL_HEADER = 30  # bytes of a zip entry's header before its name (APPNOTE.TXT, 4.3.7)
+
+
+def load(
+    path: Path,
+    shards: Sequence[Shard],
+    *,
+    model: Mapping[str, Any] | None = None,
+    unread: tuple[str, ...] = (),
+    check_hashes: bool = True,
+) -> Manifest:
+    """Fill every shard's `data` in place from the checkpoint in folder `path`, and return its manifest.
+
+    Every rank of the run calls this with its own shards; layout and dtype may differ from those that wrote. `model`,
+    if given, must agree with the checkpoint's facts["model"]. `unread` has prefixes of tensor names that no rank need
+    want. CheckpointError, on all ranks alike, if the checkpoint is damaged, foreign, newer, or of another model; the
+    contents of `data` are undefined then.
+    """
+    reader = _Reader(path, check_hashes)
+    with same_on_all_ranks():
+        load_distributed({}, storage_reader=reader, planner=_Planner(reader, shards, model, unread))
+    return reader.contents
+
+
+class _Planner(LoadPlanner):
+    """The boxes that this rank wants, cut along the pieces that were written."""
+
+    def __init__(
+        self, reader: "_Reader", shards: Sequence[Shard], model: Mapping[str, Any] | None, unread: tuple[str, ...]
+    ) -> None:
+        self.reader, self.shards, self.model, self.unread = reader, shards, model, unread
+        self.items: list[ReadItem] = []
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Nothing to do: the shards came with the constructor."""
+
+    def create_local_plan(self) -> LoadPlan:
+        contents, path = self.reader.contents, self.reader.path
+        _check_model(path, contents, self.model)
+        _check_tensors(path, contents, self.shards)
+        for number, shard in enumerate(self.shards):
+            self.items += _read_items(number, shard, contents.tensors[shard.name])
+        return LoadPlan([], planner_data={shard.name for shard in self.shards})  # the items are nobody else's business
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        wanted: set[str] = set().union(*(plan.planner_data for plan in global_plan))
+        left = {name for name in self.reader.contents.tensors.keys() - wanted if not name.startswith(self.unread)}
+        if left:
+            raise CheckpointError(
+                f"{self.reader.path} holds {len(left)} tensors that this model does not have: {names_in_words(left)}. "
+                f"It was written for another model: use the [model] section of the config.toml beside it."
+            )
+        return global_plan
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        return replace(central_plan, items=self.items)
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        assert read_item.dest_index.index is not None, "set by `_read_items`"
+        data = self.shards[read_item.dest_index.index].data.detach()
+        return narrow(data, Box(tuple(read_item.dest_offsets), tuple(read_item.lengths)))
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        """Nothing to do: `resolve_tensor` gave a view."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        raise AssertionError(f"{read_item.storage_index.fqn}: all that is planned is tensors")
+
+
+def _check_model(path: Path, contents: Manifest, model: Mapping[str, Any] | None) -> None:
+    if model is None:
+        return
+    differences = compare_facts(contents.facts.get("model", {}), json.loads(json.dumps(model)))
+    if differences:
+        raise CheckpointError(
+            f"{path} is of another model:\n  "
+            + "\n  ".join(differences)
+            + "\nSet these keys of [model] as they are in "
+            "the checkpoint, or choose another run.folder to start a new run."
+        )
+
+
+def _check_tensors(path: Path, contents: Manifest, shards: Sequence[Shard]) -> None:
+    missing = {shard.name for shard in shards if shard.name not in contents.tensors}
+    if missing:
+        raise CheckpointError(
+            f"{path} lacks {len(missing)} tensors that this model has: {names_in_words(missing)}. It was written for "
+            f"another model: use the [model] section of the config.toml beside it."
+        )
+    shapes = {shard.name: (list(contents.tensors[shard.name].shape), list(shard.shape)) for shard in shards}
+    wrong = [f"{name}: {old} in the checkpoint, {new} wanted" for name, (old, new) in shapes.items() if old != new]
+    if wrong:
+        raise CheckpointError(
+            f"{path} has tensors of other shapes:\n  " + "\n  ".join(sorted(wrong)) + "\nIt was written for another "
+            "model: use the [model] section of the config.toml beside it."
+        )
+
+
+def _read_items(number: int, shard: Shard, saved: SavedTensor) -> list[ReadItem]:
+    items, covered = [], 0
+    for index, piece in enumerate(saved.pieces):
+        common = overlap(shard.box, piece.box)
+        if common is not None:
+            covered += common.volume
+            items.append(_read_item(number, shard, index, piece, common))
+    assert covered == shard.box.volume, f"{shard.name}: the pieces of a manifest must cover {shard.box}"
+    return items
+
+
+def _read_item(number: int, shard: Shard, index: int, piece: Piece, common: Box) -> ReadItem:
+    return ReadItem(
+        LoadItemType.TENSOR,
+        dest_index=MetadataIndex(shard.name, shard.offsets, number),
+        dest_offsets=torch.Size(relative(common, shard.box).offsets),
+        storage_index=MetadataIndex(shard.name, piece.box.offsets, index),
+        storage_offsets=torch.Size(relative(common, piece.box).offsets),
+        lengths=torch.Size(common.sizes),
+    )
+
+
+class _Reader(StorageReader):
+    """Reads parts of tensors from where the manifest says they lie, and checks hashes beside it."""
+
+    contents: Manifest
+
+    def __init__(self, path: Path, check_hashes: bool) -> None:
+        self.path, self.check_hashes = path, check_hashes
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Nothing to do: a reader is for one checkpoint."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return Metadata({})  # the manifest has it; read where a failure reaches all ranks
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        self.contents = read_manifest(self.path)
+        if is_coordinator:
+            check_sizes(self.path, self.contents)
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        sizes = {name: file.size for name, file in self.contents.files.items()} if self.check_hashes else {}
+        owner = share_out(sizes, dict.fromkeys(sizes, range(len(plans))), len(plans))
+        return [replace(plan, storage_data=[n for n in sizes if owner[n] == rank]) for rank, plan in enumerate(plans)]
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        with ThreadPoolExecutor(1) as checker:
+            checks = [checker.submit(check_hash, self.path, self.contents, name) for name in plan.storage_data]
+            try:
+                self._read(plan.items, planner)
+            finally:
+                for check in checks:
+                    check.result()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _read(self, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
+        with ExitStack() as stack:
+            files: dict[str, BinaryIO] = {}
+            for item in items:
+                tensor = self.contents.tensors[item.storage_index.fqn]
+                assert item.storage_index.index is not None, "set by `_read_items`"
+                piece = tensor.pieces[item.storage_index.index]
+                if piece.file not in files:
+                    files[piece.file] = stack.enter_context((self.path / piece.file).open("rb", buffering=0))
+                part = Box(tuple(item.storage_offsets), tuple(item.lengths))
+                target = planner.resolve_tensor(item)
+                try:
+                    read_part(files[piece.file], piece, tensor.dtype, part, target)
+                except (zipfile.BadZipFile, EOFError) as error:
+                    raise CheckpointError(
+                        f"{self.path / piece.file} is damaged: {item.storage_index.fqn} cannot be read from it "
+                        f"({error}). {remedy(self.path)}"
+                    ) from None
+                planner.commit_tensor(item, target)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return Path(checkpoint_id).is_dir()

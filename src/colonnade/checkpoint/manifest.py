@@ -1,0 +1,226 @@
+"""`manifest.json`: what a checkpoint holds, and how to tell that it is whole.
+
+    {"format": "colonnade checkpoint", "version": 1, "step": 100,
+     "facts": {…},                                              whatever the run wants to find again
+     "tensors": {"head.norm.weight": {"shape": [768], "dtype": "float32",
+                 "pieces": [[[0], [768], "__0_0.distcp", 0, 4096]]}},       offsets, sizes, file, start, bytes
+     "files": {"__0_0.distcp": {"size": 4096, "sha256": "…"}},
+     "sha256": "…"}                                             of the manifest without this line
+
+Everything needed for reading is here, so that reading a checkpoint runs no pickled code. A folder that carries a
+checkpoint's name is whole or damaged: writing goes to a temporary name, which the last step changes.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from colonnade.checkpoint.plan import Box
+from colonnade.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+FORMAT = "colonnade checkpoint"
+VERSION = 1
+NAME = re.compile(r"step_(\d{8,})")
+HASH_BLOCK = 1 << 22  # bytes read at a time
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One written box of a tensor: `length` bytes from `start` in `file`, as `torch.save` writes a tensor."""
+
+    box: Box
+    file: str
+    start: int
+    length: int
+
+
+@dataclass(frozen=True)
+class SavedTensor:
+    """A logical tensor in a checkpoint. Its pieces cover it, each element once."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class SavedFile:
+    """What a file of a checkpoint has to be."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A checkpoint's table of contents."""
+
+    step: int
+    facts: dict[str, Any]
+    tensors: dict[str, SavedTensor]
+    files: dict[str, SavedFile]
+
+
+def folder_name(step: int) -> str:
+    """`step_00000100`."""
+    return f"step_{step:08d}"
+
+
+def checkpoints_in(folder: Path) -> dict[int, Path]:
+    """Step → checkpoint, in order of steps. Temporary names are not among them."""
+    found = {int(m[1]): path for path in folder.glob("step_*") if (m := NAME.fullmatch(path.name)) and path.is_dir()}
+    return dict(sorted(found.items()))
+
+
+def to_json(manifest: Manifest) -> str:
+    """The text of `manifest.json`."""
+    tensors = {
+        name: {
+            "shape": tensor.shape,
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "pieces": [[p.box.offsets, p.box.sizes, p.file, p.start, p.length] for p in tensor.pieces],
+        }
+        for name, tensor in manifest.tensors.items()
+    }
+    files = {name: asdict(file) for name, file in manifest.files.items()}
+    content = {"format": FORMAT, "version": VERSION, "step": manifest.step, "facts": manifest.facts}
+    content |= {"tensors": tensors, "files": files}
+    return json.dumps(content | {"sha256": _digest(content)}, indent=1)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of the checkpoint in folder `path`. CheckpointError if it is none of ours, damaged or newer."""
+    text = _read_text(path)
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise CheckpointError(f"{path / MANIFEST} is damaged: it is not JSON ({error}). {remedy(path)}") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path} is not a checkpoint of Colonnade: its {MANIFEST} does not say format = {FORMAT!r}. "
+            f"Name a folder that `colonnade train` has written."
+        )
+    if content.get("version") != VERSION:
+        raise CheckpointError(
+            f"{path} is in checkpoint format {content.get('version')}, and this version of Colonnade reads format "
+            f"{VERSION}: it was written by another version. Install that version to read it."
+        )
+    if content.pop("sha256", None) != _digest(content):
+        raise CheckpointError(f"{path / MANIFEST} is damaged: its content does not match its hash. {remedy(path)}")
+    return _from_content(content)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return (path / MANIFEST).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{path / MANIFEST} is damaged: it is not text. {remedy(path)}") from None
+    except FileNotFoundError:
+        what = "has no manifest.json" if path.is_dir() else "does not exist"
+        raise CheckpointError(
+            f"{path} {what}, so it is not a whole checkpoint of Colonnade. Name a folder such as "
+            f"RUN/checkpoints/{folder_name(100)}. {remedy(path)}"
+        ) from None
+
+
+def _from_content(content: Mapping[str, Any]) -> Manifest:
+    tensors = {
+        name: SavedTensor(
+            shape=tuple(tensor["shape"]),
+            dtype=getattr(torch, tensor["dtype"]),
+            pieces=tuple(Piece(Box(tuple(o), tuple(n)), *where) for o, n, *where in tensor["pieces"]),
+        )
+        for name, tensor in content["tensors"].items()
+    }
+    files = {name: SavedFile(**file) for name, file in content["files"].items()}
+    return Manifest(content["step"], content["facts"], tensors, files)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def remedy(path: Path) -> str:
+    """What to do about a damaged checkpoint: which older one there is to go on from."""
+    step = next((step for step, other in checkpoints_in(path.parent).items() if other == path), None)
+    if step is None:
+        return "It cannot be used."
+    older = [other for other in checkpoints_in(path.parent) if other < step]
+    if older:
+        return f"Delete {path} to go on from step {older[-1]}."
+    return f"There is no older one: delete {path} to start again from step 0."
+
+
+def check_sizes(path: Path, manifest: Manifest) -> None:
+    """CheckpointError if a file of the checkpoint is missing or has another size than it was written with."""
+    for name, file in manifest.files.items():
+        where = path / name
+        if not where.is_file():
+            raise CheckpointError(f"{path} is damaged: {name} is missing. {remedy(path)}")
+        if (size := where.stat().st_size) != file.size:
+            raise CheckpointError(
+                f"{where} is damaged: it has {size} bytes and was written with {file.size}. {remedy(path)}"
+            )
+
+
+def check_hash(path: Path, manifest: Manifest, name: str) -> None:
+    """CheckpointError if one file of the checkpoint is not byte for byte what was written."""
+    if hash_file(path / name) != manifest.files[name].sha256:
+        raise CheckpointError(
+            f"{path / name} is damaged: its bytes are not those that were written (SHA-256). {remedy(path)}"
+        )
+
+
+def verify(path: Path, progress: Callable[[str], None] = lambda name: None) -> Manifest:
+    """Check every byte of a checkpoint, in this process alone; CheckpointError names the first file that is damaged."""
+    manifest = read_manifest(path)
+    check_sizes(path, manifest)
+    for name in manifest.files:
+        progress(name)
+        check_hash(path, manifest, name)
+    return manifest
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest checkpoint in a run's folder of checkpoints, or None where there is none.
+
+    What an interrupted save has left under a temporary name does not count. A checkpoint that carries its final name
+    and is not whole has been damaged since, and is never passed over in silence: CheckpointError names the file.
+    """
+    found = list(checkpoints_in(folder).values())
+    if not found:
+        return None
+    check_sizes(found[-1], read_manifest(found[-1]))
+    return found[-1]
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    digest, block = hashlib.sha256(), memoryview(bytearray(HASH_BLOCK))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(block):
+            digest.update(block[:count])
+    return digest.hexdigest()
+
+
+def compare_facts(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """One line for each field that differs, nested ones by their dotted names. Empty if they agree."""
+    lines = []
+    for key in sorted(saved.keys() | wanted.keys()):
+        old, new = saved.get(key), wanted.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            lines += [f"{key}.{line}" for line in compare_facts(old, new)]
+        elif old != new:
+            lines.append(f"{key}: {_value(saved, key)} in the checkpoint, {_value(wanted, key)} wanted")
+    return lines
+
+
+def _value(facts: Mapping[str, Any], key: str) -> str:
+    return repr(facts[key]) if key in facts else "absent"

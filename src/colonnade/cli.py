@@ -1,0 +1,262 @@
+"""The command line: parse, call, and turn a user's mistake into one message.
+
+Whatever a command needs is imported inside it, so that a mistake in a configuration is reported before torch, which
+takes seconds to import, is read from disk.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from colonnade.errors import ColonnadeError, ConfigError
+
+USER_MISTAKE = 2
+
+app = typer.Typer(
+    name="colonnade",
+    help="Train large transformers by model parallelism: the same run on any layout, and proof of it.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+class CommandWithKeys(TyperCommand):
+    """A command whose --help ends with every key of the configuration."""
+
+    def get_help(self, ctx: Any) -> str:
+        from colonnade.config.reference import help_text
+
+        width = min(shutil.get_terminal_size().columns, 100) - 2
+        return f"{super().get_help(ctx)}\n\n{help_text(width)}"
+
+
+@app.callback()
+def colonnade() -> None:
+    """Train large transformers by model parallelism: the same run on any layout, and proof of it."""
+
+
+@app.command(cls=CommandWithKeys)
+def train(
+    config: Annotated[Path, typer.Argument(help="Configuration file (.toml).", show_default=False)],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Keys to replace.", metavar="SECTION.KEY=VALUE", show_default=False),
+    ] = None,
+) -> None:
+    """Train a model, or go on with a run that was stopped.
+
+    Under torchrun this process is one rank of the layout. Started alone, it starts the layout's ranks on this machine.
+    """
+    from colonnade.config.load import load
+
+    settings = load(config, overrides or [])
+    run_on_ranks(settings.parallel.num_ranks, ["train", str(config), *(overrides or [])])
+
+    from colonnade.train import loop
+
+    loop.main(settings)
+
+
+data = typer.Typer(help="Text to token files.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data, name="data")
+
+Inputs = Annotated[
+    list[Path],
+    typer.Argument(help="Text files (.txt, .jsonl; .gz, .xz, .bz2, .zst) or folders of them.", show_default=False),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an output that exists.")]
+Key = Annotated[str, typer.Option(help="The key of the text in a .jsonl line.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Checkpoint = Annotated[
+    Path, typer.Argument(help="A checkpoint, or the folder of a run (its newest one).", show_default=False)
+]
+TensorParallel = Annotated[
+    int, typer.Option(help="Tensor-parallel ranks; any number that divides heads and MLP.", min=1)
+]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Precision = Annotated[str | None, typer.Option(help="fp32, bf16 or fp64; the checkpoint's own where unset.")]
+
+
+@data.command("train-tokenizer")
+def train_tokenizer(
+    inputs: Inputs,
+    output: Annotated[Path, typer.Option(help="Where to write the tokenizer.json.", show_default=False)],
+    vocab_size: Annotated[int, typer.Option(help="Tokens, the 256 bytes and the end of document among them.")] = 32768,
+    key: Key = "text",
+    overwrite: Overwrite = False,
+) -> None:
+    """Train a byte-level BPE tokenizer."""
+    from colonnade.data import tokenize
+
+    made = tokenize.train_tokenizer(inputs, output, vocab_size, key=key, overwrite=overwrite)
+    print(f"{output}: {made.vocab_size:,} tokens.")
+
+
+@data.command("tokenize")
+def tokenize_command(
+    inputs: Inputs,
+    output: Annotated[str, typer.Option(help="Prefix of the .bin and .idx to write.", show_default=False)],
+    tokenizer: Annotated[
+        Path, typer.Option(help="A tokenizer.json, or a folder with GPT-2's files.", show_default=False)
+    ],
+    key: Key = "text",
+    workers: Annotated[int | None, typer.Option(help="Processes. Unset: one a core.", min=1)] = None,
+    append_end: Annotated[bool, typer.Option(help="Put the end-of-document token behind each document.")] = True,
+    overwrite: Overwrite = False,
+) -> None:
+    """Turn text into a token file (.bin and .idx, as Megatron-LM reads and writes them)."""
+    from colonnade.data.tokenize import tokenize_files
+    from colonnade.data.tokenizer import Tokenizer
+
+    report = tokenize_files(
+        inputs, output, Tokenizer.load(tokenizer), key=key, workers=workers, append_end=append_end, overwrite=overwrite
+    )
+    print(report.summary())
+
+
+@data.command("inspect")
+def inspect_command(
+    prefix: Annotated[str, typer.Argument(help="Prefix that the .bin and .idx share.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Tell what a token file holds."""
+    from colonnade.data.inspect import inspect
+
+    found = inspect(prefix)
+    if as_json:
+        print(json.dumps(found))
+    else:
+        print("\n".join(f"{name.replace('_', ' '):24} {value}" for name, value in found.items() if value is not None))
+
+
+@app.command()
+def generate(
+    checkpoint: Checkpoint,
+    prompt: Annotated[
+        list[str], typer.Option(help="Text to go on from; give several for several.", show_default=False)
+    ],
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to add, at most.", min=1)] = 100,
+    temperature: Annotated[float, typer.Option(help="0: always the likeliest token; 1: as the model says.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(help="Choose among the k likeliest tokens only.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Choose among the likeliest tokens that make up p in all.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Another seed gives another text.")] = 1234,
+    tp: TensorParallel = 1,
+    device: Device = "auto",
+    precision: Precision = None,
+) -> None:
+    """Write on from a prompt, token by token."""
+    run_on_ranks(tp, sys.argv[1:])
+
+    from colonnade.train import trained
+
+    with trained.opened(checkpoint, tp=tp, device=device, precision=precision) as (model, mesh):
+        trained.write_on(
+            model,
+            mesh,
+            prompt,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+        )
+
+
+@app.command()
+def evaluate(
+    checkpoint: Checkpoint,
+    task: Annotated[str, typer.Argument(help="perplexity", show_default=False)],
+    data: Annotated[
+        str, typer.Option(help="Token file prefix, or text (.txt, .jsonl, compressed or not).", show_default=False)
+    ],
+    stride: Annotated[
+        int | None, typer.Option(help="Tokens that the window moves; only these are scored. Unset: a whole window.")
+    ] = None,
+    tp: TensorParallel = 1,
+    device: Device = "auto",
+    precision: Precision = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a checkpoint on a text: perplexity and bits per byte."""
+    if task != "perplexity":
+        raise ConfigError(f"there is no task {task!r}. Use perplexity.")
+    run_on_ranks(tp, sys.argv[1:])
+
+    from colonnade.train import trained
+
+    with trained.opened(checkpoint, tp=tp, device=device, precision=precision) as (model, mesh):
+        trained.measure(model, mesh, data, stride=stride, as_json=as_json)
+
+
+@app.command()
+def verify(
+    config: Annotated[Path, typer.Argument(help="Configuration file (.toml).", show_default=False)],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Keys to replace.", metavar="SECTION.KEY=VALUE", show_default=False),
+    ] = None,
+    layout: Annotated[
+        list[str] | None, typer.Option(help="Layout to hold against the serial run, like tp=2 or tp=2,dp=2; several.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Optimizer steps to compare.", min=1)] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Run this configuration serially and under other layouts in float64, and compare losses, gradients and weights."""
+    from colonnade.train import verify as verification
+
+    if not verification.verify(config, overrides or [], layout or ["tp=2", "dp=2"], steps=steps, as_json=as_json):
+        raise typer.Exit(1)
+
+
+@app.command(hidden=True)
+def trace(
+    config: Path,
+    overrides: list[str],
+    output: Annotated[Path, typer.Option()],
+    steps: Annotated[int, typer.Option()],
+) -> None:
+    """One layout's part of `verify`: a few steps in float64, every number written down."""
+    from colonnade.config.load import load
+    from colonnade.train import verify as verification
+
+    settings = load(config, overrides)
+    run_on_ranks(settings.parallel.num_ranks, sys.argv[1:])
+    verification.trace(settings, output, steps)
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where to write.")] = Path("runs/demo"),
+) -> None:
+    """Train, evaluate, sample, resume and verify a small model-parallel GPT on bundled text, in minutes on two
+    cores.
+    """
+    from colonnade import demo as demonstration
+
+    demonstration.main(folder)
+
+
+def run_on_ranks(num_ranks: int, arguments: list[str]) -> None:
+    """Returns where this process is a rank or the only one. Else runs `colonnade arguments` on local ranks; exits."""
+    from colonnade.mesh import launch
+
+    if num_ranks > 1 and not launch.is_rank():
+        raise typer.Exit(launch.run_ranks(num_ranks, [sys.executable, "-m", "colonnade", *arguments]))
+
+
+def main() -> None:
+    """Runs the command line. A user's mistake is one message on standard error and exit status 2."""
+    try:
+        app()
+    except ColonnadeError as error:
+        print(f"colonnade: {error}", file=sys.stderr)
+        sys.exit(USER_MISTAKE)

@@ -1,0 +1,194 @@
+"""Values that are fine alone and impossible together. Pure: a configuration in, problems out.
+
+A check declares the keys that it reads. Where one of them already has a problem of its own (`load.py`), the check is
+left out: its answer would only repeat or confuse.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
+
+from colonnade.config.schema import Config, parse_split
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong: what to tell the user, and the keys (`section.key`) whose values it makes uncertain."""
+
+    message: str
+    keys: tuple[str, ...]
+
+
+class Check(NamedTuple):
+    """A question to a configuration: the keys it reads, and a function that yields a message for each thing wrong."""
+
+    keys: tuple[str, ...]
+    messages: Callable[[Config], Iterator[str]]
+
+
+def check(config: Config, uncertain: Collection[str] = ()) -> list[Problem]:
+    """All checks that read none of the `uncertain` keys."""
+    settled = [each for each in CHECKS if not set(each.keys) & set(uncertain)]
+    return [Problem(message, each.keys) for each in settled for message in each.messages(config)]
+
+
+def one_stage(config: Config) -> Iterator[str]:
+    if config.parallel.pp != 1:
+        yield (
+            f"parallel.pp = {config.parallel.pp} asks for pipeline parallelism, which is not part of this version: "
+            "every rank holds a piece of all layers. Use 1, and cut the model by parallel.tp."
+        )
+
+
+def hidden_cut_in_heads(config: Config) -> Iterator[str]:
+    hidden_size, num_heads = config.model.hidden_size, config.model.num_heads
+    if hidden_size % num_heads:
+        below, above = multiples_around(hidden_size, num_heads)
+        yield (
+            f"model.num_heads = {num_heads} does not divide model.hidden_size = {hidden_size}: all heads have the same "
+            f"width. Use a hidden_size of {either(below, above)}, or a num_heads of "
+            f"{one_of(nearest_divisors(hidden_size, num_heads))}."
+        )
+
+
+def heads_cut_by_tp(config: Config) -> Iterator[str]:
+    tp, num_heads = config.parallel.tp, config.model.num_heads
+    if num_heads % tp:
+        yield (
+            f"parallel.tp = {tp} does not divide model.num_heads = {num_heads}: each tensor-parallel rank needs whole "
+            f"heads. Use {one_of(possible_tp(config))}."
+        )
+
+
+def ffn_cut_by_tp(config: Config) -> Iterator[str]:
+    tp, ffn = config.parallel.tp, config.model.ffn
+    if ffn % tp:
+        source = " (4 × hidden_size)" if config.model.ffn_hidden_size is None else ""
+        yield (
+            f"parallel.tp = {tp} does not divide model.ffn_hidden_size = {ffn}{source}: each tensor-parallel rank "
+            f"needs the same number of the MLP's columns. Use {one_of(possible_tp(config))}."
+        )
+
+
+def batch_cut_by_ranks(config: Config) -> Iterator[str]:
+    total, micro, dp = config.train.global_batch_size, config.train.micro_batch_size, config.parallel.dp
+    if total % (micro * dp):
+        below, above = multiples_around(total, micro * dp)
+        yield (
+            f"train.global_batch_size = {total} is not divisible by train.micro_batch_size × parallel.dp = {micro} × "
+            f"{dp} = {micro * dp}: each data-parallel rank computes whole micro-batches. "
+            f"Use a global_batch_size of {either(below, above)}."
+        )
+
+
+def floor_below_peak(config: Config) -> Iterator[str]:
+    floor, peak = config.optim.min_learning_rate, config.optim.learning_rate
+    if floor > peak:
+        yield (
+            f"optim.min_learning_rate = {floor} is above optim.learning_rate = {peak}: the decay goes down. "
+            f"Use at most {peak}."
+        )
+
+
+def warmup_before_decay_end(config: Config) -> Iterator[str]:
+    warmup, end = config.optim.warmup_steps, config.optim.decay_end(config.train.steps)
+    if warmup > end:
+        name = "train.steps" if config.optim.decay_steps is None else "optim.decay_steps"
+        yield (
+            f"optim.warmup_steps = {warmup} is more than {name} = {end}, where the decay ends: the learning rate would "
+            f"never get to its highest value. Use at most {end}."
+        )
+
+
+def epochs_where_read(config: Config) -> Iterator[str]:
+    order, epochs = config.data.order, config.data.epochs
+    if order == "all_epochs" and epochs is None:
+        yield (
+            'data.order = "all_epochs" shuffles the samples of all epochs as one, but data.epochs is not set. '
+            'Set data.epochs, or use data.order = "epoch".'
+        )
+    if order == "epoch" and epochs is not None:
+        yield (
+            f'data.epochs = {epochs} has no effect with data.order = "epoch": there train.steps alone ends the run. '
+            'Leave it out, or use data.order = "all_epochs".'
+        )
+
+
+def training_data_named(config: Config) -> Iterator[str]:
+    if config.data.train is None:
+        yield (
+            "data.train is not set: there is nothing to train on. "
+            "Set it to the prefix that the .bin and .idx of a token file share."
+        )
+
+
+def split_readable(config: Config) -> Iterator[str]:
+    try:
+        parse_split(config.data.split)
+    except ValueError:
+        yield (
+            f'data.split = "{config.data.split}" is not a list of shares: two or three numbers with colons between, '
+            'none negative and the first above 0, for train:validation:test. Use for instance "29:1:0".'
+        )
+
+
+def validation_part_exists(config: Config) -> Iterator[str]:
+    every, data = config.train.evaluate_every, config.data
+    try:
+        share = parse_split(data.split)[1]
+    except ValueError:
+        return
+    if every and not share and data.validation is None:
+        yield (
+            f"train.evaluate_every = {every} asks for evaluations, but data.validation is not set and data.split = "
+            f'"{data.split}" leaves no validation part. Set data.validation, use a split like "29:1:0", or '
+            "evaluate_every = 0."
+        )
+
+
+CHECKS: tuple[Check, ...] = (
+    Check(("parallel.pp",), one_stage),
+    Check(("model.hidden_size", "model.num_heads"), hidden_cut_in_heads),
+    Check(("parallel.tp", "model.num_heads"), heads_cut_by_tp),
+    Check(("parallel.tp", "model.hidden_size", "model.ffn_hidden_size"), ffn_cut_by_tp),
+    Check(("train.global_batch_size", "train.micro_batch_size", "parallel.dp"), batch_cut_by_ranks),
+    Check(("optim.learning_rate", "optim.min_learning_rate"), floor_below_peak),
+    Check(("optim.warmup_steps", "optim.decay_steps", "train.steps"), warmup_before_decay_end),
+    Check(("data.order", "data.epochs"), epochs_where_read),
+    Check(("data.train",), training_data_named),
+    Check(("data.split",), split_readable),
+    Check(("train.evaluate_every", "data.split", "data.validation"), validation_part_exists),
+)
+
+
+def possible_tp(config: Config) -> list[int]:
+    """Every tp that cuts both the heads and the MLP evenly."""
+    return divisors(math.gcd(config.model.num_heads, config.model.ffn))
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors of a number >= 1, rising."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def nearest_divisors(number: int, wish: int) -> list[int]:
+    """The divisors of `number` next to `wish`, from below and above."""
+    below = [d for d in divisors(number) if d <= wish][-1:]
+    above = [d for d in divisors(number) if d > wish][:1]
+    return below + above
+
+
+def multiples_around(number: int, base: int) -> tuple[int, int]:
+    """The multiples of `base` below and above a `number` that is none; the lower one may be 0."""
+    return number // base * base, (number // base + 1) * base
+
+
+def either(below: int, above: int) -> str:
+    """'16 or 24', and '24' where the lower one is 0."""
+    return f"{below} or {above}" if below else f"{above}"
+
+
+def one_of(values: list[int]) -> str:
+    """'1', '1 or 2', '1, 2 or 4'."""
+    *others, last = (str(value) for value in values)
+    return f"{', '.join(others)} or {last}" if others else last

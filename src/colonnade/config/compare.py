@@ -1,0 +1,45 @@
+"""Two configurations of one run folder: what differs, and whether the run may go on."""
+
+from colonnade.config.describe import all_keys, as_toml
+from colonnade.config.schema import Config
+
+# A preset is only a name for its values, which are compared themselves.
+NOT_COMPARED = frozenset({"model.preset"})
+
+# The same run goes on after these are changed: they say how long, where, how fast and how talkative. Steps computed so
+# far stay as they were. All other keys change what the run computes, so that its past would be another run's.
+MAY_CHANGE = frozenset(
+    {
+        "train.steps",
+        "train.micro_batch_size",
+        "train.log_every",
+        "train.evaluate_every",
+        "train.evaluate_samples",
+        "train.threads",
+        "train.device",
+    }
+)
+MAY_CHANGE_SECTIONS = frozenset({"parallel", "checkpoint", "run"})
+
+
+def may_change_on_resume(key: str) -> bool:
+    """Whether a run may go on with another value of `section.key`."""
+    return key in MAY_CHANGE or key.split(".")[0] in MAY_CHANGE_SECTIONS
+
+
+def difference(before: Config, after: Config, *, only_what_forbids_resume: bool = False) -> list[str]:
+    """A line for each key that differs, 'train.steps: 100 -> 200'; all of them, or those that make it another run."""
+    lines = {key: (value_at(before, key), value_at(after, key)) for key in all_keys() if key not in NOT_COMPARED}
+    return [
+        f"{key}: {as_toml(old)} -> {as_toml(new)}"
+        for key, (old, new) in lines.items()
+        if old != new and not (only_what_forbids_resume and may_change_on_resume(key))
+    ]
+
+
+def value_at(config: Config, key: str) -> object:
+    """The value of `section.key`; where it is unset and computed from others, the computed value."""
+    section, name = key.split(".")
+    if key == "model.ffn_hidden_size":
+        return config.model.ffn
+    return getattr(getattr(config, section), name)

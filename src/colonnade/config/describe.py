@@ -1,0 +1,116 @@
+"""The schema, read as a list of keys: what the messages about values and the reference page are made from."""
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from types import MappingProxyType, NoneType
+from typing import Annotated, Any, Literal, NamedTuple, cast, get_args, get_origin
+
+from annotated_types import Ge, Gt, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from colonnade.config.presets import PRESETS
+from colonnade.config.schema import Config
+
+
+class Key(NamedTuple):
+    """One key of the configuration."""
+
+    name: str  # section.key
+    type: type[int] | type[float] | type[str] | type[bool]
+    choices: tuple[str, ...]  # empty: any value of the type
+    limits: tuple[str, ...]  # in words: "of at least 1"
+    required: bool
+    default: Any
+    unit: str  # empty: none
+    meaning: str
+
+
+def sections() -> dict[str, type[BaseModel]]:
+    """The sections of a configuration and their classes, in the schema's order."""
+    return {name: cast(type[BaseModel], field.annotation) for name, field in Config.model_fields.items()}
+
+
+@cache
+def all_keys() -> Mapping[str, Key]:
+    """Every key by its full name, in the schema's order."""
+    fields = {
+        f"{name}.{key}": field for name, section in sections().items() for key, field in section.model_fields.items()
+    }
+    return MappingProxyType({name: key_of(name, field) for name, field in fields.items()})
+
+
+def key_of(name: str, field: FieldInfo) -> Key:
+    """What the schema says about one field. Its documentation is '[unit] meaning' or 'meaning'."""
+    parts = list(parts_of(field.annotation)) + field.metadata
+    choices = tuple(part for part in parts if isinstance(part, str))
+    types = [part for part in parts if part in (bool, int, float, str)]
+    description = " ".join((field.description or "").split())
+    unit, _, meaning = description[1:].partition("] ") if description.startswith("[") else ("", "", description)
+    return Key(
+        name=name,
+        type=types[0] if types else str,
+        choices=tuple(PRESETS) if name == "model.preset" else choices,
+        limits=tuple(limit_in_words(part) for part in parts if isinstance(part, Ge | Gt | Lt)),
+        required=field.is_required(),
+        default=field.default,
+        unit=unit,
+        meaning=meaning,
+    )
+
+
+def parts_of(annotation: object) -> Iterator[Any]:
+    """The types, literal values and limits of an annotation: Annotated[int, Ge(1)] | None -> int, Ge(1)."""
+    origin = get_origin(annotation)
+    if origin is None:
+        yield from () if annotation is NoneType else (annotation,)
+    elif origin is Literal:
+        yield from get_args(annotation)
+    elif origin is Annotated:
+        inner, *limits = get_args(annotation)
+        yield from parts_of(inner)
+        yield from limits
+    else:
+        for part in get_args(annotation):
+            yield from parts_of(part)
+
+
+def expectation(key: Key) -> str:
+    """What a key accepts: 'a whole number of at least 1', '"fp32", "bf16" or "fp64"'."""
+    if key.choices:
+        *others, last = (f'"{choice}"' for choice in key.choices)
+        return f"{', '.join(others)} or {last}" if others else last
+    if key.type is str:
+        return "text in quotes"
+    if key.type is bool:
+        return "true or false"
+    return " ".join(["a whole number" if key.type is int else "a number", " and ".join(key.limits)]).rstrip()
+
+
+def limit_in_words(limit: Ge | Gt | Lt) -> str:
+    if isinstance(limit, Ge):
+        return f"of at least {limit.ge}"
+    return f"above {limit.gt}" if isinstance(limit, Gt) else f"below {limit.lt}"
+
+
+def kind_of(value: object, key: Key) -> str:
+    """What a value of the wrong kind, or out of range, is: 'text', 'a list', 'out of range'."""
+    if isinstance(value, bool):
+        return "a truth value"
+    if isinstance(value, str):
+        return "text" if value else "empty"
+    if type(value) is key.type or (isinstance(value, int) and key.type is float):
+        return "out of range"
+    return {int: "a number", float: "a number with a decimal point or exponent", list: "a list", dict: "a section"}.get(
+        type(value), "a date or time"
+    )
+
+
+def as_toml(value: object) -> str:
+    """A value as it stands in a TOML file. None, which TOML does not have, is '(unset)'."""
+    if value is None:
+        return "(unset)"
+    if isinstance(value, str | bool | int | list):
+        return json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007f")
+    return str(value)

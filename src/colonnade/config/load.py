@@ -1,0 +1,124 @@
+"""A configuration from its file and the command line, and back to TOML.
+
+    TOML ─┐
+          ├─▶ sort_keys ─▶ schema ─▶ check ─▶ Config       problems of all three in one ConfigError
+    a.b=c ┘
+
+Only a file that is no TOML at all is reported alone. A value on the command line replaces the file's; both are
+stronger than the preset's, which is stronger than the schema's default.
+"""
+
+import tomllib
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from colonnade.config.check import Problem, check
+from colonnade.config.describe import as_toml, sections
+from colonnade.config.presets import with_preset
+from colonnade.config.problems import meant_by, sort_keys, values_refused
+from colonnade.config.schema import Config
+from colonnade.errors import ConfigError
+
+Content = dict[str, Any]
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """The configuration in a TOML file, with `section.key=value` overrides. Raises ConfigError with every problem."""
+    content = read(path)
+    problems = [problem for override in overrides for problem in apply_(content, override)]
+    return build(content, problems, source=str(path))
+
+
+def loads(text: str, *, source: str = "configuration") -> Config:
+    """The configuration in TOML text, checked like a file's; `source` names it in messages."""
+    return build(parse(text, source), [], source=source)
+
+
+def to_toml(config: Config) -> str:
+    """Every key that has a value, as TOML that loads to an equal configuration."""
+    content = config.model_dump(exclude_none=True)
+    blocks = [
+        "\n".join([f"[{name}]", *(f"{k} = {as_toml(v)}" for k, v in keys.items())]) for name, keys in content.items()
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def read(path: Path) -> Content:
+    """The content of a TOML file. Raises ConfigError where there is none to be had."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not a text file in UTF-8 ({error}). Save it as UTF-8.") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}. Name a configuration file (.toml).") from error
+    return parse(text, str(path))
+
+
+def parse(text: str, source: str) -> Content:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"{source} is not TOML: {error}. A line is [section], key = value or # comment; text stands in quotes."
+        ) from error
+
+
+def apply_(content: Content, override: str) -> list[Problem]:
+    """Puts one `section.key=value` into the content, in place. Gives a problem back where it has another form."""
+    name, equals, value = override.partition("=")
+    section, dot, key = name.strip().partition(".")
+    if not (equals and dot and section and key and "." not in key):
+        meant = meant_by(key, section) if key else meant_by(section)
+        example = f"{meant[0] if meant else 'train.steps'}={value.strip() or '…'}"
+        return [
+            Problem(f"{override!r} is not of the form section.key=value. Write for instance {example}", tuple(meant))
+        ]
+    there = content.setdefault(section, {})
+    if isinstance(there, dict):
+        there[key] = value_of(value.strip())
+    return []
+
+
+def value_of(text: str) -> Any:
+    """The value that TOML reads in the text; the text itself where TOML reads none (a path without quotes)."""
+    try:
+        content = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return content["value"] if len(content) == 1 else text
+
+
+def build(content: Content, problems: list[Problem], *, source: str) -> Config:
+    """The Config of a file's content. Raises ConfigError with the problems so far and all others."""
+    known, of_keys = sort_keys(content)
+    problems = problems + of_keys
+    try:
+        config = Config.model_validate(known)
+    except ValidationError as error:
+        problems += values_refused(error)
+        config = without(known, {name for problem in problems for name in problem.keys})
+    problems += check(config, {name for problem in problems for name in problem.keys})
+    if problems:
+        raise ConfigError(listed(problems, source))
+    return config
+
+
+def without(known: Content, uncertain: Collection[str]) -> Config:
+    """A Config of the sound values alone, unchecked: good only for checks that read none of the uncertain keys."""
+    values = {
+        section: {key: value for key, value in known.get(section, {}).items() if f"{section}.{key}" not in uncertain}
+        for section in sections()
+    }
+    values["model"] = with_preset(values["model"])
+    parts: Content = {name: section.model_construct(**values[name]) for name, section in sections().items()}
+    return Config.model_construct(**parts)
+
+
+def listed(problems: Sequence[Problem], source: str) -> str:
+    """One message for all problems; those of unknown keys first, as they may explain the others."""
+    messages = list(dict.fromkeys(problem.message for problem in problems))
+    count = "1 problem" if len(messages) == 1 else f"{len(messages)} problems"
+    return "\n".join([f"{source}: {count}", *(f"  - {message}" for message in messages)])

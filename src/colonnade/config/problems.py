@@ -1,0 +1,199 @@
+"""What a configuration file may get wrong, key by key, in words: unknown, misplaced, missing, mistyped, out of range.
+
+{"train": {"step": 10}, "optim": {"num_layers": "2"}}
+  -> train.step is not a key: did you mean train.steps?
+  -> optim.num_layers: num_layers belongs to [model]. …
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any, NamedTuple, cast
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from colonnade.config.check import Problem
+from colonnade.config.describe import Key, all_keys, as_toml, expectation, kind_of
+from colonnade.config.presets import PRESETS
+from colonnade.config.schema import Config
+
+# What other programs, or other versions, call the same thing.
+ALSO_CALLED: Mapping[str, str] = MappingProxyType(
+    {
+        "lr": "optim.learning_rate",
+        "max_lr": "optim.learning_rate",
+        "min_lr": "optim.min_learning_rate",
+        "warmup": "optim.warmup_steps",
+        "eps": "optim.epsilon",
+        "wd": "optim.weight_decay",
+        "batch_size": "train.global_batch_size",
+        "max_steps": "train.steps",
+        "train_iters": "train.steps",
+        "dtype": "train.precision",
+        "grad_clip": "train.gradient_clip",
+        "clip_grad": "train.gradient_clip",
+        "n_layer": "model.num_layers",
+        "n_head": "model.num_heads",
+        "n_embd": "model.hidden_size",
+        "hidden_dropout": "model.dropout",
+        "tensor_model_parallel_size": "parallel.tp",
+        "pipeline_model_parallel_size": "parallel.pp",
+        "output": "run.folder",
+        "save_interval": "checkpoint.every",
+    }
+)
+
+# Values that one might rightly look for, and why they are not here.
+WHY_NOT: Mapping[tuple[str, str], str] = MappingProxyType(
+    {
+        ("train.precision", "fp16"): (
+            "fp16 overflows above 65,504 and needs loss scaling, which is not part of this version; "
+            "bf16 has the range of fp32 at the same speed"
+        ),
+        ("model.position", "rope"): "rotary positions are not part of this version",
+        ("model.position", "alibi"): "ALiBi is not part of this version",
+        ("model.norm", "rmsnorm"): "RMSNorm is not part of this version",
+        ("model.norm_position", "post"): "the paper's own finding is that post-normalisation degrades large models",
+        ("optim.name", "lamb"): "LAMB is not part of this version",
+    }
+)
+
+
+class Sorted(NamedTuple):
+    """A file's content, the known keys apart from the problems with the others."""
+
+    known: dict[str, dict[str, Any]]
+    problems: list[Problem]
+
+
+def sort_keys(content: Mapping[str, Any]) -> Sorted:
+    """Sections and keys that exist, as they were written; a problem for each that does not."""
+    known: dict[str, dict[str, Any]] = {}
+    problems: list[Problem] = []
+    for section, values in content.items():
+        if section not in Config.model_fields:
+            problems += unknown_section(section, values)
+        elif not isinstance(values, dict):
+            problems.append(not_a_section(section, values))
+        else:
+            known[section] = {key: value for key, value in values.items() if f"{section}.{key}" in all_keys()}
+            problems += [unknown_key(section, key) for key in values if f"{section}.{key}" not in all_keys()]
+    return Sorted(known, problems)
+
+
+def not_a_section(section: str, value: object) -> Problem:
+    message = f"{section} = {as_toml(value)} gives a value to a section. Write [{section}] and its keys under it."
+    return Problem(message, tuple(key for key in all_keys() if key.startswith(f"{section}.")))
+
+
+def unknown_section(section: str, values: object) -> Iterator[Problem]:
+    """A section that does not exist, or a key that stands before the first section."""
+    if not isinstance(values, dict):
+        meant = meant_by(section)
+        where = f" Write it as {' or '.join(meant)}." if meant else sections_there_are()
+        yield Problem(f"{section} = {as_toml(values)} stands outside of any section.{where}", tuple(meant))
+        return
+    close = get_close_matches(section, Config.model_fields, n=1)
+    guess = f" Did you mean [{close[0]}]?" if close else sections_there_are()
+    yield Problem(f"[{section}] is not a section.{guess}", tuple(f"{close[0]}.{key}" for key in values if close))
+
+
+def sections_there_are() -> str:
+    return f" The sections are {', '.join(f'[{name}]' for name in Config.model_fields)}."
+
+
+def unknown_key(section: str, key: str) -> Problem:
+    """A key that its section does not have: misplaced, misspelled, another program's word, or nonsense."""
+    meant = meant_by(key, section)
+    elsewhere = [name for name in meant if name.split(".")[1] == key]
+    if elsewhere:
+        sections = " and ".join(f"[{name.split('.')[0]}]" for name in elsewhere)
+        message = f"{section}.{key}: {key} belongs to {sections}. Write it as {' or '.join(elsewhere)}."
+    elif meant:
+        message = f"{section}.{key} is not a key: did you mean {' or '.join(meant)}?"
+    else:
+        there = ", ".join(name.split(".")[1] for name in all_keys() if name.startswith(f"{section}."))
+        message = f"{section}.{key} is not a key. [{section}] has {there}."
+    return Problem(message, tuple(meant))
+
+
+def meant_by(key: str, section: str = "") -> list[str]:
+    """Full names of the keys that `key` may stand for: the same word elsewhere, a known synonym, the most alike."""
+    keys = all_keys()
+    same = [name for name in keys if name.split(".")[1] == key]
+    if same or key in ALSO_CALLED:
+        return same or [ALSO_CALLED[key]]
+    own = [name.split(".")[1] for name in keys if name.startswith(f"{section}.")]
+    close = get_close_matches(key, own, n=1)
+    if close:
+        return [f"{section}.{close[0]}"]
+    close = get_close_matches(key, [name.split(".")[1] for name in keys], n=1, cutoff=0.8)
+    return [name for name in keys if close and name.split(".")[1] == close[0]]
+
+
+def values_refused(error: ValidationError) -> list[Problem]:
+    """One problem for each value that the schema refuses, and for each key that is missing."""
+    return [problem for details in error.errors(include_url=False) for problem in value_refused(details)]
+
+
+def value_refused(details: ErrorDetails) -> Iterator[Problem]:
+    name = ".".join(str(part) for part in details["loc"][:2])
+    if details["type"] == "missing":
+        yield from missing(name)
+        return
+    key, value = all_keys()[name], details["input"]
+    uncertain = (name, *(f"model.{each}" for each in PRESETS["gpt2-124m"])) if name == "model.preset" else (name,)
+    yield Problem(f"{name} = {as_toml(value)} {why_not(key, value)}{remedy(key, value)}", uncertain)
+
+
+def missing(name: str) -> Iterator[Problem]:
+    """A required key, or all required keys of a section that is not there."""
+    for full, key in all_keys().items():
+        if key.required and (full == name or full.startswith(f"{name}.")):
+            yield Problem(f"{full} is not set, and has no default: it needs {expectation(key)}.", (full,))
+
+
+def why_not(key: Key, value: object) -> str:
+    """'is text, where a whole number of at least 1 is expected.'"""
+    reason = WHY_NOT.get((key.name, value)) if isinstance(value, str) else None
+    if reason:
+        return f"is not possible: {reason}."
+    if key.choices and isinstance(value, str):
+        return "is not one of the choices."
+    return f"is {kind_of(value, key)}, where {expectation(key)} is expected."
+
+
+def remedy(key: Key, value: object) -> str:
+    """What to write instead, where that can be guessed; else the choices; else nothing."""
+    if key.choices and isinstance(value, str):
+        close = [] if (key.name, value) in WHY_NOT else get_close_matches(value.lower(), key.choices, n=1)
+        choices = f" Use {expectation(key)}."
+        return f' Did you mean "{close[0]}"?{choices}' if close else choices
+    better = number_meant(key, value)
+    return "" if better is None else f" Write {key.name} = {better}"
+
+
+def number_meant(key: Key, value: object) -> str | None:
+    """TOML for the number, or the truth value, that a value of the wrong type spells."""
+    if isinstance(value, str) and key.type is bool and value.lower() in ("true", "false"):
+        return f"{value.lower()}, without quotes and in small letters."
+    if key.type not in (int, float) or isinstance(value, bool) or type(value) is key.type:
+        return None
+    number = number_in(value)
+    if number is None or (key.type is int and number != int(number)):
+        return None
+    quotes = ", without quotes." if isinstance(value, str) else "."
+    return f"{json.dumps(int(number) if key.type is int else number)}{quotes}"
+
+
+def number_in(value: object) -> float | None:
+    """The finite number that a float is, or that text spells: 1000.0, '1e-4', '.5'."""
+    if not isinstance(value, str | float):
+        return None
+    try:
+        number = float(cast(str, value))
+    except ValueError:
+        return None
+    return number if abs(number) < float("inf") else None

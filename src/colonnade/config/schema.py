@@ -1,0 +1,256 @@
+"""Every key of a configuration: its type, its one default, its range and its meaning.
+
+    Config ── model · parallel · data · train · optim · checkpoint · run      (the sections of the TOML file)
+
+The text under a field is its documentation: `colonnade train --help` and docs/reference/config.md are made from
+it. It starts with the unit in brackets where the value has one. Sections are frozen and strict: an unknown key, or
+text where a number belongs, is an error. What follows from the values (head_dim, num_ranks, …) is a property or a
+function, never a key. Whether values go together is decided in `check.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Lt, MinLen
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+
+from colonnade.config.presets import PRESETS, with_preset
+
+Count = Annotated[int, Ge(1)]
+CountOrZero = Annotated[int, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+NotNegative = Annotated[float, Ge(0)]
+Fraction = Annotated[float, Ge(0), Lt(1)]
+Text = Annotated[str, MinLen(1)]
+
+
+class Section(BaseModel):
+    """What all sections share: frozen, strict, no unknown keys, no infinities."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class ModelConfig(Section):
+    """The transformer: its shape, and what its layers are made of."""
+
+    kind: Literal["gpt"] = "gpt"
+    """The model: gpt is a left-to-right language model."""
+    preset: Text | None = None
+    """A published model's shape, by name. Keys of [model] that are written beside it are stronger than the preset's."""
+    num_layers: Count = 12
+    """[layers] Transformer layers. Parameters, memory and time grow in proportion."""
+    hidden_size: Count = 768
+    """[features] Width of the residual stream. Parameters and time grow with its square."""
+    num_heads: Count = 12
+    """[heads] Attention heads of a layer. Divides hidden_size, and parallel.tp divides it."""
+    ffn_hidden_size: Count | None = None
+    """[features] Inner width of the MLP. Unset: 4 × hidden_size. parallel.tp divides it."""
+    seq_length: Count = 1024
+    """[tokens] Length of a training sample, and the number of learned positions: the longest text that fits."""
+    vocab_size: Count | None = None
+    """[tokens] Rows of the vocabulary, without any padding. Unset: the tokenizer's."""
+    dropout: Fraction = 0.1
+    """[probability] Dropout after the embedding and before each residual addition. 0 is faster, and right where no
+    text is read twice."""
+    attention_dropout: Fraction = 0.1
+    """[probability] Dropout of the attention weights. 0 is faster."""
+    position: Literal["learned"] = "learned"
+    """How positions enter: learned is one trained vector for each of seq_length positions."""
+    norm: Literal["layernorm"] = "layernorm"
+    """The normalisation layer."""
+    norm_epsilon: Positive = 1e-5
+    """[variance] Added to the variance in each normalisation, so that no division is by zero."""
+    activation: Literal["gelu", "gelu_tanh"] = "gelu"
+    """The MLP's non-linearity: gelu is exact; gelu_tanh is the approximation that GPT-2's published weights use."""
+    norm_position: Literal["pre"] = "pre"
+    """Where the normalisation stands: pre is before attention and MLP, with the residual around both."""
+    tie_embeddings: bool = True
+    """Use the token embedding as the output layer too. false adds vocab_size × hidden_size parameters."""
+    init_std: Positive = 0.02
+    """[standard deviation] Initial weights are normal with this width; those that write to the residual stream have it
+    divided by √(2 × num_layers)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def fill_from_preset(cls, given: Any) -> Any:
+        return with_preset(given) if isinstance(given, dict) else given
+
+    @field_validator("preset")
+    @classmethod
+    def preset_is_known(cls, preset: str | None) -> str | None:
+        if preset is not None and preset not in PRESETS:
+            raise ValueError(f"there is no preset {preset!r}")
+        return preset
+
+    @property
+    def ffn(self) -> int:
+        """Inner width of the MLP: ffn_hidden_size, or 4 × hidden_size."""
+        return 4 * self.hidden_size if self.ffn_hidden_size is None else self.ffn_hidden_size
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_heads
+
+
+class ParallelConfig(Section):
+    """The layout: how many ranks, and what each of them holds. No layout changes the run's result."""
+
+    tp: Count = 1
+    """[ranks] Tensor parallelism: every layer is cut in tp parts. Divides weights and their optimizer state by tp, at
+    two all-reduces forward and two backward a layer: keep tp inside one machine."""
+    pp: Count = 1
+    """[ranks] Pipeline parallelism: the layers in pp stages. Must be 1 in this version."""
+    dp: Count = 1
+    """[ranks] Data parallelism: dp copies of the model share each global batch, and sum gradients once a step."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks in all: tp × pp × dp."""
+        return self.tp * self.pp * self.dp
+
+
+class DataConfig(Section):
+    """Token files, named by the prefix that their .bin and .idx share, relative to the current folder."""
+
+    train: Text | None = None
+    """Token file to train on. Needed by `train`; `colonnade data tokenize` makes one."""
+    validation: Text | None = None
+    """Token file for the evaluations during training. Unset: the second part of data.train, cut off by data.split."""
+    test: Text | None = None
+    """Token file kept aside: not read in training. Unset: the third part of data.train, cut off by data.split."""
+    tokenizer: Text | None = None
+    """Tokenizer that made the token files: a tokenizer.json, or a folder with GPT-2's encoder.json and vocab.bpe (or
+    vocab.json and merges.txt). It is kept in every checkpoint, so that generating needs no other file."""
+    split: Text = "29:1:0"
+    """[proportions] Shares of data.train's documents for train:validation or train:validation:test. A part that has a
+    token file of its own takes no share."""
+    order: Literal["epoch", "all_epochs"] = "epoch"
+    """The order of samples: epoch shuffles each epoch afresh, so that a longer run keeps its past; all_epochs shuffles
+    the samples of data.epochs epochs as one."""
+    epochs: Count | None = None
+    """[epochs] Length of order = "all_epochs", which needs it; unset otherwise. The run ends at train.steps, or when
+    these samples are used up."""
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """The parts of data.train for (train, validation, test), 0 for a part with a token file of its own."""
+        train, validation, test = parse_split(self.split)
+        return train, 0.0 if self.validation else validation, 0.0 if self.test else test
+
+
+class TrainConfig(Section):
+    """The length of the run, its batches, its number format and what it reports."""
+
+    seed: CountOrZero = 1234
+    """[number] The source of all randomness: initial weights, the order of samples, dropout."""
+    steps: Count
+    """[steps] Optimizer steps of the whole run, counted from its first start."""
+    global_batch_size: Count
+    """[samples] Samples of one optimizer step over all ranks. Divisible by micro_batch_size × parallel.dp."""
+    micro_batch_size: Count
+    """[samples] Samples that one rank computes at once. Changes memory and speed, never the result."""
+    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
+    """Number format of the computation. bf16 keeps weights, gradient sums and optimizer state in fp32; fp64 is for
+    comparing layouts."""
+    gradient_clip: NotNegative = 1.0
+    """[gradient norm] Gradients with a larger global norm are scaled down to it. 0: off."""
+    log_every: Count = 10
+    """[steps] Steps between progress lines. metrics.jsonl has every step."""
+    evaluate_every: CountOrZero = 0
+    """[steps] Steps between evaluations on the validation part. 0: never."""
+    evaluate_samples: Count = 256
+    """[samples] At most this many validation samples are read in an evaluation, always the same ones."""
+    threads: CountOrZero = 0
+    """[threads] CPU threads of a rank. 0: the machine's cores, shared evenly by its ranks."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute. auto: cuda where there is a GPU for each rank, else cpu."""
+
+    def num_microbatches(self, dp: int) -> int:
+        """Micro-batches that each of dp ranks computes in one optimizer step."""
+        return self.global_batch_size // (self.micro_batch_size * dp)
+
+
+class OptimConfig(Section):
+    """The optimizer and its learning rate: a linear warm-up, then a decay to a floor."""
+
+    name: Literal["adamw"] = "adamw"
+    """The optimizer: adamw is Adam with decoupled weight decay."""
+    learning_rate: Positive
+    """[1] The highest learning rate, reached at the end of the warm-up."""
+    min_learning_rate: NotNegative = 0.0
+    """[1] The floor: the learning rate at the end of the decay and after it."""
+    warmup_steps: CountOrZero = 0
+    """[steps] The learning rate rises from 0 in a straight line over these steps."""
+    decay_steps: Count | None = None
+    """[steps] The step at which the decay ends, counted from the start of the run. Unset: train.steps; set it if the
+    run may be lengthened later."""
+    decay: Literal["cosine", "linear", "constant"] = "cosine"
+    """The curve from learning_rate down to min_learning_rate. constant: none, learning_rate is kept."""
+    weight_decay: NotNegative = 0.01
+    """[1] Each step weights shrink by learning_rate × weight_decay; biases and normalisations do not."""
+    beta1: Fraction = 0.9
+    """[1] Decay of the running mean of gradients."""
+    beta2: Fraction = 0.999
+    """[1] Decay of the running mean of squared gradients."""
+    epsilon: Positive = 1e-8
+    """[gradient] Added to the denominator of each update."""
+
+    def decay_end(self, steps: int) -> int:
+        """The step at which the decay ends in a run of `steps`."""
+        return steps if self.decay_steps is None else self.decay_steps
+
+
+class CheckpointConfig(Section):
+    """When the state is saved under run.folder/checkpoints, and whether a run goes on from there."""
+
+    every: CountOrZero = 0
+    """[steps] Steps between saves. 0: only at the end, and when the run is interrupted."""
+    keep: Count = 2
+    """[checkpoints] The newest so many are kept, older ones are deleted."""
+    resume: bool = True
+    """Go on from the newest whole checkpoint of run.folder. false: refuse a folder that has one."""
+
+
+class RunConfig(Section):
+    """Where a run writes."""
+
+    folder: Text
+    """Folder of the run, made when missing, relative to the current folder: configuration, metrics, checkpoints."""
+    tensorboard: bool = False
+    """Write the metrics for TensorBoard too. Needs the extra `track`."""
+
+
+class Config(Section):
+    """One run: the whole of what `colonnade train` reads. A field is a section of the TOML file."""
+
+    model: ModelConfig = ModelConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    data: DataConfig = DataConfig()
+    train: TrainConfig
+    optim: OptimConfig
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    run: RunConfig
+
+
+def parse_split(split: str) -> tuple[float, float, float]:
+    """'29:1' or '969:30:1' -> three shares. Raises ValueError unless two or three numbers >= 0, the first > 0."""
+    shares = [float(part) for part in split.split(":")]
+    if len(shares) not in (2, 3) or not all(0 <= share < float("inf") for share in shares) or shares[0] == 0:
+        raise ValueError(split)
+    train, validation, test = (*shares, 0.0)[:3]
+    return train, validation, test
+
+
+def parameter_count(model: ModelConfig, vocab_size: int) -> int:
+    """Parameters of a model over all ranks, without vocabulary padding."""
+    h, f = model.hidden_size, model.ffn
+    attention = 4 * h * h + 4 * h  # qkv [3h, h] and output [h, h], with biases
+    mlp = 2 * h * f + f + h
+    norms = 4 * h
+    output = 0 if model.tie_embeddings else vocab_size * h
+    embeddings = (vocab_size + model.seq_length) * h
+    return embeddings + model.num_layers * (attention + mlp + norms) + 2 * h + output

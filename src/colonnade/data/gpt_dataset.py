@@ -1,0 +1,197 @@
+"""Samples of seq_length + 1 tokens, cut from the documents of a token file as if they were one long text.
+
+    tokens    0 1 2 3 4 5 6 7 8 …         seq_length = 4
+    sample 0  0 1 2 3 4                   inputs 0..3, labels 1..4
+    sample 1          4 5 6 7 8           inputs 4..7, labels 5..8
+
+Each token is a label once (but the first, and a last piece shorter than a sample). Documents end with the
+end-of-document token and attention sees across it, as in GPT-2 and Megatron-LM. Splits are cut between documents, so
+that no document is in two of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colonnade.data.indexed import TokenFile, Tokens
+from colonnade.data.sampler import AllEpochsOrder, EpochOrder, InOrder, Order
+from colonnade.data.sidecar import read_sidecar
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.errors import DataError
+
+SPLITS = ("train", "validation", "test")
+
+
+class GPTDataset:
+    """The samples of one split of one token file, in the order of the run."""
+
+    def __init__(
+        self, file: TokenFile, documents: range, seq_length: int, *, vocab_size: int, order: Order | None = None
+    ) -> None:
+        """`order` None: one after the other. `vocab_size`: ids from it on are refused when they are read."""
+        assert documents.step == 1 and len(documents) > 0, "a run of documents"
+        self.file, self.documents, self.seq_length, self.vocab_size = file, documents, seq_length, vocab_size
+        self._start = file.document_start(documents.start)
+        self.num_tokens = file.document_start(documents.stop) - self._start
+        self.num_samples = (self.num_tokens - 1) // seq_length
+        if self.num_samples < 1:
+            raise DataError(
+                f"{file.prefix}: documents {documents.start:,} to {documents.stop - 1:,} hold {self.num_tokens:,} "
+                f"tokens, and one sample takes model.seq_length + 1 = {seq_length + 1:,}. Give this split more "
+                f"documents (data.split), add text, or set model.seq_length to {max(self.num_tokens - 1, 1):,} or less."
+            )
+        self.order: Order = order or InOrder(self.num_samples)
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def sample(self, position: int) -> NDArray[np.int64]:
+        """Token ids [seq_length + 1] at a position of the run."""
+        return self.samples([position]).reshape(-1)
+
+    def samples(self, positions: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+        """Token ids [b, seq_length + 1] at positions [b] of the run."""
+        indices = self.order.samples(np.asarray(positions, dtype=np.int64))
+        result = np.empty((len(indices), self.seq_length + 1), dtype=np.int64)
+        for row, index in zip(result, indices, strict=True):
+            row[:] = self._read(int(index))
+        return result
+
+    def _read(self, index: int) -> Tokens:
+        start = self._start + index * self.seq_length
+        tokens = self.file.read(start, self.seq_length + 1)
+        if int(tokens.max()) >= self.vocab_size or int(tokens.min()) < 0:
+            self._refuse(tokens, start)
+        return tokens
+
+    def _refuse(self, tokens: Tokens, start: int) -> None:
+        raise DataError(unknown_token(self.file, tokens, start, self.vocab_size))
+
+
+def unknown_token(file: TokenFile, tokens: Tokens, start: int, vocab_size: int) -> str:
+    """What to say of the first id among tokens (from `start` on in the file) that the vocabulary does not have."""
+    within = int(np.flatnonzero((tokens >= vocab_size) | (tokens < 0))[0])
+    document = file.document_at(start + within)
+    return (
+        f"{file.prefix}: document {document:,} has token id {int(tokens[within]):,} at its position "
+        f"{start + within - file.document_start(document):,}, but the vocabulary has {vocab_size:,} ids (0 to "
+        f"{vocab_size - 1:,}): the text was tokenized with another tokenizer. Set data.tokenizer and "
+        "model.vocab_size to that one's, or tokenize the text again with this one."
+    )
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """What a run trains and evaluates on; None where the split gives nothing."""
+
+    train: GPTDataset
+    validation: GPTDataset | None
+    test: GPTDataset | None
+
+
+def open_datasets(
+    *,
+    train: str,
+    validation: str | None = None,
+    test: str | None = None,
+    split: str = "29:1:0",
+    seq_length: int,
+    vocab_size: int,
+    seed: int,
+    order: Literal["epoch", "all_epochs"] = "epoch",
+    epochs: int | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> Datasets:
+    """The datasets of a run: `split` cuts `train` by documents, among those of the three without a file."""
+    own = {"validation": validation, "test": test}
+    weights = {name: 0 if own.get(name) else weight for name, weight in zip(SPLITS, parse_split(split), strict=True)}
+    file = open_tokens(train, vocab_size=vocab_size, tokenizer=tokenizer)
+    parts = dict(zip(SPLITS, split_documents(file.num_documents, tuple(weights.values())), strict=True))
+    opened: dict[str, GPTDataset | None] = {}
+    for name in SPLITS[1:]:
+        prefix = own[name]
+        if prefix is not None:
+            other = open_tokens(prefix, vocab_size=vocab_size, tokenizer=tokenizer)
+            opened[name] = GPTDataset(other, range(other.num_documents), seq_length, vocab_size=vocab_size)
+        elif weights[name]:
+            _check_documents(file, name, parts[name], split)
+            opened[name] = GPTDataset(file, parts[name], seq_length, vocab_size=vocab_size)
+    _check_documents(file, "train", parts["train"], split)
+    in_order = GPTDataset(file, parts["train"], seq_length, vocab_size=vocab_size)
+    shuffled = order_of(in_order.num_samples, order=order, epochs=epochs, seed=seed)
+    dataset = GPTDataset(file, parts["train"], seq_length, vocab_size=vocab_size, order=shuffled)
+    return Datasets(dataset, opened.get("validation"), opened.get("test"))
+
+
+def order_of(num_samples: int, *, order: Literal["epoch", "all_epochs"], epochs: int | None, seed: int) -> Order:
+    """The order that `data.order` names."""
+    if order == "epoch":
+        return EpochOrder(num_samples, seed)
+    if epochs is None or epochs < 1:
+        raise DataError(
+            'data.order = "all_epochs" shuffles all epochs as one and has to know how many: data.epochs is '
+            f'{epochs}. Set data.epochs to 1 or more, or data.order = "epoch".'
+        )
+    return AllEpochsOrder(num_samples, epochs, seed)
+
+
+def open_tokens(prefix: str, *, vocab_size: int, tokenizer: Tokenizer | None = None) -> TokenFile:
+    """Open a token file and hold it against the tokenizer and the model's vocabulary, as far as it says itself."""
+    file = TokenFile(prefix)
+    sidecar = read_sidecar(file)
+    if sidecar is not None and tokenizer is not None and sidecar.tokenizer_sha256 != tokenizer.sha256:
+        raise DataError(
+            f"{prefix} was made with another tokenizer than data.tokenizer: its {sidecar.vocab_size:,} ids have sha256 "
+            f"{sidecar.tokenizer_sha256[:12]}…, the tokenizer's {tokenizer.vocab_size:,} ids "
+            f"{tokenizer.sha256[:12]}…. The same id would mean different text. Set data.tokenizer to the one that "
+            "made the file, or tokenize again."
+        )
+    if sidecar is not None and sidecar.vocab_size > vocab_size:
+        raise DataError(
+            f"{prefix} was made with a vocabulary of {sidecar.vocab_size:,} ids, but model.vocab_size = "
+            f"{vocab_size:,}. Set model.vocab_size to {sidecar.vocab_size:,}, or leave it out to take the tokenizer's."
+        )
+    first = file.read(0, min(file.num_tokens, 1 << 14))
+    if int(first.max()) >= vocab_size or int(first.min()) < 0:
+        raise DataError(unknown_token(file, first, 0, vocab_size))
+    return file
+
+
+def parse_split(split: str) -> tuple[int, int, int]:
+    """Weights of train, validation and test: "29:1" -> (29, 1, 0)."""
+    parts = split.split(":")
+    if not 1 <= len(parts) <= 3 or not all(part.strip().isdecimal() for part in parts) or int(parts[0]) == 0:
+        raise DataError(
+            f'data.split = "{split}" is no split: it is the shares of train, validation and test in whole numbers, the '
+            'first above 0. Write "29:1", "949:50:1" or the like.'
+        )
+    weights = [int(part) for part in parts] + [0, 0]
+    return weights[0], weights[1], weights[2]
+
+
+def split_documents(num_documents: int, weights: tuple[int, ...]) -> list[range]:
+    """Consecutive runs of documents whose numbers are as the weights, to the nearest document."""
+    total, before = sum(weights), 0
+    parts: list[range] = []
+    start = 0
+    for weight in weights:
+        before += weight
+        stop = (2 * num_documents * before + total) // (2 * total)
+        parts.append(range(start, stop))
+        start = stop
+    return parts
+
+
+def _check_documents(file: TokenFile, name: str, documents: range, split: str) -> None:
+    if not documents:
+        raise DataError(
+            f'{file.prefix} has {file.num_documents:,} documents, of which data.split = "{split}" leaves none for '
+            f"{name}: a "
+            f"split is cut between documents. Give {name} a larger share, use a file of more documents"
+            + ("." if name == "train" else f", or name a file in data.{name}.")
+        )

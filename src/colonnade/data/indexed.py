@@ -1,0 +1,245 @@
+"""Tokens on disk in Megatron's format: read through memory maps, at any size, without reading what is not asked for.
+
+    prefix.bin   the tokens of all sequences, end to end
+    prefix.idx   9 bytes "MMIDIDX\\0\\0" · version 1 as uint64 · dtype code as uint8 ·
+                 number of sequences (n) as uint64 · number of document boundaries (d) as uint64 ·
+                 n lengths in tokens as int32 · n byte offsets as int64 ·
+                 d boundaries as int64: document i is the sequences from boundary i up to boundary i + 1
+
+All numbers are little-endian. A document is one sequence for GPT, a sequence a sentence for BERT.
+Source: Megatron-LM, megatron/core/datasets/indexed_dataset.py.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colonnade.errors import DataError
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")
+# 6 and 7 are Megatron's floating-point codes: no tokens.
+DTYPES: dict[int, np.dtype[np.integer]] = {
+    1: np.dtype("<u1"),
+    2: np.dtype("<i1"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<i4"),
+    5: np.dtype("<i8"),
+    8: np.dtype("<u2"),
+}
+
+Tokens = NDArray[np.integer]
+
+
+def bin_path(prefix: str | Path) -> Path:
+    """Where the tokens of a prefix are."""
+    return Path(f"{prefix}.bin")
+
+
+def idx_path(prefix: str | Path) -> Path:
+    """Where the index of a prefix is."""
+    return Path(f"{prefix}.idx")
+
+
+def smallest_dtype(vocab_size: int) -> np.dtype[np.integer]:
+    """uint16 where it holds every token id of a vocabulary, else int32: Megatron's choice."""
+    return DTYPES[8] if vocab_size <= 65_535 else DTYPES[4]
+
+
+def code_of(dtype: np.dtype[np.integer]) -> int:
+    """Megatron's code of an integer dtype."""
+    for code, known in DTYPES.items():
+        if known == dtype:
+            return code
+    raise DataError(f"{dtype} is not a token type of the .idx format. Use one of {_names(DTYPES.values())}.")
+
+
+class TokenFile:
+    """A token file opened for reading: header and end are checked, nothing else is read until it is asked for."""
+
+    def __init__(self, prefix: str | Path) -> None:
+        self.prefix = str(prefix)
+        idx, data = idx_path(prefix), bin_path(prefix)
+        self._check_presence(idx, data)
+        self.dtype, self.num_sequences, num_boundaries = _read_header(idx)
+        self.num_documents = num_boundaries - 1
+        self._lengths, self._offsets, self._boundaries = _map_index(idx, self.num_sequences, num_boundaries)
+        self.num_tokens = self._check_size(idx, data)
+        self._tokens = _map_tokens(data, self.dtype)
+
+    def __repr__(self) -> str:
+        return f"TokenFile({self.prefix!r}: {self.num_documents:,} documents, {self.num_tokens:,} tokens, {self.dtype})"
+
+    def __reduce__(self) -> tuple[type[TokenFile], tuple[str]]:
+        return TokenFile, (self.prefix,)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the .bin in bytes."""
+        return self.num_tokens * self.dtype.itemsize
+
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        """Tokens of each sequence [num_sequences], memory-mapped."""
+        return self._lengths
+
+    @property
+    def boundaries(self) -> NDArray[np.int64]:
+        """First sequence of each document, and behind the last [num_documents + 1], memory-mapped."""
+        return self._boundaries
+
+    def document_start(self, document: int) -> int:
+        """Where a document's tokens begin; of document `num_documents`: where the last one's end."""
+        assert 0 <= document <= self.num_documents, "a document of this file, or the end"
+        sequence = int(self._boundaries[document])
+        if not 0 <= sequence <= self.num_sequences:
+            raise DataError(self._broken(f"document {document:,} begins at sequence {sequence:,}"))
+        if sequence == self.num_sequences:
+            return self.num_tokens
+        start = int(self._offsets[sequence]) // self.dtype.itemsize
+        if not 0 <= start <= self.num_tokens:
+            raise DataError(self._broken(f"document {document:,} begins at token {start:,}"))
+        return start
+
+    def document(self, document: int) -> Tokens:
+        """All tokens of one document."""
+        start = self.document_start(document)
+        return self.read(start, self.document_start(document + 1) - start)
+
+    def document_at(self, token: int) -> int:
+        """The document that holds a token: a binary search, for messages."""
+        low, high = 0, self.num_documents
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.document_start(middle) <= token else (low, middle)
+        return low
+
+    def read(self, start: int, count: int) -> Tokens:
+        """Tokens [count] from `start` on, in the file's dtype and not copied; they may cross documents."""
+        assert 0 <= start <= start + count <= self.num_tokens, "a range within the file"
+        return self._tokens[start : start + count]
+
+    def _check_presence(self, idx: Path, data: Path) -> None:
+        missing = [str(path) for path in (data, idx) if not path.is_file()]
+        if not missing:
+            return
+        named = Path(self.prefix)
+        if named.suffix in (".bin", ".idx") and idx_path(named.with_suffix("")).is_file():
+            hint = f"A token file is named without its ending: write {named.with_suffix('')}."
+        else:
+            hint = "Check the path, or make the file with `colonnade data tokenize INPUT --output PREFIX`."
+        raise DataError(f"{self.prefix}: there is no {' and no '.join(missing)}. {hint}")
+
+    def _check_size(self, idx: Path, data: Path) -> int:
+        last = self.num_sequences - 1
+        if int(self._boundaries[0]) != 0 or int(self._boundaries[-1]) != self.num_sequences:
+            raise DataError(
+                self._broken(
+                    f"its documents run from sequence {int(self._boundaries[0]):,} to {int(self._boundaries[-1]):,} "
+                    f"where it holds {self.num_sequences:,} sequences"
+                )
+            )
+        expected, found = int(self._offsets[last]) + int(self._lengths[last]) * self.dtype.itemsize, data.stat().st_size
+        if expected == found and found > 0:
+            return found // self.dtype.itemsize
+        if expected == 0:
+            raise DataError(f"{self.prefix} holds no tokens: its {self.num_sequences:,} sequences are empty.")
+        what = "is cut short" if found < expected else "is longer than its index says"
+        raise DataError(
+            f"{data} {what}: {found:,} bytes where the end of {idx} asks for {expected:,} "
+            f"({self.num_sequences:,} sequences of {self.dtype}). Copy both files again from one source, or tokenize "
+            "again."
+        )
+
+    def _broken(self, what: str) -> str:
+        return (
+            f"{idx_path(self.prefix)} is damaged: {what}, of {self.num_sequences:,} sequences and "
+            f"{getattr(self, 'num_tokens', 0):,} tokens. Copy it again from its source, or tokenize again."
+        )
+
+
+def _read_header(path: Path) -> tuple[np.dtype[np.integer], int, int]:
+    with path.open("rb") as stream:
+        start = stream.read(HEADER.size)
+    if not start:
+        raise DataError(f"{path} is empty: a token index begins with {MAGIC!r}. Copy it again, or tokenize again.")
+    if not start.startswith(MAGIC[: len(start)]):
+        raise DataError(
+            f"{path} is no token index of Megatron's format: it begins with {_what_begins(start)} where {MAGIC!r} is "
+            "expected. Point to a prefix whose .bin and .idx `colonnade data tokenize` or Megatron's tools wrote."
+        )
+    if len(start) < HEADER.size:
+        raise DataError(
+            f"{path} is cut short: {len(start)} bytes, and its header alone has {HEADER.size}. Copy it again from its "
+            "source, or tokenize again."
+        )
+    _, version, code, num_sequences, num_boundaries = HEADER.unpack(start)
+    if version != VERSION:
+        raise DataError(f"{path} has version {version} of Megatron's format; this program reads version {VERSION}.")
+    if code not in DTYPES:
+        known = ", ".join(f"{known} ({dtype})" for known, dtype in DTYPES.items())
+        what = "floating-point numbers, which are no tokens" if code in (6, 7) else "not known"
+        raise DataError(f"{path} has dtype code {code}: {what}. The codes of tokens are {known}.")
+    if num_sequences == 0 or num_boundaries < 2:
+        raise DataError(
+            f"{path} holds no documents: {num_sequences} sequences, {num_boundaries} boundaries of documents."
+        )
+    return DTYPES[code], num_sequences, num_boundaries
+
+
+def _map_index(
+    path: Path, num_sequences: int, num_boundaries: int
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+    expected, found = HEADER.size + 12 * num_sequences + 8 * num_boundaries, path.stat().st_size
+    if found != expected:
+        what = "is cut short" if found < expected else "has bytes too many"
+        raise DataError(
+            f"{path} {what}: {found:,} bytes where {num_sequences:,} sequences and {num_boundaries - 1:,} documents "
+            f"take {expected:,}. Copy it again from its source, or tokenize again."
+        )
+    whole = np.memmap(path, dtype=np.uint8, mode="r")
+    offsets, boundaries = HEADER.size + 4 * num_sequences, HEADER.size + 12 * num_sequences
+    return (
+        whole[HEADER.size : offsets].view("<i4"),
+        whole[offsets:boundaries].view("<i8"),
+        whole[boundaries:].view("<i8"),
+    )
+
+
+def _map_tokens(path: Path, dtype: np.dtype[np.integer]) -> Tokens:
+    """Map the tokens for reading here and there.
+
+    A shuffled run reads a few kilobytes at random places. Without the advice the kernel reads on after each of them,
+    which made 512 samples of a 200 GB file take seconds instead of hundredths of one.
+    """
+    with path.open("rb") as stream:
+        mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    if hasattr(mmap, "MADV_RANDOM"):
+        mapped.madvise(mmap.MADV_RANDOM)
+    return np.frombuffer(mapped, dtype)
+
+
+def _what_begins(start: bytes) -> str:
+    known = {
+        b"TNTIDX": "fairseq's older index (TNTIDX)",
+        b"\x1f\x8b": "gzip data",
+        b"\xfd7zXZ": "xz data",
+        b"\x28\xb5\x2f\xfd": "Zstandard data",
+        b"PK\x03\x04": "a zip archive",
+        b"\x93NUMPY": "a NumPy array",
+        b"version https://git-lfs": "a Git LFS pointer (run `git lfs pull`)",
+    }
+    for magic, name in known.items():
+        if start.startswith(magic):
+            return name
+    return repr(start[:16])
+
+
+def _names(dtypes: object) -> str:
+    return ", ".join(str(dtype) for dtype in dtypes)  # type: ignore[attr-defined]

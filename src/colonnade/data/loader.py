@@ -1,0 +1,69 @@
+"""A step of a run to the batches of one data-parallel rank.
+
+    positions   start                          start + global_batch_size
+                |-- dp rank 0 --|-- dp rank 1 --| …       each a run of positions,
+                |mb 0|mb 1|mb 2 |                         cut into micro-batches
+
+The global batch of a step is the same positions for any dp and any micro-batch size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from colonnade.data.gpt_dataset import GPTDataset
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The samples of one micro-batch."""
+
+    tokens: Tensor
+    """int64 [s, b]."""
+    labels: Tensor
+    """int64 [s, b]: the token after each."""
+    loss_mask: Tensor
+    """float32 [s, b]: 1 where the label counts, 0 where not."""
+    samples: Tensor
+    """int64 [b]: each sample's position in the run; dropout depends on it."""
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device."""
+        return Batch(self.tokens.to(device), self.labels.to(device), self.loss_mask.to(device), self.samples.to(device))
+
+
+def load_batch(dataset: GPTDataset, positions: Sequence[int], *, loss_mask: Tensor | None = None) -> Batch:
+    """The samples at positions [b] of the run; `loss_mask` [s, b] None: every label counts."""
+    rows = np.ascontiguousarray(dataset.samples(positions).T)  # [s + 1, b]
+    tokens = torch.from_numpy(rows)
+    mask = torch.ones(tokens[1:].shape, dtype=torch.float32) if loss_mask is None else loss_mask
+    assert mask.shape == tokens[1:].shape, "one mask value a label"
+    return Batch(tokens[:-1], tokens[1:], mask, torch.tensor(list(positions), dtype=torch.int64))
+
+
+def rank_positions(
+    start: int, *, global_batch_size: int, micro_batch_size: int, dp_rank: int, dp_size: int
+) -> list[range]:
+    """Positions of each micro-batch of one dp rank, in the step whose global batch begins at `start`."""
+    assert global_batch_size % (dp_size * micro_batch_size) == 0, (
+        "the config check lets only whole micro-batches through"
+    )
+    share = global_batch_size // dp_size
+    first = start + dp_rank * share
+    return [range(begin, begin + micro_batch_size) for begin in range(first, first + share, micro_batch_size)]
+
+
+def evaluation_positions(num_samples: int, *, micro_batch_size: int, dp_rank: int, dp_size: int) -> list[range]:
+    """Positions 0 to num_samples - 1 shared by the dp ranks; a rank's last micro-batch may be short, or it has none."""
+    first, stop = num_samples * dp_rank // dp_size, num_samples * (dp_rank + 1) // dp_size
+    return [range(begin, min(begin + micro_batch_size, stop)) for begin in range(first, stop, micro_batch_size)]
+
+
+def load_batches(dataset: GPTDataset, microbatches: Sequence[range]) -> Iterator[Batch]:
+    """The batches of a step, one micro-batch after the other."""
+    return (load_batch(dataset, positions) for positions in microbatches)

@@ -1,0 +1,95 @@
+"""What a token file cannot say about itself: `prefix.json`, written beside `.bin` and `.idx` by `data tokenize`.
+
+It is optional, so that files of other programs work; where it is there, it is held against the tokenizer and the model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from colonnade.data.indexed import TokenFile
+from colonnade.errors import DataError
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """Which tokenizer made a token file, and from what."""
+
+    tokenizer_sha256: str
+    vocab_size: int
+    end_of_document: int | None
+    """Token id behind each document; None: nothing was appended."""
+    documents: int
+    tokens: int
+    text_bytes: int
+    """Size of the text in UTF-8."""
+    sources: tuple[str, ...]
+
+    def write(self, prefix: str | Path) -> None:
+        """Write `prefix.json`, under a temporary name until it is whole."""
+        path = sidecar_path(prefix)
+        partial = Path(f"{path}.partial-{os.getpid()}")
+        try:
+            partial.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def sidecar_path(prefix: str | Path) -> Path:
+    """Where the sidecar of a prefix is."""
+    return Path(f"{prefix}.json")
+
+
+def read_sidecar(file: TokenFile) -> Sidecar | None:
+    """The sidecar of a token file, None where there is none; it must agree with the file's counts."""
+    path = sidecar_path(file.prefix)
+    if not path.is_file():
+        return None
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        sidecar = Sidecar(**{**fields, "sources": tuple(fields["sources"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(
+            f"{path} does not describe a token file ({error}). Remove it to use the tokens without what it says about "
+            "their tokenizer, or tokenize again."
+        ) from error
+    if (sidecar.documents, sidecar.tokens) != (file.num_documents, file.num_tokens):
+        raise DataError(
+            f"{path} speaks of {sidecar.documents:,} documents and {sidecar.tokens:,} tokens, but {file.prefix}.bin "
+            f"has {file.num_documents:,} and {file.num_tokens:,}: they were not written together. Copy all three "
+            "files from one source, or tokenize again."
+        )
+    return sidecar
+
+
+def merge_sidecars(parts: Sequence[tuple[str, Sidecar | None]]) -> Sidecar | None:
+    """The sidecar of joined token files, given each one's prefix; None where one has none."""
+    known = [(prefix, sidecar) for prefix, sidecar in parts if sidecar is not None]
+    for prefix, sidecar in known:
+        if sidecar.tokenizer_sha256 != known[0][1].tokenizer_sha256:
+            raise DataError(
+                f"{prefix} was made with another tokenizer (sha256 {sidecar.tokenizer_sha256[:12]}…) than "
+                f"{known[0][0]} ({known[0][1].tokenizer_sha256[:12]}…): their token ids mean different text. "
+                "Tokenize both with one."
+            )
+    if len(known) < len(parts):
+        return None
+    sidecars = [sidecar for _, sidecar in known]
+    return dataclasses.replace(
+        sidecars[0],
+        documents=sum(sidecar.documents for sidecar in sidecars),
+        tokens=sum(sidecar.tokens for sidecar in sidecars),
+        text_bytes=sum(sidecar.text_bytes for sidecar in sidecars),
+        sources=tuple(source for sidecar in sidecars for source in sidecar.sources),
+        end_of_document=_agreed([sidecar.end_of_document for sidecar in sidecars]),
+    )
+
+
+def _agreed(values: Sequence[int | None]) -> int | None:
+    return values[0] if len(set(values)) == 1 else None

@@ -1,0 +1,293 @@
+"""Text to token ids and back: a byte-level BPE as GPT-2 has it, through Hugging Face `tokenizers`.
+
+Text never becomes a control token: "<|endoftext|>" inside a document is encoded as the letters that it is made of,
+and only the program itself puts the end-of-document id between documents.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from colonnade.errors import DataError
+
+END_OF_DOCUMENT = "<|endoftext|>"
+_ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "<eos>", "</s>")
+_PAIRS = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
+
+
+class Tokenizer:
+    """A tokenizer.json in use."""
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        inner.encode_special_tokens = True
+        inner.no_padding()
+        inner.no_truncation()
+        self._inner = inner
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a tokenizer.json, or GPT-2's two files: their folder, one of them, or the prefix of `*-vocab.json`."""
+        path = Path(path)
+        pair = _find_pair(path)
+        if pair is not None:
+            return cls(_from_pair(*pair))
+        file = path / "tokenizer.json" if path.is_dir() else path
+        if not file.is_file():
+            raise DataError(
+                f"{path} is no tokenizer: there is no such file, and no tokenizer.json, encoder.json with vocab.bpe, "
+                "or vocab.json with merges.txt in it. Train one with `colonnade data train-tokenizer`, or name "
+                "GPT-2's folder."
+            )
+        return cls.from_json(_read_text(file), source=str(file))
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str = "the tokenizer") -> Self:
+        """Take the content of a tokenizer.json."""
+        try:
+            return cls(tokenizers.Tokenizer.from_str(text))
+        except Exception as error:  # the library raises plain Exception
+            raise DataError(
+                f"{source} is no tokenizer.json of Hugging Face `tokenizers`: {error}. Name a file that the library "
+                "wrote, or a folder with GPT-2's encoder.json and vocab.bpe."
+            ) from error
+
+    def to_json(self) -> str:
+        """The content of a tokenizer.json."""
+        return self._inner.to_str()
+
+    def save(self, path: str | Path) -> None:
+        """Write a tokenizer.json."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text(self.to_json(), encoding="utf-8")
+        partial.replace(path)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text."""
+        return self._inner.encode_batch_fast([_whole(text)], add_special_tokens=False)[0].ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of several texts, on all cores."""
+        encodings = self._inner.encode_batch_fast([_whole(text) for text in texts], add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """The text of token ids; bytes that are no UTF-8 become U+FFFD, control tokens nothing if `skip_special`."""
+        return self._inner.decode([int(token) for token in ids], skip_special_tokens=skip_special)
+
+    def stream(self, *, skip_special: bool = True) -> StreamDecoder:
+        """A decoder for tokens that come one at a time."""
+        return StreamDecoder(self, skip_special=skip_special)
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token by its name in the vocabulary."""
+        return self._inner.token_to_id(token)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the largest token id."""
+        return max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @cached_property
+    def end_of_document(self) -> int | None:
+        """The id that stands behind each document; None if the vocabulary has none."""
+        return next((found for name in _ENDS if (found := self._inner.token_to_id(name)) is not None), None)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the control tokens: they stand for no text."""
+        added = self._inner.get_added_tokens_decoder()
+        return frozenset(token for token, name in added.items() if name.special)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Fingerprint of what decides the ids of a text, the same however the tokenizer was stored."""
+        content: dict[str, Any] = json.loads(self.to_json())
+        model = content["model"]
+        if isinstance(content["pre_tokenizer"], dict):
+            content["pre_tokenizer"].pop("trim_offsets", None)
+        facts = {
+            "model": {key: value for key, value in model.items() if value and key not in ("merges", "vocab")},
+            "vocab": self._inner.get_vocab(with_added_tokens=True),
+            "merges": [part.split(" ") if isinstance(part, str) else part for part in model.get("merges", ())],
+            "added": [(token["id"], token["content"]) for token in content["added_tokens"]],
+            "normalizer": content["normalizer"],
+            "pre_tokenizer": content["pre_tokenizer"],
+        }
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+    @cached_property
+    def is_byte_level(self) -> bool:
+        """Whether every token stands for certain bytes, as in GPT-2."""
+        return isinstance(self._inner.decoder, decoders.ByteLevel)
+
+    @property
+    def is_gpt2_split(self) -> bool:
+        """Whether text is cut into words exactly as GPT-2 does, and each word encoded by itself."""
+        content: dict[str, Any] = json.loads(self.to_json())
+        words = content["pre_tokenizer"] or {}
+        return (
+            words.get("type") == "ByteLevel"
+            and words.get("use_regex") is True
+            and words.get("add_prefix_space") is False
+            and content["normalizer"] is None
+            and all(token["special"] for token in content["added_tokens"])
+            and content["model"].get("type") == "BPE"
+            and not content["model"].get("dropout")
+        )
+
+    def byte_lengths(self) -> NDArray[np.int64]:
+        """Bytes of text [vocab_size] that each token stands for; control tokens: 0. For bits per byte."""
+        return np.array([len(part) for part in self.token_bytes], dtype=np.int64)
+
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
+        """The bytes of each token [vocab_size]; control tokens and unused ids: none."""
+        if not self.is_byte_level:
+            raise DataError(
+                f"this tokenizer's decoder is {type(self._inner.decoder).__name__}, not ByteLevel: its tokens stand "
+                "for no certain bytes, so there are no bits per byte. Use a byte-level BPE such as GPT-2's."
+            )
+        result, bytes_of = [b""] * self.vocab_size, _byte_alphabet()
+        added = self._inner.get_added_tokens_decoder()
+        for name, token in self._inner.get_vocab(with_added_tokens=True).items():
+            if token not in added:
+                result[token] = bytes(bytes_of[letter] for letter in name)
+            elif token not in self.special_ids:
+                result[token] = name.encode()
+        return result
+
+
+class StreamDecoder:
+    """Turns tokens into text as they come, holding back the bytes of a character until it is whole."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
+        self._tokenizer, self._skip_special = tokenizer, skip_special
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._ids: list[int] = []
+        self._shown = ""
+
+    def push(self, token: int) -> str:
+        """The text that this token completes; often the token's own, sometimes none."""
+        if not self._tokenizer.is_byte_level:
+            return self._push_whole(token)
+        if token in self._tokenizer.special_ids:
+            return "" if self._skip_special else self.finish() + self._tokenizer.decode([token], skip_special=False)
+        table = self._tokenizer.token_bytes
+        return self._utf8.decode(table[token] if token < len(table) else b"")
+
+    def finish(self) -> str:
+        """What was held back, with U+FFFD for a character that never became whole."""
+        text = self._utf8.decode(b"", final=True)
+        self._utf8.reset()
+        return text
+
+    def _push_whole(self, token: int) -> str:
+        self._ids.append(token)
+        text = self._tokenizer.decode(self._ids, skip_special=self._skip_special)
+        new, self._shown = text[len(self._shown) :], text
+        return new
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2, progress: bool = False) -> Tokenizer:
+    """Train a byte-level BPE as GPT-2's; the vocabulary is smaller than asked for when the text has too few pairs."""
+    smallest = 256 + 1
+    if vocab_size < smallest:
+        raise DataError(
+            f"a vocabulary of {vocab_size} is too small for a byte-level BPE: the 256 bytes and {END_OF_DOCUMENT} take "
+            f"{smallest}. Ask for {smallest} or more."
+        )
+    inner = _byte_level(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - 1,
+        min_frequency=min_frequency,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=progress,
+    )
+    inner.train_from_iterator((_whole(text) for text in texts), trainer=trainer)
+    inner.add_special_tokens([END_OF_DOCUMENT])
+    return Tokenizer(inner)
+
+
+def _byte_level(model: models.Model) -> tokenizers.Tokenizer:
+    inner = tokenizers.Tokenizer(model)
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    return inner
+
+
+def _from_pair(vocab_path: Path, merges_path: Path) -> tokenizers.Tokenizer:
+    try:
+        vocab = json.loads(_read_text(vocab_path))
+        lines = _read_text(merges_path).split("\n")
+        merges = [_pair_of(line) for line in lines if line and not line.startswith("#version")]
+        inner = _byte_level(models.BPE(vocab=vocab, merges=merges))
+    except DataError:
+        raise
+    except Exception as error:  # the library raises plain Exception
+        raise DataError(
+            f"{vocab_path} and {merges_path} are not the vocabulary and the merges of one byte-level BPE: {error}. "
+            "Copy both from one source."
+        ) from error
+    if END_OF_DOCUMENT in vocab:
+        inner.add_special_tokens([END_OF_DOCUMENT])
+    return inner
+
+
+def _pair_of(line: str) -> tuple[str, str]:
+    first, second = line.removesuffix("\r").split(" ")
+    return first, second
+
+
+def _find_pair(path: Path) -> tuple[Path, Path] | None:
+    if (path / "tokenizer.json").is_file():
+        return None
+    folder = path if path.is_dir() else path.parent
+    for vocab, merges in _PAIRS:
+        named = path.is_dir() or path.name in (vocab, merges)
+        if named and (folder / vocab).is_file() and (folder / merges).is_file():
+            return folder / vocab, folder / merges
+    prefix = str(path).removesuffix("-vocab.json").removesuffix("-merges.txt").removesuffix("-")
+    vocab_path, merges_path = Path(f"{prefix}-vocab.json"), Path(f"{prefix}-merges.txt")
+    return (vocab_path, merges_path) if vocab_path.is_file() and merges_path.is_file() else None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (UnicodeDecodeError, OSError) as error:
+        raise DataError(f"{path} cannot be read as text: {error}. Copy it again from its source.") from error
+
+
+def _whole(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"the text holds half of a surrogate pair at character {error.start:,}, which no UTF-8 can say. Remove it."
+        ) from None
+    return text
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's letters for bytes: printable Latin-1 stands for itself, the others for letters from U+0100 on."""
+    return dict(_letters())
+
+
+def _letters() -> Iterator[tuple[str, int]]:
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    yield from ((chr(byte), byte) for byte in printable)
+    others = (byte for byte in range(256) if byte not in printable)
+    yield from ((chr(0x100 + index), byte) for index, byte in enumerate(others))

@@ -1,0 +1,164 @@
+"""Writing token files as a stream: temporary names until everything is on disk, so that none is ever half-written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colonnade.data.indexed import HEADER, MAGIC, VERSION, TokenFile, Tokens, bin_path, code_of, idx_path
+from colonnade.data.sidecar import Sidecar, merge_sidecars, read_sidecar, sidecar_path
+from colonnade.errors import DataError
+
+_CHUNK = 1 << 22  # elements of an index, or bytes of tokens, that are worked on at a time
+
+
+class TokenFileWriter:
+    """Appends documents to a new token file; `with` closes it, or removes it when something failed.
+
+    The index is kept in memory until the end: 12 bytes a document. An older file of the prefix is replaced at the end.
+    """
+
+    def __init__(self, prefix: str | Path, dtype: np.dtype[np.integer]) -> None:
+        self.prefix, self.dtype = str(prefix), np.dtype(dtype)
+        self.num_tokens = self.num_documents = 0
+        self._code = code_of(self.dtype)
+        self._lengths: list[NDArray[np.int32]] = []
+        self._sequences: list[NDArray[np.int64]] = []
+        self._bin, self._idx = (Path(f"{path}.partial-{os.getpid()}") for path in (bin_path(prefix), idx_path(prefix)))
+        bin_path(prefix).parent.mkdir(parents=True, exist_ok=True)
+        self._stream = self._bin.open("wb")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def add_document(self, tokens: Sequence[int] | Tokens, *, lengths: Sequence[int] | None = None) -> None:
+        """Append one document; `lengths` cuts it into sequences (sentences), else it is one."""
+        array = np.asarray(tokens)
+        parts = [len(array)] if lengths is None else list(lengths)
+        assert sum(parts) == len(array), "the sequences of a document are all of it"
+        self.add_documents(array, np.array(parts), sequences=np.array([len(parts)]))
+
+    def add_documents(
+        self, tokens: Tokens, lengths: NDArray[np.integer], *, sequences: NDArray[np.integer] | None = None
+    ) -> None:
+        """Append many documents at once: their tokens end to end, the length of each sequence, sequences a document."""
+        if tokens.dtype != self.dtype:
+            self._check_range(tokens)
+        self._stream.write(np.ascontiguousarray(tokens, dtype=self.dtype).data)
+        counts = np.ones(len(lengths), np.int64) if sequences is None else sequences.astype(np.int64)
+        self._lengths.append(lengths.astype("<i4"))
+        self._sequences.append(counts)
+        self.num_tokens += len(tokens)
+        self.num_documents += len(counts)
+
+    def close(self, sidecar: Sidecar | None = None) -> None:
+        """Write the index, put everything on disk and give the files their names."""
+        if self._stream.closed:
+            return
+        if not self.num_tokens:
+            self.discard()
+            raise DataError(f"{self.prefix}: there is nothing to write, no document has a token.")
+        try:
+            self._sync(self._stream)
+            self._stream.close()
+            self._write_index()
+            self._publish(sidecar)
+        except BaseException:
+            self.discard()
+            raise
+
+    def discard(self) -> None:
+        """Remove what was written."""
+        self._stream.close()
+        self._bin.unlink(missing_ok=True)
+        self._idx.unlink(missing_ok=True)
+
+    def _publish(self, sidecar: Sidecar | None) -> None:
+        """The index comes last, and an older one goes first: none ever stands beside tokens that are not its own."""
+        idx_path(self.prefix).unlink(missing_ok=True)
+        sidecar_path(self.prefix).unlink(missing_ok=True)
+        self._bin.replace(bin_path(self.prefix))
+        if sidecar is not None:
+            sidecar.write(self.prefix)
+        self._idx.replace(idx_path(self.prefix))
+
+    def _write_index(self) -> None:
+        lengths, sequences = np.concatenate(self._lengths), np.concatenate(self._sequences)
+        with self._idx.open("wb") as stream:
+            stream.write(HEADER.pack(MAGIC, VERSION, self._code, len(lengths), len(sequences) + 1))
+            stream.write(lengths.data)
+            for offsets in _starts(lengths, self.dtype.itemsize):
+                stream.write(offsets.data)
+            for boundaries in _starts(sequences, 1):
+                stream.write(boundaries.data)
+            stream.write(np.array(sequences.sum(), "<i8").data)
+            self._sync(stream)
+
+    def _check_range(self, tokens: Tokens) -> None:
+        if not len(tokens):
+            return
+        limits, low, high = np.iinfo(self.dtype), int(tokens.min()), int(tokens.max())
+        if low < limits.min or high > limits.max:
+            raise DataError(
+                f"{self.prefix}: token ids {low}..{high} do not fit into {self.dtype} ({limits.min}..{limits.max}). "
+                "Write the file with a wider dtype."
+            )
+
+    @staticmethod
+    def _sync(stream: object) -> None:
+        stream.flush()  # type: ignore[attr-defined]
+        os.fsync(stream.fileno())  # type: ignore[attr-defined]
+
+
+def merge(prefixes: Sequence[str | Path], output: str | Path) -> None:
+    """Join token files end to end into a new one; all must have one dtype and, where it is known, one tokenizer."""
+    files = [TokenFile(prefix) for prefix in prefixes]
+    if not files:
+        raise DataError("there are no token files to merge. Name at least one prefix.")
+    if str(output) in (file.prefix for file in files):
+        raise DataError(f"{output} is among the files to merge. Choose another output.")
+    for file in files:
+        if file.dtype != files[0].dtype:
+            raise DataError(
+                f"{file.prefix} holds {file.dtype} and {files[0].prefix} {files[0].dtype}: only files of one dtype can "
+                "be joined. Tokenize both with the same tokenizer."
+            )
+    sidecar = merge_sidecars([(file.prefix, read_sidecar(file)) for file in files])
+    with TokenFileWriter(output, files[0].dtype) as writer:
+        for file in files:
+            for tokens, lengths, sequences in _pieces(file):
+                writer.add_documents(tokens, lengths, sequences=sequences)
+        writer.close(sidecar)
+
+
+def _pieces(file: TokenFile) -> Iterator[tuple[Tokens, NDArray[np.int32], NDArray[np.int64]]]:
+    """A file's tokens by and by, with the whole index in the first piece."""
+    yield file.read(0, 0), file.lengths, np.diff(file.boundaries)
+    nothing32, nothing64 = np.empty(0, np.int32), np.empty(0, np.int64)
+    for start in range(0, file.num_tokens, _CHUNK):
+        tokens = np.fromfile(bin_path(file.prefix), file.dtype, _CHUNK, offset=start * file.dtype.itemsize)
+        yield tokens, nothing32, nothing64
+
+
+def _starts(counts: NDArray[np.integer], unit: int) -> Iterator[NDArray[np.int64]]:
+    """Where each item begins, in units: an exclusive sum, a chunk at a time."""
+    total = 0
+    for first in range(0, len(counts), _CHUNK):
+        chunk = counts[first : first + _CHUNK].astype("<i8") * unit
+        ends = total + np.cumsum(chunk)
+        total = int(ends[-1])
+        yield ends - chunk

@@ -1,0 +1,1 @@
+"""A trained model to numbers: perplexity and bits per byte."""

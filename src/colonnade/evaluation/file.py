@@ -1,0 +1,93 @@
+"""The perplexity of a file: tokens on disk, or text that is tokenized first.
+
+Documents stand behind one another with the end-of-document token between them, as in training. What ends the last one
+is not scored: nothing has to follow it. So a text and the token file that `data tokenize` makes of it have the same
+perplexity.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from colonnade.data.documents import Rejected, chunks, expand, parse
+from colonnade.data.gpt_dataset import open_tokens
+from colonnade.data.indexed import bin_path, idx_path
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.errors import DataError
+from colonnade.evaluation.perplexity import Perplexity, evaluate_tokens
+from colonnade.mesh.mesh import Mesh
+from colonnade.model.gpt import GPT
+
+
+def perplexity_of_file(
+    model: GPT,
+    file: str,
+    *,
+    tokenizer: Tokenizer,
+    mesh: Mesh,
+    seq_length: int | None = None,
+    stride: int | None = None,
+    batch_size: int = 8,
+    words: int | None = None,
+    key: str = "text",
+) -> Perplexity:
+    """Evaluate `file`: the prefix of a token file, a .txt or .jsonl (also compressed), or a folder of those.
+
+    Windows as in `evaluate_tokens`. `words` normalises the word perplexity; None: what white space separates in a text,
+    and no word perplexity for a token file. `key`: of the text in a .jsonl.
+    """
+    if is_token_file(file):
+        tokens = open_tokens(file, vocab_size=model.vocab_size, tokenizer=tokenizer)
+        text = without_last_end(tokens.read(0, tokens.num_tokens), tokenizer)
+    else:
+        text, counted = tokens_of_text(file, tokenizer, key=key)
+        words = counted if words is None else words
+    lengths = torch.from_numpy(tokenizer.byte_lengths()) if tokenizer.is_byte_level else None
+    return evaluate_tokens(
+        model,
+        text,
+        dp=mesh.dp,
+        seq_length=seq_length,
+        stride=stride,
+        batch_size=batch_size,
+        byte_lengths=lengths,
+        words=words,
+    )
+
+
+def is_token_file(file: str) -> bool:
+    """Whether a name is meant as the prefix of a token file, or is one of its two files (which has its own message)."""
+    return idx_path(file).is_file() or bin_path(file).is_file() or Path(file).suffix in (".bin", ".idx")
+
+
+def tokens_of_text(file: str, tokenizer: Tokenizer, *, key: str = "text") -> tuple[NDArray[np.integer], int]:
+    """Tokens of all documents, an end of document between them, and their number of words. A bad line is an error."""
+    if not Path(file).exists():
+        raise DataError(
+            f"{file} does not exist, and there is no {file}.bin with {file}.idx. Name a text (.txt, .jsonl, also "
+            "compressed), or the prefix of a token file."
+        )
+    end = [] if tokenizer.end_of_document is None else [tokenizer.end_of_document]
+    parts, words = [], 0
+    for document in _documents(file, key):
+        parts.append(np.array(tokenizer.encode(document) + end, dtype=np.int64))
+        words += len(document.split())
+    return without_last_end(np.concatenate([np.empty(0, np.int64), *parts]), tokenizer), words
+
+
+def without_last_end(tokens: NDArray[np.integer], tokenizer: Tokenizer) -> NDArray[np.integer]:
+    """All tokens but an end of document at the very end."""
+    return tokens[:-1] if len(tokens) and tokens[-1] == tokenizer.end_of_document else tokens
+
+
+def _documents(file: str, key: str) -> list[str]:
+    documents = [document for chunk in chunks(expand([file])) for document in parse(chunk, key)]
+    for document in documents:
+        if isinstance(document, Rejected):
+            raise DataError(
+                f"{document}. The perplexity of the rest would not be the file's. Mend or remove the line; or run "
+                "`colonnade data tokenize`, which leaves such lines out and lists them, and evaluate what it writes."
+            )
+    return [document for document in documents if isinstance(document, str) and document]

@@ -1,0 +1,163 @@
+"""Perplexity and bits per byte: how well a model predicts a text, token by token, without dropout.
+
+    loss             mean cross entropy of the scored tokens, in nats
+    perplexity       exp(loss); depends on the tokenizer
+    bits_per_byte    sum of the losses / ln 2 / bytes of UTF-8 that the scored tokens stand for; compares tokenizers
+    word_perplexity  exp(sum of the losses / words): the WikiText-103 protocol of the Megatron-LM paper (appendix E)
+
+Tokens that stand for no text (end of document) have a loss and no bytes: predicting where documents end is paid for.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from colonnade.data.loader import Batch, evaluation_positions
+from colonnade.errors import ConfigError, DataError
+from colonnade.evaluation.windows import num_windows, window_batches
+from colonnade.mesh.collectives import all_reduce
+from colonnade.mesh.mesh import Axis
+from colonnade.model.gpt import GPT
+
+_LARGEST_EXPONENT = 709.0
+"""Of what float64 can hold exp of."""
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """What an evaluation found, the same on every rank."""
+
+    loss: float
+    """[nats a token]"""
+    perplexity: float
+    bits_per_byte: float | None
+    """None where the tokens' bytes are not known."""
+    tokens: int
+    """Scored tokens."""
+    bytes: int | None
+    """Text that the scored tokens stand for."""
+    words: int | None = None
+    word_perplexity: float | None = None
+    """None where the number of words is not known, or not one to divide by (text without spaces overflows)."""
+
+    def summary(self) -> str:
+        """One line for people."""
+        parts = [f"loss {self.loss:.4f}", f"perplexity {self.perplexity:,.2f}"]
+        if self.word_perplexity is not None:
+            parts.append(f"{self.word_perplexity:,.2f} a word ({self.words:,} words)")
+        if self.bits_per_byte is not None:
+            parts.append(f"{self.bits_per_byte:.4f} bits per byte ({self.bytes:,} bytes)")
+        return ", ".join([*parts, f"{self.tokens:,} tokens"])
+
+
+@torch.no_grad()
+def evaluate(
+    model: GPT,
+    batches: Iterable[Batch],
+    *,
+    dp: Axis,
+    byte_lengths: Tensor | None = None,
+    words: int | None = None,
+) -> Perplexity:
+    """Score every label that its batch's mask counts. Each dp rank brings its own batches, or none.
+
+    `byte_lengths` [tokenizer's vocabulary]: bytes of text that each token stands for. `words`: of the whole text, over
+    all ranks. Sums are float64; all-reduces 3 numbers over dp, at the end.
+    """
+    weight = model.head.output.weight
+    lengths = None if byte_lengths is None else _lengths_of_all(byte_lengths, model.vocab_size).to(weight.device)
+    sums = torch.zeros(3, dtype=torch.float64, device=weight.device)
+    for batch in batches:
+        sums += _loss_tokens_bytes(model, batch.to(weight.device), lengths)
+    loss, tokens, num_bytes = all_reduce(sums, dp).tolist()
+    if tokens == 0:
+        raise DataError(
+            "the evaluation has no token to score: no batches, or every label is masked. Give it more text."
+        )
+    return _perplexity(loss, round(tokens), None if lengths is None else round(num_bytes), words)
+
+
+def evaluate_tokens(
+    model: GPT,
+    tokens: NDArray[np.integer],
+    *,
+    dp: Axis,
+    seq_length: int | None = None,
+    stride: int | None = None,
+    batch_size: int = 8,
+    byte_lengths: Tensor | None = None,
+    words: int | None = None,
+) -> Perplexity:
+    """Score tokens 1, 2, … of one long text by sliding windows (see `windows`), shared by the dp ranks.
+
+    `seq_length` None: all positions of the model. `stride` None: seq_length, so that windows do not overlap. The
+    paper's WikiText-103 numbers: seq_length 1024, stride 32. Time grows as seq_length / stride.
+    """
+    positions = model.embedding.positions.weight.shape[0]
+    seq_length = positions if seq_length is None else seq_length
+    stride = seq_length if stride is None else stride
+    _check(seq_length, stride, batch_size, positions)
+    if len(tokens) < 2:
+        raise DataError(
+            f"the text has {len(tokens)} tokens, and the first one has nothing before it to be predicted from. Give 2 "
+            "tokens or more."
+        )
+    microbatches = evaluation_positions(
+        num_windows(len(tokens), seq_length, stride), micro_batch_size=batch_size, dp_rank=dp.rank, dp_size=dp.size
+    )
+    batches = window_batches(tokens, microbatches, seq_length=seq_length, stride=stride, vocab_size=model.vocab_size)
+    return evaluate(model, batches, dp=dp, byte_lengths=byte_lengths, words=words)
+
+
+def _loss_tokens_bytes(model: GPT, batch: Batch, lengths: Tensor | None) -> Tensor:
+    """Sums over a batch, float64 [3]."""
+    scored = batch.loss_mask.any(1)  # the output layer skips positions that no sample counts: most, in sliding windows
+    mask, labels = batch.loss_mask[scored].double(), batch.labels[scored]
+    if not len(labels):
+        return mask.new_zeros(3)
+    losses = model.head.token_losses(model.hidden(batch.tokens)[scored], labels)
+    num_bytes = mask.new_zeros(()) if lengths is None else (lengths[labels] * mask).sum()
+    return torch.stack([(losses.double() * mask).sum(), mask.sum(), num_bytes])
+
+
+def _lengths_of_all(byte_lengths: Tensor, vocab_size: int) -> Tensor:
+    """[tokenizer's vocabulary] -> [v]: a model may have more ids than its tokenizer, and those stand for no text."""
+    lengths = torch.zeros(vocab_size, dtype=torch.int64)
+    known = byte_lengths[:vocab_size]
+    lengths[: len(known)] = known
+    return lengths
+
+
+def _perplexity(loss: float, tokens: int, num_bytes: int | None, words: int | None) -> Perplexity:
+    return Perplexity(
+        loss=loss / tokens,
+        perplexity=_exp(loss / tokens),
+        bits_per_byte=loss / math.log(2.0) / num_bytes if num_bytes else None,
+        tokens=tokens,
+        bytes=num_bytes,
+        words=words,
+        word_perplexity=_exp(loss / words) if words and loss / words < _LARGEST_EXPONENT else None,
+    )
+
+
+def _exp(x: float) -> float:
+    return math.inf if x > _LARGEST_EXPONENT else math.exp(x)
+
+
+def _check(seq_length: int, stride: int, batch_size: int, positions: int) -> None:
+    if not 1 <= seq_length <= positions:
+        raise ConfigError(
+            f"seq_length = {seq_length:,}, but the model has learned {positions:,} positions. Use 1 to {positions:,}."
+        )
+    if not 1 <= stride <= seq_length:
+        raise ConfigError(
+            f"stride = {stride:,} does not go with seq_length = {seq_length:,}: windows have to move, and no further "
+            f"than they are long, or tokens are left out. Use 1 to {seq_length:,}."
+        )
+    if batch_size < 1:
+        raise ConfigError(f"batch_size = {batch_size}: at least one window has to be read at a time. Use 1 or more.")

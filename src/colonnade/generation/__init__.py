@@ -1,0 +1,1 @@
+"""A trained model to text: one token after the other, on any tensor-parallel layout."""

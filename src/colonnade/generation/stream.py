@@ -1,0 +1,57 @@
+"""Text to prompts, and tokens to text as they come: what a terminal or a server shows.
+
+A token may hold a part of a character (byte-level BPE); its bytes are held back until the character is whole, so that
+every piece is valid text and the pieces joined are the decoded whole.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.errors import DataError
+from colonnade.generation.sample import End, Generated
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one new token adds to the text of a prompt."""
+
+    prompt: int
+    text: str
+    """Often the token's own text; empty while a character is not whole, and for control tokens."""
+    end: End | None
+    """Why the text ends here; None where more follows."""
+
+
+def prompt_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Tokens of a prompt. No text starts a new document: the end-of-document token, behind which documents start."""
+    tokens = tokenizer.encode(text)
+    if tokens:
+        return tokens
+    if tokenizer.end_of_document is None:
+        raise DataError(
+            "the prompt is empty, and the tokenizer has no end-of-document token to start a document with. Give some "
+            "text."
+        )
+    return [tokenizer.end_of_document]
+
+
+def stream_text(generated: Iterable[Generated], tokenizer: Tokenizer) -> Iterator[Piece]:
+    """A piece of text for each token of `generate`, at once; each prompt's tokens must come one after the other."""
+    decoder = tokenizer.stream()
+    for new in generated:
+        text = decoder.push(new.token)
+        if new.end is not None:
+            text += decoder.finish()
+            decoder = tokenizer.stream()
+        yield Piece(new.prompt, text, new.end)
+
+
+def note_on(end: End, *, seq_length: int) -> str | None:
+    """What to tell the reader about the end of a text; None where it ended as asked."""
+    if end != "full":
+        return None
+    return (
+        f"stopped: the model has {seq_length:,} positions, and prompt and new text fill them. Give a shorter prompt, "
+        "or train a model with a larger model.seq_length."
+    )

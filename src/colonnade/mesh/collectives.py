@@ -1,0 +1,118 @@
+"""Collectives over one axis, and the conjugate operators that the layers are written with.
+
+This is the one file where an axis of size 1 becomes the identity: nothing above asks how many ranks there are.
+
+                      forward           backward
+    copy_to           identity          all-reduce        f of the Megatron-LM paper (section 3)
+    reduce_from       all-reduce        identity          g
+    gather_sequence   all-gather        reduce-scatter    [s/tp, …] -> [s, …]
+    scatter_sequence  reduce-scatter    all-gather        [s, …] -> [s/tp, …]
+
+Two operators are conjugate when one's forward is the other's backward.
+"""
+
+from collections.abc import Callable
+from typing import Any, Concatenate
+
+import torch
+from torch import Tensor
+
+from colonnade.mesh.ledger import Site, call_site
+from colonnade.mesh.mesh import Axis
+from colonnade.mesh.transport import Pending
+
+Operator = Callable[[Tensor, Axis], Tensor]
+Move = Callable[[Tensor, Axis, Site], Tensor]
+
+
+def _over_several(move: Callable[Concatenate[Tensor, Axis, ...], Tensor]) -> Callable[..., Tensor]:
+    """`move` where the axis has several ranks, the identity where it has one."""
+
+    def collective(x: Tensor, axis: Axis, *args: Any) -> Tensor:
+        return x if axis.transport is None else move(x, axis, *args)
+
+    return collective
+
+
+@_over_several
+def _all_reduce(x: Tensor, axis: Axis, site: Site, op: str = "sum") -> Tensor:
+    out = x.clone(memory_format=torch.contiguous_format)
+    axis.transport.all_reduce_(out, op, site).wait()  # type: ignore[union-attr]
+    return out
+
+
+@_over_several
+def _all_gather(x: Tensor, axis: Axis, site: Site) -> Tensor:
+    return axis.transport.all_gather(x.contiguous(), site)  # type: ignore[union-attr]
+
+
+@_over_several
+def _reduce_scatter(x: Tensor, axis: Axis, site: Site) -> Tensor:
+    assert x.shape[0] % axis.size == 0, f"dim 0 of {tuple(x.shape)} cannot be cut into {axis.size} equal parts"
+    return axis.transport.reduce_scatter(x.contiguous(), site)  # type: ignore[union-attr]
+
+
+def _identity(x: Tensor, axis: Axis, site: Site) -> Tensor:
+    return x.view_as(x)
+
+
+# --- plain collectives: no gradient flows through them ----------------------------------------------------------------
+
+
+def all_reduce(x: Tensor, axis: Axis, op: str = "sum") -> Tensor:
+    """`op` ("sum", "max" or "min") of every rank's `x`, on every rank. Sends x once."""
+    return _all_reduce(x, axis, call_site(), op)
+
+
+def all_reduce_(x: Tensor, axis: Axis, op: str = "sum") -> Pending:
+    """Start the all-reduce of contiguous `x` in place; wait on what is returned before touching x."""
+    if axis.transport is None:
+        return Pending(None)
+    return axis.transport.all_reduce_(x, op, call_site())
+
+
+def all_gather(x: Tensor, axis: Axis) -> Tensor:
+    """Every rank's `x`, laid end to end along dim 0: [n, …] -> [n·size, …]."""
+    return _all_gather(x, axis, call_site())
+
+
+def reduce_scatter(x: Tensor, axis: Axis) -> Tensor:
+    """This rank's part along dim 0 of the sum of every rank's `x`: [n, …] -> [n/size, …]."""
+    return _reduce_scatter(x, axis, call_site())
+
+
+def broadcast_(x: Tensor, axis: Axis, source: int = 0) -> Tensor:
+    """Overwrite contiguous `x` with that of the axis' rank `source`."""
+    if axis.transport is not None:
+        axis.transport.broadcast_(x, source, call_site())
+    return x
+
+
+# --- conjugate operators: gradients flow -----------------------------------------------------------------------------
+
+
+def conjugate_pair(one: Move, other: Move) -> tuple[Operator, Operator]:
+    """Two differentiable operators: `one` forward with `other` backward, and `other` forward with `one` backward."""
+    return _operator(one, other), _operator(other, one)
+
+
+def _operator(forward_move: Move, backward_move: Move) -> Operator:
+    class Conjugate(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+            site = call_site()
+            ctx.axis, ctx.site = axis, Site(site.where, backward=True)
+            return forward_move(x, axis, site)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+            return backward_move(grad, ctx.axis, ctx.site), None
+
+    def operator(x: Tensor, axis: Axis) -> Tensor:
+        return x if axis.transport is None else Conjugate.apply(x, axis)
+
+    return operator
+
+
+copy_to, reduce_from = conjugate_pair(_identity, _all_reduce)
+gather_sequence, scatter_sequence = conjugate_pair(_all_gather, _reduce_scatter)

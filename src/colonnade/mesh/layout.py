@@ -1,0 +1,60 @@
+"""Which rank stands where: pure arithmetic, no process needed.
+
+    rank = (pp · DP + dp) · TP + tp          tp innermost: its ranks are neighbours, inside one server
+
+Every tp group needs the fastest links (it talks inside each layer), dp the next, pp can do with the slowest
+(Megatron-LM paper, section 5; Megatron-DeepSpeed places BLOOM's ranks alike).
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from colonnade.errors import LayoutError
+
+AXES: Final = ("pp", "dp", "tp")  # outermost first
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The sizes of all axes."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+
+    def __post_init__(self) -> None:
+        for name in AXES:
+            if self.size(name) < 1:
+                raise LayoutError(f"parallel.{name} = {self.size(name)} is no number of ranks. Use 1 or more.")
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}{self.size(name)}" for name in AXES)
+
+    @property
+    def num_ranks(self) -> int:
+        return self.pp * self.dp * self.tp
+
+    def size(self, axis: str) -> int:
+        """Number of ranks along `axis` ("pp", "dp" or "tp")."""
+        return {"pp": self.pp, "dp": self.dp, "tp": self.tp}[axis]
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Where `rank` stands on each axis."""
+        if not 0 <= rank < self.num_ranks:
+            raise LayoutError(f"rank {rank} does not exist in a layout of {self.num_ranks} ranks ({self}).")
+        return {"pp": rank // (self.dp * self.tp), "dp": rank // self.tp % self.dp, "tp": rank % self.tp}
+
+    def rank_at(self, *, pp: int, dp: int, tp: int) -> int:
+        """The rank that stands at these coordinates: the inverse of `coordinates`."""
+        return (pp * self.dp + dp) * self.tp + tp
+
+    def groups(self, *axes: str) -> list[tuple[int, ...]]:
+        """The ranks split into groups that differ along `axes` alone, each group in rising order.
+
+        `groups("tp")` are the tensor-parallel groups, `groups("pp", "tp")` the ranks that hold one copy of the model.
+        """
+        split: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.num_ranks):
+            at = self.coordinates(rank)
+            split.setdefault(tuple(at[name] for name in AXES if name not in axes), []).append(rank)
+        return [tuple(ranks) for ranks in split.values()]

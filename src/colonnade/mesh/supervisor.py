@@ -1,0 +1,243 @@
+"""Watching over the ranks of a local run: what is shown, who is to blame, what is stopped.
+
+Rank 0's output is the run's output. Of errors one is shown, whole: that of the rank that failed first. What the other
+ranks then say (connections lost) is a consequence, and is not shown; that is why rank 0's error stream is held back for
+a moment. A crash comes before everything else; a user's mistake (exit status 2) before exceptions; of exceptions the
+first raised, which the ranks note in a file (`launch.connect`), because the order of exits tells little.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import IO
+
+TICK = 0.1  # seconds between looks at rank 0's error stream
+HOLD = 0.7  # seconds that rank 0's error stream is held back, in case it is the consequence of another rank's failure
+GRACE = 1.0  # seconds from the first failure in which others may turn out to be the cause
+STOP = 3.0  # seconds between asking a rank to stop and making it
+CRASHES = (
+    signal.SIGKILL,
+    signal.SIGSEGV,
+    signal.SIGBUS,
+    signal.SIGILL,
+)  # never a consequence of another rank's failure
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
+USER_MISTAKE = 2  # the exit status of a ColonnadeError
+
+
+def note_of_failure(folder: Path, rank: int) -> Path:
+    """The file in which a rank notes the time (monotonic, in seconds) of its uncaught exception."""
+    return folder / f"rank{rank}.failed"
+
+
+@dataclass
+class _Rank:
+    number: int
+    process: "subprocess.Popen[bytes]"
+    output: IO[bytes] | None
+    errors: IO[bytes]
+    note: Path
+    """Written by the rank when it raises: the time, in seconds."""
+    status: int | None = None
+    ended: float = 0.0
+    shown: int = 0
+    """Bytes of `errors` that have been shown."""
+
+    def send(self, number: int) -> None:
+        """Send a signal to the rank and to what it has started."""
+        try:
+            os.killpg(self.process.pid, number)
+        except ProcessLookupError:
+            return  # it has ended: there is nothing to signal
+
+    def cause_order(self) -> tuple[int, float]:
+        """Failures sort by this from cause to consequence. A mistake that all ranks report is told by rank 0."""
+        if self.status is not None and -self.status in CRASHES:
+            return 0, self.ended
+        if self.status == USER_MISTAKE:
+            return 1, self.number
+        return 2, float(self.note.read_text()) if self.note.exists() else self.ended
+
+    def text(self, stream: IO[bytes], start: int = 0) -> bytes:
+        return os.pread(stream.fileno(), os.fstat(stream.fileno()).st_size - start, start)
+
+
+@dataclass
+class Supervisor:
+    """The ranks of one local run: `run` once, then `close`."""
+
+    command: list[str]
+    num_ranks: int
+    folder: Path
+    """A temporary one, where ranks note their failures."""
+    environment: Callable[[int, int], dict[str, str]]
+    """Of a rank, given its number and the pipe that it is to watch."""
+    ranks: list[_Rank] = field(default_factory=list)
+    events: "SimpleQueue[_Rank | int]" = field(default_factory=SimpleQueue)
+    """Ranks that have ended, and signals that have come: all is decided in one thread, outside of signal handlers."""
+    asked: list[int] = field(default_factory=list)
+    """Signals that have been passed on."""
+    files: ExitStack = field(default_factory=ExitStack)
+    pipe: int = -1
+    sizes: list[tuple[float, int]] = field(default_factory=list)
+    """Bytes in rank 0's error stream at a time."""
+
+    def run(self) -> int:
+        """Start the ranks, stay with them until they end, and return the exit status of the run."""
+        handlers = {number: signal.getsignal(number) for number in PASSED_ON}
+        try:
+            for number, handler in handlers.items():
+                if handler != signal.SIG_IGN:  # nohup and the like stay in force
+                    signal.signal(number, lambda number, _: self.events.put(number))
+            self._start()
+            while self._running() and not self._failed():
+                self._wait(TICK)
+                self._show_held(time.monotonic() - HOLD)
+            return self._fail() if self._failed() else self._succeed()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def close(self) -> None:
+        """Leave nothing behind: no process, no open file."""
+        for rank in self.ranks:
+            rank.send(signal.SIGKILL)
+            rank.process.wait()
+        self.files.close()
+        if self.pipe >= 0:
+            os.close(self.pipe)
+
+    def _start(self) -> None:
+        theirs, self.pipe = os.pipe()
+        try:
+            for number in range(self.num_ranks):
+                self.ranks.append(self._start_rank(number, theirs))
+        finally:
+            os.close(theirs)
+
+    def _start_rank(self, number: int, pipe: int) -> _Rank:
+        errors = self._open_file()
+        output = self._open_file() if number else None
+        process = subprocess.Popen(
+            self.command,
+            env=self.environment(number, pipe),
+            stdin=subprocess.DEVNULL if number else None,
+            stdout=output,
+            stderr=errors,
+            pass_fds=(pipe,),
+            start_new_session=True,  # the terminal sends Ctrl-C to us alone, and we decide what the ranks get
+        )
+        rank = _Rank(number, process, output, errors, note_of_failure(self.folder, number))
+        threading.Thread(target=self._await, args=(rank,), daemon=True).start()
+        return rank
+
+    def _open_file(self) -> IO[bytes]:
+        return self.files.enter_context(tempfile.TemporaryFile(dir=self.folder))
+
+    def _await(self, rank: _Rank) -> None:
+        status = rank.process.wait()
+        rank.ended = time.monotonic()
+        rank.status = status
+        self.events.put(rank)
+
+    def _wait(self, seconds: float) -> None:
+        """Return after `seconds`, or when something has happened and has been dealt with."""
+        try:
+            event = self.events.get(timeout=seconds)
+        except Empty:
+            return
+        if event == signal.SIGTSTP:
+            self._suspend()
+        elif isinstance(event, int):
+            self._pass_on(signal.SIGTERM if event == signal.SIGHUP else event)
+
+    def _pass_on(self, number: int) -> None:
+        if number == signal.SIGINT and number in self.asked:
+            number = signal.SIGKILL  # the second Ctrl-C: at once
+        self.asked.append(number)
+        for rank in self._running():
+            rank.send(number)
+
+    def _suspend(self) -> None:
+        """Ctrl-Z: the ranks stand still as long as this process does."""
+        for number, process in ((signal.SIGSTOP, os.getpid()), (signal.SIGCONT, None)):
+            for rank in self._running():
+                rank.send(number)
+            if process is not None:
+                os.kill(process, signal.SIGSTOP)
+
+    def _running(self) -> list[_Rank]:
+        return [rank for rank in self.ranks if rank.status is None]
+
+    def _failed(self) -> list[_Rank]:
+        """Ranks that have ended badly, or have raised and may hang on their way out. Ending as asked is no failure."""
+        good = (None, 0, *(128 + number for number in self.asked))
+        notes = set(os.listdir(self.folder))
+        return [rank for rank in self.ranks if rank.status not in good or rank.note.name in notes]
+
+    def _succeed(self) -> int:
+        self._show_held(time.monotonic())
+        return max(rank.status or 0 for rank in self.ranks)
+
+    def _fail(self) -> int:
+        """Find the rank that failed first, stop the others, show its error."""
+        self._wait_all(GRACE)
+        cause = min(self._failed(), key=_Rank.cause_order)
+        by_itself = cause.status is not None
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for rank in self._running():
+                rank.send(number)
+            self._wait_all(STOP)
+        status = cause.status if by_itself and cause.status is not None else 1
+        if -status in self.asked:
+            return 128 + self.asked[0]  # stopped as asked: no error to show
+        self._show_error(cause, status)
+        return status if status > 0 else 128 - status
+
+    def _wait_all(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while self._running() and time.monotonic() < end:
+            self._wait(TICK)
+
+    def _show_held(self, until: float) -> None:
+        """Show what rank 0 had written to its error stream at time `until`, unless a rank has failed since."""
+        if self._failed():
+            return
+        first = self.ranks[0]
+        self.sizes.append((time.monotonic(), os.fstat(first.errors.fileno()).st_size))
+        while self.sizes and self.sizes[0][0] <= until:
+            size = self.sizes.pop(0)[1]
+            self._show(first.text(first.errors, first.shown)[: size - first.shown])
+            first.shown = size
+
+    def _show_error(self, cause: _Rank, status: int) -> None:
+        if status < 0:
+            self._show(f"{_killed(cause.number, -status)}\n".encode())
+        elif cause.number:
+            self._show(f"rank {cause.number} failed with exit status {status}:\n".encode())
+        error = cause.text(cause.errors, cause.shown)
+        if not error.strip() and cause.output is not None:
+            error = cause.text(cause.output)
+        self._show(error)
+
+    def _show(self, text: bytes) -> None:
+        sys.stderr.write(text.decode(errors="replace"))
+        sys.stderr.flush()
+
+
+def _killed(rank: int, number: int) -> str:
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = "unnamed"
+    why = ", perhaps out of memory" if number == signal.SIGKILL else ""
+    return f"rank {rank} was killed by signal {number} ({name}){why}"

@@ -1,0 +1,62 @@
+"""Dropout whose masks are a pure function of (run seed, what it drops, layer, sample, element).
+
+A mask does not depend on the layout, the micro-batch size or whether a layer is computed twice: element (position,
+column) of a sample has the same fate everywhere. Inside tensor-parallel regions each rank draws the masks of its own
+heads.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from colonnade.mesh.randomness import Purpose, drop_probability, keep_mask, stream_keys
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Draws the dropout masks of one micro-batch. None of these where nothing is dropped (evaluation)."""
+
+    seed: int
+    samples: np.ndarray
+    """[b]: each sample's position in the whole run's sequence of samples, counted from 0."""
+
+    def hidden(self, purpose: Purpose, layer: int, shape: torch.Size, drop: float, device: torch.device) -> Tensor:
+        """Mask for a residual stream, bool [s, b, h]."""
+        s, b, h = shape
+        keys = stream_keys(self.seed, purpose, layer, last=self.samples)
+        return keep_mask(keys, 0, s * h, drop, device).view(b, s, h).transpose(0, 1)
+
+    def attention(self, layer: int, heads: range, queries: int, keys: int, drop: float, device: torch.device) -> Tensor:
+        """Mask for attention probabilities of these heads (numbered in the whole layer), bool [b, n, queries, keys]."""
+        streams = [
+            stream_keys(self.seed, Purpose.ATTENTION_DROPOUT, layer, int(sample), last=heads) for sample in self.samples
+        ]
+        mask = keep_mask(np.concatenate(streams), 0, queries * keys, drop, device)
+        return mask.view(len(self.samples), len(heads), queries, keys)
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keep: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(keep)
+        ctx.scale = scale
+        return x.mul(keep).mul_(scale)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (keep,) = ctx.saved_tensors
+        return grad.mul(keep).mul_(ctx.scale), None, None
+
+
+def dropout(x: Tensor, drop: float, masks: Masks | None, purpose: Purpose, layer: int = 0) -> Tensor:
+    """[s, b, h] with elements dropped with chance `drop`, the rest scaled up; x itself where `masks` is None or drop
+    is 0.
+    """
+    if masks is None or drop == 0.0:
+        return x
+    keep = masks.hidden(purpose, layer, x.shape, drop, x.device)
+    y: Tensor = _Dropout.apply(x, keep, 1.0 / (1.0 - drop_probability(drop)))
+    return y

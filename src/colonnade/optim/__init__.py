@@ -1,0 +1,1 @@
+"""Gradients to parameters: slices in, slices out. Knows no ranks."""

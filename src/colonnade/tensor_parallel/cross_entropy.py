@@ -1,0 +1,166 @@
+"""Cross entropy fused with the output layer, cut along the vocabulary (Megatron-LM paper, section 3).
+
+Logits are never gathered, nor ever whole: a chunk of tokens at a time is multiplied with this rank's rows of the output
+weight, [c, h] -> [c, v/tp]; two numbers a token cross ranks (the local log-sum-exp, and the label's logit from the
+rank that has it); from the same logits, turned into probabilities in place, the chunk's gradients are computed at
+once, and the logits are dropped. So backward has nothing left to do but to hand on the gradient of the hidden state.
+
+With p = softmax over this rank's rows, r = exp(local lse − lse)·w (w: the token's weight in the loss), the gradients
+are
+    dx = r·(p W) − w·W[label]            dW = pᵀ (r·x) − Σ w·x into row [label]
+so that neither the rescaling nor the one-hot ever touches a [c, v/tp] matrix.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from colonnade.mesh.collectives import all_gather, copy_to
+from colonnade.mesh.mesh import Axis
+from colonnade.tensor_parallel.gemm import add_product_, gradient_of, widen
+
+CHUNK_LOGITS = 1 << 24
+"""At most about so many logits of a rank are alive at once (64 MB in fp32)."""
+
+
+def output_loss(
+    hidden: Tensor, weight: Tensor, labels: Tensor, loss_weights: Tensor, *, tp: Axis, vocab_size: int
+) -> Tensor:
+    """Σ loss_weights · cross entropy(hidden Wᵀ, labels): hidden [s, b, h], W [v/tp, h], labels and loss_weights [s,
+    b] -> [].
+
+    Sends 2 numbers a token forward, [s, b, h] backward. The gradient of W is added to `weight.grad` in forward
+    already, so the result must be the whole loss: call `backward()` on it (or on a sum with others), never on a
+    multiple of it.
+    """
+    rows = real_rows(weight, tp, vocab_size)
+    loss: Tensor = _OutputLoss.apply(copy_to(hidden, tp), weight, labels, loss_weights, tp, rows)
+    return loss
+
+
+@torch.no_grad()
+def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor, *, tp: Axis, vocab_size: int) -> Tensor:
+    """Cross entropy of each token, no gradient: hidden [s, b, h], labels [s, b] -> [s, b] in fp32 (fp64 for fp64)."""
+    x, labels_1d = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
+    table = widen(weight[: real_rows(weight, tp, vocab_size)])
+    losses = []
+    for chunk in _chunks(len(x), table.shape[0]):
+        logits = _logits(x[chunk], table)
+        label = _local_labels(labels_1d[chunk], weight.shape[0], tp, table.shape[0])
+        lse, target = _across_ranks(_log_sum_exp(logits), _label_logits(logits, label), tp)
+        losses.append(lse - target)
+        del logits  # before the next chunk's are made
+    return torch.cat(losses).view(labels.shape)
+
+
+def real_rows(weight: Tensor, tp: Axis, vocab_size: int) -> int:
+    """How many rows of this rank's shard are tokens and no padding."""
+    return max(0, min(weight.shape[0], vocab_size - tp.rank * weight.shape[0]))
+
+
+class _OutputLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, loss_weights: Tensor, tp: Axis, rows: int
+    ) -> Tensor:
+        x, dx = hidden.reshape(-1, hidden.shape[-1]), torch.empty_like(hidden).view(-1, hidden.shape[-1])
+        table, gradient = widen(weight[:rows]), gradient_of(weight)[:rows]
+        loss = torch.zeros((), dtype=gradient.dtype, device=hidden.device)
+        weights = loss_weights.reshape(-1).to(gradient.dtype)
+        for chunk in _chunks(len(x), rows):
+            logits = _logits(x[chunk], table)
+            label = _local_labels(labels.reshape(-1)[chunk], weight.shape[0], tp, rows)
+            local_target = _label_logits(logits, label)
+            local_lse, probabilities = _softmax_(logits)
+            lse, target = _across_ranks(local_lse, local_target, tp)
+            loss += ((lse - target) * weights[chunk]).sum()
+            scale = (local_lse - lse).exp() * weights[chunk]
+            probabilities = probabilities.to(table.dtype)
+            dx[chunk] = _hidden_gradient(probabilities, table, scale, weights[chunk], label)
+            _add_weight_gradient(gradient, probabilities, x[chunk], scale, weights[chunk], label)
+            del logits, probabilities  # before the next chunk's are made
+        ctx.save_for_backward(dx.view(hidden.shape))
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        assert grad.is_cuda or grad.item() == 1.0, (
+            "the output weight's gradient was computed for backward() of the loss itself"
+        )
+        return ctx.saved_tensors[0], None, None, None, None, None
+
+
+def _chunks(num_tokens: int, rows: int) -> list[slice]:
+    """Equal spans of tokens with about CHUNK_LOGITS logits each."""
+    count = max(1, -(-num_tokens * rows // CHUNK_LOGITS))
+    size = -(-num_tokens // count)
+    return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
+
+
+def _logits(x: Tensor, table: Tensor) -> Tensor:
+    """[c, h] · [rows, h] -> [c, rows] in fp32 (fp64 for fp64)."""
+    if table.is_cuda and table.dtype is torch.bfloat16:
+        return torch.mm(x, table.t(), out_dtype=torch.float32)
+    return (x.to(table.dtype) @ table.t()).to(torch.promote_types(table.dtype, torch.float32))
+
+
+def _log_sum_exp(logits: Tensor) -> Tensor:
+    """[c, rows] -> [c]; −inf where a rank has no rows."""
+    if logits.shape[-1] == 0:
+        return logits.new_full((len(logits),), float("-inf"))
+    return torch.logsumexp(logits, -1)
+
+
+def _softmax_(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """[c, rows] -> (log-sum-exp [c], softmax [c, rows] in the logits' own memory).
+
+    The softmax is one pass over the logits; its largest element is exp(max − lse), which gives lse without another exp.
+    """
+    if logits.shape[-1] == 0:
+        return _log_sum_exp(logits), logits
+    largest = logits.amax(-1)
+    probabilities = torch.softmax(logits, -1, out=logits)
+    return largest - probabilities.amax(-1).log(), probabilities
+
+
+def _local_labels(labels: Tensor, shard: int, tp: Axis, rows: int) -> tuple[Tensor, Tensor]:
+    """(row, mine): the label's row in this rank's shard, and whether this rank has it."""
+    local = labels - tp.rank * shard
+    mine = (local >= 0) & (local < rows)
+    return local * mine, mine
+
+
+def _label_logits(logits: Tensor, label: tuple[Tensor, Tensor]) -> Tensor:
+    """The labels' logits where this rank has them, else 0: [c]."""
+    row, mine = label
+    if logits.shape[-1] == 0:
+        return logits.new_zeros(len(logits))
+    return logits.gather(-1, row[:, None])[:, 0] * mine
+
+
+def _across_ranks(local_lse: Tensor, local_target: Tensor, tp: Axis) -> tuple[Tensor, Tensor]:
+    """(log-sum-exp over the whole vocabulary, the label's logit), both [c]: sends 2 numbers a token."""
+    every = all_gather(torch.stack([local_lse, local_target])[None], tp)  # [tp, 2, c]
+    return torch.logsumexp(every[:, 0], 0), every[:, 1].sum(0)
+
+
+def _hidden_gradient(
+    probabilities: Tensor, table: Tensor, scale: Tensor, weights: Tensor, label: tuple[Tensor, Tensor]
+) -> Tensor:
+    """This rank's part of dx, [c, h]: r·(p W) − w·W[label]."""
+    row, mine = label
+    dx = (probabilities @ table) * scale[:, None]
+    if len(table):
+        dx -= table[row] * (weights * mine)[:, None]
+    return dx
+
+
+def _add_weight_gradient(
+    gradient: Tensor, probabilities: Tensor, x: Tensor, scale: Tensor, weights: Tensor, label: tuple[Tensor, Tensor]
+) -> None:
+    """dW += pᵀ (r·x), and −w·x into the labels' rows."""
+    row, mine = label
+    wide = x.to(gradient.dtype)
+    add_product_(gradient, probabilities, (wide * scale[:, None]).to(probabilities.dtype))
+    gradient.index_add_(0, row[mine], wide[mine] * -weights[mine][:, None])

@@ -1,0 +1,56 @@
+"""The token embedding, cut along the vocabulary (Megatron-LM paper, section 3).
+
+Each rank looks up the tokens it has and contributes zeros for the others; g adds them up. The last rank's rows may be
+padding so that all shards are equal: no token ever names them, so they get neither gradient nor probability.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from colonnade.mesh.collectives import reduce_from
+from colonnade.mesh.mesh import Axis
+from colonnade.tensor_parallel.gemm import gradient_of
+
+
+def vocab_rows_per_rank(vocab_size: int, tp_size: int) -> int:
+    """Rows of a rank's shard: v/tp rounded up, and up to a multiple of 128 (whole GEMM tiles) where that pads under
+    1/8.
+    """
+    rows = -(-vocab_size // tp_size)
+    return rows if rows < 1024 else -(-rows // 128) * 128
+
+
+class _Lookup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, rows: Tensor, mine: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, rows, mine)
+        return nn.functional.embedding(rows, weight).mul_(mine[..., None])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:
+        weight, rows, mine = ctx.saved_tensors
+        gradient = gradient_of(weight)
+        gradient.index_add_(0, rows[mine], grad[mine].to(gradient.dtype))
+        return None, None, None
+
+
+class VocabParallelEmbedding(nn.Module):
+    """Rows of the [v, h] table split over tp; logical shape [v, h], whatever the padding."""
+
+    sharded = {"weight": 0}
+
+    def __init__(self, vocab_size: int, hidden_size: int, tp: Axis, *, init_std: float) -> None:
+        super().__init__()
+        self.tp, self.init_std, self.vocab_size = tp, init_std, vocab_size
+        self.full_shapes = {"weight": (vocab_size, hidden_size)}
+        self.weight = nn.Parameter(torch.empty(vocab_rows_per_rank(vocab_size, tp.size), hidden_size))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """int64 [s, b] -> [s, b, h]. Forward all-reduces [s, b, h] over tp; backward adds to `weight.grad`, sending
+        nothing.
+        """
+        local = tokens - self.tp.rank * self.weight.shape[0]
+        mine = (local >= 0) & (local < self.weight.shape[0])
+        return reduce_from(_Lookup.apply(self.weight, local * mine, mine), self.tp)

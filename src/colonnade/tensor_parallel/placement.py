@@ -1,0 +1,58 @@
+"""Where a weight's shard lies in the logical weight: read alike by initialisation, gradient norm and checkpoint.
+
+A cut layer says two things: which dim of which weight is cut (`sharded`, on the class) and how large the whole weight
+is (`full_shapes`, on the instance). A weight that no layer names is replicated: every rank of the axis has all of it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from colonnade.mesh.mesh import Axis
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One weight: this rank's shard is a box of the logical tensor `name` of shape `shape`, cut along `dim`."""
+
+    name: str
+    parameter: nn.Parameter
+    shape: tuple[int, ...]
+    """The logical weight: no padding, no layout in it."""
+    dim: int | None
+    """The dim that is cut; None where every rank has the whole weight."""
+    offset: int
+    """Where along `dim` this rank's shard begins."""
+    extent: int
+    """How much of the shard along `dim` is real; the rest is padding. The shard's whole length where `dim` is None."""
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Where the shard begins, in every dim."""
+        return tuple(self.offset if d == self.dim else 0 for d in range(len(self.shape)))
+
+    def real(self, shard: Tensor) -> Tensor:
+        """The part of `shard` (the weight, its gradient, its optimizer state) that is no padding: a view."""
+        return shard if self.dim is None else shard.narrow(self.dim, 0, self.extent)
+
+
+def placements(module: nn.Module, tp: Axis) -> Iterator[Placement]:
+    """Every weight of `module` once (a tied weight under its first name), in the order of the module tree."""
+    seen: set[int] = set()
+    for path, part in module.named_modules():
+        for key, parameter in part.named_parameters(recurse=False):
+            if id(parameter) in seen:
+                continue
+            seen.add(id(parameter))
+            yield _placement(f"{path}.{key}".lstrip("."), key, part, parameter, tp)
+
+
+def _placement(name: str, key: str, part: nn.Module, parameter: nn.Parameter, tp: Axis) -> Placement:
+    dim: int | None = getattr(part, "sharded", {}).get(key)
+    if dim is None:
+        return Placement(name, parameter, tuple(parameter.shape), None, 0, parameter.shape[0])
+    shape: tuple[int, ...] = getattr(part, "full_shapes")[key]  # noqa: B009  (nn.Module types attributes as Tensor | Module)
+    local = parameter.shape[dim]
+    offset = min(tp.rank * local, shape[dim])
+    return Placement(name, parameter, shape, dim, offset, min(local, shape[dim] - offset))

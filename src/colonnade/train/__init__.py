@@ -1,0 +1,1 @@
+"""The training loop: the one place that knows the whole configuration and all folders."""

@@ -1,0 +1,86 @@
+"""What a run reads: its tokenizer, its vocabulary, and the datasets of its splits."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colonnade.config.schema import Config
+from colonnade.data.gpt_dataset import Datasets, open_datasets
+from colonnade.data.indexed import TokenFile
+from colonnade.data.sidecar import read_sidecar
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Tokenizer (where the run has one), vocabulary and datasets."""
+
+    tokenizer: Tokenizer | None
+    vocab_size: int
+    datasets: Datasets
+
+    @property
+    def byte_lengths(self) -> NDArray[np.int64] | None:
+        """Bytes of text that each token stands for, where the tokenizer tells."""
+        if self.tokenizer is None or not self.tokenizer.is_byte_level:
+            return None
+        return self.tokenizer.byte_lengths()
+
+
+def open_corpus(config: Config) -> Corpus:
+    """Open everything that [data] names and hold it against [model]; reads no more than headers."""
+    data, model = config.data, config.model
+    assert data.train is not None, "load() refuses a configuration without data.train"
+    tokenizer = Tokenizer.load(data.tokenizer) if data.tokenizer is not None else None
+    vocab_size = _vocab_size(config, data.train, tokenizer)
+    datasets = open_datasets(
+        train=data.train,
+        validation=data.validation,
+        test=data.test,
+        split=data.split,
+        seq_length=model.seq_length,
+        vocab_size=vocab_size,
+        seed=config.train.seed,
+        order=data.order,
+        epochs=data.epochs,
+        tokenizer=tokenizer,
+    )
+    _check_length(config, datasets)
+    return Corpus(tokenizer, vocab_size, datasets)
+
+
+def _vocab_size(config: Config, train: str, tokenizer: Tokenizer | None) -> int:
+    """model.vocab_size, or the tokenizer's, or what `data tokenize` wrote beside the token file."""
+    wanted = config.model.vocab_size
+    if tokenizer is not None and wanted is not None and wanted < tokenizer.vocab_size:
+        raise ConfigError(
+            f"model.vocab_size = {wanted:,} is less than the {tokenizer.vocab_size:,} ids of data.tokenizer = "
+            f"{config.data.tokenizer!r}. Leave model.vocab_size out, or set it to {tokenizer.vocab_size} or more."
+        )
+    if wanted is not None:
+        return wanted
+    if tokenizer is not None:
+        return tokenizer.vocab_size
+    sidecar = read_sidecar(TokenFile(train))
+    if sidecar is not None:
+        return sidecar.vocab_size
+    raise ConfigError(
+        f"The vocabulary's size is unknown: {train} does not tell it, and neither data.tokenizer nor model.vocab_size "
+        "is set. Set data.tokenizer to the tokenizer that made the file, or model.vocab_size."
+    )
+
+
+def _check_length(config: Config, datasets: Datasets) -> None:
+    """With all epochs shuffled as one, the run may not be longer than they are."""
+    if config.data.order != "all_epochs" or config.data.epochs is None:
+        return
+    there = len(datasets.train) * config.data.epochs
+    wanted = config.train.steps * config.train.global_batch_size
+    if wanted > there:
+        raise ConfigError(
+            f"train.steps × train.global_batch_size = {wanted:,} samples, but data.epochs = {config.data.epochs} "
+            f"epochs of {len(datasets.train):,} samples are {there:,}. Set train.steps to "
+            f"{there // config.train.global_batch_size} or less, or raise data.epochs before the run begins."
+        )

@@ -1,0 +1,155 @@
+"""One run from start to end: resume, step, report, evaluate, save.
+
+main ─▶ join the ranks ─▶ folder, data, state, newest checkpoint ─▶ each step: train_step, evaluate, record, save
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from colonnade.config.schema import Config
+from colonnade.data.gpt_dataset import GPTDataset
+from colonnade.data.loader import evaluation_positions, load_batch, rank_positions
+from colonnade.evaluation.perplexity import Perplexity, evaluate
+from colonnade.mesh.collectives import all_reduce
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Mesh
+from colonnade.model.flops import flops_per_token, peak_flops
+from colonnade.train import recovery, run_folder
+from colonnade.train.corpus import Corpus, open_corpus
+from colonnade.train.interrupt import Interrupt
+from colonnade.train.join import joined
+from colonnade.train.monitor import Monitor
+from colonnade.train.state import TrainState, build_state
+from colonnade.train.step import train_step
+
+
+@dataclass(frozen=True)
+class Run:
+    """What stays the same from the first step to the last."""
+
+    config: Config
+    mesh: Mesh
+    device: torch.device
+    corpus: Corpus
+    monitor: Monitor
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.config.run.folder)
+
+
+def main(config: Config) -> None:
+    """Train as `config` says, as one rank of its layout; every rank calls this."""
+    layout = Layout(tp=config.parallel.tp, pp=config.parallel.pp, dp=config.parallel.dp)
+    with joined(layout, config.train.device, config.train.threads) as (mesh, device):
+        corpus = open_corpus(config)
+        if mesh.rank == 0:
+            run_folder.occupy(config)
+        run = Run(config, mesh, device, corpus, _monitor(config, mesh, corpus, device))
+        state = build_state(config, mesh, corpus.vocab_size, device)
+        recovery.resume(state, config, corpus, run.monitor)
+        with Interrupt() as interrupt:
+            _train(run, state, interrupt)
+        run.monitor.close()
+
+
+def _train(run: Run, state: TrainState, interrupt: Interrupt) -> None:
+    config, monitor = run.config, run.monitor
+    every = config.checkpoint.every
+    while state.step < config.train.steps:
+        metrics = _step(run, state)
+        stop = bool(all_reduce(torch.tensor(int(interrupt.requested)), run.mesh.world, "max"))
+        last = state.step == config.train.steps
+        if stop or last or (every and state.step % every == 0):
+            recovery.save(state, config, run.mesh, run.corpus, monitor)
+        if stop and not last:
+            monitor.event("interrupted", step=state.step, loss=metrics["loss"])
+            monitor.say(
+                f"Stopped after step {state.step}; everything is saved. Run the same command again to go on from here."
+            )
+            raise SystemExit(interrupt.exit_code)
+    _finish(run, state)
+
+
+def _step(run: Run, state: TrainState) -> dict[str, float | int]:
+    """One step with its evaluation, recorded."""
+    config = run.config
+    started = time.perf_counter()
+    chunks = rank_positions(
+        state.samples,
+        global_batch_size=config.train.global_batch_size,
+        dp_rank=run.mesh.dp.rank,
+        dp_size=run.mesh.dp.size,
+        micro_batch_size=config.train.micro_batch_size,
+    )
+    result = train_step(
+        state, [load_batch(run.corpus.datasets.train, chunk).to(run.device) for chunk in chunks], run.mesh, config.train
+    )
+    seconds = time.perf_counter() - started
+    metrics: dict[str, float | int] = {
+        "step": state.step,
+        "loss": result.loss,
+        "learning_rate": result.learning_rate,
+        "grad_norm": result.grad_norm,
+        "tokens": state.samples * config.model.seq_length,
+    }
+    every = config.train.evaluate_every
+    if every and (state.step % every == 0 or state.step == config.train.steps):
+        metrics |= _evaluate(run, state)
+    run.monitor.step(metrics, seconds)
+    return metrics
+
+
+def _evaluate(run: Run, state: TrainState) -> dict[str, float | int]:
+    """Loss on the validation part, in words on the terminal and as numbers for metrics.jsonl."""
+    validation = run.corpus.datasets.validation
+    if validation is None:
+        return {}
+    result = evaluate_part(run, state, validation)
+    run.monitor.say(f"  validation at step {state.step}: {result.summary()}")
+    numbers: dict[str, float | int] = {"validation_loss": result.loss, "validation_perplexity": result.perplexity}
+    if result.bits_per_byte is not None:
+        numbers["validation_bits_per_byte"] = result.bits_per_byte
+    return numbers
+
+
+def evaluate_part(run: Run, state: TrainState, part: GPTDataset) -> Perplexity:
+    """Mean loss on the first `evaluate_samples` samples of a validation or test part, shared by the dp ranks."""
+    train, dp = run.config.train, run.mesh.dp
+    positions = evaluation_positions(
+        min(len(part), train.evaluate_samples),
+        micro_batch_size=train.micro_batch_size,
+        dp_rank=dp.rank,
+        dp_size=dp.size,
+    )
+    lengths = run.corpus.byte_lengths
+    return evaluate(
+        state.model,
+        (load_batch(part, chunk) for chunk in positions),
+        byte_lengths=None if lengths is None else torch.from_numpy(lengths),
+        dp=dp,
+    )
+
+
+def _finish(run: Run, state: TrainState) -> None:
+    """A last word."""
+    run.monitor.event("finished", step=state.step)
+    run.monitor.say(f"Finished {state.step} steps. The run is in {run.folder}.")
+
+
+def _monitor(config: Config, mesh: Mesh, corpus: Corpus, device: torch.device) -> Monitor:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    peak = peak_flops(name, config.train.precision)
+    return Monitor(
+        Path(config.run.folder),
+        active=mesh.rank == 0,
+        steps=config.train.steps,
+        log_every=config.train.log_every,
+        tokens_per_step=config.train.global_batch_size * config.model.seq_length,
+        flops_per_token=flops_per_token(config.model, corpus.vocab_size),
+        peak_flops=None if peak is None else peak * mesh.layout.num_ranks,
+        tensorboard=config.run.tensorboard,
+    )

@@ -1,0 +1,122 @@
+"""What a run tells while it goes on: progress lines, metrics.jsonl, events.jsonl, TensorBoard.
+
+Rank 0 writes; every other rank has a `Monitor` that does nothing. metrics.jsonl has one object a step. A resumed run
+first cuts off what lies after its checkpoint, so that the file is what an uninterrupted run would have written (but for
+times).
+"""
+
+import json
+import time
+from collections import deque
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+Metrics = Mapping[str, float | int]
+
+
+class Monitor:
+    """Writes one run's numbers. `active` is true on rank 0."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        active: bool,
+        steps: int,
+        log_every: int,
+        tokens_per_step: int,
+        flops_per_token: float,
+        peak_flops: float | None,
+        tensorboard: bool,
+    ) -> None:
+        self._active, self._steps, self._log_every = active, steps, log_every
+        self._tokens_per_step, self._flops_per_token, self._peak = tokens_per_step, flops_per_token, peak_flops
+        self._metrics, self._events = folder / "metrics.jsonl", folder / "events.jsonl"
+        self._recent: deque[float] = deque(maxlen=50)
+        """Seconds of the last steps, for the rate and the time left."""
+        self._board = _tensorboard(folder) if active and tensorboard else None
+
+    def resume(self, step: int) -> None:
+        """Forget what metrics.jsonl says of steps after `step`, and a line that was cut off in the middle."""
+        if not self._active or not self._metrics.exists():
+            return
+        lines = [line for line in self._metrics.read_text().splitlines() if _step_of(line) in range(1, step + 1)]
+        partial = self._metrics.with_suffix(".partial")
+        partial.write_text("".join(line + "\n" for line in lines))
+        partial.replace(self._metrics)
+
+    def step(self, metrics: Metrics, seconds: float) -> None:
+        """Record one step; `metrics` has its number under "step".
+
+        Prints every `log_every` steps, and the first and last.
+        """
+        if not self._active:
+            return
+        self._recent.append(seconds)
+        rate = self._tokens_per_step / seconds
+        line = {**metrics, "tokens_per_second": round(rate, 1), "seconds": round(seconds, 4)}
+        if self._peak is not None:
+            line["mfu"] = round(rate * self._flops_per_token / self._peak, 4)
+        _append(self._metrics, line)
+        if self._board is not None:
+            for name, value in line.items():
+                self._board.add_scalar(name, value, int(metrics["step"]))
+        if metrics["step"] % self._log_every == 0 or metrics["step"] in (1, self._steps):
+            self.say(self._progress(line))
+
+    def event(self, kind: str, **details: Any) -> None:
+        """Record what happened (a start, a save, an interruption) in events.jsonl."""
+        if self._active:
+            _append(self._events, {"time": round(time.time(), 3), "event": kind, **details})
+
+    def say(self, text: str) -> None:
+        """Print a line, on rank 0 only."""
+        if self._active:
+            print(text, flush=True)
+
+    def close(self) -> None:
+        if self._board is not None:
+            self._board.close()
+
+    def _progress(self, line: Mapping[str, Any]) -> str:
+        pace = sum(self._recent) / len(self._recent)
+        width = len(str(self._steps))
+        parts = [
+            f"step {line['step']:>{width}}/{self._steps}",
+            f"loss {line['loss']:.4f}",
+            f"lr {line['learning_rate']:.2e}",
+            f"grad {line['grad_norm']:.2f}",
+            f"{self._tokens_per_step / pace:,.0f} tokens/s",
+        ]
+        if "mfu" in line:
+            parts.append(f"MFU {line['mfu']:.1%}")
+        parts.append(f"{timedelta(seconds=round((self._steps - line['step']) * pace))} left")
+        return "  ".join(parts)
+
+
+def _append(path: Path, line: Mapping[str, Any]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def _step_of(line: str) -> int:
+    """The step that a line of metrics.jsonl tells of; 0 for a broken line."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+def _tensorboard(folder: Path) -> Any:
+    from colonnade.errors import ConfigError
+
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ConfigError(
+            "run.tensorboard = true needs the package tensorboard, which is not installed. "
+            "Run `pip install 'colonnade[track]'`, or set run.tensorboard = false."
+        ) from error
+    return SummaryWriter(str(folder / "tensorboard"))

@@ -1,0 +1,148 @@
+"""A trained model in use: opened from its checkpoint, it writes text or is measured on one."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from colonnade.checkpoint.load import load
+from colonnade.checkpoint.manifest import newest, read_manifest
+from colonnade.checkpoint.plan import Shard
+from colonnade.config.load import loads
+from colonnade.config.schema import Config
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.errors import CheckpointError, ConfigError
+from colonnade.evaluation.file import perplexity_of_file
+from colonnade.generation.sample import generate
+from colonnade.generation.stream import note_on, prompt_tokens, stream_text
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Axis, Mesh
+from colonnade.model.gpt import GPT
+from colonnade.tensor_parallel.placement import placements
+from colonnade.train.join import joined
+from colonnade.train.recovery import MOMENTS, model_facts, shard
+from colonnade.train.run_folder import checkpoints
+from colonnade.train.state import DTYPES, build_model
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A checkpoint's model, with what is needed to use it."""
+
+    model: GPT
+    tokenizer: Tokenizer
+    config: Config
+    step: int
+
+
+@contextmanager
+def opened(path: Path, *, tp: int, device: str, precision: str | None) -> Iterator[tuple[Trained, Mesh]]:
+    """A checkpoint's model, cut over `tp` ranks whatever it was trained on; every rank enters this."""
+    checkpoint = find(path)
+    if device not in DEVICES:
+        raise ConfigError(f"--device {device!r}: there is no such device. Use {', '.join(DEVICES)}.")
+    if precision is not None and precision not in DTYPES:
+        raise ConfigError(f"--precision {precision!r}: there is no such precision. Use {', '.join(DTYPES)}.")
+    with joined(Layout(tp=tp), device) as (mesh, place):
+        yield open_trained(checkpoint, mesh.tp, place, precision), mesh
+
+
+def write_on(
+    trained: Trained,
+    mesh: Mesh,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    seed: int,
+) -> None:
+    """Print every prompt with what the model makes of it, token by token (rank 0 prints)."""
+    tokenizer = trained.tokenizer
+    made = generate(
+        trained.model,
+        [prompt_tokens(tokenizer, prompt) for prompt in prompts],
+        mesh.tp,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k or 0,
+        top_p=1.0 if top_p is None else top_p,
+        seed=seed,
+        stop=tokenizer.end_of_document,
+    )
+    begun = -1
+    for piece in stream_text(made, tokenizer):
+        if mesh.rank != 0:
+            continue
+        if piece.prompt != begun:
+            begun = piece.prompt
+            print(prompts[begun], end="", flush=True)
+        print(piece.text, end="", flush=True)
+        if piece.end is not None:
+            note = note_on(piece.end, seq_length=trained.config.model.seq_length)
+            print("\n" if note is None else f"\n[{note}]\n", flush=True)
+
+
+def measure(trained: Trained, mesh: Mesh, data: str, *, stride: int | None, as_json: bool) -> None:
+    """Print perplexity and bits per byte on a text or token file (rank 0 prints)."""
+    result = perplexity_of_file(trained.model, data, tokenizer=trained.tokenizer, mesh=mesh, stride=stride)
+    if mesh.rank == 0:
+        print(json.dumps({"step": trained.step, **asdict(result)}) if as_json else result.summary())
+
+
+def find(path: Path) -> Path:
+    """The checkpoint that `path` names: itself, or the newest of a run's folder."""
+    if (path / "manifest.json").is_file():
+        return path
+    for folder in (checkpoints(path), path):
+        found = newest(folder) if folder.is_dir() else None
+        if found is not None:
+            return found
+    raise CheckpointError(
+        f"{path} is neither a checkpoint nor the folder of a run that has one. Name a folder like "
+        "RUN/checkpoints/step_00000100, or RUN itself for its newest."
+    )
+
+
+def open_trained(path: Path, tp: Axis, device: torch.device, precision: str | None = None) -> Trained:
+    """Read the model of a checkpoint under any tensor-parallel size, whatever layout it was written under."""
+    facts = read_manifest(path).facts
+    config = _config_of(path)
+    vocab_size = int(facts["model"]["vocab_size"])
+    dtype = DTYPES[precision or config.train.precision]
+    model = build_model(config.model, vocab_size, tp, dtype=dtype)
+    for parameter in model.parameters():
+        parameter.data.zero_()  # padding rows stay zero
+    load(path, list(_weights(model, tp)), model=model_facts(config.model, vocab_size), unread=(MOMENTS,))
+    model = model.to(device=device, dtype=dtype).requires_grad_(False).eval()
+    return Trained(model, _tokenizer_of(path), config, int(facts["step"]))
+
+
+def _tokenizer_of(path: Path) -> Tokenizer:
+    if not (path / "tokenizer.json").exists():
+        raise CheckpointError(
+            f"{path} has no tokenizer.json, because the run had no data.tokenizer: text cannot be turned into its "
+            "tokens. Copy the tokenizer.json that made the token files into it."
+        )
+    return Tokenizer.load(path / "tokenizer.json")
+
+
+def _weights(model: GPT, tp: Axis) -> Iterator[Shard]:
+    for place in placements(model, tp):
+        yield from shard(place.name, place, place.parameter.data)
+
+
+def _config_of(path: Path) -> Config:
+    try:
+        return loads((path / "config.toml").read_text(), source=str(path / "config.toml"))
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} has no config.toml ({error.strerror}), so its model is unknown. Name a checkpoint that "
+            "`colonnade train` wrote."
+        ) from error

@@ -1,0 +1,163 @@
+"""The same run on any layout: a few steps of a configuration in float64, serially and cut up, number against number.
+
+Every layout is a run of its own (`colonnade trace`), on its own processes, that writes down its losses, the gradients
+of every step and the weights at the end. Every box of every rank is then held against the serial run's tensor of that
+name.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from colonnade.config.load import load
+from colonnade.config.schema import Config
+from colonnade.data.loader import load_batches, rank_positions
+from colonnade.data_parallel.buckets import named_slots
+from colonnade.errors import ColonnadeError, ConfigError
+from colonnade.mesh import launch
+from colonnade.mesh.layout import AXES, Layout
+from colonnade.tensor_parallel.placement import Placement
+from colonnade.train.corpus import open_corpus
+from colonnade.train.join import joined
+from colonnade.train.state import TrainState, build_state
+from colonnade.train.step import train_step
+
+TOLERANCE = 1e-10
+"""Largest difference that is no difference, relative to the tensor's largest element."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """One rank's part of a tensor of the run."""
+
+    name: str
+    offsets: tuple[int, ...]
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How far one layout is from the serial run."""
+
+    layout: str
+    max_relative_difference: float
+    first_difference: str | None
+    """The first number in the order of the run that differs by more than the tolerance, and by how much."""
+    ok: bool
+
+
+def verify(config: Path, overrides: list[str], layouts: list[str], *, steps: int, as_json: bool) -> bool:
+    """Compare `layouts` ("tp=2,dp=2") with the serial run of `config`, print the table, and tell whether all are
+    equal.
+    """
+    sizes = {text: _parse(text) for text in layouts}
+    for layout in sizes.values():
+        load(config, _overrides(overrides, layout, steps))  # what cannot be is refused before anything runs
+    with tempfile.TemporaryDirectory(prefix="colonnade-verify-") as folder:
+        serial = _traced(config, overrides, Layout(), steps, Path(folder) / "serial")
+        verdicts = [
+            _compare(text, serial, _traced(config, overrides, layout, steps, Path(folder) / text))
+            for text, layout in sizes.items()
+        ]
+    if as_json:
+        print(json.dumps({"layouts": [asdict(verdict) for verdict in verdicts]}))
+    else:
+        print(
+            f"{steps} steps in float64, largest difference from the serial run (relative), equal up to {TOLERANCE:.0e}:"
+        )
+        print("\n".join(_line(verdict) for verdict in verdicts))
+    return all(verdict.ok for verdict in verdicts)
+
+
+def trace(config: Config, output: Path, steps: int) -> None:
+    """Run `steps` steps as one rank of the configuration's layout, and write this rank's numbers to `output`."""
+    parallel, train = config.parallel, config.train
+    corpus = open_corpus(config)
+    boxes: list[Box] = []
+    with joined(Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp), train.device, train.threads) as (mesh, device):
+        state = build_state(config, mesh, corpus.vocab_size, device)
+        for _ in range(steps):
+            chunks = rank_positions(
+                state.samples,
+                global_batch_size=train.global_batch_size,
+                micro_batch_size=train.micro_batch_size,
+                dp_rank=mesh.dp.rank,
+                dp_size=mesh.dp.size,
+            )
+            batches = [batch.to(device) for batch in load_batches(corpus.datasets.train, chunks)]
+            result = train_step(state, batches, mesh, train)
+            boxes += list(_boxes_of_step(state, result.loss, result.grad_norm))
+        boxes += [
+            Box(f"weight {name} after step {steps}", *_values(slot.placement, slot.view(unit.master)))
+            for name, unit, slot in named_slots(state.units)
+        ]
+        output.mkdir(parents=True, exist_ok=True)
+        torch.save([asdict(box) for box in boxes], output / f"rank_{mesh.rank}.pt")
+
+
+def _boxes_of_step(state: TrainState, loss: float, norm: float) -> Iterator[Box]:
+    yield Box(f"loss of step {state.step}", (), torch.tensor(loss, dtype=torch.float64))
+    yield Box(f"gradient norm of step {state.step}", (), torch.tensor(norm, dtype=torch.float64))
+    for name, unit, slot in named_slots(state.units):
+        yield Box(f"gradient of {name} in step {state.step}", *_values(slot.placement, slot.view(unit.gradients)))
+
+
+def _values(placement: Placement, shard: Tensor) -> tuple[tuple[int, ...], Tensor]:
+    return placement.offsets, placement.real(shard).detach().cpu().clone()
+
+
+def _traced(config: Path, overrides: list[str], layout: Layout, steps: int, output: Path) -> dict[int, list[Box]]:
+    """Every rank's boxes of one layout's run."""
+    command = [sys.executable, "-m", "colonnade", "trace", str(config), *_overrides(overrides, layout, steps)]
+    status = launch.run_ranks(layout.num_ranks, [*command, "--output", str(output), "--steps", str(steps)])
+    if status != 0:
+        raise ColonnadeError(f"the run under the layout {layout} failed (exit status {status}); its error is above.")
+    return {rank: [Box(**box) for box in torch.load(output / f"rank_{rank}.pt")] for rank in range(layout.num_ranks)}
+
+
+def _overrides(overrides: list[str], layout: Layout, steps: int) -> list[str]:
+    sizes = [f"parallel.{name}={layout.size(name)}" for name in AXES]
+    return [*overrides, *sizes, "train.precision=fp64"]
+
+
+def _compare(text: str, serial: dict[int, list[Box]], cut: dict[int, list[Box]]) -> Verdict:
+    whole = {box.name: box.values for box in serial[0]}
+    worst, first = 0.0, None
+    for boxes in cut.values():
+        for box in boxes:
+            difference = _difference(box, whole[box.name])
+            if not difference <= TOLERANCE and first is None:  # NaN is a difference
+                first = f"{box.name} by {difference:.1e}"
+            worst = max(worst, difference)
+    return Verdict(text, worst, first, first is None)
+
+
+def _difference(box: Box, whole: Tensor) -> float:
+    """Largest difference in the box, relative to the whole tensor's largest element."""
+    if box.values.numel() == 0:
+        return 0.0
+    part = whole[tuple(slice(o, o + n) for o, n in zip(box.offsets, box.values.shape, strict=True))]
+    scale = whole.abs().max().clamp(min=torch.finfo(torch.float64).tiny)
+    return float((box.values - part).abs().max() / scale)
+
+
+def _parse(text: str) -> Layout:
+    """ "tp=2,dp=2" -> Layout(tp=2, dp=2)."""
+    try:
+        sizes = {name.strip(): int(size) for name, size in (part.split("=") for part in text.split(","))}
+        return Layout(**sizes)
+    except (ValueError, TypeError):
+        raise ConfigError(
+            f"--layout {text!r} is no layout. Write sizes of tp, pp and dp, like tp=2 or tp=2,dp=2."
+        ) from None
+
+
+def _line(verdict: Verdict) -> str:
+    outcome = "equal" if verdict.ok else f"DIFFERS, first in the {verdict.first_difference}"
+    return f"  {verdict.layout:16} {verdict.max_relative_difference:.1e}  {outcome}"

@@ -1,0 +1,216 @@
+"""Damage, foreign folders, newer formats, other models, full and forbidden disks: one message each, with the remedy."""
+
+import errno
+import json
+import os
+import resource
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from colonnade.checkpoint.load import load
+from colonnade.checkpoint.manifest import MANIFEST, compare_facts, newest, read_manifest, verify
+from colonnade.checkpoint.plan import Shard
+from colonnade.checkpoint.save import save
+from colonnade.errors import CheckpointError
+from tests.checkpoint.grids import MODEL, model_shards, number
+from tests.distributed import run_on_ranks
+
+
+def shards() -> list[Shard]:
+    return model_shards({name: number(shape) for name, shape in MODEL.items()}, 0, 1)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    save(tmp_path, 10, shards(), {"model": {"num_layers": 2, "rope": {"base": 1.5}}}, extra_files={"a.toml": b"x = 1"})
+    return save(tmp_path, 20, shards(), {"model": {"num_layers": 2, "rope": {"base": 1.5}}})
+
+
+def refused(action: Callable[[], object]) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        action()
+    return str(caught.value)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_changed_byte_goes_unnoticed(path: Path, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(p.name for p in path.iterdir())))
+    content = (path / name).read_bytes()
+    place, change = data.draw(st.integers(0, len(content) - 1)), data.draw(st.integers(1, 255))
+    changed = bytearray(content)
+    changed[place] ^= change
+    if name == MANIFEST and json_equal(content, bytes(changed)):
+        return  # white space, or another spelling of the same character
+    (path / name).write_bytes(changed)
+    try:
+        for action in (lambda: verify(path), lambda: load(path, shards())):
+            said = refused(action)
+            assert (name in said and "Delete" in said) or "another version" in said or "not a checkpoint of" in said
+    finally:
+        (path / name).write_bytes(content)
+
+
+def json_equal(one: bytes, other: bytes) -> bool:
+    try:
+        return bool(json.loads(one) == json.loads(other))
+    except ValueError:
+        return False
+
+
+def test_a_damaged_byte_is_found_by_one_of_several_ranks_and_told_by_all(path: Path) -> None:
+    file = path / "__0_0.distcp"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+    def read(rank: int, num_ranks: int) -> str:
+        return refused(lambda: load(path, shards()))
+
+    said = set(run_on_ranks(read, 3))
+    assert said == {
+        f"{file} is damaged: its bytes are not those that were written (SHA-256). Delete {path} to go on from step 10."
+    }
+
+
+def test_a_truncated_file(path: Path) -> None:
+    file = path / "__0_0.distcp"
+    size = file.stat().st_size
+    os.truncate(file, size - 1)
+    said = (
+        f"{file} is damaged: it has {size - 1} bytes and was written with {size}. Delete {path} to go on from step 10."
+    )
+    assert refused(lambda: newest(path.parent)) == refused(lambda: load(path, shards())) == said
+
+
+def test_a_missing_file(path: Path) -> None:
+    shutil.rmtree(path.parent / "step_00000010")
+    (path / "__0_0.distcp").unlink()
+    assert refused(lambda: newest(path.parent)) == (
+        f"{path} is damaged: __0_0.distcp is missing. There is no older one: delete {path} to start again from step 0."
+    )
+
+
+def test_damage_without_hashes_is_still_no_traceback(path: Path) -> None:
+    file = path / "__0_0.distcp"
+    file.write_bytes(bytes(file.stat().st_size))
+    assert "is damaged" in refused(lambda: load(path, shards(), check_hashes=False))
+
+
+def test_hashes_may_be_left_out(path: Path) -> None:
+    file = path / ".metadata"
+    file.write_bytes(bytes(file.stat().st_size))
+    load(path, shards(), check_hashes=False)
+    assert ".metadata is damaged" in refused(lambda: load(path, shards()))
+
+
+def test_no_manifest(path: Path) -> None:
+    (path / MANIFEST).unlink()
+    said = refused(lambda: newest(path.parent))
+    assert "has no manifest.json" in said and f"Delete {path} to go on from step 10." in said
+
+
+def test_a_foreign_folder(tmp_path: Path) -> None:
+    assert "does not exist" in refused(lambda: read_manifest(tmp_path / "nowhere"))
+    (tmp_path / MANIFEST).write_text('{"name": "a web app"}')
+    assert "is not a checkpoint of Colonnade" in refused(lambda: load(tmp_path, shards()))
+
+
+def test_a_newer_format(path: Path) -> None:
+    content = json.loads((path / MANIFEST).read_text()) | {"version": 2, "novelty": True}
+    (path / MANIFEST).write_text(json.dumps(content))
+    said = refused(lambda: newest(path.parent))
+    assert "is in checkpoint format 2, and this version of Colonnade reads format 1" in said
+
+
+def test_leftovers_are_no_checkpoints(path: Path) -> None:
+    for name in (".step_00000030.partial", ".step_00000005.deleted", "step_30", "notes"):
+        (path.parent / name).mkdir()
+    (path.parent / "step_00000031").write_text("a file")
+    assert newest(path.parent) == path
+    save(path.parent, 40, shards(), {})
+    assert not list(path.parent.glob(".step*"))
+
+
+def test_another_model(path: Path) -> None:
+    said = refused(lambda: load(path, shards(), model={"num_layers": 4, "rope": {"base": 2.0}, "ffn": (1, 2)}))
+    assert "is of another model:\n  ffn: absent in the checkpoint, [1, 2] wanted\n  num_layers: 2 in" in said
+    assert "\n  rope.base: 1.5 in the checkpoint, 2.0 wanted\n" in said
+    load(path, shards(), model={"num_layers": 2, "rope": {"base": 1.5}})
+
+
+def test_compare_facts() -> None:
+    facts = {"a": 1, "b": {"c": [1, 2]}}
+    assert compare_facts(facts, facts) == []
+    assert compare_facts(facts, {"a": 1, "b": {"c": [1]}}) == ["b.c: [1, 2] in the checkpoint, [1] wanted"]
+
+
+def test_other_shapes_are_named(path: Path) -> None:
+    wanted = [*shards()[1:], Shard("embedding.weight", (64, 8), (0, 0), torch.zeros(64, 8))]
+    assert "\n  embedding.weight: [51, 8] in the checkpoint, [64, 8] wanted\n" in refused(lambda: load(path, wanted))
+
+
+def test_missing_and_left_over_tensors_are_named(path: Path) -> None:
+    more = [*shards(), Shard("bias", (1,), (0,), torch.zeros(1)), Shard("a", (1,), (0,), torch.zeros(1))]
+    assert "lacks 2 tensors that this model has: a, bias." in refused(lambda: load(path, more))
+    few = [shard for shard in shards() if shard.name not in ("scale", "norm.bias")]
+    assert "holds 2 tensors that this model does not have: norm.bias, scale." in refused(lambda: load(path, few))
+    load(path, few, unread=("norm.", "scale"))
+
+
+def test_ranks_may_want_different_tensors(path: Path) -> None:
+    def read(rank: int, num_ranks: int) -> None:
+        load(path, shards()[rank::num_ranks])
+
+    run_on_ranks(read, 2)
+
+
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+def test_too_little_space_is_seen_before_anything_is_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**6, 10**6 - 100, 100))
+    said = refused(lambda: save(path.parent, 30, shards(), {}))
+    assert "has 0.0 MB free, and saving step 30 needed 0.0 MB more (No space left on device)" in said
+    assert "step_00000020, the last whole checkpoint, stays." in said
+    assert newest(path.parent) == path and not list(path.parent.glob(".*"))
+
+
+@pytest.mark.parametrize("limit", [0, 100, 2000, 30_000, 300_000, 800_000])
+def test_a_disk_that_fills_while_writing(tmp_path: Path, limit: int) -> None:
+    """A limit on file sizes stands for the full disk: writes fail in the midst of one."""
+
+    def fill(rank: int, num_ranks: int) -> str:
+        x = {f"w{i}": torch.ones(100_000) for i in range(2)}
+        save(tmp_path, 1, model_shards(x, 0, 1), {})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        said = refused(
+            lambda: save(tmp_path, 2, model_shards(x, 0, 1), {}, extra_files={"config.toml": bytes(900_000)})
+        )
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert [p.name for p in tmp_path.iterdir()] == ["step_00000001"]
+        save(tmp_path, 2, model_shards(x, 0, 1), {})
+        return said
+
+    (said,) = run_on_ranks(fill, 1)
+    assert said.startswith("The disk is full: ")
+    verify(tmp_path / "step_00000001")
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    said = refused(lambda: save(tmp_path, 1, shards(), {}))
+    assert said.startswith("Rank 0 could not read or write the checkpoint: [Errno 13] Permission denied")

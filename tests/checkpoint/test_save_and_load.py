@@ -1,0 +1,242 @@
+"""Round trips: from any layout into any other, on one process and on several ranks, and what is left on disk."""
+
+import json
+import pickle
+import random
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
+
+from colonnade.checkpoint.load import load
+from colonnade.checkpoint.manifest import MANIFEST, checkpoints_in, newest, read_manifest, verify
+from colonnade.checkpoint.plan import Box, Shard
+from colonnade.checkpoint.save import save
+from colonnade.errors import CheckpointError
+from tests.checkpoint.grids import MODEL, grids, model_shards, number, shard_of
+from tests.distributed import fork, run_on_ranks
+
+FACTS: dict[str, Any] = {"model": {"num_layers": 2}, "samples": 12}
+
+
+def weights(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    return {name: number(shape, dtype) for name, shape in MODEL.items()}
+
+
+def shards_on(rank: int, tp: int, logical: dict[str, torch.Tensor]) -> list[Shard]:
+    """Of global rank `rank`, tp innermost; copies of equal boxes for every dp rank."""
+    return model_shards(logical, rank % tp, tp)
+
+
+def empty_like(shards: list[Shard], dtype: torch.dtype | None = None) -> list[Shard]:
+    return [Shard(s.name, s.shape, s.offsets, torch.full_like(s.data, -1, dtype=dtype)) for s in shards]
+
+
+def write(rank: int, num_ranks: int, folder: Path, tp: int) -> None:
+    save(folder, 100, shards_on(rank, tp, weights()), FACTS, extra_files={"config.toml": b"[model]\n"})
+
+
+def read_back(rank: int, num_ranks: int, path: Path, tp: int) -> dict[str, Any]:
+    wanted = shards_on(rank, tp, weights())
+    found = empty_like(wanted)
+    facts = load(path, found, model=FACTS["model"]).facts
+    for have, want in zip(found, wanted, strict=True):
+        assert torch.equal(have.data, want.data), have.name
+    return facts
+
+
+@given(grids(), st.data(), st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.int64]))
+@settings(max_examples=60, deadline=None)
+def test_any_boxes_are_read_back_as_any_other_boxes(
+    case: tuple[tuple[int, ...], list[Box]], data: st.DataObject, dtype: torch.dtype
+) -> None:
+    shape, written = case
+    _, wanted = data.draw(grids(shape))
+    x, y = number(shape, dtype), torch.zeros(shape, dtype=dtype)
+    with TemporaryDirectory() as folder:
+        path = save(Path(folder), 1, [shard_of("x", x, box) for box in written], {})
+        load(path, [shard_of("x", y, box) for box in wanted])
+    assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize(("num_ranks", "tp"), [(1, 1), (2, 2), (4, 4), (4, 2)])
+def test_any_layout_reads_what_any_layout_wrote(tmp_path: Path, num_ranks: int, tp: int) -> None:
+    run_on_ranks(write, num_ranks, tmp_path, tp)
+    path = newest(tmp_path)
+    assert path == tmp_path / "step_00000100"
+    assert read_back(0, 1, path, 1) == FACTS
+    for readers, other in ((2, 2), (4, 4), (4, 1)):
+        assert run_on_ranks(read_back, readers, path, other) == [FACTS] * readers
+
+
+def test_copies_are_written_once_and_the_work_is_shared(tmp_path: Path) -> None:
+    def copies(rank: int, num_ranks: int) -> None:
+        x = {f"w{i}": number((64, 64)) for i in range(8)}
+        save(tmp_path, 1, model_shards(x, 0, 1), {})
+
+    run_on_ranks(copies, 4)
+    files = verify(tmp_path / "step_00000001").files
+    sizes = [files[f"__{rank}_0.distcp"].size for rank in range(4)]
+    assert max(sizes) < 1.01 * min(sizes) and sum(sizes) < 1.2 * 8 * 64 * 64 * 4
+
+
+def test_a_rank_may_hold_nothing(tmp_path: Path) -> None:
+    def one_holds_all(rank: int, num_ranks: int) -> None:
+        shards = model_shards(weights(), 0, 1) if rank == 1 else []
+        save(tmp_path, 1, shards, {})
+        found = empty_like(model_shards(weights(), 0, 1)) if rank == 0 else []
+        load(tmp_path / "step_00000001", found)
+
+    run_on_ranks(one_holds_all, 2)
+
+
+def test_the_dtype_of_the_reader_counts(tmp_path: Path) -> None:
+    path = save(tmp_path, 1, model_shards(weights(torch.float64), 0, 1), {})
+    found = empty_like(model_shards(weights(), 0, 1), torch.bfloat16)
+    load(path, found)
+    for shard in found:
+        assert torch.equal(shard.data, number(shard.shape, torch.float64).bfloat16())
+    assert read_manifest(path).tensors["norm.bias"].dtype == torch.float64
+
+
+def test_views_parameters_and_transposes(tmp_path: Path) -> None:
+    flat = torch.arange(24.0)
+    parts = {
+        "view": flat[4:16].view(3, 4),
+        "transpose": flat[:12].view(3, 4).t(),
+        "parameter": torch.nn.Parameter(flat.clone()),
+        "column": flat.view(4, 6)[:, 2],
+    }
+    shards = [Shard(name, tuple(x.shape), (0,) * x.dim(), x) for name, x in parts.items()]
+    path = save(tmp_path, 1, shards, {})
+    assert sum(file.size for file in read_manifest(path).files.values()) < 20_000
+    places = {name: torch.nn.Parameter(torch.zeros_like(x)) for name, x in parts.items()}
+    places["view"] = torch.nn.Parameter(torch.zeros(4, 3).t())
+    load(path, [Shard(name, tuple(x.shape), (0,) * x.dim(), x) for name, x in places.items()])
+    for name, x in parts.items():
+        assert torch.equal(places[name], x), name
+
+
+def test_parts_larger_than_a_block_of_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("colonnade.checkpoint.files.BLOCK", 100)
+    x, y = number((50, 40)), torch.zeros(50, 40)
+    path = save(tmp_path, 1, [shard_of("x", x, Box((0, 0), (50, 40)))], {})
+    load(path, [shard_of("x", y, Box((3, 7), (31, 20))), shard_of("x", y, Box((0, 0), (2, 40)))])
+    assert torch.equal(y[3:34, 7:27], x[3:34, 7:27]) and torch.equal(y[:2], x[:2]) and y.count_nonzero() == 31 * 20 + 80
+
+
+def test_torchs_own_reader_reads_it(tmp_path: Path) -> None:
+    run_on_ranks(write, 2, tmp_path, 2)
+    found: dict[str, Any] = {name: torch.zeros(shape) for name, shape in MODEL.items()}
+    with pytest.warns(UserWarning, match="torch.distributed is disabled"):
+        load_distributed(found, storage_reader=FileSystemReader(tmp_path / "step_00000100"))
+    for name, x in weights().items():
+        assert torch.equal(found[name], x), name
+
+
+def test_reading_unpickles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(tmp_path, 1, model_shards(weights(), 0, 1), {})
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("unpickled")
+
+    for place in (pickle, torch):
+        monkeypatch.setattr(place, "load", refuse)
+    load(path, empty_like(model_shards(weights(), 0, 1)))
+
+
+def test_what_lies_in_a_checkpoint(tmp_path: Path) -> None:
+    path = save(tmp_path, 7, model_shards(weights(), 0, 1), FACTS, extra_files={"config.toml": b"seed = 1"})
+    assert sorted(p.name for p in path.iterdir()) == [".metadata", "__0_0.distcp", "config.toml", MANIFEST]
+    assert (path / "config.toml").read_bytes() == b"seed = 1"
+    content = json.loads((path / MANIFEST).read_text())
+    assert content["facts"] == FACTS and content["step"] == 7 and content["version"] == 1
+    assert content["tensors"]["down.weight"]["shape"] == [8, 32]
+    assert not content["files"].keys() ^ {".metadata", "__0_0.distcp", "config.toml"}
+    assert torch.serialization.get_crc32_options()  # the setting of the process is as it was
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    assert newest(tmp_path / "nowhere") is None
+    for step in (1, 5, 20, 100_000_000):
+        save(tmp_path, step, model_shards(weights(), 0, 1), {}, keep=2)
+    assert list(checkpoints_in(tmp_path)) == [20, 100_000_000]
+    assert newest(tmp_path) == tmp_path / "step_100000000"
+    save(tmp_path, 7, model_shards(weights(), 0, 1), {}, keep=1)  # what has just been written is always kept
+    assert list(checkpoints_in(tmp_path)) == [7] and len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_same_step_may_be_saved_again(tmp_path: Path) -> None:
+    for value in (1, 2):
+        path = save(tmp_path, 3, model_shards(weights(), 0, 1), {"value": value}, keep=1)
+    assert read_manifest(path).facts == {"value": 2} and len(list(tmp_path.iterdir())) == 1
+
+
+def test_boxes_that_do_not_cover_are_a_bug_on_all_ranks(tmp_path: Path) -> None:
+    def gap(rank: int, num_ranks: int) -> str:
+        with pytest.raises(AssertionError, match=r"w \[8\]: boxes must cover it") as caught:
+            save(tmp_path, 1, [Shard("w", (8,), (3 * rank,), torch.zeros(3))], {})
+        return str(caught.value.__notes__)
+
+    notes = run_on_ranks(gap, 2)
+    assert all("on rank 0" in note and "_metadata" in note for note in notes)
+    assert not list(tmp_path.glob("*"))
+
+
+def save_forever(folder: Path) -> None:
+    torch.set_num_threads(1)
+    for step in range(1, 1_000_000):
+        x = {f"w{i}": torch.full((50_000,), float(step)) for i in range(8)}
+        save(folder, step, model_shards(x, 0, 1), {"value": step}, keep=2)
+
+
+def test_killed_at_any_moment_the_last_whole_one_stays(tmp_path: Path) -> None:
+    """Each round goes on in the folder that the killed one has left."""
+    seen = 0
+    for round_ in range(25):
+        child = fork(save_forever, tmp_path)
+        time.sleep(0.05 + random.Random(round_).random() * 0.12)
+        child.kill()
+        child.join()
+        path = newest(tmp_path)
+        if path is None:
+            continue
+        seen += 1
+        contents = verify(path)
+        x = torch.zeros(50_000)
+        load(path, [Shard("w3", (50_000,), (0,), x)], unread=("w",))
+        assert x.eq(contents.facts["value"]).all() and len(checkpoints_in(tmp_path)) <= 3
+    assert seen > 15
+    last = max(checkpoints_in(tmp_path))
+    save(tmp_path, last + 1, model_shards(weights(), 0, 1), {}, keep=1)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_one_ranks_failure_is_everyones(tmp_path: Path) -> None:
+    def fails(rank: int, num_ranks: int) -> str:
+        save(tmp_path, 1, shards_on(rank, 2, weights()), {})
+        if rank == 1:
+            from colonnade.checkpoint import files
+
+            def refuse(self: object, data: bytes) -> int:
+                raise OSError(28, "No space left on device")
+
+            files._HashingStream.write = refuse  # type: ignore[method-assign]
+        with pytest.raises(CheckpointError) as caught:
+            save(tmp_path, 2, shards_on(rank, 2, weights()), {}, keep=3)
+        torch.distributed.barrier()
+        return str(caught.value)
+
+    first, second = run_on_ranks(fails, 2)
+    assert first == second
+    assert first.startswith("The disk is full: ") and "step_00000001, the last whole checkpoint, stays" in first
+    assert "checkpoint.keep = 1 (now 3)" in first
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
+    verify(tmp_path / "step_00000001")

@@ -1,0 +1,140 @@
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colonnade.config.check import CHECKS, divisors, multiples_around, nearest_divisors, one_of
+from colonnade.config.describe import all_keys
+from colonnade.config.load import loads
+from colonnade.config.schema import Config
+from colonnade.errors import ConfigError
+
+Problems = Callable[..., list[str]]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ("model.num_heads=16", "model.ffn_hidden_size=48", "parallel.tp=3"),
+            "parallel.tp = 3 does not divide model.num_heads = 16: each tensor-parallel rank needs whole heads. "
+            "Use 1, 2, 4, 8 or 16.",
+        ),
+        (
+            ("model.ffn_hidden_size=30", "parallel.tp=4"),
+            "parallel.tp = 4 does not divide model.ffn_hidden_size = 30: each tensor-parallel rank needs the same "
+            "number of the MLP's columns. Use 1 or 2.",
+        ),
+        (
+            ("model.num_heads=5",),
+            "model.num_heads = 5 does not divide model.hidden_size = 64: all heads have the same width. "
+            "Use a hidden_size of 60 or 65, or a num_heads of 4 or 8.",
+        ),
+        (
+            ("parallel.dp=4",),
+            "train.global_batch_size = 24 is not divisible by train.micro_batch_size × parallel.dp = 4 × 4 = 16: each "
+            "data-parallel rank computes whole micro-batches. Use a global_batch_size of 16 or 32.",
+        ),
+        (
+            ("parallel.dp=8",),
+            "train.global_batch_size = 24 is not divisible by train.micro_batch_size × parallel.dp = 4 × 8 = 32: each "
+            "data-parallel rank computes whole micro-batches. Use a global_batch_size of 32.",
+        ),
+        (
+            ("parallel.pp=2",),
+            "parallel.pp = 2 asks for pipeline parallelism, which is not part of this version: every rank holds a "
+            "piece of all layers. Use 1, and cut the model by parallel.tp.",
+        ),
+        (
+            ("optim.min_learning_rate=0.1",),
+            "optim.min_learning_rate = 0.1 is above optim.learning_rate = 0.001: the decay goes down. "
+            "Use at most 0.001.",
+        ),
+        (
+            ("optim.warmup_steps=101",),
+            "optim.warmup_steps = 101 is more than train.steps = 100, where the decay ends: the learning rate would "
+            "never get to its highest value. Use at most 100.",
+        ),
+        (
+            ("optim.warmup_steps=51", "optim.decay_steps=50"),
+            "optim.warmup_steps = 51 is more than optim.decay_steps = 50, where the decay ends: the learning rate "
+            "would never get to its highest value. Use at most 50.",
+        ),
+        (
+            ("data.order=all_epochs",),
+            'data.order = "all_epochs" shuffles the samples of all epochs as one, but data.epochs is not set. '
+            'Set data.epochs, or use data.order = "epoch".',
+        ),
+        (
+            ("data.epochs=2",),
+            'data.epochs = 2 has no effect with data.order = "epoch": there train.steps alone ends the run. '
+            'Leave it out, or use data.order = "all_epochs".',
+        ),
+        (
+            ("data.split=1",),
+            "data.split = 1 is a number, where text in quotes is expected.",
+        ),
+        (
+            ("data.split=0:1",),
+            'data.split = "0:1" is not a list of shares: two or three numbers with colons between, none negative and '
+            'the first above 0, for train:validation:test. Use for instance "29:1:0".',
+        ),
+        (
+            ("data.split=1:0", "train.evaluate_every=5"),
+            "train.evaluate_every = 5 asks for evaluations, but data.validation is not set and data.split = "
+            '"1:0" leaves no validation part. Set data.validation, use a split like "29:1:0", or evaluate_every = 0.',
+        ),
+    ],
+)
+def test_values_that_do_not_go_together(problems: Problems, overrides: tuple[str, ...], message: str) -> None:
+    assert problems(*overrides) == [message]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("parallel.tp=4", "parallel.dp=3"),
+        ("optim.warmup_steps=100",),
+        ("data.order=all_epochs", "data.epochs=2"),
+        ("data.split=1:0", "train.evaluate_every=5", "data.validation=v"),
+        ("model.vocab_size=100",),
+    ],
+)
+def test_values_that_do(loaded: Callable[..., Config], overrides: tuple[str, ...]) -> None:
+    assert loaded(*overrides)
+
+
+def test_what_a_run_cannot_do_without() -> None:
+    train = "[train]\nsteps = 1\nglobal_batch_size = 1\nmicro_batch_size = 1\n"
+    text = train + '[optim]\nlearning_rate = 1.0\n[run]\nfolder = "x"'
+    with pytest.raises(ConfigError, match=r"(?s)data.tokenizer are both unset.*data.train is not set"):
+        loads(text)
+
+
+def test_a_check_is_left_out_where_its_keys_already_have_a_problem(problems: Problems) -> None:
+    assert len(problems("parallel.tp=3", "model.num_heads=four")) == 2  # the text, and tp against the ffn
+    assert len(problems("parallel.tp=three")) == 1
+    assert len(problems("model.hidden_sise=100", "model.num_heads=10")) == 1
+
+
+def test_checks_name_keys_that_exist() -> None:
+    assert {key for each in CHECKS for key in each.keys} <= set(all_keys())
+
+
+@given(st.integers(1, 10_000))
+def test_divisors(number: int) -> None:
+    assert divisors(number) == [d for d in range(1, number + 1) if number % d == 0]
+
+
+@given(st.integers(1, 10_000), st.integers(1, 10_000))
+def test_nearest(number: int, wish: int) -> None:
+    near = nearest_divisors(number, wish)
+    assert near and all(number % d == 0 for d in near)
+    below, above = multiples_around(number, wish)
+    assert below % wish == above % wish == 0
+    assert below <= number < above == below + wish
+
+
+def test_lists_in_words() -> None:
+    assert [one_of([1]), one_of([1, 2]), one_of([1, 2, 4])] == ["1", "1 or 2", "1, 2 or 4"]

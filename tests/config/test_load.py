@@ -1,0 +1,217 @@
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colonnade.config.describe import Key, all_keys
+from colonnade.config.load import load, loads, to_toml, value_of
+from colonnade.config.schema import Config
+from colonnade.errors import ConfigError
+
+Problems = Callable[..., list[str]]
+Loaded = Callable[..., Config]
+
+
+def test_a_file_with_overrides(loaded: Loaded) -> None:
+    config = loaded("train.steps=7", "optim.learning_rate=2e-4", "run.folder=/tmp/a b", "model.tie_embeddings=false")
+    assert (config.train.steps, config.train.seed) == (7, 1234)
+    assert config.optim.learning_rate == 2e-4
+    assert config.run.folder == "/tmp/a b"
+    assert not config.model.tie_embeddings
+
+
+def test_the_last_override_of_a_key_counts(loaded: Loaded) -> None:
+    assert loaded("train.steps=7", "train.steps=8").train.steps == 8
+
+
+def test_an_override_is_stronger_than_a_preset_in_any_order(loaded: Loaded) -> None:
+    assert loaded("model.seq_length=32", "model.preset=gpt2-1.2b").model.seq_length == 32
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("1e-4", 1e-4),
+        ("300_000", 300_000),
+        ("true", True),
+        ('"3"', "3"),
+        ("data/books", "data/books"),
+        ("29:1:0", "29:1:0"),
+        ("bf16", "bf16"),
+        ("", ""),
+        ("1\nother = 2", "1\nother = 2"),
+        ("True", "True"),
+    ],
+)
+def test_values_on_the_command_line(text: str, value: object) -> None:
+    assert value_of(text) == value
+
+
+def test_all_problems_come_at_once(problems: Problems) -> None:
+    found = problems(
+        "model.num_layer=3",
+        "train.num_layers=3",
+        "paralel.tp=2",
+        "steps=4",
+        "train.steps=1e3",
+        "train.log_every=0",
+        "optim.learning_rate='1e-4'",
+        "parallel.dp=5",
+    )
+    assert len(found) == 8, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.num_layer=3", "model.num_layer is not a key: did you mean model.num_layers?"),
+        ("train.num_layers=3", "train.num_layers: num_layers belongs to [model]. Write it as model.num_layers."),
+        ("optim.lr=3", "optim.lr is not a key: did you mean optim.learning_rate?"),
+        ("optim.micro_batch_sizes=3", "optim.micro_batch_sizes is not a key: did you mean train.micro_batch_size?"),
+        ("run.xyz=3", "run.xyz is not a key. [run] has folder, tensorboard."),
+        ("paralel.tp=1", "[paralel] is not a section. Did you mean [parallel]?"),
+        (
+            "zzz.tp=1",
+            "[zzz] is not a section. The sections are "
+            "[model], [parallel], [data], [train], [optim], [checkpoint], [run].",
+        ),
+        ("steps=4", "'steps=4' is not of the form section.key=value. Write for instance train.steps=4"),
+        ("train.steps", "'train.steps' is not of the form section.key=value. Write for instance train.steps=…"),
+        (
+            "train.steps=1e3",
+            "train.steps = 1000.0 is a number with a decimal point or exponent, where a whole number of at least 1 is "
+            "expected. Write train.steps = 1000.",
+        ),
+        ("train.steps=0", "train.steps = 0 is out of range, where a whole number of at least 1 is expected."),
+        ("train.steps=[1]", "train.steps = [1] is a list, where a whole number of at least 1 is expected."),
+        ("train.steps=true", "train.steps = true is a truth value, where a whole number of at least 1 is expected."),
+        (
+            'optim.learning_rate="1e-4"',
+            'optim.learning_rate = "1e-4" is text, where a number above 0 is expected. '
+            "Write optim.learning_rate = 0.0001, without quotes.",
+        ),
+        (
+            "optim.learning_rate=.5",
+            'optim.learning_rate = ".5" is text, where a number above 0 is expected. '
+            "Write optim.learning_rate = 0.5, without quotes.",
+        ),
+        ("optim.learning_rate=nan", "optim.learning_rate = nan is out of range, where a number above 0 is expected."),
+        (
+            "model.dropout=1.0",
+            "model.dropout = 1.0 is out of range, where a number of at least 0 and below 1 is expected.",
+        ),
+        (
+            "checkpoint.resume=True",
+            'checkpoint.resume = "True" is text, where true or false is expected. '
+            "Write checkpoint.resume = true, without quotes and in small letters.",
+        ),
+        ("run.folder=''", 'run.folder = "" is empty, where text in quotes is expected.'),
+        ("run.folder=5", "run.folder = 5 is a number, where text in quotes is expected."),
+        (
+            "train.precision=bf17",
+            'train.precision = "bf17" is not one of the choices. Did you mean "bf16"? Use "fp32", "bf16" or "fp64".',
+        ),
+        (
+            "train.precision=fp16",
+            'train.precision = "fp16" is not possible: fp16 overflows above 65,504 and needs loss scaling, which is '
+            'not part of this version; bf16 has the range of fp32 at the same speed. Use "fp32", "bf16" or "fp64".',
+        ),
+        (
+            "model.preset=gpt2-125m",
+            'model.preset = "gpt2-125m" is not one of the choices. Did you mean "gpt2-124m"? Use "tiny", "gpt2-124m", '
+            '"gpt2-355m", "gpt2-1.2b", "gpt2-2.5b", "gpt2-4.2b", "gpt2-8.3b" or "turing-nlg-17b".',
+        ),
+    ],
+)
+def test_one_problem_in_words(problems: Problems, override: str, message: str) -> None:
+    assert problems(override) == [message]
+
+
+def test_keys_that_are_missing() -> None:
+    with pytest.raises(ConfigError) as caught:
+        loads('[data]\ntrain = "x"\ntokenizer = "y"\n[train]\nsteps = 3\n')
+    assert [line.split()[1] for line in str(caught.value).split("\n")[1:]] == [
+        "train.global_batch_size",
+        "train.micro_batch_size",
+        "optim.learning_rate",
+        "run.folder",
+    ]
+
+
+def test_keys_and_values_that_stand_in_the_wrong_place() -> None:
+    with pytest.raises(ConfigError) as caught:
+        loads("steps = 3\nzzz = 1\ntrain = 5\n[model.deep]\nx = 1\n[[optim]]\nlearning_rate = 1.0\n")
+    message = str(caught.value)
+    assert "steps = 3 stands outside of any section. Write it as train.steps." in message
+    assert "zzz = 1 stands outside of any section. The sections are [model]," in message
+    assert "train = 5 gives a value to a section. Write [train] and its keys under it." in message
+    assert "model.deep is not a key." in message
+    assert "optim = [" in message
+
+
+def test_what_is_no_toml_is_reported_alone(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text("[train]\nsteps = = 3\n")
+    with pytest.raises(ConfigError, match=r"bad.toml is not TOML: .*line 2"):
+        load(path, ["nonsense"])
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="Is a directory"):
+        load(tmp_path)
+    (tmp_path / "latin.toml").write_bytes(b'[run]\nfolder = "\xe9"\n')
+    with pytest.raises(ConfigError, match="not a text file in UTF-8"):
+        load(tmp_path / "latin.toml")
+
+
+def value_for(key: Key) -> st.SearchStrategy[Any]:
+    """Any value that a key accepts."""
+    if key.choices:
+        return st.sampled_from(key.choices)
+    if key.type is bool:
+        return st.booleans()
+    if key.type is str:
+        return st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+    if key.type is int:
+        return st.integers(1, 10**12)
+    low_and_high = (0, 0.999) if "below 1" in key.limits else (1e-300, 1e300)
+    return st.floats(*low_and_high)
+
+
+@given(st.fixed_dictionaries({}, optional={name: value_for(key) for name, key in all_keys().items()}))
+def test_to_toml_and_back(values: dict[str, Any]) -> None:
+    content: dict[str, dict[str, Any]] = {
+        "train": {"steps": 1, "global_batch_size": 1, "micro_batch_size": 1},
+        "optim": {"learning_rate": 1.0},
+        "run": {"folder": "x"},
+    }
+    for name, value in values.items():
+        section, key = name.split(".")
+        content.setdefault(section, {})[key] = value
+    config = Config.model_validate(content)
+    assert Config.model_validate(tomllib.loads(to_toml(config))) == config
+
+
+JUNK = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=3)
+
+
+@given(st.sampled_from(sorted(all_keys())), JUNK)
+def test_no_value_of_any_key_is_more_than_a_config_error(name: str, value: object) -> None:
+    section, key = name.split(".")
+    text = f"[{section}]\n{key} = {json.dumps(value)}\n".replace("NaN", "nan").replace("Infinity", "inf")
+    with pytest.raises(ConfigError):  # some required key is missing at any rate
+        loads(text)
+
+
+@given(st.text(), st.text(), st.text())
+def test_no_override_is_more_than_a_config_error(section: str, key: str, value: str) -> None:
+    with pytest.raises(ConfigError):
+        load(Path(__file__).parents[2] / "examples" / "books.toml", [f"{section}.{key}={value}"])

@@ -1,0 +1,225 @@
+"""Megatron's .bin/.idx: its own files read back, ours byte-equal, broken ones refused, huge ones opened at once."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import pickle
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colonnade.data.indexed import DTYPES, HEADER, MAGIC, TokenFile, bin_path, code_of, idx_path, smallest_dtype
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.data.writer import TokenFileWriter
+from colonnade.errors import DataError
+
+MEGATRON = "meg-gpt2-openwebtext_text_document"
+Write = Callable[..., str]
+
+
+def test_megatrons_own_files_decode_to_the_known_text(megatron: Path) -> None:
+    file = TokenFile(megatron / MEGATRON)
+    tokenizer = Tokenizer.load(megatron / "gpt2-tiny")
+    with lzma.open(megatron / "openwebtext_1000.decoded.jsonl.xz", "rt", encoding="utf-8") as lines:
+        texts = [json.loads(line)["text"] for line in lines]
+    assert (file.num_documents, file.num_tokens, file.dtype) == (1_000, 1_361_845, np.dtype("uint16"))
+    assert len(texts) == 1_000
+    for document, text in enumerate(texts):
+        tokens = file.document(document)
+        assert tokens[-1] == tokenizer.end_of_document == 4_999
+        assert tokenizer.decode(tokens.tolist()) == text
+
+
+def test_megatrons_own_files_written_again_are_byte_equal(megatron: Path, tmp_path: Path) -> None:
+    file = TokenFile(megatron / MEGATRON)
+    with TokenFileWriter(tmp_path / "again", file.dtype) as writer:
+        for document in range(file.num_documents):
+            writer.add_document(file.document(document))
+    for path in (bin_path, idx_path):
+        assert path(tmp_path / "again").read_bytes() == path(megatron / MEGATRON).read_bytes()
+
+
+@given(
+    st.sampled_from(list(DTYPES.values())),
+    st.lists(st.lists(st.integers(0, 100), max_size=6), min_size=1, max_size=8).filter(any),
+)
+def test_what_is_written_is_read(
+    tmp_path_factory: pytest.TempPathFactory, dtype: np.dtype[np.integer], documents: list[list[int]]
+) -> None:
+    prefix = tmp_path_factory.mktemp("tokens") / "file"
+    with TokenFileWriter(prefix, dtype) as writer:
+        for document in documents:
+            writer.add_document(document)
+    file = TokenFile(prefix)
+    assert (file.dtype, file.num_documents) == (dtype, len(documents))
+    assert [file.document(index).tolist() for index in range(len(documents))] == documents
+    assert file.read(0, file.num_tokens).tolist() == [token for document in documents for token in document]
+    for token in range(file.num_tokens):
+        found = file.document_at(token)
+        assert file.document_start(found) <= token < file.document_start(found + 1)
+
+
+def test_the_bytes_of_a_small_file(tmp_path: Path) -> None:
+    """Spelled out from Megatron's reader: two documents, the second of two sentences."""
+    with TokenFileWriter(tmp_path / "two", np.dtype("<i4")) as writer:
+        writer.add_document([7, 8, 9])
+        writer.add_document([1, 2, 3, 4], lengths=[1, 3])
+    assert bin_path(tmp_path / "two").read_bytes() == struct.pack("<7i", 7, 8, 9, 1, 2, 3, 4)
+    expected = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, 3, 3)
+    expected += struct.pack("<3i", 3, 1, 3) + struct.pack("<3q", 0, 12, 16) + struct.pack("<3q", 0, 1, 3)
+    assert idx_path(tmp_path / "two").read_bytes() == expected
+    assert TokenFile(tmp_path / "two").document(1).tolist() == [1, 2, 3, 4]
+
+
+def test_dtypes() -> None:
+    assert smallest_dtype(50_257) == smallest_dtype(65_535) == np.dtype("uint16")
+    assert smallest_dtype(65_536) == smallest_dtype(250_680) == np.dtype("int32")
+    assert [code_of(np.dtype(name)) for name in ("uint8", "int8", "int16", "int32", "int64", "uint16")] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        8,
+    ]
+    with pytest.raises(DataError, match="float32 is not a token type"):
+        code_of(np.dtype("float32"))  # type: ignore[arg-type]
+
+
+def test_it_travels_to_other_processes_as_a_name(write_tokens: Write) -> None:
+    file = TokenFile(write_tokens(5, 5))
+    pickled = pickle.dumps(file)
+    assert len(pickled) < 300
+    assert pickle.loads(pickled).document(1).tolist() == [5, 6, 7, 8, 9]
+
+
+def sparse_corpus(prefix: Path, *, documents: int, tokens_each: int) -> None:
+    """A token file of which only header and index exist; its tokens are a hole of zeros."""
+    with bin_path(prefix).open("wb") as stream:
+        os.truncate(stream.fileno(), documents * tokens_each * 2)
+    with idx_path(prefix).open("wb") as stream:
+        stream.write(HEADER.pack(MAGIC, 1, 8, documents, documents + 1))
+        stream.write(np.full(documents, tokens_each, "<i4").data)
+        stream.write((np.arange(documents, dtype="<i8") * (tokens_each * 2)).data)
+        stream.write(np.arange(documents + 1, dtype="<i8").data)
+
+
+def test_100_billion_tokens_open_in_under_a_second(tmp_path: Path) -> None:
+    prefix = tmp_path / "huge"
+    sparse_corpus(prefix, documents=100_000, tokens_each=1_000_000)
+    started = time.perf_counter()
+    file = TokenFile(prefix)
+    middle = file.document_start(50_000)
+    token = int(file.read(99_999_999_999, 1)[0])
+    seconds = time.perf_counter() - started
+    assert (file.num_tokens, middle, token) == (100_000_000_000, 50_000_000_000, 0)
+    assert file.document_at(99_999_999_999) == 99_999
+    assert seconds < 1
+
+
+# Bad input
+
+
+def refused(prefix: str | Path, *words: str) -> None:
+    with pytest.raises(DataError) as caught:
+        TokenFile(prefix)
+    for word in words:
+        assert word in str(caught.value), caught.value
+
+
+def test_missing(tmp_path: Path, write_tokens: Write) -> None:
+    refused(tmp_path / "no", "no.bin", "no.idx", "colonnade data tokenize")
+    prefix = write_tokens(5)
+    refused(f"{prefix}.bin", f"write {prefix}.")
+    bin_path(prefix).unlink()
+    refused(prefix, f"there is no {prefix}.bin.")
+
+
+def test_empty(write_tokens: Write) -> None:
+    prefix = write_tokens(5)
+    bin_path(prefix).write_bytes(b"")
+    refused(prefix, "cut short: 0 bytes", "asks for 10")
+    idx_path(prefix).write_bytes(b"")
+    refused(prefix, "is empty")
+    idx_path(prefix).write_bytes(HEADER.pack(MAGIC, 1, 8, 0, 1))
+    refused(prefix, "holds no documents")
+    idx_path(prefix).write_bytes(HEADER.pack(MAGIC, 1, 8, 1, 2) + struct.pack("<iqqq", 0, 0, 0, 1))
+    refused(prefix, "holds no tokens")
+
+
+@pytest.mark.parametrize("cut", [3, 9, 20, 33, 34, 40, 60, -1])
+def test_a_truncated_index(write_tokens: Write, cut: int) -> None:
+    prefix = write_tokens(5, 6, 7)
+    whole = idx_path(prefix).read_bytes()
+    idx_path(prefix).write_bytes(whole[:cut])
+    refused(prefix, "is cut short", "tokenize again")
+
+
+@pytest.mark.parametrize("size", [1, 9, 11, 37])
+def test_tokens_that_are_not_as_long_as_the_index_says(write_tokens: Write, size: int) -> None:
+    prefix = write_tokens(5, 6, 7)
+    bin_path(prefix).write_bytes(b"\0" * size)
+    refused(prefix, "longer than its index says" if size > 36 else "cut short", "asks for 36")
+
+
+def test_an_index_with_bytes_too_many(write_tokens: Write) -> None:
+    prefix = write_tokens(5)
+    idx_path(prefix).write_bytes(idx_path(prefix).read_bytes() + b"\0")
+    refused(prefix, "bytes too many")
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"TNTIDX\0\0" + b"\1" * 40, "fairseq's older index"),
+        (b"\x1f\x8b" + b"\1" * 40, "gzip data"),
+        (b"\xfd7zXZ\0" + b"\1" * 40, "xz data"),
+        (b"PK\x03\x04" + b"\1" * 40, "a zip archive"),
+        (b"version https://git-lfs.github.com/spec/v1\noid", "git lfs pull"),
+        (b'{"text": "some"}\n' * 4, '{"text": "some"}'),
+    ],
+)
+def test_a_foreign_index_is_named(write_tokens: Write, content: bytes, found: str) -> None:
+    prefix = write_tokens(5)
+    idx_path(prefix).write_bytes(content)
+    refused(prefix, "no token index of Megatron's format", found)
+
+
+def test_other_versions_and_dtypes(write_tokens: Write) -> None:
+    prefix = write_tokens(5)
+    rest = idx_path(prefix).read_bytes()[HEADER.size :]
+    for header, words in [
+        (HEADER.pack(MAGIC, 2, 8, 1, 2), "version 2"),
+        (HEADER.pack(MAGIC, 1, 6, 1, 2), "code 6: floating-point numbers"),
+        (HEADER.pack(MAGIC, 1, 99, 1, 2), "code 99: not known"),
+    ]:
+        idx_path(prefix).write_bytes(header + rest)
+        refused(prefix, words)
+
+
+def test_documents_that_do_not_fit_the_sequences(write_tokens: Write) -> None:
+    prefix = write_tokens(5, 6)
+    whole = bytearray(idx_path(prefix).read_bytes())
+    idx_path(prefix).write_bytes(whole[:-8] + struct.pack("<q", 7))
+    refused(prefix, "is damaged", "from sequence 0 to 7")
+    idx_path(prefix).write_bytes(whole[:-16] + struct.pack("<qq", -3, 2))
+    with pytest.raises(DataError, match="document 1 begins at sequence -3"):
+        TokenFile(prefix).document(0)
+
+
+def test_a_wild_offset_inside(write_tokens: Write) -> None:
+    prefix = write_tokens(5, 6, 7)
+    whole = bytearray(idx_path(prefix).read_bytes())
+    where = HEADER.size + 4 * 3 + 8
+    whole[where : where + 8] = struct.pack("<q", 10**15)
+    idx_path(prefix).write_bytes(bytes(whole))
+    with pytest.raises(DataError, match="document 1 begins at token"):
+        TokenFile(prefix).document(1)

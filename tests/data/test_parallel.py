@@ -1,0 +1,83 @@
+"""Work on several processes: results in order, errors raised, no process left behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from colonnade.data.parallel import ordered_map
+from colonnade.errors import DataError
+
+
+def make_square() -> Callable[[int], int]:
+    return lambda number: number * number
+
+
+def make_uneven() -> Callable[[int], int]:
+    def work(number: int) -> int:
+        time.sleep(0.05 if number % 7 == 0 else 0)
+        return number
+
+    return work
+
+
+def make_failing() -> Callable[[int], int]:
+    def work(number: int) -> int:
+        match number:
+            case 5:
+                raise DataError("the fifth is no data")
+            case 6:
+                raise KeyError("a bug")
+            case 7:
+                os._exit(3)
+        return number
+
+    return work
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_results_come_in_order(workers: int) -> None:
+    assert list(ordered_map(make_square, range(50), workers=workers)) == [number**2 for number in range(50)]
+    assert list(ordered_map(make_square, [], workers=workers)) == []
+
+
+def test_results_come_in_order_from_uneven_work() -> None:
+    assert list(ordered_map(make_uneven, range(40), workers=2)) == list(range(40))
+    assert not multiprocessing.active_children()
+
+
+def test_tasks_are_drawn_as_they_are_needed() -> None:
+    drawn: list[int] = []
+
+    def tasks() -> Iterator[int]:
+        for number in range(1_000):
+            drawn.append(number)
+            yield number
+
+    results = ordered_map(make_square, tasks(), workers=2)
+    assert next(results) == 0
+    assert len(drawn) < 20
+    results.close()
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_data_errors_are_raised_as_they_are(workers: int) -> None:
+    with pytest.raises(DataError, match="the fifth is no data"):
+        list(ordered_map(make_failing, [1, 5], workers=workers))
+    assert not multiprocessing.active_children()
+
+
+def test_other_errors_carry_the_workers_traceback() -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)in a worker process.*KeyError: 'a bug'"):
+        list(ordered_map(make_failing, [1, 6], workers=2))
+
+
+def test_a_worker_that_dies_is_noticed() -> None:
+    with pytest.raises(DataError, match="ended with status 3"):
+        list(ordered_map(make_failing, [1, 7, 2, 3], workers=2))
+    assert not multiprocessing.active_children()

@@ -1,0 +1,129 @@
+"""The order of samples: a bijection, each sample once an epoch, the past fixed whatever follows, no visible pattern."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from colonnade.data.sampler import AllEpochsOrder, EpochOrder, InOrder, permute, permute_one
+from colonnade.errors import DataError
+
+sizes = st.one_of(st.integers(1, 40), st.integers(1, 5_000))
+seeds = st.integers(-(2**70), 2**70)
+
+
+@given(sizes, seeds, st.integers(0, 2**40))
+def test_every_permutation_is_a_bijection(size: int, seed: int, epoch: int) -> None:
+    assert sorted(permute(np.arange(size), size, key=(seed, epoch))) == list(range(size))
+
+
+@given(st.integers(1, 2**62), seeds, st.data())
+def test_arrays_and_plain_integers_agree(size: int, seed: int, data: st.DataObject) -> None:
+    indices = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=20))
+    images = permute(np.array(indices, dtype=np.int64), size, key=(seed, 3))
+    assert images.tolist() == [permute_one(index, size, key=(seed, 3)) for index in indices]
+
+
+def test_the_order_never_changes() -> None:
+    """A change of these numbers changes the data order of every run that is resumed."""
+    assert permute(np.arange(10), 10, key=(1234, 0)).tolist() == [0, 3, 1, 6, 4, 7, 8, 5, 9, 2]
+    assert permute(np.arange(4), 10**12, key=(1234, 7)).tolist() == [
+        52901811308,
+        263810329851,
+        453842418053,
+        440827014723,
+    ]
+
+
+@pytest.mark.parametrize("index", [-1, 10])
+def test_no_place_outside(index: int) -> None:
+    with pytest.raises(IndexError):
+        permute(np.array([index]), 10, key=(0,))
+
+
+@given(sizes, st.integers(1, 5), seeds)
+def test_each_sample_once_an_epoch(size: int, epochs: int, seed: int) -> None:
+    order = EpochOrder(size, seed)
+    seen = order.samples(np.arange(size * epochs))
+    for epoch in range(epochs):
+        assert sorted(seen[epoch * size : (epoch + 1) * size]) == list(range(size))
+
+
+@given(sizes, st.integers(1, 5), seeds)
+def test_each_sample_as_often_as_there_are_epochs_when_shuffled_as_one(size: int, epochs: int, seed: int) -> None:
+    seen = AllEpochsOrder(size, epochs, seed).samples(np.arange(size * epochs))
+    assert set(Counter(seen.tolist()).values()) == {epochs}
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 300), seeds, st.lists(st.integers(0, 300), max_size=30))
+def test_any_position_alone_is_the_same_as_in_a_sweep(size: int, seed: int, positions: list[int]) -> None:
+    """A longer run, another batch size or a resumed run asks for the same positions in other groups."""
+    order = EpochOrder(size, seed)
+    sweep = order.samples(np.arange(301))
+    assert order.samples(np.array(positions, dtype=np.int64)).tolist() == sweep[positions].tolist()
+
+
+def test_all_epochs_mixes_epochs_and_the_default_does_not() -> None:
+    first = AllEpochsOrder(1_000, 4, seed=1).samples(np.arange(1_000))
+    assert len(set(first.tolist())) < 800  # a quarter of a shuffle of four copies: 1 - (3/4)**4 = 68 % distinct
+    assert len(set(EpochOrder(1_000, seed=1).samples(np.arange(1_000)).tolist())) == 1_000
+
+
+def test_all_epochs_end() -> None:
+    with pytest.raises(DataError, match=r"sample 30, but data.epochs = 3 of 10 .* Set data.epochs = 4"):
+        AllEpochsOrder(10, 3, seed=0).samples(np.array([29, 30]))
+
+
+def test_in_order_starts_again() -> None:
+    assert InOrder(3).samples(np.arange(7)).tolist() == [0, 1, 2, 0, 1, 2, 0]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_every_permutation_of_a_few_is_equally_likely(size: int) -> None:
+    trials, kinds = 3_000, math.factorial(size)
+    counts = Counter(tuple(permute(np.arange(size), size, key=(seed, 9)).tolist()) for seed in range(trials))
+    assert len(counts) == kinds
+    chi_square = sum((count - trials / kinds) ** 2 for count in counts.values()) / (trials / kinds)
+    assert abs(chi_square - (kinds - 1)) < 5 * math.sqrt(2 * (kinds - 1))
+
+
+@pytest.mark.parametrize("size", [1_000, 1_024, 1_025, 100_003])
+def test_places_and_neighbours_look_random(size: int) -> None:
+    """Correlations of a permutation with its place, its neighbour, the next epoch and the next seed: about 1/√n."""
+    here = permute(np.arange(size), size, key=(5, 0))
+    others = {
+        "place": np.arange(size),
+        "neighbour": np.roll(here, 1),
+        "next epoch": permute(np.arange(size), size, key=(5, 1)),
+        "next seed": permute(np.arange(size), size, key=(6, 0)),
+    }
+    for name, other in others.items():
+        assert abs(np.corrcoef(here, other)[0, 1]) < 4.5 / math.sqrt(size), name
+        assert (here == other).sum() < 10, name
+
+
+def test_batches_are_spread_evenly() -> None:
+    """Each step's samples fill all parts of the corpus as independent draws would, slightly more evenly."""
+    size, batch, parts = 1 << 20, 512, 16
+    order = EpochOrder(size, seed=3)
+    chi_squares = []
+    for step in range(100):
+        samples = order.samples(np.arange(step * batch, (step + 1) * batch))
+        counts = np.bincount(samples * parts // size, minlength=parts)
+        chi_squares.append(((counts - batch / parts) ** 2).sum() / (batch / parts))
+    deviation = math.sqrt(2 * (parts - 1) / 100)
+    assert abs(np.mean(chi_squares) - (parts - 1)) < 5 * deviation
+
+
+@settings(max_examples=20)
+@given(st.integers(2**40, 2**62))
+def test_large_corpora_cost_no_more(size: int) -> None:
+    images = permute(np.arange(256), size, key=(0, 0))
+    assert len(set(images.tolist())) == 256
+    assert 0 <= images.min() <= images.max() < size

@@ -1,0 +1,181 @@
+"""The tokenizer: known ids, every way of storing it, text to ids and back, and as it streams to a terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import models, pre_tokenizers
+
+from colonnade.data.tokenizer import END_OF_DOCUMENT, Tokenizer, train_bpe
+from colonnade.errors import DataError
+
+# Text of all kinds: letters, spaces, emoji, control characters; no half surrogates, which are no Unicode text.
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+
+
+def save_pair(tokenizer: Tokenizer, vocab: Path, merges: Path) -> None:
+    """Write a tokenizer as OpenAI stored GPT-2."""
+    content = json.loads(tokenizer.to_json())
+    words = content["model"]["vocab"] | {token["content"]: token["id"] for token in content["added_tokens"]}
+    vocab.write_text(json.dumps(words), encoding="utf-8")
+    lines = [" ".join(pair) for pair in content["model"]["merges"]]
+    merges.write_text("\n".join(["#version: 0.2", *lines, ""]), encoding="utf-8")
+
+
+def test_gpt2s_own_files(gpt2: Tokenizer) -> None:
+    assert gpt2.encode("Hello world") == [15496, 995]
+    assert gpt2.decode([15496, 995]) == "Hello world"
+    assert (gpt2.vocab_size, gpt2.end_of_document, gpt2.id_of(END_OF_DOCUMENT)) == (50_257, 50_256, 50_256)
+
+
+def test_training(tokenizer: Tokenizer, stories: list[str]) -> None:
+    assert tokenizer.vocab_size == 600
+    assert tokenizer.end_of_document == 599
+    assert len(tokenizer.encode(stories[5])) < 0.5 * len(stories[5].encode())
+
+
+def test_training_needs_room_for_the_bytes() -> None:
+    with pytest.raises(DataError, match=r"256 bytes and <\|endoftext\|> take 257"):
+        train_bpe(["some text"], 256)
+
+
+def test_a_poor_text_gives_a_smaller_vocabulary() -> None:
+    assert train_bpe(["aa aa aa"], 1_000).vocab_size < 270
+
+
+@given(texts)
+def test_there_and_back(tokenizer: Tokenizer, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@given(st.lists(texts, max_size=5))
+def test_a_batch_is_its_texts(tokenizer: Tokenizer, batch: list[str]) -> None:
+    assert tokenizer.encode_batch(batch) == [tokenizer.encode(text) for text in batch]
+
+
+def test_text_never_becomes_a_control_token(tokenizer: Tokenizer) -> None:
+    text = f"before {END_OF_DOCUMENT} after"
+    assert tokenizer.end_of_document not in tokenizer.encode(text)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_control_tokens_are_shown_on_demand(tokenizer: Tokenizer) -> None:
+    ids = [*tokenizer.encode("the end"), 599]
+    assert tokenizer.decode(ids) == "the end"
+    assert tokenizer.decode(ids, skip_special=False) == "the end<|endoftext|>"
+
+
+@given(texts)
+def test_byte_lengths_sum_to_the_texts_bytes(tokenizer: Tokenizer, text: str) -> None:
+    lengths = tokenizer.byte_lengths()
+    assert lengths.shape == (600,)
+    assert lengths[599] == 0
+    assert sum(lengths[token] for token in tokenizer.encode(text)) == len(text.encode())
+
+
+@given(texts)
+def test_a_stream_shows_the_text_and_no_broken_character(tokenizer: Tokenizer, text: str) -> None:
+    stream = tokenizer.stream()
+    parts = [stream.push(token) for token in tokenizer.encode(text)]
+    assert "".join(parts) == text
+    assert stream.finish() == ""
+
+
+@given(st.lists(st.integers(0, 599), max_size=40), st.booleans())
+def test_a_stream_of_any_tokens_is_what_they_decode_to(tokenizer: Tokenizer, ids: list[int], skip: bool) -> None:
+    """A young model writes bytes that are no UTF-8: they become U+FFFD, as when everything is decoded at once."""
+    ids = ids if skip else [token for token in ids if token != 599]
+    stream = tokenizer.stream(skip_special=skip)
+    assert "".join(map(stream.push, ids)) + stream.finish() == tokenizer.decode(ids, skip_special=skip)
+
+
+def test_a_stream_holds_back_half_a_character(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("é")
+    assert len(ids) == 2
+    stream = tokenizer.stream(skip_special=False)
+    assert [stream.push(ids[0]), stream.push(ids[1])] == ["", "é"]
+    assert [stream.push(ids[0]), stream.push(599), stream.finish()] == ["", "\ufffd<|endoftext|>", ""]
+
+
+def test_tokenizers_that_are_not_byte_level_stream_too(stories: list[str]) -> None:
+    inner = tokenizers.Tokenizer(models.WordLevel({"the": 0, "dog": 1, "?": 2}, unk_token="?"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    words = Tokenizer(inner)
+    stream = words.stream()
+    assert "".join(map(stream.push, words.encode("the dog"))) + stream.finish() == words.decode([0, 1])
+    assert words.end_of_document is None
+    assert not words.is_gpt2_split
+    with pytest.raises(DataError, match="not ByteLevel"):
+        words.byte_lengths()
+
+
+def test_every_way_of_storing_it_is_the_same_tokenizer(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path / "made" / "tokenizer.json")
+    for folder in ("openai", "huggingface"):
+        (tmp_path / folder).mkdir()
+    save_pair(tokenizer, tmp_path / "openai" / "encoder.json", tmp_path / "openai" / "vocab.bpe")
+    save_pair(tokenizer, tmp_path / "huggingface" / "vocab.json", tmp_path / "huggingface" / "merges.txt")
+    save_pair(tokenizer, tmp_path / "tiny-vocab.json", tmp_path / "tiny-merges.txt")
+    for path in (
+        "made",
+        "made/tokenizer.json",
+        "openai",
+        "openai/encoder.json",
+        "openai/vocab.bpe",
+        "huggingface",
+        "huggingface/merges.txt",
+        "tiny",
+        "tiny-vocab.json",
+    ):
+        loaded = Tokenizer.load(tmp_path / path)
+        assert loaded.sha256 == tokenizer.sha256, path
+        assert loaded.encode("Elementary, my dear Watson.") == tokenizer.encode("Elementary, my dear Watson.")
+        assert loaded.end_of_document == 599
+
+
+def test_the_fingerprint_tells_tokenizers_apart(tokenizer: Tokenizer, stories: list[str]) -> None:
+    content = json.loads(tokenizer.to_json())
+    changes: list[Callable[[Any], object]] = [
+        lambda c: c["model"]["merges"].pop(),
+        lambda c: c["pre_tokenizer"].update(add_prefix_space=True),
+        lambda c: c.update(normalizer={"type": "NFC"}),
+        lambda c: c["added_tokens"].clear(),
+    ]
+    prints = {tokenizer.sha256}
+    for change in changes:
+        other = json.loads(json.dumps(content))
+        change(other)
+        prints.add(Tokenizer.from_json(json.dumps(other)).sha256)
+    assert len(prints) == 5
+
+
+def test_no_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such file"):
+        Tokenizer.load(tmp_path / "absent.json")
+    with pytest.raises(DataError, match="no such file"):
+        Tokenizer.load(tmp_path)
+    for content in (b"", b"{}", b"[1]", b"\xff\xfe", b'{"model": {"type": "BPE"}}'):
+        (tmp_path / "tokenizer.json").write_bytes(content)
+        with pytest.raises(DataError, match=r"is no tokenizer.json|cannot be read as text"):
+            Tokenizer.load(tmp_path)
+
+
+def test_two_files_that_do_not_belong_together(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    save_pair(tokenizer, tmp_path / "vocab.json", tmp_path / "merges.txt")
+    for merges in ("#version: 0.2\nqz xj\n", "one two three\n", "alone\n"):
+        (tmp_path / "merges.txt").write_text(merges)
+        with pytest.raises(DataError, match="not the vocabulary and the merges of one"):
+            Tokenizer.load(tmp_path)
+
+
+def test_half_a_surrogate_pair_is_no_text(tokenizer: Tokenizer) -> None:
+    for encode in (tokenizer.encode, lambda text: tokenizer.encode_batch([text])):
+        with pytest.raises(DataError, match="half of a surrogate pair at character 1"):
+            encode("a\ud800b")

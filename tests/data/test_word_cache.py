@@ -1,0 +1,88 @@
+"""Encoding by remembered words gives the library's own ids, for any text."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colonnade.data import word_cache
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.data.word_cache import DocumentEncoder
+
+UINT16 = np.dtype("<u2")
+# Characters around which the classes of GPT-2's pattern turn, more often than chance would have them.
+tricky = st.sampled_from(
+    list(
+        "'stmdrevl S1²½Ⅷé ÀдЯ中あ\n\t\r\x0b\x1c\x1f\x85\xa0\u180e\u200a\u200b\u2028\u3000—’“_-!́👍🏽\U0001e900\U00020000"
+    )
+)
+texts = st.text(st.one_of(tricky, st.characters(exclude_categories=["Cs"])), max_size=50)
+
+
+@pytest.fixture(scope="module")
+def encoder(tokenizer: Tokenizer) -> DocumentEncoder:
+    return DocumentEncoder(tokenizer, UINT16)
+
+
+def ids(encoder: DocumentEncoder, text: str) -> list[int]:
+    return [int(token) for token in np.frombuffer(encoder.encode(text), UINT16)]
+
+
+@given(texts)
+def test_the_same_ids_as_the_library(tokenizer: Tokenizer, encoder: DocumentEncoder, text: str) -> None:
+    assert ids(encoder, text) == tokenizer.encode(text)
+
+
+def test_every_character_by_itself_and_among_others(tokenizer: Tokenizer, encoder: DocumentEncoder) -> None:
+    """Each character after a letter, a digit, a sign and a space: one character of another class would show."""
+    codes = [*range(0x3100), *range(0x3100, 0xD800, 97), *range(0xE000, sys.maxunicode + 1, 97)]
+    known = [chr(code) for code in codes if code < 128 or not encoder._unknown.search(chr(code))]
+    assert len(known) > 10_000
+    texts = [
+        "".join(f"a{c}1{c}!{c} {c}{c}\n" for c in known[start : start + 500]) for start in range(0, len(known), 500)
+    ]
+    assert [ids(encoder, text) for text in texts] == tokenizer.encode_batch(texts)
+
+
+def test_stories(tokenizer: Tokenizer, encoder: DocumentEncoder, stories: list[str]) -> None:
+    for story in stories[-3:]:
+        assert ids(encoder, story) == tokenizer.encode(story)
+
+
+def test_gpt2_on_web_text(gpt2: Tokenizer, megatron: Path) -> None:
+    with lzma.open(megatron / "openwebtext_1000.decoded.jsonl.xz", "rt", encoding="utf-8") as lines:
+        documents = [json.loads(line)["text"] for line in lines][:200]
+    encoder = DocumentEncoder(gpt2, UINT16)
+    assert [ids(encoder, document) for document in documents] == gpt2.encode_batch(documents)
+
+
+def test_other_kinds_of_tokenizers_take_the_librarys_way(tokenizer: Tokenizer) -> None:
+    content = json.loads(tokenizer.to_json())
+    content["pre_tokenizer"]["add_prefix_space"] = True
+    prefixed = Tokenizer.from_json(json.dumps(content))
+    assert tokenizer.is_gpt2_split and not prefixed.is_gpt2_split
+    for text in ("Hello world", " Hello", "…and — so\n\non"):
+        assert ids(DocumentEncoder(prefixed, UINT16), text) == prefixed.encode(text)
+
+
+def test_the_memory_is_bounded(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(word_cache, "_MAX_WORDS", 10)
+    encoder = DocumentEncoder(tokenizer, UINT16)
+    for start in range(50):
+        text = " ".join(f"word{chr(97 + start % 26)}{letter}" for letter in "abcdef") + "z" * 1_000
+        assert ids(encoder, text) == tokenizer.encode(text)
+        assert encoder._words is not None
+        assert len(encoder._words) < 30
+        assert all(len(word) <= 64 for word in encoder._words)
+
+
+def test_int32(tokenizer: Tokenizer) -> None:
+    encoder = DocumentEncoder(tokenizer, np.dtype("<i4"))
+    assert np.frombuffer(encoder.encode("Watson"), "<i4").tolist() == tokenizer.encode("Watson")

@@ -1,0 +1,158 @@
+"""Writing token files: whole or not at all; merging."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from colonnade.data import writer as writer_module
+from colonnade.data.indexed import TokenFile, bin_path, idx_path
+from colonnade.data.sidecar import Sidecar, read_sidecar
+from colonnade.data.writer import TokenFileWriter, merge
+from colonnade.errors import DataError
+
+Write = Callable[..., str]
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_nothing_has_its_name_before_the_end(tmp_path: Path) -> None:
+    with TokenFileWriter(tmp_path / "new", np.dtype("<u2")) as writer:
+        writer.add_document([1, 2, 3])
+        assert not {"new.bin", "new.idx"} & set(files(tmp_path))
+    assert files(tmp_path) == ["new.bin", "new.idx"]
+
+
+def test_a_failure_leaves_nothing_and_keeps_the_old(tmp_path: Path, write_tokens: Write) -> None:
+    prefix = write_tokens(5, name="old")
+    with pytest.raises(KeyboardInterrupt), TokenFileWriter(prefix, np.dtype("<u2")) as writer:
+        writer.add_document([1, 2, 3])
+        raise KeyboardInterrupt
+    assert files(tmp_path) == ["old.bin", "old.idx"]
+    assert TokenFile(prefix).document(0).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_full_disk_at_the_end_leaves_nothing_and_keeps_the_old(
+    tmp_path: Path, write_tokens: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = write_tokens(5, name="old")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"), TokenFileWriter(prefix, np.dtype("<u2")) as writer:
+        writer.add_document([1, 2, 3])
+    assert files(tmp_path) == ["old.bin", "old.idx"]
+    assert TokenFile(prefix).num_tokens == 5
+
+
+def test_an_old_file_is_replaced_as_a_whole(tmp_path: Path, write_tokens: Write) -> None:
+    prefix = write_tokens(5, name="old")
+    (tmp_path / "old.json").write_text("of the old one")
+    with TokenFileWriter(prefix, np.dtype("<i4")) as writer:
+        writer.add_document([70_000])
+    assert files(tmp_path) == ["old.bin", "old.idx"]
+    assert TokenFile(prefix).document(0).tolist() == [70_000]
+
+
+def test_nothing_to_write(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nothing to write"), TokenFileWriter(tmp_path / "new", np.dtype("<u2")):
+        pass
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("token", [-1, 65_536])
+def test_ids_never_wrap_around(tmp_path: Path, token: int) -> None:
+    with (
+        pytest.raises(DataError, match="do not fit into uint16"),
+        TokenFileWriter(tmp_path / "new", np.dtype("<u2")) as writer,
+    ):
+        writer.add_document([0, token])
+    assert files(tmp_path) == []
+
+
+def test_many_documents_at_once(tmp_path: Path) -> None:
+    with TokenFileWriter(tmp_path / "many", np.dtype("<u2")) as writer:
+        writer.add_documents(np.arange(6, dtype=np.uint16), np.array([1, 0, 5]))
+        writer.add_documents(np.arange(2, dtype=np.uint16), np.array([2]))
+    file = TokenFile(tmp_path / "many")
+    assert [file.document(index).tolist() for index in range(4)] == [[0], [], [1, 2, 3, 4, 5], [0, 1]]
+
+
+def test_offsets_are_right_across_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "_CHUNK", 3)
+    with TokenFileWriter(tmp_path / "many", np.dtype("<u2")) as writer:
+        for length in range(1, 11):
+            writer.add_document([length] * length)
+    file = TokenFile(tmp_path / "many")
+    assert [set(file.document(index).tolist()) for index in range(10)] == [{length} for length in range(1, 11)]
+
+
+def sidecar(documents: int, tokens: int, *, tokenizer: str = "a" * 64, source: str = "x.txt") -> Sidecar:
+    return Sidecar(tokenizer, 60_000, 0, documents, tokens, 3 * tokens, (source,))
+
+
+def test_merge(tmp_path: Path, write_tokens: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "_CHUNK", 4)
+    first, second = write_tokens(5, 6, name="first"), write_tokens(9, name="second")
+    sidecar(2, 11, source="1.txt").write(first)
+    sidecar(1, 9, source="2.txt").write(second)
+    merge([first, second], tmp_path / "both")
+    file = TokenFile(tmp_path / "both")
+    assert [len(file.document(index)) for index in range(3)] == [5, 6, 9]
+    assert file.read(0, 20).tolist() == [*range(11), *range(9)]
+    assert read_sidecar(file) == Sidecar("a" * 64, 60_000, 0, 3, 20, 60, ("1.txt", "2.txt"))
+
+
+def test_merge_is_the_same_as_writing_at_once(tmp_path: Path, write_tokens: Write) -> None:
+    parts = [write_tokens(5, 6, name="first"), write_tokens(9, name="second")]
+    merge(parts, tmp_path / "both")
+    with TokenFileWriter(tmp_path / "once", np.dtype("<u2")) as writer:
+        for part in map(TokenFile, parts):
+            for document in range(part.num_documents):
+                writer.add_document(part.document(document))
+    for path in (bin_path, idx_path):
+        assert path(tmp_path / "both").read_bytes() == path(tmp_path / "once").read_bytes()
+
+
+def test_merge_refuses(tmp_path: Path, write_tokens: Write) -> None:
+    first, second, wide = write_tokens(5, name="a"), write_tokens(5, name="b"), write_tokens(5, name="c", dtype="<i4")
+    with pytest.raises(DataError, match="only files of one dtype"):
+        merge([first, wide], tmp_path / "both")
+    with pytest.raises(DataError, match="among the files to merge"):
+        merge([first, second], first)
+    with pytest.raises(DataError, match="no token files"):
+        merge([], tmp_path / "both")
+    sidecar(1, 5).write(first)
+    sidecar(1, 5, tokenizer="b" * 64).write(second)
+    with pytest.raises(DataError, match="made with another tokenizer"):
+        merge([first, second], tmp_path / "both")
+    assert not (tmp_path / "both.bin").exists()
+
+
+def test_a_sidecar_must_fit_its_tokens(write_tokens: Write) -> None:
+    prefix = write_tokens(5, 6)
+    assert read_sidecar(TokenFile(prefix)) is None
+    sidecar(2, 12).write(prefix)
+    with pytest.raises(DataError, match=r"2 documents and 12 tokens, but .* has 2 and 11"):
+        read_sidecar(TokenFile(prefix))
+    for content in ("", "[]", "{}", '{"sources": 1}', '{"tokenizer_sha256": "x", "sources": []}'):
+        Path(f"{prefix}.json").write_text(content)
+        with pytest.raises(DataError, match="does not describe a token file"):
+            read_sidecar(TokenFile(prefix))
+
+
+def test_two_writers_do_not_meet(tmp_path: Path) -> None:
+    """Temporary names carry the process, so that two programs that write one prefix end with one whole file."""
+    writer = TokenFileWriter(tmp_path / "new", np.dtype("<u2"))
+    assert files(tmp_path) == [f"new.bin.partial-{os.getpid()}"]
+    writer.discard()
+    assert files(tmp_path) == []

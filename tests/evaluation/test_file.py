@@ -1,0 +1,94 @@
+"""Perplexity of files: text and token files alike, bytes and words of the text, and what is refused."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from colonnade.data.tokenize import tokenize_files
+from colonnade.data.tokenizer import Tokenizer, train_bpe
+from colonnade.errors import DataError
+from colonnade.evaluation.file import perplexity_of_file
+from colonnade.evaluation.perplexity import Perplexity
+from colonnade.mesh.mesh import Axis, Mesh
+from tests.generation.tiny import tiny_gpt
+
+DOCUMENTS = ["the cat and the hat", "a bät in the hat∞", "and so on"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_bpe(DOCUMENTS * 3, 275)
+
+
+def perplexity(file: Path, tokenizer: Tokenizer, vocab_size: int = 275, words: int | None = None) -> Perplexity:
+    model = tiny_gpt(Axis("tp"), vocab_size=vocab_size)
+    return perplexity_of_file(model, str(file), tokenizer=tokenizer, mesh=Mesh(), stride=3, words=words)
+
+
+def write_lines(path: Path, lines: list[str]) -> Path:
+    path.write_text("".join(line + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    return write_lines(tmp_path / "some.jsonl", [json.dumps({"text": document}) for document in DOCUMENTS])
+
+
+def test_a_text_and_its_token_file_are_alike(lines: Path, tmp_path: Path, tokenizer: Tokenizer) -> None:
+    tokenize_files([lines], tmp_path / "tokens", tokenizer, workers=1, progress=False)
+    of_text, of_tokens = perplexity(lines, tokenizer), perplexity(tmp_path / "tokens", tokenizer)
+    assert (of_text.loss, of_text.bits_per_byte, of_text.tokens) == (
+        of_tokens.loss,
+        of_tokens.bits_per_byte,
+        of_tokens.tokens,
+    )
+    first = tokenizer.byte_lengths()[tokenizer.encode(DOCUMENTS[0])[0]]
+    assert of_text.bytes == sum(len(document.encode()) for document in DOCUMENTS) - first  # the first is not predicted
+    ends = len(DOCUMENTS) - 1
+    assert of_text.tokens == sum(len(tokenizer.encode(document)) for document in DOCUMENTS) + ends - 1
+    assert of_text.words == 13 and of_tokens.words is None
+
+
+def test_compressed_text_and_the_paper_s_number_of_words(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "a.txt").write_text(DOCUMENTS[0])
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(DOCUMENTS[0].encode()))
+    plain = perplexity(tmp_path / "a.txt", tokenizer)
+    assert plain == perplexity(tmp_path / "a.txt.gz", tokenizer)
+    assert plain.words == 5 and plain.tokens == len(tokenizer.encode(DOCUMENTS[0])) - 1
+    given = perplexity(tmp_path / "a.txt", tokenizer, words=7)
+    assert given.words == 7 and plain.word_perplexity is not None and given.word_perplexity is not None
+    assert given.word_perplexity**7 == pytest.approx(plain.word_perplexity**5, rel=1e-9)
+
+
+def test_a_bad_line_is_an_error(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    file = write_lines(tmp_path / "bad.jsonl", ['{"text": "good"}', "not JSON"])
+    with pytest.raises(DataError, match=r"bad\.jsonl, line 2: not JSON"):
+        perplexity(file, tokenizer)
+
+
+def test_files_that_are_none(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    with pytest.raises(DataError, match=r"nothing does not exist, and there is no .*nothing\.bin"):
+        perplexity(tmp_path / "nothing", tokenizer)
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(DataError, match="the text has 0 tokens"):
+        perplexity(tmp_path / "empty.txt", tokenizer)
+    (tmp_path / "notes.pdf").write_text("text")
+    with pytest.raises(DataError, match="ending that says nothing"):
+        perplexity(tmp_path / "notes.pdf", tokenizer)
+
+
+def test_a_token_file_named_with_its_ending(lines: Path, tmp_path: Path, tokenizer: Tokenizer) -> None:
+    tokenize_files([lines], tmp_path / "tokens", tokenizer, workers=1, progress=False)
+    with pytest.raises(DataError, match="named without its ending"):
+        perplexity(tmp_path / "tokens.bin", tokenizer)
+
+
+def test_another_tokenizer_is_noticed(lines: Path, tmp_path: Path, tokenizer: Tokenizer) -> None:
+    tokenize_files([lines], tmp_path / "tokens", train_bpe(["other words"], 260), workers=1, progress=False)
+    with pytest.raises(DataError, match="another tokenizer"):
+        perplexity(tmp_path / "tokens", tokenizer)
+    with pytest.raises(DataError, match="the model's vocabulary has 200 ids"):
+        perplexity(lines, tokenizer, vocab_size=200)

@@ -1,0 +1,61 @@
+"""Tokens to text as they come: whole characters, ends, and where a document starts."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colonnade.data.tokenizer import Tokenizer, train_bpe
+from colonnade.errors import DataError
+from colonnade.generation.sample import End, Generated
+from colonnade.generation.stream import note_on, prompt_tokens, stream_text
+
+TOKENIZER = train_bpe(["the cat and the hat and the bat"] * 3, 270)
+
+
+def as_generated(tokens: list[int], prompt: int = 0, end: End = "length") -> list[Generated]:
+    last = len(tokens) - 1
+    return [Generated(prompt, token, end if i == last else None) for i, token in enumerate(tokens)]
+
+
+@given(st.lists(st.text(min_size=1), min_size=1, max_size=3))
+def test_pieces_joined_are_the_texts(texts: list[str]) -> None:
+    tokens = [TOKENIZER.encode(text) for text in texts]
+    generated = [new for prompt, text in enumerate(tokens) for new in as_generated(text, prompt)]
+    pieces = list(stream_text(generated, TOKENIZER))
+    assert len(pieces) == len(generated), "a piece for each token"
+    for prompt, text in enumerate(texts):
+        assert "".join(piece.text for piece in pieces if piece.prompt == prompt) == text
+
+
+def test_a_character_is_shown_when_it_is_whole() -> None:
+    tokens = TOKENIZER.encode("é∞")  # 2 and 3 bytes, each a token of its own
+    assert [piece.text for piece in stream_text(as_generated(tokens), TOKENIZER)] == ["", "é", "", "", "∞"]
+
+
+def test_half_a_character_at_the_end_does_not_run_into_the_next_text() -> None:
+    half = TOKENIZER.encode("é")[:1]
+    pieces = stream_text(as_generated(half) + as_generated(TOKENIZER.encode("a"), 1), TOKENIZER)
+    assert [piece.text for piece in pieces] == ["\ufffd", "a"]
+
+
+def test_the_end_of_document_is_no_text() -> None:
+    end = TOKENIZER.end_of_document
+    assert end is not None
+    pieces = list(stream_text(as_generated([*TOKENIZER.encode("a"), end], end="stop"), TOKENIZER))
+    assert [(piece.text, piece.end) for piece in pieces] == [("a", None), ("", "stop")]
+
+
+def test_prompts() -> None:
+    assert TOKENIZER.decode(prompt_tokens(TOKENIZER, "the cat")) == "the cat"
+    assert prompt_tokens(TOKENIZER, "") == [TOKENIZER.end_of_document]
+
+
+def test_an_empty_prompt_needs_an_end_of_document() -> None:
+    without = Tokenizer.from_json(TOKENIZER.to_json().replace("<|endoftext|>", "<|other|>"))
+    with pytest.raises(DataError, match="the prompt is empty"):
+        prompt_tokens(without, "")
+
+
+def test_only_a_full_model_needs_a_note() -> None:
+    assert note_on("stop", seq_length=8) is None and note_on("length", seq_length=8) is None
+    assert "8 positions" in (note_on("full", seq_length=8) or "")

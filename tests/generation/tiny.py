@@ -1,0 +1,29 @@
+"""A GPT small enough for tests, with weights large enough that it prefers some tokens to others."""
+
+import torch
+
+from colonnade.config.schema import ModelConfig
+from colonnade.mesh.mesh import Axis
+from colonnade.model.gpt import GPT
+from colonnade.model.initialize import initialize_
+
+
+def tiny_gpt(
+    tp: Axis, *, vocab_size: int = 21, seq_length: int = 12, tie_embeddings: bool = True, seed: int = 7
+) -> GPT:
+    """float64, 2 layers, 4 heads, with wide initial weights; the same logical weights for every tp."""
+    model = ModelConfig(
+        num_layers=2,
+        hidden_size=16,
+        num_heads=4,
+        seq_length=seq_length,
+        init_std=0.5,
+        tie_embeddings=tie_embeddings,
+        dropout=0.1,
+        attention_dropout=0.1,
+    )
+    gpt = GPT(model, vocab_size, tp).double()
+    initialize_(gpt, tp, seed)
+    with torch.no_grad():
+        gpt.embedding.positions.weight.mul_(3.0)  # else greedy text repeats one token
+    return gpt

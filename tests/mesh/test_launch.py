@@ -1,0 +1,306 @@
+"""Launching: what is shown, what is stopped, what is left behind. The ranks are small programs, most without torch."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from colonnade.errors import LayoutError
+from colonnade.mesh import launch
+from tests.distributed import run_on_ranks
+
+PRELUDE = """
+import os, pathlib, signal, sys, time
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def live():  # says that this rank runs
+    pathlib.Path(sys.argv[1], str(rank)).write_text(str(os.getpid()))
+def await_all():
+    live()
+    while len(os.listdir(sys.argv[1])) < size:
+        time.sleep(0.01)
+"""
+SUPERVISOR = "import sys; from colonnade.mesh.launch import run_ranks; sys.exit(run_ranks({}, sys.argv[1:]))"
+
+
+def rank_command(folder: Path, body: str) -> list[str]:
+    folder.mkdir(exist_ok=True)
+    return [sys.executable, "-c", PRELUDE + textwrap.dedent(body), str(folder)]
+
+
+def start(num_ranks: int, folder: Path, body: str, **options: object) -> "subprocess.Popen[str]":
+    """A supervisor with its ranks, in a process of its own."""
+    command = [sys.executable, "-c", SUPERVISOR.format(num_ranks), *rank_command(folder, body)]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.Popen(command, text=True, **streams)  # type: ignore[call-overload, no-any-return]
+
+
+def run_to_end(num_ranks: int, folder: Path, body: str) -> tuple[int, str, str, float]:
+    begin = time.monotonic()
+    process = start(num_ranks, folder, body)
+    output, errors = process.communicate(timeout=30)
+    return process.returncode, output, errors, time.monotonic() - begin
+
+
+def pids(folder: Path, num_ranks: int) -> list[int]:
+    """The ranks' process ids, once all of them run."""
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        texts = [path.read_text() for path in folder.glob("*")] if folder.exists() else []
+        if len(texts) == num_ranks and all(texts):
+            return [int(text) for text in texts]
+        time.sleep(0.02)
+    raise AssertionError("the ranks did not start")
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def assert_gone(numbers: list[int], seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while any(map(is_alive, numbers)) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not [number for number in numbers if is_alive(number)]
+
+
+def test_only_rank_0_is_heard(tmp_path: Path) -> None:
+    body = "print('hello from', rank, 'of', size); print('warning', rank, file=sys.stderr)"
+    status, output, errors, _ = run_to_end(3, tmp_path / "r", body)
+    assert (status, output, errors) == (0, "hello from 0 of 3\n", "warning 0\n")
+
+
+def test_rank_0_has_the_terminal(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    process = start(2, tmp_path / "r", "print(sys.stdout.isatty(), rank)", stdout=theirs)
+    assert process.wait(30) == 0
+    assert os.read(ours, 100).decode().strip() == "True 0"
+    process.communicate()
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_rank_0s_warnings_are_shown_while_it_runs(tmp_path: Path) -> None:
+    process = start(2, tmp_path / "r", "print('careful', file=sys.stderr, flush=True); live(); time.sleep(60)")
+    assert process.stderr is not None
+    assert process.stderr.readline() == "careful\n"
+    process.terminate()
+    process.communicate(timeout=10)
+
+
+def test_the_failing_ranks_error_is_shown_whole_and_the_others_are_stopped(tmp_path: Path) -> None:
+    body = """
+        await_all()
+        if rank == 2:
+            print("x" * 100_000, file=sys.stderr)
+            raise ValueError("two is broken")
+        time.sleep(60)
+    """
+    status, _, errors, seconds = run_to_end(4, tmp_path / "r", body)
+    assert status == 1 and seconds < 8
+    assert errors.startswith("rank 2 failed with exit status 1:\n" + "x" * 100_000)
+    assert errors.endswith("ValueError: two is broken\n")
+    assert_gone(pids(tmp_path / "r", 4))
+
+
+def test_a_rank_that_ignores_being_stopped_is_killed(tmp_path: Path) -> None:
+    body = """
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        await_all()
+        time.sleep(60 * (rank != 1))
+        sys.exit("gone")
+    """
+    status, _, errors, seconds = run_to_end(2, tmp_path / "r", body)
+    assert (status, errors) == (1, "rank 1 failed with exit status 1:\ngone\n") and seconds < 9
+    assert_gone(pids(tmp_path / "r", 2))
+
+
+def test_a_mistake_that_all_ranks_report_is_shown_once(tmp_path: Path) -> None:
+    status, _, errors, seconds = run_to_end(3, tmp_path / "r", "print('tp = 3 is odd', file=sys.stderr); sys.exit(2)")
+    assert (status, errors) == (2, "tp = 3 is odd\n") and seconds < 5
+
+
+def test_a_users_mistake_on_one_rank_comes_before_its_consequences(tmp_path: Path) -> None:
+    body = """
+        await_all()
+        if rank == 1:
+            print("the file is empty", file=sys.stderr, flush=True)
+            time.sleep(0.3)  # slower to end than those that lose their connection to it
+            sys.exit(2)
+        raise RuntimeError("connection reset")
+    """
+    status, _, errors, _ = run_to_end(3, tmp_path / "r", body)
+    assert (status, errors) == (2, "rank 1 failed with exit status 2:\nthe file is empty\n")
+
+
+def test_a_killed_rank_is_named_with_the_signal(tmp_path: Path) -> None:
+    body = """
+        await_all()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.05)
+        raise RuntimeError("connection reset")
+    """
+    status, _, errors, _ = run_to_end(3, tmp_path / "r", body)
+    assert (status, errors) == (137, "rank 1 was killed by signal 9 (SIGKILL), perhaps out of memory\n")
+
+
+def test_a_failure_of_rank_0_is_shown_once(tmp_path: Path) -> None:
+    body = "await_all(); time.sleep(0.2 * rank); sys.stderr.write('before\\n'); assert rank, 'zero is broken'"
+    status, _, errors, _ = run_to_end(2, tmp_path / "r", body)
+    assert status == 1
+    assert errors.count("zero is broken") == 1
+    assert errors.count("before\n") == 1 and "rank" not in errors.splitlines()[0]
+
+
+def test_ctrl_c_lets_the_ranks_save(tmp_path: Path) -> None:
+    body = """
+        def save(*_):
+            time.sleep(2.5 - rank)  # at different speeds, and longer than a failure would be given
+            print("saved", rank)
+            sys.exit(130)
+        signal.signal(signal.SIGINT, save)
+        live()
+        time.sleep(60)
+    """
+    process = start(2, tmp_path / "r", body)
+    pids(tmp_path / "r", 2)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=10)
+    assert (process.returncode, output, errors) == (130, "saved 0\n", "")
+
+
+def test_ctrl_c_before_the_ranks_are_ready_shows_no_traceback(tmp_path: Path) -> None:
+    process = start(2, tmp_path / "r", "live(); time.sleep(60)")
+    numbers = pids(tmp_path / "r", 2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=10)
+    assert (process.returncode, errors) == (130, "")
+    assert_gone(numbers)
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
+    process = start(
+        2, tmp_path / "r", "signal.signal(signal.SIGINT, lambda *_: None); live(); [time.sleep(9) for _ in range(9)]"
+    )
+    numbers = pids(tmp_path / "r", 2)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    _, errors = process.communicate(timeout=5)
+    assert (process.returncode, errors) == (130, "")
+    assert_gone(numbers)
+
+
+def test_sigterm_is_passed_on(tmp_path: Path) -> None:
+    body = "signal.signal(signal.SIGTERM, lambda *_: (print('bye', rank), sys.exit(0))); live(); time.sleep(60)"
+    process = start(2, tmp_path / "r", body)
+    pids(tmp_path / "r", 2)
+    process.terminate()
+    output, errors = process.communicate(timeout=10)
+    assert (process.returncode, output, errors) == (0, "bye 0\n", "")
+
+
+def test_ctrl_z_suspends_the_ranks_too(tmp_path: Path) -> None:
+    body = "live()\nwhile True: time.sleep(0.1); print('tick', flush=True)"
+    process = start(1, tmp_path / "r", body, stdout=subprocess.DEVNULL)
+    (number,) = pids(tmp_path / "r", 1)
+
+    def state() -> str:
+        return Path(f"/proc/{number}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+    process.send_signal(signal.SIGTSTP)
+    time.sleep(0.5)
+    assert state() == "T"
+    process.send_signal(signal.SIGCONT)
+    time.sleep(0.5)
+    assert state() in "SR"
+    process.terminate()
+    process.communicate(timeout=10)
+
+
+def test_no_orphans_when_the_supervisor_is_killed(tmp_path: Path) -> None:
+    body = "from colonnade.mesh import launch; launch.connect(2, 'cpu'); live(); time.sleep(60)"
+    process = start(2, tmp_path / "r", body)
+    numbers = pids(tmp_path / "r", 2)
+    process.kill()
+    assert_gone(numbers)
+    process.communicate(timeout=5)
+
+
+def test_ranks_meet_and_the_first_of_two_exceptions_is_shown(tmp_path: Path) -> None:
+    body = """
+        import torch
+        from colonnade.mesh import launch
+        print(launch.connect(2, "cpu"), launch.is_rank(), launch.rank_and_size(), launch.local_rank())
+        x = torch.ones(3)
+        torch.distributed.all_reduce(x)
+        print(x.tolist(), flush=True)
+        try:
+            if rank == 1:
+                raise ValueError("one is broken")
+            torch.distributed.all_reduce(x)
+        finally:
+            launch.disconnect()
+            time.sleep(0.5 * rank)  # rank 0 loses its connection, raises and ends before rank 1 has ended
+    """
+    status, output, errors, _ = run_to_end(2, tmp_path / "r", body)
+    assert output == "cpu True (0, 2) 0\n[2.0, 2.0, 2.0]\n"
+    assert status == 1 and errors.startswith("rank 1 failed") and "ValueError: one is broken" in errors.splitlines()[-1]
+
+
+def test_the_supervisor_does_not_import_torch() -> None:
+    code = (
+        "import sys, colonnade.mesh.launch as launch; sys.exit(launch.run_ranks(1, ['true']) or 'torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_one_process_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    threads = torch.get_num_threads()
+    try:
+        assert launch.connect(1, "cpu", threads=1) == torch.device("cpu")
+        assert torch.get_num_threads() == 1 and launch.rank_and_size() == (0, 1) and not launch.is_rank()
+        assert not torch.distributed.is_initialized()
+        launch.disconnect()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_the_wrong_number_of_ranks_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(LayoutError, match=r"started 4 ranks .* = 8: .*--nproc-per-node=8 .*product is 4\."):
+        launch.connect(8, "cpu")
+
+
+def test_a_gpu_for_each_rank_or_a_clear_word() -> None:
+    if torch.cuda.is_available():
+        assert launch.connect(1, "auto").type == "cuda"
+    else:
+        with pytest.raises(
+            LayoutError, match=r"train\.device = 'cuda', but this machine has 0 CUDA GPUs for 1 local rank"
+        ):
+            launch.connect(1, "cuda")
+
+
+def test_cores_are_shared_between_local_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def threads(rank: int, num_ranks: int) -> int:
+        os.environ["LOCAL_WORLD_SIZE"] = "2"
+        launch.connect(1, "cpu")
+        return torch.get_num_threads()
+
+    monkeypatch.setattr(launch, "num_cores", lambda: 6)
+    assert run_on_ranks(threads, 1) == [3]

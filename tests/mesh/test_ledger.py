@@ -1,0 +1,123 @@
+"""The ledger: what was sent, how much, on which axis, and who asked."""
+
+import inspect
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from colonnade.mesh import collectives
+from colonnade.mesh.collectives import copy_to, reduce_from
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.ledger import Entry, Ledger, Site
+from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
+from tests.distributed import run_on_ranks
+
+LAYOUT = Layout(tp=4, dp=2)
+HERE = "/".join(Path(__file__).parts[-2:])
+
+
+def line() -> int:
+    """The line that calls this."""
+    frame = inspect.currentframe()
+    assert frame is not None and frame.f_back is not None
+    return frame.f_back.f_lineno
+
+
+def without_times(entry: Entry) -> dict[str, Any]:
+    return {key: value for key, value in asdict(entry).items() if key not in ("started", "seconds")}
+
+
+def everything(mesh: Mesh) -> list[dict[str, Any]]:
+    """One of each collective; what was written down."""
+    x = torch.ones(8, 3, dtype=torch.float32, requires_grad=True)
+    collectives.all_reduce(x.detach().bfloat16(), mesh.dp, "max")
+    collectives.all_reduce_(torch.ones(5), mesh.world).wait()
+    collectives.all_gather(x.detach()[:, :1], mesh.tp)
+    collectives.reduce_scatter(x.detach(), mesh.tp)
+    collectives.broadcast_(torch.ones(2, dtype=torch.int64), mesh.model, source=1)
+    y = reduce_from(copy_to(x, mesh.tp) * 2, mesh.tp)
+    collectives.gather_sequence(collectives.scatter_sequence(y, mesh.tp), mesh.tp).sum().backward()
+    return [without_times(entry) for entry in mesh.ledger.entries]
+
+
+def test_every_collective_is_an_entry() -> None:
+    entries = everything(paper_mesh(LAYOUT, 5))
+    first = inspect.getsourcelines(everything)[1] + 3
+    brief = [(e["operation"], e["axis"], e["shape"], e["dtype"], e["bytes"], e["backward"]) for e in entries]
+    assert brief == [
+        ("all_reduce", "dp", (8, 3), "bfloat16", 48, False),
+        ("all_reduce", "world", (5,), "float32", 20, False),
+        ("all_gather", "tp", (8, 1), "float32", 32, False),
+        ("reduce_scatter", "tp", (8, 3), "float32", 96, False),
+        ("broadcast", "model", (2,), "int64", 16, False),
+        ("all_reduce", "tp", (8, 3), "float32", 96, False),
+        ("reduce_scatter", "tp", (8, 3), "float32", 96, False),
+        ("all_gather", "tp", (2, 3), "float32", 24, False),
+        ("reduce_scatter", "tp", (8, 3), "float32", 96, True),
+        ("all_gather", "tp", (2, 3), "float32", 24, True),
+        ("all_reduce", "tp", (8, 3), "float32", 96, True),
+    ]
+    lines = [0, 1, 2, 3, 4, 5, 6, 6, 6, 6, 5]  # a backward entry names the line of its forward
+    assert [e["site"] for e in entries] == [f"{HERE}:{first + offset}" for offset in lines]
+
+
+def test_paper_and_gloo_write_the_same() -> None:
+    def program(rank: int, num_ranks: int) -> list[dict[str, Any]]:
+        return everything(build_mesh(LAYOUT, rank))
+
+    for rank, entries in enumerate(run_on_ranks(program, LAYOUT.num_ranks)):
+        assert entries == everything(paper_mesh(LAYOUT, rank))
+
+
+def test_an_axis_of_one_rank_writes_nothing() -> None:
+    assert everything(Mesh()) == []
+
+
+def test_totals_outlive_entries() -> None:
+    mesh = paper_mesh(LAYOUT, 0)
+    for _ in range(5000):
+        collectives.all_reduce(torch.ones(3), mesh.tp)
+    collectives.all_gather(torch.ones(2), mesh.dp)
+    assert len(mesh.ledger.entries) < 5000
+    assert mesh.ledger.counts == {("all_reduce", "tp"): 5000, ("all_gather", "dp"): 1}
+    assert mesh.ledger.bytes == {("all_reduce", "tp"): 60000, ("all_gather", "dp"): 8}
+    mesh.ledger.clear()
+    assert not mesh.ledger.entries and not mesh.ledger.counts and not mesh.ledger.bytes
+
+
+def test_the_backward_of_a_line_in_another_function_names_that_line() -> None:
+    mesh = paper_mesh(LAYOUT, 0)
+    x = torch.ones(2, requires_grad=True)
+    y, asked = copy_to(x, mesh.tp), line()
+    y.sum().backward()
+    (entry,) = mesh.ledger.entries
+    assert entry.site == f"{HERE}:{asked}" and entry.backward
+
+
+def test_an_entry_is_open_until_its_result_can_be_used() -> None:
+    ledger = Ledger()
+    entry = ledger.open("all_reduce", "tp", torch.ones(2), Site("somewhere.py:1"))
+    assert ledger.entries[-1] is entry and entry.seconds is None
+    ledger.close(entry)
+    assert entry.seconds is not None and entry.seconds >= 0
+
+
+def test_a_pending_all_reduce_is_open_until_waited_for() -> None:
+    def program(rank: int, num_ranks: int) -> tuple[float | None, float | None]:
+        mesh = build_mesh(Layout(dp=2), rank)
+        pending = collectives.all_reduce_(torch.ones(2), mesh.dp)
+        (entry,) = mesh.ledger.entries
+        before = entry.seconds
+        pending.wait()
+        return before, entry.seconds
+
+    for before, after in run_on_ranks(program, 2):
+        assert before is None and after is not None and after > 0
+
+
+def test_an_unknown_reduction_is_refused_on_paper_too() -> None:
+    with pytest.raises(AssertionError, match="median is no reduction"):
+        collectives.all_reduce(torch.ones(2), paper_mesh(LAYOUT, 0).tp, "median")

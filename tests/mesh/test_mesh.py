@@ -1,0 +1,64 @@
+"""A rank's axes: who is on them, and which of them can talk."""
+
+import pytest
+import torch
+
+from colonnade.mesh.collectives import all_gather
+from colonnade.mesh.layout import AXES, Layout
+from colonnade.mesh.mesh import COMBINED, Axis, Mesh, build_mesh, paper_mesh
+from tests.distributed import run_on_ranks
+
+LAYOUT = Layout(tp=2, pp=2, dp=2)
+GROUPS = {**{name: (name,) for name in AXES}, **COMBINED}
+
+
+def axis_of(mesh: Mesh, name: str) -> Axis:
+    axis: Axis = getattr(mesh, name)
+    return axis
+
+
+@pytest.mark.parametrize("rank", range(8))
+def test_every_axis_is_this_ranks_group(rank: int) -> None:
+    mesh = paper_mesh(LAYOUT, rank)
+    for name, along in GROUPS.items():
+        axis = axis_of(mesh, name)
+        assert axis.ranks in LAYOUT.groups(*along)
+        assert axis.ranks[axis.rank] == rank and axis.size == len(axis.ranks) and axis.name == name
+    assert mesh.rank == rank and mesh.layout == LAYOUT
+
+
+def test_coordinates_as_log_lines_start() -> None:
+    assert paper_mesh(LAYOUT, 6).coordinates == "[pp1 dp1 tp0]"
+    assert Mesh().coordinates == "[pp0 dp0 tp0]"
+
+
+def test_only_axes_of_several_ranks_have_a_transport() -> None:
+    mesh = paper_mesh(Layout(tp=4, dp=1), 2)
+    assert {name for name in GROUPS if axis_of(mesh, name).transport is not None} == {"tp", "model", "world"}
+    assert all(axis_of(Mesh(), name).transport is None for name in GROUPS)
+
+
+def test_all_axes_write_one_ledger() -> None:
+    mesh = paper_mesh(LAYOUT, 0)
+    for name in GROUPS:
+        all_gather(torch.zeros(1), axis_of(mesh, name))
+    assert [entry.axis for entry in mesh.ledger.entries] == list(GROUPS)
+
+
+def test_real_groups_join_the_ranks_of_the_layout() -> None:
+    def ranks_met(rank: int, num_ranks: int) -> dict[str, list[float]]:
+        mesh = build_mesh(LAYOUT, rank)
+        return {name: all_gather(torch.tensor([float(rank)]), axis_of(mesh, name)).tolist() for name in GROUPS}
+
+    for rank, met in enumerate(run_on_ranks(ranks_met, 8)):
+        expected = {name: list(axis_of(paper_mesh(LAYOUT, rank), name).ranks) for name in GROUPS}
+        assert met == expected
+
+
+def test_the_serial_mesh_is_the_mesh_of_one_rank() -> None:
+    def axes(rank: int, num_ranks: int) -> list[Axis]:
+        mesh = build_mesh(Layout(), rank)
+        return [axis_of(mesh, name) for name in GROUPS]
+
+    (built,) = run_on_ranks(axes, 1)
+    assert built == [axis_of(Mesh(), name) for name in GROUPS] == [axis_of(paper_mesh(Layout(), 0), n) for n in GROUPS]

@@ -1,0 +1,163 @@
+"""Attention against torch's own, with and without dropped probabilities, whole and cut by heads."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from colonnade.errors import LayoutError
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
+from colonnade.model.attention import Attention, KeyValueCache, attend_to_cache, attend_with_dropout
+from colonnade.model.dropout import Masks
+from tests.distributed import run_on_ranks
+from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_
+
+B, N, S, D = 3, 4, 6, 8
+HIDDEN = N * D
+
+
+def heads(count: int = 3, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """q, k, v (and more) [b, n, s, d], not contiguous, as attention gets them."""
+    return [drawn(S, B, N, D, seed=i).to(dtype).permute(1, 2, 0, 3).requires_grad_() for i in range(count)]
+
+
+def expression(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, drop: float) -> Tensor:
+    """What attention with dropped probabilities is."""
+    scores = q @ k.transpose(-1, -2) / D**0.5
+    scores = scores.masked_fill(torch.ones(S, S, dtype=torch.bool).triu(1), -torch.inf)
+    return (scores.softmax(-1) * keep / (1 - drop)) @ v
+
+
+@pytest.mark.parametrize("drop", [0.125, 0.5])  # fractions of 2^16, which the mask realises exactly
+def test_dropped_probabilities_are_the_plain_expression(drop: float) -> None:
+    keep = torch.rand(B, N, S, S, generator=torch.Generator().manual_seed(0)) >= drop
+    grad = drawn(B, N, S, D, seed=9)
+    ours, theirs = heads(), heads()
+    y, expected = attend_with_dropout(*ours, keep, drop), expression(*theirs, keep, drop)
+    torch.testing.assert_close(y, expected, rtol=1e-13, atol=1e-13)
+    for mine, reference in zip(torch.autograd.grad(y, ours, grad), torch.autograd.grad(expected, theirs, grad), strict=True):
+        torch.testing.assert_close(mine, reference, rtol=1e-12, atol=1e-12)
+
+
+def test_dropping_nothing_is_torchs_fused_attention() -> None:
+    keep, grad = torch.ones(B, N, S, S, dtype=torch.bool), drawn(B, N, S, D, seed=9)
+    ours, theirs = heads(), heads()
+    y = attend_with_dropout(*ours, keep, 0.0)
+    expected = nn.functional.scaled_dot_product_attention(*theirs, is_causal=True)
+    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+    for mine, reference in zip(torch.autograd.grad(y, ours, grad), torch.autograd.grad(expected, theirs, grad), strict=True):
+        torch.testing.assert_close(mine, reference, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    keep = torch.rand(1, 2, 4, 4, generator=torch.Generator().manual_seed(0)) >= 0.25
+    qkv = [drawn(1, 2, 4, 3, seed=i).requires_grad_() for i in range(3)]
+    assert torch.autograd.gradcheck(lambda q, k, v: attend_with_dropout(q, k, v, keep, 0.25), qkv)
+
+
+def test_bf16_is_the_exact_result_rounded() -> None:
+    keep = torch.rand(B, N, S, S, generator=torch.Generator().manual_seed(0)) >= 0.125
+    q, k, v = (t.detach() for t in heads(dtype=torch.bfloat16))
+    y = attend_with_dropout(q, k, v, keep, 0.125)
+    assert y.dtype is torch.bfloat16
+    exact = expression(q.double(), k.double(), v.double(), keep, 0.125)
+    # roundings of scores, probabilities and result, 2⁻⁹ each; a score of size 4 rounded shifts its probability by 2⁻⁷
+    assert (y - exact).abs().max() <= 2.0**-6 * exact.abs().max()
+
+
+def test_attention_to_a_cache_is_the_rest_of_the_whole() -> None:
+    q, k, v = (t.detach() for t in heads())
+    whole = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    for past in range(S):
+        torch.testing.assert_close(attend_to_cache(q[:, :, past:], k, v), whole[:, :, past:], rtol=1e-12, atol=1e-12)
+
+
+def test_a_cache_gives_back_what_it_was_given() -> None:
+    k, v = (t.detach() for t in heads(2))
+    cache = KeyValueCache(*(torch.full((B, N, S + 2, D), torch.nan).double() for _ in range(2)))
+    for start, stop in ((0, 2), (2, 3), (3, S)):
+        keys, values = cache.extend(k[:, :, start:stop], v[:, :, start:stop])
+        assert cache.length == stop
+        assert torch.equal(keys, k[:, :, :stop]) and torch.equal(values, v[:, :, :stop])
+
+
+def torchs() -> tuple[nn.MultiheadAttention, dict[str, Tensor], dict[str, Tensor], Tensor, Tensor]:
+    """(torch's module, our names' weights, their gradients, x with gradient, y)"""
+    twin = nn.MultiheadAttention(HIDDEN, N, bias=True).double()
+    with torch.no_grad():
+        for i, (_, parameter) in enumerate(sorted(twin.named_parameters())):
+            parameter.copy_(drawn(*parameter.shape, seed=20 + i) * 0.3)
+    x = drawn(S, B, HIDDEN, seed=7).requires_grad_()
+    future = torch.ones(S, S, dtype=torch.bool).triu(1)
+    y, _ = twin(x, x, x, attn_mask=future, need_weights=False)
+    y.backward(drawn(S, B, HIDDEN, seed=8))
+    return twin, renamed(twin, False), renamed(twin, True), x, y.detach()
+
+
+def renamed(twin: nn.MultiheadAttention, gradients: bool) -> dict[str, Tensor]:
+    """torch's rows are [(q, k, v), head, d], ours [head, (q, k, v), d]."""
+
+    def of(parameter: Any) -> Tensor:
+        t: Tensor = parameter.grad if gradients else parameter.detach()
+        return t
+
+    def by_head(t: Tensor) -> Tensor:
+        return t.unflatten(0, (3, N, D)).transpose(0, 1).flatten(0, 2)
+
+    return {
+        "qkv.weight": by_head(of(twin.in_proj_weight)),
+        "qkv.bias": by_head(of(twin.in_proj_bias)),
+        "output.weight": of(twin.out_proj.weight),
+        "output.bias": of(twin.out_proj.bias),
+    }
+
+
+def beside_torch(rank: int, num_ranks: int) -> None:
+    tp = build_mesh(Layout(tp=num_ranks), rank).tp
+    _, weights, gradients, x, expected = torchs()
+    attention = Attention(HIDDEN, N, tp, drop=0.5, init_std=0.02, output_std=0.01).double()
+    load_shards_(attention, tp, weights)
+    mine = x.detach().clone().requires_grad_()
+    y = attention(mine, 0, None)
+    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+    y.backward(drawn(S, B, HIDDEN, seed=8))
+    torch.testing.assert_close(mine.grad, x.grad, rtol=1e-11, atol=1e-11)
+    assert_gradients(attention, tp, gradients)
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+def test_attention_is_torchs(tp_size: int) -> None:
+    run_on_ranks(beside_torch, tp_size)
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_each_rank_drops_with_the_masks_of_its_own_heads(rank: int) -> None:
+    asked: list[range] = []
+
+    class Recorded(Masks):
+        def attention(self, layer: int, heads: range, *args: Any) -> Tensor:
+            asked.append(heads)
+            return super().attention(layer, heads, *args)
+
+    tp = paper_mesh(Layout(tp=4), rank).tp
+    attention = Attention(HIDDEN, 8, tp, drop=0.5, init_std=0.02, output_std=0.01)
+    attention(torch.ones(S, B, HIDDEN), 3, Recorded(1, torch.arange(B).numpy()))
+    assert asked == [range(2 * rank, 2 * rank + 2)]
+
+
+def test_heads_that_tp_does_not_divide_are_refused() -> None:
+    tp = paper_mesh(Layout(tp=4), 0).tp
+    with pytest.raises(LayoutError, match="parallel.tp = 4 does not divide model.num_heads = 6"):
+        Attention(24, 6, tp, drop=0.0, init_std=0.02, output_std=0.01)
+
+
+def test_no_dropout_without_masks() -> None:
+    attention = Attention(HIDDEN, N, Mesh().tp, drop=0.5, init_std=0.02, output_std=0.01).double()
+    load_shards_(attention, Mesh().tp, torchs()[1])
+    x = drawn(S, B, HIDDEN, seed=7)
+    masks = Masks(1, torch.arange(B).numpy())
+    assert not torch.allclose(attention(x, 0, masks), attention(x, 0, None))
+    attention.drop = 0.0
+    assert torch.equal(attention(x, 0, masks), attention(x, 0, None))

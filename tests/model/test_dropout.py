@@ -1,0 +1,75 @@
+"""Dropout masks: the same element of the same sample has the same fate, however the work is cut."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from colonnade.mesh.randomness import Purpose, drop_probability
+from colonnade.model.dropout import Masks, dropout
+from tests.tensor_parallel.shards import drawn
+
+CPU = torch.device("cpu")
+S, H, DROP = 5, 8, 0.3
+samples = st.lists(st.integers(0, 1 << 40), min_size=1, max_size=6, unique=True)
+
+
+def hidden(ids: list[int], seed: int = 1, layer: int = 0, purpose: Purpose = Purpose.RESIDUAL_DROPOUT) -> Tensor:
+    return Masks(seed, np.array(ids)).hidden(purpose, layer, torch.Size((S, len(ids), H)), DROP, CPU)
+
+
+def attention(ids: list[int], heads: range, layer: int = 0) -> Tensor:
+    return Masks(1, np.array(ids)).attention(layer, heads, S, S, DROP, CPU)
+
+
+@given(samples)
+def test_a_samples_masks_do_not_depend_on_the_batch(ids: list[int]) -> None:
+    together, heads = hidden(ids), attention(ids, range(4))
+    assert together.shape == (S, len(ids), H) and heads.shape == (len(ids), 4, S, S)
+    for i, one in enumerate(ids):
+        assert torch.equal(together[:, i], hidden([one])[:, 0])
+        assert torch.equal(heads[i], attention([one], range(4))[0])
+
+
+@given(st.integers(0, 7), st.integers(1, 8))
+def test_a_heads_mask_does_not_depend_on_the_rank(first: int, count: int) -> None:
+    assert torch.equal(attention([3, 9], range(first, first + count)), attention([3, 9], range(16))[:, first : first + count])
+
+
+def test_masks_differ_between_everything_they_are_for() -> None:
+    masks = [
+        hidden([1]),
+        hidden([2]),
+        hidden([1], seed=2),
+        hidden([1], layer=1),
+        hidden([1], purpose=Purpose.EMBEDDING_DROPOUT),
+    ]
+    assert len({mask.flatten().numpy().tobytes() for mask in masks}) == len(masks)
+    heads = attention([1, 2], range(4)).flatten(0, 1)
+    assert len({mask.numpy().tobytes() for mask in heads}) == 8
+    assert not torch.equal(attention([1], range(4)), attention([1], range(4), layer=1))
+
+
+def test_what_is_kept_is_scaled_up_and_so_is_its_gradient() -> None:
+    masks = Masks(1, np.array([4, 5]))
+    x = drawn(S, 2, H, seed=0).requires_grad_()
+    y = dropout(x, DROP, masks, Purpose.RESIDUAL_DROPOUT, 3)
+    scale = masks.hidden(Purpose.RESIDUAL_DROPOUT, 3, x.shape, DROP, CPU).double() / (1 - drop_probability(DROP))
+    torch.testing.assert_close(y, x * scale, rtol=1e-15, atol=0)
+    grad = drawn(S, 2, H, seed=1)
+    y.backward(grad)
+    torch.testing.assert_close(x.grad, grad * scale, rtol=1e-15, atol=0)
+
+
+def test_the_mean_is_kept() -> None:
+    x = torch.ones(64, 64, 64, dtype=torch.float64)
+    y = dropout(x, 0.1, Masks(1, np.arange(64)), Purpose.RESIDUAL_DROPOUT, 0)
+    assert abs(y.mean() - 1) < 5 * (0.1 / 0.9 / x.numel()) ** 0.5
+
+
+@pytest.mark.parametrize(("drop", "masks"), [(0.0, Masks(1, np.array([0, 1]))), (0.5, None)])
+def test_nothing_is_dropped_at_rate_0_and_without_masks(drop: float, masks: Masks | None) -> None:
+    x = drawn(S, 2, H, seed=0)
+    assert dropout(x, drop, masks, Purpose.RESIDUAL_DROPOUT, 0) is x

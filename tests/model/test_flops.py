@@ -1,0 +1,37 @@
+"""The count of arithmetic against torch's own counter on a plain model."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from colonnade.config.schema import ModelConfig
+from colonnade.mesh.mesh import Mesh
+from colonnade.model.flops import flops_per_token, peak_flops
+from colonnade.model.gpt import GPT
+from tests.model.plain import plain_logits
+
+
+def test_forward_and_backward_as_torch_counts_them() -> None:
+    config = ModelConfig(num_layers=2, hidden_size=16, num_heads=2, ffn_hidden_size=40, seq_length=8)
+    weights = dict(GPT(config, 37, Mesh().tp).named_parameters())
+    for parameter in weights.values():
+        torch.nn.init.normal_(parameter)
+    counter = FlopCounterMode(display=False)
+    with counter:
+        plain_logits(config, weights, torch.zeros(3, 8, dtype=torch.int64)).sum().backward()
+    future = 6 * config.num_layers * config.hidden_size * config.seq_length  # scores that a causal model does not need
+    assert counter.get_total_flops() == 3 * 8 * (flops_per_token(config, 37) + future)
+
+
+def test_the_papers_model_needs_six_times_its_parameters_and_a_little() -> None:
+    config = ModelConfig(preset="gpt2-8.3b")
+    assert 6 * 8.3e9 < flops_per_token(config, 51200) < 6 * 8.3e9 * 1.1
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "peak"),
+    [("NVIDIA H100 80GB HBM3", "bf16", 989e12), ("NVIDIA H100 PCIe", "bf16", 756e12), ("NVIDIA A100-SXM4-80GB", "bf16", 312e12),
+     ("NVIDIA L40S", "bf16", 362e12), ("NVIDIA L4", "bf16", 121e12), ("NVIDIA H100 80GB HBM3", "fp32", None), ("cpu", "bf16", None)],
+)  # fmt: skip
+def test_peaks(name: str, precision: str, peak: float | None) -> None:
+    assert peak_flops(name, precision) == peak

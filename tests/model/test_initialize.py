@@ -1,0 +1,85 @@
+"""Initial weights: their distribution, and that no layout changes one of them."""
+
+from math import sqrt
+
+import pytest
+import torch
+from torch import Tensor
+
+from colonnade.config.schema import ModelConfig
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Mesh, paper_mesh
+from colonnade.model.gpt import GPT
+from colonnade.model.initialize import initialize_
+from colonnade.tensor_parallel.placement import placements
+from tests.tensor_parallel.shards import window
+
+CONFIG = ModelConfig(num_layers=2, hidden_size=64, num_heads=8, seq_length=32, tie_embeddings=False, init_std=0.02)
+VOCAB = 509  # a prime
+
+
+def initial(seed: int = 1, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    gpt = GPT(CONFIG, VOCAB, Mesh().tp).to(dtype)
+    initialize_(gpt, Mesh().tp, seed)
+    return {name: w.detach() for name, w in gpt.named_parameters()}
+
+
+def test_matrices_are_normal_and_narrower_before_a_residual() -> None:
+    for name, weight in initial().items():
+        if weight.ndim == 2:
+            before_residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
+            std = 0.02 / sqrt(4) if before_residual else 0.02
+            n = weight.numel()
+            assert abs(weight.mean()) < 5 * std / sqrt(n), name
+            assert abs(weight.std() - std) < 5 * std / sqrt(2 * n), name
+            chances = torch.special.ndtr(weight.flatten() / std).sort().values
+            distance = (chances - (torch.arange(n) + 0.5) / n).abs().max()
+            assert distance * sqrt(n) < 2.7, f"{name} is no normal distribution"
+
+
+def test_norms_are_one_and_biases_zero() -> None:
+    for name, weight in initial().items():
+        if weight.ndim == 1:
+            assert (weight == (1.0 if name.endswith("norm.weight") else 0.0)).all(), name
+
+
+def test_weights_are_strangers_to_each_other() -> None:
+    matrices = [weight.flatten()[:1024] for weight in initial().values() if weight.ndim == 2]
+    correlation = torch.corrcoef(torch.stack(matrices)).fill_diagonal_(0.0)
+    assert correlation.abs().max() < 6 / sqrt(1024)
+
+
+@pytest.mark.parametrize("tp_size", [2, 4, 8])
+def test_shards_are_boxes_of_the_whole_to_the_bit(tp_size: int) -> None:
+    whole = initial()
+    for rank in range(tp_size):
+        tp = paper_mesh(Layout(tp=tp_size), rank).tp
+        gpt = GPT(CONFIG, VOCAB, tp).double()
+        with torch.no_grad():
+            for parameter in gpt.parameters():
+                parameter.fill_(torch.nan)
+        initialize_(gpt, tp, 1)
+        for place in placements(gpt, tp):
+            assert torch.equal(place.real(place.parameter), window(place, whole[place.name])), place.name
+            if place.dim is not None:
+                rest = place.parameter.narrow(place.dim, place.extent, place.parameter.shape[place.dim] - place.extent)
+                assert not rest.any() and rest.isfinite().all(), "padding is zero"
+
+
+def test_the_number_format_only_rounds() -> None:
+    exact, rounded = initial(), initial(dtype=torch.float32)
+    assert all(torch.equal(exact[name].float(), weight) for name, weight in rounded.items())
+
+
+def test_another_seed_gives_other_weights() -> None:
+    one, other = initial(1), initial(2)
+    assert all(not torch.equal(weight, other[name]) for name, weight in one.items() if weight.ndim == 2)
+
+
+def test_a_golden_weight() -> None:
+    """Every run starts from these: they never change."""
+    first = initial()["blocks.1.mlp.down.weight"][3, :2]
+    torch.testing.assert_close(first, torch.tensor(GOLDEN, dtype=torch.float64), rtol=0, atol=0)
+
+
+GOLDEN: list[float] = []

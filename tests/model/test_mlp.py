@@ -1,0 +1,44 @@
+"""The MLP against torch's Linear, GELU, Linear."""
+
+import pytest
+import torch
+from torch import nn
+
+from colonnade.errors import LayoutError
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import build_mesh, paper_mesh
+from colonnade.model.mlp import MLP, Activation
+from tests.distributed import run_on_ranks
+from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_
+
+HIDDEN, FFN = 6, 20
+APPROXIMATIONS: dict[Activation, str] = {"gelu": "none", "gelu_tanh": "tanh"}
+
+
+def beside_torch(rank: int, num_ranks: int) -> None:
+    tp = build_mesh(Layout(tp=num_ranks), rank).tp
+    for activation, approximation in APPROXIMATIONS.items():
+        layers = nn.Sequential(nn.Linear(HIDDEN, FFN), nn.GELU(approximate=approximation), nn.Linear(FFN, HIDDEN)).double()
+        names = {"0.weight": "up.weight", "0.bias": "up.bias", "2.weight": "down.weight", "2.bias": "down.bias"}
+        with torch.no_grad():
+            for i, parameter in enumerate(layers.parameters()):
+                parameter.copy_(drawn(*parameter.shape, seed=i))
+        mlp = MLP(HIDDEN, FFN, tp, activation=activation, init_std=0.02, output_std=0.01).double()
+        load_shards_(mlp, tp, {names[name]: p for name, p in layers.named_parameters()})
+        x, twins = (drawn(5, 3, HIDDEN, seed=9).requires_grad_() for _ in range(2))
+        y, expected = mlp(x), layers(twins)
+        torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+        for out in (y, expected):
+            out.backward(drawn(5, 3, HIDDEN, seed=10))
+        torch.testing.assert_close(x.grad, twins.grad, rtol=1e-11, atol=1e-11)
+        assert_gradients(mlp, tp, {names[name]: p.grad for name, p in layers.named_parameters() if p.grad is not None})
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+def test_mlp_is_torchs(tp_size: int) -> None:
+    run_on_ranks(beside_torch, tp_size)
+
+
+def test_a_width_that_tp_does_not_divide_is_refused() -> None:
+    with pytest.raises(LayoutError, match="parallel.tp = 3 does not divide"):
+        MLP(6, 20, paper_mesh(Layout(tp=3), 0).tp, activation="gelu", init_std=0.02, output_std=0.01)

@@ -1,0 +1,100 @@
+"""AdamW against torch.optim.AdamW, its loop and its fused kernel."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from colonnade.optim.adamw import AdamW, Moments
+
+COUNT, STEPS = 1000, 6
+RATES = [1e-3, 2e-3, 3e-3, 2e-3, 1e-3, 0.0]
+
+
+def gradients(dtype: torch.dtype) -> list[Tensor]:
+    """Of sizes from 1e-12 to 1e2, and some zeros."""
+    generator = torch.Generator().manual_seed(1)
+    drawn = [torch.randn(COUNT, dtype=torch.float64, generator=generator) for _ in range(STEPS)]
+    sizes = torch.logspace(-12, 2, COUNT, dtype=torch.float64)
+    sizes[::50] = 0.0
+    return [(g * sizes).to(dtype) for g in drawn]
+
+
+def start(dtype: torch.dtype) -> Tensor:
+    return torch.randn(COUNT, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def torchs(dtype: torch.dtype, weight_decay: float, *, fused: bool, factor: float = 1.0) -> Tensor:
+    weights = nn.Parameter(start(dtype))
+    optimizer = torch.optim.AdamW([weights], betas=(0.8, 0.95), eps=1e-6, weight_decay=weight_decay, fused=fused, foreach=False)
+    for rate, gradient in zip(RATES, gradients(dtype), strict=True):
+        optimizer.param_groups[0]["lr"] = rate
+        weights.grad = gradient * factor
+        optimizer.step()
+    return weights.detach()
+
+
+def ours(dtype: torch.dtype, weight_decay: float, *, decayed: bool = True, factor: float = 1.0, cuts: int = 1) -> Tensor:
+    """The same steps on `cuts` slices of one buffer."""
+    rule = AdamW(beta1=0.8, beta2=0.95, epsilon=1e-6, weight_decay=weight_decay)
+    weights = start(dtype)
+    moments = Moments.zeros_like(weights)
+    for step, (rate, gradient) in enumerate(zip(RATES, gradients(dtype), strict=True), start=1):
+        for first in range(0, COUNT, COUNT // cuts):
+            span = slice(first, first + COUNT // cuts)
+            rule.update_(
+                weights[span],
+                gradient[span],
+                moments.of(span),
+                step=step,
+                learning_rate=rate,
+                decayed=decayed,
+                factor=torch.tensor(factor, dtype=torch.float64),
+            )
+    return weights
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_float64_is_torchs(weight_decay: float, fused: bool) -> None:
+    expected = torchs(torch.float64, weight_decay, fused=fused)
+    torch.testing.assert_close(ours(torch.float64, weight_decay), expected, rtol=1e-13, atol=1e-15)
+
+
+def test_float32_is_torchs_to_the_last_bits() -> None:
+    expected = torchs(torch.float64, 0.1, fused=False)
+    for result in (ours(torch.float32, 0.1), torchs(torch.float32, 0.1, fused=True)):
+        torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours(torch.float32, 0.1), torchs(torch.float32, 0.1, fused=True), rtol=3e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_clipping_factor_multiplies_gradients(dtype: torch.dtype) -> None:
+    tight = {"rtol": 1e-13, "atol": 1e-15} if dtype is torch.float64 else {"rtol": 1e-6, "atol": 1e-7}
+    torch.testing.assert_close(ours(dtype, 0.1, factor=0.037), torchs(dtype, 0.1, fused=False, factor=0.037), **tight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_slices_are_updated_as_the_whole(dtype: torch.dtype) -> None:
+    torch.testing.assert_close(ours(dtype, 0.1, cuts=5), ours(dtype, 0.1), rtol=1e-6, atol=1e-12)
+
+
+def test_no_decay_where_it_is_not_wanted() -> None:
+    assert torch.equal(ours(torch.float64, 0.1, decayed=False), ours(torch.float64, 0.0))
+    assert not torch.equal(ours(torch.float64, 0.1, decayed=True), ours(torch.float64, 0.0))
+
+
+def test_weights_decay_by_rate_times_decay_alone() -> None:
+    """Decoupled: without a gradient a weight shrinks by exactly learning_rate · weight_decay."""
+    weights, zeros = start(torch.float64), torch.zeros(COUNT, dtype=torch.float64)
+    AdamW(0.9, 0.999, 1e-8, 0.1).update_(
+        weights, zeros, Moments.zeros_like(zeros), step=1, learning_rate=0.01, decayed=True, factor=torch.ones(())
+    )
+    torch.testing.assert_close(weights, start(torch.float64) * (1 - 0.001), rtol=1e-15, atol=0)
+
+
+def test_moments_of_a_span_are_views() -> None:
+    moments = Moments.zeros_like(torch.ones(10))
+    moments.of(slice(2, 5)).exp_avg.fill_(1.0)
+    moments.of(slice(5, 7)).exp_avg_sq.fill_(2.0)
+    assert moments.exp_avg.tolist() == [0, 0, 1, 1, 1, 0, 0, 0, 0, 0]
+    assert moments.exp_avg_sq.tolist() == [0, 0, 0, 0, 0, 2, 2, 0, 0, 0]

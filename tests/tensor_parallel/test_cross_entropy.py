@@ -1,0 +1,206 @@
+"""The fused output layer and loss against torch's two separate ones, and how little of the logits is ever alive."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import nan
+from typing import Any
+from weakref import WeakSet
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Axis, Mesh, build_mesh, paper_mesh
+from colonnade.tensor_parallel import cross_entropy
+from colonnade.tensor_parallel.cross_entropy import output_loss, token_losses
+from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
+from tests.distributed import run_on_ranks
+from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_
+
+S, B, HIDDEN = 5, 4, 6
+
+
+def problem(vocab_size: int, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(hidden, whole output weight, labels, loss weights); a third of the tokens count for nothing"""
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.randint(0, vocab_size, (S, B), generator=generator)
+    weights = torch.rand(S, B, dtype=torch.float64, generator=generator)
+    weights[torch.rand(S, B, generator=generator) < 0.33] = 0.0
+    return drawn(S, B, HIDDEN, seed=1) * scale, drawn(vocab_size, HIDDEN, seed=2), labels, weights
+
+
+def torchs(hidden: Tensor, table: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(loss, gradient of hidden, gradient of the table, each token's loss)"""
+    hidden, table = hidden.clone().requires_grad_(), table.clone().requires_grad_()
+    logits = hidden @ table.t()
+    losses = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(S, B)
+    loss = (losses * weights).sum()
+    loss.backward()
+    assert hidden.grad is not None and table.grad is not None
+    return loss.detach(), hidden.grad, table.grad, losses.detach()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What must not matter to the result."""
+
+    vocab_size: int = 37
+    scale: float = 1.0
+    padding: float = 0.0
+    chunk: int = 1 << 24
+
+
+def beside_torch(setting: Setting, tp: Axis) -> None:
+    hidden, table, labels, weights = problem(setting.vocab_size, setting.scale)
+    loss, hidden_gradient, table_gradient, losses = torchs(hidden, table, labels, weights)
+    layer = VocabParallelEmbedding(setting.vocab_size, HIDDEN, tp, init_std=0.02).double()
+    load_shards_(layer, tp, {"weight": table}, padding=setting.padding)
+    x = hidden.clone().requires_grad_()
+    with chunks_of(setting.chunk):
+        mine = output_loss(x, layer.weight, labels, weights, tp=tp, vocab_size=setting.vocab_size)
+        mine.backward()
+        each = token_losses(hidden, layer.weight, labels, tp=tp, vocab_size=setting.vocab_size)
+    torch.testing.assert_close(mine.detach(), loss, rtol=1e-12, atol=0)
+    torch.testing.assert_close(each, losses, rtol=1e-12, atol=1e-12)
+    assert x.grad is not None
+    assert (x.grad - hidden_gradient).abs().max() <= 1e-12 * hidden_gradient.abs().max()
+    assert not x.grad[weights == 0.0].any(), "a token that does not count has no gradient at all"
+    assert_gradients(layer, tp, {"weight": table_gradient})
+
+
+def all_beside_torch(rank: int, num_ranks: int, settings: list[Setting]) -> None:
+    tp = build_mesh(Layout(tp=num_ranks), rank).tp
+    for setting in settings:
+        beside_torch(setting, tp)
+
+
+@contextmanager
+def chunks_of(logits: int) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cross_entropy, "CHUNK_LOGITS", logits)
+        yield
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+def test_loss_and_gradients_are_torchs(tp_size: int) -> None:
+    run_on_ranks(all_beside_torch, tp_size, [Setting(vocab_size) for vocab_size in (37, 40, 3)])
+
+
+def test_padding_rows_get_no_probability() -> None:
+    run_on_ranks(all_beside_torch, 4, [Setting(padding=padding) for padding in (1e4, -1e4, nan)])
+
+
+@pytest.mark.parametrize("tp_size", [1, 2])
+def test_chunks_change_nothing(tp_size: int) -> None:
+    run_on_ranks(all_beside_torch, tp_size, [Setting(chunk=chunk) for chunk in (1, 100, 37 * 20)])
+
+
+def test_large_and_small_logits() -> None:
+    run_on_ranks(all_beside_torch, 2, [Setting(scale=scale) for scale in (300.0, 1e-6)])
+
+
+def on_serial(vocab_size: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, VocabParallelEmbedding, Any]:
+    tp = Mesh().tp
+    hidden, table, labels, weights = problem(vocab_size)
+    layer = VocabParallelEmbedding(vocab_size, HIDDEN, tp, init_std=0.02).double()
+    load_shards_(layer, tp, {"weight": table})
+    layer.to(dtype)
+    return hidden.to(dtype).requires_grad_(), layer, (labels, weights)
+
+
+def test_gradients_add_up_over_microbatches() -> None:
+    hidden, layer, (labels, weights) = on_serial(37)
+    for _ in range(2):
+        output_loss(hidden, layer.weight, labels, weights, tp=Mesh().tp, vocab_size=37).backward()
+    _, _, expected, _ = torchs(*problem(37))
+    assert_gradients(layer, Mesh().tp, {"weight": 2 * expected})
+
+
+def test_the_loss_may_be_one_of_a_sum() -> None:
+    hidden, layer, (labels, weights) = on_serial(37)
+    loss = output_loss(hidden, layer.weight, labels, weights, tp=Mesh().tp, vocab_size=37)
+    (loss + hidden.square().sum()).backward()
+    _, expected, _, _ = torchs(*problem(37))
+    torch.testing.assert_close(hidden.grad, expected + 2 * hidden.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_a_multiple_of_the_loss_is_refused() -> None:
+    hidden, layer, (labels, weights) = on_serial(37)
+    loss = output_loss(hidden, layer.weight, labels, weights, tp=Mesh().tp, vocab_size=37)
+    with pytest.raises(AssertionError, match="backward\\(\\) of the loss itself"):
+        (2 * loss).backward()
+
+
+def test_bf16_loses_no_more_than_its_operands() -> None:
+    hidden, layer, (labels, weights) = on_serial(37, torch.bfloat16)
+    loss = output_loss(hidden, layer.weight, labels, weights, tp=Mesh().tp, vocab_size=37)
+    loss.backward()
+    exact, hidden_gradient, table_gradient, _ = torchs(
+        hidden.detach().double(), layer.weight.detach().double()[:37], labels, weights
+    )
+    assert loss.dtype is torch.float32 and layer.weight.grad is not None and layer.weight.grad.dtype is torch.float32
+    # logits may have been rounded to bf16 (2⁻⁹ of up to ~8: 2⁻⁶ absolute each, of either sign)
+    assert abs(loss - exact) <= 2.0**-6 * weights.sum()
+    assert hidden.grad is not None
+    assert (hidden.grad - hidden_gradient).norm() <= 2.0**-5 * hidden_gradient.norm()
+    assert (layer.weight.grad[:37] - table_gradient).norm() <= 2.0**-5 * table_gradient.norm()
+
+
+def test_two_numbers_a_token_cross_ranks() -> None:
+    mesh = paper_mesh(Layout(tp=4), 1)
+    layer = VocabParallelEmbedding(37, HIDDEN, mesh.tp, init_std=0.02).double()
+    load_shards_(layer, mesh.tp, {"weight": drawn(37, HIDDEN, seed=2)})
+    hidden, _, labels, weights = problem(37)
+    output_loss(hidden.requires_grad_(), layer.weight, labels, weights, tp=mesh.tp, vocab_size=37).backward()
+    forward = sum(entry.bytes for entry in mesh.ledger.entries if not entry.backward)
+    assert forward == 2 * S * B * 8
+    assert [(e.operation, e.shape) for e in mesh.ledger.entries if e.backward] == [("all_reduce", (S, B, HIDDEN))]
+
+
+class Alive(TorchDispatchMode):
+    """The largest tensor made, and the most numbers that lay in large tensors at one time."""
+
+    def __init__(self, large: int) -> None:
+        super().__init__()
+        self.large, self.largest, self.most = large, 0, 0
+        self._made: WeakSet[Tensor] = WeakSet()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {place(t) for t in (*args, *(kwargs or {}).values()) if isinstance(t, Tensor)}
+        out = function(*args, **(kwargs or {}))
+        for t in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(t, Tensor) and numbers(t) >= self.large and place(t) not in given:
+                self._made.add(t)
+                self.largest = max(self.largest, numbers(t))
+        self.most = max(self.most, sum({place(t): numbers(t) for t in self._made}.values()))
+        return out
+
+
+def place(t: Tensor) -> int:
+    """Where a tensor's memory begins."""
+    return t.untyped_storage().data_ptr()
+
+
+def numbers(t: Tensor) -> int:
+    """How many elements its memory holds."""
+    return t.untyped_storage().nbytes() // t.element_size()
+
+
+@pytest.mark.parametrize("evaluating", [False, True])
+def test_no_more_than_a_chunk_of_logits_is_alive(evaluating: bool) -> None:
+    """64 tokens × 1,000 rows in chunks of 4,000: h = 2 keeps everything else small."""
+    tp: Axis = Mesh().tp
+    hidden = drawn(16, 4, 2, seed=1).float().requires_grad_()
+    weight = nn.Parameter(drawn(1000, 2, seed=2).float())
+    weight.grad = torch.zeros_like(weight)
+    labels, weights = torch.zeros(16, 4, dtype=torch.int64), torch.ones(16, 4)
+    with chunks_of(4000), Alive(large=2500) as alive:
+        if evaluating:
+            token_losses(hidden, weight, labels, tp=tp, vocab_size=1000)
+        else:
+            output_loss(hidden, weight, labels, weights, tp=tp, vocab_size=1000).backward()
+    assert alive.largest == 4000, "chunks are as large as they may be, and none is larger"
+    assert alive.most == 4000, "one chunk is dropped before the next is made"

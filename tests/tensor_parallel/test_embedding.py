@@ -1,0 +1,64 @@
+"""The vocabulary-parallel embedding against torch.nn.Embedding, with vocabularies that fit badly."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Axis, build_mesh, paper_mesh
+from colonnade.tensor_parallel.embedding import VocabParallelEmbedding, vocab_rows_per_rank
+from tests.distributed import run_on_ranks
+from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_
+
+HIDDEN = 6
+
+
+def look_up(rank: int, num_ranks: int) -> None:
+    tp = build_mesh(Layout(tp=num_ranks), rank).tp
+    for vocab_size in (37, 40, 3):
+        look_up_beside_torch(vocab_size, tp)
+
+
+def look_up_beside_torch(vocab_size: int, tp: Axis) -> None:
+    tokens = torch.randint(0, vocab_size, (9, 4), generator=torch.Generator().manual_seed(0))
+    twin = nn.Embedding(vocab_size, HIDDEN).double()
+    whole = drawn(vocab_size, HIDDEN, seed=1)
+    with torch.no_grad():
+        twin.weight.copy_(whole)
+    layer = VocabParallelEmbedding(vocab_size, HIDDEN, tp, init_std=0.02).double()
+    load_shards_(layer, tp, {"weight": whole}, padding=1e9)  # padding must not be seen
+    grad = drawn(9, 4, HIDDEN, seed=2)
+    for _ in range(2):  # gradients add up
+        out, expected = layer(tokens), twin(tokens)
+        assert torch.equal(out, expected)
+        out.backward(grad)
+        expected.backward(grad)
+    assert twin.weight.grad is not None
+    assert_gradients(layer, tp, {"weight": twin.weight.grad})
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+def test_lookup_is_torchs(tp_size: int) -> None:
+    run_on_ranks(look_up, tp_size)
+
+
+def test_what_it_sends() -> None:
+    mesh = paper_mesh(Layout(tp=2), 1)
+    layer = VocabParallelEmbedding(10, HIDDEN, mesh.tp, init_std=0.02)
+    layer(torch.zeros(5, 3, dtype=torch.int64)).sum().backward()
+    assert [(e.operation, e.shape, e.backward) for e in mesh.ledger.entries] == [("all_reduce", (5, 3, HIDDEN), False)]
+
+
+@given(st.integers(1, 300_000), st.integers(1, 64))
+def test_rows_hold_the_vocabulary_with_little_padding(vocab_size: int, tp_size: int) -> None:
+    rows = vocab_rows_per_rank(vocab_size, tp_size)
+    exact = -(-vocab_size // tp_size)
+    assert rows * tp_size >= vocab_size
+    assert rows <= exact * 9 / 8
+    assert rows % 128 == 0 or rows == exact
+
+
+def test_rows_of_gpt2s_vocabulary() -> None:
+    assert [vocab_rows_per_rank(50257, tp) for tp in (1, 2, 8, 64)] == [50304, 25216, 6400, 786]

@@ -1,0 +1,120 @@
+"""Linear layers cut by columns and rows against torch.nn.Linear, forward and gradients."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from colonnade.errors import LayoutError
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Axis, Mesh, build_mesh, paper_mesh
+from colonnade.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, shard_size
+from tests.distributed import run_on_ranks
+from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_
+
+S, B, IN, OUT = 3, 2, 8, 12
+TP_SIZES = [1, 2, 4]
+
+
+def twin() -> tuple[nn.Linear, Tensor, Tensor, Tensor]:
+    """(torch's layer with gradients, x with gradient, y, the gradient of y)"""
+    linear = nn.Linear(IN, OUT).double()
+    with torch.no_grad():
+        linear.weight.copy_(drawn(OUT, IN, seed=1))
+        linear.bias.copy_(drawn(OUT, seed=2))
+    x = drawn(S, B, IN, seed=3).requires_grad_()
+    y = linear(x)
+    grad = drawn(S, B, OUT, seed=4)
+    y.backward(grad)
+    return linear, x, y.detach(), grad
+
+
+def wholes(linear: nn.Linear) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    weights = dict(linear.named_parameters())
+    return {name: p.detach() for name, p in weights.items()}, {n: p.grad for n, p in weights.items() if p.grad is not None}
+
+
+def cut(t: Tensor, tp: Axis) -> Tensor:
+    return t.chunk(tp.size, -1)[tp.rank]
+
+
+def column(rank: int, num_ranks: int) -> Any:
+    tp = build_mesh(Layout(tp=num_ranks), rank).tp
+    linear, x, y, grad = twin()
+    weights, gradients = wholes(linear)
+    layer = ColumnParallelLinear(IN, OUT, tp, init_std=0.02).double()
+    load_shards_(layer, tp, weights)
+    mine = x.detach().clone().requires_grad_()
+    out = layer(mine)
+    torch.testing.assert_close(out, cut(y, tp), rtol=1e-13, atol=1e-13)
+    out.backward(cut(grad, tp))
+    torch.testing.assert_close(mine.grad, x.grad, rtol=1e-12, atol=1e-12)
+    assert_gradients(layer, tp, gradients)
+
+
+def row(rank: int, num_ranks: int) -> Any:
+    tp = build_mesh(Layout(tp=num_ranks), rank).tp
+    linear, x, y, grad = twin()
+    weights, gradients = wholes(linear)
+    layer = RowParallelLinear(IN, OUT, tp, init_std=0.02).double()
+    load_shards_(layer, tp, weights)
+    mine = cut(x.detach(), tp).clone().requires_grad_()
+    out = layer(mine)
+    torch.testing.assert_close(out, y, rtol=1e-13, atol=1e-13)
+    out.backward(grad)
+    assert x.grad is not None
+    torch.testing.assert_close(mine.grad, cut(x.grad, tp), rtol=1e-12, atol=1e-12)
+    assert_gradients(layer, tp, gradients)
+
+
+@pytest.mark.parametrize("tp_size", TP_SIZES)
+def test_column_parallel_is_linear(tp_size: int) -> None:
+    run_on_ranks(column, tp_size)
+
+
+@pytest.mark.parametrize("tp_size", TP_SIZES)
+def test_row_parallel_is_linear(tp_size: int) -> None:
+    run_on_ranks(row, tp_size)
+
+
+def test_what_each_layer_sends() -> None:
+    """Column: one all-reduce of the input's size, backward. Row: one of the output's size, forward."""
+    mesh = paper_mesh(Layout(tp=4), 1)
+    x = torch.ones(S, B, IN, requires_grad=True)
+    y = ColumnParallelLinear(IN, OUT, mesh.tp, init_std=0.02)(x)
+    assert not mesh.ledger.entries and y.shape == (S, B, OUT // 4)
+    z = RowParallelLinear(OUT, 20, mesh.tp, init_std=0.02)(y)
+    z.sum().backward()
+    sent = [(entry.operation, entry.shape, entry.backward) for entry in mesh.ledger.entries]
+    assert sent == [("all_reduce", (S, B, 20), False), ("all_reduce", (S, B, IN), True)]
+
+
+def test_gradients_add_up_over_backwards() -> None:
+    tp = Mesh().tp
+    layer = RowParallelLinear(IN, OUT, tp, init_std=0.02).double()
+    linear, _, _, _ = twin()
+    weights, _ = wholes(linear)
+    load_shards_(layer, tp, weights)
+    linear.zero_grad()
+    for seed in (5, 6):
+        x = drawn(S, B, IN, seed=seed)
+        for either in (linear, layer):
+            (either(x) * drawn(S, B, OUT, seed=7)).sum().backward()
+    assert_gradients(layer, tp, wholes(linear)[1])
+
+
+@pytest.mark.parametrize(
+    ("build", "what"), [(ColumnParallelLinear, "output size = 10"), (RowParallelLinear, "input size = 10")]
+)
+def test_a_size_that_tp_does_not_divide_is_refused(build: Any, what: str) -> None:
+    tp = paper_mesh(Layout(tp=4), 0).tp
+    with pytest.raises(LayoutError, match=f"parallel.tp = 4 does not divide the layer's {what}"):
+        build(10, 10, tp, init_std=0.02)
+
+
+def test_shard_sizes() -> None:
+    tp = paper_mesh(Layout(tp=4), 3).tp
+    assert shard_size(16, tp, "model.num_heads") == 4
+    with pytest.raises(LayoutError, match="model.num_heads = 6. Use a divisor of 6"):
+        shard_size(6, tp, "model.num_heads")

@@ -1,0 +1,106 @@
+"""The plan of the house, kept: floors, one door to torch.distributed, one to the environment, sizes, no rings."""
+
+import ast
+import re
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "colonnade"
+FILES = sorted(SOURCE.rglob("*.py"))
+FLOORS = [
+    {"errors", ""},
+    {"config"},
+    {"mesh"},
+    {"data", "tensor_parallel", "optim"},
+    {"model", "data_parallel"},
+    {"checkpoint", "evaluation", "generation"},
+    {"train"},
+    {"demo"},
+    {"cli"},
+    {"__main__"},
+]
+FLOOR = {folder: number for number, floor in enumerate(FLOORS) for folder in floor}
+
+
+def name_of(file: Path) -> str:
+    return ".".join(file.relative_to(SOURCE).with_suffix("").parts).removesuffix("__init__").rstrip(".")
+
+
+MODULES = {name_of(file) for file in FILES}
+TREES = {name_of(file): ast.parse(file.read_text()) for file in FILES}
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Every dotted name that a file imports, at its top or inside a function."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def own_imports(tree: ast.AST) -> Iterator[str]:
+    """The modules of this package that a file imports, without the package's name."""
+    for name in imports(tree):
+        if name == "colonnade" or name.startswith("colonnade."):
+            inner = name.removeprefix("colonnade").removeprefix(".")
+            yield inner if inner in MODULES else inner.rpartition(".")[0]
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_imports_go_down_or_stay_in_the_folder(module: str) -> None:
+    folder = module.split(".")[0]
+    assert folder in FLOOR, f"{folder} has no floor: give it one in the architecture and here"
+    for imported in own_imports(TREES[module]):
+        other = imported.split(".")[0]
+        assert other == folder or FLOOR[other] < FLOOR[folder], f"{module} imports {imported}"
+
+
+def test_no_rings() -> None:
+    TopologicalSorter({module: set(own_imports(tree)) - {module} for module, tree in TREES.items()}).prepare()
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_only_the_mesh_talks_and_only_the_launcher_reads_the_environment(module: str) -> None:
+    talks = {name for name in imports(TREES[module]) if name.startswith("torch.distributed")}
+    if module.startswith("checkpoint."):
+        talks = {name for name in talks if not name.startswith("torch.distributed.checkpoint")}
+    assert module.split(".")[0] == "mesh" or not talks, f"{module} imports {talks}"
+    code = ast.unparse(TREES[module])
+    if not module.startswith("mesh."):
+        assert not re.search(r"\b(dist|torch\.distributed)\.(?!checkpoint\b)\w", code), (
+            f"{module} uses torch.distributed"
+        )
+    if module != "mesh.launch":
+        assert not re.search(r"\bos\.(environb?|getenvb?|putenv)\b|from os import.*\b(environ|getenv)", code), module
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_only_the_collectives_branch_on_the_size_of_an_axis(module: str) -> None:
+    for node in ast.walk(TREES[module]):
+        if isinstance(node, ast.If | ast.IfExp | ast.While) and module != "mesh.collectives":
+            condition = ast.unparse(node.test)
+            of_size = re.search(r"\b(tp|pp|dp|axis)\.size (==|!=|<=?|>=?) \d", condition)
+            assert not of_size, f"{module}:{node.lineno} {condition}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=name_of)
+def test_sizes_and_state(file: Path) -> None:
+    text = file.read_text()
+    assert text.count("\n") <= 450, "a second idea is in here: give it its own file"
+    for node in ast.walk(ast.parse(text)):
+        assert not isinstance(node, ast.Global), f"line {node.lineno}: no global"
+        if isinstance(node, ast.FunctionDef):
+            length = (node.end_lineno or 0) - node.lineno + 1
+            assert length <= 60, f"{node.name} has {length} lines"
+
+
+def test_configuration_and_command_line_import_no_torch_at_their_top() -> None:
+    for module, tree in TREES.items():
+        if module.split(".")[0] in ("config", "cli", "__main__", "errors", ""):
+            top = ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
+            assert not any(name.split(".")[0] == "torch" for name in imports(top)), module

@@ -1,0 +1,125 @@
+"""The command line as a user meets it: in a process of its own."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from colonnade import cli
+from colonnade.config.describe import all_keys
+from colonnade.config.load import load
+from colonnade.mesh import launch
+
+ROOT = Path(__file__).parents[1]
+
+BAD = """\
+[model]
+num_layer = 2
+[train]
+num_layers = "2"
+"""
+
+
+def colonnade(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    command = [sys.executable, "-m", "colonnade", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+
+
+def test_a_bad_configuration_is_one_message_and_status_2(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(BAD)
+    answer = colonnade("train", str(path))
+    assert answer.returncode == 2
+    assert answer.stdout == ""
+    assert answer.stderr.startswith(f"colonnade: {path}: 9 problems\n")
+    assert "did you mean model.num_layers?" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_a_bad_configuration_is_reported_before_torch_is_imported(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(BAD)
+    program = f"""
+import sys
+from colonnade import cli
+sys.argv = ["colonnade", "train", {str(path)!r}]
+try:
+    cli.main()
+except SystemExit as error:
+    assert error.code == 2
+print(sorted({{name.split(".")[0] for name in sys.modules}} & {{"torch", "numpy", "rich", "tokenizers"}}))
+"""
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert answer.stdout == "[]\n", answer.stderr
+
+
+@pytest.mark.slow
+def test_a_bad_configuration_is_reported_in_half_a_second(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(BAD)
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        colonnade("train", str(path))
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(5)) < 0.5
+
+
+def test_the_help_of_train_lists_every_key() -> None:
+    answer = colonnade("train", "--help")
+    assert answer.returncode == 0
+    for name in all_keys():
+        assert f"\n  {name.split('.')[1]} " in answer.stdout, name
+
+
+def test_an_unknown_command_and_no_command() -> None:
+    unknown = colonnade("tran")
+    assert unknown.returncode == 2
+    assert "Did you mean 'train'?" in unknown.stderr
+    assert "Traceback" not in unknown.stderr
+    assert "train" in colonnade("--help").stdout
+
+
+@pytest.mark.parametrize("status", [0, 2, 130])
+def test_started_alone_it_starts_the_ranks_and_takes_their_status(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    started: list[tuple[int, list[str]]] = []
+
+    def run_ranks(num_ranks: int, command: list[str]) -> int:
+        started.append((num_ranks, command))
+        return status
+
+    monkeypatch.setattr(launch, "is_rank", lambda: False)
+    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    config, override = str(ROOT / "examples" / "books.toml"), "train.steps=50"
+    monkeypatch.setattr(sys, "argv", ["colonnade", "train", config, override])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == status
+    assert started == [
+        (load(Path(config)).parallel.num_ranks, [sys.executable, "-m", "colonnade", "train", config, override])
+    ]
+
+
+@pytest.mark.parametrize(("is_rank", "num_ranks"), [(True, 4), (False, 1)])
+def test_a_rank_and_a_run_of_one_rank_start_nothing(
+    monkeypatch: pytest.MonkeyPatch, is_rank: bool, num_ranks: int
+) -> None:
+    monkeypatch.setattr(launch, "is_rank", lambda: is_rank)
+    monkeypatch.setattr(launch, "run_ranks", lambda *_: pytest.fail("started ranks"))
+    cli.run_on_ranks(num_ranks, ["train", "x.toml"])
+
+
+def test_ctrl_c_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "run_on_ranks", interrupted)
+    monkeypatch.setattr(sys, "argv", ["colonnade", "train", str(ROOT / "examples" / "books.toml")])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130

@@ -1,0 +1,70 @@
+"""What is written for readers is true: the reference page is current, examples load, commands and targets exist."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from colonnade.cli import app
+from colonnade.config.load import load
+from colonnade.config.reference import page
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.toml"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *EXAMPLES])
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def commands(text: str) -> list[str]:
+    """The command lines in a page that start with `colonnade`, continued lines joined."""
+    joined = re.sub(r"\\\n[#\s]*", "", text)
+    return re.findall(r"(?:^[#$\s]*|`|-m )colonnade ([a-z][^`\n]*)", joined, flags=re.MULTILINE)
+
+
+def test_the_reference_page_is_current() -> None:
+    assert (ROOT / "docs/reference/config.md").read_text() == page(), "run `make docs`"
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=name_of)
+def test_examples_load(path: Path) -> None:
+    assert load(path)
+
+
+def test_the_large_example_is_the_papers() -> None:
+    config = load(ROOT / "examples/gpt2-8.3b.toml")
+    assert config.parallel.num_ranks == 512
+    assert (config.model.num_layers, config.model.hidden_size, config.train.global_batch_size) == (72, 3072, 512)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_make_targets_exist(path: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    named = set(re.findall(r"(?:^|`)make ([a-z][a-z-]*)", path.read_text(), flags=re.MULTILINE))
+    assert named <= targets
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_commands_and_their_options_exist(path: Path) -> None:
+    for line in commands(path.read_text()):
+        command: Any = get_command(app)
+        words = shlex.split(line, comments=True)
+        while words and hasattr(command, "commands"):
+            name = words.pop(0)
+            assert name in command.commands, f"colonnade {line}"
+            command = command.commands[name]
+        options = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+        named = {word.split("=")[0] for word in words if word.startswith("--")}
+        assert named <= options, f"colonnade {line}"
+
+
+def test_the_makefile_lists_its_targets() -> None:
+    text = (ROOT / "Makefile").read_text()
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", text, flags=re.MULTILINE)
+    for target in set(phony.split()) - {"help"}:
+        assert f"make {target}" in text
