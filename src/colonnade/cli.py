@@ -144,10 +144,8 @@ def generate(
     ],
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to add, at most.", min=1)] = 100,
     temperature: Annotated[float, typer.Option(help="0: always the likeliest token; 1: as the model says.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option(help="Choose among the k likeliest tokens only.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Choose among the likeliest tokens that make up p in all.")
-    ] = None,
+    top_k: Annotated[int, typer.Option(help="Choose among the k likeliest tokens only; 0: all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Choose among the likeliest tokens that make up p in all.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Another seed gives another text.")] = 1234,
     tp: TensorParallel = 1,
     device: Device = "auto",

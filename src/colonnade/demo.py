@@ -8,9 +8,9 @@ import lzma
 import subprocess
 import sys
 import time
-from importlib.resources import files
 from pathlib import Path
 
+from colonnade.data.bundle import BOOKS_SPLIT, books
 from colonnade.errors import ColonnadeError
 
 CONFIG = """\
@@ -29,7 +29,7 @@ tp = 2                   # every layer is cut in two: each rank has half the hea
 [data]
 train = "{folder}/holmes"
 tokenizer = "{folder}/tokenizer.json"
-split = "17:1"           # by documents: one story in eighteen is kept for validation
+split = "{split}"         # by documents: two stories are kept for validation
 
 [train]
 steps = 300
@@ -62,8 +62,8 @@ def main(folder: Path) -> None:
         )
     folder.mkdir(parents=True, exist_ok=True)
     text, config = folder / "holmes.jsonl", folder / "demo.toml"
-    text.write_bytes(lzma.decompress(_bundled()))
-    config.write_text(CONFIG.format(folder=folder))
+    text.write_bytes(lzma.decompress(books().read_bytes()))
+    config.write_text(CONFIG.format(folder=folder, split=BOOKS_SPLIT))
 
     _say("1. Text to tokens: 37 stories by Arthur Conan Doyle, a tokenizer of their own, and a token file.")
     _run(
@@ -114,10 +114,6 @@ What to try next:
   examples/books.toml and README.md                                                          your own text"""
 
 
-def _bundled() -> bytes:
-    return (files("colonnade") / "bundled" / "books.jsonl.xz").read_bytes()
-
-
 def _say(text: str) -> None:
     print(f"\n{text}", flush=True)
 
@@ -136,7 +132,7 @@ def _compare_with_xz(folder: Path, text: Path) -> None:
     """The model's bits per byte on the validation stories, from its last evaluation, beside those of xz."""
     last = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     stories = [json.loads(line)["text"] for line in text.read_text().splitlines()]
-    kept = "\n".join(stories[-round(len(stories) / 18) :]).encode()
+    kept = "\n".join(stories[-2:]).encode()
     everything = "\n".join(stories).encode()
     print(f"  the model, on the validation stories    {last['validation_bits_per_byte']:.3f} bits per byte")
     print(f"  xz -9, on the validation stories        {_xz_bits_per_byte(kept):.3f}")

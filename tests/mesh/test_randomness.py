@@ -104,7 +104,9 @@ def test_a_stream_ends() -> None:
 
 
 @pytest.mark.parametrize("draw", DRAWS, ids=DRAW_NAMES)
-@given(start=st.integers(0, 200), count=st.integers(0, 100), streams=st.lists(st.integers(0, 9), min_size=1, max_size=4))
+@given(
+    start=st.integers(0, 200), count=st.integers(0, 100), streams=st.lists(st.integers(0, 9), min_size=1, max_size=4)
+)
 def test_a_slice_is_the_slice_of_the_whole(draw: Draw, start: int, count: int, streams: list[int]) -> None:
     keys = stream_keys(5, last=range(10))
     assert torch.equal(draw(keys[streams], start, count), draw(keys, 0, 300)[streams, start : start + count])
@@ -138,7 +140,9 @@ def assert_uniform(counts: Tensor) -> None:
     expected = counts.sum() / counts.numel()
     chi_square = ((counts - expected).square() / expected).sum().item()
     freedom = counts.numel() - 1
-    assert abs(chi_square - freedom) < 5 * sqrt(2 * freedom), f"chi-square {chi_square} with {freedom} degrees of freedom"
+    assert abs(chi_square - freedom) < 5 * sqrt(2 * freedom), (
+        f"chi-square {chi_square} with {freedom} degrees of freedom"
+    )
 
 
 def pairs_of_bytes(one: Tensor, other: Tensor) -> Tensor:
@@ -236,7 +240,12 @@ def test_no_two_of_a_million_names_share_a_stream() -> None:
 
 
 def test_names_are_told_apart() -> None:
-    names = [f"blocks.{i}.{part}.{kind}" for i in range(200) for part in ("mlp.up", "mlp.down") for kind in ("weight", "bias")]
+    names = [
+        f"blocks.{i}.{part}.{kind}"
+        for i in range(200)
+        for part in ("mlp.up", "mlp.down")
+        for kind in ("weight", "bias")
+    ]
     assert len({name_id(name) for name in names}) == len(names)
 
 
@@ -253,7 +262,9 @@ def test_the_share_of_dropped_elements(drop: float) -> None:
     # no sample, and no position over all samples, is treated worse than another
     for dim in (0, 1):
         shares = 1 - keep.double().mean(dim)
-        assert (shares - chance).abs().max() <= max(6 * sqrt(chance * (1 - chance) / keep.shape[dim]), 16 / keep.shape[dim])
+        assert (shares - chance).abs().max() <= max(
+            6 * sqrt(chance * (1 - chance) / keep.shape[dim]), 16 / keep.shape[dim]
+        )
 
 
 def test_dropping_is_a_threshold_on_the_same_numbers() -> None:

@@ -32,7 +32,9 @@ class Drops:
         """[b, n, s, s] -> [b, n, s, s]"""
         _, n, s, _ = x.shape
         names = [(self.seed, Purpose.ATTENTION_DROPOUT, layer, sample) for sample in self.samples]
-        keep = [torch.stack([keep_mask(stream_keys(*name, last=[i]), 0, s * s, drop) for i in range(n)]) for name in names]
+        keep = [
+            torch.stack([keep_mask(stream_keys(*name, last=[i]), 0, s * s, drop) for i in range(n)]) for name in names
+        ]
         return self._drop(x, [mask.view(n, s, s) for mask in keep], drop)
 
     @staticmethod

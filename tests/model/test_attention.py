@@ -37,7 +37,9 @@ def test_dropped_probabilities_are_the_plain_expression(drop: float) -> None:
     ours, theirs = heads(), heads()
     y, expected = attend_with_dropout(*ours, keep, drop), expression(*theirs, keep, drop)
     torch.testing.assert_close(y, expected, rtol=1e-13, atol=1e-13)
-    for mine, reference in zip(torch.autograd.grad(y, ours, grad), torch.autograd.grad(expected, theirs, grad), strict=True):
+    for mine, reference in zip(
+        torch.autograd.grad(y, ours, grad), torch.autograd.grad(expected, theirs, grad), strict=True
+    ):
         torch.testing.assert_close(mine, reference, rtol=1e-12, atol=1e-12)
 
 
@@ -47,7 +49,9 @@ def test_dropping_nothing_is_torchs_fused_attention() -> None:
     y = attend_with_dropout(*ours, keep, 0.0)
     expected = nn.functional.scaled_dot_product_attention(*theirs, is_causal=True)
     torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
-    for mine, reference in zip(torch.autograd.grad(y, ours, grad), torch.autograd.grad(expected, theirs, grad), strict=True):
+    for mine, reference in zip(
+        torch.autograd.grad(y, ours, grad), torch.autograd.grad(expected, theirs, grad), strict=True
+    ):
         torch.testing.assert_close(mine, reference, rtol=1e-12, atol=1e-12)
 
 

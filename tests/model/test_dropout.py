@@ -35,7 +35,9 @@ def test_a_samples_masks_do_not_depend_on_the_batch(ids: list[int]) -> None:
 
 @given(st.integers(0, 7), st.integers(1, 8))
 def test_a_heads_mask_does_not_depend_on_the_rank(first: int, count: int) -> None:
-    assert torch.equal(attention([3, 9], range(first, first + count)), attention([3, 9], range(16))[:, first : first + count])
+    assert torch.equal(
+        attention([3, 9], range(first, first + count)), attention([3, 9], range(16))[:, first : first + count]
+    )
 
 
 def test_masks_differ_between_everything_they_are_for() -> None:

@@ -78,8 +78,6 @@ def test_another_seed_gives_other_weights() -> None:
 
 def test_a_golden_weight() -> None:
     """Every run starts from these: they never change."""
-    first = initial()["blocks.1.mlp.down.weight"][3, :2]
-    torch.testing.assert_close(first, torch.tensor(GOLDEN, dtype=torch.float64), rtol=0, atol=0)
-
-
-GOLDEN: list[float] = []
+    weights = initial()
+    assert weights["blocks.1.mlp.down.weight"][3, :2].tolist() == [0.0037156395532624625, -0.0077495881161851535]
+    assert weights["embedding.tokens.weight"][508, 63].item() == -0.004352739833167591

@@ -18,7 +18,9 @@ APPROXIMATIONS: dict[Activation, str] = {"gelu": "none", "gelu_tanh": "tanh"}
 def beside_torch(rank: int, num_ranks: int) -> None:
     tp = build_mesh(Layout(tp=num_ranks), rank).tp
     for activation, approximation in APPROXIMATIONS.items():
-        layers = nn.Sequential(nn.Linear(HIDDEN, FFN), nn.GELU(approximate=approximation), nn.Linear(FFN, HIDDEN)).double()
+        layers = nn.Sequential(
+            nn.Linear(HIDDEN, FFN), nn.GELU(approximate=approximation), nn.Linear(FFN, HIDDEN)
+        ).double()
         names = {"0.weight": "up.weight", "0.bias": "up.bias", "2.weight": "down.weight", "2.bias": "down.bias"}
         with torch.no_grad():
             for i, parameter in enumerate(layers.parameters()):

@@ -25,7 +25,9 @@ def start(dtype: torch.dtype) -> Tensor:
 
 def torchs(dtype: torch.dtype, weight_decay: float, *, fused: bool, factor: float = 1.0) -> Tensor:
     weights = nn.Parameter(start(dtype))
-    optimizer = torch.optim.AdamW([weights], betas=(0.8, 0.95), eps=1e-6, weight_decay=weight_decay, fused=fused, foreach=False)
+    optimizer = torch.optim.AdamW(
+        [weights], betas=(0.8, 0.95), eps=1e-6, weight_decay=weight_decay, fused=fused, foreach=False
+    )
     for rate, gradient in zip(RATES, gradients(dtype), strict=True):
         optimizer.param_groups[0]["lr"] = rate
         weights.grad = gradient * factor
@@ -33,7 +35,9 @@ def torchs(dtype: torch.dtype, weight_decay: float, *, fused: bool, factor: floa
     return weights.detach()
 
 
-def ours(dtype: torch.dtype, weight_decay: float, *, decayed: bool = True, factor: float = 1.0, cuts: int = 1) -> Tensor:
+def ours(
+    dtype: torch.dtype, weight_decay: float, *, decayed: bool = True, factor: float = 1.0, cuts: int = 1
+) -> Tensor:
     """The same steps on `cuts` slices of one buffer."""
     rule = AdamW(beta1=0.8, beta2=0.95, epsilon=1e-6, weight_decay=weight_decay)
     weights = start(dtype)

@@ -69,7 +69,9 @@ class Case:
                 precision=self.precision,
                 gradient_clip=self.clip,
             ),
-            optim=OptimConfig(learning_rate=1e-2, min_learning_rate=1e-3, warmup_steps=2, weight_decay=0.1, epsilon=1e-6),
+            optim=OptimConfig(
+                learning_rate=1e-2, min_learning_rate=1e-3, warmup_steps=2, weight_decay=0.1, epsilon=1e-6
+            ),
             run=RunConfig(folder="unused"),
         )
 

@@ -60,8 +60,11 @@ class Comparison:
 
 
 PARAMETERS = [
-    *(pytest.param((layout, COVERING), id=f"{layout}") for layout in LAYOUTS),
-    *(pytest.param((layout, full_matrix(layout.dp)), id=f"{layout} full", marks=pytest.mark.slow) for layout in LAYOUTS),
+    *(pytest.param((layout, COVERING, 120.0), id=f"{layout}") for layout in LAYOUTS),
+    *(
+        pytest.param((layout, full_matrix(layout.dp), 600.0), id=f"{layout} full", marks=pytest.mark.slow)
+        for layout in LAYOUTS
+    ),
 ]
 
 
@@ -73,12 +76,12 @@ def serial_runs() -> dict[Case, Run]:
 
 @pytest.fixture(scope="module", params=PARAMETERS)
 def comparisons(request: Any, serial_runs: dict[Case, Run]) -> list[Comparison]:
-    layout, cases = request.param
+    layout, cases, time_limit = request.param
     missing = sorted({case.serial() for case in cases} - serial_runs.keys(), key=str)
     if missing:
-        (runs,) = run_on_ranks(train_on_ranks, 1, Layout(), missing, time_limit=900.0)
+        (runs,) = run_on_ranks(train_on_ranks, 1, Layout(), missing, time_limit=time_limit)
         serial_runs.update(zip(missing, runs, strict=True))
-    ranks = run_on_ranks(train_on_ranks, layout.num_ranks, layout, cases, time_limit=900.0)
+    ranks = run_on_ranks(train_on_ranks, layout.num_ranks, layout, cases, time_limit=time_limit)
     return [
         Comparison(layout, case, [runs[number] for runs in ranks], serial_runs[case.serial()])
         for number, case in enumerate(cases)

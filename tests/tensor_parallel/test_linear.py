@@ -32,7 +32,9 @@ def twin() -> tuple[nn.Linear, Tensor, Tensor, Tensor]:
 
 def wholes(linear: nn.Linear) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     weights = dict(linear.named_parameters())
-    return {name: p.detach() for name, p in weights.items()}, {n: p.grad for n, p in weights.items() if p.grad is not None}
+    return {name: p.detach() for name, p in weights.items()}, {
+        n: p.grad for n, p in weights.items() if p.grad is not None
+    }
 
 
 def cut(t: Tensor, tp: Axis) -> Tensor:

@@ -63,7 +63,9 @@ def test_names_and_shapes_are_the_logical_ones() -> None:
 def test_what_is_replicated(tp_size: int) -> None:
     """Norms, positions, and the biases that are added after a sum; everything else is cut."""
     tp = paper_mesh(Layout(tp=tp_size), 0).tp
-    whole = {place.name.removeprefix("blocks.0.") for place in placements(model(37, tp_size, 0), tp) if place.dim is None}
+    whole = {
+        place.name.removeprefix("blocks.0.") for place in placements(model(37, tp_size, 0), tp) if place.dim is None
+    }
     norms = {f"{norm}.{key}" for norm in ("attention_norm", "mlp_norm", "head.norm") for key in ("weight", "bias")}
     assert whole == norms | {"embedding.positions.weight", "attention.output.bias", "mlp.down.bias"}
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from colonnade.data_parallel.buckets import FlatUnit
+from colonnade.mesh.autograd import apply
 from colonnade.mesh.collectives import all_reduce_
 from colonnade.mesh.mesh import Axis
 from colonnade.mesh.transport import Pending
@@ -47,7 +48,7 @@ class GradientReducer:
         def mark_input(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
             if not self._armed:
                 return None
-            return _Boundary.apply(args[0], lambda: self._start(unit)), *args[1:]
+            return apply(_Boundary, args[0], lambda: self._start(unit)), *args[1:]
 
         return mark_input
 

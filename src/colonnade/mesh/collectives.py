@@ -17,6 +17,7 @@ from typing import Any, Concatenate
 import torch
 from torch import Tensor
 
+from colonnade.mesh.autograd import apply
 from colonnade.mesh.ledger import Site, call_site
 from colonnade.mesh.mesh import Axis
 from colonnade.mesh.transport import Pending
@@ -109,7 +110,7 @@ def _operator(forward_move: Move, backward_move: Move) -> Operator:
             return backward_move(grad, ctx.axis, ctx.site), None
 
     def operator(x: Tensor, axis: Axis) -> Tensor:
-        return x if axis.transport is None else Conjugate.apply(x, axis)
+        return x if axis.transport is None else apply(Conjugate, x, axis)
 
     return operator
 

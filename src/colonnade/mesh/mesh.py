@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from colonnade.mesh.layout import AXES, Layout
 from colonnade.mesh.ledger import Ledger
+from colonnade.mesh.shared_memory import SharedMemoryTransport, share_memory
 from colonnade.mesh.transport import PaperTransport, TorchTransport, Transport
 
 COMBINED = {"model": ("pp", "tp"), "world": AXES}  # products of axes: one copy of the model; all ranks
@@ -60,7 +61,12 @@ def build_mesh(layout: Layout, rank: int) -> Mesh:
 
     def carry(name: str, ranks: tuple[int, ...], member: bool, ledger: Ledger) -> Transport | None:
         group = dist.new_group(list(ranks))
-        return TorchTransport(name, group, len(ranks), ledger) if member else None
+        if not member:
+            return None
+        segment = share_memory(group, ranks.index(rank), len(ranks))
+        if segment is None:
+            return TorchTransport(name, group, len(ranks), ledger)
+        return SharedMemoryTransport(name, group, len(ranks), ledger, segment)
 
     return _assemble(layout, rank, carry)
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from colonnade.mesh.autograd import apply
 from colonnade.mesh.mesh import Axis
 from colonnade.mesh.randomness import drop_probability
 from colonnade.model.dropout import Masks
@@ -101,7 +102,7 @@ class _AttentionWithDropout(torch.autograd.Function):
 
 def attend_with_dropout(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, drop: float) -> Tensor:
     """Causal attention with dropped probabilities: q, k, v [b, n, s, d], keep bool [b, n, s, s] -> [b, n, s, d]."""
-    y: Tensor = _AttentionWithDropout.apply(q, k, v, keep, drop)
+    y: Tensor = apply(_AttentionWithDropout, q, k, v, keep, drop)
     return y
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from colonnade.mesh.autograd import apply
 from colonnade.mesh.randomness import Purpose, drop_probability, keep_mask, stream_keys
 
 
@@ -58,5 +59,5 @@ def dropout(x: Tensor, drop: float, masks: Masks | None, purpose: Purpose, layer
     if masks is None or drop == 0.0:
         return x
     keep = masks.hidden(purpose, layer, x.shape, drop, x.device)
-    y: Tensor = _Dropout.apply(x, keep, 1.0 / (1.0 - drop_probability(drop)))
+    y: Tensor = apply(_Dropout, x, keep, 1.0 / (1.0 - drop_probability(drop)))
     return y

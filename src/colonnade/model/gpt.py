@@ -13,9 +13,8 @@ from colonnade.mesh.randomness import Purpose
 from colonnade.model.attention import KeyValueCache
 from colonnade.model.dropout import Masks, dropout
 from colonnade.model.transformer import Block
-from colonnade.tensor_parallel.cross_entropy import output_loss, real_rows, token_losses
+from colonnade.tensor_parallel.cross_entropy import local_logits, output_loss, token_losses
 from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
-from colonnade.tensor_parallel.gemm import linear
 
 
 class Positions(nn.Module):
@@ -66,9 +65,10 @@ class Head(nn.Module):
         return token_losses(self.norm(x), self.output.weight, labels, tp=self.tp, vocab_size=self.vocab_size)
 
     def logits(self, x: Tensor) -> Tensor:
-        """[s, b, h] -> this rank's real rows of the logits, [s, b, ≤ v/tp] (generation gathers a single position's)."""
-        weight = self.output.weight
-        return linear(self.norm(x), weight[: real_rows(weight, self.tp, self.vocab_size)])
+        """[s, b, h] -> this rank's real rows of the logits, [s, b, ≤ v/tp] in fp32 (generation gathers one
+        position's).
+        """
+        return local_logits(self.norm(x), self.output.weight, tp=self.tp, vocab_size=self.vocab_size)
 
 
 class GPT(nn.Module):

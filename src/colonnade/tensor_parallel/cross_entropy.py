@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from colonnade.mesh.autograd import apply
 from colonnade.mesh.collectives import all_gather, copy_to
 from colonnade.mesh.mesh import Axis
 from colonnade.tensor_parallel.gemm import add_product_, gradient_of, widen
@@ -35,7 +36,7 @@ def output_loss(
     multiple of it.
     """
     rows = real_rows(weight, tp, vocab_size)
-    loss: Tensor = _OutputLoss.apply(copy_to(hidden, tp), weight, labels, loss_weights, tp, rows)
+    loss: Tensor = apply(_OutputLoss, copy_to(hidden, tp), weight, labels, loss_weights, tp, rows)
     return loss
 
 
@@ -52,6 +53,13 @@ def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor, *, tp: Axis, vo
         losses.append(lse - target)
         del logits  # before the next chunk's are made
     return torch.cat(losses).view(labels.shape)
+
+
+@torch.no_grad()
+def local_logits(hidden: Tensor, weight: Tensor, *, tp: Axis, vocab_size: int) -> Tensor:
+    """This rank's rows of the logits, without padding: [s, b, h] -> [s, b, ≤ v/tp] in fp32 (fp64 for fp64)."""
+    table = widen(weight[: real_rows(weight, tp, vocab_size)])
+    return _logits(hidden.reshape(-1, hidden.shape[-1]), table).view(*hidden.shape[:-1], -1)
 
 
 def real_rows(weight: Tensor, tp: Axis, vocab_size: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from colonnade.mesh.autograd import apply
 from colonnade.mesh.collectives import reduce_from
 from colonnade.mesh.mesh import Axis
 from colonnade.tensor_parallel.gemm import gradient_of
@@ -53,4 +54,4 @@ class VocabParallelEmbedding(nn.Module):
         """
         local = tokens - self.tp.rank * self.weight.shape[0]
         mine = (local >= 0) & (local < self.weight.shape[0])
-        return reduce_from(_Lookup.apply(self.weight, local * mine, mine), self.tp)
+        return reduce_from(apply(_Lookup, self.weight, local * mine, mine), self.tp)

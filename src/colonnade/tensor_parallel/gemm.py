@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from colonnade.mesh.autograd import apply
+
 
 @cache
 def multiplies_natively(dtype: torch.dtype, device_type: str) -> bool:
@@ -72,5 +74,5 @@ class _Linear(torch.autograd.Function):
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x Wᵀ + b: [..., i] -> [..., o]. Backward adds to `weight.grad` and `bias.grad` directly."""
-    y: Tensor = _Linear.apply(x, weight, bias)
+    y: Tensor = apply(_Linear, x, weight, bias)
     return y

@@ -59,8 +59,8 @@ def write_on(
     *,
     max_new_tokens: int,
     temperature: float,
-    top_k: int | None,
-    top_p: float | None,
+    top_k: int,
+    top_p: float,
     seed: int,
 ) -> None:
     """Print every prompt with what the model makes of it, token by token (rank 0 prints)."""
@@ -71,8 +71,8 @@ def write_on(
         mesh.tp,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
-        top_k=top_k or 0,
-        top_p=1.0 if top_p is None else top_p,
+        top_k=top_k,
+        top_p=top_p,
         seed=seed,
         stop=tokenizer.end_of_document,
     )

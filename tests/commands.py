@@ -1,0 +1,140 @@
+"""Run `colonnade …` as a user would: as a new process, or (in tenths of a second) as forked ranks of one.
+
+A forked rank has torch imported already and one thread. Everything else is as torchrun would start it: RANK and
+WORLD_SIZE in the environment, output and status of its own.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import torch
+
+from colonnade import cli
+from colonnade.mesh import launch
+
+LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", launch.FOLDER, launch.PIPE)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one process said, and how it ended (as for subprocess: −9 if it was killed by signal 9)."""
+
+    status: int
+    out: str
+    err: str
+
+
+def environment() -> dict[str, str]:
+    """That of a user who has launched nothing yet."""
+    return {name: value for name, value in os.environ.items() if name not in LAUNCHED} | {"OMP_NUM_THREADS": "1"}
+
+
+def colonnade(*arguments: object, timeout: float = 120.0, **more: str) -> Answer:
+    """`python -m colonnade arguments` with `more` in its environment."""
+    command = [sys.executable, "-m", "colonnade", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment() | more, timeout=timeout)
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+@dataclass
+class Ranks:
+    """Forked ranks of one run."""
+
+    folder: "tempfile.TemporaryDirectory[str]" = field(default_factory=tempfile.TemporaryDirectory)
+    pids: list[int] = field(default_factory=list)
+    streams: list[tuple[IO[bytes], IO[bytes]]] = field(default_factory=list)
+
+    def signal(self, number: int) -> None:
+        for pid in self.pids:
+            os.kill(pid, number)
+
+    def answers(self, timeout: float = 60.0) -> list[Answer]:
+        """Wait for all of them. One that fails or dies takes the others with it, as a launcher would see to."""
+        statuses: dict[int, int] = {}
+        end = time.monotonic() + timeout
+        while len(statuses) < len(self.pids):
+            for pid in set(self.pids) - statuses.keys():
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    statuses[pid] = os.waitstatus_to_exitcode(status)
+            late = time.monotonic() > end
+            if late or any(statuses.values()):
+                time.sleep(0.3)  # let the others say what they have to say
+                for pid in set(self.pids) - statuses.keys():
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.005)
+        answers = [
+            Answer(statuses[pid], *(_text(stream) for stream in pair))
+            for pid, pair in zip(self.pids, self.streams, strict=True)
+        ]
+        self.folder.cleanup()
+        assert time.monotonic() <= end, f"not ended within {timeout} s: {answers}"
+        return answers
+
+
+def start(*arguments: object, num_ranks: int = 1, first: Callable[[int], None] = lambda rank: None) -> Ranks:
+    """Fork `num_ranks` processes that run `colonnade arguments`; each calls `first(rank)` before."""
+    ranks = Ranks()
+    for rank in range(num_ranks):
+        pair = (tempfile.TemporaryFile(), tempfile.TemporaryFile())
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            _become(rank, num_ranks, ranks.folder.name, pair, first, [str(argument) for argument in arguments])
+        ranks.pids.append(pid)
+        ranks.streams.append(pair)
+    return ranks
+
+
+def forked(*arguments: object, num_ranks: int = 1, first: Callable[[int], None] = lambda rank: None) -> Answer:
+    """Rank 0's answer to `colonnade arguments`, when all ranks have ended."""
+    return start(*arguments, num_ranks=num_ranks, first=first).answers()[0]
+
+
+def _become(
+    rank: int,
+    num_ranks: int,
+    folder: str,
+    streams: tuple[IO[bytes], IO[bytes]],
+    first: Callable[[int], None],
+    arguments: list[str],
+) -> None:
+    """In the child: be a rank of the command, and never return."""
+    status = 70
+    try:
+        torch.set_num_threads(1)  # before anything: the parent's thread pool does not exist here
+        launch.num_cores = lambda: 1
+        for number, stream in enumerate(streams, 1):
+            os.dup2(stream.fileno(), number)
+        sys.stdout, sys.stderr = (os.fdopen(os.dup(n), "w", buffering=1) for n in (1, 2))
+        if num_ranks > 1:
+            os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), launch.FOLDER: folder}
+            os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(num_ranks), "GLOO_SOCKET_IFNAME": "lo"}
+        sys.argv = ["colonnade", *arguments]
+        first(rank)
+        cli.main()
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    except BaseException:  # noqa: BLE001  whatever it is, the parent reads it
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _text(stream: IO[bytes]) -> str:
+    with stream:
+        stream.seek(0)
+        return stream.read().decode()

@@ -1,0 +1,93 @@
+"""Collectives through shared memory give what gloo gives, bit for bit on all ranks, whatever the size and the type."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from colonnade.mesh import shared_memory
+from colonnade.mesh.collectives import all_gather, all_reduce, all_reduce_
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import build_mesh
+from colonnade.mesh.shared_memory import SLOT_BYTES, SharedMemoryTransport
+from colonnade.mesh.transport import TorchTransport
+from tests.distributed import run_on_ranks
+
+can_share = pytest.mark.skipif(
+    shared_memory._create(1) is None,
+    reason="shared memory needs /dev/shm on an x86 machine; gloo carries everything here",
+)
+DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+
+
+def _values(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return (torch.randn(count, generator=generator, dtype=torch.float64) * 100).to(dtype)
+
+
+def _reduce_and_gather(rank: int, num_ranks: int) -> list[Any]:
+    axis = build_mesh(Layout(tp=num_ranks), rank).tp
+    assert isinstance(axis.transport, SharedMemoryTransport)
+    found = []
+    for dtype in DTYPES:
+        per_slot = SLOT_BYTES // dtype.itemsize
+        for count in (1, 7, per_slot, 2 * per_slot + 5):
+            x = _values(rank, count, dtype)
+            every = [_values(other, count, dtype) for other in range(num_ranks)]
+            total = every[0].clone()
+            for other in every[1:]:
+                total += other
+            found.append(torch.equal(all_reduce(x, axis), total))
+            found.append(torch.equal(all_reduce(x, axis, "max"), torch.stack(every).amax(0)))
+            found.append(torch.equal(all_reduce(x, axis, "min"), torch.stack(every).amin(0)))
+            found.append(torch.equal(all_gather(x, axis), torch.cat(every)))
+    return found
+
+
+@can_share
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_all_reduce_and_all_gather_are_what_they_should_be(num_ranks: int) -> None:
+    for rank in run_on_ranks(_reduce_and_gather, num_ranks):
+        assert len(rank) == len(DTYPES) * 4 * 4 and all(rank)
+
+
+def _many_in_a_row(rank: int, num_ranks: int) -> float:
+    axis = build_mesh(Layout(tp=num_ranks), rank).tp
+    total = torch.zeros(3, dtype=torch.float64)
+    for turn in range(400):  # halves of the segment are used again and again, at different speeds
+        if (turn + rank) % 7 == 0:
+            sum(range(2000))
+        x = torch.full((3,), float(turn * (rank + 1)), dtype=torch.float64)
+        all_reduce_(x, axis).wait()
+        total += x
+    return float(total[0])
+
+
+@can_share
+def test_no_rank_overwrites_what_another_still_reads() -> None:
+    wanted = float(sum(turn * (1 + 2 + 3) for turn in range(400)))
+    assert run_on_ranks(_many_in_a_row, 3) == [wanted] * 3
+
+
+def _transport_without_shared_memory(rank: int, num_ranks: int) -> tuple[bool, float]:
+    shared_memory.FOLDER = Path("/nonexistent")
+    axis = build_mesh(Layout(tp=num_ranks), rank).tp
+    return type(axis.transport) is TorchTransport, float(all_reduce(torch.tensor(float(rank)), axis))
+
+
+def test_without_shared_memory_gloo_carries_everything() -> None:
+    assert run_on_ranks(_transport_without_shared_memory, 2) == [(True, 1.0)] * 2
+
+
+def _names_left(rank: int, num_ranks: int) -> list[str]:
+    build_mesh(Layout(tp=num_ranks), rank)
+    dist.barrier()
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [line for line in lines if "/colonnade-" in line and not line.endswith("(deleted)")]
+
+
+@can_share
+def test_the_memory_has_no_name_left_that_could_outlive_the_ranks() -> None:
+    assert run_on_ranks(_names_left, 2) == [[], []]

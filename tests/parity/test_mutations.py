@@ -1,0 +1,25 @@
+"""Every mutation of `python -m tests.mutations` still finds its line; whether it is caught takes that script's minutes."""
+
+import ast
+
+import pytest
+
+from tests.mutations import MUTATIONS, ROOT, Mutation, mutated
+
+NAMES = [mutation.name for mutation in MUTATIONS]
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=NAMES)
+def test_it_matches_once_and_leaves_a_program(mutation: Mutation) -> None:
+    broken = mutated(mutation)
+    assert ast.dump(ast.parse(broken)) != ast.dump(ast.parse((ROOT / "src/colonnade" / mutation.file).read_text()))
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=NAMES)
+def test_its_tests_exist(mutation: Mutation) -> None:
+    assert mutation.tests and all((ROOT / test).is_file() for test in mutation.tests)
+
+
+def test_a_mutation_that_does_not_match_is_an_error() -> None:
+    with pytest.raises(ValueError, match="stands 0 times in train/step.py"):
+        mutated(Mutation("x", "train/step.py", "no such line", "", ()))
