@@ -200,6 +200,7 @@ def main() -> None:
         "rounds": line.rounds,
         "steps": line.steps,
         "warmup": line.warmup,
+        "tiny": line.tiny,
         "absent": absent,
         "runs": runs,
     }

@@ -11,9 +11,9 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO
 
 import torch
@@ -85,10 +85,12 @@ def start(*arguments: object, num_ranks: int = 1, first: Callable[[int], None] =
     """Fork `num_ranks` processes that run `colonnade arguments`; each calls `first(rank)` before."""
     ranks = Ranks()
     for rank in range(num_ranks):
-        pair = (tempfile.TemporaryFile(), tempfile.TemporaryFile())
+        pair = (tempfile.TemporaryFile(), tempfile.TemporaryFile())  # noqa: SIM115  closed by `answers`
         sys.stdout.flush()
         sys.stderr.flush()
-        pid = os.fork()
+        with warnings.catch_warnings():  # 3.12 warns of forking with threads: the child's first line makes it safe
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
         if pid == 0:
             _become(rank, num_ranks, ranks.folder.name, pair, first, [str(argument) for argument in arguments])
         ranks.pids.append(pid)
@@ -120,6 +122,7 @@ def _become(
         if num_ranks > 1:
             os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), launch.FOLDER: folder}
             os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(num_ranks), "GLOO_SOCKET_IFNAME": "lo"}
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else the library warns of the fork
         sys.argv = ["colonnade", *arguments]
         first(rank)
         cli.main()

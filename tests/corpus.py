@@ -1,12 +1,12 @@
-"""A tiny corpus of made-up text, with its own tokenizer and token file: what a small run needs, in a tenth of a second."""
+"""A tiny corpus of made-up text, with a tokenizer and a token file: what a small run needs, in a tenth of a second."""
 
 import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from colonnade.config.schema import Config
 from colonnade.config.load import load
+from colonnade.config.schema import Config
 from colonnade.data.tokenize import tokenize_files
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 

@@ -149,8 +149,8 @@ MUTATIONS = [
     Mutation(
         "the loss is normalised by the rank's own tokens",
         "train/step.py",
-        "loss_tokens = all_reduce(torch.stack([batch.loss_mask.sum().double() for batch in microbatches]).sum(), mesh.dp)",
-        "loss_tokens = torch.stack([batch.loss_mask.sum().double() for batch in microbatches]).sum()",
+        "for batch in microbatches]).sum(), mesh.dp)",
+        "for batch in microbatches]).sum(), mesh.pp)",
         (PARITY, AUDIT),
     ),
     Mutation(
@@ -249,21 +249,20 @@ MUTATIONS = [
 ]
 
 
-def apply(mutation: Mutation, tree: Path) -> None:
-    """Break the line in a copy of the tree. Raises ValueError where it does not stand exactly once."""
-    file = tree / "src" / "colonnade" / mutation.file
-    text = file.read_text()
-    if text.count(mutation.old) != 1:
-        raise ValueError(
-            f"{mutation.name}: {mutation.old!r} stands {text.count(mutation.old)} times in {mutation.file}"
-        )
-    file.write_text(text.replace(mutation.old, mutation.new))
+def mutated(mutation: Mutation, tree: Path = ROOT) -> str:
+    """The file with its line broken. Raises ValueError where the line does not stand exactly once."""
+    text = (tree / "src" / "colonnade" / mutation.file).read_text()
+    count = text.count(mutation.old)
+    if count != 1:
+        raise ValueError(f"{mutation.name}: {mutation.old!r} stands {count} times in {mutation.file}")
+    return text.replace(mutation.old, mutation.new)
 
 
-def copy_tree(target: Path) -> None:
+def copy_tree(source: Path, target: Path) -> None:
+    """What the tests need of a tree."""
     for folder in ("src", "tests"):
-        shutil.copytree(ROOT / folder, target / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", target)
+        shutil.copytree(source / folder, target / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(source / "pyproject.toml", target)
 
 
 def failed_tests(tree: Path, tests: tuple[str, ...]) -> Counter[str]:
@@ -299,7 +298,7 @@ def main(words: list[str]) -> int:
         mutated(mutation)
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder).resolve() / "whole"
-        copy_tree(whole)
+        copy_tree(ROOT, whole)
         broken = failed_tests(whole, tuple(sorted({test for mutation in chosen for test in mutation.tests})))
         if broken:
             print(f"the tests fail without any mutation: {dict(broken)}", file=sys.stderr)
@@ -308,7 +307,7 @@ def main(words: list[str]) -> int:
         survivors = 0
         for number, mutation in enumerate(chosen):
             tree = whole.with_name(f"mutant{number}")
-            copy_tree(tree)
+            copy_tree(whole, tree)
             (tree / "src" / "colonnade" / mutation.file).write_text(mutated(mutation, tree))
             failed = failed_tests(tree, mutation.tests)
             survivors += not failed

@@ -1,7 +1,7 @@
 """The plain GPT under `deepspeed`: one process, or data parallel (ZeRO stage 0 in fp32, 1 in bf16).
 
-bf16 is DeepSpeed's own: bf16 parameters with an fp32 master copy. Of the stages measured on CPU, 0 was the fastest in
-fp32 and 1 in bf16. DeepSpeed compiles an operator with g++ and ninja on its first use.
+bf16 is DeepSpeed's own: bf16 parameters with an fp32 master copy. On CPU stage 0 was the fastest of 0 to 3 in fp32, and
+stage 1 of 1 to 3 in bf16. DeepSpeed compiles an operator with g++ and ninja on its first use.
 """
 
 import logging

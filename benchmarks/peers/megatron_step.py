@@ -2,7 +2,7 @@
 
 The local (not Transformer Engine) layers; fusions that are CUDA kernels are off. bf16 is Megatron's own: bf16
 parameters with fp32 main parameters and gradients. Without apex its AdamW is PyTorch's for-loop version; the fused one
-is switched on by hand (a fifth of the time a step), so that this peer is as fast as its user could have it.
+is switched on by hand (several times faster), so that this peer is as fast as its user could have it.
 """
 
 import contextlib

@@ -60,10 +60,15 @@ def main(folder: Path) -> None:
         raise ColonnadeError(
             f"{folder}/run exists: the demonstration has been run there. Remove {folder}, or choose another --folder."
         )
-    folder.mkdir(parents=True, exist_ok=True)
     text, config = folder / "holmes.jsonl", folder / "demo.toml"
-    text.write_bytes(lzma.decompress(books().read_bytes()))
-    config.write_text(CONFIG.format(folder=folder, split=BOOKS_SPLIT))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        text.write_bytes(lzma.decompress(books().read_bytes()))
+        config.write_text(CONFIG.format(folder=folder, split=BOOKS_SPLIT))
+    except OSError as error:
+        raise ColonnadeError(
+            f"{folder} cannot be written: {error.strerror} ({error.filename}). Choose another --folder, or mend that."
+        ) from error
 
     _say("1. Text to tokens: 37 stories by Arthur Conan Doyle, a tokenizer of their own, and a token file.")
     _run(

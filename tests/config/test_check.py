@@ -108,7 +108,7 @@ def test_values_that_do(loaded: Callable[..., Config], overrides: tuple[str, ...
 def test_what_a_run_cannot_do_without() -> None:
     train = "[train]\nsteps = 1\nglobal_batch_size = 1\nmicro_batch_size = 1\n"
     text = train + '[optim]\nlearning_rate = 1.0\n[run]\nfolder = "x"'
-    with pytest.raises(ConfigError, match=r"(?s)data.tokenizer are both unset.*data.train is not set"):
+    with pytest.raises(ConfigError, match=r"data\.train is not set"):
         loads(text)
 
 

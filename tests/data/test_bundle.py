@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import lzma
 
+from colonnade.config.schema import parse_split
 from colonnade.data import bundle
-from colonnade.data.gpt_dataset import parse_split, split_documents
+from colonnade.data.gpt_dataset import split_documents
 
 
 def test_the_stories() -> None:

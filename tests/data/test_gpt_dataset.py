@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colonnade.data.gpt_dataset import GPTDataset, open_datasets, parse_split, split_documents
+from colonnade.data.gpt_dataset import GPTDataset, open_datasets, split_documents
 from colonnade.data.indexed import TokenFile
 from colonnade.data.sampler import EpochOrder
 from colonnade.data.sidecar import Sidecar
@@ -80,19 +80,6 @@ def test_an_id_beyond_the_vocabulary_is_named(write_tokens: Write, dtype: str) -
 # Splits
 
 
-@pytest.mark.parametrize(
-    ("split", "weights"), [("29:1", (29, 1, 0)), ("949:50:1", (949, 50, 1)), ("1", (1, 0, 0)), (" 8: 1 :1", (8, 1, 1))]
-)
-def test_splits(split: str, weights: tuple[int, ...]) -> None:
-    assert parse_split(split) == weights
-
-
-@pytest.mark.parametrize("split", ["", ":", "0:1", "29:", "a:b", "0.9:0.1", "-1:2", "1:1:1:1", "29,1"])
-def test_splits_that_are_none(split: str) -> None:
-    with pytest.raises(DataError, match=r"is no split.*Write \"29:1\""):
-        parse_split(split)
-
-
 @given(st.integers(1, 10_000), st.tuples(st.integers(1, 1_000), st.integers(0, 1_000), st.integers(0, 1_000)))
 def test_splits_are_all_documents_in_the_right_shares(num_documents: int, weights: tuple[int, int, int]) -> None:
     parts = split_documents(num_documents, weights)
@@ -108,24 +95,24 @@ def opened(prefix: str, **settings: object) -> object:
 
 def test_opening_a_run(write_tokens: Write) -> None:
     prefix = write_tokens(*[10] * 30)
-    datasets = open_datasets(train=prefix, split="28:1:1", seq_length=4, vocab_size=VOCAB, seed=1)
+    datasets = open_datasets(train=prefix, split=(28, 1, 1), seq_length=4, vocab_size=VOCAB, seed=1)
     assert datasets.train.documents == range(28)
     assert datasets.train.num_samples == 69
     assert datasets.train.order == EpochOrder(69, 1)
     assert datasets.validation is not None and datasets.test is not None
     assert (datasets.validation.documents, datasets.test.documents) == (range(28, 29), range(29, 30))
     assert datasets.validation.sample(0).tolist() == [280, 281, 282, 283, 284]
-    alone = open_datasets(train=prefix, split="1", seq_length=4, vocab_size=VOCAB, seed=1)
+    alone = open_datasets(train=prefix, split=(1, 0, 0), seq_length=4, vocab_size=VOCAB, seed=1)
     assert alone.validation is None and alone.test is None
 
 
 def test_files_of_their_own(write_tokens: Write) -> None:
     train, other = write_tokens(*[10] * 30, name="train"), write_tokens(9, 9, name="other")
-    datasets = open_datasets(train=train, validation=other, split="29:1", seq_length=4, vocab_size=VOCAB, seed=1)
+    datasets = open_datasets(train=train, validation=other, split=(29, 1, 0), seq_length=4, vocab_size=VOCAB, seed=1)
     assert datasets.train.documents == range(30)
     assert datasets.validation is not None
     assert (datasets.validation.file.prefix, datasets.validation.documents) == (other, range(2))
-    datasets = open_datasets(train=train, validation=other, split="8:1:1", seq_length=4, vocab_size=VOCAB, seed=1)
+    datasets = open_datasets(train=train, validation=other, split=(8, 1, 1), seq_length=4, vocab_size=VOCAB, seed=1)
     assert datasets.test is not None
     assert (datasets.train.documents, datasets.test.documents) == (range(27), range(27, 30))
 
@@ -133,54 +120,62 @@ def test_files_of_their_own(write_tokens: Write) -> None:
 def test_a_split_without_documents(write_tokens: Write) -> None:
     prefix = write_tokens(50, 50, 50)
     with pytest.raises(
-        DataError, match=r'3 documents, of which data.split = "29:1" leaves none for validation.*data.val'
+        DataError, match=r'3 documents, of which data.split = "29:1:0" leaves none for validation.*data.val'
     ):
-        opened(prefix, split="29:1")
+        opened(prefix, split=(29, 1, 0))
     with pytest.raises(DataError, match="leaves none for train"):
-        opened(prefix, split="1:99")
+        opened(prefix, split=(1, 99, 0))
+
+
+def test_one_document_is_enough_where_nothing_is_evaluated(write_tokens: Write) -> None:
+    datasets = open_datasets(
+        train=write_tokens(50), needed=frozenset({"train"}), seq_length=4, vocab_size=VOCAB, seed=1
+    )
+    assert datasets.train.documents == range(1)
+    assert datasets.validation is None and datasets.test is None
 
 
 def test_a_corpus_shorter_than_a_sample(write_tokens: Write) -> None:
     with pytest.raises(DataError, match=r"hold 4 tokens, and one sample takes model.seq_length \+ 1 = 5.*to 3 or less"):
-        opened(write_tokens(4), split="1")
+        opened(write_tokens(4), split=(1, 0, 0))
 
 
 def test_orders(write_tokens: Write) -> None:
     prefix = write_tokens(101)
     mixed = open_datasets(
-        train=prefix, split="1", seq_length=5, vocab_size=VOCAB, seed=1, order="all_epochs", epochs=3
+        train=prefix, split=(1, 0, 0), seq_length=5, vocab_size=VOCAB, seed=1, order="all_epochs", epochs=3
     ).train
     starts = (mixed.samples(range(60))[:, 0] // 5).tolist()
     assert sorted(starts) == sorted([*range(20)] * 3)
     with pytest.raises(DataError, match=r"data.epochs = 3 of 20 samples end at 60"):
         mixed.sample(60)
     with pytest.raises(DataError, match=r"data\.epochs is None"):
-        opened(prefix, split="1", order="all_epochs")
+        opened(prefix, split=(1, 0, 0), order="all_epochs")
 
 
 def test_data_of_another_tokenizer(write_tokens: Write, tokenizer: Tokenizer) -> None:
     prefix = write_tokens(20, vocab_size=600)
-    opened(prefix, split="1", tokenizer=tokenizer)  # nothing is known of the file's tokenizer
+    opened(prefix, split=(1, 0, 0), tokenizer=tokenizer)  # nothing is known of the file's tokenizer
     Sidecar(tokenizer.sha256, 600, 599, 1, 20, 60, ()).write(prefix)
-    opened(prefix, split="1", tokenizer=tokenizer)
+    opened(prefix, split=(1, 0, 0), tokenizer=tokenizer)
     Sidecar("0" * 64, 600, 599, 1, 20, 60, ()).write(prefix)
     with pytest.raises(DataError, match=r"another tokenizer than data.tokenizer.*Set data.tokenizer to the one"):
-        opened(prefix, split="1", tokenizer=tokenizer)
+        opened(prefix, split=(1, 0, 0), tokenizer=tokenizer)
 
 
 def test_data_of_a_larger_vocabulary(write_tokens: Write) -> None:
     prefix = write_tokens(20, 20, vocab_size=40)
     with pytest.raises(DataError, match="document 1 has token id 30 at its position 10"):
-        opened(prefix, split="1", vocab_size=30)
+        opened(prefix, split=(1, 0, 0), vocab_size=30)
     Sidecar("0" * 64, 600, 599, 2, 40, 60, ()).write(prefix)
     with pytest.raises(DataError, match=r"a vocabulary of 600 ids, but model.vocab_size = 512"):
-        opened(prefix, split="1", vocab_size=512)
+        opened(prefix, split=(1, 0, 0), vocab_size=512)
 
 
 def test_megatrons_own_files_open(megatron: Path) -> None:
     datasets = open_datasets(
         train=str(megatron / "meg-gpt2-openwebtext_text_document"),
-        split="29:1",
+        split=(29, 1, 0),
         seq_length=1_024,
         vocab_size=5_000,
         seed=1,

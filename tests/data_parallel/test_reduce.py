@@ -84,7 +84,7 @@ def test_no_unit_is_reduced_before_its_gradients_are_whole() -> None:
         started[x.data_ptr()] = x.clone()
         return reduce_(x, *args)
 
-    transport.all_reduce_ = noted  # type: ignore[method-assign]
+    transport.all_reduce_ = noted  # type: ignore[method-assign, assignment]
     reducer.arm()
     tokens = torch.randint(0, 37, (7, 2), generator=torch.Generator().manual_seed(0))
     gpt(tokens[:-1], tokens[1:], torch.ones(6, 2, dtype=torch.float64)).backward()

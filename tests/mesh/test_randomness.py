@@ -1,7 +1,7 @@
 """The random numbers: the function itself is fixed for ever, its access random, its streams alike and strangers.
 
-Statistics are computed on fixed seeds, so a test passes always or never. Bounds are five standard deviations, or six where
-thousands of numbers are looked at; correct numbers would break one in a million.
+Statistics are computed on fixed seeds, so a test passes always or never. Bounds are five standard deviations, or six
+where thousands of numbers are looked at; correct numbers would break one in a million.
 """
 
 from collections.abc import Callable
@@ -132,7 +132,7 @@ def test_cuda_gives_the_same_bits() -> None:
     assert torch.equal(keep_mask(keys, 3, 1 << 18, 0.1, "cuda").cpu(), keep_mask(keys, 3, 1 << 18, 0.1))
 
 
-# --- streams are alike likely on all values -----------------------------------------------------------------------------
+# --- all values are alike likely -------------------------------------------------------------------------------------
 
 
 def assert_uniform(counts: Tensor) -> None:

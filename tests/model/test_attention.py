@@ -18,16 +18,18 @@ B, N, S, D = 3, 4, 6, 8
 HIDDEN = N * D
 
 
-def heads(count: int = 3, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """q, k, v (and more) [b, n, s, d], not contiguous, as attention gets them."""
-    return [drawn(S, B, N, D, seed=i).to(dtype).permute(1, 2, 0, 3).requires_grad_() for i in range(count)]
+def heads(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v [b, n, s, d], not contiguous, as attention gets them."""
+    q, k, v = (drawn(S, B, N, D, seed=i).to(dtype).permute(1, 2, 0, 3).requires_grad_() for i in range(3))
+    return q, k, v
 
 
 def expression(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, drop: float) -> Tensor:
     """What attention with dropped probabilities is."""
     scores = q @ k.transpose(-1, -2) / D**0.5
     scores = scores.masked_fill(torch.ones(S, S, dtype=torch.bool).triu(1), -torch.inf)
-    return (scores.softmax(-1) * keep / (1 - drop)) @ v
+    y: Tensor = (scores.softmax(-1) * keep / (1 - drop)) @ v
+    return y
 
 
 @pytest.mark.parametrize("drop", [0.125, 0.5])  # fractions of 2^16, which the mask realises exactly
@@ -79,8 +81,9 @@ def test_attention_to_a_cache_is_the_rest_of_the_whole() -> None:
 
 
 def test_a_cache_gives_back_what_it_was_given() -> None:
-    k, v = (t.detach() for t in heads(2))
-    cache = KeyValueCache(*(torch.full((B, N, S + 2, D), torch.nan).double() for _ in range(2)))
+    _, k, v = (t.detach() for t in heads())
+    empty = torch.full((B, N, S + 2, D), torch.nan).double()
+    cache = KeyValueCache(empty, empty.clone())
     for start, stop in ((0, 2), (2, 3), (3, S)):
         keys, values = cache.extend(k[:, :, start:stop], v[:, :, start:stop])
         assert cache.length == stop
@@ -108,7 +111,7 @@ def renamed(twin: nn.MultiheadAttention, gradients: bool) -> dict[str, Tensor]:
         return t
 
     def by_head(t: Tensor) -> Tensor:
-        return t.unflatten(0, (3, N, D)).transpose(0, 1).flatten(0, 2)
+        return t.view(3, N, D, *t.shape[1:]).transpose(0, 1).flatten(0, 2)
 
     return {
         "qkv.weight": by_head(of(twin.in_proj_weight)),
@@ -153,7 +156,7 @@ def test_each_rank_drops_with_the_masks_of_its_own_heads(rank: int) -> None:
 
 def test_heads_that_tp_does_not_divide_are_refused() -> None:
     tp = paper_mesh(Layout(tp=4), 0).tp
-    with pytest.raises(LayoutError, match="parallel.tp = 4 does not divide model.num_heads = 6"):
+    with pytest.raises(LayoutError, match=r"parallel\.tp = 4 does not divide model\.num_heads = 6"):
         Attention(24, 6, tp, drop=0.0, init_std=0.02, output_std=0.01)
 
 

@@ -30,8 +30,15 @@ def test_the_papers_model_needs_six_times_its_parameters_and_a_little() -> None:
 
 @pytest.mark.parametrize(
     ("name", "precision", "peak"),
-    [("NVIDIA H100 80GB HBM3", "bf16", 989e12), ("NVIDIA H100 PCIe", "bf16", 756e12), ("NVIDIA A100-SXM4-80GB", "bf16", 312e12),
-     ("NVIDIA L40S", "bf16", 362e12), ("NVIDIA L4", "bf16", 121e12), ("NVIDIA H100 80GB HBM3", "fp32", None), ("cpu", "bf16", None)],
-)  # fmt: skip
+    [
+        ("NVIDIA H100 80GB HBM3", "bf16", 989e12),
+        ("NVIDIA H100 PCIe", "bf16", 756e12),
+        ("NVIDIA A100-SXM4-80GB", "bf16", 312e12),
+        ("NVIDIA L40S", "bf16", 362e12),
+        ("NVIDIA L4", "bf16", 121e12),
+        ("NVIDIA H100 80GB HBM3", "fp32", None),
+        ("cpu", "bf16", None),
+    ],
+)
 def test_peaks(name: str, precision: str, peak: float | None) -> None:
     assert peak_flops(name, precision) == peak

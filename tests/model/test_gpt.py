@@ -110,7 +110,7 @@ def test_a_token_changes_nothing_before_it() -> None:
 def test_cached_pieces_are_the_whole(cuts: list[int]) -> None:
     tokens, _, _ = inputs()
     gpt = serial(configuration())
-    caches = [KeyValueCache(*(torch.zeros(B, 4, 9, 4).double() for _ in range(2))) for _ in range(2)]
+    caches = [KeyValueCache(torch.zeros(B, 4, 9, 4).double(), torch.zeros(B, 4, 9, 4).double()) for _ in range(2)]
     pieces = [gpt.hidden(tokens[start:stop], caches=caches) for start, stop in pairwise(cuts)]
     torch.testing.assert_close(torch.cat(pieces), gpt.hidden(tokens), rtol=1e-12, atol=1e-12)
 
@@ -127,7 +127,7 @@ def test_units_name_every_weight_in_forward_order() -> None:
 
 
 def from_hugging_face(named: dict[str, Tensor], num_heads: int) -> dict[str, Tensor]:
-    """GPT-2's weights (or their gradients) under our names: its matrices are [in, out], its q, k, v lie one after another."""
+    """GPT-2's weights (or their gradients) under our names. Its matrices are [in, out]; q, k, v lie apart."""
     ours = {
         "embedding.tokens.weight": named["transformer.wte.weight"],
         "embedding.positions.weight": named["transformer.wpe.weight"],

@@ -42,5 +42,5 @@ def test_mlp_is_torchs(tp_size: int) -> None:
 
 
 def test_a_width_that_tp_does_not_divide_is_refused() -> None:
-    with pytest.raises(LayoutError, match="parallel.tp = 3 does not divide"):
+    with pytest.raises(LayoutError, match=r"parallel\.tp = 3 does not divide"):
         MLP(6, 20, paper_mesh(Layout(tp=3), 0).tp, activation="gelu", init_std=0.02, output_std=0.01)

@@ -3,8 +3,8 @@
 A `Case` says what is trained, a layout where. Both are seeds and sizes; the same case on another layout must give the
 same numbers. Weights start wide (init_std 0.3), so that no softmax is flat and no gradient is close to nothing.
 
-One gradient is nothing: a key's bias adds the same to all scores of a query, which the softmax does not see. What is left
-is rounding, 1e-17, and Adam divides it by its own size plus epsilon. With epsilon 1e-6 that is no step worth comparing.
+One gradient is nothing: a key's bias adds the same to all scores of a query, which the softmax does not see. What is
+left is rounding, 1e-17, and Adam divides it by its own size plus epsilon. With epsilon 1e-6 that is no step at all.
 """
 
 from collections.abc import Iterable, Iterator

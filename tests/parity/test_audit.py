@@ -1,8 +1,8 @@
 """What a training step sends, by the ledger: how often, how much, from where, in which order.
 
-A layer all-reduces twice forward (g, after the attention's and the MLP's row-parallel layer) and twice backward (f, before
-their column-parallel ones). Beside the layers: one all-reduce of the embedding forward, one of the head backward, and two
-numbers a token for the loss. On paper and over gloo it is the same list.
+A layer all-reduces twice forward (g, after the attention's and the MLP's row-parallel layer) and twice backward (f,
+before their column-parallel ones). Beside the layers: one all-reduce of the embedding forward, one of the head
+backward, and two numbers a token for the loss. On paper and between real ranks it is the same list.
 """
 
 from collections import Counter
@@ -36,7 +36,7 @@ def config(layout: Layout) -> Config:
 
 
 def one_step(mesh: Mesh) -> list[Entry]:
-    """What one training step of four samples or eight sends."""
+    """What one training step sends."""
     settings = config(mesh.layout)
     state = build_state(settings, mesh, VOCAB, CPU)
     train_step(state, microbatches(CASE, 0, mesh), mesh, settings.train)
@@ -119,7 +119,7 @@ def comparable(entries: list[Entry]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("layout", [Layout(tp=8), Layout(tp=2, dp=2)], ids=str)
-def test_paper_sends_what_gloo_sends(layout: Layout) -> None:
+def test_paper_sends_what_real_ranks_send(layout: Layout) -> None:
     def on_a_rank(rank: int, num_ranks: int) -> list[dict[str, Any]]:
         return comparable(one_step(build_mesh(layout, rank)))
 

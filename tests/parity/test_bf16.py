@@ -48,7 +48,7 @@ def batches() -> list[Batch]:
 
 
 def test_256_microbatches_add_up_in_fp32() -> None:
-    """The sum is that of the micro-batches' own gradients, to fp32 rounding: 256 additions, 2⁻²⁴ of the running sum each."""
+    """The sum is that of the micro-batches' own gradients, to fp32 rounding: 256 additions of 2⁻²⁴ each."""
     config, state = state_of("bf16")
     exact = {name: torch.zeros_like(box, dtype=torch.float64) for name, (_, box) in boxes(state, "gradients").items()}
     sizes = {name: torch.zeros_like(total) for name, total in exact.items()}
@@ -100,9 +100,9 @@ def distance(run: Run, reference: Run) -> float:
 
 @pytest.mark.parametrize("layout", ["serial", "tp2", "dp2"])
 def test_bf16_stays_near_fp32(layout: str, runs: dict[str, list[Run]]) -> None:
-    """A rounding is at most 2⁻⁹ and as often up as down. A gradient passes some thirty on its way through two layers and
-    back (weight, norm, product, bias, mask, residual: seven a half-layer), so √30 · 2⁻⁹ ≈ 1 %; three times that is allowed.
-    A loss is off by no more than its logits, of size ten: ten times 2⁻⁹.
+    """A rounding is at most 2⁻⁹ and as often up as down. A gradient passes some thirty on its way through two layers
+    and back (weight, norm, product, bias, mask, residual: seven a half-layer), so √30 · 2⁻⁹ ≈ 1 %; three times that is
+    allowed. A loss is off by no more than its logits, of size ten: ten times 2⁻⁹.
     """
     (reference,) = runs["fp32"]
     for run in runs[layout]:

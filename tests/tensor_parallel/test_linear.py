@@ -118,5 +118,5 @@ def test_a_size_that_tp_does_not_divide_is_refused(build: Any, what: str) -> Non
 def test_shard_sizes() -> None:
     tp = paper_mesh(Layout(tp=4), 3).tp
     assert shard_size(16, tp, "model.num_heads") == 4
-    with pytest.raises(LayoutError, match="model.num_heads = 6. Use a divisor of 6"):
+    with pytest.raises(LayoutError, match=r"model\.num_heads = 6\. Use a divisor of 6"):
         shard_size(6, tp, "model.num_heads")

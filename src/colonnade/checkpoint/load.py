@@ -38,9 +38,6 @@ from colonnade.checkpoint.manifest import (
 from colonnade.checkpoint.plan import Box, Shard, names_in_words, overlap, relative, share_out
 from colonnade.errors import CheckpointError
 
-BLOCK = 1 << 24  # bytes read at a time where they do not go straight to their place
-LOCAL_HEADER = 30  # bytes of a zip entry's header before its name (APPNOTE.TXT, 4.3.7)
-
 
 def load(
     path: Path,

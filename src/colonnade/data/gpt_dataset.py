@@ -99,7 +99,8 @@ def open_datasets(
     train: str,
     validation: str | None = None,
     test: str | None = None,
-    split: str = "29:1:0",
+    split: tuple[float, float, float] = (29, 1, 0),
+    needed: frozenset[str] = frozenset(SPLITS),
     seq_length: int,
     vocab_size: int,
     seed: int,
@@ -109,7 +110,7 @@ def open_datasets(
 ) -> Datasets:
     """The datasets of a run: `split` cuts `train` by documents, among those of the three without a file."""
     own = {"validation": validation, "test": test}
-    weights = {name: 0 if own.get(name) else weight for name, weight in zip(SPLITS, parse_split(split), strict=True)}
+    weights = {name: 0 if own.get(name) else weight for name, weight in zip(SPLITS, split, strict=True)}
     file = open_tokens(train, vocab_size=vocab_size, tokenizer=tokenizer)
     parts = dict(zip(SPLITS, split_documents(file.num_documents, tuple(weights.values())), strict=True))
     opened: dict[str, GPTDataset | None] = {}
@@ -118,7 +119,7 @@ def open_datasets(
         if prefix is not None:
             other = open_tokens(prefix, vocab_size=vocab_size, tokenizer=tokenizer)
             opened[name] = GPTDataset(other, range(other.num_documents), seq_length, vocab_size=vocab_size)
-        elif weights[name]:
+        elif weights[name] and (parts[name] or name in needed):
             _check_documents(file, name, parts[name], split)
             opened[name] = GPTDataset(file, parts[name], seq_length, vocab_size=vocab_size)
     _check_documents(file, "train", parts["train"], split)
@@ -162,36 +163,25 @@ def open_tokens(prefix: str, *, vocab_size: int, tokenizer: Tokenizer | None = N
     return file
 
 
-def parse_split(split: str) -> tuple[int, int, int]:
-    """Weights of train, validation and test: "29:1" -> (29, 1, 0)."""
-    parts = split.split(":")
-    if not 1 <= len(parts) <= 3 or not all(part.strip().isdecimal() for part in parts) or int(parts[0]) == 0:
-        raise DataError(
-            f'data.split = "{split}" is no split: it is the shares of train, validation and test in whole numbers, the '
-            'first above 0. Write "29:1", "949:50:1" or the like.'
-        )
-    weights = [int(part) for part in parts] + [0, 0]
-    return weights[0], weights[1], weights[2]
-
-
-def split_documents(num_documents: int, weights: tuple[int, ...]) -> list[range]:
+def split_documents(num_documents: int, weights: tuple[float, ...]) -> list[range]:
     """Consecutive runs of documents whose numbers are as the weights, to the nearest document."""
-    total, before = sum(weights), 0
+    total, before = sum(weights), 0.0
     parts: list[range] = []
     start = 0
     for weight in weights:
         before += weight
-        stop = (2 * num_documents * before + total) // (2 * total)
+        stop = int(num_documents * before / total + 0.5)
         parts.append(range(start, stop))
         start = stop
     return parts
 
 
-def _check_documents(file: TokenFile, name: str, documents: range, split: str) -> None:
-    if not documents:
-        raise DataError(
-            f'{file.prefix} has {file.num_documents:,} documents, of which data.split = "{split}" leaves none for '
-            f"{name}: a "
-            f"split is cut between documents. Give {name} a larger share, use a file of more documents"
-            + ("." if name == "train" else f", or name a file in data.{name}.")
-        )
+def _check_documents(file: TokenFile, name: str, documents: range, split: tuple[float, float, float]) -> None:
+    if documents:
+        return
+    shares = ":".join(f"{share:g}" for share in split)
+    remedy = "" if name == "train" else f", or name a file in data.{name}"
+    raise DataError(
+        f'{file.prefix} has {file.num_documents:,} documents, of which data.split = "{shares}" leaves none for {name}: '
+        f"a split is cut between documents. Give {name} a larger share, use a file of more documents{remedy}."
+    )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from colonnade.config.schema import Config
+from colonnade.config.schema import Config, parse_split
 from colonnade.data.gpt_dataset import Datasets, open_datasets
 from colonnade.data.indexed import TokenFile
 from colonnade.data.sidecar import read_sidecar
@@ -39,7 +39,8 @@ def open_corpus(config: Config) -> Corpus:
         train=data.train,
         validation=data.validation,
         test=data.test,
-        split=data.split,
+        split=parse_split(data.split),
+        needed=frozenset({"train", "validation"} if config.train.evaluate_every else {"train"}),
         seq_length=model.seq_length,
         vocab_size=vocab_size,
         seed=config.train.seed,

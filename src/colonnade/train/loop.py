@@ -3,7 +3,9 @@
 main ─▶ join the ranks ─▶ folder, data, state, newest checkpoint ─▶ each step: train_step, evaluate, record, save
 """
 
+import math
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import torch
 from colonnade.config.schema import Config
 from colonnade.data.gpt_dataset import GPTDataset
 from colonnade.data.loader import evaluation_positions, load_batch, rank_positions
+from colonnade.errors import ColonnadeError
 from colonnade.evaluation.perplexity import Perplexity, evaluate
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
@@ -23,7 +26,7 @@ from colonnade.train.interrupt import Interrupt
 from colonnade.train.join import joined
 from colonnade.train.monitor import Monitor
 from colonnade.train.state import TrainState, build_state
-from colonnade.train.step import train_step
+from colonnade.train.step import StepResult, train_step
 
 
 @dataclass(frozen=True)
@@ -46,14 +49,13 @@ def main(config: Config) -> None:
     layout = Layout(tp=config.parallel.tp, pp=config.parallel.pp, dp=config.parallel.dp)
     with joined(layout, config.train.device, config.train.threads) as (mesh, device):
         corpus = open_corpus(config)
-        if mesh.rank == 0:
-            run_folder.occupy(config)
-        run = Run(config, mesh, device, corpus, _monitor(config, mesh, corpus, device))
-        state = build_state(config, mesh, corpus.vocab_size, device)
-        recovery.resume(state, config, corpus, run.monitor)
-        with Interrupt() as interrupt:
-            _train(run, state, interrupt)
-        run.monitor.close()
+        with closing(_monitor(config, mesh, corpus, device)) as monitor:
+            if mesh.rank == 0:
+                run_folder.occupy(config)
+            state = build_state(config, mesh, corpus.vocab_size, device)
+            recovery.resume(state, config, corpus, monitor)
+            with Interrupt() as interrupt:
+                _train(Run(config, mesh, device, corpus, monitor), state, interrupt)
 
 
 def _train(run: Run, state: TrainState, interrupt: Interrupt) -> None:
@@ -89,6 +91,7 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
         state, [load_batch(run.corpus.datasets.train, chunk).to(run.device) for chunk in chunks], run.mesh, config.train
     )
     seconds = time.perf_counter() - started
+    _check_finite(run, state, result)
     metrics: dict[str, float | int] = {
         "step": state.step,
         "loss": result.loss,
@@ -101,6 +104,18 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
         metrics |= _evaluate(run, state)
     run.monitor.step(metrics, seconds)
     return metrics
+
+
+def _check_finite(run: Run, state: TrainState, result: StepResult) -> None:
+    """A loss or gradient that is no number has already spoilt the weights: stop before they are saved."""
+    if math.isfinite(result.loss) and math.isfinite(result.grad_norm):
+        return
+    run.monitor.event("not finite", step=state.step, loss=str(result.loss), grad_norm=str(result.grad_norm))
+    raise ColonnadeError(
+        f"step {state.step} has loss {result.loss} and gradient norm {result.grad_norm}: the run has diverged. What is "
+        "saved is from before. Lower optim.learning_rate or lengthen optim.warmup_steps, and start again in another "
+        "run.folder."
+    )
 
 
 def _evaluate(run: Run, state: TrainState) -> dict[str, float | int]:

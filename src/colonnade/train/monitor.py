@@ -6,12 +6,16 @@ times).
 """
 
 import json
+import os
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+from colonnade.errors import ConfigError
+from colonnade.train.run_folder import write_whole
 
 Metrics = Mapping[str, float | int]
 
@@ -36,16 +40,20 @@ class Monitor:
         self._metrics, self._events = folder / "metrics.jsonl", folder / "events.jsonl"
         self._recent: deque[float] = deque(maxlen=50)
         """Seconds of the last steps, for the rate and the time left."""
-        self._board = _tensorboard(folder) if active and tensorboard else None
+        self._open_board = _tensorboard(folder) if active and tensorboard else None
+        self._board: Any = None
 
     def resume(self, step: int) -> None:
-        """Forget what metrics.jsonl says of steps after `step`, and a line that was cut off in the middle."""
-        if not self._active or not self._metrics.exists():
+        """Begin to write after `step`: forget what was told of later steps, and lines that were cut off in the middle.
+
+        Nothing is written before this.
+        """
+        if not self._active:
             return
-        lines = [line for line in self._metrics.read_text().splitlines() if _step_of(line) in range(1, step + 1)]
-        partial = self._metrics.with_suffix(".partial")
-        partial.write_text("".join(line + "\n" for line in lines))
-        partial.replace(self._metrics)
+        _keep_lines(self._metrics, lambda line: _step_of(line) in range(1, step + 1))
+        _keep_lines(self._events, lambda line: _object_in(line) is not None)
+        if self._open_board is not None:
+            self._board = self._open_board(step + 1)
 
     def step(self, metrics: Metrics, seconds: float) -> None:
         """Record one step; `metrics` has its number under "step".
@@ -70,6 +78,12 @@ class Monitor:
         """Record what happened (a start, a save, an interruption) in events.jsonl."""
         if self._active:
             _append(self._events, {"time": round(time.time(), 3), "event": kind, **details})
+
+    def sync(self) -> None:
+        """See metrics.jsonl to the disk: a checkpoint of a step must not outlive the numbers of that step."""
+        if self._active and self._metrics.exists():
+            with self._metrics.open("rb") as file:
+                os.fsync(file.fileno())
 
     def say(self, text: str) -> None:
         """Print a line, on rank 0 only."""
@@ -97,21 +111,46 @@ class Monitor:
 
 
 def _append(path: Path, line: Mapping[str, Any]) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(line) + "\n")
-
-
-def _step_of(line: str) -> int:
-    """The step that a line of metrics.jsonl tells of; 0 for a broken line."""
     try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return 0
+        with path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError as error:
+        raise _unwritable(path, error) from error
 
 
-def _tensorboard(folder: Path) -> Any:
-    from colonnade.errors import ConfigError
+def _keep_lines(path: Path, is_kept: Callable[[bytes], bool]) -> None:
+    try:
+        if path.exists():
+            lines = [line + b"\n" for line in path.read_bytes().split(b"\n") if is_kept(line)]
+            write_whole(path, b"".join(lines))
+    except OSError as error:
+        raise _unwritable(path, error) from error
 
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"{path} cannot be written: {error.strerror}. Mend that (free some space, or change its permissions), and run "
+        "the same command again: it goes on from the last checkpoint."
+    )
+
+
+def _object_in(line: bytes) -> dict[str, Any] | None:
+    """The JSON object that a line is; None for a broken line."""
+    try:
+        content = json.loads(line)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _step_of(line: bytes) -> int:
+    """The step that a line of metrics.jsonl tells of; 0 for a broken line."""
+    step = (_object_in(line) or {}).get("step")
+    return step if isinstance(step, int) else 0
+
+
+def _tensorboard(folder: Path) -> Callable[[int], Any]:
+    """What opens a writer, given the first step that it will write: what it wrote of that and later ones is hidden."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
@@ -119,4 +158,4 @@ def _tensorboard(folder: Path) -> Any:
             "run.tensorboard = true needs the package tensorboard, which is not installed. "
             "Run `pip install 'colonnade[track]'`, or set run.tensorboard = false."
         ) from error
-    return SummaryWriter(str(folder / "tensorboard"))
+    return lambda step: SummaryWriter(str(folder / "tensorboard"), purge_step=step)

@@ -70,6 +70,7 @@ def save(state: TrainState, config: Config, mesh: Mesh, corpus: Corpus, monitor:
         "versions": {"colonnade": __version__, "torch": torch.__version__},
     }
     folder = checkpoints(Path(config.run.folder))
+    monitor.sync()
     path = save_shards(folder, state.step, shards_of(state), facts, keep=config.checkpoint.keep, extra_files=files)
     monitor.event("saved", step=state.step, checkpoint=path.name, seconds=round(time.perf_counter() - started, 3))
     return path

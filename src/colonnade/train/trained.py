@@ -1,6 +1,7 @@
 """A trained model in use: opened from its checkpoint, it writes text or is measured on one."""
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -9,12 +10,13 @@ from pathlib import Path
 import torch
 
 from colonnade.checkpoint.load import load
-from colonnade.checkpoint.manifest import newest, read_manifest
+from colonnade.checkpoint.manifest import Manifest, check_hash, newest, read_manifest
 from colonnade.checkpoint.plan import Shard
+from colonnade.config.check import divisors
 from colonnade.config.load import loads
 from colonnade.config.schema import Config
 from colonnade.data.tokenizer import Tokenizer
-from colonnade.errors import CheckpointError, ConfigError
+from colonnade.errors import CheckpointError, ConfigError, LayoutError
 from colonnade.evaluation.file import perplexity_of_file
 from colonnade.generation.sample import generate
 from colonnade.generation.stream import note_on, prompt_tokens, stream_text
@@ -48,8 +50,19 @@ def opened(path: Path, *, tp: int, device: str, precision: str | None) -> Iterat
         raise ConfigError(f"--device {device!r}: there is no such device. Use {', '.join(DEVICES)}.")
     if precision is not None and precision not in DTYPES:
         raise ConfigError(f"--precision {precision!r}: there is no such precision. Use {', '.join(DTYPES)}.")
+    _check_tp(checkpoint, tp)
     with joined(Layout(tp=tp), device) as (mesh, place):
         yield open_trained(checkpoint, mesh.tp, place, precision), mesh
+
+
+def _check_tp(checkpoint: Path, tp: int) -> None:
+    model = read_manifest(checkpoint).facts["model"]
+    possible = divisors(math.gcd(model["num_heads"], model["ffn_hidden_size"]))
+    if tp not in possible:
+        raise LayoutError(
+            f"--tp {tp} does not divide the heads and the MLP of {checkpoint} evenly: each tensor-parallel rank needs "
+            f"whole heads, and as many columns as the others. Use {', '.join(map(str, possible))}."
+        )
 
 
 def write_on(
@@ -112,8 +125,8 @@ def find(path: Path) -> Path:
 
 def open_trained(path: Path, tp: Axis, device: torch.device, precision: str | None = None) -> Trained:
     """Read the model of a checkpoint under any tensor-parallel size, whatever layout it was written under."""
-    facts = read_manifest(path).facts
-    config = _config_of(path)
+    manifest = read_manifest(path)
+    facts, config = manifest.facts, _config_of(path, manifest)
     vocab_size = int(facts["model"]["vocab_size"])
     dtype = DTYPES[precision or config.train.precision]
     model = build_model(config.model, vocab_size, tp, dtype=dtype)
@@ -138,8 +151,9 @@ def _weights(model: GPT, tp: Axis) -> Iterator[Shard]:
         yield from shard(place.name, place, place.parameter.data)
 
 
-def _config_of(path: Path) -> Config:
+def _config_of(path: Path, manifest: Manifest) -> Config:
     try:
+        check_hash(path, manifest, "config.toml")
         return loads((path / "config.toml").read_text(), source=str(path / "config.toml"))
     except OSError as error:
         raise CheckpointError(

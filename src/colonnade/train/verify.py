@@ -6,6 +6,7 @@ name.
 """
 
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -46,7 +47,8 @@ class Verdict:
     """How far one layout is from the serial run."""
 
     layout: str
-    max_relative_difference: float
+    max_relative_difference: float | None
+    """None where a number is none (NaN) or infinite."""
     first_difference: str | None
     """The first number in the order of the run that differs by more than the tolerance, and by how much."""
     ok: bool
@@ -116,6 +118,8 @@ def _traced(config: Path, overrides: list[str], layout: Layout, steps: int, outp
     """Every rank's boxes of one layout's run."""
     command = [sys.executable, "-m", "colonnade", "trace", str(config), *_overrides(overrides, layout, steps)]
     status = launch.run_ranks(layout.num_ranks, [*command, "--output", str(output), "--steps", str(steps)])
+    if status > 128:
+        raise SystemExit(status)  # ended by a signal, like Ctrl-C
     if status != 0:
         raise ColonnadeError(f"the run under the layout {layout} failed (exit status {status}); its error is above.")
     return {rank: [Box(**box) for box in torch.load(output / f"rank_{rank}.pt")] for rank in range(layout.num_ranks)}
@@ -128,23 +132,22 @@ def _overrides(overrides: list[str], layout: Layout, steps: int) -> list[str]:
 
 def _compare(text: str, serial: dict[int, list[Box]], cut: dict[int, list[Box]]) -> Verdict:
     whole = {box.name: box.values for box in serial[0]}
-    worst, first = 0.0, None
-    for boxes in cut.values():
-        for box in boxes:
-            difference = _difference(box, whole[box.name])
-            if not difference <= TOLERANCE and first is None:  # NaN is a difference
-                first = f"{box.name} by {difference:.1e}"
-            worst = max(worst, difference)
-    return Verdict(text, worst, first, first is None)
+    differences = dict.fromkeys(whole, 0.0)  # in the order of the run; of each number the largest of all ranks
+    for box in (box for boxes in cut.values() for box in boxes):
+        differences[box.name] = max(differences[box.name], _difference(box, whole[box.name]))
+    worst = max(differences.values())
+    first = next((f"{name} by {each:.1e}" for name, each in differences.items() if each > TOLERANCE), None)
+    return Verdict(text, worst if math.isfinite(worst) else None, first, first is None)
 
 
 def _difference(box: Box, whole: Tensor) -> float:
-    """Largest difference in the box, relative to the whole tensor's largest element."""
+    """Largest difference in the box, relative to the whole tensor's largest element; infinite where one is NaN."""
     if box.values.numel() == 0:
         return 0.0
     part = whole[tuple(slice(o, o + n) for o, n in zip(box.offsets, box.values.shape, strict=True))]
     scale = whole.abs().max().clamp(min=torch.finfo(torch.float64).tiny)
-    return float((box.values - part).abs().max() / scale)
+    difference = float((box.values - part).abs().max() / scale)
+    return math.inf if math.isnan(difference) else difference
 
 
 def _parse(text: str) -> Layout:
@@ -160,4 +163,5 @@ def _parse(text: str) -> Layout:
 
 def _line(verdict: Verdict) -> str:
     outcome = "equal" if verdict.ok else f"DIFFERS, first in the {verdict.first_difference}"
-    return f"  {verdict.layout:16} {verdict.max_relative_difference:.1e}  {outcome}"
+    worst = math.inf if verdict.max_relative_difference is None else verdict.max_relative_difference
+    return f"  {verdict.layout:16} {worst:.1e}  {outcome}"

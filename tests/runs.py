@@ -1,0 +1,51 @@
+"""What a run has left in its folder, for comparing two of them to the bit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from colonnade.checkpoint.load import load
+from colonnade.checkpoint.manifest import checkpoints_in, newest, read_manifest
+from colonnade.checkpoint.plan import Shard
+
+TIMES = ("tokens_per_second", "seconds")
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what a clock decides."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
+
+
+def events(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+
+
+def tensors(run: Path) -> dict[str, Tensor]:
+    """Every tensor of the newest checkpoint, whole: weights and optimizer state."""
+    path = newest(run / "checkpoints")
+    assert path is not None, f"{run} has no checkpoint"
+    whole = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in read_manifest(path).tensors.items()}
+    load(path, [Shard(name, tuple(x.shape), (0,) * x.ndim, x) for name, x in whole.items()])
+    return whole
+
+
+def saved_steps(run: Path) -> list[int]:
+    return list(checkpoints_in(run / "checkpoints"))
+
+
+def assert_same(run: Path, expected: Path) -> None:
+    """Bit for bit: what was computed in each step, and what it led to."""
+    assert metrics(run) == metrics(expected)
+    ours, theirs = tensors(run), tensors(expected)
+    assert ours.keys() == theirs.keys()
+    assert [name for name, x in ours.items() if not torch.equal(x, theirs[name])] == []
+    assert saved_steps(run) == saved_steps(expected)
+
+
+def snapshot(folder: Path) -> dict[str, bytes | None]:
+    """Everything in a folder."""
+    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in sorted(folder.rglob("*"))}

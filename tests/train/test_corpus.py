@@ -1,0 +1,78 @@
+"""What a run reads: the vocabulary's size from wherever it is known, and data, tokenizer and model that must match."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from colonnade.config.schema import Config
+from colonnade.data.sidecar import sidecar_path
+from colonnade.errors import ColonnadeError, ConfigError, DataError
+from colonnade.train.corpus import open_corpus
+from tests import corpus as tiny
+from tests.corpus import VOCAB_SIZE, TinyCorpus, config
+
+
+def without_tokenizer(settings: Config) -> Config:
+    return settings.model_copy(update={"data": settings.data.model_copy(update={"tokenizer": None})})
+
+
+def bare(corpus: TinyCorpus, folder: Path) -> Path:
+    """The token file without what `data tokenize` wrote beside it: like one of Megatron's own."""
+    for ending in (".bin", ".idx"):
+        shutil.copy(f"{corpus.prefix}{ending}", f"{folder / 'bare'}{ending}")
+    return folder / "bare"
+
+
+def test_the_vocabulary_is_the_tokenizers(corpus: TinyCorpus, tmp_path: Path) -> None:
+    opened = open_corpus(config(corpus, tmp_path))
+    assert opened.vocab_size == VOCAB_SIZE
+    assert opened.byte_lengths is not None and len(opened.byte_lengths) == VOCAB_SIZE
+    assert opened.datasets.validation is not None and opened.datasets.test is None
+
+
+def test_or_what_is_set(corpus: TinyCorpus, tmp_path: Path) -> None:
+    assert open_corpus(config(corpus, tmp_path, "model.vocab_size=300")).vocab_size == 300
+
+
+def test_or_what_the_token_file_tells(corpus: TinyCorpus, tmp_path: Path) -> None:
+    opened = open_corpus(without_tokenizer(config(corpus, tmp_path)))
+    assert opened.vocab_size == VOCAB_SIZE and opened.byte_lengths is None
+
+
+def test_or_unknown(corpus: TinyCorpus, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"size is unknown.*Set data.tokenizer .*or model.vocab_size"):
+        open_corpus(without_tokenizer(config(corpus, tmp_path, f"data.train={bare(corpus, tmp_path)}")))
+
+
+def test_fewer_ids_than_the_tokenizer_has(corpus: TinyCorpus, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="model.vocab_size = 100 is less than the 275 ids"):
+        open_corpus(config(corpus, tmp_path, "model.vocab_size=100"))
+
+
+def test_another_tokenizer_than_the_datas(corpus: TinyCorpus, tmp_path: Path) -> None:
+    other = tiny.make(tmp_path / "other", seed=5)
+    with pytest.raises(DataError, match="was made with another tokenizer"):
+        open_corpus(config(corpus, tmp_path, f"data.tokenizer={other.tokenizer}"))
+    with pytest.raises(DataError, match="was made with another tokenizer"):
+        open_corpus(config(corpus, tmp_path, f"data.validation={other.prefix}"))
+
+
+def test_a_token_file_of_megatrons_tools_has_nothing_to_hold_against(corpus: TinyCorpus, tmp_path: Path) -> None:
+    prefix = bare(corpus, tmp_path)
+    assert not sidecar_path(prefix).exists()
+    assert open_corpus(config(corpus, tmp_path, f"data.train={prefix}")).vocab_size == VOCAB_SIZE
+
+
+def test_all_epochs_must_last_for_the_run(corpus: TinyCorpus, tmp_path: Path) -> None:
+    enough = ["data.order=all_epochs", "data.epochs=1"]
+    samples = len(open_corpus(config(corpus, tmp_path, *enough)).datasets.train)
+    open_corpus(config(corpus, tmp_path, *enough, f"train.steps={samples // 4}"))
+    with pytest.raises(ConfigError, match=rf"Set train.steps to {samples // 4} or less, or raise data.epochs"):
+        open_corpus(config(corpus, tmp_path, *enough, f"train.steps={samples // 4 + 1}"))
+
+
+def test_every_refusal_is_the_users_to_mend(corpus: TinyCorpus, tmp_path: Path) -> None:
+    for override in ("data.train=nowhere", "data.tokenizer=nowhere", "model.seq_length=100000", "data.test=nowhere"):
+        with pytest.raises(ColonnadeError):
+            open_corpus(config(corpus, tmp_path, override))

@@ -1,0 +1,139 @@
+"""Ctrl-C and SIGTERM: everything is saved, the user is told how to go on, and the run that goes on is the same run."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from colonnade.train.interrupt import Interrupt
+from tests.commands import environment, forked, start
+from tests.runs import assert_same, events, metrics, saved_steps
+from tests.train.test_recovery import LAYOUTS, num_ranks
+
+LONG = [
+    "train.steps=1000000",
+    "optim.decay=constant",
+    "train.evaluate_every=0",
+    "checkpoint.every=0",
+    "train.log_every=10000",
+]
+
+
+def await_steps(run: Path, number: int, is_alive: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while time.monotonic() < end and is_alive():
+        if (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").read_bytes().count(b"\n") >= number:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{run} made no {number} steps")
+
+
+def check_that_it_goes_on(config: Path, run: Path, layout: list[str], status: int, out: str) -> None:
+    """What was said and saved; and three more steps end like a run that was never stopped."""
+    (step,) = saved_steps(run)
+    assert out.splitlines()[-1] == (
+        f"Stopped after step {step}; everything is saved. Run the same command again to go on from here."
+    )
+    assert [line["step"] for line in metrics(run)] == list(range(1, step + 1))
+    assert [event["event"] for event in events(run)] == ["started", "saved", "interrupted"]
+    more = [*LONG, *layout, f"train.steps={step + 3}", "checkpoint.keep=1"]
+    for folder in (run, run.with_name("whole")):
+        answer = forked("train", config, f"run.folder={folder}", *more, num_ranks=num_ranks(layout))
+        assert answer.status == 0, answer
+    assert_same(run, run.with_name("whole"))
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("serial", signal.SIGINT), ("tp=2", signal.SIGTERM), pytest.param("dp=2", signal.SIGINT, marks=pytest.mark.slow)],
+)
+def test_every_rank_gets_the_signal(config: Path, tmp_path: Path, name: str, number: int) -> None:
+    layout, run = LAYOUTS[name], tmp_path / "run"
+    ranks = start("train", config, *LONG, *layout, num_ranks=num_ranks(layout))
+    await_steps(run, 3, lambda: True)
+    ranks.signal(number)
+    answers = ranks.answers()
+    assert {answer.status for answer in answers} == {128 + number}, answers
+    assert answers[0].err == "" and all(answer.out == "" for answer in answers[1:])
+    check_that_it_goes_on(config, run, layout, answers[0].status, answers[0].out)
+
+
+def test_one_rank_gets_the_signal(config: Path, tmp_path: Path) -> None:
+    """All of them stop after the same step, and save."""
+    ranks = start("train", config, *LONG, "parallel.dp=2", num_ranks=2)
+    await_steps(tmp_path / "run", 3, lambda: True)
+    os.kill(ranks.pids[1], signal.SIGTERM)
+    answers = ranks.answers()
+    assert answers[1].status == 128 + signal.SIGTERM
+    assert answers[0].out.splitlines()[-1].startswith("Stopped after step ")
+    assert len(saved_steps(tmp_path / "run")) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("tp=2", signal.SIGINT),
+        pytest.param("serial", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("serial", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("dp=2", signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
+def test_ctrl_c_in_a_terminal(config: Path, tmp_path: Path, name: str, number: int) -> None:
+    """The command itself, in a process group of its own, as a shell makes one; SIGTERM as `kill` sends it."""
+    layout, run = LAYOUTS[name], tmp_path / "run"
+    command = [sys.executable, "-m", "colonnade", "train", str(config), *LONG, *layout]
+    process = subprocess.Popen(
+        command,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    await_steps(run, 3, lambda: process.poll() is None)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (128 + number, ""), out
+    check_that_it_goes_on(config, run, layout, process.returncode, out)
+
+
+def test_a_signal_in_the_last_step_is_no_interruption(config: Path, tmp_path: Path) -> None:
+    def interrupt(rank: int) -> None:
+        from colonnade.train import loop
+
+        step = loop.train_step
+
+        def last_step_interrupted(state, *args):  # type: ignore[no-untyped-def]
+            if state.step == 5:
+                os.kill(os.getpid(), signal.SIGINT)
+            return step(state, *args)
+
+        loop.train_step = last_step_interrupted
+
+    answer = forked("train", config, first=interrupt)
+    assert answer.status == 0 and "Finished 6 steps" in answer.out, answer
+
+
+def test_requests_are_remembered_and_handlers_restored() -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with Interrupt() as interrupt:
+        assert not interrupt.requested
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupt.requested and interrupt.exit_code == 143
+        os.kill(os.getpid(), signal.SIGTERM)  # asked for twice is asked for once: a scheduler may repeat itself
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_second_ctrl_c_ends_at_once() -> None:
+    with pytest.raises(KeyboardInterrupt), Interrupt() as interrupt:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupt.exit_code == 130
+        os.kill(os.getpid(), signal.SIGINT)

@@ -1,0 +1,118 @@
+"""A run from start to end: what it prints, what it writes, when it evaluates and saves, and what its numbers are."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from colonnade.config.load import load
+from colonnade.errors import ConfigError
+from tests.commands import forked
+from tests.corpus import TinyCorpus
+from tests.runs import events, metrics, saved_steps
+from tests.train.conftest import Finished
+
+EVALUATION = {"validation_loss", "validation_perplexity", "validation_bits_per_byte"}
+
+
+def test_a_run_leaves_its_folder(finished: Finished) -> None:
+    assert sorted(path.name for path in finished.folder.iterdir()) == [
+        "checkpoints",
+        "config.toml",
+        "events.jsonl",
+        "metrics.jsonl",
+    ]
+    assert load(finished.folder / "config.toml") == load(finished.config)
+    assert load(finished.newest / "config.toml") == load(finished.config)
+    assert (finished.newest / "tokenizer.json").is_file()
+    assert [event["event"] for event in events(finished.folder)] == ["started", "saved", "saved", "saved", "finished"]
+
+
+def test_metrics_have_every_step(finished: Finished) -> None:
+    lines = metrics(finished.folder)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert [line["tokens"] for line in lines] == [64 * step for step in range(1, 7)]
+    assert lines[0]["loss"] == pytest.approx(math.log(275), rel=0.05), "an untrained model knows nothing"
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert [line["learning_rate"] for line in lines[:2]] == [0.005, 0.01]
+    assert all(line["grad_norm"] > 0 for line in lines)
+
+
+def test_evaluations_are_in_the_metrics(finished: Finished) -> None:
+    lines = metrics(finished.folder)
+    assert [EVALUATION <= line.keys() for line in lines] == [False, False, True, False, False, True]
+    for line in (lines[2], lines[5]):
+        assert line["validation_perplexity"] == pytest.approx(math.exp(line["validation_loss"]), rel=1e-12)
+        assert 0 < line["validation_bits_per_byte"] < 10
+    assert not EVALUATION & lines[0].keys()
+
+
+def test_the_last_step_is_always_evaluated(config: Path, tmp_path: Path) -> None:
+    answer = forked("train", config, "train.evaluate_every=4")
+    assert [EVALUATION <= line.keys() for line in metrics(tmp_path / "run")] == [False, False, False, True, False, True]
+    assert answer.out.count("validation at step") == 2
+
+
+def test_no_bits_per_byte_without_a_tokenizer(config: Path, corpus: TinyCorpus, tmp_path: Path) -> None:
+    config.write_text(config.read_text().replace(f'tokenizer = "{corpus.tokenizer}"\n', ""))
+    assert forked("train", config).status == 0
+    last = metrics(tmp_path / "run")[-1]
+    assert "validation_perplexity" in last and "validation_bits_per_byte" not in last
+    assert not (tmp_path / "run/checkpoints/step_00000006/tokenizer.json").exists()
+
+
+def test_what_is_printed(config: Path, tmp_path: Path) -> None:
+    answer = forked("train", config, "train.log_every=2", "parallel.dp=2", num_ranks=2)
+    assert (answer.status, answer.err) == (0, "")
+    begins = [line.split("  ")[0] for line in answer.out.splitlines()]
+    assert begins == [
+        "step 1/6",
+        "step 2/6",
+        "",
+        "step 4/6",
+        "",
+        "step 6/6",
+        f"Finished 6 steps. The run is in {tmp_path}/run.",
+    ]
+
+
+def test_every_layout_trains_the_same(finished: Finished, config: Path, tmp_path: Path) -> None:
+    """In fp32, where sums in another order differ a little."""
+    assert forked("train", config, "parallel.tp=2", num_ranks=2).status == 0
+    for ours, theirs in zip(metrics(tmp_path / "run"), metrics(finished.folder), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3)
+
+
+def test_bf16_trains(config: Path, tmp_path: Path, finished: Finished) -> None:
+    assert forked("train", config, "train.precision=bf16").status == 0
+    ours, theirs = metrics(tmp_path / "run")[-1], metrics(finished.folder)[-1]
+    assert ours["loss"] == pytest.approx(theirs["loss"], rel=0.05)
+
+
+def test_a_diverged_run_saves_nothing_of_it(config: Path, tmp_path: Path) -> None:
+    answer = forked("train", config, "optim.learning_rate=1e30", "optim.warmup_steps=0", "checkpoint.every=1")
+    assert answer.status == 2 and "the run has diverged" in answer.err, answer
+    assert "Traceback" not in answer.err
+    step = len(metrics(tmp_path / "run"))
+    assert step < 6 and all(saved <= step for saved in saved_steps(tmp_path / "run"))
+
+
+def test_resuming_can_be_refused(finished: Finished) -> None:
+    answer = forked("train", finished.config, "checkpoint.resume=false")
+    assert answer.status == 2 and "already has step_00000006, and checkpoint.resume = false" in answer.err
+
+
+def test_tensorboard_that_is_not_there_is_told_before_anything_is_written(config: Path, tmp_path: Path) -> None:
+    def without_tensorboard(rank: int) -> None:
+        import sys
+
+        sys.modules["torch.utils.tensorboard"] = None  # type: ignore[assignment]
+
+    answer = forked("train", config, "run.tensorboard=true", first=without_tensorboard)
+    assert answer.status == 2 and "pip install 'colonnade[track]'" in answer.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_main_is_for_what_the_command_line_gives_it(corpus: TinyCorpus, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path / "nowhere.toml")

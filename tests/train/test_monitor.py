@@ -1,0 +1,162 @@
+"""What a run writes about itself, what it takes back when it is resumed, and what it says when it cannot write."""
+
+import json
+import resource
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from colonnade.errors import ConfigError
+from colonnade.train.monitor import Monitor
+from tests.distributed import run_on_ranks
+
+
+def monitor(folder: Path, **changes: Any) -> Monitor:
+    settings: dict[str, Any] = {"active": True, "steps": 100, "log_every": 10, "tokens_per_step": 64}
+    settings |= {"flops_per_token": 1e6, "peak_flops": None, "tensorboard": False}
+    return Monitor(folder, **settings | changes)
+
+
+def numbers(step: int) -> dict[str, float | int]:
+    return {"step": step, "loss": 1 / step, "learning_rate": 0.1, "grad_norm": 1.0, "tokens": 64 * step}
+
+
+def written(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_line_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = monitor(tmp_path)
+    for step in range(1, 21):
+        told.step(numbers(step), 0.5)
+    assert [line["step"] for line in written(tmp_path)] == list(range(1, 21))
+    assert written(tmp_path)[2] == {**numbers(3), "tokens_per_second": 128.0, "seconds": 0.5}
+    assert capsys.readouterr().out.splitlines() == [
+        "step   1/100  loss 1.0000  lr 1.00e-01  grad 1.00  128 tokens/s  0:00:50 left",
+        "step  10/100  loss 0.1000  lr 1.00e-01  grad 1.00  128 tokens/s  0:00:45 left",
+        "step  20/100  loss 0.0500  lr 1.00e-01  grad 1.00  128 tokens/s  0:00:40 left",
+    ]
+
+
+def test_mfu_where_the_peak_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monitor(tmp_path, peak_flops=1e9).step(numbers(1), 0.5)  # 64 tokens/0.5 s × 1e6 / 1e9
+    assert written(tmp_path)[0]["mfu"] == 0.128
+    assert "  MFU 12.8%  " in capsys.readouterr().out
+
+
+def test_other_ranks_are_silent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = monitor(tmp_path, active=False, tensorboard=True)
+    told.resume(0)
+    told.step(numbers(1), 0.5)
+    told.event("saved", step=1)
+    told.say("hello")
+    told.sync()
+    told.close()
+    assert not list(tmp_path.iterdir()) and capsys.readouterr().out == ""
+
+
+def test_steps_after_the_checkpoint_are_forgotten(tmp_path: Path) -> None:
+    told = monitor(tmp_path)
+    for step in range(1, 8):
+        told.step(numbers(step), 0.5)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    monitor(tmp_path).resume(7)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    monitor(tmp_path).resume(4)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b"".join(before.splitlines(keepends=True)[:4])
+    monitor(tmp_path).resume(0)
+    assert written(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "torn", [b'{"step": 3, "lo', b"\xff\xfe\x00", b"[3]", b"3", b'{"step": "3"}', b'{"loss": 1}', b"\n\n"]
+)
+def test_torn_and_foreign_lines_are_cut_off(tmp_path: Path, torn: bytes) -> None:
+    told = monitor(tmp_path)
+    for step in (1, 2):
+        told.step(numbers(step), 0.5)
+    told.event("started")
+    for name in ("metrics.jsonl", "events.jsonl"):
+        with (tmp_path / name).open("ab") as file:
+            file.write(torn)
+    told = monitor(tmp_path)
+    told.resume(2)
+    told.step(numbers(3), 0.5)
+    told.event("resumed")
+    assert [line["step"] for line in written(tmp_path)] == [1, 2, 3]
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [lines[0]["event"], lines[-1]["event"]] == ["started", "resumed"]
+
+
+def test_a_full_disk_is_a_clear_message(tmp_path: Path) -> None:
+    """A limit on the size of files stands for it: the line is cut off in its midst."""
+
+    def fill(rank: int, num_ranks: int) -> str:
+        told = monitor(tmp_path)
+        told.step(numbers(1), 0.5)
+        limit = (tmp_path / "metrics.jsonl").stat().st_size + 10
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        with pytest.raises(ConfigError) as caught:
+            told.step(numbers(2), 0.5)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert (tmp_path / "metrics.jsonl").stat().st_size == limit
+        told.resume(1)
+        return str(caught.value)
+
+    (said,) = run_on_ranks(fill, 1)
+    assert said == (
+        f"{tmp_path / 'metrics.jsonl'} cannot be written: File too large. Mend that (free some space, or change its "
+        "permissions), and run the same command again: it goes on from the last checkpoint."
+    )
+    assert [line["step"] for line in written(tmp_path)] == [1]
+
+
+class Board:
+    """Stands for tensorboard's writer."""
+
+    made: list["Board"] = []
+
+    def __init__(self, folder: str, purge_step: int) -> None:
+        self.folder, self.purge_step, self.closed = folder, purge_step, False
+        self.scalars: list[tuple[str, float, int]] = []
+        self.made.append(self)
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.scalars.append((name, value, step))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_tensorboard_gets_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = Board  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    monkeypatch.setattr(Board, "made", [])
+    told = monitor(tmp_path, tensorboard=True)
+    assert Board.made == [] and not list(tmp_path.iterdir()), "nothing is written before `resume`"
+    told.resume(4)
+    told.step(numbers(5), 0.5)
+    told.close()
+    (board,) = Board.made
+    assert (board.folder, board.purge_step, board.closed) == (str(tmp_path / "tensorboard"), 5, True)
+    assert ("loss", 0.2, 5) in board.scalars and len(board.scalars) == len(written(tmp_path)[0])
+
+
+def test_tensorboard_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ConfigError, match=r"run.tensorboard = true needs the package tensorboard.*pip install"):
+        monitor(tmp_path, tensorboard=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_real_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    told = monitor(tmp_path, tensorboard=True)
+    told.resume(0)
+    told.step(numbers(1), 0.5)
+    told.close()
+    assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))

@@ -1,0 +1,204 @@
+"""A run that is killed at any moment and started again is the run that was not: weights and metrics, bit for bit."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from colonnade.data.tokenizer import train_bpe
+from tests.commands import environment, forked
+from tests.corpus import VOCAB_SIZE, TinyCorpus, made_up, write_config
+from tests.runs import assert_same, events, metrics, saved_steps, tensors
+from tests.train.conftest import Finished
+
+LAYOUTS = {"serial": [], "tp=2": ["parallel.tp=2"], "dp=2": ["parallel.dp=2"]}
+
+
+def num_ranks(layout: Sequence[str]) -> int:
+    return 2 if layout else 1
+
+
+def watch(run: Path, act: Callable[[int, str], None]) -> None:
+    """Call `act(number, event)` before each thing that this process does with files of the run."""
+    count, inside = 0, os.path.join(run, "")
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal count
+        if event.startswith(("open", "os.", "shutil.")) and arguments and inside in str(arguments[0]):
+            act(count, f"{event} {str(arguments[0]).removeprefix(inside)} {arguments[1:2]}")
+            count += 1
+
+    sys.addaudithook(hook)
+
+
+def killed_at(run: Path, moment: int) -> Callable[[int], None]:
+    """Makes rank 0, which writes most, kill itself; the others follow it as under a launcher."""
+
+    def die(number: int, event: str) -> None:
+        if number == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return lambda rank: None if rank else watch(run, die)
+
+
+def moments(config: Path, run: Path, layout: Sequence[str], log: Path) -> list[str]:
+    """Make an uninterrupted run, and tell all that rank 0 did with the files of it."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT)
+
+    def note(number: int, event: str) -> None:
+        os.write(descriptor, f"{event}\n".encode())
+
+    answer = forked(
+        "train",
+        config,
+        f"run.folder={run}",
+        *layout,
+        num_ranks=num_ranks(layout),
+        first=lambda rank: None if rank else watch(run, note),
+    )
+    os.close(descriptor)
+    assert answer.status == 0, answer
+    return log.read_text().splitlines()
+
+
+def live(config: Path, run: Path, layout: Sequence[str], *, until: int | None = None) -> None:
+    """Run once: to the end, or until it is killed."""
+    first = (lambda rank: None) if until is None else killed_at(run, until)
+    answer = forked("train", config, f"run.folder={run}", *layout, num_ranks=num_ranks(layout), first=first)
+    assert answer.status == (0 if until is None else -signal.SIGKILL), answer
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_run_that_is_killed_again_and_again(config: Path, tmp_path: Path, name: str) -> None:
+    layout = LAYOUTS[name]
+    done = moments(config, tmp_path / "whole", layout, tmp_path / "log")
+    metric, publish = (
+        next(i for i, event in enumerate(done) if word in event)
+        for word in ("open metrics.jsonl ('a',", "os.rename checkpoints/.step_00000002.partial")
+    )
+    chosen = [metric + 1, publish - 3, publish, publish + 1, len(done) // 2] if not layout else [publish, publish + 1]
+    for moment in chosen:
+        live(config, tmp_path / "run", layout, until=moment)
+    live(config, tmp_path / "run", layout)
+    assert_same(tmp_path / "run", tmp_path / "whole")
+    told = [event["event"] for event in events(tmp_path / "run")]
+    assert told[0] == "started" and "resumed" in told and told[-1] == "finished"
+    assert not list((tmp_path / "run").rglob("*.partial")) and not list((tmp_path / "run").rglob("*.deleted"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_run_that_is_killed_at_any_moment(config: Path, tmp_path: Path, name: str) -> None:
+    """Before each thing that rank 0 does with a file. Each moment once, and then to the end."""
+    layout = LAYOUTS[name]
+    done = moments(config, tmp_path / "whole", layout, tmp_path / "log")
+    assert len(done) > 60
+    for moment in range(0, len(done), 1 if not layout else 7):
+        live(config, tmp_path / "run", layout, until=moment)
+        live(config, tmp_path / "run", layout)
+        assert_same(tmp_path / "run", tmp_path / "whole")
+        shutil.rmtree(tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_command_that_is_killed_by_the_clock(config: Path, tmp_path: Path, name: str) -> None:
+    """The whole process group at once, at a random time of its training, eight times."""
+    layout = [*LAYOUTS[name], "train.steps=40"]
+    whole = forked("train", config, f"run.folder={tmp_path / 'whole'}", *layout, num_ranks=num_ranks(LAYOUTS[name]))
+    assert whole.status == 0, whole
+    run, chance = tmp_path / "run", random.Random(name)
+    command = [sys.executable, "-m", "colonnade", "train", str(config), f"run.folder={run}", *layout]
+    for _ in range(8):
+        before = (run / "metrics.jsonl").read_bytes() if run.exists() else b""
+        process = subprocess.Popen(
+            command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        while process.poll() is None and (
+            not (run / "metrics.jsonl").exists() or (run / "metrics.jsonl").read_bytes() == before
+        ):
+            time.sleep(0.005)
+        time.sleep(chance.uniform(0.0, 0.3))
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # the ranks of a layout see their supervisor go, and follow
+        process.wait(30)
+    assert subprocess.run(command, env=environment(), stdout=subprocess.DEVNULL, timeout=120).returncode == 0
+    assert_same(run, tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("before", "after"), [("tp=2", "serial"), ("serial", "dp=2"), ("dp=2", "tp=2")])
+def test_a_run_goes_on_under_another_layout(config: Path, tmp_path: Path, before: str, after: str) -> None:
+    exact = ["train.precision=fp64", "optim.decay_steps=6"]
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert forked("train", config, f"run.folder={whole}", *exact).status == 0
+    for layout, steps in ((LAYOUTS[before], 4), (LAYOUTS[after], 6)):
+        arguments = [f"run.folder={run}", *exact, *layout, f"train.steps={steps}", "train.evaluate_every=3"]
+        assert forked("train", config, *arguments, num_ranks=num_ranks(layout)).status == 0
+    for ours, theirs in zip(metrics(run), metrics(whole), strict=True):
+        assert ours == pytest.approx({**theirs, **{k: v for k, v in ours.items() if k not in theirs}}, rel=1e-9)
+    expected = tensors(whole)
+    for name, x in tensors(run).items():
+        torch.testing.assert_close(x, expected[name], rtol=1e-9, atol=1e-11, msg=name)
+
+
+def test_a_longer_run_keeps_its_past(config: Path, tmp_path: Path) -> None:
+    constant = ["optim.decay=constant"]
+    assert forked("train", config, f"run.folder={tmp_path / 'whole'}", *constant, "train.steps=9").status == 0
+    for steps in (6, 9):
+        assert forked("train", config, *constant, f"train.steps={steps}", "train.evaluate_every=9").status == 0
+    assert [line["loss"] for line in metrics(tmp_path / "run")] == [
+        line["loss"] for line in metrics(tmp_path / "whole")
+    ]
+    ours, theirs = tensors(tmp_path / "run"), tensors(tmp_path / "whole")
+    assert all(torch.equal(x, theirs[name]) for name, x in ours.items())
+
+
+def test_a_finished_run_stays_as_it_is(finished: Finished, tmp_path: Path) -> None:
+    shutil.copytree(finished.folder, tmp_path / "run")
+    answer = forked("train", finished.config, f"run.folder={tmp_path / 'run'}")
+    assert answer.status == 0 and "Finished 6 steps" in answer.out
+    assert_same(tmp_path / "run", finished.folder)
+
+
+def test_the_newest_checkpoints_are_kept(finished: Finished, config: Path, tmp_path: Path) -> None:
+    assert saved_steps(finished.folder) == [4, 6]
+    assert forked("train", config, "checkpoint.every=1", "checkpoint.keep=3").status == 0
+    assert saved_steps(tmp_path / "run") == [4, 5, 6]
+    assert [event["step"] for event in events(tmp_path / "run") if event["event"] == "saved"] == [1, 2, 3, 4, 5, 6]
+
+
+def test_only_the_end_is_saved_by_default(config: Path, tmp_path: Path) -> None:
+    assert forked("train", config, "checkpoint.every=0").status == 0
+    assert saved_steps(tmp_path / "run") == [6]
+
+
+def test_going_on_from_an_older_checkpoint(finished: Finished, tmp_path: Path) -> None:
+    """What the message about a damaged checkpoint tells the user to do."""
+    run = tmp_path / "run"
+    shutil.copytree(finished.folder, run)
+    shutil.rmtree(run / "checkpoints" / "step_00000006")
+    answer = forked("train", finished.config, f"run.folder={run}")
+    assert answer.out.startswith(f"Resumed from {run}/checkpoints/step_00000004 (step 4, sample 16).")
+    assert_same(run, finished.folder)
+
+
+def test_a_tokenizer_that_is_another_than_the_runs(corpus: TinyCorpus, finished: Finished, tmp_path: Path) -> None:
+    """The path is the same, its content is not: the comparison of configurations cannot see it."""
+    tokenizer = tmp_path / "tokenizer.json"
+    shutil.copy(corpus.tokenizer, tokenizer)
+    bare = tmp_path / "tokens"
+    for ending in (".bin", ".idx"):
+        shutil.copy(f"{corpus.prefix}{ending}", f"{bare}{ending}")
+    config = write_config(TinyCorpus(tmp_path), tmp_path)
+    assert forked("train", config, "train.steps=2").status == 0
+    train_bpe(made_up(24, seed=5), VOCAB_SIZE).save(tokenizer)
+    answer = forked("train", config)
+    assert answer.status == 2 and "was trained with another tokenizer" in answer.err, answer

@@ -1,0 +1,89 @@
+"""Whose folder it is: the same run goes on, another one is told what differs, and nothing is left half-written."""
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from colonnade.config.load import load
+from colonnade.errors import ConfigError
+from colonnade.train.run_folder import occupy, write_whole
+from tests.corpus import TinyCorpus, config
+from tests.distributed import run_on_ranks
+from tests.runs import snapshot
+
+
+def test_a_new_folder(corpus: TinyCorpus, tmp_path: Path) -> None:
+    settings = config(corpus, tmp_path, f"run.folder={tmp_path}/a/b/c")
+    occupy(settings)
+    assert load(tmp_path / "a/b/c/config.toml") == settings
+    assert sorted(path.name for path in (tmp_path / "a/b/c").iterdir()) == ["checkpoints", "config.toml"]
+
+
+def test_the_same_run_goes_on(corpus: TinyCorpus, tmp_path: Path) -> None:
+    occupy(config(corpus, tmp_path))
+    changed = config(corpus, tmp_path, "train.steps=60", "parallel.tp=2", "train.log_every=1", "checkpoint.keep=9")
+    occupy(changed)
+    assert load(tmp_path / "run/config.toml") == changed
+
+
+def test_another_run_is_told_what_differs(corpus: TinyCorpus, tmp_path: Path) -> None:
+    occupy(config(corpus, tmp_path))
+    before = snapshot(tmp_path / "run")
+    with pytest.raises(ConfigError) as caught:
+        occupy(config(corpus, tmp_path, "model.dropout=0.2", "train.seed=7", "parallel.tp=2"))
+    assert str(caught.value) == (
+        f"run.folder = '{tmp_path / 'run'}' belongs to a run with another configuration:\n"
+        "  model.dropout: 0.1 -> 0.2\n"
+        "  train.seed: 1234 -> 7\n"
+        "These change what is computed, so the run cannot go on with them. Set another run.folder, or change them back."
+    )
+    assert snapshot(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("content", ["", "[model", "[model]\nnew_key = 3\n"])
+def test_a_damaged_config(corpus: TinyCorpus, tmp_path: Path, content: str) -> None:
+    settings = config(corpus, tmp_path)
+    occupy(settings)
+    (tmp_path / "run/config.toml").write_text(content)
+    before = snapshot(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"cannot be read.*Remove it.*or set another run.folder"):
+        occupy(settings)
+    (tmp_path / "run/checkpoints/step_00000004").mkdir()
+    with pytest.raises(ConfigError, match=r"Copy .*/checkpoints/step_00000004/config.toml over it"):
+        occupy(settings)
+    (tmp_path / "run/checkpoints/step_00000004").rmdir()
+    assert snapshot(tmp_path / "run") == before
+
+
+def test_a_file_in_the_way(corpus: TinyCorpus, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for folder in ("file", "file/x"):
+        with pytest.raises(ConfigError, match=r"run.folder = .* cannot be written: Not a directory .* Choose another"):
+            occupy(config(corpus, tmp_path, f"run.folder={tmp_path}/{folder}"))
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_forbidden_folder(corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = config(corpus, tmp_path)
+
+    def refuse(self: Path, *args: object, **kwargs: object) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(ConfigError, match=r"cannot be written: Permission denied"):
+        occupy(settings)
+
+
+def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+
+    def fill(rank: int, num_ranks: int) -> None:
+        write_whole(path, b"old")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+        with pytest.raises(OSError, match="File too large"):
+            write_whole(path, bytes(2000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    run_on_ranks(fill, 1)
+    assert snapshot(tmp_path) == {"config.toml": b"old"}

@@ -1,0 +1,203 @@
+"""A trained model in use: found, opened under any tensor-parallel size, writing and measured."""
+
+import json
+import math
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from colonnade.errors import CheckpointError, ConfigError, LayoutError
+from colonnade.mesh.mesh import Mesh
+from colonnade.train import trained
+from colonnade.train.state import DTYPES
+from tests.commands import forked
+from tests.corpus import TinyCorpus, write_config
+from tests.distributed import run_on_ranks
+from tests.runs import metrics
+from tests.train.conftest import Finished
+
+CPU = torch.device("cpu")
+GREEDY = ["--temperature", 0, "--max-new-tokens", 8]
+
+
+@pytest.fixture(scope="session")
+def cut(corpus: TinyCorpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was trained on two tensor-parallel ranks, in float64 so that greedy choices are no matter of luck."""
+    folder = tmp_path_factory.mktemp("cut")
+    answer = forked("train", write_config(corpus, folder), "parallel.tp=2", "train.precision=fp64", num_ranks=2)
+    assert answer.status == 0, answer
+    return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def whole(corpus: TinyCorpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run on one rank."""
+    folder = tmp_path_factory.mktemp("whole")
+    answer = forked("train", write_config(corpus, folder), "train.precision=fp64")
+    assert answer.status == 0, answer
+    return folder / "run"
+
+
+def test_a_checkpoint_of_any_layout_writes_the_same_on_any_other(cut: Path, whole: Path) -> None:
+    prompts = ["--prompt", "aeion rst", "--prompt", "tos"]
+    answers = [
+        forked("generate", run, *prompts, *GREEDY, "--tp", tp, num_ranks=tp) for run in (cut, whole) for tp in (1, 2)
+    ]
+    assert {(answer.status, answer.err) for answer in answers} == {(0, "")}
+    assert len({answer.out for answer in answers}) == 1
+    assert answers[0].out.startswith("aeion rst") and "\ntos" in answers[0].out
+
+
+def test_sampled_text_is_the_same_too_and_the_seed_changes_it(cut: Path) -> None:
+    def text(tp: int, seed: int) -> str:
+        return forked("generate", cut, "--prompt", "tos", "--seed", seed, "--tp", tp, num_ranks=tp).out
+
+    assert text(1, 7) == text(2, 7) != text(1, 8)
+
+
+def test_several_prompts_are_answered_as_each_alone(finished: Finished) -> None:
+    prompts = ["aeion", "rst tos", ""]
+    together = forked("generate", finished.folder, *(w for p in prompts for w in ("--prompt", p)), *GREEDY)
+    alone = [forked("generate", finished.folder, "--prompt", prompt, *GREEDY).out for prompt in prompts]
+    assert together.out == "".join(alone)
+
+
+def test_text_is_shown_token_by_token(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before each further token is asked for, the last one has been printed and flushed."""
+    shown: list[str] = []
+    printed_before: list[str] = []
+
+    def show(*text: str, end: str = "\n", flush: bool = False) -> None:
+        assert flush
+        shown.append("".join(text) + end)
+
+    made = trained.generate
+
+    def watched(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        for token in made(*args, **kwargs):
+            printed_before.append("".join(shown))
+            yield token
+
+    monkeypatch.setattr(trained, "print", show, raising=False)
+    monkeypatch.setattr(trained, "generate", watched)
+    model = trained.open_trained(finished.newest, Mesh().tp, CPU)
+    settings: dict[str, Any] = {"temperature": 0, "top_k": 0, "top_p": 1.0, "seed": 1}
+    trained.write_on(model, Mesh(), ["aeion", "tos"], max_new_tokens=5, **settings)
+    assert printed_before[0] == "" and printed_before[1].startswith("aeion") and len(printed_before) == 10
+    assert all(len(before) <= len(after) for before, after in zip(printed_before, printed_before[1:], strict=False))
+    assert "tos" in printed_before[6] and "tos" not in printed_before[5]
+
+
+def test_a_text_that_fills_all_positions_says_so(finished: Finished) -> None:
+    answer = forked("generate", finished.folder, "--prompt", "aeion", "--max-new-tokens", 50, "--temperature", 0)
+    assert answer.status == 0 and "[stopped: the model has 16 positions" in answer.out
+
+
+def test_precision_can_be_chosen(finished: Finished) -> None:
+    for name, dtype in DTYPES.items():
+        model = trained.open_trained(finished.newest, Mesh().tp, CPU, name).model
+        assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+        assert not any(parameter.requires_grad for parameter in model.parameters()) and not model.training
+
+
+def test_find(finished: Finished, tmp_path: Path) -> None:
+    for path in (finished.folder, finished.folder / "checkpoints", finished.newest):
+        assert trained.find(path) == finished.newest
+    older = finished.folder / "checkpoints" / "step_00000004"
+    assert trained.find(older) == older
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path / "nowhere", tmp_path / "empty", tmp_path / "file"):
+        with pytest.raises(CheckpointError, match="is neither a checkpoint nor the folder of a run"):
+            trained.find(path)
+
+
+def test_evaluation_is_that_of_training(finished: Finished, corpus: TinyCorpus, tmp_path: Path) -> None:
+    """On the validation part's own documents, cut out of the text, in the same windows."""
+    documents = [json.loads(line)["text"] for line in corpus.text.read_text().splitlines()]
+    (tmp_path / "validation.jsonl").write_text("".join(json.dumps({"text": d}) + "\n" for d in documents[20:]))
+    answer = forked("evaluate", finished.folder, "perplexity", "--data", tmp_path / "validation.jsonl", "--json")
+    told = json.loads(answer.out)
+    assert told["step"] == 6 and told["perplexity"] == pytest.approx(math.exp(told["loss"]))
+    assert told["loss"] == pytest.approx(metrics(finished.folder)[-1]["validation_loss"], rel=0.1)  # 4 samples of it
+
+
+def test_evaluation_under_any_layout(cut: Path, whole: Path, corpus: TinyCorpus) -> None:
+    answers = [
+        forked("evaluate", run, "perplexity", "--data", corpus.prefix, "--json", "--tp", tp, num_ranks=tp)
+        for run in (cut, whole)
+        for tp in (1, 2)
+    ]
+    told = [json.loads(answer.out) for answer in answers]
+    for other in told[1:]:
+        assert other.keys() == told[0].keys()
+        assert [v for v in other.values() if v] == pytest.approx([v for v in told[0].values() if v], rel=1e-9)
+
+
+def test_text_and_token_file_agree(finished: Finished, corpus: TinyCorpus) -> None:
+    answers = [
+        forked("evaluate", finished.folder, "perplexity", "--data", data, "--stride", 8, "--json")
+        for data in (corpus.prefix, corpus.text)
+    ]
+    tokens, text = (json.loads(answer.out) for answer in answers)
+    assert tokens["loss"] == text["loss"] and tokens["bytes"] == text["bytes"] and text["words"] == 480
+
+
+def test_a_run_without_a_tokenizer_cannot_write(corpus: TinyCorpus, tmp_path: Path) -> None:
+    config = write_config(corpus, tmp_path)
+    config.write_text(config.read_text().replace(f'tokenizer = "{corpus.tokenizer}"\n', ""))
+    assert forked("train", config, "train.steps=2").status == 0
+    run = tmp_path / "run"
+    answer = forked("generate", run, "--prompt", "tos", *GREEDY)
+    assert answer.status == 2 and "has no tokenizer.json" in answer.err and "Copy the tokenizer.json" in answer.err
+    shutil.copy(corpus.tokenizer, trained.find(run))
+    assert forked("generate", run, "--prompt", "tos", *GREEDY).status == 0, "the remedy helps"
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "said"), [("tpu", None, "--device 'tpu'"), ("cpu", "fp8", "--precision 'fp8'")]
+)
+def test_no_such_device_or_precision(finished: Finished, device: str, precision: str | None, said: str) -> None:
+    with (
+        pytest.raises(ConfigError, match=said),
+        trained.opened(finished.folder, tp=1, device=device, precision=precision),
+    ):
+        pass
+
+
+def test_a_tp_that_does_not_divide_is_refused_before_the_ranks_meet(finished: Finished) -> None:
+    for tp in (3, 4):
+        with (
+            pytest.raises(LayoutError, match=rf"--tp {tp} does not divide the heads.*Use 1, 2\."),
+            trained.opened(finished.folder, tp=tp, device="cpu", precision=None),
+        ):
+            pass
+
+
+@pytest.mark.parametrize("content", ["", "[model", "[model]\nnum_layers = 3\n"])
+def test_a_changed_config_in_the_checkpoint(finished: Finished, tmp_path: Path, content: str) -> None:
+    path = tmp_path / finished.newest.name
+    shutil.copytree(finished.newest, path)
+    (path / "config.toml").write_text(content)
+    with pytest.raises(CheckpointError, match=r"config.toml is damaged"):
+        trained.open_trained(path, Mesh().tp, CPU)
+    (path / "config.toml").unlink()
+    with pytest.raises(CheckpointError, match=r"has no config.toml"):
+        trained.open_trained(path, Mesh().tp, CPU)
+
+
+def test_padding_of_the_vocabulary_is_zero_and_never_written(cut: Path) -> None:
+    from colonnade.mesh.layout import Layout
+    from colonnade.mesh.mesh import build_mesh
+
+    def rows(rank: int, num_ranks: int) -> Sequence[float]:
+        model = trained.open_trained(trained.find(cut), build_mesh(Layout(tp=2), rank).tp, CPU).model
+        return [float(model.embedding.tokens.weight[-1].abs().sum()), len(model.embedding.tokens.weight)]
+
+    (first, size), (last, same) = run_on_ranks(rows, 2)
+    assert first > 0 and size == same
+    assert (last == 0) == (size * 2 > 275)
