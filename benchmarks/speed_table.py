@@ -90,7 +90,8 @@ def heading(report: Mapping[str, Any]) -> str:
 
 {toy}GPT-2 style, 6 layers, hidden 384, 6 heads, sequence 256, vocabulary 50,304, micro-batch 4, tied head, no dropout,
 fused AdamW, clipping at 1.0. Rows: `one-2` and `one-1` are one process with 2 and 1 threads; `tp` and `dp` are two
-ranks with one thread each. {report["rounds"]} round(s) in alternation, {report["warmup"]} + {report["steps"]} steps a run.
+ranks with one thread each. {report["rounds"]} round(s) in alternation, {report["warmup"]} + {report["steps"]} steps a
+run.
 
 * has {", ".join(machine["has"]) or "none of the flags asked for"}; has not {", ".join(machine["has_not"]) or "–"}
 * {machine["memory_gb"]} GB memory, {machine["system"]}, Python {machine["python"]}, torch {machine["torch"]}

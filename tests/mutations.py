@@ -1,6 +1,6 @@
 """Does the suite notice? Each mutation breaks one line of the source in a copy of the tree and runs the tests on it.
 
-    python -m tests.mutations                      all of them, some twenty minutes on two cores
+    python -m tests.mutations                      all of them: a quarter of an hour on two cores
     python -m tests.mutations "g sends nothing"    those whose name contains one of the words given
 
 Prints a table of mutation and failed tests, in Markdown. Exits 1 if a mutation survives, if one no longer matches the

@@ -4,6 +4,7 @@ Whatever a command needs is imported inside it, so that a mistake in a configura
 takes seconds to import, is read from disk.
 """
 
+import errno
 import json
 import shutil
 import sys
@@ -16,6 +17,10 @@ from typer.core import TyperCommand
 from colonnade.errors import ColonnadeError, ConfigError
 
 USER_MISTAKE = 2
+REFUSED_BY_THE_DISK = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EEXIST, errno.ENOTDIR}
+)
+"""What is no mistake of the program, wherever it comes up: permissions, space, and files where folders should be."""
 
 app = typer.Typer(
     name="colonnade",
@@ -257,4 +262,10 @@ def main() -> None:
         app()
     except ColonnadeError as error:
         print(f"colonnade: {error}", file=sys.stderr)
+        sys.exit(USER_MISTAKE)
+    except OSError as error:
+        if error.errno not in REFUSED_BY_THE_DISK:
+            raise
+        where = "" if error.filename is None else f"{error.filename}: "
+        print(f"colonnade: {where}{error.strerror}. Mend that, and run the command again.", file=sys.stderr)
         sys.exit(USER_MISTAKE)

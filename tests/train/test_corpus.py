@@ -46,7 +46,7 @@ def test_or_unknown(corpus: TinyCorpus, tmp_path: Path) -> None:
 
 
 def test_fewer_ids_than_the_tokenizer_has(corpus: TinyCorpus, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="model.vocab_size = 100 is less than the 275 ids"):
+    with pytest.raises(ConfigError, match=r"model.vocab_size = 100 is less than the 275 ids"):
         open_corpus(config(corpus, tmp_path, "model.vocab_size=100"))
 
 

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def test_text_is_shown_token_by_token(finished: Finished, monkeypatch: pytest.Mo
     settings: dict[str, Any] = {"temperature": 0, "top_k": 0, "top_p": 1.0, "seed": 1}
     trained.write_on(model, Mesh(), ["aeion", "tos"], max_new_tokens=5, **settings)
     assert printed_before[0] == "" and printed_before[1].startswith("aeion") and len(printed_before) == 10
-    assert all(len(before) <= len(after) for before, after in zip(printed_before, printed_before[1:], strict=False))
+    assert all(len(before) <= len(after) for before, after in pairwise(printed_before))
     assert "tos" in printed_before[6] and "tos" not in printed_before[5]
 
 

@@ -1,4 +1,4 @@
-"""`verify`: layouts that are the serial run are told so, and a broken one is caught, with the number that differs first."""
+"""`verify`: layouts that are the serial run are told so; a broken one is caught, with the number that differs first."""
 
 import json
 import math

@@ -131,10 +131,15 @@ def _create(size: int) -> str | None:
     wanted = _header(size) + 2 * size * SLOT_BYTES
     try:
         descriptor, path = tempfile.mkstemp(prefix="colonnade-", dir=FOLDER)
-        os.posix_fallocate(descriptor, 0, wanted)  # a container may have little of it: fail here, not in the middle
-        os.close(descriptor)
     except OSError:
         return None
+    try:
+        os.posix_fallocate(descriptor, 0, wanted)  # a container may have little of it: fail here, not in the middle
+    except OSError:
+        os.unlink(path)
+        return None
+    finally:
+        os.close(descriptor)
     return path
 
 

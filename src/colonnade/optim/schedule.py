@@ -18,9 +18,9 @@ def learning_rate(*, peak: float, floor: float, warmup_steps: int, decay_steps: 
     def rate(step: int) -> float:
         if step < warmup_steps:
             return peak * step / warmup_steps
-        if decay == "constant":
-            return peak
         done = min(1.0, (step - warmup_steps) / max(1, decay_steps - warmup_steps))
+        if decay == "constant" or done == 0.0:
+            return peak
         left = 1.0 - done if decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
         return floor + (peak - floor) * left
 

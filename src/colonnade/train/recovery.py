@@ -18,7 +18,7 @@ from colonnade.checkpoint.save import save as save_shards
 from colonnade.config.load import to_toml
 from colonnade.config.schema import Config, ModelConfig
 from colonnade.data_parallel.buckets import named_slots
-from colonnade.errors import CheckpointError, ConfigError
+from colonnade.errors import CheckpointError
 from colonnade.mesh.mesh import Mesh
 from colonnade.tensor_parallel.placement import Placement
 from colonnade.train.corpus import Corpus
@@ -83,11 +83,6 @@ def resume(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor) 
         monitor.resume(0)
         monitor.event("started", version=__version__)
         return
-    if not config.checkpoint.resume:
-        raise ConfigError(
-            f"run.folder = {config.run.folder!r} already has {path.name}, and checkpoint.resume = false. "
-            "Set checkpoint.resume = true to go on from it, or choose another run.folder."
-        )
     _check_tokenizer(path, corpus)
     facts = load(path, shards_of(state), model=model_facts(config.model, corpus.vocab_size)).facts
     for unit in state.units:

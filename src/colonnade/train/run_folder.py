@@ -28,6 +28,7 @@ def occupy(config: Config) -> None:
     try:
         if written.exists():
             _check_same_run(written, config)
+        _check_may_resume(config)
         checkpoints(folder).mkdir(parents=True, exist_ok=True)
         write_whole(written, to_toml(config).encode())
     except OSError as error:
@@ -59,6 +60,15 @@ def _check_same_run(written: Path, config: Config) -> None:
             + "\n".join(f"  {line}" for line in lines)
             + "\nThese change what is computed, so the run cannot go on with them. "
             "Set another run.folder, or change them back."
+        )
+
+
+def _check_may_resume(config: Config) -> None:
+    saved = list(checkpoints_in(checkpoints(Path(config.run.folder))).values())
+    if saved and not config.checkpoint.resume:
+        raise ConfigError(
+            f"run.folder = {config.run.folder!r} already has {saved[-1].name}, and checkpoint.resume = false. "
+            "Set checkpoint.resume = true to go on from it, or choose another run.folder."
         )
 
 

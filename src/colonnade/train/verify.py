@@ -58,15 +58,15 @@ def verify(config: Path, overrides: list[str], layouts: list[str], *, steps: int
     """Compare `layouts` ("tp=2,dp=2") with the serial run of `config`, print the table, and tell whether all are
     equal.
     """
-    sizes = {text: _parse(text) for text in layouts}
+    base, sizes = load(config, overrides), {text: _parse(text) for text in layouts}
     for layout in sizes.values():
-        load(config, _overrides(overrides, layout, steps))  # what cannot be is refused before anything runs
+        load(config, [*overrides, *_changes(base, layout)])  # what cannot be is refused before anything runs
     with tempfile.TemporaryDirectory(prefix="colonnade-verify-") as folder:
-        serial = _traced(config, overrides, Layout(), steps, Path(folder) / "serial")
-        verdicts = [
-            _compare(text, serial, _traced(config, overrides, layout, steps, Path(folder) / text))
-            for text, layout in sizes.items()
-        ]
+        traces = {
+            text: _traced(config, [*overrides, *_changes(base, layout)], layout, steps, Path(folder) / text)
+            for text, layout in {"serial": Layout(), **sizes}.items()
+        }
+        verdicts = [_compare(text, traces["serial"], traces[text]) for text in sizes]
     if as_json:
         print(json.dumps({"layouts": [asdict(verdict) for verdict in verdicts]}))
     else:
@@ -116,7 +116,7 @@ def _values(placement: Placement, shard: Tensor) -> tuple[tuple[int, ...], Tenso
 
 def _traced(config: Path, overrides: list[str], layout: Layout, steps: int, output: Path) -> dict[int, list[Box]]:
     """Every rank's boxes of one layout's run."""
-    command = [sys.executable, "-m", "colonnade", "trace", str(config), *_overrides(overrides, layout, steps)]
+    command = [sys.executable, "-m", "colonnade", "trace", str(config), *overrides]
     status = launch.run_ranks(layout.num_ranks, [*command, "--output", str(output), "--steps", str(steps)])
     if status > 128:
         raise SystemExit(status)  # ended by a signal, like Ctrl-C
@@ -125,9 +125,14 @@ def _traced(config: Path, overrides: list[str], layout: Layout, steps: int, outp
     return {rank: [Box(**box) for box in torch.load(output / f"rank_{rank}.pt")] for rank in range(layout.num_ranks)}
 
 
-def _overrides(overrides: list[str], layout: Layout, steps: int) -> list[str]:
+def _changes(config: Config, layout: Layout) -> list[str]:
+    """What the compared runs have different from the user's: the layout, float64, and no epsilon below 1e-6.
+
+    A key's bias changes no softmax, so its gradient is rounding alone; AdamW divides it by its own size plus epsilon,
+    and a smaller epsilon would make numbers of it that mean nothing and differ everywhere.
+    """
     sizes = [f"parallel.{name}={layout.size(name)}" for name in AXES]
-    return [*overrides, *sizes, "train.precision=fp64"]
+    return [*sizes, "train.precision=fp64", f"optim.epsilon={max(config.optim.epsilon, 1e-6)}"]
 
 
 def _compare(text: str, serial: dict[int, list[Box]], cut: dict[int, list[Box]]) -> Verdict:
