@@ -4,6 +4,7 @@ A forked rank has torch imported already and one thread. Everything else is as t
 WORLD_SIZE in the environment, output and status of its own.
 """
 
+import io
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from typing import IO
 
@@ -43,6 +45,22 @@ def colonnade(*arguments: object, timeout: float = 120.0, **more: str) -> Answer
     command = [sys.executable, "-m", "colonnade", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment() | more, timeout=timeout)
     return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def here(*arguments: object) -> Answer:
+    """`colonnade arguments` in this very process: for what is refused, and has no signals and no ranks."""
+    out, err, status = io.StringIO(), io.StringIO(), 0
+    threads, before = torch.get_num_threads(), sys.argv
+    sys.argv = ["colonnade", *map(str, arguments)]
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            cli.main()
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    finally:
+        sys.argv = before
+        torch.set_num_threads(threads)
+    return Answer(status, out.getvalue(), err.getvalue())
 
 
 @dataclass

@@ -43,7 +43,8 @@ def assert_same(run: Path, expected: Path) -> None:
     ours, theirs = tensors(run), tensors(expected)
     assert ours.keys() == theirs.keys()
     assert [name for name, x in ours.items() if not torch.equal(x, theirs[name])] == []
-    assert saved_steps(run) == saved_steps(expected)
+    kept = saved_steps(expected)
+    assert saved_steps(run)[-len(kept) :] == kept  # killed after its last save, a run may not have deleted older ones
 
 
 def snapshot(folder: Path) -> dict[str, bytes | None]:

@@ -105,18 +105,20 @@ def main(folder: Path) -> None:
 
 
 CLOSING = """\
-Done in {seconds:.0f} s. What happened: a GPT was trained on two processes, each with half of every matrix; they
-exchanged two sums a layer going forward and two going back. It was stopped and resumed, measured, sampled, and shown
-to be the run that one process would have made.
+Done in {seconds:.0f} s. What happened: a GPT was trained on two processes, each with half of every matrix; in every layer
+they exchanged two sums going forward and two going back. It was stopped and resumed, measured, sampled, and shown to be
+the run that one process would have made.
 
-What to try next:
-  colonnade generate {folder}/run --prompt "It was a foggy night" --tp 2 --temperature 1
-  colonnade train {folder}/demo.toml run.folder={folder}/dp parallel.tp=1 parallel.dp=2      two copies that share
-  each batch
-  colonnade verify {folder}/demo.toml --layout tp=4 --layout tp=2,dp=2                       more layouts, same run
-  colonnade train --help                                                                     every key of a
-  configuration
-  examples/books.toml and README.md                                                          your own text"""
+What to try next
+  a longer text, written by both ranks together:
+      colonnade generate {folder}/run --prompt "It was a foggy night" --max-new-tokens 100 --tp 2 --temperature 1
+  two copies of the model that share each batch, instead of one that is cut:
+      colonnade train {folder}/demo.toml run.folder={folder}/dp parallel.tp=1 parallel.dp=2 train.micro_batch_size=8
+  the same run on more layouts:
+      colonnade verify {folder}/demo.toml train.micro_batch_size=8 --layout tp=4 --layout tp=2,dp=2
+  every key of a configuration:
+      colonnade train --help
+  your own text: README.md and examples/books.toml"""
 
 
 def _say(text: str) -> None:

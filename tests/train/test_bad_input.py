@@ -16,7 +16,7 @@ import pytest
 
 from colonnade.data.writer import TokenFileWriter
 from tests import corpus as tiny
-from tests.commands import Answer, forked
+from tests.commands import Answer, forked, here
 from tests.corpus import TinyCorpus, write_config
 from tests.runs import assert_same, metrics, saved_steps, snapshot
 from tests.train.conftest import Finished
@@ -232,7 +232,7 @@ def test_one_message_and_nothing_changed(place: Place, name: str) -> None:
     prepare, said = MISTAKES[name]
     arguments = prepare(place)
     before = snapshot(place.folder)
-    answer = forked(*arguments)
+    answer = here(*arguments)
     check_message(answer, said)
     assert answer.out == ""
     assert snapshot(place.folder) == before, "nothing lost, nothing half-written"

@@ -50,7 +50,11 @@ def check_that_it_goes_on(config: Path, run: Path, layout: list[str], status: in
 
 @pytest.mark.parametrize(
     ("name", "number"),
-    [("serial", signal.SIGINT), ("tp=2", signal.SIGTERM), pytest.param("dp=2", signal.SIGINT, marks=pytest.mark.slow)],
+    [
+        ("serial", signal.SIGTERM),
+        pytest.param("tp=2", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("dp=2", signal.SIGINT, marks=pytest.mark.slow),
+    ],
 )
 def test_every_rank_gets_the_signal(config: Path, tmp_path: Path, name: str, number: int) -> None:
     layout, run = LAYOUTS[name], tmp_path / "run"

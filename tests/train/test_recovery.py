@@ -80,11 +80,15 @@ def live(config: Path, run: Path, layout: Sequence[str], *, until: int | None = 
 def test_a_run_that_is_killed_again_and_again(config: Path, tmp_path: Path, name: str) -> None:
     layout = LAYOUTS[name]
     done = moments(config, tmp_path / "whole", layout, tmp_path / "log")
-    metric, publish = (
-        next(i for i, event in enumerate(done) if word in event)
-        for word in ("open metrics.jsonl ('a',", "os.rename checkpoints/.step_00000002.partial")
+    metric, publish, second = (
+        next(number for number, event in enumerate(done) if word in event)
+        for word in (
+            "open metrics.jsonl ('a',",
+            "os.rename checkpoints/.step_00000002",
+            "os.rename checkpoints/.step_00000004",
+        )
     )
-    chosen = [metric + 1, publish - 3, publish, publish + 1, len(done) // 2] if not layout else [publish, publish + 1]
+    chosen = [publish, second + 1] if layout else [metric + 1, publish - 3, publish, publish + 1, second, second + 1]
     for moment in chosen:
         live(config, tmp_path / "run", layout, until=moment)
     live(config, tmp_path / "run", layout)

@@ -131,6 +131,7 @@ def test_rounding_is_no_difference() -> None:
     assert not verification._compare("tp=2", serial, {0: boxes(a=[1.0 + 1e-9, 2.0])}).ok
 
 
+@pytest.mark.slow
 def test_the_command(config: Path, tmp_path: Path) -> None:
     """In processes of its own: one JSON object on standard output, and nothing written."""
     answer = colonnade("verify", config, "--layout", "tp=2", "--steps", 1, "--json")

@@ -12,6 +12,7 @@ The supervisor (`supervisor.py`) imports no torch. Each rank holds one end of a 
 holds: however the supervisor dies, its ranks see the pipe close and die too.
 """
 
+import ctypes
 import os
 import signal
 import socket
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 FOLDER = "COLONNADE_LAUNCH_FOLDER"  # where the ranks of a local run find each other and note the time of their errors
 PIPE = "COLONNADE_LAUNCH_PIPE"  # the descriptor that closes when the supervisor is gone
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt, from malloc.h
 
 
 # --- in a rank --------------------------------------------------------------------------------------------------------
@@ -73,6 +75,8 @@ def connect(num_ranks: int, device: str, *, threads: int = 0) -> "torch.device":
     _die_with_supervisor()
     torch.set_num_threads(threads or max(1, num_cores() // num_local_ranks()))
     place = _choose_device(device, torch.cuda.device_count())
+    if place.type == "cpu":
+        _keep_freed_memory()
     if place.type == "cuda":
         torch.cuda.set_device(place)
     if is_rank():
@@ -125,6 +129,20 @@ def _choose_device(device: str, num_gpus: int) -> "torch.device":
         f"train.device = {device!r}, but this machine has {num_gpus} CUDA GPUs for {needed} local ranks: each rank "
         f"needs a GPU of its own. Set train.device = 'cpu', or lower parallel.tp × parallel.pp × parallel.dp."
     )
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc keep freed blocks for the next tensor of that size instead of handing each back to the system.
+
+    Else every activation above a threshold costs a page fault for each 4 KB, every time it is made: 6 to 10 % of a CPU
+    training step. The process keeps its peak memory; other C libraries, which have no `mallopt`, stay as they are.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return
+    for parameter in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
+        mallopt(parameter, (1 << 31) - 1)
 
 
 def _die_with_supervisor() -> None:
