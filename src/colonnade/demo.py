@@ -111,7 +111,7 @@ the run that one process would have made.
 
 What to try next
   a longer text, written by both ranks together:
-      colonnade generate {folder}/run --prompt "It was a foggy night" --max-new-tokens 100 --tp 2 --temperature 1
+      colonnade generate {folder}/run --prompt "It was a foggy night" --tp 2 --temperature 1
   two copies of the model that share each batch, instead of one that is cut:
       colonnade train {folder}/demo.toml run.folder={folder}/dp parallel.tp=1 parallel.dp=2 train.micro_batch_size=8
   the same run on more layouts:
