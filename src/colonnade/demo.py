@@ -105,9 +105,9 @@ def main(folder: Path) -> None:
 
 
 CLOSING = """\
-Done in {seconds:.0f} s. What happened: a GPT was trained on two processes, each with half of every matrix; in every layer
-they exchanged two sums going forward and two going back. It was stopped and resumed, measured, sampled, and shown to be
-the run that one process would have made.
+Done in {seconds:.0f} s. What happened: a GPT was trained on two processes, each with half of every matrix; in every
+layer they exchanged two sums going forward and two going back. It was stopped and resumed, measured, sampled, and shown
+to be the run that one process would have made.
 
 What to try next
   a longer text, written by both ranks together:
