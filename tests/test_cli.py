@@ -35,7 +35,7 @@ def test_a_bad_configuration_is_one_message_and_status_2(tmp_path: Path) -> None
     answer = colonnade("train", str(path))
     assert answer.returncode == 2
     assert answer.stdout == ""
-    assert answer.stderr.startswith(f"colonnade: {path}: 9 problems\n")
+    assert answer.stderr.startswith(f"colonnade: {path}: 8 problems\n")
     assert "did you mean model.num_layers?" in answer.stderr
     assert "Traceback" not in answer.stderr
 

@@ -220,7 +220,7 @@ def verify(
         raise typer.Exit(1)
 
 
-@app.command(hidden=True)
+@app.command("rank-of-verify", hidden=True)
 def trace(
     config: Path,
     overrides: list[str],

@@ -304,3 +304,20 @@ def test_cores_are_shared_between_local_ranks(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(launch, "num_cores", lambda: 6)
     assert run_on_ranks(threads, 1) == [3]
+
+
+@pytest.mark.parametrize(("rank", "size"), [("one", "2"), ("0", "two"), ("5", "2"), ("-1", "2"), ("", "1")])
+def test_an_environment_that_names_no_rank(monkeypatch: pytest.MonkeyPatch, rank: str, size: str) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", size)
+    with pytest.raises(LayoutError, match=r"name no rank of a run.*torchrun, or unset both"):
+        launch.rank_and_size()
+
+
+def test_an_environment_that_does_not_say_where_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.delenv(launch.FOLDER, raising=False)
+    with pytest.raises(LayoutError, match=r"MASTER_ADDR is not.*torchrun"):
+        launch.connect(2, "cpu", threads=torch.get_num_threads())

@@ -1,5 +1,7 @@
 """Collectives through shared memory give what gloo gives, bit for bit on all ranks, whatever the size and the type."""
 
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,8 @@ from colonnade.mesh.transport import TorchTransport
 from tests.distributed import run_on_ranks
 
 can_share = pytest.mark.skipif(
-    shared_memory._create(1) is None,
-    reason="shared memory needs /dev/shm on an x86 machine; gloo carries everything here",
+    not shared_memory.is_possible(),
+    reason="shared memory needs Linux on x86; gloo carries everything here",
 )
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
@@ -72,7 +74,7 @@ def test_no_rank_overwrites_what_another_still_reads() -> None:
 
 
 def _transport_without_shared_memory(rank: int, num_ranks: int) -> tuple[bool, float]:
-    shared_memory.FOLDER = Path("/nonexistent")
+    shared_memory.is_possible = lambda: False
     axis = build_mesh(Layout(tp=num_ranks), rank).tp
     return type(axis.transport) is TorchTransport, float(all_reduce(torch.tensor(float(rank)), axis))
 
@@ -81,13 +83,41 @@ def test_without_shared_memory_gloo_carries_everything() -> None:
     assert run_on_ranks(_transport_without_shared_memory, 2) == [(True, 1.0)] * 2
 
 
-def _names_left(rank: int, num_ranks: int) -> list[str]:
-    build_mesh(Layout(tp=num_ranks), rank)
+def _names_left(rank: int, num_ranks: int) -> tuple[int, int]:
+    mesh = build_mesh(Layout(tp=num_ranks), rank)
     dist.barrier()
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    return [line for line in lines if "/colonnade-" in line and not line.endswith("(deleted)")]
+    assert isinstance(mesh.tp.transport, SharedMemoryTransport)
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:colonnade" in line]
+    opened = [path for path in Path("/proc/self/fd").iterdir() if "colonnade" in os.path.realpath(path)]
+    return len(mapped), len(opened)
 
 
 @can_share
-def test_the_memory_has_no_name_left_that_could_outlive_the_ranks() -> None:
-    assert run_on_ranks(_names_left, 2) == [[], []]
+def test_the_memory_has_no_name_and_no_open_file_that_could_outlive_the_ranks() -> None:
+    for mapped, opened in run_on_ranks(_names_left, 2):
+        assert mapped >= 1 and opened == 0
+
+
+def _another_machine(rank: int, num_ranks: int) -> bool:
+    if rank == 1:  # the path of rank 0 leads to something else here
+        other = tempfile.NamedTemporaryFile()  # noqa: SIM115  (lives as long as this rank)
+        other.truncate(1 << 10)
+        shared_memory.open = lambda path, mode: open(other.name, mode)  # type: ignore[attr-defined]  # noqa: SIM115
+    axis = build_mesh(Layout(tp=num_ranks), rank).tp
+    return type(axis.transport) is TorchTransport and float(all_reduce(torch.tensor(1.0), axis)) == 2.0
+
+
+def _another_file(rank: int, num_ranks: int) -> bool:
+    if rank == 1:  # a file of the right size without the signature
+        descriptor = os.memfd_create("other")
+        os.ftruncate(descriptor, 1 << 26)
+        path = f"/proc/self/fd/{descriptor}"
+        shared_memory.open = lambda _, mode: open(path, mode)  # type: ignore[attr-defined]  # noqa: SIM115
+    axis = build_mesh(Layout(tp=num_ranks), rank).tp
+    return type(axis.transport) is TorchTransport and float(all_reduce(torch.tensor(1.0), axis)) == 2.0
+
+
+@can_share
+@pytest.mark.parametrize("function", [_another_machine, _another_file])
+def test_ranks_that_cannot_reach_the_memory_use_gloo_all_of_them(function: Any) -> None:
+    assert run_on_ranks(function, 2) == [True, True]

@@ -46,7 +46,15 @@ def is_rank() -> bool:
 
 def rank_and_size() -> tuple[int, int]:
     """This process' rank and the number of ranks; (0, 1) where there is one process only."""
-    return (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])) if is_rank() else (0, 1)
+    if not is_rank():
+        return 0, 1
+    rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
+        raise LayoutError(
+            f"RANK = {rank!r} and WORLD_SIZE = {size!r} in the environment name no rank of a run: a launcher sets them "
+            "to whole numbers, RANK below WORLD_SIZE. Start with torchrun, or unset both."
+        )
+    return int(rank), int(size)
 
 
 def local_rank() -> int:
@@ -82,6 +90,11 @@ def connect(num_ranks: int, device: str, *, threads: int = 0) -> "torch.device":
     if is_rank():
         _note_errors()
         folder = os.environ.get(FOLDER)
+        if folder is None and "MASTER_ADDR" not in os.environ:
+            raise LayoutError(
+                "RANK and WORLD_SIZE are set in the environment, but MASTER_ADDR is not: where the other ranks are is "
+                "unknown. Start with torchrun, which sets them all, or unset RANK and WORLD_SIZE."
+            )
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo",
             init_method=f"file://{folder}/rendezvous" if folder else "env://",

@@ -4,7 +4,7 @@ gloo carries a tensor through sockets: 0.25 ms for 4 KB, 1.4 ms for the 1.5 MB o
 for 77 MB. Here every rank writes its part into a slot that all can read, says so by raising its counter, waits for
 the others' counters, and adds up what it reads: one copy and one sum, no kernel in between.
 
-    segment    [ counters, a cache line a rank | half 0: a slot a rank | half 1: a slot a rank ]
+    segment    [ counters, a cache line a rank | half 0: a slot a rank | half 1: a slot a rank | signature ]
 
 Pieces of a tensor use the two halves in turn, so that one wait a piece is enough: a rank writes a half again only
 when all have raised their counters for the piece between, which they do after they have read the half.
@@ -16,10 +16,8 @@ between machines, gloo carries everything.
 import mmap
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -28,7 +26,6 @@ from torch import Tensor
 from colonnade.mesh.ledger import Ledger, Site
 from colonnade.mesh.transport import Pending, TorchTransport
 
-FOLDER = Path("/dev/shm")
 SLOT_BYTES = 1 << 22
 _LINE = 8  # 64-bit words in a cache line
 _PATIENCE = 1800.0  # seconds; as long as gloo waits
@@ -42,7 +39,8 @@ class Segment:
         self.rank, self.size = rank, size
         words = memoryview(memory).cast("q")
         self._counters = words[: size * _LINE]
-        self._slots = torch.frombuffer(memory, dtype=torch.uint8, offset=_header(size)).view(2, size, SLOT_BYTES)
+        slots = torch.frombuffer(memory, dtype=torch.uint8, offset=_header(size), count=2 * size * SLOT_BYTES)
+        self._slots = slots.view(2, size, SLOT_BYTES)
         self._count = 0
 
     def exchange(self, piece: Tensor) -> list[Tensor]:
@@ -106,51 +104,58 @@ class SharedMemoryTransport(TorchTransport):
 
 def share_memory(group: dist.ProcessGroup, rank: int, size: int) -> Segment | None:
     """A segment for the ranks of `group`, or None on all of them if they cannot share memory. Every rank calls this."""
-    path: list[str | None] = [_create(size) if rank == 0 else None]
-    dist.broadcast_object_list(path, group=group, group_src=0)
-    memory = _map(path[0], size)
+    offer: list[tuple[str, bytes] | None] = [None]
+    made = _make(size) if rank == 0 else None
+    if made is not None:
+        offer = [(f"/proc/{os.getpid()}/fd/{made}", _sign(made))]
+    dist.broadcast_object_list(offer, group=group, group_src=0)
+    memory = _map(*offer[0], size) if offer[0] is not None else None
     reached: list[bool] = [False] * size
     dist.all_gather_object(reached, memory is not None, group=group)
-    if rank == 0 and path[0] is not None:
-        os.unlink(path[0])  # it lives as long as somebody has it mapped, and no longer
+    if made is not None:
+        os.close(made)  # nameless: it lives as long as somebody has it mapped, and no longer
     return Segment(memory, rank, size) if memory is not None and all(reached) else None
 
 
 def is_possible() -> bool:
-    """Whether ranks of this machine can share memory: x86 with a folder that lives in memory."""
-    return platform.machine() in ("x86_64", "AMD64") and FOLDER.is_dir()
+    """Whether ranks of this machine can share memory: Linux on x86."""
+    return platform.machine() in ("x86_64", "AMD64") and hasattr(os, "memfd_create")
 
 
 def _header(size: int) -> int:
     return size * _LINE * 8
 
 
-def _create(size: int) -> str | None:
+def _num_bytes(size: int) -> int:
+    return _header(size) + 2 * size * SLOT_BYTES + _LINE * 8  # a line for the signature at the end
+
+
+def _make(size: int) -> int | None:
+    """A file in memory, without a name; its descriptor."""
     if not is_possible():
         return None
-    wanted = _header(size) + 2 * size * SLOT_BYTES
     try:
-        descriptor, path = tempfile.mkstemp(prefix="colonnade-", dir=FOLDER)
+        descriptor = os.memfd_create("colonnade")
+        os.ftruncate(descriptor, _num_bytes(size))
     except OSError:
         return None
-    try:
-        os.posix_fallocate(descriptor, 0, wanted)  # a container may have little of it: fail here, not in the middle
-    except OSError:
-        os.unlink(path)
-        return None
-    finally:
-        os.close(descriptor)
-    return path
+    return descriptor
 
 
-def _map(path: str | None, size: int) -> mmap.mmap | None:
-    if path is None:
-        return None
+def _sign(descriptor: int) -> bytes:
+    """Write a random signature at the end: on another machine the same path may be another file."""
+    signature = os.urandom(16)
+    os.pwrite(descriptor, signature, os.fstat(descriptor).st_size - len(signature))
+    return signature
+
+
+def _map(path: str, signature: bytes, size: int) -> mmap.mmap | None:
     try:
         with open(path, "r+b") as file:
-            return mmap.mmap(file.fileno(), _header(size) + 2 * size * SLOT_BYTES)
-    except OSError:  # another machine, or a container of its own
+            memory = mmap.mmap(file.fileno(), _num_bytes(size))
+    except (OSError, ValueError):  # another machine, a container of its own, or a smaller file of that number
         return None
+    return memory if memory[-len(signature) :] == signature else None
 
 
 def _pieces(x: Tensor) -> tuple[Tensor, ...]:

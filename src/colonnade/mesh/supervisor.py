@@ -191,6 +191,7 @@ class Supervisor:
     def _fail(self) -> int:
         """Find the rank that failed first, stop the others, show its error."""
         self._wait_all(GRACE)
+        self._await_the_raised()
         cause = min(self._failed(), key=_Rank.cause_order)
         by_itself = cause.status is not None
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -202,6 +203,14 @@ class Supervisor:
             return 128 + self.asked[0]  # stopped as asked: no error to show
         self._show_error(cause, status)
         return status if status > 0 else 128 - status
+
+    def _await_the_raised(self) -> None:
+        """Ranks that have raised are on their way out: Python with torch takes a second or two to end, and its exit
+        status tells a user's mistake from a bug. One that hangs on its way is not waited for.
+        """
+        end = time.monotonic() + STOP
+        while any(rank.status is None for rank in self._failed()) and time.monotonic() < end:
+            self._wait(TICK)
 
     def _wait_all(self, seconds: float) -> None:
         end = time.monotonic() + seconds

@@ -1,6 +1,6 @@
 """The same run on any layout: a few steps of a configuration in float64, serially and cut up, number against number.
 
-Every layout is a run of its own (`colonnade trace`), on its own processes, that writes down its losses, the gradients
+Every layout is a run of its own on its own processes, that writes down its losses, the gradients
 of every step and the weights at the end. Every box of every rank is then held against the serial run's tensor of that
 name.
 """
@@ -116,7 +116,7 @@ def _values(placement: Placement, shard: Tensor) -> tuple[tuple[int, ...], Tenso
 
 def _traced(config: Path, overrides: list[str], layout: Layout, steps: int, output: Path) -> dict[int, list[Box]]:
     """Every rank's boxes of one layout's run."""
-    command = [sys.executable, "-m", "colonnade", "trace", str(config), *overrides]
+    command = [sys.executable, "-m", "colonnade", "rank-of-verify", str(config), *overrides]
     status = launch.run_ranks(layout.num_ranks, [*command, "--output", str(output), "--steps", str(steps)])
     if status > 128:
         raise SystemExit(status)  # ended by a signal, like Ctrl-C
