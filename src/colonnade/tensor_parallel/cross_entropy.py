@@ -76,8 +76,10 @@ class _OutputLoss(torch.autograd.Function):
         table, gradient = widen(weight[:rows]), gradient_of(weight)[:rows]
         loss = torch.zeros((), dtype=gradient.dtype, device=hidden.device)
         weights = loss_weights.reshape(-1).to(gradient.dtype)
-        for chunk in _chunks(len(x), rows):
-            logits = _logits(x[chunk], table)
+        chunks = _chunks(len(x), rows)
+        buffer = _logits_buffer(x[chunks[0]], table)  # one for all chunks: fresh memory costs a page fault each 4 KB
+        for chunk in chunks:
+            logits = _logits(x[chunk], table, out=buffer)
             label = _local_labels(labels.reshape(-1)[chunk], weight.shape[0], tp, rows)
             local_target = _label_logits(logits, label)
             local_lse, probabilities = _softmax_(logits)
@@ -87,7 +89,7 @@ class _OutputLoss(torch.autograd.Function):
             probabilities = probabilities.to(table.dtype)
             dx[chunk] = _hidden_gradient(probabilities, table, scale, weights[chunk], label)
             _add_weight_gradient(gradient, probabilities, x[chunk], scale, weights[chunk], label)
-            del logits, probabilities  # before the next chunk's are made
+            del probabilities  # before the next chunk's are made
         ctx.save_for_backward(dx.view(hidden.shape))
         return loss
 
@@ -106,11 +108,19 @@ def _chunks(num_tokens: int, rows: int) -> list[slice]:
     return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
 
 
-def _logits(x: Tensor, table: Tensor) -> Tensor:
-    """[c, h] · [rows, h] -> [c, rows] in fp32 (fp64 for fp64)."""
-    if table.is_cuda and table.dtype is torch.bfloat16:
-        return torch.mm(x, table.t(), out_dtype=torch.float32)
-    return (x.to(table.dtype) @ table.t()).to(torch.promote_types(table.dtype, torch.float32))
+def _logits_buffer(x: Tensor, table: Tensor) -> Tensor:
+    """Memory for the logits of a chunk, [c, rows]."""
+    return table.new_empty((len(x), len(table)), dtype=torch.promote_types(table.dtype, torch.float32))
+
+
+def _logits(x: Tensor, table: Tensor, out: Tensor | None = None) -> Tensor:
+    """[c, h] · [rows, h] -> [c, rows] in fp32 (fp64 for fp64); in the memory of `out` [≥ c, rows] where given."""
+    out = _logits_buffer(x, table) if out is None else out[: len(x)]
+    if table.dtype == out.dtype:
+        return torch.mm(x.to(table.dtype), table.t(), out=out)
+    if table.is_cuda:
+        return torch.mm(x, table.t(), out_dtype=out.dtype, out=out)
+    return out.copy_(x @ table.t())
 
 
 def _log_sum_exp(logits: Tensor) -> Tensor:
