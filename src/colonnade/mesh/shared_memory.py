@@ -1,9 +1,9 @@
 """Collectives between ranks of one machine through memory that they share: what makes a laptop's CPU ranks quick.
 
-gloo carries a tensor through sockets: 3.0 ms for the 1.5 MB of a small model's all-reduce, 68 ms for 77 MB, between two
-ranks on two cores. Here it is 0.6 ms and 26 ms (benchmarks/collectives.py, results of 2026-11-21): every rank writes its
-part into a slot that all can read, says so by raising its counter, waits for the others' counters, and adds up what it
-reads. One copy and one sum, no kernel in between.
+gloo carries a tensor through sockets: 3.0 ms for the 1.5 MB of a small model's all-reduce, 68 ms for 77 MB, between
+two ranks on two cores. Here it is 0.6 ms and 26 ms (benchmarks/collectives.py, results of 2026-11-21): every rank
+writes its part into a slot that all can read, says so by raising its counter, waits for the others' counters, and adds
+up what it reads. One copy and one sum, no kernel in between.
 
     segment    [ counters, a cache line a rank | half 0: a slot a rank | half 1: a slot a rank | signature ]
 
