@@ -3,6 +3,9 @@
     backward:   head ── blocks.11 ── blocks.10 ── …  ── blocks.0 ── embedding
                     └▶ all-reduce └▶ all-reduce             each unit's flat gradients, started when backward leaves it
 
+Where the transport carries it in the background (gloo, NCCL), a sum goes on while backward does; shared memory has it
+done when the call returns.
+
 Backward has left a unit when the gradient of the unit's input is known: then every weight of the unit has had its say.
 """
 

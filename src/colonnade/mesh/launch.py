@@ -147,8 +147,8 @@ def _choose_device(device: str, num_gpus: int) -> "torch.device":
 def _keep_freed_memory() -> None:
     """Have glibc keep freed blocks of up to 32 MB for the next tensors instead of handing each back to the system.
 
-    Else every activation above a threshold costs a page fault for each 4 KB, every time it is made: 6 to 10 % of a CPU
-    training step. The process keeps its peak memory; other C libraries, which have no `mallopt`, stay as they are.
+    Else every activation above a threshold costs a page fault for each 4 KB, every time it is made (figures:
+    docs/design/11-freed-memory.md). Other C libraries, which have no `mallopt`, stay as they are.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
