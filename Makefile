@@ -43,6 +43,7 @@ check: $(VENV)/.test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --strict src
+	$(BIN)/mypy --ignore-missing-imports benchmarks
 	$(BIN)/python -m pytest --quiet tests/test_architecture.py
 
 bench: $(VENV)/.test

@@ -32,7 +32,7 @@ def main() -> None:
         index_bytes = idx_path(prefix).stat().st_size
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         started = time.perf_counter()
-        datasets = open_datasets(train=str(prefix), split="29:1", seq_length=2_048, vocab_size=50_257, seed=1)
+        datasets = open_datasets(train=str(prefix), split=(29, 1, 0), seq_length=2_048, vocab_size=50_257, seed=1)
         opened = time.perf_counter()
         batch = load_batch(datasets.train, range(10**6, 10**6 + 512))
         read = time.perf_counter()

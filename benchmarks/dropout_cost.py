@@ -9,6 +9,7 @@ import statistics
 import time
 from datetime import date
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -22,11 +23,17 @@ from colonnade.train.step import train_step
 VOCAB_SIZE, SEQ_LENGTH, MICRO_BATCH = 50304, 256, 4
 
 
-def config_with(dropout: float, precision: str) -> Config:
+def config_with(dropout: float, precision: Literal["fp32", "bf16"]) -> Config:
     """The reference model of the training benchmarks, with this dropout everywhere."""
-    shape = {"num_layers": 6, "hidden_size": 384, "num_heads": 6, "seq_length": SEQ_LENGTH}
     return Config(
-        model=ModelConfig(**shape, dropout=dropout, attention_dropout=dropout),
+        model=ModelConfig(
+            num_layers=6,
+            hidden_size=384,
+            num_heads=6,
+            seq_length=SEQ_LENGTH,
+            dropout=dropout,
+            attention_dropout=dropout,
+        ),
         train=TrainConfig(
             steps=1000, global_batch_size=MICRO_BATCH, micro_batch_size=MICRO_BATCH, precision=precision, device="cpu"
         ),
