@@ -85,6 +85,7 @@ Checkpoint = Annotated[
 TensorParallel = Annotated[
     int, typer.Option(help="Tensor-parallel ranks; any number that divides heads and MLP.", min=1)
 ]
+PipelineParallel = Annotated[int, typer.Option(help="Pipeline stages; up to the number of layers + 2.", min=1)]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Precision = Annotated[str | None, typer.Option(help="fp32, bf16 or fp64; the checkpoint's own where unset.")]
 
@@ -153,15 +154,16 @@ def generate(
     top_p: Annotated[float, typer.Option(help="Choose among the likeliest tokens that make up p in all.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Another seed gives another text.")] = 1234,
     tp: TensorParallel = 1,
+    pp: PipelineParallel = 1,
     device: Device = "auto",
     precision: Precision = None,
 ) -> None:
     """Write on from a prompt, token by token."""
-    run_on_ranks(tp, sys.argv[1:])
+    run_on_ranks(tp * pp, sys.argv[1:])
 
     from colonnade.train import trained
 
-    with trained.opened(checkpoint, tp=tp, device=device, precision=precision) as (model, mesh):
+    with trained.opened(checkpoint, tp=tp, pp=pp, device=device, precision=precision) as (model, mesh):
         trained.write_on(
             model,
             mesh,
@@ -185,6 +187,7 @@ def evaluate(
         int | None, typer.Option(help="Tokens that the window moves; only these are scored. Unset: a whole window.")
     ] = None,
     tp: TensorParallel = 1,
+    pp: PipelineParallel = 1,
     device: Device = "auto",
     precision: Precision = None,
     as_json: AsJson = False,
@@ -192,12 +195,47 @@ def evaluate(
     """Measure a checkpoint on a text: perplexity and bits per byte."""
     if task != "perplexity":
         raise ConfigError(f"there is no task {task!r}. Use perplexity.")
-    run_on_ranks(tp, sys.argv[1:])
+    run_on_ranks(tp * pp, sys.argv[1:])
 
     from colonnade.train import trained
 
-    with trained.opened(checkpoint, tp=tp, device=device, precision=precision) as (model, mesh):
+    with trained.opened(checkpoint, tp=tp, pp=pp, device=device, precision=precision) as (model, mesh):
         trained.measure(model, mesh, data, stride=stride, as_json=as_json)
+
+
+@app.command(cls=CommandWithKeys)
+def plan(
+    config: Annotated[Path, typer.Argument(help="Configuration file (.toml).", show_default=False)],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Keys to replace.", metavar="SECTION.KEY=VALUE", show_default=False),
+    ] = None,
+    draw: Annotated[bool, typer.Option("--draw", help="Draw the pipeline's schedule.")] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the drawing to this file (.svg) too.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell how a configuration's pipeline cuts the model, how long its stages wait, what they keep. Runs nothing."""
+    from colonnade.config.load import load
+    from colonnade.planner import pipeline_report
+    from colonnade.planner.pipeline import plan_pipeline
+    from colonnade.planner.vocabulary import vocab_size
+
+    settings = load(config, overrides or [])
+    found = plan_pipeline(
+        settings.model,
+        settings.parallel,
+        num_microbatches=settings.train.num_microbatches(settings.parallel.dp),
+        vocab_size=vocab_size(settings.model, settings.data),
+    )
+    if output is not None:
+        pipeline_report.write_picture(found, output)
+    if as_json:
+        print(json.dumps(pipeline_report.as_json(found)))
+    else:
+        width = shutil.get_terminal_size((120, 24)).columns
+        print(pipeline_report.as_text(found, picture=draw, width=width))
 
 
 @app.command()

@@ -94,7 +94,8 @@ def test_a_missing_file(path: Path) -> None:
     shutil.rmtree(path.parent / "step_00000010")
     (path / "__0_0.distcp").unlink()
     assert refused(lambda: newest(path.parent)) == (
-        f"{path} is damaged: __0_0.distcp is missing. There is no older one: delete {path} to start again from step 0."
+        f"{path} is damaged: __0_0.distcp is missing. There is no older one: delete the whole run's folder to "
+        "start again from step 0."
     )
 
 
