@@ -214,20 +214,29 @@ def plan(
     output: Annotated[
         Path | None, typer.Option(help="Write the drawing to this file (.svg) too.", show_default=False)
     ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Time the model's units on this machine, and weigh the cuts by that.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tell how a configuration's pipeline cuts the model, how long its stages wait, what they keep. Runs nothing."""
+    """Tell how a configuration's pipeline cuts the model, how long its stages wait, what they keep. Trains nothing."""
     from colonnade.config.load import load
     from colonnade.planner import pipeline_report
     from colonnade.planner.pipeline import plan_pipeline
     from colonnade.planner.vocabulary import vocab_size
 
     settings = load(config, overrides or [])
+    size, seconds = vocab_size(settings.model, settings.data), None
+    if measure:
+        from colonnade.planner.measure import measured
+
+        seconds = measured(settings.model, settings.parallel, settings.train, size)
     found = plan_pipeline(
         settings.model,
         settings.parallel,
         num_microbatches=settings.train.num_microbatches(settings.parallel.dp),
-        vocab_size=vocab_size(settings.model, settings.data),
+        vocab_size=size,
+        seconds=seconds,
     )
     if output is not None:
         pipeline_report.write_picture(found, output)

@@ -98,7 +98,7 @@ def test_a_checkpoint_is_of_the_time_of_the_call(tmp_path: Path, layout: Layout,
         shards, told = layout.shards(weights(), rank), list[Saved]()
         with saver_of(tmp_path, shards, told, asynchronous=asynchronous) as writer:
             for step in range(1, 5):
-                writer.save(content(step), shards)
+                writer.save(content(step), lambda: shards)
                 multiply(shards, 2.0)
         assert [saved.step for saved in told] == [1, 2, 3, 4]
         assert all(0 < saved.blocked_seconds <= saved.seconds for saved in told)
@@ -120,7 +120,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, layout: 
         shards, told = layout.shards(weights(), rank), list[Saved]()
         with saver_of(tmp_path, shards, told) as writer:
             with Gate().closed() as gate:
-                writer.save(content(1), shards)
+                writer.save(content(1), lambda: shards)
                 for step in range(200):
                     assert all_reduce(torch.tensor(float(step)), mesh.world) == num_ranks * step
                     torch.distributed.all_reduce(torch.zeros(3))
@@ -145,9 +145,9 @@ def test_never_two_at_once(tmp_path: Path) -> None:
     with saver_of(tmp_path, shards, told, first=lambda: writing.append(threading.active_count())) as writer:
         before = threading.active_count()
         with Gate().closed() as gate:
-            writer.save(content(1), shards)
+            writer.save(content(1), lambda: shards)
             threading.Timer(0.3, gate.opened.set).start()
-            writer.save(content(2), shards)
+            writer.save(content(2), lambda: shards)
             assert [saved.step for saved in told] == [1]
         writer.wait()
     assert told[0].blocked_seconds < 0.2 < told[1].blocked_seconds <= told[1].seconds
@@ -181,12 +181,12 @@ def test_a_failure_is_seen_by_all_ranks(tmp_path: Path, victim: int, seen_by: st
 
         def run() -> None:
             with writer:
-                writer.save(content(1), shards)
+                writer.save(content(1), lambda: shards)
                 writer.wait()
                 fill_disk_of(rank, victim)
-                writer.save(content(2), shards)
+                writer.save(content(2), lambda: shards)
                 if seen_by == "the next save":
-                    writer.save(content(3), shards)
+                    writer.save(content(3), lambda: shards)
                 elif seen_by == "a look":
                     while not writer.has_failed:
                         time.sleep(0.01)
@@ -209,7 +209,7 @@ def test_a_failure_is_raised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     shards = LAYOUTS[0].shards(weights(), 0)
     monkeypatch.setattr(saver, "write", lambda *_: (_ for _ in ()).throw(CheckpointError("full")))
     with saver_of(tmp_path, shards) as writer:
-        writer.save(content(1), shards)
+        writer.save(content(1), lambda: shards)
         assert failed(writer.wait) == "full"
         assert not writer.has_failed
         writer.wait()
@@ -224,7 +224,7 @@ def test_before_publishing_belongs_to_the_save(tmp_path: Path) -> None:
 
         def run() -> None:
             with saver_of(tmp_path, shards, first=refuse) as writer:
-                writer.save(content(1), shards)
+                writer.save(content(1), lambda: shards)
 
         return failed(run)
 
@@ -237,7 +237,7 @@ def test_before_publishing_belongs_to_the_save(tmp_path: Path) -> None:
 def test_leaving_waits(tmp_path: Path, error: BaseException) -> None:
     shards, told = LAYOUTS[0].shards(weights(), 0), list[Saved]()
     with pytest.raises(type(error)), saver_of(tmp_path, shards, told) as writer, Gate().closed() as gate:
-        writer.save(content(1), shards)
+        writer.save(content(1), lambda: shards)
         threading.Timer(0.2, gate.opened.set).start()
         raise error
     assert [saved.step for saved in told] == [1]
@@ -248,7 +248,7 @@ def test_an_error_is_not_hidden_by_that_of_the_save(tmp_path: Path, monkeypatch:
     shards = LAYOUTS[0].shards(weights(), 0)
     monkeypatch.setattr(saver, "write", lambda *_: (_ for _ in ()).throw(CheckpointError("full")))
     with pytest.raises(ValueError, match="a bug in the data") as caught, saver_of(tmp_path, shards) as writer:
-        writer.save(content(1), shards)
+        writer.save(content(1), lambda: shards)
         raise ValueError("a bug in the data")
     assert caught.value.__notes__ == ["The checkpoint under way failed as well: full"]
 
@@ -257,7 +257,7 @@ def test_ctrl_c_does_not_wait(tmp_path: Path) -> None:
     shards, told = LAYOUTS[0].shards(weights(), 0), list[Saved]()
     with Gate().closed() as gate:
         with pytest.raises(KeyboardInterrupt), saver_of(tmp_path, shards, told) as writer:
-            writer.save(content(1), shards)
+            writer.save(content(1), lambda: shards)
             raise KeyboardInterrupt
         assert not told and newest(tmp_path) is None
         gate.opened.set()
@@ -271,7 +271,7 @@ def test_one_rank_that_fails_waits_for_the_save_of_all(tmp_path: Path) -> None:
         shards = Layout(dp=2, zero=True).shards(weights(), rank)
         error = ValueError if rank == 0 else RuntimeError  # the other loses its connection
         with pytest.raises(error), saver_of(tmp_path, shards) as writer, Gate().closed() as gate:
-            writer.save(content(1), shards)
+            writer.save(content(1), lambda: shards)
             threading.Timer(0.2, gate.opened.set).start()
             if rank == 0:
                 raise ValueError("in the data of this rank")
@@ -292,7 +292,7 @@ def test_a_rank_that_has_gone_ends_the_others_save(tmp_path: Path) -> None:
             torch.distributed.destroy_process_group()
             return
         with pytest.raises(RuntimeError, match=r"Connection closed|Connection reset"), writer:
-            writer.save(content(1), shards)
+            writer.save(content(1), lambda: shards)
             torch.distributed.barrier()
         assert newest(tmp_path) is None
 
@@ -309,7 +309,7 @@ def test_a_rank_copies_what_it_writes(tmp_path: Path) -> None:
             assert snapshot is not None
             places = {x.data_ptr() for x in snapshot.parts.values()}
             for step in (1, 2):
-                writer.save(content(step), shards)
+                writer.save(content(step), lambda: shards)
             assert places == {x.data_ptr() for x in snapshot.parts.values()}
             return snapshot._memory.numel()
 
@@ -320,7 +320,7 @@ def test_a_rank_copies_what_it_writes(tmp_path: Path) -> None:
 def test_the_boxes_of_a_run_stay_the_same(tmp_path: Path) -> None:
     refused = pytest.raises(AssertionError, match="the boxes of a rank stay the same from save to save")
     with saver_of(tmp_path, model_shards(weights(), 0, 1)) as writer, refused:
-        writer.save(content(1), model_shards(weights(), 0, 2))
+        writer.save(content(1), lambda: model_shards(weights(), 0, 2))
     assert newest(tmp_path) is None
 
 
@@ -347,7 +347,7 @@ def save_forever(folder: Path) -> None:
         for step in range(1, 1_000_000):
             for shard in shards:
                 shard.data.fill_(step)
-            writer.save(content(step), shards)
+            writer.save(content(step), lambda: shards)
 
 
 def test_killed_at_any_moment_the_last_whole_one_stays(tmp_path: Path) -> None:

@@ -44,8 +44,8 @@ Problems = Callable[..., list[str]]
         ),
         (
             ("parallel.pp=5",),
-            "parallel.pp = 5 stages, but 2 blocks, the embedding and the head are 4 units: each stage needs one. Use at "
-            "most 4, or more layers.",
+            "parallel.pp = 5 stages, but 2 blocks, the embedding and the head are 4 units: each stage needs one. Use "
+            "at most 4, or more layers.",
         ),
         (
             ("parallel.pp=2", "parallel.virtual_stages=3", "parallel.schedule=interleaved"),
@@ -64,8 +64,8 @@ Problems = Callable[..., list[str]]
         ),
         (
             ("parallel.pp=2", "parallel.virtual_stages=2"),
-            'parallel.virtual_stages = 2 does not go with parallel.schedule = "1f1b", which runs one chunk a stage. Use '
-            'schedule = "interleaved", or virtual_stages = 1.',
+            'parallel.virtual_stages = 2 does not go with parallel.schedule = "1f1b", which runs one chunk a stage. '
+            'Use schedule = "interleaved", or virtual_stages = 1.',
         ),
         (
             ("parallel.pp=2", "parallel.schedule=interleaved"),
@@ -90,8 +90,8 @@ Problems = Callable[..., list[str]]
         ),
         (
             ("parallel.offload=true",),
-            'parallel.offload keeps master weights in CPU memory, but under train.precision = "fp32" there is no master '
-            'copy: the optimizer updates the parameters themselves. Use precision = "bf16", or offload = false.',
+            'parallel.offload keeps master weights in CPU memory, but under train.precision = "fp32" there is no '
+            'master copy: the optimizer updates the parameters themselves. Use precision = "bf16", or offload = false.',
         ),
         (
             ("train.reduce_precision=16-bit",),

@@ -13,7 +13,7 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh
 from colonnade.model.attention import KeyValueCache
 from colonnade.model.dropout import Masks
-from colonnade.model.gpt import GPT
+from colonnade.model.gpt import GPT, Inputs
 from colonnade.model.initialize import initialize_
 from tests.distributed import run_on_ranks
 from tests.model.plain import Drops, leaves, plain_logits, plain_loss
@@ -59,13 +59,13 @@ CONFIGURATIONS = {
 }
 
 
-def beside_the_plain_model(rank: int, num_ranks: int, configs: list[ModelConfig], **how: bool) -> None:
+def beside_the_plain_model(rank: int, num_ranks: int, configs: list[ModelConfig], **how: Any) -> None:
     tp = build_mesh(Layout(tp=num_ranks), rank).tp
     for config in configs:
         one_beside_the_plain_model(config, tp, **how)
 
 
-def one_beside_the_plain_model(config: ModelConfig, tp: Axis, **how: bool) -> None:
+def one_beside_the_plain_model(config: ModelConfig, tp: Axis, **how: Any) -> None:
     whole, (tokens, labels, weights) = whole_weights(config), inputs()
     plain = leaves(whole)
     expected = plain_loss(plain_logits(config, plain, tokens.t(), Drops(SEED, SAMPLES)), labels.t(), weights.t(), 1.0)
@@ -195,15 +195,20 @@ def test_16_bits_are_near_the_exact_model(what: str, dtype: torch.dtype, bound: 
     assert (gradient - exact_gradient).norm() <= bound * exact_gradient.norm()
 
 
-def test_an_fp32_stream_adds_exactly() -> None:
-    """What a bf16 stream would round away is still there behind the blocks."""
+@pytest.mark.parametrize("change", [{}, {"norm_position": "post"}, {"embedding_norm": True}])
+def test_an_fp32_stream_is_never_rounded(change: dict[str, Any]) -> None:
+    """What a bf16 stream would round away is still there behind every unit."""
     tokens, _, _ = inputs()
     for fp32, dtype in ((False, torch.bfloat16), (True, torch.float32)):
-        gpt = GPT(configuration(fp32_residual=fp32), VOCAB, Mesh().tp).bfloat16()
+        gpt = GPT(configuration(fp32_residual=fp32, **change), VOCAB, Mesh().tp)
         initialize_(gpt, Mesh().tp, 1)
-        x = gpt.hidden(tokens)
-        assert x.dtype is dtype and gpt.residual_dtype(torch.bfloat16) is dtype
-        assert torch.equal(x, x.bfloat16().to(dtype)) != fp32
+        gpt, x = gpt.bfloat16(), None
+        assert gpt.residual_dtype(torch.bfloat16) is dtype
+        for unit in ("embedding", "blocks.0", "blocks.1"):
+            x = gpt.run(unit, x, Inputs(tokens))
+            assert x.dtype is dtype
+            assert torch.equal(x, x.bfloat16().to(dtype)) != fp32, unit
+        assert gpt.head.normed(x).dtype is torch.bfloat16
 
 
 def test_overflow_reaches_every_gradient_before_it() -> None:

@@ -70,7 +70,8 @@ def through(stages: list[GPT], given: Inputs) -> Tensor:
 def test_stages_are_the_whole(what: str) -> None:
     config, tp = SHAPES[what], Mesh().tp
     whole, stages = built(config, tp), [built(config, tp, units=units) for units in STAGES]
-    weights, gradients = logical(whole, tp), {}
+    weights = logical(whole, tp)
+    gradients: dict[str, Tensor | float] = {}
     for gpt in stages:
         for name, weight in logical(gpt, tp).items():
             assert torch.equal(weight, weights[name]), f"{name} begins with other numbers"
@@ -80,7 +81,7 @@ def test_stages_are_the_whole(what: str) -> None:
     torch.testing.assert_close(through(stages, batch()), expected, rtol=1e-13, atol=0)
     for gpt in stages:
         for name, gradient in logical(gpt, tp, gradients=True).items():
-            gradients[name] = gradients.get(name, 0) + gradient  # a tied table's two copies have a part each
+            gradients[name] = gradients.get(name, 0.0) + gradient  # a tied table's two copies have a part each
     for name, gradient in logical(whole, tp, gradients=True).items():
         torch.testing.assert_close(gradients[name], gradient, rtol=1e-11, atol=1e-13, msg=name)
 

@@ -88,16 +88,13 @@ def cores() -> tuple[Combination, ...]:
     return tuple(core for core in every if is_valid({**first, **core}))
 
 
-def valid_values(strength: int) -> set[Values]:
-    """Every choice of `strength` factors and their values that some valid combination has."""
-    found = {values for core in cores() for values in subsets(core, strength)}
-    for chosen in combinations(FACTORS, strength):
-        free = [name for name in chosen if name in FREE]
-        if not free:
-            continue
-        within = {values for core in cores() for values in subsets(core, strength - len(free))}
-        for rest in product(*([(name, value) for value in FREE[name]] for name in free)):
-            found |= {values | set(rest) for values in within if {name for name, _ in values} == set(chosen) - {*free}}
+def valid_values(strength: int, names: Sequence[str] = tuple(FACTORS)) -> set[Values]:
+    """Every choice of `strength` of the factors `names`, and their values, that some valid combination has."""
+    found = set()
+    for chosen in combinations(names, strength):
+        within = {frozenset((name, core[name]) for name in chosen if name in CORE) for core in cores()}
+        free = [[(name, value) for value in FREE[name]] for name in chosen if name in FREE]
+        found |= {values | set(rest) for values in within for rest in product(*free)}
     return found
 
 
@@ -118,16 +115,24 @@ def handful() -> tuple[Combination, ...]:
 
 
 @cache
-def covering(strength: int = 2) -> tuple[Combination, ...]:
-    """Combinations in which every valid choice of `strength` values occurs: 2 for pairs, 1 for each value once."""
-    missing = {values: None for values in sorted(valid_values(strength), key=_in_order)}  # a set that keeps its order
-    chosen = []
+def covering(strength: int = 2, names: tuple[str, ...] = tuple(FACTORS)) -> tuple[Combination, ...]:
+    """Combinations in which every valid choice of `strength` values of the factors `names` occurs: 2 for pairs.
+
+    `names` has the whole core. Factors that are not among them change from combination to combination.
+    """
+    missing = dict.fromkeys(sorted(valid_values(strength, names), key=_in_order))  # a set that keeps its order
+    chosen: list[Combination] = []
     while missing:
-        best = _best(next(iter(missing)), missing, strength)
-        chosen.append(best)
+        best = _best(next(iter(missing)), missing, strength, names)
         for values in subsets(best, strength):
             missing.pop(values, None)
+        chosen.append({name: {**cycled(len(chosen)), **best}[name] for name in FACTORS})
     return tuple(chosen)
+
+
+def cycled(number: int) -> Combination:
+    """Values of the free factors that change with `number`, the later ones more slowly."""
+    return {name: values[number // (place + 1) % len(values)] for place, (name, values) in enumerate(FREE.items())}
 
 
 def _in_order(values: Values) -> list[tuple[int, int]]:
@@ -136,11 +141,12 @@ def _in_order(values: Values) -> list[tuple[int, int]]:
     return sorted((names.index(name), FACTORS[name].index(value)) for name, value in values)
 
 
-def _best(seed: Values, missing: Mapping[Values, None], strength: int) -> Combination:
-    """Around `seed`, the combination with the most values that are missing; the one with the fewest ranks of equals."""
+def _best(seed: Values, missing: Mapping[Values, None], strength: int, names: Sequence[str]) -> Combination:
+    """Around `seed`, the values that bring the most of what is missing; the fewest ranks of equals."""
     start = dict(seed)
+    free = [name for name in names if name in FREE]
     candidates = [
-        _filled({**core, **start}, missing, strength)
+        _filled({**core, **start}, free, missing, strength)
         for core in cores()
         if all(start.get(name, value) == value for name, value in core.items())
     ]
@@ -152,13 +158,15 @@ def _best(seed: Values, missing: Mapping[Values, None], strength: int) -> Combin
     return max(candidates, key=merit)
 
 
-def _filled(combination: Combination, missing: Mapping[Values, None], strength: int) -> Combination:
-    """One free factor after the other gets the value that brings the most missing values."""
+def _filled(
+    combination: Combination, free: Sequence[str], missing: Mapping[Values, None], strength: int
+) -> Combination:
+    """One factor after the other gets the value that brings the most missing values."""
     filled = dict(combination)
-    for name, values in FREE.items():
+    for name in free:
         if name not in filled:
-            filled[name] = max(values, key=lambda value: _gain(filled, (name, value), missing, strength))
-    return {name: filled[name] for name in FACTORS}
+            filled[name] = max(FREE[name], key=lambda value: _gain(filled, (name, value), missing, strength))
+    return filled
 
 
 def _gain(combination: Combination, new: tuple[str, Any], missing: Mapping[Values, None], strength: int) -> int:

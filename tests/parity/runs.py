@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.fx.experimental.symbolic_shapes  # noqa: F401  autograd imports it, a second for each forked rank
+import torch.fx.experimental.symbolic_shapes
 from torch import Tensor
 
 from colonnade.config.schema import Config, DataConfig, ModelConfig, OptimConfig, ParallelConfig, RunConfig, TrainConfig

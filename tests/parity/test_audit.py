@@ -1,85 +1,91 @@
-"""What a training step sends, by the ledger: how often, how much, from where, in which order.
+"""What a training step sends, by the ledger: how often, how much, for which layer, in which order.
 
 A layer all-reduces twice forward (g, after the attention's and the MLP's row-parallel layer) and twice backward (f,
-before their column-parallel ones). Beside the layers: one all-reduce of the embedding forward, one of the head
-backward, and two numbers a token for the loss. On paper and between real ranks it is the same list.
+before their column-parallel ones); under sequence parallelism each all-reduce is a reduce-scatter and an all-gather, and
+two all-gathers more in backward bring back what the column-parallel layers multiplied with. Beside the layers: one
+all-reduce of the embedding forward, one of the head backward, and two numbers a token for the loss. On paper and between
+real ranks it is the same list.
 """
 
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
-from colonnade.config.schema import Config, ModelConfig, OptimConfig, ParallelConfig, RunConfig, TrainConfig
-from colonnade.mesh.layout import Layout
+from colonnade.config.schema import Config
 from colonnade.mesh.ledger import Entry
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
-from colonnade.train.state import build_state
+from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import train_step
 from tests.distributed import run_on_ranks
-from tests.parity.runs import CPU, Case, microbatches
+from tests.parity.runs import CPU, Case, Way, configured, microbatches
 
 LAYERS, HIDDEN, VOCAB = 3, 32, 37
-CASE = Case(2, vocab_size=VOCAB)
+CASE = Case(num_layers=LAYERS, vocab_size=VOCAB)
 TOKENS, BYTES = 8 * 2, 8  # of a micro-batch; of a float64
+STREAM = TOKENS * HIDDEN * BYTES
+TP8 = Way(tp=8, micro_batch_size=2)
+FOUR = 4  # micro-batches of a step where dp is 1
 
 
-def config(layout: Layout) -> Config:
-    return Config(
-        model=ModelConfig(num_layers=LAYERS, hidden_size=HIDDEN, num_heads=8, seq_length=8),
-        parallel=ParallelConfig(tp=layout.tp, dp=layout.dp),
-        train=TrainConfig(steps=1, global_batch_size=8, micro_batch_size=2, precision="fp64"),
-        optim=OptimConfig(learning_rate=1e-3),
-        run=RunConfig(folder="unused"),
-    )
+def config(way: Way) -> Config:
+    """Wider than the parity tests' model, so that eight ranks can cut it."""
+    plain = configured(CASE, way)
+    return plain.model_copy(update={"model": plain.model.model_copy(update={"num_heads": 8, "hidden_size": HIDDEN})})
 
 
-def one_step(mesh: Mesh) -> list[Entry]:
+def built(way: Way, mesh: Mesh) -> TrainState:
+    return build_state(config(way), mesh, VOCAB, CPU)
+
+
+def one_step(way: Way, mesh: Mesh) -> list[Entry]:
     """What one training step sends."""
-    settings = config(mesh.layout)
-    state = build_state(settings, mesh, VOCAB, CPU)
-    train_step(state, microbatches(CASE, 0, mesh), mesh, settings.train)
+    state = built(way, mesh)
+    train_step(state, microbatches(CASE, way, 0, mesh), mesh, config(way).train)
     return list(mesh.ledger.entries)
 
 
-def file_of(entry: Entry) -> str:
-    return entry.site.split(":")[0].removesuffix(".py")
+def on_paper(way: Way, rank: int) -> list[Entry]:
+    return one_step(way, paper_mesh(way.layout, rank))
 
 
 @pytest.fixture(scope="module")
 def entries() -> list[Entry]:
-    """tp = 8, four micro-batches."""
-    return one_step(paper_mesh(Layout(tp=8), 3))
+    return on_paper(TP8, 3)
 
 
 def over_tp(entries: list[Entry]) -> list[Entry]:
-    """One micro-batch of the four."""
+    """One micro-batch of the four, all of which send the same."""
     mine = [entry for entry in entries if entry.axis == "tp"]
-    assert len(mine) % 4 == 0
-    each = [mine[i : i + len(mine) // 4] for i in range(0, len(mine), len(mine) // 4)]
+    assert len(mine) % FOUR == 0
+    each = [mine[i : i + len(mine) // FOUR] for i in range(0, len(mine), len(mine) // FOUR)]
     assert all(
-        [(e.operation, e.shape, e.site) for e in one] == [(e.operation, e.shape, e.site) for e in each[0]]
+        [(e.operation, e.shape, e.layer) for e in one] == [(e.operation, e.shape, e.layer) for e in each[0]]
         for one in each
     )
     return each[0]
 
 
+def layers(names: list[int] | range) -> list[str]:
+    return [f"blocks.{layer}.{part}" for layer in names for part in ("attention", "mlp")]
+
+
 def test_two_all_reduces_forward_and_two_backward_a_layer(entries: list[Entry]) -> None:
-    counts = Counter((e.operation, file_of(e), e.backward) for e in over_tp(entries))
+    counts = Counter((e.operation, e.layer.startswith("blocks"), e.backward) for e in over_tp(entries))
     assert counts == {
-        ("all_reduce", "tensor_parallel/linear", False): 2 * LAYERS,
-        ("all_reduce", "tensor_parallel/linear", True): 2 * LAYERS,
-        ("all_reduce", "tensor_parallel/embedding", False): 1,
-        ("all_reduce", "tensor_parallel/cross_entropy", True): 1,
-        ("all_gather", "tensor_parallel/cross_entropy", False): 1,
+        ("all_reduce", True, False): 2 * LAYERS,
+        ("all_reduce", True, True): 2 * LAYERS,
+        ("all_reduce", False, False): 1,
+        ("all_reduce", False, True): 1,
+        ("all_gather", False, False): 1,
     }
 
 
 def test_each_of_them_is_one_residual_stream(entries: list[Entry]) -> None:
     for entry in over_tp(entries):
         if entry.operation == "all_reduce":
-            assert entry.shape == (8, 2, HIDDEN) and entry.bytes == TOKENS * HIDDEN * BYTES
+            assert entry.shape == (8, 2, HIDDEN) and entry.bytes == STREAM
 
 
 def test_the_loss_sends_two_numbers_a_token(entries: list[Entry]) -> None:
@@ -88,14 +94,10 @@ def test_the_loss_sends_two_numbers_a_token(entries: list[Entry]) -> None:
 
 
 def test_forward_goes_up_and_backward_down(entries: list[Entry]) -> None:
-    order = [(e.backward, file_of(e)) for e in over_tp(entries)]
-    linear, loss = "tensor_parallel/linear", "tensor_parallel/cross_entropy"
-    assert order == [
-        (False, "tensor_parallel/embedding"),
-        *[(False, linear)] * (2 * LAYERS),
-        (False, loss),
-        (True, loss),
-        *[(True, linear)] * (2 * LAYERS),
+    up = layers(range(LAYERS))
+    assert [(e.backward, e.layer) for e in over_tp(entries)] == [
+        *[(False, layer) for layer in ["embedding", *up, "head"]],
+        *[(True, layer) for layer in ["head", *up[::-1]]],
     ]
 
 
@@ -103,36 +105,18 @@ def test_beside_microbatches_one_number_for_the_norm(entries: list[Entry]) -> No
     assert [(e.operation, e.axis, e.bytes) for e in entries if e.axis != "tp"] == [("all_reduce", "model", 8)]
 
 
-def test_dp_sends_each_gradient_once_and_two_numbers() -> None:
-    mesh = paper_mesh(Layout(dp=4), 2)
-    entries = one_step(mesh)
-    state = build_state(config(Layout(dp=4)), mesh, VOCAB, CPU)
-    numbers = [e.bytes for e in entries if e.bytes == 8]
-    gradients = [e.bytes for e in entries if e.bytes != 8]
-    assert len(numbers) == 2, "the number of loss tokens, and the loss"
-    assert sorted(gradients) == sorted(8 * len(unit.gradients) for unit in state.units)
-    assert {(e.operation, e.axis) for e in entries} == {("all_reduce", "dp")}
-
-
-def comparable(entries: list[Entry]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in asdict(entry).items() if k not in ("started", "seconds")} for entry in entries]
-
-
-@pytest.mark.parametrize("layout", [Layout(tp=8), Layout(tp=2, dp=2)], ids=str)
-def test_paper_sends_what_real_ranks_send(layout: Layout) -> None:
-    def on_a_rank(rank: int, num_ranks: int) -> list[dict[str, Any]]:
-        return comparable(one_step(build_mesh(layout, rank)))
-
-    for rank, real in enumerate(run_on_ranks(on_a_rank, layout.num_ranks)):
-        assert comparable(one_step(paper_mesh(layout, rank))) == real
-
-
-def test_the_serial_run_sends_nothing() -> None:
-    assert one_step(Mesh()) == []
-
-
-def test_512_ranks_on_paper() -> None:
-    """Any rank of the paper's largest run can be walked through in this process."""
-    mesh = paper_mesh(Layout(tp=8, dp=4, pp=16), 511)
-    one_step(mesh)
-    assert mesh.ledger.counts["all_reduce", "tp"] == 4 * LAYERS + 2
+def test_sequence_parallelism_halves_each_all_reduce_and_gathers_inputs_again() -> None:
+    sent = on_paper(replace(TP8, sequence_parallel=True), 3)
+    gradients_of_replicated = sent.pop([e.axis for e in sent].index("tp", len(sent) - 2))  # after all micro-batches
+    assert gradients_of_replicated.operation == "all_reduce"
+    counts = Counter((e.operation, e.layer.startswith("blocks"), e.backward) for e in over_tp(sent))
+    assert counts == {
+        ("all_gather", True, False): 2 * LAYERS,
+        ("reduce_scatter", True, False): 2 * LAYERS,
+        ("all_gather", True, True): 2 * LAYERS,
+        ("reduce_scatter", True, True): 2 * LAYERS,
+        ("reduce_scatter", False, False): 1,  # embedding
+        ("all_gather", False, True): 1,
+        ("all_gather", False, False): 2,  # head: the stream, and the loss
+        ("reduce_scatter", False, True): 1,
+    } | Counter({("all_gather", True, False): 2 * LAYERS})

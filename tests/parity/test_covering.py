@@ -74,6 +74,22 @@ def test_it_is_small_and_the_same_each_time() -> None:
     assert covering() == first
 
 
+THREE = (*CORE, "sequence_parallel", "zero", "tied")
+
+
+@given(any_combination)
+def test_three_at_a_time(combination: Combination) -> None:
+    """Strength 3 covers every valid choice of three among the factors it is told."""
+    if is_valid(combination):
+        seen = {values for chosen in covering(3, THREE) for values in subsets(chosen, 3)}
+        assert {values for values in subsets({name: combination[name] for name in THREE}, 3)} <= seen
+
+
+def test_factors_that_are_not_covered_still_change() -> None:
+    for name in FREE:
+        assert {combination[name] for combination in covering(3, THREE)} == set(FREE[name])
+
+
 def test_strength_one_has_every_value_once() -> None:
     assert len(covering(1)) == max(len(values) for values in FACTORS.values())
 

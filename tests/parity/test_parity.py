@@ -2,7 +2,8 @@
 
 All jobs of a layout are trained in one set of forked ranks. `make test` runs a handful, in which every value of every
 factor occurs, and each axis and feature on its own, so that a failure says where to look; `make test-slow` a set with
-every valid pair (`covering.py`); `make parity-full` what an hour allows of all combinations (`full.py`).
+every valid pair of values, and one with every three values of what makes a layout (`covering.py`); `make parity-full`
+what an hour allows of all combinations (`full.py`).
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import pytest
 
 from colonnade.mesh.layout import Layout
 from tests.parity.compare import TOLERANCE, Outcome, by_layout, compare
-from tests.parity.covering import covering, handful, job
+from tests.parity.covering import CORE, covering, handful, job
 from tests.parity.runs import Case, Job, Reference, Way
 
 ALONE: list[Job] = [
@@ -25,8 +26,29 @@ ALONE: list[Job] = [
     (Case(optimizer="lamb"), Way(dp=2, zero=3, micro_batch_size=2)),
     (Case(num_layers=4), Way(micro_batch_size=2, recompute="full", recompute_every=2)),
 ]
+TOGETHER: list[Job] = [
+    (
+        Case(),
+        Way(tp=2, pp=2, dp=2, micro_batch_size=1, schedule="zero_bubble", sequence_parallel=True, zero=3),
+    ),
+    (
+        Case(optimizer="lamb", num_layers=4),
+        Way(
+            tp=2,
+            pp=2,
+            dp=2,
+            micro_batch_size=1,
+            schedule="interleaved",
+            virtual_stages=2,
+            sequence_parallel=True,
+            zero=2,
+            recompute="full",
+        ),
+    ),
+]
 HANDFUL = [job(combination) for combination in handful()]
-COVERING = [job(combination) for combination in covering() if combination not in handful()]
+THREE = (*CORE, "sequence_parallel", "zero", "recompute", "tied")
+COVERING = [job(combination) for combination in (*covering(), *covering(3, THREE)) if combination not in handful()]
 
 
 def groups(jobs: Sequence[Job], time_limit: float, *marks: pytest.MarkDecorator) -> list[Any]:
@@ -44,7 +66,7 @@ def references() -> dict[Case, Reference]:
 
 
 @pytest.fixture(
-    scope="module", params=[*groups(ALONE + HANDFUL, 120.0), *groups(COVERING, 600.0, pytest.mark.slow)]
+    scope="module", params=[*groups(ALONE + TOGETHER + HANDFUL, 120.0), *groups(COVERING, 900.0, pytest.mark.slow)]
 )
 def outcomes(request: Any, references: dict[Case, Reference]) -> list[Outcome]:
     jobs, time_limit = request.param
@@ -116,5 +138,6 @@ def test_the_cases_are_what_they_say(outcomes: list[Outcome]) -> None:
 
 
 def test_every_layout_is_here() -> None:
-    layouts = {way.layout for _, way in ALONE + HANDFUL + COVERING}
-    assert {Layout(tp=tp) for tp in (2, 4)} | {Layout(pp=4), Layout(dp=4), Layout(tp=2, pp=2, dp=2)} <= layouts
+    layouts = {way.layout for _, way in ALONE + TOGETHER + HANDFUL}
+    assert {Layout(tp=2), Layout(pp=2), Layout(dp=2), Layout(tp=2, pp=2, dp=2)} <= layouts
+    assert {layout for _, way in COVERING for layout in [way.layout]} >= {Layout(tp=4), Layout(pp=4), Layout(dp=4)}

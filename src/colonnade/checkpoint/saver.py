@@ -78,14 +78,14 @@ class Saver:
         """Whether the last checkpoint has failed, and `wait` would raise."""
         return self._under_way is not None and self._under_way.done() and self._under_way.exception() is not None
 
-    def save(self, content: Content, shards: Sequence[Shard]) -> None:
-        """Write a checkpoint of `shards` as they are now; if asynchronous, return when they may be changed.
+    def save(self, content: Content, shards: Callable[[], Sequence[Shard]]) -> None:
+        """Write a checkpoint of what `shards()` returns now; if asynchronous, return when that may be changed.
 
         First waits for the save under way, and raises its failure. CheckpointError as `checkpoint.save.save`.
         """
         started = time.perf_counter()
         self.wait()
-        parts = self._agreement.parts(shards)
+        parts = self._agreement.parts(shards())
         if self._snapshot is None:
             self._write(content, parts, started, None)
             return

@@ -51,7 +51,7 @@ def virtual_stages_have_their_schedule(config: Config) -> Messages:
     parallel = config.parallel
     if parallel.virtual_stages > 1 and parallel.schedule != "interleaved":
         yield (
-            f'parallel.virtual_stages = {parallel.virtual_stages} does not go with parallel.schedule = '
+            f"parallel.virtual_stages = {parallel.virtual_stages} does not go with parallel.schedule = "
             f'"{parallel.schedule}", which runs one chunk a stage. Use schedule = "interleaved", or virtual_stages = 1.'
         )
     if parallel.virtual_stages == 1 and parallel.schedule == "interleaved":
@@ -73,7 +73,7 @@ def microbatches_fill_rounds(config: Config) -> Messages:
         f"a step has {num_microbatches} micro-batches (train.global_batch_size ÷ train.micro_batch_size ÷ parallel.dp "
         f"= {train.global_batch_size} ÷ {train.micro_batch_size} ÷ {parallel.dp}), which parallel.pp = {parallel.pp} "
         f"does not divide: the interleaved schedule hands them round in groups of pp. Use a global_batch_size of "
-        f"{either(below, above)}, or {_stages_for(config)}schedule = \"1f1b\" with virtual_stages = 1."
+        f'{either(below, above)}, or {_stages_for(config)}schedule = "1f1b" with virtual_stages = 1.'
     )
 
 
@@ -99,7 +99,7 @@ def offload_has_a_master_copy(config: Config) -> Messages:
     """Only 16-bit training has master weights that can be elsewhere."""
     if config.parallel.offload and config.train.precision not in SIXTEEN_BIT:
         yield (
-            f'parallel.offload keeps master weights in CPU memory, but under train.precision = '
+            f"parallel.offload keeps master weights in CPU memory, but under train.precision = "
             f'"{config.train.precision}" there is no master copy: the optimizer updates the parameters themselves. '
             'Use precision = "bf16", or offload = false.'
         )

@@ -110,8 +110,8 @@ class ParallelConfig(Section):
     """[ranks] Tensor parallelism: every layer is cut in tp parts. Divides weights and their optimizer state by tp, at
     two all-reduces forward and two backward a layer: keep tp inside one machine."""
     pp: Count = 1
-    """[ranks] Pipeline parallelism: the layers in pp stages, through which micro-batches flow. Divides weights by pp and
-    sends only what crosses a cut. With few micro-batches in a step, ranks mostly wait for the pipeline to fill."""
+    """[ranks] Pipeline parallelism: the layers in pp stages, through which micro-batches flow. Divides weights by pp
+    and sends only what crosses a cut. With few micro-batches in a step, ranks mostly wait for the pipeline to fill."""
     dp: Count = 1
     """[ranks] Data parallelism: dp copies of the model share each global batch, and sum gradients once a step."""
     schedule: Literal["naive", "gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
@@ -119,8 +119,8 @@ class ParallelConfig(Section):
     then all backward; 1f1b, backward as early as possible, so that few activations live; interleaved, 1f1b over
     virtual_stages; zero_bubble, 1f1b whose weight gradients fill the waiting time."""
     virtual_stages: Count = 1
-    """[chunks] Pieces of the model that each stage holds under schedule = "interleaved": waiting shrinks by this factor,
-    transfers grow by it. The micro-batches of a step must be divisible by pp."""
+    """[chunks] Pieces of the model that each stage holds under schedule = "interleaved": waiting shrinks by this
+    factor, transfers grow by it. The micro-batches of a step must be divisible by pp."""
     partition: Literal["layers", "parameters", "flops"] = "layers"
     """What is spread evenly over the stages: layers counts blocks, and the embedding and the head as one each;
     parameters counts their weights (memory), flops their arithmetic (time)."""
@@ -131,8 +131,8 @@ class ParallelConfig(Section):
     """Cut the residual stream along the sequence over tp between the layers: less memory for activations, the same
     bytes sent. tp divides seq_length."""
     zero: Literal[0, 1, 2, 3] = 0
-    """[stage] What the dp ranks share instead of each holding all of it: 0 nothing; 1 optimizer state and master weights; 2 also
-    gradients; 3 also parameters, which are gathered layer by layer as they are needed."""
+    """[stage] What the dp ranks share instead of each holding all of it: 0 nothing; 1 optimizer state and master
+    weights; 2 also gradients; 3 also parameters, which are gathered layer by layer as they are needed."""
     recompute: Literal["none", "selective", "full"] = "none"
     """What is computed again in backward instead of kept: selective, the attention matrices; full, whole layers."""
     recompute_every: Count = 1
@@ -190,8 +190,8 @@ class TrainConfig(Section):
     """Number format of the computation. bf16 and fp16 keep weights, gradient sums and optimizer state in fp32; fp16
     scales the loss so that small gradients survive; fp64 is for comparing layouts."""
     loss_scale: Positive = 65536.0
-    """[1] fp16: what the loss is multiplied with at the start. Halved when a gradient overflows (that step is skipped on
-    all ranks), doubled after loss_scale_window steps without."""
+    """[1] fp16: what the loss is multiplied with at the start. Halved when a gradient overflows (that step is skipped
+    on all ranks), doubled after loss_scale_window steps without."""
     loss_scale_window: Count = 1000
     """[steps] fp16: steps without overflow after which the loss scale is doubled."""
     min_loss_scale: Positive = 1.0
@@ -212,7 +212,8 @@ class TrainConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute. auto: cuda where there is a GPU for each rank, else cpu."""
     timeout: Positive = 1800.0
-    """[seconds] A rank that waits longer for the others ends the run, and says who waits for whom in which operation."""
+    """[seconds] A rank that waits longer for the others ends the run, and says who waits for whom, in which
+    operation."""
 
     def num_microbatches(self, dp: int) -> int:
         """Micro-batches that each of dp ranks computes in one optimizer step."""
@@ -300,5 +301,6 @@ def parameter_count(model: ModelConfig, vocab_size: int) -> int:
     mlp = 2 * h * f + f + h
     norms = 4 * h
     output = 0 if model.tie_embeddings else vocab_size * h
-    embeddings = (vocab_size + model.seq_length) * h
-    return embeddings + model.num_layers * (attention + mlp + norms) + 2 * h + output
+    positions = model.seq_length * h if model.position == "learned" else 0
+    ends = 2 * h * (model.embedding_norm + (model.norm_position == "pre"))  # norms after the embedding, before the head
+    return vocab_size * h + positions + model.num_layers * (attention + mlp + norms) + ends + output

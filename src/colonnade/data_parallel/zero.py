@@ -123,10 +123,7 @@ class Ownership:
     def _sum_replicated(self) -> None:
         """Sum the gradients of weights that tp ranks have alike over tp, in one all-reduce."""
         mine = [
-            part.reduced[at]
-            for part in self.parts.values()
-            for segment, at in part.my_segments()
-            if not segment.cut
+            part.reduced[at] for part in self.parts.values() for segment, at in part.my_segments() if not segment.cut
         ]
         if not mine:
             return

@@ -4,9 +4,9 @@
                        ▲                                                                                     │
                        └──────────────── the one new token; keys and values of all others are cached ◀───────┘
 
-Every rank runs this and chooses the same token from the same logits, which the last stage tells the others. Prompts are continued one
-after the other: no padding, no mask, and each text is by construction what its prompt would have given alone. What is
-lost is the throughput of a batch; what is gained is that a reader sees one text grow.
+Every rank runs this and chooses the same token from the same logits, which the last stage tells the others. Prompts
+are continued one after the other: no padding, no mask, and each text is by construction what its prompt would have
+given alone. What is lost is the throughput of a batch; what is gained is that a reader sees one text grow.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +30,8 @@ from colonnade.pipeline.inference import on_one_stage
 Hidden = Callable[[Inputs], Tensor | None]
 """Computes the residual stream before the head, [s, 1, h]; None on pipeline stages that have no head."""
 
+_ONE_STAGE = Axis("pp")
+
 End = Literal["stop", "length", "full"]
 """Why a text ends: the stop token came, as many tokens as asked for, or the model has no further position."""
 
@@ -52,7 +54,7 @@ class Stages:
     model: GPT
     """This rank's part."""
     tp: Axis
-    pp: Axis = Axis("pp")
+    pp: Axis = _ONE_STAGE
     hidden: Hidden | None = None
     """How the stages compute the stream before the head; None: this rank has all units."""
 

@@ -44,7 +44,7 @@ class Operation:
 
     def line(self) -> str:
         """With sizes, time and the line of code that asked."""
-        time = "not done" if self.seconds is None else f"{1000 * self.seconds:.1f} ms"
+        time = "under way" if self.seconds is None else f"{1000 * self.seconds:.1f} ms"
         return f"{self}: {self.bytes:,} bytes, {time}, {self.site}"
 
 
@@ -199,8 +199,22 @@ def _waits(report: Report, others: list[int], picture: Picture) -> str:
     if report.error and not any(other in picture.reports for other in others):
         details.append(report.error)
     if not others:
-        words = ["all that take part have come, but it does not end"]
+        words = _disagreement(report, picture) or ["all that take part have come, but it does not end"]
     return "; ".join([f"{report.name} waits in {report.waiting} ({', '.join(details)})", *words])
+
+
+def _disagreement(report: Report, picture: Picture) -> list[str]:
+    """What those who have come are in, if it is something else."""
+    mine = report.waiting
+    theirs = [picture.reports[rank] for rank in involved(report) if rank in picture.reports]
+    return [
+        f"{other.name} is in {other.waiting} of {other.waiting.bytes:,} bytes instead of {mine.bytes:,}: "
+        "their programs disagree"
+        for other in theirs
+        if mine is not None and other.waiting is not None and mine.peer is None
+        if (other.waiting.axis, other.waiting.number) == (mine.axis, mine.number)
+        if (other.waiting.operation, other.waiting.bytes) != (mine.operation, mine.bytes)
+    ][:_NAMED]
 
 
 def _state(rank: int, picture: Picture) -> str:

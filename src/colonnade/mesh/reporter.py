@@ -61,11 +61,13 @@ class Reporter:
         return replace(self._picture, reports={**self._picture.reports, self.rank: mine}, gone=self.gone)
 
     def _run(self) -> None:
-        while not self._over.wait(self.board.tick):
+        pause = 0.0  # the first report is posted at once
+        while not self._over.wait(pause):
             self._guarded(self._round)
             if self._wanted.is_set() and not self._gathered.is_set():
                 self._guarded(self._gather)
                 self._gathered.set()
+            pause = self.board.tick
         self._guarded(self._leave)
 
     def _guarded(self, use_board: Callable[[], None]) -> None:

@@ -27,7 +27,7 @@ TICK = 0.1  # seconds between looks at rank 0's error stream
 HOLD = 0.7  # seconds that rank 0's error stream is held back, in case it is the consequence of another rank's failure
 GRACE = 1.0  # seconds from the first failure in which others may turn out to be the cause
 EXPLAIN = 5.0  # seconds in which the others may tell that they waited for a rank that is gone
-LATELY = 2.0  # seconds; ranks that watch report more often
+LATELY = 3.0  # seconds; ranks that watch report more often
 STOP = 3.0  # seconds between asking a rank to stop and making it
 CRASHES = (
     signal.SIGKILL,

@@ -13,6 +13,7 @@ Time in which this process itself is suspended does not count as waiting.
 """
 
 import os
+import re
 import sys
 import threading
 import time
@@ -72,7 +73,7 @@ class Watch:
         """In the program's thread: if a rank is lost, stand still until the watch has ended the process."""
         text = str(error).lower()
         if isinstance(error, OSError | dist.DistError) or any(word in text for word in _LOST):
-            self._error = _first_line(error)
+            self._error = _first_line(error) or type(error).__name__
             time.sleep(_STAND)
 
     def _watch(self) -> None:
@@ -90,7 +91,7 @@ class Watch:
         picture = replace(self._reporter.gather(), limit=self.timeout)
         text = explain(self.mesh.rank, picture)
         if not self.board.explain(self.mesh.rank, text):
-            os.write(sys.stderr.fileno(), f"{text}\n".encode())  # the program may hold the lock of the stream
+            os.write(2, f"{text}\n".encode())  # standard error: the program may hold the lock of Python's stream
             for rank in picture.silent:  # a launcher would ask it first, and wait for its answer
                 kill(picture.reports[rank].life)
         sys.stdout.flush()
@@ -166,4 +167,6 @@ def _operation(entry: Entry, mesh: Mesh) -> Operation:
 
 
 def _first_line(error: BaseException | None) -> str:
-    return next(iter(str(error).splitlines()), "")
+    """The first sentence of an error, without the file of C++ that it begins with."""
+    line = next(iter(str(error).splitlines()), "")
+    return re.sub(r"^\[/[^]]*\] ", "", line).partition(". ")[0]

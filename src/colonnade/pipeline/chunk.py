@@ -6,8 +6,8 @@
 Autograd works within a unit only; from unit to unit the gradient is handed on here. That makes every moment explicit at
 which weights must be there, gradients are complete, or activations are computed a second time: no hooks.
 
-Recomputation (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016): of a group of units only the input is
-kept, and backward runs the group forward once more. Masks are pure functions, so no generator is rewound.
+Recomputation (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016): of a group of units only the input
+is kept, and backward runs the group forward once more. Masks are pure functions, so no generator is rewound.
 """
 
 from collections.abc import Iterator, Sequence

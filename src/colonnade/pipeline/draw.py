@@ -63,14 +63,15 @@ def text(simulation: Simulation, *, width: int = 120, panels: int = 4) -> str:
 
 def _row(events: Sequence[Event], scale: Scale, virtual_stages: int) -> str:
     """A stage's actions, each over the columns of its time."""
-    row = ""
+    parts, at = [], 0
     for event in events:
         start, end = scale.at(event.start), scale.at(event.end)
         name = label(event.action, virtual_stages)
         if len(name) > end - start:
             name = event.action.kind[: end - start]
-        row = row.ljust(start, "·") + name.ljust(end - start - 1, "─").ljust(end - start)
-    return row
+        parts += ["·" * (start - at), name.ljust(end - start - 1, "─").ljust(end - start)]
+        at = end
+    return "".join(parts)
 
 
 def _panel(rows: Sequence[str], scale: Scale, start: float, end: float, margin: int) -> str:

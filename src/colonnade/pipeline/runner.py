@@ -88,4 +88,3 @@ class Runner:
             assert grad is not None, "only the embedding has no gradient to hand on"
             mailbox.put(Message("B", microbatch, number), grad)
         return None
-

@@ -70,7 +70,7 @@ class Simulation:
     @property
     def makespan(self) -> float:
         """The time from the first start to the last end."""
-        return max(event.end for events in self.events for event in events)
+        return max(events[-1].end for events in self.events)
 
     @property
     def busy(self) -> tuple[float, ...]:
@@ -152,7 +152,8 @@ def _run(
     while moved:
         moved = False
         for stage, actions in enumerate(schedules):
-            for action in actions[len(events[stage]) :]:
+            while len(events[stage]) < len(actions):
+                action = actions[len(events[stage])]
                 done = _done(action, stage, num_stages)
                 needs = _needs(done, len(sizes))
                 if any(need not in ended for need in needs):

@@ -14,15 +14,15 @@ Not counted: what operators need while they run (the most is the head's: logits,
 what the libraries take for themselves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
 from colonnade.pipeline.partition import chunks_of_stage
-from colonnade.pipeline.schedule import all_actions
+from colonnade.pipeline.schedule import Action, all_actions
 from colonnade.planner.activations import COMPUTE_BYTES, Microbatch, kept
 from colonnade.planner.ownership import PartBuffers
-from colonnade.planner.timeline import Live, Stage, timeline
+from colonnade.planner.timeline import Stage, timeline
 from colonnade.planner.weights import buffer_length, needs, parts_of, weights_of
 
 
@@ -70,32 +70,57 @@ def rank_memory(
     machine: Machine = GPU,
 ) -> Memory:
     """What a rank of this pipeline stage takes. Raises LayoutError for what cannot be cut or scheduled."""
-    held = chunks_of_stage(model, parallel, vocab_size, stage)
-    parts = parts_of(model, (unit for chunk in held for unit in chunk))
-    lengths = {
-        part: buffer_length(weights_of(model, part, vocab_size=vocab_size, tp=parallel.tp), parallel.dp)
-        for part in parts
+    chunks = chunks_of_stage(model, parallel, vocab_size, stage)
+    buffers = {
+        part: _Buffers(_length(model, parallel, part, vocab_size), parallel, train)
+        for part in parts_of(model, (unit for chunk in chunks for unit in chunk))
     }
-    moments = _moments(model, parallel, train, held, lengths, stage, machine)
-    buffers = _Buffers(sum(lengths.values()), parallel, train, machine)
+    batch = Microbatch(model, parallel, train.micro_batch_size, train.precision, machine.widened)
+    moments = list(timeline(_on_paper(stage, chunks, batch, buffers), _schedules(parallel, train)))
+    whole = _Buffers(sum(each.length for each in buffers.values()), parallel, train)
     return Memory(
-        parameters=buffers.parameters,
-        gradients=buffers.gradients,
-        optimizer=0 if parallel.offload else buffers.optimizer,
-        host=buffers.optimizer + buffers.brought if parallel.offload else 0,
+        parameters=whole.parameters,
+        gradients=whole.gradients,
+        optimizer=0 if parallel.offload else whole.optimizer,
+        host=whole.optimizer + (0 if machine.cpu else whole.reduced) if parallel.offload else 0,
         buffers=max(live.buffers for live in moments),
         activations=max(live.activations for live in moments),
     )
 
 
+def _length(model: ModelConfig, parallel: ParallelConfig, part: str, vocab_size: int) -> int:
+    return buffer_length(weights_of(model, part, vocab_size=vocab_size, tp=parallel.tp), parallel.dp)
+
+
+def _schedules(parallel: ParallelConfig, train: TrainConfig) -> list[list[Action]]:
+    count = train.num_microbatches(parallel.dp)
+    return all_actions(parallel.schedule, parallel.pp, count, parallel.virtual_stages)
+
+
+def _on_paper(
+    number: int, chunks: Sequence[Sequence[str]], batch: Microbatch, buffers: Mapping[str, "_Buffers"]
+) -> Stage:
+    units, parallel = [unit for chunk in chunks for unit in chunk], batch.parallel
+    return Stage(
+        number=number,
+        chunks=chunks,
+        needs={unit: needs(batch.model, unit) for unit in units},
+        buffers={part: each.come_and_go for part, each in buffers.items()},
+        kept={unit: kept(unit, batch) for unit in units},
+        stream=batch.stream,
+        zero=parallel.zero,
+        recompute_every=parallel.recompute_every if parallel.recompute == "full" else 0,
+        splits=parallel.schedule == "zero_bubble",
+    )
+
+
 @dataclass(frozen=True)
 class _Buffers:
-    """The flat buffers of `length` elements, as they are between steps."""
+    """Bytes of flat buffers of `length` elements."""
 
     length: int
     parallel: ParallelConfig
     train: TrainConfig
-    machine: Machine
 
     @property
     def compute(self) -> int:
@@ -123,12 +148,13 @@ class _Buffers:
         return (master + 2 * self.exact) * self.kept(1)
 
     @property
-    def brought(self) -> int:
-        """Gradients copied to where the optimizer works, under offload."""
-        return 0 if self.machine.cpu else self.exact * self.kept(1)
+    def reduced(self) -> int:
+        """The gradients that the optimizer reads: copied to where it works, under offload."""
+        return self.exact * self.kept(1)
 
+    @property
     def come_and_go(self) -> PartBuffers:
-        """Of a part: what is whole for a while, and what its reduction needs besides the gradients themselves."""
+        """What is whole for a while, and what a reduction needs besides the gradients themselves."""
         zero, narrow = self.parallel.zero, self.train.reduce_precision == "16-bit"
         wire = self.compute if narrow else self.exact
         copy = wire * self.length if narrow else 0
@@ -138,29 +164,3 @@ class _Buffers:
             gradients=self.exact * self.length if zero >= 2 else 0,
             sent=copy + result,
         )
-
-
-def _moments(
-    model: ModelConfig,
-    parallel: ParallelConfig,
-    train: TrainConfig,
-    held: Sequence[Sequence[str]],
-    lengths: dict[str, int],
-    stage: int,
-    machine: Machine,
-) -> list[Live]:
-    batch = Microbatch(model, parallel, train.micro_batch_size, train.precision, machine.widened)
-    units = [unit for chunk in held for unit in chunk]
-    on_paper = Stage(
-        number=stage,
-        chunks=held,
-        needs={unit: needs(model, unit) for unit in units},
-        buffers={part: _Buffers(length, parallel, train, machine).come_and_go() for part, length in lengths.items()},
-        kept={unit: kept(unit, batch) for unit in units},
-        stream=batch.stream,
-        zero=parallel.zero,
-        recompute_every=parallel.recompute_every if parallel.recompute == "full" else 0,
-        splits=parallel.schedule == "zero_bubble",
-    )
-    count = train.num_microbatches(parallel.dp)
-    return list(timeline(on_paper, all_actions(parallel.schedule, parallel.pp, count, parallel.virtual_stages)))

@@ -27,7 +27,7 @@ class Stage:
     parameters: int
     """Those it computes with: the token table counts on both ends."""
     work: float
-    """[operations a token] Its forward and backward."""
+    """[operations a token, or seconds where they were measured] Its forward and backward."""
     peak: int
     """The most micro-batches × chunks whose activations live at once."""
     busy: float
@@ -57,10 +57,18 @@ class PipelinePlan:
 
 
 def plan_pipeline(
-    model: ModelConfig, parallel: ParallelConfig, *, num_microbatches: int, vocab_size: int
+    model: ModelConfig,
+    parallel: ParallelConfig,
+    *,
+    num_microbatches: int,
+    vocab_size: int,
+    seconds: Mapping[str, float] | None = None,
 ) -> PipelinePlan:
-    """Cut the model and run its schedule on paper. Raises LayoutError for what cannot be cut or scheduled."""
-    held, work = chunks(model, parallel, vocab_size), unit_work(model, vocab_size)
+    """Cut the model and run its schedule on paper. Raises LayoutError for what cannot be cut or scheduled.
+
+    `seconds`: measured, of each unit, in place of its operations (`measure.py`).
+    """
+    held, work = chunks(model, parallel, vocab_size), seconds or unit_work(model, vocab_size)
     parameters = dict(zip(unit_names(model.num_layers), unit_parameters(model, vocab_size), strict=True))
     run = partial(_simulate, parallel, num_microbatches, list(work.values()))
     simulation, cuts_by_work = run([len(units) for units in held]), cut(list(work.values()), len(held))

@@ -18,9 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from colonnade.config.schema import Config
+from colonnade.model.precision import DTYPES
 from colonnade.planner.memory import Machine, Memory, rank_memory
 from colonnade.tensor_parallel.gemm import multiplies_natively
-from colonnade.train.state import DTYPES, TrainState
+from colonnade.train.state import TrainState
 
 T = TypeVar("T")
 

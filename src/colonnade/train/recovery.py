@@ -79,6 +79,8 @@ class Checkpoints:
     """Where a run saves its state: made by `saving`."""
 
     saver: Saver
+    files: dict[str, bytes]
+    """What lies beside the tensors: all that is needed to use the model."""
     config: Config
     mesh: Mesh
     corpus: Corpus
@@ -94,8 +96,8 @@ class Checkpoints:
                 f"Saving step {state.step} waits: the checkpoint before it is still being written. A larger "
                 f"checkpoint.every (now {self.config.checkpoint.every}) or a faster disk saves this time."
             )
-        content = Content(state.step, _facts(state, self.config, self.mesh, self.corpus), self._files())
-        self.saver.save(content, shards_of(state))
+        content = Content(state.step, _facts(state, self.config, self.mesh, self.corpus), self.files)
+        self.saver.save(content, partial(shards_of, state))
 
     def wait(self) -> None:
         """Return when nothing is being written any more; raise what made the last save fail."""
@@ -105,12 +107,6 @@ class Checkpoints:
     def has_failed(self) -> bool:
         """Whether a save in the background has failed. Ranks see it at different times."""
         return self.saver.has_failed
-
-    def _files(self) -> dict[str, bytes]:
-        files = {"config.toml": to_toml(self.config).encode()}
-        if self.corpus.tokenizer is not None:
-            files["tokenizer.json"] = self.corpus.tokenizer.to_json().encode()
-        return files
 
 
 @contextmanager
@@ -129,7 +125,14 @@ def saving(state: TrainState, config: Config, mesh: Mesh, corpus: Corpus, monito
         on_saved=partial(_tell, monitor),
     )
     with saver:
-        yield Checkpoints(saver, config, mesh, corpus, monitor)
+        yield Checkpoints(saver, _files(config, corpus), config, mesh, corpus, monitor)
+
+
+def _files(config: Config, corpus: Corpus) -> dict[str, bytes]:
+    files = {"config.toml": to_toml(config).encode()}
+    if corpus.tokenizer is not None:
+        files["tokenizer.json"] = corpus.tokenizer.to_json().encode()
+    return files
 
 
 def _tell(monitor: Monitor, saved: Saved) -> None:

@@ -14,6 +14,7 @@ from colonnade.data_parallel.zero import Ownership
 from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.model.gpt import GPT, Inputs
 from colonnade.model.initialize import initialize_
+from colonnade.model.precision import DTYPES
 from colonnade.model.transformer import residual_dtype
 from colonnade.optim.adamw import AdamW
 from colonnade.optim.lamb import Lamb
@@ -27,7 +28,6 @@ from colonnade.pipeline.runner import Runner
 from colonnade.tensor_parallel.gemm import WeightGradients
 from colonnade.tensor_parallel.placement import named_placements
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 OPTIMIZERS: Mapping[str, Callable[[float, float, float, float], Optimizer]] = MappingProxyType(
     {"adamw": AdamW, "lamb": Lamb}
 )

@@ -12,8 +12,8 @@ import torch
 from colonnade.checkpoint.load import load
 from colonnade.checkpoint.manifest import Manifest, check_hash, newest, read_manifest
 from colonnade.checkpoint.plan import Shard
-from colonnade.config.numbers import divisors
 from colonnade.config.load import loads
+from colonnade.config.numbers import divisors
 from colonnade.config.schema import Config, ParallelConfig
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError, ConfigError, LayoutError
@@ -23,6 +23,7 @@ from colonnade.generation.stream import note_on, prompt_tokens, stream_text
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.model.gpt import GPT
+from colonnade.model.precision import DTYPES
 from colonnade.pipeline.chunk import Chunk
 from colonnade.pipeline.inference import Inference, Whole
 from colonnade.pipeline.partition import chunks_of_stage
@@ -30,7 +31,7 @@ from colonnade.tensor_parallel.placement import named_placements
 from colonnade.train.join import joined
 from colonnade.train.recovery import MOMENTS, model_facts, shard
 from colonnade.train.run_folder import checkpoints
-from colonnade.train.state import DTYPES, build_model, stream_of
+from colonnade.train.state import build_model, stream_of
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -46,9 +47,7 @@ class Trained:
 
 
 @contextmanager
-def opened(
-    path: Path, *, tp: int, pp: int = 1, device: str, precision: str | None
-) -> Iterator[tuple[Trained, Mesh]]:
+def opened(path: Path, *, tp: int, pp: int = 1, device: str, precision: str | None) -> Iterator[tuple[Trained, Mesh]]:
     """A checkpoint's model, cut over tp × pp ranks whatever it was trained on; every rank enters this."""
     checkpoint = find(path)
     if device not in DEVICES:
