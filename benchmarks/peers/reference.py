@@ -32,8 +32,8 @@ class Task:
     """The reference model (a GPT-2 of 30M parameters), its optimizer, and how this run is laid out."""
 
     mode: str = "one"
-    """`one` process, or two ranks: `tp` (tensor parallel), `sp` (with sequence parallelism), `pp` (pipeline), `dp` (data
-    parallel), `zero1` to `zero3`."""
+    """`one` process, or two ranks: `tp` (tensor parallel), `sp` (with sequence parallelism), `pp` (pipeline), `dp`
+    (data parallel), `zero1` to `zero3`."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     threads: int = 2
     """CPU threads of each rank."""

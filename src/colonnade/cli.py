@@ -54,6 +54,9 @@ def train(
         list[str] | None,
         typer.Argument(help="Keys to replace.", metavar="SECTION.KEY=VALUE", show_default=False),
     ] = None,
+    audit: Annotated[
+        bool, typer.Option("--audit", help="Run one step, and print what each axis sent beside what theory says.")
+    ] = False,
 ) -> None:
     """Train a model, or go on with a run that was stopped.
 
@@ -62,7 +65,11 @@ def train(
     from colonnade.config.load import load
 
     settings = load(config, overrides or [])
-    run_on_ranks(settings.parallel.num_ranks, ["train", str(config), *(overrides or [])])
+    run_on_ranks(settings.parallel.num_ranks, ["train", str(config), *(overrides or []), *["--audit"] * audit])
+    if audit:
+        from colonnade.train.audit import audit as audit_one_step
+
+        raise typer.Exit(0 if audit_one_step(settings) else 1)
 
     from colonnade.train import loop
 
@@ -247,7 +254,7 @@ def plan(
         print(pipeline_report.as_text(found, picture=draw, width=width))
 
 
-@app.command()
+@app.command(cls=CommandWithKeys)
 def verify(
     config: Annotated[Path, typer.Argument(help="Configuration file (.toml).", show_default=False)],
     overrides: Annotated[
@@ -255,32 +262,46 @@ def verify(
         typer.Argument(help="Keys to replace.", metavar="SECTION.KEY=VALUE", show_default=False),
     ] = None,
     layout: Annotated[
-        list[str] | None, typer.Option(help="Layout to hold against the serial run, like tp=2 or tp=2,dp=2; several.")
+        list[str] | None,
+        typer.Option(
+            help="Layout to hold against the serial run: keys of [parallel] and micro_batch_size, like tp=2 or "
+            "pp=2,dp=2,zero=1. Several. Unset: one of each kind that the model's shape admits.",
+            show_default=False,
+        ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps to compare.", min=1)] = 3,
+    shrink: Annotated[
+        bool, typer.Option("--shrink", help="Make the model small first: depth and width, never its structure.")
+    ] = False,
+    precision: Annotated[
+        str, typer.Option(help="fp64 (equal to 1e-10), fp32, bf16, fp16, or configured: that of the file.")
+    ] = "fp64",
     as_json: AsJson = False,
 ) -> None:
-    """Run this configuration serially and under other layouts in float64, and compare losses, gradients and weights."""
+    """Run this configuration serially and under other layouts, and compare losses, gradients, weights and moments.
+
+    Exit status 0: all are equal. 1: one differs, and the first number that does is named.
+    """
     from colonnade.train import verify as verification
 
-    if not verification.verify(config, overrides or [], layout or ["tp=2", "dp=2"], steps=steps, as_json=as_json):
+    equal = verification.verify(
+        config, overrides or [], layout or [], steps=steps, shrink=shrink, precision=precision, json_only=as_json
+    )
+    if not equal:
         raise typer.Exit(1)
 
 
 @app.command("rank-of-verify", hidden=True)
 def trace(
     config: Path,
-    overrides: list[str],
     output: Annotated[Path, typer.Option()],
     steps: Annotated[int, typer.Option()],
 ) -> None:
-    """One layout's part of `verify`: a few steps in float64, every number written down."""
+    """One rank of a run that `verify` compares: a few steps, every number written down."""
     from colonnade.config.load import load
-    from colonnade.train import verify as verification
+    from colonnade.train import verify_trace
 
-    settings = load(config, overrides)
-    run_on_ranks(settings.parallel.num_ranks, sys.argv[1:])
-    verification.trace(settings, output, steps)
+    verify_trace.trace(load(config), output, steps)
 
 
 @app.command()

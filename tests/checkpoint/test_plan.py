@@ -231,10 +231,10 @@ def test_ranks_share_the_writing_evenly(tp: int, dp: int, pp: int, hidden: int, 
 
 
 def test_what_few_ranks_hold_is_given_first() -> None:
-    """One box that all hold fills what the others leave."""
-    sizes = {("all", Box((0,), (1_000_000,))): 4_000_000, ("one", Box((0,), (300_000,))): 1_200_000}
-    holders = {("all", Box((0,), (1_000_000,))): [0, 1, 2, 3], ("one", Box((0,), (300_000,))): [2]}
-    load = loads(sizes, holders, 4)
+    """What all hold fills what the others leave."""
+    shared, own = ("shared", Box((0,), (1_000_000,))), [(f"own.{i}", Box((0,), (1000,))) for i in range(300)]
+    sizes = {key: 4 * key[1].volume for key in [shared, *own]}
+    load = loads(sizes, {shared: [0, 1, 2, 3], **{key: [2] for key in own}}, 4)
     assert sum(load) == 5_200_000 and max(load) < 1.1 * 5_200_000 / 4
 
 

@@ -51,6 +51,8 @@ class Case:
     norm_position: Literal["pre", "post"] = "pre"
     embedding_norm: bool = False
     fp32_residual: bool = False
+    loss_scale: float = 1024.0
+    """fp16: small enough for the first step not to overflow."""
     num_layers: int = 2
 
     @property
@@ -137,6 +139,7 @@ def configured(case: Case, way: Way) -> Config:
             global_batch_size=GLOBAL_BATCH,
             micro_batch_size=way.micro_batch_size,
             precision=case.precision,
+            loss_scale=case.loss_scale,
             gradient_clip=case.clip,
             reduce_precision=way.reduce_precision,
         ),

@@ -1,10 +1,10 @@
 """What a training step sends, by the ledger: how often, how much, for which layer, in which order.
 
 A layer all-reduces twice forward (g, after the attention's and the MLP's row-parallel layer) and twice backward (f,
-before their column-parallel ones); under sequence parallelism each all-reduce is a reduce-scatter and an all-gather, and
-two all-gathers more in backward bring back what the column-parallel layers multiplied with. Beside the layers: one
-all-reduce of the embedding forward, one of the head backward, and two numbers a token for the loss. On paper and between
-real ranks it is the same list.
+before their column-parallel ones); under sequence parallelism each all-reduce is a reduce-scatter and an all-gather,
+and two all-gathers more in backward bring back what the column-parallel layers multiplied with. Beside the layers: one
+all-reduce of the embedding forward, one of the head backward, and two numbers a token for the loss. On paper and
+between real ranks it is the same list.
 """
 
 from collections import Counter
@@ -105,18 +105,140 @@ def test_beside_microbatches_one_number_for_the_norm(entries: list[Entry]) -> No
     assert [(e.operation, e.axis, e.bytes) for e in entries if e.axis != "tp"] == [("all_reduce", "model", 8)]
 
 
-def test_sequence_parallelism_halves_each_all_reduce_and_gathers_inputs_again() -> None:
-    sent = on_paper(replace(TP8, sequence_parallel=True), 3)
-    gradients_of_replicated = sent.pop([e.axis for e in sent].index("tp", len(sent) - 2))  # after all micro-batches
-    assert gradients_of_replicated.operation == "all_reduce"
+# --- sequence parallelism ---------------------------------------------------------------------------------------------
+
+
+def test_under_sequence_parallelism_each_all_reduce_is_two_halves() -> None:
+    """And backward gathers the inputs of the column-parallel layers again, which are kept cut."""
+    sent = [entry for entry in on_paper(replace(TP8, sequence_parallel=True), 3) if entry.operation != "all_reduce"]
     counts = Counter((e.operation, e.layer.startswith("blocks"), e.backward) for e in over_tp(sent))
+    again = 2 * LAYERS  # asked for in backward, by the products themselves: no operator's conjugate
     assert counts == {
-        ("all_gather", True, False): 2 * LAYERS,
+        ("all_gather", True, False): 2 * LAYERS + again,
         ("reduce_scatter", True, False): 2 * LAYERS,
         ("all_gather", True, True): 2 * LAYERS,
         ("reduce_scatter", True, True): 2 * LAYERS,
-        ("reduce_scatter", False, False): 1,  # embedding
+        ("reduce_scatter", False, False): 1,  # behind the embedding
         ("all_gather", False, True): 1,
-        ("all_gather", False, False): 2,  # head: the stream, and the loss
+        ("all_gather", False, False): 2,  # before the head; the loss
         ("reduce_scatter", False, True): 1,
-    } | Counter({("all_gather", True, False): 2 * LAYERS})
+    }
+
+
+def test_the_halves_move_what_an_all_reduce_does() -> None:
+    sent = [entry for entry in on_paper(replace(TP8, sequence_parallel=True), 3) if entry.operation != "all_reduce"]
+    for entry in over_tp(sent):
+        if entry.operation == "reduce_scatter":
+            assert entry.bytes == STREAM
+        elif "cross_entropy" not in entry.site:
+            assert entry.bytes == STREAM // 8
+
+
+def test_gradients_of_replicated_weights_are_summed_once_a_step() -> None:
+    state = built(TP8, paper_mesh(TP8.layout, 3))
+    replicated = sum(s.stop - s.start for unit in state.units for s in unit.segments if not s.cut)
+    sent = on_paper(replace(TP8, sequence_parallel=True), 3)
+    assert [(e.axis, e.bytes) for e in sent if e.operation == "all_reduce"] == [
+        ("tp", BYTES * replicated),
+        ("model", BYTES),
+    ]
+
+
+# --- dp ---------------------------------------------------------------------------------------------------------------
+
+
+def over_dp(zero: Any) -> tuple[dict[str, int], list[Entry]]:
+    """(bytes of each part's buffer, what a step of two micro-batches sends over dp but single numbers)"""
+    way = Way(dp=2, micro_batch_size=2, zero=zero)
+    sizes = {unit.name: BYTES * unit.size for unit in built(way, paper_mesh(way.layout, 1)).units}
+    entries = on_paper(way, 1)
+    norm = ["world"] if zero else []  # over slices; else over pp and tp, which are one rank here
+    numbers = [e.axis for e in entries if e.bytes == BYTES]
+    assert numbers == ["dp", *norm, "dp"], "loss tokens, norm, loss"
+    return sizes, [e for e in entries if e.bytes != BYTES]
+
+
+def test_zero_0_sends_each_gradient_once() -> None:
+    sizes, sent = over_dp(0)
+    assert {(e.operation, e.axis) for e in sent} == {("all_reduce", "dp")}
+    assert sorted(e.bytes for e in sent) == sorted(sizes.values())
+
+
+def test_zero_1_sends_the_same_in_two_halves() -> None:
+    sizes, sent = over_dp(1)
+    assert sorted(e.bytes for e in sent if e.operation == "reduce_scatter") == sorted(sizes.values())
+    assert [e.bytes for e in sent if e.operation == "all_gather"] == [size // 2 for size in sizes.values()]
+    assert len(sent) == 2 * len(sizes)
+
+
+def test_zero_2_reduces_after_every_microbatch() -> None:
+    sizes, sent = over_dp(2)
+    assert sorted(e.bytes for e in sent if e.operation == "reduce_scatter") == sorted(2 * list(sizes.values()))
+    assert [e.bytes for e in sent if e.operation == "all_gather"] == [size // 2 for size in sizes.values()]
+
+
+def test_zero_3_gathers_forward_and_backward() -> None:
+    """Twice a micro-batch; what backward needs first is what forward needed last, and what the next micro-batch needs
+    first is what backward needed last: these are kept.
+    """
+    sizes, sent = over_dp(3)
+    assert sorted(e.bytes for e in sent if e.operation == "reduce_scatter") == sorted(2 * list(sizes.values()))
+    gathered = Counter(e.bytes for e in sent if e.operation == "all_gather")
+    assert gathered[sizes["blocks.1"] // 2] == 2 * 2 * LAYERS, "all blocks are equally large"
+    assert gathered[sizes["head"] // 2] == 2
+    assert gathered[sizes["embedding"] // 2] == 2 * 2 - 1
+
+
+# --- pp ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_each_microbatch_crosses_each_cut_once_up_and_once_down(stage: int) -> None:
+    way = Way(pp=3, micro_batch_size=2)
+    entries = on_paper(way, stage)
+    moved = Counter((e.operation, e.peer) for e in entries if e.axis == "pp" and e.peer is not None)
+    neighbours = [other for other in (stage - 1, stage + 1) if 0 <= other < 3]
+    assert moved == {(operation, other): FOUR for other in neighbours for operation in ("send", "receive")}
+    assert {e.bytes for e in entries if e.peer is not None} == {STREAM}
+    rest = [(e.operation, e.axis) for e in entries if e.peer is None]
+    table = [("all_reduce", "ends")] * (stage != 1)
+    assert rest == [*table, ("all_reduce", "model"), ("all_reduce", "pp")], "tied gradients, norm, loss"
+
+
+# --- paper ------------------------------------------------------------------------------------------------------------
+
+
+def comparable(entries: list[Entry]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in asdict(entry).items() if k not in ("started", "seconds")} for entry in entries]
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        TP8,
+        Way(tp=2, dp=2, micro_batch_size=2, sequence_parallel=True, zero=3),
+        Way(pp=2, dp=2, micro_batch_size=2, zero=2),
+    ],
+    ids=str,
+)
+def test_paper_sends_what_real_ranks_send(way: Way) -> None:
+    def on_a_rank(rank: int, num_ranks: int) -> list[dict[str, Any]]:
+        return comparable(one_step(way, build_mesh(way.layout, rank)))
+
+    for rank, real in enumerate(run_on_ranks(on_a_rank, way.layout.num_ranks)):
+        assert comparable(on_paper(way, rank)) == real
+
+
+def test_the_serial_run_sends_nothing() -> None:
+    assert one_step(Way(micro_batch_size=2), Mesh()) == []
+
+
+def test_512_ranks_on_paper() -> None:
+    """Any rank of a large run can be walked through in this process: here the last stage, without the embedding."""
+    way = Way(tp=8, dp=4, pp=16, micro_batch_size=2)
+    deep = CASE.model.model_copy(update={"num_layers": 30, "num_heads": 8, "hidden_size": HIDDEN})
+    plain = configured(CASE, way).model_copy(update={"model": deep})
+    mesh = paper_mesh(way.layout, 511)
+    train_step(build_state(plain, mesh, VOCAB, CPU), microbatches(CASE, way, 0, mesh), mesh, plain.train)
+    assert mesh.ledger.counts["all_reduce", "tp"] == 4 + 1, "one block and the head, one micro-batch"
+    assert mesh.ledger.counts["receive", "pp"] == mesh.ledger.counts["send", "pp"] == 1

@@ -82,7 +82,7 @@ def test_three_at_a_time(combination: Combination) -> None:
     """Strength 3 covers every valid choice of three among the factors it is told."""
     if is_valid(combination):
         seen = {values for chosen in covering(3, THREE) for values in subsets(chosen, 3)}
-        assert {values for values in subsets({name: combination[name] for name in THREE}, 3)} <= seen
+        assert set(subsets({name: combination[name] for name in THREE}, 3)) <= seen
 
 
 def test_factors_that_are_not_covered_still_change() -> None:

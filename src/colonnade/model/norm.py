@@ -39,7 +39,7 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, mean, deviation = ctx.saved_tensors
-        # in fp32, inputs too: the kernels sum weight gradients of 16-bit inputs up in 16 bits
+        # in fp32, inputs too: beside 16-bit inputs the kernels know weight gradients to 16 bits only
         wide = _exact(grad), _exact(x), weight.shape, _exact(mean), _exact(deviation), _exact(weight), _exact(bias)
         dx, dw, db = torch.ops.aten.native_layer_norm_backward(*wide, [True, True, True])
         gradient_of(weight).add_(dw)

@@ -113,16 +113,26 @@ class Chunk:
         `last`: no later micro-batch adds to these weights' gradients. `split`: leave the weight gradients of linear
         layers to `weights`.
         """
-        for passed in reversed(self._passed.pop(microbatch)):
+        groups = self._passed.pop(microbatch)
+        while groups:  # popped one by one, so that what a unit kept is freed as soon as it is done
+            passed = groups.pop()
             again = [passed] if passed.out is not None else self._pass(passed.units, passed.entry, inputs)
-            while again:  # popped, so that what a unit kept is freed as soon as it is done
-                one = again.pop()
-                with self._put_off_if(split) as queue:
-                    grad = self._undo(one, grad)
-                if queue is None:
-                    self.owner.left(one.units[0], last=last)
-                else:
-                    self._put_off.setdefault(microbatch, []).append((one.units[0], queue))
+            del passed
+            while again:
+                grad = self._back_through(again, microbatch, grad, last=last, split=split)
+        return grad
+
+    def _back_through(
+        self, passed: list[_Passed], microbatch: int, grad: Tensor | None, *, last: bool, split: bool
+    ) -> Tensor | None:
+        """Undo the last of `passed`, and take it off."""
+        (unit,) = passed[-1].units
+        with self._put_off_if(split) as queue:
+            grad = self._undo(passed.pop(), grad)
+        if queue is None:
+            self.owner.left(unit, last=last)
+        else:
+            self._put_off.setdefault(microbatch, []).append((unit, queue))
         return grad
 
     def _put_off_if(self, split: bool) -> AbstractContextManager[Queue | None]:

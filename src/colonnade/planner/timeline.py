@@ -105,16 +105,18 @@ class _Timeline:
         self.mail.take(Message("B", action.microbatch, number + 1))
         afterwards = self.activations - self._left_by_forward(action.chunk)
         self.activations += 0 if chunk[-1][0] == [HEAD] else self.stage.stream  # the gradient that came
-        for group, again in reversed(chunk):
+        for place, (group, again) in reversed(list(enumerate(chunk))):
             if again:
                 yield from self._pass(group, kept=True)
             for unit in reversed(group):
                 yield self._acquire(unit, gradients=True)
-                afterwards += self._undo(unit, again=again)
+                afterwards += self._undo(unit)
                 yield self._release(unit)
+                self.activations -= self._done_with(unit)
                 if not self.stage.splits:
                     yield self._left(unit, last=last)
-            self.activations += 0 if group == [EMBEDDING] else self.stage.stream  # its input's gradient, kept beside it
+            if place == 0 or chunk[place - 1][1]:  # else what went in is the unit before's, which still holds it
+                self.activations -= self._entry(action.chunk) if place == 0 else self.stage.stream
         self.activations = afterwards
         self.mail.put(Message("B", action.microbatch, number), self.stage.stream)
 
@@ -134,12 +136,16 @@ class _Timeline:
                 self.activations += self.stage.kept[unit].inside + self.stage.kept[unit].out
             yield self._release(unit)
 
-    def _undo(self, unit: str, *, again: bool) -> int:
-        """Backward through a unit; returns what it puts off."""
+    def _undo(self, unit: str) -> int:
+        """Backward through a unit makes its input's gradient; returns what it puts off."""
         kept = self.stage.kept[unit]
         put_off = kept.put_off if self.stage.splits else 0
-        self.activations += put_off - kept.inside - (kept.out if again else 0)
+        self.activations += put_off - kept.inside + (0 if unit == EMBEDDING else self.stage.stream)
         return put_off
+
+    def _done_with(self, unit: str) -> int:
+        """What goes with a unit that backward has left: what came out, and the gradient of that."""
+        return self.stage.kept[unit].out + (0 if unit == HEAD else self.stage.stream)
 
     def _left_by_forward(self, chunk: int) -> int:
         """What one micro-batch's forward through a chunk has left."""
