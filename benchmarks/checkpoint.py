@@ -13,7 +13,9 @@ The reference model with its optimizer state: 30M parameters in float32, three t
                     checkpoint is whole; nothing else runs meanwhile
 
 Files are read from the page cache, as after any save on the same machine; each target is removed before it is written
-again. Writes `results/checkpoint-<date>-<machine>.md` and `.json`.
+again. Then, again in turn, for how long a save blocks training, at once and in the background. Training is a stretch of
+matrix products; with `checkpoint.asynchronous` it begins when the save has begun, and ends with an optimizer step, which
+waits until what it changes is copied. What the writing takes from training beside it is told too. Writes `results/checkpoint-<date>-<machine>.md` and `.json`.
 """
 
 import argparse
@@ -50,6 +52,8 @@ from colonnade.mesh.background import background_group
 RESULTS = Path(__file__).resolve().parent / "results"
 HIDDEN, LAYERS, VOCABULARY, POSITIONS = 384, 6, 50304, 1024
 RANKS = (1, 2)
+STEP = 20  # products of matrices that stand for a step of training
+AT_ONCE, BLOCKED = "synchronous save, training blocked", "asynchronous save, training blocked"
 SYNCHRONOUS, BLOCKED = "colonnade save", "asynchronous save, blocked"
 
 
@@ -176,6 +180,41 @@ def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
     return {name: values[1:] for name, values in speeds.items()}  # the first round warms up
 
 
+def measure_blocking(folder: Path, rounds: int) -> dict[str, list[float]]:
+    """What was done → seconds of each round. Every rank calls this."""
+    rank, num_ranks = launch.rank_and_size()
+    barrier: Callable[[], object] = torch.distributed.barrier if num_ranks > 1 else lambda: None
+    shards, told = shards_of(rank, num_ranks), list[Saved]()
+    seconds: dict[str, list[float]] = defaultdict(list)
+    x = torch.randn(1024, 1024)
+
+    def train() -> float:
+        barrier()
+        start = time.perf_counter()
+        for _ in range(STEP):
+            x @ x
+        return time.perf_counter() - start
+
+    group = background_group(600.0)
+    with Saver(
+        Place(folder / "later", 1), shards, asynchronous=True, group=group, overlap=True, on_saved=told.append
+    ) as saver:
+        for step in range(1, rounds + 2):
+            seconds["training alone"].append(train())
+            barrier()
+            start = time.perf_counter()
+            save(folder / "ours", step, shards, {}, keep=1)
+            seconds[AT_ONCE].append(time.perf_counter() - start)
+            barrier()
+            saver.save(Content(step, {}), lambda: shards)
+            seconds["training beside an asynchronous save"].append(train())
+            saver.copied()
+            saver.wait()
+            seconds[BLOCKED].append(told[-1].blocked_seconds)
+            seconds["asynchronous save, until it is whole"].append(told[-1].seconds)
+    return {name: values[1:] for name, values in seconds.items()}
+
+
 def remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)  # the other rank is at it too
@@ -187,32 +226,43 @@ def run_rank(line: argparse.Namespace) -> None:
     launch.connect(line.ranks, "cpu")
     with quiet():
         speeds = measure(line.folder, line.rounds)
+        seconds = measure_blocking(line.folder, line.rounds)
     if launch.rank_and_size()[0] == 0:
-        line.result.write_text(json.dumps(speeds))
+        line.result.write_text(json.dumps({"gb_per_s": speeds, "seconds": seconds}))
     launch.disconnect()
 
 
-def run(num_ranks: int, line: argparse.Namespace) -> dict[str, list[float]]:
+def run(num_ranks: int, line: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
+    """Unit → what was done → each round."""
     with tempfile.TemporaryDirectory(dir=line.folder) as folder:
         result = Path(folder, "result.json")
         options = ["--ranks", str(num_ranks), "--rounds", str(line.rounds), "--folder", folder, "--result", str(result)]
         status = launch.run_ranks(num_ranks, [sys.executable, "-m", "benchmarks.checkpoint", *options])
         if status:
             sys.exit(status)
-        speeds: dict[str, list[float]] = json.loads(result.read_text())
-        return speeds
+        found: dict[str, dict[str, list[float]]] = json.loads(result.read_text())
+        return found
 
 
 def table(rows: dict[int, dict[str, list[float]]]) -> str:
-    text, notes = "| ranks | what | GB/s | low – high | to a copy |\n|---|---|---|---|---|\n", ""
+    text = "| ranks | what | GB/s | low – high | to a copy |\n|---|---|---|---|---|\n"
     for num_ranks, speeds in rows.items():
         measure_of = statistics.median(speeds["copy"])
         for name, values in speeds.items():
             median = statistics.median(values)
             text += f"| {num_ranks} | {name} | {median:.2f} | {min(values):.2f} – {max(values):.2f} "
             text += f"| {median / measure_of:.2f} |\n"
-        share = statistics.median(a / b for a, b in zip(speeds[SYNCHRONOUS], speeds[BLOCKED], strict=True))
-        notes += f"\n{num_ranks} rank(s): an asynchronous save blocks {share:.1%} of the time of a synchronous one.\n"
+    return text
+
+
+def table_of_blocking(rows: dict[int, dict[str, list[float]]]) -> str:
+    text, notes = "\n| ranks | what | seconds | low – high |\n|---|---|---|---|\n", ""
+    for num_ranks, seconds in rows.items():
+        for name, values in seconds.items():
+            text += f"| {num_ranks} | {name} | {statistics.median(values):.3f} "
+            text += f"| {min(values):.3f} – {max(values):.3f} |\n"
+        share = statistics.median(a / b for a, b in zip(seconds[BLOCKED], seconds[AT_ONCE], strict=True))
+        notes += f"\n{num_ranks} rank(s): an asynchronous save blocks training for {share:.1%} of a save at once.\n"
     return text + notes
 
 
@@ -227,6 +277,8 @@ def main() -> None:
         run_rank(line)
         return
     rows = {num_ranks: run(num_ranks, line) for num_ranks in RANKS}
+    speeds, seconds = ({n: row[unit] for n, row in rows.items()} for unit in ("gb_per_s", "seconds"))
+    tables = table(speeds) + table_of_blocking(seconds)
     now, machine = datetime.now().astimezone(), describe()
     report = {"date": now.isoformat(timespec="seconds"), "hardware": machine, "command": command_line()}
     heading = (
@@ -236,9 +288,11 @@ def main() -> None:
     )
     RESULTS.mkdir(exist_ok=True)
     output = RESULTS / f"checkpoint-{now:%Y-%m-%d}-{machine_name()}"
-    output.with_name(output.name + ".md").write_text(heading + table(rows))
-    output.with_name(output.name + ".json").write_text(json.dumps(report | {"bytes": num_bytes(), "gb_per_s": rows}))
-    print(heading + table(rows) + f"\n{output}.md")
+    output.with_name(output.name + ".md").write_text(heading + tables)
+    output.with_name(output.name + ".json").write_text(
+        json.dumps(report | {"bytes": num_bytes(), "gb_per_s": speeds, "seconds": seconds})
+    )
+    print(heading + tables + f"\n{output}.md")
 
 
 if __name__ == "__main__":
