@@ -9,13 +9,15 @@ The reference model with its optimizer state: 30M parameters in float32, three t
     torch.save      the whole state dict into one file, and fsync; torch.load of it
     plain dcp       torch.distributed.checkpoint as it comes
     colonnade       with SHA-256 of every byte while saving, and checked while loading
-    asynchronous    the same in the background: how long training is blocked (copying to memory), and how long until the
-                    checkpoint is whole; nothing else runs meanwhile
 
 Files are read from the page cache, as after any save on the same machine; each target is removed before it is written
-again. Then, again in turn, for how long a save blocks training, at once and in the background. Training is a stretch of
-matrix products; with `checkpoint.asynchronous` it begins when the save has begun, and ends with an optimizer step, which
-waits until what it changes is copied. What the writing takes from training beside it is told too. Writes `results/checkpoint-<date>-<machine>.md` and `.json`.
+again.
+
+Then, again in turn, for how long a save blocks training, at once and in the background. Training is a stretch of matrix
+products; with `checkpoint.asynchronous` it begins when the save has begun, and ends with an optimizer step, which waits
+until what it changes is copied. What the writing takes from the training beside it is told too.
+
+Writes `results/checkpoint-<date>-<machine>.md` and `.json`.
 """
 
 import argparse
@@ -45,7 +47,7 @@ from benchmarks.hardware import command_line, describe, machine_name
 from colonnade.checkpoint.load import load
 from colonnade.checkpoint.plan import Shard
 from colonnade.checkpoint.save import Content, Place, save
-from colonnade.checkpoint.saver import Saver
+from colonnade.checkpoint.saver import Saved, Saver
 from colonnade.mesh import launch
 from colonnade.mesh.background import background_group
 
@@ -54,7 +56,6 @@ HIDDEN, LAYERS, VOCABULARY, POSITIONS = 384, 6, 50304, 1024
 RANKS = (1, 2)
 STEP = 20  # products of matrices that stand for a step of training
 AT_ONCE, BLOCKED = "synchronous save, training blocked", "asynchronous save, training blocked"
-SYNCHRONOUS, BLOCKED = "colonnade save", "asynchronous save, blocked"
 
 
 def shapes() -> dict[str, tuple[tuple[int, ...], int | None]]:
@@ -98,17 +99,17 @@ def quiet() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Contestant:
-    """What is timed, one after the other, by its name; `target` is removed before that, outside of the time."""
+    """A way to save and a way to load what it saved; `target` is removed before each save, outside of the time."""
 
     target: Path
-    steps: dict[str, Callable[[], object]]
+    save: Callable[[], object]
+    loads: dict[str, Callable[[], object]]
 
 
-@contextmanager
-def contestants(folder: Path, rank: int, num_ranks: int) -> Iterator[list[Contestant]]:
-    """Those that save end with their target on the disk."""
+def contestants(folder: Path, rank: int, num_ranks: int) -> dict[str, Contestant]:
+    """Name → how. Every save ends with its target on the disk."""
     shards = shards_of(rank, num_ranks)
-    original, copy, plain, ours, later = (folder / name for name in ("original", "copy", "plain", "ours", "later"))
+    original, copy, plain, ours = (folder / name for name in ("original", "copy", "plain", "ours"))
     state = {
         f"{shard.name}@{shard.offsets}": shard.data for shard in shards
     }  # dcp: each rank's parts by their own names
@@ -128,33 +129,20 @@ def contestants(folder: Path, rank: int, num_ranks: int) -> Iterator[list[Contes
     def load_ours(check_hashes: bool) -> None:
         load(ours / "step_00000001", shards, check_hashes=check_hashes)
 
-    with Saver(Place(later, 2), shards, asynchronous=True, group=background_group(600.0)) as saver:
-        yield [
-            Contestant(copy, {"copy": copy_file}),
-            Contestant(mine, {"torch save": torch_save, "torch load": lambda: torch.load(mine, weights_only=True)}),
-            Contestant(
-                plain,
-                {
-                    "plain dcp save": lambda: save_plainly(state, storage_writer=FileSystemWriter(plain)),
-                    "plain dcp load": lambda: load_plainly(state, storage_reader=FileSystemReader(plain)),
-                },
-            ),
-            Contestant(
-                ours,
-                {
-                    SYNCHRONOUS: lambda: save(ours, 1, shards, {}),
-                    "colonnade load": lambda: load_ours(True),
-                    "colonnade load without hashes": lambda: load_ours(False),
-                },
-            ),
-            Contestant(
-                later,
-                {
-                    BLOCKED: lambda: saver.save(Content(1, {}), lambda: shards),
-                    "asynchronous save, until it is whole": saver.wait,
-                },
-            ),
-        ]
+    return {
+        "copy": Contestant(copy, copy_file, {}),
+        "torch": Contestant(mine, torch_save, {"": lambda: torch.load(mine, weights_only=True)}),
+        "plain dcp": Contestant(
+            plain,
+            lambda: save_plainly(state, storage_writer=FileSystemWriter(plain)),
+            {"": lambda: load_plainly(state, storage_reader=FileSystemReader(plain))},
+        ),
+        "colonnade": Contestant(
+            ours,
+            lambda: save(ours, 1, shards, {}),
+            {"": lambda: load_ours(True), " without hashes": lambda: load_ours(False)},
+        ),
+    }
 
 
 def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
@@ -163,20 +151,22 @@ def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
     barrier: Callable[[], object] = torch.distributed.barrier if num_ranks > 1 else lambda: None
     speeds: dict[str, list[float]] = defaultdict(list)
 
-    with contestants(folder, rank, num_ranks) as entrants:
-        for _ in range(rounds + 1):
-            for contestant in entrants:
-                remove(contestant.target)
-                if rank == 0:
-                    os.sync()  # nothing of what came before is left to be written
-                barrier()
-                start = time.perf_counter()
-                for name, action in contestant.steps.items():
-                    if not name.startswith("asynchronous"):  # whose two times have one beginning
-                        start = time.perf_counter()
-                    action()
-                    barrier()
-                    speeds[name].append(num_bytes() / 1e9 / (time.perf_counter() - start))
+    def timed(name: str, action: Callable[[], object]) -> None:
+        barrier()
+        start = time.perf_counter()
+        action()
+        barrier()
+        speeds[name].append(num_bytes() / 1e9 / (time.perf_counter() - start))
+
+    entrants = contestants(folder, rank, num_ranks)
+    for _ in range(rounds + 1):
+        for name, contestant in entrants.items():
+            remove(contestant.target)
+            if rank == 0:
+                os.sync()  # nothing of what came before is left to be written
+            timed(f"{name} save" if contestant.loads else name, contestant.save)
+            for how, action in contestant.loads.items():
+                timed(f"{name} load{how}", action)
     return {name: values[1:] for name, values in speeds.items()}  # the first round warms up
 
 
@@ -192,7 +182,7 @@ def measure_blocking(folder: Path, rounds: int) -> dict[str, list[float]]:
         barrier()
         start = time.perf_counter()
         for _ in range(STEP):
-            x @ x
+            torch.mm(x, x)
         return time.perf_counter() - start
 
     group = background_group(600.0)

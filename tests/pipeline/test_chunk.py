@@ -1,5 +1,7 @@
 """A chunk: forward and backward unit by unit give autograd's gradients, and tell the owner of each step in time."""
 
+import sys
+
 import pytest
 import torch
 from hypothesis import given
@@ -33,7 +35,9 @@ def test_a_whole_model_in_one_chunk_has_autograds_gradients(every: int, split: b
     given_ = microbatches(3)
     loss = sum(chunk.forward(each.number, None, each).item() for each in given_)
     for each in given_:
-        assert chunk.backward(each.number, None, each, last=False, split=split) is None, "the embedding hands nothing on"
+        assert chunk.backward(each.number, None, each, last=False, split=split) is None, (
+            "the embedding hands nothing on"
+        )
         if split:
             chunk.weights(each.number, last=False)
     expected, gradients = toy.plain(given_)
@@ -81,6 +85,18 @@ def test_inference_keeps_nothing_and_leaves_the_head_out() -> None:
     x = chunk.infer(None, each)
     assert x.shape == (LENGTH, SAMPLES, HIDDEN) and not x.requires_grad
     assert owner.acquired() == UNITS[:-1] and toy.kept(UNITS) == set()
+
+
+def test_backward_loads_no_symbolic_algebra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch's own way of starting with a gradient does: a second and 35 MB for every rank."""
+    monkeypatch.setitem(sys.modules, "torch.fx.experimental.symbolic_shapes", None)  # importing it fails
+    _, _, chunk = chunk_of(["blocks.0", "blocks.1"], every=1)
+    (each,) = microbatches(1)
+    x = torch.ones(LENGTH, SAMPLES, HIDDEN, dtype=torch.float64)
+    chunk.forward(0, x, each)
+    with pytest.raises(ImportError):
+        torch.autograd.backward(x.clone().requires_grad_() * 2, x)
+    assert chunk.backward(0, x, each, last=True) is not None
 
 
 # --- what the owner is told -------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ The global batch of a step is the same positions for any dp and any micro-batch 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -31,10 +31,16 @@ class Batch:
     """float32 [s, b]: 1 where the label counts, 0 where not."""
     samples: Tensor
     """int64 [b]: each sample's position in the run; dropout depends on it."""
+    documents: Tensor | None = None
+    """int64 [s, b]: the document that each token belongs to, counted within the sample: tokens of different documents
+    do not see each other. None: all tokens of a sample do."""
+    positions: Tensor | None = None
+    """int64 [s, b]: each token's place in its document. None: 0 … s - 1."""
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device."""
-        return Batch(self.tokens.to(device), self.labels.to(device), self.loss_mask.to(device), self.samples.to(device))
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: part.to(device) for name, part in parts.items() if part is not None})
 
 
 def load_batch(dataset: GPTDataset, positions: Sequence[int], *, loss_mask: Tensor | None = None) -> Batch:
@@ -80,7 +86,7 @@ def evaluation_batches(
     yield from (load_batch(dataset, positions) for positions in mine)
     for _ in range(rounds - len(mine)):
         batch = load_batch(dataset, range(min(micro_batch_size, num_samples)))
-        yield Batch(batch.tokens, batch.labels, torch.zeros_like(batch.loss_mask), batch.samples)
+        yield replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
 
 
 def load_batches(dataset: GPTDataset, microbatches: Sequence[range]) -> Iterator[Batch]:
