@@ -180,7 +180,7 @@ class Chunk:
         assert passed.out is not None, "recomputed by now"
         self.owner.acquire(unit, gradients=True)
         start = passed.out if grad is None else apply(_Start, passed.out, grad)
-        start.backward()
+        torch.autograd.backward(start)
         self.owner.release(unit)
         return None if passed.entry is None else passed.entry.grad
 
