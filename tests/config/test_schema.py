@@ -97,4 +97,13 @@ def test_every_key_is_documented_and_every_number_has_a_unit(name: str) -> None:
 
 
 def test_the_sections_are_those_of_the_contract() -> None:
-    assert list(Config.model_fields) == ["model", "parallel", "data", "train", "optim", "checkpoint", "run"]
+    assert list(Config.model_fields) == [
+        "model",
+        "parallel",
+        "data",
+        "curriculum",
+        "train",
+        "optim",
+        "checkpoint",
+        "run",
+    ]

@@ -18,8 +18,9 @@ class Key(NamedTuple):
     """One key of the configuration."""
 
     name: str  # section.key
-    type: type[int] | type[float] | type[str] | type[bool]
-    choices: tuple[str, ...]  # empty: any value of the type
+    type: type[int] | type[float] | type[str] | type[bool] | type[dict[str, float]]
+    choices: tuple[str | int, ...]  # empty: any value of the type
+    many: bool  # a list of such values
     limits: tuple[str, ...]  # in words: "of at least 1"
     required: bool
     default: Any
@@ -44,14 +45,16 @@ def all_keys() -> Mapping[str, Key]:
 def key_of(name: str, field: FieldInfo) -> Key:
     """What the schema says about one field. Its documentation is '[unit] meaning' or 'meaning'."""
     parts = list(parts_of(field.annotation)) + field.metadata
-    choices = tuple(part for part in parts if isinstance(part, str))
-    types = [part for part in parts if part in (bool, int, float, str)]
+    choices = tuple(part for part in parts if isinstance(part, str | int))
+    types = [part for part in parts if part in (bool, int, float, str)] or [type(part) for part in choices]
+    table = any(get_origin(part) is dict for part in inner_types(field.annotation))
     description = " ".join((field.description or "").split())
     unit, _, meaning = description[1:].partition("] ") if description.startswith("[") else ("", "", description)
     return Key(
         name=name,
-        type=types[0] if types else str,
+        type=dict if table else types[0] if types else str,
         choices=tuple(PRESETS) if name == "model.preset" else choices,
+        many=any(get_origin(part) is tuple for part in inner_types(field.annotation)),
         limits=tuple(limit_in_words(part) for part in parts if isinstance(part, Ge | Gt | Lt)),
         required=field.is_required(),
         default=field.default,
@@ -76,15 +79,26 @@ def parts_of(annotation: object) -> Iterator[Any]:
             yield from parts_of(part)
 
 
+def inner_types(annotation: object) -> Iterator[object]:
+    """An annotation and those it is made of."""
+    yield annotation
+    for part in get_args(annotation):
+        yield from inner_types(part)
+
+
 def expectation(key: Key) -> str:
     """What a key accepts: 'a whole number of at least 1', '"fp32", "bf16" or "fp64"'."""
     if key.choices:
-        *others, last = (f'"{choice}"' for choice in key.choices)
+        *others, last = (as_toml(choice) for choice in key.choices)
         return f"{', '.join(others)} or {last}" if others else last
+    if key.many:
+        return " ".join(["a list of whole numbers", *key.limits])
     if key.type is str:
         return "text in quotes"
     if key.type is bool:
         return "true or false"
+    if key.type is dict:
+        return " ".join(["a table of numbers", *key.limits])
     return " ".join(["a whole number" if key.type is int else "a number", " and ".join(key.limits)]).rstrip()
 
 
@@ -100,7 +114,7 @@ def kind_of(value: object, key: Key) -> str:
         return "a truth value"
     if isinstance(value, str):
         return "text" if value else "empty"
-    if type(value) is key.type or (isinstance(value, int) and key.type is float):
+    if type(value) is (list if key.many else key.type) or (isinstance(value, int) and key.type is float):
         return "out of range"
     return {int: "a number", float: "a number with a decimal point or exponent", list: "a list", dict: "a section"}.get(
         type(value), "a date or time"
@@ -111,6 +125,8 @@ def as_toml(value: object) -> str:
     """A value as it stands in a TOML file. None, which TOML does not have, is '(unset)'."""
     if value is None:
         return "(unset)"
-    if isinstance(value, str | bool | int | list):
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{as_toml(key)} = {as_toml(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, str | bool | int | list | tuple):
         return json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007f")
     return str(value)

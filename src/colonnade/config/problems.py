@@ -144,6 +144,9 @@ def value_refused(details: ErrorDetails) -> Iterator[Problem]:
         yield from missing(name)
         return
     key, value = all_keys()[name], details["input"]
+    if (key.many or key.type is dict) and len(details["loc"]) > 2:
+        yield Problem(f"{name} has {as_toml(value)} in it, where {expectation(key)} is expected.", (name,))
+        return
     uncertain = (name, *(f"model.{each}" for each in PRESETS["gpt2-124m"])) if name == "model.preset" else (name,)
     yield Problem(f"{name} = {as_toml(value)} {why_not(key, value)}{remedy(key, value)}", uncertain)
 
@@ -160,19 +163,26 @@ def why_not(key: Key, value: object) -> str:
     reason = WHY_NOT.get((key.name, value)) if isinstance(value, str) else None
     if reason:
         return f"is not possible: {reason}."
-    if key.choices and isinstance(value, str):
+    if key.choices and type(value) is key.type:
         return "is not one of the choices."
     return f"is {kind_of(value, key)}, where {expectation(key)} is expected."
 
 
 def remedy(key: Key, value: object) -> str:
     """What to write instead, where that can be guessed; else the choices; else nothing."""
-    if key.choices and isinstance(value, str):
-        close = [] if (key.name, value) in WHY_NOT else get_close_matches(value.lower(), key.choices, n=1)
+    if key.choices and type(value) is key.type:
+        close = close_choices(key, value)
         choices = f" Use {expectation(key)}."
         return f' Did you mean "{close[0]}"?{choices}' if close else choices
     better = number_meant(key, value)
     return "" if better is None else f" Write {key.name} = {better}"
+
+
+def close_choices(key: Key, value: object) -> list[str]:
+    """The choice that a misspelled one is nearest to."""
+    if not isinstance(value, str) or (key.name, value) in WHY_NOT:
+        return []
+    return get_close_matches(value.lower(), [choice for choice in key.choices if isinstance(choice, str)], n=1)
 
 
 def number_meant(key: Key, value: object) -> str | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Lt, MinLen
-from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Strict, field_validator, model_validator
 
 from colonnade.config.presets import PRESETS, with_preset
 
@@ -23,6 +23,8 @@ Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Ge(0), Lt(1)]
 Text = Annotated[str, MinLen(1)]
+Counts = Annotated[tuple[Count, ...], Strict(False)]  # a TOML list
+CountsOrZero = Annotated[tuple[CountOrZero, ...], Strict(False)]
 
 
 class Section(BaseModel):
@@ -134,12 +136,44 @@ class DataConfig(Section):
     epochs: Count | None = None
     """[epochs] Length of order = "all_epochs", which needs it; unset otherwise. The run ends at train.steps, or when
     these samples are used up."""
+    blend: dict[Text, Positive] | None = None
+    """Several token files to train on in place of data.train, each with a number whose meaning is blend_by's. Every
+    part of the run, however short, has them in these proportions to less than a sample."""
+    blend_by: Literal["samples", "tokens", "epochs", "temperature"] = "samples"
+    """What the numbers of blend are: samples and tokens, shares of either, in any unit; epochs, how often each file is
+    read, and the run ends there; temperature, factors on tokens^(1/temperature) of each file."""
+    temperature: Positive | None = None
+    """[1] For blend_by = "temperature", which needs it: 1 mixes in proportion to size, larger values give small files
+    a larger share, and a very large one gives all the same."""
+    documents: Literal["joined", "separate"] = "joined"
+    """Whether a token sees the document before its own: joined is GPT-2's way; separate restarts positions and cuts
+    attention at every document, and counts no loss for the first token of the next one."""
+    packing: Literal["stream", "best_fit"] = "stream"
+    """How documents fill samples: stream cuts the text wherever a sample ends; best_fit puts whole documents together
+    so that few are cut, and needs documents = "separate"."""
+    no_loss_on: CountsOrZero = ()
+    """[token ids] Tokens whose prediction does not count in the loss."""
+    cache: Text | None = None
+    """Folder for copies of token files that are named by URL (s3://, gs://, https://, …). Needs the extra `remote`."""
 
     @property
     def shares(self) -> tuple[float, float, float]:
         """The parts of data.train for (train, validation, test), 0 for a part with a token file of its own."""
         train, validation, test = parse_split(self.split)
         return train, 0.0 if self.validation else validation, 0.0 if self.test else test
+
+
+class CurriculumConfig(Section):
+    """Sequences and batches that start small and grow. Three lists of equal length, a place a stage; empty: none."""
+
+    tokens: CountsOrZero = ()
+    """[tokens] Where each stage begins, counted from the start of the run: 0 first, and rising. A stage begins at the
+    first step from there on at which whole samples are used up."""
+    seq_length: Counts = ()
+    """[tokens] Sequence length of each stage: a divisor of model.seq_length; the last is model.seq_length. Samples of
+    that length are cut in pieces, so that every token is used once an epoch."""
+    global_batch_size: Counts = ()
+    """[sequences] Global batch of each stage, in sequences of its length; the last is train.global_batch_size."""
 
 
 class TrainConfig(Section):
@@ -230,6 +264,7 @@ class Config(Section):
     model: ModelConfig = ModelConfig()
     parallel: ParallelConfig = ParallelConfig()
     data: DataConfig = DataConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()
     train: TrainConfig
     optim: OptimConfig
     checkpoint: CheckpointConfig = CheckpointConfig()
