@@ -35,6 +35,7 @@ DTYPES: dict[int, np.dtype[np.integer]] = {
 }
 
 Tokens = NDArray[np.integer]
+_AT_ONCE = 64  # documents whose places are looked up together: more than most samples hold
 
 
 def bin_path(prefix: str | Path) -> Path:
@@ -119,6 +120,24 @@ class TokenFile:
             middle = (low + high) // 2
             low, high = (middle, high) if self.document_start(middle) <= token else (low, middle)
         return low
+
+    def document_starts(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Where documents begin, of those that begin at tokens `start … stop`: rising, each place once."""
+        assert 0 <= start <= stop, "a range of tokens"
+        document = self.document_at(start) if start < self.num_tokens else self.num_documents
+        found: list[int] = []
+        while document < self.num_documents and (not found or found[-1] < stop):
+            found += self._starts(document, min(document + _AT_ONCE, self.num_documents))
+            document += _AT_ONCE
+        starts = np.array(found, dtype=np.int64)
+        return np.unique(starts[(start <= starts) & (starts < stop)])
+
+    def _starts(self, first: int, stop: int) -> list[int]:
+        """Where some documents begin; they cost one look at each part of the index."""
+        sequences = self._boundaries[first:stop]
+        offsets = self._offsets[np.minimum(sequences, self.num_sequences - 1)] // self.dtype.itemsize
+        starts: list[int] = np.where(sequences < self.num_sequences, offsets, self.num_tokens).tolist()
+        return starts
 
     def read(self, start: int, count: int) -> Tokens:
         """Tokens [count] from `start` on, in the file's dtype and not copied; they may cross documents."""

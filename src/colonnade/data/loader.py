@@ -10,13 +10,15 @@ The global batch of a step is the same positions for any dp and any micro-batch 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from colonnade.data.gpt_dataset import GPTDataset
+from colonnade.data.gpt_dataset import Dataset
+from colonnade.data.rows import Rows, positions_within
 
 
 @dataclass(frozen=True)
@@ -31,19 +33,40 @@ class Batch:
     """float32 [s, b]: 1 where the label counts, 0 where not."""
     samples: Tensor
     """int64 [b]: each sample's position in the run; dropout depends on it."""
+    documents: Tensor | None = None
+    """int64 [s, b]: the document that each token belongs to, counted within the sample: tokens of different documents
+    do not see each other. None: all tokens of a sample do."""
+    positions: Tensor | None = None
+    """int64 [s, b]: each token's place in its document. None: 0 … s - 1."""
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device."""
-        return Batch(self.tokens.to(device), self.labels.to(device), self.loss_mask.to(device), self.samples.to(device))
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: part.to(device) for name, part in parts.items() if part is not None})
 
 
-def load_batch(dataset: GPTDataset, positions: Sequence[int], *, loss_mask: Tensor | None = None) -> Batch:
-    """The samples at positions [b] of the run; `loss_mask` [s, b] None: every label counts."""
-    rows = np.ascontiguousarray(dataset.samples(positions).T)  # [s + 1, b]
-    tokens = torch.from_numpy(rows)
-    mask = torch.ones(tokens[1:].shape, dtype=torch.float32) if loss_mask is None else loss_mask
-    assert mask.shape == tokens[1:].shape, "one mask value a label"
-    return Batch(tokens[:-1], tokens[1:], mask, torch.tensor(list(positions), dtype=torch.int64))
+def load_batch(dataset: Dataset, positions: Sequence[int], *, loss_mask: Tensor | None = None) -> Batch:
+    """The samples at positions [b] of the run; `loss_mask` [s, b] None: what the dataset says."""
+    return as_batch(dataset.rows(positions), list(positions), loss_mask=loss_mask)
+
+
+def as_batch(rows: Rows, samples: Sequence[int], *, loss_mask: Tensor | None = None) -> Batch:
+    """Rows [b, s] as a batch of sequences [s, b]; `samples` [b] name them."""
+    mask = _sequence_first(rows.counted.astype(np.float32)) if loss_mask is None else loss_mask
+    assert mask.shape == (rows.tokens.shape[1], rows.tokens.shape[0]), "one mask value a label"
+    return Batch(
+        tokens=_sequence_first(rows.tokens),
+        labels=_sequence_first(rows.labels),
+        loss_mask=mask,
+        samples=torch.tensor(list(samples), dtype=torch.int64),
+        documents=None if rows.documents is None else _sequence_first(rows.documents),
+        positions=None if rows.documents is None else _sequence_first(positions_within(rows.documents)),
+    )
+
+
+def _sequence_first(rows: NDArray[np.generic]) -> Tensor:
+    """[b, s] -> [s, b]"""
+    return torch.from_numpy(np.ascontiguousarray(rows.T))
 
 
 def rank_positions(
@@ -64,6 +87,6 @@ def evaluation_positions(num_samples: int, *, micro_batch_size: int, dp_rank: in
     return [range(begin, min(begin + micro_batch_size, stop)) for begin in range(first, stop, micro_batch_size)]
 
 
-def load_batches(dataset: GPTDataset, microbatches: Sequence[range]) -> Iterator[Batch]:
+def load_batches(dataset: Dataset, microbatches: Sequence[range]) -> Iterator[Batch]:
     """The batches of a step, one micro-batch after the other."""
     return (load_batch(dataset, positions) for positions in microbatches)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from colonnade.config.schema import Config
-from colonnade.data.gpt_dataset import GPTDataset
+from colonnade.data.gpt_dataset import Dataset
 from colonnade.data.loader import evaluation_positions, load_batch, rank_positions
 from colonnade.errors import ColonnadeError
 from colonnade.evaluation.perplexity import Perplexity, evaluate
@@ -131,7 +131,7 @@ def _evaluate(run: Run, state: TrainState) -> dict[str, float | int]:
     return numbers
 
 
-def evaluate_part(run: Run, state: TrainState, part: GPTDataset) -> Perplexity:
+def evaluate_part(run: Run, state: TrainState, part: Dataset) -> Perplexity:
     """Mean loss on the first `evaluate_samples` samples of a validation or test part, shared by the dp ranks."""
     train, dp = run.config.train, run.mesh.dp
     positions = evaluation_positions(
