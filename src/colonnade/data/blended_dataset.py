@@ -22,6 +22,7 @@ from colonnade.data.gpt_dataset import (
     STREAM,
     Datasets,
     GPTDataset,
+    Passes,
     check_documents,
     open_tokens,
     order_of,
@@ -70,6 +71,15 @@ class BlendedDataset:
         groups = [np.flatnonzero(place.sets == number) for number in np.unique(place.sets)]
         rows = [self.parts[place.sets[group[0]]].rows(place.indices[group]) for group in groups]
         return Rows.stack(rows).take(np.argsort(np.concatenate(groups)))
+
+    def passes(self, positions: Sequence[int] | NDArray[np.int64]) -> Passes:
+        """Which pass over which part each sample [b] is of."""
+        place = self.blend.locate(np.asarray(positions, dtype=np.int64))
+        epochs = np.empty_like(place.indices)
+        for number in np.unique(place.sets):
+            chosen = place.sets == number
+            epochs[chosen] = self.parts[number].passes(place.indices[chosen]).epochs
+        return Passes(place.sets, epochs)
 
     def check_length(self, num_samples: int) -> None:
         """Refuse a run of more samples than there are."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,15 @@ SPLITS = ("train", "validation", "test")
 STREAM = Cut()
 
 
+class Passes(NamedTuple):
+    """Which pass over which data each of some positions [b] belongs to."""
+
+    sets: NDArray[np.int64]
+    """Number of the data set [b]."""
+    epochs: NDArray[np.int64]
+    """How many times all of it came before [b]; 0 where all epochs are shuffled as one."""
+
+
 class Dataset(Protocol):
     """Samples in the order of a run."""
 
@@ -40,6 +49,10 @@ class Dataset(Protocol):
 
     def rows(self, positions: Sequence[int] | NDArray[np.int64]) -> Rows:
         """The samples at positions [b] of the run."""
+        ...
+
+    def passes(self, positions: Sequence[int] | NDArray[np.int64]) -> Passes:
+        """Which pass over which data each sample [b] is of."""
         ...
 
 
@@ -78,6 +91,12 @@ class GPTDataset:
         """The samples at positions [b] of the run."""
         indices = self.order.samples(np.asarray(positions, dtype=np.int64))
         return Rows.stack([self._reader.row(index) for index in indices.tolist()])
+
+    def passes(self, positions: Sequence[int] | NDArray[np.int64]) -> Passes:
+        """Which pass over the data each sample [b] is of."""
+        asked = np.asarray(positions, dtype=np.int64)
+        mixed = isinstance(self.order, AllEpochsOrder)
+        return Passes(np.zeros_like(asked), asked * 0 if mixed else asked // self.num_samples)
 
     def sample(self, position: int) -> NDArray[np.int64]:
         """Token ids [seq_length + 1] at a position of the run."""

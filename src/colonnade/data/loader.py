@@ -73,11 +73,17 @@ def rank_positions(
     start: int, *, global_batch_size: int, micro_batch_size: int, dp_rank: int, dp_size: int
 ) -> list[range]:
     """Positions of each micro-batch of one dp rank, in the step whose global batch begins at `start`."""
+    numbers = cut_in_microbatches(global_batch_size, micro_batch_size, dp_rank=dp_rank, dp_size=dp_size)
+    return [range(start + each.start, start + each.stop) for each in numbers]
+
+
+def cut_in_microbatches(global_batch_size: int, micro_batch_size: int, *, dp_rank: int, dp_size: int) -> list[range]:
+    """Which samples of a global batch are in each micro-batch of one dp rank."""
     assert global_batch_size % (dp_size * micro_batch_size) == 0, (
         "the config check lets only whole micro-batches through"
     )
     share = global_batch_size // dp_size
-    first = start + dp_rank * share
+    first = dp_rank * share
     return [range(begin, begin + micro_batch_size) for begin in range(first, first + share, micro_batch_size)]
 
 

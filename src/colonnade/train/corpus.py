@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from colonnade.config.schema import Config, parse_split
 from colonnade.data.blended_dataset import BlendedDataset, Mixture, open_blend
+from colonnade.data.curriculum import Curriculum, CurriculumDataset
 from colonnade.data.gpt_dataset import Dataset, Datasets, GPTDataset, open_datasets, open_tokens
 from colonnade.data.indexed import TokenFile
 from colonnade.data.rows import Cut
@@ -22,6 +23,13 @@ class Corpus:
     tokenizer: Tokenizer | None
     vocab_size: int
     datasets: Datasets
+    curriculum: Curriculum
+    """Which positions are a step; a single stage where nothing grows."""
+
+    @property
+    def training(self) -> Dataset:
+        """What the run trains on, by the positions of the curriculum."""
+        return CurriculumDataset(self.datasets.train, self.curriculum)
 
     @property
     def byte_lengths(self) -> NDArray[np.int64] | None:
@@ -42,8 +50,17 @@ def open_corpus(config: Config) -> Corpus:
         if data.blend is None
         else _open_blend(config, vocab_size, tokenizer, cut)
     )
-    _check_length(config, datasets)
-    return Corpus(tokenizer, vocab_size, datasets)
+    curriculum = curriculum_of(config)
+    _check_length(config, datasets, curriculum)
+    return Corpus(tokenizer, vocab_size, datasets, curriculum)
+
+
+def curriculum_of(config: Config) -> Curriculum:
+    """The stages of [curriculum], or one for the whole run."""
+    stages = config.curriculum
+    if not stages.tokens:
+        return Curriculum.constant(config.model.seq_length, config.train.global_batch_size)
+    return Curriculum(stages.tokens, stages.seq_length, stages.global_batch_size)
 
 
 def _open(config: Config, vocab_size: int, tokenizer: Tokenizer | None, cut: Cut) -> Datasets:
@@ -111,14 +128,14 @@ def _vocab_size(config: Config, tokenizer: Tokenizer | None) -> int:
     )
 
 
-def _check_length(config: Config, datasets: Datasets) -> None:
+def _check_length(config: Config, datasets: Datasets, curriculum: Curriculum) -> None:
     """With all epochs shuffled as one, and with epochs of each file, the run may not be longer than they are."""
+    wanted = -(-curriculum.steps(config.train.steps) * curriculum.unit // curriculum.seq_length)
     if isinstance(datasets.train, BlendedDataset):
-        datasets.train.check_length(config.train.steps * config.train.global_batch_size)
+        datasets.train.check_length(wanted)
     if config.data.order != "all_epochs" or config.data.epochs is None:
         return
     there = len(datasets.train) * config.data.epochs
-    wanted = config.train.steps * config.train.global_batch_size
     if wanted > there:
         raise ConfigError(
             f"train.steps × train.global_batch_size = {wanted:,} samples, but data.epochs = {config.data.epochs} "
