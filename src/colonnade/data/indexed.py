@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from bisect import bisect_left
 from pathlib import Path
 
 import numpy as np
@@ -131,6 +132,17 @@ class TokenFile:
             document += _AT_ONCE
         starts = np.array(found, dtype=np.int64)
         return np.unique(starts[(start <= starts) & (starts < stop)])
+
+    def sequence_starts(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Where sequences (sentences) begin, of those that begin at tokens `start … stop`: rising, each place once."""
+        size = self.dtype.itemsize
+        first = bisect_left(range(self.num_sequences), start * size, key=lambda number: int(self._offsets[number]))
+        found: list[int] = []
+        while first < self.num_sequences and (not found or found[-1] < stop):
+            found += (self._offsets[first : first + _AT_ONCE] // size).tolist()
+            first += _AT_ONCE
+        starts = np.array(found, dtype=np.int64)
+        return np.unique(starts[starts < stop])
 
     def _starts(self, first: int, stop: int) -> list[int]:
         """Where some documents begin; they cost one look at each part of the index."""

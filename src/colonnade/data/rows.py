@@ -113,6 +113,10 @@ class Text:
             raise DataError(unknown_token(self.file, tokens, self.start + begin, self.vocab_size))
         return tokens.astype(np.int64)
 
+    def sentences(self, begin: int, stop: int) -> Integers:
+        """Where sequences of the file begin in `begin … stop`, counted from the text's start."""
+        return self.file.sequence_starts(self.start + begin, self.start + stop) - self.start
+
     def documents(self, begin: int, stop: int) -> Integers:
         """Where documents begin in `begin … stop`, counted from the text's start."""
         return self.file.document_starts(self.start + begin, self.start + stop) - self.start
