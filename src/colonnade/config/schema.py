@@ -125,8 +125,9 @@ class DataConfig(Section):
     test: Text | None = None
     """Token file kept aside: not read in training. Unset: the third part of data.train, cut off by data.split."""
     tokenizer: Text | None = None
-    """Tokenizer that made the token files: a tokenizer.json, or a folder with GPT-2's encoder.json and vocab.bpe (or
-    vocab.json and merges.txt). It is kept in every checkpoint, so that generating needs no other file."""
+    """Tokenizer that made the token files: a tokenizer.json, BERT's vocab.txt, a SentencePiece *.model, or a folder
+    with one of them or with GPT-2's encoder.json and vocab.bpe (or vocab.json and merges.txt). It is kept in every
+    checkpoint, so that generating needs no other file."""
     split: Text = "29:1:0"
     """[proportions] Shares of data.train's documents for train:validation or train:validation:test. A part that has a
     token file of its own takes no share."""
@@ -154,7 +155,8 @@ class DataConfig(Section):
     no_loss_on: CountsOrZero = ()
     """[token ids] Tokens whose prediction does not count in the loss."""
     cache: Text | None = None
-    """Folder for copies of token files that are named by URL (s3://, gs://, https://, …). Needs the extra `remote`."""
+    """Folder for copies of token files that are named by URL (s3://, gs://, https://, …): all of the
+    index, and tokens as they are read. Needs room for the file, and the package of that kind of storage."""
 
     @property
     def shares(self) -> tuple[float, float, float]:

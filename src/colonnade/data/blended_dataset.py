@@ -102,12 +102,13 @@ def open_blend(
     order: Literal["epoch", "all_epochs"] = "epoch",
     tokenizer: Tokenizer | None = None,
     cut: Cut = STREAM,
+    cache: str | None = None,
 ) -> Datasets:
     """The data sets of a blended run: `split` cuts each file by documents, and the parts are blended alike."""
     found: list[list[GPTDataset]] = [[], [], []]
     shares: list[list[float]] = [[], [], []]
     for number, (prefix, value) in enumerate(mixture.numbers.items()):
-        file = open_tokens(prefix, vocab_size=vocab_size, tokenizer=tokenizer)
+        file = open_tokens(prefix, vocab_size=vocab_size, tokenizer=tokenizer, cache=cache)
         for part, documents in enumerate(split_documents(file.num_documents, split)):
             if part and not _fills_a_sample(file, documents, seq_length):
                 continue

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colonnade.data.indexed import TokenFile
+from colonnade.data.remote import open_token_file
 from colonnade.data.rows import Cut, PackedRows, RowReader, Rows, StreamRows, Text, unknown_token
 from colonnade.data.sampler import AllEpochsOrder, EpochOrder, InOrder, Order
 from colonnade.data.sidecar import read_sidecar
@@ -131,17 +132,18 @@ def open_datasets(
     epochs: int | None = None,
     tokenizer: Tokenizer | None = None,
     cut: Cut = STREAM,
+    cache: str | None = None,
 ) -> Datasets:
     """The datasets of a run: `split` cuts `train` by documents, among those of the three without a file."""
     own = {"validation": validation, "test": test}
     weights = {name: 0 if own.get(name) else weight for name, weight in zip(SPLITS, split, strict=True)}
-    file = open_tokens(train, vocab_size=vocab_size, tokenizer=tokenizer)
+    file = open_tokens(train, vocab_size=vocab_size, tokenizer=tokenizer, cache=cache)
     parts = dict(zip(SPLITS, split_documents(file.num_documents, tuple(weights.values())), strict=True))
     opened: dict[str, GPTDataset] = {}
     for name in SPLITS[1:]:
         prefix = own[name]
         if prefix is not None:
-            other = open_tokens(prefix, vocab_size=vocab_size, tokenizer=tokenizer)
+            other = open_tokens(prefix, vocab_size=vocab_size, tokenizer=tokenizer, cache=cache)
             opened[name] = GPTDataset(other, range(other.num_documents), seq_length, vocab_size=vocab_size, cut=cut)
         elif weights[name] and (parts[name] or name in needed):
             check_documents(file, name, parts[name], split)
@@ -165,9 +167,11 @@ def order_of(num_samples: int, *, order: Literal["epoch", "all_epochs"], epochs:
     return AllEpochsOrder(num_samples, epochs, seed)
 
 
-def open_tokens(prefix: str, *, vocab_size: int, tokenizer: Tokenizer | None = None) -> TokenFile:
+def open_tokens(
+    prefix: str, *, vocab_size: int, tokenizer: Tokenizer | None = None, cache: str | None = None
+) -> TokenFile:
     """Open a token file and hold it against the tokenizer and the model's vocabulary, as far as it says itself."""
-    file = TokenFile(prefix)
+    file = open_token_file(prefix, cache)
     sidecar = read_sidecar(file)
     if sidecar is not None and tokenizer is not None and sidecar.tokenizer_sha256 != tokenizer.sha256:
         raise DataError(

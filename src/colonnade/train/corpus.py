@@ -9,7 +9,7 @@ from colonnade.config.schema import Config, parse_split
 from colonnade.data.blended_dataset import BlendedDataset, Mixture, open_blend
 from colonnade.data.curriculum import Curriculum, CurriculumDataset
 from colonnade.data.gpt_dataset import Dataset, Datasets, GPTDataset, open_datasets, open_tokens
-from colonnade.data.indexed import TokenFile
+from colonnade.data.remote import open_token_file
 from colonnade.data.rows import Cut
 from colonnade.data.sidecar import read_sidecar
 from colonnade.data.tokenizer import Tokenizer
@@ -79,6 +79,7 @@ def _open(config: Config, vocab_size: int, tokenizer: Tokenizer | None, cut: Cut
         epochs=data.epochs,
         tokenizer=tokenizer,
         cut=cut,
+        cache=data.cache,
     )
 
 
@@ -95,11 +96,12 @@ def _open_blend(config: Config, vocab_size: int, tokenizer: Tokenizer | None, cu
         order=data.order,
         tokenizer=tokenizer,
         cut=cut,
+        cache=data.cache,
     )
     own: dict[str, Dataset] = {}
     for name, prefix in (("validation", data.validation), ("test", data.test)):
         if prefix is not None:
-            file = open_tokens(prefix, vocab_size=vocab_size, tokenizer=tokenizer)
+            file = open_tokens(prefix, vocab_size=vocab_size, tokenizer=tokenizer, cache=data.cache)
             own[name] = GPTDataset(file, range(file.num_documents), seq_length, vocab_size=vocab_size, cut=cut)
     return replace(blended, **own)
 
@@ -117,7 +119,7 @@ def _vocab_size(config: Config, tokenizer: Tokenizer | None) -> int:
     if tokenizer is not None:
         return tokenizer.vocab_size
     files = list(config.data.blend or [config.data.train or ""])
-    sidecars = [read_sidecar(TokenFile(file)) for file in files]
+    sidecars = [read_sidecar(open_token_file(file, config.data.cache)) for file in files]
     known = [sidecar.vocab_size for sidecar in sidecars if sidecar is not None]
     if len(known) == len(files):
         return max(known)
