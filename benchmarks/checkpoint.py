@@ -9,6 +9,8 @@ The reference model with its optimizer state: 30M parameters in float32, three t
     torch.save      the whole state dict into one file, and fsync; torch.load of it
     plain dcp       torch.distributed.checkpoint as it comes
     colonnade       with SHA-256 of every byte while saving, and checked while loading
+    asynchronous    the same in the background: how long training is blocked (copying to memory), and how long until the
+                    checkpoint is whole; nothing else runs meanwhile
 
 Files are read from the page cache, as after any save on the same machine; each target is removed before it is written
 again. Writes `results/checkpoint-<date>-<machine>.md` and `.json`.
@@ -40,12 +42,15 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_plainly
 from benchmarks.hardware import command_line, describe, machine_name
 from colonnade.checkpoint.load import load
 from colonnade.checkpoint.plan import Shard
-from colonnade.checkpoint.save import save
+from colonnade.checkpoint.save import Content, Place, save
+from colonnade.checkpoint.saver import Saver
 from colonnade.mesh import launch
+from colonnade.mesh.background import background_group
 
 RESULTS = Path(__file__).resolve().parent / "results"
 HIDDEN, LAYERS, VOCABULARY, POSITIONS = 384, 6, 50304, 1024
 RANKS = (1, 2)
+SYNCHRONOUS, BLOCKED = "colonnade save", "asynchronous save, blocked"
 
 
 def shapes() -> dict[str, tuple[tuple[int, ...], int | None]]:
@@ -89,17 +94,17 @@ def quiet() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Contestant:
-    """A way to save and a way to load what it saved; `target` is removed before each save, outside of the time."""
+    """What is timed, one after the other, by its name; `target` is removed before that, outside of the time."""
 
     target: Path
-    save: Callable[[], object]
-    loads: dict[str, Callable[[], object]]
+    steps: dict[str, Callable[[], object]]
 
 
-def contestants(folder: Path, rank: int, num_ranks: int) -> dict[str, Contestant]:
-    """Name → how. Every save ends with its target on the disk."""
+@contextmanager
+def contestants(folder: Path, rank: int, num_ranks: int) -> Iterator[list[Contestant]]:
+    """Those that save end with their target on the disk."""
     shards = shards_of(rank, num_ranks)
-    original, copy, plain, ours = (folder / name for name in ("original", "copy", "plain", "ours"))
+    original, copy, plain, ours, later = (folder / name for name in ("original", "copy", "plain", "ours", "later"))
     state = {
         f"{shard.name}@{shard.offsets}": shard.data for shard in shards
     }  # dcp: each rank's parts by their own names
@@ -119,20 +124,33 @@ def contestants(folder: Path, rank: int, num_ranks: int) -> dict[str, Contestant
     def load_ours(check_hashes: bool) -> None:
         load(ours / "step_00000001", shards, check_hashes=check_hashes)
 
-    return {
-        "copy": Contestant(copy, copy_file, {}),
-        "torch": Contestant(mine, torch_save, {"": lambda: torch.load(mine, weights_only=True)}),
-        "plain dcp": Contestant(
-            plain,
-            lambda: save_plainly(state, storage_writer=FileSystemWriter(plain)),
-            {"": lambda: load_plainly(state, storage_reader=FileSystemReader(plain))},
-        ),
-        "colonnade": Contestant(
-            ours,
-            lambda: save(ours, 1, shards, {}),
-            {"": lambda: load_ours(True), " without hashes": lambda: load_ours(False)},
-        ),
-    }
+    with Saver(Place(later, 2), shards, asynchronous=True, group=background_group(600.0)) as saver:
+        yield [
+            Contestant(copy, {"copy": copy_file}),
+            Contestant(mine, {"torch save": torch_save, "torch load": lambda: torch.load(mine, weights_only=True)}),
+            Contestant(
+                plain,
+                {
+                    "plain dcp save": lambda: save_plainly(state, storage_writer=FileSystemWriter(plain)),
+                    "plain dcp load": lambda: load_plainly(state, storage_reader=FileSystemReader(plain)),
+                },
+            ),
+            Contestant(
+                ours,
+                {
+                    SYNCHRONOUS: lambda: save(ours, 1, shards, {}),
+                    "colonnade load": lambda: load_ours(True),
+                    "colonnade load without hashes": lambda: load_ours(False),
+                },
+            ),
+            Contestant(
+                later,
+                {
+                    BLOCKED: lambda: saver.save(Content(1, {}), lambda: shards),
+                    "asynchronous save, until it is whole": saver.wait,
+                },
+            ),
+        ]
 
 
 def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
@@ -141,22 +159,20 @@ def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
     barrier: Callable[[], object] = torch.distributed.barrier if num_ranks > 1 else lambda: None
     speeds: dict[str, list[float]] = defaultdict(list)
 
-    def timed(name: str, action: Callable[[], object]) -> None:
-        barrier()
-        start = time.perf_counter()
-        action()
-        barrier()
-        speeds[name].append(num_bytes() / 1e9 / (time.perf_counter() - start))
-
-    entrants = contestants(folder, rank, num_ranks)
-    for _ in range(rounds + 1):
-        for name, contestant in entrants.items():
-            remove(contestant.target)
-            if rank == 0:
-                os.sync()  # nothing of what came before is left to be written
-            timed(f"{name} save" if contestant.loads else name, contestant.save)
-            for how, action in contestant.loads.items():
-                timed(f"{name} load{how}", action)
+    with contestants(folder, rank, num_ranks) as entrants:
+        for _ in range(rounds + 1):
+            for contestant in entrants:
+                remove(contestant.target)
+                if rank == 0:
+                    os.sync()  # nothing of what came before is left to be written
+                barrier()
+                start = time.perf_counter()
+                for name, action in contestant.steps.items():
+                    if not name.startswith("asynchronous"):  # whose two times have one beginning
+                        start = time.perf_counter()
+                    action()
+                    barrier()
+                    speeds[name].append(num_bytes() / 1e9 / (time.perf_counter() - start))
     return {name: values[1:] for name, values in speeds.items()}  # the first round warms up
 
 
@@ -188,14 +204,16 @@ def run(num_ranks: int, line: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def table(rows: dict[int, dict[str, list[float]]]) -> str:
-    text = "| ranks | what | GB/s | low – high | to a copy |\n|---|---|---|---|---|\n"
+    text, notes = "| ranks | what | GB/s | low – high | to a copy |\n|---|---|---|---|---|\n", ""
     for num_ranks, speeds in rows.items():
         measure_of = statistics.median(speeds["copy"])
         for name, values in speeds.items():
             median = statistics.median(values)
             text += f"| {num_ranks} | {name} | {median:.2f} | {min(values):.2f} – {max(values):.2f} "
             text += f"| {median / measure_of:.2f} |\n"
-    return text
+        share = statistics.median(a / b for a, b in zip(speeds[SYNCHRONOUS], speeds[BLOCKED], strict=True))
+        notes += f"\n{num_ranks} rank(s): an asynchronous save blocks {share:.1%} of the time of a synchronous one.\n"
+    return text + notes
 
 
 def main() -> None:

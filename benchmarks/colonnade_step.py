@@ -16,8 +16,7 @@ from colonnade.train.step import train_step
 
 
 def reference_config(task: Task) -> Config:
-    tp = num_ranks() if task.mode == "tp" else 1
-    dp = num_ranks() if task.mode == "dp" else 1
+    parallel = parallel_config(task)
     return Config(
         model=ModelConfig(
             num_layers=task.num_layers,
@@ -28,10 +27,10 @@ def reference_config(task: Task) -> Config:
             dropout=0.0,
             attention_dropout=0.0,
         ),
-        parallel=ParallelConfig(tp=tp, dp=dp),
+        parallel=parallel,
         train=TrainConfig(
             steps=task.warmup + task.steps,
-            global_batch_size=task.micro_batch_size * dp,
+            global_batch_size=task.micro_batch_size * task.num_microbatches * parallel.dp,
             micro_batch_size=task.micro_batch_size,
             precision=task.dtype,
             gradient_clip=task.gradient_clip,
@@ -49,15 +48,27 @@ def reference_config(task: Task) -> Config:
     )
 
 
+def parallel_config(task: Task) -> ParallelConfig:
+    ranks = num_ranks()
+    if task.mode in ("tp", "sp"):
+        return ParallelConfig(tp=ranks, sequence_parallel=task.mode == "sp")
+    if task.mode == "pp":
+        return ParallelConfig(pp=ranks, partition="flops")
+    zero = {"zero1": 1, "zero2": 2, "zero3": 3}
+    return ParallelConfig.model_validate({"dp": ranks, "zero": zero.get(task.mode, 0)})
+
+
 def build_step(task: Task) -> Callable[[], float]:
     config = reference_config(task)
     device = connect(num_ranks(), config.train.device, threads=config.train.threads)
-    mesh = build_mesh(Layout(tp=config.parallel.tp, pp=1, dp=config.parallel.dp), rank())
+    parallel = config.parallel
+    mesh = build_mesh(Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp), rank())
     state = build_state(config, mesh, task.vocab_size, device)
     tokens, labels = (part.T.contiguous() for part in fixed_batch(task))  # [s, b]
     samples = torch.arange(task.micro_batch_size) + mesh.dp.rank * task.micro_batch_size
     batch = Batch(tokens=tokens, labels=labels, loss_mask=torch.ones(tokens.shape), samples=samples)
-    return lambda: train_step(state, [batch], mesh, config.train).loss
+    batches = [batch] * task.num_microbatches
+    return lambda: train_step(state, batches, mesh, config.train).loss
 
 
 def main() -> None:

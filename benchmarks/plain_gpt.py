@@ -2,7 +2,8 @@
 
 Pre-LayerNorm blocks, learned positions, fused causal attention, a head tied to the embedding, autocast for bf16, fused
 AdamW, clipping. `--compile` gives the whole model and its loss to `torch.compile`. Two ranks under torchrun train data
-parallel (DistributedDataParallel) or tensor parallel (DTensor with `loss_parallel`, PyTorch's own way).
+parallel (DistributedDataParallel), fully sharded (`zero3`: FSDP2) or tensor parallel (DTensor with `loss_parallel`,
+PyTorch's own way).
 
     python -m benchmarks.plain_gpt --dtype bf16 --threads 2 --compile
     python -m torch.distributed.run --standalone --nproc-per-node 2 -m benchmarks.plain_gpt --mode dp --threads 1
@@ -17,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -93,6 +95,15 @@ def shard(model: GPT, mesh: DeviceMesh) -> None:
         parallelize_module(block, mesh, plan)
 
 
+def shard_fully(model: GPT, task: Task) -> None:
+    """FSDP2: every block, and the rest, gathered for use and freed afterwards; bf16 parameters, fp32 reduction."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    options = {"mesh": init_device_mesh("cpu", (num_ranks(),))} | ({"mp_policy": policy} if task.bf16 else {})
+    for block in model.blocks:
+        fully_shard(block, **options)
+    fully_shard(model, **options)
+
+
 def clip_sharded_(parameters: list[nn.Parameter], limit: float) -> None:
     """Clip by the global norm; `clip_grad_norm_` refuses a mixture of DTensors and plain tensors."""
     gradients = [p.grad for p in parameters if p.grad is not None]
@@ -128,6 +139,9 @@ def build_step(task: Task, compiled: bool) -> Callable[[], float]:
     torch.manual_seed(1234)
     model = GPT(task)
     precision = torch.autocast("cpu", torch.bfloat16) if task.bf16 else contextlib.nullcontext()
+    if task.mode == "zero3":
+        shard_fully(model, task)
+        precision = contextlib.nullcontext()  # FSDP2 casts by itself
     if task.mode == "tp":
         shard(model, init_device_mesh("cpu", (num_ranks(),)))
     vocabulary = loss_parallel if task.mode == "tp" else contextlib.nullcontext
@@ -179,7 +193,8 @@ def main() -> None:
         profile(step, task.steps)
     else:
         name = "plain torch + compile" if line.compile else "plain torch"
-        measure(step, task, peer=name, note="DTensor, loss_parallel" if task.mode == "tp" else "")
+        notes = {"tp": "DTensor, loss_parallel", "zero3": "FSDP2"}
+        measure(step, task, peer=name, note=notes.get(task.mode, ""))
     if num_ranks() > 1:
         torch.distributed.destroy_process_group()
 

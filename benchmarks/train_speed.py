@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks import hardware, speed_table
+from benchmarks.peers.reference import MODES
 
 RESULTS = Path(__file__).resolve().parent / "results"
 LIMIT_SECONDS = 900
@@ -46,7 +47,7 @@ class Contestant:
     name: str
     module: str
     imports: str
-    modes: tuple[str, ...] = ("one", "tp", "dp")
+    modes: tuple[str, ...] = MODES
     options: tuple[str, ...] = field(default=())
     python: str = sys.executable
 
@@ -57,18 +58,19 @@ class Contestant:
         return subprocess.run(command, cwd=hardware.ROOT, capture_output=True, check=False).returncode == 0
 
 
-LAYOUTS = (("one", 2), ("one", 1), ("tp", 1), ("dp", 1))
+LAYOUTS = (("one", 2), ("one", 1), *((mode, 1) for mode in ("tp", "sp", "pp", "dp", "zero1", "zero2", "zero3")))
 ROWS = tuple(Row(dtype, mode, threads) for dtype in ("fp32", "bf16") for mode, threads in LAYOUTS)
 CONTESTANTS = (
     Contestant("colonnade", "benchmarks.colonnade_step", "colonnade.train"),
-    Contestant("plain", "benchmarks.plain_gpt", "torch"),
+    Contestant("plain", "benchmarks.plain_gpt", "torch", ("one", "tp", "dp", "zero3")),
+    Contestant("pipelining", "benchmarks.peers.torch_pipeline_step", "torch", ("pp",)),
     Contestant("compile", "benchmarks.plain_gpt", "torch", ("one", "dp"), ("--compile",)),
     Contestant("transformers", "benchmarks.peers.transformers_step", "transformers", ("one", "dp")),
-    Contestant("deepspeed", "benchmarks.peers.deepspeed_step", "deepspeed", ("one", "dp")),
-    Contestant("megatron", "benchmarks.peers.megatron_step", "megatron.core"),
+    Contestant("deepspeed", "benchmarks.peers.deepspeed_step", "deepspeed", ("one", "dp", "zero1", "zero2", "zero3")),
+    Contestant("megatron", "benchmarks.peers.megatron_step", "megatron.core", ("one", "tp", "pp", "dp", "zero1")),
     Contestant("litgpt", "benchmarks.peers.litgpt_step", "litgpt", ("one", "dp")),
 )
-QUICK = ("colonnade", "plain", "compile")
+QUICK = ("colonnade", "plain", "compile", "pipelining")
 
 
 def choose(line: argparse.Namespace) -> tuple[list[Contestant], list[str]]:

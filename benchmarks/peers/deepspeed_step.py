@@ -1,4 +1,4 @@
-"""The plain GPT under `deepspeed`: one process, or data parallel (ZeRO stage 0 in fp32, 1 in bf16).
+"""The plain GPT under `deepspeed`: one process, data parallel (ZeRO stage 0 in fp32, 1 in bf16), or a ZeRO stage.
 
 bf16 is DeepSpeed's own: bf16 parameters with an fp32 master copy. On CPU stage 0 was the fastest of 0 to 3 in fp32, and
 stage 1 of 1 to 3 in bf16. DeepSpeed compiles an operator with g++ and ninja on its first use.
@@ -25,6 +25,8 @@ from benchmarks.plain_gpt import GPT  # noqa: E402
 
 
 def zero_stage(task: Task) -> int:
+    if task.mode.startswith("zero"):
+        return int(task.mode.removeprefix("zero"))
     return 1 if task.bf16 and num_ranks() > 1 else 0
 
 

@@ -21,7 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-MODES = ("one", "tp", "dp")
+MODES = ("one", "tp", "sp", "pp", "dp", "zero1", "zero2", "zero3")
+REPLICATED = ("dp", "zero1", "zero2", "zero3")
+PIPELINE_MICROBATCHES = 8
 DTYPES = ("fp32", "bf16")
 
 
@@ -30,7 +32,8 @@ class Task:
     """The reference model (a GPT-2 of 30M parameters), its optimizer, and how this run is laid out."""
 
     mode: str = "one"
-    """`one` process, or two ranks: `tp` (tensor parallel) or `dp` (data parallel)."""
+    """`one` process, or two ranks: `tp` (tensor parallel), `sp` (with sequence parallelism), `pp` (pipeline), `dp`
+    (data parallel), `zero1` to `zero3`."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     threads: int = 2
     """CPU threads of each rank."""
@@ -63,8 +66,13 @@ class Task:
     @property
     def tokens_per_step(self) -> int:
         """Tokens of one step over all ranks."""
-        replicas = num_ranks() if self.mode == "dp" else 1
-        return self.micro_batch_size * self.seq_length * replicas
+        replicas = num_ranks() if self.mode in REPLICATED else 1
+        return self.micro_batch_size * self.num_microbatches * self.seq_length * replicas
+
+    @property
+    def num_microbatches(self) -> int:
+        """Micro-batches of a rank's step."""
+        return PIPELINE_MICROBATCHES if self.mode == "pp" else 1
 
 
 TINY = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "seq_length": 32, "vocab_size": 512}
@@ -105,7 +113,7 @@ def start_gloo() -> None:
 
 def fixed_batch(task: Task) -> tuple[Tensor, Tensor]:
     """Tokens and labels, each int64 `[b, s]`; replicas get different ones, tensor-parallel ranks the same."""
-    seed = rank() if task.mode == "dp" else 0
+    seed = rank() if task.mode in REPLICATED else 0
     generator = torch.Generator().manual_seed(seed)
     shape = (task.micro_batch_size, task.seq_length + 1)
     stream = torch.randint(0, task.vocab_size, shape, generator=generator)

@@ -54,6 +54,9 @@ def train(
         list[str] | None,
         typer.Argument(help="Keys to replace.", metavar="SECTION.KEY=VALUE", show_default=False),
     ] = None,
+    audit: Annotated[
+        bool, typer.Option("--audit", help="Run one step, and print what each axis sent beside what theory says.")
+    ] = False,
 ) -> None:
     """Train a model, or go on with a run that was stopped.
 
@@ -62,7 +65,11 @@ def train(
     from colonnade.config.load import load
 
     settings = load(config, overrides or [])
-    run_on_ranks(settings.parallel.num_ranks, ["train", str(config), *(overrides or [])])
+    run_on_ranks(settings.parallel.num_ranks, ["train", str(config), *(overrides or []), *["--audit"] * audit])
+    if audit:
+        from colonnade.train.audit import audit as audit_one_step
+
+        raise typer.Exit(0 if audit_one_step(settings) else 1)
 
     from colonnade.train import loop
 
@@ -85,6 +92,7 @@ Checkpoint = Annotated[
 TensorParallel = Annotated[
     int, typer.Option(help="Tensor-parallel ranks; any number that divides heads and MLP.", min=1)
 ]
+PipelineParallel = Annotated[int, typer.Option(help="Pipeline stages; up to the number of layers + 2.", min=1)]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Precision = Annotated[str | None, typer.Option(help="fp32, bf16 or fp64; the checkpoint's own where unset.")]
 
@@ -181,15 +189,16 @@ def generate(
     top_p: Annotated[float, typer.Option(help="Choose among the likeliest tokens that make up p in all.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Another seed gives another text.")] = 1234,
     tp: TensorParallel = 1,
+    pp: PipelineParallel = 1,
     device: Device = "auto",
     precision: Precision = None,
 ) -> None:
     """Write on from a prompt, token by token."""
-    run_on_ranks(tp, sys.argv[1:])
+    run_on_ranks(tp * pp, sys.argv[1:])
 
     from colonnade.train import trained
 
-    with trained.opened(checkpoint, tp=tp, device=device, precision=precision) as (model, mesh):
+    with trained.opened(checkpoint, tp=tp, pp=pp, device=device, precision=precision) as (model, mesh):
         trained.write_on(
             model,
             mesh,
@@ -213,6 +222,7 @@ def evaluate(
         int | None, typer.Option(help="Tokens that the window moves; only these are scored. Unset: a whole window.")
     ] = None,
     tp: TensorParallel = 1,
+    pp: PipelineParallel = 1,
     device: Device = "auto",
     precision: Precision = None,
     as_json: AsJson = False,
@@ -220,15 +230,59 @@ def evaluate(
     """Measure a checkpoint on a text: perplexity and bits per byte."""
     if task != "perplexity":
         raise ConfigError(f"there is no task {task!r}. Use perplexity.")
-    run_on_ranks(tp, sys.argv[1:])
+    run_on_ranks(tp * pp, sys.argv[1:])
 
     from colonnade.train import trained
 
-    with trained.opened(checkpoint, tp=tp, device=device, precision=precision) as (model, mesh):
+    with trained.opened(checkpoint, tp=tp, pp=pp, device=device, precision=precision) as (model, mesh):
         trained.measure(model, mesh, data, stride=stride, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=CommandWithKeys)
+def plan(
+    config: Annotated[Path, typer.Argument(help="Configuration file (.toml).", show_default=False)],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Keys to replace.", metavar="SECTION.KEY=VALUE", show_default=False),
+    ] = None,
+    draw: Annotated[bool, typer.Option("--draw", help="Draw the pipeline's schedule.")] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the drawing to this file (.svg) too.", show_default=False)
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Time the model's units on this machine, and weigh the cuts by that.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Tell how a configuration's pipeline cuts the model, how long its stages wait, what they keep. Trains nothing."""
+    from colonnade.config.load import load
+    from colonnade.planner import pipeline_report
+    from colonnade.planner.pipeline import plan_pipeline
+    from colonnade.planner.vocabulary import vocab_size
+
+    settings = load(config, overrides or [])
+    size, seconds = vocab_size(settings.model, settings.data), None
+    if measure:
+        from colonnade.planner.measure import measured
+
+        seconds = measured(settings.model, settings.parallel, settings.train, size)
+    found = plan_pipeline(
+        settings.model,
+        settings.parallel,
+        num_microbatches=settings.train.num_microbatches(settings.parallel.dp),
+        vocab_size=size,
+        seconds=seconds,
+    )
+    if output is not None:
+        pipeline_report.write_picture(found, output)
+    if as_json:
+        print(json.dumps(pipeline_report.as_json(found)))
+    else:
+        width = shutil.get_terminal_size((120, 24)).columns
+        print(pipeline_report.as_text(found, picture=draw, width=width))
+
+
+@app.command(cls=CommandWithKeys)
 def verify(
     config: Annotated[Path, typer.Argument(help="Configuration file (.toml).", show_default=False)],
     overrides: Annotated[
@@ -236,32 +290,46 @@ def verify(
         typer.Argument(help="Keys to replace.", metavar="SECTION.KEY=VALUE", show_default=False),
     ] = None,
     layout: Annotated[
-        list[str] | None, typer.Option(help="Layout to hold against the serial run, like tp=2 or tp=2,dp=2; several.")
+        list[str] | None,
+        typer.Option(
+            help="Layout to hold against the serial run: keys of [parallel] and micro_batch_size, like tp=2 or "
+            "pp=2,dp=2,zero=1. Several. Unset: one of each kind that the model's shape admits.",
+            show_default=False,
+        ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps to compare.", min=1)] = 3,
+    shrink: Annotated[
+        bool, typer.Option("--shrink", help="Make the model small first: depth and width, never its structure.")
+    ] = False,
+    precision: Annotated[
+        str, typer.Option(help="fp64 (equal to 1e-10), fp32, bf16, fp16, or configured: that of the file.")
+    ] = "fp64",
     as_json: AsJson = False,
 ) -> None:
-    """Run this configuration serially and under other layouts in float64, and compare losses, gradients and weights."""
+    """Run this configuration serially and under other layouts, and compare losses, gradients, weights and moments.
+
+    Exit status 0: all are equal. 1: one differs, and the first number that does is named.
+    """
     from colonnade.train import verify as verification
 
-    if not verification.verify(config, overrides or [], layout or ["tp=2", "dp=2"], steps=steps, as_json=as_json):
+    equal = verification.verify(
+        config, overrides or [], layout or [], steps=steps, shrink=shrink, precision=precision, json_only=as_json
+    )
+    if not equal:
         raise typer.Exit(1)
 
 
 @app.command("rank-of-verify", hidden=True)
 def trace(
     config: Path,
-    overrides: list[str],
     output: Annotated[Path, typer.Option()],
     steps: Annotated[int, typer.Option()],
 ) -> None:
-    """One layout's part of `verify`: a few steps in float64, every number written down."""
+    """One rank of a run that `verify` compares: a few steps, every number written down."""
     from colonnade.config.load import load
-    from colonnade.train import verify as verification
+    from colonnade.train import verify_trace
 
-    settings = load(config, overrides)
-    run_on_ranks(settings.parallel.num_ranks, sys.argv[1:])
-    verification.trace(settings, output, steps)
+    verify_trace.trace(load(config), output, steps)
 
 
 @app.command()

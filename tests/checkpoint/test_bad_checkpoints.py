@@ -14,8 +14,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from colonnade.checkpoint.load import load
-from colonnade.checkpoint.manifest import MANIFEST, compare_facts, newest, read_manifest, verify
+from colonnade.checkpoint.load import load, load_found
+from colonnade.checkpoint.manifest import MANIFEST, Manifest, compare_facts, newest, read_manifest, verify
 from colonnade.checkpoint.plan import Shard
 from colonnade.checkpoint.save import save
 from colonnade.errors import CheckpointError
@@ -94,7 +94,8 @@ def test_a_missing_file(path: Path) -> None:
     shutil.rmtree(path.parent / "step_00000010")
     (path / "__0_0.distcp").unlink()
     assert refused(lambda: newest(path.parent)) == (
-        f"{path} is damaged: __0_0.distcp is missing. There is no older one: delete {path} to start again from step 0."
+        f"{path} is damaged: __0_0.distcp is missing. There is no older one: delete the whole run's folder to "
+        "start again from step 0."
     )
 
 
@@ -146,6 +147,18 @@ def test_another_model(path: Path) -> None:
     load(path, shards(), model={"num_layers": 2, "rope": {"base": 1.5}})
 
 
+def test_a_model_saved_before_a_key_existed(tmp_path: Path) -> None:
+    """It was what all models were until then; a run that wants something else is told so."""
+    path = save(tmp_path, 1, shards(), {"model": {"num_layers": 2}})
+    now = {"num_layers": 2, "position": "learned", "embedding_norm": False, "norm_position": "pre"}
+    load(path, shards(), model=now)
+    said = refused(lambda: load(path, shards(), model={**now, "position": "alibi", "norm_position": "post"}))
+    assert "\n  norm_position: 'pre' in the checkpoint, 'post' wanted\n  position: 'learned' in the" in said
+    later = save(tmp_path, 2, shards(), {"model": now})
+    said = refused(lambda: load(later, shards(), model={**now, "embedding_norm": True}))
+    assert "\n  embedding_norm: False in the checkpoint, True wanted\n" in said
+
+
 def test_compare_facts() -> None:
     facts = {"a": 1, "b": {"c": [1, 2]}}
     assert compare_facts(facts, facts) == []
@@ -170,6 +183,66 @@ def test_ranks_may_want_different_tensors(path: Path) -> None:
         load(path, shards()[rank::num_ranks])
 
     run_on_ranks(read, 2)
+
+
+def found_on(rank: int, folders: list[Path], check: Callable[[Path, Manifest], None] = lambda *_: None) -> str | None:
+    """What rank `rank` loads from the newest checkpoint in its folder: the checkpoint's name."""
+    wanted = [Shard("x", (3,), (0,), torch.zeros(3))]
+    found = load_found(lambda: newest(folders[rank]), wanted, model={}, check=check)
+    assert found is None or wanted[0].data.tolist() == [float(found[1].step)] * 3
+    return None if found is None else found[0].name
+
+
+@pytest.fixture
+def two_folders(tmp_path: Path) -> list[Path]:
+    for name, step in (("one", 1), ("other", 2)):
+        save(tmp_path / name, step, [Shard("x", (3,), (0,), torch.full((3,), float(step)))], {"model": {}})
+    shutil.copytree(tmp_path / "one", tmp_path / "same")
+    return [tmp_path / "one", tmp_path / "same", tmp_path / "other", tmp_path / "none"]
+
+
+def test_ranks_that_see_the_same_load_it(two_folders: list[Path]) -> None:
+    """Under whatever path; and none is none for all."""
+    one, same, _, none = two_folders
+    assert run_on_ranks(lambda rank, _: found_on(rank, [one, same]), 2) == ["step_00000001"] * 2
+    assert run_on_ranks(lambda rank, _: found_on(rank, [none, none]), 2) == [None, None]
+    assert found_on(0, [none]) is None and found_on(0, [one]) == "step_00000001"
+
+
+def test_ranks_that_see_different_checkpoints(two_folders: list[Path]) -> None:
+    one, _, other, none = two_folders
+
+    def read(rank: int, num_ranks: int, folders: list[Path]) -> str:
+        return refused(lambda: found_on(rank, folders))
+
+    first, second = run_on_ranks(read, 2, [one, other])
+    assert first == second and first.startswith(
+        f"The ranks see different checkpoints:\n  ranks 0: {one}/step_00000001 "
+    )
+    assert f"\n  ranks 1: {other}/step_00000002 " in first and "file system that all machines share" in first
+    first, second = run_on_ranks(read, 2, [none, one])
+    assert first == second and "\n  ranks 0: none\n  ranks 1: " in first
+
+
+def test_one_ranks_check_refuses_for_all(two_folders: list[Path]) -> None:
+    def check(path: Path, manifest: Manifest) -> None:
+        if torch.distributed.get_rank() == 1:
+            raise CheckpointError(f"{path.name} has step {manifest.step}")
+
+    def read(rank: int, num_ranks: int) -> str:
+        return refused(lambda: found_on(rank, [two_folders[0]] * 2, check))
+
+    assert run_on_ranks(read, 2) == ["step_00000001 has step 1"] * 2
+
+
+def test_a_folder_that_cannot_be_looked_into_is_not_empty(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    monkeypatch.setattr(os, "scandir", refuse)
+    said = refused(lambda: load_found(lambda: newest(path.parent), shards(), model={}, check=lambda *_: None))
+    assert said.startswith("Rank 0 could not read or write the checkpoint: [Errno 13] Permission denied")
 
 
 class Usage(NamedTuple):

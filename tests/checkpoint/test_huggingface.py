@@ -88,6 +88,15 @@ def test_what_is_no_gpt2_is_named() -> None:
     with pytest.raises(CheckpointError, match=r"'model\.layers\.0\.mlp\.gate_proj\.weight', and GPT-2 has none"):
         from_gpt2_state_dict({"model.layers.0.mlp.gate_proj.weight": torch.zeros(2, 2)}, 1)
     with pytest.raises(CheckpointError, match=r"'blocks\.0\.attention\.rope', and GPT-2 has no place"):
-        to_gpt2_state_dict({"blocks.0.attention.rope": torch.zeros(2)}, 1)
+        to_gpt2_state_dict(from_gpt2_state_dict(gpt2(), HEADS) | {"blocks.0.attention.rope": torch.zeros(2)}, HEADS)
     with pytest.raises(CheckpointError, match=r"num_heads = 5 does not divide the model's hidden size 24"):
         from_gpt2_state_dict(gpt2(), 5)
+
+
+@pytest.mark.parametrize("name", ["embedding.positions.weight", "head.norm.weight"])
+def test_a_model_without_what_gpt2_needs_is_refused(name: str) -> None:
+    """ALiBi has no positions, post-LayerNorm no final norm: written without a word, another model would be read."""
+    ours = from_gpt2_state_dict(gpt2(), HEADS)
+    del ours[name]
+    with pytest.raises(CheckpointError, match=f"The model has no {name}, and GPT-2 cannot be without"):
+        to_gpt2_state_dict(ours, HEADS)

@@ -8,8 +8,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colonnade.checkpoint.plan import Box, Shard, names_in_words, overlap, relative, share_out, tile
-from tests.checkpoint.grids import grid, grids
+from colonnade.checkpoint.plan import (
+    Box,
+    Shard,
+    boxes_of_span,
+    cut,
+    names_in_words,
+    overlap,
+    relative,
+    shards_of_span,
+    share_boxes,
+    share_out,
+    tile,
+)
+from tests.checkpoint.grids import grid, grids, number, view_of
 
 
 @st.composite
@@ -80,3 +92,153 @@ def test_names_in_words() -> None:
 
 def test_a_box_reads_as_an_index() -> None:
     assert str(Box((2, 0), (2, 3))) == "[2:4, 0:3]"
+
+
+# --- stretches of flattened tensors -----------------------------------------------------------------------------------
+
+
+@st.composite
+def spans(draw: st.DrawFn) -> tuple[tuple[int, ...], int, int]:
+    shape = tuple(draw(st.lists(st.integers(1, 5), max_size=4)))
+    ends = st.integers(0, math.prod(shape))
+    start, stop = sorted((draw(ends), draw(ends)))
+    return shape, start, stop
+
+
+@given(spans())
+def test_a_span_is_made_of_its_boxes_in_order(case: tuple[tuple[int, ...], int, int]) -> None:
+    shape, start, stop = case
+    boxes, x = boxes_of_span(shape, start, stop), number(shape)
+    parts = [view_of(x, box).reshape(-1) for box in boxes]
+    assert torch.cat([*parts, torch.zeros(0)]).tolist() == list(range(start + 1, stop + 1))
+    assert len(boxes) <= max(1, 2 * len(shape) - 1) and all(box.volume for box in boxes)
+    assert all(view_of(x, box).is_contiguous() for box in boxes)
+
+
+def test_spans_of_a_matrix() -> None:
+    assert boxes_of_span((4, 5), 3, 17) == [Box((0, 3), (1, 2)), Box((1, 0), (2, 5)), Box((3, 0), (1, 2))]
+    assert boxes_of_span((4, 5), 6, 9) == [Box((1, 1), (1, 3))]
+    assert boxes_of_span((4, 5), 0, 20) == [Box((0, 0), (4, 5))]
+    assert boxes_of_span((4, 5), 3, 7) == [Box((0, 3), (1, 2)), Box((1, 0), (1, 2))]
+    assert boxes_of_span((4, 5), 7, 7) == []
+    assert boxes_of_span((), 0, 1) == [Box((), ())]
+    with pytest.raises(AssertionError, match=r"\[0, 21\) must lie in a tensor of shape \[4, 5\]"):
+        boxes_of_span((4, 5), 0, 21)
+
+
+@given(spans(), st.data())
+def test_shards_of_a_span_are_views_of_its_real_part(
+    case: tuple[tuple[int, ...], int, int], data: st.DataObject
+) -> None:
+    """`held` lies anywhere: beside the tensor's beginning, over its end, outside of it."""
+    sizes, start, stop = case
+    offsets = tuple(data.draw(st.integers(0, 4)) for _ in sizes)
+    shape = tuple(data.draw(st.integers(1, 6)) for _ in sizes)
+    offsets = tuple(min(o, n) for o, n in zip(offsets, shape, strict=True))
+    flat = torch.zeros(stop - start)
+    for count, shard in enumerate(shards_of_span("w", shape, Box(offsets, sizes), flat, start), start=1):
+        assert shard.data.eq(0).all(), "no element twice"
+        shard.data.fill_(count)
+    written, real = torch.zeros(math.prod(sizes)), torch.zeros(sizes)
+    common = overlap(Box(offsets, sizes), Box((0,) * len(shape), shape))
+    if common is not None:
+        view_of(real, relative(common, Box(offsets, sizes))).fill_(1)
+    written[start:stop] = flat
+    assert torch.equal(written.ne(0)[start:stop], real.reshape(-1)[start:stop].ne(0))
+
+
+# --- sharing the writing ----------------------------------------------------------------------------------------------
+
+
+@given(grids(), st.lists(st.integers(1, 4), min_size=1, max_size=4))
+def test_cutting_a_box(case: tuple[tuple[int, ...], list[Box]], shares: list[int]) -> None:
+    shape, boxes = case
+    for box in boxes:
+        if len(shares) == 1 or sum(shares) <= max(box.sizes, default=0):
+            parts = cut(box, shares)
+            assert len(parts) == len(shares) and all(part.volume for part in parts)
+            others = [other for other in boxes if other != box]
+            assert tile(shape, [*others, *parts])
+
+
+@st.composite
+def held_boxes(draw: st.DrawFn) -> tuple[dict[tuple[str, Box], int], dict[tuple[str, Box], list[int]]]:
+    sizes, holders = {}, {}
+    for name in draw(st.sets(st.sampled_from("abcdefgh"), min_size=1)):
+        shape = tuple(draw(st.lists(st.integers(1, 3000), min_size=1, max_size=2)))
+        key = name, Box((0,) * len(shape), shape)
+        sizes[key] = 4 * math.prod(shape)
+        holders[key] = sorted(draw(st.sets(st.integers(0, 7), min_size=1)))
+    return sizes, holders
+
+
+@given(held_boxes())
+def test_what_is_shared_is_all_of_it_once_and_given_to_holders(
+    case: tuple[dict[tuple[str, Box], int], dict[tuple[str, Box], list[int]]],
+) -> None:
+    sizes, holders = case
+    shared = share_boxes(sizes, holders, 8)
+    for name, box in sizes:
+        mine = [(part, rank) for other, part, rank in shared if other == name]
+        assert tile(box.sizes, [part for part, _ in mine])
+        assert {rank for _, rank in mine} <= set(holders[name, box])
+        assert len({rank for _, rank in mine}) == len(mine), "a rank has what it writes of a box in one part"
+
+
+def loads(sizes: dict[tuple[str, Box], int], holders: dict[tuple[str, Box], list[int]], num_ranks: int) -> list[int]:
+    load = [0] * num_ranks
+    for _, box, rank in share_boxes(sizes, holders, num_ranks):
+        load[rank] += 4 * box.volume
+    return load
+
+
+def gpt(hidden: int, layers: int, vocabulary: int, tp: int) -> dict[str, tuple[tuple[int, ...], int | None]]:
+    """Weights of a GPT, with the dim that tp cuts."""
+    shapes: dict[str, tuple[tuple[int, ...], int | None]] = {
+        "tokens": ((vocabulary, hidden), 0),
+        "positions": ((1024, hidden), None),
+    }
+    for i in range(layers):
+        shapes |= {f"{i}.qkv": ((3 * hidden, hidden), 0), f"{i}.output": ((hidden, hidden), 1)}
+        shapes |= {f"{i}.up": ((4 * hidden, hidden), 0), f"{i}.down": ((hidden, 4 * hidden), 1)}
+        shapes |= {f"{i}.norm.{kind}": ((hidden,), None) for kind in "abcd"}
+    return shapes
+
+
+@pytest.mark.parametrize(
+    ("tp", "dp", "pp"), [(1, 8, 1), (2, 4, 1), (4, 1, 1), (2, 2, 2), (1, 2, 4), (8, 1, 1), (1, 1, 2), (4, 16, 1)]
+)
+@pytest.mark.parametrize(("hidden", "layers", "vocabulary"), [(768, 12, 50257), (768, 4, 250000)])
+def test_ranks_share_the_writing_evenly(tp: int, dp: int, pp: int, hidden: int, layers: int, vocabulary: int) -> None:
+    """GPT-2, and one giant embedding; the tied table is on the first and on the last stage."""
+    sizes: dict[tuple[str, Box], int] = {}
+    holders: dict[tuple[str, Box], list[int]] = {}
+    for name, (shape, dim) in gpt(hidden, layers, vocabulary, tp).items():
+        stages = {0, pp - 1} if name == "tokens" else {int(name.split(".")[0]) * pp // layers if "." in name else 0}
+        boxes = grid(shape, [tp if d == dim else 1 for d in range(len(shape))])
+        for stage in stages:
+            for rank in range(dp * tp):
+                key = name, boxes[rank % tp if dim is not None else 0]
+                sizes[key] = 4 * key[1].volume
+                holders.setdefault(key, []).append(stage * dp * tp + rank)
+    load = loads(sizes, holders, tp * dp * pp)
+    for stage in range(pp):  # a stage with more weights writes more
+        of_stage = load[stage * dp * tp : (stage + 1) * dp * tp]
+        assert max(of_stage) < 1.1 * sum(of_stage) / len(of_stage)
+    assert sum(load) == sum(sizes.values())
+    if pp == 1 or pp == 2:
+        assert max(load) < 1.1 * sum(load) / len(load)
+
+
+def test_what_few_ranks_hold_is_given_first() -> None:
+    """What all hold fills what the others leave."""
+    shared, own = ("shared", Box((0,), (1_000_000,))), [(f"own.{i}", Box((0,), (1000,))) for i in range(300)]
+    sizes = {key: 4 * key[1].volume for key in [shared, *own]}
+    load = loads(sizes, {shared: [0, 1, 2, 3], **{key: [2] for key in own}}, 4)
+    assert sum(load) == 5_200_000 and max(load) < 1.1 * 5_200_000 / 4
+
+
+def test_planning_for_many_ranks_is_fast() -> None:
+    sizes = {(f"w{i}", Box((0, 0), (4096, 4096))): 4 * 4096**2 for i in range(600)}
+    shared = share_boxes(sizes, {key: list(range(128)) for key in sizes}, 128)
+    assert len({rank for _, _, rank in shared}) == 128

@@ -20,7 +20,7 @@ from colonnade.checkpoint.manifest import MANIFEST, checkpoints_in, newest, read
 from colonnade.checkpoint.plan import Box, Shard
 from colonnade.checkpoint.save import save
 from colonnade.errors import CheckpointError
-from tests.checkpoint.grids import MODEL, grids, model_shards, number, shard_of
+from tests.checkpoint.grids import MODEL, Layout, grids, layouts, model_shards, number, shard_of
 from tests.distributed import fork, run_on_ranks
 
 FACTS: dict[str, Any] = {"model": {"num_layers": 2}, "samples": 12}
@@ -64,6 +64,64 @@ def test_any_boxes_are_read_back_as_any_other_boxes(
         path = save(Path(folder), 1, [shard_of("x", x, box) for box in written], {})
         load(path, [shard_of("x", y, box) for box in wanted])
     assert torch.equal(x, y)
+
+
+@given(layouts(), layouts())
+@settings(max_examples=60, deadline=None)
+def test_slices_are_read_back_as_any_other_slices(wrote: Layout, reads: Layout) -> None:
+    """All ranks' shards at once, in one process: tensors cut over tp and dp, tied over stages, padded everywhere."""
+    logical = weights(torch.float64)
+    blank = {name: torch.zeros_like(x) for name, x in logical.items()}
+    with TemporaryDirectory() as folder:
+        path = save(Path(folder), 1, [s for rank in range(wrote.num_ranks) for s in wrote.shards(logical, rank)], {})
+        wanted = [shard for rank in range(reads.num_ranks) for shard in reads.shards(logical, rank)]
+        found = [shard for rank in range(reads.num_ranks) for shard in reads.shards(blank, rank)]
+        load(path, found)
+    for have, want in zip(found, wanted, strict=True):
+        assert torch.equal(have.data, want.data), have.name
+
+
+GRIDS = [
+    Layout(),
+    Layout(tp=4),
+    Layout(dp=4),
+    Layout(dp=3, zero=True),
+    Layout(tp=2, dp=2, zero=True),
+    Layout(tp=2, pp=2),
+    Layout(dp=2, pp=2, zero=True),
+]
+
+
+@pytest.mark.parametrize("number", range(len(GRIDS)), ids=lambda number: str(GRIDS[number]))
+def test_any_ranks_read_what_other_ranks_wrote(tmp_path: Path, number: int) -> None:
+    """Each on a process of its own, as in a run that goes on elsewhere."""
+    wrote, reads = GRIDS[number], GRIDS[(number + 3) % len(GRIDS)]
+
+    def write_slices(rank: int, num_ranks: int) -> None:
+        save(tmp_path, 1, wrote.shards(weights(), rank), FACTS)
+
+    def read_slices(rank: int, num_ranks: int) -> list[str]:
+        wanted = reads.shards(weights(), rank)
+        found = empty_like(wanted)
+        load(tmp_path / "step_00000001", found, model=FACTS["model"])
+        return [have.name for have, want in zip(found, wanted, strict=True) if not torch.equal(have.data, want.data)]
+
+    run_on_ranks(write_slices, wrote.num_ranks)
+    assert run_on_ranks(read_slices, reads.num_ranks) == [[]] * reads.num_ranks
+    verify(tmp_path / "step_00000001")
+
+
+def test_a_giant_tensor_is_written_by_all_who_hold_it(tmp_path: Path) -> None:
+    def copies(rank: int, num_ranks: int) -> None:
+        save(tmp_path, 1, model_shards({"embedding.weight": number((50_257, 8))}, 0, 1), {})
+
+    run_on_ranks(copies, 4)
+    contents = verify(tmp_path / "step_00000001")
+    sizes = [contents.files[f"__{rank}_0.distcp"].size for rank in range(4)]
+    assert max(sizes) < 1.1 * min(sizes) and sum(sizes) < 1.02 * 50_257 * 8 * 4
+    x = torch.zeros(50_257, 8)
+    load(tmp_path / "step_00000001", model_shards({"embedding.weight": x}, 0, 1))
+    assert torch.equal(x, number((50_257, 8)))
 
 
 @pytest.mark.parametrize(("num_ranks", "tp"), [(1, 1), (2, 2), (4, 4), (4, 2)])

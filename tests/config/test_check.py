@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colonnade.config.check import CHECKS, divisors, multiples_around, nearest_divisors, one_of
+from colonnade.config.check import CHECKS
 from colonnade.config.describe import all_keys
 from colonnade.config.load import loads
+from colonnade.config.numbers import divisors, multiples_around, nearest_divisors, one_of
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
 
@@ -42,9 +43,74 @@ Problems = Callable[..., list[str]]
             "data-parallel rank computes whole micro-batches. Use a global_batch_size of 32.",
         ),
         (
-            ("parallel.pp=2",),
-            "parallel.pp = 2 asks for pipeline parallelism, which is not part of this version: every rank holds a "
-            "piece of all layers. Use 1, and cut the model by parallel.tp.",
+            ("parallel.pp=5",),
+            "parallel.pp = 5 stages, but 2 blocks, the embedding and the head are 4 units: each stage needs one. Use "
+            "at most 4, or more layers.",
+        ),
+        (
+            ("parallel.pp=2", "parallel.virtual_stages=3", "parallel.schedule=interleaved"),
+            "parallel.pp × parallel.virtual_stages = 2 × 3 = 6 chunks, but 2 blocks, the embedding and the head are 4 "
+            "units: each chunk needs one. Use virtual_stages = 2 or fewer stages.",
+        ),
+        (
+            ("parallel.pp=2", "parallel.cuts=[1, 1, 2]"),
+            "parallel.cuts has 3 numbers, but there are parallel.pp × parallel.virtual_stages = 2 × 1 = 2 chunks. Give "
+            "2 numbers that sum to 4.",
+        ),
+        (
+            ("parallel.pp=2", "parallel.cuts=[1, 2]"),
+            "parallel.cuts = [1, 2] sums to 3, but the model has 4 units: the embedding, 2 blocks and the head. Give 2 "
+            "numbers that sum to 4.",
+        ),
+        (
+            ("parallel.pp=2", "parallel.virtual_stages=2"),
+            'parallel.virtual_stages = 2 does not go with parallel.schedule = "1f1b", which runs one chunk a stage. '
+            'Use schedule = "interleaved", or virtual_stages = 1.',
+        ),
+        (
+            ("parallel.pp=2", "parallel.schedule=interleaved"),
+            'parallel.schedule = "interleaved" with parallel.virtual_stages = 1 has nothing to interleave. Use '
+            'virtual_stages = 2 or more, or schedule = "1f1b".',
+        ),
+        (
+            (
+                "parallel.pp=2",
+                "parallel.virtual_stages=2",
+                "parallel.schedule=interleaved",
+                "train.global_batch_size=20",
+            ),
+            "a step has 5 micro-batches (train.global_batch_size ÷ train.micro_batch_size ÷ parallel.dp = 20 ÷ 4 ÷ 1), "
+            "which parallel.pp = 2 does not divide: the interleaved schedule hands them round in groups of pp. Use a "
+            'global_batch_size of 16 or 24, or schedule = "1f1b" with virtual_stages = 1.',
+        ),
+        (
+            ("parallel.tp=2", "parallel.sequence_parallel=true", "model.seq_length=63"),
+            "parallel.sequence_parallel cuts the sequence in parallel.tp = 2 equal parts, and model.seq_length = 63 is "
+            "not divisible by it. Use a seq_length of 62 or 64, or sequence_parallel = false.",
+        ),
+        (
+            ("parallel.offload=true",),
+            'parallel.offload keeps master weights in CPU memory, but under train.precision = "fp32" there is no '
+            'master copy: the optimizer updates the parameters themselves. Use precision = "bf16", or offload = false.',
+        ),
+        (
+            ("train.reduce_precision=16-bit",),
+            'train.reduce_precision = "16-bit" rounds gradients to the compute format, which under train.precision = '
+            '"fp32" is none of 16 bits. Use precision = "bf16", or reduce_precision = "fp32".',
+        ),
+        (
+            ("parallel.recompute_every=2",),
+            'parallel.recompute_every = 2 has no effect with parallel.recompute = "none". Use recompute = "full", or '
+            "leave recompute_every out.",
+        ),
+        (
+            ("train.loss_scale=0.5",),
+            "train.loss_scale = 0.5 is below train.min_loss_scale = 1: the first overflow would end the run. Use a "
+            "loss_scale of 1 or more.",
+        ),
+        (
+            ("parallel.zero=4",),
+            "parallel.zero = 4 is not one of the choices. Use 0, 1, 2 or 3.",
         ),
         (
             ("optim.min_learning_rate=0.1",),

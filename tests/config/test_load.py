@@ -115,12 +115,17 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
         ("run.folder=5", "run.folder = 5 is a number, where text in quotes is expected."),
         (
             "train.precision=bf17",
-            'train.precision = "bf17" is not one of the choices. Did you mean "bf16"? Use "fp32", "bf16" or "fp64".',
+            'train.precision = "bf17" is not one of the choices. Did you mean "bf16"? Use "fp32", "bf16", '
+            '"fp16" or "fp64".',
         ),
         (
-            "train.precision=fp16",
-            'train.precision = "fp16" is not possible: fp16 overflows above 65,504 and needs loss scaling, which is '
-            'not part of this version; bf16 has the range of fp32 at the same speed. Use "fp32", "bf16" or "fp64".',
+            "model.position=rope",
+            'model.position = "rope" is not possible: rotary positions are not part of this version. Use "learned" or '
+            '"alibi".',
+        ),
+        (
+            "parallel.cuts=[1, 0]",
+            "parallel.cuts has 0 in it, where a list of whole numbers of at least 1 is expected.",
         ),
         (
             "model.preset=gpt2-125m",

@@ -107,3 +107,11 @@ def test_the_sections_are_those_of_the_contract() -> None:
         "checkpoint",
         "run",
     ]
+
+
+def test_parameters_that_a_model_does_not_have_are_not_counted() -> None:
+    base = ModelConfig(num_layers=1, hidden_size=8, num_heads=2, seq_length=16)
+    count = parameter_count(base, 100)
+    assert parameter_count(base.model_copy(update={"position": "alibi"}), 100) == count - 16 * 8
+    assert parameter_count(base.model_copy(update={"embedding_norm": True}), 100) == count + 2 * 8
+    assert parameter_count(base.model_copy(update={"norm_position": "post"}), 100) == count - 2 * 8

@@ -1,32 +1,37 @@
-"""Flat buffers: every weight has its place in them, and layers, gradients and optimizer look at the same memory."""
+"""Flat buffers: every weight has its place in them, slices tile them, and what is freed comes back whole."""
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
 
-from colonnade.config.schema import ModelConfig
-from colonnade.data_parallel.buckets import FlatUnit, flatten, named_slots
+from colonnade.data_parallel.buckets import ALIGNMENT, FlatUnit, named_slots
 from colonnade.mesh.layout import Layout
-from colonnade.mesh.mesh import Axis, Mesh, paper_mesh
+from colonnade.mesh.mesh import Axis, Mesh, build_mesh, paper_mesh
 from colonnade.model.gpt import GPT
 from colonnade.model.initialize import initialize_
+from tests.data_parallel.flat import MODEL, VOCAB, flat_model, storage, weights
+from tests.distributed import run_on_ranks
 
-CPU = torch.device("cpu")
+DTYPES = [torch.float64, torch.float32, torch.bfloat16]
+STAGES = [0, 1, 2, 3]
+some_shapes = st.lists(
+    st.one_of(st.tuples(st.integers(1, 70)), st.tuples(st.integers(1, 9), st.integers(1, 9))), min_size=1, max_size=6
+)
 
 
-def flat_model(
-    dtype: torch.dtype = torch.float64, tp: Axis | None = None, *, tied: bool = True
-) -> tuple[GPT, list[FlatUnit]]:
-    tp = tp or Mesh().tp
-    config = ModelConfig(num_layers=2, hidden_size=16, num_heads=4, seq_length=6, tie_embeddings=tied)
-    gpt = GPT(config, 37, tp).to(torch.promote_types(dtype, torch.float32))
-    initialize_(gpt, tp, 1)
-    return gpt, flatten(gpt.units(), tp, dtype=dtype, device=CPU)
+def dp_ranks(size: int) -> list[Axis]:
+    return [Axis("dp", size, rank, tuple(range(size))) for rank in range(size)]
+
+
+# --- where everything lies --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_every_weight_is_a_view_of_its_units_buffers(dtype: torch.dtype, tied: bool) -> None:
-    gpt, units = flat_model(dtype, tied=tied)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_weight_is_a_view_of_its_parts_buffers(dtype: torch.dtype, tied: bool) -> None:
+    gpt, units = flat_model(storage(dtype), tied=tied)
     slots = {name: (unit, slot) for name, unit, slot in named_slots(units)}
     assert slots.keys() == dict(gpt.named_parameters()).keys()
     for name, parameter in gpt.named_parameters():
@@ -37,11 +42,12 @@ def test_every_weight_is_a_view_of_its_units_buffers(dtype: torch.dtype, tied: b
         assert parameter.grad.dtype is unit.master.dtype is torch.promote_types(dtype, torch.float32)
 
 
-def test_weights_lie_apart_and_segments_cover_them() -> None:
+def test_weights_lie_apart_on_cache_lines_and_segments_cover_them() -> None:
     _, units = flat_model(tp=paper_mesh(Layout(tp=4), 3).tp)
     for unit in units:
         used = torch.zeros_like(unit.master)
         for slot in unit.slots:
+            assert slot.start % ALIGNMENT == 0
             slot.view(used).add_(1)
         assert used.max() == 1
         assert [segment.start for segment in unit.segments[1:]] == [segment.stop for segment in unit.segments[:-1]]
@@ -59,23 +65,101 @@ def test_segments_say_what_is_decayed_and_what_is_cut(tp_size: int) -> None:
             assert segment.cut == (slot.placement.dim is not None)
 
 
-def test_a_tied_weight_belongs_to_the_first_unit_that_has_it() -> None:
+def test_a_tied_weight_belongs_to_the_table() -> None:
     _, units = flat_model(tied=True)
     names = [name for name, _, _ in named_slots(units)]
     assert "embedding.tokens.weight" in names and "head.output.weight" not in names
     _, units = flat_model(tied=False)
     assert "head.output.weight" in [name for name, _, _ in named_slots(units)]
+    _, units = flat_model(tied=True, units=["blocks.1", "head"])
+    assert "embedding.tokens.weight" in [name for name, _, _ in named_slots(units)], "the same name without embedding"
 
 
 def test_taking_weights_over_changes_no_number() -> None:
-    gpt, _ = flat_model(torch.float32)
-    fresh = GPT(ModelConfig(num_layers=2, hidden_size=16, num_heads=4, seq_length=6), 37, Mesh().tp)
+    gpt, _ = flat_model(storage(torch.float32))
+    fresh = GPT(MODEL, VOCAB, Mesh().tp)
     initialize_(fresh, Mesh().tp, 1)
     assert all(torch.equal(a, b) for a, b in zip(gpt.parameters(), fresh.parameters(), strict=True))
 
 
+# --- slices -----------------------------------------------------------------------------------------------------------
+
+
+@given(some_shapes, st.integers(1, 5), st.sampled_from(STAGES))
+def test_slices_tile_the_buffer_and_spans_tile_every_weight(
+    shapes: list[tuple[int, ...]], dp_size: int, zero: int
+) -> None:
+    """Whatever the shapes: each element of each weight is in exactly one rank's slice (in all of them under stage 0),
+    where that rank's master has that element.
+    """
+    names = {f"w{i}": shape for i, shape in enumerate(shapes)}
+    expected = {place.name: place.parameter.detach().flatten().clone() for place in weights(names)}
+    seen = {name: torch.zeros_like(whole) for name, whole in expected.items()}
+    covered = 0
+    for dp in dp_ranks(dp_size):
+        unit = FlatUnit("part", weights(names), dp, storage(zero=zero))
+        assert unit.size % (ALIGNMENT * dp_size) == 0 and unit.size < sum(map(len, expected.values())) + ALIGNMENT * (
+            dp_size + len(shapes)
+        )
+        covered += unit.mine.stop - unit.mine.start
+        for span in unit.my_spans():
+            part = slice(span.first, span.first + span.at.stop - span.at.start)
+            name = span.name.removeprefix("part.")
+            assert torch.equal(unit.master[span.at], expected[name][part])
+            seen[name][part] += 1
+    copies = dp_size if zero == 0 else 1
+    assert covered == copies * unit.size
+    assert all((count == copies).all() for count in seen.values())
+
+
+@given(some_shapes, st.integers(1, 5), st.sampled_from(STAGES))
+def test_segments_of_all_slices_tile_the_weights_too(shapes: list[tuple[int, ...]], dp_size: int, zero: int) -> None:
+    """Every span lies in one segment that treats it as its weight wants; segments of a slice do not overlap."""
+    names = {f"w{i}": shape for i, shape in enumerate(shapes)}
+    for dp in dp_ranks(dp_size):
+        unit = FlatUnit("part", weights(names), dp, storage(zero=zero))
+        segments = list(unit.my_segments())
+        ends = [at.stop for _, at in segments]
+        assert all(at.start >= end for (_, at), end in zip(segments[1:], ends, strict=False))
+        for span in unit.my_spans():
+            (segment,) = [s for s, at in segments if at.start <= span.at.start and span.at.stop <= at.stop]
+            assert segment.decayed == (len(names[span.name.removeprefix("part.")]) == 2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("zero", STAGES)
+def test_memory_between_uses_falls_as_the_stages_say(zero: int, dtype: torch.dtype) -> None:
+    """Bytes of each buffer of N elements on one of D ranks: c·N (or c·N/D) of parameters, e·N (/D) of gradients and of
+    master weights, none of these where parameters are the master weights themselves.
+    """
+    dp_size = 4
+    for dp in dp_ranks(dp_size):
+        _, units = flat_model(storage(dtype, zero), dp=dp)
+        total = sum(unit.size for unit in units)
+        c, e = dtype.itemsize, torch.promote_types(dtype, torch.float32).itemsize
+        found = {
+            name: sum(bytes_of(getattr(unit, name)) for unit in units)
+            for name in ("parameters", "shard", "gradients", "reduced", "master")
+        }
+        assert found["parameters"] == (0 if zero == 3 else c * total)
+        assert found["shard"] == (c * total // dp_size if zero == 3 else found["parameters"]), "a view unless stage 3"
+        assert found["gradients"] == (0 if zero >= 2 else e * total)
+        assert found["reduced"] == (e * total // dp_size if zero >= 2 else found["gradients"])
+        if dtype is torch.bfloat16:
+            assert found["master"] == (e * total // dp_size if zero else e * total)
+        else:
+            assert all(unit.master.data_ptr() == unit.shard.data_ptr() for unit in units), "one copy"
+
+
+def bytes_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage().size()
+
+
+# --- parameters -------------------------------------------------------------------------------------------------------
+
+
 def test_bf16_parameters_are_rounded_masters() -> None:
-    gpt, units = flat_model(torch.bfloat16)
+    gpt, units = flat_model(storage(torch.bfloat16))
     for unit in units:
         assert unit.master.dtype is torch.float32 and torch.equal(unit.parameters, unit.master.bfloat16())
         unit.master.mul_(1.0009765625)  # less than half a unit in the last place of bf16: kept by the master alone
@@ -87,7 +171,7 @@ def test_bf16_parameters_are_rounded_masters() -> None:
 
 
 def test_small_updates_are_not_lost_in_bf16() -> None:
-    _, units = flat_model(torch.bfloat16)
+    _, units = flat_model(storage(torch.bfloat16))
     unit = units[1]
     before = unit.master.clone()
     for _ in range(100):
@@ -97,7 +181,89 @@ def test_small_updates_are_not_lost_in_bf16() -> None:
     assert ((moved - 1).abs() > 0.005).all(), "a hundred steps of a ten-thousandth make a hundredth"
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_there_is_one_copy_where_none_is_rounded(dtype: torch.dtype) -> None:
-    _, units = flat_model(dtype)
-    assert all(unit.parameters is unit.master for unit in units)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("zero", STAGES)
+def test_every_rank_gets_every_ranks_new_weights(zero: int, dtype: torch.dtype) -> None:
+    """Twice: the second time into memory that has been freed in between."""
+
+    def on_a_rank(rank: int, num_ranks: int) -> list[Tensor]:
+        unit = FlatUnit(
+            "part", weights({"a": (5, 3), "b": (41,)}), build_mesh(Layout(dp=2), rank).dp, storage(dtype, zero)
+        )
+        found = []
+        for _ in range(2):
+            unit.master.add_(1.0)
+            unit.publish()
+            unit.make_whole()
+            found += [slot.placement.parameter.detach().flatten().clone() for slot in unit.slots]
+            unit.drop()
+            assert (bytes_of(unit.parameters) == 0) == (zero == 3)
+        return found
+
+    expected = [p.parameter.detach().flatten() + step for step in (1, 2) for p in weights({"a": (5, 3), "b": (41,)})]
+    for rank in run_on_ranks(on_a_rank, 2):
+        assert all(torch.equal(mine, other.to(dtype)) for mine, other in zip(rank, expected, strict=True))
+
+
+def test_fetching_twice_gathers_once_and_dropping_waits_for_what_is_under_way() -> None:
+    mesh = paper_mesh(Layout(dp=2), 0)
+    unit = FlatUnit("part", weights({"a": (40,)}), mesh.dp, storage(zero=3))
+    unit.fetch()
+    unit.fetch()
+    unit.make_whole()
+    assert [e.operation for e in mesh.ledger.entries] == ["all_gather"]
+    unit.drop()
+    unit.fetch()
+    unit.drop()
+    assert bytes_of(unit.parameters) == 0 and len(mesh.ledger.entries) == 2
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("zero", STAGES)
+def test_reduced_is_the_sum_over_ranks_and_microbatches(zero: int) -> None:
+    """Stages 2 and 3 reduce after each of three micro-batches, 0 and 1 once."""
+    shapes = {"a": (5, 3), "b": (41,)}
+
+    def on_a_rank(rank: int, num_ranks: int) -> dict[str, tuple[int, Tensor]]:
+        unit = FlatUnit("part", weights(shapes), build_mesh(Layout(dp=2), rank).dp, storage(zero=zero))
+        for step in range(2):
+            unit.zero_gradients()
+            for microbatch in range(3):
+                unit.open_gradients()
+                for slot in unit.slots:
+                    gradient = slot.placement.parameter.grad
+                    assert gradient is not None
+                    gradient.add_(slot.placement.parameter.shape.numel() + 10.0 * microbatch + 100.0 * rank + step)
+                if zero >= 2 or microbatch == 2:
+                    unit.start_reduction()
+            unit.finish_reduction()
+        assert (bytes_of(unit.gradients) == 0) == (zero >= 2)
+        return {span.name: (span.first, unit.reduced[span.at].clone()) for span in unit.my_spans()}
+
+    for rank in run_on_ranks(on_a_rank, 2):
+        for name, (_, values) in rank.items():
+            size = torch.Size(shapes[name.removeprefix("part.")]).numel()
+            expected = sum(size + 10.0 * m + 100.0 * r + 1 for m in range(3) for r in range(2))
+            assert (values == expected).all()
+
+
+def test_a_sum_is_not_started_twice() -> None:
+    unit = FlatUnit("part", weights({"a": (40,)}), paper_mesh(Layout(dp=2), 0).dp, storage())
+    unit.start_reduction()
+    with pytest.raises(AssertionError, match="part is being summed already"):
+        unit.start_reduction()
+
+
+@pytest.mark.parametrize("zero", STAGES)
+def test_the_buffer_crosses_once_in_the_type_that_was_asked_for(zero: int) -> None:
+    for narrow, size in ((None, 4), (torch.bfloat16, 2)):
+        mesh = paper_mesh(Layout(dp=2), 0)
+        unit = FlatUnit("part", weights({"a": (40,)}), mesh.dp, storage(torch.bfloat16, zero, narrow))
+        unit.open_gradients()
+        unit.start_reduction()
+        unit.finish_reduction()
+        (entry,) = mesh.ledger.entries
+        assert entry.operation == ("all_reduce" if zero == 0 else "reduce_scatter")
+        assert entry.bytes == size * unit.size and unit.reduced.dtype is torch.float32

@@ -4,53 +4,81 @@ import pytest
 import torch
 from torch import Tensor
 
-from colonnade.data_parallel.buckets import named_slots
 from colonnade.data_parallel.clip import clip_factor, gradient_norm
+from colonnade.data_parallel.zero import Ownership
 from colonnade.mesh.layout import Layout
-from colonnade.mesh.mesh import build_mesh, paper_mesh
-from tests.data_parallel.test_buckets import flat_model
+from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
+from tests.data_parallel.flat import flat_model, storage
 from tests.distributed import run_on_ranks
-from tests.tensor_parallel.shards import drawn, window
+from tests.parity.runs import Stretch
+from tests.tensor_parallel.shards import drawn
+
+UNITS = ["embedding", "blocks.0", "blocks.1", "head"]
 
 
-def whole_gradients() -> dict[str, Tensor]:
-    gpt, _ = flat_model(tied=False)
+def owned(mesh: Mesh, *, tied: bool = False, zero: int = 0, dtype: torch.dtype = torch.float64) -> Ownership:
+    """This rank's stage of a small model: two stages have two units each."""
+    share = len(UNITS) // mesh.pp.size
+    units = UNITS[mesh.pp.rank * share : (mesh.pp.rank + 1) * share]
+    gpt, parts = flat_model(storage(dtype, zero), tp=mesh.tp, dp=mesh.dp, tied=tied, units=units)
+    return Ownership(parts, {unit: gpt.needs(unit) for unit in units}, mesh, zero=zero, tied=tied)
+
+
+def whole_gradients(tied: bool) -> dict[str, Tensor]:
+    gpt, _ = flat_model(tied=tied)
     return {name: drawn(*w.shape, seed=i) for i, (name, w) in enumerate(gpt.named_parameters())}
 
 
-def norm_on_a_rank(rank: int, num_ranks: int, layout: Layout) -> float:
+def norm_on_a_rank(rank: int, num_ranks: int, layout: Layout, tied: bool, zero: int) -> float:
     mesh = build_mesh(layout, rank)
-    _, units = flat_model(tp=mesh.tp, tied=False)
-    whole = whole_gradients()
-    for name, unit, slot in named_slots(units):
-        slot.placement.real(slot.view(unit.gradients)).copy_(window(slot.placement, whole[name]))
-    return gradient_norm(units, mesh).item()
+    owner, whole = owned(mesh, tied=tied, zero=zero), whole_gradients(tied)
+    for part in owner.parts.values():
+        for span in part.my_spans():
+            mine = part.reduced[span.at]
+            mine.copy_(Stretch.at(span.placement, span.first, mine).of(whole[span.name]))
+    return gradient_norm(owner).item()
 
 
-@pytest.mark.parametrize("layout", [Layout(), Layout(tp=2), Layout(tp=4), Layout(dp=2), Layout(tp=2, dp=2)], ids=str)
-def test_the_norm_is_torchs_norm_of_the_whole(layout: Layout) -> None:
-    expected = torch.nn.utils.get_total_norm(list(whole_gradients().values())).item()
-    norms = run_on_ranks(norm_on_a_rank, layout.num_ranks, layout)
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("layout", "zero"),
+    [
+        (Layout(), 0),
+        (Layout(tp=2), 0),
+        (Layout(tp=4), 0),
+        (Layout(dp=2), 0),
+        (Layout(dp=2), 1),
+        (Layout(dp=4), 3),
+        (Layout(pp=2), 0),
+        (Layout(tp=2, dp=2), 2),
+        (Layout(pp=2, dp=2), 3),
+        (Layout(pp=2, tp=2), 0),
+    ],
+    ids=str,
+)
+def test_the_norm_is_torchs_norm_of_the_whole(layout: Layout, zero: int, tied: bool) -> None:
+    """A table on both ends of the pipeline counts once."""
+    expected = torch.nn.utils.get_total_norm(list(whole_gradients(tied).values())).item()
+    norms = run_on_ranks(norm_on_a_rank, layout.num_ranks, layout, tied, zero)
     assert len(set(norms)) == 1, "equal to the bit on all ranks, or they would clip differently"
     assert norms[0] == pytest.approx(expected, rel=1e-13)
 
 
-def test_it_sends_one_number() -> None:
+@pytest.mark.parametrize(("zero", "axis"), [(0, "model"), (2, "world")])
+def test_it_sends_one_number(zero: int, axis: str) -> None:
     mesh = paper_mesh(Layout(tp=4, dp=2), 5)
-    _, units = flat_model(tp=mesh.tp)
-    gradient_norm(units, mesh)
-    assert [(e.operation, e.axis, e.bytes) for e in mesh.ledger.entries] == [("all_reduce", "model", 8)]
+    gradient_norm(owned(mesh, zero=zero))
+    assert [(e.operation, e.axis, e.bytes) for e in mesh.ledger.entries] == [("all_reduce", axis, 8)]
 
 
 @pytest.mark.parametrize("exponent", [-30, 30])
 def test_norms_far_from_one(exponent: int) -> None:
     """Squares of fp32 gradients would overflow at 2⁶⁴ and vanish at 2⁻⁷⁵; their sum is made in float64."""
-    mesh = paper_mesh(Layout(), 0)
-    _, units = flat_model(torch.float32)
-    for unit in units:
-        unit.gradients.fill_(2.0**exponent)
-    count = sum(len(unit.gradients) for unit in units)
-    assert gradient_norm(units, mesh).item() == pytest.approx(2.0**exponent * count**0.5, rel=1e-5)
+    owner = owned(paper_mesh(Layout(), 0), dtype=torch.float32)
+    for part in owner.parts.values():
+        part.reduced.fill_(2.0**exponent)
+    count = sum(segment.stop - segment.start for part in owner.parts.values() for segment in part.segments)
+    assert gradient_norm(owner).item() == pytest.approx(2.0**exponent * count**0.5, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,12 @@ def test_plain_collectives_are_their_definition(carrier: str) -> None:
         kept = x.clone()
         in_place = x.clone()
         collectives.all_reduce_(in_place, tp).wait()
+        flat, part = torch.empty(24 * NUM_RANKS, dtype=x.dtype), torch.empty(6, dtype=x.dtype)
+        pending = [collectives.all_gather_into_(flat, x.view(-1), tp)]
+        pending.append(collectives.reduce_scatter_into_(part, x.view(-1), tp))
+        for both in pending:
+            both.wait()
+            both.wait()  # once more does no harm
         results = {
             "sum": collectives.all_reduce(x, tp),
             "max": collectives.all_reduce(x, tp, "max"),
@@ -49,6 +55,8 @@ def test_plain_collectives_are_their_definition(carrier: str) -> None:
             "in place": in_place,
             "all_gather": collectives.all_gather(x, tp),
             "reduce_scatter": collectives.reduce_scatter(x, tp),
+            "all_gather_into_": flat,
+            "reduce_scatter_into_": part,
             "broadcast": collectives.broadcast_(x.clone(), tp, source=2),
         }
         assert torch.equal(x, kept), "the input is left alone"
@@ -61,7 +69,36 @@ def test_plain_collectives_are_their_definition(carrier: str) -> None:
         assert torch.equal(results["max"], every.amax(0)) and torch.equal(results["min"], every.amin(0))
         assert torch.equal(results["all_gather"], every.flatten(0, 1))
         torch.testing.assert_close(results["reduce_scatter"], every.sum(0)[2 * rank : 2 * rank + 2], rtol=0, atol=1e-14)
+        assert torch.equal(results["all_gather_into_"], every.flatten())
+        torch.testing.assert_close(results["reduce_scatter_into_"], every.sum(0)[2 * rank : 2 * rank + 2].flatten())
         assert torch.equal(results["broadcast"], every[2])
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_gathering_and_scattering_within_one_buffer(carrier: str) -> None:
+    def program(rank: int, tp: Axis) -> tuple[Tensor, Tensor]:
+        reduced, gathered = drawn(rank, 4 * NUM_RANKS), torch.zeros(4 * NUM_RANKS, dtype=torch.float64)
+        mine = slice(4 * rank, 4 * rank + 4)
+        collectives.reduce_scatter_into_(reduced[mine], reduced, tp).wait()
+        gathered[mine] = reduced[mine]
+        collectives.all_gather_into_(gathered, gathered[mine], tp).wait()
+        return gathered, collectives.all_reduce(drawn(rank, 4 * NUM_RANKS), tp)
+
+    for gathered, total in on_tp(program, carrier):
+        torch.testing.assert_close(gathered, total, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gloo_rounds_a_16_bit_sum_at_most_once_an_addition(dtype: torch.dtype) -> None:
+    def program(rank: int, tp: Axis) -> tuple[Tensor, Tensor]:
+        x = drawn(rank, 64).to(dtype)
+        return collectives.all_reduce(x, tp), collectives.reduce_scatter(x, tp)
+
+    every = torch.stack([drawn(rank, 64).to(dtype).double() for rank in range(NUM_RANKS)])
+    bound = 1.01 * (NUM_RANKS - 1) * torch.finfo(dtype).eps / 2 * float(every.abs().sum(0).max())
+    for rank, (total, part) in enumerate(on_tp(program, "gloo")):
+        torch.testing.assert_close(total.double(), every.sum(0), rtol=0, atol=bound)
+        torch.testing.assert_close(part.double(), every.sum(0)[16 * rank : 16 * rank + 16], rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
@@ -203,9 +240,18 @@ def test_plain_collectives_over_one_rank_are_the_identity() -> None:
         assert collective(x, alone) is x
     collectives.all_reduce_(x, alone).wait()
     assert torch.equal(x, torch.ones(4))
+    for into in (collectives.all_gather_into_, collectives.reduce_scatter_into_):
+        out = torch.zeros(4)
+        into(out, x, alone).wait()
+        into(out, out, alone).wait()
+        assert torch.equal(out, x)
 
 
 def test_a_dim_that_cannot_be_cut_is_refused() -> None:
     tp = paper_mesh(Layout(tp=4), 0).tp
     with pytest.raises(AssertionError, match=r"dim 0 of \(6, 2\) cannot be cut into 4 equal parts"):
         collectives.reduce_scatter(torch.ones(6, 2), tp)
+    with pytest.raises(AssertionError, match="6 numbers are not 4 parts of 2"):
+        collectives.reduce_scatter_into_(torch.ones(2), torch.ones(6), tp)
+    with pytest.raises(AssertionError, match="2 numbers of 4 ranks do not make 6"):
+        collectives.all_gather_into_(torch.ones(6), torch.ones(2), tp)

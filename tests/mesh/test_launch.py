@@ -155,6 +155,68 @@ def test_a_killed_rank_is_named_with_the_signal(tmp_path: Path) -> None:
     assert (status, errors) == (137, "rank 1 was killed by signal 9 (SIGKILL), perhaps out of memory\n")
 
 
+EXPLAINING = """
+def explain(*lines):
+    path = pathlib.Path(os.environ["COLONNADE_LAUNCH_FOLDER"], f"rank{rank}")
+    path.with_suffix(".explanation").write_text("\\n".join([*lines, "", f"The last of {rank}"]))
+    print("consequence", file=sys.stderr)
+    os._exit(75)
+def await_end_of(other):
+    note = pathlib.Path(os.environ["COLONNADE_LAUNCH_FOLDER"], f"rank{other}.ended")
+    while not note.exists():
+        time.sleep(0.01)
+    return note.read_text()
+def report():
+    pathlib.Path(os.environ["COLONNADE_LAUNCH_FOLDER"], f"rank{rank}.report").write_text("here")
+"""
+
+
+def test_a_killed_rank_is_followed_by_the_explanations_of_the_others(tmp_path: Path) -> None:
+    body = """
+        report(), await_all()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        how = await_end_of(1)
+        for _ in range(4 * rank):  # longer than a failure is given that needs no explanation
+            report(), time.sleep(0.3)
+        explain(f"rank {rank} waits; rank 1 left ({how})", "A note.")
+    """
+    status, _, errors, seconds = run_to_end(3, tmp_path / "r", EXPLAINING + textwrap.dedent(body))
+    assert status == 137 and seconds < 8
+    assert errors == (
+        "rank 1 was killed by signal 9 (SIGKILL), perhaps out of memory\n"
+        "rank 0 waits; rank 1 left (killed by signal 9 (SIGKILL))\n"
+        "rank 2 waits; rank 1 left (killed by signal 9 (SIGKILL))\n"
+        "A note.\nThe last of 0\nThe last of 2\n"
+    )
+
+
+def test_ranks_that_have_waited_too_long_are_all_there_is_to_show(tmp_path: Path) -> None:
+    """Rank 1 stands still: it has not reported lately, so nothing is awaited from it, and it is killed at once."""
+    body = """
+        report(), await_all()
+        time.sleep(3.5)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        explain(f"rank {rank} waits; rank 1 stands still")
+    """
+    status, _, errors, seconds = run_to_end(2, tmp_path / "r", EXPLAINING + textwrap.dedent(body))
+    assert (status, errors) == (75, "rank 0 waits; rank 1 stands still\nThe last of 0\n") and seconds < 8
+    assert_gone(pids(tmp_path / "r", 2))
+
+
+def test_an_error_is_shown_without_what_others_say_of_it(tmp_path: Path) -> None:
+    body = """
+        report(), await_all()
+        if rank == 1:
+            sys.exit("one is broken")
+        await_end_of(1)
+        explain("rank 0 waits; rank 1 left")
+    """
+    status, _, errors, _ = run_to_end(2, tmp_path / "r", EXPLAINING + textwrap.dedent(body))
+    assert (status, errors) == (1, "rank 1 failed with exit status 1:\none is broken\n")
+
+
 def test_a_failure_of_rank_0_is_shown_once(tmp_path: Path) -> None:
     body = "await_all(); time.sleep(0.2 * rank); sys.stderr.write('before\\n'); assert rank, 'zero is broken'"
     status, _, errors, _ = run_to_end(2, tmp_path / "r", body)

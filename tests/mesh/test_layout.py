@@ -77,3 +77,16 @@ def test_an_axis_of_no_ranks_is_refused(name: str) -> None:
 def test_a_rank_outside_is_refused(rank: int) -> None:
     with pytest.raises(LayoutError, match=f"rank {rank} does not exist in a layout of 8 ranks"):
         Layout(tp=4, dp=2).coordinates(rank)
+
+
+@given(layouts)
+def test_ends_are_the_first_and_the_last_stage(layout: Layout) -> None:
+    ends = layout.ends()
+    assert sorted(rank for group in ends for rank in group) == list(range(layout.num_ranks))
+    for group in ends:
+        at = [layout.coordinates(rank) for rank in group]
+        if len(group) == 1:
+            assert layout.pp == 1 or 0 < at[0]["pp"] < layout.pp - 1
+        else:
+            assert [place["pp"] for place in at] == [0, layout.pp - 1]
+            assert at[0] | {"pp": 0} == at[1] | {"pp": 0}

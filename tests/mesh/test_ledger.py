@@ -1,6 +1,7 @@
 """The ledger: what was sent, how much, on which axis, and who asked."""
 
 import inspect
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from colonnade.mesh.collectives import copy_to, reduce_from
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.ledger import Entry, Ledger, Site
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
+from colonnade.mesh.point_to_point import receive_, send
 from tests.distributed import run_on_ranks
 
 LAYOUT = Layout(tp=4, dp=2)
@@ -122,3 +124,62 @@ def test_a_pending_all_reduce_is_open_until_waited_for() -> None:
 def test_an_unknown_reduction_is_refused_on_paper_too() -> None:
     with pytest.raises(AssertionError, match="median is no reduction"):
         collectives.all_reduce(torch.ones(2), paper_mesh(LAYOUT, 0).tp, "median")
+
+
+def in_model(file: str, call: Callable[[], Any]) -> Any:
+    """`call`, as if a file of model/ had called it."""
+    scope: dict[str, Any] = {}
+    path = Path(collectives.__file__).parents[1] / "model" / f"{file}.py"
+    exec(compile("def run(call):\n    return call()", str(path), "exec"), scope)
+    return scope["run"](call)
+
+
+def test_entries_name_the_layer_forward_and_backward() -> None:
+    mesh = paper_mesh(LAYOUT, 0)
+    x = torch.ones(2, requires_grad=True)
+
+    def layer() -> torch.Tensor:
+        return reduce_from(copy_to(x, mesh.tp), mesh.tp)
+
+    for unit, file in (("blocks.7", "mlp"), ("blocks.8", "attention"), ("head", "gpt")):
+        mesh.ledger.unit = unit
+        y = in_model(file, layer)
+    mesh.ledger.unit = "blocks.7"
+    in_model("mlp", layer).sum().backward()
+    mesh.ledger.unit = "another"
+    y.sum().backward()  # the backward of a layer is that layer's, whatever is at work
+    assert [(entry.layer, entry.backward) for entry in mesh.ledger.entries] == [
+        ("blocks.7.mlp", False), ("blocks.8.attention", False), ("head", False),
+        ("blocks.7.mlp", False), ("blocks.7.mlp", True), ("head", True),
+    ]  # fmt: skip
+
+
+def test_entries_are_numbered_by_axis_and_transfers_by_peer() -> None:
+    mesh = paper_mesh(Layout(tp=2, pp=3), 2)
+    x = torch.ones(2)
+    for _ in range(2):
+        collectives.all_reduce(x, mesh.tp)
+        collectives.all_gather(x, mesh.tp)
+        send(x, mesh.pp, 2), receive_(x, mesh.pp, 0), receive_(x, mesh.pp, 2)
+        mesh.ledger.clear()  # numbers go on, as those of the other ranks do
+    collectives.all_reduce(x, mesh.world)
+    mesh.ledger.begin_step(3)
+    collectives.all_reduce(x, mesh.tp)
+    assert [entry.number for entry in mesh.ledger.entries] == [1, 5]
+    assert mesh.ledger.numbers == {"tp": 5, "world": 1, "pp send 2": 2, "pp receive 0": 2, "pp receive 2": 2}
+    assert mesh.ledger.step == 3 and mesh.ledger.step_numbers["tp"] == 4
+
+
+def test_what_is_waited_for_is_known_meanwhile_and_a_failure_is_told_first() -> None:
+    ledger, told = Ledger(), []
+    entry = ledger.open("all_reduce", "tp", torch.ones(2), Site("somewhere.py:1"))
+
+    def fail() -> None:
+        assert ledger.waiting is not None and ledger.waiting[0] is entry
+        raise ConnectionError("gone")
+
+    ledger.on_failure = lambda error: told.append((error, ledger.waiting is not None))
+    with pytest.raises(ConnectionError) as caught:
+        ledger.wait(entry, fail)
+    assert told == [(caught.value, True)] and ledger.waiting is None
+    assert ledger.wait(entry, lambda: 5) == 5

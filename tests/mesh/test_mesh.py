@@ -9,7 +9,8 @@ from colonnade.mesh.mesh import COMBINED, Axis, Mesh, build_mesh, paper_mesh
 from tests.distributed import run_on_ranks
 
 LAYOUT = Layout(tp=2, pp=2, dp=2)
-GROUPS = {**{name: (name,) for name in AXES}, **COMBINED}
+ALONG = {**{name: (name,) for name in AXES}, **COMBINED}
+GROUPS = [*ALONG, "ends"]
 
 
 def axis_of(mesh: Mesh, name: str) -> Axis:
@@ -20,9 +21,9 @@ def axis_of(mesh: Mesh, name: str) -> Axis:
 @pytest.mark.parametrize("rank", range(8))
 def test_every_axis_is_this_ranks_group(rank: int) -> None:
     mesh = paper_mesh(LAYOUT, rank)
-    for name, along in GROUPS.items():
+    for name in GROUPS:
         axis = axis_of(mesh, name)
-        assert axis.ranks in LAYOUT.groups(*along)
+        assert axis.ranks in (LAYOUT.groups(*ALONG[name]) if name in ALONG else LAYOUT.ends())
         assert axis.ranks[axis.rank] == rank and axis.size == len(axis.ranks) and axis.name == name
     assert mesh.rank == rank and mesh.layout == LAYOUT
 
@@ -34,7 +35,7 @@ def test_coordinates_as_log_lines_start() -> None:
 
 def test_only_axes_of_several_ranks_have_a_transport() -> None:
     mesh = paper_mesh(Layout(tp=4, dp=1), 2)
-    assert {name for name in GROUPS if axis_of(mesh, name).transport is not None} == {"tp", "model", "world"}
+    assert {name for name in GROUPS if axis_of(mesh, name).transport is not None} == {"tp", "model", "stage", "world"}
     assert all(axis_of(Mesh(), name).transport is None for name in GROUPS)
 
 
@@ -53,6 +54,26 @@ def test_real_groups_join_the_ranks_of_the_layout() -> None:
     for rank, met in enumerate(run_on_ranks(ranks_met, 8)):
         expected = {name: list(axis_of(paper_mesh(LAYOUT, rank), name).ranks) for name in GROUPS}
         assert met == expected
+
+
+def test_ends_join_the_first_and_the_last_stage() -> None:
+    layout = Layout(tp=2, pp=3)
+    ends = [paper_mesh(layout, rank).ends for rank in range(6)]
+    assert [(end.size, end.rank, end.ranks) for end in ends] == [
+        (2, 0, (0, 4)), (2, 0, (1, 5)), (1, 0, (2,)), (1, 0, (3,)), (2, 1, (0, 4)), (2, 1, (1, 5))
+    ]  # fmt: skip
+    assert [end.transport is None for end in ends] == [False, False, True, True, False, False]
+
+
+def test_axes_of_the_same_ranks_share_their_groups() -> None:
+    def groups(rank: int, num_ranks: int) -> tuple[bool, int]:
+        mesh = build_mesh(Layout(pp=2), rank)
+        joined = {
+            id(getattr(axis_of(mesh, name).transport, "groups", None)) for name in ("pp", "model", "world", "ends")
+        }
+        return len(joined) == 1, torch.distributed.get_pg_count()
+
+    assert run_on_ranks(groups, 2) == [(True, 2)] * 2  # the run's own and one more
 
 
 def test_the_serial_mesh_is_the_mesh_of_one_rank() -> None:

@@ -10,7 +10,14 @@ import torch
 import torch.distributed as dist
 
 from colonnade.mesh import shared_memory
-from colonnade.mesh.collectives import all_gather, all_reduce, all_reduce_
+from colonnade.mesh.collectives import (
+    all_gather,
+    all_gather_into_,
+    all_reduce,
+    all_reduce_,
+    reduce_scatter,
+    reduce_scatter_into_,
+)
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import build_mesh
 from colonnade.mesh.shared_memory import SLOT_BYTES, SharedMemoryTransport
@@ -21,7 +28,7 @@ can_share = pytest.mark.skipif(
     not shared_memory.is_possible(),
     reason="shared memory needs Linux on x86; gloo carries everything here",
 )
-DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
 def _values(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -38,10 +45,10 @@ def _reduce_and_gather(rank: int, num_ranks: int) -> list[Any]:
         for count in (1, 7, per_slot, 2 * per_slot + 5):
             x = _values(rank, count, dtype)
             every = [_values(other, count, dtype) for other in range(num_ranks)]
-            total = every[0].clone()
+            total = every[0].to(torch.promote_types(dtype, torch.float32), copy=True)
             for other in every[1:]:
-                total += other
-            found.append(torch.equal(all_reduce(x, axis), total))
+                total += other  # in the order of ranks; 16-bit numbers in fp32, rounded once
+            found.append(torch.equal(all_reduce(x, axis), total.to(dtype)))
             found.append(torch.equal(all_reduce(x, axis, "max"), torch.stack(every).amax(0)))
             found.append(torch.equal(all_reduce(x, axis, "min"), torch.stack(every).amin(0)))
             found.append(torch.equal(all_gather(x, axis), torch.cat(every)))
@@ -55,6 +62,37 @@ def test_all_reduce_and_all_gather_are_what_they_should_be(num_ranks: int) -> No
         assert len(rank) == len(DTYPES) * 4 * 4 and all(rank)
 
 
+def _scatter(rank: int, num_ranks: int) -> list[bool]:
+    """Whether a reduce-scatter has the bits of the all-reduce, and a gather those of every rank; in place too."""
+    axis = build_mesh(Layout(tp=num_ranks), rank).tp
+    found = []
+    for dtype in DTYPES:
+        columns = SLOT_BYTES // dtype.itemsize // num_ranks
+        for count in (1, 7, columns, 2 * columns + 5):
+            x = _values(rank, count * num_ranks, dtype)
+            mine = slice(rank * count, (rank + 1) * count)
+            total = all_reduce(x, axis)
+            out, in_place = torch.empty(count, dtype=dtype), x.clone()
+            reduce_scatter_into_(out, x, axis).wait()
+            reduce_scatter_into_(in_place[mine], in_place, axis).wait()
+            found += [torch.equal(out, total[mine]), torch.equal(in_place[mine], total[mine])]
+            found.append(torch.equal(reduce_scatter(x.view(num_ranks, -1), axis), total[mine].view(1, -1)))
+
+            gathered, own = torch.empty_like(x), torch.zeros_like(x)
+            own[mine] = out
+            all_gather_into_(gathered, out, axis).wait()
+            all_gather_into_(own, own[mine], axis).wait()
+            found += [torch.equal(gathered, total), torch.equal(own, total)]
+    return found
+
+
+@can_share
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_a_reduce_scatter_has_the_bits_of_the_all_reduce(num_ranks: int) -> None:
+    for rank in run_on_ranks(_scatter, num_ranks):
+        assert len(rank) == len(DTYPES) * 4 * 5 and all(rank)
+
+
 def _many_in_a_row(rank: int, num_ranks: int) -> float:
     axis = build_mesh(Layout(tp=num_ranks), rank).tp
     total = torch.zeros(3, dtype=torch.float64)
@@ -62,7 +100,11 @@ def _many_in_a_row(rank: int, num_ranks: int) -> float:
         if (turn + rank) % 7 == 0:
             sum(range(2000))
         x = torch.full((3,), float(turn * (rank + 1)), dtype=torch.float64)
-        all_reduce_(x, axis).wait()
+        if turn % 2:
+            all_reduce_(x, axis).wait()
+        else:
+            reduce_scatter_into_(x[rank : rank + 1], x.clone(), axis).wait()
+            all_gather_into_(x, x[rank : rank + 1], axis).wait()
         total += x
     return float(total[0])
 

@@ -3,6 +3,7 @@
 What ours is compared with. It shares nothing with it but the names of the weights and the random streams.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -44,19 +45,36 @@ class Drops:
 
 def plain_logits(model: ModelConfig, weights: Weights, tokens: Tensor, drops: Drops | None = None) -> Tensor:
     """int64 [b, s] -> [b, s, v]"""
-    x = weights["embedding.tokens.weight"][tokens] + weights["embedding.positions.weight"][: tokens.shape[1]]
+    x = weights["embedding.tokens.weight"][tokens]
+    if model.position == "learned":
+        x = x + weights["embedding.positions.weight"][: tokens.shape[1]]
+    if model.embedding_norm:
+        x = norm(model, weights, "embedding.norm", x)
     if drops:
         x = drops.hidden(x, model.dropout, Purpose.EMBEDDING_DROPOUT, 0)
     for layer in range(model.num_layers):
-        block = {name.removeprefix(f"blocks.{layer}."): w for name, w in weights.items() if f"blocks.{layer}." in name}
-        y = plain_attention(model, block, norm(model, block, "attention_norm", x), layer, drops)
-        x = x + (drops.hidden(y, model.dropout, Purpose.RESIDUAL_DROPOUT, 2 * layer) if drops else y)
-        y = norm(model, block, "mlp_norm", x) @ block["mlp.up.weight"].t() + block["mlp.up.bias"]
-        y = gelu(y, approximate="tanh" if model.activation == "gelu_tanh" else "none")
-        y = y @ block["mlp.down.weight"].t() + block["mlp.down.bias"]
-        x = x + (drops.hidden(y, model.dropout, Purpose.RESIDUAL_DROPOUT, 2 * layer + 1) if drops else y)
+        x = plain_block(model, weights, x, layer, drops)
+    if model.norm_position == "pre":
+        x = norm(model, weights, "head.norm", x)
     output = weights.get("head.output.weight", weights["embedding.tokens.weight"])
-    return norm(model, weights, "head.norm", x) @ output.t()
+    return x @ output.t()
+
+
+def plain_block(model: ModelConfig, weights: Weights, x: Tensor, layer: int, drops: Drops | None) -> Tensor:
+    """[b, s, h] -> [b, s, h]"""
+    block = {name.removeprefix(f"blocks.{layer}."): w for name, w in weights.items() if f"blocks.{layer}." in name}
+    pre = model.norm_position == "pre"
+    y = norm(model, block, "attention_norm", x) if pre else x
+    y = plain_attention(model, block, y, layer, drops)
+    x = x + (drops.hidden(y, model.dropout, Purpose.RESIDUAL_DROPOUT, 2 * layer) if drops else y)
+    if not pre:
+        x = norm(model, block, "attention_norm", x)
+    y = norm(model, block, "mlp_norm", x) if pre else x
+    y = y @ block["mlp.up.weight"].t() + block["mlp.up.bias"]
+    y = gelu(y, approximate="tanh" if model.activation == "gelu_tanh" else "none")
+    y = y @ block["mlp.down.weight"].t() + block["mlp.down.bias"]
+    x = x + (drops.hidden(y, model.dropout, Purpose.RESIDUAL_DROPOUT, 2 * layer + 1) if drops else y)
+    return x if pre else norm(model, block, "mlp_norm", x)
 
 
 def norm(model: ModelConfig, weights: Weights, name: str, x: Tensor) -> Tensor:
@@ -75,12 +93,23 @@ def plain_attention(model: ModelConfig, block: Weights, x: Tensor, layer: int, d
             for at in (first, first + d, first + 2 * d)
         )
         scores = q @ k.transpose(1, 2) / d**0.5
+        if model.position == "alibi":
+            scores = scores + plain_slopes(model.num_heads)[n] * (torch.arange(s) - torch.arange(s)[:, None])
         heads.append((torch.where(torch.ones(s, s).tril() > 0, scores, -torch.inf).softmax(-1), v))
     probabilities = torch.stack([p for p, _ in heads], 1)
     if drops:
         probabilities = drops.attention(probabilities, model.attention_dropout, layer)
     y = torch.cat([probabilities[:, n] @ v for n, (_, v) in enumerate(heads)], -1)
     return y @ block["attention.output.weight"].t() + block["attention.output.bias"]
+
+
+def plain_slopes(num_heads: int) -> list[float]:
+    """ALiBi's slopes, as the code that was published with the paper has them."""
+    if math.log2(num_heads).is_integer():
+        start = 2 ** (-(2 ** -(math.log2(num_heads) - 3)))
+        return [start * start**i for i in range(num_heads)]
+    below = 2 ** math.floor(math.log2(num_heads))
+    return plain_slopes(below) + plain_slopes(2 * below)[0::2][: num_heads - below]
 
 
 def plain_loss(logits: Tensor, labels: Tensor, mask: Tensor, loss_tokens: float) -> Tensor:

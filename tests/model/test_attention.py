@@ -1,4 +1,4 @@
-"""Attention against torch's own, with and without dropped probabilities, whole and cut by heads."""
+"""Attention against torch's own, whole and cut by heads."""
 
 from typing import Any
 
@@ -9,85 +9,13 @@ from torch import Tensor, nn
 from colonnade.errors import LayoutError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
-from colonnade.model.attention import Attention, KeyValueCache, attend_to_cache, attend_with_dropout
+from colonnade.model.attention import Attention
 from colonnade.model.dropout import Masks
 from tests.distributed import run_on_ranks
 from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_
 
 B, N, S, D = 3, 4, 6, 8
 HIDDEN = N * D
-
-
-def heads(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v [b, n, s, d], not contiguous, as attention gets them."""
-    q, k, v = (drawn(S, B, N, D, seed=i).to(dtype).permute(1, 2, 0, 3).requires_grad_() for i in range(3))
-    return q, k, v
-
-
-def expression(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, drop: float) -> Tensor:
-    """What attention with dropped probabilities is."""
-    scores = q @ k.transpose(-1, -2) / D**0.5
-    scores = scores.masked_fill(torch.ones(S, S, dtype=torch.bool).triu(1), -torch.inf)
-    y: Tensor = (scores.softmax(-1) * keep / (1 - drop)) @ v
-    return y
-
-
-@pytest.mark.parametrize("drop", [0.125, 0.5])  # fractions of 2^16, which the mask realises exactly
-def test_dropped_probabilities_are_the_plain_expression(drop: float) -> None:
-    keep = torch.rand(B, N, S, S, generator=torch.Generator().manual_seed(0)) >= drop
-    grad = drawn(B, N, S, D, seed=9)
-    ours, theirs = heads(), heads()
-    y, expected = attend_with_dropout(*ours, keep, drop), expression(*theirs, keep, drop)
-    torch.testing.assert_close(y, expected, rtol=1e-13, atol=1e-13)
-    for mine, reference in zip(
-        torch.autograd.grad(y, ours, grad), torch.autograd.grad(expected, theirs, grad), strict=True
-    ):
-        torch.testing.assert_close(mine, reference, rtol=1e-12, atol=1e-12)
-
-
-def test_dropping_nothing_is_torchs_fused_attention() -> None:
-    keep, grad = torch.ones(B, N, S, S, dtype=torch.bool), drawn(B, N, S, D, seed=9)
-    ours, theirs = heads(), heads()
-    y = attend_with_dropout(*ours, keep, 0.0)
-    expected = nn.functional.scaled_dot_product_attention(*theirs, is_causal=True)
-    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
-    for mine, reference in zip(
-        torch.autograd.grad(y, ours, grad), torch.autograd.grad(expected, theirs, grad), strict=True
-    ):
-        torch.testing.assert_close(mine, reference, rtol=1e-12, atol=1e-12)
-
-
-def test_gradients_are_those_of_finite_differences() -> None:
-    keep = torch.rand(1, 2, 4, 4, generator=torch.Generator().manual_seed(0)) >= 0.25
-    qkv = [drawn(1, 2, 4, 3, seed=i).requires_grad_() for i in range(3)]
-    assert torch.autograd.gradcheck(lambda q, k, v: attend_with_dropout(q, k, v, keep, 0.25), qkv)
-
-
-def test_bf16_is_the_exact_result_rounded() -> None:
-    keep = torch.rand(B, N, S, S, generator=torch.Generator().manual_seed(0)) >= 0.125
-    q, k, v = (t.detach() for t in heads(dtype=torch.bfloat16))
-    y = attend_with_dropout(q, k, v, keep, 0.125)
-    assert y.dtype is torch.bfloat16
-    exact = expression(q.double(), k.double(), v.double(), keep, 0.125)
-    # roundings of scores, probabilities and result, 2⁻⁹ each; a score of size 4 rounded shifts its probability by 2⁻⁷
-    assert (y - exact).abs().max() <= 2.0**-6 * exact.abs().max()
-
-
-def test_attention_to_a_cache_is_the_rest_of_the_whole() -> None:
-    q, k, v = (t.detach() for t in heads())
-    whole = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    for past in range(S):
-        torch.testing.assert_close(attend_to_cache(q[:, :, past:], k, v), whole[:, :, past:], rtol=1e-12, atol=1e-12)
-
-
-def test_a_cache_gives_back_what_it_was_given() -> None:
-    _, k, v = (t.detach() for t in heads())
-    empty = torch.full((B, N, S + 2, D), torch.nan).double()
-    cache = KeyValueCache(empty, empty.clone())
-    for start, stop in ((0, 2), (2, 3), (3, S)):
-        keys, values = cache.extend(k[:, :, start:stop], v[:, :, start:stop])
-        assert cache.length == stop
-        assert torch.equal(keys, k[:, :, :stop]) and torch.equal(values, v[:, :, :stop])
 
 
 def torchs() -> tuple[nn.MultiheadAttention, dict[str, Tensor], dict[str, Tensor], Tensor, Tensor]:

@@ -40,6 +40,14 @@ def test_a_heads_mask_does_not_depend_on_the_rank(first: int, count: int) -> Non
     )
 
 
+@given(samples, st.integers(0, S), st.integers(0, S))
+def test_a_part_of_the_sequence_has_its_part_of_the_mask(ids: list[int], start: int, stop: int) -> None:
+    start, stop = min(start, stop), max(start, stop)
+    shape = torch.Size((stop - start, len(ids), H))
+    part = Masks(1, np.array(ids)).hidden(Purpose.RESIDUAL_DROPOUT, 0, shape, DROP, CPU, first=start)
+    assert torch.equal(part, hidden(ids)[start:stop])
+
+
 def test_masks_differ_between_everything_they_are_for() -> None:
     masks = [
         hidden([1]),
@@ -75,3 +83,15 @@ def test_the_mean_is_kept() -> None:
 def test_nothing_is_dropped_at_rate_0_and_without_masks(drop: float, masks: Masks | None) -> None:
     x = drawn(S, 2, H, seed=0)
     assert dropout(x, drop, masks, Purpose.RESIDUAL_DROPOUT, 0) is x
+
+
+def test_a_part_of_the_stream_is_dropped_as_in_the_whole() -> None:
+    x, masks = drawn(S, 2, H, seed=0), Masks(1, np.array([4, 5]))
+    whole = dropout(x, DROP, masks, Purpose.RESIDUAL_DROPOUT, 3)
+    assert torch.equal(dropout(x[2:4], DROP, masks, Purpose.RESIDUAL_DROPOUT, 3, first=2), whole[2:4])
+
+
+def test_overflow_stays_visible() -> None:
+    x = torch.ones(S, 2, H, dtype=torch.float16, requires_grad=True)
+    dropout(x, DROP, Masks(1, np.array([4, 5])), Purpose.RESIDUAL_DROPOUT).backward(torch.full_like(x, torch.inf))
+    assert x.grad is not None and not x.grad.isfinite().any(), "not even where it was dropped"

@@ -1,5 +1,6 @@
-"""The whole model against a plain one and against Hugging Face's GPT-2: logits, loss and every gradient, in float64."""
+"""The whole model against a plain one: logits, loss and every gradient, in float64, on any layout."""
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -9,15 +10,16 @@ from torch import Tensor
 
 from colonnade.config.schema import ModelConfig
 from colonnade.mesh.layout import Layout
-from colonnade.mesh.mesh import Mesh, build_mesh
+from colonnade.mesh.mesh import Axis, Mesh, build_mesh
 from colonnade.model.attention import KeyValueCache
 from colonnade.model.dropout import Masks
-from colonnade.model.gpt import GPT
+from colonnade.model.gpt import GPT, Inputs
+from colonnade.model.initialize import initialize_
 from tests.distributed import run_on_ranks
 from tests.model.plain import Drops, leaves, plain_logits, plain_loss
-from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_
+from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_, sum_replicated_
 
-S, B, VOCAB, SEED = 7, 3, 37, 99
+S, B, VOCAB, SEED = 8, 3, 37, 99
 SAMPLES = [5, 1_000_000, 6]
 
 
@@ -45,31 +47,58 @@ CONFIGURATIONS = {
     "untied": configuration(tie_embeddings=False, dropout=0.1),
     "tanh": configuration(activation="gelu_tanh"),
     "large epsilon": configuration(norm_epsilon=0.5),
+    "alibi": configuration(position="alibi"),
+    "alibi, dropout": configuration(position="alibi", attention_dropout=0.2),
+    "alibi, 6 heads": configuration(position="alibi", num_heads=6, hidden_size=24),
+    "embedding norm": configuration(embedding_norm=True, dropout=0.1),
+    "post": configuration(norm_position="post", dropout=0.1),
+    "fp32 residual": configuration(fp32_residual=True),
+    "all": configuration(
+        position="alibi", embedding_norm=True, norm_position="post", dropout=0.1, attention_dropout=0.2
+    ),
 }
 
 
-def beside_the_plain_model(rank: int, num_ranks: int, config: ModelConfig) -> None:
+def beside_the_plain_model(rank: int, num_ranks: int, configs: list[ModelConfig], **how: Any) -> None:
     tp = build_mesh(Layout(tp=num_ranks), rank).tp
+    for config in configs:
+        one_beside_the_plain_model(config, tp, **how)
+
+
+def one_beside_the_plain_model(config: ModelConfig, tp: Axis, **how: Any) -> None:
     whole, (tokens, labels, weights) = whole_weights(config), inputs()
     plain = leaves(whole)
     expected = plain_loss(plain_logits(config, plain, tokens.t(), Drops(SEED, SAMPLES)), labels.t(), weights.t(), 1.0)
     expected.backward()
-    gpt = GPT(config, VOCAB, tp).double()
+    gpt = GPT(config, VOCAB, tp, **how).double()
     load_shards_(gpt, tp, whole)
     loss = gpt(tokens, labels, weights, Masks(SEED, torch.tensor(SAMPLES).numpy()))
     loss.backward()
+    if how.get("sequence_parallel"):
+        sum_replicated_(gpt, tp)
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
     assert_gradients(gpt, tp, {name: w.grad for name, w in plain.items() if w.grad is not None}, 1e-10)
 
 
 @pytest.mark.parametrize("what", CONFIGURATIONS)
 def test_loss_and_gradients_are_the_plain_models(what: str) -> None:
-    run_on_ranks(beside_the_plain_model, 1, CONFIGURATIONS[what])
+    one_beside_the_plain_model(CONFIGURATIONS[what], Mesh().tp)
 
 
 @pytest.mark.parametrize("tp_size", [2, 4])
 def test_cut_models_are_the_plain_model_too(tp_size: int) -> None:
-    run_on_ranks(beside_the_plain_model, tp_size, CONFIGURATIONS["dropout"])
+    run_on_ranks(beside_the_plain_model, tp_size, [CONFIGURATIONS[what] for what in ("dropout", "alibi", "all")])
+
+
+@pytest.mark.parametrize("tp_size", [2, 4])
+def test_models_cut_along_the_sequence_are_the_plain_model_too(tp_size: int) -> None:
+    configs = [CONFIGURATIONS[what] for what in ("dropout", "untied", "embedding norm", "all")]
+    run_on_ranks(partial(beside_the_plain_model, sequence_parallel=True), tp_size, configs)
+
+
+@pytest.mark.parametrize("what", ["dropout", "alibi", "all"])
+def test_recomputed_attention_changes_nothing(what: str) -> None:
+    one_beside_the_plain_model(CONFIGURATIONS[what], Mesh().tp, recompute_attention=True)
 
 
 def serial(config: ModelConfig) -> GPT:
@@ -106,7 +135,7 @@ def test_a_token_changes_nothing_before_it() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("cuts", [[0, 3, 7], [0, 1, 2, 3, 4, 5, 6, 7], [0, 7]])
+@pytest.mark.parametrize("cuts", [[0, 3, 8], [*range(9)], [0, 8]])
 def test_cached_pieces_are_the_whole(cuts: list[int]) -> None:
     tokens, _, _ = inputs()
     gpt = serial(configuration())
@@ -115,69 +144,79 @@ def test_cached_pieces_are_the_whole(cuts: list[int]) -> None:
     torch.testing.assert_close(torch.cat(pieces), gpt.hidden(tokens), rtol=1e-12, atol=1e-12)
 
 
-def test_units_name_every_weight_in_forward_order() -> None:
-    gpt = GPT(configuration(tie_embeddings=False), VOCAB, Mesh().tp)
-    units = gpt.units()
-    assert list(units) == ["embedding", "blocks.0", "blocks.1", "head"]
-    named = {f"{unit}.{name}" for unit, module in units.items() for name, _ in module.named_parameters()}
-    assert named == {name for name, _ in gpt.named_parameters()}
+@torch.no_grad()
+@pytest.mark.parametrize("cuts", [[0, 3, 21], [0, 21], [0, 20, 21]])
+def test_alibi_reads_beyond_the_trained_length(cuts: list[int]) -> None:
+    config = configuration(position="alibi", embedding_norm=True)
+    tokens = torch.randint(0, VOCAB, (21, B), generator=torch.Generator().manual_seed(4))
+    assert len(tokens) > config.seq_length
+    gpt = serial(config)
+    expected = plain_logits(config, whole_weights(config), tokens.t()).transpose(0, 1)
+    torch.testing.assert_close(gpt.head.logits(gpt.hidden(tokens)), expected, rtol=1e-12, atol=1e-12)
+    caches = [KeyValueCache(torch.zeros(B, 4, 21, 4).double(), torch.zeros(B, 4, 21, 4).double()) for _ in range(2)]
+    pieces = [gpt.hidden(tokens[start:stop], caches=caches) for start, stop in pairwise(cuts)]
+    torch.testing.assert_close(gpt.head.logits(torch.cat(pieces)), expected, rtol=1e-12, atol=1e-12)
 
 
-# --- Hugging Face ----------------------------------------------------------------------------------------------------
+def test_the_longest_text() -> None:
+    assert GPT(configuration(), VOCAB, Mesh().tp).longest == 9
+    alibi = GPT(configuration(position="alibi"), VOCAB, Mesh().tp)
+    assert alibi.longest is None and alibi.seq_length == 9 and alibi.embedding.positions is None
 
 
-def from_hugging_face(named: dict[str, Tensor], num_heads: int) -> dict[str, Tensor]:
-    """GPT-2's weights (or their gradients) under our names. Its matrices are [in, out]; q, k, v lie apart."""
-    ours = {
-        "embedding.tokens.weight": named["transformer.wte.weight"],
-        "embedding.positions.weight": named["transformer.wpe.weight"],
-        "head.norm.weight": named["transformer.ln_f.weight"],
-        "head.norm.bias": named["transformer.ln_f.bias"],
-    }
-    parts = {"attention_norm": "ln_1", "attention.qkv": "attn.c_attn", "attention.output": "attn.c_proj"}
-    parts |= {"mlp_norm": "ln_2", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"}
-    for layer in range(sum(name.endswith("ln_1.bias") for name in named)):
-        for mine, theirs in parts.items():
-            for key in ("weight", "bias"):
-                t = named[f"transformer.h.{layer}.{theirs}.{key}"].t()
-                if mine == "attention.qkv":
-                    t = t.unflatten(0, (3, num_heads, -1)).transpose(0, 1).flatten(0, 2)
-                ours[f"blocks.{layer}.{mine}.{key}"] = t
-    return ours
+# --- 16 bits ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("default")
-def test_hugging_face_gpt2() -> None:
-    transformers = pytest.importorskip("transformers", reason="needs the extra `test`: pip install colonnade[test]")
-    config = configuration(activation="gelu_tanh")
-    theirs_config = transformers.GPT2Config(
-        vocab_size=VOCAB,
-        n_positions=9,
-        n_embd=16,
-        n_layer=2,
-        n_head=4,
-        n_inner=24,
-        bos_token_id=None,
-        eos_token_id=None,
-        attn_implementation="eager",
-    )
-    theirs = transformers.GPT2LMHeadModel(theirs_config).double().eval()
-    with torch.no_grad():
-        for i, (_, parameter) in enumerate(theirs.named_parameters()):
-            parameter.copy_(0.3 * drawn(*parameter.shape, seed=i))
-    tokens = torch.randint(0, VOCAB, (S + 1, B), generator=torch.Generator().manual_seed(2))
-    output = theirs(input_ids=tokens.t(), labels=tokens.t())
-    logits = output.logits[:, :-1].flatten(0, 1)
-    expected = torch.nn.functional.cross_entropy(logits, tokens[1:].t().flatten())  # its own loss is computed in fp32
-    torch.testing.assert_close(output.loss.double(), expected, rtol=1e-6, atol=0)
-    expected.backward()
-
-    gpt, tp = GPT(config, VOCAB, Mesh().tp).double(), Mesh().tp
-    load_shards_(gpt, tp, from_hugging_face(dict(theirs.named_parameters()), 4))
-    ours = gpt.head.logits(gpt.hidden(tokens)).transpose(0, 1)
-    torch.testing.assert_close(ours, output.logits, rtol=1e-10, atol=1e-10)
-    loss = gpt(tokens[:-1], tokens[1:], torch.full((S, B), 1 / (S * B), dtype=torch.float64))
+def loss_and_gradient(
+    config: ModelConfig, weights: dict[str, Tensor], dtype: torch.dtype, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """(loss, all gradients in a row), divided by the scale that the loss is computed with."""
+    tokens, labels, loss_weights = inputs()
+    gpt = GPT(config, VOCAB, Mesh().tp).double()
+    load_shards_(gpt, Mesh().tp, weights)
+    gpt = gpt.to(dtype)
+    loss = gpt(tokens, labels, loss_weights * scale, Masks(SEED, torch.tensor(SAMPLES).numpy()))
     loss.backward()
-    torch.testing.assert_close(loss, expected, rtol=1e-10, atol=0)
-    gradients = {name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
-    assert_gradients(gpt, tp, from_hugging_face(gradients, 4), 1e-10)
+    gradients = [w.grad for w in gpt.parameters() if w.grad is not None]
+    assert len(gradients) == len(list(gpt.parameters()))
+    assert all(gradient.dtype is torch.promote_types(dtype, torch.float32) for gradient in gradients)
+    return loss.detach().double() / scale, torch.cat([gradient.double().flatten() for gradient in gradients]) / scale
+
+
+@pytest.mark.parametrize("what", ["dropout", "all", "fp32 residual"])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 2.0**-5), (torch.float16, 2.0**-8)])
+def test_16_bits_are_near_the_exact_model(what: str, dtype: torch.dtype, bound: float) -> None:
+    """Bounds: a unit in the last place (2⁻⁸, 2⁻¹¹) times 8, for the dozen roundings between input and gradient."""
+    config = CONFIGURATIONS[what]
+    weights = {name: w.to(dtype).double() for name, w in whole_weights(config).items()}
+    loss, gradient = loss_and_gradient(config, weights, dtype, scale=256.0)
+    exact, exact_gradient = loss_and_gradient(config, weights, torch.float64)
+    assert abs(loss - exact) <= bound * exact.abs()
+    assert (gradient - exact_gradient).norm() <= bound * exact_gradient.norm()
+
+
+@pytest.mark.parametrize("change", [{}, {"norm_position": "post"}, {"embedding_norm": True}])
+def test_an_fp32_stream_is_never_rounded(change: dict[str, Any]) -> None:
+    """What a bf16 stream would round away is still there behind every unit."""
+    tokens, _, _ = inputs()
+    for fp32, dtype in ((False, torch.bfloat16), (True, torch.float32)):
+        gpt = GPT(configuration(fp32_residual=fp32, **change), VOCAB, Mesh().tp)
+        initialize_(gpt, Mesh().tp, 1)
+        gpt, x = gpt.bfloat16(), None
+        assert gpt.residual_dtype(torch.bfloat16) is dtype
+        for unit in ("embedding", "blocks.0", "blocks.1"):
+            x = gpt.run(unit, x, Inputs(tokens))
+            assert x.dtype is dtype
+            assert torch.equal(x, x.bfloat16().to(dtype)) != fp32, unit
+        assert gpt.head.normed(x).dtype is torch.bfloat16
+
+
+def test_overflow_reaches_every_gradient_before_it() -> None:
+    tokens, labels, weights = inputs()
+    gpt = GPT(configuration(dropout=0.1, attention_dropout=0.1), VOCAB, Mesh().tp)
+    initialize_(gpt, Mesh().tp, 1)
+    gpt = gpt.half()
+    gpt(tokens, labels, weights * 2.0**40, Masks(SEED, torch.tensor(SAMPLES).numpy())).backward()
+    for name, weight in gpt.named_parameters():
+        if name != "embedding.tokens.weight":
+            assert weight.grad is not None and not weight.grad.isfinite().all(), name

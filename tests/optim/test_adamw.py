@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from colonnade.optim.adamw import AdamW, Moments
+from colonnade.optim.adamw import AdamW
+from colonnade.optim.piece import Moments, Piece
 
 COUNT, STEPS = 1000, 6
 RATES = [1e-3, 2e-3, 3e-3, 2e-3, 1e-3, 0.0]
@@ -43,17 +44,13 @@ def ours(
     weights = start(dtype)
     moments = Moments.zeros_like(weights)
     for step, (rate, gradient) in enumerate(zip(RATES, gradients(dtype), strict=True), start=1):
-        for first in range(0, COUNT, COUNT // cuts):
-            span = slice(first, first + COUNT // cuts)
-            rule.update_(
-                weights[span],
-                gradient[span],
-                moments.of(span),
-                step=step,
-                learning_rate=rate,
-                decayed=decayed,
-                factor=torch.tensor(factor, dtype=torch.float64),
-            )
+        spans = [slice(first, first + COUNT // cuts) for first in range(0, COUNT, COUNT // cuts)]
+        rule.update_(
+            [Piece(weights[span], gradient[span], moments.of(span), decayed) for span in spans],
+            step=step,
+            learning_rate=rate,
+            factor=torch.tensor(factor, dtype=torch.float64),
+        )
     return weights
 
 
@@ -92,9 +89,8 @@ def test_no_decay_where_it_is_not_wanted() -> None:
 def test_weights_decay_by_rate_times_decay_alone() -> None:
     """Decoupled: without a gradient a weight shrinks by exactly learning_rate · weight_decay."""
     weights, zeros = start(torch.float64), torch.zeros(COUNT, dtype=torch.float64)
-    AdamW(0.9, 0.999, 1e-8, 0.1).update_(
-        weights, zeros, Moments.zeros_like(zeros), step=1, learning_rate=0.01, decayed=True, factor=torch.ones(())
-    )
+    piece = Piece(weights, zeros, Moments.zeros_like(zeros), decayed=True)
+    AdamW(0.9, 0.999, 1e-8, 0.1).update_([piece], step=1, learning_rate=0.01, factor=torch.ones(()))
     torch.testing.assert_close(weights, start(torch.float64) * (1 - 0.001), rtol=1e-15, atol=0)
 
 

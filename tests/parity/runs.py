@@ -1,106 +1,161 @@
 """Five steps of training on a layout, with everything they produced: what the parity tests compare.
 
-A `Case` says what is trained, a layout where. Both are seeds and sizes; the same case on another layout must give the
-same numbers. Weights start wide (init_std 0.3), so that no softmax is flat and no gradient is close to nothing.
+A `Case` says what is trained, a `Way` how: layout, schedule, what is cut, freed or computed again. The same case in any
+way must give the same numbers. Weights start wide (init_std 0.3), so that no softmax is flat and no gradient is close
+to nothing.
 
 One gradient is nothing: a key's bias adds the same to all scores of a query, which the softmax does not see. What is
 left is rounding, 1e-17, and Adam divides it by its own size plus epsilon. With epsilon 1e-6 that is no step at all.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from math import inf, isnan
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
+import torch.fx.experimental.symbolic_shapes
 from torch import Tensor
 
-from colonnade.config.schema import Config, ModelConfig, OptimConfig, ParallelConfig, RunConfig, TrainConfig
+from colonnade.config.schema import Config, DataConfig, ModelConfig, OptimConfig, ParallelConfig, RunConfig, TrainConfig
 from colonnade.data.loader import Batch
 from colonnade.data_parallel.buckets import named_slots
 from colonnade.mesh.layout import Layout
-from colonnade.mesh.mesh import Mesh, build_mesh
+from colonnade.mesh.mesh import Mesh
+from colonnade.tensor_parallel.placement import Placement
 from colonnade.train.state import TrainState, build_state
-from colonnade.train.step import train_step
+from colonnade.train.step import StepResult, train_step
 
 GLOBAL_BATCH, SEQ_LENGTH, STEPS = 8, 8, 5
 CPU = torch.device("cpu")
 
 Mask = Literal["none", "differ", "second_half"]
 """Labels that count: all; a different number in every sample; none in the second half of the batch."""
-Boxes = dict[str, tuple[tuple[int, ...], Tensor]]
-"""Logical name -> (offsets, this rank's real part)."""
+Buffer = Literal["master", "reduced", "exp_avg", "exp_avg_sq"]
+"""What a rank may have a slice of."""
+KEPT: tuple[Buffer, ...] = ("master", "exp_avg", "exp_avg_sq")
+"""What it keeps from step to step."""
 
 
 @dataclass(frozen=True)
 class Case:
     """What is trained, up to the layout."""
 
-    micro_batch_size: int = GLOBAL_BATCH
     drop: float = 0.1
     vocab_size: int = 37
     tied: bool = True
     clipped: bool = True
     mask: Mask = "differ"
-    precision: Literal["fp32", "bf16", "fp64"] = "fp64"
+    precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp64"
+    optimizer: Literal["adamw", "lamb"] = "adamw"
+    position: Literal["learned", "alibi"] = "learned"
+    norm_position: Literal["pre", "post"] = "pre"
+    embedding_norm: bool = False
+    fp32_residual: bool = False
+    loss_scale: float = 1024.0
+    """fp16: small enough for the first step not to overflow."""
+    num_layers: int = 2
 
     @property
     def clip(self) -> float:
         return 0.05 if self.clipped else 1e6
 
-    def config(self, layout: Layout) -> Config:
-        return Config(
-            model=ModelConfig(
-                num_layers=2,
-                hidden_size=16,
-                num_heads=4,
-                ffn_hidden_size=24,
-                seq_length=SEQ_LENGTH,
-                dropout=self.drop,
-                attention_dropout=self.drop,
-                tie_embeddings=self.tied,
-                init_std=0.3,
-            ),
-            parallel=ParallelConfig(tp=layout.tp, pp=layout.pp, dp=layout.dp),
-            train=TrainConfig(
-                steps=STEPS,
-                global_batch_size=GLOBAL_BATCH,
-                micro_batch_size=self.micro_batch_size,
-                precision=self.precision,
-                gradient_clip=self.clip,
-            ),
-            optim=OptimConfig(
-                learning_rate=1e-2, min_learning_rate=1e-3, warmup_steps=2, weight_decay=0.1, epsilon=1e-6
-            ),
-            run=RunConfig(folder="unused"),
+    @property
+    def model(self) -> ModelConfig:
+        return ModelConfig(
+            num_layers=self.num_layers,
+            hidden_size=16,
+            num_heads=4,
+            ffn_hidden_size=24,
+            seq_length=SEQ_LENGTH,
+            dropout=self.drop,
+            attention_dropout=self.drop,
+            tie_embeddings=self.tied,
+            position=self.position,
+            norm_position=self.norm_position,
+            embedding_norm=self.embedding_norm,
+            fp32_residual=self.fp32_residual,
+            init_std=0.3,
         )
 
-    def serial(self) -> "Case":
-        """The same training in one micro-batch."""
-        return replace(self, micro_batch_size=GLOBAL_BATCH)
-
 
 @dataclass(frozen=True)
-class Step:
-    """What one step produced on one rank."""
+class Way:
+    """How it is trained. The default is the serial run: one rank, one micro-batch, nothing computed again."""
 
-    loss: float
-    grad_norm: float
-    gradients: Boxes
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    micro_batch_size: int = GLOBAL_BATCH
+    schedule: Literal["naive", "gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
+    virtual_stages: int = 1
+    partition: Literal["layers", "parameters"] = "layers"
+    cuts: tuple[int, ...] | None = None
+    sequence_parallel: bool = False
+    zero: Literal[0, 1, 2, 3] = 0
+    recompute: Literal["none", "selective", "full"] = "none"
+    recompute_every: int = 1
+    offload: bool = False
+    reduce_precision: Literal["fp32", "16-bit"] = "fp32"
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(tp=self.tp, pp=self.pp, dp=self.dp)
+
+    @property
+    def parallel(self) -> ParallelConfig:
+        return ParallelConfig(
+            tp=self.tp,
+            pp=self.pp,
+            dp=self.dp,
+            schedule=self.schedule,
+            virtual_stages=self.virtual_stages,
+            partition=self.partition,
+            cuts=self.cuts,
+            sequence_parallel=self.sequence_parallel,
+            zero=self.zero,
+            recompute=self.recompute,
+            recompute_every=self.recompute_every,
+            offload=self.offload,
+        )
+
+    def __str__(self) -> str:
+        """What differs from the serial run."""
+        changed = {name: value for name, value in vars(self).items() if value != getattr(SERIAL, name)}
+        return " ".join(name if value is True else f"{name}={value}" for name, value in changed.items()) or "serial"
 
 
-@dataclass(frozen=True)
-class Run:
-    """What five steps produced on one rank."""
+SERIAL = Way()
+Job = tuple[Case, Way]
 
-    steps: list[Step]
-    weights: Boxes
-    replicated: set[str]
-    """Weights that every tp rank has whole."""
-    parameters: dict[str, Tensor]
-    """What the layers multiply with, padding and all."""
-    padding: float
-    """The largest |weight|, |gradient| or |moment| in rows that are no tokens."""
+
+def configured(case: Case, way: Way) -> Config:
+    """The configuration that trains this case in this way."""
+    return Config(
+        model=case.model,
+        parallel=way.parallel,
+        data=DataConfig(train="unused"),
+        train=TrainConfig(
+            steps=STEPS,
+            global_batch_size=GLOBAL_BATCH,
+            micro_batch_size=way.micro_batch_size,
+            precision=case.precision,
+            loss_scale=case.loss_scale,
+            gradient_clip=case.clip,
+            reduce_precision=way.reduce_precision,
+        ),
+        optim=OptimConfig(
+            name=case.optimizer,
+            learning_rate=1e-2,
+            min_learning_rate=1e-3,
+            warmup_steps=2,
+            weight_decay=0.1,
+            epsilon=1e-6,
+        ),
+        run=RunConfig(folder="unused"),
+    )
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
 
 
 def global_batch(case: Case, step: int) -> Batch:
@@ -124,79 +179,154 @@ def part(batch: Batch, samples: slice | list[int]) -> Batch:
     )
 
 
-def microbatches(case: Case, step: int, mesh: Mesh) -> list[Batch]:
+def microbatches(case: Case, way: Way, step: int, mesh: Mesh) -> list[Batch]:
     """A dp rank's share of a step's samples, cut into micro-batches."""
-    share = GLOBAL_BATCH // mesh.dp.size
-    starts = range(mesh.dp.rank * share, (mesh.dp.rank + 1) * share, case.micro_batch_size)
-    return [part(global_batch(case, step), slice(start, start + case.micro_batch_size)) for start in starts]
+    share, size = GLOBAL_BATCH // mesh.dp.size, way.micro_batch_size
+    starts = range(mesh.dp.rank * share, (mesh.dp.rank + 1) * share, size)
+    return [part(global_batch(case, step), slice(start, start + size)) for start in starts]
 
 
-def boxes(state: TrainState, buffer: Literal["master", "gradients"]) -> Boxes:
-    """A rank's real part of every weight or gradient."""
+# --- what a rank has of a tensor --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A stretch of this rank's shard of a weight, or of a number kept for each of its elements."""
+
+    shape: tuple[int, ...]
+    """The shard's, padding and all."""
+    real: tuple[slice, ...]
+    """Which part of the logical tensor the shard has; the rest of it, at its end, is padding."""
+    cut: bool
+    """Whether other tp ranks have other parts."""
+    first: int
+    """Which element of the flattened shard the stretch begins with."""
+    values: Tensor
+    """1-D."""
+
+    @classmethod
+    def at(cls, place: Placement, first: int, values: Tensor) -> "Stretch":
+        shape = place.parameter.shape
+        sizes = place.real(torch.empty(shape, device="meta")).shape
+        window = tuple(slice(start, start + size) for start, size in zip(place.offsets, sizes, strict=True))
+        return cls(tuple(shape), window, place.dim is not None, first, values)
+
+    def of(self, whole: Tensor) -> Tensor:
+        """The same stretch of another tensor of the weight's logical shape; padding is zero."""
+        shard = torch.zeros(self.shape, dtype=whole.dtype)
+        window = whole[self.real]
+        shard[tuple(slice(size) for size in window.shape)] = window
+        return shard.view(-1)[self.first : self.first + len(self.values)]
+
+
+Stretches = dict[str, Stretch]
+"""By logical name: a weight lies in one part, so a rank has at most one stretch of it."""
+
+
+def stretches(state: TrainState, buffer: Buffer) -> Stretches:
+    """A rank's slice of every weight, gradient or moment, padding and all: copies."""
     return {
-        name: (slot.placement.offsets, slot.placement.real(slot.view(getattr(unit, buffer))).clone())
-        for name, unit, slot in named_slots(state.units)
+        span.name: Stretch.at(span.placement, span.first, flat[span.at].clone())
+        for unit, flat in zip(state.units, buffers(state, buffer), strict=True)
+        for span in unit.my_spans()
     }
 
 
-def train(case: Case, mesh: Mesh) -> Run:
+def buffers(state: TrainState, buffer: Buffer) -> list[Tensor]:
+    """This rank's slices, one a unit."""
+    if buffer in ("master", "reduced"):
+        return [getattr(unit, buffer) for unit in state.units]
+    return [getattr(moments, buffer) for moments in state.moments]
+
+
+def parameters(state: TrainState) -> Stretches:
+    """What the layers multiply with, made whole for it: copies of this rank's shards. All ranks call."""
+    for unit in state.units:
+        unit.make_whole()
+    found = {
+        name: Stretch.at(slot.placement, 0, slot.view(unit.parameters).flatten().clone())
+        for name, unit, slot in named_slots(state.units)
+    }
+    for unit in state.units:
+        unit.drop()
+    return found
+
+
+def whole(run_of_one_rank: Stretches) -> dict[str, Tensor]:
+    """Every tensor in its logical shape, from a run that had all of each."""
+    return {name: stretch.values.view(stretch.shape) for name, stretch in run_of_one_rank.items()}
+
+
+def outside_weights(state: TrainState) -> float:
+    """The largest |number| in this rank's buffers that belongs to no weight: rows that are no tokens, alignment."""
+    rests = []
+    for buffer in (*KEPT, "reduced"):
+        for unit, flat in zip(state.units, buffers(state, buffer), strict=True):
+            rest = flat.abs()
+            for span in unit.my_spans():
+                ones = torch.ones(span.placement.shape, dtype=rest.dtype)
+                rest[span.at] *= 1.0 - Stretch.at(span.placement, span.first, rest[span.at]).of(ones)
+            rests.append(rest.flatten())
+    return torch.cat(rests).max().item()
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step produced on one rank."""
+
+    result: StepResult
+    gradients: Stretches
+    """What the optimizer read: summed over all ranks."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What five steps produced on one rank."""
+
+    steps: list[Step]
+    kept: dict[Buffer, Stretches]
+    """This rank's slices of master weights and moments."""
+    parameters: Stretches
+    """What the layers multiply with."""
+    outside: float
+    """The largest |number| that belongs to no weight."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the serial run produced, each tensor whole."""
+
+    results: list[StepResult]
+    gradients: list[dict[str, Tensor]]
+    """One a step."""
+    kept: dict[Buffer, dict[str, Tensor]]
+
+
+def train(case: Case, way: Way, mesh: Mesh) -> Run:
     """Five optimizer steps from the initial weights."""
-    config = case.config(mesh.layout)
+    config = configured(case, way)
     state = build_state(config, mesh, case.vocab_size, CPU)
     steps = []
-    for step in range(STEPS):
-        result = train_step(state, microbatches(case, step, mesh), mesh, config.train)
-        steps.append(Step(result.loss, result.grad_norm, boxes(state, "gradients")))
-    return Run(
-        steps,
-        weights=boxes(state, "master"),
-        replicated={name for name, _, slot in named_slots(state.units) if slot.placement.dim is None},
-        parameters={name: slot.placement.parameter.detach().clone() for name, _, slot in named_slots(state.units)},
-        padding=largest_padding(state),
+    for number in range(STEPS):
+        result = train_step(state, microbatches(case, way, number, mesh), mesh, config.train)
+        steps.append(Step(result, stretches(state, "reduced")))
+    kept = {buffer: stretches(state, buffer) for buffer in KEPT}
+    return Run(steps, kept, parameters(state), outside_weights(state))
+
+
+def reference(case: Case) -> Reference:
+    """One rank, all samples in one micro-batch."""
+    run = train(case, SERIAL, Mesh())
+    return Reference(
+        [step.result for step in run.steps],
+        [whole(step.gradients) for step in run.steps],
+        {buffer: whole(found) for buffer, found in run.kept.items()},
     )
 
 
-def largest_padding(state: TrainState) -> float:
-    """The largest number in padding rows, over weights, gradients and moments."""
-    largest = 0.0
-    flat = {unit.name: moments for unit, moments in zip(state.units, state.moments, strict=True)}
-    for _, unit, slot in named_slots(state.units):
-        place, moments = slot.placement, flat[unit.name]
-        for buffer in (unit.master, unit.gradients, moments.exp_avg, moments.exp_avg_sq):
-            if place.dim is not None:
-                shard = slot.view(buffer)
-                rest = shard.narrow(place.dim, place.extent, shard.shape[place.dim] - place.extent)
-                largest = max([largest, *rest.abs().flatten().tolist()])
-    return largest
-
-
-def train_on_ranks(rank: int, num_ranks: int, layout: Layout, cases: Iterable[Case]) -> list[Run]:
-    """For `run_on_ranks`: every case on one layout."""
-    mesh = build_mesh(layout, rank)
-    return [train(case, mesh) for case in cases]
-
-
-def differences(what: str, actual: Boxes, whole: Boxes) -> Iterator[tuple[float, str]]:
-    """(largest difference relative to the whole tensor's largest element, where) of every box of one rank."""
-    assert actual.keys() == whole.keys()
-    for name, (offsets, box) in actual.items():
-        reference = whole[name][1]
-        window = reference[tuple(slice(at, at + size) for at, size in zip(offsets, box.shape, strict=True))]
-        if box.numel():
-            scale = reference.abs().max().item()
-            yield relative((box - window).abs().max().item(), scale), f"{what} {name} at {offsets}"
-
-
-def relative(difference: float, scale: float) -> float:
-    """difference / scale; infinite where it is no number, 0 for 0 / 0."""
-    if isnan(difference) or isnan(scale):
-        return inf
-    return difference / scale if scale else (inf if difference else 0.0)
-
-
-def worst(found: Iterable[tuple[float, str]]) -> tuple[float, str]:
-    """The largest difference and where it is."""
-    everything: list[Any] = list(found)
-    assert everything, "nothing was compared"
-    difference, where = max(everything)
-    return difference, where
+def references_on_a_rank(rank: int, num_ranks: int, cases: Sequence[Case]) -> list[Reference]:
+    """For `run_on_ranks` with one rank: what the cases are compared with."""
+    return [reference(case) for case in cases]

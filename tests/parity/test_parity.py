@@ -1,142 +1,143 @@
-"""Every layout gives the serial run: losses, gradients, norms and weights of five float64 steps, to 1e-10.
+"""Every way to train gives the serial run: losses, gradients, norms, weights, moments of five float64 steps, to 1e-10.
 
-All cases of a layout are trained in one set of forked ranks. The covering selection meets every value of every
-property of a case on every layout; every micro-batch size with every dropout and every mask is slow.
+All jobs of a layout are trained in one set of forked ranks. `make test` runs a handful, in which every value of every
+factor occurs, and each axis and feature on its own, so that a failure says where to look; `make test-slow` a set with
+every valid pair of values, and one with every three values of what makes a layout (`covering.py`); `make parity-full`
+what an hour allows of all combinations (`full.py`).
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import torch
 
 from colonnade.mesh.layout import Layout
-from tests.distributed import run_on_ranks
-from tests.parity.runs import GLOBAL_BATCH, Case, Mask, Run, differences, relative, train_on_ranks, worst
+from tests.parity.compare import TOLERANCE, Outcome, by_layout, compare
+from tests.parity.covering import CORE, covering, handful, job
+from tests.parity.runs import Case, Job, Reference, Way
 
-TOLERANCE = 1e-10
-MASKS: tuple[Mask, ...] = ("none", "differ", "second_half")
-LAYOUTS = [Layout(tp=tp, dp=dp) for tp, dp in product((1, 2, 4), (1, 2))]
-
-# 37 tokens: no tp divides them. 3 tokens: at tp = 4 the last rank has no token at all.
-COVERING = [
-    Case(2, drop=0.1, vocab_size=37, tied=True, clipped=True, mask="differ"),
-    Case(4, drop=0.0, vocab_size=37, tied=False, clipped=False, mask="second_half"),
-    Case(4, drop=0.1, vocab_size=3, tied=False, clipped=True, mask="none"),
-    Case(1, drop=0.0, vocab_size=3, tied=True, clipped=False, mask="differ"),
+ALONE: list[Job] = [
+    (Case(), Way(tp=2, micro_batch_size=4)),
+    (Case(vocab_size=3, tied=False, mask="none"), Way(tp=2, sequence_parallel=True, micro_batch_size=4)),
+    (Case(), Way(pp=2, micro_batch_size=2)),
+    (Case(), Way(dp=2, micro_batch_size=2)),
+    (Case(mask="second_half", clipped=False), Way(dp=2, zero=1, micro_batch_size=2)),
+    (Case(tied=False), Way(dp=2, zero=2, micro_batch_size=2)),
+    (Case(optimizer="lamb"), Way(dp=2, zero=3, micro_batch_size=2)),
+    (Case(num_layers=4), Way(micro_batch_size=2, recompute="full", recompute_every=2)),
 ]
+TOGETHER: list[Job] = [
+    (
+        Case(),
+        Way(tp=2, pp=2, dp=2, micro_batch_size=1, schedule="zero_bubble", sequence_parallel=True, zero=3),
+    ),
+    (
+        Case(optimizer="lamb", num_layers=4),
+        Way(
+            tp=2,
+            pp=2,
+            dp=2,
+            micro_batch_size=1,
+            schedule="interleaved",
+            virtual_stages=2,
+            sequence_parallel=True,
+            zero=2,
+            recompute="full",
+        ),
+    ),
+]
+HANDFUL = [job(combination) for combination in handful()]
+THREE = (*CORE, "sequence_parallel", "zero", "recompute", "tied")
+COVERING = [job(combination) for combination in (*covering(), *covering(3, THREE)) if combination not in handful()]
 
 
-def full_matrix(dp: int) -> list[Case]:
-    """Every micro-batch size with every dropout and every mask; the other properties change from case to case."""
-    sizes = [size for size in (1, 2, 4, 8) if size * dp <= GLOBAL_BATCH]
+def groups(jobs: Sequence[Job], time_limit: float, *marks: pytest.MarkDecorator) -> list[Any]:
+    """A parameter for each layout."""
     return [
-        Case(size, drop, (3, 37, 40)[(i + i // 3) % 3], tied=i % 2 == 0, clipped=i // 2 % 2 == 0, mask=mask)
-        for i, (size, drop, mask) in enumerate(product(sizes, (0.0, 0.1), MASKS))
+        pytest.param((together, time_limit), id=f"{layout}" + " covering" * bool(marks), marks=marks)
+        for layout, together in by_layout(jobs).items()
     ]
 
 
-@dataclass
-class Comparison:
-    """One case on one layout, beside the serial run."""
-
-    layout: Layout
-    case: Case
-    ranks: list[Run]
-    serial: Run
-
-    def tensors(self) -> Iterator[tuple[float, str]]:
-        for rank, run in enumerate(self.ranks):
-            for step, (mine, reference) in enumerate(zip(run.steps, self.serial.steps, strict=True)):
-                yield from differences(f"rank {rank} step {step}", mine.gradients, reference.gradients)
-
-    def numbers(self, name: str) -> Iterator[tuple[float, str]]:
-        for rank, run in enumerate(self.ranks):
-            for step, (mine, reference) in enumerate(zip(run.steps, self.serial.steps, strict=True)):
-                value, expected = getattr(mine, name), getattr(reference, name)
-                yield relative(abs(value - expected), abs(expected)), f"rank {rank} step {step} {value} {expected}"
-
-
-PARAMETERS = [
-    *(pytest.param((layout, COVERING, 120.0), id=f"{layout}") for layout in LAYOUTS),
-    *(
-        pytest.param((layout, full_matrix(layout.dp), 600.0), id=f"{layout} full", marks=pytest.mark.slow)
-        for layout in LAYOUTS
-    ),
-]
-
-
 @pytest.fixture(scope="module")
-def serial_runs() -> dict[Case, Run]:
+def references() -> dict[Case, Reference]:
     """Serial runs made so far."""
     return {}
 
 
-@pytest.fixture(scope="module", params=PARAMETERS)
-def comparisons(request: Any, serial_runs: dict[Case, Run]) -> list[Comparison]:
-    layout, cases, time_limit = request.param
-    missing = sorted({case.serial() for case in cases} - serial_runs.keys(), key=str)
-    if missing:
-        (runs,) = run_on_ranks(train_on_ranks, 1, Layout(), missing, time_limit=time_limit)
-        serial_runs.update(zip(missing, runs, strict=True))
-    ranks = run_on_ranks(train_on_ranks, layout.num_ranks, layout, cases, time_limit=time_limit)
-    return [
-        Comparison(layout, case, [runs[number] for runs in ranks], serial_runs[case.serial()])
-        for number, case in enumerate(cases)
-    ]
+@pytest.fixture(
+    scope="module", params=[*groups(ALONE + TOGETHER + HANDFUL, 120.0), *groups(COVERING, 900.0, pytest.mark.slow)]
+)
+def outcomes(request: Any, references: dict[Case, Reference]) -> list[Outcome]:
+    jobs, time_limit = request.param
+    return compare(jobs, references, time_limit=time_limit)
 
 
-def test_losses(comparisons: list[Comparison]) -> None:
-    for compared in comparisons:
-        difference, where = worst(compared.numbers("loss"))
-        assert difference <= TOLERANCE, f"{compared.case}: {where}"
+def near(outcomes: list[Outcome], *what: str) -> None:
+    for outcome in outcomes:
+        for each in what:
+            difference, where = outcome.worst(each)
+            assert difference <= TOLERANCE, f"{outcome.way}, {outcome.job[0]}: {each} {where}"
 
 
-def test_gradients(comparisons: list[Comparison]) -> None:
-    for compared in comparisons:
-        difference, where = worst(compared.tensors())
-        assert difference <= TOLERANCE, f"{compared.case}: {where}"
+def test_losses(outcomes: list[Outcome]) -> None:
+    near(outcomes, "loss")
 
 
-def test_gradient_norms(comparisons: list[Comparison]) -> None:
-    for compared in comparisons:
-        difference, where = worst(compared.numbers("grad_norm"))
-        assert difference <= TOLERANCE, f"{compared.case}: {where}"
+def test_gradients(outcomes: list[Outcome]) -> None:
+    near(outcomes, "gradients")
 
 
-def test_final_weights(comparisons: list[Comparison]) -> None:
-    for compared in comparisons:
-        for rank, run in enumerate(compared.ranks):
-            difference, where = worst(differences(f"rank {rank}", run.weights, compared.serial.weights))
-            assert difference <= TOLERANCE, f"{compared.case}: {where}"
+def test_gradient_norms(outcomes: list[Outcome]) -> None:
+    near(outcomes, "grad_norm")
 
 
-def test_replicated_weights_are_bit_equal_on_all_ranks(comparisons: list[Comparison]) -> None:
-    for compared in comparisons:
-        first = compared.ranks[0]
-        assert len(first.replicated) >= 13
-        for run in compared.ranks[1:]:
-            assert run.replicated == first.replicated
-            for name in first.replicated:
-                assert torch.equal(run.parameters[name], first.parameters[name]), f"{compared.case}: {name}"
+def test_final_weights(outcomes: list[Outcome]) -> None:
+    """The optimizer's, and what the layers multiply with."""
+    near(outcomes, "master", "parameters")
 
 
-def test_copies_of_the_model_are_bit_equal_over_dp(comparisons: list[Comparison]) -> None:
-    for compared in comparisons:
-        for group in compared.layout.groups("dp"):
-            for rank, (name, weight) in product(group, compared.ranks[group[0]].parameters.items()):
-                assert torch.equal(weight, compared.ranks[rank].parameters[name]), f"{compared.case}: {name}"
+def test_final_moments(outcomes: list[Outcome]) -> None:
+    near(outcomes, "exp_avg", "exp_avg_sq")
 
 
-def test_padding_stays_zero(comparisons: list[Comparison]) -> None:
-    assert all(run.padding == 0.0 for compared in comparisons for run in compared.ranks)
+def test_copies_are_equal_to_the_bit(outcomes: list[Outcome]) -> None:
+    """Over dp, of weights that tp ranks have alike, of the tied table on both ends of the pipeline; and all ranks tell
+    the same results.
+    """
+    for outcome in outcomes:
+        assert outcome.unequal_copies() == [], str(outcome.job)
+        shared = max(len(ranks) for ranks in outcome.holders().values())
+        assert shared == expected_holders(*outcome.job), str(outcome.job)
 
 
-def test_the_cases_are_what_they_say(comparisons: list[Comparison]) -> None:
-    """Clipping bites where it should, every weight has a gradient and moves."""
-    for compared in comparisons:
-        for step in compared.serial.steps:
-            assert (step.grad_norm > 1.5 * compared.case.clip) == compared.case.clipped
-            assert all(gradient.abs().max() > 1e-6 for _, gradient in step.gradients.values())
+def expected_holders(case: Case, way: Way) -> int:
+    """Ranks that have the most widely held share: parameters of a replicated weight, or a tied table over both ends."""
+    ends = 2 if case.tied and way.pp > 1 else 1
+    return way.dp * max(way.tp, ends)
+
+
+def test_every_element_is_kept_as_often_as_the_layout_says(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        assert outcome.miscounted() == [], str(outcome.job)
+
+
+def test_padding_stays_zero(outcomes: list[Outcome]) -> None:
+    assert all(verdict.outside == 0.0 for outcome in outcomes for verdict in outcome.ranks)
+
+
+def test_the_cases_are_what_they_say(outcomes: list[Outcome]) -> None:
+    """Clipping bites where it should, every weight has a gradient."""
+    for outcome in outcomes:
+        case, reference = outcome.job[0], outcome.reference
+        for result, gradients in zip(reference.results, reference.gradients, strict=True):
+            assert (result.grad_norm > 1.5 * case.clip) == case.clipped, str(case)
+            assert all(gradient.abs().max() > 1e-6 for gradient in gradients.values()), str(case)
+        assert any("positions" in name for name in reference.kept["master"]) == (case.position == "learned")
+        assert ("head.output.weight" in reference.kept["master"]) == (not case.tied)
+
+
+def test_every_layout_is_here() -> None:
+    layouts = {way.layout for _, way in ALONE + TOGETHER + HANDFUL}
+    assert {Layout(tp=2), Layout(pp=2), Layout(dp=2), Layout(tp=2, pp=2, dp=2)} <= layouts
+    assert {layout for _, way in COVERING for layout in [way.layout]} >= {Layout(tp=4), Layout(pp=4), Layout(dp=4)}

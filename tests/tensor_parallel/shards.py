@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Axis
 from colonnade.tensor_parallel.placement import Placement, placements
 
@@ -21,6 +22,15 @@ def load_shards_(module: nn.Module, tp: Axis, whole: Mapping[str, Tensor], *, pa
     for place in placements(module, tp):
         place.parameter.fill_(padding)
         place.real(place.parameter).copy_(window(place, whole[place.name]))
+
+
+@torch.no_grad()
+def sum_replicated_(module: nn.Module, tp: Axis) -> None:
+    """Sum the gradients of uncut weights over tp, as is owed where the stream is cut along the sequence."""
+    for place in placements(module, tp):
+        if place.dim is None:
+            assert place.parameter.grad is not None
+            place.parameter.grad.copy_(all_reduce(place.parameter.grad, tp))
 
 
 def assert_gradients(module: nn.Module, tp: Axis, whole: Mapping[str, Tensor], tolerance: float = 1e-12) -> None:

@@ -20,7 +20,7 @@ from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
 from tests.distributed import run_on_ranks
 from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_
 
-S, B, HIDDEN = 5, 4, 6
+S, B, HIDDEN = 4, 5, 6
 
 
 def problem(vocab_size: int, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -51,6 +51,11 @@ class Setting:
     scale: float = 1.0
     padding: float = 0.0
     chunk: int = 1 << 24
+    sequence_parallel: bool = False
+
+    def mine(self, stream: Tensor, tp: Axis) -> Tensor:
+        """What a rank has of the residual stream."""
+        return stream.chunk(tp.size)[tp.rank] if self.sequence_parallel else stream
 
 
 def beside_torch(setting: Setting, tp: Axis) -> None:
@@ -58,16 +63,24 @@ def beside_torch(setting: Setting, tp: Axis) -> None:
     loss, hidden_gradient, table_gradient, losses = torchs(hidden, table, labels, weights)
     layer = VocabParallelEmbedding(setting.vocab_size, HIDDEN, tp, init_std=0.02).double()
     load_shards_(layer, tp, {"weight": table}, padding=setting.padding)
-    x = hidden.clone().requires_grad_()
+    x = setting.mine(hidden, tp).clone().requires_grad_()
     with chunks_of(setting.chunk):
-        mine = output_loss(x, layer.weight, labels, weights, tp=tp, vocab_size=setting.vocab_size)
+        mine = output_loss(
+            x,
+            layer.weight,
+            labels,
+            weights,
+            tp=tp,
+            vocab_size=setting.vocab_size,
+            sequence_parallel=setting.sequence_parallel,
+        )
         mine.backward()
         each = token_losses(hidden, layer.weight, labels, tp=tp, vocab_size=setting.vocab_size)
     torch.testing.assert_close(mine.detach(), loss, rtol=1e-12, atol=0)
     torch.testing.assert_close(each, losses, rtol=1e-12, atol=1e-12)
     assert x.grad is not None
-    assert (x.grad - hidden_gradient).abs().max() <= 1e-12 * hidden_gradient.abs().max()
-    assert not x.grad[weights == 0.0].any(), "a token that does not count has no gradient at all"
+    assert (x.grad - setting.mine(hidden_gradient, tp)).abs().max() <= 1e-12 * hidden_gradient.abs().max()
+    assert not x.grad[setting.mine(weights, tp) == 0.0].any(), "a token that does not count has no gradient at all"
     assert_gradients(layer, tp, {"weight": table_gradient})
 
 
@@ -87,6 +100,12 @@ def chunks_of(logits: int) -> Iterator[None]:
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
 def test_loss_and_gradients_are_torchs(tp_size: int) -> None:
     run_on_ranks(all_beside_torch, tp_size, [Setting(vocab_size) for vocab_size in (37, 40, 3)])
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+def test_a_stream_that_is_cut_along_the_sequence(tp_size: int) -> None:
+    settings = [Setting(vocab_size, sequence_parallel=True) for vocab_size in (37, 3)]
+    run_on_ranks(all_beside_torch, tp_size, [*settings, Setting(chunk=100, sequence_parallel=True)])
 
 
 def test_padding_rows_get_no_probability() -> None:
@@ -158,6 +177,55 @@ def test_two_numbers_a_token_cross_ranks() -> None:
     forward = sum(entry.bytes for entry in mesh.ledger.entries if not entry.backward)
     assert forward == 2 * S * B * 8
     assert [(e.operation, e.shape) for e in mesh.ledger.entries if e.backward] == [("all_reduce", (S, B, HIDDEN))]
+
+
+def test_what_a_cut_stream_sends() -> None:
+    """It is gathered once forward; the gradient comes back by reduce-scatter."""
+    mesh = paper_mesh(Layout(tp=4), 1)
+    layer = VocabParallelEmbedding(37, HIDDEN, mesh.tp, init_std=0.02).double()
+    load_shards_(layer, mesh.tp, {"weight": drawn(37, HIDDEN, seed=2)})
+    hidden, _, labels, weights = problem(37)
+    x = hidden[:1].requires_grad_()
+    output_loss(x, layer.weight, labels, weights, tp=mesh.tp, vocab_size=37, sequence_parallel=True).backward()
+    sent = [(e.operation, e.shape, e.backward) for e in mesh.ledger.entries]
+    assert sent == [
+        ("all_gather", (1, B, HIDDEN), False),
+        ("all_gather", (1, 2, S * B), False),
+        ("reduce_scatter", (S, B, HIDDEN), True),
+    ]
+
+
+def test_fp16_takes_a_loss_scale() -> None:
+    """Gradients are those of the loss times the scale, to fp16's rounding; the loss too."""
+    scale = 2.0**12
+    hidden, layer, (labels, weights) = on_serial(37, torch.float16)
+    loss = output_loss(hidden, layer.weight, labels, weights * scale, tp=Mesh().tp, vocab_size=37)
+    loss.backward()
+    exact, hidden_gradient, table_gradient, _ = torchs(
+        hidden.detach().double(), layer.weight.detach().double()[:37], labels, weights
+    )
+    assert loss.dtype is torch.float32 and hidden.grad is not None and hidden.grad.dtype is torch.float16
+    assert layer.weight.grad is not None and layer.weight.grad.dtype is torch.float32
+    # products of 11-bit operands are summed in fp32; only the gradient of x is rounded to fp16, by 2⁻¹¹ at most
+    assert abs(loss / scale - exact) <= 1e-5 * exact
+    assert (hidden.grad.double() / scale - hidden_gradient).abs().max() <= 2.0**-10 * hidden_gradient.abs().max()
+    assert (layer.weight.grad[:37] / scale - table_gradient).norm() <= 1e-5 * table_gradient.norm()
+
+
+@pytest.mark.parametrize("where", ["weight", "hidden"])
+def test_overflow_stays_visible(where: str) -> None:
+    """No mask and no zero weight turns what fp16 cannot hold into a number."""
+    hidden, layer, (labels, weights) = on_serial(37, torch.float16)
+    if where == "weight":
+        loss = output_loss(hidden, layer.weight, labels, weights * 2.0**30, tp=Mesh().tp, vocab_size=37)
+    else:
+        with torch.no_grad():
+            hidden[weights == 0.0] = torch.inf  # of tokens that do not count
+        loss = output_loss(hidden, layer.weight, labels, weights, tp=Mesh().tp, vocab_size=37)
+        assert loss.isnan()
+        assert layer.weight.grad is not None and not layer.weight.grad.isfinite().all()
+    loss.backward()
+    assert hidden.grad is not None and not hidden.grad.isfinite().all()
 
 
 class Alive(TorchDispatchMode):

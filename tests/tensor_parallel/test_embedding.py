@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, build_mesh, paper_mesh
@@ -18,22 +18,27 @@ HIDDEN = 6
 def look_up(rank: int, num_ranks: int) -> None:
     tp = build_mesh(Layout(tp=num_ranks), rank).tp
     for vocab_size in (37, 40, 3):
-        look_up_beside_torch(vocab_size, tp)
+        for sequence_parallel in (False, True):
+            look_up_beside_torch(vocab_size, tp, sequence_parallel)
 
 
-def look_up_beside_torch(vocab_size: int, tp: Axis) -> None:
-    tokens = torch.randint(0, vocab_size, (9, 4), generator=torch.Generator().manual_seed(0))
+def look_up_beside_torch(vocab_size: int, tp: Axis, sequence_parallel: bool) -> None:
+    tokens = torch.randint(0, vocab_size, (8, 4), generator=torch.Generator().manual_seed(0))
     twin = nn.Embedding(vocab_size, HIDDEN).double()
     whole = drawn(vocab_size, HIDDEN, seed=1)
     with torch.no_grad():
         twin.weight.copy_(whole)
-    layer = VocabParallelEmbedding(vocab_size, HIDDEN, tp, init_std=0.02).double()
+    layer = VocabParallelEmbedding(vocab_size, HIDDEN, tp, init_std=0.02, sequence_parallel=sequence_parallel).double()
     load_shards_(layer, tp, {"weight": whole}, padding=1e9)  # padding must not be seen
-    grad = drawn(9, 4, HIDDEN, seed=2)
+    grad = drawn(8, 4, HIDDEN, seed=2)
+
+    def mine(stream: Tensor) -> Tensor:
+        return stream.chunk(tp.size)[tp.rank] if sequence_parallel else stream
+
     for _ in range(2):  # gradients add up
         out, expected = layer(tokens), twin(tokens)
-        assert torch.equal(out, expected)
-        out.backward(grad)
+        assert torch.equal(out, mine(expected))
+        out.backward(mine(grad))
         expected.backward(grad)
     assert twin.weight.grad is not None
     assert_gradients(layer, tp, {"weight": twin.weight.grad})
@@ -49,6 +54,14 @@ def test_what_it_sends() -> None:
     layer = VocabParallelEmbedding(10, HIDDEN, mesh.tp, init_std=0.02)
     layer(torch.zeros(5, 3, dtype=torch.int64)).sum().backward()
     assert [(e.operation, e.shape, e.backward) for e in mesh.ledger.entries] == [("all_reduce", (5, 3, HIDDEN), False)]
+
+
+def test_what_it_sends_where_the_sequence_is_cut() -> None:
+    mesh = paper_mesh(Layout(tp=2), 1)
+    layer = VocabParallelEmbedding(10, HIDDEN, mesh.tp, init_std=0.02, sequence_parallel=True)
+    layer(torch.zeros(6, 3, dtype=torch.int64)).sum().backward()
+    sent = [(e.operation, e.shape, e.backward) for e in mesh.ledger.entries]
+    assert sent == [("reduce_scatter", (6, 3, HIDDEN), False), ("all_gather", (3, 3, HIDDEN), True)]
 
 
 @given(st.integers(1, 300_000), st.integers(1, 64))

@@ -1,10 +1,13 @@
 """Products that add their weight gradients themselves, against torch's own."""
 
+import weakref
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from colonnade.tensor_parallel.gemm import add_product_, gradient_of, linear, widen
+from colonnade.tensor_parallel.gemm import WeightGradients, add_bias, add_product_, gradient_of, linear, widen
 from tests.tensor_parallel.shards import drawn
 
 
@@ -73,6 +76,84 @@ def test_bf16_results_are_the_rounded_exact_ones() -> None:
     assert ((y - exact).abs() <= 2.0**-8 * (exact.abs() + bias.double().abs()) + 1e-5).all()
 
 
-def test_only_bf16_is_ever_widened() -> None:
+def test_only_16_bits_are_ever_widened() -> None:
     assert widen(torch.ones(1)).dtype is torch.float32 and widen(torch.ones(1).double()).dtype is torch.float64
     assert widen(torch.ones(1).bfloat16()).dtype in (torch.float32, torch.bfloat16)
+    assert widen(torch.ones(1).half()).dtype is torch.float32
+
+
+def test_weight_gradients_run_at_once_or_from_their_queue() -> None:
+    done: list[int] = []
+    gradients = WeightGradients()
+    gradients.add(lambda: done.append(0))
+    with gradients.deferred() as queue:
+        gradients.add(lambda: done.append(1))
+        gradients.add(lambda: done.append(2))
+        assert done == [0]
+    gradients.add(lambda: done.append(3))
+    with gradients.deferred() as other:
+        gradients.add(lambda: done.append(4))
+    queue.run()
+    assert done == [0, 3, 1, 2], "in their order, and only this queue's"
+    queue.run()
+    other.run()
+    assert done == [0, 3, 1, 2, 4], "and only once"
+
+
+def test_queues_do_not_nest() -> None:
+    gradients = WeightGradients()
+    with gradients.deferred(), pytest.raises(AssertionError, match="one queue at a time"), gradients.deferred():
+        pass
+    with pytest.raises(ZeroDivisionError), gradients.deferred():
+        _ = 1 / 0
+    with gradients.deferred():
+        pass  # an error closes the queue
+
+
+def test_what_waits_lets_go_of_its_tensors_one_by_one() -> None:
+    gradients = WeightGradients()
+    alive: list[Any] = []
+    weight = nn.Parameter(drawn(5, 8, seed=1))
+    with gradients.deferred() as queue:
+        for seed in range(2):
+            x = drawn(2, 8, seed=seed)
+            alive.append(weakref.ref(x.untyped_storage()))
+            linear(x, weight, weight_gradients=gradients).sum().backward()
+            del x
+        gradients.add(lambda: alive.append(alive[0]() is None and alive[1]() is None))
+    assert alive[0]() is not None and weight.grad is None
+    queue.run()
+    assert alive[-1] is True
+
+
+def test_an_added_bias_is_torchs() -> None:
+    x, bias = drawn(3, 2, 5, seed=0).requires_grad_(), nn.Parameter(drawn(5, seed=1))
+    y = add_bias(x, bias)
+    assert torch.equal(y, x + bias)
+    grad = drawn(3, 2, 5, seed=2)
+    y.backward(grad)
+    torch.testing.assert_close(bias.grad, grad.sum((0, 1)), rtol=1e-13, atol=1e-13)
+    assert torch.equal(x.grad, grad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_biass_gradient_is_summed_in_fp32(dtype: torch.dtype) -> None:
+    bias = nn.Parameter(torch.zeros(1, dtype=dtype))
+    for _ in range(3):
+        add_bias(torch.zeros(4099, 1, dtype=dtype, requires_grad=True), bias).sum().backward()
+    assert bias.grad is not None and bias.grad.item() == 3 * 4099.0  # which 16 bits do not have
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_overflow_stays_visible(dtype: torch.dtype) -> None:
+    """A gradient that 16 bits cannot hold is infinite or no number, in x's and in the weight's."""
+    x = torch.ones(2, 4, dtype=dtype, requires_grad=True)
+    weight = nn.Parameter(torch.ones(3, 4, dtype=dtype))
+    linear(x, weight).backward(torch.full((2, 3), torch.inf, dtype=dtype))
+    assert x.grad is not None and weight.grad is not None
+    assert not x.grad.isfinite().any() and not weight.grad.isfinite().any()
+    if dtype is torch.float16:
+        x.grad = None
+        linear(x, weight).backward(torch.full((2, 3), 60000.0, dtype=dtype))
+        assert x.grad is not None and x.grad.isinf().all(), "3 × 60,000 is more than 65,504"
+        assert weight.grad is not None

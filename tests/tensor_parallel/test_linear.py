@@ -11,9 +11,9 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh, paper_mesh
 from colonnade.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, shard_size
 from tests.distributed import run_on_ranks
-from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_
+from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_, sum_replicated_
 
-S, B, IN, OUT = 3, 2, 8, 12
+S, B, IN, OUT = 4, 2, 8, 12
 TP_SIZES = [1, 2, 4]
 
 
@@ -37,8 +37,8 @@ def wholes(linear: nn.Linear) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     }
 
 
-def cut(t: Tensor, tp: Axis) -> Tensor:
-    return t.chunk(tp.size, -1)[tp.rank]
+def cut(t: Tensor, tp: Axis, dim: int = -1) -> Tensor:
+    return t.chunk(tp.size, dim)[tp.rank]
 
 
 def column(rank: int, num_ranks: int) -> Any:
@@ -70,6 +70,43 @@ def row(rank: int, num_ranks: int) -> Any:
     assert_gradients(layer, tp, gradients)
 
 
+def column_of_a_cut_stream(rank: int, num_ranks: int) -> Any:
+    tp = build_mesh(Layout(tp=num_ranks), rank).tp
+    linear, x, y, grad = twin()
+    weights, gradients = wholes(linear)
+    layer = ColumnParallelLinear(IN, OUT, tp, init_std=0.02, sequence_parallel=True).double()
+    load_shards_(layer, tp, weights)
+    mine = cut(x.detach(), tp, 0).clone().requires_grad_()
+    out = layer(mine)
+    torch.testing.assert_close(out, cut(y, tp), rtol=1e-13, atol=1e-13)
+    out.backward(cut(grad, tp))
+    assert x.grad is not None
+    torch.testing.assert_close(mine.grad, cut(x.grad, tp, 0), rtol=1e-12, atol=1e-12)
+    assert_gradients(layer, tp, gradients)
+
+
+def row_into_a_cut_stream(rank: int, num_ranks: int) -> Any:
+    tp = build_mesh(Layout(tp=num_ranks), rank).tp
+    linear, x, y, grad = twin()
+    weights, gradients = wholes(linear)
+    layer = RowParallelLinear(IN, OUT, tp, init_std=0.02, sequence_parallel=True).double()
+    load_shards_(layer, tp, weights)
+    mine = cut(x.detach(), tp).clone().requires_grad_()
+    out = layer(mine)
+    torch.testing.assert_close(out, cut(y, tp, 0), rtol=1e-13, atol=1e-13)
+    out.backward(cut(grad, tp, 0))
+    assert x.grad is not None
+    torch.testing.assert_close(mine.grad, cut(x.grad, tp), rtol=1e-12, atol=1e-12)
+    sum_replicated_(layer, tp)  # the bias
+    assert_gradients(layer, tp, gradients)
+
+
+@pytest.mark.parametrize("tp_size", TP_SIZES)
+@pytest.mark.parametrize("function", [column_of_a_cut_stream, row_into_a_cut_stream])
+def test_a_stream_that_is_cut_along_the_sequence(tp_size: int, function: Any) -> None:
+    run_on_ranks(function, tp_size)
+
+
 @pytest.mark.parametrize("tp_size", TP_SIZES)
 def test_column_parallel_is_linear(tp_size: int) -> None:
     run_on_ranks(column, tp_size)
@@ -90,6 +127,32 @@ def test_what_each_layer_sends() -> None:
     z.sum().backward()
     sent = [(entry.operation, entry.shape, entry.backward) for entry in mesh.ledger.entries]
     assert sent == [("all_reduce", (S, B, 20), False), ("all_reduce", (S, B, IN), True)]
+
+
+def test_what_each_layer_sends_where_the_sequence_is_cut() -> None:
+    """The two halves of each all-reduce, and once more the gathering of what Column has kept a part of."""
+    mesh = paper_mesh(Layout(tp=4), 1)
+    x = torch.ones(S // 4, B, IN, requires_grad=True)
+    y = ColumnParallelLinear(IN, OUT, mesh.tp, init_std=0.02, sequence_parallel=True)(x)
+    assert y.shape == (S, B, OUT // 4)
+    z = RowParallelLinear(OUT, 20, mesh.tp, init_std=0.02, sequence_parallel=True)(y)
+    assert z.shape == (S // 4, B, 20)
+    forward = len(mesh.ledger.entries)
+    z.sum().backward()
+    sent = [(entry.operation, entry.shape) for entry in mesh.ledger.entries]
+    assert sent[:forward] == [("all_gather", (S // 4, B, IN)), ("reduce_scatter", (S, B, 20))]
+    again = ("all_gather", (S // 4, B, IN))
+    assert sent[forward:] == [("all_gather", (S // 4, B, 20)), again, ("reduce_scatter", (S, B, IN))]
+
+
+def test_column_keeps_its_own_part_of_a_cut_stream() -> None:
+    tp = paper_mesh(Layout(tp=4), 1).tp
+    x = torch.ones(S // 4, B, IN, requires_grad=True)
+    layer = ColumnParallelLinear(IN, OUT, tp, init_std=0.02, sequence_parallel=True)
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t), lambda _: torch.empty(0)):
+        layer(x)
+    assert {t.data_ptr() for t in kept} == {t.data_ptr() for t in (x, layer.weight, layer.bias)}
 
 
 def test_gradients_add_up_over_backwards() -> None:

@@ -9,21 +9,23 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from colonnade.checkpoint.manifest import MANIFEST, read_manifest, to_json, verify
 from colonnade.data.tokenizer import train_bpe
-from tests.commands import environment, forked
+from tests.commands import environment, forked, start
 from tests.corpus import VOCAB_SIZE, TinyCorpus, made_up, write_config
-from tests.runs import assert_same, events, metrics, saved_steps, tensors
+from tests.runs import assert_same, events, metrics, saved_steps, tensors, whole_tensors
 from tests.train.conftest import Finished
 
 LAYOUTS = {"serial": [], "tp=2": ["parallel.tp=2"], "dp=2": ["parallel.dp=2"]}
 
 
 def num_ranks(layout: Sequence[str]) -> int:
-    return 2 if layout else 1
+    return 2 if any(argument.startswith("parallel.") for argument in layout) else 1
 
 
 def watch(run: Path, act: Callable[[int, str], None]) -> None:
@@ -206,3 +208,191 @@ def test_a_tokenizer_that_is_another_than_the_runs(corpus: TinyCorpus, finished:
     train_bpe(made_up(24, seed=5), VOCAB_SIZE).save(tokenizer)
     answer = forked("train", config)
     assert answer.status == 2 and "was trained with another tokenizer" in answer.err, answer
+
+
+# --- saving in the background -----------------------------------------------------------------------------------------
+
+ASYNCHRONOUS = ["checkpoint.asynchronous=true"]
+
+
+def slow_disk(seconds: float) -> Callable[[int], None]:
+    """Makes each write to a checkpoint's files take so long."""
+
+    def slow(rank: int) -> None:
+        from colonnade.checkpoint import files
+
+        write = files._HashingStream.write
+
+        def wait_and_write(stream: Any, data: Any) -> int:
+            time.sleep(seconds)
+            return write(stream, data)
+
+        files._HashingStream.write = wait_and_write  # type: ignore[method-assign]
+
+    return slow
+
+
+def saved(run: Path) -> list[dict[str, Any]]:
+    return [event for event in events(run) if event["event"] == "saved"]
+
+
+@pytest.mark.parametrize("name", ["serial", "dp=2"])
+def test_saving_in_the_background_saves_the_same(config: Path, tmp_path: Path, name: str) -> None:
+    """To the bit, though training has gone on when it is written."""
+    layout = LAYOUTS[name]
+    for folder, more in (("whole", []), ("run", ASYNCHRONOUS)):
+        arguments = [f"run.folder={tmp_path / folder}", "checkpoint.every=1", "checkpoint.keep=6", *layout, *more]
+        assert forked("train", config, *arguments, num_ranks=num_ranks(layout)).status == 0
+    assert_same(tmp_path / "run", tmp_path / "whole")
+    for step in (1, 3, 5):
+        name = f"step_{step:08}"
+        ours, theirs = (whole_tensors(tmp_path / run / "checkpoints" / name) for run in ("run", "whole"))
+        assert [name for name, x in theirs.items() if not torch.equal(x, ours[name])] == []
+    for run in ("run", "whole"):
+        assert [event["step"] for event in saved(tmp_path / run)] == [1, 2, 3, 4, 5, 6]
+        assert all(event["blocked_seconds"] <= event["seconds"] for event in saved(tmp_path / run))
+    assert all(event["blocked_seconds"] == event["seconds"] for event in saved(tmp_path / "whole"))
+
+
+def test_a_slow_disk_is_waited_for_and_told(config: Path, tmp_path: Path) -> None:
+    """Two saves are never under way at once; the run's end waits for the last."""
+    answer = forked("train", config, *ASYNCHRONOUS, "parallel.dp=2", num_ranks=2, first=slow_disk(0.001))
+    assert answer.status == 0
+    run = tmp_path / "run"
+    assert "Saving step 4 waits: the checkpoint before it is still being written." in answer.out
+    assert "A larger checkpoint.every (now 2) or a faster disk" in answer.out
+    first, second, last = saved(run)
+    assert first["blocked_seconds"] < 0.5 * first["seconds"] and second["blocked_seconds"] > first["blocked_seconds"]
+    told = [event["event"] for event in events(run)]
+    assert told[-1] == "finished" and told.count("saved") == 3 and saved_steps(run) == [4, 6] and last["step"] == 6
+
+
+@pytest.mark.parametrize("name", ["serial", "tp=2"])
+def test_killed_while_saving_in_the_background(config: Path, tmp_path: Path, name: str) -> None:
+    layout, chance = [*LAYOUTS[name], *ASYNCHRONOUS], random.Random(name)
+    log = moments(config, tmp_path / "whole", layout, tmp_path / "log")
+    renames = [number for number, event in enumerate(log) if "os.rename checkpoints/.step_" in event]
+    for moment in (renames[0], renames[1] + 1, chance.randrange(renames[0], renames[1])):
+        first = killed_at(tmp_path / "run", moment)  # the threads' order varies, and with it what happens just then
+        answer = forked("train", config, *layout, num_ranks=num_ranks(layout), first=first)
+        assert answer.status in (0, -signal.SIGKILL), answer
+    live(config, tmp_path / "run", layout)
+    assert_same(tmp_path / "run", tmp_path / "whole")
+    assert saved_steps(tmp_path / "run") == [4, 6]
+    assert not list((tmp_path / "run").rglob("*.partial")) and not list((tmp_path / "run").rglob("*.deleted"))
+
+
+def test_an_interrupt_waits_for_the_save_under_way(config: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    arguments = [*ASYNCHRONOUS, "train.steps=1000", "checkpoint.every=1", "parallel.dp=2"]
+    ranks = start("train", config, *arguments, num_ranks=2, first=slow_disk(0.0005))
+    while not saved(run) if (run / "events.jsonl").exists() else True:
+        time.sleep(0.01)
+    ranks.signal(signal.SIGTERM)
+    answers = ranks.answers()
+    assert {answer.status for answer in answers} == {128 + signal.SIGTERM} and answers[0].err == "", answers
+    stopped = events(run)[-1]
+    assert stopped["event"] == "interrupted" and saved_steps(run)[-1] == stopped["step"]
+    verify(run / "checkpoints" / f"step_{stopped['step']:08}")
+
+
+def full_disk(rank: int) -> None:
+    """From the second save on, rank 1 cannot write."""
+    from colonnade.checkpoint import files
+
+    write = files._HashingStream.write
+
+    def refuse(stream: Any, data: Any) -> int:
+        if rank == 1 and "step_00000004" in stream.file.name:
+            raise OSError(28, "No space left on device")
+        return write(stream, data)
+
+    files._HashingStream.write = refuse  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("steps", [4, 1000])
+def test_a_failure_in_the_background_ends_the_run(config: Path, tmp_path: Path, steps: int) -> None:
+    """At the next step, or at the end where there is none; on all ranks, with the same words."""
+    ranks = start("train", config, *ASYNCHRONOUS, f"train.steps={steps}", "parallel.dp=2", num_ranks=2, first=full_disk)
+    answers = ranks.answers()
+    assert {answer.status for answer in answers} == {2}, answers
+    assert all("The disk is full: " in answer.err and "saving step 4 needed" in answer.err for answer in answers)
+    run = tmp_path / "run"
+    assert saved_steps(run) == [2] and metrics(run)[-1]["step"] < 60
+    verify(run / "checkpoints" / "step_00000002")
+    assert not list((run / "checkpoints").glob(".*"))
+    live(config, run, ["parallel.dp=2", *ASYNCHRONOUS])
+    assert saved_steps(run) == [4, 6]
+
+
+# --- what a run goes on from ------------------------------------------------------------------------------------------
+
+
+def test_what_a_killed_run_has_left_is_tidied(finished: Finished, tmp_path: Path) -> None:
+    """Killed right after the last rename: one checkpoint more than checkpoint.keep, and half of an older one."""
+    run = tmp_path / "run"
+    shutil.copytree(finished.folder, run)
+    shutil.copytree(run / "checkpoints" / "step_00000004", run / "checkpoints" / "step_00000002")
+    (run / "checkpoints" / ".step_00000001.deleted").mkdir()
+    answer = forked("train", finished.config, f"run.folder={run}")
+    assert answer.status == 0 and saved_steps(run) == [4, 6]
+    assert not list((run / "checkpoints").glob(".*"))
+
+
+def test_a_run_never_goes_on_from_nothing(finished: Finished, tmp_path: Path) -> None:
+    """Its checkpoints are gone: perhaps a disk is not mounted. Nothing is begun anew over what it has done."""
+    run = tmp_path / "run"
+    shutil.copytree(finished.folder, run)
+    shutil.rmtree(run / "checkpoints")
+    before = (run / "metrics.jsonl").read_bytes()
+    answer = forked("train", finished.config, f"run.folder={run}")
+    assert answer.status == 2, answer
+    assert "has no checkpoint, but this run has saved step_00000006 there" in answer.err
+    assert f"delete {run} to start again from step 0" in answer.err and (run / "metrics.jsonl").read_bytes() == before
+
+
+def rewritten(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change a checkpoint's facts, as if it had been saved with them."""
+    contents = read_manifest(path)
+    change(contents.facts)
+    (path / MANIFEST).write_text(to_json(contents))
+
+
+def test_a_checkpoint_of_another_optimizer(finished: Finished, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished.folder, run)
+    rewritten(run / "checkpoints" / "step_00000006", lambda facts: facts.update(optimizer="lamb"))
+    answer = forked("train", finished.config, f"run.folder={run}")
+    assert (
+        answer.status == 2
+        and "was written with optim.name = 'lamb', and the run is to go on with 'adamw'" in answer.err
+    )
+    assert 'Set optim.name = "lamb", or choose another run.folder' in answer.err
+
+
+def test_a_checkpoint_of_other_batches(finished: Finished, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished.folder, run)
+    rewritten(run / "checkpoints" / "step_00000006", lambda facts: facts.update(global_batch_size=8))
+    answer = forked("train", finished.config, f"run.folder={run}")
+    assert (
+        answer.status == 2
+        and "was written with train.global_batch_size = 8, and the run is to go on with 4" in answer.err
+    )
+
+
+def test_a_checkpoint_from_before_these_facts(finished: Finished, tmp_path: Path) -> None:
+    """Written by the first version: it is gone on from, to the bit."""
+
+    def forget(facts: dict[str, Any]) -> None:
+        for key in ("skipped_steps", "global_batch_size", "optimizer", "loss_scale"):
+            del facts[key]
+        for key in ("position", "embedding_norm", "norm_position"):
+            del facts["model"][key]
+
+    run = tmp_path / "run"
+    shutil.copytree(finished.folder, run)
+    shutil.rmtree(run / "checkpoints" / "step_00000006")
+    rewritten(run / "checkpoints" / "step_00000004", forget)
+    assert forked("train", finished.config, f"run.folder={run}").status == 0
+    assert_same(run, finished.folder)

@@ -9,50 +9,66 @@ from torch import Tensor, nn
 
 from colonnade.config.schema import Config
 from colonnade.data.loader import Batch
-from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import StepResult, train_step
 from tests.model.plain import Drops, leaves, plain_logits, plain_loss
+from tests.parity.compare import relative
 from tests.parity.runs import (
     CPU,
     GLOBAL_BATCH,
     SEQ_LENGTH,
+    SERIAL,
     STEPS,
-    Boxes,
+    Buffer,
     Case,
-    boxes,
-    differences,
+    configured,
     global_batch,
     part,
-    worst,
+    stretches,
+    whole,
 )
 
+Tensors = dict[str, Tensor]
+"""By logical name."""
 CASES = [
-    Case(2, drop=0.1, clipped=True, mask="differ"),
-    Case(4, drop=0.0, clipped=False, tied=False, mask="second_half"),
+    Case(drop=0.1, clipped=True, mask="differ"),
+    Case(drop=0.0, clipped=False, tied=False, mask="second_half"),
 ]
 
 
 def fresh(case: Case) -> tuple[Config, TrainState]:
-    config = case.config(Layout())
+    config = configured(case, SERIAL)
     return config, build_state(config, Mesh(), case.vocab_size, CPU)
 
 
 def step(case: Case, state: TrainState, microbatches: list[Batch]) -> StepResult:
-    return train_step(state, microbatches, Mesh(), case.config(Layout()).train)
+    return train_step(state, microbatches, Mesh(), configured(case, SERIAL).train)
 
 
-def whole(case: Case, number: int) -> list[Batch]:
-    """A step's samples in the case's micro-batches."""
+def in_microbatches(case: Case, number: int, size: int = 2) -> list[Batch]:
+    """A step's samples, `size` at a time."""
     batch = global_batch(case, number)
-    return [part(batch, slice(i, i + case.micro_batch_size)) for i in range(0, GLOBAL_BATCH, case.micro_batch_size)]
+    return [part(batch, slice(i, i + size)) for i in range(0, GLOBAL_BATCH, size)]
+
+
+def tensors(state: TrainState, buffer: Buffer) -> Tensors:
+    return whole(stretches(state, buffer))
+
+
+def worst(mine: Tensors, expected: Tensors) -> tuple[float, str]:
+    """The largest difference, relative to the largest element of its tensor, and where it is."""
+    assert mine.keys() == expected.keys()
+    return max(
+        (relative((mine[name] - other).abs().max().item(), other.abs().max().item()), name)
+        for name, other in expected.items()
+    )
 
 
 def plain_training(case: Case) -> tuple[list[tuple[float, float]], dict[str, Tensor]]:
     """Five steps with torch's optimizer on the plain model: (loss, gradient norm) of each, and the weights."""
     config, state = fresh(case)
-    weights = leaves({name: weight for name, (_, weight) in boxes(state, "master").items()})
+    weights = leaves(tensors(state, "master"))
     optim, rates = config.optim, [0.5, 1.0, *(0.1 + 0.9 * (1 + cos(pi * k / 3)) / 2 for k in (1, 2, 3))]
     groups = [
         {"params": [w for w in weights.values() if w.ndim == 2], "weight_decay": optim.weight_decay},
@@ -81,19 +97,18 @@ def plain_training(case: Case) -> tuple[list[tuple[float, float]], dict[str, Ten
 def test_five_steps_are_those_of_plain_torch(case: Case) -> None:
     told, weights = plain_training(case)
     _, state = fresh(case)
-    results = [step(case, state, whole(case, number)) for number in range(STEPS)]
+    results = [step(case, state, in_microbatches(case, number)) for number in range(STEPS)]
     for result, (loss, total) in zip(results, told, strict=True):
         assert result.loss == pytest.approx(loss, rel=1e-10)
         assert result.grad_norm == pytest.approx(total, rel=1e-10)
-    expected = {name: ((0,) * w.ndim, w) for name, w in weights.items()}
-    difference, where = worst(differences("serial", boxes(state, "master"), expected))
+    difference, where = worst(tensors(state, "master"), weights)
     assert difference <= 1e-10, where
 
 
 def test_a_step_tells_what_it_did() -> None:
     case = CASES[0]
     config, state = fresh(case)
-    batches = whole(case, 0)
+    batches = in_microbatches(case, 0)
     first, second = step(case, state, batches), step(case, state, batches)
     assert first.loss_tokens == sum(int(batch.loss_mask.sum()) for batch in batches)
     peak = config.optim.learning_rate
@@ -102,11 +117,11 @@ def test_a_step_tells_what_it_did() -> None:
     assert second.loss != first.loss
 
 
-def after(case: Case, microbatches: list[Batch]) -> tuple[StepResult, Boxes, Boxes]:
+def after(case: Case, microbatches: list[Batch]) -> tuple[StepResult, Tensors, Tensors]:
     """One step: (result, gradients, weights)"""
     _, state = fresh(case)
     result = step(case, state, microbatches)
-    return result, boxes(state, "gradients"), boxes(state, "master")
+    return result, tensors(state, "reduced"), tensors(state, "master")
 
 
 PARTITIONS = {
@@ -125,42 +140,42 @@ def test_the_partition_into_microbatches_changes_nothing(how: str) -> None:
     assert result.loss == pytest.approx(expected.loss, rel=1e-12)
     assert result.grad_norm == pytest.approx(expected.grad_norm, rel=1e-12)
     for mine, reference in zip(others, (gradients, weights), strict=True):
-        difference, where = worst(differences(how, mine, reference))
+        difference, where = worst(mine, reference)
         assert difference <= 1e-10, where
 
 
 def test_every_loss_token_counts_the_same() -> None:
     """The loss is the mean over tokens, not a mean of the samples' or micro-batches' means."""
-    case = Case(2, drop=0.0, mask="differ")
+    case = Case(drop=0.0, mask="differ")
     singles = [after(case, [part(global_batch(case, 0), [i])])[0] for i in range(GLOBAL_BATCH)]
     total = sum(single.loss * single.loss_tokens for single in singles)
     tokens = sum(single.loss_tokens for single in singles)
     assert len({single.loss_tokens for single in singles}) > 2, "masks differ"
-    assert after(case, whole(case, 0))[0].loss == pytest.approx(total / tokens, rel=1e-12)
+    assert after(case, in_microbatches(case, 0))[0].loss == pytest.approx(total / tokens, rel=1e-12)
 
 
 def test_what_is_masked_does_not_matter() -> None:
-    case = Case(4, mask="second_half")
+    case = Case(mask="second_half")
     batch = global_batch(case, 0)
     _, gradients, _ = after(case, [batch])
     other = batch.tokens.clone(), batch.labels.clone()
     for tokens in other:
         tokens[:, GLOBAL_BATCH // 2 :] = 1
     _, same, _ = after(case, [replace(batch, tokens=other[0], labels=other[1])])
-    difference, where = worst(differences("other masked samples", same, gradients))
+    difference, where = worst(same, gradients)
     assert difference <= 1e-12, where
 
 
 def test_a_batch_without_a_single_label_only_decays() -> None:
-    case = Case(4, drop=0.1)
+    case = Case(drop=0.1)
     config, state = fresh(case)
-    before = boxes(state, "master")
-    batches = [replace(batch, loss_mask=torch.zeros_like(batch.loss_mask)) for batch in whole(case, 0)]
+    before = tensors(state, "master")
+    batches = [replace(batch, loss_mask=torch.zeros_like(batch.loss_mask)) for batch in in_microbatches(case, 0)]
     result = step(case, state, batches)
     assert (result.loss, result.grad_norm, result.loss_tokens) == (0.0, 0.0, 0)
     shrunk = 1 - result.learning_rate * config.optim.weight_decay
-    for name, (_, weight) in boxes(state, "master").items():
-        expected = before[name][1] * (shrunk if weight.ndim == 2 else 1.0)
+    for name, weight in tensors(state, "master").items():
+        expected = before[name] * (shrunk if weight.ndim == 2 else 1.0)
         torch.testing.assert_close(weight, expected, rtol=1e-14, atol=0)
 
 
@@ -178,5 +193,5 @@ def test_positions_beyond_a_short_sample_get_no_gradient() -> None:
     batch = global_batch(case, 0)
     short = Batch(batch.tokens[:5], batch.labels[:5], batch.loss_mask[:5], batch.samples)
     _, gradients, _ = after(case, [short])
-    positions = gradients["embedding.positions.weight"][1]
+    positions = gradients["embedding.positions.weight"]
     assert positions.shape[0] == SEQ_LENGTH and positions[:5].any(-1).all() and not positions[5:].any()

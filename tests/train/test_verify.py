@@ -1,9 +1,9 @@
 """`verify`: layouts that are the serial run are told so; a broken one is caught, with the number that differs first."""
 
 import json
-import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,50 +11,96 @@ import pytest
 import torch
 
 from colonnade import cli
+from colonnade.config.load import load
 from colonnade.errors import ColonnadeError, ConfigError
 from colonnade.mesh import launch
 from colonnade.train import verify as verification
-from colonnade.train.verify import Box
-from tests.commands import colonnade, start
+from tests.commands import colonnade, here, start
 
 Verdicts = Callable[..., dict[str, Any]]
+Broken = Callable[[int], None]
+KEYS = {"layout", "num_ranks", "max_relative_difference", "furthest", "first_difference", "ok"}
+
+
+def sound(rank: int) -> None:
+    """Breaks nothing."""
 
 
 @pytest.fixture
 def verdict(config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Verdicts:
     """`verify --json` on forked ranks; `broken(rank)` is called in those of a layout that is not serial."""
 
-    def run(*arguments: str, broken: Callable[[int], None] = lambda rank: None, status: int = 0) -> dict[str, Any]:
+    def run(*arguments: str, broken: Broken = sound, status: int = 0, steps: int = 2) -> dict[str, Any]:
         def run_ranks(num_ranks: int, command: list[str]) -> int:
-            first = broken if num_ranks > 1 else lambda rank: None
-            return max(answer.status for answer in start(*command[3:], num_ranks=num_ranks, first=first).answers())
+            first = broken if num_ranks > 1 else sound
+            answers = start(*command[3:], num_ranks=num_ranks, first=first).answers()
+            return max(abs(answer.status) for answer in answers)
 
         monkeypatch.setattr(launch, "run_ranks", run_ranks)
-        monkeypatch.setattr("sys.argv", ["colonnade", "verify", str(config), *arguments, "--json", "--steps", "2"])
+        words = ["colonnade", "verify", str(config), *arguments, "--json", "--steps", str(steps)]
+        monkeypatch.setattr("sys.argv", words)
         with pytest.raises(SystemExit) as ended:
             cli.main()
-        assert (ended.value.code or 0) == status
-        output = json.loads(capsys.readouterr().out)
+        said = capsys.readouterr()
+        assert (ended.value.code or 0) == status, said.err
+        output = json.loads(said.out)
         assert isinstance(output, dict)
         return output
 
     return run
 
 
+# --- layouts that are the serial run ----------------------------------------------------------------------------------
+
+
 def test_layouts_that_are_the_serial_run(verdict: Verdicts) -> None:
-    told = verdict("--layout", "tp=2", "--layout", "dp=2")
-    assert [layout["layout"] for layout in told["layouts"]] == ["tp=2", "dp=2"]
-    for layout in told["layouts"]:
-        assert layout.keys() == {"layout", "max_relative_difference", "first_difference", "ok"}
-        assert layout["ok"] is True and layout["first_difference"] is None
-        assert 0 <= layout["max_relative_difference"] <= 1e-10
+    layouts = ["tp=2,sequence_parallel=true,recompute=full", "pp=2,dp=2,zero=3,micro_batch_size=1"]
+    told = verdict("--layout", layouts[0], "--layout", layouts[1])
+    assert [each["layout"] for each in told["layouts"]] == layouts
+    assert (told["steps"], told["precision"], told["shrunk"], told["left_out"]) == (2, "fp64", {}, [])
+    for each in told["layouts"]:
+        assert each.keys() == KEYS
+        assert each["ok"] is True and each["first_difference"] is None
+        assert 0 <= each["max_relative_difference"] <= 1e-10
+
+
+def test_bf16_within_its_rounding(verdict: Verdicts) -> None:
+    told = verdict("--layout", "dp=2,zero=2,offload=true", "--precision", "bf16", steps=1)
+    (each,) = told["layouts"]
+    assert each["ok"] is True and each["max_relative_difference"] > 1e-3, "of another size than in fp64"
+    assert told["precision"] == "bf16"
+
+
+def test_a_shrunk_model(verdict: Verdicts) -> None:
+    told = verdict("model.hidden_size=64", "model.num_layers=8", "--layout", "pp=3", "--shrink", steps=1)
+    assert told["shrunk"] == {"num_layers": [8, 2], "hidden_size": [64, 16]}
+    assert told["layouts"][0]["ok"] is True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("model.tie_embeddings=false", "optim.name=lamb", "model.norm_position=post")])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_no_false_alarm_in_formats_of_fewer_bits(verdict: Verdicts, precision: str, more: tuple[str, ...]) -> None:
+    layouts = ["tp=2,micro_batch_size=1", "pp=2,schedule=zero_bubble", "dp=2,zero=3", "tp=2,pp=2,dp=2,zero=1"]
+    named = [word for layout in layouts for word in ("--layout", layout)]
+    told = verdict(*more, "train.global_batch_size=8", *named, "--precision", precision, steps=3)
+    assert all(each["ok"] for each in told["layouts"]), told
+
+
+@pytest.mark.slow
+def test_the_default_set(verdict: Verdicts) -> None:
+    told = verdict(steps=1)
+    assert len(told["layouts"]) == 11 and all(each["ok"] for each in told["layouts"]), told
+    assert {each["num_ranks"] for each in told["layouts"]} == {1, 2, 8}
+
+
+# --- layouts that are broken ------------------------------------------------------------------------------------------
 
 
 def no_sum_over_dp(rank: int) -> None:
-    from colonnade.data_parallel import reduce
+    from colonnade.data_parallel import buckets
 
-    reduce.GradientReducer.finish = lambda self: None  # type: ignore[method-assign]
-    reduce.GradientReducer.arm = lambda self: None  # type: ignore[method-assign]
+    buckets.all_reduce_ = lambda x, axis: buckets.Pending(None)
 
 
 def another_seed_on_rank_1(rank: int) -> None:
@@ -64,92 +110,222 @@ def another_seed_on_rank_1(rank: int) -> None:
     step.Masks = lambda seed, samples: masks(seed + rank, samples)  # type: ignore[assignment, misc]
 
 
+def no_sum_of_replicated_weights(rank: int) -> None:
+    from colonnade.data_parallel.zero import Ownership
+
+    Ownership._sum_replicated = lambda self: None  # type: ignore[method-assign]
+
+
+def one_wrong_gradient_on_rank_1(rank: int) -> None:
+    from colonnade.data_parallel.buckets import FlatUnit
+
+    finish = FlatUnit.finish_reduction
+
+    def wrong(self: FlatUnit) -> None:
+        finish(self)
+        if rank == 1 and self.name == "blocks.0":
+            name = {slot.placement.name: slot for slot in self.slots}["mlp.up.weight"]
+            self.reduced[name.start + 3] += 0.5
+
+    FlatUnit.finish_reduction = wrong  # type: ignore[method-assign]
+
+
+def no_new_parameters_on_rank_1(rank: int) -> None:
+    from colonnade.data_parallel.buckets import FlatUnit
+
+    publish = FlatUnit.publish
+
+    def forgetful(self: FlatUnit) -> None:
+        before = self.shard.clone()
+        publish(self)
+        if rank == 1:
+            self.shard.copy_(before)
+
+    FlatUnit.publish = forgetful  # type: ignore[method-assign]
+
+
+def a_weight_that_is_not_kept(rank: int) -> None:
+    from colonnade.data_parallel.buckets import FlatUnit
+
+    spans = FlatUnit.my_spans
+    FlatUnit.my_spans = lambda self: (  # type: ignore[method-assign]
+        span for span in spans(self) if rank == 0 or span.name != "blocks.1.mlp.down.weight"
+    )
+
+
+def wrong_initial_weights(rank: int) -> None:
+    from colonnade.train import state
+
+    initialize = state.initialize_
+    state.initialize_ = lambda model, tp, seed: initialize(model, tp, seed + 1)
+
+
 def no_number_in_the_norm(rank: int) -> None:
-    from colonnade.train import verify
+    from colonnade.train import verify_trace
 
-    step = verify.train_step
-    verify.train_step = lambda *args: step(*args).__class__(1.0, math.nan, 0.1, 1)  # type: ignore[assignment]
+    step = verify_trace.train_step
+    verify_trace.train_step = lambda *args: replace(step(*args), grad_norm=float("nan"))
 
 
-@pytest.mark.parametrize(
-    ("layout", "broken", "first"),
-    [
-        ("dp=2", no_sum_over_dp, "gradient norm of step 1"),
-        ("tp=2", another_seed_on_rank_1, "loss of step 1"),
-    ],
-)
-def test_a_broken_layout(verdict: Verdicts, layout: str, broken: Callable[[int], None], first: str) -> None:
+def it_dies(rank: int) -> None:
+    from colonnade.train import verify_trace
+
+    def die(*args: object) -> None:
+        raise RuntimeError("on purpose")
+
+    verify_trace.train_step = die  # type: ignore[assignment]
+
+
+BROKEN: dict[str, tuple[str, Broken, str, str]] = {
+    "sum over dp": ("dp=2", no_sum_over_dp, "gradient of head.norm.bias in step 1 by ", ""),
+    "masks": ("tp=2", another_seed_on_rank_1, "loss of step 1 by ", ""),
+    "replicated": (
+        "tp=2,sequence_parallel=true",
+        no_sum_of_replicated_weights,
+        "gradient of head.norm.bias in step 1 by ",
+        "",
+    ),
+    "one gradient": (
+        "tp=2",
+        one_wrong_gradient_on_rank_1,
+        "gradient of blocks.0.mlp.up.weight in step 1 by ",
+        " at [32, 3] on rank 1 [pp0 dp0 tp1]",
+    ),
+    "publishing": ("dp=2,zero=1", no_new_parameters_on_rank_1, "loss of step 2 by ", ""),
+    "coverage": (
+        "dp=2,zero=3",
+        a_weight_that_is_not_kept,
+        "weight blocks.1.mlp.down.weight before step 1: ",
+        " of its elements are on no rank",
+    ),
+    "initial weights": ("pp=2", wrong_initial_weights, "weight embedding.tokens.weight before step 1 by ", ""),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_layout_is_found_and_named(verdict: Verdicts, name: str) -> None:
+    layout, broken, begins, ends = BROKEN[name]
     (told,) = verdict("--layout", layout, broken=broken, status=1)["layouts"]
-    assert told["ok"] is False and told["max_relative_difference"] > 1e-3
-    assert told["first_difference"].startswith(f"{first} by ")
+    first = told["first_difference"]
+    assert told["ok"] is False and first.startswith(begins) and first.endswith(ends), first
+
+
+def test_a_broken_layout_is_found_in_bf16_too(verdict: Verdicts) -> None:
+    (told,) = verdict("--layout", "dp=2", "--precision", "bf16", broken=no_sum_over_dp, status=1, steps=1)["layouts"]
+    assert told["first_difference"].startswith("gradient of head.norm.bias in step 1 by ")
 
 
 def test_no_number_is_a_difference_and_valid_json(verdict: Verdicts) -> None:
-    (told,) = verdict("--layout", "tp=2", broken=no_number_in_the_norm, status=1)["layouts"]
+    (told,) = verdict("--layout", "tp=2", broken=no_number_in_the_norm, status=1, steps=1)["layouts"]
     assert told["ok"] is False and told["max_relative_difference"] is None
+    assert told["first_difference"].startswith("gradient norm of step 1 by inf")
 
 
-def test_a_layout_that_cannot_be_is_refused_before_anything_runs(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layout_whose_ranks_die_is_not_equal(verdict: Verdicts) -> None:
+    (told,) = verdict("--layout", "tp=2", broken=it_dies, status=1, steps=1)["layouts"]
+    assert told["ok"] is False and told["max_relative_difference"] is None
+    assert told["first_difference"].startswith("its ranks failed with exit status ")
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def refused(config: Path, *layouts: str, overrides: tuple[str, ...] = (), **options: Any) -> str:
+    with pytest.raises(ConfigError) as error:
+        verification.verify(config, overrides, layouts, steps=1, **options)
+    return str(error.value)
+
+
+@pytest.fixture
+def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "run_ranks", lambda *_: pytest.fail("started ranks"))
-    for layout, said in (
-        ("tp=3", "does not divide"),
-        ("foo", "is no layout"),
-        ("tp=x", "is no layout"),
-        ("pp=2", "pp"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            verification.verify(config, [], [layout], steps=1, as_json=False)
 
 
-def test_a_run_that_fails_is_no_verdict(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("no_ranks")
+def test_what_cannot_be_is_refused_before_anything_runs(config: Path) -> None:
+    assert "does not divide" in refused(config, "tp=2", "tp=3")
+    assert "is no layout" in refused(config, "foo")
+    assert "did you mean zero?" in refused(config, "zer=1")
+    assert "Use fp32, bf16, fp16, fp64, configured." in refused(config, "tp=2", precision="fp8")
+
+
+@pytest.mark.usefixtures("no_ranks")
+def test_a_user_reads_one_message_and_status_2(config: Path) -> None:
+    answer = here("verify", config, "--layout", "tp=4", "--json")
+    assert answer.status == 2 and answer.out == ""
+    assert answer.err.startswith("colonnade: --layout tp=4 at --precision fp64: 1 problem\n")
+
+
+@pytest.mark.usefixtures("no_ranks")
+def test_gpus_are_one_a_rank(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    said = refused(config, "tp=2,dp=2", overrides=("train.device=cuda",))
+    assert "this machine has 2 GPUs for up to 4 ranks" in said and "Set train.device=cpu" in said
+
+
+@pytest.mark.parametrize(
+    ("device", "layouts", "place"),
+    [("auto", ["tp=2,dp=2"], "cpu"), ("auto", ["tp=2"], "cuda"), ("cpu", ["tp=2"], "cpu"), ("cuda", [], "cuda")],
+)
+def test_all_runs_are_on_one_device(
+    config: Path, device: str, layouts: list[str], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    base = load(config, [f"train.device={device}"])
+    plan = verification.make_plan(base, layouts, shrink=False, precision="fp64", steps=1)
+    assert {each.config.train.device for each in plan.variants} == {plan.base.train.device} == {place}
+    assert all(each.config.parallel.num_ranks <= 2 for each in plan.variants) or place == "cpu"
+    if not layouts:
+        assert [each.reason for each in plan.left_out] == [
+            "8 ranks: each needs a GPU, and this machine has 2: train.device=cpu compares it without."
+        ]
+
+
+def test_configured_is_the_files_precision(config: Path) -> None:
+    base = load(config, ["train.precision=bf16"])
+    for precision, expected in (("configured", "bf16"), ("fp64", "fp64"), ("fp32", "fp32")):
+        plan = verification.make_plan(base, ["tp=2"], shrink=False, precision=precision, steps=1)
+        assert plan.precision == plan.variants[0].config.train.precision == expected
+
+
+def test_a_serial_run_that_fails_is_no_verdict(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "run_ranks", lambda *_: 2)
-    with pytest.raises(ColonnadeError, match=r"the run under the layout .* failed \(exit status 2\)"):
-        verification.verify(config, [], ["tp=2"], steps=1, as_json=False)
+    with pytest.raises(ColonnadeError, match=r"the serial run in fp64 failed \(exit status 2\)"):
+        verification.verify(config, [], ["tp=2"], steps=1)
     monkeypatch.setattr(launch, "run_ranks", lambda *_: 130)
     with pytest.raises(SystemExit) as ended:
-        verification.verify(config, [], ["tp=2"], steps=1, as_json=False)
+        verification.verify(config, [], ["tp=2"], steps=1)
     assert ended.value.code == 130
 
 
-def boxes(**values: list[float]) -> list[Box]:
-    return [Box(name, (0,), torch.tensor(x, dtype=torch.float64)) for name, x in values.items()]
+def test_a_serial_run_that_skips_steps_is_no_yardstick(verdict: Verdicts, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(AssertionError, match=r"skips step 1: its gradients overflow .* train.loss_scale=2"):
+        verdict("train.loss_scale=1e30", "--precision", "fp16", "--layout", "tp=2", steps=1)
 
 
-def test_the_first_difference_is_the_first_of_the_run_on_any_rank() -> None:
-    serial = {0: boxes(a=[1.0, 2.0], b=[3.0, 4.0], c=[0.0, 0.0])}
-    cut = {0: boxes(a=[1.0, 2.0], b=[3.0, 4.4]), 1: boxes(a=[1.0, 2.2], b=[3.0, 4.0])}
-    told = verification._compare("tp=2", serial, cut)
-    assert (told.ok, told.first_difference) == (False, "a by 1.0e-01")
-    assert told.max_relative_difference == pytest.approx(0.1)
-    same = verification._compare("tp=2", serial, {0: [Box("b", (1,), torch.tensor([4.0], dtype=torch.float64))]})
-    assert same.ok and same.max_relative_difference == 0.0
-
-
-def test_rounding_is_no_difference() -> None:
-    serial = {0: boxes(a=[1.0, 2.0])}
-    assert verification._compare("tp=2", serial, {0: boxes(a=[1.0 + 1e-11, 2.0])}).ok
-    assert not verification._compare("tp=2", serial, {0: boxes(a=[1.0 + 1e-9, 2.0])}).ok
+# --- in processes of its own ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_the_command(config: Path, tmp_path: Path) -> None:
-    """In processes of its own: one JSON object on standard output, and nothing written."""
+    """One JSON object on standard output, progress on the other stream, and nothing written."""
     answer = colonnade("verify", config, "--layout", "tp=2", "--steps", 1, "--json")
-    assert (answer.status, answer.err) == (0, "")
     (told,) = json.loads(answer.out)["layouts"]
-    assert told["layout"] == "tp=2" and told["ok"] is True and answer.out.count("\n") == 1
+    assert answer.status == 0 and answer.out.count("\n") == 1
+    assert told["layout"] == "tp=2" and told["ok"] is True
+    assert [line.partition(" ")[0] for line in answer.err.splitlines()] == ["verify:"] * 4
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
 def test_a_mutated_copy_of_the_program(config: Path, tmp_path: Path) -> None:
-    """Its row-parallel layers leave out the sum over tp."""
+    """Its residual stream leaves out the sum over tp where partial sums leave a pair of layers."""
     source = Path(verification.__file__).parents[1]
     shutil.copytree(source, tmp_path / "copy" / "colonnade", ignore=shutil.ignore_patterns("__pycache__"))
-    linear = tmp_path / "copy/colonnade/tensor_parallel/linear.py"
-    mutated = linear.read_text().replace("reduce_from(linear(x, self.weight), self.tp)", "linear(x, self.weight)")
-    assert mutated != linear.read_text()
-    linear.write_text(mutated)
+    stream = tmp_path / "copy/colonnade/tensor_parallel/stream.py"
+    mutated = stream.read_text().replace("reduce_from(x, self.tp)", "x")
+    assert mutated != stream.read_text()
+    stream.write_text(mutated)
     answer = colonnade("verify", config, "--layout", "tp=2", "--steps", 1, PYTHONPATH=str(tmp_path / "copy"))
     assert answer.status == 1, answer
     assert "DIFFERS, first in the loss of step 1 by " in answer.out

@@ -15,17 +15,14 @@ def same_on_all_ranks() -> Iterator[None]:
     """Around `dcp.save` or `dcp.load`: raise, on every rank alike, what went wrong on one of them.
 
     A CheckpointError comes before anything else, as the one that says what to do; what the disk refuses becomes one;
-    the other failures are bugs, and keep their tracebacks. One process without a process group is as good as many here,
-    so the warning of that is dropped.
+    the other failures are bugs, and keep their tracebacks.
     """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        try:
-            yield
-        except CheckpointException as gathered:
-            failures = [(rank, error, trace) for rank, (error, trace) in sorted(gathered.failures.items())]
-        else:
-            return
+    try:
+        yield
+    except CheckpointException as gathered:
+        failures = [(rank, error, trace) for rank, (error, trace) in sorted(gathered.failures.items())]
+    else:
+        return
     rank, error, trace = min(failures, key=lambda failure: not isinstance(failure[1], CheckpointError))
     if isinstance(error, OSError):
         raise CheckpointError(
@@ -35,3 +32,14 @@ def same_on_all_ranks() -> Iterator[None]:
     if not isinstance(error, CheckpointError):
         error.add_note(f"on rank {rank}:\n{''.join(traceback.format_list(trace))}")
     raise error from None
+
+
+@contextmanager
+def alone_is_fine() -> Iterator[None]:
+    """Without torch's warning that there is no process group: one process is as good as many here.
+
+    Filters of warnings belong to the whole process, so this is for the main thread; it covers the others meanwhile.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        yield

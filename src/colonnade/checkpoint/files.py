@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 from colonnade.checkpoint.manifest import Piece, SavedFile
-from colonnade.checkpoint.plan import Box
+from colonnade.checkpoint.plan import Box, narrow
 
 BUFFER = 1 << 20  # bytes; larger writes go past it
 BLOCK = 1 << 24  # bytes read at a time where they do not go straight to their place
@@ -87,11 +87,16 @@ class _HashingStream(io.RawIOBase):
         return self.file.fileno()
 
 
-def narrow(x: Tensor, box: Box) -> Tensor:
-    """The part of `x` that lies in `box`, as a view."""
-    for dim, (start, length) in enumerate(zip(*box, strict=True)):
-        x = x.narrow(dim, start, length)
-    return x
+def alone(x: Tensor) -> Tensor:
+    """The same numbers in a storage that has no others, without a copy where they lie together in CPU memory.
+
+    Of a view of something longer, `torch.distributed.checkpoint` makes a copy, and keeps all copies until its file is
+    written. A tensor elsewhere is returned as it is: its way to the CPU is a copy.
+    """
+    if not x.is_cpu:
+        return x
+    numbers = x.detach().contiguous()
+    return torch.frombuffer(numbers.view(-1).view(torch.uint8).numpy(), dtype=x.dtype).view(x.shape)
 
 
 def read_part(file: BinaryIO, piece: Piece, dtype: torch.dtype, part: Box, target: Tensor) -> None:

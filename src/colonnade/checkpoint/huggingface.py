@@ -52,8 +52,17 @@ def from_gpt2_state_dict(state_dict: Mapping[str, Tensor], num_heads: int) -> di
 
 
 def to_gpt2_state_dict(weights: Mapping[str, Tensor], num_heads: int) -> dict[str, Tensor]:
-    """Our logical weights as a state dict for `transformers.GPT2LMHeadModel`, `lm_head.weight` included."""
+    """Our logical weights as a state dict for `transformers.GPT2LMHeadModel`, `lm_head.weight` included.
+
+    CheckpointError names what GPT-2 has no place for, and what it has that the model lacks.
+    """
     ours = dict(weights)
+    lacking = [name for name in ("embedding.positions.weight", "head.norm.weight") if name not in ours]
+    if lacking:
+        raise CheckpointError(
+            f"The model has no {' and no '.join(lacking)}, and GPT-2 cannot be without: only models built as GPT-2 "
+            "(learned positions, pre-LayerNorm, GELU) can be written as one."
+        )
     output = ours.pop(OUTPUT[1], ours.get(OUTSIDE["wte.weight"]))
     names = {name: _their_name(name) for name in ours}
     theirs = {PREFIX + names[name]: _their_layout(names[name], x, num_heads) for name, x in ours.items()}

@@ -8,12 +8,13 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,9 +24,10 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_distribu
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from colonnade.checkpoint.failure import same_on_all_ranks
-from colonnade.checkpoint.files import narrow, read_part
+from colonnade.checkpoint.failure import alone_is_fine, same_on_all_ranks
+from colonnade.checkpoint.files import read_part
 from colonnade.checkpoint.manifest import (
+    UNTIL_IT_WAS_SAVED,
     Manifest,
     Piece,
     SavedTensor,
@@ -35,7 +37,7 @@ from colonnade.checkpoint.manifest import (
     read_manifest,
     remedy,
 )
-from colonnade.checkpoint.plan import Box, Shard, names_in_words, overlap, relative, share_out
+from colonnade.checkpoint.plan import Box, Shard, names_in_words, narrow, overlap, relative, share_out
 from colonnade.errors import CheckpointError
 
 
@@ -54,19 +56,59 @@ def load(
     want. CheckpointError, on all ranks alike, if the checkpoint is damaged, foreign, newer, or of another model; the
     contents of `data` are undefined then.
     """
-    reader = _Reader(path, check_hashes)
-    with same_on_all_ranks():
-        load_distributed({}, storage_reader=reader, planner=_Planner(reader, shards, model, unread))
+    reader = _Reader(lambda: path, check_hashes)
+    _load(reader, _Planner(reader, shards, lambda path, contents: _check_model(path, contents, model), unread))
     return reader.contents
+
+
+def load_found(
+    find: Callable[[], Path | None],
+    shards: Sequence[Shard],
+    *,
+    model: Mapping[str, Any],
+    check: Callable[[Path, Manifest], None],
+) -> tuple[Path, Manifest] | None:
+    """Load the checkpoint that `find` finds, on every rank; None on all ranks where there is none to go on from.
+
+    As `load`. `find` and `check` may raise CheckpointError, and all ranks do then, before anything is read; so they do
+    where they see different checkpoints, or only some see one: a run never goes on from two places.
+    """
+
+    def check_all(path: Path, contents: Manifest) -> None:
+        _check_model(path, contents, model)
+        check(path, contents)
+
+    reader = _Reader(find, check_hashes=True)
+    _load(reader, _Planner(reader, shards, check_all, ()))
+    return None if reader.path is None else (reader.path, reader.contents)
+
+
+def _load(reader: "_Reader", planner: "_Planner") -> None:
+    with alone_is_fine(), same_on_all_ranks():
+        load_distributed({}, storage_reader=reader, planner=planner)
+
+
+class _Sees(NamedTuple):
+    """What a rank tells rank 0."""
+
+    path: str
+    digest: str
+    """Of the manifest; empty where the rank has found no checkpoint."""
+    wanted: set[str]
+    """Names of tensors."""
 
 
 class _Planner(LoadPlanner):
     """The boxes that this rank wants, cut along the pieces that were written."""
 
     def __init__(
-        self, reader: "_Reader", shards: Sequence[Shard], model: Mapping[str, Any] | None, unread: tuple[str, ...]
+        self,
+        reader: "_Reader",
+        shards: Sequence[Shard],
+        check: Callable[[Path, Manifest], None],
+        unread: tuple[str, ...],
     ) -> None:
-        self.reader, self.shards, self.model, self.unread = reader, shards, model, unread
+        self.reader, self.shards, self.check, self.unread = reader, shards, check, unread
         self.items: list[ReadItem] = []
 
     def set_up_planner(
@@ -76,14 +118,18 @@ class _Planner(LoadPlanner):
 
     def create_local_plan(self) -> LoadPlan:
         contents, path = self.reader.contents, self.reader.path
-        _check_model(path, contents, self.model)
+        if path is None:
+            return LoadPlan([], planner_data=_Sees("none", "", set()))
+        self.check(path, contents)
         _check_tensors(path, contents, self.shards)
         for number, shard in enumerate(self.shards):
             self.items += _read_items(number, shard, contents.tensors[shard.name])
-        return LoadPlan([], planner_data={shard.name for shard in self.shards})  # the items are nobody else's business
+        wanted = {shard.name for shard in self.shards}
+        return LoadPlan([], planner_data=_Sees(str(path), contents.digest, wanted))  # the items are its own business
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        wanted: set[str] = set().union(*(plan.planner_data for plan in global_plan))
+        _check_that_all_see_the_same([plan.planner_data for plan in global_plan])
+        wanted: set[str] = set().union(*(plan.planner_data.wanted for plan in global_plan))
         left = {name for name in self.reader.contents.tensors.keys() - wanted if not name.startswith(self.unread)}
         if left:
             raise CheckpointError(
@@ -107,10 +153,25 @@ class _Planner(LoadPlanner):
         raise AssertionError(f"{read_item.storage_index.fqn}: all that is planned is tensors")
 
 
+def _check_that_all_see_the_same(seen: Sequence["_Sees"]) -> None:
+    ranks: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for rank, it in enumerate(seen):
+        ranks[it.path, it.digest].append(str(rank))
+    if len({digest for _, digest in ranks}) > 1:
+        lines = [f"ranks {', '.join(them)}: {path} {digest[:12]}".rstrip() for (path, digest), them in ranks.items()]
+        raise CheckpointError(
+            "The ranks see different checkpoints:\n  "
+            + "\n  ".join(lines)
+            + "\nGoing on would mix them. Set run.folder "
+            "to a folder on a file system that all machines share."
+        )
+
+
 def _check_model(path: Path, contents: Manifest, model: Mapping[str, Any] | None) -> None:
     if model is None:
         return
-    differences = compare_facts(contents.facts.get("model", {}), json.loads(json.dumps(model)))
+    assumed = {key: value for key, value in UNTIL_IT_WAS_SAVED.items() if key in model}
+    differences = compare_facts({**assumed, **contents.facts.get("model", {})}, json.loads(json.dumps(model)))
     if differences:
         raise CheckpointError(
             f"{path} is of another model:\n  "
@@ -161,10 +222,11 @@ def _read_item(number: int, shard: Shard, index: int, piece: Piece, common: Box)
 class _Reader(StorageReader):
     """Reads parts of tensors from where the manifest says they lie, and checks hashes beside it."""
 
-    contents: Manifest
-
-    def __init__(self, path: Path, check_hashes: bool) -> None:
-        self.path, self.check_hashes = path, check_hashes
+    def __init__(self, find: Callable[[], Path | None], check_hashes: bool) -> None:
+        self.find, self.check_hashes = find, check_hashes
+        self.path: Path | None = None
+        """None where `find` has found nothing; `contents` are empty then."""
+        self.contents = Manifest(0, {}, {}, {})
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Nothing to do: a reader is for one checkpoint."""
@@ -173,6 +235,9 @@ class _Reader(StorageReader):
         return Metadata({})  # the manifest has it; read where a failure reaches all ranks
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        self.path = self.find()
+        if self.path is None:
+            return
         self.contents = read_manifest(self.path)
         if is_coordinator:
             check_sizes(self.path, self.contents)
@@ -186,18 +251,19 @@ class _Reader(StorageReader):
         return [replace(plan, storage_data=[n for n in sizes if owner[n] == rank]) for rank, plan in enumerate(plans)]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        with ThreadPoolExecutor(1) as checker:
-            checks = [checker.submit(check_hash, self.path, self.contents, name) for name in plan.storage_data]
-            try:
-                self._read(plan.items, planner)
-            finally:
-                for check in checks:
-                    check.result()
+        if self.path is not None:
+            with ThreadPoolExecutor(1) as checker:
+                checks = [checker.submit(check_hash, self.path, self.contents, name) for name in plan.storage_data]
+                try:
+                    self._read(self.path, plan.items, planner)
+                finally:
+                    for check in checks:
+                        check.result()
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-    def _read(self, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
+    def _read(self, path: Path, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
         with ExitStack() as stack:
             files: dict[str, BinaryIO] = {}
             for item in items:
@@ -205,15 +271,15 @@ class _Reader(StorageReader):
                 assert item.storage_index.index is not None, "set by `_read_items`"
                 piece = tensor.pieces[item.storage_index.index]
                 if piece.file not in files:
-                    files[piece.file] = stack.enter_context((self.path / piece.file).open("rb", buffering=0))
+                    files[piece.file] = stack.enter_context((path / piece.file).open("rb", buffering=0))
                 part = Box(tuple(item.storage_offsets), tuple(item.lengths))
                 target = planner.resolve_tensor(item)
                 try:
                     read_part(files[piece.file], piece, tensor.dtype, part, target)
                 except (zipfile.BadZipFile, EOFError) as error:
                     raise CheckpointError(
-                        f"{self.path / piece.file} is damaged: {item.storage_index.fqn} cannot be read from it "
-                        f"({error}). {remedy(self.path)}"
+                        f"{path / piece.file} is damaged: {item.storage_index.fqn} cannot be read from it "
+                        f"({error}). {remedy(path)}"
                     ) from None
                 planner.commit_tensor(item, target)
 

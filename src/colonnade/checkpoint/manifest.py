@@ -15,9 +15,9 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -29,6 +29,8 @@ FORMAT = "colonnade checkpoint"
 VERSION = 1
 NAME = re.compile(r"step_(\d{8,})")
 HASH_BLOCK = 1 << 22  # bytes read at a time
+# Keys that came to facts["model"] after the first checkpoints were written, and what all models were until then.
+UNTIL_IT_WAS_SAVED: Final = {"position": "learned", "embedding_norm": False, "norm_position": "pre"}
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class Manifest:
     facts: dict[str, Any]
     tensors: dict[str, SavedTensor]
     files: dict[str, SavedFile]
+    digest: str = ""
+    """SHA-256 of manifest.json's content, once it is read."""
 
 
 def folder_name(step: int) -> str:
@@ -75,7 +79,11 @@ def folder_name(step: int) -> str:
 
 def checkpoints_in(folder: Path) -> dict[int, Path]:
     """Step → checkpoint, in order of steps. Temporary names are not among them."""
-    found = {int(m[1]): path for path in folder.glob("step_*") if (m := NAME.fullmatch(path.name)) and path.is_dir()}
+    try:
+        paths = list(folder.iterdir())  # raises where it cannot look, and `glob` finds nothing there
+    except FileNotFoundError:
+        return {}
+    found = {int(m[1]): path for path in paths if (m := NAME.fullmatch(path.name)) and path.is_dir()}
     return dict(sorted(found.items()))
 
 
@@ -112,9 +120,10 @@ def read_manifest(path: Path) -> Manifest:
             f"{path} is in checkpoint format {content.get('version')}, and this version of Colonnade reads format "
             f"{VERSION}: it was written by another version. Install that version to read it."
         )
-    if content.pop("sha256", None) != _digest(content):
+    digest = content.pop("sha256", None)
+    if digest != _digest(content):
         raise CheckpointError(f"{path / MANIFEST} is damaged: its content does not match its hash. {remedy(path)}")
-    return _from_content(content)
+    return replace(_from_content(content), digest=digest)
 
 
 def _read_text(path: Path) -> str:
@@ -155,7 +164,7 @@ def remedy(path: Path) -> str:
     older = [other for other in checkpoints_in(path.parent) if other < step]
     if older:
         return f"Delete {path} to go on from step {older[-1]}."
-    return f"There is no older one: delete {path} to start again from step 0."
+    return "There is no older one: delete the whole run's folder to start again from step 0."
 
 
 def check_sizes(path: Path, manifest: Manifest) -> None:

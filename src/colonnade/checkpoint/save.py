@@ -1,6 +1,6 @@
 """Writing a checkpoint: each rank writes its share, then one of them makes it whole.
 
-    plan      all ranks tell rank 0 their boxes; each box that several hold is given to one, evenly by bytes
+    agree     once a run: who writes what (agree.py)
     write     each rank writes one file, in the format of `torch.distributed.checkpoint`, hashing as it goes
     finish    rank 0 writes the other files and the manifest, gives the folder its final name, deletes old ones
 
@@ -11,30 +11,31 @@ return, and the checkpoint is whole and on the disk, or all raise alike, and the
 import errno
 import os
 import shutil
-from collections import defaultdict
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
     StorageMeta,
-    TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from colonnade.checkpoint.failure import same_on_all_ranks
-from colonnade.checkpoint.files import HashingFileSystem
+from colonnade.checkpoint.agree import Agreement, Key, agree, key
+from colonnade.checkpoint.failure import alone_is_fine, same_on_all_ranks
+from colonnade.checkpoint.files import HashingFileSystem, alone
+from colonnade.checkpoint.folders import publish, remove_leftovers
 from colonnade.checkpoint.manifest import (
     MANIFEST,
     Manifest,
@@ -45,11 +46,37 @@ from colonnade.checkpoint.manifest import (
     folder_name,
     to_json,
 )
-from colonnade.checkpoint.plan import Box, Shard, share_out, tile
+from colonnade.checkpoint.plan import Box, Shard
 from colonnade.errors import CheckpointError
+from colonnade.mesh.background import Group
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 HASHES = "hashes of this rank's files"  # the name under which they travel to rank 0 among the results
+COPY_AHEAD = 10_000_000  # bytes that are on their way from a GPU while others are written
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run's checkpoints go."""
+
+    folder: Path
+    keep: int
+    """The newest so many stay, the one that is written included."""
+    before_publishing: Callable[[], object] = lambda: None
+    """What rank 0 does when all of a checkpoint is written but its name; if it fails, the save has failed."""
+
+    def __post_init__(self) -> None:
+        assert self.keep >= 1, f"keep = {self.keep}: the checkpoint that is being written is one"
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a checkpoint is besides its tensors. Only rank 0's counts."""
+
+    step: int
+    facts: Mapping[str, Any]
+    """JSON: whatever the run wants to find again."""
+    extra_files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def save(
@@ -68,13 +95,25 @@ def save(
     CheckpointError if the disk is full: the older checkpoints stay. Source of the storage format:
     `torch.distributed.checkpoint`, whose own `FileSystemReader` can read these folders.
     """
-    assert keep >= 1, f"keep = {keep}: the checkpoint that is being written is one"
-    writer = _Writer(folder, step, facts, keep, extra_files or {})
+    agreement = agree(shards)
+    with alone_is_fine():
+        return write(Place(folder, keep), Content(step, facts, extra_files or {}), agreement, agreement.parts(shards))
+
+
+def write(
+    place: Place, content: Content, agreement: Agreement, parts: Mapping[Key, Tensor], group: Group | None = None
+) -> Path:
+    """Write `folder/step_…` as agreed: the half of `save` that takes time, which may run in any thread.
+
+    `parts` are this rank's (`Agreement.parts`), or copies of them. Call this within `failure.alone_is_fine`.
+    """
+    copy_ahead = 0 if all(x.is_cpu for x in parts.values()) else COPY_AHEAD
+    writer = _Writer(place, content, agreement, copy_ahead)
     computes_crc32 = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)  # the manifest has SHA-256; the CRC would halve the speed
     try:
         with same_on_all_ranks():
-            save_distributed({}, storage_writer=writer, planner=_Planner(shards))
+            save_distributed({}, storage_writer=writer, planner=_AsAgreed(agreement, parts), process_group=group)
     except BaseException:
         writer.clean_up()
         raise
@@ -83,100 +122,48 @@ def save(
     return writer.final
 
 
-class _Planner(SavePlanner):
-    """Boxes to write items, and each item to one rank."""
+class _AsAgreed(SavePlanner):
+    """Nothing is planned any more: every rank writes what the agreement says."""
 
-    def __init__(self, shards: Sequence[Shard]) -> None:
-        self.shards = {(shard.name, shard.box): shard for shard in shards}
+    def __init__(self, agreement: Agreement, parts: Mapping[Key, Tensor]) -> None:
+        self.agreement, self.parts = agreement, parts
 
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
-        """Nothing to do: the shards came with the constructor."""
+        """Nothing to do: all came with the constructor."""
 
     def create_local_plan(self) -> SavePlan:
-        return SavePlan([_write_item(shard) for shard in self.shards.values()])
+        return SavePlan([])
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        items: dict[tuple[str, Box], WriteItem] = {}
-        holders: dict[tuple[str, Box], list[int]] = defaultdict(list)
-        for rank, plan in enumerate(all_plans):
-            for item in plan.items:
-                key = (item.index.fqn, _box(item))
-                items.setdefault(key, item)
-                holders[key].append(rank)
-        owner = share_out({key: _num_bytes(item) for key, item in items.items()}, holders, len(all_plans))
-        mine: list[list[WriteItem]] = [[] for _ in all_plans]
-        for key, item in items.items():
-            mine[owner[key]].append(item)
-        return [replace(plan, items=mine[rank]) for rank, plan in enumerate(all_plans)], _metadata(items.values())
+        return all_plans, Metadata({})  # every rank is sent it in the end: the writer has the true one
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        return new_plan
+        return replace(new_plan, items=list(self.agreement.items))
 
-    def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
-        return self.shards[write_item.index.fqn, _box(write_item)].data.detach().contiguous()
-
-
-def _write_item(shard: Shard) -> WriteItem:
-    chunk = ChunkStorageMetadata(torch.Size(shard.offsets), shard.data.shape)
-    data = TensorWriteData(chunk, TensorProperties(dtype=shard.data.dtype), torch.Size(shard.shape))
-    return WriteItem(MetadataIndex(shard.name, shard.offsets), WriteItemType.SHARD, tensor_data=data)
-
-
-def _data(item: WriteItem) -> TensorWriteData:
-    assert item.tensor_data is not None, "all that is written is tensors"
-    return item.tensor_data
-
-
-def _box(item: WriteItem) -> Box:
-    chunk = _data(item).chunk
-    return Box(tuple(chunk.offsets), tuple(chunk.sizes))
-
-
-def _num_bytes(item: WriteItem) -> int:
-    return _box(item).volume * _data(item).properties.dtype.itemsize
-
-
-def _metadata(items: Iterable[WriteItem]) -> Metadata:
-    of_name: dict[str, list[WriteItem]] = defaultdict(list)
-    for item in items:
-        of_name[item.index.fqn].append(item)
-    tensors: dict[str, Any] = {}
-    for name, pieces in of_name.items():
-        kinds = {(_data(item).size, _data(item).properties.dtype) for item in pieces}
-        assert len(kinds) == 1, f"{name}: shape and dtype must be the same on all ranks, got {kinds}"
-        size, dtype = kinds.pop()
-        boxes = [_box(item) for item in pieces]
-        assert tile(size, boxes), f"{name} {list(size)}: boxes must cover it, each element once: {sorted(boxes)}"
-        tensors[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), size, [_data(i).chunk for i in pieces])
-    return Metadata(tensors)
+    def resolve_data(self, write_item: WriteItem) -> Tensor:
+        return alone(self.parts[key(write_item)])
 
 
 class _Writer(FileSystemWriter):
     """The writer of `torch.distributed.checkpoint`, with a temporary name, hashes, a manifest and clear words."""
 
-    def __init__(
-        self, folder: Path, step: int, facts: Mapping[str, Any], keep: int, extra_files: Mapping[str, bytes]
-    ) -> None:
-        super().__init__(folder / f".{folder_name(step)}.partial", sync_files=True, thread_count=1)
-        self.folder, self.step, self.facts, self.keep, self.extra_files = folder, step, facts, keep, extra_files
-        self.partial, self.final = folder / f".{folder_name(step)}.partial", folder / folder_name(step)
+    def __init__(self, place: Place, content: Content, agreement: Agreement, copy_ahead: int) -> None:
+        self.place, self.content, self.agreement, self.folder = place, content, agreement, place.folder
+        name = folder_name(content.step)
+        self.partial, self.final = place.folder / f".{name}.partial", place.folder / name
+        super().__init__(self.partial, sync_files=True, thread_count=1, per_thread_copy_ahead=copy_ahead)
         self.fs: HashingFileSystem = HashingFileSystem()
-        self.is_coordinator = False
-
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        self.is_coordinator = is_coordinator
-        super().set_up_storage_writer(is_coordinator, *args, **kwargs)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan  # the folder is made when all have planned: what was there before is removed first
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        needed = sum(_num_bytes(item) for plan in plans for item in plan.items)
+        needed = self.agreement.total_bytes
         with self._no_space_said_clearly(needed):
             self.folder.mkdir(parents=True, exist_ok=True)
-            _remove_leftovers(self.folder)
+            remove_leftovers(self.folder)
             if shutil.disk_usage(self.folder).free < needed:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self.partial.mkdir()
@@ -185,7 +172,7 @@ class _Writer(FileSystemWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         results: list[WriteResult] = []
         if plan.items:
-            with self._no_space_said_clearly(sum(map(_num_bytes, plan.items))):
+            with self._no_space_said_clearly(self.agreement.num_bytes):
                 results = super().write_data(plan, planner).value()
         results.append(WriteResult(MetadataIndex(HASHES), 0, storage_data=self.fs.files))
         future: Future[list[WriteResult]] = Future()
@@ -196,14 +183,16 @@ class _Writer(FileSystemWriter):
         written = [result for rank in results for result in rank if result.index.fqn != HASHES]
         for result in (result for rank in results for result in rank if result.index.fqn == HASHES):
             self.fs.files |= result.storage_data
-        with self._no_space_said_clearly(sum(map(len, self.extra_files.values()))):
+        content, metadata = self.content, replace(self.agreement.metadata)
+        with self._no_space_said_clearly(sum(map(len, content.extra_files.values()))):
             super().finish(metadata, [written])
-            for name, content in self.extra_files.items():
-                self._write_file(name, content)
-            manifest = Manifest(self.step, dict(self.facts), _tensors(metadata, written), dict(self.fs.files))
+            for name, data in content.extra_files.items():
+                self._write_file(name, data)
+            manifest = Manifest(content.step, dict(content.facts), _tensors(metadata, written), dict(self.fs.files))
             self._write_file(MANIFEST, to_json(manifest).encode())
         self._check_that_all_files_are_here(manifest)
-        self._commit()
+        self.place.before_publishing()
+        publish(self.partial, self.final, self.place.keep)
 
     def _write_file(self, name: str, content: bytes) -> None:
         with self.fs.create_stream(self.partial / name, "wb") as stream:
@@ -219,21 +208,9 @@ class _Writer(FileSystemWriter):
                 f"folder on a file system that all machines share."
             ) from None
 
-    def _commit(self) -> None:
-        """From here on the checkpoint is there, whatever happens next; the old ones go only after it."""
-        _sync(self.partial)
-        if self.final.exists():
-            _set_aside(self.final)
-        self.partial.rename(self.final)
-        _sync(self.folder)
-        others = [path for path in checkpoints_in(self.folder).values() if path != self.final]
-        for path in others[: max(0, len(others) - self.keep + 1)]:
-            _set_aside(path)
-        _remove_leftovers(self.folder)
-
     def clean_up(self) -> None:
         """After a failure, on every rank: none of them writes any more, and rank 0 removes what there is."""
-        if self.is_coordinator:
+        if self.agreement.is_coordinator:
             shutil.rmtree(self.partial, ignore_errors=True)  # what cannot be removed now is removed by the next save
 
     @contextmanager
@@ -247,9 +224,9 @@ class _Writer(FileSystemWriter):
             stays = f"{whole[-1].name}, the last whole checkpoint, stays" if whole else "No checkpoint was there before"
             free = shutil.disk_usage(self.folder if self.folder.exists() else self.folder.parent).free
             raise CheckpointError(
-                f"The disk is full: {self.folder} has {free / 1e6:,.1f} MB free, and saving step {self.step} needed "
-                f"{needed / 1e6:,.1f} MB more ({error.strerror}). {stays}. Free some space, or set checkpoint.keep = 1 "
-                f"(now {self.keep}), and start the run again: it goes on from there."
+                f"The disk is full: {self.folder} has {free / 1e6:,.1f} MB free, and saving step {self.content.step} "
+                f"needed {needed / 1e6:,.1f} MB more ({error.strerror}). {stays}. Free some space, or set "
+                f"checkpoint.keep = 1 (now {self.place.keep}), and start the run again: it goes on from there."
             ) from None
 
 
@@ -265,25 +242,3 @@ def _tensors(metadata: Metadata, written: Sequence[WriteResult]) -> dict[str, Sa
         for name, t in metadata.state_dict_metadata.items()
         if isinstance(t, TensorStorageMetadata)
     }
-
-
-def _set_aside(path: Path) -> None:
-    """Take away a checkpoint's name at once: removing it takes time, and half of it must never look whole."""
-    aside = path.with_name(f".{path.name}.deleted")
-    shutil.rmtree(aside, ignore_errors=True)
-    path.rename(aside)
-
-
-def _remove_leftovers(folder: Path) -> None:
-    for pattern in (".step_*.partial", ".step_*.deleted"):
-        for path in folder.glob(pattern):
-            shutil.rmtree(path)
-
-
-def _sync(folder: Path) -> None:
-    """Make names in a folder last, as fsync does for the bytes of a file."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from colonnade.config.check_data import DATA_CHECKS
+from colonnade.config.check_layout import LAYOUT_CHECKS
+from colonnade.config.numbers import divisors, either, multiples_around, nearest_divisors, one_of
 from colonnade.config.schema import Config, parse_split
 
 
@@ -30,14 +32,6 @@ def check(config: Config, uncertain: Collection[str] = ()) -> list[Problem]:
     """All checks that read none of the `uncertain` keys."""
     settled = [each for each in CHECKS if not set(each.keys) & set(uncertain)]
     return [Problem(message, each.keys) for each in settled for message in each.messages(config)]
-
-
-def one_stage(config: Config) -> Iterator[str]:
-    if config.parallel.pp != 1:
-        yield (
-            f"parallel.pp = {config.parallel.pp} asks for pipeline parallelism, which is not part of this version: "
-            "every rank holds a piece of all layers. Use 1, and cut the model by parallel.tp."
-        )
 
 
 def hidden_cut_in_heads(config: Config) -> Iterator[str]:
@@ -149,7 +143,6 @@ def validation_part_exists(config: Config) -> Iterator[str]:
 
 
 CHECKS: tuple[Check, ...] = (
-    Check(("parallel.pp",), one_stage),
     Check(("model.hidden_size", "model.num_heads"), hidden_cut_in_heads),
     Check(("parallel.tp", "model.num_heads"), heads_cut_by_tp),
     Check(("parallel.tp", "model.hidden_size", "model.ffn_hidden_size"), ffn_cut_by_tp),
@@ -161,38 +154,10 @@ CHECKS: tuple[Check, ...] = (
     Check(("data.split",), split_readable),
     Check(("train.evaluate_every", "data.split", "data.validation"), validation_part_exists),
     *(Check(keys, messages) for keys, messages in DATA_CHECKS),
+    *(Check(keys, messages) for keys, messages in LAYOUT_CHECKS),
 )
 
 
 def possible_tp(config: Config) -> list[int]:
     """Every tp that cuts both the heads and the MLP evenly."""
     return divisors(math.gcd(config.model.num_heads, config.model.ffn))
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors of a number >= 1, rising."""
-    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})
-
-
-def nearest_divisors(number: int, wish: int) -> list[int]:
-    """The divisors of `number` next to `wish`, from below and above."""
-    below = [d for d in divisors(number) if d <= wish][-1:]
-    above = [d for d in divisors(number) if d > wish][:1]
-    return below + above
-
-
-def multiples_around(number: int, base: int) -> tuple[int, int]:
-    """The multiples of `base` below and above a `number` that is none; the lower one may be 0."""
-    return number // base * base, (number // base + 1) * base
-
-
-def either(below: int, above: int) -> str:
-    """'16 or 24', and '24' where the lower one is 0."""
-    return f"{below} or {above}" if below else f"{above}"
-
-
-def one_of(values: list[int]) -> str:
-    """'1', '1 or 2', '1, 2 or 4'."""
-    *others, last = (str(value) for value in values)
-    return f"{', '.join(others)} or {last}" if others else last

@@ -48,15 +48,8 @@ ALSO_CALLED: Mapping[str, str] = MappingProxyType(
 # Values that one might rightly look for, and why they are not here.
 WHY_NOT: Mapping[tuple[str, str], str] = MappingProxyType(
     {
-        ("train.precision", "fp16"): (
-            "fp16 overflows above 65,504 and needs loss scaling, which is not part of this version; "
-            "bf16 has the range of fp32 at the same speed"
-        ),
         ("model.position", "rope"): "rotary positions are not part of this version",
-        ("model.position", "alibi"): "ALiBi is not part of this version",
         ("model.norm", "rmsnorm"): "RMSNorm is not part of this version",
-        ("model.norm_position", "post"): "the paper's own finding is that post-normalisation degrades large models",
-        ("optim.name", "lamb"): "LAMB is not part of this version",
     }
 )
 

@@ -59,16 +59,23 @@ class ModelConfig(Section):
     text is read twice."""
     attention_dropout: Fraction = 0.1
     """[probability] Dropout of the attention weights. 0 is faster."""
-    position: Literal["learned"] = "learned"
-    """How positions enter: learned is one trained vector for each of seq_length positions."""
+    position: Literal["learned", "alibi"] = "learned"
+    """How positions enter: learned is one trained vector for each of seq_length positions; alibi lowers each attention
+    score in proportion to the distance between the two tokens, has no weights, and reads texts longer than
+    seq_length."""
+    embedding_norm: bool = False
+    """A LayerNorm right after the embedding (BLOOM, YaLM): steadier training of very large models."""
     norm: Literal["layernorm"] = "layernorm"
     """The normalisation layer."""
     norm_epsilon: Positive = 1e-5
     """[variance] Added to the variance in each normalisation, so that no division is by zero."""
     activation: Literal["gelu", "gelu_tanh"] = "gelu"
     """The MLP's non-linearity: gelu is exact; gelu_tanh is the approximation that GPT-2's published weights use."""
-    norm_position: Literal["pre"] = "pre"
-    """Where the normalisation stands: pre is before attention and MLP, with the residual around both."""
+    norm_position: Literal["pre", "post"] = "pre"
+    """Where the normalisation stands: pre is before attention and MLP, with the residual around both; post is after
+    each residual addition, as in the first BERT, and trains less steadily when deep."""
+    fp32_residual: bool = False
+    """Keep the residual stream in fp32 under 16-bit precision (YaLM). Doubles the memory of what layers hand on."""
     tie_embeddings: bool = True
     """Use the token embedding as the output layer too. false adds vocab_size × hidden_size parameters."""
     init_std: Positive = 0.02
@@ -105,9 +112,35 @@ class ParallelConfig(Section):
     """[ranks] Tensor parallelism: every layer is cut in tp parts. Divides weights and their optimizer state by tp, at
     two all-reduces forward and two backward a layer: keep tp inside one machine."""
     pp: Count = 1
-    """[ranks] Pipeline parallelism: the layers in pp stages. Must be 1 in this version."""
+    """[ranks] Pipeline parallelism: the layers in pp stages, through which micro-batches flow. Divides weights by pp
+    and sends only what crosses a cut. With few micro-batches in a step, ranks mostly wait for the pipeline to fill."""
     dp: Count = 1
     """[ranks] Data parallelism: dp copies of the model share each global batch, and sum gradients once a step."""
+    schedule: Literal["naive", "gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
+    """The order in which a stage runs its micro-batches: naive, one at a time through all stages; gpipe, all forward,
+    then all backward; 1f1b, backward as early as possible, so that few activations live; interleaved, 1f1b over
+    virtual_stages; zero_bubble, 1f1b whose weight gradients fill the waiting time."""
+    virtual_stages: Count = 1
+    """[chunks] Pieces of the model that each stage holds under schedule = "interleaved": waiting shrinks by this
+    factor, transfers grow by it. The micro-batches of a step must be divisible by pp."""
+    partition: Literal["layers", "parameters", "flops"] = "layers"
+    """What is spread evenly over the stages: layers counts blocks, and the embedding and the head as one each;
+    parameters counts their weights (memory), flops their arithmetic (time)."""
+    cuts: Counts | None = None
+    """[units] Explicit cuts in place of partition: the number of units (embedding, blocks, head) of each chunk in the
+    order of the model, pp × virtual_stages numbers."""
+    sequence_parallel: bool = False
+    """Cut the residual stream along the sequence over tp between the layers: less memory for activations, the same
+    bytes sent. tp divides seq_length."""
+    zero: Literal[0, 1, 2, 3] = 0
+    """[stage] What the dp ranks share instead of each holding all of it: 0 nothing; 1 optimizer state and master
+    weights; 2 also gradients; 3 also parameters, which are gathered layer by layer as they are needed."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """What is computed again in backward instead of kept: selective, the attention matrices; full, whole layers."""
+    recompute_every: Count = 1
+    """[layers] With recompute = "full": the residual stream is kept before every so many layers of a stage."""
+    offload: bool = False
+    """Keep optimizer state and master weights in CPU memory and update there. Needs 16-bit precision."""
 
     @property
     def num_ranks(self) -> int:
@@ -189,9 +222,19 @@ class TrainConfig(Section):
     """[samples] Samples of one optimizer step over all ranks. Divisible by micro_batch_size × parallel.dp."""
     micro_batch_size: Count
     """[samples] Samples that one rank computes at once. Changes memory and speed, never the result."""
-    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
-    """Number format of the computation. bf16 keeps weights, gradient sums and optimizer state in fp32; fp64 is for
-    comparing layouts."""
+    precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
+    """Number format of the computation. bf16 and fp16 keep weights, gradient sums and optimizer state in fp32; fp16
+    scales the loss so that small gradients survive; fp64 is for comparing layouts."""
+    loss_scale: Positive = 4294967296.0
+    """[1] fp16: what the loss is multiplied with at the start. Halved when a gradient overflows (that step is skipped
+    on all ranks), doubled after loss_scale_window steps without."""
+    loss_scale_window: Count = 1000
+    """[steps] fp16: steps without overflow after which the loss scale is doubled."""
+    min_loss_scale: Positive = 1.0
+    """[1] fp16: an overflow at this loss scale ends the run."""
+    reduce_precision: Literal["fp32", "16-bit"] = "fp32"
+    """Number format in which gradients cross ranks under bf16 or fp16: 16-bit is the compute format, halves the bytes,
+    and rounds."""
     gradient_clip: NotNegative = 1.0
     """[gradient norm] Gradients with a larger global norm are scaled down to it. 0: off."""
     log_every: Count = 10
@@ -204,6 +247,9 @@ class TrainConfig(Section):
     """[threads] CPU threads of a rank. 0: the machine's cores, shared evenly by its ranks."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute. auto: cuda where there is a GPU for each rank, else cpu."""
+    timeout: Positive = 1800.0
+    """[seconds] A rank that waits longer for the others ends the run, and says who waits for whom, in which
+    operation."""
 
     def num_microbatches(self, dp: int) -> int:
         """Micro-batches that each of dp ranks computes in one optimizer step."""
@@ -213,8 +259,9 @@ class TrainConfig(Section):
 class OptimConfig(Section):
     """The optimizer and its learning rate: a linear warm-up, then a decay to a floor."""
 
-    name: Literal["adamw"] = "adamw"
-    """The optimizer: adamw is Adam with decoupled weight decay."""
+    name: Literal["adamw", "lamb"] = "adamw"
+    """The optimizer: adamw is Adam with decoupled weight decay; lamb scales each weight's step to the weight's own
+    norm, for very large batches."""
     learning_rate: Positive
     """[1] The highest learning rate, reached at the end of the warm-up."""
     min_learning_rate: NotNegative = 0.0
@@ -247,6 +294,8 @@ class CheckpointConfig(Section):
     """[steps] Steps between saves. 0: only at the end, and when the run is interrupted."""
     keep: Count = 2
     """[checkpoints] The newest so many are kept, older ones are deleted."""
+    asynchronous: bool = False
+    """Write in the background: training waits only for the copy to memory. Needs memory for that copy."""
     resume: bool = True
     """Go on from the newest whole checkpoint of run.folder. false: refuse a folder that has one."""
 
@@ -289,5 +338,6 @@ def parameter_count(model: ModelConfig, vocab_size: int) -> int:
     mlp = 2 * h * f + f + h
     norms = 4 * h
     output = 0 if model.tie_embeddings else vocab_size * h
-    embeddings = (vocab_size + model.seq_length) * h
-    return embeddings + model.num_layers * (attention + mlp + norms) + 2 * h + output
+    positions = model.seq_length * h if model.position == "learned" else 0
+    ends = 2 * h * (model.embedding_norm + (model.norm_position == "pre"))  # norms after the embedding, before the head
+    return vocab_size * h + positions + model.num_layers * (attention + mlp + norms) + ends + output

@@ -93,6 +93,25 @@ def evaluation_positions(num_samples: int, *, micro_batch_size: int, dp_rank: in
     return [range(begin, min(begin + micro_batch_size, stop)) for begin in range(first, stop, micro_batch_size)]
 
 
+def evaluation_batches(
+    dataset: Dataset, num_samples: int, *, micro_batch_size: int, dp_rank: int, dp_size: int
+) -> Iterator[Batch]:
+    """The first `num_samples` samples shared by the dp ranks, in as many micro-batches on each of them.
+
+    A rank that would have fewer ends with one that counts nothing: where the ranks share the weights, all of them have
+    to come along for as long as one has work.
+    """
+    shares = [
+        evaluation_positions(num_samples, micro_batch_size=micro_batch_size, dp_rank=rank, dp_size=dp_size)
+        for rank in range(dp_size)
+    ]
+    mine, rounds = shares[dp_rank], max(map(len, shares))
+    yield from (load_batch(dataset, positions) for positions in mine)
+    for _ in range(rounds - len(mine)):
+        batch = load_batch(dataset, range(min(micro_batch_size, num_samples)))
+        yield replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
+
+
 def load_batches(dataset: Dataset, microbatches: Sequence[range]) -> Iterator[Batch]:
     """The batches of a step, one micro-batch after the other."""
     return (load_batch(dataset, positions) for positions in microbatches)

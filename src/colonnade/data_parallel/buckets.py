@@ -1,31 +1,46 @@
-"""Flat buffers: each unit of the model (an embedding, a block, a head) keeps its numbers in a few long tensors.
+"""Flat buffers: each part of the model (a table, a block, a head) keeps its numbers in a few long tensors.
 
     parameters   compute type    what the layers multiply with; each weight is a view of it
-    gradients    fp32 (fp64)     each weight's `.grad` is a view of it: micro-batches add up here, dp sums it in one
-    collective
+    gradients    fp32 (fp64)     each weight's `.grad` is a view of it: backward adds to it
     master       fp32 (fp64)     what the optimizer updates; the parameters themselves unless they are 16-bit
+    reduced      fp32 (fp64)     the gradients that the optimizer reads, summed over dp
 
-Within a unit, weights are laid out in segments of one kind, so that the optimizer and the gradient norm work on a few
-long
-slices:  [ decayed, cut over tp | decayed, replicated | not decayed, cut | not decayed, replicated ]
+Within a part, weights are laid out in segments of one kind, so that the optimizer and the gradient norm work on a few
+long slices:
+
+    [ decayed, cut over tp | decayed, replicated | not decayed, cut | not decayed, replicated | padding ]
+
+**ZeRO** (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020): every
+buffer is cut over dp into equal slices, wherever the cuts fall. The stage says which buffers a rank has whole between
+uses, and of which it has only `mine`, its slice:
+
+    stage    parameters    gradients    master, moments
+      0      whole         whole        whole
+      1      whole         whole        mine
+      2      whole         mine         mine
+      3      mine          mine         mine
+
+What is not whole is made whole while it is needed and freed afterwards; `zero.py` decides when.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from colonnade.mesh.collectives import all_gather_into_, all_reduce_, reduce_scatter_into_
 from colonnade.mesh.mesh import Axis
-from colonnade.tensor_parallel.placement import Placement, placements
+from colonnade.mesh.transport import Pending
+from colonnade.tensor_parallel.placement import Placement
 
-_ALIGNMENT = 16  # elements: every weight starts on a cache line
+ALIGNMENT = 16  # elements: every weight, and every rank's slice, starts on a cache line
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a weight lies in its unit's buffers."""
+    """Where a weight lies in its part's buffers."""
 
     placement: Placement
     start: int
@@ -35,13 +50,13 @@ class Slot:
         return self.start + self.placement.parameter.numel()
 
     def view(self, flat: Tensor) -> Tensor:
-        """The weight's part of a flat buffer, in the weight's shape."""
+        """The weight's part of a whole flat buffer, in the weight's shape."""
         return flat[self.start : self.stop].view(self.placement.parameter.shape)
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of a unit's buffers whose weights are treated alike."""
+    """A stretch of a part's buffers whose weights are treated alike."""
 
     start: int
     stop: int
@@ -51,51 +66,203 @@ class Segment:
     """Whether each tp rank has a part of its own (else all have the same)."""
 
 
+@dataclass(frozen=True)
+class Span:
+    """The stretch of one weight that lies in this rank's slice."""
+
+    name: str
+    """The weight's logical name."""
+    placement: Placement
+    first: int
+    """Which element of the flattened weight it begins with."""
+    at: slice
+    """Where it lies in `master` and `reduced`."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How flat buffers are kept."""
+
+    dtype: torch.dtype
+    """Compute type."""
+    device: torch.device
+    zero: int = 0
+    offload: bool = False
+    """Master weights and moments live in CPU memory."""
+    reduce_dtype: torch.dtype | None = None
+    """Type in which gradients cross ranks; None: as they are summed."""
+
+    @property
+    def exact(self) -> torch.dtype:
+        """Type of master weights, gradients and moments."""
+        return torch.promote_types(self.dtype, torch.float32)
+
+
 class FlatUnit:
-    """The flat buffers of one unit, and where its weights lie in them. Takes the weights over: they become views."""
+    """The flat buffers of one part, and where its weights lie in them. Takes the weights over: they become views."""
 
-    def __init__(
-        self, name: str, module: nn.Module, tp: Axis, *, dtype: torch.dtype, device: torch.device, owned: set[int]
-    ) -> None:
-        self.name = name
-        mine = [place for place in placements(module, tp) if id(place.parameter) not in owned]
-        owned.update(id(place.parameter) for place in mine)
-        self.slots, self.segments, size = _lay_out(mine)
-        exact = torch.promote_types(dtype, torch.float32)
-        self.master = torch.zeros(size, dtype=exact, device=device)
-        self.gradients = torch.zeros_like(self.master)
-        self.parameters = self.master if exact == dtype else torch.zeros_like(self.master, dtype=dtype)
+    def __init__(self, name: str, places: Sequence[Placement], dp: Axis, storage: Storage) -> None:
+        self.name, self.dp, self.storage = name, dp, storage
+        self.slots, self.segments, used = _lay_out(places)
+        self.size = _up(used, ALIGNMENT * dp.size)
+        share = self.size // dp.size if storage.zero else self.size
+        first = dp.rank * share if storage.zero else 0
+        self.mine = slice(first, first + share)
+        self._make_weights(self._initial())
+        self._make_gradients()
         for slot in self.slots:
-            self._adopt(slot)
-        self.publish()
+            parameter = slot.placement.parameter
+            parameter.data = slot.view(self.parameters)
+            parameter.grad_dtype = self.gradients.dtype
+            parameter.grad = slot.view(self.gradients)
+        self._arriving: Pending | None = None
+        self._summing: tuple[Tensor, Pending] | None = None
+        self._is_whole = storage.zero < 3
+        if storage.zero == 3:
+            _free(self.parameters)
+        if storage.zero >= 2:
+            _free(self.gradients)
 
-    def _adopt(self, slot: Slot) -> None:
-        parameter = slot.placement.parameter
-        slot.view(self.master).copy_(parameter.detach())
-        parameter.data = slot.view(self.parameters)
-        parameter.grad_dtype = self.gradients.dtype
-        parameter.grad = slot.view(self.gradients)
+    def _initial(self) -> Tensor:
+        flat = torch.zeros(self.size, dtype=self.storage.exact, device=self.storage.device)
+        for slot in self.slots:
+            slot.view(flat).copy_(slot.placement.parameter.detach())
+        return flat
+
+    def _make_weights(self, flat: Tensor) -> None:
+        """`parameters`, `master` and `shard` (this rank's slice of the parameters), sharing memory where they can."""
+        same = self.storage.dtype == flat.dtype
+        self.parameters = flat if same else flat.to(self.storage.dtype)
+        self.shard = self.parameters[self.mine]
+        if self.storage.zero == 3:
+            self.shard = self.shard.clone()
+        self.master = self.shard if same else flat[self.mine].clone()
+        if self.storage.offload:
+            self.master = self.master.cpu()
+
+    def _make_gradients(self) -> None:
+        self.gradients = torch.zeros(self.size, dtype=self.storage.exact, device=self.storage.device)
+        self.reduced = self.gradients[self.mine]
+        if self.storage.zero >= 2:
+            self.reduced = self.reduced.clone()
+        self.applied = self.reduced.to(self.master.device)  # what the optimizer reads: a copy where it works on the CPU
+
+    # --- parameters ---------------------------------------------------------------------------------------------------
 
     def publish(self) -> None:
-        """Round the master weights into the parameters that the layers see (nothing to do where they are the same)."""
-        if self.parameters is not self.master:
-            self.parameters.copy_(self.master)
+        """Hand new master weights to the layers. ZeRO 1 and 2: start gathering them; ZeRO 3: they stay a slice."""
+        if self.shard.data_ptr() != self.master.data_ptr():
+            self.shard.copy_(self.master)  # rounds
+        if self.storage.zero in (1, 2):
+            self._arriving = all_gather_into_(self.parameters, self.shard, self.dp)
+
+    def fetch(self) -> None:
+        """Start making the parameters whole, where they are not."""
+        if self._is_whole:
+            return
+        _allocate(self.parameters)
+        self._arriving = all_gather_into_(self.parameters, self.shard, self.dp)
+        self._is_whole = True
+
+    def make_whole(self) -> None:
+        """Return when the parameters are whole."""
+        self.fetch()
+        if self._arriving is not None:
+            self._arriving.wait()
+            self._arriving = None
+
+    def drop(self) -> None:
+        """ZeRO 3: forget all but this rank's slice of the parameters."""
+        if self.storage.zero == 3 and self._is_whole:
+            self.make_whole()  # what is under way must not land in memory that is somebody else's by then
+            _free(self.parameters)
+            self._is_whole = False
+
+    # --- gradients ----------------------------------------------------------------------------------------------------
+
+    def zero_gradients(self) -> None:
+        """Before the first micro-batch of a step."""
+        if self.storage.zero < 2:
+            self.gradients.zero_()
+        else:
+            self.reduced.zero_()
+
+    def open_gradients(self) -> None:
+        """Return when there is memory to add gradients to, and nobody is reading it."""
+        self.finish_reduction()
+        if _is_freed(self.gradients):
+            _allocate(self.gradients)
+            self.gradients.zero_()
+
+    def start_reduction(self) -> None:
+        """Start the sum over dp of what `gradients` holds.
+
+        Sends the buffer once: all-reduced under ZeRO 0, else reduce-scattered.
+        """
+        assert self._summing is None, f"{self.name} is being summed already"
+        narrow = self.storage.reduce_dtype
+        wire = self.gradients if narrow is None else self.gradients.to(narrow)
+        if self.storage.zero == 0:
+            self._summing = wire, all_reduce_(wire, self.dp)
+            return
+        in_place = self.storage.zero == 1 and narrow is None
+        out = self.reduced if in_place else wire.new_empty(len(self.reduced))
+        self._summing = out, reduce_scatter_into_(out, wire, self.dp)
+
+    def finish_reduction(self) -> None:
+        """Have the sum that was started in `reduced`; under ZeRO 2 and 3 on top of what earlier micro-batches left."""
+        if self._summing is None:
+            return
+        out, pending = self._summing
+        pending.wait()
+        self._summing = None
+        if self.storage.zero >= 2:
+            self.reduced.add_(out)
+            _free(self.gradients)
+        elif out.data_ptr() != self.reduced.data_ptr():
+            self.reduced.copy_(out)
+
+    def bring_gradients(self) -> None:
+        """Have `reduced` in `applied`, where the master weights are."""
+        if self.applied.data_ptr() != self.reduced.data_ptr():
+            self.applied.copy_(self.reduced)
+
+    # --- what lies in this rank's slice -------------------------------------------------------------------------------
+
+    def my_segments(self) -> Iterator[tuple[Segment, slice]]:
+        """Every segment that reaches into this rank's slice, and where it lies in `master` and `reduced`."""
+        for segment in self.segments:
+            at = self._mine_of(segment.start, segment.stop)
+            if at.start < at.stop:
+                yield segment, at
+
+    def my_spans(self) -> Iterator[Span]:
+        """Every weight that reaches into this rank's slice."""
+        for slot in self.slots:
+            at = self._mine_of(slot.start, slot.stop)
+            if at.start < at.stop:
+                first = at.start + self.mine.start - slot.start
+                yield Span(f"{self.name}.{slot.placement.name}", slot.placement, first, at)
+
+    def _mine_of(self, start: int, stop: int) -> slice:
+        """A stretch of the whole buffer, seen from the start of this rank's slice; empty where it lies outside."""
+        first, last = max(start, self.mine.start), min(stop, self.mine.stop)
+        return slice(first - self.mine.start, max(first, last) - self.mine.start)
 
 
-def flatten(units: dict[str, nn.Module], tp: Axis, *, dtype: torch.dtype, device: torch.device) -> list[FlatUnit]:
-    """Flat buffers for every unit; a weight that two units share belongs to the first. Names keep the unit's prefix."""
-    owned: set[int] = set()
-    return [FlatUnit(name, unit, tp, dtype=dtype, device=device, owned=owned) for name, unit in units.items()]
+def flatten(parts: Mapping[str, Sequence[Placement]], dp: Axis, storage: Storage) -> list[FlatUnit]:
+    """Flat buffers for every part, in their order."""
+    return [FlatUnit(name, places, dp, storage) for name, places in parts.items()]
 
 
-def named_slots(units: list[FlatUnit]) -> Iterator[tuple[str, FlatUnit, Slot]]:
+def named_slots(units: Sequence[FlatUnit]) -> Iterator[tuple[str, FlatUnit, Slot]]:
     """(logical weight name, unit, slot) of every weight."""
     for unit in units:
         for slot in unit.slots:
             yield f"{unit.name}.{slot.placement.name}", unit, slot
 
 
-def _lay_out(places: list[Placement]) -> tuple[list[Slot], list[Segment], int]:
+def _lay_out(places: Sequence[Placement]) -> tuple[list[Slot], list[Segment], int]:
     def kind(place: Placement) -> tuple[bool, bool]:
         return place.parameter.ndim < 2, place.dim is None
 
@@ -104,6 +271,23 @@ def _lay_out(places: list[Placement]) -> tuple[list[Slot], list[Segment], int]:
         first = at
         for place in group:
             slots.append(Slot(place, at))
-            at += -(-place.parameter.numel() // _ALIGNMENT) * _ALIGNMENT
+            at += _up(place.parameter.numel(), ALIGNMENT)
         segments.append(Segment(first, at, decayed=not plain, cut=not whole))
     return slots, segments, at
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _free(buffer: Tensor) -> None:
+    """Give a whole buffer's memory back; its views stay, and are of use again once it is allocated."""
+    buffer.untyped_storage().resize_(0)
+
+
+def _allocate(buffer: Tensor) -> None:
+    buffer.untyped_storage().resize_(buffer.numel() * buffer.element_size())
+
+
+def _is_freed(buffer: Tensor) -> bool:
+    return buffer.untyped_storage().size() == 0 and buffer.numel() > 0

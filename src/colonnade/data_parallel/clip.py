@@ -1,27 +1,35 @@
 """The norm of all gradients of the model, each weight counted once, and the factor that clips it.
 
-A weight that is cut over tp is counted by every rank (each has a part of it), a replicated one by tp rank 0 alone.
+A weight that is cut over tp is counted by every tp rank (each has a part of it), a replicated one by tp rank 0 alone; a
+token table that the last pipeline stage shares with the first is counted by the first.
 """
 
 import torch
 from torch import Tensor
 
 from colonnade.data_parallel.buckets import FlatUnit, Segment
+from colonnade.data_parallel.zero import TIED, Ownership
 from colonnade.mesh.collectives import all_reduce
-from colonnade.mesh.mesh import Mesh
+from colonnade.mesh.mesh import Axis, Mesh
+from colonnade.optim.norm import squared_norm
 
 
 @torch.no_grad()
-def gradient_norm(units: list[FlatUnit], mesh: Mesh) -> Tensor:
-    """√Σ g² over the whole model, float64 [], equal on all ranks. Sends one number over pp and tp."""
+def gradient_norm(owned: Ownership) -> Tensor:
+    """√Σ g² over the whole model, float64 [], equal on all ranks.
+
+    Sends one number, over pp and tp; under ZeRO, where each dp rank has a slice, over dp as well.
+    """
+    mesh = owned.mesh
     squares = [
-        torch.linalg.vector_norm(unit.gradients[segment.start : segment.stop]).double().square()
-        for unit in units
-        for segment in unit.segments
-        if _is_counted(segment, mesh)
+        squared_norm(part.reduced[at])
+        for part in owned.parts.values()
+        for segment, at in part.my_segments()
+        if is_counted(segment, mesh.tp) and not _is_copy(part, mesh)
     ]
-    mine = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
-    return all_reduce(mine, mesh.model).sqrt()
+    device = next(iter(owned.parts.values())).reduced.device
+    mine = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=device)
+    return all_reduce(mine, mesh.world if owned.zero else mesh.model).sqrt()
 
 
 def clip_factor(norm: Tensor, limit: float) -> Tensor:
@@ -31,5 +39,10 @@ def clip_factor(norm: Tensor, limit: float) -> Tensor:
     return (limit / norm.clamp(min=limit)).to(norm.dtype)
 
 
-def _is_counted(segment: Segment, mesh: Mesh) -> bool:
-    return segment.cut or mesh.tp.rank == 0
+def is_counted(segment: Segment, tp: Axis) -> bool:
+    """Whether this tp rank's share of `segment` goes into sums over tp."""
+    return segment.cut or tp.rank == 0
+
+
+def _is_copy(part: FlatUnit, mesh: Mesh) -> bool:
+    return part.name == TIED and mesh.pp.rank > 0

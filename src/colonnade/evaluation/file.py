@@ -16,7 +16,7 @@ from colonnade.data.gpt_dataset import open_tokens
 from colonnade.data.indexed import bin_path, idx_path
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
-from colonnade.evaluation.perplexity import Perplexity, evaluate_tokens
+from colonnade.evaluation.perplexity import Hidden, Perplexity, evaluate_tokens
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.gpt import GPT
 
@@ -27,6 +27,7 @@ def perplexity_of_file(
     *,
     tokenizer: Tokenizer,
     mesh: Mesh,
+    hidden: Hidden | None = None,
     seq_length: int | None = None,
     stride: int | None = None,
     batch_size: int = 8,
@@ -49,6 +50,8 @@ def perplexity_of_file(
         model,
         text,
         dp=mesh.dp,
+        pp=mesh.pp,
+        hidden=hidden,
         seq_length=seq_length,
         stride=stride,
         batch_size=batch_size,

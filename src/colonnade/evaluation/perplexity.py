@@ -9,7 +9,7 @@ Tokens that stand for no text (end of document) have a loss and no bytes: predic
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,10 +22,15 @@ from colonnade.errors import ConfigError, DataError
 from colonnade.evaluation.windows import num_windows, window_batches
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Axis
-from colonnade.model.gpt import GPT
+from colonnade.model.gpt import GPT, Inputs
+from colonnade.pipeline.inference import on_one_stage
 
 _LARGEST_EXPONENT = 709.0
 """Of what float64 can hold exp of."""
+_ONE_STAGE = Axis("pp")
+
+Hidden = Callable[[Inputs], Tensor | None]
+"""Computes the whole residual stream before the head, [s, b, h]; None on pipeline stages that have no head."""
 
 
 @dataclass(frozen=True)
@@ -61,20 +66,24 @@ def evaluate(
     batches: Iterable[Batch],
     *,
     dp: Axis,
+    pp: Axis = _ONE_STAGE,
+    hidden: Hidden | None = None,
     byte_lengths: Tensor | None = None,
     words: int | None = None,
 ) -> Perplexity:
     """Score every label that its batch's mask counts. Each dp rank brings its own batches, or none.
 
-    `byte_lengths` [tokenizer's vocabulary]: bytes of text that each token stands for. `words`: of the whole text, over
-    all ranks. Sums are float64; all-reduces 3 numbers over dp, at the end.
+    `hidden`: how the model's stages compute the stream; None: this rank has all of them. `byte_lengths` [tokenizer's
+    vocabulary]: bytes of text that each token stands for. `words`: of the whole text, over all ranks. Sums are float64;
+    all-reduces 3 numbers over dp and over pp, at the end.
     """
-    weight = model.head.output.weight
-    lengths = None if byte_lengths is None else _lengths_of_all(byte_lengths, model.vocab_size).to(weight.device)
-    sums = torch.zeros(3, dtype=torch.float64, device=weight.device)
+    hidden = hidden or on_one_stage(model, list(model.units())).hidden
+    device = next(model.parameters()).device
+    lengths = None if byte_lengths is None else _lengths_of_all(byte_lengths, model.vocab_size).to(device)
+    sums = torch.zeros(3, dtype=torch.float64, device=device)
     for batch in batches:
-        sums += _loss_tokens_bytes(model, batch.to(weight.device), lengths)
-    loss, tokens, num_bytes = all_reduce(sums, dp).tolist()
+        sums += _loss_tokens_bytes(model, batch.to(device), hidden, lengths)
+    loss, tokens, num_bytes = all_reduce(all_reduce(sums, dp), pp).tolist()
     if tokens == 0:
         raise DataError(
             "the evaluation has no token to score: no batches, or every label is masked. Give it more text."
@@ -87,6 +96,8 @@ def evaluate_tokens(
     tokens: NDArray[np.integer],
     *,
     dp: Axis,
+    pp: Axis = _ONE_STAGE,
+    hidden: Hidden | None = None,
     seq_length: int | None = None,
     stride: int | None = None,
     batch_size: int = 8,
@@ -95,13 +106,13 @@ def evaluate_tokens(
 ) -> Perplexity:
     """Score tokens 1, 2, … of one long text by sliding windows (see `windows`), shared by the dp ranks.
 
-    `seq_length` None: all positions of the model. `stride` None: seq_length, so that windows do not overlap. The
+    `seq_length` None: the length that the model was trained on; a model without learned positions reads longer ones.
+    `stride` None: seq_length, so that windows do not overlap. The
     paper's WikiText-103 numbers: seq_length 1024, stride 32. Time grows as seq_length / stride.
     """
-    positions = model.embedding.positions.weight.shape[0]
-    seq_length = positions if seq_length is None else seq_length
+    seq_length = model.seq_length if seq_length is None else seq_length
     stride = seq_length if stride is None else stride
-    _check(seq_length, stride, batch_size, positions)
+    _check(seq_length, stride, batch_size, model.longest)
     if len(tokens) < 2:
         raise DataError(
             f"the text has {len(tokens)} tokens, and the first one has nothing before it to be predicted from. Give 2 "
@@ -111,16 +122,17 @@ def evaluate_tokens(
         num_windows(len(tokens), seq_length, stride), micro_batch_size=batch_size, dp_rank=dp.rank, dp_size=dp.size
     )
     batches = window_batches(tokens, microbatches, seq_length=seq_length, stride=stride, vocab_size=model.vocab_size)
-    return evaluate(model, batches, dp=dp, byte_lengths=byte_lengths, words=words)
+    return evaluate(model, batches, dp=dp, pp=pp, hidden=hidden, byte_lengths=byte_lengths, words=words)
 
 
-def _loss_tokens_bytes(model: GPT, batch: Batch, lengths: Tensor | None) -> Tensor:
-    """Sums over a batch, float64 [3]."""
+def _loss_tokens_bytes(model: GPT, batch: Batch, hidden: Hidden, lengths: Tensor | None) -> Tensor:
+    """Sums over a batch, float64 [3]; zeros on stages without the head."""
     scored = batch.loss_mask.any(1)  # the output layer skips positions that no sample counts: most, in sliding windows
     mask, labels = batch.loss_mask[scored].double(), batch.labels[scored]
-    if not len(labels):
+    x = hidden(Inputs(batch.tokens))
+    if x is None or not len(labels):
         return mask.new_zeros(3)
-    losses = model.head.token_losses(model.hidden(batch.tokens)[scored], labels)
+    losses = model.head.token_losses(x[scored], labels)
     num_bytes = mask.new_zeros(()) if lengths is None else (lengths[labels] * mask).sum()
     return torch.stack([(losses.double() * mask).sum(), mask.sum(), num_bytes])
 
@@ -149,11 +161,13 @@ def _exp(x: float) -> float:
     return math.inf if x > _LARGEST_EXPONENT else math.exp(x)
 
 
-def _check(seq_length: int, stride: int, batch_size: int, positions: int) -> None:
-    if not 1 <= seq_length <= positions:
+def _check(seq_length: int, stride: int, batch_size: int, longest: int | None) -> None:
+    if longest is not None and not 1 <= seq_length <= longest:
         raise ConfigError(
-            f"seq_length = {seq_length:,}, but the model has learned {positions:,} positions. Use 1 to {positions:,}."
+            f"seq_length = {seq_length:,}, but the model has learned {longest:,} positions. Use 1 to {longest:,}."
         )
+    if seq_length < 1:
+        raise ConfigError(f"seq_length = {seq_length:,}: a window has tokens. Use 1 or more.")
     if not 1 <= stride <= seq_length:
         raise ConfigError(
             f"stride = {stride:,} does not go with seq_length = {seq_length:,}: windows have to move, and no further "

@@ -1,30 +1,36 @@
-"""Text from a trained model, one token after the other, on any tensor-parallel layout.
+"""Text from a trained model, one token after the other, on any tensor- and pipeline-parallel layout.
 
     prompt ── hidden, filling the caches ──▶ last position ── logits ──▶ all-gather [v/tp] -> [v] ──▶ choose ─┐
                        ▲                                                                                     │
                        └──────────────── the one new token; keys and values of all others are cached ◀───────┘
 
-Every rank of the axis runs this and chooses the same token from the same gathered logits. Prompts are continued one
-after the other: no padding, no mask, and each text is by construction what its prompt would have given alone. What is
-lost is the throughput of a batch; what is gained is that a reader sees one text grow.
+Every rank runs this and chooses the same token from the same logits, which the last stage tells the others. Prompts
+are continued one after the other: no padding, no mask, and each text is by construction what its prompt would have
+given alone. What is lost is the throughput of a batch; what is gained is that a reader sees one text grow.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from colonnade.errors import ConfigError, DataError
 from colonnade.generation.choose import Sampling, choose
-from colonnade.mesh.collectives import all_gather
+from colonnade.mesh.collectives import all_gather, broadcast_
 from colonnade.mesh.mesh import Axis
 from colonnade.model.attention import KeyValueCache
-from colonnade.model.gpt import GPT
+from colonnade.model.gpt import GPT, Inputs
 from colonnade.model.transformer import Block
+from colonnade.pipeline.inference import on_one_stage
+
+Hidden = Callable[[Inputs], Tensor | None]
+"""Computes the residual stream before the head, [s, 1, h]; None on pipeline stages that have no head."""
+
+_ONE_STAGE = Axis("pp")
 
 End = Literal["stop", "length", "full"]
 """Why a text ends: the stop token came, as many tokens as asked for, or the model has no further position."""
@@ -41,10 +47,21 @@ class Generated:
     """None where more tokens of this prompt follow."""
 
 
+@dataclass(frozen=True)
+class Stages:
+    """A model on the ranks that hold one copy of it, tp × pp."""
+
+    model: GPT
+    """This rank's part."""
+    tp: Axis
+    pp: Axis = _ONE_STAGE
+    hidden: Hidden | None = None
+    """How the stages compute the stream before the head; None: this rank has all units."""
+
+
 def generate(
-    model: GPT,
+    stages: Stages,
     prompts: Sequence[Sequence[int]],
-    tp: Axis,
     *,
     max_new_tokens: int,
     temperature: float = 1.0,
@@ -64,59 +81,77 @@ def generate(
     sampling = Sampling(temperature, top_k, top_p, seed)
     if max_new_tokens < 1:
         raise ConfigError(f"max_new_tokens = {max_new_tokens} asks for no text. Use 1 or more.")
-    limit = _positions(model, seq_length)
+    limit = _positions(stages.model, seq_length)
     for number, prompt in enumerate(prompts):
-        _check_prompt(prompt, number, limit, model.vocab_size)
+        _check_prompt(prompt, number, limit, stages.model.vocab_size)
     return (
         generated
         for number, prompt in enumerate(prompts)
-        for generated in _continue(model, prompt, tp, number, max_new_tokens, limit, sampling, stop)
+        for generated in _continue(stages, prompt, number, max_new_tokens, limit, sampling, stop)
     )
 
 
 def next_logits(
-    model: GPT, tokens: Sequence[int], tp: Axis, caches: list[KeyValueCache] | None = None
+    stages: Stages, tokens: Sequence[int], caches: Mapping[str, KeyValueCache] | None = None, first_position: int = 0
 ) -> NDArray[np.float64]:
-    """Logits [v] of the token behind `tokens`, which follow what is cached. Every rank gets the same bits.
+    """Logits [v] of the token behind `tokens`, which stand at `first_position` and follow what is cached.
 
-    Gathers [v/tp] over tp.
+    Every rank gets the same bits. Gathers [v/tp] over tp, and broadcasts [v] from the last stage.
     """
+    model = stages.model
+    weight = next(model.parameters())
     with torch.no_grad():
-        weight = model.head.output.weight
-        x = model.hidden(torch.tensor(tokens, device=weight.device)[:, None], caches=caches)
-        local = model.head.logits(x[-1:])[0, 0]
-        local = local.to(torch.promote_types(local.dtype, torch.float32))
-        padding = weight.shape[0] - len(local)  # only the last ranks have some, so real rows stay side by side
-        logits = all_gather(nn.functional.pad(local, (0, padding), value=float("-inf")), tp)[: model.vocab_size]
+        x = _hidden(stages)(
+            Inputs(torch.tensor(tokens, device=weight.device)[:, None], caches=caches, first_position=first_position)
+        )
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        logits = torch.empty(model.vocab_size, dtype=wide, device=weight.device) if x is None else _logits(stages, x)
+        broadcast_(logits, stages.pp, source=stages.pp.size - 1)
         return logits.double().cpu().numpy()  # on the CPU: sums over a vocabulary have no fixed order on a GPU
 
 
-def empty_caches(model: GPT, capacity: int) -> list[KeyValueCache]:
-    """A cache a layer for one text of at most `capacity` tokens: 2 · capacity · h/tp numbers each."""
-    weight = model.embedding.tokens.weight
-    caches = []
-    for block in model.blocks:
-        assert isinstance(block, Block), "a GPT is made of blocks"
-        shape = (1, len(block.attention.heads), capacity, block.attention.head_dim)
-        caches.append(KeyValueCache(weight.new_empty(shape), weight.new_empty(shape)))
+def _logits(stages: Stages, x: Tensor) -> Tensor:
+    """Of the last position, whole: [s, 1, h] -> [v]."""
+    local = stages.model.head.logits(x[-1:])[0, 0]
+    padding = stages.model.head.output.weight.shape[0] - len(local)  # only the last ranks have some: real rows stay
+    padded = nn.functional.pad(local, (0, padding), value=float("-inf"))  # side by side
+    return all_gather(padded, stages.tp)[: stages.model.vocab_size].contiguous()
+
+
+def _hidden(stages: Stages) -> Hidden:
+    model = stages.model
+    if stages.hidden is not None:
+        return stages.hidden
+    return on_one_stage(model, list(model.units())).hidden
+
+
+def empty_caches(model: GPT, capacity: int) -> dict[str, KeyValueCache]:
+    """A cache for each block of this rank, for one text of at most `capacity` tokens: 2 · capacity · h/tp numbers."""
+    caches = {}
+    for name, block in model.units().items():
+        if isinstance(block, Block):
+            weight = block.attention.output.weight
+            shape = (1, len(block.attention.heads), capacity, block.attention.head_dim)
+            caches[name] = KeyValueCache(weight.new_empty(shape), weight.new_empty(shape))
     return caches
 
 
 def _continue(
-    model: GPT,
+    stages: Stages,
     prompt: Sequence[int],
-    tp: Axis,
     number: int,
     max_new_tokens: int,
-    limit: int,
+    limit: int | None,
     sampling: Sampling,
     stop: int | None,
 ) -> Iterator[Generated]:
-    last = min(len(prompt) + max_new_tokens - 1, limit)  # position of the last token that can come
-    caches = empty_caches(model, last)
+    last = len(prompt) + max_new_tokens - 1  # position of the last token that can come
+    last = last if limit is None else min(last, limit)
+    caches = empty_caches(stages.model, last)
     unread = prompt
     for position in range(len(prompt), last + 1):
-        token = choose(next_logits(model, unread, tp, caches), sampling, prompt=number, position=position)
+        logits = next_logits(stages, unread, caches, position - len(unread))
+        token = choose(logits, sampling, prompt=number, position=position)
         end: End | None = None
         if token == stop:
             end = "stop"
@@ -128,24 +163,25 @@ def _continue(
         unread = [token]
 
 
-def _positions(model: GPT, seq_length: int | None) -> int:
-    available = model.embedding.positions.weight.shape[0]
+def _positions(model: GPT, seq_length: int | None) -> int | None:
+    """The longest text that the model reads; None: any."""
     if seq_length is None:
-        return available
-    if not 1 <= seq_length <= available:
+        return model.longest
+    if seq_length < 1 or (model.longest is not None and seq_length > model.longest):
+        most = "1 or more" if model.longest is None else f"1 to {model.longest:,}"
         raise ConfigError(
-            f"seq_length = {seq_length:,}, but the model has learned {available:,} positions. Use 1 to {available:,}."
+            f"seq_length = {seq_length:,}, but the model has learned {model.seq_length:,} positions. Use {most}."
         )
     return seq_length
 
 
-def _check_prompt(prompt: Sequence[int], number: int, limit: int, vocab_size: int) -> None:
+def _check_prompt(prompt: Sequence[int], number: int, limit: int | None, vocab_size: int) -> None:
     if not prompt:
         raise DataError(
             f"prompt {number} has no tokens, and the first new token has to follow something. Give it some text, or "
             "the end-of-document token to start a document."
         )
-    if len(prompt) > limit:
+    if limit is not None and len(prompt) > limit:
         raise DataError(
             f"prompt {number} has {len(prompt):,} tokens, but the model reads at most {limit:,} positions. Shorten it "
             f"by {len(prompt) - limit:,} tokens or more, or train a model with a larger model.seq_length."

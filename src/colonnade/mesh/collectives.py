@@ -82,11 +82,40 @@ def reduce_scatter(x: Tensor, axis: Axis) -> Tensor:
     return _reduce_scatter(x, axis, call_site())
 
 
+def all_gather_into_(out: Tensor, x: Tensor, axis: Axis) -> Pending:
+    """Start laying every rank's `x` end to end in `out`: [n] -> [size·n], both contiguous.
+
+    x may be this rank's own part of out. Wait on what is returned before touching either.
+    """
+    assert out.numel() == axis.size * x.numel(), f"{x.numel()} numbers of {axis.size} ranks do not make {out.numel()}"
+    if axis.transport is None:
+        return _copied(out, x)
+    return axis.transport.all_gather_into_(out, x, call_site())
+
+
+def reduce_scatter_into_(out: Tensor, x: Tensor, axis: Axis) -> Pending:
+    """Start writing this rank's part of the sum of every rank's `x` to `out`: [size·n] -> [n], both contiguous.
+
+    out may be this rank's own part of x; the rest of x is left alone, or spoilt. Wait on what is returned before
+    touching either.
+    """
+    assert x.numel() == axis.size * out.numel(), f"{x.numel()} numbers are not {axis.size} parts of {out.numel()}"
+    if axis.transport is None:
+        return _copied(out, x)
+    return axis.transport.reduce_scatter_into_(out, x, call_site())
+
+
 def broadcast_(x: Tensor, axis: Axis, source: int = 0) -> Tensor:
     """Overwrite contiguous `x` with that of the axis' rank `source`."""
     if axis.transport is not None:
         axis.transport.broadcast_(x, source, call_site())
     return x
+
+
+def _copied(out: Tensor, x: Tensor) -> Pending:
+    if out.data_ptr() != x.data_ptr():
+        out.copy_(x)
+    return Pending(None)
 
 
 # --- conjugate operators: gradients flow -----------------------------------------------------------------------------
@@ -102,7 +131,7 @@ def _operator(forward_move: Move, backward_move: Move) -> Operator:
         @staticmethod
         def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
             site = call_site()
-            ctx.axis, ctx.site = axis, Site(site.where, backward=True)
+            ctx.axis, ctx.site = axis, site.in_backward(axis.transport.ledger.unit)  # type: ignore[union-attr]
             return forward_move(x, axis, site)
 
         @staticmethod

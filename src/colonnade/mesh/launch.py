@@ -20,12 +20,14 @@ import sys
 import tempfile
 import threading
 import time
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from colonnade.errors import LayoutError
+from colonnade.mesh.board import Board, FolderBoard, StoreBoard
 from colonnade.mesh.supervisor import Supervisor, note_of_failure
 
 if TYPE_CHECKING:
@@ -67,13 +69,13 @@ def num_local_ranks() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def connect(num_ranks: int, device: str, *, threads: int = 0) -> "torch.device":
+def connect(num_ranks: int, device: str, *, threads: int = 0, timeout: float = 1800.0) -> "torch.device":
     """Join this process to the `num_ranks` ranks of its run, and return the device to compute on.
 
     `device` is "cpu", "cuda" or "auto" (CUDA where every local rank can have a GPU of its own). CPU tensors travel over
     gloo, CUDA tensors over NCCL. `threads` is the CPU threads of this rank; 0 shares the cores evenly between the local
-    ranks. One process that nobody launched forms no process group. LayoutError if the launcher's ranks are not
-    `num_ranks`, or if a GPU is missing.
+    ranks. An operation between ranks that takes longer than `timeout` seconds fails. One process that nobody launched
+    forms no process group. LayoutError if the launcher's ranks are not `num_ranks`, or if a GPU is missing.
     """
     import torch
     import torch.distributed as dist
@@ -100,8 +102,30 @@ def connect(num_ranks: int, device: str, *, threads: int = 0) -> "torch.device":
             init_method=f"file://{folder}/rendezvous" if folder else "env://",
             rank=rank,
             world_size=size,
+            timeout=timedelta(seconds=timeout),
         )
     return place
+
+
+def board() -> Board | None:
+    """Where the ranks of this run, connected, report to each other; None where there is one process only."""
+    if not is_rank():
+        return None
+    if FOLDER in os.environ:
+        return FolderBoard(Path(os.environ[FOLDER]))
+    import torch.distributed as dist
+
+    # A connection of its own: that of the process group is held by whatever waits on it.
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(host, port, wait_for_workers=False)  # type: ignore[attr-defined]
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return StoreBoard(dist.PrefixStore(f"colonnade/{attempt}", store))  # type: ignore[attr-defined]
+
+
+def neighbours() -> range:
+    """The ranks of this machine."""
+    first = rank_and_size()[0] - local_rank()
+    return range(first, first + num_local_ranks())
 
 
 def disconnect() -> None:

@@ -58,3 +58,14 @@ class Layout:
             at = self.coordinates(rank)
             split.setdefault(tuple(at[name] for name in AXES if name not in axes), []).append(rank)
         return [tuple(ranks) for ranks in split.values()]
+
+    def ends(self) -> list[tuple[int, ...]]:
+        """The ranks split into pairs of first and last pipeline stage with equal dp and tp; whoever is in no pair is
+        alone.
+        """
+        paired = {}
+        if self.pp > 1:
+            for first in range(self.dp * self.tp):
+                paired[first] = (first, first + (self.pp - 1) * self.dp * self.tp)
+        last = {pair[1] for pair in paired.values()}
+        return [paired.get(rank, (rank,)) for rank in range(self.num_ranks) if rank not in last]

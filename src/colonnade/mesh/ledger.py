@@ -1,44 +1,72 @@
 """The ledger: every byte that crosses ranks is written down, with who asked for it.
 
-One entry a collective: operation, axis, shape, dtype, bytes, call site, when, how long. Totals are kept for ever,
-entries for the last few thousand. The audit (two all-reduces forward and two backward a layer), the explanation of a
-hang and the simulator all read this.
+One entry a collective or transfer: operation, axis, shape, dtype, bytes, call site, layer, when, how long. Totals are
+kept for ever, entries for the last few thousand. The audit (two all-reduces forward and two backward a layer), the
+explanation of a hang and the simulator all read this.
 """
 
 import sys
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 
 _HERE = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
+_MODEL = str(Path(__file__).parents[1] / "model")
+_WHOLE_UNITS = ("gpt", "transformer")  # files of model/ that stand for a unit, not for a part of one
+_DEPTH = 24  # frames above the call site in which a file of model/ is looked for
 
 
 @dataclass
 class Entry:
-    """One collective as one rank saw it."""
+    """One collective, or one end of a transfer, as one rank saw it."""
 
     operation: str
-    """all_reduce, all_gather, reduce_scatter, broadcast or barrier."""
+    """all_reduce, all_gather, reduce_scatter, broadcast, send or receive."""
     axis: str
     """The mesh axis it ran over."""
     shape: tuple[int, ...]
-    """Shape of the tensor this rank put in."""
+    """Shape of the tensor this rank put in, or receives."""
     dtype: str
     bytes: int
-    """Size of the tensor this rank put in."""
+    """Size of the tensor this rank put in, or receives."""
     site: str
     """file:line of the code that asked; for an operator's backward, where its forward was called."""
     backward: bool
     """True in the backward half of a conjugate operator."""
     started: float
     """Seconds since the epoch."""
+    unit: str = ""
+    """The unit of the model that was at work, "blocks.7"; "" where none was."""
+    part: str = ""
+    """The part of the unit, "mlp"; "" where it is the unit itself, or no layer."""
+    peer: int | None = None
+    """send, receive: the other rank's number on the axis."""
+    number: int = 0
+    """Which collective of its axis this is, from 1; for a send or receive, which one to or from that peer."""
     seconds: float | None = None
     """How long until the result could be used; None while under way. On CUDA: until it was enqueued."""
+
+    @property
+    def layer(self) -> str:
+        """blocks.7.mlp, as far as it is known."""
+        return ".".join(name for name in (self.unit, self.part) if name)
+
+
+class Flight(NamedTuple):
+    """An operation on a CUDA device."""
+
+    entry: Entry
+    ready: Any
+    """The event after which the device may begin with it."""
+    work: Any
 
 
 @dataclass
@@ -48,9 +76,25 @@ class Ledger:
     entries: deque[Entry] = field(default_factory=lambda: deque(maxlen=4096))
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    unit: str = ""
+    """The unit of the model that is at work ("blocks.7"): whoever runs units sets it, and each entry copies it."""
+    numbers: Counter[str] = field(default_factory=Counter)
+    """Entries so far by axis, and for transfers by axis, direction and peer: equal numbers meet. Never cleared."""
+    step: int | None = None
+    """The step under way, None before the first."""
+    step_numbers: dict[str, int] = field(default_factory=dict)
+    """`numbers` at the start of the step."""
+    waiting: tuple[Entry, float] | None = None
+    """The entry that the program stands still for, and since when (time.monotonic)."""
+    flying: deque[Flight] = field(default_factory=lambda: deque(maxlen=1024))
+    """On CUDA, where the program does not wait itself: what the device may not have done yet, oldest first."""
+    on_failure: Callable[[Exception], None] = field(default=lambda error: None)
+    """Called when an operation fails, before the error is raised."""
 
-    def open(self, operation: str, axis: str, tensor: torch.Tensor, site: "Site") -> Entry:
+    def open(self, operation: str, axis: str, tensor: torch.Tensor, site: "Site", peer: int | None = None) -> Entry:
         """Write an entry down before the operation starts, so that a hang shows it."""
+        line = axis if peer is None else f"{axis} {operation} {peer}"
+        self.numbers[line] += 1
         entry = Entry(
             operation,
             axis,
@@ -60,17 +104,37 @@ class Ledger:
             site.where,
             site.backward,
             time.time(),
+            site.unit if site.backward else self.unit,
+            site.part,
+            peer,
+            self.numbers[line],
         )
         self.entries.append(entry)
         self.counts[operation, axis] += 1
         self.bytes[operation, axis] += entry.bytes
         return entry
 
+    def begin_step(self, step: int) -> None:
+        """Tell which step is under way, for who explains a hang."""
+        self.step, self.step_numbers = step, dict(self.numbers)
+
+    def wait(self, entry: Entry, call: Callable[[], Any]) -> Any:
+        """The result of `call`, which may stand still until the other ranks come to `entry` too."""
+        self.waiting = entry, time.monotonic()
+        try:
+            return call()
+        except Exception as error:
+            self.on_failure(error)
+            raise
+        finally:
+            self.waiting = None
+
     @staticmethod
     def close(entry: Entry) -> None:
         entry.seconds = time.time() - entry.started
 
     def clear(self) -> None:
+        """Forget entries and totals. What numbers entries goes on: the other ranks' do."""
         self.entries.clear()
         self.counts.clear()
         self.bytes.clear()
@@ -81,14 +145,39 @@ class Site:
     """Who asked for a collective."""
 
     where: str
+    part: str = ""
+    """The file of model/ on the way, "mlp"; "" where there is none."""
     backward: bool = False
+    unit: str = ""
+    """With `backward`: the unit whose forward this is the backward of."""
+
+    def in_backward(self, unit: str) -> "Site":
+        """The site of the backward of what is called here in `unit`."""
+        return Site(self.where, self.part, backward=True, unit=unit)
 
 
 def call_site() -> Site:
-    """The nearest caller outside of this folder and of torch."""
+    """The nearest caller outside of this folder and of torch, and the part of the model that it works for."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith((_HERE, _TORCH)):
         frame = frame.f_back
     if frame is None:
         return Site("?")
-    return Site("/".join(Path(frame.f_code.co_filename).parts[-2:]) + f":{frame.f_lineno}")
+    return Site(f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}", _part(frame))
+
+
+def _part(frame: FrameType | None) -> str:
+    """The innermost file of model/ on the stack above `frame`, unless it stands for a whole unit."""
+    for _ in range(_DEPTH):
+        if frame is None:
+            return ""
+        if frame.f_code.co_filename.startswith(_MODEL):
+            stem = Path(frame.f_code.co_filename).stem
+            return "" if stem in _WHOLE_UNITS else stem
+        frame = frame.f_back
+    return ""
+
+
+@lru_cache(maxsize=256)
+def _short(file: str) -> str:
+    return "/".join(Path(file).parts[-2:])

@@ -6,15 +6,19 @@ about the layout. An axis of size 1 has no transport: its collectives are the id
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 from colonnade.mesh.layout import AXES, Layout
 from colonnade.mesh.ledger import Ledger
-from colonnade.mesh.shared_memory import SharedMemoryTransport, share_memory
-from colonnade.mesh.transport import PaperTransport, TorchTransport, Transport
+from colonnade.mesh.shared_memory import Segment, SharedMemoryTransport, share_memory
+from colonnade.mesh.transport import Groups, PaperTransport, TorchTransport, Transport, greet_neighbours
 
-COMBINED = {"model": ("pp", "tp"), "world": AXES}  # products of axes: one copy of the model; all ranks
+COMBINED = {"model": ("pp", "tp"), "stage": ("dp", "tp"), "world": AXES}  # products of axes
+TIMEOUT = 1800.0  # seconds
+Carry = Callable[[str, tuple[int, ...], bool, Ledger], Transport | None]
 
 
 @dataclass(frozen=True)
@@ -33,13 +37,19 @@ class Axis:
 
 @dataclass(frozen=True)
 class Mesh:
-    """This rank's axes. `model` joins the ranks that hold one copy of the model (pp × tp), `world` joins all."""
+    """This rank's axes, and those combined from them."""
 
     pp: Axis = Axis("pp")
     dp: Axis = Axis("dp")
     tp: Axis = Axis("tp")
     model: Axis = Axis("model")
+    """pp × tp: the ranks that hold one copy of the model."""
+    stage: Axis = Axis("stage")
+    """dp × tp: the ranks that hold the same layers."""
     world: Axis = Axis("world")
+    """All ranks."""
+    ends: Axis = Axis("ends")
+    """The first and the last stage with equal dp and tp, who share a tied embedding; a stage between them is alone."""
     ledger: Ledger = field(default_factory=Ledger)
 
     @property
@@ -56,19 +66,45 @@ class Mesh:
         return f"[pp{self.pp.rank} dp{self.dp.rank} tp{self.tp.rank}]"
 
 
-def build_mesh(layout: Layout, rank: int) -> Mesh:
-    """The mesh of `rank` in a run whose process group has been joined. Every rank must call this (it makes groups)."""
+def build_mesh(layout: Layout, rank: int, *, timeout: float = TIMEOUT) -> Mesh:
+    """The mesh of `rank` in a run whose process group has been joined. Every rank must call this (it makes groups).
+
+    An operation that takes longer than `timeout` seconds fails.
+    """
+    made: dict[tuple[int, ...], tuple[Groups, Segment | None] | None] = {}
 
     def carry(name: str, ranks: tuple[int, ...], member: bool, ledger: Ledger) -> Transport | None:
-        group = dist.new_group(list(ranks))
-        if not member:
+        if ranks not in made:  # axes of the same ranks share groups: all ranks ask for them in the same order
+            made[ranks] = _join(ranks, rank, timeout, transfers=name == "pp")
+        joined = made[ranks]
+        if joined is None:
             return None
-        segment = share_memory(group, ranks.index(rank), len(ranks))
+        groups, segment = joined
         if segment is None:
-            return TorchTransport(name, group, len(ranks), ledger)
-        return SharedMemoryTransport(name, group, len(ranks), ledger, segment)
+            return TorchTransport(name, groups, len(ranks), ledger)
+        return SharedMemoryTransport(name, groups, len(ranks), ledger, segment)
 
     return _assemble(layout, rank, carry)
+
+
+def _join(
+    ranks: tuple[int, ...], rank: int, timeout: float, *, transfers: bool
+) -> tuple[Groups, Segment | None] | None:
+    """The groups of these ranks and the memory that they share; None on ranks that are not among them."""
+    limit = timedelta(seconds=timeout)
+    own = dist.new_group(list(ranks), timeout=limit)
+    directed = transfers and _has_nccl()
+    up, down = (dist.new_group(list(ranks), timeout=limit, backend="nccl") if directed else own for _ in range(2))
+    if rank not in ranks:
+        return None
+    groups = Groups(own, up, down)
+    if directed:
+        greet_neighbours(groups, ranks.index(rank), len(ranks), torch.device("cuda"))
+    return groups, share_memory(own, ranks.index(rank), len(ranks), timeout)
+
+
+def _has_nccl() -> bool:
+    return "nccl" in dist.get_backend_config()
 
 
 def paper_mesh(layout: Layout, rank: int) -> Mesh:
@@ -80,15 +116,20 @@ def paper_mesh(layout: Layout, rank: int) -> Mesh:
     return _assemble(layout, rank, carry)
 
 
-def _assemble(
-    layout: Layout, rank: int, carry: Callable[[str, tuple[int, ...], bool, Ledger], Transport | None]
-) -> Mesh:
+def _assemble(layout: Layout, rank: int, carry: Carry) -> Mesh:
     ledger = Ledger()
     axes = {}
-    for name, along in {**{name: (name,) for name in AXES}, **COMBINED}.items():
-        for ranks in layout.groups(*along):
+    for name, groups in _groups(layout).items():
+        for ranks in groups:
             member = rank in ranks
             transport = carry(name, ranks, member, ledger) if len(ranks) > 1 else None
             if member:
                 axes[name] = Axis(name, len(ranks), ranks.index(rank), ranks, transport)
     return Mesh(**axes, ledger=ledger)
+
+
+def _groups(layout: Layout) -> dict[str, list[tuple[int, ...]]]:
+    """The ranks split into groups, by axis, in the order in which all ranks make them."""
+    single = {name: layout.groups(name) for name in AXES}
+    combined = {name: layout.groups(*along) for name, along in COMBINED.items()}
+    return {**single, **combined, "ends": layout.ends()}

@@ -18,26 +18,29 @@ import mmap
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from colonnade.mesh.ledger import Ledger, Site
-from colonnade.mesh.transport import Pending, TorchTransport
+from colonnade.mesh.life import Life, has_ended, mine
+from colonnade.mesh.transport import Groups, Pending, TorchTransport
 
 SLOT_BYTES = 1 << 22
 _LINE = 8  # 64-bit words in a cache line
-_PATIENCE = 1800.0  # seconds; as long as gloo waits
+_EAGER = 2000  # polls before the core is offered to others
 _COMBINE: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 
 
 class Segment:
     """Memory that the ranks of one axis share: a counter and two slots each."""
 
-    def __init__(self, memory: mmap.mmap, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
+    def __init__(self, memory: mmap.mmap, rank: int, lives: Sequence[Life], timeout: float) -> None:
+        """`lives`: the processes of the axis. Waiting for one of them longer than `timeout` seconds fails."""
+        size = len(lives)
+        self.rank, self.size, self.lives, self.timeout = rank, size, lives, timeout
         words = memoryview(memory).cast("q")
         self._counters = words[: size * _LINE]
         slots = torch.frombuffer(memory, dtype=torch.uint8, offset=_header(size), count=2 * size * SLOT_BYTES)
@@ -45,12 +48,10 @@ class Segment:
         self._count = 0
 
     def exchange(self, piece: Tensor) -> list[Tensor]:
-        """Every rank's `piece` (contiguous, at most SLOT_BYTES), in the order of ranks; valid until the next but one
-        call.
-        """
+        """Every rank's `piece` (at most SLOT_BYTES), flat, in the order of ranks; valid until the next but one call."""
         half = self._slots[self._count % 2]
         count = piece.numel() * piece.element_size()
-        half[self.rank, :count].copy_(piece.view(-1).view(torch.uint8))
+        half[self.rank, :count].view(piece.dtype).view(piece.shape).copy_(piece)
         self._count += 1
         self._counters[self.rank * _LINE] = self._count
         self._wait()
@@ -60,50 +61,94 @@ class Segment:
         """Until every rank has raised its counter: polling at first, giving the core away after that."""
         counters, count = self._counters, self._count
         for rank in range(self.size):
-            polls, deadline = 0, time.monotonic() + _PATIENCE
+            polls, left, before = 0, self.timeout, 0.0
             while counters[rank * _LINE] < count:
                 polls += 1
-                if polls > 2000:
-                    time.sleep(0.0 if polls < 20000 else 0.0005)
-                    if time.monotonic() > deadline:
-                        raise TimeoutError(f"rank {rank} of the axis has not come in {_PATIENCE:.0f} s")
+                if polls <= _EAGER:
+                    continue
+                time.sleep(0.0 if polls < 10 * _EAGER else 0.0005)
+                if polls % _EAGER == 0:
+                    now = time.monotonic()
+                    left -= min(now - (before or now), 5.0)  # while this process is suspended, time does not count
+                    before = now
+                    self._check(rank, left)
+
+    def _check(self, rank: int, left: float) -> None:
+        if has_ended(self.lives[rank]) and self._counters[rank * _LINE] < self._count:
+            raise ConnectionError(f"rank {rank} of the axis has ended")
+        if left < 0:
+            raise TimeoutError(f"rank {rank} of the axis has not come in {self.timeout:.0f} s")
 
 
 class SharedMemoryTransport(TorchTransport):
-    """Carries CPU tensors through a `Segment`, and the rest as `TorchTransport` does. Results are there at once."""
+    """Carries CPU tensors through a `Segment`, and the rest as `TorchTransport` does. Results are there at once.
 
-    def __init__(self, axis: str, group: dist.ProcessGroup, size: int, ledger: Ledger, segment: Segment) -> None:
-        super().__init__(axis, group, size, ledger)
+    All sums are in the order of ranks, so every rank, and a reduce-scatter, has the bits of the all-reduce. Of 16-bit
+    numbers the sum is rounded once, at its end.
+    """
+
+    def __init__(self, axis: str, groups: Groups, size: int, ledger: Ledger, segment: Segment) -> None:
+        super().__init__(axis, groups, size, ledger)
         self.segment = segment
 
     def all_reduce_(self, x: Tensor, op: str, site: Site) -> Pending:
         if not x.is_cpu:
             return super().all_reduce_(x, op, site)
-        combine = _COMBINE[op]
-        entry = self.ledger.open("all_reduce", self.axis, x, site)
-        for piece in _pieces(x):
-            first, second, *others = self.segment.exchange(piece)
-            combine(first, second, out=piece)  # the same order of summands on every rank: the same bits
-            for other in others:
-                combine(piece, other, out=piece)
+        assert op in _COMBINE, f"{op} is no reduction"
+        return self._do("all_reduce", x, site, lambda: self._all_reduce_(x, op))
+
+    def all_gather_into_(self, out: Tensor, x: Tensor, site: Site) -> Pending:
+        if not x.is_cpu:
+            return super().all_gather_into_(out, x, site)
+        return self._do("all_gather", x, site, lambda: self._all_gather_into_(out, x))
+
+    def reduce_scatter_into_(self, out: Tensor, x: Tensor, site: Site) -> Pending:
+        if not x.is_cpu:
+            return super().reduce_scatter_into_(out, x, site)
+        return self._do("reduce_scatter", x, site, lambda: self._reduce_scatter_into_(out, x))
+
+    def _do(self, operation: str, x: Tensor, site: Site, move: Callable[[], None]) -> Pending:
+        entry = self.ledger.open(operation, self.axis, x, site)
+        self.ledger.wait(entry, move)
         self.ledger.close(entry)
         return Pending(None)
 
-    def all_gather(self, x: Tensor, site: Site) -> Tensor:
-        if not x.is_cpu:
-            return super().all_gather(x, site)
-        entry = self.ledger.open("all_gather", self.axis, x, site)
-        out = x.new_empty((self.size, x.numel()))
-        at = 0
+    def _all_reduce_(self, x: Tensor, op: str) -> None:
         for piece in _pieces(x):
-            for row, theirs in zip(out, self.segment.exchange(piece), strict=True):
+            _combine_(piece, self.segment.exchange(piece), op)
+
+    def _all_gather_into_(self, out: Tensor, x: Tensor) -> None:
+        rows, at = out.view(self.size, -1), 0
+        for piece in _pieces(x):
+            for row, theirs in zip(rows, self.segment.exchange(piece), strict=True):
                 row[at : at + len(piece)] = theirs
             at += len(piece)
-        self.ledger.close(entry)
-        return out.view(self.size * x.shape[0], *x.shape[1:])
+
+    def _reduce_scatter_into_(self, out: Tensor, x: Tensor) -> None:
+        """Every rank shows all of its x, and sums its own part of everybody's."""
+        columns = max(1, SLOT_BYTES // x.element_size() // self.size)
+        rows = x.view(self.size, -1)
+        for piece, total in zip(torch.split(rows, columns, 1), torch.split(out.view(-1), columns), strict=True):
+            parts = self.segment.exchange(piece)
+            _combine_(total, [part.view(self.size, -1)[self.segment.rank] for part in parts], "sum")
 
 
-def share_memory(group: dist.ProcessGroup, rank: int, size: int) -> Segment | None:
+def _combine_(out: Tensor, parts: list[Tensor], op: str) -> None:
+    """Overwrite `out` with the reduction of at least two parts, in their order."""
+    combine = _COMBINE[op]
+    first, second, *others = parts
+    if not others or out.element_size() != 2 or op != "sum":
+        combine(first, second, out=out)
+        for other in others:
+            combine(out, other, out=out)
+        return
+    total = first.float()
+    for other in parts[1:]:
+        total += other
+    out.copy_(total)
+
+
+def share_memory(group: dist.ProcessGroup, rank: int, size: int, timeout: float) -> Segment | None:
     """A segment for the ranks of `group`, or None on all of them if they cannot share memory. Every rank calls this."""
     offer: list[tuple[str, bytes] | None] = [None]
     made = _make(size) if rank == 0 else None
@@ -111,11 +156,12 @@ def share_memory(group: dist.ProcessGroup, rank: int, size: int) -> Segment | No
         offer = [(f"/proc/{os.getpid()}/fd/{made}", _sign(made))]
     dist.broadcast_object_list(offer, group=group, group_src=0)
     memory = _map(*offer[0], size) if offer[0] is not None else None
-    reached: list[bool] = [False] * size
-    dist.all_gather_object(reached, memory is not None, group=group)
+    lives: list[Life | None] = [None] * size
+    dist.all_gather_object(lives, None if memory is None else mine(), group=group)
     if made is not None:
         os.close(made)  # nameless: it lives as long as somebody has it mapped, and no longer
-    return Segment(memory, rank, size) if memory is not None and all(reached) else None
+    reached = [life for life in lives if life is not None]
+    return Segment(memory, rank, reached, timeout) if memory is not None and len(reached) == size else None
 
 
 def is_possible() -> bool:

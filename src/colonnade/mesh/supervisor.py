@@ -20,9 +20,14 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO
 
+from colonnade.mesh.board import ended_file, explanation_file, report_file
+from colonnade.mesh.explanation import together
+
 TICK = 0.1  # seconds between looks at rank 0's error stream
 HOLD = 0.7  # seconds that rank 0's error stream is held back, in case it is the consequence of another rank's failure
 GRACE = 1.0  # seconds from the first failure in which others may turn out to be the cause
+EXPLAIN = 5.0  # seconds in which the others may tell that they waited for a rank that is gone
+LATELY = 3.0  # seconds; ranks that watch report more often
 STOP = 3.0  # seconds between asking a rank to stop and making it
 CRASHES = (
     signal.SIGKILL,
@@ -32,6 +37,7 @@ CRASHES = (
 )  # never a consequence of another rank's failure
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
 USER_MISTAKE = 2  # the exit status of a ColonnadeError
+STUCK = 75  # the exit status of a rank that has waited too long and has explained for whom (sysexits.h: try again)
 
 
 def note_of_failure(folder: Path, rank: int) -> Path:
@@ -65,6 +71,8 @@ class _Rank:
             return 0, self.ended
         if self.status == USER_MISTAKE:
             return 1, self.number
+        if self.status == STUCK:
+            return 3, self.ended
         return 2, float(self.note.read_text()) if self.note.exists() else self.ended
 
     def text(self, stream: IO[bytes], start: int = 0) -> bytes:
@@ -90,6 +98,8 @@ class Supervisor:
     pipe: int = -1
     sizes: list[tuple[float, int]] = field(default_factory=list)
     """Bytes in rank 0's error stream at a time."""
+    stopping: bool = False
+    """Ranks that end from now on have been made to."""
 
     def run(self) -> int:
         """Start the ranks, stay with them until they end, and return the exit status of the run."""
@@ -109,6 +119,7 @@ class Supervisor:
 
     def close(self) -> None:
         """Leave nothing behind: no process, no open file."""
+        self.stopping = True
         for rank in self.ranks:
             rank.send(signal.SIGKILL)
             rank.process.wait()
@@ -146,6 +157,8 @@ class Supervisor:
     def _await(self, rank: _Rank) -> None:
         status = rank.process.wait()
         rank.ended = time.monotonic()
+        if not self.stopping and status not in (STUCK, *self._good()):
+            ended_file(self.folder, rank.number).write_text(_how(status))  # whoever waits for it need not wait longer
         rank.status = status
         self.events.put(rank)
 
@@ -180,9 +193,11 @@ class Supervisor:
 
     def _failed(self) -> list[_Rank]:
         """Ranks that have ended badly, or have raised and may hang on their way out. Ending as asked is no failure."""
-        good = (None, 0, *(128 + number for number in self.asked))
-        notes = set(os.listdir(self.folder))
+        good, notes = (None, *self._good()), set(os.listdir(self.folder))
         return [rank for rank in self.ranks if rank.status not in good or rank.note.name in notes]
+
+    def _good(self) -> tuple[int, ...]:
+        return 0, *(128 + number for number in self.asked)
 
     def _succeed(self) -> int:
         self._show_held(time.monotonic())
@@ -194,15 +209,39 @@ class Supervisor:
         self._await_the_raised()
         cause = min(self._failed(), key=_Rank.cause_order)
         by_itself = cause.status is not None
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        silent = cause.status == STUCK or (cause.status is not None and -cause.status in CRASHES)
+        if silent and not self.asked:
+            self._await_explanations()
+        self.stopping = True
+        for number in (signal.SIGTERM, signal.SIGKILL) if cause.status != STUCK else (signal.SIGKILL,):
             for rank in self._running():
                 rank.send(number)
             self._wait_all(STOP)
         status = cause.status if by_itself and cause.status is not None else 1
         if -status in self.asked:
             return 128 + self.asked[0]  # stopped as asked: no error to show
-        self._show_error(cause, status)
+        if status != STUCK:
+            self._show_error(cause, status)
+        if silent:
+            self._show_explanations()
         return status if status > 0 else 128 - status
+
+    def _await_explanations(self) -> None:
+        """Ranks that watch their waits find out for themselves that somebody is gone, say so, and end."""
+        end = time.monotonic() + EXPLAIN
+        while time.monotonic() < end and any(self._has_reported(rank.number) for rank in self._running()):
+            self._wait(TICK)
+
+    def _has_reported(self, rank: int) -> bool:
+        """Whether a rank has said something lately: one that stands still itself will explain nothing."""
+        report = report_file(self.folder, rank)
+        return report.exists() and time.time() - report.stat().st_mtime < LATELY
+
+    def _show_explanations(self) -> None:
+        files = {rank.number: explanation_file(self.folder, rank.number) for rank in self.ranks}
+        texts = {rank: file.read_text() for rank, file in files.items() if file.exists()}
+        if texts:
+            self._show(f"{together(texts)}\n".encode())
 
     def _await_the_raised(self) -> None:
         """Ranks that have raised are on their way out: Python with torch takes a second or two to end, and its exit
@@ -244,9 +283,16 @@ class Supervisor:
 
 
 def _killed(rank: int, number: int) -> str:
+    why = ", perhaps out of memory" if number == signal.SIGKILL else ""
+    return f"rank {rank} was {_how(-number)}{why}"
+
+
+def _how(status: int) -> str:
+    """How a rank ended."""
+    if status >= 0:
+        return f"ended with exit status {status}"
     try:
-        name = signal.Signals(number).name
+        name = signal.Signals(-status).name
     except ValueError:
         name = "unnamed"
-    why = ", perhaps out of memory" if number == signal.SIGKILL else ""
-    return f"rank {rank} was killed by signal {number} ({name}){why}"
+    return f"killed by signal {-status} ({name})"

@@ -24,11 +24,13 @@ class Masks:
     samples: np.ndarray
     """[b]: each sample's position in the whole run's sequence of samples, counted from 0."""
 
-    def hidden(self, purpose: Purpose, layer: int, shape: torch.Size, drop: float, device: torch.device) -> Tensor:
-        """Mask for a residual stream, bool [s, b, h]."""
+    def hidden(
+        self, purpose: Purpose, layer: int, shape: torch.Size, drop: float, device: torch.device, first: int = 0
+    ) -> Tensor:
+        """Mask for a residual stream, bool [s, b, h], whose positions begin with `first`."""
         s, b, h = shape
         keys = stream_keys(self.seed, purpose, layer, last=self.samples)
-        return keep_mask(keys, 0, s * h, drop, device).view(b, s, h).transpose(0, 1)
+        return keep_mask(keys, first * h, s * h, drop, device).view(b, s, h).transpose(0, 1)
 
     def attention(self, layer: int, heads: range, queries: int, keys: int, drop: float, device: torch.device) -> Tensor:
         """Mask for attention probabilities of these heads (numbered in the whole layer), bool [b, n, queries, keys]."""
@@ -52,12 +54,12 @@ class _Dropout(torch.autograd.Function):
         return grad.mul(keep).mul_(ctx.scale), None, None
 
 
-def dropout(x: Tensor, drop: float, masks: Masks | None, purpose: Purpose, layer: int = 0) -> Tensor:
+def dropout(x: Tensor, drop: float, masks: Masks | None, purpose: Purpose, layer: int = 0, *, first: int = 0) -> Tensor:
     """[s, b, h] with elements dropped with chance `drop`, the rest scaled up; x itself where `masks` is None or drop
-    is 0.
+    is 0. `first`: the position in the sequence with which x begins.
     """
     if masks is None or drop == 0.0:
         return x
-    keep = masks.hidden(purpose, layer, x.shape, drop, x.device)
+    keep = masks.hidden(purpose, layer, x.shape, drop, x.device, first)
     y: Tensor = apply(_Dropout, x, keep, 1.0 / (1.0 - drop_probability(drop)))
     return y

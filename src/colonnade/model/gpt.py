@@ -1,8 +1,20 @@
-"""GPT-2 as in the Megatron-LM paper: learned positions, pre-LayerNorm blocks, a final LayerNorm, tied embeddings.
+"""GPT-2 as in the Megatron-LM paper, and its relatives: BLOOM (ALiBi, embedding norm), YaLM (fp32 residual stream).
 
-The model is an ordered list of *units*: an embedding, the blocks, a head. Whatever decides ownership (data
-parallelism, and the cuts of a pipeline) works on units and never looks inside.
+The model is an ordered list of *units*: an embedding, the blocks, a head. A pipeline cuts between units, and a rank
+builds only its own. What ownership (data parallelism) works on are *parts*: a unit is a part, except that the token
+table is one of its own, because a tied head needs it too.
+
+    unit          parts it multiplies with
+    embedding     embedding.tokens, embedding (positions, embedding norm)
+    blocks.i      blocks.i
+    head          head (norm, untied output layer); embedding.tokens where tied
+
+A weight's logical name is its part's name and its name in there. It says nothing of ranks: a last stage with tied
+embeddings has a token table of its own, under the same name and with the same initial numbers as the first stage's.
 """
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -12,79 +24,183 @@ from colonnade.mesh.mesh import Axis
 from colonnade.mesh.randomness import Purpose
 from colonnade.model.attention import KeyValueCache
 from colonnade.model.dropout import Masks, dropout
-from colonnade.model.transformer import Block
+from colonnade.model.norm import Norm
+from colonnade.model.position import Positions
+from colonnade.model.transformer import Block, residual_dtype
 from colonnade.tensor_parallel.cross_entropy import local_logits, output_loss, token_losses
 from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
+from colonnade.tensor_parallel.gemm import WeightGradients
+from colonnade.tensor_parallel.stream import Stream
+
+TABLE = "embedding.tokens"
 
 
-class Positions(nn.Module):
-    """A learned vector for each position: [seq_length, h]."""
+@dataclass(frozen=True)
+class Inputs:
+    """What units read besides the residual stream, of one micro-batch; None where no unit of this rank reads it."""
 
-    def __init__(self, seq_length: int, hidden_size: int, *, init_std: float) -> None:
-        super().__init__()
-        self.init_std = init_std
-        self.weight = nn.Parameter(torch.empty(seq_length, hidden_size))
-
-    def forward(self, first: int, count: int) -> Tensor:
-        """Vectors of `count` positions from `first`: [s, h]."""
-        return self.weight[first : first + count]
+    tokens: Tensor | None = None
+    """int64 [s, b]: the embedding's."""
+    labels: Tensor | None = None
+    """int64 [s, b]: the head's."""
+    loss_weights: Tensor | None = None
+    """[s, b]: the head's. What each token's loss counts in the result."""
+    masks: Masks | None = None
+    """Dropout of embedding and blocks. None: nothing is dropped."""
+    caches: Mapping[str, KeyValueCache] | None = None
+    """Each block's keys and values of the positions before these tokens: generation's."""
+    first_position: int = 0
+    """Of these tokens, in their text."""
 
 
 class Embedding(nn.Module):
-    """Tokens and positions into the residual stream."""
+    """Tokens, and learned positions where the model has them, into the residual stream."""
 
-    def __init__(self, model: ModelConfig, vocab_size: int, tp: Axis) -> None:
+    def __init__(self, model: ModelConfig, vocab_size: int, stream: Stream) -> None:
         super().__init__()
-        self.drop = model.dropout
-        self.tokens = VocabParallelEmbedding(vocab_size, model.hidden_size, tp, init_std=model.init_std)
-        self.positions = Positions(model.seq_length, model.hidden_size, init_std=model.init_std)
+        self.drop, self.stream, self.fp32_residual = model.dropout, stream, model.fp32_residual
+        h = model.hidden_size
+        self.tokens = _table(model, vocab_size, stream)
+        self.positions = (
+            Positions(model.seq_length, h, init_std=model.init_std) if model.position == "learned" else None
+        )
+        self.norm = Norm(h, epsilon=model.norm_epsilon) if model.embedding_norm else None
 
     def forward(self, tokens: Tensor, masks: Masks | None = None, first_position: int = 0) -> Tensor:
-        """int64 [s, b] -> [s, b, h]"""
-        x = self.tokens(tokens) + self.positions(first_position, tokens.shape[0])[:, None]
-        return dropout(x, self.drop, masks, Purpose.EMBEDDING_DROPOUT)
+        """int64 [s, b] -> [s, b, h], or [s/tp, b, h] under sequence parallelism."""
+        x = self.tokens(tokens)
+        x = x.to(residual_dtype(x.dtype, self.fp32_residual))
+        first = self.stream.first(len(x))
+        if self.positions is not None:
+            x = self.positions(x, first_position + first)
+        if self.norm is not None:
+            x = self.norm(x, x.dtype)
+        return dropout(x, self.drop, masks, Purpose.EMBEDDING_DROPOUT, first=first)
 
 
 class Head(nn.Module):
-    """The final LayerNorm and the output layer, whose weight is the token embedding's when tied."""
+    """The final norm (of pre-norm models) and the output layer, whose weight is the token table when tied.
 
-    def __init__(self, model: ModelConfig, vocab_size: int, tp: Axis, tied: VocabParallelEmbedding | None) -> None:
+    Post-norm models end with their last block's own norm, and have none here, as GPT-1 and BERT.
+    """
+
+    def __init__(
+        self, model: ModelConfig, vocab_size: int, stream: Stream, tied: VocabParallelEmbedding | None = None
+    ) -> None:
         super().__init__()
-        self.tp, self.vocab_size = tp, vocab_size
-        self.norm = nn.LayerNorm(model.hidden_size, eps=model.norm_epsilon)
-        self.output = tied or VocabParallelEmbedding(vocab_size, model.hidden_size, tp, init_std=model.init_std)
+        self.stream, self.vocab_size = stream, vocab_size
+        pre = model.norm_position == "pre"
+        self.norm = Norm(model.hidden_size, epsilon=model.norm_epsilon) if pre else None
+        self.output = tied or _table(model, vocab_size, stream)
 
     def forward(self, x: Tensor, labels: Tensor, loss_weights: Tensor) -> Tensor:
-        """[s, b, h], labels [s, b] -> Σ loss_weights · token loss, []"""
+        """[s, b, h] (sequence parallel: [s/tp, b, h]), labels [s, b] -> Σ loss_weights · token loss, []"""
         return output_loss(
-            self.norm(x), self.output.weight, labels, loss_weights, tp=self.tp, vocab_size=self.vocab_size
+            self.normed(x),
+            self.output.weight,
+            labels,
+            loss_weights,
+            tp=self.stream.tp,
+            vocab_size=self.vocab_size,
+            sequence_parallel=self.stream.cut,
         )
 
     def token_losses(self, x: Tensor, labels: Tensor) -> Tensor:
-        """[s, b, h], labels [s, b] -> each token's loss [s, b]"""
-        return token_losses(self.norm(x), self.output.weight, labels, tp=self.tp, vocab_size=self.vocab_size)
+        """Whole stream [s, b, h], labels [s, b] -> each token's loss [s, b]"""
+        return token_losses(self.normed(x), self.output.weight, labels, tp=self.stream.tp, vocab_size=self.vocab_size)
 
     def logits(self, x: Tensor) -> Tensor:
-        """[s, b, h] -> this rank's real rows of the logits, [s, b, ≤ v/tp] in fp32 (generation gathers one
+        """Whole stream [s, b, h] -> this rank's real rows of the logits, [s, b, ≤ v/tp] in fp32 (generation gathers one
         position's).
         """
-        return local_logits(self.norm(x), self.output.weight, tp=self.tp, vocab_size=self.vocab_size)
+        return local_logits(self.normed(x), self.output.weight, tp=self.stream.tp, vocab_size=self.vocab_size)
+
+    def normed(self, x: Tensor) -> Tensor:
+        """[..., h] -> [..., h] in the output layer's type: what it multiplies with."""
+        return x.to(self.output.weight.dtype) if self.norm is None else self.norm(x)
 
 
 class GPT(nn.Module):
-    """Embedding, blocks, head. The token table is cut over tp; so is every block."""
+    """Embedding, blocks, head, or those of them that a rank has. The token table is cut over tp; so is every block.
 
-    def __init__(self, model: ModelConfig, vocab_size: int, tp: Axis) -> None:
+    `sequence_parallel`: between the layers each tp rank has its part of the sequence alone. The gradients of weights
+    whose `Placement.dim` is None are then partial sums over tp. `recompute_attention`: backward computes attention
+    probabilities again. `units`: None, or the names of those to build, in the order of the model.
+    """
+
+    embedding: Embedding
+    head: Head
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        vocab_size: int,
+        tp: Axis,
+        *,
+        sequence_parallel: bool = False,
+        recompute_attention: bool = False,
+        units: Sequence[str] | None = None,
+        weight_gradients: WeightGradients | None = None,
+    ) -> None:
         super().__init__()
-        self.vocab_size = vocab_size
-        self.embedding = Embedding(model, vocab_size, tp)
-        self.blocks = nn.ModuleList(Block(model, layer, tp) for layer in range(model.num_layers))
-        self.head = Head(model, vocab_size, tp, self.embedding.tokens if model.tie_embeddings else None)
+        self.vocab_size, self.stream = vocab_size, Stream(tp, sequence_parallel)
+        self.tied, self.fp32_residual = model.tie_embeddings, model.fp32_residual
+        self.seq_length = model.seq_length
+        self.longest = model.seq_length if model.position == "learned" else None
+        chosen = unit_names(model.num_layers) if units is None else units
+        if "embedding" in chosen:
+            self.embedding = Embedding(model, vocab_size, self.stream)
+        self.blocks = nn.ModuleDict()
+        for layer in [int(name.removeprefix("blocks.")) for name in chosen if name.startswith("blocks.")]:
+            self.blocks[str(layer)] = Block(
+                model,
+                layer,
+                tp,
+                sequence_parallel=sequence_parallel,
+                recompute_attention=recompute_attention,
+                weight_gradients=weight_gradients,
+            )
+        if "head" in chosen:
+            tied = self.embedding.tokens if self.tied and "embedding" in chosen else None
+            self.head = Head(model, vocab_size, self.stream, tied)
 
     def units(self) -> dict[str, nn.Module]:
-        """The model's parts in the order of a forward pass, by the names that their weights start with."""
-        blocks = {f"blocks.{layer}": block for layer, block in enumerate(self.blocks)}
-        return {"embedding": self.embedding, **blocks, "head": self.head}
+        """This rank's units in the order of a forward pass."""
+        blocks = {f"blocks.{layer}": block for layer, block in self.blocks.items()}
+        every = {"embedding": getattr(self, "embedding", None), **blocks, "head": getattr(self, "head", None)}
+        return {name: unit for name, unit in every.items() if unit is not None}
+
+    def run(self, name: str, x: Tensor | None, inputs: Inputs) -> Tensor:
+        """One unit: the residual stream x (the embedding reads none) -> the stream; the head -> the loss, []."""
+        if name == "embedding":
+            assert inputs.tokens is not None, "the embedding reads tokens"
+            out: Tensor = self.embedding(inputs.tokens, inputs.masks, inputs.first_position)
+        elif name == "head":
+            assert inputs.labels is not None and inputs.loss_weights is not None, "the head reads labels and weights"
+            out = self.head(x, inputs.labels, inputs.loss_weights)
+        else:
+            cache = None if inputs.caches is None else inputs.caches[name]
+            out = self.blocks[name.removeprefix("blocks.")](x, inputs.masks, cache)
+        return out
+
+    def parts(self) -> dict[str, nn.Module]:
+        """What this rank's weights belong to, in the order of a forward pass, by the names that weights start with.
+
+        A weight belongs to the first part that has it. Parts without weights of their own are left out.
+        """
+        units = self.units()
+        table = self._table_module()
+        found = ({} if table is None else {TABLE: table}) | units
+        return {name: module for name, module in found.items() if name == TABLE or _has_own(module, table)}
+
+    def needs(self, unit: str) -> list[str]:
+        """The parts whose weights `unit` multiplies with."""
+        table = [TABLE] if unit == "embedding" or (unit == "head" and self.tied) else []
+        return table + ([unit] if unit in self.parts() else [])
+
+    def residual_dtype(self, compute_dtype: torch.dtype) -> torch.dtype:
+        """The type of the residual stream: what crosses pipeline stages."""
+        return residual_dtype(compute_dtype, self.fp32_residual)
 
     def hidden(
         self,
@@ -92,17 +208,46 @@ class GPT(nn.Module):
         masks: Masks | None = None,
         caches: list[KeyValueCache] | None = None,
     ) -> Tensor:
-        """The residual stream after the last block: int64 [s, b] -> [s, b, h].
+        """The whole residual stream after the last block: int64 [s, b] -> [s, b, h]. Needs all units.
 
-        With caches: positions after those cached.
+        With caches: positions after those cached. Under sequence parallelism: any s, no gradients, no caches (a model
+        that writes text is built without).
         """
+        assert not (caches and self.stream.cut), "a stream that is cut along the sequence cannot go on from a cache"
         first = caches[0].length if caches else 0
-        x: Tensor = self.embedding(tokens, masks, first)
-        for layer, block in enumerate(self.blocks):
-            x = block(x, masks, caches[layer] if caches else None)
-        return x
+        x: Tensor = self.embedding(self.stream.fill(tokens), masks, first)
+        for i, block in enumerate(self.blocks.values()):
+            x = block(x, masks, caches[i] if caches else None)
+        return self.stream.whole(x)[: len(tokens)]
 
     def forward(self, tokens: Tensor, labels: Tensor, loss_weights: Tensor, masks: Masks | None = None) -> Tensor:
-        """tokens, labels, loss_weights [s, b] -> Σ loss_weights · cross entropy, []"""
-        loss: Tensor = self.head(self.hidden(tokens, masks), labels, loss_weights)
-        return loss
+        """tokens, labels, loss_weights [s, b] -> Σ loss_weights · cross entropy, []. Needs all units."""
+        inputs = Inputs(tokens, labels, loss_weights, masks)
+        x: Tensor | None = None
+        for name in self.units():
+            x = self.run(name, x, inputs)
+        assert x is not None, "a model has units"
+        return x
+
+    def _table_module(self) -> VocabParallelEmbedding | None:
+        """The token table of this rank, where it has one."""
+        if hasattr(self, "embedding"):
+            return self.embedding.tokens
+        return self.head.output if self.tied and hasattr(self, "head") else None
+
+
+def unit_names(num_layers: int) -> list[str]:
+    """All units of a model, in the order of a forward pass."""
+    return ["embedding", *(f"blocks.{layer}" for layer in range(num_layers)), "head"]
+
+
+def _table(model: ModelConfig, vocab_size: int, stream: Stream) -> VocabParallelEmbedding:
+    return VocabParallelEmbedding(
+        vocab_size, model.hidden_size, stream.tp, init_std=model.init_std, sequence_parallel=stream.cut
+    )
+
+
+def _has_own(module: nn.Module, table: nn.Module | None) -> bool:
+    """Whether `module` has weights besides the table's."""
+    shared = set() if table is None else {id(weight) for weight in table.parameters()}
+    return any(id(weight) not in shared for weight in module.parameters())

@@ -8,22 +8,24 @@ from torch import Tensor, nn
 
 from colonnade.mesh.mesh import Axis
 from colonnade.mesh.randomness import Purpose, name_id, normal, stream_keys
-from colonnade.tensor_parallel.placement import Placement, placements
+from colonnade.model.gpt import GPT
+from colonnade.tensor_parallel.placement import Placement, named_placements
 
 _ELEMENTS_AT_ONCE = 1 << 16
 
 
 @torch.no_grad()
-def initialize_(module: nn.Module, tp: Axis, seed: int) -> None:
-    """Fill every weight of `module` (on the CPU, in fp32 or fp64; draw first, move and round afterwards)."""
-    stds = _standard_deviations(module)
-    for place in placements(module, tp):
-        parameter = place.parameter
-        if parameter.ndim == 1:
-            parameter.fill_(1.0 if place.name.endswith("norm.weight") else 0.0)
-            continue
-        parameter.zero_()  # padding stays zero
-        _fill_rows_(place, stds[id(parameter)], seed)
+def initialize_(model: GPT, tp: Axis, seed: int) -> None:
+    """Fill every weight of this rank (on the CPU, in fp32 or fp64; draw first, move and round afterwards)."""
+    stds = _standard_deviations(model)
+    for part, places in named_placements(model.parts(), tp).items():
+        for place in places:
+            name = f"{part}.{place.name}"
+            if place.parameter.ndim == 1:
+                place.parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+                continue
+            place.parameter.zero_()  # padding stays zero
+            _fill_rows_(place, name, stds[id(place.parameter)], seed)
 
 
 def _standard_deviations(module: nn.Module) -> dict[int, float]:
@@ -35,7 +37,7 @@ def _standard_deviations(module: nn.Module) -> dict[int, float]:
     }
 
 
-def _fill_rows_(place: Placement, std: float, seed: int) -> None:
+def _fill_rows_(place: Placement, name: str, std: float, seed: int) -> None:
     """Draw this rank's box of the logical weight, some rows at a time.
 
     Each row is a stream, each column an element of it.
@@ -45,6 +47,6 @@ def _fill_rows_(place: Placement, std: float, seed: int) -> None:
     step = max(1, _ELEMENTS_AT_ONCE // max(1, num_columns))
     for first in range(0, num_rows, step):
         rows = range(row + first, row + min(first + step, num_rows))
-        keys = stream_keys(seed, Purpose.INITIAL_WEIGHT, name_id(place.name), last=rows)
+        keys = stream_keys(seed, Purpose.INITIAL_WEIGHT, name_id(name), last=rows)
         values: Tensor = normal(keys, column, num_columns) * std
         real[first : first + len(rows)] = values

@@ -5,6 +5,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from colonnade.mesh.mesh import Axis
+from colonnade.tensor_parallel.gemm import WeightGradients
 from colonnade.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 
 Activation = Literal["gelu", "gelu_tanh"]
@@ -22,13 +23,29 @@ class MLP(nn.Module):
         activation: Activation,
         init_std: float,
         output_std: float,
+        sequence_parallel: bool = False,
+        weight_gradients: WeightGradients | None = None,
     ) -> None:
         super().__init__()
         self.approximation = {"gelu": "none", "gelu_tanh": "tanh"}[activation]
-        self.up = ColumnParallelLinear(hidden_size, ffn_hidden_size, tp, init_std=init_std)
-        self.down = RowParallelLinear(ffn_hidden_size, hidden_size, tp, init_std=output_std)
+        self.up = ColumnParallelLinear(
+            hidden_size,
+            ffn_hidden_size,
+            tp,
+            init_std=init_std,
+            sequence_parallel=sequence_parallel,
+            weight_gradients=weight_gradients,
+        )
+        self.down = RowParallelLinear(
+            ffn_hidden_size,
+            hidden_size,
+            tp,
+            init_std=output_std,
+            sequence_parallel=sequence_parallel,
+            weight_gradients=weight_gradients,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[s, b, h] -> [s, b, h]"""
+        """[s, b, h] -> [s, b, h]; sequence parallel: [s/tp, b, h] -> [s/tp, b, h]."""
         y: Tensor = self.down(nn.functional.gelu(self.up(x), approximate=self.approximation))
         return y

@@ -1,8 +1,12 @@
-"""One transformer block: attention and MLP, LayerNorm before each, the residual around each.
+"""One transformer block: attention and MLP, a norm with each, the residual around each.
 
-That is figure 7b of the Megatron-LM paper, the order in which large models train stably.
+pre    x + sublayer(norm(x))     figure 7b of the Megatron-LM paper, the order in which large models train stably
+post   norm(x + sublayer(x))     figure 7a: the first transformer, GPT-1 and BERT
 """
 
+from collections.abc import Callable
+
+import torch
 from torch import Tensor, nn
 
 from colonnade.config.schema import ModelConfig
@@ -11,26 +15,73 @@ from colonnade.mesh.randomness import Purpose
 from colonnade.model.attention import Attention, KeyValueCache
 from colonnade.model.dropout import Masks, dropout
 from colonnade.model.mlp import MLP
+from colonnade.model.norm import Norm
+from colonnade.tensor_parallel.gemm import WeightGradients
+from colonnade.tensor_parallel.stream import Stream
+
+
+def residual_dtype(compute_dtype: torch.dtype, fp32_residual: bool) -> torch.dtype:
+    """The type of the residual stream: fp32 for 16-bit computation where asked for."""
+    return torch.promote_types(compute_dtype, torch.float32) if fp32_residual else compute_dtype
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); two all-reduces forward and two backward."""
+    """Attention, then MLP; two all-reduces forward and two backward (see `stream.py` for sequence parallelism)."""
 
-    def __init__(self, model: ModelConfig, layer: int, tp: Axis) -> None:
+    def __init__(
+        self,
+        model: ModelConfig,
+        layer: int,
+        tp: Axis,
+        *,
+        sequence_parallel: bool = False,
+        recompute_attention: bool = False,
+        weight_gradients: WeightGradients | None = None,
+    ) -> None:
         super().__init__()
         output_std = model.init_std / (2 * model.num_layers) ** 0.5  # before a residual: keeps the stream's variance
         h = model.hidden_size
-        self.layer, self.drop = layer, model.dropout
-        self.attention_norm = nn.LayerNorm(h, eps=model.norm_epsilon)
+        self.layer, self.drop, self.pre = layer, model.dropout, model.norm_position == "pre"
+        self.stream = Stream(tp, sequence_parallel)
+        self.attention_norm = Norm(h, epsilon=model.norm_epsilon)
         self.attention = Attention(
-            h, model.num_heads, tp, drop=model.attention_dropout, init_std=model.init_std, output_std=output_std
+            h,
+            model.num_heads,
+            tp,
+            drop=model.attention_dropout,
+            init_std=model.init_std,
+            output_std=output_std,
+            alibi=model.position == "alibi",
+            recompute=recompute_attention,
+            sequence_parallel=sequence_parallel,
+            weight_gradients=weight_gradients,
         )
-        self.mlp_norm = nn.LayerNorm(h, eps=model.norm_epsilon)
-        self.mlp = MLP(h, model.ffn, tp, activation=model.activation, init_std=model.init_std, output_std=output_std)
+        self.mlp_norm = Norm(h, epsilon=model.norm_epsilon)
+        self.mlp = MLP(
+            h,
+            model.ffn,
+            tp,
+            activation=model.activation,
+            init_std=model.init_std,
+            output_std=output_std,
+            sequence_parallel=sequence_parallel,
+            weight_gradients=weight_gradients,
+        )
 
     def forward(self, x: Tensor, masks: Masks | None = None, cache: KeyValueCache | None = None) -> Tensor:
-        """[s, b, h] -> [s, b, h]"""
-        y = self.attention(self.attention_norm(x), self.layer, masks, cache)
-        x = x + dropout(y, self.drop, masks, Purpose.RESIDUAL_DROPOUT, 2 * self.layer)
-        y = self.mlp(self.mlp_norm(x))
-        return x + dropout(y, self.drop, masks, Purpose.RESIDUAL_DROPOUT, 2 * self.layer + 1)
+        """[s, b, h] -> [s, b, h]; sequence parallel: [s/tp, b, h] -> [s/tp, b, h]."""
+
+        def attention(x: Tensor) -> Tensor:
+            y: Tensor = self.attention(x, self.layer, masks, cache)
+            return y
+
+        x = self._around(attention, self.attention_norm, x, masks, 2 * self.layer)
+        return self._around(self.mlp, self.mlp_norm, x, masks, 2 * self.layer + 1)
+
+    def _around(
+        self, sublayer: Callable[[Tensor], Tensor], norm: Norm, x: Tensor, masks: Masks | None, mask: int
+    ) -> Tensor:
+        """The residual around a sublayer, and its norm. The sum has the stream's type, the sublayer its weights'."""
+        y = sublayer(norm(x) if self.pre else x.to(norm.weight.dtype))
+        y = dropout(y, self.drop, masks, Purpose.RESIDUAL_DROPOUT, mask, first=self.stream.first(len(x)))
+        return x + y if self.pre else norm(x + y, x.dtype)

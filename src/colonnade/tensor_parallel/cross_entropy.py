@@ -17,26 +17,36 @@ import torch
 from torch import Tensor
 
 from colonnade.mesh.autograd import apply
-from colonnade.mesh.collectives import all_gather, copy_to
+from colonnade.mesh.collectives import all_gather
 from colonnade.mesh.mesh import Axis
 from colonnade.tensor_parallel.gemm import add_product_, gradient_of, widen
+from colonnade.tensor_parallel.stream import Stream
 
 CHUNK_LOGITS = 1 << 24
 """At most about so many logits of a rank are alive at once (64 MB in fp32)."""
 
 
 def output_loss(
-    hidden: Tensor, weight: Tensor, labels: Tensor, loss_weights: Tensor, *, tp: Axis, vocab_size: int
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    loss_weights: Tensor,
+    *,
+    tp: Axis,
+    vocab_size: int,
+    sequence_parallel: bool = False,
 ) -> Tensor:
     """Σ loss_weights · cross entropy(hidden Wᵀ, labels): hidden [s, b, h], W [v/tp, h], labels and loss_weights [s,
     b] -> [].
 
-    Sends 2 numbers a token forward, [s, b, h] backward. The gradient of W is added to `weight.grad` in forward
+    Sends 2 numbers a token forward, [s, b, h] backward (all-reduce). Sequence parallel: hidden is [s/tp, b, h], and is
+    all-gathered forward; its gradient is reduce-scattered. The gradient of W is added to `weight.grad` in forward
     already, so the result must be the whole loss: call `backward()` on it (or on a sum with others), never on a
     multiple of it.
     """
     rows = real_rows(weight, tp, vocab_size)
-    loss: Tensor = apply(_OutputLoss, copy_to(hidden, tp), weight, labels, loss_weights, tp, rows)
+    whole = Stream(tp, sequence_parallel).enter(hidden)
+    loss: Tensor = apply(_OutputLoss, whole, weight, labels, loss_weights, tp, rows)
     return loss
 
 
@@ -168,10 +178,17 @@ def _hidden_gradient(
 ) -> Tensor:
     """This rank's part of dx, [c, h]: r·(p W) − w·W[label]."""
     row, mine = label
-    dx = (probabilities @ table) * scale[:, None]
+    dx = _product(probabilities, table) * scale[:, None]
     if len(table):
         dx -= table[row] * (weights * mine)[:, None]
     return dx
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a b, in fp32 for 16-bit operands on CUDA (elsewhere they have been widened, or are summed in fp32 inside)."""
+    if a.is_cuda and a.dtype in (torch.bfloat16, torch.float16):
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a @ b
 
 
 def _add_weight_gradient(

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from colonnade.mesh.autograd import apply
-from colonnade.mesh.collectives import reduce_from
 from colonnade.mesh.mesh import Axis
 from colonnade.tensor_parallel.gemm import gradient_of
+from colonnade.tensor_parallel.stream import Stream
 
 
 def vocab_rows_per_rank(vocab_size: int, tp_size: int) -> int:
@@ -42,16 +42,21 @@ class VocabParallelEmbedding(nn.Module):
 
     sharded = {"weight": 0}
 
-    def __init__(self, vocab_size: int, hidden_size: int, tp: Axis, *, init_std: float) -> None:
+    def __init__(
+        self, vocab_size: int, hidden_size: int, tp: Axis, *, init_std: float, sequence_parallel: bool = False
+    ) -> None:
         super().__init__()
         self.tp, self.init_std, self.vocab_size = tp, init_std, vocab_size
+        self.stream = Stream(tp, sequence_parallel)
         self.full_shapes = {"weight": (vocab_size, hidden_size)}
         self.weight = nn.Parameter(torch.empty(vocab_rows_per_rank(vocab_size, tp.size), hidden_size))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """int64 [s, b] -> [s, b, h]. Forward all-reduces [s, b, h] over tp; backward adds to `weight.grad`, sending
         nothing.
+
+        Sequence parallel: [s, b] -> [s/tp, b, h]. Forward reduce-scatters [s, b, h]; backward all-gathers [s/tp, b, h].
         """
         local = tokens - self.tp.rank * self.weight.shape[0]
         mine = (local >= 0) & (local < self.weight.shape[0])
-        return reduce_from(apply(_Lookup, self.weight, local * mine, mine), self.tp)
+        return self.stream.leave(apply(_Lookup, self.weight, local * mine, mine))

@@ -6,9 +6,14 @@ make a second tensor of the weight's size and add that. Nothing else in the prog
 
 bf16 on a CPU without AMX: its bf16 units are slower than its fp32 units (measured on 2048 × 2048 matrices: 188
 against 365 GFLOP/s on two cores of an Emerald Rapids without AMX), so bf16 operands are multiplied in fp32 and the
-result is rounded to bf16. The sums are at least as exact as the hardware's own.
+result is rounded to bf16. The sums are at least as exact as the hardware's own. fp16 is as fast as fp32 on that CPU and
+slower on those without fp16 units; it is multiplied in fp32 on all of them.
 """
 
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -21,9 +26,9 @@ from colonnade.mesh.autograd import apply
 @cache
 def multiplies_natively(dtype: torch.dtype, device_type: str) -> bool:
     """Whether matrices of `dtype` are multiplied fastest as they are; otherwise they are widened to fp32 first."""
-    if dtype is not torch.bfloat16 or device_type != "cpu":
+    if dtype not in (torch.bfloat16, torch.float16) or device_type != "cpu":
         return True
-    return bool(torch.cpu._is_amx_tile_supported())
+    return dtype is torch.bfloat16 and bool(torch.cpu._is_amx_tile_supported())
 
 
 def widen(x: Tensor) -> Tensor:
@@ -51,28 +56,127 @@ def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
         total.add_(a.t() @ b)
 
 
+class Queue:
+    """Weight gradients that are still to be computed."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def append(self, compute: Callable[[], None]) -> None:
+        self._waiting.append(compute)
+
+    def run(self) -> None:
+        """Compute them all, in the order in which they came; each lets go of its tensors at once."""
+        while self._waiting:
+            self._waiting.popleft()()
+
+
+class WeightGradients:
+    """When the weight gradients of linear layers are computed: in backward at once, or later where somebody asks.
+
+    Handed to the layers like an `Axis`; all layers of a rank share one. A pipeline schedule that splits backward into
+    input gradients and weight gradients defers:
+
+        with weight_gradients.deferred() as queue:
+            loss.backward()         input gradients alone
+        queue.run()                 whenever there is time
+    """
+
+    def __init__(self) -> None:
+        self._queue: Queue | None = None
+
+    def add(self, compute: Callable[[], None]) -> None:
+        """Run `compute`, which adds to weights' gradients, now or when the open queue is run."""
+        if self._queue is None:
+            compute()
+        else:
+            self._queue.append(compute)
+
+    @contextmanager
+    def deferred(self) -> Iterator[Queue]:
+        """What is added meanwhile waits in the queue that this gives."""
+        assert self._queue is None, "weight gradients wait in one queue at a time"
+        self._queue = Queue()
+        try:
+            yield self._queue
+        finally:
+            self._queue = None
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+@dataclass(frozen=True)
+class Input:
+    """What a linear layer keeps of its input until the weight gradient is computed."""
+
+    kept: Tensor
+    whole: Callable[[Tensor], Tensor] = _as_it_is
+    """Makes the layer's input from `kept`."""
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight, bias)
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, later: WeightGradients, kept: Tensor, whole: Any
+    ) -> Tensor:
+        ctx.save_for_backward(kept, weight, bias)
+        ctx.later, ctx.whole = later, whole
         rows = widen(x.reshape(-1, x.shape[-1]))
         wide_bias = None if bias is None else bias.to(rows.dtype)
         y = nn.functional.linear(rows, widen(weight), wide_bias)
         return y.to(x.dtype).view(*x.shape[:-1], -1)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
-        x, weight, bias = ctx.saved_tensors
-        rows = widen(grad.reshape(-1, grad.shape[-1]))
-        dx = (rows @ widen(weight)).to(x.dtype).view(x.shape) if ctx.needs_input_grad[0] else None
-        add_product_(gradient_of(weight), rows, x.reshape(-1, x.shape[-1]))
-        if bias is not None:
-            gradient = gradient_of(bias)
-            gradient.add_(rows.sum(0, dtype=gradient.dtype))
-        return dx, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        kept, weight, bias = ctx.saved_tensors
+        rows, whole = widen(grad.reshape(-1, grad.shape[-1])), ctx.whole
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = (rows @ widen(weight)).to(grad.dtype).view(*grad.shape[:-1], -1)
+
+        def add_gradients() -> None:
+            add_product_(gradient_of(weight), rows, whole(kept).reshape(-1, weight.shape[-1]))
+            if bias is not None:
+                gradient = gradient_of(bias)
+                gradient.add_(rows.sum(0, dtype=gradient.dtype))
+
+        ctx.later.add(add_gradients)
+        return dx, None, None, None, None, None
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x Wᵀ + b: [..., i] -> [..., o]. Backward adds to `weight.grad` and `bias.grad` directly."""
-    y: Tensor = apply(_Linear, x, weight, bias)
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    weight_gradients: WeightGradients | None = None,
+    keep: Input | None = None,
+) -> Tensor:
+    """x Wᵀ + b: [..., i] -> [..., o]. Backward adds to `weight.grad` and `bias.grad` directly, when `weight_gradients`
+    says (None: at once), from `keep` (None: x itself).
+    """
+    keep = Input(x.detach()) if keep is None else keep
+    y: Tensor = apply(_Linear, x, weight, bias, weight_gradients or WeightGradients(), keep.kept, keep.whole)
+    return y
+
+
+class _AddBias(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(bias)
+        return x + bias
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (bias,) = ctx.saved_tensors
+        gradient = gradient_of(bias)
+        gradient.add_(grad.reshape(-1, grad.shape[-1]).sum(0, dtype=gradient.dtype))
+        return grad, None
+
+
+def add_bias(x: Tensor, bias: Tensor) -> Tensor:
+    """x + b: [..., o] -> [..., o]. Backward adds to `bias.grad` directly."""
+    y: Tensor = apply(_AddBias, x, bias)
     return y

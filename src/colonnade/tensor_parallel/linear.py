@@ -3,15 +3,19 @@
 A pair of them needs one all-reduce forward (g, after the rows) and one backward (f, before the columns):
 
     x ──f──▶ Column ──▶ [.., o/tp] ──▶ any element-wise function ──▶ Row ──g──▶ y
+
+Under sequence parallelism the halves of these all-reduces stand apart (see `stream.py`): an all-gather before the
+columns, a reduce-scatter after the rows, and their conjugates backward. The columns then keep only their own part of
+x, and gather it once more for the weight gradient: one all-gather more a pair, for 1/tp of the memory.
 """
 
 import torch
 from torch import Tensor, nn
 
 from colonnade.errors import LayoutError
-from colonnade.mesh.collectives import copy_to, reduce_from
 from colonnade.mesh.mesh import Axis
-from colonnade.tensor_parallel.gemm import linear
+from colonnade.tensor_parallel.gemm import Input, WeightGradients, add_bias, linear
+from colonnade.tensor_parallel.stream import Stream
 
 
 def shard_size(size: int, tp: Axis, what: str) -> int:
@@ -26,17 +30,32 @@ class ColumnParallelLinear(nn.Module):
 
     sharded = {"weight": 0, "bias": 0}
 
-    def __init__(self, in_size: int, out_size: int, tp: Axis, *, init_std: float) -> None:
+    def __init__(
+        self,
+        in_size: int,
+        out_size: int,
+        tp: Axis,
+        *,
+        init_std: float,
+        sequence_parallel: bool = False,
+        weight_gradients: WeightGradients | None = None,
+    ) -> None:
         super().__init__()
         mine = shard_size(out_size, tp, "the layer's output size")
-        self.tp, self.init_std = tp, init_std
+        self.stream, self.init_std = Stream(tp, sequence_parallel), init_std
+        self.weight_gradients = weight_gradients
         self.full_shapes = {"weight": (out_size, in_size), "bias": (out_size,)}
         self.weight = nn.Parameter(torch.empty(mine, in_size))
         self.bias = nn.Parameter(torch.empty(mine))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[s, b, i] -> [s, b, o/tp]. Forward sends nothing; backward all-reduces [s, b, i] over tp."""
-        return linear(copy_to(x, self.tp), self.weight, self.bias)
+        """[s, b, i] -> [s, b, o/tp]. Forward sends nothing; backward all-reduces [s, b, i] over tp.
+
+        Sequence parallel: [s/tp, b, i] -> [s, b, o/tp]. Forward all-gathers [s/tp, b, i] over tp; backward
+        reduce-scatters [s, b, i] and, where the weight gradient is computed, all-gathers [s/tp, b, i] again.
+        """
+        keep = Input(x.detach(), self.stream.whole)
+        return linear(self.stream.enter(x), self.weight, self.bias, weight_gradients=self.weight_gradients, keep=keep)
 
 
 class RowParallelLinear(nn.Module):
@@ -47,14 +66,29 @@ class RowParallelLinear(nn.Module):
 
     sharded = {"weight": 1}
 
-    def __init__(self, in_size: int, out_size: int, tp: Axis, *, init_std: float) -> None:
+    def __init__(
+        self,
+        in_size: int,
+        out_size: int,
+        tp: Axis,
+        *,
+        init_std: float,
+        sequence_parallel: bool = False,
+        weight_gradients: WeightGradients | None = None,
+    ) -> None:
         super().__init__()
         mine = shard_size(in_size, tp, "the layer's input size")
-        self.tp, self.init_std = tp, init_std
+        self.stream, self.init_std = Stream(tp, sequence_parallel), init_std
+        self.weight_gradients = weight_gradients
         self.full_shapes = {"weight": (out_size, in_size)}
         self.weight = nn.Parameter(torch.empty(out_size, mine))
         self.bias = nn.Parameter(torch.empty(out_size))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[s, b, i/tp] -> [s, b, o]. Forward all-reduces [s, b, o] over tp; backward sends nothing."""
-        return reduce_from(linear(x, self.weight), self.tp) + self.bias
+        """[s, b, i/tp] -> [s, b, o]. Forward all-reduces [s, b, o] over tp; backward sends nothing.
+
+        Sequence parallel: [s, b, i/tp] -> [s/tp, b, o]. Forward reduce-scatters [s, b, o] over tp; backward
+        all-gathers [s/tp, b, o].
+        """
+        y = linear(x, self.weight, weight_gradients=self.weight_gradients)
+        return add_bias(self.stream.leave(y), self.bias)

@@ -4,7 +4,7 @@ A cut layer says two things: which dim of which weight is cut (`sharded`, on the
 is (`full_shapes`, on the instance). A weight that no layer names is replicated: every rank of the axis has all of it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -56,3 +56,14 @@ def _placement(name: str, key: str, part: nn.Module, parameter: nn.Parameter, tp
     local = parameter.shape[dim]
     offset = min(tp.rank * local, shape[dim])
     return Placement(name, parameter, shape, dim, offset, min(local, shape[dim] - offset))
+
+
+def named_placements(parts: Mapping[str, nn.Module], tp: Axis) -> dict[str, list[Placement]]:
+    """Every weight of every part once, under the first part that has it; names are without the part's own."""
+    seen: set[int] = set()
+    found: dict[str, list[Placement]] = {}
+    for part, module in parts.items():
+        places = [place for place in placements(module, tp) if id(place.parameter) not in seen]
+        seen.update(id(place.parameter) for place in places)
+        found[part] = places
+    return found

@@ -1,20 +1,32 @@
-"""Joining the ranks of a run, and leaving them."""
+"""Joining the ranks of a run, watching over them, and leaving."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
 from colonnade.mesh import launch
 from colonnade.mesh.layout import Layout
-from colonnade.mesh.mesh import Mesh, build_mesh
+from colonnade.mesh.mesh import TIMEOUT, Mesh, build_mesh
+from colonnade.mesh.watch import Watch
+
+_LATER = 30.0  # seconds that process groups wait on: for what is not in the ledger, the watch being the first else
+_START = 600.0  # seconds, at least, that ranks have to come together: some machines are slow to start Python
 
 
 @contextmanager
-def joined(layout: Layout, device: str, threads: int = 0) -> Iterator[tuple[Mesh, torch.device]]:
-    """This rank's mesh and device, for as long as the block runs; every rank of the layout enters it."""
-    place = launch.connect(layout.num_ranks, device, threads=threads)
+def joined(
+    layout: Layout, device: str, threads: int = 0, *, timeout: float = TIMEOUT
+) -> Iterator[tuple[Mesh, torch.device]]:
+    """This rank's mesh and device, for as long as the block runs; every rank of the layout enters it.
+
+    A rank that waits longer than `timeout` seconds for the others says for whom, and ends the run.
+    """
+    place = launch.connect(layout.num_ranks, device, threads=threads, timeout=max(timeout, _START) + _LATER)
     try:
-        yield build_mesh(layout, launch.rank_and_size()[0]), place
+        mesh = build_mesh(layout, launch.rank_and_size()[0], timeout=timeout + _LATER)
+        board = launch.board()
+        with nullcontext() if board is None else Watch(mesh, timeout, board, launch.neighbours()):
+            yield mesh, place
     finally:
         launch.disconnect()

@@ -13,7 +13,7 @@ import torch
 
 from colonnade.config.schema import Config
 from colonnade.data.gpt_dataset import Dataset
-from colonnade.data.loader import evaluation_positions, load_batch, rank_positions
+from colonnade.data.loader import evaluation_batches, load_batch, rank_positions
 from colonnade.errors import ColonnadeError
 from colonnade.evaluation.perplexity import Perplexity, evaluate
 from colonnade.mesh.collectives import all_reduce
@@ -38,42 +38,44 @@ class Run:
     device: torch.device
     corpus: Corpus
     monitor: Monitor
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.config.run.folder)
+    checkpoints: recovery.Checkpoints
 
 
 def main(config: Config) -> None:
     """Train as `config` says, as one rank of its layout; every rank calls this."""
     layout = Layout(tp=config.parallel.tp, pp=config.parallel.pp, dp=config.parallel.dp)
-    with joined(layout, config.train.device, config.train.threads) as (mesh, device):
+    train = config.train
+    with joined(layout, train.device, train.threads, timeout=train.timeout) as (mesh, device):
         corpus = open_corpus(config)
         with closing(_monitor(config, mesh, corpus, device)) as monitor:
             if mesh.rank == 0:
                 run_folder.occupy(config)
             state = build_state(config, mesh, corpus.vocab_size, device)
             recovery.resume(state, config, corpus, monitor)
-            with Interrupt() as interrupt:
-                _train(Run(config, mesh, device, corpus, monitor), state, interrupt)
+            with Interrupt() as interrupt, recovery.saving(state, config, mesh, corpus, monitor) as checkpoints:
+                _train(Run(config, mesh, device, corpus, monitor, checkpoints), state, interrupt)
+                checkpoints.wait()
+                _finish(config, state, monitor)
 
 
 def _train(run: Run, state: TrainState, interrupt: Interrupt) -> None:
     config, monitor = run.config, run.monitor
     every = config.checkpoint.every
     while state.step < config.train.steps:
+        run.mesh.ledger.begin_step(state.step + 1)
         metrics = _step(run, state)
-        stop = bool(all_reduce(torch.tensor(int(interrupt.requested)), run.mesh.world, "max"))
+        wish = int(interrupt.requested or run.checkpoints.has_failed)
+        stop = bool(all_reduce(torch.tensor(wish), run.mesh.world, "max"))
         last = state.step == config.train.steps
         if stop or last or (every and state.step % every == 0):
-            recovery.save(state, config, run.mesh, run.corpus, monitor)
+            run.checkpoints.save(state)
         if stop and not last:
+            run.checkpoints.wait()
             monitor.event("interrupted", step=state.step, loss=metrics["loss"])
             monitor.say(
                 f"Stopped after step {state.step}; everything is saved. Run the same command again to go on from here."
             )
             raise SystemExit(interrupt.exit_code)
-    _finish(run, state)
 
 
 def _step(run: Run, state: TrainState) -> dict[str, float | int]:
@@ -96,9 +98,11 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
         "step": state.step,
         "loss": result.loss,
         "learning_rate": result.learning_rate,
-        "grad_norm": result.grad_norm,
+        "grad_norm": result.grad_norm if math.isfinite(result.grad_norm) else 0.0,
         "tokens": state.samples * config.model.seq_length,
     }
+    if state.loss_scale.is_dynamic:
+        metrics |= {"loss_scale": result.loss_scale, "skipped_steps": state.skipped}
     every = config.train.evaluate_every
     if every and (state.step % every == 0 or state.step == config.train.steps):
         metrics |= _evaluate(run, state)
@@ -108,7 +112,7 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
 
 def _check_finite(run: Run, state: TrainState, result: StepResult) -> None:
     """A loss or gradient that is no number has already spoilt the weights: stop before they are saved."""
-    if math.isfinite(result.loss) and math.isfinite(result.grad_norm):
+    if math.isfinite(result.loss) and (math.isfinite(result.grad_norm) or result.skipped):
         return
     run.monitor.event("not finite", step=state.step, loss=str(result.loss), grad_norm=str(result.grad_norm))
     raise ColonnadeError(
@@ -134,25 +138,30 @@ def _evaluate(run: Run, state: TrainState) -> dict[str, float | int]:
 def evaluate_part(run: Run, state: TrainState, part: Dataset) -> Perplexity:
     """Mean loss on the first `evaluate_samples` samples of a validation or test part, shared by the dp ranks."""
     train, dp = run.config.train, run.mesh.dp
-    positions = evaluation_positions(
+    batches = evaluation_batches(
+        part,
         min(len(part), train.evaluate_samples),
         micro_batch_size=train.micro_batch_size,
         dp_rank=dp.rank,
         dp_size=dp.size,
     )
     lengths = run.corpus.byte_lengths
-    return evaluate(
+    result = evaluate(
         state.model,
-        (load_batch(part, chunk) for chunk in positions),
-        byte_lengths=None if lengths is None else torch.from_numpy(lengths),
+        batches,
         dp=dp,
+        pp=run.mesh.pp,
+        hidden=state.hidden,
+        byte_lengths=None if lengths is None else torch.from_numpy(lengths),
     )
+    state.inference.close()
+    return result
 
 
-def _finish(run: Run, state: TrainState) -> None:
+def _finish(config: Config, state: TrainState, monitor: Monitor) -> None:
     """A last word."""
-    run.monitor.event("finished", step=state.step)
-    run.monitor.say(f"Finished {state.step} steps. The run is in {run.folder}.")
+    monitor.event("finished", step=state.step)
+    monitor.say(f"Finished {state.step} steps. The run is in {config.run.folder}.")
 
 
 def _monitor(config: Config, mesh: Mesh, corpus: Corpus, device: torch.device) -> Monitor:

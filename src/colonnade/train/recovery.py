@@ -4,21 +4,27 @@ A checkpoint holds the serial run's tensors under their logical names, the momen
 `optimizer.exp_avg.<weight>` and `optimizer.exp_avg_sq.<weight>`, and the facts that a resumed run is held against.
 """
 
-import time
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from colonnade import __version__
-from colonnade.checkpoint.load import load
-from colonnade.checkpoint.manifest import newest, read_manifest
-from colonnade.checkpoint.plan import Shard
-from colonnade.checkpoint.save import save as save_shards
+from colonnade.checkpoint.load import load_found
+from colonnade.checkpoint.manifest import Manifest, newest
+from colonnade.checkpoint.plan import Box, Shard, shards_of_span
+from colonnade.checkpoint.save import Content, Place
+from colonnade.checkpoint.saver import Saved, Saver
 from colonnade.config.load import to_toml
 from colonnade.config.schema import Config, ModelConfig
-from colonnade.data_parallel.buckets import named_slots
 from colonnade.errors import CheckpointError
+from colonnade.mesh.background import background_group
 from colonnade.mesh.mesh import Mesh
 from colonnade.tensor_parallel.placement import Placement
 from colonnade.train.corpus import Corpus
@@ -27,77 +33,200 @@ from colonnade.train.run_folder import checkpoints
 from colonnade.train.state import TrainState
 
 MOMENTS = "optimizer."
+SAVED = "saved"  # the event of a whole checkpoint
+PATIENCE = 1800.0  # seconds, at least, that ranks wait for each other's writing: a slow disk is no hang
+
+
+# --- what a rank holds ------------------------------------------------------------------------------------------------
 
 
 def shards_of(state: TrainState) -> list[Shard]:
-    """Every box of weights and moments that this rank holds."""
-    moments = {unit.name: moment for unit, moment in zip(state.units, state.moments, strict=True)}
+    """Every box of weights and moments that this rank owns, as views: of its slices, under ZeRO."""
     found: list[Shard] = []
-    for name, unit, slot in named_slots(state.units):
-        place = slot.placement
-        for prefix, flat in (
-            ("", unit.master),
-            (f"{MOMENTS}exp_avg.", moments[unit.name].exp_avg),
-            (f"{MOMENTS}exp_avg_sq.", moments[unit.name].exp_avg_sq),
-        ):
-            found += shard(prefix + name, place, slot.view(flat))
+    for unit, moments in zip(state.units, state.moments, strict=True):
+        for span in unit.my_spans():
+            for prefix, flat in (
+                ("", unit.master),
+                (f"{MOMENTS}exp_avg.", moments.exp_avg),
+                (f"{MOMENTS}exp_avg_sq.", moments.exp_avg_sq),
+            ):
+                found += stretch(prefix + span.name, span.placement, flat[span.at], span.first)
     return found
 
 
-def shard(name: str, place: Placement, values: torch.Tensor) -> list[Shard]:
+def stretch(name: str, place: Placement, flat: Tensor, first: int) -> list[Shard]:
+    """The real part of the elements of a weight, from `first` on, that `flat` [n] has: nothing of padding."""
+    held = Box(place.offsets, tuple(place.parameter.shape))
+    return shards_of_span(name, place.shape, held, flat, first)
+
+
+def shard(name: str, place: Placement, values: Tensor) -> list[Shard]:
     """The real part of a weight, or nothing where this rank's shard is all padding."""
     return [Shard(name, place.shape, place.offsets, place.real(values))] if place.extent else []
 
 
 def model_facts(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
     """What makes a model this model: two runs with equal facts have tensors of the same names, shapes and meaning."""
-    facts = model.model_dump(exclude={"preset", "dropout", "attention_dropout", "init_std"})
+    facts = model.model_dump(exclude={"preset", "dropout", "attention_dropout", "init_std", "fp32_residual"})
     return {**facts, "ffn_hidden_size": model.ffn, "vocab_size": vocab_size}
 
 
-def save(state: TrainState, config: Config, mesh: Mesh, corpus: Corpus, monitor: Monitor) -> Path:
-    """Write a whole checkpoint of `state`; every rank calls this."""
-    started = time.perf_counter()
+# --- saving -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Where a run saves its state: made by `saving`."""
+
+    saver: Saver
+    files: dict[str, bytes]
+    """What lies beside the tensors: all that is needed to use the model."""
+    config: Config
+    mesh: Mesh
+    corpus: Corpus
+    monitor: Monitor
+
+    def save(self, state: TrainState) -> None:
+        """Save `state` as it is now; every rank calls this.
+
+        If checkpoint.asynchronous, return when it may be changed. Raises what made the save before this one fail.
+        """
+        if self.saver.is_busy:
+            self.monitor.say(
+                f"Saving step {state.step} waits: the checkpoint before it is still being written. A larger "
+                f"checkpoint.every (now {self.config.checkpoint.every}) or a faster disk saves this time."
+            )
+        content = Content(state.step, _facts(state, self.config, self.mesh, self.corpus), self.files)
+        self.saver.save(content, partial(shards_of, state))
+
+    def wait(self) -> None:
+        """Return when nothing is being written any more; raise what made the last save fail."""
+        self.saver.wait()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a save in the background has failed. Ranks see it at different times."""
+        return self.saver.has_failed
+
+
+@contextmanager
+def saving(state: TrainState, config: Config, mesh: Mesh, corpus: Corpus, monitor: Monitor) -> Iterator[Checkpoints]:
+    """What the run is saved with, as its [checkpoint] section says; every rank enters this after `resume`.
+
+    Tidies what a killed run has left. However the block ends, a save under way is waited for first (but not when
+    Ctrl-C asks a second time).
+    """
+    asynchronous = config.checkpoint.asynchronous
+    saver = Saver(
+        Place(checkpoints(Path(config.run.folder)), config.checkpoint.keep, before_publishing=monitor.sync),
+        shards_of(state),
+        asynchronous=asynchronous,
+        group=background_group(max(config.train.timeout, PATIENCE)) if asynchronous else None,
+        on_saved=partial(_tell, monitor),
+    )
+    with saver:
+        yield Checkpoints(saver, _files(config, corpus), config, mesh, corpus, monitor)
+
+
+def _files(config: Config, corpus: Corpus) -> dict[str, bytes]:
     files = {"config.toml": to_toml(config).encode()}
     if corpus.tokenizer is not None:
         files["tokenizer.json"] = corpus.tokenizer.to_json().encode()
-    facts = {
+    return files
+
+
+def _tell(monitor: Monitor, saved: Saved) -> None:
+    monitor.event(
+        SAVED,
+        step=saved.step,
+        checkpoint=saved.path.name,
+        blocked_seconds=round(saved.blocked_seconds, 3),
+        seconds=round(saved.seconds, 3),
+    )
+
+
+def _facts(state: TrainState, config: Config, mesh: Mesh, corpus: Corpus) -> dict[str, Any]:
+    return {
         "step": state.step,
+        "skipped_steps": state.skipped,
         "samples": state.samples,
+        "global_batch_size": config.train.global_batch_size,
+        "optimizer": config.optim.name,
+        "loss_scale": state.loss_scale.facts(),
         "model": model_facts(config.model, corpus.vocab_size),
         "tokenizer_sha256": None if corpus.tokenizer is None else corpus.tokenizer.sha256,
         "layout": str(mesh.layout),
         "versions": {"colonnade": __version__, "torch": torch.__version__},
     }
-    folder = checkpoints(Path(config.run.folder))
-    monitor.sync()
-    path = save_shards(folder, state.step, shards_of(state), facts, keep=config.checkpoint.keep, extra_files=files)
-    monitor.event("saved", step=state.step, checkpoint=path.name, seconds=round(time.perf_counter() - started, 3))
-    return path
+
+
+# --- going on ---------------------------------------------------------------------------------------------------------
 
 
 def resume(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor) -> None:
     """Go on from the run's newest whole checkpoint, where there is one; every rank calls this."""
-    path = newest(checkpoints(Path(config.run.folder)))
-    if path is None:
+    found = load_found(
+        partial(_find, Path(config.run.folder)),
+        shards_of(state),
+        model=model_facts(config.model, corpus.vocab_size),
+        check=partial(_check, config, corpus),
+    )
+    if found is None:
         monitor.resume(0)
         monitor.event("started", version=__version__)
         return
-    _check_tokenizer(path, corpus)
-    facts = load(path, shards_of(state), model=model_facts(config.model, corpus.vocab_size)).facts
-    for unit in state.units:
-        unit.publish()
-    state.step, state.samples = facts["step"], facts["samples"]
+    path, facts = found[0], found[1].facts
+    state.ownership.publish()
+    state.step, state.samples, state.skipped = facts["step"], facts["samples"], facts.get("skipped_steps", 0)
+    state.loss_scale = state.loss_scale.resumed(facts.get("loss_scale", {}))
     monitor.resume(state.step)
     monitor.event("resumed", step=state.step, checkpoint=path.name)
     monitor.say(f"Resumed from {path} (step {state.step}, sample {state.samples:,}).")
 
 
-def _check_tokenizer(path: Path, corpus: Corpus) -> None:
-    saved = read_manifest(path).facts.get("tokenizer_sha256")
-    if saved is not None and corpus.tokenizer is not None and saved != corpus.tokenizer.sha256:
+def _find(run: Path) -> Path | None:
+    """The newest checkpoint of a run's folder; None only if the run has never saved one."""
+    path = newest(checkpoints(run))
+    told = None if path is not None else _last_saved(run / "events.jsonl")
+    if told is not None:
         raise CheckpointError(
-            f"{path} was trained with another tokenizer (sha256 {saved[:12]}…) than data.tokenizer "
+            f"{checkpoints(run)} has no checkpoint, but this run has saved {told} there: it was removed, or its disk "
+            f"is not mounted. Put it back, or delete {run} to start again from step 0."
+        )
+    return path
+
+
+def _last_saved(events: Path) -> str | None:
+    """The name of the last checkpoint that a run's events tell of."""
+    told: str | None = None
+    for line in events.read_text().splitlines() if events.exists() else ():
+        with suppress(ValueError):  # a line that was cut off
+            event = json.loads(line)
+            told = event["checkpoint"] if event["event"] == SAVED else told
+    return told
+
+
+def _check(config: Config, corpus: Corpus, path: Path, manifest: Manifest) -> None:
+    """CheckpointError if what a checkpoint's facts tell of its run cannot be gone on from."""
+    facts = manifest.facts
+    tokenizer = facts.get("tokenizer_sha256")
+    if tokenizer is not None and corpus.tokenizer is not None and tokenizer != corpus.tokenizer.sha256:
+        raise CheckpointError(
+            f"{path} was trained with another tokenizer (sha256 {tokenizer[:12]}…) than data.tokenizer "
             f"({corpus.tokenizer.sha256[:12]}…): the same id would mean different text. Set data.tokenizer to "
             f"{path / 'tokenizer.json'}."
         )
+    for key, saved, wanted, why in (
+        ("optim.name", facts.get("optimizer", "adamw"), config.optim.name, "its moments are those of another rule"),
+        (
+            "train.global_batch_size",
+            facts.get("global_batch_size", config.train.global_batch_size),
+            config.train.global_batch_size,
+            "its steps counted other samples",
+        ),
+    ):
+        if saved != wanted:
+            raise CheckpointError(
+                f"{path} was written with {key} = {saved!r}, and the run is to go on with {wanted!r}: {why}. Set "
+                f"{key} = {json.dumps(saved)}, or choose another run.folder to start a new run."
+            )

@@ -3,10 +3,12 @@
 One call a folder, in this order.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from colonnade.config.schema import TrainConfig
 from colonnade.data.loader import Batch
@@ -14,6 +16,7 @@ from colonnade.data_parallel.clip import clip_factor, gradient_norm
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.dropout import Masks
+from colonnade.model.gpt import Inputs
 from colonnade.train.state import TrainState
 
 
@@ -27,46 +30,58 @@ class StepResult:
     """Before clipping."""
     learning_rate: float
     loss_tokens: int
+    loss_scale: float
+    """What the loss was multiplied with; 1 but under fp16."""
+    skipped: bool
+    """Whether gradients overflowed, so that no weight was changed."""
 
 
 def train_step(state: TrainState, microbatches: Sequence[Batch], mesh: Mesh, train: TrainConfig) -> StepResult:
     """One optimizer step on this rank's share of the global batch. `microbatches` are in the order of their samples."""
     loss_tokens = all_reduce(torch.stack([batch.loss_mask.sum().double() for batch in microbatches]).sum(), mesh.dp)
-    for unit in state.units:
-        unit.gradients.zero_()
+    scale = state.loss_scale.value
+    inputs = [_inputs(batch, scale / loss_tokens.clamp(min=1.0), train.seed) for batch in microbatches]
 
-    loss = torch.zeros_like(loss_tokens)
-    for batch in microbatches:
-        if batch is microbatches[-1]:
-            state.reducer.arm()  # each unit's gradients are summed over dp as soon as this backward leaves it
-        masks = Masks(train.seed, batch.samples.cpu().numpy())
-        weights = batch.loss_mask.double() / loss_tokens.clamp(min=1.0)
-        part = state.model(batch.tokens, batch.labels, weights, masks)
-        part.backward()
-        loss += part.detach()
-    state.reducer.finish()
+    state.ownership.begin()
+    loss = state.runner.run(inputs) / scale  # forward and backward; gradients are summed over dp as it goes
+    state.ownership.finish()
 
-    norm = gradient_norm(state.units, mesh)
-    rate = update_(state, clip_factor(norm, train.gradient_clip))
+    norm = gradient_norm(state.ownership) / scale
+    rate, skipped = update_(state, norm, mesh, train)
     state.samples += train.global_batch_size
-    return StepResult(float(all_reduce(loss, mesh.dp)), float(norm), rate, int(loss_tokens))
+    total = float(all_reduce(all_reduce(loss, mesh.dp), mesh.pp))  # only the last stage has any
+    return StepResult(total, float(norm), rate, int(loss_tokens), scale, skipped)
 
 
-def update_(state: TrainState, factor: torch.Tensor) -> float:
-    """Apply the reduced gradients, scaled by `factor`, to every unit; returns the learning rate used."""
+def _inputs(batch: Batch, token_weight: Tensor, seed: int) -> Inputs:
+    weights = batch.loss_mask.double() * token_weight
+    return Inputs(batch.tokens, batch.labels, weights, Masks(seed, batch.samples.cpu().numpy()))
+
+
+def update_(state: TrainState, norm: Tensor, mesh: Mesh, train: TrainConfig) -> tuple[float, bool]:
+    """Apply the reduced gradients, of this norm, to the weights; returns (learning rate, whether the step is skipped).
+
+    All ranks see the same norm, so that all skip or none. A skipped step moves the learning rate and the data on, and
+    does not count for the optimizer's running means.
+    """
     state.step += 1
-    rate = state.learning_rate(state.step)
-    for unit, moments in zip(state.units, state.moments, strict=True):
-        for segment in unit.segments:
-            span = slice(segment.start, segment.stop)
-            state.optimizer.update_(
-                unit.master[span],
-                unit.gradients[span],
-                moments.of(span),
-                step=state.step,
-                learning_rate=rate,
-                decayed=segment.decayed,
-                factor=factor,
-            )
-        unit.publish()
-    return rate
+    rate, scale = state.learning_rate(state.step), state.loss_scale
+    if scale.is_dynamic:
+        overflow = not math.isfinite(float(norm))
+        state.loss_scale = scale.next(overflow)
+        if overflow:
+            state.skipped += 1
+            return rate, True
+    for unit in state.units:
+        unit.bring_gradients()
+    shared = mesh.stage if state.ownership.zero else mesh.tp  # the ranks that have parts of the same weights
+    state.optimizer.update_(
+        state.pieces,
+        step=state.step - state.skipped,
+        learning_rate=rate,
+        factor=clip_factor(norm, train.gradient_clip) / scale.value,
+        num_weights=state.num_weights,
+        total=lambda sums: all_reduce(sums, shared),
+    )
+    state.ownership.publish()
+    return rate, False

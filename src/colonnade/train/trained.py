@@ -12,22 +12,26 @@ import torch
 from colonnade.checkpoint.load import load
 from colonnade.checkpoint.manifest import Manifest, check_hash, newest, read_manifest
 from colonnade.checkpoint.plan import Shard
-from colonnade.config.check import divisors
 from colonnade.config.load import loads
-from colonnade.config.schema import Config
+from colonnade.config.numbers import divisors
+from colonnade.config.schema import Config, ParallelConfig
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError, ConfigError, LayoutError
 from colonnade.evaluation.file import perplexity_of_file
-from colonnade.generation.sample import generate
+from colonnade.generation.sample import Stages, generate
 from colonnade.generation.stream import note_on, prompt_tokens, stream_text
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.model.gpt import GPT
-from colonnade.tensor_parallel.placement import placements
+from colonnade.model.precision import DTYPES
+from colonnade.pipeline.chunk import Chunk
+from colonnade.pipeline.inference import Inference, Whole
+from colonnade.pipeline.partition import chunks_of_stage
+from colonnade.tensor_parallel.placement import named_placements
 from colonnade.train.join import joined
 from colonnade.train.recovery import MOMENTS, model_facts, shard
 from colonnade.train.run_folder import checkpoints
-from colonnade.train.state import DTYPES, build_model
+from colonnade.train.state import build_model, stream_of
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -36,27 +40,33 @@ DEVICES = ("auto", "cpu", "cuda")
 class Trained:
     """A checkpoint's model, with what is needed to use it."""
 
-    model: GPT
+    stages: Stages
     tokenizer: Tokenizer
     config: Config
     step: int
 
 
 @contextmanager
-def opened(path: Path, *, tp: int, device: str, precision: str | None) -> Iterator[tuple[Trained, Mesh]]:
-    """A checkpoint's model, cut over `tp` ranks whatever it was trained on; every rank enters this."""
+def opened(path: Path, *, tp: int, pp: int = 1, device: str, precision: str | None) -> Iterator[tuple[Trained, Mesh]]:
+    """A checkpoint's model, cut over tp × pp ranks whatever it was trained on; every rank enters this."""
     checkpoint = find(path)
     if device not in DEVICES:
         raise ConfigError(f"--device {device!r}: there is no such device. Use {', '.join(DEVICES)}.")
     if precision is not None and precision not in DTYPES:
         raise ConfigError(f"--precision {precision!r}: there is no such precision. Use {', '.join(DTYPES)}.")
-    _check_tp(checkpoint, tp)
-    with joined(Layout(tp=tp), device) as (mesh, place):
-        yield open_trained(checkpoint, mesh.tp, place, precision), mesh
+    _check_layout(checkpoint, tp, pp)
+    with joined(Layout(tp=tp, pp=pp), device) as (mesh, place):
+        yield open_trained(checkpoint, mesh, place, precision), mesh
 
 
-def _check_tp(checkpoint: Path, tp: int) -> None:
+def _check_layout(checkpoint: Path, tp: int, pp: int) -> None:
     model = read_manifest(checkpoint).facts["model"]
+    units = model["num_layers"] + 2
+    if pp > units:
+        raise LayoutError(
+            f"--pp {pp} stages, but the embedding, {model['num_layers']} blocks and the head of {checkpoint} are "
+            f"{units} units: each stage needs one. Use at most {units}."
+        )
     possible = divisors(math.gcd(model["num_heads"], model["ffn_hidden_size"]))
     if tp not in possible:
         raise LayoutError(
@@ -79,9 +89,8 @@ def write_on(
     """Print every prompt with what the model makes of it, token by token (rank 0 prints)."""
     tokenizer = trained.tokenizer
     made = generate(
-        trained.model,
+        trained.stages,
         [prompt_tokens(tokenizer, prompt) for prompt in prompts],
-        mesh.tp,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_k=top_k,
@@ -104,7 +113,10 @@ def write_on(
 
 def measure(trained: Trained, mesh: Mesh, data: str, *, stride: int | None, as_json: bool) -> None:
     """Print perplexity and bits per byte on a text or token file (rank 0 prints)."""
-    result = perplexity_of_file(trained.model, data, tokenizer=trained.tokenizer, mesh=mesh, stride=stride)
+    stages = trained.stages
+    result = perplexity_of_file(
+        stages.model, data, tokenizer=trained.tokenizer, mesh=mesh, hidden=stages.hidden, stride=stride
+    )
     if mesh.rank == 0:
         print(json.dumps({"step": trained.step, **asdict(result)}) if as_json else result.summary())
 
@@ -123,18 +135,21 @@ def find(path: Path) -> Path:
     )
 
 
-def open_trained(path: Path, tp: Axis, device: torch.device, precision: str | None = None) -> Trained:
-    """Read the model of a checkpoint under any tensor-parallel size, whatever layout it was written under."""
+def open_trained(path: Path, mesh: Mesh, device: torch.device, precision: str | None = None) -> Trained:
+    """Read the model of a checkpoint on any tp × pp ranks, whatever layout it was written under."""
     manifest = read_manifest(path)
     facts, config = manifest.facts, _config_of(path, manifest)
     vocab_size = int(facts["model"]["vocab_size"])
     dtype = DTYPES[precision or config.train.precision]
-    model = build_model(config.model, vocab_size, tp, dtype=dtype)
+    (units,) = chunks_of_stage(config.model, ParallelConfig(pp=mesh.pp.size), vocab_size, mesh.pp.rank)
+    model = build_model(config.model, vocab_size, mesh.tp, dtype=dtype, units=units)
     for parameter in model.parameters():
         parameter.data.zero_()  # padding rows stay zero
-    load(path, list(_weights(model, tp)), model=model_facts(config.model, vocab_size), unread=(MOMENTS,))
+    load(path, list(_weights(model, mesh.tp)), model=model_facts(config.model, vocab_size), unread=(MOMENTS,))
     model = model.to(device=device, dtype=dtype).requires_grad_(False).eval()
-    return Trained(model, _tokenizer_of(path), config, int(facts["step"]))
+    stream = stream_of(config.model, dtype, device)
+    inference = Inference([Chunk(units, model, Whole())], mesh.pp, Whole(), stream)
+    return Trained(Stages(model, mesh.tp, mesh.pp, inference.hidden), _tokenizer_of(path), config, int(facts["step"]))
 
 
 def _tokenizer_of(path: Path) -> Tokenizer:
@@ -147,8 +162,9 @@ def _tokenizer_of(path: Path) -> Tokenizer:
 
 
 def _weights(model: GPT, tp: Axis) -> Iterator[Shard]:
-    for place in placements(model, tp):
-        yield from shard(place.name, place, place.parameter.data)
+    for part, places in named_placements(model.parts(), tp).items():
+        for place in places:
+            yield from shard(f"{part}.{place.name}", place, place.parameter.data)
 
 
 def _config_of(path: Path, manifest: Manifest) -> Config:

@@ -1,172 +1,215 @@
-"""The same run on any layout: a few steps of a configuration in float64, serially and cut up, number against number.
+"""The same run on any layout: a few steps of a configuration, serially and cut up, number against number.
 
-Every layout is a run of its own on its own processes, that writes down its losses, the gradients
-of every step and the weights at the end. Every box of every rank is then held against the serial run's tensor of that
-name.
+    verify_layouts   which layouts: from text, or chosen for the configuration      (pure)
+    verify_shrink    a smaller model of the same structure, on request              (pure)
+    verify           the runs, one after the other, each on processes of its own
+    verify_trace     a rank of a run: writes down what it computes
+    verify_compare   every box of every rank beside the serial run's tensor         (pure)
+    verify_table     the verdicts, as a table or as JSON                            (pure)
+
+In fp64 two orders of summation differ by 1e-15 and a wrong sum by 1e-3, so equal is what is closer than 1e-10. In
+formats of fewer bits both a layout and the serial run are off by their rounding. There a second serial run, in that
+format, tells by how much, and a layout may be off a few times as much (`verify_compare.near`).
 """
 
 import json
-import math
+import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, get_args
 
-import torch
-from torch import Tensor
-
-from colonnade.config.load import load
-from colonnade.config.schema import Config
-from colonnade.data.loader import load_batches, rank_positions
-from colonnade.data_parallel.buckets import named_slots
+from colonnade.config.load import load, to_toml
+from colonnade.config.schema import Config, TrainConfig
 from colonnade.errors import ColonnadeError, ConfigError
 from colonnade.mesh import launch
-from colonnade.mesh.layout import AXES, Layout
-from colonnade.tensor_parallel.placement import Placement
-from colonnade.train.corpus import open_corpus
-from colonnade.train.join import joined
-from colonnade.train.state import TrainState, build_state
-from colonnade.train.step import train_step
+from colonnade.mesh.layout import Layout
+from colonnade.train import verify_layouts as layouts
+from colonnade.train.verify_layouts import LeftOut, Room, Variant
+from colonnade.train.verify_shrink import shrunk, told
+from colonnade.train.verify_table import Report, as_json, as_text, shrunk_lines
 
-TOLERANCE = 1e-10
-"""Largest difference that is no difference, relative to the tensor's largest element."""
+if TYPE_CHECKING:
+    from torch import Tensor
 
+    from colonnade.train.verify_compare import Bound, Number, Verdict
 
-@dataclass(frozen=True)
-class Box:
-    """One rank's part of a tensor of the run."""
-
-    name: str
-    offsets: tuple[int, ...]
-    values: Tensor
+CONFIGURED = "configured"
+PRECISIONS = (*get_args(TrainConfig.model_fields["precision"].annotation), CONFIGURED)
+MOST_RANKS = 16
+"""More processes than this are not started on one machine's CPU unless a layout that needs them is named."""
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """How far one layout is from the serial run."""
+class Plan:
+    """The runs to make."""
 
-    layout: str
-    max_relative_difference: float | None
-    """None where a number is none (NaN) or infinite."""
-    first_difference: str | None
-    """The first number in the order of the run that differs by more than the tolerance, and by how much."""
-    ok: bool
+    base: Config
+    """As it is compared, up to the layout: shrunk, on the device that is used."""
+    variants: Sequence[Variant]
+    left_out: Sequence[LeftOut]
+    precision: str
+    shrunk: Mapping[str, Sequence[int]]
 
 
-def verify(config: Path, overrides: list[str], layouts: list[str], *, steps: int, as_json: bool) -> bool:
-    """Compare `layouts` ("tp=2,dp=2") with the serial run of `config`, print the table, and tell whether all are
-    equal.
+@dataclass(frozen=True)
+class Yardstick:
+    """What a layout is held against."""
+
+    serial: "dict[Number, Tensor]"
+    bound: "Bound"
+    in_words: str
+
+
+def verify(
+    config: Path,
+    overrides: Sequence[str],
+    texts: Sequence[str],
+    *,
+    steps: int,
+    shrink: bool = False,
+    precision: str = "fp64",
+    json_only: bool = False,
+) -> bool:
+    """Compare layouts (`texts`; none: a set that suits `config`) with the serial run and print what was found.
+
+    Returns whether all are equal. Raises ConfigError, before anything runs, for layouts that cannot be, and
+    ColonnadeError where the serial run itself fails.
     """
-    base, sizes = load(config, overrides), {text: _parse(text) for text in layouts}
-    for layout in sizes.values():
-        load(config, [*overrides, *_changes(base, layout)])  # what cannot be is refused before anything runs
+    plan = make_plan(load(config, overrides), texts, shrink=shrink, precision=precision, steps=steps)
+    for line in shrunk_lines(plan.shrunk):
+        _say(line)
     with tempfile.TemporaryDirectory(prefix="colonnade-verify-") as folder:
-        traces = {
-            text: _traced(config, [*overrides, *_changes(base, layout)], layout, steps, Path(folder) / text)
-            for text, layout in {"serial": Layout(), **sizes}.items()
-        }
-        verdicts = [_compare(text, traces["serial"], traces[text]) for text in sizes]
-    if as_json:
-        print(json.dumps({"layouts": [asdict(verdict) for verdict in verdicts]}))
-    else:
-        print(
-            f"{steps} steps in float64, largest difference from the serial run (relative), equal up to {TOLERANCE:.0e}:"
+        yardstick = _yardstick(plan, steps, Path(folder))
+        verdicts = [_verdict(variant, yardstick, steps, Path(folder)) for variant in plan.variants]
+    report = Report(steps, plan.precision, yardstick.in_words, plan.shrunk, verdicts, plan.left_out)
+    print(json.dumps(as_json(report)) if json_only else as_text(report))
+    return report.ok
+
+
+# --- what will run ----------------------------------------------------------------------------------------------------
+
+
+def make_plan(base: Config, texts: Sequence[str], *, shrink: bool, precision: str, steps: int) -> Plan:
+    """Decide all of it. Raises ConfigError with the reasons where a named layout cannot be, or none can."""
+    if precision not in PRECISIONS:
+        raise ConfigError(f"--precision {precision} is not one of the choices. Use {', '.join(PRECISIONS)}.")
+    precision = base.train.precision if precision == CONFIGURED else precision
+    variants, left_out = layouts.named(base, texts, precision=precision), list[LeftOut]()
+    room = _room(base, variants)
+    if not texts:
+        variants, left_out = layouts.default_set(base, precision=precision, room=room)
+    if not variants:
+        reasons = "\n".join(f"  - {each.layout}: {each.reason}" for each in left_out)
+        raise ConfigError(f"no layout fits this configuration and this machine. Name one with --layout.\n{reasons}")
+    small = shrunk(base, [variant.config.parallel for variant in variants]) if shrink else base
+    small = _with_train(small, device=room.device, steps=max(steps, base.train.steps))
+    variants = [layouts.variant(small, each.layout, each.chosen, precision=precision) for each in variants]
+    return Plan(small, variants, left_out, precision, told(base.model, small.model))
+
+
+def _with_train(config: Config, **values: object) -> Config:
+    return config.model_copy(update={"train": config.train.model_copy(update=values)})
+
+
+def _room(base: Config, variants: Sequence[Variant]) -> Room:
+    """The device for all runs, as train.device asks. On GPUs each rank needs one of its own."""
+    on_cpu = Room("cpu", MOST_RANKS, f"more than {MOST_RANKS} are not started unasked: name it with --layout.")
+    if base.train.device == "cpu":
+        return on_cpu
+    import torch
+
+    gpus, wanted = torch.cuda.device_count(), max((each.config.parallel.num_ranks for each in variants), default=1)
+    if base.train.device == "auto" and gpus < wanted:
+        return on_cpu
+    if gpus < wanted:
+        raise ConfigError(
+            f'train.device = "cuda", but this machine has {gpus} GPUs for up to {wanted} ranks: each needs one of its '
+            "own. Set train.device=cpu, or name layouts of fewer ranks."
         )
-        print("\n".join(_line(verdict) for verdict in verdicts))
-    return all(verdict.ok for verdict in verdicts)
+    return Room("cuda", gpus, f"each needs a GPU, and this machine has {gpus}: train.device=cpu compares it without.")
 
 
-def trace(config: Config, output: Path, steps: int) -> None:
-    """Run `steps` steps as one rank of the configuration's layout, and write this rank's numbers to `output`."""
-    parallel, train = config.parallel, config.train
-    corpus = open_corpus(config)
-    boxes: list[Box] = []
-    with joined(Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp), train.device, train.threads) as (mesh, device):
-        state = build_state(config, mesh, corpus.vocab_size, device)
-        for _ in range(steps):
-            chunks = rank_positions(
-                state.samples,
-                global_batch_size=train.global_batch_size,
-                micro_batch_size=train.micro_batch_size,
-                dp_rank=mesh.dp.rank,
-                dp_size=mesh.dp.size,
+# --- the runs ---------------------------------------------------------------------------------------------------------
+
+
+def _yardstick(plan: Plan, steps: int, folder: Path) -> Yardstick:
+    """The serial run in fp64, and what is as good as equal to it."""
+    from colonnade.train import verify_compare as comparing
+
+    exact = _serial(plan, "fp64", steps, folder)
+    if plan.precision == "fp64":
+        return Yardstick(exact, comparing.exact, f"up to {comparing.TOLERANCE:.0e} of a tensor's largest element")
+    rounded = _serial(plan, plan.precision, steps, folder)
+    _refuse_skipped_steps(rounded, plan)
+    parts = [comparing.Part(number, tuple(x.shape), (0,) * x.ndim, x) for number, x in rounded.items()]
+    own = comparing.compare(exact, [parts])
+    words = (
+        f"up to {comparing.TIMES:g} times as far from the serial fp64 run as the serial {plan.precision} run is "
+        f"(after step 1: {comparing.LATER_TIMES:g} times), and {comparing.ROUNDINGS:g} roundings"
+    )
+    return Yardstick(exact, comparing.near(own, plan.precision), words)
+
+
+def _serial(plan: Plan, precision: str, steps: int, folder: Path) -> "dict[Number, Tensor]":
+    from colonnade.train import verify_compare as comparing
+    from colonnade.train.verify_trace import read
+
+    output, name = folder / f"serial_{precision}", f"serial in {precision}"
+    status = _run(layouts.serial(plan.base, precision=precision), name, steps, output)
+    if status != 0:
+        raise ColonnadeError(f"the serial run in {precision} failed (exit status {status}); its error is above.")
+    numbers = comparing.whole(read(output, 0))
+    for number, x in numbers.items():
+        if not x.isfinite().all():
+            raise ColonnadeError(
+                f"the serial run in {precision} has a {number} that is no finite number: there is nothing to hold "
+                "layouts against. Lower optim.learning_rate, or lengthen optim.warmup_steps."
             )
-            batches = [batch.to(device) for batch in load_batches(corpus.datasets.train, chunks)]
-            result = train_step(state, batches, mesh, train)
-            boxes += list(_boxes_of_step(state, result.loss, result.grad_norm))
-        boxes += [
-            Box(f"weight {name} after step {steps}", *_values(slot.placement, slot.view(unit.master)))
-            for name, unit, slot in named_slots(state.units)
-        ]
-        output.mkdir(parents=True, exist_ok=True)
-        torch.save([asdict(box) for box in boxes], output / f"rank_{mesh.rank}.pt")
+    return numbers
 
 
-def _boxes_of_step(state: TrainState, loss: float, norm: float) -> Iterator[Box]:
-    yield Box(f"loss of step {state.step}", (), torch.tensor(loss, dtype=torch.float64))
-    yield Box(f"gradient norm of step {state.step}", (), torch.tensor(norm, dtype=torch.float64))
-    for name, unit, slot in named_slots(state.units):
-        yield Box(f"gradient of {name} in step {state.step}", *_values(slot.placement, slot.view(unit.gradients)))
+def _refuse_skipped_steps(numbers: "dict[Number, Tensor]", plan: Plan) -> None:
+    skipped = [number.step for number, x in numbers.items() if number.what == "overflow" and float(x)]
+    if skipped:
+        scale = plan.base.train.loss_scale
+        raise ConfigError(
+            f"the serial run in {plan.precision} skips step {skipped[0]}: its gradients overflow at train.loss_scale = "
+            f"{scale:g}, and a skipped step has none to compare. Use a lower one, for instance "
+            f"train.loss_scale={scale / 2 ** (len(skipped) + 1):g}"
+        )
 
 
-def _values(placement: Placement, shard: Tensor) -> tuple[tuple[int, ...], Tensor]:
-    return placement.offsets, placement.real(shard).detach().cpu().clone()
+def _verdict(variant: Variant, yardstick: Yardstick, steps: int, folder: Path) -> "Verdict":
+    from colonnade.train import verify_compare as comparing
+    from colonnade.train.verify_trace import read
+
+    output, parallel = folder / "layout", variant.config.parallel
+    layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp)
+    status = _run(variant.config, variant.layout, steps, output)
+    if status != 0:
+        return comparing.failed(variant.layout, layout, status)
+    found = comparing.compare(yardstick.serial, (read(output, rank) for rank in range(layout.num_ranks)))
+    shutil.rmtree(output)
+    return comparing.judge(variant.layout, layout, found, yardstick.bound)
 
 
-def _traced(config: Path, overrides: list[str], layout: Layout, steps: int, output: Path) -> dict[int, list[Box]]:
-    """Every rank's boxes of one layout's run."""
-    command = [sys.executable, "-m", "colonnade", "rank-of-verify", str(config), *overrides]
-    status = launch.run_ranks(layout.num_ranks, [*command, "--output", str(output), "--steps", str(steps)])
+def _run(config: Config, name: str, steps: int, output: Path) -> int:
+    """Run a configuration on its ranks, which write to `output`. Returns the exit status; ends as a signal asks."""
+    num_ranks, started = config.parallel.num_ranks, time.perf_counter()
+    _say(f"{name}: {num_ranks} {'rank' if num_ranks == 1 else 'ranks'} on {config.train.device} …")
+    file = output.with_suffix(".toml")
+    file.write_text(to_toml(config))
+    command = [sys.executable, "-m", "colonnade", "rank-of-verify", str(file)]
+    status = launch.run_ranks(num_ranks, [*command, "--output", str(output), "--steps", str(steps)])
     if status > 128:
         raise SystemExit(status)  # ended by a signal, like Ctrl-C
-    if status != 0:
-        raise ColonnadeError(f"the run under the layout {layout} failed (exit status {status}); its error is above.")
-    return {rank: [Box(**box) for box in torch.load(output / f"rank_{rank}.pt")] for rank in range(layout.num_ranks)}
+    _say(f"{name}: {'done' if status == 0 else 'failed'} after {time.perf_counter() - started:.1f} s")
+    return status
 
 
-def _changes(config: Config, layout: Layout) -> list[str]:
-    """What the compared runs have different from the user's: the layout, float64, and no epsilon below 1e-6.
-
-    A key's bias changes no softmax, so its gradient is rounding alone; AdamW divides it by its own size plus epsilon,
-    and a smaller epsilon would make numbers of it that mean nothing and differ everywhere.
-    """
-    sizes = [f"parallel.{name}={layout.size(name)}" for name in AXES]
-    return [*sizes, "train.precision=fp64", f"optim.epsilon={max(config.optim.epsilon, 1e-6)}"]
-
-
-def _compare(text: str, serial: dict[int, list[Box]], cut: dict[int, list[Box]]) -> Verdict:
-    whole = {box.name: box.values for box in serial[0]}
-    differences = dict.fromkeys(whole, 0.0)  # in the order of the run; of each number the largest of all ranks
-    for box in (box for boxes in cut.values() for box in boxes):
-        differences[box.name] = max(differences[box.name], _difference(box, whole[box.name]))
-    worst = max(differences.values())
-    first = next((f"{name} by {each:.1e}" for name, each in differences.items() if each > TOLERANCE), None)
-    return Verdict(text, worst if math.isfinite(worst) else None, first, first is None)
-
-
-def _difference(box: Box, whole: Tensor) -> float:
-    """Largest difference in the box, relative to the whole tensor's largest element; infinite where one is NaN."""
-    if box.values.numel() == 0:
-        return 0.0
-    part = whole[tuple(slice(o, o + n) for o, n in zip(box.offsets, box.values.shape, strict=True))]
-    scale = whole.abs().max().clamp(min=torch.finfo(torch.float64).tiny)
-    difference = float((box.values - part).abs().max() / scale)
-    return math.inf if math.isnan(difference) else difference
-
-
-def _parse(text: str) -> Layout:
-    """ "tp=2,dp=2" -> Layout(tp=2, dp=2)."""
-    try:
-        sizes = {name.strip(): int(size) for name, size in (part.split("=") for part in text.split(","))}
-        return Layout(**sizes)
-    except (ValueError, TypeError):
-        raise ConfigError(
-            f"--layout {text!r} is no layout. Write sizes of tp, pp and dp, like tp=2 or tp=2,dp=2."
-        ) from None
-
-
-def _line(verdict: Verdict) -> str:
-    outcome = "equal" if verdict.ok else f"DIFFERS, first in the {verdict.first_difference}"
-    worst = math.inf if verdict.max_relative_difference is None else verdict.max_relative_difference
-    return f"  {verdict.layout:16} {worst:.1e}  {outcome}"
+def _say(text: str) -> None:
+    print(f"verify: {text}", file=sys.stderr, flush=True)

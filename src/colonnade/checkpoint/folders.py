@@ -1,0 +1,56 @@
+"""A run's folder of checkpoints: names that are taken away at once, leftovers, and how many are kept."""
+
+import os
+import shutil
+from pathlib import Path
+
+from colonnade.checkpoint.manifest import checkpoints_in
+
+
+def publish(partial: Path, final: Path, keep: int) -> None:
+    """Give a whole checkpoint its name, and delete all but the `keep` newest and this one.
+
+    From the rename on the checkpoint is there, whatever happens next; the old ones go only after it.
+    """
+    sync(partial)
+    if final.exists():
+        _set_aside(final)
+    partial.rename(final)
+    sync(final.parent)
+    _keep_newest(final.parent, keep - 1, but=final)
+    remove_leftovers(final.parent)
+
+
+def tidy(folder: Path, keep: int) -> None:
+    """Delete what a run that was killed has left: half of a checkpoint, and more whole ones than `keep`."""
+    _keep_newest(folder, keep)
+    remove_leftovers(folder)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete what has a temporary name."""
+    for pattern in (".step_*.partial", ".step_*.deleted"):
+        for path in folder.glob(pattern):
+            shutil.rmtree(path)
+
+
+def sync(folder: Path) -> None:
+    """Make names in a folder last, as fsync does for the bytes of a file."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _keep_newest(folder: Path, keep: int, but: Path | None = None) -> None:
+    others = [path for path in checkpoints_in(folder).values() if path != but]
+    for path in others[: max(0, len(others) - keep)]:
+        _set_aside(path)
+
+
+def _set_aside(path: Path) -> None:
+    """Take away a checkpoint's name at once: removing it takes time, and half of it must never look whole."""
+    aside = path.with_name(f".{path.name}.deleted")
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)

@@ -1,0 +1,139 @@
+"""Saving through a run: at once, or in the background while training goes on.
+
+    main thread        train ──┬ wait for the last one ┬ copy to memory ┬── train ──────────── …
+    background                                                          └ write, sync, publish
+                               └───────── blocked ─────────────────────┘
+
+Never two at once. The thread talks to those of the other ranks over a group of its own, so its operations never come
+between training's. Its failure is everyone's, as in any save, and is raised where the run next waits for it: at the
+next save, at the end, or when `has_failed` tells (compare it between ranks: their clocks differ).
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from torch import Tensor
+
+from colonnade.checkpoint.agree import Key, agree
+from colonnade.checkpoint.failure import alone_is_fine
+from colonnade.checkpoint.folders import tidy
+from colonnade.checkpoint.plan import Shard
+from colonnade.checkpoint.save import Content, Place, write
+from colonnade.checkpoint.snapshot import Snapshot
+from colonnade.mesh.background import Group
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that is whole."""
+
+    path: Path
+    step: int
+    blocked_seconds: float
+    """How long training stood still for it: waiting for the one before, and copying."""
+    seconds: float
+    """From the call until it was whole."""
+
+
+class Saver:
+    """Writes a run's checkpoints within its `with` block; on leaving that it waits for the one under way.
+
+    Every rank makes one with the shards that it will hold at each save, and calls its methods in the same order. Making
+    it tidies what a killed run has left. `group` is None for saving at once, and a group that nobody else
+    uses (`mesh.background`) for `asynchronous` saving; that needs memory for a copy of what the rank writes.
+    `on_saved` is called when a checkpoint is whole, on every rank, by the thread that has written it.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        shards: Sequence[Shard],
+        *,
+        asynchronous: bool,
+        group: Group | None,
+        on_saved: Callable[[Saved], object] = lambda saved: None,
+    ) -> None:
+        self._place, self._group, self._on_saved = place, group, on_saved
+        self._agreement = agree(shards, group, then=lambda: tidy(place.folder, place.keep))
+        pinned = any(shard.data.is_cuda for shard in shards)
+        self._snapshot = Snapshot(self._agreement.items, pinned=pinned) if asynchronous else None
+        self._under_way: Future[None] | None = None
+        self._stack = ExitStack()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._under_way is not None and not self._under_way.done()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last checkpoint has failed, and `wait` would raise."""
+        return self._under_way is not None and self._under_way.done() and self._under_way.exception() is not None
+
+    def save(self, content: Content, shards: Callable[[], Sequence[Shard]]) -> None:
+        """Write a checkpoint of what `shards()` returns now; if asynchronous, return when that may be changed.
+
+        First waits for the save under way, and raises its failure. CheckpointError as `checkpoint.save.save`.
+        """
+        started = time.perf_counter()
+        self.wait()
+        parts = self._agreement.parts(shards())
+        if self._snapshot is None:
+            self._write(content, parts, started, None)
+            return
+        self._snapshot.take(parts)
+        blocked = time.perf_counter() - started
+        self._under_way = _in_background(partial(self._write, content, self._snapshot.parts, started, blocked))
+
+    def wait(self) -> None:
+        """Return when nothing is being written; raise what made the last save fail, once."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.result()
+
+    def __enter__(self) -> Self:
+        self._stack.enter_context(alone_is_fine())  # for the thread, which must not touch filters of warnings
+        if self._snapshot is not None:
+            self._stack.callback(self._snapshot.close)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            return  # asked a second time to end at once: what is half written is never read
+        with self._stack:
+            try:
+                self.wait()
+            except Exception as failure:
+                if error is None or isinstance(error, SystemExit):
+                    raise
+                error.add_note(f"The checkpoint under way failed as well: {failure}")
+
+    def _write(self, content: Content, parts: Mapping[Key, Tensor], started: float, blocked: float | None) -> None:
+        path = write(self._place, content, self._agreement, parts, self._group)
+        seconds = time.perf_counter() - started
+        self._on_saved(Saved(path, content.step, seconds if blocked is None else blocked, seconds))
+
+
+def _in_background(work: Callable[[], None]) -> Future[None]:
+    """Start `work` in a thread that dies with the process: whoever needs its end waits for it."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+            future.set_result(None)
+        except BaseException as error:  # noqa: BLE001  whatever it is, the waiting thread raises it
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name="checkpoint").start()
+    return future

@@ -1,0 +1,62 @@
+"""A copy in memory of what a rank writes: training goes on with the original, a thread writes the copy.
+
+The memory is taken once a run, touched (so that the first copy is as quick as the others), and pinned where the
+original lies on a GPU. A rank copies what it writes, not what it holds.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.planner import WriteItem
+
+from colonnade.checkpoint.agree import Key, data_of, key, num_bytes
+from colonnade.errors import CheckpointError
+
+ALIGNMENT = 64  # bytes
+
+
+class Snapshot:
+    """Memory for the numbers of `items`. `take` fills it; `parts` has it as `save.write` wants it."""
+
+    def __init__(self, items: Sequence[WriteItem], *, pinned: bool) -> None:
+        sizes = [-(-num_bytes(item) // ALIGNMENT) * ALIGNMENT for item in items]
+        self._pinned = pinned and bool(items)
+        self._memory = _memory(sum(sizes), self._pinned)
+        starts = itertools.accumulate(sizes, initial=0)
+        self.parts = {key(item): self._place(item, start) for item, start in zip(items, starts, strict=False)}
+
+    def _place(self, item: WriteItem, start: int) -> Tensor:
+        """A tensor whose storage is its part of the memory alone, so that nobody copies it once more."""
+        chunk, dtype = data_of(item).chunk, data_of(item).properties.dtype
+        flat = torch.frombuffer(self._memory.numpy(), dtype=dtype, count=chunk.sizes.numel(), offset=start)
+        return flat.view(chunk.sizes)
+
+    def take(self, parts: Mapping[Key, Tensor]) -> None:
+        """Copy `parts` (`Agreement.parts`); returns when they may be changed."""
+        for name, part in parts.items():
+            self.parts[name].copy_(part, non_blocking=True)
+        if self._pinned:
+            torch.cuda.current_stream().synchronize()
+
+    def close(self) -> None:
+        """Let go of pinned memory. Harmless the second time."""
+        if self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(self._memory.data_ptr())  # type: ignore[no-untyped-call]
+            self._pinned = False
+
+
+def _memory(size: int, pinned: bool) -> Tensor:
+    """`size` bytes. `torch`'s own pinned memory comes in powers of two: up to twice as much."""
+    memory = torch.empty(size, dtype=torch.uint8).zero_()
+    if not pinned:
+        return memory
+    status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size, 0)  # type: ignore[no-untyped-call]
+    if int(status) != 0:
+        raise CheckpointError(
+            f"checkpoint.asynchronous = true needs {size / 1e9:,.1f} GB of pinned memory on this rank, for the copy "
+            f"that is written, and CUDA refuses it ({status}). Set checkpoint.asynchronous = false, or let the "
+            f"machine's processes lock more memory."
+        )
+    return memory

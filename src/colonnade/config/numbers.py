@@ -1,0 +1,32 @@
+"""Numbers near a number, and lists of them in words: what messages propose."""
+
+import math
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors of a number >= 1, rising."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def nearest_divisors(number: int, wish: int) -> list[int]:
+    """The divisors of `number` next to `wish`, from below and above."""
+    below = [d for d in divisors(number) if d <= wish][-1:]
+    above = [d for d in divisors(number) if d > wish][:1]
+    return below + above
+
+
+def multiples_around(number: int, base: int) -> tuple[int, int]:
+    """The multiples of `base` below and above a `number` that is none; the lower one may be 0."""
+    return number // base * base, (number // base + 1) * base
+
+
+def either(below: int, above: int) -> str:
+    """'16 or 24', and '24' where the lower one is 0."""
+    return f"{below} or {above}" if below else f"{above}"
+
+
+def one_of(values: list[int]) -> str:
+    """'1', '1 or 2', '1, 2 or 4'."""
+    *others, last = (str(value) for value in values)
+    return f"{', '.join(others)} or {last}" if others else last

@@ -1,0 +1,40 @@
+"""What the optimizer steps through: this rank's slices of all parts, a piece for each segment."""
+
+from collections.abc import Iterator, Sequence
+
+from colonnade.data_parallel.buckets import FlatUnit, Slot
+from colonnade.data_parallel.clip import is_counted
+from colonnade.mesh.mesh import Axis
+from colonnade.optim.piece import Moments, Piece
+
+
+def pieces_of(units: Sequence[FlatUnit], moments: Sequence[Moments], tp: Axis) -> list[Piece]:
+    """Views of the buffers that an optimizer reads and writes. Weights are numbered as the units list them."""
+    found, first = [], 0
+    for unit, state in zip(units, moments, strict=True):
+        found += list(_pieces_of_unit(unit, state, tp, first))
+        first += len(unit.slots)
+    return found
+
+
+def _pieces_of_unit(unit: FlatUnit, moments: Moments, tp: Axis, first_number: int) -> Iterator[Piece]:
+    for segment, at in unit.my_segments():
+        yield Piece(
+            weights=unit.master[at],
+            gradients=unit.applied[at],
+            moments=moments.of(at),
+            decayed=segment.decayed,
+            counted=is_counted(segment, tp),
+            spans=[
+                (first_number + number, within)
+                for number, slot in enumerate(unit.slots)
+                if (within := _overlap(slot, unit, at)) is not None
+            ],
+        )
+
+
+def _overlap(slot: Slot, unit: FlatUnit, at: slice) -> slice | None:
+    """Where a weight lies in the stretch `at` of the rank's slice, seen from the stretch's start."""
+    base = unit.mine.start + at.start
+    first, last = max(slot.start, base), min(slot.stop, unit.mine.start + at.stop)
+    return slice(first - base, last - base) if first < last else None

@@ -1,0 +1,142 @@
+"""Who holds what between uses, and how gradients are summed: one mechanism for ZeRO 0, 1, 2 and 3.
+
+Whoever runs the model tells what it is about to use and what it is done with; ownership does the rest.
+
+    expect      the uses that come, in their order            plan of the gathers
+    acquire     before a unit runs, forward or backward       its parameters are whole; the next unit's are on their way
+    release     after it                                      ZeRO 3: they are a slice again, unless needed next
+    left        backward has left a unit for a micro-batch    its gradients are on their way (ZeRO 2, 3; else: if last)
+    finish      after the last micro-batch                    `reduced` is the sum over all ranks
+    publish     after the optimizer                           ZeRO 1, 2: parameters are on their way to the next forward
+
+A unit (what runs) needs the weights of parts (what is owned): a head with tied embeddings needs the token table, which
+is a part of its own. A part's gradients are complete when backward has left the first unit that needs it.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from colonnade.data_parallel.buckets import FlatUnit
+from colonnade.mesh.collectives import all_reduce
+from colonnade.mesh.mesh import Mesh
+
+TIED = "embedding.tokens"
+"""The part that the first and the last pipeline stage both hold when embeddings are tied."""
+
+
+class Ownership:
+    """Every part's buffers on this rank, made whole and summed in time."""
+
+    def __init__(
+        self,
+        units: Sequence[FlatUnit],
+        needs: Mapping[str, Sequence[str]],
+        mesh: Mesh,
+        *,
+        zero: int,
+        sequence_parallel: bool = False,
+        tied: bool = False,
+    ) -> None:
+        """`needs`: this rank's units in the order of the model, each with the parts whose weights it multiplies with.
+
+        `sequence_parallel`: each tp rank's gradients of replicated weights are of its part of the sequence alone.
+        `tied`: the token table of the first stage is the output layer of the last.
+        """
+        self.mesh, self.zero, self.sequence_parallel, self.tied = mesh, zero, sequence_parallel, tied
+        self.parts = {unit.name: unit for unit in units}
+        self._needs = {unit: [self.parts[part] for part in parts] for unit, parts in needs.items()}
+        self._completes = _first_needed(needs)
+        self._uses: Sequence[str] = ()
+        self._at = 0
+        self._reducing: deque[FlatUnit] = deque()
+
+    # --- parameters ---------------------------------------------------------------------------------------------------
+
+    def expect(self, uses: Sequence[str]) -> None:
+        """The units that will be acquired, in their order."""
+        self._uses, self._at = uses, 0
+
+    def acquire(self, unit: str, *, gradients: bool) -> None:
+        """Return when `unit` can run; `gradients`: and when there is memory for its weights' gradients."""
+        assert self._uses[self._at] == unit, f"{unit} comes where {self._uses[self._at]} was expected"
+        self._at += 1
+        self.mesh.ledger.unit = unit
+        for part in self._needs[unit]:
+            part.make_whole()
+        if gradients:
+            self.open(unit)
+        for part in self._next():
+            part.fetch()
+
+    def release(self, unit: str) -> None:
+        """`unit` has run."""
+        kept = self._next()
+        for part in self._needs[unit]:
+            if part not in kept:
+                part.drop()
+
+    def _next(self) -> list[FlatUnit]:
+        return self._needs[self._uses[self._at]] if self._at < len(self._uses) else []
+
+    def publish(self) -> None:
+        """Hand all master weights, new from the optimizer or a checkpoint, to the layers."""
+        for part in self.parts.values():
+            self.mesh.ledger.unit = part.name
+            part.publish()
+
+    # --- gradients ----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Before the first micro-batch of a step: no gradients yet."""
+        for part in self.parts.values():
+            part.zero_gradients()
+
+    def open(self, unit: str) -> None:
+        """Return when there is memory to add the gradients of `unit`'s weights to."""
+        for part in self._needs[unit]:
+            part.open_gradients()
+
+    def left(self, unit: str, *, last: bool) -> None:
+        """All of a micro-batch's gradients of `unit` are there; `last`: of the step's last micro-batch."""
+        if not last and self.zero < 2:
+            return
+        self.mesh.ledger.unit = unit
+        for part in self._completes[unit]:
+            while len(self._reducing) > 1:  # one sum goes on behind backward; more would hold more memory
+                self._reducing.popleft().finish_reduction()
+            self.parts[part].start_reduction()
+            self._reducing.append(self.parts[part])
+
+    def finish(self) -> None:
+        """Return when `reduced` of every part is the sum over all ranks that have a share in it."""
+        while self._reducing:
+            self._reducing.popleft().finish_reduction()
+        if self.sequence_parallel:
+            self._sum_replicated()
+        if self.tied and TIED in self.parts:
+            tied = self.parts[TIED].reduced
+            tied.copy_(all_reduce(tied, self.mesh.ends))
+
+    @torch.no_grad()
+    def _sum_replicated(self) -> None:
+        """Sum the gradients of weights that tp ranks have alike over tp, in one all-reduce."""
+        mine = [
+            part.reduced[at] for part in self.parts.values() for segment, at in part.my_segments() if not segment.cut
+        ]
+        if not mine:
+            return
+        summed = all_reduce(torch.cat(mine), self.mesh.tp)
+        for gradients, total in zip(mine, torch.split(summed, [len(each) for each in mine]), strict=True):
+            gradients.copy_(total)
+
+
+def _first_needed(needs: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Each unit with the parts that it is the first to need: backward leaves those last there."""
+    completes: dict[str, list[str]] = {unit: [] for unit in needs}
+    seen: set[str] = set()
+    for unit, parts in needs.items():
+        completes[unit] = [part for part in parts if part not in seen]
+        seen.update(parts)
+    return completes

@@ -1,0 +1,115 @@
+"""Where ranks pin up their reports for each other: a folder on one machine, a store between several.
+
+The supervisor reads the folder too; so nothing here imports torch.
+"""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+ALARM = "alarm"
+
+
+class Board(Protocol):
+    """Reports by rank, and one alarm for all. Any call may fail with OSError or RuntimeError, or take its time."""
+
+    tick: float
+    """Seconds between looks at it."""
+
+    def post(self, rank: int, report: str) -> None: ...
+    def read(self, rank: int) -> str | None: ...
+    def raise_alarm(self) -> None: ...
+    def is_alarmed(self) -> bool: ...
+    def ended(self) -> dict[int, str]:
+        """Ranks that somebody outside has seen ending badly, and how."""
+        ...
+
+    def explain(self, rank: int, text: str) -> bool:
+        """Hand over a rank's explanation; False where nobody is there to show it."""
+        ...
+
+
+class FolderBoard:
+    """A folder that all ranks and their supervisor see."""
+
+    tick = 0.1
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def post(self, rank: int, report: str) -> None:
+        _write(report_file(self.folder, rank), report)
+
+    def read(self, rank: int) -> str | None:
+        file = report_file(self.folder, rank)
+        return file.read_text() if file.exists() else None
+
+    def raise_alarm(self) -> None:
+        (self.folder / ALARM).touch()
+
+    def is_alarmed(self) -> bool:
+        return (self.folder / ALARM).exists()
+
+    def ended(self) -> dict[int, str]:
+        notes = self.folder.glob("rank*.ended")
+        return {int(note.stem.removeprefix("rank")): note.read_text() for note in notes}
+
+    def explain(self, rank: int, text: str) -> bool:
+        _write(explanation_file(self.folder, rank), text)
+        return True
+
+
+class StoreBoard:
+    """A key-value store that all ranks reach."""
+
+    tick = 0.5
+
+    def __init__(self, store: "Store") -> None:
+        self.store = store
+        store.set_timeout(timedelta(seconds=5))
+
+    def post(self, rank: int, report: str) -> None:
+        self.store.set(f"report/{rank}", report)
+
+    def read(self, rank: int) -> str | None:
+        key = f"report/{rank}"
+        if not self.store.check([key]):
+            return None
+        text: bytes = self.store.get(key)
+        return text.decode()
+
+    def raise_alarm(self) -> None:
+        self.store.set(ALARM, "1")
+
+    def is_alarmed(self) -> bool:
+        return bool(self.store.check([ALARM]))
+
+    def ended(self) -> dict[int, str]:
+        return {}
+
+    def explain(self, rank: int, text: str) -> bool:
+        return False
+
+
+def report_file(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.report"
+
+
+def ended_file(folder: Path, rank: int) -> Path:
+    """Written by the supervisor: how the rank ended."""
+    return folder / f"rank{rank}.ended"
+
+
+def explanation_file(folder: Path, rank: int) -> Path:
+    """Read by the supervisor: what the rank waited for."""
+    return folder / f"rank{rank}.explanation"
+
+
+def _write(file: Path, text: str) -> None:
+    """All of it or nothing, whoever reads meanwhile."""
+    new = file.with_name(f"{file.name}.new")
+    new.write_text(text)
+    new.rename(file)

@@ -1,0 +1,53 @@
+"""Whether another process of this machine still runs."""
+
+import os
+import signal
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Life:
+    """One process: which, where, and since when (numbers of processes are used again)."""
+
+    host: str
+    pid: int
+    born: str
+    """The time of its start in the kernel's clock ticks; "" where the system has no /proc to ask."""
+
+
+def mine() -> Life:
+    """This process."""
+    return Life(_host(), os.getpid(), _state(os.getpid())[1])
+
+
+def has_ended(life: Life) -> bool:
+    """Whether that process is known to have ended. False for one of another machine, of which nothing is known."""
+    if not life.born or life.host != _host():
+        return False
+    state, born = _state(life.pid)
+    return born != life.born or state in ("Z", "X")
+
+
+def kill(life: Life) -> None:
+    """End a process of this machine at once, whatever it does; one that has ended, or is elsewhere, is left alone."""
+    if life.born and life.host == _host() and _state(life.pid)[1] == life.born:
+        os.kill(life.pid, signal.SIGKILL)
+
+
+def _state(pid: int) -> tuple[str, str]:
+    """(state, time of start) by Linux's /proc, ("", "") where there is no such process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "", ""
+    return fields[0], fields[19]
+
+
+def _host() -> str:
+    """This machine and, in a container, its own numbering of processes."""
+    try:
+        return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()

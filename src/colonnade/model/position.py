@@ -1,0 +1,54 @@
+"""How positions enter the model: learned vectors, or ALiBi's slopes."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from colonnade.mesh.autograd import apply
+from colonnade.tensor_parallel.gemm import gradient_of
+
+
+class Positions(nn.Module):
+    """A learned vector for each position: [seq_length, h]."""
+
+    def __init__(self, seq_length: int, hidden_size: int, *, init_std: float) -> None:
+        super().__init__()
+        self.init_std = init_std
+        self.weight = nn.Parameter(torch.empty(seq_length, hidden_size))
+
+    def forward(self, x: Tensor, first: int) -> Tensor:
+        """Add to x [s, b, h] the vectors of its positions, which begin with `first`."""
+        assert first + len(x) <= len(self.weight), f"positions {first} to {first + len(x)} of {len(self.weight)}"
+        y: Tensor = apply(_AddPositions, x, self.weight, first)
+        return y
+
+
+class _AddPositions(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, first: int) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.span = slice(first, first + len(x))
+        return x + weight[ctx.span, None]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (weight,) = ctx.saved_tensors
+        gradient = gradient_of(weight)
+        gradient[ctx.span].add_(grad.sum(1, dtype=gradient.dtype))
+        return grad, None, None
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """How much a head lowers a score for each token of distance: one positive number a head.
+
+    A geometric sequence for a power of two, 2^(−8/n), 2^(−16/n), … 2^(−8); for other numbers of heads, that of the next
+    smaller power of two, and then every other one of the next larger (Press, Smith, Lewis: "Train Short, Test Long",
+    2022, and their code).
+    """
+    power = 1 << (num_heads.bit_length() - 1)
+    return _geometric(power) + _geometric(2 * power)[::2][: num_heads - power]
+
+
+def _geometric(count: int) -> list[float]:
+    return [2.0 ** (-8.0 * (head + 1) / count) for head in range(count)]

@@ -1,0 +1,74 @@
+"""What an optimizer is handed: stretches of flat buffers, whole or cut anywhere.
+
+    flat buffer of a rank (or its ZeRO slice):   [ w3 w3 w3 w3 | w4 w4 w4 w4 | …5 w5 | w6 w6 w6… ]
+    pieces, each of one kind:                      decayed, cut over tp        decayed    not decayed
+    spans of the first piece:                      (3, 0:4)  (4, 4:8)
+
+An optimizer steps through pieces alone. Which rank has which is the caller's affair: where a rule needs a number of a
+whole weight, it hands its partial sums to the caller's `total` and gets the sums over all ranks back.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+Total = Callable[[Tensor], Tensor]
+"""Sums a float64 tensor over the ranks that have parts of the same weights; the identity where weights are whole."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Running means of the gradient and of its square, as long as the weights they belong to."""
+
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+
+    @classmethod
+    def zeros_like(cls, weights: Tensor) -> "Moments":
+        return cls(torch.zeros_like(weights), torch.zeros_like(weights))
+
+    def of(self, span: slice) -> "Moments":
+        """The moments of a stretch of the weights: views."""
+        return Moments(self.exp_avg[span], self.exp_avg_sq[span])
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of weights that are treated alike: 1-D views, all equally long, on one device."""
+
+    weights: Tensor
+    """fp32 or fp64: master weights."""
+    gradients: Tensor
+    moments: Moments
+    decayed: bool
+    """Whether weight decay applies: to matrices, not to biases and norms."""
+    counted: bool = True
+    """Whether this rank's sums enter the total. False where another rank has the same stretch and counts it: of what
+    tp ranks hold alike, tp rank 0 counts."""
+    spans: Sequence[tuple[int, slice]] = ()
+    """Each weight, or what of it lies here: its number, which is the same on all ranks, and where in the piece it is.
+    What no span covers is padding, zero. An undecayed piece needs none."""
+
+
+class Optimizer(Protocol):
+    """A rule and its constants. State is kept by the caller."""
+
+    def update_(
+        self,
+        pieces: Sequence[Piece],
+        *,
+        step: int,
+        learning_rate: float,
+        factor: Tensor,
+        num_weights: int,
+        total: Total,
+    ) -> None:
+        """Step `step` (from 1) on all of a rank's pieces, in place.
+
+        Gradients are multiplied by `factor` ([]: clipping, unscaling) first, in place. Weights are numbered below
+        `num_weights`. `total` is called once or never, by all ranks alike.
+        """
+        ...

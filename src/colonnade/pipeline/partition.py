@@ -1,0 +1,148 @@
+"""Which stage holds which part of the model: consecutive units, cut so that the heaviest chunk is as light as can be.
+
+    embedding │ blocks.0 │ blocks.1 │ … │ blocks.L−1 │ head          L + 2 units
+    └── chunk 0 ──┘└── chunk 1 ──┘└ … ┘└── chunk p·v − 1 ──┘         chunk g runs on stage g mod p
+
+What is spread evenly is a list of numbers, one a unit: by layers each unit counts one (BLOOM's way: 70 blocks, the
+embedding and the head are 72 units, 6 for each of 12 stages; Scao et al., 2022, arXiv 2211.05100); by parameters, those
+that it computes with; or any other, such as measured times. Pure.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from colonnade.config.schema import ModelConfig, ParallelConfig, parameter_count
+from colonnade.errors import LayoutError
+
+
+def unit_names(num_layers: int) -> list[str]:
+    """The units of a model, in its order."""
+    return ["embedding", *(f"blocks.{layer}" for layer in range(num_layers)), "head"]
+
+
+def unit_parameters(model: ModelConfig, vocab_size: int) -> list[int]:
+    """Parameters that each unit computes with. A tied table counts at both ends: both stages hold it."""
+    deeper = model.model_copy(update={"num_layers": model.num_layers + 1})
+    block = parameter_count(deeper, vocab_size) - parameter_count(model, vocab_size)
+    positions = model.seq_length if model.position == "learned" else 0
+    embedding = vocab_size + positions + 2 * model.embedding_norm
+    head = vocab_size + 2 * (model.norm_position == "pre")
+    return [embedding * model.hidden_size, *[block] * model.num_layers, head * model.hidden_size]
+
+
+def chunks(model: ModelConfig, parallel: ParallelConfig, vocab_size: int) -> list[list[str]]:
+    """The units of every chunk, in the order of the model: by parallel.cuts, or evenly as parallel.partition says.
+
+    Raises LayoutError where there are fewer units than chunks, or the cuts do not fit.
+    """
+    names, num_chunks = unit_names(model.num_layers), parallel.pp * parallel.virtual_stages
+    if parallel.cuts is not None:
+        counts = list(parallel.cuts)
+        _refuse_other_cuts(counts, num_chunks, len(names))
+    else:
+        _refuse_empty_chunks(parallel.pp, parallel.virtual_stages, len(names))
+        counts = cut(_weights(model, parallel.partition, vocab_size), num_chunks)
+    return [names[start:end] for start, end in pairwise(accumulate(counts, initial=0))]
+
+
+def _weights(model: ModelConfig, partition: str, vocab_size: int) -> list[int]:
+    if partition == "layers":
+        return [1] * (model.num_layers + 2)
+    return (unit_parameters if partition == "parameters" else unit_flops)(model, vocab_size)
+
+
+def unit_flops(model: ModelConfig, vocab_size: int) -> list[int]:
+    """Multiply-adds of each unit's forward pass for one token: the time it takes, roughly. Looking up takes none."""
+    h = model.hidden_size
+    block = 4 * h * h + 2 * h * model.ffn + h * model.seq_length  # linear layers; both products of causal attention
+    return [0, *[block] * model.num_layers, vocab_size * h]
+
+
+def chunks_of_stage(model: ModelConfig, parallel: ParallelConfig, vocab_size: int, stage: int) -> list[list[str]]:
+    """The units of each chunk of a stage: virtual_stages lists."""
+    return chunks(model, parallel, vocab_size)[stage :: parallel.pp]
+
+
+def cut(weights: Sequence[float], num_chunks: int) -> list[int]:
+    """How many consecutive units each chunk gets, at least one, so that the heaviest chunk is as light as possible.
+
+    Of the ways to do that, the most even one (least squares); of those, the one with the lightest ends of the model,
+    for embedding and head cost memory of their own. Raises LayoutError for more chunks than units.
+    """
+    assert all(weight >= 0 for weight in weights), "less than nothing cannot be spread"
+    if not 1 <= num_chunks <= len(weights):
+        raise LayoutError(
+            f"{len(weights)} units cannot be cut in {num_chunks} chunks: each needs at least one unit. "
+            f"Use 1 to {len(weights)} chunks, or a model with more layers."
+        )
+    ends = list(accumulate(weights, initial=0))
+    return _most_even(ends, num_chunks, _lightest_limit(ends, num_chunks))
+
+
+def _lightest_limit(ends: Sequence[float], num_chunks: int) -> float:
+    """The weight of the heaviest chunk, at its lightest. `ends`: the weight of all units up to each place."""
+    sums = sorted({end - start for at, start in enumerate(ends) for end in ends[at + 1 :]})
+    return sums[bisect_left(sums, True, key=lambda limit: _chunks_needed(ends, limit) <= num_chunks)]
+
+
+def _chunks_needed(ends: Sequence[float], limit: float) -> float:
+    """The fewest chunks that weigh at most `limit` each; infinite where one unit is heavier."""
+    if max(end - start for start, end in pairwise(ends)) > limit:
+        return float("inf")
+    count, start = 1, ends[0]
+    for before, end in pairwise(ends):
+        if end - start > limit:
+            count, start = count + 1, before
+    return count
+
+
+def _most_even(ends: Sequence[float], num_chunks: int, limit: float) -> list[int]:
+    """The counts with the least sum of squared weights among those with no chunk above `limit`.
+
+    From the last chunk to the first: the best way from each place on, given how many chunks are left.
+    """
+    units = len(ends) - 1
+    Way = tuple[float, float, tuple[int, ...]]  # squares, weight × distance from the middle chunk, counts
+    ways: dict[int, Way] = {units: (0, 0, ())}
+    for chunk in reversed(range(num_chunks)):
+        distance = abs(2 * chunk - (num_chunks - 1))
+        longer: dict[int, Way] = {}
+        for start in range(chunk, units - (num_chunks - chunk) + 1):
+            for end in range(start + 1, units + 1):
+                weight = ends[end] - ends[start]
+                if weight > limit:
+                    break
+                if end in ways:
+                    squares, off_centre, counts = ways[end]
+                    way = (squares + weight**2, off_centre + weight * distance, (end - start, *counts))
+                    longer[start] = min(longer.get(start, way), way)
+        ways = longer
+    return list(ways[0][-1])
+
+
+def _refuse_empty_chunks(num_stages: int, virtual_stages: int, num_units: int) -> None:
+    num_chunks = num_stages * virtual_stages
+    if num_chunks <= num_units:
+        return
+    fits = num_units // num_stages
+    use = f"virtual_stages = {fits}" if fits else f"pp = {num_units} with virtual_stages = 1"
+    raise LayoutError(
+        f"parallel.pp × parallel.virtual_stages = {num_stages} × {virtual_stages} = {num_chunks} chunks, but the model "
+        f"has {num_units} units (embedding, {num_units - 2} blocks, head), and each chunk needs one. "
+        f"Use {use}, or at least {num_chunks - 2} layers."
+    )
+
+
+def _refuse_other_cuts(counts: Sequence[int], num_chunks: int, num_units: int) -> None:
+    wanted = f"Give {num_chunks} counts >= 1 (one a chunk) that sum to {num_units} (embedding, blocks and head)."
+    if len(counts) != num_chunks:
+        raise LayoutError(
+            f"parallel.cuts has {len(counts)} counts, but parallel.pp × parallel.virtual_stages = {num_chunks} chunks. "
+            + wanted
+        )
+    if min(counts) < 1 or sum(counts) != num_units:
+        raise LayoutError(
+            f"parallel.cuts = {list(counts)} sums to {sum(counts)} and its smallest count is {min(counts)}, which does "
+            f"not give each of {num_units} units to one chunk and each chunk a unit. " + wanted
+        )

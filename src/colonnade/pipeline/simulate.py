@@ -1,0 +1,207 @@
+"""A schedule run on paper: is it legal, does it end, how long does it take, how many activations live. Pure.
+
+    lists of actions + durations ──▶ when each action starts and ends ──▶ makespan, bubble, peak activations
+
+Each stage runs its list from left to right, an action as soon as everything that it needs is there. The real runner
+does no more, so what deadlocks here deadlocks there. Transfers take a fixed time, and any number of them may be under
+way. A pipeline with one warm-up too few trains to the right losses: only its bubble and its peak, found here, tell.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from colonnade.pipeline.messages import chunk_number
+from colonnade.pipeline.schedule import Action, Kind
+
+
+class IllegalSchedule(Exception):
+    """Lists of actions that no pipeline can run: actions missing, repeated or unknown, or a deadlock."""
+
+
+@dataclass(frozen=True)
+class Durations:
+    """How long the actions of one micro-batch take on a stage of average size, in any unit of time.
+
+    The default has a forward of 1 and a backward of 2: of a matrix's three products, one is forward, one for the
+    gradient of its input, one for that of its weight.
+    """
+
+    forward: float = 1.0
+    input_gradients: float = 1.0
+    weight_gradients: float = 1.0
+    transfer: float = 0.0
+    """From the end of an action until another stage can use what it made."""
+
+    @property
+    def microbatch(self) -> float:
+        """All the work on a micro-batch."""
+        return self.forward + self.input_gradients + self.weight_gradients
+
+    def of(self, kind: Kind, *, split: bool) -> float:
+        """Duration of an action; `split`: B is input gradients alone, and W follows."""
+        whole = self.input_gradients if split else self.input_gradients + self.weight_gradients
+        return {"F": self.forward, "B": whole, "W": self.weight_gradients}[kind]
+
+
+EQUAL: Final = Durations()
+"""Every product of matrices takes 1, transfers take no time."""
+
+
+class Event(NamedTuple):
+    """An action on a stage, from its start to its end."""
+
+    action: Action
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What became of a schedule. All tuples have one entry a stage."""
+
+    events: tuple[tuple[Event, ...], ...]
+    """In the order of the stage's list."""
+    peak: tuple[int, ...]
+    """The most micro-batch chunks whose activations lived at once: from the start of F to the end of B, or of W where
+    backward is split, which still needs them."""
+
+    @property
+    def makespan(self) -> float:
+        """The time from the first start to the last end."""
+        return max(events[-1].end for events in self.events)
+
+    @property
+    def busy(self) -> tuple[float, ...]:
+        """The time that each stage computed."""
+        return tuple(sum(event.end - event.start for event in events) for events in self.events)
+
+    @property
+    def bubble(self) -> float:
+        """The share of all stages' time in which they waited, 0 … 1."""
+        return 1 - sum(self.busy) / (self.makespan * len(self.events))
+
+
+class _Done(NamedTuple):
+    """The end of an action, by which those that need it find it; `chunk` counts over all stages."""
+
+    kind: Kind
+    microbatch: int
+    chunk: int
+
+
+def simulate(
+    schedules: Sequence[Sequence[Action]],
+    num_microbatches: int,
+    *,
+    virtual_stages: int = 1,
+    durations: Durations = EQUAL,
+    sizes: Sequence[float] | None = None,
+) -> Simulation:
+    """Run one list of actions a stage. Raises IllegalSchedule.
+
+    `sizes` scales the durations of every chunk, counted in the order of the model; 1 is an average stage. Without it,
+    all chunks are equal, 1 / virtual_stages.
+    """
+    split = any(action.kind == "W" for actions in schedules for action in actions)
+    num_chunks = len(schedules) * virtual_stages
+    check_complete(schedules, num_microbatches, virtual_stages, split=split)
+    sizes = [1 / virtual_stages] * num_chunks if sizes is None else sizes
+    assert len(sizes) == num_chunks, "one size a chunk"
+    events = _run(schedules, durations, sizes, split=split)
+    freed_by: Kind = "W" if split else "B"
+    return Simulation(tuple(map(tuple, events)), tuple(peak_activations(actions, freed_by) for actions in schedules))
+
+
+def check_complete(
+    schedules: Sequence[Sequence[Action]], num_microbatches: int, virtual_stages: int, *, split: bool
+) -> None:
+    """Refuse lists in which a stage does not run each of its actions exactly once."""
+    kinds: tuple[Kind, ...] = ("F", "B", "W") if split else ("F", "B")
+    wanted = [Action(kind, i, c) for c in range(virtual_stages) for i in range(num_microbatches) for kind in kinds]
+    known = set(wanted)
+    for stage, actions in enumerate(schedules):
+        count = Counter(actions)
+        wrong = [f"{action} {count[action]} times" for action in wanted if count[action] != 1]
+        wrong += [f"{action}, which is none of this step's" for action in count if action not in known]
+        if wrong:
+            raise IllegalSchedule(
+                f"stage {stage} has to run each action once, and runs {', '.join(wrong[:8])}"
+                + (f", and {len(wrong) - 8} more." if len(wrong) > 8 else ".")
+            )
+
+
+def peak_activations(actions: Sequence[Action], freed_by: Kind) -> int:
+    """The most forwards of which the activations are not yet freed."""
+    live = peak = 0
+    for action in actions:
+        live += (action.kind == "F") - (action.kind == freed_by)
+        peak = max(peak, live)
+    return peak
+
+
+def _run(
+    schedules: Sequence[Sequence[Action]], durations: Durations, sizes: Sequence[float], *, split: bool
+) -> list[list[Event]]:
+    """Every stage goes on as far as it can, again and again, until all lists are done."""
+    num_stages = len(schedules)
+    events: list[list[Event]] = [[] for _ in schedules]
+    ended: dict[_Done, float] = {}
+    moved = True
+    while moved:
+        moved = False
+        for stage, actions in enumerate(schedules):
+            while len(events[stage]) < len(actions):
+                action = actions[len(events[stage])]
+                done = _done(action, stage, num_stages)
+                needs = _needs(done, len(sizes))
+                if any(need not in ended for need in needs):
+                    break
+                start = max(
+                    [
+                        events[stage][-1].end if events[stage] else 0.0,
+                        *(ended[n] + durations.transfer * (n.chunk % num_stages != stage) for n in needs),
+                    ]
+                )
+                ended[done] = start + durations.of(action.kind, split=split) * sizes[done.chunk]
+                events[stage].append(Event(action, start, ended[done]))
+                moved = True
+    _refuse_deadlock(schedules, events, ended, len(sizes))
+    return events
+
+
+def _done(action: Action, stage: int, num_stages: int) -> _Done:
+    return _Done(action.kind, action.microbatch, chunk_number(stage, action.chunk, num_stages))
+
+
+def _needs(action: _Done, num_chunks: int) -> list[_Done]:
+    """What has to be done before an action: F of the chunk before; F of its own and B of the chunk behind; its B."""
+    kind, microbatch, chunk = action
+    if kind == "F":
+        return [_Done("F", microbatch, chunk - 1)] if chunk else []
+    if kind == "W":
+        return [_Done("B", microbatch, chunk)]
+    behind = [_Done("B", microbatch, chunk + 1)] if chunk + 1 < num_chunks else []
+    return [_Done("F", microbatch, chunk), *behind]
+
+
+def _refuse_deadlock(
+    schedules: Sequence[Sequence[Action]],
+    events: Sequence[Sequence[Event]],
+    ended: dict[_Done, float],
+    num_chunks: int,
+) -> None:
+    """Say who waits for what, where lists are not done and nobody can go on."""
+    waits = []
+    for stage, (actions, done) in enumerate(zip(schedules, events, strict=True)):
+        if len(done) < len(actions):
+            action, num_stages = actions[len(done)], len(schedules)
+            missing = next(n for n in _needs(_done(action, stage, num_stages), num_chunks) if n not in ended)
+            need = Action(missing.kind, missing.microbatch, missing.chunk // num_stages)
+            waits.append(
+                f"stage {stage} cannot run {action} (number {len(done)} of its list) before {need} of stage "
+                f"{missing.chunk % num_stages}"
+            )
+    if waits:
+        raise IllegalSchedule("deadlock: " + "; ".join(waits) + ".")

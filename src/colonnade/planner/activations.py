@@ -1,0 +1,148 @@
+"""How many bytes a micro-batch leaves behind in each unit for its backward, on one rank. Pure.
+
+Counted from what the operators of `model/` keep. A = s·b tokens where a tp rank computes its part of a layer, T of the
+residual stream (A, or A/tp under sequence parallelism); c bytes of the compute type, r of the stream, e of norms'
+statistics, w of what attention multiplies with (c, or 4 where a CPU widens bf16):
+
+    block, pre-norm                                                 bytes
+        2 norms      input of the second (its own type), statistics T·h·r + 4·T·e
+        2 norms      results, which the linear layers after them keep 2·T·h·c
+        attention    q, k, v, its result, a number a row            A·(3h·w + h·w)/tp + …     (see `_attention`)
+        mlp          before and after GELU                          2·A·f·c/tp
+        2 dropouts   masks, a byte an element                       2·T·h
+        the stream   that it hands on                               T·h·r
+
+A micro-batch's activations in "Reducing Activation Recomputation in Large Transformer Models" (Korthikanti et al.,
+2022, section 4) are the same count for another program: 34·s·b·h + 5·n·s²·b bytes a block for bf16 without tp.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from colonnade.config.schema import ModelConfig, ParallelConfig
+
+Precision = Literal["fp32", "bf16", "fp16", "fp64"]
+COMPUTE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Bytes that one micro-batch leaves in one unit."""
+
+    inside: int
+    """For the unit's backward, besides its input and output."""
+    out: int
+    """The residual stream that it hands on, which is the next unit's input."""
+    put_off: int
+    """What weight gradients that wait (zero-bubble's W) hold on to: inputs and output gradients of linear layers."""
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """What activations depend on."""
+
+    model: ModelConfig
+    parallel: ParallelConfig
+    size: int
+    """[samples]"""
+    precision: Precision
+    widened: bool = False
+    """Products are computed in fp32 (bf16 on a CPU without matrix units for it)."""
+
+    @property
+    def tokens(self) -> int:
+        """A: where each tp rank has part of every layer."""
+        return self.model.seq_length * self.size
+
+    @property
+    def stream_tokens(self) -> int:
+        """T: of the residual stream on one rank."""
+        return self.tokens // self.parallel.tp if self.parallel.sequence_parallel else self.tokens
+
+    @property
+    def compute(self) -> int:
+        """c"""
+        return COMPUTE_BYTES[self.precision]
+
+    @property
+    def product(self) -> int:
+        """w"""
+        return max(self.compute, 4) if self.widened else self.compute
+
+    @property
+    def exact(self) -> int:
+        """e: fp32, or fp64."""
+        return max(self.compute, 4)
+
+    @property
+    def stream(self) -> int:
+        """[bytes] The residual stream, as it passes from unit to unit and from stage to stage."""
+        return self.stream_tokens * self.model.hidden_size * self._residual
+
+    @property
+    def _residual(self) -> int:
+        """r"""
+        return self.exact if self.model.fp32_residual else self.compute
+
+
+def kept(unit: str, batch: Microbatch) -> Kept:
+    """What one micro-batch leaves in this unit."""
+    if unit == "embedding":
+        return Kept(_embedding(batch), batch.stream, 0)
+    if unit == "head":
+        statistics = _statistics(batch) if batch.model.norm_position == "pre" else 0
+        return Kept(statistics + batch.tokens * batch.model.hidden_size * batch.compute, 0, 0)  # the loss's gradient
+    return Kept(_block(batch), batch.stream, _put_off(batch))
+
+
+def _embedding(batch: Microbatch) -> int:
+    rows = 9 * batch.tokens  # int64 rows, and whether they are this rank's
+    norm = batch.stream + _statistics(batch) if batch.model.embedding_norm else 0
+    return rows + norm + _mask(batch)
+
+
+def _block(batch: Microbatch) -> int:
+    model, tp = batch.model, batch.parallel.tp
+    mlp = 2 * batch.tokens * model.ffn * batch.compute // tp
+    inner = 2 * (_statistics(batch) + _mask(batch)) + _attention(batch) + mlp
+    inputs = batch.stream_tokens * model.hidden_size * batch.compute  # of a linear layer that reads the stream
+    if model.norm_position == "pre":
+        return inner + 2 * inputs + batch.stream
+    normed = 2 * inputs if inputs != batch.stream else batch.stream  # where the stream is rounded, both copies are kept
+    return inner + normed + 2 * batch.stream  # and what the norms read
+
+
+def _attention(batch: Microbatch) -> int:
+    """Between the first linear layer and the last one's input, that included.
+
+    Without dropout torch's kernel keeps q, k, v, its result and a log-sum-exp a row. With dropout the probabilities and
+    the mask are kept, or computed again from q, k, v.
+    """
+    model, tp = batch.model, batch.parallel.tp
+    hidden = batch.tokens * model.hidden_size // tp
+    rows = batch.tokens * model.num_heads // tp
+    result = hidden * batch.compute
+    if model.attention_dropout == 0.0:
+        rounded = result if batch.product != batch.compute else 0
+        return 4 * hidden * batch.product + rows * batch.exact + rounded
+    if batch.parallel.recompute == "selective":
+        return 3 * hidden * batch.compute + result
+    return 3 * hidden * batch.product + rows * model.seq_length * (batch.product + 1) + result
+
+
+def _put_off(batch: Microbatch) -> int:
+    model, tp = batch.model, batch.parallel.tp
+    hidden, ffn = model.hidden_size, model.ffn
+    inputs = (2 * batch.stream_tokens * hidden + batch.tokens * (hidden + ffn) // tp) * batch.compute
+    gradients = (2 * batch.tokens * hidden + batch.tokens * (3 * hidden + ffn) // tp) * batch.product
+    return inputs + gradients
+
+
+def _statistics(batch: Microbatch) -> int:
+    """A norm's mean and deviation of each token."""
+    return 2 * batch.stream_tokens * batch.exact
+
+
+def _mask(batch: Microbatch) -> int:
+    """A dropout of the stream."""
+    return batch.stream_tokens * batch.model.hidden_size if batch.model.dropout > 0.0 else 0

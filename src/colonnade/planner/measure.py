@@ -1,0 +1,65 @@
+"""How long each unit of a model takes on this machine: what a pipeline's cuts can be weighed by.
+
+One embedding, one block and one head of the configured shape run forward and backward on random numbers, as one rank of
+the configured tp (on paper: nothing is sent). All blocks take what one of them takes.
+"""
+
+import time
+
+import torch
+from torch import Tensor
+
+from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import paper_mesh
+from colonnade.model.dropout import Masks
+from colonnade.model.gpt import GPT, Inputs
+from colonnade.model.initialize import initialize_
+from colonnade.model.precision import DTYPES
+from colonnade.pipeline.partition import unit_names
+
+_TIMES = 3
+"""Each unit runs once to warm up and so often to be timed; the fastest counts, for others only disturb."""
+
+
+def measured(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, vocab_size: int) -> dict[str, float]:
+    """Seconds of forward and backward of one micro-batch, for every unit, where the run would compute."""
+    device = torch.device("cpu" if train.device == "cpu" or not torch.cuda.is_available() else "cuda")
+    if train.threads:
+        torch.set_num_threads(train.threads)
+    tp = paper_mesh(Layout(tp=parallel.tp), 0).tp
+    one = model.model_copy(update={"num_layers": 1})
+    gpt = GPT(one, vocab_size, tp, recompute_attention=parallel.recompute == "selective")
+    initialize_(gpt, tp, train.seed)
+    gpt = gpt.to(device=device, dtype=DTYPES[train.precision])
+    inputs = _inputs(model, train, vocab_size, device)
+    each = {unit: _seconds(gpt, unit, inputs, model, train, device) for unit in gpt.units()}
+    return {unit: each["blocks.0" if unit.startswith("blocks.") else unit] for unit in unit_names(model.num_layers)}
+
+
+def _inputs(model: ModelConfig, train: TrainConfig, vocab_size: int, device: torch.device) -> Inputs:
+    tokens = torch.randint(0, vocab_size, (model.seq_length, train.micro_batch_size), device=device)
+    weights = torch.full(tokens.shape, 1.0 / tokens.numel(), dtype=torch.float64, device=device)
+    masks = Masks(train.seed, torch.arange(train.micro_batch_size).numpy())
+    return Inputs(tokens, tokens, weights, masks)
+
+
+def _seconds(
+    gpt: GPT, unit: str, inputs: Inputs, model: ModelConfig, train: TrainConfig, device: torch.device
+) -> float:
+    shape = (model.seq_length, train.micro_batch_size, model.hidden_size)
+    dtype = gpt.residual_dtype(DTYPES[train.precision])
+    times = []
+    for _ in range(1 + _TIMES):
+        x = torch.randn(shape, dtype=dtype, device=device).requires_grad_() if unit != "embedding" else None
+        started = _now(device)
+        out: Tensor = gpt.run(unit, x, inputs)
+        torch.autograd.backward(out, None if unit == "head" else torch.ones_like(out))
+        times.append(_now(device) - started)
+    return min(times[1:])
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

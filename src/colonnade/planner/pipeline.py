@@ -1,0 +1,133 @@
+"""What a pipeline will do with a model, before it runs: the parts of each stage, its waiting and its activations. Pure.
+
+Parameters say what a stage holds, work how long it computes: matrix products alone, so looking up the embedding costs
+nothing, while the head is worth several blocks of a small model with a large vocabulary. The schedule is simulated with
+the stages' work; theory supposes equal stages, and the difference is what the partition costs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, pairwise
+
+from colonnade.config.schema import ModelConfig, ParallelConfig
+from colonnade.model.flops import flops_per_token
+from colonnade.pipeline import theory
+from colonnade.pipeline.partition import chunks, cut, unit_names, unit_parameters
+from colonnade.pipeline.schedule import all_actions
+from colonnade.pipeline.simulate import Durations, Simulation, simulate
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of the pipeline, over its tp ranks."""
+
+    chunks: Sequence[Sequence[str]]
+    """The units of each of its chunks."""
+    parameters: int
+    """Those it computes with: the token table counts on both ends."""
+    work: float
+    """[operations a token, or seconds where they were measured] Its forward and backward."""
+    peak: int
+    """The most micro-batches × chunks whose activations live at once."""
+    busy: float
+    """The share of a step in which it computes, 0 … 1."""
+
+
+@dataclass(frozen=True)
+class PipelinePlan:
+    """A model, cut, and its schedule."""
+
+    schedule: str
+    num_microbatches: int
+    virtual_stages: int
+    stages: Sequence[Stage]
+    simulation: Simulation
+    theory: float
+    """The bubble that this schedule has when all stages are equal."""
+    cuts_by_work: Sequence[int]
+    """The parallel.cuts that spread work most evenly over the chunks."""
+    bubble_by_work: float
+    """The bubble with those cuts."""
+
+    @property
+    def bubble(self) -> float:
+        """The share of all stages' time in which they wait, 0 … 1, by the work of each stage."""
+        return self.simulation.bubble
+
+
+def plan_pipeline(
+    model: ModelConfig,
+    parallel: ParallelConfig,
+    *,
+    num_microbatches: int,
+    vocab_size: int,
+    seconds: Mapping[str, float] | None = None,
+) -> PipelinePlan:
+    """Cut the model and run its schedule on paper. Raises LayoutError for what cannot be cut or scheduled.
+
+    `seconds`: measured, of each unit, in place of its operations (`measure.py`).
+    """
+    held, work = chunks(model, parallel, vocab_size), seconds or unit_work(model, vocab_size)
+    parameters = dict(zip(unit_names(model.num_layers), unit_parameters(model, vocab_size), strict=True))
+    run = partial(_simulate, parallel, num_microbatches, list(work.values()))
+    simulation, cuts_by_work = run([len(units) for units in held]), cut(list(work.values()), len(held))
+    return PipelinePlan(
+        schedule=parallel.schedule,
+        num_microbatches=num_microbatches,
+        virtual_stages=parallel.virtual_stages,
+        stages=[
+            _stage(held[stage :: parallel.pp], parameters, work, simulation, stage) for stage in range(parallel.pp)
+        ],
+        simulation=simulation,
+        theory=theory.bubble(
+            parallel.schedule, parallel.pp, num_microbatches, parallel.virtual_stages, durations(parallel.recompute)
+        ),
+        cuts_by_work=cuts_by_work,
+        bubble_by_work=run(cuts_by_work).bubble,
+    )
+
+
+def durations(recompute: str) -> Durations:
+    """Those of a micro-batch on a stage of mean work; full recomputation has another forward in its backward."""
+    return Durations(input_gradients=2.0 if recompute == "full" else 1.0)
+
+
+def _simulate(
+    parallel: ParallelConfig, num_microbatches: int, work: Sequence[float], counts: Sequence[int]
+) -> Simulation:
+    """Run the schedule over chunks of so many units, given the work of each unit."""
+    ends = list(accumulate(counts, initial=0))
+    mean = sum(work) / parallel.pp
+    return simulate(
+        all_actions(parallel.schedule, parallel.pp, num_microbatches, parallel.virtual_stages),
+        num_microbatches,
+        virtual_stages=parallel.virtual_stages,
+        durations=durations(parallel.recompute),
+        sizes=[sum(work[start:end]) / mean for start, end in pairwise(ends)],
+    )
+
+
+def unit_work(model: ModelConfig, vocab_size: int) -> dict[str, float]:
+    """Operations a token of each unit, forward and backward: those of matrix products."""
+    whole = flops_per_token(model, vocab_size)
+    block = flops_per_token(model.model_copy(update={"num_layers": model.num_layers + 1}), vocab_size) - whole
+    ends = {"embedding": 0.0, "head": whole - model.num_layers * block}
+    return {name: ends.get(name, block) for name in unit_names(model.num_layers)}
+
+
+def _stage(
+    held: Sequence[Sequence[str]],
+    parameters: Mapping[str, int],
+    work: Mapping[str, float],
+    simulation: Simulation,
+    stage: int,
+) -> Stage:
+    units = [unit for chunk in held for unit in chunk]
+    return Stage(
+        chunks=held,
+        parameters=sum(parameters[unit] for unit in units),
+        work=sum(work[unit] for unit in units),
+        peak=simulation.peak[stage],
+        busy=simulation.busy[stage] / simulation.makespan,
+    )

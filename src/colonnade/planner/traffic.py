@@ -1,0 +1,310 @@
+"""What one rank sends in one training step, by theory: how often, how many bytes, over which axis, for what. Pure.
+
+Written from the papers and not from the program, so that the ledger can be held against it (`train --audit`):
+
+    tensor parallelism      2 all-reduces forward and 2 backward a layer, of s·b·h numbers (Megatron-LM, section 3);
+                            one more for the embedding, one for the head, two numbers a token for the loss
+    sequence parallelism    each all-reduce as a reduce-scatter and an all-gather, and one all-gather more before each
+                            weight gradient (Korthikanti et al., 2022, section 4.2.2); the gradients of weights that
+                            all ranks have alike, summed once a step
+    data parallelism        each gradient once a step; under ZeRO 2 and 3 once a micro-batch
+    ZeRO 1, 2               each parameter gathered once a step (Rajbhandari et al., 2020, section 7)
+    ZeRO 3                  each parameter gathered whenever its layer is about to run and is not there already
+    pipeline                the residual stream forward and its gradient back, for each micro-batch and each cut
+    full recomputation      everything that a layer sends forward, twice
+
+Bytes are those of the tensor that a rank puts in (or receives), as in the ledger.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
+from colonnade.mesh.layout import Layout
+from colonnade.pipeline.messages import sends
+from colonnade.pipeline.partition import chunks_of_stage
+from colonnade.pipeline.schedule import Action, actions
+from colonnade.planner.timeline import groups
+from colonnade.planner.weights import ALIGNMENT, TABLE, buffer_length, needs, parts_of, table_rows, weights_of
+from colonnade.tensor_parallel.cross_entropy import CHUNK_LOGITS
+
+BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+NUMBER = 8  # bytes of one number that all ranks must agree on, float64
+
+
+@dataclass(frozen=True)
+class Flow:
+    """One reason to send, summed over a step."""
+
+    axis: str
+    operation: str
+    what: str
+    count: int
+    bytes: int
+    """In all, not each."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rank's training step: all that decides about its traffic."""
+
+    model: ModelConfig
+    parallel: ParallelConfig
+    train: TrainConfig
+    optimizer: str
+    vocab_size: int
+    rank: int
+    skipped: bool = False
+    """fp16: gradients overflowed, so that no weight was updated."""
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(tp=self.parallel.tp, pp=self.parallel.pp, dp=self.parallel.dp)
+
+    @cached_property
+    def place(self) -> dict[str, int]:
+        """This rank's number on each axis."""
+        return self.layout.coordinates(self.rank)
+
+    @cached_property
+    def chunks(self) -> list[list[str]]:
+        """The units of each chunk of this rank's stage."""
+        return chunks_of_stage(self.model, self.parallel, self.vocab_size, self.place["pp"])
+
+    @property
+    def units(self) -> list[str]:
+        return [unit for chunk in self.chunks for unit in chunk]
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(unit.startswith("blocks.") for unit in self.units)
+
+    @cached_property
+    def weights(self) -> dict[str, list[int]]:
+        """The elements of every weight of this stage, by part."""
+        tp, parts = self.parallel.tp, parts_of(self.model, self.units)
+        return {part: weights_of(self.model, part, vocab_size=self.vocab_size, tp=tp) for part in parts}
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """The elements of every part's flat buffer."""
+        return {part: buffer_length(weights, self.parallel.dp) for part, weights in self.weights.items()}
+
+    @property
+    def shares(self) -> int:
+        """Between how many ranks gradients and master weights are cut."""
+        return self.parallel.dp if self.parallel.zero else 1
+
+    @property
+    def num_microbatches(self) -> int:
+        return self.train.num_microbatches(self.parallel.dp)
+
+    @cached_property
+    def schedules(self) -> list[list[Action]]:
+        """Every stage's actions."""
+        parallel = self.parallel
+        return [
+            actions(parallel.schedule, stage, parallel.pp, self.num_microbatches, parallel.virtual_stages)
+            for stage in range(parallel.pp)
+        ]
+
+    @property
+    def tokens(self) -> int:
+        """Of a micro-batch."""
+        return self.model.seq_length * self.train.micro_batch_size
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number of the computation."""
+        return BYTES[self.train.precision]
+
+    @property
+    def exact(self) -> int:
+        """Bytes of a number of master weights, gradients and losses."""
+        return max(self.width, 4)
+
+    @property
+    def stream(self) -> int:
+        """Bytes of a micro-batch's [s, b, h], as layers read and write it."""
+        return self.tokens * self.model.hidden_size * self.width
+
+    @property
+    def message(self) -> int:
+        """Bytes of the residual stream between two stages."""
+        cut = self.parallel.tp if self.parallel.sequence_parallel else 1
+        width = self.exact if self.model.fp32_residual else self.width
+        return self.tokens * self.model.hidden_size * width // cut
+
+    def size(self, axis: str) -> int:
+        """The ranks along an axis of the mesh."""
+        tp, pp, dp = self.parallel.tp, self.parallel.pp, self.parallel.dp
+        ends = 2 if pp > 1 and self.place["pp"] in (0, pp - 1) else 1
+        return {"tp": tp, "pp": pp, "dp": dp, "model": pp * tp, "stage": dp * tp, "world": pp * dp * tp, "ends": ends}[
+            axis
+        ]
+
+
+def traffic(step: Step) -> list[Flow]:
+    """Everything that a rank sends in a step, by reason."""
+    kinds = (_blocks, _embedding, _head, _replicated, _gradients, _parameters, _tied, _pipeline, _numbers, _lamb)
+    return [flow for kind in kinds for flow in kind(step) if flow.count and step.size(flow.axis) > 1]
+
+
+def totals(flows: Sequence[Flow]) -> dict[tuple[str, str], tuple[int, int]]:
+    """(count, bytes) by (operation, axis)."""
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for flow in flows:
+        count, size = found.get((flow.operation, flow.axis), (0, 0))
+        found[flow.operation, flow.axis] = count + flow.count, size + flow.bytes
+    return found
+
+
+# --- inside the model: over tp ----------------------------------------------------------------------------------------
+
+
+def _over_tp(step: Step, operation: str, what: str, count: int) -> Flow:
+    """`count` operations on residual streams. Into an all-gather goes this rank's part of one."""
+    each = step.stream // step.parallel.tp if operation == "all_gather" else step.stream
+    return Flow("tp", operation, what, count, count * each)
+
+
+def _blocks(step: Step) -> Iterator[Flow]:
+    twice = step.parallel.recompute == "full"
+    n, again = 2 * step.num_microbatches * step.num_blocks, ", and again in recomputation" if twice else ""
+    forward = n * (1 + twice)
+    if not step.parallel.sequence_parallel:
+        yield _over_tp(step, "all_reduce", f"2 a layer forward, behind attention and MLP{again}", forward)
+        yield _over_tp(step, "all_reduce", "2 a layer backward, before attention and MLP", n)
+        return
+    yield _over_tp(step, "all_gather", f"2 a layer forward, before attention and MLP{again}", forward)
+    yield _over_tp(step, "reduce_scatter", f"2 a layer forward, behind attention and MLP{again}", forward)
+    yield _over_tp(step, "all_gather", "2 a layer backward, behind attention and MLP", n)
+    yield _over_tp(step, "reduce_scatter", "2 a layer backward, before attention and MLP", n)
+    yield _over_tp(step, "all_gather", "2 a layer backward, what its weight gradients are made of", n)
+
+
+def _embedding(step: Step) -> Iterator[Flow]:
+    n = step.num_microbatches * ("embedding" in step.units)
+    if not step.parallel.sequence_parallel:
+        yield _over_tp(step, "all_reduce", "embedding forward", n)
+        return
+    yield _over_tp(step, "reduce_scatter", "embedding forward", n)
+    yield _over_tp(step, "all_gather", "embedding backward", n)
+
+
+def _head(step: Step) -> Iterator[Flow]:
+    n = step.num_microbatches * ("head" in step.units)
+    rows = table_rows(step.vocab_size, step.parallel.tp)
+    chunks = max(1, -(-step.tokens * rows // CHUNK_LOGITS))
+    chunks = -(-step.tokens // -(-step.tokens // chunks))  # equal spans of tokens: there may be fewer
+    yield Flow("tp", "all_gather", "loss, 2 numbers a token", n * chunks, n * 2 * step.tokens * step.exact)
+    if not step.parallel.sequence_parallel:
+        yield _over_tp(step, "all_reduce", "head backward", n)
+        return
+    yield _over_tp(step, "all_gather", "head forward", n)
+    yield _over_tp(step, "reduce_scatter", "head backward", n)
+
+
+def _replicated(step: Step) -> Iterator[Flow]:
+    """Under sequence parallelism, the gradients of weights that all tp ranks have alike: of this rank's slice."""
+    if step.parallel.sequence_parallel:
+        numbers = sum(_in_slice(step, part, *_alike(step.model, part, step.weights[part])) for part in step.weights)
+        yield Flow("tp", "all_reduce", "gradients of replicated weights", int(numbers > 0), numbers * step.exact)
+
+
+def _alike(model: ModelConfig, part: str, weights: Sequence[int]) -> tuple[int, int]:
+    """From where to where replicated weights lie in a part's buffer: behind those that are cut over tp."""
+    cut: Sequence[int] = ()
+    if part == TABLE:
+        cut = weights
+    elif part == "head":  # a norm of two weights before the output layer
+        cut = weights[2:] if model.norm_position == "pre" else weights
+    elif part != "embedding":  # of a block: q, k, v and the MLP's first layer with biases, the other two without
+        cut = [weights[at] for at in (2, 3, 4, 8, 9, 10)]
+    return _aligned(cut), _aligned(weights)
+
+
+def _aligned(weights: Sequence[int]) -> int:
+    return sum(-(-weight // ALIGNMENT) * ALIGNMENT for weight in weights)
+
+
+def _in_slice(step: Step, part: str, start: int, stop: int) -> int:
+    """How many elements of a stretch of a part's buffer lie in this rank's slice."""
+    share = step.lengths[part] // step.shares
+    first = share * (step.place["dp"] if step.parallel.zero else 0)
+    return max(0, min(stop, first + share) - max(start, first))
+
+
+# --- ownership: over dp, and between the ends of the pipeline ---------------------------------------------------------
+
+
+def _gradients(step: Step) -> Iterator[Flow]:
+    zero, n = step.parallel.zero, step.num_microbatches
+    width = step.width if step.train.reduce_precision == "16-bit" else step.exact
+    times, often = (n, "micro-batch") if zero >= 2 else (1, "step")
+    operation = "reduce_scatter" if zero else "all_reduce"
+    count, size = times * len(step.lengths), times * sum(step.lengths.values()) * width
+    yield Flow("dp", operation, f"gradients of each part once a {often}", count, size)
+
+
+def _parameters(step: Step) -> Iterator[Flow]:
+    zero = step.parallel.zero
+    times = dict.fromkeys(step.lengths, int(zero in (1, 2) and not step.skipped)) if zero < 3 else _gathers(step)
+    size = sum(times[part] * length // step.parallel.dp * step.width for part, length in step.lengths.items())
+    what = "parameters of each part for each use" if zero == 3 else "updated parameters of each part"
+    yield Flow("dp", "all_gather", what, sum(times.values()), size)
+
+
+def _gathers(step: Step) -> dict[str, int]:
+    """ZeRO 3: how often each part is gathered, if what is used twice in a row is kept."""
+    wanted = [set(needs(step.model, unit)) for unit in _uses(step)]
+    counts, here = dict.fromkeys(step.lengths, 0), set[str]()
+    for parts in wanted:
+        for part in parts - here:
+            counts[part] += 1
+        here = parts
+    return counts
+
+
+def _uses(step: Step) -> Iterator[str]:
+    """The units that this rank runs in a step, forward and backward, in their order."""
+    every = step.parallel.recompute_every if step.parallel.recompute == "full" else 0
+    for action in step.schedules[step.place["pp"]]:
+        if action.kind == "F":
+            yield from step.chunks[action.chunk]
+        elif action.kind == "B":
+            for group, again in reversed(groups(step.chunks[action.chunk], every)):
+                yield from [*(group if again else []), *reversed(group)]
+
+
+def _tied(step: Step) -> Iterator[Flow]:
+    if step.model.tie_embeddings and TABLE in step.lengths:
+        size = step.lengths[TABLE] // step.shares * step.exact
+        yield Flow("ends", "all_reduce", "gradients of the token table of first and last stage", 1, size)
+
+
+# --- the pipeline, and what all ranks agree on ------------------------------------------------------------------------
+
+
+def _pipeline(step: Step) -> Iterator[Flow]:
+    stage = step.place["pp"]
+    sent = sends(step.schedules, step.parallel.pp * step.parallel.virtual_stages)
+    out = [each for each in sent[stage] if each.to != stage]
+    come = [each for other, all_ in enumerate(sent) if other != stage for each in all_ if each.to == stage]
+    for operation, messages in (("send", out), ("receive", come)):
+        for kind, what in (("F", "residual stream"), ("B", "its gradient")):
+            count = sum(each.message.kind == kind for each in messages)
+            yield Flow("pp", operation, f"{what}, each micro-batch", count, count * step.message)
+
+
+def _numbers(step: Step) -> Iterator[Flow]:
+    yield Flow("dp", "all_reduce", "number of loss tokens, loss", 2, 2 * NUMBER)
+    yield Flow("pp", "all_reduce", "loss, from the last stage", 1, NUMBER)
+    yield Flow("world" if step.parallel.zero else "model", "all_reduce", "gradient norm", 1, NUMBER)
+
+
+def _lamb(step: Step) -> Iterator[Flow]:
+    if step.optimizer == "lamb" and not step.skipped:
+        size = 2 * NUMBER * sum(map(len, step.weights.values()))
+        yield Flow("stage" if step.parallel.zero else "tp", "all_reduce", "LAMB's norms, 2 a weight", 1, size)

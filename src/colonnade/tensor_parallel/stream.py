@@ -1,0 +1,56 @@
+"""How the residual stream lies over the ranks of a tp group, and how cut layers take from it and add to it.
+
+                        whole on each rank          cut along the sequence (sequence parallelism)
+    the stream          [s, b, h]                   [s/tp, b, h]
+    enter               f: copy_to                  gather_sequence
+        forward             identity                    all-gather
+        backward            all-reduce                  reduce-scatter
+    leave               g: reduce_from              scatter_sequence
+        forward             all-reduce                  reduce-scatter
+        backward            identity                    all-gather
+
+An all-reduce is a reduce-scatter and an all-gather, so both send the same; cut, the norms, dropouts and residual
+additions between the layers are computed and kept once and not on every rank (Korthikanti et al., "Reducing Activation
+Recomputation in Large Transformer Models", 2022, section 4.2.2).
+
+Where the stream is cut, every weight that works on it (norms, positions, biases behind a sum: those whose
+`Placement.dim` is None) has seen this rank's part of the sequence alone, and its gradient is a partial sum over tp:
+whoever reduces gradients has to add these up. Where it is whole, they are equal on all ranks of the group.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn.functional import pad
+
+from colonnade.mesh.collectives import all_gather, copy_to, gather_sequence, reduce_from, scatter_sequence
+from colonnade.mesh.mesh import Axis
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The residual stream on the ranks of one tp group."""
+
+    tp: Axis
+    cut: bool = False
+    """Along the sequence: sequence parallelism."""
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Of the stream, what every rank of a cut layer reads: [s/tp, b, h] or [s, b, h] -> [s, b, h]."""
+        return gather_sequence(x, self.tp) if self.cut else copy_to(x, self.tp)
+
+    def leave(self, y: Tensor) -> Tensor:
+        """Partial sums, added up into the stream: [s, b, h] -> [s/tp, b, h] or [s, b, h]."""
+        return scatter_sequence(y, self.tp) if self.cut else reduce_from(y, self.tp)
+
+    def whole(self, x: Tensor) -> Tensor:
+        """The whole stream on every rank, no gradient: [s/tp, b, h] or [s, b, h] -> [s, b, h]."""
+        return all_gather(x, self.tp) if self.cut else x
+
+    def first(self, length: int) -> int:
+        """The position with which this rank's `length` positions of the stream begin."""
+        return self.tp.rank * length if self.cut else 0
+
+    def fill(self, tokens: Tensor) -> Tensor:
+        """Tokens [s, b] with as many zeros behind as let the stream be cut evenly."""
+        return pad(tokens, (0, 0, 0, -len(tokens) % self.tp.size)) if self.cut else tokens

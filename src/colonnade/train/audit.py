@@ -1,0 +1,110 @@
+"""`train --audit`: one training step of a configuration, and what its ledger saw beside what theory says.
+
+Every rank holds its own ledger against its own theory (`planner/traffic.py`). Rank 0 prints the table of the first rank
+of each pipeline stage, and of every rank where the two differ.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from colonnade.config.schema import Config
+from colonnade.data.loader import load_batches, rank_positions
+from colonnade.mesh.collectives import all_gather, all_reduce
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.ledger import Ledger
+from colonnade.mesh.mesh import Axis, Mesh
+from colonnade.planner.traffic import Flow, Step, totals, traffic
+from colonnade.train.corpus import Corpus, open_corpus
+from colonnade.train.join import joined
+from colonnade.train.state import build_state
+from colonnade.train.step import train_step
+
+Totals = Mapping[tuple[str, str], tuple[int, int]]
+"""(count, bytes) by (operation, axis)."""
+
+
+def audit(config: Config) -> bool:
+    """Run one step as one rank of the configuration's layout; rank 0 prints, and returns whether all ranks sent what
+    theory says they would. The others return True.
+
+    Every rank calls this. Nothing is saved.
+    """
+    parallel, train = config.parallel, config.train
+    layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp)
+    with joined(layout, train.device, train.threads, timeout=train.timeout) as (mesh, device):
+        flows, seen = one_step(config, mesh, device, open_corpus(config))
+        agree = totals(flows) == seen
+        shown = not agree or mesh.dp.rank == mesh.tp.rank == 0
+        title = f"rank {mesh.rank} {mesh.coordinates}"
+        tables = _gather_texts(table(title, flows, seen) if shown else "", mesh.world, device)
+        all_agree = bool(all_reduce(torch.tensor(int(agree), device=device), mesh.world, "min"))
+        if mesh.rank == 0:
+            print("\n\n".join([_heading(layout), *filter(None, tables), _verdict(all_agree)]))
+    return all_agree or mesh.rank > 0
+
+
+def one_step(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus) -> tuple[list[Flow], Totals]:
+    """What theory says of this rank's first step, and what its ledger saw."""
+    train, ledger = config.train, mesh.ledger
+    state = build_state(config, mesh, corpus.vocab_size, device)
+    chunks = rank_positions(
+        0,
+        global_batch_size=train.global_batch_size,
+        micro_batch_size=train.micro_batch_size,
+        dp_rank=mesh.dp.rank,
+        dp_size=mesh.dp.size,
+    )
+    batches = [batch.to(device) for batch in load_batches(corpus.datasets.train, chunks)]
+    ledger.clear()
+    ledger.begin_step(1)
+    result = train_step(state, batches, mesh, train)
+    seen = ledger_totals(ledger)
+    step = Step(
+        config.model, config.parallel, train, config.optim.name, corpus.vocab_size, mesh.rank, skipped=result.skipped
+    )
+    return traffic(step), seen
+
+
+def ledger_totals(ledger: Ledger) -> Totals:
+    return {key: (count, ledger.bytes[key]) for key, count in ledger.counts.items()}
+
+
+def table(title: str, flows: Sequence[Flow], seen: Totals) -> str:
+    """Each axis and operation on a line, and below it what theory says it is for."""
+    expected = totals(flows)
+    lines = [f"{title:28}{'ledger':>24}   {'theory':>24}"]
+    for key in sorted({*expected, *seen}, key=lambda key: (key[1], key[0])):
+        operation, axis = key
+        theirs, ours = seen.get(key, (0, 0)), expected.get(key, (0, 0))
+        mark = " " if theirs == ours else "≠"
+        reasons = [flow for flow in flows if (flow.operation, flow.axis) == key]
+        only = f"  {reasons[0].what}" if len(reasons) == 1 else ""
+        lines.append(f"{axis:8}{operation:20}{_amount(*theirs)} {mark} {_amount(*ours)}{only}")
+        if len(reasons) > 1:
+            lines += [f"{'':55}{_amount(flow.count, flow.bytes)}  {flow.what}" for flow in reasons]
+    return "\n".join(lines if len(lines) > 1 else [f"{title}: nothing is sent."])
+
+
+def _amount(count: int, size: int) -> str:
+    return f"{count:>7,} {size:>14,} B"
+
+
+def _heading(layout: Layout) -> str:
+    return f"One step on {layout}: how often a rank sends, and how many bytes it puts in (or receives)."
+
+
+def _verdict(agree: bool) -> str:
+    if agree:
+        return "On every rank the ledger is what theory says."
+    return "The ledger and theory differ (≠): the program sends what it need not, or does not send what it must."
+
+
+def _gather_texts(text: str, axis: Axis, device: torch.device) -> list[str]:
+    """Every rank's text, on every rank."""
+    mine = torch.tensor(list(text.encode()), dtype=torch.uint8, device=device)
+    longest = int(all_reduce(torch.tensor(len(mine), device=device), axis, "max"))
+    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
+    padded[: len(mine)] = mine
+    rows = all_gather(padded[None], axis)
+    return [bytes(row.tolist()).rstrip(b"\0").decode() for row in rows.cpu()]

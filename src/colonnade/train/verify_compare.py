@@ -1,0 +1,208 @@
+"""Two runs, number against number. Pure: what the ranks wrote down in, a verdict out.
+
+Every box of every rank is held against the same box of the serial run's tensor. The distance of two numbers is that of
+their elements that are furthest apart, relative to the largest element of the serial run's tensor; what is no number
+(NaN) is infinitely far from everything. Of each tensor every element must be on some rank.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from colonnade.mesh.layout import Layout
+
+TOLERANCE = 1e-10
+"""fp64: how far numbers may be apart that were added up in another order. Seen in tests: 1e-11 at most."""
+UNIT = {"fp32": 2.0**-24, "bf16": 2.0**-9, "fp16": 2.0**-12}
+"""The largest relative error of one rounding."""
+TIMES = 4.0
+"""Other formats: in step 1 a layout's number may be so many times as far from the fp64 run as the serial run's in that
+format, …"""
+LATER_TIMES = 16.0
+"""… later so many times as far as the furthest of its kind (gradients, weights, …): by then every number depends on how
+each one before was rounded, and where AdamW divides a small gradient by its own size, on its sign …"""
+ROUNDINGS = 16.0
+"""… and so many roundings further."""
+
+
+class Number(NamedTuple):
+    """A tensor or scalar of the run."""
+
+    what: str
+    """loss, overflow, gradient, gradient norm, weight, first moment, second moment."""
+    name: str
+    """The weight's logical name; empty for a scalar of the step."""
+    step: int
+    """0: before the first step."""
+
+    def __str__(self) -> str:
+        if not self.name:
+            return f"{self.what} of step {self.step}"
+        if self.what == "gradient":
+            return f"gradient of {self.name} in step {self.step}"
+        when = f"after step {self.step}" if self.step else "before step 1"
+        return f"{self.what} {self.name} {when}" if self.what == "weight" else f"{self.what} of {self.name} {when}"
+
+
+class Part(NamedTuple):
+    """What one rank has of a number."""
+
+    number: Number
+    shape: tuple[int, ...]
+    """Of the whole."""
+    offsets: tuple[int, ...]
+    values: Tensor
+    """The box that begins at `offsets`."""
+
+
+class Far(NamedTuple):
+    """Where a rank's part is furthest from the serial run's."""
+
+    distance: float
+    """Relative to the whole tensor's largest element; infinite where one of the two is no number."""
+    rank: int
+    element: tuple[int, ...]
+    """Of the whole tensor."""
+
+
+Bound = Callable[[Number], float]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far every number of one run is from the serial run's."""
+
+    furthest: Mapping[Number, Far]
+    """In the serial run's order; of each number the furthest of all ranks."""
+    missing: Mapping[Number, int]
+    """Elements that no rank has, of numbers where there are any."""
+    unknown: Sequence[Number]
+    """Numbers that the serial run does not have."""
+
+
+def whole(parts: Iterable[Part]) -> dict[Number, Tensor]:
+    """The numbers of a serial run, in their order."""
+    parts = list(parts)
+    assert all(tuple(part.values.shape) == part.shape for part in parts), "a serial run has all of every tensor"
+    return {part.number: part.values for part in parts}
+
+
+def compare(serial: Mapping[Number, Tensor], ranks: Iterable[Sequence[Part]]) -> Comparison:
+    """Hold every part of every rank against the serial run."""
+    furthest: dict[Number, Far] = {}
+    seen = {number: torch.zeros(values.shape, dtype=torch.bool) for number, values in serial.items()}
+    unknown: list[Number] = []
+    for rank, parts in enumerate(ranks):
+        for part in parts:
+            if part.number not in serial or part.shape != tuple(serial[part.number].shape):
+                unknown.append(part.number)
+                continue
+            seen[part.number][_window(part)] = True
+            far = distance(part, serial[part.number], rank)
+            furthest[part.number] = max(furthest.get(part.number, far), far, key=lambda each: each.distance)
+    missing = {number: int((~mask).sum()) for number, mask in seen.items() if not bool(mask.all())}
+    nothing = Far(0.0, 0, ())
+    return Comparison({number: furthest.get(number, nothing) for number in serial}, missing, unknown)
+
+
+def distance(part: Part, serial: Tensor, rank: int) -> Far:
+    """Where a part is furthest from the serial run's tensor."""
+    if part.values.numel() == 0:
+        return Far(0.0, rank, part.offsets)
+    apart = (part.values.double() - serial[_window(part)].double()).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+    flat = int(apart.argmax())
+    inside = torch.unravel_index(torch.tensor(flat), apart.shape) if apart.ndim else ()
+    element = tuple(at + int(i) for at, i in zip(part.offsets, inside, strict=True))
+    return Far(_relative(float(apart.flatten()[flat]), float(serial.double().abs().max())), rank, element)
+
+
+def _relative(apart: float, scale: float) -> float:
+    if apart == 0.0:
+        return 0.0
+    return apart / scale if 0.0 < scale < math.inf else math.inf
+
+
+def _window(part: Part) -> tuple[slice, ...]:
+    return tuple(slice(at, at + size) for at, size in zip(part.offsets, part.values.shape, strict=True))
+
+
+# --- what is equal ----------------------------------------------------------------------------------------------------
+
+
+def exact(number: Number) -> float:
+    """The bound in fp64."""
+    return TOLERANCE
+
+
+def near(own: Comparison, precision: str) -> Bound:
+    """The bound in a format of fewer bits, given how far the serial run in that format is from the one in fp64."""
+    furthest: dict[str, float] = {}
+    for number, far in own.furthest.items():
+        furthest[number.what] = max(furthest.get(number.what, 0.0), far.distance)
+
+    def bound(number: Number) -> float:
+        if number.what == "overflow":
+            return 0.0  # a step is skipped or it is not
+        first = number.step == 1 and number.what in ("loss", "gradient", "gradient norm")
+        times = TIMES * own.furthest[number].distance if first else LATER_TIMES * furthest[number.what]
+        return times + ROUNDINGS * UNIT[precision]
+
+    return bound
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How far one layout is from the serial run."""
+
+    layout: str
+    num_ranks: int
+    max_relative_difference: float | None
+    """None where a number is none (NaN) or infinite, and where the run failed."""
+    furthest: str | None
+    """The number that is this far, and where."""
+    first_difference: str | None
+    """The first number in the order of the run that differs by more than its bound, by how much and where."""
+    ok: bool
+
+
+def judge(text: str, layout: Layout, comparison: Comparison, bound: Bound) -> Verdict:
+    """The verdict on a run that came to its end."""
+    number, far = max(comparison.furthest.items(), key=lambda item: item[1].distance)
+    first = next(_differences(layout, comparison, bound), None)
+    return Verdict(
+        layout=text,
+        num_ranks=layout.num_ranks,
+        max_relative_difference=far.distance if math.isfinite(far.distance) else None,
+        furthest=_told(number, far, layout) if far.distance else None,
+        first_difference=first,
+        ok=first is None,
+    )
+
+
+def failed(text: str, layout: Layout, status: int) -> Verdict:
+    """The verdict on a run that ended with an error."""
+    reason = f"its ranks failed with exit status {status} before there was anything to compare"
+    return Verdict(text, layout.num_ranks, None, None, reason, ok=False)
+
+
+def _differences(layout: Layout, comparison: Comparison, bound: Bound) -> Iterator[str]:
+    for number, far in comparison.furthest.items():
+        if number in comparison.missing:
+            yield f"{number}: {comparison.missing[number]} of its elements are on no rank"
+        if far.distance > bound(number):
+            yield _told(number, far, layout)
+    yield from (f"{number}, which the serial run does not have" for number in comparison.unknown)
+
+
+def _told(number: Number, far: Far, layout: Layout) -> str:
+    """ "gradient of blocks.1.mlp.up.weight in step 1 by 2.3e-02 at [12, 3] on rank 1 [pp0 dp0 tp1]"."""
+    at = f" at {list(far.element)}" if far.element else ""
+    place = " ".join(f"{axis}{rank}" for axis, rank in layout.coordinates(far.rank).items())
+    return f"{number} by {far.distance:.1e}{at} on rank {far.rank} [{place}]"

@@ -1,0 +1,142 @@
+"""What one rank of a compared run writes down: every number of every step that means the same on any layout.
+
+    before step 1       weights
+    each step           loss · whether it was skipped · gradients, summed over all ranks, before clipping · their norm
+    after the last      weights · both moments of the optimizer
+
+Gradients come in the order of a backward pass, the head's first, so that the first one that differs is the one that
+the others have it from. Of each tensor a rank has boxes: all of its shard, or under ZeRO those of its slice.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from colonnade.checkpoint.plan import Box, shards_of_span
+from colonnade.config.schema import Config
+from colonnade.data.loader import load_batches, rank_positions
+from colonnade.data_parallel.buckets import FlatUnit
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Mesh
+from colonnade.optim.piece import Optimizer, Piece, Total
+from colonnade.tensor_parallel.placement import named_placements
+from colonnade.train.corpus import Corpus, open_corpus
+from colonnade.train.join import joined
+from colonnade.train.state import TrainState, build_state
+from colonnade.train.step import StepResult, train_step
+from colonnade.train.verify_compare import Number, Part
+
+
+def file_of(folder: Path, rank: int) -> Path:
+    """Where a rank's numbers are written."""
+    return folder / f"rank_{rank}.pt"
+
+
+def read(folder: Path, rank: int) -> list[Part]:
+    """What `trace` has written for a rank."""
+    rows = torch.load(file_of(folder, rank), mmap=True)
+    return [Part(Number(what, name, step), shape, offsets, x) for what, name, step, shape, offsets, x in rows]
+
+
+def trace(config: Config, output: Path, steps: int) -> None:
+    """Run `steps` steps as one rank of the configuration's layout, and write this rank's numbers to `output`."""
+    parallel, train = config.parallel, config.train
+    corpus = open_corpus(config)
+    layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp)
+    with joined(layout, train.device, train.threads, timeout=train.timeout) as (mesh, device):
+        parts = list(_run(config, corpus, mesh, device, steps))
+        output.mkdir(parents=True, exist_ok=True)
+        torch.save(
+            [(*part.number, part.shape, part.offsets, part.values) for part in parts], file_of(output, mesh.rank)
+        )
+
+
+def _run(config: Config, corpus: Corpus, mesh: Mesh, device: torch.device, steps: int) -> Iterator[Part]:
+    state = build_state(config, mesh, corpus.vocab_size, device)
+    seen = SeenGradients(state.optimizer, state.units)
+    state.optimizer = seen
+    order = _backward_order(state, mesh)
+    yield from _boxes("weight", 0, state.units, [unit.master for unit in state.units])
+    for step in range(1, steps + 1):
+        mesh.ledger.begin_step(step)
+        result = _step(state, config, corpus, mesh, device)
+        yield from _scalars(step, {"loss": result.loss, "overflow": float(result.skipped)})
+        yield from sorted(seen.taken(step, result.loss_scale), key=lambda part: order[part.number.name])
+        yield from _scalars(step, {} if result.skipped else {"gradient norm": result.grad_norm})
+    for what, flats in (
+        ("weight", [unit.master for unit in state.units]),
+        ("first moment", [moments.exp_avg for moments in state.moments]),
+        ("second moment", [moments.exp_avg_sq for moments in state.moments]),
+    ):
+        yield from _boxes(what, steps, state.units, flats)
+
+
+def _step(state: TrainState, config: Config, corpus: Corpus, mesh: Mesh, device: torch.device) -> StepResult:
+    train = config.train
+    positions = rank_positions(
+        state.samples,
+        global_batch_size=train.global_batch_size,
+        micro_batch_size=train.micro_batch_size,
+        dp_rank=mesh.dp.rank,
+        dp_size=mesh.dp.size,
+    )
+    batches = [batch.to(device) for batch in load_batches(corpus.datasets.train, positions)]
+    return train_step(state, batches, mesh, train)
+
+
+@dataclass
+class SeenGradients:
+    """An `Optimizer` that takes down the gradients before the one within uses them up: clipping scales them in place,
+    with a factor in which one wrong gradient would show in all of them.
+    """
+
+    optimizer: Optimizer
+    units: Sequence[FlatUnit]
+    _gradients: list[Tensor] = field(default_factory=list)
+
+    def update_(
+        self,
+        pieces: Sequence[Piece],
+        *,
+        step: int,
+        learning_rate: float,
+        factor: Tensor,
+        num_weights: int,
+        total: Total,
+    ) -> None:
+        """As `Optimizer.update_`."""
+        self._gradients = [unit.applied.clone() for unit in self.units]
+        self.optimizer.update_(
+            pieces, step=step, learning_rate=learning_rate, factor=factor, num_weights=num_weights, total=total
+        )
+
+    def taken(self, step: int, loss_scale: float) -> Iterator[Part]:
+        """This rank's boxes of the gradients of the last step, without the loss scale; none if it was skipped."""
+        flats, self._gradients = self._gradients, []
+        if flats:
+            yield from _boxes("gradient", step, self.units, [flat / loss_scale for flat in flats])
+
+
+def _boxes(what: str, step: int, units: Sequence[FlatUnit], flats: Sequence[Tensor]) -> Iterator[Part]:
+    """This rank's boxes of every tensor, where `flats` has a number for each element of the units' slices."""
+    for unit, flat in zip(units, flats, strict=True):
+        for span in unit.my_spans():
+            place = span.placement
+            held = Box(place.offsets, tuple(place.parameter.shape))
+            for box in shards_of_span(span.name, place.shape, held, flat[span.at], span.first):
+                yield Part(Number(what, span.name, step), box.shape, box.offsets, box.data.detach().cpu().clone())
+
+
+def _scalars(step: int, values: Mapping[str, float]) -> Iterator[Part]:
+    for what, value in values.items():
+        yield Part(Number(what, "", step), (), (), torch.tensor(value, dtype=torch.float64))
+
+
+def _backward_order(state: TrainState, mesh: Mesh) -> dict[str, int]:
+    """The weights of this rank by when a backward pass comes to them."""
+    parts = named_placements(state.model.parts(), mesh.tp)
+    names = [f"{part}.{place.name}" for part, places in parts.items() for place in places]
+    return {name: place for place, name in enumerate(reversed(names))}

@@ -1,0 +1,274 @@
+"""Ownership: parameters are there when they are used and not long before, gradients are summed while nobody adds to
+them, and what was freed is not needed.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from colonnade.data_parallel.zero import TIED, Ownership
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
+from colonnade.pipeline.schedule import NAMES
+from colonnade.train.state import TrainState, build_state
+from colonnade.train.step import train_step
+from tests.data_parallel.flat import allocated, storage, toy_parts
+from tests.data_parallel.late import PunctualTransport, late_mesh
+from tests.distributed import run_on_ranks
+from tests.parity.runs import CPU, Case, Way, configured, microbatches
+
+NEEDS = {
+    "embedding": [TIED, "embedding"],
+    "blocks.0": ["blocks.0"],
+    "blocks.1": ["blocks.1"],
+    "blocks.2": ["blocks.2"],
+    "head": [TIED, "head"],
+}
+UNITS = list(NEEDS)
+LENGTHS = {TIED: 160, "embedding": 320, "blocks.0": 480, "blocks.1": 640, "blocks.2": 800, "head": 960}
+FORWARD_AND_BACK = [*UNITS, *UNITS[::-1]]
+
+
+def owner(mesh: Mesh, zero: int, **settings: Any) -> Ownership:
+    """Of parts that differ in size, so that the ledger tells which one was gathered."""
+    return Ownership(toy_parts(LENGTHS, mesh.dp, storage(zero=zero)), NEEDS, mesh, zero=zero, **settings)
+
+
+def use(owned: Ownership, uses: Sequence[str], *, gradients: bool = False) -> Iterator[str]:
+    """Acquire and release one unit after the other; in between, the caller looks."""
+    owned.expect(uses)
+    for unit in uses:
+        owned.acquire(unit, gradients=gradients)
+        yield unit
+        owned.release(unit)
+
+
+def sent(mesh: Mesh, operation: str) -> list[tuple[str, str]]:
+    """(the unit at work, the part that was sent), in order."""
+    parts = {length * 8: part for part, length in LENGTHS.items()}
+    times = mesh.dp.size if operation == "all_gather" else 1  # there, each rank puts in its slice
+    return [(e.unit, parts[e.bytes * times]) for e in mesh.ledger.entries if e.operation == operation]
+
+
+# --- parameters -------------------------------------------------------------------------------------------------------
+
+
+def test_the_next_unit_is_gathered_while_this_one_runs() -> None:
+    mesh = paper_mesh(Layout(dp=2), 0)
+    for _ in use(owner(mesh, 3), FORWARD_AND_BACK):
+        pass
+    assert sent(mesh, "all_gather") == [
+        ("embedding", TIED),
+        ("embedding", "embedding"),  # the first of all: nobody could ask for them earlier
+        ("embedding", "blocks.0"),
+        ("blocks.0", "blocks.1"),
+        ("blocks.1", "blocks.2"),
+        ("blocks.2", TIED),
+        ("blocks.2", "head"),  # the head's backward is next: both are kept
+        ("head", "blocks.2"),
+        ("blocks.2", "blocks.1"),
+        ("blocks.1", "blocks.0"),
+        ("blocks.0", TIED),
+        ("blocks.0", "embedding"),
+    ]
+
+
+@pytest.mark.parametrize("uses", [FORWARD_AND_BACK, UNITS * 2, [*UNITS[:3], *UNITS[2::-1]]], ids=len)
+def test_stage_3_holds_this_unit_and_the_next_and_nothing_at_rest(uses: list[str]) -> None:
+    owned = owner(paper_mesh(Layout(dp=2), 1), 3)
+    parts = list(owned.parts.values())
+    assert allocated(parts, "parameters") == set()
+    for number, unit in enumerate(use(owned, uses)):
+        behind = NEEDS[uses[number + 1]] if number + 1 < len(uses) else []
+        assert allocated(parts, "parameters") == {*NEEDS[unit], *behind}
+    assert allocated(parts, "parameters") == set()
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_other_stages_keep_parameters(zero: int) -> None:
+    mesh = paper_mesh(Layout(dp=2), 0)
+    owned = owner(mesh, zero)
+    for _ in use(owned, FORWARD_AND_BACK):
+        assert allocated(list(owned.parts.values()), "parameters") == set(LENGTHS)
+    assert sent(mesh, "all_gather") == []
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+def test_new_parameters_arrive_behind_the_next_forward(zero: int) -> None:
+    """Publishing starts all gathers at once; each is waited for by the unit that needs it."""
+    mesh, transport = late_mesh(Layout(dp=2), 0)
+    owned = owner(mesh, zero)
+    for part in owned.parts.values():
+        part.master.fill_(3.0)
+    owned.publish()
+    assert len(transport.under_way) == len(LENGTHS)
+    left = [len(transport.under_way) for _ in use(owned, UNITS)]
+    assert left == [4, 3, 2, 1, 0]
+    assert all((part.parameters == 3.0).all() for part in owned.parts.values())
+
+
+def test_another_unit_than_expected_is_an_error() -> None:
+    owned = owner(paper_mesh(Layout(dp=2), 0), 3)
+    owned.expect(UNITS)
+    owned.acquire("embedding", gradients=False)
+    with pytest.raises(AssertionError, match=r"blocks\.1 comes where blocks\.0 was expected"):
+        owned.acquire("blocks.1", gradients=False)
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+def back(owned: Ownership, microbatches: int) -> None:
+    """Backward of some micro-batches, each adding 1 to every gradient."""
+    owned.begin()
+    for number in range(microbatches):
+        for unit in use(owned, UNITS[::-1], gradients=True):
+            for part in NEEDS[unit]:
+                owned.parts[part].gradients.add_(1.0)
+            owned.left(unit, last=number == microbatches - 1)
+    owned.finish()
+
+
+ORDER = [
+    ("head", "head"),
+    *((f"blocks.{i}", f"blocks.{i}") for i in (2, 1, 0)),
+    ("embedding", TIED),
+    ("embedding", "embedding"),
+]
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_a_part_is_summed_once_backward_has_left_the_first_unit_that_needs_it(zero: int) -> None:
+    """After the last micro-batch alone; under stages 2 and 3, which keep no whole gradients, after each. The token table
+    is complete behind the embedding, not behind the head.
+    """
+    mesh = paper_mesh(Layout(dp=2), 0)
+    back(owner(mesh, zero), 3)
+    assert sent(mesh, "reduce_scatter" if zero else "all_reduce") == ORDER * (3 if zero >= 2 else 1)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_every_use_of_a_part_is_in_its_sum(zero: int) -> None:
+    """Two ranks, three micro-batches, and the table is used twice in each."""
+
+    def on_a_rank(rank: int, num_ranks: int) -> dict[str, Tensor]:
+        owned = owner(build_mesh(Layout(dp=2), rank), zero)
+        for _ in range(2):  # the second step begins anew
+            back(owned, 3)
+        return {name: part.reduced.clone() for name, part in owned.parts.items()}
+
+    for rank in run_on_ranks(on_a_rank, 2):
+        for name, reduced in rank.items():
+            assert (reduced == (12.0 if name == TIED else 6.0)).all(), name
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_at_most_three_units_have_whole_gradients(zero: int) -> None:
+    """One that is being filled, and two that are on their way; with tied embeddings the table beside them."""
+    mesh, _ = late_mesh(Layout(dp=2), 0)
+    owned = owner(mesh, zero)
+    owned.begin()
+    for unit in use(owned, UNITS[::-1], gradients=True):
+        whole = allocated(list(owned.parts.values()), "gradients") - {TIED}
+        assert len(whole) <= 3 and unit in whole
+        owned.left(unit, last=False)
+    owned.finish()
+    assert allocated(list(owned.parts.values()), "gradients") == set()
+
+
+def test_partial_sums_over_tp_are_summed_where_the_stream_is_cut() -> None:
+    def on_a_rank(rank: int, num_ranks: int) -> list[float]:
+        owned = owner(build_mesh(Layout(tp=2), rank), 0, sequence_parallel=True)
+        back(owned, 1)
+        return [part.reduced.max().item() for part in owned.parts.values()]
+
+    for rank in run_on_ranks(on_a_rank, 2):
+        assert rank == [4.0, 2.0, 2.0, 2.0, 2.0, 2.0], "all weights here are replicated"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_table_of_both_ends_gets_the_gradient_of_both(tied: bool) -> None:
+    def on_a_rank(rank: int, num_ranks: int) -> float:
+        mesh = build_mesh(Layout(pp=3), rank)
+        units = [["embedding"], ["blocks.0"], ["head"]][rank]
+        lengths = {part: LENGTHS[part] for unit in units for part in NEEDS[unit]}
+        parts = toy_parts(lengths, mesh.dp, storage())
+        owned = Ownership(parts, {unit: NEEDS[unit] for unit in units}, mesh, zero=0, tied=tied)
+        for part in owned.parts.values():
+            part.gradients.add_(10.0**rank)
+        owned.finish()
+        return next(iter(owned.parts.values())).reduced.max().item()
+
+    assert run_on_ranks(on_a_rank, 3) == ([101.0, 10.0, 101.0] if tied else [1.0, 10.0, 100.0])
+
+
+# --- a whole step on the slowest network ------------------------------------------------------------------------------
+
+HOW = [
+    *({"schedule": schedule} for schedule in NAMES if schedule != "interleaved"),
+    {"schedule": "interleaved", "virtual_stages": 2},
+    {"recompute": "full"},
+    {"recompute": "full", "recompute_every": 2},
+]
+
+
+def two_steps(way: Way, mesh: Mesh) -> tuple[TrainState, list[float]]:
+    """Two steps of training on paper: (the state, losses and norms)."""
+    case = Case(num_layers=4)
+    config = configured(case, way)
+    state = build_state(config, mesh, case.vocab_size, CPU)
+    told = []
+    for number in range(2):
+        result = train_step(state, microbatches(case, way, number, mesh), mesh, config.train)
+        told += [result.loss, result.grad_norm]
+    for unit in state.units:
+        unit.make_whole()
+    return state, told
+
+
+@pytest.mark.parametrize("how", HOW, ids=lambda how: " ".join(map(str, how.values())))
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_nothing_is_used_before_it_is_there_nor_changed_while_it_is_sent(zero: int, how: dict[str, Any]) -> None:
+    """Every gather and reduction of two steps arrives only when it is waited for, and finds what it sends unchanged:
+    the published race of stage 2, a micro-batch that adds to a buffer that is still being summed, would be seen.
+    The numbers are those of sums that arrive at once.
+    """
+    way = Way(dp=2, micro_batch_size=1, zero=zero, **how)
+    mesh, transport = late_mesh(way.layout, 1)
+    state, late = two_steps(way, mesh)
+    other, expected = two_steps(way, late_mesh(way.layout, 1, PunctualTransport)[0])
+    assert late == expected and all(number == number for number in late)
+    for mine, theirs in zip(state.units, other.units, strict=True):
+        assert torch.equal(mine.parameters, theirs.parameters) and torch.equal(mine.master, theirs.master)
+    assert transport.under_way == []
+
+
+def test_stage_2_sums_each_microbatch_into_memory_of_its_own() -> None:
+    """Between two micro-batches a part's whole gradients are freed, and begin at zero again."""
+    mesh, _ = late_mesh(Layout(dp=2), 0)
+    owned = owner(mesh, 2)
+    owned.begin()
+    part = owned.parts["blocks.1"]
+    for microbatch in range(3):
+        for unit in use(owned, ["blocks.1"], gradients=True):
+            assert not part.gradients.any(), "nothing of an earlier micro-batch"
+            part.gradients.add_(1.0)
+            owned.left(unit, last=False)
+        assert (part.reduced == 2.0 * microbatch).all(), "the last sum is still under way"
+    owned.finish()
+    assert (part.reduced == 6.0).all() and part.gradients.untyped_storage().size() == 0
+
+
+def test_every_part_of_a_real_model_is_summed() -> None:
+    """The last micro-batch is reduced like the others, in every schedule and stage."""
+    for zero in (0, 1, 2, 3):
+        way = Way(dp=2, micro_batch_size=1, zero=zero, schedule="zero_bubble")
+        mesh = paper_mesh(way.layout, 0)
+        two_steps(way, mesh)
+        operation = "reduce_scatter" if zero else "all_reduce"
+        sums = Counter(e.shape for e in mesh.ledger.entries if e.operation == operation and e.shape)
+        assert sum(sums.values()) == 2 * (4 if zero >= 2 else 1) * 7, "two steps, four micro-batches, seven parts"

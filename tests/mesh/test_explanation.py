@@ -1,0 +1,219 @@
+"""Who waits for whom, in words: from reports alone, no process needed."""
+
+from dataclasses import replace
+
+import pytest
+
+from colonnade.mesh.explanation import Operation, Picture, Report, awaited, explain, last_step, together
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.life import Life
+
+LAYOUT = Layout(tp=2, pp=2, dp=2)
+
+
+def operation(name: str = "all_reduce", axis: str = "tp", layer: str = "blocks.7.mlp", **more: object) -> Operation:
+    given = {"backward": False, "bytes": 4096, "site": "tensor_parallel/linear.py:58", "number": 9, **more}
+    return Operation(operation=name, axis=axis, layer=layer, **given)  # type: ignore[arg-type]
+
+
+def ranks_of(rank: int, axis: str) -> tuple[int, ...]:
+    if axis == "world":
+        return tuple(range(LAYOUT.num_ranks))
+    return next(ranks for ranks in LAYOUT.groups(axis) if rank in ranks)
+
+
+def report(rank: int, waiting: Operation | None = None, *, step: int | None = 41, **more: object) -> Report:
+    """A rank that has begun eight operations on every axis, and a ninth if it waits."""
+    numbers = dict.fromkeys(("tp", "dp", "pp", "world"), 8)
+    if waiting is not None and waiting.peer is None:
+        numbers[waiting.axis] = waiting.number
+    at = LAYOUT.coordinates(rank)
+    done = operation(layer="blocks.7.attention", number=8, seconds=0.0012)
+    basic = Report(
+        rank=rank,
+        coordinates=f"[pp{at['pp']} dp{at['dp']} tp{at['tp']}]",
+        step=step,
+        waiting=waiting,
+        waiting_ranks=() if waiting is None else ranks_of(rank, waiting.axis),
+        waited=5.04 if waiting is not None else 0.0,
+        error="",
+        numbers=numbers,
+        step_numbers=dict.fromkeys(numbers, 5),
+        recent=(done,) if waiting is None else (done, waiting),
+        life=Life("here", 100 + rank, "7"),
+    )
+    return replace(basic, **more)  # type: ignore[arg-type]
+
+
+def picture(*reports: Report, **more: object) -> Picture:
+    return Picture({each.rank: each for each in reports}, **more)  # type: ignore[arg-type]
+
+
+def first_line(rank: int, known: Picture) -> str:
+    return explain(rank, known).splitlines()[0]
+
+
+def test_a_rank_that_died() -> None:
+    known = picture(report(3, operation()), report(2), gone={2: "killed by signal 9 (SIGKILL)"})
+    assert explain(3, known) == (
+        "rank 3 [pp0 dp1 tp1] waits in all_reduce over tp for blocks.7.mlp (step 41, 5.0 s); "
+        "rank 2 [pp0 dp1 tp0] left step 41 (killed by signal 9 (SIGKILL))\n"
+        "\n"
+        "The last operations of rank 3 [pp0 dp1 tp1], newest last:\n"
+        "  all_reduce over tp for blocks.7.attention: 4,096 bytes, 1.2 ms, tensor_parallel/linear.py:58\n"
+        "  all_reduce over tp for blocks.7.mlp: 4,096 bytes, under way, tensor_parallel/linear.py:58"
+    )
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (report(2), "rank 2 [pp0 dp1 tp0] is busy in step 41, after all_reduce over tp for blocks.7.attention"),
+        (report(2, step=None, recent=()), "rank 2 [pp0 dp1 tp0] is busy in step 41"),
+        (report(2, left="raised ValueError: odd"), "rank 2 [pp0 dp1 tp0] left step 41 (raised ValueError: odd)"),
+        (report(2, operation(axis="dp")), "rank 2 [pp0 dp1 tp0] waits itself"),
+    ],
+)
+def test_what_is_said_of_the_other(other: Report, said: str) -> None:
+    assert first_line(3, picture(report(3, operation()), other)).partition("; ")[2] == said
+
+
+def test_a_rank_that_is_silent_and_one_that_never_spoke() -> None:
+    known = picture(report(3, operation()), report(2), silent={2})
+    assert first_line(3, known).endswith(
+        "rank 2 [pp0 dp1 tp0] stands still in step 41, after all_reduce over tp for blocks.7.attention and says "
+        "nothing (stopped, or its machine is lost)"
+    )
+    assert first_line(3, picture(report(3, operation()))).endswith("; rank 2 has never reported")
+
+
+def test_a_rank_that_has_explained_and_ended_is_no_cause() -> None:
+    """It waits for rank 0, has said so and is gone; its own peer still puts it in the right place."""
+    known = picture(
+        report(3, operation()), report(2, operation(axis="dp"), explained=True), report(0), gone={2: "ended"}
+    )
+    lines = explain(3, known).splitlines()
+    assert lines[0].endswith("; rank 2 [pp0 dp1 tp0] waits itself")
+    assert lines[1].startswith("rank 2 [pp0 dp1 tp0] waits in all_reduce over dp for blocks.7.mlp")
+    assert lines[1].endswith(
+        "; rank 0 [pp0 dp0 tp0] is busy in step 41, after all_reduce over tp for blocks.7.attention"
+    )
+
+
+def test_the_chain_leads_to_the_cause() -> None:
+    """7 waits for 6, who waits to receive from 2, who waits for 0, who is dead; 3 waits too and does not matter."""
+    receive = operation("receive", "pp", "blocks.9", peer=2, number=3)
+    known = picture(
+        report(7, operation()),
+        report(6, receive),
+        report(2, operation(axis="dp", backward=True)),
+        report(3, operation(axis="dp")),
+        report(0),
+        report(4),
+        gone={0: "killed by signal 9 (SIGKILL)"},
+    )
+    assert [line.split(" (")[0] for line in explain(7, known).splitlines()[:4]] == [
+        "rank 7 [pp1 dp1 tp1] waits in all_reduce over tp for blocks.7.mlp",
+        "rank 6 [pp1 dp1 tp0] waits in receive over pp from rank 2 for blocks.9",
+        "rank 2 [pp0 dp1 tp0] waits in all_reduce over dp for blocks.7.mlp, backward",
+        "",
+    ]
+    assert "rank 0 [pp0 dp0 tp0] left step 41" in explain(7, known).splitlines()[2]
+
+
+def test_a_circle() -> None:
+    receive = {0: operation("receive", "pp", peer=4, number=1), 4: operation("receive", "pp", peer=0, number=1)}
+    lines = explain(0, picture(*(report(rank, each) for rank, each in receive.items()))).splitlines()
+    assert lines[2] == "They wait for each other: their programs disagree about what comes next."
+
+
+def test_transfers_meet_by_number() -> None:
+    receiver = report(4, operation("receive", "pp", peer=0, number=3))
+    sender = report(0)
+    for sent, missing in ((2, [0]), (3, []), (4, [])):
+        sender.numbers["pp send 1"] = sent  # rank 4 is rank 1 of its axis
+        assert awaited(receiver, picture(receiver, sender)) == missing
+    back = report(0, operation("send", "pp", peer=4, number=2))
+    receiver.numbers["pp receive 0"] = 1
+    assert awaited(back, picture(receiver, back)) == [4]
+
+
+def test_all_have_come() -> None:
+    error = "Read error: Connection reset by peer"
+    known = picture(report(2, operation()), report(3, operation(), error=error))
+    assert first_line(3, known) == (
+        f"rank 3 [pp0 dp1 tp1] waits in all_reduce over tp for blocks.7.mlp (step 41, 5.0 s, {error}); "
+        "all that take part have come, but it does not end"
+    )
+
+
+def test_programs_that_disagree() -> None:
+    other = operation("all_gather", bytes=512)
+    assert first_line(3, picture(report(2, other), report(3, operation()))).endswith(
+        "; rank 2 [pp0 dp1 tp0] is in all_gather over tp for blocks.7.mlp of 512 bytes instead of 4,096: "
+        "their programs disagree"
+    )
+
+
+def test_many_are_not_all_named() -> None:
+    waiting = operation(axis="world", layer="")
+    known = picture(*(report(rank) for rank in range(7)), report(7, waiting))
+    line = first_line(7, known)
+    assert line.startswith("rank 7 [pp1 dp1 tp1] waits in all_reduce over world (step 41, 5.0 s); rank 0 ")
+    assert line.count("; rank") == 3 and line.endswith("; 4 more have not come")
+
+
+def test_a_long_chain_is_cut() -> None:
+    waits = [operation("receive", "pp", peer=rank + 1, number=1) for rank in range(20)]
+    reports = [replace(report(0, wait), rank=rank, waiting_ranks=tuple(range(21))) for rank, wait in enumerate(waits)]
+    lines = explain(0, picture(*reports, replace(report(0), rank=20))).splitlines()
+    assert lines[8] == "… and 12 more ranks wait." and lines[9] == ""
+
+
+def test_the_limit_and_a_lost_board_are_told() -> None:
+    known = picture(report(3, operation(), error="Connection closed by peer"), limit=5.0, unread="Broken pipe")
+    lines = explain(3, known).splitlines()
+    assert lines[0].endswith("(step 41, 5.0 s, Connection closed by peer); rank 2 has not come")
+    assert lines[1:3] == [
+        "The other ranks' reports cannot be read (Broken pipe): this is what is known.",
+        "The limit is train.timeout = 5 seconds.",
+    ]
+    assert "train.timeout" not in explain(3, replace(known, limit=6.0))
+
+
+@pytest.mark.parametrize(("number", "step"), [(9, 41), (7, 41), (6, 40)])
+def test_the_step_that_a_rank_left_is_what_its_peers_know(number: int, step: int) -> None:
+    """Its own report is of step 30. Rank 3 began step 41 after number 5 of the axis, so that number 6 was its first."""
+    waiting = report(3, operation(number=number))
+    dead = report(2, step=30)
+    known = picture(waiting, dead, gone={2: "ended without a word"})
+    assert last_step(dead, known) == step
+    assert f"left step {step} (ended without a word)" in first_line(3, known)
+
+
+def test_before_the_first_step() -> None:
+    known = picture(report(3, operation(), step=None), report(2, step=None), gone={2: "ended with exit status 1"})
+    assert "waits in all_reduce over tp for blocks.7.mlp (5.0 s); " in first_line(3, known)
+    assert first_line(3, known).endswith("left before its first step (ended with exit status 1)")
+
+
+def test_reports_travel_as_text() -> None:
+    for each in (report(3, operation("receive", "pp", peer=7)), report(0, left="raised ValueError: a\nb", step=None)):
+        assert Report.from_json(each.to_json()) == each
+
+
+def test_several_explanations_as_one() -> None:
+    """Each rank in its own words once, in order; then notes once; then what each did last."""
+    known = picture(
+        report(3, operation()), report(2, operation(axis="dp")), report(0), report(1, operation()), limit=5.0
+    )
+    texts = {rank: explain(rank, known) for rank in (3, 2)}
+    later = {**texts, 2: texts[2].replace("5.0 s", "5.4 s")}
+    lines = together(later).splitlines()
+    assert [line[:6] for line in lines[:2]] == ["rank 2", "rank 3"] and "5.4 s" in lines[0]
+    assert lines[2] == "The limit is train.timeout = 5 seconds."
+    assert [line for line in lines if line.startswith("The last")] == [
+        "The last operations of rank 3 [pp0 dp1 tp1], newest last:",
+        "The last operations of rank 2 [pp0 dp1 tp0], newest last:",
+    ]
+    assert [line[:6] for line in together({3: texts[3]}).splitlines()[:2]] == ["rank 2", "rank 3"]

@@ -1,0 +1,70 @@
+"""The real command, one of whose ranks is killed or stopped in the middle of a step: all end, and say why."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import corpus as tiny
+from tests.commands import environment
+
+LAYOUT = ["parallel.tp=2", "parallel.dp=2"]
+ENDLESS = ["train.steps=100000", "train.evaluate_every=0", "checkpoint.every=0"]
+WAITS = re.compile(r"^rank (\d) \[pp0 dp\d tp\d\] waits in \w+ over \w+.*\(step \d+, \d+\.\d s.*\); rank \d .*$", re.M)
+
+
+def ranks_of(supervisor: int) -> dict[int, int]:
+    """The process of each rank."""
+    ranks = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (process / "environ").read_bytes().split(b"\0")
+            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # it has ended, or is somebody else's
+        numbers = [int(each[5:]) for each in variables if each.startswith(b"RANK=")]
+        if parent == supervisor and numbers:
+            ranks[numbers[0]] = int(process.name)
+    return ranks
+
+
+def trouble(folder: Path, number: int, *overrides: str) -> tuple[int, str, float]:
+    """Send rank 2 a signal in the fifth step or later; (exit status, errors, seconds until all was over)."""
+    config = tiny.write_config(tiny.make(folder / "corpus"), folder)
+    command = [sys.executable, "-m", "colonnade", "train", str(config), *LAYOUT, *ENDLESS, *overrides]
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    metrics, end = folder / "run" / "metrics.jsonl", time.monotonic() + 120
+    while not metrics.exists() or metrics.read_text().count("\n") < 5:
+        assert process.poll() is None and time.monotonic() < end, process.communicate()
+        time.sleep(0.02)
+    ranks = ranks_of(process.pid)
+    assert ranks.keys() == {0, 1, 2, 3}
+    begin = time.monotonic()
+    os.kill(ranks[2], number)
+    _, errors = process.communicate(timeout=60)
+    assert not [rank for rank in ranks.values() if Path(f"/proc/{rank}").exists()]
+    return process.returncode, errors, time.monotonic() - begin
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the ranks through Linux's /proc")
+class TestTrain:
+    def test_a_rank_that_is_killed(self, tmp_path: Path) -> None:
+        status, errors, seconds = trouble(tmp_path, signal.SIGKILL, "train.timeout=300")
+        assert status == 137 and seconds < 15
+        assert errors.startswith("rank 2 was killed by signal 9 (SIGKILL), perhaps out of memory\nrank 0 [pp0 dp0 tp0]")
+        assert [match[1] for match in WAITS.finditer(errors)] == ["0", "1", "3"]
+        assert re.search(r"; rank 2 \[pp0 dp1 tp0\] left step \d+ \(killed by signal 9 \(SIGKILL\)\)", errors)
+        assert errors.count("The last operations of rank ") == 3 and "Traceback" not in errors
+
+    @pytest.mark.slow
+    def test_a_rank_that_stands_still(self, tmp_path: Path) -> None:
+        status, errors, seconds = trouble(tmp_path, signal.SIGSTOP, "train.timeout=5")
+        assert status == 75 and 5 < seconds < 20
+        assert [match[1] for match in WAITS.finditer(errors)] == ["0", "1", "3"]
+        assert re.search(r"; rank 2 \[pp0 dp1 tp0\] stands still in step \d+", errors)
+        assert "The limit is train.timeout = 5 seconds." in errors and "Traceback" not in errors

@@ -1,0 +1,210 @@
+"""The core of attention against torch's own and the plain expression: dropped, biased, from a cache, computed again."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from colonnade.model.attend import attend, attend_to_cache, attend_with_dropout
+from colonnade.model.attention import KeyValueCache
+from tests.model.kept import Kept
+from tests.tensor_parallel.shards import drawn
+
+B, N, S, D = 3, 4, 6, 8
+SLOPES = [0.5, 0.25, 0.125, 0.75]
+
+
+def heads(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v [b, n, s, d], not contiguous, as attention gets them."""
+    q, k, v = (drawn(S, B, N, D, seed=i).to(dtype).permute(1, 2, 0, 3).requires_grad_() for i in range(3))
+    return q, k, v
+
+
+def expression(
+    q: Tensor, k: Tensor, v: Tensor, keep: Tensor | float = 1.0, drop: float = 0.0, slopes: list[float] | None = None
+) -> Tensor:
+    """What attention with dropped probabilities and lowered scores is."""
+    scores = q @ k.transpose(-1, -2) / D**0.5
+    if slopes is not None:
+        distance = torch.arange(S)[:, None] - torch.arange(S)[None, :]
+        scores = scores - torch.tensor(slopes, dtype=q.dtype)[:, None, None] * distance
+    scores = scores.masked_fill(torch.ones(S, S, dtype=torch.bool).triu(1), -torch.inf)
+    y: Tensor = (scores.softmax(-1) * keep / (1 - drop)) @ v
+    return y
+
+
+@pytest.mark.parametrize("drop", [0.125, 0.5])  # fractions of 2^16, which the mask realises exactly
+def test_dropped_probabilities_are_the_plain_expression(drop: float) -> None:
+    keep = torch.rand(B, N, S, S, generator=torch.Generator().manual_seed(0)) >= drop
+    grad = drawn(B, N, S, D, seed=9)
+    ours, theirs = heads(), heads()
+    y, expected = attend_with_dropout(*ours, lambda: keep, drop), expression(*theirs, keep, drop)
+    torch.testing.assert_close(y, expected, rtol=1e-13, atol=1e-13)
+    for mine, reference in zip(
+        torch.autograd.grad(y, ours, grad), torch.autograd.grad(expected, theirs, grad), strict=True
+    ):
+        torch.testing.assert_close(mine, reference, rtol=1e-12, atol=1e-12)
+
+
+def test_dropping_nothing_is_torchs_fused_attention() -> None:
+    keep, grad = torch.ones(B, N, S, S, dtype=torch.bool), drawn(B, N, S, D, seed=9)
+    ours, theirs = heads(), heads()
+    y = attend_with_dropout(*ours, lambda: keep, 0.0)
+    expected = nn.functional.scaled_dot_product_attention(*theirs, is_causal=True)
+    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+    for mine, reference in zip(
+        torch.autograd.grad(y, ours, grad), torch.autograd.grad(expected, theirs, grad), strict=True
+    ):
+        torch.testing.assert_close(mine, reference, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    keep = torch.rand(1, 2, 4, 4, generator=torch.Generator().manual_seed(0)) >= 0.25
+    qkv = [drawn(1, 2, 4, 3, seed=i).requires_grad_() for i in range(3)]
+    assert torch.autograd.gradcheck(lambda q, k, v: attend_with_dropout(q, k, v, lambda: keep, 0.25), qkv)
+
+
+def test_bf16_is_the_exact_result_rounded() -> None:
+    keep = torch.rand(B, N, S, S, generator=torch.Generator().manual_seed(0)) >= 0.125
+    q, k, v = (t.detach() for t in heads(dtype=torch.bfloat16))
+    y = attend_with_dropout(q, k, v, lambda: keep, 0.125)
+    assert y.dtype is torch.bfloat16
+    exact = expression(q.double(), k.double(), v.double(), keep, 0.125)
+    # roundings of scores, probabilities and result, 2⁻⁹ each; a score of size 4 rounded shifts its probability by 2⁻⁷
+    assert (y - exact).abs().max() <= 2.0**-6 * exact.abs().max()
+
+
+def test_attention_to_a_cache_is_the_rest_of_the_whole() -> None:
+    q, k, v = (t.detach() for t in heads())
+    whole = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    for past in range(S):
+        torch.testing.assert_close(attend_to_cache(q[:, :, past:], k, v), whole[:, :, past:], rtol=1e-12, atol=1e-12)
+
+
+def test_a_cache_gives_back_what_it_was_given() -> None:
+    _, k, v = (t.detach() for t in heads())
+    empty = torch.full((B, N, S + 2, D), torch.nan).double()
+    cache = KeyValueCache(empty, empty.clone())
+    for start, stop in ((0, 2), (2, 3), (3, S)):
+        keys, values = cache.extend(k[:, :, start:stop], v[:, :, start:stop])
+        assert cache.length == stop
+        assert torch.equal(keys, k[:, :, :stop]) and torch.equal(values, v[:, :, :stop])
+
+
+# --- ALiBi -----------------------------------------------------------------------------------------------------------
+
+
+def assert_same(ours: Callable[..., Tensor], theirs: Callable[..., Tensor]) -> None:
+    """Results and all gradients, in float64."""
+    mine, twins, grad = heads(), heads(), drawn(B, N, S, D, seed=9)
+    y, expected = ours(*mine), theirs(*twins)
+    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+    for got, reference in zip(
+        torch.autograd.grad(y, mine, grad), torch.autograd.grad(expected, twins, grad), strict=True
+    ):
+        torch.testing.assert_close(got, reference, rtol=1e-11, atol=1e-12)
+
+
+def some_mask(drop: float) -> Tensor:
+    return torch.rand(B, N, S, S, generator=torch.Generator().manual_seed(0)) >= drop
+
+
+def test_slopes_lower_scores() -> None:
+    assert_same(lambda *qkv: attend(*qkv, SLOPES), lambda *qkv: expression(*qkv, slopes=SLOPES))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_slopes_lower_scores_with_dropout(recompute: bool) -> None:
+    keep = some_mask(0.125)
+    assert_same(
+        lambda *qkv: attend_with_dropout(*qkv, lambda: keep, 0.125, slopes=SLOPES, recompute=recompute),
+        lambda *qkv: expression(*qkv, keep, 0.125, SLOPES),
+    )
+
+
+def test_slopes_lower_scores_of_a_cache() -> None:
+    q, k, v = (t.detach() for t in heads())
+    whole = attend(q, k, v, SLOPES)
+    for past in range(S):
+        rest = attend_to_cache(q[:, :, past:], k, v, SLOPES)
+        torch.testing.assert_close(rest, whole[:, :, past:], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("slopes", [None, SLOPES])
+def test_16_bits_are_the_exact_result_rounded(dtype: torch.dtype, slopes: list[float] | None) -> None:
+    q, k, v = (t.detach() for t in heads(dtype=dtype))
+    y, cached = attend(q, k, v, slopes), attend_to_cache(q, k, v, slopes)
+    exact = expression(q.double(), k.double(), v.double(), slopes=slopes)
+    assert y.dtype is cached.dtype is dtype
+    assert (y - exact).abs().max() <= 2.0**-6 * exact.abs().max()
+    assert (cached - exact).abs().max() <= 2.0**-6 * exact.abs().max()
+
+
+# --- what is kept for backward ---------------------------------------------------------------------------------------
+
+LONG = 64
+
+
+def long_heads() -> list[Tensor]:
+    """q, k, v [1, 2, 64, 2]: everything but a matrix of queries × keys is small."""
+    return [drawn(1, 2, LONG, 2, seed=i).requires_grad_() for i in range(3)]
+
+
+def test_no_matrix_is_kept_of_what_can_be_computed_again() -> None:
+    matrix = LONG * LONG
+    keep = torch.ones(1, 2, LONG, LONG, dtype=torch.bool)
+    cores: dict[str, Callable[..., Tensor]] = {
+        "fused": attend,
+        "slopes": lambda *qkv: attend(*qkv, [0.5, 0.25]),
+        "dropout": lambda *qkv: attend_with_dropout(*qkv, keep.clone, 0.125, recompute=True),
+        "both": lambda *qkv: attend_with_dropout(*qkv, keep.clone, 0.125, slopes=[0.5, 0.25], recompute=True),
+    }
+    for name, core in cores.items():
+        with Kept() as kept:
+            y = core(*long_heads())
+        assert kept.largest < matrix, name
+        assert y.grad_fn is not None
+
+
+def test_what_is_not_computed_again_is_kept() -> None:
+    keep = torch.ones(1, 2, LONG, LONG, dtype=torch.bool)
+    with Kept() as kept:
+        y = attend_with_dropout(*long_heads(), keep.clone, 0.125)
+    assert kept.bytes >= 2 * LONG * LONG * (8 + 1), "probabilities and mask"
+    assert y.grad_fn is not None
+
+
+@pytest.mark.parametrize("slopes", [None, SLOPES])
+def test_computed_again_is_the_same_to_the_bit(slopes: list[float] | None) -> None:
+    keep, grad, drawings = some_mask(0.125), drawn(B, N, S, D, seed=9), []
+
+    def draw() -> Tensor:
+        drawings.append(1)
+        return keep.clone()
+
+    results = []
+    for recompute in (False, True):
+        qkv = heads()
+        y = attend_with_dropout(*qkv, draw, 0.125, slopes=slopes, recompute=recompute)
+        results.append((y, *torch.autograd.grad(y, qkv, grad)))
+    assert len(drawings) == 3, "once, and then once forward and once backward"
+    assert all(torch.equal(kept, again) for kept, again in zip(*results, strict=True))
+
+
+def test_backward_may_run_twice_over_recomputed_biases() -> None:
+    qkv, grad = heads(), drawn(B, N, S, D, seed=9)
+    y = attend(*qkv, SLOPES)
+    once = torch.autograd.grad(y, qkv, grad, retain_graph=True)
+    again = torch.autograd.grad(y, qkv, grad)
+    assert all(torch.equal(one, other) for one, other in zip(once, again, strict=True))
+
+
+def test_overflow_stays_visible() -> None:
+    """A dropped infinity is no number, not zero."""
+    keep = torch.zeros(B, N, S, S, dtype=torch.bool)
+    qkv = heads(torch.float16)
+    y = attend_with_dropout(*qkv, lambda: keep, 0.125)
+    grads = torch.autograd.grad(y, qkv, torch.full((B, N, S, D), torch.inf, dtype=torch.float16))
+    assert not any(gradient.isfinite().all() for gradient in grads)

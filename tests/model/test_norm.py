@@ -1,0 +1,91 @@
+"""LayerNorm against torch's, and what 16 bits must not lose."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from colonnade.model.norm import Norm
+from tests.tensor_parallel.shards import drawn
+
+H = 8
+
+
+def norm(dtype: torch.dtype = torch.float64, epsilon: float = 1e-5) -> tuple[Norm, nn.LayerNorm]:
+    """Ours in `dtype`, and torch's with the same weights in fp64."""
+    ours, theirs = Norm(H, epsilon=epsilon), nn.LayerNorm(H, eps=epsilon)
+    with torch.no_grad():
+        for i, (mine, twin) in enumerate(zip(ours.parameters(), theirs.parameters(), strict=True)):
+            mine.copy_(drawn(H, seed=i).to(dtype))
+            twin.copy_(mine)
+    ours.to(dtype)
+    theirs.double()
+    with torch.no_grad():
+        for mine, twin in zip(ours.parameters(), theirs.parameters(), strict=True):
+            twin.copy_(mine)
+    return ours, theirs
+
+
+@pytest.mark.parametrize("epsilon", [1e-5, 0.5])
+def test_it_is_torchs(epsilon: float) -> None:
+    ours, theirs = norm(epsilon=epsilon)
+    x, twin = (drawn(5, 3, H, seed=9).requires_grad_() for _ in range(2))
+    for _ in range(2):  # gradients add up
+        y, expected = ours(x), theirs(twin)
+        torch.testing.assert_close(y, expected, rtol=1e-13, atol=1e-13)
+        for out in (y, expected):
+            out.backward(drawn(5, 3, H, seed=10))
+    torch.testing.assert_close(x.grad, twin.grad, rtol=1e-12, atol=1e-12)
+    for mine, reference in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, reference.grad, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("stream", ["16 bits", "fp32"])
+def test_in_16_bits_only_inputs_and_results_are_rounded(dtype: torch.dtype, stream: str) -> None:
+    ours, theirs = norm(dtype)
+    x = (100 + drawn(64, H, seed=3)).to(
+        dtype if stream == "16 bits" else torch.float32
+    )  # far from zero: a mean matters
+    twin, grad = x.double().requires_grad_(), drawn(64, H, seed=4).to(dtype)
+    x.requires_grad_()
+    y, expected = ours(x), theirs(twin)
+    assert y.dtype is dtype
+    rounding = torch.finfo(dtype).eps
+    torch.testing.assert_close(y.double(), expected, rtol=rounding, atol=1e-4)
+    y.backward(grad)
+    expected.backward(grad.double())
+    assert x.grad is not None and twin.grad is not None and x.grad.dtype is x.dtype
+    torch.testing.assert_close(x.grad.double(), twin.grad, rtol=rounding, atol=1e-3)
+    for mine, reference in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert mine.grad is not None and mine.grad.dtype is torch.float32
+        torch.testing.assert_close(mine.grad.double(), reference.grad, rtol=1e-4, atol=1e-3)
+
+
+def test_the_result_has_the_type_that_is_asked_for() -> None:
+    ours, _ = norm(torch.bfloat16)
+    x = torch.randn(2, H)
+    assert ours(x).dtype is torch.bfloat16 and ours(x, torch.float32).dtype is torch.float32
+    assert ours(x.bfloat16()).dtype is torch.bfloat16
+    y = ours(x, torch.float32)
+    assert not torch.equal(y, y.bfloat16().float()), "it was not rounded on the way"
+
+
+def test_gradients_of_many_microbatches_are_summed_in_fp32() -> None:
+    ours, _ = norm(torch.bfloat16)
+    total = torch.zeros(H, dtype=torch.float64)
+    for seed in range(256):
+        grad = drawn(4, H, seed=seed).bfloat16()
+        ours(drawn(4, H, seed=1000 + seed).bfloat16().requires_grad_()).backward(grad)
+        total += grad.double().sum(0)
+    assert ours.bias.grad is not None
+    torch.testing.assert_close(ours.bias.grad.double(), total, rtol=1e-5, atol=1e-4)
+
+
+def test_overflow_stays_visible() -> None:
+    ours, _ = norm(torch.float16)
+    x = torch.randn(2, H).half().requires_grad_()
+    grad = torch.ones(2, H).half()
+    grad[0, 0] = torch.inf
+    ours(x).backward(grad)
+    gradients: list[Tensor | None] = [x.grad, ours.weight.grad, ours.bias.grad]
+    assert all(gradient is not None and not gradient.isfinite().all() for gradient in gradients)

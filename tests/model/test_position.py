@@ -1,0 +1,44 @@
+"""Learned positions and ALiBi's slopes."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colonnade.model.position import Positions, alibi_slopes
+from tests.model.plain import plain_slopes
+from tests.tensor_parallel.shards import drawn
+
+
+def test_the_papers_slopes() -> None:
+    assert alibi_slopes(8) == [2.0**-i for i in range(1, 9)]  # section 3 of the paper
+    assert alibi_slopes(16) == [2.0 ** (-i / 2) for i in range(1, 17)]
+    assert alibi_slopes(1) == [2.0**-8]
+    assert alibi_slopes(6) == [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3]
+
+
+@given(st.integers(1, 200))
+def test_slopes_of_any_number_of_heads_are_the_published_codes(num_heads: int) -> None:
+    slopes = alibi_slopes(num_heads)
+    assert slopes == pytest.approx(plain_slopes(num_heads), rel=1e-12)
+    assert len(set(slopes)) == num_heads and all(0 < slope < 1 for slope in slopes)
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_positions_are_added(first: int) -> None:
+    positions = Positions(6, 4, init_std=0.02).double()
+    with torch.no_grad():
+        positions.weight.copy_(drawn(6, 4, seed=0))
+    x, grad = drawn(3, 2, 4, seed=1).requires_grad_(), drawn(3, 2, 4, seed=2)
+    y = positions(x, first)
+    torch.testing.assert_close(y, x + positions.weight[first : first + 3, None], rtol=0, atol=0)
+    y.backward(grad)
+    assert torch.equal(x.grad, grad)  # type: ignore[arg-type]
+    expected = torch.zeros(6, 4, dtype=torch.float64)
+    expected[first : first + 3] = grad.sum(1)
+    torch.testing.assert_close(positions.weight.grad, expected, rtol=1e-14, atol=1e-14)
+
+
+def test_positions_that_were_not_learned_do_not_exist() -> None:
+    with pytest.raises(AssertionError, match="positions 4 to 7 of 6"):
+        Positions(6, 4, init_std=0.02)(torch.zeros(3, 2, 4), 4)

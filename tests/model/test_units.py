@@ -1,0 +1,213 @@
+"""A model in stages: parts of it on several ranks are the whole, in weights, losses and gradients."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from colonnade.config.schema import ModelConfig
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Axis, Mesh, build_mesh, paper_mesh
+from colonnade.model.dropout import Masks
+from colonnade.model.gpt import GPT, Inputs, unit_names
+from colonnade.model.initialize import initialize_
+from colonnade.tensor_parallel.gemm import WeightGradients
+from colonnade.tensor_parallel.placement import named_placements
+from tests.distributed import run_on_ranks
+from tests.model.test_gpt import SAMPLES, SEED, VOCAB, configuration, inputs
+
+STAGES = [["embedding", "blocks.0"], ["blocks.1", "blocks.2"], ["blocks.3", "head"]]
+SHAPES = {
+    "tied": configuration(num_layers=4, dropout=0.1),
+    "untied": configuration(num_layers=4, tie_embeddings=False),
+    "no positions": configuration(num_layers=4, position="alibi", attention_dropout=0.1),
+    "nothing but the table": configuration(num_layers=4, position="alibi", norm_position="post"),
+    "embedding norm": configuration(num_layers=4, position="alibi", embedding_norm=True),
+}
+
+
+def built(config: ModelConfig, tp: Axis, **how: Any) -> GPT:
+    gpt = GPT(config, VOCAB, tp, **how).double()
+    initialize_(gpt, tp, 7)
+    return gpt
+
+
+def logical(gpt: GPT, tp: Axis, *, gradients: bool = False) -> dict[str, Tensor]:
+    """This rank's weights, or their gradients, by logical name."""
+    found: dict[str, Tensor] = {}
+    for part, places in named_placements(gpt.parts(), tp).items():
+        for place in places:
+            t = place.parameter.grad if gradients else place.parameter
+            assert t is not None
+            found[f"{part}.{place.name}"] = t.detach()
+    return found
+
+
+def batch() -> Inputs:
+    tokens, labels, weights = inputs()
+    return Inputs(tokens, labels, weights, Masks(SEED, torch.tensor(SAMPLES).numpy()))
+
+
+def through(stages: list[GPT], given: Inputs) -> Tensor:
+    """Forward and backward through all stages, each with a graph of its own; returns the loss."""
+    passed: list[tuple[Tensor | None, Tensor]] = []
+    x: Tensor | None = None
+    for gpt in stages:
+        entry = x = None if x is None else x.detach().requires_grad_()
+        for unit in gpt.units():
+            x = gpt.run(unit, x, given)
+        assert x is not None
+        passed.append((entry, x))
+    loss, gradient = passed[-1][1], None
+    for entry, out in reversed(passed):
+        torch.autograd.backward(out, gradient)
+        gradient = None if entry is None else entry.grad
+    return loss
+
+
+@pytest.mark.parametrize("what", SHAPES)
+def test_stages_are_the_whole(what: str) -> None:
+    config, tp = SHAPES[what], Mesh().tp
+    whole, stages = built(config, tp), [built(config, tp, units=units) for units in STAGES]
+    weights = logical(whole, tp)
+    gradients: dict[str, Tensor | float] = {}
+    for gpt in stages:
+        for name, weight in logical(gpt, tp).items():
+            assert torch.equal(weight, weights[name]), f"{name} begins with other numbers"
+    assert {name for gpt in stages for name in logical(gpt, tp)} == set(weights)
+
+    expected = through([whole], batch())
+    torch.testing.assert_close(through(stages, batch()), expected, rtol=1e-13, atol=0)
+    for gpt in stages:
+        for name, gradient in logical(gpt, tp, gradients=True).items():
+            gradients[name] = gradients.get(name, 0.0) + gradient  # a tied table's two copies have a part each
+    for name, gradient in logical(whole, tp, gradients=True).items():
+        torch.testing.assert_close(gradients[name], gradient, rtol=1e-11, atol=1e-13, msg=name)
+
+
+def test_units_in_forward_order() -> None:
+    assert unit_names(2) == ["embedding", "blocks.0", "blocks.1", "head"]
+    assert list(GPT(configuration(), VOCAB, Mesh().tp).units()) == unit_names(2)
+    chosen = ["blocks.1", "blocks.3", "head"]
+    gpt = GPT(configuration(num_layers=4, tie_embeddings=False), VOCAB, Mesh().tp, units=chosen)
+    assert list(gpt.units()) == chosen
+    assert {name.split(".")[1] for name, _ in gpt.blocks.named_parameters(prefix="blocks")} == {"1", "3"}
+
+
+def test_parts_name_every_weight_once() -> None:
+    for config in SHAPES.values():
+        gpt = GPT(config, VOCAB, Mesh().tp)
+        named = logical(gpt, Mesh().tp)
+        assert sum(t.numel() for t in named.values()) == sum(p.numel() for p in gpt.parameters())
+        assert list(named) == [name for name, _ in gpt.named_parameters()]
+
+
+@pytest.mark.parametrize(
+    ("what", "units", "parts"),
+    [
+        ("tied", None, ["embedding.tokens", "embedding", "blocks.0", "blocks.1", "blocks.2", "blocks.3", "head"]),
+        ("untied", ["embedding"], ["embedding.tokens", "embedding"]),
+        ("untied", ["blocks.3", "head"], ["blocks.3", "head"]),
+        ("tied", ["blocks.3", "head"], ["embedding.tokens", "blocks.3", "head"]),
+        ("no positions", ["embedding"], ["embedding.tokens"]),
+        ("embedding norm", ["embedding"], ["embedding.tokens", "embedding"]),
+        ("nothing but the table", ["head"], ["embedding.tokens"]),
+    ],
+)
+def test_parts(what: str, units: list[str] | None, parts: list[str]) -> None:
+    assert list(GPT(SHAPES[what], VOCAB, Mesh().tp, units=units).parts()) == parts
+
+
+def test_needs() -> None:
+    tied = GPT(SHAPES["tied"], VOCAB, Mesh().tp)
+    assert tied.needs("embedding") == ["embedding.tokens", "embedding"]
+    assert tied.needs("blocks.3") == ["blocks.3"]
+    assert tied.needs("head") == ["embedding.tokens", "head"]
+    assert GPT(SHAPES["untied"], VOCAB, Mesh().tp).needs("head") == ["head"]
+    bare = GPT(SHAPES["nothing but the table"], VOCAB, Mesh().tp)
+    assert bare.needs("embedding") == bare.needs("head") == ["embedding.tokens"]
+
+
+@pytest.mark.parametrize("what", SHAPES)
+def test_what_a_unit_needs_is_what_it_multiplies_with(what: str) -> None:
+    """A weight that is not of a needed part may be lost while the unit runs."""
+    gpt, tp = built(SHAPES[what], Mesh().tp), Mesh().tp
+    given = batch()
+    streams: dict[str, Tensor | None] = {}
+    x: Tensor | None = None
+    for unit in gpt.units():
+        streams[unit] = x
+        x = gpt.run(unit, x, given)
+    for unit in gpt.units():
+        lost = built(SHAPES[what], tp)
+        for part, places in named_placements(lost.parts(), tp).items():
+            for place in places:
+                if part not in gpt.needs(unit):
+                    place.parameter.data.fill_(torch.nan)
+        assert torch.equal(lost.run(unit, streams[unit], given), gpt.run(unit, streams[unit], given))
+
+
+def test_the_streams_type() -> None:
+    sixteen, exact = torch.bfloat16, torch.float32
+    plain, wide = (GPT(configuration(fp32_residual=fp32), VOCAB, Mesh().tp) for fp32 in (False, True))
+    assert plain.residual_dtype(sixteen) is sixteen and wide.residual_dtype(sixteen) is exact
+    assert plain.residual_dtype(torch.float64) is wide.residual_dtype(torch.float64) is torch.float64
+
+
+# --- weight gradients later ------------------------------------------------------------------------------------------
+
+
+def deferred_is_at_once(rank: int, num_ranks: int, sequence_parallel: bool) -> None:
+    tp = build_mesh(Layout(tp=num_ranks), rank).tp
+    config = configuration(dropout=0.1, attention_dropout=0.1)
+    later = WeightGradients()
+    now, then = (
+        built(config, tp, sequence_parallel=sequence_parallel, weight_gradients=when) for when in (None, later)
+    )
+    for _ in range(2):  # gradients add up
+        through([now], batch())
+        with later.deferred() as queue:
+            through([then], batch())
+        queue.run()
+    expected = logical(now, tp, gradients=True)
+    for name, gradient in logical(then, tp, gradients=True).items():
+        assert torch.equal(gradient, expected[name]), name
+
+
+@pytest.mark.parametrize(("tp_size", "sequence_parallel"), [(1, False), (2, False), (2, True)])
+def test_weight_gradients_may_come_later(tp_size: int, sequence_parallel: bool) -> None:
+    run_on_ranks(deferred_is_at_once, tp_size, sequence_parallel)
+
+
+def test_all_matrices_of_blocks_wait() -> None:
+    later = WeightGradients()
+    gpt, given = built(configuration(), Mesh().tp, weight_gradients=later), batch()
+    x = gpt.run("embedding", None, given)
+    with later.deferred() as queue:
+        gpt.run("blocks.0", x, given).sum().backward()
+        named = logical_or_none(gpt, "blocks.0")
+        assert {name for name, gradient in named.items() if gradient is None} == {
+            f"{layer}.{key}" for layer in ("attention.qkv", "mlp.up") for key in ("weight", "bias")
+        } | {"attention.output.weight", "mlp.down.weight"}
+    queue.run()
+    assert all(gradient is not None for gradient in logical_or_none(gpt, "blocks.0").values())
+
+
+def logical_or_none(gpt: GPT, unit: str) -> dict[str, Tensor | None]:
+    return {name: weight.grad for name, weight in gpt.units()[unit].named_parameters()}
+
+
+def test_where_the_sequence_is_cut_a_later_weight_gradient_gathers_later() -> None:
+    """What waits in the queue is 1/tp of the layers' inputs."""
+    mesh, later = paper_mesh(Layout(tp=2), 1), WeightGradients()
+    gpt, given = built(configuration(), mesh.tp, sequence_parallel=True, weight_gradients=later), batch()
+    x = gpt.run("embedding", None, given).detach().requires_grad_()
+    y = gpt.run("blocks.0", x, given)
+    mesh.ledger.clear()
+    with later.deferred() as queue:
+        y.backward(torch.ones_like(y))
+    assert mesh.ledger.counts == {("all_gather", "tp"): 2, ("reduce_scatter", "tp"): 2}
+    mesh.ledger.clear()
+    queue.run()
+    assert mesh.ledger.counts == {("all_gather", "tp"): 2}

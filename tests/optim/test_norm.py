@@ -1,0 +1,24 @@
+"""Norms against sums in float64."""
+
+import pytest
+import torch
+
+from colonnade.optim.norm import squared_norm
+
+
+@pytest.mark.parametrize("length", [0, 1, 255, 256, 257, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_is_the_sum_of_squares(length: int, dtype: torch.dtype) -> None:
+    x = torch.randn(length, dtype=torch.float64, generator=torch.Generator().manual_seed(length)).to(dtype)
+    rtol = 1e-14 if dtype is torch.float64 else 1e-6
+    torch.testing.assert_close(squared_norm(x), x.double().square().sum(), rtol=rtol, atol=0)
+
+
+def test_long_fp32_vectors() -> None:
+    x = torch.full((20_000_001,), 0.02)
+    torch.testing.assert_close(squared_norm(x), x.double().square().sum(), rtol=1e-7, atol=0)
+    assert not torch.isclose(torch.linalg.vector_norm(x).double().square(), x.double().square().sum(), rtol=1e-4)
+
+
+def test_squares_beyond_the_range_of_fp32() -> None:
+    assert squared_norm(torch.full((300,), 1e18)).item() == pytest.approx(3e38, rel=1e-6)

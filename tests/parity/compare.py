@@ -1,0 +1,250 @@
+"""Runs beside the serial run, number against number, and ranks beside each other, bit against bit.
+
+Each rank compares its own numbers with the reference, which it has from its parent, and hands back a small `Verdict`.
+An `Outcome` is one job's verdicts of all ranks, and what is wrong with it in words.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from math import inf, isnan
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import build_mesh
+from colonnade.train.step import StepResult
+from tests.distributed import run_on_ranks
+from tests.parity.runs import (
+    Case,
+    Job,
+    Reference,
+    Run,
+    Stretch,
+    Stretches,
+    Way,
+    references_on_a_rank,
+    train,
+)
+
+TOLERANCE = 1e-10
+WHAT = ("loss", "grad_norm", "gradients", "master", "exp_avg", "exp_avg_sq", "parameters")
+
+
+class Difference(NamedTuple):
+    """How far a number is from the reference's, relative to the largest element of its tensor."""
+
+    size: float
+    where: str
+
+
+class Share(NamedTuple):
+    """Which elements of a weight a rank has: stretch `first` … `first` + `length` of the shard at `real`."""
+
+    name: str
+    shape: tuple[int, ...]
+    real: tuple[tuple[int, int], ...]
+    cut: bool
+    first: int
+    length: int
+
+    @classmethod
+    def of(cls, name: str, stretch: Stretch) -> "Share":
+        real = tuple((window.start, window.stop) for window in stretch.real)
+        return cls(name, stretch.shape, real, stretch.cut, stretch.first, len(stretch.values))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One rank's run beside the reference."""
+
+    worst: dict[str, Difference]
+    """By what was compared."""
+    results: list[StepResult]
+    outside: float
+    """The largest |number| that belongs to no weight: must be 0."""
+    digests: dict[tuple[str, Share], bytes]
+    """Of weights, moments and parameters at the end: whoever has the same share must have the same bits."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One job's verdicts, by rank."""
+
+    job: Job
+    ranks: Sequence[Verdict]
+    reference: Reference
+
+    @property
+    def way(self) -> Way:
+        return self.job[1]
+
+    def worst(self, what: str) -> Difference:
+        """The largest difference on any rank. That nothing was left out is `miscounted`'s to say."""
+        return max((verdict.worst[what] for verdict in self.ranks), key=lambda difference: difference.size)
+
+    def differences(self) -> list[str]:
+        """What is further from the reference than the tolerance."""
+        found = {what: self.worst(what) for what in WHAT}
+        return [f"{what}: {size:.1e} at {where}" for what, (size, where) in found.items() if size > TOLERANCE]
+
+    def unequal_copies(self) -> list[str]:
+        """Shares that ranks have in common and that are not equal to the bit; results that ranks tell differently."""
+        holders = self.holders()
+        different = [
+            f"{what} of {share.name} on ranks {sorted(ranks)}"
+            for (what, share), ranks in holders.items()
+            if len({self.ranks[rank].digests[what, share] for rank in ranks}) > 1
+        ]
+        told = [f"results of step {step}" for step, results in enumerate(self._results()) if len(set(results)) > 1]
+        return different + told
+
+    def holders(self) -> Mapping[tuple[str, Share], list[int]]:
+        """The ranks that have a share."""
+        found: dict[tuple[str, Share], list[int]] = defaultdict(list)
+        for rank, verdict in enumerate(self.ranks):
+            for key in verdict.digests:
+                found[key].append(rank)
+        return found
+
+    def _results(self) -> Iterator[tuple[StepResult, ...]]:
+        return zip(*(verdict.results for verdict in self.ranks), strict=True)
+
+    def miscounted(self) -> list[str]:
+        """Weights of which some element is not kept by exactly as many ranks as the way says."""
+        counts = {name: torch.zeros_like(whole) for name, whole in self.reference.kept["master"].items()}
+        cut = {}
+        for what, share in (key for verdict in self.ranks for key in verdict.digests):
+            if what == "master":
+                _count(counts[share.name], share)
+                cut[share.name] = share.cut
+        return [name for name, count in counts.items() if not bool((count == self._copies(name, cut)).all())]
+
+    def _copies(self, name: str, cut: Mapping[str, bool]) -> int:
+        case, way = self.job
+        ends = 2 if case.tied and way.pp > 1 and name == "embedding.tokens.weight" else 1
+        return ends * (way.dp if way.zero == 0 else 1) * (1 if cut.get(name, True) else way.tp)
+
+    def problems(self) -> list[str]:
+        """Everything that is wrong, in words."""
+        return [
+            *self.differences(),
+            *(f"copies differ: {each}" for each in self.unequal_copies()),
+            *(f"kept too often or not at all: {each}" for each in self.miscounted()),
+            *(
+                f"rank {i}: numbers outside of weights"
+                for i, verdict in enumerate(self.ranks)
+                if verdict.outside != 0.0
+            ),
+        ]
+
+
+def _count(count: Tensor, share: Share) -> None:
+    """One more for every real element of `share`."""
+    shard = torch.zeros(share.shape, dtype=count.dtype)
+    shard.view(-1)[share.first : share.first + share.length] = 1
+    window = count[tuple(slice(start, stop) for start, stop in share.real)]
+    window += shard[tuple(slice(size) for size in window.shape)]
+
+
+# --- one rank ---------------------------------------------------------------------------------------------------------
+
+
+def judge(run: Run, reference: Reference) -> Verdict:
+    """Compare everything that a rank has."""
+    found = {
+        "loss": _numbers("loss", run, reference),
+        "grad_norm": _numbers("grad_norm", run, reference),
+        "gradients": [
+            difference
+            for number, (step, whole) in enumerate(zip(run.steps, reference.gradients, strict=True))
+            for difference in tensors(f"step {number}", step.gradients, whole)
+        ],
+        **{buffer: list(tensors(buffer, mine, reference.kept[buffer])) for buffer, mine in run.kept.items()},
+        "parameters": list(tensors("parameter", run.parameters, reference.kept["master"])),
+    }
+    everything = {**run.kept, "parameters": run.parameters}
+    return Verdict(
+        {what: largest(differences) for what, differences in found.items()},
+        [step.result for step in run.steps],
+        run.outside,
+        {
+            (what, Share.of(name, stretch)): _digest(stretch.values)
+            for what, mine in everything.items()
+            for name, stretch in mine.items()
+        },
+    )
+
+
+def _numbers(name: str, run: Run, reference: Reference) -> list[Difference]:
+    pairs = [
+        (getattr(step.result, name), getattr(other, name))
+        for step, other in zip(run.steps, reference.results, strict=True)
+    ]
+    return [
+        Difference(relative(abs(value - expected), abs(expected)), f"step {step}: {value} in place of {expected}")
+        for step, (value, expected) in enumerate(pairs)
+    ]
+
+
+def tensors(what: str, mine: Stretches, wholes: Mapping[str, Tensor]) -> Iterator[Difference]:
+    """Every stretch beside the same stretch of the whole tensor."""
+    for name, stretch in mine.items():
+        whole = wholes[name]
+        distance = (stretch.values - stretch.of(whole)).abs().max().item()
+        yield Difference(relative(distance, whole.abs().max().item()), f"{what} {name} from {stretch.first}")
+
+
+def relative(difference: float, scale: float) -> float:
+    """difference / scale; infinite where it is no number, 0 for 0 / 0."""
+    if isnan(difference) or isnan(scale):
+        return inf
+    return difference / scale if scale else (inf if difference else 0.0)
+
+
+def largest(found: Iterable[Difference]) -> Difference:
+    """The largest difference. Of a small part, some dp rank's slice may be padding alone: then there is none."""
+    return max(found, key=lambda difference: difference.size, default=Difference(0.0, "nothing"))
+
+
+def _digest(x: Tensor) -> bytes:
+    return blake2b(x.contiguous().view(torch.uint8).numpy().tobytes(), digest_size=16).digest()
+
+
+# --- all ranks --------------------------------------------------------------------------------------------------------
+
+
+def compare(jobs: Sequence[Job], references: dict[Case, Reference], *, time_limit: float) -> list[Outcome]:
+    """Train every job on the ranks of its layout, jobs of one layout in one set of processes, and compare.
+
+    `references` holds the serial runs made so far, and gets those that are missing.
+    """
+    missing = sorted({case for case, _ in jobs} - references.keys(), key=str)
+    if missing:
+        (made,) = run_on_ranks(references_on_a_rank, 1, missing, time_limit=time_limit)
+        references.update(zip(missing, made, strict=True))
+    outcomes: dict[Job, Outcome] = {}
+    for layout, together in by_layout(jobs).items():
+        verdicts = run_on_ranks(on_a_rank, layout.num_ranks, layout, together, references, time_limit=time_limit)
+        for number, job in enumerate(together):
+            outcomes[job] = Outcome(job, [each[number] for each in verdicts], references[job[0]])
+    return [outcomes[job] for job in jobs]
+
+
+def by_layout(jobs: Iterable[Job]) -> dict[Layout, list[Job]]:
+    """Jobs that can run in the same processes."""
+    groups: dict[Layout, list[Job]] = defaultdict(list)
+    for job in jobs:
+        groups[job[1].layout].append(job)
+    return groups
+
+
+def on_a_rank(
+    rank: int, num_ranks: int, layout: Layout, jobs: Sequence[Job], references: Mapping[Case, Reference]
+) -> list[Verdict]:
+    """For `run_on_ranks`: every job of one layout."""
+    mesh = build_mesh(layout, rank)
+    return [judge(train(case, way, mesh), references[case]) for case, way in jobs]

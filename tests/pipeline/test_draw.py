@@ -1,0 +1,120 @@
+"""Pictures: small ones by eye, any of them by what must be in them, and those of the docs."""
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+
+from colonnade.pipeline import draw, theory
+from colonnade.pipeline.schedule import NAMES, all_actions
+from colonnade.pipeline.simulate import Durations, Simulation, simulate
+from tests.pipeline.shapes import Shape, shapes
+
+PAGE = Path(__file__).parents[2] / "docs" / "pipeline.md"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def simulated(name: str, num_stages: int, num_microbatches: int, virtual_stages: int = 1) -> Simulation:
+    lists = all_actions(name, num_stages, num_microbatches, virtual_stages)
+    return simulate(lists, num_microbatches, virtual_stages=virtual_stages)
+
+
+def test_two_stages_by_eye() -> None:
+    assert draw.text(simulated("1f1b", 2, 2)) == (
+        "time     0     2     4     6     8\n"
+        "stage 0 │F0 F1 ······B0─── ···B1─── │\n"
+        "stage 1 │···F0 B0─── F1 B1─── ······│"
+    )
+
+
+def test_weight_gradients_and_chunks_have_names_of_their_own() -> None:
+    assert "B0 W0" in draw.text(simulated("zero_bubble", 2, 2))
+    assert "F1.1" in draw.text(simulated("interleaved", 2, 2, 2))
+
+
+def test_a_wide_schedule_goes_on_below() -> None:
+    whole = draw.text(simulated("1f1b", 2, 8), width=1000)
+    panels = draw.text(simulated("1f1b", 2, 8), width=50).split("\n\n")
+    assert len(panels) == 3
+    assert all(len(line) <= 50 + 2 for panel in panels for line in panel.splitlines())
+    joined = "".join(panel.splitlines()[1].split("│")[1] for panel in panels)
+    assert joined == whole.splitlines()[1].split("│")[1]
+
+
+def test_the_middle_of_a_very_wide_schedule_is_left_out_and_that_is_said() -> None:
+    drawn = draw.text(simulated("1f1b", 4, 64), width=80)
+    assert drawn.count("stage 0") == 4
+    assert re.search(r"… time \d+ to \d+ is left out …", drawn)
+    assert "F0─ F1─ F2─" in drawn and "B63" in drawn
+
+
+def test_actions_too_short_for_their_names_show_their_kind_or_nothing() -> None:
+    sizes = [0.0, 0.3, 2.7]
+    drawn = draw.text(simulate(all_actions("1f1b", 3, 12), 12, sizes=sizes), width=2000)
+    first, second, third = (line.split("│")[1] for line in drawn.splitlines()[1:])
+    assert set(first) == {"·"}
+    assert "F11" not in second and "F" in second
+    assert "F11" in third
+
+
+@given(shapes())
+@settings(deadline=None, max_examples=30)
+def test_every_action_is_drawn_in_both(shape: Shape) -> None:
+    found = simulated(*shape)
+    drawn = draw.text(found, width=10**6)
+    rows = [line.split("│")[1] for line in drawn.splitlines()[1:]]
+    assert len({len(row) for row in rows}) == 1, "all rows end together"
+    virtual_stages = 1 + max(event.action.chunk for events in found.events for event in events)
+    for row, events in zip(rows, found.events, strict=True):
+        assert re.findall(r"[FBW][\d.]+", row) == [draw.label(event.action, virtual_stages) for event in events]
+    picture = ElementTree.fromstring(draw.svg(found, title="a < b"))
+    assert len(picture.findall(f"{SVG}g")) == sum(map(len, found.events))
+
+
+def test_the_svg_names_colours_and_places_every_action() -> None:
+    picture = ElementTree.fromstring(draw.svg(simulated("interleaved", 2, 2, 2), title="a < b & c"))
+    boxes = picture.findall(f"{SVG}g")
+    assert boxes[0].findtext(f"{SVG}title") == "forward of micro-batch 0, chunk 0, stage 0: 0 to 0.5"
+    width = float(picture.attrib["width"])
+    rectangles = [box.find(f"{SVG}rect") for box in boxes]
+    assert all(float(r.attrib["x"]) + float(r.attrib["width"]) <= width for r in rectangles if r is not None)
+    assert len({r.attrib["fill"] for r in rectangles if r is not None}) == 4, "two kinds, two chunks"
+    words = [text.text for text in picture.iter(f"{SVG}text")]
+    assert {"a < b & c", "stage 0", "stage 1", "F1.1", "forward", "backward"} <= set(words)
+
+
+def test_a_long_svg_is_narrowed_and_leaves_out_names_that_do_not_fit() -> None:
+    picture = ElementTree.fromstring(draw.svg(simulated("1f1b", 2, 400), title="long"))
+    assert float(picture.attrib["width"]) < draw.WIDEST + 200
+    assert "F399" not in [text.text for text in picture.iter(f"{SVG}text")]
+
+
+# The page
+
+
+def blocks(kind: str) -> list[tuple[str, str]]:
+    """The arguments and the text of each block under `<!-- kind: arguments -->`."""
+    return re.findall(rf"<!-- {kind}: (.*?) -->\n```\n(.*?)\n```", PAGE.read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize(("arguments", "picture"), blocks("schedule"))
+def test_the_pictures_of_the_page_are_drawn_by_this_code(arguments: str, picture: str) -> None:
+    name, *numbers = arguments.split()
+    assert draw.text(simulated(name, *map(int, numbers))) == picture
+
+
+def test_the_page_draws_every_schedule() -> None:
+    assert {arguments.split()[0] for arguments, _ in blocks("schedule")} == set(NAMES)
+
+
+def test_the_table_of_the_page_is_what_the_simulator_finds() -> None:
+    rows = re.findall(r"^\| `(\w+)`(?:, v = (\d))? \| ([\d.]+) \| ([\d.]+) % \| ([\d, ]+) \|$", PAGE.read_text(), re.M)
+    assert {name for name, *_ in rows} == set(NAMES)
+    for name, virtual, makespan, bubble, peaks in rows:
+        shape = (name, 4, 16, int(virtual or 1))
+        found = simulated(*shape)
+        assert (f"{found.makespan:g}", f"{found.bubble:.1%}") == (makespan, f"{bubble}%")
+        assert peaks == ", ".join(map(str, found.peak))
+        assert found.bubble == pytest.approx(theory.bubble(*shape, Durations()))

@@ -1,0 +1,126 @@
+"""The simulator: small pipelines by hand, and what it refuses."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+
+from colonnade.pipeline.schedule import Action, Kind, all_actions, each, in_turn
+from colonnade.pipeline.simulate import Durations, IllegalSchedule, peak_activations, simulate
+from tests.pipeline.shapes import Shape, shapes
+
+
+def listed(text: str) -> list[Action]:
+    """'F0 B0' -> the actions."""
+    kinds: dict[str, Kind] = {"F": "F", "B": "B", "W": "W"}
+    return [Action(kinds[word[0]], int(word[1:])) for word in text.split()]
+
+
+@given(shapes())
+@settings(deadline=None, max_examples=60)
+def test_every_schedule_is_legal_and_ends_whatever_things_last(shape: Shape) -> None:
+    *_, num_microbatches, virtual_stages = shape
+    sizes = [1 + chunk % 3 for chunk in range(shape.num_stages * virtual_stages)]
+    slow = Durations(forward=0.5, input_gradients=3, weight_gradients=0.25, transfer=1.5)
+    found = simulate(all_actions(*shape), num_microbatches, virtual_stages=virtual_stages, durations=slow, sizes=sizes)
+    assert [[event.action for event in events] for events in found.events] == all_actions(*shape)
+    assert sum(found.busy) == pytest.approx(slow.microbatch * num_microbatches * sum(sizes))
+    for events in found.events:
+        assert all(before.end <= after.start for before, after in pairwise(events))
+
+
+def test_two_stages_and_two_micro_batches_by_hand() -> None:
+    found = simulate(all_actions("1f1b", 2, 2), 2)
+    first, second = ([(str(e.action), e.start, e.end) for e in events] for events in found.events)
+    assert first == [("F0", 0, 1), ("F1", 1, 2), ("B0", 4, 6), ("B1", 7, 9)]
+    assert second == [("F0", 1, 2), ("B0", 2, 4), ("F1", 4, 5), ("B1", 5, 7)]
+    assert (found.makespan, found.busy, found.peak) == (9, (6, 6), (2, 1))
+    assert found.bubble == pytest.approx(1 / 3)
+
+
+def test_transfers_and_unequal_stages_by_hand() -> None:
+    durations = Durations(forward=1, input_gradients=1, weight_gradients=1, transfer=0.5)
+    found = simulate(all_actions("1f1b", 2, 1), 1, durations=durations, sizes=[0.5, 1.5])
+    times = [[(e.start, e.end) for e in events] for events in found.events]
+    assert times == [[(0, 0.5), (6, 7)], [(1, 2.5), (2.5, 5.5)]]
+
+
+def test_chunks_of_one_stage_hand_on_without_a_transfer() -> None:
+    found = simulate(all_actions("interleaved", 1, 1, 2), 1, virtual_stages=2, durations=Durations(transfer=100.0))
+    assert found.makespan == 3
+
+
+def test_a_backward_that_is_split_takes_no_longer_in_all() -> None:
+    split, whole = (simulate(all_actions(name, 3, 6), 6) for name in ("zero_bubble", "1f1b"))
+    assert split.busy == whole.busy
+    assert split.makespan < whole.makespan
+
+
+@pytest.mark.parametrize(
+    ("text", "freed_by", "peak"),
+    [("F0 B0 F1 B1", "B", 1), ("F0 F1 B0 F2 B1 B2", "B", 2), ("F0 B0 F1 B1 W0 W1", "W", 2)],
+)
+def test_peak_activations_by_hand(text: str, freed_by: Kind, peak: int) -> None:
+    assert peak_activations(listed(text), freed_by) == peak
+
+
+def test_one_warm_up_too_few_is_legal_and_is_seen_in_bubble_and_peak() -> None:
+    right = all_actions("1f1b", 4, 8)
+    wrong = [in_turn(each("F", 8), each("B", 8), warm_up=max(0, 4 - stage - 2)) for stage in range(4)]
+    found, expected = simulate(wrong, 8), simulate(right, 8)
+    assert found.bubble > expected.bubble + 0.1
+    assert found.peak == (3, 2, 1, 1) and expected.peak == (4, 3, 2, 1)
+
+
+def test_one_warm_up_too_many_is_seen_in_the_peak() -> None:
+    wrong = [in_turn(each("F", 8), each("B", 8), warm_up=4 - stage) for stage in range(4)]
+    assert simulate(wrong, 8).peak == (5, 4, 3, 2)
+
+
+# What is refused
+
+
+def test_a_deadlock_tells_who_waits_for_what() -> None:
+    with pytest.raises(IllegalSchedule) as error:
+        simulate([listed("F0 B0 F1 B1"), listed("F0 F1 B0 B1")], 2)
+    assert str(error.value) == (
+        "deadlock: stage 0 cannot run B0 (number 1 of its list) before B0 of stage 1; "
+        "stage 1 cannot run F1 (number 1 of its list) before F1 of stage 0."
+    )
+
+
+def test_a_backward_before_its_own_forward_is_a_deadlock_with_itself() -> None:
+    with pytest.raises(IllegalSchedule, match=r"stage 0 cannot run B0 \(number 0 of its list\) before F0 of stage 0"):
+        simulate([listed("B0 F0")], 1)
+
+
+def test_weight_gradients_before_the_gradients_of_inputs_are_refused() -> None:
+    with pytest.raises(IllegalSchedule, match=r"cannot run W0 .* before B0 of stage 0"):
+        simulate([listed("F0 W0 B0")], 1)
+
+
+def test_a_deadlock_between_chunks_names_them() -> None:
+    lists = [[Action("F", 0, 1), Action("F", 0, 0), Action("B", 0, 1), Action("B", 0, 0)]]
+    with pytest.raises(IllegalSchedule, match=r"cannot run F0 of chunk 1 .* before F0 of stage 0"):
+        simulate(lists, 1, virtual_stages=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("F0 B0 F1", "B1 0 times"),
+        ("F0 B0 F1 B1 B1", "B1 2 times"),
+        ("F0 B0 F1 B1 F2 B2", "F2, which is none of this step's, B2, which is none of this step's"),
+        ("F0 B0 F1 B1 W1", "W0 0 times"),
+        ("", "F0 0 times, B0 0 times, F1 0 times, B1 0 times"),
+    ],
+)
+def test_actions_that_are_missing_repeated_or_foreign_are_refused(text: str, wrong: str) -> None:
+    with pytest.raises(IllegalSchedule) as error:
+        simulate([listed(text)], 2)
+    assert str(error.value) == f"stage 0 has to run each action once, and runs {wrong}."
+
+
+def test_a_long_list_of_mistakes_is_cut() -> None:
+    with pytest.raises(IllegalSchedule, match="and 12 more"):
+        simulate([[]], 10)

@@ -1,0 +1,65 @@
+"""A pipeline planned: what each stage holds, how long it works and waits."""
+
+import pytest
+
+from colonnade.config.schema import ModelConfig, ParallelConfig
+from colonnade.errors import LayoutError
+from colonnade.model.flops import flops_per_token
+from colonnade.pipeline import theory
+from colonnade.planner.pipeline import durations, plan_pipeline, unit_work
+
+SMALL = ModelConfig(num_layers=6, hidden_size=64, num_heads=4, seq_length=64)
+
+
+def test_the_work_of_units_is_the_models() -> None:
+    work = unit_work(SMALL, vocab_size=1000)
+    assert sum(work.values()) == flops_per_token(SMALL, 1000)
+    assert work["embedding"] == 0
+    assert work["head"] == 6 * 64 * 1000
+    assert work["blocks.0"] == work["blocks.5"] > 0
+
+
+def test_one_stage_never_waits() -> None:
+    plan = plan_pipeline(SMALL, ParallelConfig(), num_microbatches=3, vocab_size=100)
+    assert plan.bubble == plan.theory == 0
+    (stage,) = plan.stages
+    assert (stage.busy, stage.peak, stage.work) == (1, 1, flops_per_token(SMALL, 100))
+
+
+def test_stages_wait_as_theory_says_when_their_work_is_equal() -> None:
+    model = SMALL.model_copy(update={"num_layers": 8, "seq_length": 1})
+    block, head = unit_work(model, 0)["blocks.0"], unit_work(model, 1)["head"]
+    vocab_size = round(2 * block / head)  # the head is worth two blocks
+    parallel = ParallelConfig(pp=5, cuts=(3, 2, 2, 2, 1))
+    plan = plan_pipeline(model, parallel, num_microbatches=7, vocab_size=vocab_size)
+    assert plan.bubble == pytest.approx(plan.theory, rel=5e-3)
+    assert plan.theory == pytest.approx(4 / 11)
+    assert [stage.peak for stage in plan.stages] == [5, 4, 3, 2, 1]
+
+
+def test_uneven_work_is_waited_for() -> None:
+    even, uneven = (
+        plan_pipeline(SMALL, ParallelConfig(pp=2, cuts=cuts), num_microbatches=4, vocab_size=100)
+        for cuts in ((4, 4), (2, 6))
+    )
+    assert uneven.bubble > even.bubble
+    assert uneven.stages[0].busy < even.stages[0].busy
+    assert uneven.bubble_by_work == even.bubble_by_work <= even.bubble
+
+
+def test_full_recomputation_adds_a_forward_to_every_backward() -> None:
+    assert durations("full").microbatch == durations("none").microbatch + durations("none").forward
+    parallel = ParallelConfig(pp=2, schedule="zero_bubble", recompute="full")
+    plan = plan_pipeline(SMALL, parallel, num_microbatches=4, vocab_size=100)
+    assert plan.theory == theory.bubble("zero_bubble", 2, 4, 1, durations("full"))
+
+
+def test_a_tied_table_counts_on_both_ends() -> None:
+    plan = plan_pipeline(SMALL, ParallelConfig(pp=8), num_microbatches=4, vocab_size=1000)
+    assert plan.stages[0].parameters == (1000 + 64) * 64
+    assert plan.stages[-1].parameters == (1000 + 2) * 64
+
+
+def test_what_cannot_be_cut_is_refused() -> None:
+    with pytest.raises(LayoutError, match="Use pp = 8"):
+        plan_pipeline(SMALL, ParallelConfig(pp=9), num_microbatches=4, vocab_size=100)

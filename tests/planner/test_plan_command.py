@@ -1,0 +1,107 @@
+"""`colonnade plan` as a user meets it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from colonnade import cli
+
+CONFIG = """\
+model = { num_layers = 6, hidden_size = 64, num_heads = 4, seq_length = 64, vocab_size = 256 }
+parallel = { pp = 4 }
+data = { train = "none" }
+train = { steps = 10, global_batch_size = 16, micro_batch_size = 2 }
+optim = { learning_rate = 1e-3 }
+run = { folder = "none" }
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "mine.toml"
+    path.write_text(CONFIG)
+    return str(path)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit status of `colonnade plan arguments`, in this process."""
+    monkeypatch.setattr(sys, "argv", ["colonnade", "plan", *arguments])
+    with pytest.raises(SystemExit) as status:
+        cli.main()
+    assert isinstance(status.value.code, int)
+    return status.value.code
+
+
+def test_it_prints_the_partition_and_the_picture(
+    config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "pictures" / "schedule.svg"
+    assert run(monkeypatch, config, "--draw", "--output", str(output)) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("1f1b: 4 stages, 8 micro-batches a step\n")
+    assert "blocks 5, head" in printed and "stage 3 │" in printed
+    assert output.read_text().startswith("<svg")
+
+
+def test_without_draw_there_is_no_picture(
+    config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, config) == 0
+    assert "│" not in capsys.readouterr().out
+
+
+def test_json_is_one_object_and_nothing_else(
+    config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = ["parallel.schedule=interleaved", "parallel.virtual_stages=2"]
+    assert run(monkeypatch, config, *overrides, "--draw", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["schedule"], found["virtual_stages"], found["num_microbatches"]) == ("interleaved", 2, 8)
+    assert [len(stage["chunks"]) for stage in found["stages"]] == [2, 2, 2, 2]
+
+
+def test_the_vocabulary_has_to_be_known(
+    config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(config).write_text(CONFIG.replace(", vocab_size = 256", ""))
+    assert run(monkeypatch, config) == cli.USER_MISTAKE
+    answer = capsys.readouterr()
+    assert answer.out == ""
+    assert "neither model.vocab_size nor data.tokenizer is set" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["parallel.pp=9"], "8 units"),
+        (["--output", "schedule.png"], "Use a name that ends in .svg"),
+        (["parallel.cuts=[4,4]", "parallel.pp=2", "parallel.cuts=[4,3]"], "sums to 7"),
+    ],
+)
+def test_mistakes_are_one_message(
+    config: str,
+    arguments: list[str],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(monkeypatch, config, *arguments) == cli.USER_MISTAKE
+    assert words in capsys.readouterr().err
+
+
+def test_it_needs_no_torch(config: str) -> None:
+    program = f"""
+import sys
+from colonnade import cli
+sys.argv = ["colonnade", "plan", {config!r}, "--draw"]
+try:
+    cli.main()
+except SystemExit as status:
+    assert status.code == 0
+print("torch" in sys.modules)
+"""
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert answer.stdout.endswith("\nFalse\n"), answer.stderr

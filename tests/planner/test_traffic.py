@@ -1,0 +1,179 @@
+"""What theory says a rank sends in a step, beside what the ledger sees when the step is walked through on paper."""
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
+from colonnade.mesh.mesh import paper_mesh
+from colonnade.planner.traffic import Flow, Step, totals, traffic
+from colonnade.train.state import build_state
+from colonnade.train.step import train_step
+from tests.parity.runs import CPU, Case, Way, configured, microbatches
+
+VOCAB = 37
+
+
+def theory(case: Case, way: Way, rank: int, *, skipped: bool = False) -> list[Flow]:
+    config = configured(case, way)
+    return traffic(Step(config.model, config.parallel, config.train, config.optim.name, VOCAB, rank, skipped=skipped))
+
+
+def seen(case: Case, way: Way, rank: int) -> tuple[dict[tuple[str, str], tuple[int, int]], bool]:
+    """(count, bytes) by (operation, axis) of one training step, and whether it was skipped."""
+    config, mesh = configured(case, way), paper_mesh(way.layout, rank)
+    state = build_state(config, mesh, VOCAB, CPU)
+    mesh.ledger.clear()
+    with torch.no_grad():
+        for unit in state.units:
+            unit.master.fill_(0.01)
+    result = train_step(state, microbatches(case, way, 0, mesh), mesh, config.train)
+    ledger = mesh.ledger
+    return {key: (ledger.counts[key], ledger.bytes[key]) for key in ledger.counts}, result.skipped
+
+
+def assert_agree(case: Case, way: Way) -> None:
+    for rank in range(way.layout.num_ranks):
+        found, skipped = seen(case, way, rank)
+        assert totals(theory(case, way, rank, skipped=skipped)) == found, f"rank {rank} of {way}, {case}"
+
+
+WAYS = [
+    Way(),
+    Way(tp=2, micro_batch_size=2),
+    Way(tp=4, micro_batch_size=4, sequence_parallel=True),
+    Way(dp=2, micro_batch_size=2),
+    *(Way(dp=4, zero=zero, micro_batch_size=1) for zero in (1, 2, 3)),
+    *(Way(tp=2, dp=2, zero=zero, micro_batch_size=2, sequence_parallel=True) for zero in (0, 1, 2, 3)),
+    Way(pp=4, micro_batch_size=1, schedule="gpipe"),
+    Way(pp=2, micro_batch_size=1, schedule="naive", zero=3, dp=2),
+    Way(pp=2, virtual_stages=2, schedule="interleaved", micro_batch_size=2, zero=3, dp=2),
+    Way(pp=2, schedule="zero_bubble", micro_batch_size=2, zero=2, dp=2, tp=2, sequence_parallel=True),
+    Way(tp=2, micro_batch_size=4, recompute="full"),
+    Way(tp=2, micro_batch_size=4, recompute="selective", sequence_parallel=True),
+    Way(dp=2, zero=3, micro_batch_size=2, recompute="full", recompute_every=2),
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("case", [Case(drop=0.0), Case(drop=0.0, tied=False, optimizer="lamb", precision="bf16")])
+def test_theory_is_what_the_ledger_sees(case: Case, way: Way) -> None:
+    assert_agree(case, way)
+
+
+def drawn(chance: Random) -> tuple[Case, Way]:
+    """A combination that can be."""
+    pick = chance.choice
+    pp = pick((1, 2, 4))
+    schedule: Any = (
+        pick(("naive", "gpipe", "1f1b", "zero_bubble", *(["interleaved"] if pp < 4 else []))) if pp > 1 else "1f1b"
+    )
+    way = Way(
+        tp=pick((1, 2)),
+        pp=pp,
+        dp=pick((1, 2)),
+        schedule=schedule,
+        virtual_stages=2 if schedule == "interleaved" else 1,
+        partition=pick(("layers", "parameters")),
+        micro_batch_size=pick((1, 2)),
+        sequence_parallel=pick((False, True)),
+        zero=pick((0, 1, 2, 3)),
+        recompute=pick(("none", "selective", "full")),
+        recompute_every=pick((1, 2)),
+        reduce_precision=pick(("fp32", "16-bit")),
+    )
+    case = Case(
+        drop=0.0,
+        tied=pick((False, True)),
+        optimizer=pick(("adamw", "lamb")),
+        precision=pick(("fp64", "fp32", "bf16", "fp16")),
+        position=pick(("learned", "alibi")),
+        norm_position=pick(("pre", "post")),
+        embedding_norm=pick((False, True)),
+        fp32_residual=pick((False, True)),
+        num_layers=pick((2, 3)),
+    )
+    return case, way
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_theory_holds_in_any_combination(seed: int) -> None:
+    assert_agree(*drawn(Random(seed)))
+
+
+# --- theory against the papers ----------------------------------------------------------------------------------------
+
+
+def of(flows: list[Flow], axis: str, operation: str) -> tuple[int, int]:
+    return totals(flows).get((operation, axis), (0, 0))
+
+
+GPT = ModelConfig(preset="gpt2-8.3b")
+S_B_H = GPT.seq_length * 8 * GPT.hidden_size * 2  # bytes of [s, b, h] in bf16, b = 8
+
+
+def large(**parallel: Any) -> Step:
+    layout = ParallelConfig(**parallel)
+    train = TrainConfig(steps=1, global_batch_size=64 * layout.dp, micro_batch_size=8, precision="bf16")
+    return Step(GPT, layout, train, "adamw", 50257, rank=0)
+
+
+def test_two_all_reduces_forward_and_two_backward_a_layer() -> None:
+    """Megatron-LM paper, section 3: 4 all-reduces of s·b·h a layer; one for the embedding, one for the head."""
+    count, size = of(traffic(large(tp=8)), "tp", "all_reduce")
+    assert count == 8 * (4 * GPT.num_layers + 2) and size == count * S_B_H
+
+
+def test_sequence_parallelism_sends_as_much_and_one_gather_more_before_each_weight_gradient() -> None:
+    """Korthikanti et al., section 4.2.2. An all-reduce moves what a reduce-scatter and an all-gather move."""
+    whole = of(traffic(large(tp=8)), "tp", "all_reduce")[0]
+    flows = traffic(large(tp=8, sequence_parallel=True))
+    scattered, size = of(flows, "tp", "reduce_scatter")
+    gathered, parts = of([flow for flow in flows if "loss" not in flow.what], "tp", "all_gather")
+    again = 8 * 2 * GPT.num_layers
+    assert scattered == whole and size == scattered * S_B_H
+    assert gathered == whole + again and parts == gathered * S_B_H // 8
+
+
+def test_zero_1_sends_what_zero_0_sends_in_two_halves() -> None:
+    """Rajbhandari et al., section 7: an all-reduce is a reduce-scatter and an all-gather (here the second in bf16)."""
+    _, reduced = of([f for f in traffic(large(dp=64)) if "gradients" in f.what], "dp", "all_reduce")
+    _, scattered = of(traffic(large(dp=64, zero=1)), "dp", "reduce_scatter")
+    _, gathered = of(traffic(large(dp=64, zero=1)), "dp", "all_gather")
+    assert abs(scattered / reduced - 1) < 1e-3 and abs(gathered * 64 / (scattered / 2) - 1) < 1e-12
+
+
+def test_zero_2_and_3_send_gradients_for_each_micro_batch() -> None:
+    once = of(traffic(large(dp=8, zero=1)), "dp", "reduce_scatter")
+    for zero in (2, 3):
+        assert of(traffic(large(dp=8, zero=zero)), "dp", "reduce_scatter") == (8 * once[0], 8 * once[1])
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_zero_3_gathers_blocks_forward_and_backward(recompute: str) -> None:
+    """But not the head, nor the embedding of the next micro-batch, nor a layer computed again: they are still there."""
+    step = large(dp=8, zero=3, recompute=recompute)
+    step = replace(step, model=GPT.model_copy(update={"tie_embeddings": False}))
+    times = {"embedding.tokens": 9, "embedding": 9, "head": 8}
+    gathers = {part: times.get(part, 16) for part in step.lengths}
+    size = sum(count * step.lengths[part] * 2 // 8 for part, count in gathers.items())
+    assert of(traffic(step), "dp", "all_gather") == (sum(gathers.values()), size)
+
+
+def test_a_stage_in_the_middle_sends_the_stream_on_and_its_gradient_back() -> None:
+    flows = traffic(replace(large(pp=4), rank=2))
+    assert of(flows, "pp", "send") == of(flows, "pp", "receive") == (16, 16 * S_B_H)
+    assert of(traffic(replace(large(pp=4, tp=8, sequence_parallel=True), rank=16)), "pp", "send") == (16, 2 * S_B_H)
+
+
+def test_a_table_at_both_ends_is_summed_once() -> None:
+    tied = of(traffic(large(pp=4)), "ends", "all_reduce")
+    assert tied == (1, 4 * 50304 * GPT.hidden_size)  # 50,257 rows in whole tiles
+    assert of(traffic(replace(large(pp=4), rank=1)), "ends", "all_reduce") == (0, 0)
+
+
+def test_the_serial_run_sends_nothing() -> None:
+    assert traffic(large()) == []

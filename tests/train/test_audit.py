@@ -1,0 +1,70 @@
+"""`colonnade train --audit`: the table, and what it says when the program and theory disagree."""
+
+from pathlib import Path
+
+import pytest
+
+from colonnade.planner.traffic import Flow
+from colonnade.train import audit
+from tests import corpus as tiny
+from tests.commands import forked
+from tests.corpus import TinyCorpus
+
+FLOWS = [
+    Flow("tp", "all_reduce", "forward", 4, 4096),
+    Flow("tp", "all_reduce", "backward", 4, 4096),
+    Flow("dp", "all_reduce", "gradients", 2, 1_000_000),
+]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> TinyCorpus:
+    return tiny.make(tmp_path_factory.mktemp("corpus"))
+
+
+def test_reasons_stand_below_their_sum_and_a_difference_is_marked() -> None:
+    seen = {("all_reduce", "tp"): (8, 8192), ("all_reduce", "dp"): (3, 1_500_000), ("broadcast", "pp"): (1, 8)}
+    rows = [line.split() for line in audit.table("rank 0", FLOWS, seen).splitlines()]
+    assert rows == [
+        ["rank", "0", "ledger", "theory"],
+        ["dp", "all_reduce", "3", "1,500,000", "B", "≠", "2", "1,000,000", "B", "gradients"],
+        ["pp", "broadcast", "1", "8", "B", "≠", "0", "0", "B"],
+        ["tp", "all_reduce", "8", "8,192", "B", "8", "8,192", "B"],
+        ["4", "4,096", "B", "forward"],
+        ["4", "4,096", "B", "backward"],
+    ]
+
+
+def test_what_theory_wants_and_nobody_sent_is_shown() -> None:
+    assert "≠" in audit.table("rank 0", FLOWS[2:], {})
+
+
+def test_one_step_on_two_stages(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """One table a stage; the run's folder is not touched."""
+    layout = ["parallel.pp=2", "parallel.tp=2", "parallel.sequence_parallel=true"]
+    answer = forked("train", tiny.write_config(corpus, tmp_path), *layout, "--audit", num_ranks=4)
+    assert answer.status == 0, answer
+    assert answer.out.startswith("One step on pp2 dp1 tp2: ")
+    assert "rank 0 [pp0 dp0 tp0] " in answer.out and "rank 2 [pp1 dp0 tp0] " in answer.out
+    assert "rank 1 [" not in answer.out and "≠" not in answer.out
+    assert "gradients of replicated weights" in answer.out and "residual stream, each micro-batch" in answer.out
+    assert answer.out.endswith("On every rank the ledger is what theory says.\n")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_difference_on_one_rank_is_shown_and_is_exit_status_1(corpus: TinyCorpus, tmp_path: Path) -> None:
+    def forget_one_flow(rank: int) -> None:
+        if rank == 1:
+            real = audit.traffic
+            audit.traffic = lambda step: real(step)[1:]  # this process ends with the command
+
+    config = tiny.write_config(corpus, tmp_path)
+    answer = forked("train", config, "parallel.tp=2", "--audit", num_ranks=2, first=forget_one_flow)
+    assert answer.status == 1
+    assert "rank 1 [pp0 dp0 tp1]" in answer.out and "≠" in answer.out
+    assert answer.out.splitlines()[-1].startswith("The ledger and theory differ (≠): ")
+
+
+def test_one_rank_sends_nothing(corpus: TinyCorpus, tmp_path: Path) -> None:
+    answer = forked("train", tiny.write_config(corpus, tmp_path), "--audit")
+    assert answer.status == 0 and "rank 0 [pp0 dp0 tp0]: nothing is sent." in answer.out

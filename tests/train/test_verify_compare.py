@@ -1,0 +1,199 @@
+"""Number against number: what differs first, by how much, where; what is missing; what rounding allows."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colonnade.mesh.layout import Layout
+from colonnade.train.verify_compare import (
+    Far,
+    Number,
+    Part,
+    Verdict,
+    compare,
+    distance,
+    exact,
+    failed,
+    judge,
+    near,
+    whole,
+)
+from colonnade.train.verify_layouts import LeftOut
+from colonnade.train.verify_table import Report, as_json, as_text
+
+TP2 = Layout(tp=2)
+
+
+def number(name: str, what: str = "gradient", step: int = 1) -> Number:
+    return Number(what, name, step)
+
+
+def part(name: str, values: Sequence[object], *, at: tuple[int, ...] = (0,), shape: tuple[int, ...] = (2,)) -> Part:
+    return Part(number(name), shape, at, torch.tensor(values, dtype=torch.float64))
+
+
+def judged(serial: dict[str, list[float]], *ranks: list[Part]) -> Verdict:
+    wholes = {number(name): torch.tensor(x, dtype=torch.float64) for name, x in serial.items()}
+    return judge("tp=2", TP2, compare(wholes, ranks), exact)
+
+
+def test_the_first_difference_is_the_first_of_the_run_on_any_rank() -> None:
+    told = judged(
+        {"a": [1.0, 2.0], "b": [3.0, 4.0]},
+        [part("a", [1.0, 2.0]), part("b", [3.0, 4.4])],
+        [part("a", [1.0, 2.02]), part("b", [3.0, 4.0])],
+    )
+    assert not told.ok
+    assert told.first_difference == "gradient of a in step 1 by 1.0e-02 at [1] on rank 1 [pp0 dp0 tp1]"
+    assert told.furthest == "gradient of b in step 1 by 1.0e-01 at [1] on rank 0 [pp0 dp0 tp0]"
+    assert told.max_relative_difference == pytest.approx(0.1)
+
+
+def test_rounding_is_no_difference() -> None:
+    assert judged({"a": [1.0, 2.0]}, [part("a", [1.0 + 1e-11, 2.0])]).ok
+    assert not judged({"a": [1.0, 2.0]}, [part("a", [1.0 + 1e-9, 2.0])]).ok
+
+
+def test_boxes_are_held_against_their_part_of_the_whole() -> None:
+    told = judged({"a": [1.0, 2.0]}, [part("a", [1.0])], [part("a", [2.0], at=(1,))])
+    assert told.ok and told.max_relative_difference == 0.0 and told.furthest is None
+
+
+def test_an_element_that_no_rank_has_is_a_difference() -> None:
+    told = judged({"a": [1.0, 2.0], "b": [0.0, 0.0]}, [part("a", [1.0, 2.0]), part("b", [0.0], at=(1,))])
+    assert told.first_difference == "gradient of b in step 1: 1 of its elements are on no rank" and not told.ok
+    nothing = judged({"a": [1.0, 2.0]}, [], [])
+    assert nothing.first_difference == "gradient of a in step 1: 2 of its elements are on no rank"
+
+
+def test_a_number_that_the_serial_run_does_not_have() -> None:
+    told = judged({"a": [1.0, 2.0]}, [part("a", [1.0, 2.0]), part("z", [1.0, 2.0])])
+    assert told.first_difference == "gradient of z in step 1, which the serial run does not have"
+    other = judged({"a": [1.0, 2.0]}, [part("a", [1.0, 2.0]), part("a", [1.0, 2.0], shape=(3,))])
+    assert not other.ok, "of another shape"
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_no_number_is_infinitely_far(wrong: float) -> None:
+    told = judged({"a": [1.0, 2.0]}, [part("a", [1.0, wrong])])
+    assert told.max_relative_difference is None and not told.ok
+    assert told.first_difference == "gradient of a in step 1 by inf at [1] on rank 0 [pp0 dp0 tp0]"
+
+
+def test_what_should_be_zero() -> None:
+    assert judged({"a": [0.0, 0.0]}, [part("a", [0.0, 0.0])]).ok
+    assert not judged({"a": [0.0, 0.0]}, [part("a", [0.0, 1e-300])]).ok
+
+
+def test_scalars_and_empty_boxes() -> None:
+    loss = Part(Number("loss", "", 1), (), (), torch.tensor(2.0))
+    assert distance(loss, torch.tensor(4.0), 3) == Far(0.5, 3, ())
+    assert distance(part("a", [], at=(2,)), torch.ones(2), 0).distance == 0.0
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data())
+def test_the_furthest_element_is_named_in_the_whole(shape: list[int], data: st.DataObject) -> None:
+    serial = torch.arange(1.0, 1.0 + math.prod(shape), dtype=torch.float64).view(shape)
+    offsets = tuple(data.draw(st.integers(0, n - 1)) for n in shape)
+    box = serial[tuple(slice(at, n) for at, n in zip(offsets, shape, strict=True))].clone()
+    inside = tuple(data.draw(st.integers(0, n - 1)) for n in box.shape)
+    box[inside] += 7.0
+    far = distance(Part(number("a"), tuple(shape), offsets, box), serial, 0)
+    assert far.element == tuple(at + i for at, i in zip(offsets, inside, strict=True))
+    assert far.distance == pytest.approx(7.0 / math.prod(shape))
+
+
+def test_numbers_in_words() -> None:
+    assert [str(each) for each in (number("w"), number("w", "weight", 0), number("w", "weight", 3))] == [
+        "gradient of w in step 1",
+        "weight w before step 1",
+        "weight w after step 3",
+    ]
+    assert str(number("w", "first moment", 2)) == "first moment of w after step 2"
+    assert str(number("", "loss", 2)) == "loss of step 2"
+
+
+def test_whole_is_what_a_serial_run_has() -> None:
+    assert list(whole([part("b", [1.0, 2.0]), part("a", [3.0, 4.0])])) == [number("b"), number("a")]
+    with pytest.raises(AssertionError, match="has all of every tensor"):
+        whole([part("a", [1.0])])
+
+
+# --- formats of fewer bits --------------------------------------------------------------------------------------------
+
+
+def rounded_bounds(**own: float) -> dict[str, float]:
+    """Bounds in bf16 of tensors of ones in steps 1 and 2, of which the serial run is so far off."""
+    numbers = [number(name, step=step) for name in own for step in (1, 2)]
+    parts = [Part(each, (2,), (0,), torch.tensor([1.0, 1.0 + own[each.name] / each.step])) for each in numbers]
+    bound = near(compare({each: torch.ones(2) for each in numbers}, [parts]), "bf16")
+    return {f"{each.name}{each.step}": bound(each) for each in numbers}
+
+
+def test_a_layout_may_round_as_much_as_the_serial_run_does() -> None:
+    """In step 1 each tensor for itself; then the furthest of its kind counts."""
+    rounding = 16 * 2.0**-9
+    assert rounded_bounds(a=0.0, b=0.5) == {
+        "a1": rounding,
+        "b1": 4 * 0.5 + rounding,
+        "a2": 16 * 0.5 + rounding,
+        "b2": 16 * 0.5 + rounding,
+    }
+
+
+def test_whether_a_step_overflows_has_no_rounding() -> None:
+    overflow = Number("overflow", "", 1)
+    own = compare({overflow: torch.tensor(0.0)}, [[Part(overflow, (), (), torch.tensor(0.0))]])
+    assert near(own, "fp16")(overflow) == 0.0
+
+
+# --- what is told -----------------------------------------------------------------------------------------------------
+
+REPORT = Report(
+    steps=1,
+    precision="fp64",
+    tolerance="up to 1e-10",
+    shrunk={"num_layers": [24, 2]},
+    layouts=[
+        Verdict("tp=2", 2, 1.5e-15, "loss of step 1 by 1.5e-15", None, True),
+        Verdict("pp=2", 2, 0.25, "…", "loss of step 1 by 2.5e-01", False),
+        failed("dp=2,zero=1", Layout(dp=2), 1),
+    ],
+    left_out=[LeftOut("tp=3", "3 does not divide 2.")],
+)
+
+
+def test_the_table() -> None:
+    assert as_text(REPORT).splitlines() == [
+        "shrunk: num_layers 24 → 2",
+        "1 step in fp64; equal is up to 1e-10",
+        "",
+        "  layout       ranks  largest difference",
+        "  tp=2             2  1.5e-15  equal",
+        "  pp=2             2  2.5e-01  DIFFERS, first in the loss of step 1 by 2.5e-01",
+        "  dp=2,zero=1      2     none  DIFFERS: its ranks failed with exit status 1 before there was anything to "
+        "compare",
+        "  tp=3         left out: 3 does not divide 2.",
+        "",
+        "1 of 3 layouts equal to the serial run.",
+    ]
+
+
+def test_the_object() -> None:
+    told = as_json(REPORT)
+    assert told["layouts"][0] == {
+        "layout": "tp=2",
+        "num_ranks": 2,
+        "max_relative_difference": 1.5e-15,
+        "furthest": "loss of step 1 by 1.5e-15",
+        "first_difference": None,
+        "ok": True,
+    }
+    assert told["layouts"][2]["max_relative_difference"] is None and told["layouts"][2]["ok"] is False
+    assert told["left_out"] == [{"layout": "tp=3", "reason": "3 does not divide 2."}]
+    assert (told["shrunk"], told["precision"], told["steps"]) == ({"num_layers": [24, 2]}, "fp64", 1)
+    assert not REPORT.ok

@@ -1,0 +1,86 @@
+"""A smaller model fits whatever the large one fits, and is as it was but for depth and width."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colonnade.config.check import check
+from colonnade.config.schema import Config, ParallelConfig
+from colonnade.train.verify_layouts import Room, default_set, under
+from colonnade.train.verify_shrink import SHRUNK, shrunk, told
+from tests.train.test_verify_layouts import config
+
+LARGE = {
+    "num_layers": 24,
+    "hidden_size": 1024,
+    "num_heads": 16,
+    "vocab_size": 50257,
+    "tie_embeddings": False,
+    "position": "alibi",
+    "norm_position": "post",
+    "dropout": 0.2,
+    "embedding_norm": True,
+}
+
+
+def large(**more: Any) -> Config:
+    return config(model=LARGE | more)
+
+
+def test_depth_and_width_shrink_and_nothing_else() -> None:
+    base = large(preset="gpt2-355m", ffn_hidden_size=3000)
+    small = shrunk(base, [ParallelConfig(tp=2)])
+    assert told(base.model, small.model) == {
+        "num_layers": [24, 2],
+        "hidden_size": [1024, 32],
+        "num_heads": [16, 4],
+        "ffn_hidden_size": [3000, 94],
+    }
+    kept = set(type(base.model).model_fields) - {*SHRUNK, "preset"}
+    assert all(getattr(small.model, key) == getattr(base.model, key) for key in kept)
+    assert (small.train, small.data, small.optim) == (base.train, base.data, base.optim)
+
+
+def test_layouts_keep_what_they_need() -> None:
+    assert shrunk(large(), [ParallelConfig(tp=8)]).model.num_heads == 16, "two heads a rank"
+    assert shrunk(large(), [ParallelConfig(tp=16)]).model.num_heads == 16, "as many as there are"
+    assert shrunk(large(), [ParallelConfig(pp=8)]).model.num_layers == 6, "8 chunks: 6 blocks, embedding, head"
+    interleaved = ParallelConfig(pp=4, schedule="interleaved", virtual_stages=3)
+    assert shrunk(large(), [interleaved]).model.num_layers == 10
+    assert shrunk(large(), [ParallelConfig(recompute="full", recompute_every=3)]).model.num_layers == 6
+    assert shrunk(large(), [ParallelConfig(pp=2, cuts=(20, 6))]).model.num_layers == 24, "explicit cuts name all units"
+
+
+def test_a_small_model_stays() -> None:
+    small = config(model={"hidden_size": 8})
+    assert shrunk(small, [ParallelConfig(tp=2), ParallelConfig(pp=2)]) == small
+    assert told(small.model, small.model) == {}
+
+
+def test_the_files_own_layout_is_no_hindrance() -> None:
+    own = config(model=LARGE, parallel={"tp": 16}, train={"global_batch_size": 8})
+    assert shrunk(own, [ParallelConfig(tp=2)]).model.num_heads == 4
+
+
+@given(
+    st.integers(1, 80),
+    st.integers(1, 24),
+    st.integers(1, 80),
+    st.integers(1, 3),
+    st.sampled_from([None, 96, 100, 2160]),
+    st.integers(1, 8),
+)
+def test_every_layout_of_the_large_model_fits_the_small_one(
+    layers: int, heads: int, head_dim: int, micro: int, ffn: int | None, times: int
+) -> None:
+    base = config(
+        model={"num_layers": layers, "num_heads": heads, "hidden_size": heads * head_dim, "ffn_hidden_size": ffn},
+        train={"global_batch_size": micro * times, "micro_batch_size": micro},
+    )
+    variants, _ = default_set(base, precision="fp64", room=Room("cpu", 16, "too many."))
+    small = shrunk(base, [each.config.parallel for each in variants])
+    for each in variants:
+        assert check(under(small, each.chosen, precision="fp64", source=each.layout)) == []
+    assert small.model.num_layers <= layers and small.model.hidden_size <= base.model.hidden_size
+    assert heads % small.model.num_heads == 0 and small.model.ffn <= base.model.ffn + heads
