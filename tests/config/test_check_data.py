@@ -94,6 +94,30 @@ def test_a_curriculum_of_three_lists(loaded: Callable[..., Config]) -> None:
             "curriculum.global_batch_size has 6, which is not divisible by train.micro_batch_size × parallel.dp = 4 × "
             "1 = 4: each data-parallel rank computes whole micro-batches. Use multiples of 4.",
         ),
+        (
+            (
+                "curriculum.tokens=[0, 7]",
+                "curriculum.seq_length=[1, 1024]",
+                "curriculum.global_batch_size=[4, 24]",
+                "parallel.sequence_parallel=true",
+                "parallel.tp=2",
+            ),
+            "curriculum.seq_length has 1, which parallel.tp = 2 does not divide: parallel.sequence_parallel cuts the "
+            "sequence in equal parts. Use multiples of 2, or sequence_parallel = false.",
+        ),
+        (
+            (
+                "curriculum.tokens=[0, 7]",
+                "curriculum.seq_length=[512, 1024]",
+                "curriculum.global_batch_size=[12, 24]",
+                "parallel.schedule=interleaved",
+                "parallel.virtual_stages=2",
+                "parallel.pp=2",
+                "model.num_layers=6",
+            ),
+            "curriculum.global_batch_size has 12, which makes 3 micro-batches, and parallel.pp = 2 does not divide "
+            "them: the interleaved schedule hands them round in groups of pp. Use multiples of 8.",
+        ),
     ],
 )  # fmt: skip
 def test_one_problem_in_words(problems: Problems, overrides: tuple[str, ...], message: str) -> None:

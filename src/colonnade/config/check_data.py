@@ -111,6 +111,30 @@ def stages_cut_by_ranks(config: Config) -> Messages:
             )
 
 
+def stages_cut_by_sequence_parallelism(config: Config) -> Messages:
+    tp = config.parallel.tp
+    for each in config.curriculum.seq_length:
+        if config.parallel.sequence_parallel and each % tp:
+            yield (
+                f"curriculum.seq_length has {each}, which parallel.tp = {tp} does not divide: "
+                f"parallel.sequence_parallel cuts the sequence in equal parts. Use multiples of {tp}, or "
+                "sequence_parallel = false."
+            )
+
+
+def stages_fill_interleaved_rounds(config: Config) -> Messages:
+    parallel, micro = config.parallel, config.train.micro_batch_size
+    if parallel.schedule != "interleaved":
+        return
+    for each in config.curriculum.global_batch_size:
+        if each % (micro * parallel.dp) == 0 and each // (micro * parallel.dp) % parallel.pp:
+            yield (
+                f"curriculum.global_batch_size has {each}, which makes {each // (micro * parallel.dp)} micro-batches, "
+                f"and parallel.pp = {parallel.pp} does not divide them: the interleaved schedule hands them round in "
+                f"groups of pp. Use multiples of {micro * parallel.dp * parallel.pp}."
+            )
+
+
 DATA_CHECKS: tuple[tuple[tuple[str, ...], Callable[[Config], Messages]], ...] = (
     (("data.train", "data.blend"), one_kind_of_training_data),
     (("data.blend", "data.blend_by", "data.temperature"), blend_keys_go_together),
@@ -122,4 +146,9 @@ DATA_CHECKS: tuple[tuple[tuple[str, ...], Callable[[Config], Messages]], ...] = 
         stages_end_at_the_model,
     ),
     (("curriculum.global_batch_size", "train.micro_batch_size", "parallel.dp"), stages_cut_by_ranks),
+    (("curriculum.seq_length", "parallel.sequence_parallel", "parallel.tp"), stages_cut_by_sequence_parallelism),
+    (
+        ("curriculum.global_batch_size", "train.micro_batch_size", "parallel.dp", "parallel.pp", "parallel.schedule"),
+        stages_fill_interleaved_rounds,
+    ),
 )

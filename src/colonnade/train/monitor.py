@@ -56,7 +56,7 @@ class Monitor:
             self._board = self._open_board(step + 1)
 
     def step(self, metrics: Metrics, seconds: float, *, tokens: int | None = None) -> None:
-        """Record one step; `metrics` has its number under "step". `tokens` of it, where they are not those of the others.
+        """Record one step; `metrics` has its number under "step". `tokens`: of this step, where steps differ.
 
         Prints every `log_every` steps, and the first and last.
         """
