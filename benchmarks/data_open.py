@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from colonnade.data.gpt_dataset import open_datasets
+from colonnade.data.gpt_dataset import GPTDataset, open_datasets
 from colonnade.data.indexed import HEADER, MAGIC, VERSION, bin_path, idx_path
 from colonnade.data.loader import load_batch
 
@@ -37,6 +37,7 @@ def main() -> None:
         batch = load_batch(datasets.train, range(10**6, 10**6 + 512))
         read = time.perf_counter()
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        assert isinstance(datasets.train, GPTDataset)
         print(f"{datasets.train.file}, index of {index_bytes / 1e9:.2f} GB, {len(datasets.train):,} training samples")
         print(f"opened, split and ordered in {opened - started:.4f} s")
         print(

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-QUESTIONS = ("train_speed", "dropout_cost", "collectives", "tokenize_speed", "data_open", "checkpoint")
+QUESTIONS = ("train_speed", "dropout_cost", "collectives", "tokenize_speed", "data_open", "blend_open", "checkpoint")
 
 
 def commands(options: list[str]) -> list[list[str]]:

@@ -117,11 +117,17 @@ def tokenize_command(
     inputs: Inputs,
     output: Annotated[str, typer.Option(help="Prefix of the .bin and .idx to write.", show_default=False)],
     tokenizer: Annotated[
-        Path, typer.Option(help="A tokenizer.json, or a folder with GPT-2's files.", show_default=False)
+        Path,
+        typer.Option(
+            help="A tokenizer.json, vocab.txt or *.model, or a folder with GPT-2's files.", show_default=False
+        ),
     ],
     key: Key = "text",
     workers: Annotated[int | None, typer.Option(help="Processes. Unset: one a core.", min=1)] = None,
     append_end: Annotated[bool, typer.Option(help="Put the end-of-document token behind each document.")] = True,
+    sentences: Annotated[
+        bool, typer.Option("--sentences", help="Keep sentences apart, as BERT samples need it.")
+    ] = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Turn text into a token file (.bin and .idx, as Megatron-LM reads and writes them)."""
@@ -129,9 +135,31 @@ def tokenize_command(
     from colonnade.data.tokenizer import Tokenizer
 
     report = tokenize_files(
-        inputs, output, Tokenizer.load(tokenizer), key=key, workers=workers, append_end=append_end, overwrite=overwrite
+        inputs,
+        output,
+        Tokenizer.load(tokenizer),
+        key=key,
+        workers=workers,
+        append_end=append_end,
+        sentences=sentences,
+        overwrite=overwrite,
     )
     print(report.summary())
+
+
+@data.command("merge")
+def merge_command(
+    prefixes: Annotated[list[str], typer.Argument(help="Prefixes of token files, in order.", show_default=False)],
+    output: Annotated[str, typer.Option(help="Prefix of the .bin and .idx to write.", show_default=False)],
+    overwrite: Overwrite = False,
+) -> None:
+    """Join token files end to end: shards that were made on several machines, for instance."""
+    from colonnade.data.inspect import inspect
+    from colonnade.data.writer import merge
+
+    merge(prefixes, output, overwrite=overwrite)
+    found = inspect(output)
+    print(f"{output}: {found['documents']:,} documents, {found['tokens']:,} tokens ({found['dtype']}).")
 
 
 @data.command("inspect")

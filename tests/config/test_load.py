@@ -79,7 +79,7 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
         (
             "zzz.tp=1",
             "[zzz] is not a section. The sections are "
-            "[model], [parallel], [data], [train], [optim], [checkpoint], [run].",
+            "[model], [parallel], [data], [curriculum], [train], [optim], [checkpoint], [run].",
         ),
         ("steps=4", "'steps=4' is not of the form section.key=value. Write for instance train.steps=4"),
         ("train.steps", "'train.steps' is not of the form section.key=value. Write for instance train.steps=…"),
@@ -187,6 +187,9 @@ def value_for(key: Key) -> st.SearchStrategy[Any]:
         return st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
     if key.many:
         return st.lists(st.integers(1, 10**12), max_size=3)
+    if key.type is dict:
+        names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+        return st.dictionaries(names, st.floats(1e-300, 1e300), max_size=3)
     if key.type is int:
         return st.integers(1, 10**12)
     low_and_high = (0, 0.999) if "below 1" in key.limits else (1e-300, 1e300)

@@ -97,7 +97,16 @@ def test_every_key_is_documented_and_every_number_has_a_unit(name: str) -> None:
 
 
 def test_the_sections_are_those_of_the_contract() -> None:
-    assert list(Config.model_fields) == ["model", "parallel", "data", "train", "optim", "checkpoint", "run"]
+    assert list(Config.model_fields) == [
+        "model",
+        "parallel",
+        "data",
+        "curriculum",
+        "train",
+        "optim",
+        "checkpoint",
+        "run",
+    ]
 
 
 def test_parameters_that_a_model_does_not_have_are_not_counted() -> None:

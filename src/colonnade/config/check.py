@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
+from colonnade.config.check_data import DATA_CHECKS
 from colonnade.config.check_layout import LAYOUT_CHECKS
 from colonnade.config.numbers import divisors, either, multiples_around, nearest_divisors, one_of
 from colonnade.config.schema import Config, parse_split
@@ -95,6 +96,8 @@ def warmup_before_decay_end(config: Config) -> Iterator[str]:
 
 def epochs_where_read(config: Config) -> Iterator[str]:
     order, epochs = config.data.order, config.data.epochs
+    if config.data.blend is not None:
+        return
     if order == "all_epochs" and epochs is None:
         yield (
             'data.order = "all_epochs" shuffles the samples of all epochs as one, but data.epochs is not set. '
@@ -108,10 +111,10 @@ def epochs_where_read(config: Config) -> Iterator[str]:
 
 
 def training_data_named(config: Config) -> Iterator[str]:
-    if config.data.train is None:
+    if config.data.train is None and config.data.blend is None:
         yield (
             "data.train is not set: there is nothing to train on. "
-            "Set it to the prefix that the .bin and .idx of a token file share."
+            "Set it to the prefix that the .bin and .idx of a token file share, or set data.blend to several."
         )
 
 
@@ -146,10 +149,11 @@ CHECKS: tuple[Check, ...] = (
     Check(("train.global_batch_size", "train.micro_batch_size", "parallel.dp"), batch_cut_by_ranks),
     Check(("optim.learning_rate", "optim.min_learning_rate"), floor_below_peak),
     Check(("optim.warmup_steps", "optim.decay_steps", "train.steps"), warmup_before_decay_end),
-    Check(("data.order", "data.epochs"), epochs_where_read),
-    Check(("data.train",), training_data_named),
+    Check(("data.order", "data.epochs", "data.blend"), epochs_where_read),
+    Check(("data.train", "data.blend"), training_data_named),
     Check(("data.split",), split_readable),
     Check(("train.evaluate_every", "data.split", "data.validation"), validation_part_exists),
+    *(Check(keys, messages) for keys, messages in DATA_CHECKS),
     *(Check(keys, messages) for keys, messages in LAYOUT_CHECKS),
 )
 

@@ -10,6 +10,7 @@ NOT_COMPARED = frozenset({"model.preset"})
 # far stay as they were. All other keys change what the run computes, so that its past would be another run's.
 MAY_CHANGE = frozenset(
     {
+        "data.cache",
         "train.steps",
         "train.micro_batch_size",
         "train.log_every",

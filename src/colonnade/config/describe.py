@@ -18,7 +18,7 @@ class Key(NamedTuple):
     """One key of the configuration."""
 
     name: str  # section.key
-    type: type[int] | type[float] | type[str] | type[bool]
+    type: type[int] | type[float] | type[str] | type[bool] | type[dict[str, float]]
     choices: tuple[str | int, ...]  # empty: any value of the type
     many: bool  # a list of such values
     limits: tuple[str, ...]  # in words: "of at least 1"
@@ -47,11 +47,12 @@ def key_of(name: str, field: FieldInfo) -> Key:
     parts = list(parts_of(field.annotation)) + field.metadata
     choices = tuple(part for part in parts if isinstance(part, str | int))
     types = [part for part in parts if part in (bool, int, float, str)] or [type(part) for part in choices]
+    table = any(get_origin(part) is dict for part in inner_types(field.annotation))
     description = " ".join((field.description or "").split())
     unit, _, meaning = description[1:].partition("] ") if description.startswith("[") else ("", "", description)
     return Key(
         name=name,
-        type=types[0] if types else str,
+        type=dict if table else types[0] if types else str,
         choices=tuple(PRESETS) if name == "model.preset" else choices,
         many=any(get_origin(part) is tuple for part in inner_types(field.annotation)),
         limits=tuple(limit_in_words(part) for part in parts if isinstance(part, Ge | Gt | Lt)),
@@ -96,6 +97,8 @@ def expectation(key: Key) -> str:
         return "text in quotes"
     if key.type is bool:
         return "true or false"
+    if key.type is dict:
+        return " ".join(["a table of numbers", *key.limits])
     return " ".join(["a whole number" if key.type is int else "a number", " and ".join(key.limits)]).rstrip()
 
 
@@ -122,6 +125,8 @@ def as_toml(value: object) -> str:
     """A value as it stands in a TOML file. None, which TOML does not have, is '(unset)'."""
     if value is None:
         return "(unset)"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{as_toml(key)} = {as_toml(each)}" for key, each in value.items()) + "}"
     if isinstance(value, str | bool | int | list | tuple):
         return json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007f")
     return str(value)

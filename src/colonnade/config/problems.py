@@ -137,7 +137,7 @@ def value_refused(details: ErrorDetails) -> Iterator[Problem]:
         yield from missing(name)
         return
     key, value = all_keys()[name], details["input"]
-    if key.many and len(details["loc"]) > 2:
+    if (key.many or key.type is dict) and len(details["loc"]) > 2:
         yield Problem(f"{name} has {as_toml(value)} in it, where {expectation(key)} is expected.", (name,))
         return
     uncertain = (name, *(f"model.{each}" for each in PRESETS["gpt2-124m"])) if name == "model.preset" else (name,)

@@ -23,6 +23,8 @@ Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Ge(0), Lt(1)]
 Text = Annotated[str, MinLen(1)]
+Counts = Annotated[tuple[Count, ...], Strict(False)]  # a TOML list
+CountsOrZero = Annotated[tuple[CountOrZero, ...], Strict(False)]
 
 
 class Section(BaseModel):
@@ -124,7 +126,7 @@ class ParallelConfig(Section):
     partition: Literal["layers", "parameters", "flops"] = "layers"
     """What is spread evenly over the stages: layers counts blocks, and the embedding and the head as one each;
     parameters counts their weights (memory), flops their arithmetic (time)."""
-    cuts: Annotated[tuple[Count, ...], Strict(False)] | None = None
+    cuts: Counts | None = None
     """[units] Explicit cuts in place of partition: the number of units (embedding, blocks, head) of each chunk in the
     order of the model, pp × virtual_stages numbers."""
     sequence_parallel: bool = False
@@ -156,8 +158,9 @@ class DataConfig(Section):
     test: Text | None = None
     """Token file kept aside: not read in training. Unset: the third part of data.train, cut off by data.split."""
     tokenizer: Text | None = None
-    """Tokenizer that made the token files: a tokenizer.json, or a folder with GPT-2's encoder.json and vocab.bpe (or
-    vocab.json and merges.txt). It is kept in every checkpoint, so that generating needs no other file."""
+    """Tokenizer that made the token files: a tokenizer.json, BERT's vocab.txt, a SentencePiece *.model, or a folder
+    with one of them or with GPT-2's encoder.json and vocab.bpe (or vocab.json and merges.txt). It is kept in every
+    checkpoint, so that generating needs no other file."""
     split: Text = "29:1:0"
     """[proportions] Shares of data.train's documents for train:validation or train:validation:test. A part that has a
     token file of its own takes no share."""
@@ -167,12 +170,45 @@ class DataConfig(Section):
     epochs: Count | None = None
     """[epochs] Length of order = "all_epochs", which needs it; unset otherwise. The run ends at train.steps, or when
     these samples are used up."""
+    blend: dict[Text, Positive] | None = None
+    """Several token files to train on in place of data.train, each with a number whose meaning is blend_by's. Every
+    part of the run, however short, has them in these proportions to less than a sample."""
+    blend_by: Literal["samples", "tokens", "epochs", "temperature"] = "samples"
+    """What the numbers of blend are: samples and tokens, shares of either, in any unit; epochs, how often each file is
+    read, and the run ends there; temperature, factors on tokens^(1/temperature) of each file."""
+    temperature: Positive | None = None
+    """[1] For blend_by = "temperature", which needs it: 1 mixes in proportion to size, larger values give small files
+    a larger share, and a very large one gives all the same."""
+    documents: Literal["joined", "separate"] = "joined"
+    """Whether a token sees the document before its own: joined is GPT-2's way; separate restarts positions and cuts
+    attention at every document, and counts no loss for the first token of the next one."""
+    packing: Literal["stream", "best_fit"] = "stream"
+    """How documents fill samples: stream cuts the text wherever a sample ends; best_fit puts whole documents together
+    so that few are cut, and needs documents = "separate"."""
+    no_loss_on: CountsOrZero = ()
+    """[token ids] Tokens whose prediction does not count in the loss."""
+    cache: Text | None = None
+    """Folder for copies of token files that are named by URL (s3://, gs://, https://, …): all of the
+    index, and tokens as they are read. Needs room for the file, and the package of that kind of storage."""
 
     @property
     def shares(self) -> tuple[float, float, float]:
         """The parts of data.train for (train, validation, test), 0 for a part with a token file of its own."""
         train, validation, test = parse_split(self.split)
         return train, 0.0 if self.validation else validation, 0.0 if self.test else test
+
+
+class CurriculumConfig(Section):
+    """Sequences and batches that start small and grow. Three lists of equal length, a place a stage; empty: none."""
+
+    tokens: CountsOrZero = ()
+    """[tokens] Where each stage begins, counted from the start of the run: 0 first, and rising. A stage begins at the
+    first step from there on at which whole samples are used up."""
+    seq_length: Counts = ()
+    """[tokens] Sequence length of each stage: a divisor of model.seq_length; the last is model.seq_length. Samples of
+    that length are cut in pieces, so that every token is used once an epoch."""
+    global_batch_size: Counts = ()
+    """[sequences] Global batch of each stage, in sequences of its length; the last is train.global_batch_size."""
 
 
 class TrainConfig(Section):
@@ -279,6 +315,7 @@ class Config(Section):
     model: ModelConfig = ModelConfig()
     parallel: ParallelConfig = ParallelConfig()
     data: DataConfig = DataConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()
     train: TrainConfig
     optim: OptimConfig
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -5,93 +5,117 @@
     sample 1          4 5 6 7 8           inputs 4..7, labels 5..8
 
 Each token is a label once (but the first, and a last piece shorter than a sample). Documents end with the
-end-of-document token and attention sees across it, as in GPT-2 and Megatron-LM. Splits are cut between documents, so
-that no document is in two of them.
+end-of-document token and attention sees across it, as in GPT-2 and Megatron-LM, unless a `Cut` says otherwise. Splits
+are cut between documents, so that no document is in two of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from colonnade.data.indexed import TokenFile, Tokens
+from colonnade.data.indexed import TokenFile
+from colonnade.data.remote import open_token_file
+from colonnade.data.rows import Cut, PackedRows, RowReader, Rows, StreamRows, Text, unknown_token
 from colonnade.data.sampler import AllEpochsOrder, EpochOrder, InOrder, Order
 from colonnade.data.sidecar import read_sidecar
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 
 SPLITS = ("train", "validation", "test")
+STREAM = Cut()
+
+
+class Passes(NamedTuple):
+    """Which pass over which data each of some positions [b] belongs to."""
+
+    sets: NDArray[np.int64]
+    """Number of the data set [b]."""
+    epochs: NDArray[np.int64]
+    """How many times all of it came before [b]; 0 where all epochs are shuffled as one."""
+
+
+class Dataset(Protocol):
+    """Samples in the order of a run."""
+
+    seq_length: int
+
+    def __len__(self) -> int:
+        """Samples of one pass."""
+        ...
+
+    def rows(self, positions: Sequence[int] | NDArray[np.int64]) -> Rows:
+        """The samples at positions [b] of the run."""
+        ...
+
+    def passes(self, positions: Sequence[int] | NDArray[np.int64]) -> Passes:
+        """Which pass over which data each sample [b] is of."""
+        ...
 
 
 class GPTDataset:
     """The samples of one split of one token file, in the order of the run."""
 
     def __init__(
-        self, file: TokenFile, documents: range, seq_length: int, *, vocab_size: int, order: Order | None = None
+        self,
+        file: TokenFile,
+        documents: range,
+        seq_length: int,
+        *,
+        vocab_size: int,
+        order: Order | None = None,
+        cut: Cut = STREAM,
     ) -> None:
         """`order` None: one after the other. `vocab_size`: ids from it on are refused when they are read."""
         assert documents.step == 1 and len(documents) > 0, "a run of documents"
-        self.file, self.documents, self.seq_length, self.vocab_size = file, documents, seq_length, vocab_size
-        self._start = file.document_start(documents.start)
-        self.num_tokens = file.document_start(documents.stop) - self._start
-        self.num_samples = (self.num_tokens - 1) // seq_length
+        self.file, self.documents, self.seq_length = file, documents, seq_length
+        start = file.document_start(documents.start)
+        text = Text(file, start, file.document_start(documents.stop) - start, seq_length, vocab_size)
+        self.num_tokens, self.num_samples = text.num_tokens, text.num_rows
         if self.num_samples < 1:
             raise DataError(
                 f"{file.prefix}: documents {documents.start:,} to {documents.stop - 1:,} hold {self.num_tokens:,} "
                 f"tokens, and one sample takes model.seq_length + 1 = {seq_length + 1:,}. Give this split more "
                 f"documents (data.split), add text, or set model.seq_length to {max(self.num_tokens - 1, 1):,} or less."
             )
+        self._reader: RowReader = PackedRows(text, cut) if cut.best_fit else StreamRows(text, cut)
         self.order: Order = order or InOrder(self.num_samples)
 
     def __len__(self) -> int:
         return self.num_samples
+
+    def rows(self, positions: Sequence[int] | NDArray[np.int64]) -> Rows:
+        """The samples at positions [b] of the run."""
+        indices = self.order.samples(np.asarray(positions, dtype=np.int64))
+        return Rows.stack([self._reader.row(index) for index in indices.tolist()])
+
+    def passes(self, positions: Sequence[int] | NDArray[np.int64]) -> Passes:
+        """Which pass over the data each sample [b] is of."""
+        asked = np.asarray(positions, dtype=np.int64)
+        mixed = isinstance(self.order, AllEpochsOrder)
+        return Passes(np.zeros_like(asked), asked * 0 if mixed else asked // self.num_samples)
 
     def sample(self, position: int) -> NDArray[np.int64]:
         """Token ids [seq_length + 1] at a position of the run."""
         return self.samples([position]).reshape(-1)
 
     def samples(self, positions: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-        """Token ids [b, seq_length + 1] at positions [b] of the run."""
-        indices = self.order.samples(np.asarray(positions, dtype=np.int64))
-        result = np.empty((len(indices), self.seq_length + 1), dtype=np.int64)
-        for row, index in zip(result, indices, strict=True):
-            row[:] = self._read(int(index))
-        return result
-
-    def _read(self, index: int) -> Tokens:
-        start = self._start + index * self.seq_length
-        tokens = self.file.read(start, self.seq_length + 1)
-        if int(tokens.max()) >= self.vocab_size or int(tokens.min()) < 0:
-            self._refuse(tokens, start)
-        return tokens
-
-    def _refuse(self, tokens: Tokens, start: int) -> None:
-        raise DataError(unknown_token(self.file, tokens, start, self.vocab_size))
-
-
-def unknown_token(file: TokenFile, tokens: Tokens, start: int, vocab_size: int) -> str:
-    """What to say of the first id among tokens (from `start` on in the file) that the vocabulary does not have."""
-    within = int(np.flatnonzero((tokens >= vocab_size) | (tokens < 0))[0])
-    document = file.document_at(start + within)
-    return (
-        f"{file.prefix}: document {document:,} has token id {int(tokens[within]):,} at its position "
-        f"{start + within - file.document_start(document):,}, but the vocabulary has {vocab_size:,} ids (0 to "
-        f"{vocab_size - 1:,}): the text was tokenized with another tokenizer. Set data.tokenizer and "
-        "model.vocab_size to that one's, or tokenize the text again with this one."
-    )
+        """Token ids [b, seq_length + 1] at positions [b] of the run: the tokens and the last one's label."""
+        rows = self.rows(positions)
+        return np.concatenate([rows.tokens, rows.labels[:, -1:]], axis=1)
 
 
 @dataclass(frozen=True)
 class Datasets:
     """What a run trains and evaluates on; None where the split gives nothing."""
 
-    train: GPTDataset
-    validation: GPTDataset | None
-    test: GPTDataset | None
+    train: Dataset
+    validation: Dataset | None
+    test: Dataset | None
 
 
 def open_datasets(
@@ -107,25 +131,27 @@ def open_datasets(
     order: Literal["epoch", "all_epochs"] = "epoch",
     epochs: int | None = None,
     tokenizer: Tokenizer | None = None,
+    cut: Cut = STREAM,
+    cache: str | None = None,
 ) -> Datasets:
     """The datasets of a run: `split` cuts `train` by documents, among those of the three without a file."""
     own = {"validation": validation, "test": test}
     weights = {name: 0 if own.get(name) else weight for name, weight in zip(SPLITS, split, strict=True)}
-    file = open_tokens(train, vocab_size=vocab_size, tokenizer=tokenizer)
+    file = open_tokens(train, vocab_size=vocab_size, tokenizer=tokenizer, cache=cache)
     parts = dict(zip(SPLITS, split_documents(file.num_documents, tuple(weights.values())), strict=True))
-    opened: dict[str, GPTDataset | None] = {}
+    opened: dict[str, GPTDataset] = {}
     for name in SPLITS[1:]:
         prefix = own[name]
         if prefix is not None:
-            other = open_tokens(prefix, vocab_size=vocab_size, tokenizer=tokenizer)
-            opened[name] = GPTDataset(other, range(other.num_documents), seq_length, vocab_size=vocab_size)
+            other = open_tokens(prefix, vocab_size=vocab_size, tokenizer=tokenizer, cache=cache)
+            opened[name] = GPTDataset(other, range(other.num_documents), seq_length, vocab_size=vocab_size, cut=cut)
         elif weights[name] and (parts[name] or name in needed):
-            _check_documents(file, name, parts[name], split)
-            opened[name] = GPTDataset(file, parts[name], seq_length, vocab_size=vocab_size)
-    _check_documents(file, "train", parts["train"], split)
-    in_order = GPTDataset(file, parts["train"], seq_length, vocab_size=vocab_size)
+            check_documents(file, name, parts[name], split)
+            opened[name] = GPTDataset(file, parts[name], seq_length, vocab_size=vocab_size, cut=cut)
+    check_documents(file, "train", parts["train"], split)
+    in_order = GPTDataset(file, parts["train"], seq_length, vocab_size=vocab_size, cut=cut)
     shuffled = order_of(in_order.num_samples, order=order, epochs=epochs, seed=seed)
-    dataset = GPTDataset(file, parts["train"], seq_length, vocab_size=vocab_size, order=shuffled)
+    dataset = GPTDataset(file, parts["train"], seq_length, vocab_size=vocab_size, order=shuffled, cut=cut)
     return Datasets(dataset, opened.get("validation"), opened.get("test"))
 
 
@@ -141,9 +167,11 @@ def order_of(num_samples: int, *, order: Literal["epoch", "all_epochs"], epochs:
     return AllEpochsOrder(num_samples, epochs, seed)
 
 
-def open_tokens(prefix: str, *, vocab_size: int, tokenizer: Tokenizer | None = None) -> TokenFile:
+def open_tokens(
+    prefix: str, *, vocab_size: int, tokenizer: Tokenizer | None = None, cache: str | None = None
+) -> TokenFile:
     """Open a token file and hold it against the tokenizer and the model's vocabulary, as far as it says itself."""
-    file = TokenFile(prefix)
+    file = open_token_file(prefix, cache)
     sidecar = read_sidecar(file)
     if sidecar is not None and tokenizer is not None and sidecar.tokenizer_sha256 != tokenizer.sha256:
         raise DataError(
@@ -176,7 +204,8 @@ def split_documents(num_documents: int, weights: tuple[float, ...]) -> list[rang
     return parts
 
 
-def _check_documents(file: TokenFile, name: str, documents: range, split: tuple[float, float, float]) -> None:
+def check_documents(file: TokenFile, name: str, documents: range, split: tuple[float, float, float]) -> None:
+    """Refuse a part of a split without a document."""
     if documents:
         return
     shares = ":".join(f"{share:g}" for share in split)

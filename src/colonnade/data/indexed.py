@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import mmap
 import struct
+from bisect import bisect_left
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +37,7 @@ DTYPES: dict[int, np.dtype[np.integer]] = {
 }
 
 Tokens = NDArray[np.integer]
+_AT_ONCE = 64  # documents whose places are looked up together: more than most samples hold
 
 
 def bin_path(prefix: str | Path) -> Path:
@@ -63,20 +66,22 @@ def code_of(dtype: np.dtype[np.integer]) -> int:
 class TokenFile:
     """A token file opened for reading: header and end are checked, nothing else is read until it is asked for."""
 
-    def __init__(self, prefix: str | Path) -> None:
-        self.prefix = str(prefix)
-        idx, data = idx_path(prefix), bin_path(prefix)
-        self._check_presence(idx, data)
+    def __init__(self, prefix: str | Path, *, local: str | None = None, bin_size: int | None = None) -> None:
+        """`local`: prefix of the index where it is not beside the tokens, which are `bin_size` bytes then."""
+        self.prefix, self.local_prefix = str(prefix), local or str(prefix)
+        idx, data = idx_path(self.local_prefix), bin_path(prefix)
+        if bin_size is None:
+            self._check_presence(idx, data)
         self.dtype, self.num_sequences, num_boundaries = _read_header(idx)
         self.num_documents = num_boundaries - 1
         self._lengths, self._offsets, self._boundaries = _map_index(idx, self.num_sequences, num_boundaries)
-        self.num_tokens = self._check_size(idx, data)
-        self._tokens = _map_tokens(data, self.dtype)
+        self.num_tokens = self._check_size(idx, data, data.stat().st_size if bin_size is None else bin_size)
+        self._tokens = _map_tokens(data, self.dtype) if bin_size is None else np.empty(0, self.dtype)
 
     def __repr__(self) -> str:
         return f"TokenFile({self.prefix!r}: {self.num_documents:,} documents, {self.num_tokens:,} tokens, {self.dtype})"
 
-    def __reduce__(self) -> tuple[type[TokenFile], tuple[str]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return TokenFile, (self.prefix,)
 
     @property
@@ -120,6 +125,35 @@ class TokenFile:
             low, high = (middle, high) if self.document_start(middle) <= token else (low, middle)
         return low
 
+    def document_starts(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Where documents begin, of those that begin at tokens `start … stop`: rising, each place once."""
+        assert 0 <= start <= stop, "a range of tokens"
+        document = self.document_at(start) if start < self.num_tokens else self.num_documents
+        found: list[int] = []
+        while document < self.num_documents and (not found or found[-1] < stop):
+            found += self._starts(document, min(document + _AT_ONCE, self.num_documents))
+            document += _AT_ONCE
+        starts = np.array(found, dtype=np.int64)
+        return np.unique(starts[(start <= starts) & (starts < stop)])
+
+    def sequence_starts(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Where sequences (sentences) begin, of those that begin at tokens `start … stop`: rising, each place once."""
+        size = self.dtype.itemsize
+        first = bisect_left(range(self.num_sequences), start * size, key=lambda number: int(self._offsets[number]))
+        found: list[int] = []
+        while first < self.num_sequences and (not found or found[-1] < stop):
+            found += (self._offsets[first : first + _AT_ONCE] // size).tolist()
+            first += _AT_ONCE
+        starts = np.array(found, dtype=np.int64)
+        return np.unique(starts[starts < stop])
+
+    def _starts(self, first: int, stop: int) -> list[int]:
+        """Where some documents begin; they cost one look at each part of the index."""
+        sequences = self._boundaries[first:stop]
+        offsets = self._offsets[np.minimum(sequences, self.num_sequences - 1)] // self.dtype.itemsize
+        starts: list[int] = np.where(sequences < self.num_sequences, offsets, self.num_tokens).tolist()
+        return starts
+
     def read(self, start: int, count: int) -> Tokens:
         """Tokens [count] from `start` on, in the file's dtype and not copied; they may cross documents."""
         assert 0 <= start <= start + count <= self.num_tokens, "a range within the file"
@@ -136,7 +170,7 @@ class TokenFile:
             hint = "Check the path, or make the file with `colonnade data tokenize INPUT --output PREFIX`."
         raise DataError(f"{self.prefix}: there is no {' and no '.join(missing)}. {hint}")
 
-    def _check_size(self, idx: Path, data: Path) -> int:
+    def _check_size(self, idx: Path, data: Path, found: int) -> int:
         last = self.num_sequences - 1
         if int(self._boundaries[0]) != 0 or int(self._boundaries[-1]) != self.num_sequences:
             raise DataError(
@@ -145,7 +179,7 @@ class TokenFile:
                     f"where it holds {self.num_sequences:,} sequences"
                 )
             )
-        expected, found = int(self._offsets[last]) + int(self._lengths[last]) * self.dtype.itemsize, data.stat().st_size
+        expected = int(self._offsets[last]) + int(self._lengths[last]) * self.dtype.itemsize
         if expected == found and found > 0:
             return found // self.dtype.itemsize
         if expected == 0:

@@ -14,9 +14,11 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from colonnade.data.gpt_dataset import GPTDataset
+from colonnade.data.gpt_dataset import Dataset
+from colonnade.data.rows import Rows, positions_within
 
 
 @dataclass(frozen=True)
@@ -43,24 +45,45 @@ class Batch:
         return replace(self, **{name: part.to(device) for name, part in parts.items() if part is not None})
 
 
-def load_batch(dataset: GPTDataset, positions: Sequence[int], *, loss_mask: Tensor | None = None) -> Batch:
-    """The samples at positions [b] of the run; `loss_mask` [s, b] None: every label counts."""
-    rows = np.ascontiguousarray(dataset.samples(positions).T)  # [s + 1, b]
-    tokens = torch.from_numpy(rows)
-    mask = torch.ones(tokens[1:].shape, dtype=torch.float32) if loss_mask is None else loss_mask
-    assert mask.shape == tokens[1:].shape, "one mask value a label"
-    return Batch(tokens[:-1], tokens[1:], mask, torch.tensor(list(positions), dtype=torch.int64))
+def load_batch(dataset: Dataset, positions: Sequence[int], *, loss_mask: Tensor | None = None) -> Batch:
+    """The samples at positions [b] of the run; `loss_mask` [s, b] None: what the dataset says."""
+    return as_batch(dataset.rows(positions), list(positions), loss_mask=loss_mask)
+
+
+def as_batch(rows: Rows, samples: Sequence[int], *, loss_mask: Tensor | None = None) -> Batch:
+    """Rows [b, s] as a batch of sequences [s, b]; `samples` [b] name them."""
+    mask = _sequence_first(rows.counted.astype(np.float32)) if loss_mask is None else loss_mask
+    assert mask.shape == (rows.tokens.shape[1], rows.tokens.shape[0]), "one mask value a label"
+    return Batch(
+        tokens=_sequence_first(rows.tokens),
+        labels=_sequence_first(rows.labels),
+        loss_mask=mask,
+        samples=torch.tensor(list(samples), dtype=torch.int64),
+        documents=None if rows.documents is None else _sequence_first(rows.documents),
+        positions=None if rows.documents is None else _sequence_first(positions_within(rows.documents)),
+    )
+
+
+def _sequence_first(rows: NDArray[np.generic]) -> Tensor:
+    """[b, s] -> [s, b]"""
+    return torch.from_numpy(np.ascontiguousarray(rows.T))
 
 
 def rank_positions(
     start: int, *, global_batch_size: int, micro_batch_size: int, dp_rank: int, dp_size: int
 ) -> list[range]:
     """Positions of each micro-batch of one dp rank, in the step whose global batch begins at `start`."""
+    numbers = cut_in_microbatches(global_batch_size, micro_batch_size, dp_rank=dp_rank, dp_size=dp_size)
+    return [range(start + each.start, start + each.stop) for each in numbers]
+
+
+def cut_in_microbatches(global_batch_size: int, micro_batch_size: int, *, dp_rank: int, dp_size: int) -> list[range]:
+    """Which samples of a global batch are in each micro-batch of one dp rank."""
     assert global_batch_size % (dp_size * micro_batch_size) == 0, (
         "the config check lets only whole micro-batches through"
     )
     share = global_batch_size // dp_size
-    first = start + dp_rank * share
+    first = dp_rank * share
     return [range(begin, begin + micro_batch_size) for begin in range(first, first + share, micro_batch_size)]
 
 
@@ -71,7 +94,7 @@ def evaluation_positions(num_samples: int, *, micro_batch_size: int, dp_rank: in
 
 
 def evaluation_batches(
-    dataset: GPTDataset, num_samples: int, *, micro_batch_size: int, dp_rank: int, dp_size: int
+    dataset: Dataset, num_samples: int, *, micro_batch_size: int, dp_rank: int, dp_size: int
 ) -> Iterator[Batch]:
     """The first `num_samples` samples shared by the dp ranks, in as many micro-batches on each of them.
 
@@ -89,6 +112,6 @@ def evaluation_batches(
         yield replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
 
 
-def load_batches(dataset: GPTDataset, microbatches: Sequence[range]) -> Iterator[Batch]:
+def load_batches(dataset: Dataset, microbatches: Sequence[range]) -> Iterator[Batch]:
     """The batches of a step, one micro-batch after the other."""
     return (load_batch(dataset, positions) for positions in microbatches)

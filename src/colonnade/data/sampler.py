@@ -26,6 +26,7 @@ from colonnade.errors import DataError
 Integers = NDArray[np.int64]
 
 _ROUNDS = 12  # half rounds; 4 pass for an adversary's eye on large domains, small ones need a few more to be uniform
+_FEW = 8  # indices for which plain integers are faster than arrays
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
@@ -92,6 +93,8 @@ def permute(indices: Integers, size: int, *, key: tuple[int, ...]) -> Integers:
     assert size > 0, "a permutation needs at least one element"
     if indices.size and (int(indices.min()) < 0 or int(indices.max()) >= size):
         raise IndexError(f"a permutation of [0, {size}) has no place {int(indices.min())}..{int(indices.max())}")
+    if indices.size <= _FEW:
+        return np.array([permute_one(index, size, key=key) for index in indices.tolist()], dtype=np.int64)
     bits = max(2, (size - 1).bit_length())
     keys = _round_keys(key)
     result = _scramble(indices.astype(np.uint64), bits, keys)

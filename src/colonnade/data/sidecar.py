@@ -48,7 +48,7 @@ def sidecar_path(prefix: str | Path) -> Path:
 
 def read_sidecar(file: TokenFile) -> Sidecar | None:
     """The sidecar of a token file, None where there is none; it must agree with the file's counts."""
-    path = sidecar_path(file.prefix)
+    path = sidecar_path(file.local_prefix)
     if not path.is_file():
         return None
     try:

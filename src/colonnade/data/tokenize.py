@@ -25,6 +25,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from colonnade.data.documents import Chunk, Rejected, chunks, expand, parse, read_documents
 from colonnade.data.indexed import bin_path, idx_path, smallest_dtype
 from colonnade.data.parallel import ordered_map
+from colonnade.data.sentences import split_sentences
 from colonnade.data.sidecar import Sidecar, sidecar_path
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.data.word_cache import DocumentEncoder
@@ -41,7 +42,9 @@ class Encoded:
 
     tokens: bytes
     lengths: bytes
-    """int32 of each document."""
+    """int32 of each sequence."""
+    sequences: bytes
+    """int32: sequences of each document."""
     text_bytes: int
     read_bytes: int
     empty: int
@@ -95,13 +98,15 @@ def tokenize_files(
     key: str = "text",
     workers: int | None = None,
     append_end: bool = True,
+    sentences: bool = False,
     overwrite: bool = False,
     progress: bool = True,
 ) -> TokenizeReport:
     """Write the documents of files (see `documents`) as a token file.
 
     `workers`: processes; None: one a core, fewer for small inputs. `key`: of the text in a .jsonl.
-    `append_end`: put the end-of-document id behind each document.
+    `append_end`: put the end-of-document id behind each document. `sentences`: store each sentence as a sequence of its
+    own, as BERT samples need it.
     Raises DataError, with nothing written, for inputs that are missing, damaged or without a single document.
     """
     paths, prefix = expand(inputs), str(output_prefix)
@@ -109,7 +114,7 @@ def tokenize_files(
     end = _end_of_document(tokenizer) if append_end else None
     dtype = smallest_dtype(tokenizer.vocab_size)
     total_bytes = sum(path.stat().st_size for path in paths)
-    make = partial(_make_encoder, tokenizer.to_json(), dtype.str, key, end)
+    make = partial(_make_encoder, tokenizer.to_json(), dtype.str, key, end, sentences)
     encoded = ordered_map(make, chunks(paths), workers=_num_workers(workers, total_bytes))
     origin = partial(
         Sidecar,
@@ -140,7 +145,8 @@ def _write(
     text_bytes = empty = 0
     with TokenFileWriter(prefix, dtype) as writer, _RejectedList(prefix) as rejected:
         for done in encoded:
-            writer.add_documents(np.frombuffer(done.tokens, dtype), np.frombuffer(done.lengths, "<i4"))
+            tokens, lengths = np.frombuffer(done.tokens, dtype), np.frombuffer(done.lengths, "<i4")
+            writer.add_documents(tokens, lengths, sequences=np.frombuffer(done.sequences, "<i4"))
             rejected.add(done.rejected)
             text_bytes, empty = text_bytes + done.text_bytes, empty + done.empty
             bar.advance(done.read_bytes, writer.num_documents, text_bytes)
@@ -187,26 +193,39 @@ def train_tokenizer(
     return tokenizer
 
 
-def _make_encoder(tokenizer_json: str, dtype: str, key: str, end: int | None) -> Callable[[Chunk], Encoded]:
+def _make_encoder(
+    tokenizer_json: str, dtype: str, key: str, end: int | None, sentences: bool
+) -> Callable[[Chunk], Encoded]:
     encoder = DocumentEncoder(Tokenizer.from_json(tokenizer_json), np.dtype(dtype))
     ending = b"" if end is None else np.array([end], dtype).tobytes()
-    return partial(_encode, encoder, ending, np.dtype(dtype).itemsize, key)
+    cut = split_sentences if sentences else _whole
+    return partial(_encode, encoder, cut, ending, np.dtype(dtype).itemsize, key)
 
 
-def _encode(encoder: DocumentEncoder, ending: bytes, itemsize: int, key: str, chunk: Chunk) -> Encoded:
+def _whole(document: str) -> list[str]:
+    return [document]
+
+
+def _encode(
+    encoder: DocumentEncoder, cut: Callable[[str], list[str]], ending: bytes, itemsize: int, key: str, chunk: Chunk
+) -> Encoded:
     parts: list[bytes] = []
+    sequences: list[int] = []
     rejected: list[Rejected] = []
     text_bytes = empty = 0
     for document in parse(chunk, key):
         if isinstance(document, Rejected):
             rejected.append(document)
-        elif not document:
+        elif not (encoded := [tokens for text in cut(document) if (tokens := encoder.encode(text))]):
             empty += 1
         else:
-            parts.append(encoder.encode(document) + ending)
+            encoded[-1] += ending
+            parts += encoded
+            sequences.append(len(encoded))
             text_bytes += len(document) if document.isascii() else len(document.encode())
     lengths = np.array([len(part) // itemsize for part in parts], "<i4").tobytes()
-    return Encoded(b"".join(parts), lengths, text_bytes, chunk.read_bytes, empty, tuple(rejected))
+    counts = np.array(sequences, "<i4").tobytes()
+    return Encoded(b"".join(parts), lengths, counts, text_bytes, chunk.read_bytes, empty, tuple(rejected))
 
 
 def _num_workers(asked: int | None, total_bytes: int) -> int:

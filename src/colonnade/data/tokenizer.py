@@ -19,6 +19,8 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from colonnade.data.sentencepiece import HIDDEN, load_sentencepiece
+from colonnade.data.wordpiece import load_wordpiece
 from colonnade.errors import DataError
 
 END_OF_DOCUMENT = "<|endoftext|>"
@@ -37,8 +39,13 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a tokenizer.json, or GPT-2's two files: their folder, one of them, or the prefix of `*-vocab.json`."""
+        """Read a tokenizer.json, a WordPiece vocab.txt, a SentencePiece .model, or the folder of one of them; or
+        GPT-2's two files: their folder, one of them, or the prefix of `*-vocab.json`.
+        """
         path = Path(path)
+        other = _find_other(path)
+        if other is not None:
+            return cls(load_wordpiece(other) if other.suffix == ".txt" else load_sentencepiece(other))
         pair = _find_pair(path)
         if pair is not None:
             return cls(_from_pair(*pair))
@@ -46,8 +53,8 @@ class Tokenizer:
         if not file.is_file():
             raise DataError(
                 f"{path} is no tokenizer: there is no such file, and no tokenizer.json, encoder.json with vocab.bpe, "
-                "or vocab.json with merges.txt in it. Train one with `colonnade data train-tokenizer`, or name "
-                "GPT-2's folder."
+                "vocab.json with merges.txt, vocab.txt or one *.model in it. Train one with `colonnade data "
+                "train-tokenizer`, or name GPT-2's folder."
             )
         return cls.from_json(_read_text(file), source=str(file))
 
@@ -93,7 +100,16 @@ class Tokenizer:
 
     def id_of(self, token: str) -> int | None:
         """The id of a token by its name in the vocabulary."""
-        return self._inner.token_to_id(token)
+        found = self._inner.token_to_id(token)
+        return self._inner.token_to_id(HIDDEN + token) if found is None else found
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The name of each token [vocab_size]; unused ids: none."""
+        result = [""] * self.vocab_size
+        for name, token in self._inner.get_vocab(with_added_tokens=True).items():
+            result[token] = name.removeprefix(HIDDEN)
+        return result
 
     @cached_property
     def vocab_size(self) -> int:
@@ -103,7 +119,7 @@ class Tokenizer:
     @cached_property
     def end_of_document(self) -> int | None:
         """The id that stands behind each document; None if the vocabulary has none."""
-        return next((found for name in _ENDS if (found := self._inner.token_to_id(name)) is not None), None)
+        return next((found for name in _ENDS if (found := self.id_of(name)) is not None), None)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -126,6 +142,8 @@ class Tokenizer:
             "normalizer": content["normalizer"],
             "pre_tokenizer": content["pre_tokenizer"],
         }
+        if isinstance(model.get("vocab"), list):  # Unigram: the scores decide, too; JSON may move their last bit
+            facts["scores"] = [float(np.float32(score)) for _, score in model["vocab"]]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     @cached_property
@@ -262,6 +280,18 @@ def _find_pair(path: Path) -> tuple[Path, Path] | None:
     prefix = str(path).removesuffix("-vocab.json").removesuffix("-merges.txt").removesuffix("-")
     vocab_path, merges_path = Path(f"{prefix}-vocab.json"), Path(f"{prefix}-merges.txt")
     return (vocab_path, merges_path) if vocab_path.is_file() and merges_path.is_file() else None
+
+
+def _find_other(path: Path) -> Path | None:
+    """A vocab.txt or a .model that is meant, where there is no tokenizer.json and no pair of GPT-2's."""
+    if path.is_file() and (path.name == "vocab.txt" or path.name.endswith((".model", "-vocab.txt"))):
+        return path
+    if not path.is_dir() or (path / "tokenizer.json").is_file() or _find_pair(path) is not None:
+        return None
+    if (path / "vocab.txt").is_file():
+        return path / "vocab.txt"
+    found = sorted(path.glob("*.model"))
+    return found[0] if len(found) == 1 else None
 
 
 def _read_text(path: Path) -> str:

@@ -124,8 +124,11 @@ class TokenFileWriter:
         os.fsync(stream.fileno())  # type: ignore[attr-defined]
 
 
-def merge(prefixes: Sequence[str | Path], output: str | Path) -> None:
+def merge(prefixes: Sequence[str | Path], output: str | Path, *, overwrite: bool = True) -> None:
     """Join token files end to end into a new one; all must have one dtype and, where it is known, one tokenizer."""
+    present = [str(path) for path in (bin_path(output), idx_path(output)) if path.exists()]
+    if present and not overwrite:
+        raise DataError(f"{' and '.join(present)} exist already. Choose another output, or pass --overwrite.")
     files = [TokenFile(prefix) for prefix in prefixes]
     if not files:
         raise DataError("there are no token files to merge. Name at least one prefix.")

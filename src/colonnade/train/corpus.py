@@ -1,13 +1,16 @@
 """What a run reads: its tokenizer, its vocabulary, and the datasets of its splits."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from colonnade.config.schema import Config, parse_split
-from colonnade.data.gpt_dataset import Datasets, open_datasets
-from colonnade.data.indexed import TokenFile
+from colonnade.data.blended_dataset import BlendedDataset, Mixture, open_blend
+from colonnade.data.curriculum import Curriculum, CurriculumDataset
+from colonnade.data.gpt_dataset import Dataset, Datasets, GPTDataset, open_datasets, open_tokens
+from colonnade.data.remote import open_token_file
+from colonnade.data.rows import Cut
 from colonnade.data.sidecar import read_sidecar
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import ConfigError
@@ -20,6 +23,13 @@ class Corpus:
     tokenizer: Tokenizer | None
     vocab_size: int
     datasets: Datasets
+    curriculum: Curriculum
+    """Which positions are a step; a single stage where nothing grows."""
+
+    @property
+    def training(self) -> Dataset:
+        """What the run trains on, by the positions of the curriculum."""
+        return CurriculumDataset(self.datasets.train, self.curriculum)
 
     @property
     def byte_lengths(self) -> NDArray[np.int64] | None:
@@ -31,28 +41,72 @@ class Corpus:
 
 def open_corpus(config: Config) -> Corpus:
     """Open everything that [data] names and hold it against [model]; reads no more than headers."""
-    data, model = config.data, config.model
-    assert data.train is not None, "load() refuses a configuration without data.train"
+    data = config.data
     tokenizer = Tokenizer.load(data.tokenizer) if data.tokenizer is not None else None
-    vocab_size = _vocab_size(config, data.train, tokenizer)
-    datasets = open_datasets(
+    vocab_size = _vocab_size(config, tokenizer)
+    cut = Cut(data.documents == "separate", data.packing == "best_fit", data.no_loss_on)
+    datasets = (
+        _open(config, vocab_size, tokenizer, cut)
+        if data.blend is None
+        else _open_blend(config, vocab_size, tokenizer, cut)
+    )
+    curriculum = curriculum_of(config)
+    _check_length(config, datasets, curriculum)
+    return Corpus(tokenizer, vocab_size, datasets, curriculum)
+
+
+def curriculum_of(config: Config) -> Curriculum:
+    """The stages of [curriculum], or one for the whole run."""
+    stages = config.curriculum
+    if not stages.tokens:
+        return Curriculum.constant(config.model.seq_length, config.train.global_batch_size)
+    return Curriculum(stages.tokens, stages.seq_length, stages.global_batch_size)
+
+
+def _open(config: Config, vocab_size: int, tokenizer: Tokenizer | None, cut: Cut) -> Datasets:
+    data = config.data
+    assert data.train is not None, "load() refuses a configuration with neither data.train nor data.blend"
+    return open_datasets(
         train=data.train,
         validation=data.validation,
         test=data.test,
         split=parse_split(data.split),
         needed=frozenset({"train", "validation"} if config.train.evaluate_every else {"train"}),
-        seq_length=model.seq_length,
+        seq_length=config.model.seq_length,
         vocab_size=vocab_size,
         seed=config.train.seed,
         order=data.order,
         epochs=data.epochs,
         tokenizer=tokenizer,
+        cut=cut,
+        cache=data.cache,
     )
-    _check_length(config, datasets)
-    return Corpus(tokenizer, vocab_size, datasets)
 
 
-def _vocab_size(config: Config, train: str, tokenizer: Tokenizer | None) -> int:
+def _open_blend(config: Config, vocab_size: int, tokenizer: Tokenizer | None, cut: Cut) -> Datasets:
+    """The parts of all files of data.blend; a validation or test file of its own stands in place of their parts."""
+    data, seq_length = config.data, config.model.seq_length
+    assert data.blend is not None, "called for a blend"
+    blended = open_blend(
+        Mixture(data.blend, data.blend_by, data.temperature),
+        split=data.shares,
+        seq_length=seq_length,
+        vocab_size=vocab_size,
+        seed=config.train.seed,
+        order=data.order,
+        tokenizer=tokenizer,
+        cut=cut,
+        cache=data.cache,
+    )
+    own: dict[str, Dataset] = {}
+    for name, prefix in (("validation", data.validation), ("test", data.test)):
+        if prefix is not None:
+            file = open_tokens(prefix, vocab_size=vocab_size, tokenizer=tokenizer, cache=data.cache)
+            own[name] = GPTDataset(file, range(file.num_documents), seq_length, vocab_size=vocab_size, cut=cut)
+    return replace(blended, **own)
+
+
+def _vocab_size(config: Config, tokenizer: Tokenizer | None) -> int:
     """model.vocab_size, or the tokenizer's, or what `data tokenize` wrote beside the token file."""
     wanted = config.model.vocab_size
     if tokenizer is not None and wanted is not None and wanted < tokenizer.vocab_size:
@@ -64,21 +118,26 @@ def _vocab_size(config: Config, train: str, tokenizer: Tokenizer | None) -> int:
         return wanted
     if tokenizer is not None:
         return tokenizer.vocab_size
-    sidecar = read_sidecar(TokenFile(train))
-    if sidecar is not None:
-        return sidecar.vocab_size
+    files = list(config.data.blend or [config.data.train or ""])
+    sidecars = [read_sidecar(open_token_file(file, config.data.cache)) for file in files]
+    known = [sidecar.vocab_size for sidecar in sidecars if sidecar is not None]
+    if len(known) == len(files):
+        return max(known)
+    silent = files[sidecars.index(None)]
     raise ConfigError(
-        f"The vocabulary's size is unknown: {train} does not tell it, and neither data.tokenizer nor model.vocab_size "
+        f"The vocabulary's size is unknown: {silent} does not tell it, and neither data.tokenizer nor model.vocab_size "
         "is set. Set data.tokenizer to the tokenizer that made the file, or model.vocab_size."
     )
 
 
-def _check_length(config: Config, datasets: Datasets) -> None:
-    """With all epochs shuffled as one, the run may not be longer than they are."""
+def _check_length(config: Config, datasets: Datasets, curriculum: Curriculum) -> None:
+    """With all epochs shuffled as one, and with epochs of each file, the run may not be longer than they are."""
+    wanted = -(-curriculum.steps(config.train.steps) * curriculum.unit // curriculum.seq_length)
+    if isinstance(datasets.train, BlendedDataset):
+        datasets.train.check_length(wanted)
     if config.data.order != "all_epochs" or config.data.epochs is None:
         return
     there = len(datasets.train) * config.data.epochs
-    wanted = config.train.steps * config.train.global_batch_size
     if wanted > there:
         raise ConfigError(
             f"train.steps × train.global_batch_size = {wanted:,} samples, but data.epochs = {config.data.epochs} "

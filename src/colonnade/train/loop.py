@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from colonnade.config.schema import Config
-from colonnade.data.gpt_dataset import GPTDataset
-from colonnade.data.loader import evaluation_batches, load_batch, rank_positions
+from colonnade.data.gpt_dataset import Dataset
+from colonnade.data.loader import evaluation_batches, load_batch
 from colonnade.errors import ColonnadeError
 from colonnade.evaluation.perplexity import Perplexity, evaluate
 from colonnade.mesh.collectives import all_reduce
@@ -82,16 +82,16 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
     """One step with its evaluation, recorded."""
     config = run.config
     started = time.perf_counter()
-    chunks = rank_positions(
-        state.samples,
-        global_batch_size=config.train.global_batch_size,
+    curriculum, position = run.corpus.curriculum, state.samples
+    chunks = curriculum.rank_positions(
+        position,
+        micro_batch_size=config.train.micro_batch_size,
         dp_rank=run.mesh.dp.rank,
         dp_size=run.mesh.dp.size,
-        micro_batch_size=config.train.micro_batch_size,
     )
-    result = train_step(
-        state, [load_batch(run.corpus.datasets.train, chunk).to(run.device) for chunk in chunks], run.mesh, config.train
-    )
+    batches = [load_batch(run.corpus.training, chunk).to(run.device) for chunk in chunks]
+    result = train_step(state, batches, run.mesh, config.train)
+    state.samples = curriculum.next(position)
     seconds = time.perf_counter() - started
     _check_finite(run, state, result)
     metrics: dict[str, float | int] = {
@@ -99,14 +99,14 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
         "loss": result.loss,
         "learning_rate": result.learning_rate,
         "grad_norm": result.grad_norm if math.isfinite(result.grad_norm) else 0.0,
-        "tokens": state.samples * config.model.seq_length,
+        "tokens": state.samples * curriculum.unit,
     }
     if state.loss_scale.is_dynamic:
         metrics |= {"loss_scale": result.loss_scale, "skipped_steps": state.skipped}
     every = config.train.evaluate_every
     if every and (state.step % every == 0 or state.step == config.train.steps):
         metrics |= _evaluate(run, state)
-    run.monitor.step(metrics, seconds)
+    run.monitor.step(metrics, seconds, tokens=(state.samples - position) * curriculum.unit)
     return metrics
 
 
@@ -135,7 +135,7 @@ def _evaluate(run: Run, state: TrainState) -> dict[str, float | int]:
     return numbers
 
 
-def evaluate_part(run: Run, state: TrainState, part: GPTDataset) -> Perplexity:
+def evaluate_part(run: Run, state: TrainState, part: Dataset) -> Perplexity:
     """Mean loss on the first `evaluate_samples` samples of a validation or test part, shared by the dp ranks."""
     train, dp = run.config.train, run.mesh.dp
     batches = evaluation_batches(

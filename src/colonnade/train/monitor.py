@@ -55,14 +55,15 @@ class Monitor:
         if self._open_board is not None:
             self._board = self._open_board(step + 1)
 
-    def step(self, metrics: Metrics, seconds: float) -> None:
-        """Record one step; `metrics` has its number under "step".
+    def step(self, metrics: Metrics, seconds: float, *, tokens: int | None = None) -> None:
+        """Record one step; `metrics` has its number under "step". `tokens`: of this step, where steps differ.
 
         Prints every `log_every` steps, and the first and last.
         """
         if not self._active:
             return
         self._recent.append(seconds)
+        self._tokens_per_step = self._tokens_per_step if tokens is None else tokens
         rate = self._tokens_per_step / seconds
         line = {**metrics, "tokens_per_second": round(rate, 1), "seconds": round(seconds, 4)}
         if self._peak is not None:

@@ -1,0 +1,186 @@
+"""BERT samples: two texts, some words to guess, and whether the texts stand in their order.
+
+    tokens  [CLS] a a a a a [SEP] b b b b b b [SEP] [PAD] …
+    types     0   0 0 0 0 0   0   1 1 1 1 1 1   1    0
+
+The token file has a sequence a sentence. Sample i is made of sentences that begin in the i-th of equal stretches of
+tokens, of one document; the stretches are shifted a little from epoch to epoch, so that other sentences meet. What is
+taken, how it is cut in two and what is masked are functions of (seed, sample, epoch): no map of sentences is built.
+
+The two texts are consecutive and half of the time exchanged (sentence-order prediction, Lan et al., "ALBERT", which the
+Megatron-LM paper uses), or the second is half of the time from elsewhere (next-sentence prediction, Devlin et al.).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from colonnade.data.draws import Draws, SamplePurpose
+from colonnade.data.indexed import TokenFile
+from colonnade.data.masking import Flags, Integers, Masking, WordPieces, choose, shown_to_model
+from colonnade.data.rows import Text
+from colonnade.data.sampler import EpochOrder
+from colonnade.errors import DataError
+from colonnade.mesh.randomness import stream_keys
+
+WHOLE_WORDS = Masking()
+
+
+@dataclass(frozen=True)
+class BertCut:
+    """How samples are made."""
+
+    pairs: Literal["order", "next"] = "order"
+    """The second task: whether two texts are in their order, or the second follows the first at all."""
+    short: float = 0.1
+    """[probability] Samples that are cut to a random length."""
+    masking: Masking = WHOLE_WORDS
+
+
+@dataclass(frozen=True)
+class BertBatch:
+    """The samples of one micro-batch."""
+
+    tokens: Tensor
+    """int64 [s, b]: with words replaced."""
+    types: Tensor
+    """int64 [s, b]: 0 in the first text, 1 in the second."""
+    real: Tensor
+    """bool [s, b]: False on padding, which nothing attends to."""
+    labels: Tensor
+    """int64 [s, b]: the tokens as they were."""
+    loss_mask: Tensor
+    """float32 [s, b]: 1 where a token is to be guessed."""
+    pair_labels: Tensor
+    """int64 [b]: 0 for texts as they stood, 1 for exchanged ones, or where the second is from elsewhere."""
+    samples: Tensor
+    """int64 [b]: each sample's position in the run; dropout depends on it."""
+
+    def to(self, device: torch.device) -> BertBatch:
+        """The same batch on a device."""
+        return replace(self, **{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """One sample: arrays [s], and the label of the pair."""
+
+    tokens: NDArray[np.generic]
+    types: NDArray[np.generic]
+    real: Flags
+    labels: NDArray[np.generic]
+    chosen: Flags
+    pair_label: int
+
+
+class BertDataset:
+    """The samples of a run of documents, in the order of the run: a permutation an epoch."""
+
+    def __init__(
+        self, file: TokenFile, documents: range, seq_length: int, *, pieces: WordPieces, seed: int, cut: BertCut
+    ) -> None:
+        assert documents.step == 1 and len(documents) > 0, "a run of documents"
+        self.seq_length, self._pieces, self._seed, self._cut = seq_length, pieces, seed, cut
+        self._room = seq_length - 3  # for text, beside [CLS] and two [SEP]
+        start = file.document_start(documents.start)
+        length = file.document_start(documents.stop) - start
+        self.num_samples = length // max(self._room, 1)
+        if self._room < 2 or not self.num_samples:
+            raise DataError(
+                f"{file.prefix}: documents {documents.start:,} to {documents.stop - 1:,} hold {length:,} tokens, and a "
+                f"sample of model.seq_length = {seq_length:,} takes {self._room:,} beside its control tokens. Add "
+                "text, or set another model.seq_length (5 or more)."
+            )
+        self._order = EpochOrder(self.num_samples, seed)
+        self._text = Text(file, start, length, seq_length, len(pieces.continues))
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def batch(self, positions: Sequence[int]) -> BertBatch:
+        """The samples at positions [b] of the run."""
+        asked = np.asarray(positions, dtype=np.int64)
+        numbers = zip(self._order.samples(asked).tolist(), (asked // self.num_samples).tolist(), strict=True)
+        made = [self._make(sample, epoch) for sample, epoch in numbers]
+
+        def stacked(name: str) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(np.stack([getattr(each, name) for each in made], axis=1)))
+
+        return BertBatch(
+            tokens=stacked("tokens"),
+            types=stacked("types"),
+            real=stacked("real"),
+            labels=stacked("labels"),
+            loss_mask=stacked("chosen").float(),
+            pair_labels=torch.tensor([each.pair_label for each in made]),
+            samples=torch.tensor(list(positions)),
+        )
+
+    def _make(self, sample: int, epoch: int) -> _Sample:
+        draws = Draws(self._seed, SamplePurpose.BERT, epoch, sample)
+        first, second, label = self._pair(sample, epoch, draws)
+        p = self._pieces
+        text = np.concatenate([[p.classify], first, [p.separate], second, [p.separate]])
+        chosen = choose(text, p, self._cut.masking, draws)
+        shown = shown_to_model(text, chosen, p, draws)
+        types = np.repeat([0, 1], [len(first) + 2, len(second) + 1])
+        return _Sample(
+            self._padded(shown, p.pad),
+            self._padded(types, 0),
+            np.arange(self.seq_length) < len(text),
+            self._padded(text, p.pad),
+            self._padded(chosen, 0).astype(bool),
+            label,
+        )
+
+    def _pair(self, sample: int, epoch: int, draws: Draws) -> tuple[Integers, Integers, int]:
+        """Two texts and their label."""
+        room = draws.integer(2, self._room + 1) if draws.chance(self._cut.short) else self._room
+        sentences = self._sentences(sample, epoch, room, draws)
+        if len(sentences) == 1 and len(sentences[0]) > 1:
+            where = draws.integer(1, len(sentences[0]))
+            sentences = [sentences[0][:where], sentences[0][where:]]
+        at = draws.integer(1, max(len(sentences), 2))
+        first, second = np.concatenate(sentences[:at]), np.concatenate([sentences[0][:0], *sentences[at:]])
+        label = int(draws.chance(0.5))
+        if label and self._cut.pairs == "next":
+            elsewhere = self._sentences(draws.integer(0, self.num_samples), epoch, room, draws)
+            second = np.concatenate(elsewhere)[: max(room - len(first), 1)]
+        first, second = _trimmed(first, second, room, draws)
+        return (second, first, 1) if label and self._cut.pairs == "order" else (first, second, label)
+
+    def _sentences(self, sample: int, epoch: int, room: int, draws: Draws) -> list[Integers]:
+        """Sentences, at least one: of one document, begun in a sample's stretch and in `room` tokens from the first."""
+        shift = int(stream_keys(self._seed, SamplePurpose.BERT_GRID, last=[epoch])[0]) % self._room
+        begin = min(sample * self._room + shift, self._text.num_tokens - self._room)
+        stop = min(begin + 2 * self._room, self._text.num_tokens)
+        starts = np.append(self._text.sentences(begin, stop), stop)
+        if starts[0] >= begin + self._room:  # the stretch lies within one sentence
+            starts = np.append(begin, starts)
+        mine = starts[starts < begin + self._room]
+        ends = starts[1 : len(mine) + 1]
+        documents = np.searchsorted(self._text.documents(begin + 1, stop), mine, side="right")
+        token = draws.integer(0, int(ends[-1] - mine[0]))  # a document with a chance in proportion to its tokens
+        kept = documents == documents[np.searchsorted(mine - mine[0], token, side="right") - 1]
+        kept &= mine < mine[kept][0] + room
+        return [self._text.read(a, b - a) for a, b in zip(mine[kept].tolist(), ends[kept].tolist(), strict=True)]
+
+    def _padded(self, values: NDArray[np.generic], with_: int) -> NDArray[np.generic]:
+        return np.pad(values, (0, self.seq_length - len(values)), constant_values=with_)
+
+
+def _trimmed(first: Integers, second: Integers, room: int, draws: Draws) -> tuple[Integers, Integers]:
+    """Texts of `room` tokens together: the longer one loses tokens at its beginning or end, one at a time."""
+    excess = max(len(first) + len(second) - room, 0)
+    ends = [[0, len(first)], [0, len(second)]]
+    for at_front in (draws.uniform(excess) < 0.5).tolist():
+        longer = ends[int(ends[1][1] - ends[1][0] > ends[0][1] - ends[0][0])]
+        longer[0 if at_front else 1] += 1 if at_front else -1
+    return first[slice(*ends[0])], second[slice(*ends[1])]

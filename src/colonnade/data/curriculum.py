@@ -1,0 +1,145 @@
+"""Sequences and batches that grow during a run (YaLM; DeepSpeed), with every token still used once an epoch.
+
+    stage 0: sequences of s/4, batches of 2     stage 1: s/2, 4                 stage 2: s, 8
+    sample 0  |a b c d|                         |a b|c d|  …                    |a b c d …|
+    sample 1  |e f g h|                         |e f|g h|  …
+
+The run goes through the same samples of s tokens in the same order as without a curriculum. In a stage of shorter
+sequences each sample is cut in r equal pieces. A group of b samples, b the batch of the stage, makes r steps: all first
+pieces, then all second ones, and so on, so that a batch is as mixed as one of whole samples: b texts. A stage ends with
+a group, so that the next begins with whole samples.
+
+A *position* counts tokens in units of the shortest sequence (of the lengths' common divisor). It is the whole state, as
+it is without a curriculum, where a unit is a sample: a run goes on from a position on any layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colonnade.data.gpt_dataset import Dataset, Passes
+from colonnade.data.loader import cut_in_microbatches
+from colonnade.data.rows import Integers, Rows
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the run with sequences and batches of one size."""
+
+    begin: int
+    """Position of its first sequence."""
+    sample: int
+    """The first sample that it cuts."""
+    seq_length: int
+    global_batch_size: int
+    """Sequences of a step; samples of a group."""
+    num_pieces: int
+    """Sequences that a sample is cut in; steps of a group."""
+
+
+class Curriculum:
+    """The stages of a run: pure arithmetic."""
+
+    def __init__(self, tokens: Sequence[int], seq_lengths: Sequence[int], batch_sizes: Sequence[int]) -> None:
+        """A place a stage in each list: where it begins at the earliest, its sequence length, its global batch."""
+        assert len(tokens) == len(seq_lengths) == len(batch_sizes) >= 1, "a place a stage in each list"
+        assert tokens[0] == 0 and all(seq_lengths[-1] % length == 0 for length in seq_lengths), "see the config check"
+        self.seq_length = seq_lengths[-1]
+        self.unit = gcd(*seq_lengths)
+        begin = sample = 0
+        self.stages: list[Stage] = []
+        for number, (length, batch) in enumerate(zip(seq_lengths, batch_sizes, strict=True)):
+            self.stages.append(Stage(begin, sample, length, batch, self.seq_length // length))
+            if number + 1 < len(tokens):
+                groups = -(-(tokens[number + 1] - begin * self.unit) // (batch * self.seq_length))
+                sample += max(groups, 0) * batch
+                begin = sample * (self.seq_length // self.unit)
+
+    @classmethod
+    def constant(cls, seq_length: int, global_batch_size: int) -> Curriculum:
+        """One stage: positions are samples."""
+        return cls([0], [seq_length], [global_batch_size])
+
+    def stage(self, position: int) -> Stage:
+        """The stage that a position is in."""
+        return [stage for stage in self.stages if stage.begin <= position][-1]
+
+    def next(self, position: int) -> int:
+        """The position after the step that begins at one."""
+        stage = self.stage(position)
+        return position + stage.global_batch_size * self._stride(stage)
+
+    def steps(self, count: int) -> int:
+        """The position after `count` steps of a run: what they use up."""
+        position = 0
+        for stage, after in zip(self.stages, [*self.stages[1:], None], strict=True):
+            step = stage.global_batch_size * self._stride(stage)
+            there = count if after is None else min(count, (after.begin - stage.begin) // step)
+            position, count = position + there * step, count - there
+        return position
+
+    def rank_positions(self, start: int, *, micro_batch_size: int, dp_rank: int, dp_size: int) -> list[range]:
+        """Positions of each micro-batch of one dp rank, in the step that begins at `start`."""
+        stage = self.stage(start)
+        numbers = cut_in_microbatches(stage.global_batch_size, micro_batch_size, dp_rank=dp_rank, dp_size=dp_size)
+        stride = self._stride(stage)
+        return [range(start + n.start * stride, start + n.stop * stride, stride) for n in numbers]
+
+    def _stride(self, stage: Stage) -> int:
+        return stage.seq_length // self.unit
+
+
+class CurriculumDataset:
+    """The sequences of a run under a curriculum, by their positions."""
+
+    def __init__(self, dataset: Dataset, curriculum: Curriculum) -> None:
+        assert dataset.seq_length == curriculum.seq_length, "samples are as long as the last stage's sequences"
+        self.dataset, self.curriculum, self.seq_length = dataset, curriculum, dataset.seq_length
+
+    def __len__(self) -> int:
+        """Positions of one pass."""
+        return len(self.dataset) * (self.seq_length // self.curriculum.unit)
+
+    def rows(self, positions: Sequence[int] | NDArray[np.int64]) -> Rows:
+        """The sequences at positions [b], all of one stage: [b, the stage's length]."""
+        asked = np.asarray(positions, dtype=np.int64)
+        stage = self.curriculum.stage(int(asked.min()))
+        assert stage is self.curriculum.stage(int(asked.max())), "sequences of one length"
+        numbers = (asked - stage.begin) * self.curriculum.unit // stage.seq_length
+        samples, pieces = self._cut(stage, numbers)
+        return self.dataset.rows(samples).pieces(pieces * stage.seq_length, stage.seq_length)
+
+    def passes(self, positions: Sequence[int] | NDArray[np.int64]) -> Passes:
+        """Which pass over which data each sequence is of."""
+        asked = np.asarray(positions, dtype=np.int64)
+        return self.dataset.passes(asked * self.curriculum.unit // self.seq_length)
+
+    def _cut(self, stage: Stage, numbers: Integers) -> tuple[Integers, Integers]:
+        """The sample and the piece of each of a stage's sequences [b]."""
+        if stage.num_pieces == 1:
+            return stage.sample + numbers, np.zeros_like(numbers)
+        groups, within = np.divmod(numbers, stage.global_batch_size * stage.num_pieces)
+        samples, pieces = np.empty_like(numbers), np.empty_like(numbers)
+        for group in np.unique(groups):
+            chosen = groups == group
+            first = stage.sample + int(group) * stage.global_batch_size
+            order = self._group(np.arange(first, first + stage.global_batch_size), stage.num_pieces)
+            samples[chosen] = first + order[within[chosen]] // stage.num_pieces
+            pieces[chosen] = order[within[chosen]] % stage.num_pieces
+        return samples, pieces
+
+    def _group(self, samples: Integers, num_pieces: int) -> Integers:
+        """The order of a group's sequences [b · r], each named by sample · r + piece.
+
+        All first pieces, then all second; but where a new pass over some data begins within the group, its sequences
+        come after all others, so that no token comes twice before all came once.
+        """
+        passes = self.dataset.passes(samples)
+        rounds = np.array([epoch - passes.epochs[passes.sets == s].min() for s, epoch in zip(*passes, strict=True)])
+        numbers = np.arange(len(samples) * num_pieces)
+        return np.lexsort((numbers // num_pieces, numbers % num_pieces, np.repeat(rounds, num_pieces)))

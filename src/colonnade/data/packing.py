@@ -1,0 +1,72 @@
+"""Best-fit packing: documents put together so that samples are full and few documents are cut.
+
+After Ding et al., "Fewer Truncations Improve Language Modeling" (2024): the longest document first, each into the
+sample with the least room that still holds it. There the number of samples follows from the documents, so that all of
+them have to be packed before the first sample is known. Here a window of consecutive tokens, as long as a number of
+samples, is packed into just that many: a document that finds no room as a whole is cut to fill what room is left. So no
+token is lost, nothing is padded, and any sample can be had by looking at its own window alone.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Piece(NamedTuple):
+    """Tokens `begin … begin + length` of a window."""
+
+    begin: int
+    length: int
+
+
+def pack(starts: Sequence[int], capacity: int, num_bins: int) -> list[list[Piece]]:
+    """The pieces of each of `num_bins` samples of `capacity` tokens, in the order of the text.
+
+    `starts`: where documents begin in the window's `capacity · num_bins` tokens; 0 is the first.
+    """
+    assert starts and starts[0] == 0, "a window begins with a document, or with the rest of one"
+    bins: list[list[Piece]] = [[] for _ in range(num_bins)]
+    rooms = [(capacity, number) for number in range(num_bins)]  # sorted
+    homeless: list[Piece] = []
+    for piece in sorted(_pieces(starts, capacity, capacity * num_bins), key=_longest_first):
+        place = bisect_left(rooms, (piece.length, -1))
+        if place == len(rooms):
+            homeless.append(piece)
+        else:
+            _put(piece, rooms.pop(place), bins, rooms)
+    for piece in homeless:
+        _fill_with(piece, bins, rooms)
+    assert not rooms, "the tokens of a window fill its samples"
+    return [sorted(pieces) for pieces in bins]
+
+
+def _pieces(starts: Sequence[int], capacity: int, total: int) -> list[Piece]:
+    """Documents, those that are longer than a sample in pieces of a sample and a rest."""
+    ends = [*starts[1:], total]
+    return [
+        Piece(begin, min(capacity, end - begin))
+        for start, end in zip(starts, ends, strict=True)
+        for begin in range(start, end, capacity)
+    ]
+
+
+def _longest_first(piece: Piece) -> tuple[int, int]:
+    return -piece.length, piece.begin
+
+
+def _put(piece: Piece, room: tuple[int, int], bins: list[list[Piece]], rooms: list[tuple[int, int]]) -> None:
+    left, number = room
+    bins[number].append(piece)
+    if left > piece.length:
+        insort(rooms, (left - piece.length, number))
+
+
+def _fill_with(piece: Piece, bins: list[list[Piece]], rooms: list[tuple[int, int]]) -> None:
+    """Cut a piece into the largest rooms there are: into as few parts as possible."""
+    while piece.length:
+        room = rooms.pop()
+        part = Piece(piece.begin, min(piece.length, room[0]))
+        _put(part, room, bins, rooms)
+        piece = Piece(piece.begin + part.length, piece.length - part.length)

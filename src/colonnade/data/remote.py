@@ -1,0 +1,140 @@
+"""Token files on object storage: s3://, gs://, https://, whatever `fsspec` opens, through a folder on the local disk.
+
+    URL.idx, URL.json ──whole, once──▶ cache/KEY/tokens.idx, tokens.json        memory-mapped as any other
+    URL.bin           ──by blocks, as they are asked for──▶ cache/KEY/blocks/00000017
+
+The ranks of a machine share the folder without a word: a block is written under a temporary name and renamed, and two
+ranks that fetch the same one write the same bytes. KEY is made of the URL and what the storage says about the file's
+version, so that a file that was replaced is fetched anew. Nothing is ever deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from colonnade.data.indexed import TokenFile, Tokens, bin_path, idx_path
+from colonnade.data.sidecar import sidecar_path
+from colonnade.errors import DataError
+
+BLOCK = 1 << 20  # bytes: at 100 MB/s as long as a request takes to be answered
+_ATTEMPTS = 4
+_PAUSE = 0.5  # seconds before the second attempt, doubled for each that follows
+
+
+def is_remote(prefix: str) -> bool:
+    """Whether a prefix is a URL."""
+    return "://" in prefix
+
+
+def open_token_file(prefix: str, cache: str | None = None) -> TokenFile:
+    """A token file by its prefix, which may be a URL if there is a folder for copies."""
+    if not is_remote(prefix):
+        return TokenFile(prefix)
+    if cache is None:
+        raise DataError(
+            f"{prefix} is a URL, but data.cache is not set: what is read is kept in a folder. Set data.cache to a "
+            "folder on a local disk with room for the file."
+        )
+    return RemoteTokenFile(prefix, cache)
+
+
+class RemoteTokenFile(TokenFile):
+    """A token file by its URL: the index is copied when it is opened, tokens when they are read."""
+
+    def __init__(self, url: str, cache: str) -> None:
+        self._storage, self._path = _storage(url)
+        self._cache = cache
+        size, version = _try(
+            url, lambda: (self._storage.size(f"{self._path}.bin"), self._storage.ukey(f"{self._path}.bin"))
+        )
+        key = hashlib.blake2b(f"{url} {size} {version}".encode(), digest_size=12).hexdigest()
+        self._folder = Path(cache) / key
+        self._size = int(size)
+        _write_whole(self._folder / "url", url.encode())
+        local = self._folder / "tokens"
+        self._copy(".idx", idx_path(local))
+        if _try(url, lambda: self._storage.exists(f"{self._path}.json")):
+            self._copy(".json", sidecar_path(local))
+        super().__init__(url, local=str(local), bin_size=self._size)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteTokenFile, (self.prefix, self._cache)
+
+    def read(self, start: int, count: int) -> Tokens:
+        """Tokens [count] from `start` on, in the file's dtype; blocks that are not here yet are fetched."""
+        assert 0 <= start <= start + count <= self.num_tokens, "a range within the file"
+        first, stop = start * self.dtype.itemsize, (start + count) * self.dtype.itemsize
+        parts = [
+            self._block(number)[max(first - number * BLOCK, 0) : stop - number * BLOCK]
+            for number in range(first // BLOCK, -(-stop // BLOCK))
+        ]
+        return np.frombuffer(b"".join(parts), self.dtype)
+
+    def _block(self, number: int) -> bytes:
+        path = self._folder / "blocks" / f"{number:08}"
+        begin, end = number * BLOCK, min((number + 1) * BLOCK, self._size)
+        if path.is_file() and path.stat().st_size == end - begin:
+            return path.read_bytes()
+        data: bytes = _try(self.prefix, lambda: self._storage.cat_file(f"{self._path}.bin", start=begin, end=end))
+        if len(data) != end - begin:
+            raise DataError(
+                f"{bin_path(self.prefix)} gave {len(data):,} bytes where {end - begin:,} from {begin:,} on were asked "
+                "for: it was replaced while it is read. Start again, so that it is opened anew."
+            )
+        _write_whole(path, data)
+        return data
+
+    def _copy(self, ending: str, target: Path) -> None:
+        if not target.is_file():
+            _write_whole(target, _try(self._path, lambda: self._storage.cat_file(f"{self._path}{ending}")))
+
+
+def _storage(url: str) -> tuple[Any, str]:
+    try:
+        storage, path = importlib.import_module("fsspec.core").url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise DataError(
+            f"{url} cannot be opened: {error}. Install the package of its kind of storage (s3fs, gcsfs, aiohttp, …), "
+            "or copy the file."
+        ) from error
+    return storage, path
+
+
+def _try(name: str, ask: Callable[[], Any]) -> Any:
+    """What the storage answers; it is asked again where a connection fails."""
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            return ask()
+        except FileNotFoundError as error:
+            raise DataError(
+                f"{name}: there is no {error}. Check the URL, which has no .bin or .idx at its end."
+            ) from error
+        except OSError as error:
+            if attempt == _ATTEMPTS:
+                raise DataError(
+                    f"{name} cannot be read after {_ATTEMPTS} attempts: {error}. Check the connection and the rights."
+                ) from error
+            time.sleep(_PAUSE * 2 ** (attempt - 1))
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Write a file under a temporary name, and rename it when it is complete."""
+    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(data)
+        partial.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise DataError(f"{path} cannot be written: {error}. Free some space, or set data.cache elsewhere.") from error

@@ -1,0 +1,183 @@
+"""SentencePiece models (.model) through Hugging Face `tokenizers`: Unigram, and BPE as Llama has it.
+
+A .model is one protocol buffer (sentencepiece_model.proto). Only what decides the ids of a text is read:
+
+    ModelProto   1 pieces: 1 piece (text) · 2 score (float) · 3 type
+                 2 trainer_spec: 3 model_type · 35 byte_fallback
+                 3 normalizer_spec: 2 precompiled_charsmap · 3 add_dummy_prefix · 4 remove_extra_whitespaces
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+from colonnade.errors import DataError
+
+_UNIGRAM, _BPE = 1, 2
+_UNKNOWN, _CONTROL, _USER = 2, 3, 4
+_SPACE = "▁"
+HIDDEN = "\uffff"
+"""Before the names of a Unigram model's control tokens and its unknown one, so that no text can be taken for one."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    text: str
+    score: float
+    kind: int
+
+
+@dataclass(frozen=True)
+class _Model:
+    pieces: list[_Piece]
+    kind: int
+    byte_fallback: bool
+    charsmap: bytes
+    dummy_prefix: bool
+    squeeze_spaces: bool
+
+
+def load_sentencepiece(path: Path) -> tokenizers.Tokenizer:
+    """A tokenizer that gives the ids that SentencePiece gives. Raises DataError for what is no such model."""
+    try:
+        model = _parse(path.read_bytes())
+    except (IndexError, UnicodeDecodeError, ValueError, struct.error) as error:
+        raise DataError(f"{path} is no SentencePiece model: {error}. Copy it again from its source.") from error
+    if not model.pieces or model.kind not in (_UNIGRAM, _BPE):
+        raise DataError(
+            f"{path} is a SentencePiece model of kind {model.kind} with {len(model.pieces)} pieces; those that can be "
+            f"read are Unigram ({_UNIGRAM}) and BPE ({_BPE}). Use its library to write a tokenizer.json."
+        )
+    if any(piece.kind == _USER for piece in model.pieces):
+        raise DataError(
+            f"{path} has symbols of its user's, which `tokenizers` does not treat as SentencePiece does. Train it "
+            "without user_defined_symbols, or use a tokenizer.json."
+        )
+    inner = tokenizers.Tokenizer(_unigram(model) if model.kind == _UNIGRAM else _bpe(model))
+    inner.normalizer = _normalizer(model)
+    if model.kind == _UNIGRAM:
+        inner.pre_tokenizer = pre_tokenizers.Metaspace(
+            _SPACE, prepend_scheme="always" if model.dummy_prefix else "never"
+        )
+    inner.decoder = _decoder(model)
+    inner.add_special_tokens([_name(model, piece) for piece in model.pieces if piece.kind == _CONTROL])
+    return inner
+
+
+def _name(model: _Model, piece: _Piece) -> str:
+    hidden = piece.kind in (_UNKNOWN, _CONTROL) and model.kind == _UNIGRAM
+    return HIDDEN + piece.text if hidden else piece.text
+
+
+def _unigram(model: _Model) -> Any:
+    unknown = next((i for i, piece in enumerate(model.pieces) if piece.kind == _UNKNOWN), None)
+    return models.Unigram([(_name(model, piece), piece.score) for piece in model.pieces], unknown, model.byte_fallback)
+
+
+def _bpe(model: _Model) -> Any:
+    """Merges are not stored: two pieces merge where their union is a piece, those of the highest score first."""
+    ids = {piece.text: i for i, piece in enumerate(model.pieces)}
+    ranked: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for piece in model.pieces:
+        for cut in () if piece.kind in (_UNKNOWN, _CONTROL) else range(1, len(piece.text)):
+            left, right = piece.text[:cut], piece.text[cut:]
+            if left in ids and right in ids:
+                ranked[piece.text].append((left, right))
+    for pairs in ranked.values():
+        pairs.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+    whole = sorted(ranked, key=lambda text: (-model.pieces[ids[text]].score, ids[text]))
+    unknown = next((piece.text for piece in model.pieces if piece.kind == _UNKNOWN), None)
+    return models.BPE(
+        ids,
+        [pair for text in whole for pair in ranked[text]],
+        unk_token=unknown,
+        fuse_unk=True,
+        byte_fallback=model.byte_fallback,
+    )
+
+
+def _normalizer(model: _Model) -> normalizers.Normalizer:
+    steps: list[normalizers.Normalizer] = [normalizers.Replace(HIDDEN, "\ufffd")]
+    if model.charsmap:
+        steps.append(normalizers.Precompiled(model.charsmap))
+    if model.squeeze_spaces:
+        steps += [normalizers.Strip(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]
+    if model.kind == _BPE:
+        steps += [normalizers.Prepend(_SPACE)] if model.dummy_prefix else []
+        steps.append(normalizers.Replace(" ", _SPACE))
+    return normalizers.Sequence(steps)
+
+
+def _decoder(model: _Model) -> decoders.Decoder:
+    steps: list[decoders.Decoder] = [decoders.Replace(_SPACE, " ")]
+    if model.byte_fallback:
+        steps += [decoders.ByteFallback(), decoders.Fuse()]
+    else:
+        steps.append(decoders.Fuse())
+    return decoders.Sequence([*steps, decoders.Strip(" ", left=1)] if model.dummy_prefix else steps)
+
+
+def _parse(data: bytes) -> _Model:
+    parts: dict[int, list[Any]] = defaultdict(list)
+    for number, value in _fields(data):
+        parts[number].append(value)
+    trainer = dict(_fields(_last(parts, 2)))
+    normalizer = dict(_fields(_last(parts, 3)))
+    return _Model(
+        pieces=[_piece(dict(_fields(piece))) for piece in parts[1]],
+        kind=trainer.get(3, _UNIGRAM),
+        byte_fallback=bool(trainer.get(35, 0)),
+        charsmap=normalizer.get(2, b""),
+        dummy_prefix=bool(normalizer.get(3, 1)),
+        squeeze_spaces=bool(normalizer.get(4, 1)),
+    )
+
+
+def _last(parts: dict[int, list[Any]], number: int) -> bytes:
+    value = parts[number][-1] if parts[number] else b""
+    if not isinstance(value, bytes):
+        raise ValueError(f"field {number} is no message")
+    return value
+
+
+def _piece(fields: dict[int, Any]) -> _Piece:
+    (score,) = struct.unpack("<f", fields.get(2, b"\0\0\0\0"))
+    return _Piece(fields[1].decode() if 1 in fields else "", score, fields.get(3, 1))
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Field numbers and values of a protocol buffer: whole numbers, and bytes for everything else."""
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        number, wire = key >> 3, key & 7
+        if wire == 0:
+            value, at = _varint(data, at)
+            yield number, value
+            continue
+        if wire not in (1, 2, 5):
+            raise ValueError(f"there is a field of wire type {wire} at byte {at}")
+        length, at = _varint(data, at) if wire == 2 else ({1: 8, 5: 4}[wire], at)
+        if at + length > len(data):
+            raise ValueError(f"it ends in the middle of a field, at byte {len(data)}")
+        yield number, data[at : at + length]
+        at += length
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value, at, shift = value | (byte & 127) << shift, at + 1, shift + 7
+        if byte < 128:
+            return value, at
+        if shift > 63:
+            raise ValueError(f"there is no number at byte {at}")

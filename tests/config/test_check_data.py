@@ -1,0 +1,166 @@
+"""Data keys that do not go together: what is said, in whole sentences."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from colonnade.config.load import load, loads, to_toml
+from colonnade.config.schema import Config
+
+from .conftest import SMALL
+
+Problems = Callable[..., list[str]]
+BLENDED = SMALL.replace('train = "corpus"', 'blend = {"tokens/web" = 0.7, "tokens/books" = 0.3}')
+
+
+@pytest.fixture
+def blended(small: Path) -> Path:
+    """The small configuration, blended."""
+    small.write_text(BLENDED)
+    return small
+
+
+def test_a_blend_is_a_table_and_comes_back(blended: Path) -> None:
+    config = load(blended)
+    assert config.data.blend == {"tokens/web": 0.7, "tokens/books": 0.3}
+    assert list(loads(to_toml(config)).data.blend or {}) == ["tokens/web", "tokens/books"]
+    assert loads(to_toml(config)) == config
+    as_section = SMALL.replace('train = "corpus"', "").replace("[train]", '[data.blend]\n"a" = 1\n\n[train]')
+    assert loads(as_section).data.blend == {"a": 1.0}
+
+
+def test_a_curriculum_of_three_lists(loaded: Callable[..., Config]) -> None:
+    config = loaded(
+        "curriculum.tokens=[0, 1000, 9000]",
+        "curriculum.seq_length=[256, 512, 1024]",
+        "curriculum.global_batch_size=[8, 8, 24]",
+    )
+    assert config.curriculum.seq_length == (256, 512, 1024)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ('data.blend={"a" = 0, "b" = 2}',),
+            "data.blend has 0 in it, where a table of numbers above 0 is expected.",
+        ),
+        (
+            ("data.blend=0.7 a",),
+            'data.blend = "0.7 a" is text, where a table of numbers above 0 is expected.',
+        ),
+        (
+            ("data.blend_by=epochs",),
+            'data.blend_by = "epochs" says what the numbers of data.blend are, but that is not set. Set data.blend, or '
+            "leave blend_by out.",
+        ),
+        (
+            ("data.packing=best_fit",),
+            'data.packing = "best_fit" puts documents side by side that have nothing to do with each other, but '
+            'data.documents = "joined" lets each see the one before. Set data.documents = "separate", or packing = '
+            '"stream".',
+        ),
+        (
+            ("curriculum.tokens=[0, 5]", "curriculum.seq_length=[1024]", "curriculum.global_batch_size=[24]"),
+            "curriculum.tokens has 2 places, curriculum.seq_length 1 and curriculum.global_batch_size 1: each stage "
+            "needs one in all three lists.",
+        ),
+        (
+            ("curriculum.tokens=[9]", "curriculum.seq_length=[1024]", "curriculum.global_batch_size=[24]"),
+            "curriculum.tokens begins with 9: the first stage begins at 0. Put a 0 there.",
+        ),
+        (
+            ("curriculum.tokens=[0,7,7]", "curriculum.seq_length=[4,8,1024]", "curriculum.global_batch_size=[4,8,24]"),
+            "curriculum.tokens goes from 7 to 7: each stage begins after the one before.",
+        ),
+        (
+            ("curriculum.tokens=[0, 7]", "curriculum.seq_length=[100, 1024]", "curriculum.global_batch_size=[4, 24]"),
+            "curriculum.seq_length has 100, which does not divide model.seq_length = 1024: samples are cut in equal "
+            "pieces. Use divisors.",
+        ),
+        (
+            ("curriculum.tokens=[0]", "curriculum.seq_length=[512]", "curriculum.global_batch_size=[24]"),
+            "curriculum.seq_length ends with 512, but model.seq_length = 1024: the last stage is the whole length. End "
+            "with 1024.",
+        ),
+        (
+            ("curriculum.tokens=[0]", "curriculum.seq_length=[1024]", "curriculum.global_batch_size=[12]"),
+            "curriculum.global_batch_size ends with 12, but train.global_batch_size = 24: the last stage is the whole "
+            "batch. End with 24.",
+        ),
+        (
+            ("curriculum.tokens=[0, 7]", "curriculum.seq_length=[512, 1024]", "curriculum.global_batch_size=[6, 24]"),
+            "curriculum.global_batch_size has 6, which is not divisible by train.micro_batch_size × parallel.dp = 4 × "
+            "1 = 4: each data-parallel rank computes whole micro-batches. Use multiples of 4.",
+        ),
+        (
+            (
+                "curriculum.tokens=[0, 7]",
+                "curriculum.seq_length=[1, 1024]",
+                "curriculum.global_batch_size=[4, 24]",
+                "parallel.sequence_parallel=true",
+                "parallel.tp=2",
+            ),
+            "curriculum.seq_length has 1, which parallel.tp = 2 does not divide: parallel.sequence_parallel cuts the "
+            "sequence in equal parts. Use multiples of 2, or sequence_parallel = false.",
+        ),
+        (
+            (
+                "curriculum.tokens=[0, 7]",
+                "curriculum.seq_length=[512, 1024]",
+                "curriculum.global_batch_size=[12, 24]",
+                "parallel.schedule=interleaved",
+                "parallel.virtual_stages=2",
+                "parallel.pp=2",
+                "model.num_layers=6",
+            ),
+            "curriculum.global_batch_size has 12, which makes 3 micro-batches, and parallel.pp = 2 does not divide "
+            "them: the interleaved schedule hands them round in groups of pp. Use multiples of 8.",
+        ),
+    ],
+)  # fmt: skip
+def test_one_problem_in_words(problems: Problems, overrides: tuple[str, ...], message: str) -> None:
+    assert problems(*overrides) == [message]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ("data.train=corpus",),
+            "data.train = 'corpus' and data.blend are both set: data.blend stands in place of data.train. Put that "
+            "file into data.blend with a number, or leave one of the two out.",
+        ),
+        (
+            ("data.blend={}",),
+            "data.blend names no token file: there is nothing to train on. Give it at least one, with a number.",
+        ),
+        (
+            ("data.blend_by=temperature",),
+            'data.blend_by = "temperature" needs data.temperature. Set it to 1 or more; 3 is common for languages.',
+        ),
+        (
+            ("data.temperature=3.0",),
+            'data.temperature = 3.0 has no effect with data.blend_by = "samples". Leave it out, or use blend_by = '
+            '"temperature".',
+        ),
+        (
+            ("data.epochs=2",),
+            "data.epochs = 2 is for data.train alone; the files of a blend have epochs of their own. Leave it out, and "
+            'use data.blend_by = "epochs" to say how often each file is read.',
+        ),
+        (
+            ("data.order=all_epochs",),
+            'data.order = "all_epochs" shuffles all epochs of a file as one and has to know how many there are. Use '
+            'data.blend_by = "epochs", or data.order = "epoch".',
+        ),
+        (
+            ("data.order=all_epochs", "data.blend_by=epochs", 'data.blend={"a" = 1.5}'),
+            'data.blend has 1.5 epochs of a file: with data.order = "all_epochs" they are whole. Use whole numbers, or '
+            'data.order = "epoch".',
+        ),
+    ],
+)  # fmt: skip
+def test_one_problem_of_a_blend(blended: Path, problems: Problems, overrides: tuple[str, ...], message: str) -> None:
+    assert problems(*overrides) == [message]

@@ -1,0 +1,205 @@
+"""BERT samples: what they are made of, that nothing but (seed, sample, epoch) decides, and the shares of everything."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from colonnade.data.bert_dataset import BertBatch, BertCut, BertDataset
+from colonnade.data.draws import Draws, SamplePurpose
+from colonnade.data.indexed import TokenFile
+from colonnade.data.masking import Masking, WordPieces, choose, shown_to_model
+from colonnade.data.tokenizer import Tokenizer, train_bpe
+from colonnade.data.writer import TokenFileWriter
+from colonnade.errors import DataError
+
+PAD, UNK, CLS, SEP, MASK = range(5)
+FIRST, LAST = 5, 2_000  # ordinary ids; each third goes on with the word before it
+PIECES = WordPieces(
+    PAD, CLS, SEP, MASK, np.arange(FIRST, LAST), np.array([i >= FIRST and i % 3 == 0 for i in range(LAST)])
+)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> TokenFile:
+    """Documents of one to nine sentences of one to forty tokens; a token's id tells its place in the file."""
+    rng, start = np.random.default_rng(0), 0
+    prefix = tmp_path_factory.mktemp("bert") / "sentences"
+    with TokenFileWriter(prefix, np.dtype("<u2")) as writer:
+        for _ in range(250):
+            lengths = rng.integers(1, 40, rng.integers(1, 10)).tolist()
+            stop = start + sum(lengths)
+            writer.add_document(FIRST + np.arange(start, stop) % (LAST - FIRST), lengths=lengths)
+            start = stop
+    return TokenFile(prefix)
+
+
+def opened(file: TokenFile, cut: BertCut | None = None, *, seq_length: int = 64, seed: int = 1) -> BertDataset:
+    documents = range(file.num_documents)
+    return BertDataset(file, documents, seq_length, pieces=PIECES, seed=seed, cut=cut or BertCut())
+
+
+def texts(batch: BertBatch, column: int) -> tuple[list[int], list[int]]:
+    """The two texts of a sample, as they were."""
+    labels = batch.labels[batch.real[:, column], column].tolist()
+    assert (labels[0], labels[-1], labels.count(SEP)) == (CLS, SEP, 2)
+    middle = labels.index(SEP)
+    return labels[1:middle], labels[middle + 1 : -1]
+
+
+def is_run(tokens: list[int]) -> bool:
+    """Whether tokens stand one after the other in the file."""
+    return all((b - a) % (LAST - FIRST) == 1 for a, b in pairwise(tokens))
+
+
+def test_a_sample_is_two_texts_between_control_tokens(file: TokenFile) -> None:
+    data = opened(file)
+    batch = data.batch(range(200))
+    assert batch.tokens.shape == (64, 200) and batch.loss_mask.dtype == batch.loss_mask.float().dtype
+    for column in range(200):
+        first, second = texts(batch, column)
+        assert first and is_run(first) and is_run(second)
+        assert batch.types[batch.real[:, column], column].tolist() == [0] * (len(first) + 2) + [1] * (len(second) + 1)
+        assert not batch.loss_mask[~batch.real[:, column], column].any()
+        assert set(batch.tokens[~batch.real[:, column], column].tolist()) <= {PAD}
+
+
+def test_half_of_the_pairs_are_exchanged(file: TokenFile) -> None:
+    batch = opened(file).batch(range(250))
+    for column in range(250):
+        first, second = texts(batch, column)
+        if batch.pair_labels[column] and second:
+            first, second = second, first
+        gap = (second[0] - first[-1]) % (LAST - FIRST) if second else 1
+        assert 1 <= gap < 64, "the second goes on where the first ends, but for what was trimmed"
+    assert 95 < int(batch.pair_labels.sum()) < 155
+
+
+def test_the_next_sentence_is_half_of_the_time_from_elsewhere(file: TokenFile) -> None:
+    batch = opened(file, BertCut(pairs="next")).batch(range(250))
+    near: Counter[tuple[int, bool]] = Counter()
+    for column in range(250):
+        first, second = texts(batch, column)
+        if second:
+            near[int(batch.pair_labels[column]), (second[0] - first[-1]) % (LAST - FIRST) < 64] += 1
+    assert near[0, False] == 0
+    assert near[1, True] < 0.15 * near[1, False]
+    assert 95 < int(batch.pair_labels.sum()) < 155
+
+
+def test_some_samples_are_short(file: TokenFile) -> None:
+    lengths = opened(file, BertCut(short=0.0)).batch(range(150)).real.sum(0)
+    with_short = opened(file, BertCut(short=0.5)).batch(range(150)).real.sum(0)
+    assert float((lengths < 24).float().mean()) + 0.05 < float((with_short < 24).float().mean())
+    assert bool((opened(file, BertCut(short=1.0)).batch(range(60)).real.sum(0) >= 5 - 1).all())
+
+
+def test_only_seed_sample_and_epoch_decide(file: TokenFile) -> None:
+    data, again = opened(file), opened(file)
+    positions = [3, 700, 12, 5_000]
+    together = data.batch(positions)
+    for column, position in enumerate(positions):
+        alone = again.batch([position])
+        for name in ("tokens", "types", "real", "labels", "loss_mask"):
+            assert getattr(alone, name)[:, 0].tolist() == getattr(together, name)[:, column].tolist()
+    other = opened(file, seed=2).batch(positions)
+    assert other.tokens.tolist() != together.tokens.tolist()
+
+
+def test_epochs_differ_and_use_most_of_the_text(file: TokenFile) -> None:
+    data = opened(file)
+    n = len(data)
+    epochs = [data.batch(range(e * n, e * n + n // 2)) for e in range(2)]
+    assert epochs[0].labels.tolist() != epochs[1].labels.tolist()
+    used = sum(int((batch.labels[batch.real] >= FIRST).sum()) for batch in epochs)
+    assert used > 0.5 * file.num_tokens
+
+
+def test_too_little_text(file: TokenFile) -> None:
+    with pytest.raises(DataError, match=r"takes 60,997 beside its control tokens"):
+        opened(file, seq_length=61_000 + 0)
+    with pytest.raises(DataError, match=r"\(5 or more\)"):
+        opened(file, seq_length=4)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=4), min_size=1, max_size=6), st.integers(0, 99))
+def test_any_documents_make_samples(
+    tmp_path_factory: pytest.TempPathFactory, documents: list[list[int]], seed: int
+) -> None:
+    prefix = tmp_path_factory.mktemp("any") / "file"
+    with TokenFileWriter(prefix, np.dtype("<u2")) as writer:
+        for lengths in documents:
+            writer.add_document(np.arange(FIRST, FIRST + sum(lengths)), lengths=lengths)
+    file = TokenFile(prefix)
+    if file.num_tokens < 9:
+        return
+    batch = opened(file, seq_length=12, seed=seed).batch(range(30))
+    for column in range(30):
+        first, second = texts(batch, column)
+        assert first or second
+        assert bool(batch.loss_mask[:, column].any())
+
+
+# Masking
+
+
+def draws(sample: int) -> Draws:
+    return Draws(7, SamplePurpose.BERT, 0, sample)
+
+
+def test_fifteen_percent_in_whole_words() -> None:
+    rng = np.random.default_rng(3)
+    total = chosen_total = 0
+    for sample in range(100):
+        tokens = np.concatenate([[CLS], rng.integers(FIRST, LAST, 300), [SEP]])
+        chosen = choose(tokens, PIECES, Masking(), draws(sample))
+        assert not chosen[0] and not chosen[-1]
+        goes_on = PIECES.continues[tokens]
+        goes_on[1] = False
+        assert not (chosen[1:] & ~chosen[:-1] & goes_on[1:]).any(), "a word is chosen from its beginning"
+        assert not (~chosen[1:] & chosen[:-1] & goes_on[1:]).any(), "… to its end"
+        total, chosen_total = total + 300, chosen_total + int(chosen.sum())
+        assert int(chosen.sum()) <= 45
+    assert 0.145 < chosen_total / total <= 0.15
+
+
+def test_runs_of_words_are_as_one_to_a_half_to_a_third() -> None:
+    counts = Counter(Masking().lengths(np.linspace(0.0005, 0.9995, 1_100)).tolist())
+    assert counts == {1: 600, 2: 300, 3: 200}
+    rare = np.full(2_000, FIRST + 2)
+    chosen = choose(rare, PIECES, Masking(share=0.02), draws(1))
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], chosen.astype(int), [0]])))
+    assert set((edges[1::2] - edges[::2]).tolist()) >= {1, 2, 3}
+
+
+def test_eighty_ten_ten() -> None:
+    tokens = np.full(20_000, FIRST)
+    chosen = np.arange(20_000) % 2 == 0
+    shown = shown_to_model(tokens, chosen, PIECES, draws(2))
+    assert (shown[~chosen] == FIRST).all()
+    shares = {"mask": (shown[chosen] == MASK).mean(), "same": (shown[chosen] == FIRST).mean()}
+    assert abs(shares["mask"] - 0.8) < 0.015 and abs(shares["same"] - 0.1) < 0.012
+    others = shown[chosen][(shown[chosen] != MASK) & (shown[chosen] != FIRST)]
+    assert others.min() >= FIRST and len(np.unique(others)) > 500
+
+
+def test_a_word_longer_than_the_budget_is_guessed_where_there_is_no_other() -> None:
+    tokens = np.array([CLS, 7, 6, 9, 12, SEP])  # one word of four pieces
+    assert choose(tokens, PIECES, Masking(), draws(0)).tolist() == [False, True, True, True, True, False]
+    assert not choose(np.array([CLS, SEP, SEP]), PIECES, Masking(), draws(0)).any()
+
+
+def test_the_vocabulary_tells_what_masking_needs(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nwalk\n##ing\n")
+    pieces = WordPieces.of(Tokenizer.load(tmp_path))
+    assert (pieces.pad, pieces.classify, pieces.separate, pieces.mask) == (0, 2, 3, 4)
+    assert pieces.ordinary.tolist() == [5, 6] and pieces.continues.tolist() == [False] * 6 + [True]
+    with pytest.raises(DataError, match=r"has no \[PAD\], .*\[MASK\]: masked samples"):
+        WordPieces.of(train_bpe(["some text"], 260))

@@ -1,0 +1,140 @@
+"""Blended data sets: shares, orders of their own, epochs, ends, and the same global sequence for everybody."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from colonnade.data.blended_dataset import BlendBy, BlendedDataset, Mixture, open_blend
+from colonnade.data.gpt_dataset import Datasets, open_datasets
+from colonnade.data.loader import load_batch, rank_positions
+from colonnade.data.rows import Cut
+from colonnade.errors import DataError
+
+Write = Callable[..., str]
+VOCAB = 60_000
+
+
+def opened(
+    numbers: dict[str, float], *, by: BlendBy = "samples", temperature: float | None = None, **settings: object
+) -> Datasets:
+    defaults: dict[str, object] = {"split": (1.0, 0.0, 0.0), "seq_length": 4, "vocab_size": VOCAB, "seed": 1}
+    return open_blend(Mixture(numbers, by, temperature), **(defaults | settings))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def files(write_tokens: Write) -> tuple[str, str, str]:
+    """Of 10, 25 and 50 samples of four tokens; each document's first token tells the file."""
+    return write_tokens(41, name="a"), write_tokens(101, name="b"), write_tokens(201, name="c")
+
+
+def sources(datasets: Datasets, positions: range) -> list[int]:
+    assert isinstance(datasets.train, BlendedDataset)
+    return datasets.train.blend.locate(np.arange(positions.start, positions.stop)).sets.tolist()
+
+
+def test_shares_are_exact(files: tuple[str, str, str]) -> None:
+    datasets = opened(dict(zip(files, [0.5, 0.3, 0.2], strict=True)))
+    assert Counter(sources(datasets, range(1_000))) == {0: 500, 1: 300, 2: 200}
+    assert Counter(sources(datasets, range(7, 17))) == {0: 5, 1: 3, 2: 2}
+
+
+def test_each_file_has_the_order_that_it_has_alone(files: tuple[str, str, str]) -> None:
+    datasets = opened({files[0]: 1, files[1]: 1})
+    alone = open_datasets(train=files[0], split=(1, 0, 0), seq_length=4, vocab_size=VOCAB, seed=1)
+    mine = [position for position, source in enumerate(sources(datasets, range(40))) if source == 0]
+    assert datasets.train.rows(mine).tokens.tolist() == alone.train.rows(range(20)).tokens.tolist()
+
+
+def test_a_file_that_is_used_up_begins_again_and_no_epochs_mix(files: tuple[str, str, str]) -> None:
+    datasets = opened({files[0]: 2, files[1]: 1})
+    mine = [position for position, source in enumerate(sources(datasets, range(60))) if source == 0]
+    first = datasets.train.rows(mine).tokens[:, 0] // 4
+    for epoch in range(4):
+        assert sorted(first[10 * epoch : 10 * epoch + 10]) == list(range(10))
+
+
+def test_epochs_of_each(files: tuple[str, str, str]) -> None:
+    datasets = opened(dict(zip(files, [3, 1, 0.5], strict=True)), by="epochs")
+    train = datasets.train
+    assert len(train) == 30 + 25 + 25
+    assert Counter(sources(datasets, range(80))) == {0: 30, 1: 25, 2: 25}
+    seen = Counter(train.rows(range(80)).tokens[:, 0].tolist())
+    assert sum(seen.values()) == 80
+    with pytest.raises(DataError, match=r"asks for 81 samples, but the epochs of data.blend .* have 80 in all"):
+        train.rows([3, 80])
+
+
+def test_all_epochs_shuffled_as_one_only_when_asked(files: tuple[str, str, str]) -> None:
+    datasets = opened({files[2]: 4}, by="epochs", order="all_epochs")
+    starts = datasets.train.rows(range(200)).tokens[:, 0].tolist()
+    assert set(Counter(starts).values()) == {4}
+    assert len(set(starts[:50])) < 45
+
+
+def test_temperature(files: tuple[str, str, str]) -> None:
+    numbers: dict[str, float] = dict.fromkeys(files, 1.0)
+    by_size = Counter(sources(opened(numbers, by="temperature", temperature=1.0), range(3_430)))
+    assert by_size == {0: 410, 1: 1_010, 2: 2_010}
+    softer = Counter(sources(opened(numbers, by="temperature", temperature=2.0), range(10_000)))
+    roots = np.sqrt([41, 101, 201])
+    for source, root in enumerate(roots):
+        assert abs(softer[source] - 10_000 * root / roots.sum()) < 1
+
+
+def test_parts_of_a_split_are_blended_alike(write_tokens: Write) -> None:
+    names = {write_tokens(*[9] * 20, name="a"): 3.0, write_tokens(*[9] * 10, name="b"): 1.0}
+    datasets = opened(names, split=(8.0, 1.0, 1.0))
+    for part, lengths in ((datasets.validation, [4, 2]), (datasets.test, [4, 2])):
+        assert isinstance(part, BlendedDataset)
+        assert part.blend.weights == (3, 1)
+        assert len(part) == min(lengths[0] * 4 // 3, lengths[1] * 4)
+    train = datasets.train
+    assert isinstance(train, BlendedDataset)
+    assert [part.documents for part in train.parts] == [range(16), range(8)]
+
+
+def test_a_file_too_small_for_a_part_is_left_out_of_that_part(write_tokens: Write) -> None:
+    names = {write_tokens(*[9] * 20, name="a"): 1.0, write_tokens(30, name="b"): 1.0}
+    datasets = opened(names, split=(8.0, 1.0, 1.0))
+    assert isinstance(datasets.validation, BlendedDataset)
+    assert len(datasets.validation.parts) == 1
+    assert opened({write_tokens(30, name="c"): 1.0}, split=(8.0, 1.0, 1.0)).validation is None
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    st.lists(st.sampled_from([0.1, 0.25, 1, 3, 17]), min_size=3, max_size=3),
+    st.integers(0, 10**6),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([1, 2, 3]),
+)
+def test_the_same_global_sequence_for_every_layout_and_batch(
+    files: tuple[str, str, str], numbers: list[float], start: int, dp_size: int, micro: int
+) -> None:
+    datasets = opened(dict(zip(files, numbers, strict=True)), cut=Cut(separate=True))
+    sweep = load_batch(datasets.train, range(start, start + 24)).tokens.T.tolist()
+    seen = []
+    for step in range(24 // (dp_size * micro)):
+        for rank in range(dp_size):
+            for chunk in rank_positions(
+                start + step * dp_size * micro,
+                global_batch_size=dp_size * micro,
+                micro_batch_size=micro,
+                dp_rank=rank,
+                dp_size=dp_size,
+            ):
+                seen += load_batch(datasets.train, chunk).tokens.T.tolist()
+    assert seen == sweep
+
+
+def test_a_file_that_leaves_nothing_to_train_on(write_tokens: Write) -> None:
+    with pytest.raises(DataError, match="leaves none for train"):
+        opened({write_tokens(50, 50): 1.0}, split=(1.0, 99.0, 0.0))
+    with pytest.raises(DataError, match="one sample takes"):
+        opened({write_tokens(4, name="short"): 1.0})

@@ -1,0 +1,51 @@
+"""The commands that make token files: sentences, and shards joined."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from colonnade.data.indexed import TokenFile
+from colonnade.data.tokenizer import Tokenizer
+from tests.commands import here
+
+
+@pytest.fixture
+def shards(tmp_path: Path, tokenizer: Tokenizer) -> list[str]:
+    """Token files of two and of one document, with a sequence a sentence."""
+    tokenizer.save(tmp_path / "tokenizer.json")
+    prefixes = []
+    for name, lines in (("a", ["One. Two.", "Three."]), ("b", ["Four. Five. Six."])):
+        text = tmp_path / f"{name}.jsonl"
+        text.write_text("".join(f'{{"text": "{line}"}}\n' for line in lines))
+        prefixes.append(str(tmp_path / name))
+        answer = here(
+            "data",
+            "tokenize",
+            text,
+            "--output",
+            prefixes[-1],
+            "--tokenizer",
+            tmp_path / "tokenizer.json",
+            "--sentences",
+        )
+        assert answer.status == 0, answer
+    return prefixes
+
+
+def test_shards_are_joined_with_their_sentences(shards: list[str], tmp_path: Path) -> None:
+    answer = here("data", "merge", *shards, "--output", tmp_path / "all")
+    assert answer.status == 0, answer
+    assert "all: 3 documents" in answer.out
+    whole, parts = TokenFile(tmp_path / "all"), [TokenFile(prefix) for prefix in shards]
+    assert whole.boundaries.tolist() == [0, 2, 3, 6]
+    assert whole.read(0, whole.num_tokens).tolist() == [
+        token for part in parts for token in part.read(0, part.num_tokens).tolist()
+    ]
+
+
+def test_joining_leaves_what_exists(shards: list[str]) -> None:
+    answer = here("data", "merge", shards[0], "--output", shards[1])
+    assert answer.status == 2
+    assert "exist already. Choose another output, or pass --overwrite." in answer.err

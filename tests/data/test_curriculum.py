@@ -1,0 +1,141 @@
+"""Curricula: every token once an epoch, the same sequences on any layout and after any restart, mixed batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from colonnade.data.blended_dataset import Mixture, open_blend
+from colonnade.data.curriculum import Curriculum, CurriculumDataset
+from colonnade.data.gpt_dataset import Dataset, GPTDataset, open_datasets
+from colonnade.data.indexed import TokenFile
+from colonnade.data.loader import load_batch, rank_positions
+from colonnade.data.rows import Cut
+
+Write = Callable[..., str]
+GROWING = Curriculum([0, 300, 900], [4, 8, 16], [2, 4, 8])
+
+
+@st.composite
+def curricula(draw: st.DrawFn) -> Curriculum:
+    count = draw(st.integers(1, 4))
+    tokens = sorted(draw(st.sets(st.integers(1, 2_000), min_size=count - 1, max_size=count - 1)))
+    lengths = draw(st.lists(st.sampled_from([1, 2, 3, 4, 6, 12]), min_size=count - 1, max_size=count - 1))
+    batches = draw(st.lists(st.sampled_from([1, 2, 4, 8]), min_size=count, max_size=count))
+    return Curriculum([0, *tokens], [*lengths, 12], batches)
+
+
+def positions_of(curriculum: Curriculum, start: int, stop: int) -> list[list[int]]:
+    """The positions of each step's sequences, on one rank."""
+    steps, position = [], start
+    while position < stop:
+        chunks = curriculum.rank_positions(position, micro_batch_size=1, dp_rank=0, dp_size=1)
+        steps.append([place for chunk in chunks for place in chunk])
+        position = curriculum.next(position)
+    return steps
+
+
+def labels_of(dataset: Dataset, steps: list[list[int]]) -> list[int]:
+    return [label for step in steps for label in dataset.rows(step).labels.reshape(-1).tolist()]
+
+
+def test_stages() -> None:
+    assert [(stage.begin * GROWING.unit, stage.seq_length, stage.global_batch_size) for stage in GROWING.stages] == [
+        (0, 4, 2),
+        (320, 8, 4),  # ten groups of 2 × 16 tokens
+        (960, 16, 8),
+    ]
+    assert [GROWING.next(position) for position in (0, 78, 80, 240)] == [2, 80, 88, 272]
+    assert GROWING.steps(41) == GROWING.next(80)
+
+
+def test_without_a_curriculum_positions_are_samples(write_tokens: Write) -> None:
+    curriculum = Curriculum.constant(4, 12)
+    same = {"micro_batch_size": 2, "dp_rank": 1, "dp_size": 3}
+    assert curriculum.rank_positions(24, **same) == rank_positions(24, global_batch_size=12, **same)
+    assert (curriculum.next(24), curriculum.steps(3), curriculum.unit) == (36, 36, 4)
+    plain = open_datasets(train=write_tokens(101), split=(1, 0, 0), seq_length=4, vocab_size=60_000, seed=1).train
+    batch, expected = load_batch(CurriculumDataset(plain, curriculum), range(90)), load_batch(plain, range(90))
+    assert batch.tokens.tolist() == expected.tokens.tolist()
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(curricula(), st.integers(1, 40), st.integers(0, 99))
+def test_every_token_is_used_once_an_epoch(
+    write_tokens: Write, curriculum: Curriculum, num_samples: int, seed: int
+) -> None:
+    prefix = write_tokens(12 * num_samples + 1, name=f"of-{num_samples}")
+    plain = open_datasets(train=prefix, split=(1, 0, 0), seq_length=12, vocab_size=60_000, seed=seed).train
+    dataset = CurriculumDataset(plain, curriculum)
+    labels = labels_of(dataset, positions_of(curriculum, 0, 3 * len(dataset)))
+    for epoch in range(3):
+        assert sorted(labels[12 * num_samples * epoch : 12 * num_samples * (epoch + 1)]) == list(
+            range(1, 12 * num_samples + 1)
+        )
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(curricula(), st.integers(0, 99))
+def test_epochs_of_blended_files_do_not_mix_either(write_tokens: Write, curriculum: Curriculum, seed: int) -> None:
+    files = {write_tokens(12 * 5 + 1, name="a"): 2.0, write_tokens(12 * 9 + 1, name="b", vocab_size=1_000): 1.0}
+    plain = open_blend(Mixture(files), split=(1, 0, 0), seq_length=12, vocab_size=60_000, seed=seed).train
+    dataset = CurriculumDataset(plain, curriculum)
+    seen: dict[tuple[int, int], Counter[int]] = {}
+    for step in positions_of(curriculum, 0, 60 * 12 // curriculum.unit):
+        stage = curriculum.stage(step[0])
+        numbers = (np.array(step) - stage.begin) * curriculum.unit // stage.seq_length
+        passes = plain.passes(dataset._cut(stage, numbers)[0])
+        for s, e, labels in zip(passes.sets.tolist(), passes.epochs.tolist(), dataset.rows(step).labels, strict=True):
+            assert e == 0 or len(seen[s, e - 1]) == (60, 108)[s], "the pass before is complete"
+            seen.setdefault((s, e), Counter()).update(labels.tolist())
+    assert all(set(counts.values()) == {1} for counts in seen.values())
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.integers(0, 100), st.sampled_from([1, 2]), st.sampled_from([1, 2]))
+def test_a_restart_on_another_layout_goes_on_with_the_same_sequences(
+    write_tokens: Write, stop: int, dp_size: int, micro: int
+) -> None:
+    curriculum = Curriculum([0, 300, 900], [4, 8, 16], [4, 4, 8])
+    plain = open_datasets(train=write_tokens(701), split=(1, 0, 0), seq_length=16, vocab_size=60_000, seed=1).train
+    dataset = CurriculumDataset(plain, curriculum)
+    whole = positions_of(curriculum, 0, curriculum.steps(120))
+    resumed: list[list[int]] = []
+    position = curriculum.steps(stop)
+    while len(resumed) < 20:
+        ranks = [
+            curriculum.rank_positions(position, micro_batch_size=micro, dp_rank=rank, dp_size=dp_size)
+            for rank in range(dp_size)
+        ]
+        assert all(len(chunk) == micro for chunks in ranks for chunk in chunks)
+        resumed.append([place for chunks in ranks for chunk in chunks for place in chunk])
+        position = curriculum.next(position)
+    assert resumed == whole[stop : stop + 20]
+    assert labels_of(dataset, resumed) == labels_of(dataset, whole[stop : stop + 20])
+
+
+def test_a_batch_is_of_as_many_texts_as_it_has_sequences(write_tokens: Write) -> None:
+    plain = GPTDataset(TokenFile(write_tokens(1_601)), range(1), 16, vocab_size=60_000)
+    dataset = CurriculumDataset(plain, Curriculum([0, 1_000], [4, 16], [8, 8]))
+    rows = dataset.rows(range(8))
+    assert rows.tokens.tolist() == [list(range(16 * sample, 16 * sample + 4)) for sample in range(8)]
+    assert dataset.rows(range(8, 16)).tokens[0].tolist() == [4, 5, 6, 7]
+
+
+def test_documents_are_known_in_pieces_too(write_tokens: Write) -> None:
+    plain = GPTDataset(TokenFile(write_tokens(6, 95)), range(2), 16, vocab_size=60_000, cut=Cut(separate=True))
+    batch = load_batch(CurriculumDataset(plain, Curriculum([0, 1_000], [8, 16], [1, 1])), [0])
+    assert batch.positions is not None
+    assert batch.positions[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 0, 1]
+    assert batch.loss_mask[:, 0].tolist() == [1, 1, 1, 1, 1, 0, 1, 1]
+
+
+def test_sequences_of_two_stages_are_not_of_one_length(write_tokens: Write) -> None:
+    plain = GPTDataset(TokenFile(write_tokens(1_601)), range(1), 16, vocab_size=60_000)
+    with pytest.raises(AssertionError, match="one length"):
+        CurriculumDataset(plain, GROWING).rows([79, 80])

@@ -1,0 +1,153 @@
+"""Token files by URL: the same tokens, fetched once, and what is said when the storage fails."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+
+from colonnade.data import remote
+from colonnade.data.gpt_dataset import open_datasets
+from colonnade.data.indexed import TokenFile
+from colonnade.data.remote import RemoteTokenFile, open_token_file
+from colonnade.data.sidecar import Sidecar, read_sidecar, sidecar_path
+from colonnade.errors import DataError
+
+Write = Callable[..., str]
+
+
+@pytest.fixture
+def storage() -> Iterator[Any]:
+    """A storage in memory, emptied afterwards."""
+    memory = fsspec.filesystem("memory")
+    yield memory
+    memory.store.clear()
+    memory.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture
+def uploaded(write_tokens: Write, storage: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[str, TokenFile]:
+    """A token file in the storage, cut in blocks of 64 bytes, and the same one on the disk."""
+    monkeypatch.setattr(remote, "BLOCK", 64)
+    monkeypatch.setattr(remote, "_PAUSE", 0.0)
+    prefix = write_tokens(70, 3, 128, 10)
+    Sidecar("0" * 64, 60_000, None, 4, 211, 900, ("a",)).write(prefix)
+    for ending in (".bin", ".idx", ".json"):
+        storage.put_file(prefix + ending, f"/bucket/corpus{ending}")
+    return "memory://bucket/corpus", TokenFile(prefix)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, storage: Any) -> list[str]:
+    """The requests that the storage gets from now on."""
+    requests: list[str] = []
+    original = type(storage).cat_file
+
+    def cat_file(self: Any, path: str, **settings: Any) -> bytes:
+        requests.append(f"{path} {settings.get('start')}")
+        found: bytes = original(self, path, **settings)
+        return found
+
+    monkeypatch.setattr(type(storage), "cat_file", cat_file)
+    return requests
+
+
+def test_every_range_is_the_same(uploaded: tuple[str, TokenFile], tmp_path: Path) -> None:
+    url, local = uploaded
+    file = open_token_file(url, str(tmp_path / "cache"))
+    assert isinstance(file, RemoteTokenFile)
+    assert (file.num_tokens, file.num_documents, file.dtype, file.prefix) == (211, 4, local.dtype, url)
+    for start in range(0, 211, 7):
+        for count in (0, 1, 31, 32, 33, 211 - start):
+            if start + count <= 211:
+                assert file.read(start, count).tolist() == local.read(start, count).tolist()
+    assert file.document(2).tolist() == local.document(2).tolist()
+    assert read_sidecar(file) == read_sidecar(local)
+    assert pickle.loads(pickle.dumps(file)).read(3, 4).tolist() == [3, 4, 5, 6]
+
+
+def test_what_is_here_is_not_fetched_again(
+    uploaded: tuple[str, TokenFile], storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, _ = uploaded
+    requests = counted(monkeypatch, storage)
+    file = open_token_file(url, str(tmp_path))
+    assert [request.split()[0] for request in requests] == ["/bucket/corpus.idx", "/bucket/corpus.json"]
+    file.read(40, 10)
+    assert requests[2:] == ["/bucket/corpus.bin 64"]
+    file.read(33, 30)
+    again = open_token_file(url, str(tmp_path))
+    again.read(35, 2)
+    assert len(requests) == 3
+    assert not list(tmp_path.rglob("*.partial-*"))
+
+
+def test_a_file_that_was_replaced_is_fetched_anew(
+    uploaded: tuple[str, TokenFile], write_tokens: Write, storage: Any, tmp_path: Path
+) -> None:
+    url, _ = uploaded
+    open_token_file(url, str(tmp_path)).read(0, 10)
+    other = write_tokens(50, name="other")
+    for ending in (".bin", ".idx"):
+        storage.put_file(other + ending, f"/bucket/corpus{ending}")
+    storage.rm("/bucket/corpus.json")
+    assert open_token_file(url, str(tmp_path)).num_tokens == 50
+
+
+def test_a_block_that_is_cut_short_is_fetched_again(uploaded: tuple[str, TokenFile], tmp_path: Path) -> None:
+    url, local = uploaded
+    open_token_file(url, str(tmp_path)).read(0, 211)
+    for block in tmp_path.rglob("blocks/*"):
+        block.write_bytes(block.read_bytes()[:10])
+    assert open_token_file(url, str(tmp_path)).read(0, 211).tolist() == local.read(0, 211).tolist()
+
+
+def test_a_run_reads_by_url(uploaded: tuple[str, TokenFile], tmp_path: Path) -> None:
+    url, local = uploaded
+    settings: dict[str, Any] = {"split": (1, 0, 0), "seq_length": 8, "vocab_size": 60_000, "seed": 1}
+    by_url = open_datasets(train=url, cache=str(tmp_path), **settings).train
+    by_path = open_datasets(train=local.prefix, **settings).train
+    assert np.array_equal(by_url.rows(range(20)).tokens, by_path.rows(range(20)).tokens)
+
+
+def test_connections_that_fail(
+    uploaded: tuple[str, TokenFile], storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, _ = uploaded
+    file = open_token_file(url, str(tmp_path))
+    original, left = type(storage).cat_file, [2]
+
+    def flaky(self: Any, path: str, **settings: Any) -> bytes:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise ConnectionResetError("reset by peer")
+        found: bytes = original(self, path, **settings)
+        return found
+
+    monkeypatch.setattr(type(storage), "cat_file", flaky)
+    assert file.read(0, 3).tolist() == [0, 1, 2]
+    left[0] = 99
+    with pytest.raises(DataError, match="cannot be read after 4 attempts: reset by peer"):
+        file.read(100, 3)
+
+
+def test_mistakes(uploaded: tuple[str, TokenFile], storage: Any, tmp_path: Path) -> None:
+    url, _ = uploaded
+    with pytest.raises(DataError, match=r"is a URL, but data.cache is not set"):
+        open_token_file(url)
+    with pytest.raises(DataError, match=r"Check the URL, which has no \.bin"):
+        open_token_file(url + "-not", str(tmp_path))
+    with pytest.raises(DataError, match=r"cannot be opened.*Install"):
+        open_token_file("nosuchkind://bucket/corpus", str(tmp_path))
+    storage.pipe_file("/bucket/corpus.bin", b"short")
+    with pytest.raises(DataError, match="is cut short: 5 bytes"):
+        open_token_file(url, str(tmp_path))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"cannot be written.*data.cache elsewhere"):
+        open_token_file(url, str(tmp_path / "file"))
+    assert json.loads(sidecar_path(uploaded[1].prefix).read_text())["documents"] == 4

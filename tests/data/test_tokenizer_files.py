@@ -1,0 +1,129 @@
+"""WordPiece vocabularies and SentencePiece models: the ids that their own programs give."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.errors import DataError
+
+from .conftest import SHARED
+
+VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "walk", "##ing", "##s", "dog", ".", "!", "cafe"]
+HARD = ["", "  a  b  ", "Ünïcödé ﬁ ① ½ 漢字 🙂", "x\ty z", "a <s> b </s> <unk>", "don't — stop… \uffff<s>", "e\u0301"]
+
+
+def write_vocab(folder: Path, names: list[str]) -> Path:
+    path = folder / "vocab.txt"
+    path.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    return path
+
+
+# WordPiece
+
+
+def test_wordpiece(tmp_path: Path) -> None:
+    for source in (write_vocab(tmp_path, VOCAB), tmp_path):
+        tokenizer = Tokenizer.load(source)
+        assert tokenizer.encode("The dogs, walking! Café [MASK]") == [5, 9, 8, 1, 6, 7, 11, 12, 1, 1, 1]
+        assert tokenizer.decode([5, 6, 7, 9, 8]) == "the walking dogs"
+        assert (tokenizer.vocab_size, tokenizer.end_of_document, tokenizer.id_of("[CLS]")) == (13, None, 2)
+        assert tokenizer.names == VOCAB
+
+
+def test_a_cased_vocabulary_keeps_case(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write_vocab(tmp_path, [*VOCAB, "Dog"]))
+    assert tokenizer.encode("dog Dog The") == [9, 13, 1]
+
+
+def test_the_published_vocabulary() -> None:
+    folder = SHARED / "bert-vocab"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} with bert-base-uncased's vocab.txt is not on this machine")
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.vocab_size == 30_522
+    assert tokenizer.encode("Hello world") == [7592, 2088]
+    assert tokenizer.encode("unaffable") == [14477, 20961, 3468]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["a", "b"], r"has no \[PAD\], \[UNK\], \[CLS\], \[SEP\], \[MASK\]"),
+        ([*VOCAB, "dog"], "has a token twice"),
+        ([], r"has no \[PAD\]"),
+    ],
+)
+def test_what_is_no_vocabulary(tmp_path: Path, names: list[str], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Tokenizer.load(write_vocab(tmp_path, names))
+
+
+# SentencePiece
+
+
+def train(folder: Path, lines: list[str], **settings: Any) -> tuple[Any, Path]:
+    """A small model of the library's own, and its processor."""
+    library = pytest.importorskip("sentencepiece")
+    stream = io.BytesIO()
+    library.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=stream, vocab_size=400, minloglevel=2, **settings
+    )
+    path = folder / "spiece.model"
+    path.write_bytes(stream.getvalue())
+    return library.SentencePieceProcessor(model_proto=stream.getvalue()), path
+
+
+@pytest.fixture
+def lines(stories: list[str]) -> list[str]:
+    return [line for line in stories[0].split("\n") if line.strip()]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model_type": "unigram"},
+        {"model_type": "unigram", "byte_fallback": True},
+        {"model_type": "unigram", "add_dummy_prefix": False},
+        {"model_type": "bpe"},
+        {"model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity"},
+    ],
+    ids=str,
+)
+def test_sentencepiece_gives_the_same_ids(
+    tmp_path: Path, lines: list[str], stories: list[str], settings: dict[str, Any]
+) -> None:
+    theirs, path = train(tmp_path, lines, **settings)
+    ours = Tokenizer.load(path)
+    assert ours.vocab_size == theirs.vocab_size()
+    assert ours.end_of_document == theirs.eos_id()
+    for text in [*HARD, *stories[1].split("\n")[:150]]:
+        expected = theirs.encode(text.replace("\uffff", "\ufffd"))
+        assert ours.encode(text) == expected, text
+        if theirs.unk_id() not in expected:
+            assert ours.decode(expected) == theirs.decode(expected)
+    assert Tokenizer.load(path.parent).sha256 == ours.sha256 == Tokenizer.from_json(ours.to_json()).sha256
+
+
+def test_symbols_of_ones_own_are_refused(tmp_path: Path, lines: list[str]) -> None:
+    _, path = train(tmp_path, lines, user_defined_symbols=["<mark>"])
+    with pytest.raises(DataError, match=r"symbols of its user's.*user_defined_symbols"):
+        Tokenizer.load(path)
+
+
+def test_other_kinds_of_models_are_refused(tmp_path: Path, lines: list[str]) -> None:
+    _, path = train(tmp_path, lines, model_type="char", hard_vocab_limit=False)
+    with pytest.raises(DataError, match="model of kind 4"):
+        Tokenizer.load(path)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff" * 40, b"no model", b"\x0a\xff\x01abc", b"\x0a\x03abc"])
+def test_what_is_no_model(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "broken.model"
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"broken.model is (no|a) SentencePiece model"):
+        Tokenizer.load(path)

@@ -1,0 +1,67 @@
+"""A blended run with a curriculum: stopped, resumed on another layout, it computes what one rank computes in one go."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests import corpus as tiny
+from tests.commands import forked
+from tests.corpus import TinyCorpus
+from tests.runs import metrics
+
+CURRICULUM = (
+    "curriculum.tokens=[0, 100, 300]",
+    "curriculum.seq_length=[4, 8, 16]",
+    "curriculum.global_batch_size=[4, 8, 4]",
+    "optim.decay_steps=14",
+    "train.evaluate_every=0",
+)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory, corpus: TinyCorpus) -> TinyCorpus:
+    """More text, in the first corpus's tokens."""
+    made = tiny.make(tmp_path_factory.mktemp("other"), num_documents=40, seed=1)
+    answer = forked(
+        "data", "tokenize", made.text, "--output", made.prefix, "--tokenizer", corpus.tokenizer, "--overwrite"
+    )
+    assert answer.status == 0, answer
+    return made
+
+
+@pytest.fixture
+def blended(config: Path, corpus: TinyCorpus, other: TinyCorpus) -> Path:
+    """The configuration of the first corpus, with both blended in its place."""
+    table = f'blend = {{"{corpus.prefix}" = 0.4, "{other.prefix}" = 0.6}}'
+    config.write_text(config.read_text().replace(f'train = "{corpus.prefix}"', table))
+    return config
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in metrics(folder)]
+
+
+def test_stopped_and_resumed_on_another_layout(blended: Path, tmp_path: Path) -> None:
+    run = [blended, "train.precision=fp64", *CURRICULUM]
+    assert forked("train", *run, "train.steps=14", f"run.folder={tmp_path / 'serial'}").status == 0
+    tokens = [line["tokens"] for line in metrics(tmp_path / "serial")]
+    assert [b - a for a, b in pairwise([0, *tokens])] == [4 * 4] * 8 + [8 * 8] * 4 + [4 * 16] * 2
+
+    for steps, layout in ((5, "tp"), (10, "dp"), (14, "pp")):
+        arguments = [*run, f"train.steps={steps}", f"parallel.{layout}=2", f"run.folder={tmp_path / 'elsewhere'}"]
+        answer = forked("train", *arguments, num_ranks=2)
+        assert answer.status == 0, answer
+    assert losses(tmp_path / "elsewhere") == pytest.approx(losses(tmp_path / "serial"), rel=1e-10)
+
+
+def test_epochs_of_each_end_the_run(blended: Path, tmp_path: Path) -> None:
+    answer = forked("train", blended, "data.blend_by=epochs", "train.steps=1000")
+    assert answer.status == 2
+    assert "the epochs of data.blend" in answer.err
+
+
+def test_packed_documents_train(config: Path, tmp_path: Path) -> None:
+    answer = forked("train", config, "data.documents=separate", "data.packing=best_fit", "train.steps=2")
+    assert answer.status == 0, answer
+    assert len(losses(tmp_path / "run")) == 2
