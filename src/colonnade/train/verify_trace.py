@@ -17,7 +17,6 @@ from torch import Tensor
 
 from colonnade.checkpoint.plan import Box, shards_of_span
 from colonnade.config.schema import Config
-from colonnade.data.loader import load_batches, rank_positions
 from colonnade.data_parallel.buckets import FlatUnit, named_slots
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
@@ -77,15 +76,11 @@ def _run(config: Config, corpus: Corpus, mesh: Mesh, device: torch.device, steps
 
 def _step(state: TrainState, config: Config, corpus: Corpus, mesh: Mesh, device: torch.device) -> StepResult:
     train = config.train
-    positions = rank_positions(
-        state.samples,
-        global_batch_size=train.global_batch_size,
-        micro_batch_size=train.micro_batch_size,
-        dp_rank=mesh.dp.rank,
-        dp_size=mesh.dp.size,
-    )
-    batches = [batch.to(device) for batch in load_batches(corpus.datasets.train, positions)]
-    return train_step(state, batches, mesh, train)
+    position = state.samples
+    loaded = corpus.batches(position, micro_batch_size=train.micro_batch_size, dp=mesh.dp)
+    result = train_step(state, [batch.to(device) for batch in loaded], mesh, train)
+    state.samples = corpus.curriculum.next(position)
+    return result
 
 
 @dataclass
