@@ -45,6 +45,7 @@ WAYS = {
     "tp2 sequence parallel": Way(tp=2, micro_batch_size=4, sequence_parallel=True),
     "pp2": Way(pp=2, micro_batch_size=4),
     **{f"dp2 zero{zero}": Way(dp=2, micro_batch_size=2, zero=zero) for zero in (0, 1, 2, 3)},
+    "BLOOM's": Way(tp=2, pp=2, dp=2, micro_batch_size=1, zero=1),
 }
 CASES = {
     "bf16": Case(precision="bf16"),

@@ -85,6 +85,7 @@ class Ownership:
         for part in self.parts.values():
             self.mesh.ledger.unit = part.name
             part.publish()
+        self.mesh.ledger.unit = ""
 
     # --- gradients ----------------------------------------------------------------------------------------------------
 
@@ -113,11 +114,14 @@ class Ownership:
         """Return when `reduced` of every part is the sum over all ranks that have a share in it."""
         while self._reducing:
             self._reducing.popleft().finish_reduction()
+        self.mesh.ledger.unit = ""
         if self.sequence_parallel:
             self._sum_replicated()
         if self.tied and TIED in self.parts:
             tied = self.parts[TIED].reduced
+            self.mesh.ledger.unit = TIED
             tied.copy_(all_reduce(tied, self.mesh.ends))
+        self.mesh.ledger.unit = ""
 
     @torch.no_grad()
     def _sum_replicated(self) -> None:

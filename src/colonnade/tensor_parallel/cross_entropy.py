@@ -56,7 +56,7 @@ def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor, *, tp: Axis, vo
     x, labels_1d = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
     table = widen(weight[: real_rows(weight, tp, vocab_size)])
     losses = []
-    for chunk in _chunks(len(x), table.shape[0]):
+    for chunk in _chunks(len(x), len(weight)):
         logits = _logits(x[chunk], table)
         label = _local_labels(labels_1d[chunk], weight.shape[0], tp, table.shape[0])
         lse, target = _across_ranks(_log_sum_exp(logits), _label_logits(logits, label), tp)
@@ -86,7 +86,7 @@ class _OutputLoss(torch.autograd.Function):
         table, gradient = widen(weight[:rows]), gradient_of(weight)[:rows]
         loss = torch.zeros((), dtype=gradient.dtype, device=hidden.device)
         weights = loss_weights.reshape(-1).to(gradient.dtype)
-        chunks = _chunks(len(x), rows)
+        chunks = _chunks(len(x), len(weight))
         buffer = _logits_buffer(x[chunks[0]], table)  # one for all chunks: fresh memory costs a page fault each 4 KB
         for chunk in chunks:
             logits = _logits(x[chunk], table, out=buffer)
@@ -112,7 +112,10 @@ class _OutputLoss(torch.autograd.Function):
 
 
 def _chunks(num_tokens: int, rows: int) -> list[slice]:
-    """Equal spans of tokens with about CHUNK_LOGITS logits each."""
+    """Equal spans of tokens with about CHUNK_LOGITS logits each.
+
+    `rows` with padding: as many on every rank, so that all of them come to each chunk's all-gather.
+    """
     count = max(1, -(-num_tokens * rows // CHUNK_LOGITS))
     size = -(-num_tokens // count)
     return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
