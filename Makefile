@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all check bench docs
+.PHONY: help demo test test-slow test-all parity-full check bench docs
 
 help:
 	@echo "make demo       train, evaluate and sample a small model-parallel GPT on bundled text"
 	@echo "make test       the test suite"
 	@echo "make test-slow  the tests that take minutes; make test-all runs both"
+	@echo "make parity-full  all layouts with all schedules, an hour at a time: results under benchmarks/results"
 	@echo "make check      lint, formatting, types, architecture"
 	@echo "make bench      the benchmarks, with results under benchmarks/"
 	@echo "make docs       the generated reference page, docs/reference/config.md"
@@ -38,6 +39,9 @@ test-slow: $(VENV)/.test
 
 test-all: $(VENV)/.test
 	$(BIN)/python -m pytest -m "slow or not slow"
+
+parity-full: $(VENV)/.test
+	$(BIN)/python -m tests.parity.full
 
 check: $(VENV)/.test
 	$(BIN)/ruff check

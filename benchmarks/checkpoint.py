@@ -9,11 +9,15 @@ The reference model with its optimizer state: 30M parameters in float32, three t
     torch.save      the whole state dict into one file, and fsync; torch.load of it
     plain dcp       torch.distributed.checkpoint as it comes
     colonnade       with SHA-256 of every byte while saving, and checked while loading
-    asynchronous    the same in the background: how long training is blocked (copying to memory), and how long until the
-                    checkpoint is whole; nothing else runs meanwhile
 
 Files are read from the page cache, as after any save on the same machine; each target is removed before it is written
-again. Writes `results/checkpoint-<date>-<machine>.md` and `.json`.
+again.
+
+Then, again in turn, for how long a save blocks training, at once and in the background. Training is a stretch of matrix
+products; with `checkpoint.asynchronous` it begins when the save has begun, and ends with an optimizer step, which waits
+until what it changes is copied. What the writing takes from the training beside it is told too.
+
+Writes `results/checkpoint-<date>-<machine>.md` and `.json`.
 """
 
 import argparse
@@ -43,14 +47,15 @@ from benchmarks.hardware import command_line, describe, machine_name
 from colonnade.checkpoint.load import load
 from colonnade.checkpoint.plan import Shard
 from colonnade.checkpoint.save import Content, Place, save
-from colonnade.checkpoint.saver import Saver
+from colonnade.checkpoint.saver import Saved, Saver
 from colonnade.mesh import launch
 from colonnade.mesh.background import background_group
 
 RESULTS = Path(__file__).resolve().parent / "results"
 HIDDEN, LAYERS, VOCABULARY, POSITIONS = 384, 6, 50304, 1024
 RANKS = (1, 2)
-SYNCHRONOUS, BLOCKED = "colonnade save", "asynchronous save, blocked"
+STEP = 20  # products of matrices that stand for a step of training
+AT_ONCE, BLOCKED = "synchronous save, training blocked", "asynchronous save, training blocked"
 
 
 def shapes() -> dict[str, tuple[tuple[int, ...], int | None]]:
@@ -94,17 +99,17 @@ def quiet() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Contestant:
-    """What is timed, one after the other, by its name; `target` is removed before that, outside of the time."""
+    """A way to save and a way to load what it saved; `target` is removed before each save, outside of the time."""
 
     target: Path
-    steps: dict[str, Callable[[], object]]
+    save: Callable[[], object]
+    loads: dict[str, Callable[[], object]]
 
 
-@contextmanager
-def contestants(folder: Path, rank: int, num_ranks: int) -> Iterator[list[Contestant]]:
-    """Those that save end with their target on the disk."""
+def contestants(folder: Path, rank: int, num_ranks: int) -> dict[str, Contestant]:
+    """Name → how. Every save ends with its target on the disk."""
     shards = shards_of(rank, num_ranks)
-    original, copy, plain, ours, later = (folder / name for name in ("original", "copy", "plain", "ours", "later"))
+    original, copy, plain, ours = (folder / name for name in ("original", "copy", "plain", "ours"))
     state = {
         f"{shard.name}@{shard.offsets}": shard.data for shard in shards
     }  # dcp: each rank's parts by their own names
@@ -124,33 +129,20 @@ def contestants(folder: Path, rank: int, num_ranks: int) -> Iterator[list[Contes
     def load_ours(check_hashes: bool) -> None:
         load(ours / "step_00000001", shards, check_hashes=check_hashes)
 
-    with Saver(Place(later, 2), shards, asynchronous=True, group=background_group(600.0)) as saver:
-        yield [
-            Contestant(copy, {"copy": copy_file}),
-            Contestant(mine, {"torch save": torch_save, "torch load": lambda: torch.load(mine, weights_only=True)}),
-            Contestant(
-                plain,
-                {
-                    "plain dcp save": lambda: save_plainly(state, storage_writer=FileSystemWriter(plain)),
-                    "plain dcp load": lambda: load_plainly(state, storage_reader=FileSystemReader(plain)),
-                },
-            ),
-            Contestant(
-                ours,
-                {
-                    SYNCHRONOUS: lambda: save(ours, 1, shards, {}),
-                    "colonnade load": lambda: load_ours(True),
-                    "colonnade load without hashes": lambda: load_ours(False),
-                },
-            ),
-            Contestant(
-                later,
-                {
-                    BLOCKED: lambda: saver.save(Content(1, {}), lambda: shards),
-                    "asynchronous save, until it is whole": saver.wait,
-                },
-            ),
-        ]
+    return {
+        "copy": Contestant(copy, copy_file, {}),
+        "torch": Contestant(mine, torch_save, {"": lambda: torch.load(mine, weights_only=True)}),
+        "plain dcp": Contestant(
+            plain,
+            lambda: save_plainly(state, storage_writer=FileSystemWriter(plain)),
+            {"": lambda: load_plainly(state, storage_reader=FileSystemReader(plain))},
+        ),
+        "colonnade": Contestant(
+            ours,
+            lambda: save(ours, 1, shards, {}),
+            {"": lambda: load_ours(True), " without hashes": lambda: load_ours(False)},
+        ),
+    }
 
 
 def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
@@ -159,21 +151,58 @@ def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
     barrier: Callable[[], object] = torch.distributed.barrier if num_ranks > 1 else lambda: None
     speeds: dict[str, list[float]] = defaultdict(list)
 
-    with contestants(folder, rank, num_ranks) as entrants:
-        for _ in range(rounds + 1):
-            for contestant in entrants:
-                remove(contestant.target)
-                if rank == 0:
-                    os.sync()  # nothing of what came before is left to be written
-                barrier()
-                start = time.perf_counter()
-                for name, action in contestant.steps.items():
-                    if not name.startswith("asynchronous"):  # whose two times have one beginning
-                        start = time.perf_counter()
-                    action()
-                    barrier()
-                    speeds[name].append(num_bytes() / 1e9 / (time.perf_counter() - start))
+    def timed(name: str, action: Callable[[], object]) -> None:
+        barrier()
+        start = time.perf_counter()
+        action()
+        barrier()
+        speeds[name].append(num_bytes() / 1e9 / (time.perf_counter() - start))
+
+    entrants = contestants(folder, rank, num_ranks)
+    for _ in range(rounds + 1):
+        for name, contestant in entrants.items():
+            remove(contestant.target)
+            if rank == 0:
+                os.sync()  # nothing of what came before is left to be written
+            timed(f"{name} save" if contestant.loads else name, contestant.save)
+            for how, action in contestant.loads.items():
+                timed(f"{name} load{how}", action)
     return {name: values[1:] for name, values in speeds.items()}  # the first round warms up
+
+
+def measure_blocking(folder: Path, rounds: int) -> dict[str, list[float]]:
+    """What was done → seconds of each round. Every rank calls this."""
+    rank, num_ranks = launch.rank_and_size()
+    barrier: Callable[[], object] = torch.distributed.barrier if num_ranks > 1 else lambda: None
+    shards, told = shards_of(rank, num_ranks), list[Saved]()
+    seconds: dict[str, list[float]] = defaultdict(list)
+    x = torch.randn(1024, 1024)
+
+    def train() -> float:
+        barrier()
+        start = time.perf_counter()
+        for _ in range(STEP):
+            torch.mm(x, x)
+        return time.perf_counter() - start
+
+    group = background_group(600.0)
+    with Saver(
+        Place(folder / "later", 1), shards, asynchronous=True, group=group, overlap=True, on_saved=told.append
+    ) as saver:
+        for step in range(1, rounds + 2):
+            seconds["training alone"].append(train())
+            barrier()
+            start = time.perf_counter()
+            save(folder / "ours", step, shards, {}, keep=1)
+            seconds[AT_ONCE].append(time.perf_counter() - start)
+            barrier()
+            saver.save(Content(step, {}), lambda: shards)
+            seconds["training beside an asynchronous save"].append(train())
+            saver.copied()
+            saver.wait()
+            seconds[BLOCKED].append(told[-1].blocked_seconds)
+            seconds["asynchronous save, until it is whole"].append(told[-1].seconds)
+    return {name: values[1:] for name, values in seconds.items()}
 
 
 def remove(path: Path) -> None:
@@ -187,32 +216,43 @@ def run_rank(line: argparse.Namespace) -> None:
     launch.connect(line.ranks, "cpu")
     with quiet():
         speeds = measure(line.folder, line.rounds)
+        seconds = measure_blocking(line.folder, line.rounds)
     if launch.rank_and_size()[0] == 0:
-        line.result.write_text(json.dumps(speeds))
+        line.result.write_text(json.dumps({"gb_per_s": speeds, "seconds": seconds}))
     launch.disconnect()
 
 
-def run(num_ranks: int, line: argparse.Namespace) -> dict[str, list[float]]:
+def run(num_ranks: int, line: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
+    """Unit → what was done → each round."""
     with tempfile.TemporaryDirectory(dir=line.folder) as folder:
         result = Path(folder, "result.json")
         options = ["--ranks", str(num_ranks), "--rounds", str(line.rounds), "--folder", folder, "--result", str(result)]
         status = launch.run_ranks(num_ranks, [sys.executable, "-m", "benchmarks.checkpoint", *options])
         if status:
             sys.exit(status)
-        speeds: dict[str, list[float]] = json.loads(result.read_text())
-        return speeds
+        found: dict[str, dict[str, list[float]]] = json.loads(result.read_text())
+        return found
 
 
 def table(rows: dict[int, dict[str, list[float]]]) -> str:
-    text, notes = "| ranks | what | GB/s | low – high | to a copy |\n|---|---|---|---|---|\n", ""
+    text = "| ranks | what | GB/s | low – high | to a copy |\n|---|---|---|---|---|\n"
     for num_ranks, speeds in rows.items():
         measure_of = statistics.median(speeds["copy"])
         for name, values in speeds.items():
             median = statistics.median(values)
             text += f"| {num_ranks} | {name} | {median:.2f} | {min(values):.2f} – {max(values):.2f} "
             text += f"| {median / measure_of:.2f} |\n"
-        share = statistics.median(a / b for a, b in zip(speeds[SYNCHRONOUS], speeds[BLOCKED], strict=True))
-        notes += f"\n{num_ranks} rank(s): an asynchronous save blocks {share:.1%} of the time of a synchronous one.\n"
+    return text
+
+
+def table_of_blocking(rows: dict[int, dict[str, list[float]]]) -> str:
+    text, notes = "\n| ranks | what | seconds | low – high |\n|---|---|---|---|\n", ""
+    for num_ranks, seconds in rows.items():
+        for name, values in seconds.items():
+            text += f"| {num_ranks} | {name} | {statistics.median(values):.3f} "
+            text += f"| {min(values):.3f} – {max(values):.3f} |\n"
+        share = statistics.median(a / b for a, b in zip(seconds[BLOCKED], seconds[AT_ONCE], strict=True))
+        notes += f"\n{num_ranks} rank(s): an asynchronous save blocks training for {share:.1%} of a save at once.\n"
     return text + notes
 
 
@@ -227,6 +267,8 @@ def main() -> None:
         run_rank(line)
         return
     rows = {num_ranks: run(num_ranks, line) for num_ranks in RANKS}
+    speeds, seconds = ({n: row[unit] for n, row in rows.items()} for unit in ("gb_per_s", "seconds"))
+    tables = table(speeds) + table_of_blocking(seconds)
     now, machine = datetime.now().astimezone(), describe()
     report = {"date": now.isoformat(timespec="seconds"), "hardware": machine, "command": command_line()}
     heading = (
@@ -236,9 +278,11 @@ def main() -> None:
     )
     RESULTS.mkdir(exist_ok=True)
     output = RESULTS / f"checkpoint-{now:%Y-%m-%d}-{machine_name()}"
-    output.with_name(output.name + ".md").write_text(heading + table(rows))
-    output.with_name(output.name + ".json").write_text(json.dumps(report | {"bytes": num_bytes(), "gb_per_s": rows}))
-    print(heading + table(rows) + f"\n{output}.md")
+    output.with_name(output.name + ".md").write_text(heading + tables)
+    output.with_name(output.name + ".json").write_text(
+        json.dumps(report | {"bytes": num_bytes(), "gb_per_s": speeds, "seconds": seconds})
+    )
+    print(heading + tables + f"\n{output}.md")
 
 
 if __name__ == "__main__":

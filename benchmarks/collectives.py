@@ -42,7 +42,7 @@ def on_rank(rank: int, num_ranks: int, rounds: int) -> dict[str, dict[str, list[
     mesh = build_mesh(Layout(tp=num_ranks), rank)
     shared = mesh.tp
     assert isinstance(shared.transport, SharedMemoryTransport), "this machine cannot share memory between ranks"
-    plain = TorchTransport("tp", shared.transport.group, num_ranks, mesh.ledger)
+    plain = TorchTransport("tp", shared.transport.groups, num_ranks, mesh.ledger)
     axes = {"shared memory": shared, "gloo": Axis("tp", num_ranks, rank, shared.ranks, plain)}
     found: dict[str, dict[str, list[float]]] = {size: {name: [] for name in axes} for size in SIZES}
     for _ in range(rounds):

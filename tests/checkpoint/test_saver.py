@@ -4,10 +4,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,79 +13,18 @@ from colonnade.checkpoint import files, saver
 from colonnade.checkpoint.load import load
 from colonnade.checkpoint.manifest import checkpoints_in, newest, verify
 from colonnade.checkpoint.plan import Shard
-from colonnade.checkpoint.save import Content, Place, save
+from colonnade.checkpoint.save import Place, save
 from colonnade.checkpoint.saver import Saved, Saver
 from colonnade.errors import CheckpointError
 from colonnade.mesh.background import background_group
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout as MeshLayout
 from colonnade.mesh.mesh import build_mesh
-from tests.checkpoint.grids import MODEL, Layout, model_shards, number
+from tests.checkpoint.grids import Layout, model_shards
+from tests.checkpoint.saving import Gate, check, content, failed, multiply, saver_of, weights
 from tests.distributed import fork, run_on_ranks
 
 LAYOUTS = [Layout(), Layout(tp=2), Layout(dp=2, zero=True)]
-
-
-def weights() -> dict[str, torch.Tensor]:
-    return {name: number(shape, torch.float64) for name, shape in MODEL.items()}
-
-
-def saver_of(
-    folder: Path,
-    shards: list[Shard],
-    told: list[Saved] | None = None,
-    *,
-    asynchronous: bool = True,
-    keep: int = 2,
-    first: Callable[[], object] = lambda: None,
-) -> Saver:
-    return Saver(
-        Place(folder, keep, before_publishing=first),
-        shards,
-        asynchronous=asynchronous,
-        group=background_group(60.0) if asynchronous else None,
-        on_saved=lambda saved: told.append(saved) if told is not None else None,
-    )
-
-
-def content(step: int) -> Content:
-    return Content(step, {"value": step})
-
-
-class Gate:
-    """Holds back every write to a checkpoint's files in this process until it is opened."""
-
-    def __init__(self) -> None:
-        self.opened, self.writers, self.most = threading.Event(), 0, 0
-
-    @contextmanager
-    def closed(self) -> Iterator["Gate"]:
-        """The gate opens at the end of the block, whatever happens."""
-        original = files._HashingStream.write
-
-        def write(stream: Any, data: Any) -> int:
-            assert self.opened.wait(30)
-            return original(stream, data)
-
-        files._HashingStream.write = write  # type: ignore[method-assign]
-        try:
-            yield self
-        finally:
-            self.opened.set()
-            files._HashingStream.write = original  # type: ignore[method-assign]
-
-
-def multiply(shards: list[Shard], factor: float) -> None:
-    """As an optimizer does: in place."""
-    for shard in shards:
-        shard.data.mul_(factor)
-
-
-def check(path: Path, layout: Layout, rank: int, factor: float) -> None:
-    found = layout.shards({name: torch.zeros_like(x) for name, x in weights().items()}, rank)
-    load(path, found)
-    for have, want in zip(found, layout.shards(weights(), rank), strict=True):
-        assert torch.equal(have.data, factor * want.data), have.name
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
@@ -141,17 +77,16 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, layout: 
 
 def test_never_two_at_once(tmp_path: Path) -> None:
     """The second save waits for the first, and says so in the time it blocked."""
-    shards, told, writing = LAYOUTS[0].shards(weights(), 0), list[Saved](), list[int]()
-    with saver_of(tmp_path, shards, told, first=lambda: writing.append(threading.active_count())) as writer:
-        before = threading.active_count()
+    shards, told = LAYOUTS[0].shards(weights(), 0), list[Saved]()
+    with saver_of(tmp_path, shards, told) as writer:
         with Gate().closed() as gate:
             writer.save(content(1), lambda: shards)
-            threading.Timer(0.3, gate.opened.set).start()
+            threading.Timer(1.0, gate.opened.set).start()
             writer.save(content(2), lambda: shards)
-            assert [saved.step for saved in told] == [1]
+            assert gate.opened.is_set() and told[0].step == 1
         writer.wait()
-    assert told[0].blocked_seconds < 0.2 < told[1].blocked_seconds <= told[1].seconds
-    assert len(writing) == 2 and threading.active_count() == before
+    assert [saved.step for saved in told] == [1, 2]
+    assert told[0].blocked_seconds < told[0].seconds and 0.5 < told[1].blocked_seconds < told[1].seconds
 
 
 def fill_disk_of(rank: int, victim: int) -> None:
@@ -162,12 +97,6 @@ def fill_disk_of(rank: int, victim: int) -> None:
 
     if rank == victim:
         files._HashingStream.write = refuse  # type: ignore[method-assign]
-
-
-def failed(action: Callable[[], object]) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        action()
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -205,9 +134,13 @@ def test_a_failure_is_seen_by_all_ranks(tmp_path: Path, victim: int, seen_by: st
     verify(tmp_path / "step_00000001")
 
 
+def fail(*args: object, **kwargs: object) -> Path:
+    raise CheckpointError("full")
+
+
 def test_a_failure_is_raised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shards = LAYOUTS[0].shards(weights(), 0)
-    monkeypatch.setattr(saver, "write", lambda *_: (_ for _ in ()).throw(CheckpointError("full")))
+    monkeypatch.setattr(saver, "write", fail)
     with saver_of(tmp_path, shards) as writer:
         writer.save(content(1), lambda: shards)
         assert failed(writer.wait) == "full"
@@ -246,7 +179,7 @@ def test_leaving_waits(tmp_path: Path, error: BaseException) -> None:
 
 def test_an_error_is_not_hidden_by_that_of_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shards = LAYOUTS[0].shards(weights(), 0)
-    monkeypatch.setattr(saver, "write", lambda *_: (_ for _ in ()).throw(CheckpointError("full")))
+    monkeypatch.setattr(saver, "write", fail)
     with pytest.raises(ValueError, match="a bug in the data") as caught, saver_of(tmp_path, shards) as writer:
         writer.save(content(1), lambda: shards)
         raise ValueError("a bug in the data")
@@ -299,31 +232,6 @@ def test_a_rank_that_has_gone_ends_the_others_save(tmp_path: Path) -> None:
     run_on_ranks(train, 2)
 
 
-def test_a_rank_copies_what_it_writes(tmp_path: Path) -> None:
-    """Four copies of a model need a quarter of its memory each, once."""
-
-    def train(rank: int, num_ranks: int) -> int:
-        shards = model_shards({f"w{i}": number((300, 200)) for i in range(4)}, 0, 1)
-        with saver_of(tmp_path, shards) as writer:
-            snapshot = writer._snapshot
-            assert snapshot is not None
-            places = {x.data_ptr() for x in snapshot.parts.values()}
-            for step in (1, 2):
-                writer.save(content(step), lambda: shards)
-            assert places == {x.data_ptr() for x in snapshot.parts.values()}
-            return snapshot._memory.numel()
-
-    sizes = run_on_ranks(train, 4)
-    assert sum(sizes) < 1.02 * 4 * 300 * 200 * 4 and max(sizes) < 1.1 * sum(sizes) / 4
-
-
-def test_the_boxes_of_a_run_stay_the_same(tmp_path: Path) -> None:
-    refused = pytest.raises(AssertionError, match="the boxes of a rank stay the same from save to save")
-    with saver_of(tmp_path, model_shards(weights(), 0, 1)) as writer, refused:
-        writer.save(content(1), lambda: model_shards(weights(), 0, 2))
-    assert newest(tmp_path) is None
-
-
 def test_what_a_killed_run_has_left_is_tidied(tmp_path: Path) -> None:
     shards = model_shards(weights(), 0, 1)
     for step in (1, 2, 3, 4):
@@ -353,8 +261,11 @@ def save_forever(folder: Path) -> None:
 def test_killed_at_any_moment_the_last_whole_one_stays(tmp_path: Path) -> None:
     seen = 0
     for round_ in range(12):
+        before = tmp_path.stat().st_mtime_ns
         child = fork(save_forever, tmp_path)
-        time.sleep(0.1 + random.Random(round_).random() * 0.12)
+        while tmp_path.stat().st_mtime_ns == before:  # until it has begun to save
+            time.sleep(0.002)
+        time.sleep(random.Random(round_).random() * 0.2)
         child.kill()
         child.join()
         assert child.exitcode == -signal.SIGKILL
@@ -366,4 +277,4 @@ def test_killed_at_any_moment_the_last_whole_one_stays(tmp_path: Path) -> None:
         x = torch.zeros(50_000)
         load(path, [Shard("w3", (50_000,), (0,), x)], unread=("w",))
         assert x.eq(contents.facts["value"]).all() and len(checkpoints_in(tmp_path)) <= 3
-    assert seen > 6
+    assert seen > 3

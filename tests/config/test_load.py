@@ -130,7 +130,7 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
         (
             "model.preset=gpt2-125m",
             'model.preset = "gpt2-125m" is not one of the choices. Did you mean "gpt2-124m"? Use "tiny", "gpt2-124m", '
-            '"gpt2-355m", "gpt2-1.2b", "gpt2-2.5b", "gpt2-4.2b", "gpt2-8.3b" or "turing-nlg-17b".',
+            '"gpt2-355m", "gpt2-1.2b", "gpt2-2.5b", "gpt2-4.2b", "gpt2-8.3b", "turing-nlg-17b" or "bloom-176b".',
         ),
     ],
 )

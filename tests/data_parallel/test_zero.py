@@ -143,8 +143,8 @@ ORDER = [
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_a_part_is_summed_once_backward_has_left_the_first_unit_that_needs_it(zero: int) -> None:
-    """After the last micro-batch alone; under stages 2 and 3, which keep no whole gradients, after each. The token table
-    is complete behind the embedding, not behind the head.
+    """After the last micro-batch alone; under stages 2 and 3, which keep no whole gradients, after each. The token
+    table is complete behind the embedding, not behind the head.
     """
     mesh = paper_mesh(Layout(dp=2), 0)
     back(owner(mesh, zero), 3)

@@ -209,8 +209,8 @@ def test_an_error_is_shown_without_what_others_say_of_it(tmp_path: Path) -> None
     body = """
         report(), await_all()
         if rank == 1:
+            time.sleep(0.5)  # slower to end than who waits for it
             sys.exit("one is broken")
-        await_end_of(1)
         explain("rank 0 waits; rank 1 left")
     """
     status, _, errors, _ = run_to_end(2, tmp_path / "r", EXPLAINING + textwrap.dedent(body))

@@ -5,9 +5,10 @@ import torch
 
 from colonnade.mesh.collectives import all_reduce_
 from colonnade.mesh.layout import Layout
+from colonnade.mesh.ledger import Ledger
 from colonnade.mesh.mesh import Axis, build_mesh, paper_mesh
 from colonnade.mesh.point_to_point import receive_, send
-from colonnade.mesh.transport import TorchTransport, greet_neighbours
+from colonnade.mesh.transport import Groups, TorchTransport, greet_neighbours
 from tests.distributed import run_on_ranks
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64]
@@ -83,6 +84,24 @@ def test_nobody_talks_to_themselves_or_to_who_is_not_there() -> None:
     for peer in (1, 2, -1):
         with pytest.raises(AssertionError, match=f"rank 1 of pp cannot talk to rank {peer}"):
             receive_(x, paper_mesh(Layout(pp=2), 1).pp, peer)
+
+
+def test_on_a_device_each_direction_has_its_group() -> None:
+    """Their order within a group is the same on both ends, whatever the two send first."""
+
+    class Group:
+        def __init__(self, rank: int) -> None:
+            self.rank = lambda: rank
+
+    x = torch.empty(1, device="meta")  # no CPU tensor
+    for rank in range(3):
+        groups = Groups(*(Group(rank) for _ in range(3)))  # type: ignore[arg-type]
+        transport = TorchTransport("pp", groups, 3, Ledger())
+        for other in {0, 1, 2} - {rank}:
+            up, down = groups.upward, groups.downward
+            assert transport._between(x, rank, other) is (up if other > rank else down)
+            assert transport._between(x, other, rank) is (down if other > rank else up)
+        assert transport._between(torch.empty(1), rank, (rank + 1) % 3) is groups.collective
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -1,7 +1,10 @@
 """Collectives through shared memory give what gloo gives, bit for bit on all ranks, whatever the size and the type."""
 
+import mmap
 import os
 import tempfile
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,9 @@ from colonnade.mesh.collectives import (
     reduce_scatter_into_,
 )
 from colonnade.mesh.layout import Layout
+from colonnade.mesh.life import mine
 from colonnade.mesh.mesh import build_mesh
-from colonnade.mesh.shared_memory import SLOT_BYTES, SharedMemoryTransport
+from colonnade.mesh.shared_memory import SLOT_BYTES, Segment, SharedMemoryTransport
 from colonnade.mesh.transport import TorchTransport
 from tests.distributed import run_on_ranks
 
@@ -123,6 +127,20 @@ def _transport_without_shared_memory(rank: int, num_ranks: int) -> tuple[bool, f
 
 def test_without_shared_memory_gloo_carries_everything() -> None:
     assert run_on_ranks(_transport_without_shared_memory, 2) == [(True, 1.0)] * 2
+
+
+@can_share
+def test_a_wait_ends_when_the_other_is_gone_or_too_late() -> None:
+    here = mine()
+    for other, error, said in (
+        (replace(here, born="0"), ConnectionError, "rank 1 of the axis has ended"),
+        (here, TimeoutError, "rank 1 of the axis has not come in 1 s"),
+    ):
+        segment = Segment(mmap.mmap(-1, 1 << 25), 0, [here, other], timeout=1.0)
+        begin = time.monotonic()
+        with pytest.raises(error, match=said):
+            segment.exchange(torch.ones(3))
+        assert time.monotonic() - begin < 20
 
 
 def _names(rank: int, num_ranks: int) -> list[str]:

@@ -44,6 +44,7 @@ FREE: Mapping[str, Sequence[Any]] = MappingProxyType(
         "vocab_size": (37, 3, 40),  # no tp divides 37; of 3 tokens, the last of four tp ranks has none
         "clipped": (True, False),
         "mask": ("differ", "second_half", "none"),
+        "documents": ("joined", "separate"),
     }
 )
 FACTORS: Mapping[str, Sequence[Any]] = MappingProxyType({**CORE, **FREE})

@@ -9,7 +9,7 @@ left is rounding, 1e-17, and Adam divides it by its own size plus epsilon. With 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -45,6 +45,7 @@ class Case:
     tied: bool = True
     clipped: bool = True
     mask: Mask = "differ"
+    documents: Literal["joined", "separate"] = "joined"
     precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp64"
     optimizer: Literal["adamw", "lamb"] = "adamw"
     position: Literal["learned", "alibi"] = "learned"
@@ -169,14 +170,21 @@ def global_batch(case: Case, step: int) -> Batch:
     elif case.mask == "second_half":
         mask[:, GLOBAL_BATCH // 2 :] = 0.0
     samples = torch.arange(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)
-    return Batch(tokens[:-1], tokens[1:], mask, samples)
+    batch = Batch(tokens[:-1], tokens[1:], mask, samples)
+    return batch if case.documents == "joined" else separated(batch, torch.rand(mask.shape, generator=generator) < 0.3)
+
+
+def separated(batch: Batch, begins: Tensor) -> Batch:
+    """The batch with new documents where `begins` [s, b] says so."""
+    place = torch.arange(SEQ_LENGTH)[:, None].expand_as(begins)
+    first = torch.where(begins, place, 0).cummax(0).values
+    return replace(batch, documents=begins.long().cumsum(0), positions=place - first)
 
 
 def part(batch: Batch, samples: slice | list[int]) -> Batch:
     """Some of a batch's samples."""
-    return Batch(
-        batch.tokens[:, samples], batch.labels[:, samples], batch.loss_mask[:, samples], batch.samples[samples]
-    )
+    found = {name: None if each is None else each[..., samples] for name, each in vars(batch).items()}
+    return Batch(**found)
 
 
 def microbatches(case: Case, way: Way, step: int, mesh: Mesh) -> list[Batch]:

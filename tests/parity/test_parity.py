@@ -14,7 +14,7 @@ import pytest
 from colonnade.mesh.layout import Layout
 from tests.parity.compare import TOLERANCE, Outcome, by_layout, compare
 from tests.parity.covering import CORE, covering, handful, job
-from tests.parity.runs import Case, Job, Reference, Way
+from tests.parity.runs import Case, Job, Reference, Way, reference
 
 ALONE: list[Job] = [
     (Case(), Way(tp=2, micro_batch_size=4)),
@@ -135,6 +135,12 @@ def test_the_cases_are_what_they_say(outcomes: list[Outcome]) -> None:
             assert all(gradient.abs().max() > 1e-6 for gradient in gradients.values()), str(case)
         assert any("positions" in name for name in reference.kept["master"]) == (case.position == "learned")
         assert ("head.output.weight" in reference.kept["master"]) == (not case.tied)
+
+
+def test_documents_that_are_kept_apart_change_the_loss() -> None:
+    cases = [Case(documents=documents) for documents in ("joined", "separate")]
+    (joined, separate) = (reference(case).results[0].loss for case in cases)
+    assert abs(joined - separate) > 1e-3
 
 
 def test_every_layout_is_here() -> None:

@@ -9,7 +9,9 @@ import torch
 
 from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
 from colonnade.mesh.mesh import paper_mesh
+from colonnade.planner import traffic as planner_traffic
 from colonnade.planner.traffic import Flow, Step, totals, traffic
+from colonnade.tensor_parallel import cross_entropy
 from colonnade.train.state import build_state
 from colonnade.train.step import train_step
 from tests.parity.runs import CPU, Case, Way, configured, microbatches
@@ -102,6 +104,16 @@ def drawn(chance: Random) -> tuple[Case, Way]:
 @pytest.mark.parametrize("seed", range(40))
 def test_theory_holds_in_any_combination(seed: int) -> None:
     assert_agree(*drawn(Random(seed)))
+
+
+def test_a_long_loss_is_gathered_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of at most so many logits; and all ranks in as many, though the last has less of the vocabulary."""
+    for module in (cross_entropy, planner_traffic):
+        monkeypatch.setattr(module, "CHUNK_LOGITS", 150)
+    for case, way in ((Case(drop=0.0), Way(tp=2, micro_batch_size=2)), (Case(drop=0.0), Way(tp=4, micro_batch_size=4))):
+        gathered = of(theory(case, way, 0), "tp", "all_gather")
+        assert gathered[0] > 2 * 8 // way.micro_batch_size
+        assert_agree(case, way)
 
 
 # --- theory against the papers ----------------------------------------------------------------------------------------

@@ -130,18 +130,10 @@ def one_wrong_gradient_on_rank_1(rank: int) -> None:
     FlatUnit.finish_reduction = wrong  # type: ignore[method-assign]
 
 
-def no_new_parameters_on_rank_1(rank: int) -> None:
+def nothing_published(rank: int) -> None:
     from colonnade.data_parallel.buckets import FlatUnit
 
-    publish = FlatUnit.publish
-
-    def forgetful(self: FlatUnit) -> None:
-        before = self.shard.clone()
-        publish(self)
-        if rank == 1:
-            self.shard.copy_(before)
-
-    FlatUnit.publish = forgetful  # type: ignore[method-assign]
+    FlatUnit.publish = lambda self: None  # type: ignore[method-assign]
 
 
 def a_weight_that_is_not_kept(rank: int) -> None:
@@ -191,7 +183,7 @@ BROKEN: dict[str, tuple[str, Broken, str, str]] = {
         "gradient of blocks.0.mlp.up.weight in step 1 by ",
         " at [32, 3] on rank 1 [pp0 dp0 tp1]",
     ),
-    "publishing": ("dp=2,zero=1", no_new_parameters_on_rank_1, "loss of step 2 by ", ""),
+    "publishing": ("dp=2,zero=1", nothing_published, "loss of step 2 by ", ""),
     "coverage": (
         "dp=2,zero=3",
         a_weight_that_is_not_kept,
@@ -208,6 +200,11 @@ def test_a_broken_layout_is_found_and_named(verdict: Verdicts, name: str) -> Non
     (told,) = verdict("--layout", layout, broken=broken, status=1)["layouts"]
     first = told["first_difference"]
     assert told["ok"] is False and first.startswith(begins) and first.endswith(ends), first
+
+
+def test_parameters_that_are_not_renewed_after_the_last_step(verdict: Verdicts) -> None:
+    (told,) = verdict("--layout", "dp=2,zero=2", broken=nothing_published, status=1, steps=1)["layouts"]
+    assert told["first_difference"].startswith("parameter embedding.tokens.weight after step 1 by ")
 
 
 def test_a_broken_layout_is_found_in_bf16_too(verdict: Verdicts) -> None:
@@ -298,9 +295,15 @@ def test_a_serial_run_that_fails_is_no_verdict(config: Path, monkeypatch: pytest
     assert ended.value.code == 130
 
 
-def test_a_serial_run_that_skips_steps_is_no_yardstick(verdict: Verdicts, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(AssertionError, match=r"skips step 1: its gradients overflow .* train.loss_scale=2"):
-        verdict("train.loss_scale=1e30", "--precision", "fp16", "--layout", "tp=2", steps=1)
+def test_fp16_is_compared_at_a_loss_scale_that_skips_no_step(
+    config: Path, verdict: Verdicts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification, "HIGHEST_LOSS_SCALE", 2.0**23)
+    said: list[str] = []
+    monkeypatch.setattr(verification, "_say", said.append)
+    told = verdict("train.loss_scale=1e30", "--precision", "fp16", "--layout", "tp=2", steps=1)
+    assert told["layouts"][0]["ok"] is True
+    assert [line for line in said if "a step overflowed" in line]
 
 
 # --- in processes of its own ------------------------------------------------------------------------------------------
@@ -323,7 +326,7 @@ def test_a_mutated_copy_of_the_program(config: Path, tmp_path: Path) -> None:
     source = Path(verification.__file__).parents[1]
     shutil.copytree(source, tmp_path / "copy" / "colonnade", ignore=shutil.ignore_patterns("__pycache__"))
     stream = tmp_path / "copy/colonnade/tensor_parallel/stream.py"
-    mutated = stream.read_text().replace("reduce_from(x, self.tp)", "x")
+    mutated = stream.read_text().replace("reduce_from(y, self.tp)", "y")
     assert mutated != stream.read_text()
     stream.write_text(mutated)
     answer = colonnade("verify", config, "--layout", "tp=2", "--steps", 1, PYTHONPATH=str(tmp_path / "copy"))

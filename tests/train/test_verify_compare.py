@@ -127,21 +127,25 @@ def test_whole_is_what_a_serial_run_has() -> None:
 
 
 def rounded_bounds(**own: float) -> dict[str, float]:
-    """Bounds in bf16 of tensors of ones in steps 1 and 2, of which the serial run is so far off."""
-    numbers = [number(name, step=step) for name in own for step in (1, 2)]
-    parts = [Part(each, (2,), (0,), torch.tensor([1.0, 1.0 + own[each.name] / each.step])) for each in numbers]
+    """Bounds in bf16 of tensors of ones, of which the serial run is so far off, in whatever step."""
+    numbers = [
+        number(name, what, step) for name in own for what, step in (("gradient", 1), ("weight", 0), ("weight", 2))
+    ]
+    parts = [Part(each, (2,), (0,), torch.tensor([1.0, 1.0 + own[each.name]])) for each in numbers]
     bound = near(compare({each: torch.ones(2) for each in numbers}, [parts]), "bf16")
-    return {f"{each.name}{each.step}": bound(each) for each in numbers}
+    return {f"{each.what} {each.name}{each.step}": bound(each) for each in numbers}
 
 
 def test_a_layout_may_round_as_much_as_the_serial_run_does() -> None:
-    """In step 1 each tensor for itself; then the furthest of its kind counts."""
+    """Up to the first update each tensor for itself; then the furthest of its kind counts."""
     rounding = 16 * 2.0**-9
     assert rounded_bounds(a=0.0, b=0.5) == {
-        "a1": rounding,
-        "b1": 4 * 0.5 + rounding,
-        "a2": 16 * 0.5 + rounding,
-        "b2": 16 * 0.5 + rounding,
+        "gradient a1": rounding,
+        "weight a0": rounding,
+        "weight a2": 16 * 0.5 + rounding,
+        "gradient b1": 4 * 0.5 + rounding,
+        "weight b0": 4 * 0.5 + rounding,
+        "weight b2": 16 * 0.5 + rounding,
     }
 
 

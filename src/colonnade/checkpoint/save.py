@@ -101,11 +101,18 @@ def save(
 
 
 def write(
-    place: Place, content: Content, agreement: Agreement, parts: Mapping[Key, Tensor], group: Group | None = None
+    place: Place,
+    content: Content,
+    agreement: Agreement,
+    parts: Mapping[Key, Tensor],
+    *,
+    group: Group | None = None,
+    first: Callable[[], object] = lambda: None,
 ) -> Path:
     """Write `folder/step_…` as agreed: the half of `save` that takes time, which may run in any thread.
 
-    `parts` are this rank's (`Agreement.parts`), or copies of them. Call this within `failure.alone_is_fine`.
+    `parts` are this rank's (`Agreement.parts`), or copies of them, whole when `first` has returned. Call this within
+    `failure.alone_is_fine`.
     """
     copy_ahead = 0 if all(x.is_cpu for x in parts.values()) else COPY_AHEAD
     writer = _Writer(place, content, agreement, copy_ahead)
@@ -113,7 +120,7 @@ def write(
     torch.serialization.set_crc32_options(False)  # the manifest has SHA-256; the CRC would halve the speed
     try:
         with same_on_all_ranks():
-            save_distributed({}, storage_writer=writer, planner=_AsAgreed(agreement, parts), process_group=group)
+            save_distributed({}, storage_writer=writer, planner=_AsAgreed(agreement, parts, first), process_group=group)
     except BaseException:
         writer.clean_up()
         raise
@@ -125,8 +132,8 @@ def write(
 class _AsAgreed(SavePlanner):
     """Nothing is planned any more: every rank writes what the agreement says."""
 
-    def __init__(self, agreement: Agreement, parts: Mapping[Key, Tensor]) -> None:
-        self.agreement, self.parts = agreement, parts
+    def __init__(self, agreement: Agreement, parts: Mapping[Key, Tensor], first: Callable[[], object]) -> None:
+        self.agreement, self.parts, self.first = agreement, parts, first
 
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
@@ -134,6 +141,7 @@ class _AsAgreed(SavePlanner):
         """Nothing to do: all came with the constructor."""
 
     def create_local_plan(self) -> SavePlan:
+        self.first()  # here its failure is everyone's
         return SavePlan([])
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:

@@ -1,8 +1,8 @@
 """Saving through a run: at once, or in the background while training goes on.
 
-    main thread        train ──┬ wait for the last one ┬ copy to memory ┬── train ──────────── …
-    background                                                          └ write, sync, publish
-                               └───────── blocked ─────────────────────┘
+    main thread    train ─┬ wait for the last one ┬ next step's forward, backward ┬ copied? ┬ update … train
+    background            └───────────────────────┴ copy to memory ─ write, sync, publish ──┴────────────────
+                            blocked                                                 blocked
 
 Never two at once. The thread talks to those of the other ranks over a group of its own, so its operations never come
 between training's. Its failure is everyone's, as in any save, and is raised where the run next waits for it: at the
@@ -38,7 +38,7 @@ class Saved:
     path: Path
     step: int
     blocked_seconds: float
-    """How long training stood still for it: waiting for the one before, and copying."""
+    """How long training stood still for it: waiting for the one before, and for the copy."""
     seconds: float
     """From the call until it was whole."""
 
@@ -47,8 +47,9 @@ class Saver:
     """Writes a run's checkpoints within its `with` block; on leaving that it waits for the one under way.
 
     Every rank makes one with the shards that it will hold at each save, and calls its methods in the same order. Making
-    it tidies what a killed run has left. `group` is None for saving at once, and a group that nobody else
-    uses (`mesh.background`) for `asynchronous` saving; that needs memory for a copy of what the rank writes.
+    it tidies what a killed run has left. `group` is None for saving at once, and a group that nobody else uses
+    (`mesh.background`) for `asynchronous` saving; that needs memory for a copy of what the rank writes. `overlap`: the
+    caller calls `copied` before it changes what it has saved; otherwise `save` does that.
     `on_saved` is called when a checkpoint is whole, on every rank, by the thread that has written it.
     """
 
@@ -59,13 +60,20 @@ class Saver:
         *,
         asynchronous: bool,
         group: Group | None,
+        overlap: bool = False,
         on_saved: Callable[[Saved], object] = lambda saved: None,
     ) -> None:
-        self._place, self._group, self._on_saved = place, group, on_saved
+        self._place, self._group, self._overlap, self._on_saved = place, group, overlap, on_saved
         self._agreement = agree(shards, group, then=lambda: tidy(place.folder, place.keep))
         pinned = any(shard.data.is_cuda for shard in shards)
         self._snapshot = Snapshot(self._agreement.items, pinned=pinned) if asynchronous else None
         self._under_way: Future[None] | None = None
+        self._copied = threading.Event()
+        self._copied.set()
+        self._blocked = 0.0
+        """Seconds, for the save under way."""
+        self._waiting_since: float | None = None
+        """When `copied` began to wait."""
         self._stack = ExitStack()
 
     @property
@@ -87,11 +95,22 @@ class Saver:
         self.wait()
         parts = self._agreement.parts(shards())
         if self._snapshot is None:
-            self._write(content, parts, started, None)
+            path = write(self._place, content, self._agreement, parts, group=self._group)
+            seconds = time.perf_counter() - started
+            self._on_saved(Saved(path, content.step, seconds, seconds))
             return
-        self._snapshot.take(parts)
-        blocked = time.perf_counter() - started
-        self._under_way = _in_background(partial(self._write, content, self._snapshot.parts, started, blocked))
+        self._snapshot.wait_for_originals()
+        self._copied.clear()
+        self._blocked = time.perf_counter() - started
+        self._under_way = _in_background(partial(self._copy_and_write, content, self._snapshot, parts, started))
+        if not self._overlap:
+            self.copied()
+
+    def copied(self) -> None:
+        """Return when what was saved last may be changed."""
+        self._waiting_since = time.perf_counter()
+        self._copied.wait()
+        self._waiting_since = None
 
     def wait(self) -> None:
         """Return when nothing is being written; raise what made the last save fail, once."""
@@ -118,10 +137,20 @@ class Saver:
                     raise
                 error.add_note(f"The checkpoint under way failed as well: {failure}")
 
-    def _write(self, content: Content, parts: Mapping[Key, Tensor], started: float, blocked: float | None) -> None:
-        path = write(self._place, content, self._agreement, parts, self._group)
-        seconds = time.perf_counter() - started
-        self._on_saved(Saved(path, content.step, seconds if blocked is None else blocked, seconds))
+    def _copy_and_write(
+        self, content: Content, snapshot: Snapshot, parts: Mapping[Key, Tensor], started: float
+    ) -> None:
+        def copy() -> None:
+            snapshot.take(parts)
+            if self._waiting_since is not None:
+                self._blocked += time.perf_counter() - self._waiting_since
+            self._copied.set()
+
+        try:
+            path = write(self._place, content, self._agreement, snapshot.parts, group=self._group, first=copy)
+        finally:
+            self._copied.set()  # a failure before the copy: nobody is to wait for it
+        self._on_saved(Saved(path, content.step, self._blocked, time.perf_counter() - started))
 
 
 def _in_background(work: Callable[[], None]) -> Future[None]:

@@ -1,7 +1,8 @@
 """Published shapes, by name: what `model.preset` stands for.
 
 Sources: GPT-2 (124M and 355M are the published weights' shapes); "Megatron-LM: Training Multi-Billion Parameter
-Language Models Using Model Parallelism" (arXiv 1909.08053), the table of weak scaling; Turing-NLG (Microsoft, 2020).
+Language Models Using Model Parallelism" (arXiv 1909.08053), the table of weak scaling; Turing-NLG (Microsoft, 2020);
+"BLOOM: A 176B-Parameter Open-Access Multilingual Language Model" (arXiv 2211.05100).
 
 The paper has two shapes of 8.3B parameters: 32 heads in the scaling study, 24 heads in the model that was trained and
 evaluated. `gpt2-8.3b` is the trained one; add `num_heads = 32` for the scaling study. The paper's 2.5B is the same in
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-Shape = Mapping[str, int | str]
+Shape = Mapping[str, int | str | bool]
 
 GPT2_VOCABULARY = 50_257
 
@@ -41,6 +42,18 @@ PRESETS: Mapping[str, Shape] = MappingProxyType(
         "gpt2-4.2b": _shape(64, 2304, 24),
         "gpt2-8.3b": _shape(72, 3072, 24),
         "turing-nlg-17b": _shape(78, 4256, 28),
+        "bloom-176b": MappingProxyType(
+            {
+                "num_layers": 70,
+                "hidden_size": 14336,
+                "num_heads": 112,
+                "seq_length": 2048,
+                "vocab_size": 250_880,
+                "activation": "gelu_tanh",
+                "position": "alibi",
+                "embedding_norm": True,
+            }
+        ),
     }
 )
 

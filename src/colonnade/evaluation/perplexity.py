@@ -129,7 +129,7 @@ def _loss_tokens_bytes(model: GPT, batch: Batch, hidden: Hidden, lengths: Tensor
     """Sums over a batch, float64 [3]; zeros on stages without the head."""
     scored = batch.loss_mask.any(1)  # the output layer skips positions that no sample counts: most, in sliding windows
     mask, labels = batch.loss_mask[scored].double(), batch.labels[scored]
-    x = hidden(Inputs(batch.tokens))
+    x = hidden(Inputs(batch.tokens, documents=batch.documents, positions=batch.positions))
     if x is None or not len(labels):
         return mask.new_zeros(3)
     losses = model.head.token_losses(x[scored], labels)

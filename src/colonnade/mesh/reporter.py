@@ -17,6 +17,7 @@ _SETTLE = 1.0  # seconds in which, after an alarm, every rank that lives reports
 _GATHER = 6.0  # seconds after which reports are done without
 _READ = 64  # reports read at most
 IN_ORDER = "left the run in order"
+NO_WORD = "ended without a word"
 
 
 class Reporter:
@@ -97,7 +98,7 @@ class Reporter:
         elif rank not in self.gone and has_ended(self._lives[rank]):
             report = self._read(rank)
             if report is None or not (report.left or report.explained):
-                self.gone[rank] = "ended without a word"
+                self.gone[rank] = NO_WORD
 
     def _post(self) -> None:
         self.board.post(self.rank, self.describe(self._left, self._explained).to_json())
@@ -117,14 +118,11 @@ class Reporter:
         end = time.monotonic() + max(_SETTLE, 4 * self.board.tick)
         while time.monotonic() < end and not self._over.wait(self.board.tick):
             self._post()
-        self.gone |= self.board.ended()
         reports = self._read_involved()
-        silent = [
-            rank
-            for rank, report in reports.items()
-            if rank in before and report.beat == before[rank].beat and not (report.left or report.explained)
-        ]
-        self._picture = Picture(reports, silent=set(silent) - {self.rank})
+        there = {rank: report for rank, report in reports.items() if not (report.left or report.explained)}
+        self.gone |= {rank: NO_WORD for rank, report in there.items() if has_ended(report.life)} | self.board.ended()
+        silent = {rank for rank in there if rank in before and there[rank].beat == before[rank].beat}
+        self._picture = Picture(reports, silent=silent - {self.rank, *self.gone})
         self._explained = True
         self._post()
 

@@ -37,6 +37,7 @@ RECENT = 6  # operations that a rank tells
 _PATIENT = 0.5  # seconds that a rank waits on after an alarm: the others may have been on their way
 _BREAK = 2.0  # seconds; a longer time between two looks means that this process was suspended
 _STAND = 20.0  # seconds that the program stands still after a loss, while the watch explains it
+_LAST = 2.0  # seconds in which all ranks that explain have looked who stands still
 _LOST = ("connection", "timed out", "timeout", "broken pipe", "closed by peer", "socket")  # in errors of gloo and TCP
 
 
@@ -92,10 +93,16 @@ class Watch:
         text = explain(self.mesh.rank, picture)
         if not self.board.explain(self.mesh.rank, text):
             os.write(2, f"{text}\n".encode())  # standard error: the program may hold the lock of Python's stream
-            for rank in picture.silent:  # a launcher would ask it first, and wait for its answer
-                kill(picture.reports[rank].life)
+            self._end_silent([picture.reports[rank] for rank in picture.silent])
         sys.stdout.flush()
         os._exit(STUCK)
+
+    def _end_silent(self, reports: Collection[Report]) -> None:
+        """End ranks of this machine that stand still: a launcher would ask them first, and wait for an answer."""
+        if reports:
+            time.sleep(_LAST)
+        for report in reports:
+            kill(report.life)
 
     def _describe(self, left: str, explained: bool) -> Report:
         """This rank's report."""

@@ -75,8 +75,19 @@ class Attention(nn.Module):
             weight_gradients=weight_gradients,
         )
 
-    def forward(self, x: Tensor, layer: int, masks: Masks | None, cache: KeyValueCache | None = None) -> Tensor:
-        """[s, b, h] -> [s, b, h]; sequence parallel: [s/tp, b, h] -> [s/tp, b, h]."""
+    def forward(
+        self,
+        x: Tensor,
+        layer: int,
+        masks: Masks | None,
+        cache: KeyValueCache | None = None,
+        *,
+        visible: Tensor | None = None,
+    ) -> Tensor:
+        """[s, b, h] -> [s, b, h]; sequence parallel: [s/tp, b, h] -> [s/tp, b, h].
+
+        `visible`: the keys of the whole sequence that each query sees, bool [b, 1, s, s]; None: all up to its own.
+        """
         rows = self.qkv(x)  # [s, b, 3h/tp], the whole sequence
         s, b, _ = rows.shape
         qkv = rows.view(s, b, len(self.heads), 3, self.head_dim)
@@ -84,9 +95,11 @@ class Attention(nn.Module):
         if cache is not None:
             y = attend_to_cache(q, *cache.extend(k, v), self.slopes)
         elif masks is None or self.drop == 0.0:
-            y = attend(q, k, v, self.slopes)
+            y = attend(q, k, v, self.slopes, visible)
         else:
             draw = partial(masks.attention, layer, self.heads, s, s, self.drop, x.device)
-            y = attend_with_dropout(q, k, v, draw, self.drop, slopes=self.slopes, recompute=self.recompute)
+            y = attend_with_dropout(
+                q, k, v, draw, self.drop, slopes=self.slopes, visible=visible, recompute=self.recompute
+            )
         out: Tensor = self.output(y.permute(2, 0, 1, 3).reshape(s, b, -1))  # [s, b, h]
         return out

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from colonnade.config.schema import ModelConfig
 from colonnade.mesh.mesh import Axis
 from colonnade.mesh.randomness import Purpose
+from colonnade.model.attend import visible_keys
 from colonnade.model.attention import KeyValueCache
 from colonnade.model.dropout import Masks, dropout
 from colonnade.model.norm import Norm
@@ -47,6 +48,11 @@ class Inputs:
     """[s, b]: the head's. What each token's loss counts in the result."""
     masks: Masks | None = None
     """Dropout of embedding and blocks. None: nothing is dropped."""
+    documents: Tensor | None = None
+    """int64 [s, b]: the document of each token, any numbers. Tokens of different ones do not see each other. None: a
+    sample is one document."""
+    positions: Tensor | None = None
+    """int64 [s, b]: the place of each token in its document. None: 0 … s - 1, or from `first_position` on."""
     caches: Mapping[str, KeyValueCache] | None = None
     """Each block's keys and values of the positions before these tokens: generation's."""
     first_position: int = 0
@@ -66,13 +72,17 @@ class Embedding(nn.Module):
         )
         self.norm = Norm(h, epsilon=model.norm_epsilon) if model.embedding_norm else None
 
-    def forward(self, tokens: Tensor, masks: Masks | None = None, first_position: int = 0) -> Tensor:
-        """int64 [s, b] -> [s, b, h], or [s/tp, b, h] under sequence parallelism."""
+    def forward(
+        self, tokens: Tensor, masks: Masks | None = None, first_position: int = 0, positions: Tensor | None = None
+    ) -> Tensor:
+        """int64 [s, b] -> [s, b, h], or [s/tp, b, h] under sequence parallelism. `positions` [s, b] None: those that
+        begin with `first_position`.
+        """
         x = self.tokens(tokens)
         x = x.to(residual_dtype(x.dtype, self.fp32_residual))
         first = self.stream.first(len(x))
         if self.positions is not None:
-            x = self.positions(x, first_position + first)
+            x = self.positions(x, first_position + first if positions is None else positions[first : first + len(x)])
         if self.norm is not None:
             x = self.norm(x, x.dtype)
         return dropout(x, self.drop, masks, Purpose.EMBEDDING_DROPOUT, first=first)
@@ -147,6 +157,7 @@ class GPT(nn.Module):
         self.tied, self.fp32_residual = model.tie_embeddings, model.fp32_residual
         self.seq_length = model.seq_length
         self.longest = model.seq_length if model.position == "learned" else None
+        self._visible: tuple[Inputs, Tensor] | None = None
         chosen = unit_names(model.num_layers) if units is None else units
         if "embedding" in chosen:
             self.embedding = Embedding(model, vocab_size, self.stream)
@@ -174,13 +185,14 @@ class GPT(nn.Module):
         """One unit: the residual stream x (the embedding reads none) -> the stream; the head -> the loss, []."""
         if name == "embedding":
             assert inputs.tokens is not None, "the embedding reads tokens"
-            out: Tensor = self.embedding(inputs.tokens, inputs.masks, inputs.first_position)
+            out: Tensor = self.embedding(inputs.tokens, inputs.masks, inputs.first_position, inputs.positions)
         elif name == "head":
             assert inputs.labels is not None and inputs.loss_weights is not None, "the head reads labels and weights"
             out = self.head(x, inputs.labels, inputs.loss_weights)
         else:
             cache = None if inputs.caches is None else inputs.caches[name]
-            out = self.blocks[name.removeprefix("blocks.")](x, inputs.masks, cache)
+            block = self.blocks[name.removeprefix("blocks.")]
+            out = block(x, inputs.masks, cache, visible=self._visible_keys(inputs))
         return out
 
     def parts(self) -> dict[str, nn.Module]:
@@ -228,6 +240,19 @@ class GPT(nn.Module):
             x = self.run(name, x, inputs)
         assert x is not None, "a model has units"
         return x
+
+    def _visible_keys(self, inputs: Inputs) -> Tensor | None:
+        """What the tokens see of their documents, bool [b, 1, s, s]; None where a sample is one document.
+
+        Remembered for the micro-batch that ran last: blocks come one after another, and share one. Each keeps it for
+        its backward, so there are as many as micro-batches between forward and backward, and this one.
+        """
+        if inputs.documents is None:
+            return None
+        assert inputs.caches is None, "a text that goes on from a cache is one document"
+        if self._visible is None or self._visible[0] is not inputs:
+            self._visible = inputs, visible_keys(inputs.documents)
+        return self._visible[1]
 
     def _table_module(self) -> VocabParallelEmbedding | None:
         """The token table of this rank, where it has one."""

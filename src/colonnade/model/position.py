@@ -17,11 +17,13 @@ class Positions(nn.Module):
         self.init_std = init_std
         self.weight = nn.Parameter(torch.empty(seq_length, hidden_size))
 
-    def forward(self, x: Tensor, first: int) -> Tensor:
-        """Add to x [s, b, h] the vectors of its positions, which begin with `first`."""
-        assert first + len(x) <= len(self.weight), f"positions {first} to {first + len(x)} of {len(self.weight)}"
-        y: Tensor = apply(_AddPositions, x, self.weight, first)
-        return y
+    def forward(self, x: Tensor, at: int | Tensor) -> Tensor:
+        """Add to x [s, b, h] the vectors of its positions: those from `at` on, or int64 [s, b]."""
+        if isinstance(at, int):
+            assert at + len(x) <= len(self.weight), f"positions {at} to {at + len(x)} of {len(self.weight)}"
+            return apply(_AddPositions, x, self.weight, at)
+        assert at.shape == x.shape[:2], f"positions {tuple(at.shape)} of a stream {tuple(x.shape)}"
+        return apply(_AddPositionsAt, x, self.weight, at)
 
 
 class _AddPositions(torch.autograd.Function):
@@ -36,6 +38,20 @@ class _AddPositions(torch.autograd.Function):
         (weight,) = ctx.saved_tensors
         gradient = gradient_of(weight)
         gradient[ctx.span].add_(grad.sum(1, dtype=gradient.dtype))
+        return grad, None, None
+
+
+class _AddPositionsAt(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, at: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, at)
+        return x + nn.functional.embedding(at, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        weight, at = ctx.saved_tensors
+        gradient = gradient_of(weight)
+        gradient.index_add_(0, at.flatten(), grad.flatten(0, 1).to(gradient.dtype))
         return grad, None, None
 
 

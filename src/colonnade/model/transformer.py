@@ -68,11 +68,18 @@ class Block(nn.Module):
             weight_gradients=weight_gradients,
         )
 
-    def forward(self, x: Tensor, masks: Masks | None = None, cache: KeyValueCache | None = None) -> Tensor:
-        """[s, b, h] -> [s, b, h]; sequence parallel: [s/tp, b, h] -> [s/tp, b, h]."""
+    def forward(
+        self,
+        x: Tensor,
+        masks: Masks | None = None,
+        cache: KeyValueCache | None = None,
+        *,
+        visible: Tensor | None = None,
+    ) -> Tensor:
+        """[s, b, h] -> [s, b, h]; sequence parallel: [s/tp, b, h] -> [s/tp, b, h]. `visible`: see `Attention`."""
 
         def attention(x: Tensor) -> Tensor:
-            y: Tensor = self.attention(x, self.layer, masks, cache)
+            y: Tensor = self.attention(x, self.layer, masks, cache, visible=visible)
             return y
 
         x = self._around(attention, self.attention_norm, x, masks, 2 * self.layer)

@@ -18,6 +18,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from colonnade.mesh.autograd import apply
+
 HEAD = "head"
 
 
@@ -177,9 +179,25 @@ class Chunk:
         (unit,) = passed.units
         assert passed.out is not None, "recomputed by now"
         self.owner.acquire(unit, gradients=True)
-        torch.autograd.backward(passed.out, grad)
+        start = passed.out if grad is None else apply(_Start, passed.out, grad)
+        torch.autograd.backward(start)
         self.owner.release(unit)
         return None if passed.entry is None else passed.entry.grad
+
+
+class _Start(torch.autograd.Function):
+    """A number that nobody reads; its backward hands `grad` to x. (`x.backward(grad)` does the same, and loads SymPy to
+    compare two shapes: 35 MB and the better part of a second for every rank.)
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, grad: Tensor) -> Tensor:
+        ctx.grad = grad
+        return x.new_empty(())
+
+    @staticmethod
+    def backward(ctx: Any, unread: Tensor) -> tuple[Tensor, None]:
+        return ctx.grad, None
 
 
 def _leaf(x: Tensor | None) -> Tensor | None:

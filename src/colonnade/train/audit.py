@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from colonnade.config.schema import Config
-from colonnade.data.loader import load_batches, rank_positions
 from colonnade.mesh.collectives import all_gather, all_reduce
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.ledger import Ledger
@@ -48,14 +47,8 @@ def one_step(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus) -
     """What theory says of this rank's first step, and what its ledger saw."""
     train, ledger = config.train, mesh.ledger
     state = build_state(config, mesh, corpus.vocab_size, device)
-    chunks = rank_positions(
-        0,
-        global_batch_size=train.global_batch_size,
-        micro_batch_size=train.micro_batch_size,
-        dp_rank=mesh.dp.rank,
-        dp_size=mesh.dp.size,
-    )
-    batches = [batch.to(device) for batch in load_batches(corpus.datasets.train, chunks)]
+    loaded = corpus.batches(0, micro_batch_size=train.micro_batch_size, dp=mesh.dp)
+    batches = [batch.to(device) for batch in loaded]
     ledger.clear()
     ledger.begin_step(1)
     result = train_step(state, batches, mesh, train)

@@ -9,11 +9,13 @@ from colonnade.config.schema import Config, parse_split
 from colonnade.data.blended_dataset import BlendedDataset, Mixture, open_blend
 from colonnade.data.curriculum import Curriculum, CurriculumDataset
 from colonnade.data.gpt_dataset import Dataset, Datasets, GPTDataset, open_datasets, open_tokens
+from colonnade.data.loader import Batch, load_batch
 from colonnade.data.remote import open_token_file
 from colonnade.data.rows import Cut
 from colonnade.data.sidecar import read_sidecar
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import ConfigError
+from colonnade.mesh.mesh import Axis
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,13 @@ class Corpus:
     def training(self) -> Dataset:
         """What the run trains on, by the positions of the curriculum."""
         return CurriculumDataset(self.datasets.train, self.curriculum)
+
+    def batches(self, position: int, *, micro_batch_size: int, dp: Axis) -> list[Batch]:
+        """A dp rank's micro-batches of the step that begins at `position`."""
+        chunks = self.curriculum.rank_positions(
+            position, micro_batch_size=micro_batch_size, dp_rank=dp.rank, dp_size=dp.size
+        )
+        return [load_batch(self.training, chunk) for chunk in chunks]
 
     @property
     def byte_lengths(self) -> NDArray[np.int64] | None:

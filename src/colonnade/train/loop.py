@@ -13,7 +13,7 @@ import torch
 
 from colonnade.config.schema import Config
 from colonnade.data.gpt_dataset import Dataset
-from colonnade.data.loader import evaluation_batches, load_batch
+from colonnade.data.loader import evaluation_batches
 from colonnade.errors import ColonnadeError
 from colonnade.evaluation.perplexity import Perplexity, evaluate
 from colonnade.mesh.collectives import all_reduce
@@ -83,14 +83,8 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
     config = run.config
     started = time.perf_counter()
     curriculum, position = run.corpus.curriculum, state.samples
-    chunks = curriculum.rank_positions(
-        position,
-        micro_batch_size=config.train.micro_batch_size,
-        dp_rank=run.mesh.dp.rank,
-        dp_size=run.mesh.dp.size,
-    )
-    batches = [load_batch(run.corpus.training, chunk).to(run.device) for chunk in chunks]
-    result = train_step(state, batches, run.mesh, config.train)
+    loaded = run.corpus.batches(position, micro_batch_size=config.train.micro_batch_size, dp=run.mesh.dp)
+    result = train_step(state, [batch.to(run.device) for batch in loaded], run.mesh, config.train)
     state.samples = curriculum.next(position)
     seconds = time.perf_counter() - started
     _check_finite(run, state, result)

@@ -87,9 +87,9 @@ class Checkpoints:
     monitor: Monitor
 
     def save(self, state: TrainState) -> None:
-        """Save `state` as it is now; every rank calls this.
+        """Save `state` as it is now; every rank calls this, and `copied` before it changes what was saved.
 
-        If checkpoint.asynchronous, return when it may be changed. Raises what made the save before this one fail.
+        Raises what made the save before this one fail.
         """
         if self.saver.is_busy:
             self.monitor.say(
@@ -98,6 +98,10 @@ class Checkpoints:
             )
         content = Content(state.step, _facts(state, self.config, self.mesh, self.corpus), self.files)
         self.saver.save(content, partial(shards_of, state))
+
+    def copied(self) -> None:
+        """Return when the state that was saved last may be changed: to be called before each optimizer step."""
+        self.saver.copied()
 
     def wait(self) -> None:
         """Return when nothing is being written any more; raise what made the last save fail."""
@@ -110,9 +114,12 @@ class Checkpoints:
 
 
 @contextmanager
-def saving(state: TrainState, config: Config, mesh: Mesh, corpus: Corpus, monitor: Monitor) -> Iterator[Checkpoints]:
+def saving(
+    state: TrainState, config: Config, mesh: Mesh, corpus: Corpus, monitor: Monitor, *, overlap: bool = False
+) -> Iterator[Checkpoints]:
     """What the run is saved with, as its [checkpoint] section says; every rank enters this after `resume`.
 
+    `overlap`: whoever changes the state calls `copied` before; otherwise `save` returns only when it may be changed.
     Tidies what a killed run has left. However the block ends, a save under way is waited for first (but not when
     Ctrl-C asks a second time).
     """
@@ -121,6 +128,7 @@ def saving(state: TrainState, config: Config, mesh: Mesh, corpus: Corpus, monito
         Place(checkpoints(Path(config.run.folder)), config.checkpoint.keep, before_publishing=monitor.sync),
         shards_of(state),
         asynchronous=asynchronous,
+        overlap=overlap,
         group=background_group(max(config.train.timeout, PATIENCE)) if asynchronous else None,
         on_saved=partial(_tell, monitor),
     )

@@ -55,7 +55,14 @@ def train_step(state: TrainState, microbatches: Sequence[Batch], mesh: Mesh, tra
 
 def _inputs(batch: Batch, token_weight: Tensor, seed: int) -> Inputs:
     weights = batch.loss_mask.double() * token_weight
-    return Inputs(batch.tokens, batch.labels, weights, Masks(seed, batch.samples.cpu().numpy()))
+    return Inputs(
+        batch.tokens,
+        batch.labels,
+        weights,
+        Masks(seed, batch.samples.cpu().numpy()),
+        documents=batch.documents,
+        positions=batch.positions,
+    )
 
 
 def update_(state: TrainState, norm: Tensor, mesh: Mesh, train: TrainConfig) -> tuple[float, bool]:

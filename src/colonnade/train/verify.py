@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -42,6 +42,9 @@ PRECISIONS = (*get_args(TrainConfig.model_fields["precision"].annotation), CONFI
 MOST_RANKS = 16
 """More processes than this are not started on one machine's CPU unless a layout that needs them is named."""
 
+HIGHEST_LOSS_SCALE = 2.0**16
+"""With which fp16 runs are compared: a higher one would come down by skipping steps."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -53,6 +56,12 @@ class Plan:
     left_out: Sequence[LeftOut]
     precision: str
     shrunk: Mapping[str, Sequence[int]]
+
+    def with_loss_scale(self, scale: float) -> "Plan":
+        """The same with another train.loss_scale in all runs."""
+        base = _with_train(self.base, loss_scale=scale)
+        again = [replace(each, config=_with_train(each.config, loss_scale=scale)) for each in self.variants]
+        return replace(self, base=base, variants=again)
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,7 @@ def verify(
     for line in shrunk_lines(plan.shrunk):
         _say(line)
     with tempfile.TemporaryDirectory(prefix="colonnade-verify-") as folder:
-        yardstick = _yardstick(plan, steps, Path(folder))
+        plan, yardstick = _yardstick(plan, steps, Path(folder))
         verdicts = [_verdict(variant, yardstick, steps, Path(folder)) for variant in plan.variants]
     report = Report(steps, plan.precision, yardstick.in_words, plan.shrunk, verdicts, plan.left_out)
     print(json.dumps(as_json(report)) if json_only else as_text(report))
@@ -136,22 +145,41 @@ def _room(base: Config, variants: Sequence[Variant]) -> Room:
 # --- the runs ---------------------------------------------------------------------------------------------------------
 
 
-def _yardstick(plan: Plan, steps: int, folder: Path) -> Yardstick:
-    """The serial run in fp64, and what is as good as equal to it."""
+def _yardstick(plan: Plan, steps: int, folder: Path) -> tuple[Plan, Yardstick]:
+    """The serial run in fp64, and what is as good as equal to it. Of the plan, fp16's loss scale may become lower."""
     from colonnade.train import verify_compare as comparing
 
     exact = _serial(plan, "fp64", steps, folder)
     if plan.precision == "fp64":
-        return Yardstick(exact, comparing.exact, f"up to {comparing.TOLERANCE:.0e} of a tensor's largest element")
-    rounded = _serial(plan, plan.precision, steps, folder)
-    _refuse_skipped_steps(rounded, plan)
+        return plan, Yardstick(exact, comparing.exact, f"up to {comparing.TOLERANCE:.0e} of a tensor's largest element")
+    plan, rounded = _without_skipped_steps(plan, steps, folder)
     parts = [comparing.Part(number, tuple(x.shape), (0,) * x.ndim, x) for number, x in rounded.items()]
     own = comparing.compare(exact, [parts])
     words = (
         f"up to {comparing.TIMES:g} times as far from the serial fp64 run as the serial {plan.precision} run is "
         f"(after step 1: {comparing.LATER_TIMES:g} times), and {comparing.ROUNDINGS:g} roundings"
     )
-    return Yardstick(exact, comparing.near(own, plan.precision), words)
+    return plan, Yardstick(exact, comparing.near(own, plan.precision), words)
+
+
+def _without_skipped_steps(plan: Plan, steps: int, folder: Path) -> "tuple[Plan, dict[Number, Tensor]]":
+    """The serial run in the plan's precision, with a loss scale at which no step of it overflows: one that is skipped
+    has no gradients to compare.
+    """
+    train = plan.base.train
+    scale = max(train.min_loss_scale, min(train.loss_scale, HIGHEST_LOSS_SCALE))
+    while True:
+        plan = plan.with_loss_scale(scale)
+        numbers = _serial(plan, plan.precision, steps, folder)
+        if not any(float(x) for number, x in numbers.items() if number.what == "overflow"):
+            return plan, numbers
+        if scale == train.min_loss_scale:
+            raise ColonnadeError(
+                f"the serial run in {plan.precision} overflows even at the lowest loss scale, train.min_loss_scale = "
+                f"{scale:g}: there is nothing to compare. Use --precision bf16."
+            )
+        scale = max(train.min_loss_scale, scale / 16)
+        _say(f"a step overflowed, and what is skipped cannot be compared: again with train.loss_scale={scale:g}")
 
 
 def _serial(plan: Plan, precision: str, steps: int, folder: Path) -> "dict[Number, Tensor]":
@@ -170,17 +198,6 @@ def _serial(plan: Plan, precision: str, steps: int, folder: Path) -> "dict[Numbe
                 "layouts against. Lower optim.learning_rate, or lengthen optim.warmup_steps."
             )
     return numbers
-
-
-def _refuse_skipped_steps(numbers: "dict[Number, Tensor]", plan: Plan) -> None:
-    skipped = [number.step for number, x in numbers.items() if number.what == "overflow" and float(x)]
-    if skipped:
-        scale = plan.base.train.loss_scale
-        raise ConfigError(
-            f"the serial run in {plan.precision} skips step {skipped[0]}: its gradients overflow at train.loss_scale = "
-            f"{scale:g}, and a skipped step has none to compare. Use a lower one, for instance "
-            f"train.loss_scale={scale / 2 ** (len(skipped) + 1):g}"
-        )
 
 
 def _verdict(variant: Variant, yardstick: Yardstick, steps: int, folder: Path) -> "Verdict":

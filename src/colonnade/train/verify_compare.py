@@ -20,8 +20,8 @@ TOLERANCE = 1e-10
 UNIT = {"fp32": 2.0**-24, "bf16": 2.0**-9, "fp16": 2.0**-12}
 """The largest relative error of one rounding."""
 TIMES = 4.0
-"""Other formats: in step 1 a layout's number may be so many times as far from the fp64 run as the serial run's in that
-format, …"""
+"""Other formats: up to the first update a layout's number may be so many times as far from the fp64 run as the serial
+run's in that format, …"""
 LATER_TIMES = 16.0
 """… later so many times as far as the furthest of its kind (gradients, weights, …): by then every number depends on how
 each one before was rounded, and where AdamW divides a small gradient by its own size, on its sign …"""
@@ -33,7 +33,7 @@ class Number(NamedTuple):
     """A tensor or scalar of the run."""
 
     what: str
-    """loss, overflow, gradient, gradient norm, weight, first moment, second moment."""
+    """loss, overflow, gradient, gradient norm, weight, first moment, second moment, parameter."""
     name: str
     """The weight's logical name; empty for a scalar of the step."""
     step: int
@@ -45,7 +45,8 @@ class Number(NamedTuple):
         if self.what == "gradient":
             return f"gradient of {self.name} in step {self.step}"
         when = f"after step {self.step}" if self.step else "before step 1"
-        return f"{self.what} {self.name} {when}" if self.what == "weight" else f"{self.what} of {self.name} {when}"
+        of = "" if self.what in ("weight", "parameter") else "of "
+        return f"{self.what} {of}{self.name} {when}"
 
 
 class Part(NamedTuple):
@@ -147,7 +148,7 @@ def near(own: Comparison, precision: str) -> Bound:
     def bound(number: Number) -> float:
         if number.what == "overflow":
             return 0.0  # a step is skipped or it is not
-        first = number.step == 1 and number.what in ("loss", "gradient", "gradient norm")
+        first = number.step == 0 or (number.step == 1 and number.what in ("loss", "gradient", "gradient norm"))
         times = TIMES * own.furthest[number].distance if first else LATER_TIMES * furthest[number.what]
         return times + ROUNDINGS * UNIT[precision]
 

@@ -2,7 +2,7 @@
 
     before step 1       weights
     each step           loss · whether it was skipped · gradients, summed over all ranks, before clipping · their norm
-    after the last      weights · both moments of the optimizer
+    after the last      weights · both moments of the optimizer · parameters: the weights as the layers have them
 
 Gradients come in the order of a backward pass, the head's first, so that the first one that differs is the one that
 the others have it from. Of each tensor a rank has boxes: all of its shard, or under ZeRO those of its slice.
@@ -17,8 +17,7 @@ from torch import Tensor
 
 from colonnade.checkpoint.plan import Box, shards_of_span
 from colonnade.config.schema import Config
-from colonnade.data.loader import load_batches, rank_positions
-from colonnade.data_parallel.buckets import FlatUnit
+from colonnade.data_parallel.buckets import FlatUnit, named_slots
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
 from colonnade.optim.piece import Optimizer, Piece, Total
@@ -72,19 +71,16 @@ def _run(config: Config, corpus: Corpus, mesh: Mesh, device: torch.device, steps
         ("second moment", [moments.exp_avg_sq for moments in state.moments]),
     ):
         yield from _boxes(what, steps, state.units, flats)
+    yield from _parameters(steps, state.units)
 
 
 def _step(state: TrainState, config: Config, corpus: Corpus, mesh: Mesh, device: torch.device) -> StepResult:
     train = config.train
-    positions = rank_positions(
-        state.samples,
-        global_batch_size=train.global_batch_size,
-        micro_batch_size=train.micro_batch_size,
-        dp_rank=mesh.dp.rank,
-        dp_size=mesh.dp.size,
-    )
-    batches = [batch.to(device) for batch in load_batches(corpus.datasets.train, positions)]
-    return train_step(state, batches, mesh, train)
+    position = state.samples
+    loaded = corpus.batches(position, micro_batch_size=train.micro_batch_size, dp=mesh.dp)
+    result = train_step(state, [batch.to(device) for batch in loaded], mesh, train)
+    state.samples = corpus.curriculum.next(position)
+    return result
 
 
 @dataclass
@@ -128,6 +124,18 @@ def _boxes(what: str, step: int, units: Sequence[FlatUnit], flats: Sequence[Tens
             held = Box(place.offsets, tuple(place.parameter.shape))
             for box in shards_of_span(span.name, place.shape, held, flat[span.at], span.first):
                 yield Part(Number(what, span.name, step), box.shape, box.offsets, box.data.detach().cpu().clone())
+
+
+def _parameters(step: int, units: Sequence[FlatUnit]) -> Iterator[Part]:
+    """What layers multiply with, after it was gathered: the shards of every weight."""
+    for name, unit, slot in named_slots(units):
+        unit.make_whole()
+        place, shard = slot.placement, slot.view(unit.parameters)
+        yield Part(
+            Number("parameter", name, step), place.shape, place.offsets, place.real(shard).detach().cpu().clone()
+        )
+    for unit in units:
+        unit.drop()
 
 
 def _scalars(step: int, values: Mapping[str, float]) -> Iterator[Part]:

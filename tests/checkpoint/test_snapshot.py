@@ -1,0 +1,147 @@
+"""The copy in memory: made beside training, as large as what the rank writes, of what was there at the call."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from colonnade.checkpoint.agree import agree
+from colonnade.checkpoint.load import load
+from colonnade.checkpoint.manifest import newest
+from colonnade.checkpoint.plan import Shard
+from colonnade.checkpoint.saver import Saved
+from colonnade.checkpoint.snapshot import Snapshot
+from colonnade.errors import CheckpointError
+from tests.checkpoint.grids import Layout, model_shards, number
+from tests.checkpoint.saving import check, content, failed, multiply, saver_of, slow_copy, weights
+from tests.distributed import run_on_ranks
+
+
+def test_the_copy_is_made_beside_training(tmp_path: Path) -> None:
+    """Until what was saved is about to change: that waits, and is told as time that training was blocked."""
+
+    def train(rank: int, num_ranks: int) -> None:
+        layout, told, begin = Layout(dp=2, zero=True), list[Saved](), threading.Event()
+        shards = layout.shards(weights(), rank)
+        with saver_of(tmp_path, shards, told, overlap=True) as writer, slow_copy(begin):
+            writer.copied()
+            writer.save(content(1), lambda: shards)
+            torch.distributed.barrier()  # forward and backward of the next step
+            assert writer.is_busy
+            threading.Timer(0.6, begin.set).start()
+            writer.copied()
+            multiply(shards, 2.0)
+            writer.wait()
+            assert 0.3 < told[0].blocked_seconds < told[0].seconds
+            writer.save(content(2), lambda: shards)
+            while not writer._copied.is_set():  # a step that is longer than the copy
+                time.sleep(0.01)
+            writer.copied()
+            multiply(shards, 2.0)
+            writer.save(content(3), lambda: shards)
+        assert told[1].blocked_seconds < 0.3
+        for step in (2, 3):
+            check(tmp_path / f"step_{step:08}", layout, rank, 2.0 ** (step - 1))
+
+    run_on_ranks(train, 2)
+
+
+def test_without_overlap_a_save_returns_when_it_is_copied(tmp_path: Path) -> None:
+    shards, begin = Layout().shards(weights(), 0), threading.Event()
+    with saver_of(tmp_path, shards) as writer, slow_copy(begin):
+        threading.Timer(0.2, begin.set).start()
+        writer.save(content(1), lambda: shards)
+        assert begin.is_set()
+        multiply(shards, 3.0)
+    check(tmp_path / "step_00000001", Layout(), 0, 1.0)
+
+
+def test_a_copy_that_fails_is_everyones_failure(tmp_path: Path) -> None:
+    def train(rank: int, num_ranks: int) -> str:
+        shards = Layout(dp=2, zero=True).shards(weights(), rank)
+
+        def refuse(snapshot: Snapshot, parts: Any) -> None:
+            raise CheckpointError("no memory")
+
+        if rank == 1:
+            Snapshot.take = refuse  # type: ignore[method-assign]
+
+        def run() -> None:
+            with saver_of(tmp_path, shards, overlap=True) as writer:
+                writer.save(content(1), lambda: shards)
+                writer.copied()
+
+        return failed(run)
+
+    assert run_on_ranks(train, 2) == ["no memory"] * 2
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64, torch.bool]
+)
+def test_every_kind_of_number_is_copied(tmp_path: Path, dtype: torch.dtype) -> None:
+    x = number((7, 5), dtype)
+    shards = [Shard("x", (7, 5), (0, 0), x), Shard("t", (5, 7), (0, 0), x.t()), Shard("one", (), (), x[1, 2])]
+    with saver_of(tmp_path, shards) as writer:
+        writer.save(content(1), lambda: shards)
+    found = [Shard(s.name, s.shape, s.offsets, torch.zeros(s.shape, dtype=dtype)) for s in shards]
+    load(tmp_path / "step_00000001", found)
+    assert all(torch.equal(have.data, want.data) for have, want in zip(found, shards, strict=True))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_is_copied_to_pinned_memory(tmp_path: Path) -> None:
+    x = number((1000, 1000)).cuda()
+    shards = [Shard("x", (1000, 1000), (0, 0), x), Shard("t", (1000, 1000), (0, 0), x.t())]
+    with saver_of(tmp_path, shards, overlap=True) as writer:
+        snapshot = writer._snapshot
+        assert snapshot is not None and snapshot._memory.is_pinned()
+        for step in (1, 2, 3):
+            x.mul_(2.0)
+            writer.save(content(step), lambda: shards)
+            writer.copied()
+            x.add_(1.0)
+        writer.wait()
+    found = [Shard(s.name, s.shape, s.offsets, torch.zeros(s.shape)) for s in shards]
+    load(tmp_path / "step_00000003", found)
+    want = ((number((1000, 1000)) * 2 + 1) * 2 + 1) * 2
+    assert torch.equal(found[0].data, want) and torch.equal(found[1].data, want.t())
+
+
+def test_pinned_memory_that_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Runtime:
+        def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+            return 2
+
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    agreement = agree(model_shards(weights(), 0, 1))
+    said = failed(lambda: Snapshot(agreement.items, pinned=True))
+    assert "needs 0.0 GB of pinned memory" in said and "Set checkpoint.asynchronous = false" in said
+
+
+def test_a_rank_copies_what_it_writes(tmp_path: Path) -> None:
+    """Four copies of a model need a quarter of its memory each, once."""
+
+    def train(rank: int, num_ranks: int) -> int:
+        shards = model_shards({f"w{i}": number((300, 200)) for i in range(4)}, 0, 1)
+        with saver_of(tmp_path, shards) as writer:
+            snapshot = writer._snapshot
+            assert snapshot is not None
+            places = {x.data_ptr() for x in snapshot.parts.values()}
+            for step in (1, 2):
+                writer.save(content(step), lambda: shards)
+            assert places == {x.data_ptr() for x in snapshot.parts.values()}
+            return snapshot._memory.numel()
+
+    sizes = run_on_ranks(train, 4)
+    assert sum(sizes) < 1.02 * 4 * 300 * 200 * 4 and max(sizes) < 1.1 * sum(sizes) / 4
+
+
+def test_the_boxes_of_a_run_stay_the_same(tmp_path: Path) -> None:
+    refused = pytest.raises(AssertionError, match="the boxes of a rank stay the same from save to save")
+    with saver_of(tmp_path, model_shards(weights(), 0, 1)) as writer, refused:
+        writer.save(content(1), lambda: model_shards(weights(), 0, 2))
+    assert newest(tmp_path) is None
