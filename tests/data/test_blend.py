@@ -53,6 +53,12 @@ def test_rare_data_sets_are_in_proportion_too() -> None:
     assert blend.counts(blend.total).tolist() == list(blend.weights)
 
 
+def test_a_rare_data_set_comes_when_half_of_a_sample_is_due() -> None:
+    blend = Blend([10**9, 1])
+    assert [blend.counts(position)[1] for position in (0, 5 * 10**8 - 1, 5 * 10**8 + 1, 15 * 10**8 + 5)] == [0, 0, 1, 2]
+    assert largest_error(blend, 5 * 10**8 - 1_000, LENGTH) < 0.501
+
+
 @settings(max_examples=40, deadline=None)
 @given(weights_, places)
 def test_each_sample_of_each_data_set_comes_once_and_in_turn(weights: list[int], start: int) -> None:

@@ -51,6 +51,13 @@ def test_each_file_has_the_order_that_it_has_alone(files: tuple[str, str, str]) 
     assert datasets.train.rows(mine).tokens.tolist() == alone.train.rows(range(20)).tokens.tolist()
 
 
+def test_files_of_one_size_have_different_orders(write_tokens: Write) -> None:
+    datasets = opened({write_tokens(401, name="a"): 1, write_tokens(401, name="b"): 1})
+    starts = datasets.train.rows(range(200)).tokens[:, 0]
+    chosen = np.array(sources(datasets, range(200)))
+    assert starts[chosen == 0].tolist() != starts[chosen == 1].tolist()
+
+
 def test_a_file_that_is_used_up_begins_again_and_no_epochs_mix(files: tuple[str, str, str]) -> None:
     datasets = opened({files[0]: 2, files[1]: 1})
     mine = [position for position, source in enumerate(sources(datasets, range(60))) if source == 0]
