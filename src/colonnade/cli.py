@@ -8,6 +8,8 @@ import errno
 import json
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -141,6 +143,28 @@ def inspect_command(
         print("\n".join(f"{name.replace('_', ' '):24} {value}" for name, value in found.items() if value is not None))
 
 
+Recipe = Annotated[Path, typer.Argument(help="Recipe (.toml).", show_default=False)]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Keys to replace.", metavar="SECTION.KEY=VALUE", show_default=False)
+]
+
+
+@data.command("clean")
+def clean_command(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
+) -> None:
+    """Clean raw text by a recipe: read, repair, filter, de-duplicate, decontaminate, split, write.
+
+    A run that was stopped goes on where it was.
+    """
+    with extra_data():
+        from colonnade.data.clean.load import load
+        from colonnade.data.clean.run import clean
+    print(clean(load(recipe, overrides or []), progress=progress))
+
+
 @app.command()
 def generate(
     checkpoint: Checkpoint,
@@ -246,6 +270,17 @@ def demo(
     from colonnade import demo as demonstration
 
     demonstration.main(folder)
+
+
+@contextmanager
+def extra_data() -> Iterator[None]:
+    """Says how to install what cleaning needs, where it is not there."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f'cleaning needs the package {error.name}, which is not installed. Run `pip install "colonnade[data]"`.'
+        ) from error
 
 
 def run_on_ranks(num_ranks: int, arguments: list[str]) -> None:

@@ -1,0 +1,52 @@
+"""A recipe as stages: lists of pipeline steps, each with its number of tasks, that run one after the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from colonnade.data.clean.filters import Filter
+from colonnade.data.clean.language import Language
+from colonnade.data.clean.manifest import WriteManifest
+from colonnade.data.clean.plan import Plan
+from colonnade.data.clean.read import Read
+from colonnade.data.clean.recipe import Recipe
+from colonnade.data.clean.repair import Repair
+from colonnade.data.clean.step import Setting
+from colonnade.data.clean.write import Write
+
+
+class Stage(NamedTuple):
+    """Steps that a task runs in one go."""
+
+    name: str
+    steps: list[Any]
+    tasks: int
+
+
+def stages(recipe: Recipe, plan: Plan) -> list[Stage]:
+    """All stages of a run, in order."""
+    setting = Setting(Path(recipe.write.folder), recipe.write.samples)
+    num_tasks = len(plan.tasks)
+    first, last = _before(recipe, plan, setting), _after(recipe, plan, setting)
+    return [
+        Stage("documents", [*first, *last], num_tasks),
+        Stage("account", [WriteManifest(recipe, plan, setting)], 1),
+    ]
+
+
+def _before(recipe: Recipe, plan: Plan, setting: Setting) -> list[Any]:
+    """Steps that need nothing but the document."""
+    steps: list[Any] = [Read(plan.tasks, recipe.read, setting)]
+    if recipe.repair:
+        steps.append(Repair(recipe.repair, setting))
+    if recipe.language:
+        steps.append(Language(recipe.language, setting))
+    if recipe.filter:
+        steps.append(Filter(recipe.filter, recipe.run.tokenizer, setting))
+    return steps
+
+
+def _after(recipe: Recipe, plan: Plan, setting: Setting) -> list[Any]:
+    """Steps behind de-duplication."""
+    return [Write(recipe, setting)]
