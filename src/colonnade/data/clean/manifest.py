@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import Any
 from datatrove.data import Document
 from datatrove.pipeline.base import PipelineStep
 
+from colonnade.data.clean.duplicates import publish
+from colonnade.data.clean.minhash import recall
 from colonnade.data.clean.plan import Plan
-from colonnade.data.clean.recipe import Recipe
+from colonnade.data.clean.recipe import DeduplicateStep, Recipe
 from colonnade.data.clean.step import Setting
 from colonnade.data.clean.tally import Tally, merged, read_tallies, written
 from colonnade.errors import DataError
@@ -23,6 +26,7 @@ NAME = "manifest.json"
 _PACKAGES = ("colonnade", "datatrove", "ftfy", "numpy", "tokenizers", "zstandard", "pyarrow", "warcio", "trafilatura")
 _IDENTIFIERS = {"cld2": "pycld2", "lingua": "lingua-language-detector"}
 _SAMPLES = 12
+_SCRATCH = ("spool", "signatures", "drops", "progress")
 
 
 class WriteManifest(PipelineStep):
@@ -39,6 +43,10 @@ class WriteManifest(PipelineStep):
         content = manifest(self.recipe, self.plan, self.setting.folder)
         with written(self.setting.folder / NAME) as stream:
             stream.write((json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
+        if self.recipe.deduplicate and self.recipe.deduplicate.index:
+            publish(self.recipe.deduplicate, self.plan.identity)
+        for name in _SCRATCH:
+            shutil.rmtree(self.setting.folder / "state" / name, ignore_errors=True)
         yield from ()
 
 
@@ -60,7 +68,20 @@ def manifest(recipe: Recipe, plan: Plan, folder: Path) -> dict[str, Any]:
         "facts": {step: total.facts for step, total in totals.items() if step not in ("read", "write") and total.facts},
         "outputs": outputs,
         "parts": parts(outputs),
+        **({"duplicates": duplicates(recipe.deduplicate, folder)} if recipe.deduplicate else {}),
     }
+
+
+def duplicates(how: DeduplicateStep, folder: Path) -> dict[str, Any]:
+    """Groups by size and some of them, the work of comparing, and the share of duplicates that the bands find."""
+    found: dict[str, Any] = json.loads((folder / "state" / "groups.json").read_bytes())
+    for path in sorted((folder / "state" / "pairs").glob("*.json")):
+        for key, value in json.loads(path.read_bytes()).items():
+            found[key] = found.get(key, 0) + value
+    found["recall"] = {
+        f"{similarity / 20:.2f}": round(recall(similarity / 20, how.bands, how.rows), 6) for similarity in range(1, 21)
+    }
+    return found
 
 
 def inputs(total: Tally) -> list[dict[str, Any]]:

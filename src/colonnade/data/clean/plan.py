@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from colonnade.data.clean.duplicates import INDEX_FACTS, index_facts
 from colonnade.data.clean.formats import KINDS_IN_WORDS, Piece, kind_of
 from colonnade.data.clean.load import source_of
 from colonnade.data.clean.recipe import Recipe
@@ -135,8 +136,15 @@ def _index_parts(recipe: Recipe, identity: str) -> tuple[str, ...]:
     if recipe.deduplicate is None or recipe.deduplicate.index is None:
         return ()
     folder = Path(recipe.deduplicate.index)
-    found = sorted(path.name for path in folder.glob("*") if path.is_dir() and not path.name.endswith(".partial"))
-    return tuple(name for name in found if name != identity[:16])
+    found = sorted(path.parent for path in folder.glob(f"*/{INDEX_FACTS}"))
+    for part in found:
+        facts, own = json.loads((part / INDEX_FACTS).read_bytes()), index_facts(recipe.deduplicate)
+        if facts != own:
+            raise DataError(
+                f"deduplicate.index = {folder} was made with {facts} and this recipe has {own}: their signatures "
+                "cannot be compared. Set the same values, or another index."
+            )
+    return tuple(part.name for part in found if part.name != identity[:16])
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -16,11 +16,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from colonnade.data.clean.executors import local_executor, ray_executor, slurm_executor
+from colonnade.data.clean.filters import list_of
+from colonnade.data.clean.language import identifier
 from colonnade.data.clean.manifest import NAME, read_manifest
 from colonnade.data.clean.plan import Plan, keep_plan, make_plan
 from colonnade.data.clean.progress import so_far
 from colonnade.data.clean.recipe import Recipe
 from colonnade.data.clean.stages import Stage, stages
+from colonnade.data.clean.testsets import read_tests, titles
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 
@@ -30,7 +33,7 @@ _POLL_SECONDS = 0.5
 def clean(recipe: Recipe, *, progress: bool = True) -> str:
     """Runs a recipe, or what is left of it. Gives some lines for people."""
     folder = Path(recipe.write.folder)
-    check_tokenizers(recipe)
+    check_named_files(recipe)
     plan = make_plan(recipe)
     (folder / "state").mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
@@ -40,14 +43,22 @@ def clean(recipe: Recipe, *, progress: bool = True) -> str:
             return submit(recipe, stages(recipe, plan), folder)
         for stage in stages(recipe, plan):
             run_stage(recipe, stage, plan, folder, progress=progress)
-        shutil.rmtree(folder / "state" / "spool", ignore_errors=True)
         return summary(folder, time.perf_counter() - started)
 
 
-def check_tokenizers(recipe: Recipe) -> None:
-    """Raises DataError for a tokenizer that cannot be loaded, before any work."""
+def check_named_files(recipe: Recipe) -> None:
+    """Raises DataError for tokenizers, lists and evaluation sets that cannot be read, before any work."""
     for path in {recipe.run.tokenizer, recipe.tokenize.tokenizer if recipe.tokenize else None} - {None}:
         Tokenizer.load(str(path))
+    if recipe.language:
+        identifier(recipe.language.library)
+    if recipe.filter:
+        for listed in (*recipe.filter.remove_urls, *recipe.filter.remove_ids.values()):
+            list_of(listed)
+    if recipe.decontaminate:
+        read_tests(recipe.decontaminate.tests, ngram=recipe.decontaminate.ngram, key=recipe.read.key)
+        for listed in recipe.decontaminate.titles:
+            titles(Path(listed))
 
 
 def run_stage(recipe: Recipe, stage: Stage, plan: Plan, folder: Path, *, progress: bool) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from colonnade.data.clean.decontaminate import Decontaminate
+from colonnade.data.clean.duplicates import Group, Match, Remember, RemoveDuplicates, Sign
 from colonnade.data.clean.filters import Filter
 from colonnade.data.clean.language import Language
 from colonnade.data.clean.manifest import WriteManifest
@@ -12,6 +14,7 @@ from colonnade.data.clean.plan import Plan
 from colonnade.data.clean.read import Read
 from colonnade.data.clean.recipe import Recipe
 from colonnade.data.clean.repair import Repair
+from colonnade.data.clean.spool import Spool, Unspool
 from colonnade.data.clean.step import Setting
 from colonnade.data.clean.write import Write
 
@@ -29,9 +32,16 @@ def stages(recipe: Recipe, plan: Plan) -> list[Stage]:
     setting = Setting(Path(recipe.write.folder), recipe.write.samples)
     num_tasks = len(plan.tasks)
     first, last = _before(recipe, plan, setting), _after(recipe, plan, setting)
+    account = Stage("account", [WriteManifest(recipe, plan, setting)], 1)
+    how = recipe.deduplicate
+    if how is None:
+        return [Stage("documents", [*first, *last], num_tasks), account]
     return [
-        Stage("documents", [*first, *last], num_tasks),
-        Stage("account", [WriteManifest(recipe, plan, setting)], 1),
+        Stage("documents", [*first, Spool(setting), Sign(how, setting)], num_tasks),
+        Stage("match", [Match(how, plan.index, setting)], num_tasks),
+        Stage("group", [Group(how, plan.index, setting)], 1),
+        Stage("finish", [Unspool(setting), RemoveDuplicates(setting), *last], num_tasks),
+        account,
     ]
 
 
@@ -49,4 +59,10 @@ def _before(recipe: Recipe, plan: Plan, setting: Setting) -> list[Any]:
 
 def _after(recipe: Recipe, plan: Plan, setting: Setting) -> list[Any]:
     """Steps behind de-duplication."""
-    return [Write(recipe, setting)]
+    steps: list[Any] = []
+    if recipe.decontaminate:
+        steps.append(Decontaminate(recipe.decontaminate, recipe.read.key, recipe.run.tokenizer, setting))
+    steps.append(Write(recipe, setting))
+    if recipe.deduplicate and recipe.deduplicate.index:
+        steps.append(Remember(recipe.deduplicate, plan.identity, setting))
+    return steps
