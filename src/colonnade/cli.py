@@ -165,6 +165,35 @@ def clean_command(
     print(clean(load(recipe, overrides or []), progress=progress))
 
 
+@data.command("report")
+def report_command(
+    folder: Annotated[Path, typer.Argument(help="The write.folder of a cleaning run.", show_default=False)],
+) -> None:
+    """Make one HTML page of what a cleaning run did: report.html in its folder."""
+    with extra_data():
+        from colonnade.data.clean.report import write_report
+    print(write_report(folder))
+
+
+@data.command("overlap")
+def overlap_command(
+    corpus: Annotated[Path, typer.Argument(help="Text files, or a folder of them.", show_default=False)],
+    test: Annotated[
+        Path, typer.Argument(help="Evaluation set: .jsonl, SQuAD's .json, .txt, .tokens or .raw.", show_default=False)
+    ],
+    ngram: Annotated[int, typer.Option(help="Words of an n-gram.", min=1)] = 8,
+    key: Key = "text",
+    workers: Annotated[int | None, typer.Option(help="Processes. Unset: one a core.", min=1)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell which share of an evaluation set's n-grams occurs in a corpus."""
+    with extra_data():
+        from colonnade.data.clean.executors import num_cores
+        from colonnade.data.clean.overlap import overlap
+    found = overlap([corpus], test, ngram=ngram, key=key, workers=workers or num_cores())
+    print(json.dumps(found.as_json()) if as_json else found.summary())
+
+
 @app.command()
 def generate(
     checkpoint: Checkpoint,

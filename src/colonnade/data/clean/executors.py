@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -38,20 +39,22 @@ class LocalExecutor(LocalPipelineExecutor):
 
     def run(self) -> None:
         """Raises DataError where tasks were killed again and again; what a task raises goes through."""
-        for attempt in range(self.retries + 1):
-            missing = self.get_incomplete_ranks()
-            workers = max(1, min(self.workers, len(missing)) >> attempt)
-            if not missing:
-                return
-            if self.workers == 1 and attempt == 0:
-                self._run_here(missing)
+        if self.workers == 1:
+            self._run_here(self.get_incomplete_ranks())
+            return
+        kills: Counter[int] = Counter()
+        while pending := [rank for rank in self.get_incomplete_ranks() if kills[rank] <= self.retries]:
+            suspects = [rank for rank in pending if kills[rank]]
+            if suspects:
+                for rank in suspects:
+                    kills.update(self._run_apart([rank], 1))
             else:
-                self._run_apart(missing, workers)
+                kills.update(self._run_apart(pending, min(self.workers, len(pending))))
         if missing := self.get_incomplete_ranks():
             raise DataError(
-                f"{len(missing)} tasks were killed {self.retries + 1} times, the last time one after the other: "
-                f"{', '.join(map(str, missing[:10]))}. The system may have run out of memory (see `dmesg`). Set "
-                "run.piece_bytes or read.max_bytes lower, or run.retries higher."
+                f"{len(missing)} tasks were killed {self.retries + 1} times: {', '.join(map(str, missing[:10]))}; the "
+                "others are done. The system may have run out of memory (see `dmesg`). Set run.piece_bytes or "
+                "read.max_bytes lower, or run.retries higher."
             )
 
     def _run_here(self, ranks: Sequence[int]) -> None:
@@ -61,22 +64,28 @@ class LocalExecutor(LocalPipelineExecutor):
             self._run_for_rank(rank)
         self.pipeline = pipeline
 
-    def _run_apart(self, ranks: Sequence[int], workers: int) -> None:
+    def _run_apart(self, ranks: Sequence[int], workers: int) -> list[int]:
+        """Runs tasks on processes of their own. Gives those that were under way when one of them was killed."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["colonnade.data.clean.stages"])
         pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_ignore_interrupts)
         try:
-            futures = [pool.submit(_run_rank, self, rank) for rank in ranks]
-            _first_error(futures)
+            _first_error([pool.submit(_run_rank, self, rank) for rank in ranks])
         except BrokenProcessPool:
-            self._note_kill(len(self.get_incomplete_ranks()))
+            return self._under_way(ranks)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+        return []
 
-    def _note_kill(self, missing: int) -> None:
-        path = Path(str(self.logging_dir.path)) / "killed.jsonl"
-        with path.open("a") as stream:
-            stream.write(json.dumps({"event": "a worker was killed", "tasks left": missing}) + "\n")
+    def _under_way(self, ranks: Sequence[int]) -> list[int]:
+        missing = self.get_incomplete_ranks(ranks)
+        found = [rank for rank in missing if self.logging_dir.isfile(_started(rank))] or missing
+        with self.logging_dir.open("killed.jsonl", "a") as stream:
+            stream.write(json.dumps({"event": "a worker was killed", "tasks under way": found}) + "\n")
+        for rank in found:
+            if self.logging_dir.isfile(_started(rank)):
+                self.logging_dir.rm(_started(rank))
+        return found
 
     def _run_for_rank(self, rank: int, local_rank: int = 0, node_rank: int = -1) -> Any:
         with contextlib.redirect_stderr(io.StringIO()):  # its log goes to logs/task_….log all the same
@@ -84,7 +93,14 @@ class LocalExecutor(LocalPipelineExecutor):
 
 
 def _run_rank(executor: LocalExecutor, rank: int) -> None:
+    executor.logging_dir.open(_started(rank), "w").close()
     executor._run_for_rank(rank)
+    executor.logging_dir.rm(_started(rank))
+
+
+def _started(rank: int) -> str:
+    """A file that is there while a task is under way."""
+    return f"started/{rank:05d}"
 
 
 def _ignore_interrupts() -> None:
@@ -106,8 +122,11 @@ def _first_error(futures: Sequence[Future[None]]) -> None:
 
 def num_workers(run: RunSection) -> int:
     """Tasks that run at once on this machine."""
-    if run.workers:
-        return run.workers
+    return run.workers or num_cores()
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

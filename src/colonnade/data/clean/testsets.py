@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from colonnade.data.clean.streams import COMPRESSIONS, Damaged, HashedFile, blocks
-from colonnade.data.clean.words import Hashes, WordHashes, ngram_hashes, union, words_of
+from colonnade.data.clean.words import Hashes, WordHashes, ngram_hashes, spans_of, union
 from colonnade.errors import DataError
 
 LEAST = 8
@@ -56,7 +56,7 @@ def passages(path: Path, key: str) -> Iterator[list[str]]:
     """The words of each passage of a set."""
     for text in texts(path, key):
         for part in text.split(_GAP):
-            yield words_of(part)
+            yield spans_of(part)[0]
 
 
 def texts(path: Path, key: str) -> Iterator[str]:
