@@ -19,7 +19,7 @@ from colonnade.data.clean.recipe import DecontaminateStep
 from colonnade.data.clean.step import Drop, Setting, Step, utf8_length
 from colonnade.data.clean.tally import Account
 from colonnade.data.clean.testsets import NGrams, contained, normal_title, read_tests, titles
-from colonnade.data.clean.words import WordHashes, ngram_hashes, spans_of
+from colonnade.data.clean.words import WordHashes, ngram_hashes_by_length, spans_of
 
 
 class Shared(NamedTuple):
@@ -90,8 +90,7 @@ def shared_runs(words: Sequence[str], tests: Sequence[NGrams], hashes: WordHashe
     """Every n-gram of the words that is in a set, by place; those that overlap are joined."""
     numbers = hashes.of(words)
     found = []
-    lengths = sorted({length for test in tests for length in test.by_length})
-    ngrams = {length: ngram_hashes(numbers, length) for length in lengths}
+    ngrams = ngram_hashes_by_length(numbers, {length for test in tests for length in test.by_length})
     for test in tests:
         for length, wanted in test.by_length.items():
             starts = np.flatnonzero(contained(ngrams[length], wanted))

@@ -8,9 +8,10 @@ from urllib.parse import urlsplit
 
 import numpy as np
 from datatrove.data import Document
-from datatrove.pipeline.filters import C4QualityFilter, GopherQualityFilter, GopherRepetitionFilter
+from datatrove.pipeline.filters import C4QualityFilter, GopherQualityFilter
 
 from colonnade.data.clean.recipe import FilterStep
+from colonnade.data.clean.repetition import RepetitionFilter
 from colonnade.data.clean.step import Drop, Setting, Step
 from colonnade.data.clean.tally import Account
 from colonnade.data.clean.words import PlainWords
@@ -87,12 +88,9 @@ class TokenCounter:
 
 def quality_filter(name: str) -> Any:
     """One of datatrove's filters, with word and sentence splitting that needs no model."""
-    makers: dict[str, Any] = {
-        "gopher": GopherQualityFilter,
-        "repetition": GopherRepetitionFilter,
-        "c4": C4QualityFilter,
-    }
-    return makers[name](language=PlainWords())
+    if name == "repetition":
+        return RepetitionFilter()
+    return {"gopher": GopherQualityFilter, "c4": C4QualityFilter}[name](language=PlainWords())
 
 
 def list_of(path: str) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 from datatrove.utils.word_tokenizers import WordTokenizer
@@ -64,13 +64,19 @@ class WordHashes(dict[str, int]):
 
 def ngram_hashes(words: Hashes, n: int) -> Hashes:
     """Hashes [len(words) − n + 1] of every run of n words; none where there are fewer words."""
-    count = len(words) - n + 1
-    if count <= 0:
-        return np.empty(0, np.uint64)
-    result = words[:count].copy()
-    for offset in range(1, n):
-        result = mixed(result) + words[offset : offset + count]
-    return mixed(result ^ np.uint64(n))
+    return ngram_hashes_by_length(words, (n,))[n]
+
+
+def ngram_hashes_by_length(words: Hashes, lengths: Collection[int]) -> dict[int, Hashes]:
+    """The hashes of all runs of several lengths, for little more than those of the greatest."""
+    found: dict[int, Hashes] = {n: np.empty(0, np.uint64) for n in lengths}
+    result = words
+    for n in range(1, min(max(lengths, default=0), len(words)) + 1):
+        if n > 1:
+            result = mixed(result[:-1]) + words[n - 1 :]
+        if n in found:
+            found[n] = mixed(result ^ np.uint64(n))
+    return found
 
 
 def mixed(values: Hashes) -> Hashes:
