@@ -118,7 +118,7 @@ class Match(PipelineStep):
         with written(pairs_path(self.setting.folder, rank)) as stream:
             stream.write(np.array(pairs, PAIR).tobytes())
         with written(pairs_path(self.setting.folder, rank).with_suffix(".json")) as stream:
-            stream.write(json.dumps({"compared": compared, "similar": len(pairs)}).encode())
+            stream.write(json.dumps({"compared": compared}).encode())
         yield from ()
 
 
@@ -135,7 +135,8 @@ class Group(PipelineStep):
         """Gives nothing."""
         folder = self.setting.folder
         corpus = open_corpus(folder, self.how, self.index)
-        groups = grouped(read_pairs(folder))
+        pairs = read_pairs(folder)
+        groups = grouped(pairs)
         stays = {member: keeper(members, corpus, self.how.keep) for members in groups for member in members}
         names = names_of(set(stays) | set(stays.values()), corpus)
         for task, part in enumerate(range(corpus.num_earlier, len(corpus.parts))):
@@ -148,7 +149,8 @@ class Group(PipelineStep):
                 stream.write(json.dumps(drops).encode())
         with written(folder / "state" / "groups.json") as stream:
             shown = [[names[member] for member in members[:8]] for members in groups[:_SHOWN]]
-            stream.write(json.dumps({"sizes": _sizes(groups), "groups": shown}).encode())
+            similar = len(np.unique(pairs[["first", "second"]]))
+            stream.write(json.dumps({"sizes": _sizes(groups), "groups": shown, "similar": similar}).encode())
         yield from ()
 
 

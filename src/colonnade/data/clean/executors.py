@@ -146,6 +146,7 @@ def ray_executor(run: RunSection, pipeline: list[Any], *, tasks: int, log: Path)
     if not ray.is_initialized():
         options = {"address": run.ray_address} if run.ray_address else {"include_dashboard": False}
         ray.init(log_to_driver=False, logging_level="warning", **options)
+    _silence()
     executor: Any = importlib.import_module("datatrove.executor.ray").RayPipelineExecutor
     return executor(
         pipeline,
@@ -156,8 +157,14 @@ def ray_executor(run: RunSection, pipeline: list[Any], *, tasks: int, log: Path)
     )
 
 
+def _silence() -> None:
+    """Keeps datatrove's log of this process off the screen; tasks write theirs to files."""
+    importlib.import_module("loguru").logger.remove()
+
+
 def slurm_executor(run: RunSection, pipeline: list[Any], *, tasks: int, log: Path, name: str, depends: Any) -> Any:
     """An executor on Slurm that starts when `depends` has ended well."""
+    _silence()
     executor: Any = importlib.import_module("datatrove.executor.slurm").SlurmPipelineExecutor
     return executor(
         pipeline,

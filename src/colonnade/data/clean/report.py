@@ -80,8 +80,8 @@ def _duplicates(content: dict[str, Any]) -> Iterator[str]:
         return
     how = content["recipe"]["deduplicate"]
     yield (
-        f"<h2>Near-duplicates</h2><p>{found.get('compared', 0):,} pairs were compared shingle by shingle, "
-        f"{found.get('similar', 0):,} of them have a Jaccard similarity of {how['similarity']} or more. "
+        f"<h2>Near-duplicates</h2><p>{found['compared']:,} times two documents were compared shingle by shingle; "
+        f"{found['similar']:,} pairs with a Jaccard similarity of {how['similarity']} or more connect all groups. "
         "Groups by size:</p>"
     )
     yield bars([Bar(f"{size} documents", count, 0, "groups") for size, count in _by_size(found["sizes"])])
