@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -184,3 +188,36 @@ def test_ids_urls_titles_and_other_keys_come_through(run: Run, write_lines: Any)
     (kept,) = result.rows()
     assert kept["id"] == "7" and kept["url"] == "http://x.org" and kept["title"] == "T" and kept["source"] == "news"
     assert kept["metadata"] == {"more": {"deep": [1]}, "odd": "\ud83d"}
+
+
+MEASURE = """
+import resource, sys
+from pathlib import Path
+from colonnade.data.clean.run import clean
+from colonnade.data.clean.load import build
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+content = {"run": {"workers": 1}, "read": {"paths": sys.argv[1:2]}, "write": {"folder": sys.argv[2]}}
+print(clean(build(content), progress=False))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".jsonl.bz2", ".jsonl.xz", ".jsonl.zst", ".txt.zst"])
+def test_a_gigabyte_in_a_line_takes_little_memory(tmp_path: Path, ending: str) -> None:
+    """A line of 1 GB between two documents; packed with zstd it is a bomb, too."""
+    path = tmp_path / f"giant{ending}"
+    openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": zstandard.open}
+    with openers.get(path.suffix, open)(path, "wb") as stream:
+        stream.write(b'{"text": "first"}\n{"text": "')
+        for _ in range(1 << 10):
+            stream.write(b"x" * (1 << 20))
+        stream.write(b'"}\n{"text": "last"}\n')
+    command = [sys.executable, "-c", MEASURE, str(path), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout.splitlines()[-1]) < 150_000, "kB"
+    result = Result(tmp_path / "out", "")
+    bomb = path.suffix in (".zst", ".bz2", ".xz")
+    if "jsonl" in ending:
+        assert result.texts() == (["first"] if bomb else ["first", "last"])
+        assert set(result.reasons("read")) == ({"file damaged"} if bomb else {"too long"})

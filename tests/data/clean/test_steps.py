@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ftfy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from colonnade.data.clean import language
 from colonnade.data.clean.filters import listed_as, normal_url
 from colonnade.data.clean.language import identifier
 from colonnade.data.clean.recipe import RepairStep
-from colonnade.data.clean.repair import _SUSPECT, repair_text
+from colonnade.data.clean.repair import configuration, repair_text
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 from tests.data.clean.recipes import Result
@@ -37,10 +38,17 @@ def test_repair(run: Run, write_lines: Any) -> None:
     assert kept.texts() == ['&amp; "x"']
 
 
-@given(st.text(st.characters(codec="ascii"), max_size=80))
-def test_text_without_anything_suspect_is_what_ftfy_leaves_alone(text: str) -> None:
-    if _SUSPECT.search(text) is None:
-        assert repair_text(text, RepairStep()) == text
+@given(
+    st.lists(
+        st.one_of(
+            st.text(max_size=12), st.sampled_from(["\n", "&amp;", "<b>", "schÃ¶n ", "“x”", "plain\n", "\r\n", "\x00"])
+        )
+    ).map("".join),
+    st.booleans(),
+)
+def test_repair_is_ftfys(text: str, unescape_html: bool) -> None:
+    repair = RepairStep(unescape_html=unescape_html)
+    assert repair_text(text, repair) == ftfy.fix_text(text, configuration(repair))
 
 
 @pytest.mark.parametrize(

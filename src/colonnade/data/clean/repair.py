@@ -12,7 +12,7 @@ from colonnade.data.clean.step import Setting, Step
 from colonnade.data.clean.tally import Account
 
 _SUSPECT = re.compile(r"[^\n\t\x20-\x7e]|&")
-"""Text without any of these has nothing that ftfy would change, and most of English text is like that."""
+"""A line without any of these has nothing that ftfy would change, and most lines of English text are like that."""
 
 
 class Repair(Step):
@@ -25,8 +25,6 @@ class Repair(Step):
     def examine(self, document: Document, account: Account) -> None:
         """Repairs the text in place, and counts what that did."""
         text = document.text
-        if _SUSPECT.search(text) is None:
-            return
         repaired = repair_text(text, self.repair)
         if repaired != text:
             document.text = repaired
@@ -36,12 +34,22 @@ class Repair(Step):
 
 
 def repair_text(text: str, repair: RepairStep) -> str:
-    """ftfy's answer to a text."""
-    form = None if repair.normalization == "none" else repair.normalization
-    config = ftfy.TextFixerConfig(
+    """ftfy's answer to a text. It works line by line; lines that it would leave alone are not shown to it."""
+    if _SUSPECT.search(text) is None:
+        return text
+    config, parts = configuration(repair), list[str]()
+    for line in re.findall(r"[^\n]*\n|[^\n]+", text):
+        parts.append(line if _SUSPECT.search(line) is None else str(ftfy.fix_text(line, config)))
+        if repair.unescape_html and "<" in line:  # from here on, entities are meant to be there
+            config = config._replace(unescape_html=False)
+    return "".join(parts)
+
+
+def configuration(repair: RepairStep) -> ftfy.TextFixerConfig:
+    """The recipe's keys as ftfy has them."""
+    return ftfy.TextFixerConfig(
         unescape_html="auto" if repair.unescape_html else False,
         uncurl_quotes=repair.uncurl_quotes,
-        normalization=form,
+        normalization=None if repair.normalization == "none" else repair.normalization,
         explain=False,
     )
-    return ftfy.fix_text(text, config)
