@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 from colonnade.data.clean.read import Read
@@ -26,4 +27,15 @@ class Dies(Read):
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Any:
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
+        yield from super().run(data, rank, world_size)
+
+
+class Sleeps(Read):
+    """A reader that sleeps in its second task."""
+
+    def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Any:
+        if rank == 1:
+            (self.setting.folder / "asleep.partial").write_text(str(os.getpid()))
+            (self.setting.folder / "asleep.partial").rename(self.setting.folder / "asleep")
+            time.sleep(600)
         yield from super().run(data, rank, world_size)

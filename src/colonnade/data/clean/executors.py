@@ -68,11 +68,16 @@ class LocalExecutor(LocalPipelineExecutor):
         """Runs tasks on processes of their own. Gives those that were under way when one of them was killed."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["colonnade.data.clean.stages"])
+        others = set(multiprocessing.active_children())
         pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_ignore_interrupts)
         try:
             _first_error([pool.submit(_run_rank, self, rank) for rank in ranks])
         except BrokenProcessPool:
             return self._under_way(ranks)
+        except KeyboardInterrupt:
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+            raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
         return []
