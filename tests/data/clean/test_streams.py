@@ -73,6 +73,13 @@ def test_what_is_before_a_cut_comes_out_and_the_cut_is_told(compression: str) ->
 
 
 @pytest.mark.parametrize("compression", COMPRESSED)
+def test_a_cut_in_a_later_stream_is_told(compression: str) -> None:
+    packed = PACK[compression](b"whole\n") + PACK[compression](TEXT)[:-20]
+    got, why = until_damage(blocks(HashedFile(io.BytesIO(packed)), compression))
+    assert got.startswith(b"whole\n") and "cut short" in why
+
+
+@pytest.mark.parametrize("compression", COMPRESSED)
 def test_a_flipped_bit_and_foreign_bytes_are_told(compression: str) -> None:
     packed = bytearray(PACK[compression](TEXT))
     packed[len(packed) // 2] ^= 0x10
