@@ -25,7 +25,7 @@ $(VENV)/.run: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run
-	$(PIP) -e ".[test,zstd]"
+	$(PIP) -e ".[test,zstd,data]"
 	@touch $@
 
 demo: $(VENV)/.run

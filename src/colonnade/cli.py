@@ -8,6 +8,8 @@ import errno
 import json
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -177,6 +179,57 @@ def inspect_command(
         print("\n".join(f"{name.replace('_', ' '):24} {value}" for name, value in found.items() if value is not None))
 
 
+Recipe = Annotated[Path, typer.Argument(help="Recipe (.toml).", show_default=False)]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Keys to replace.", metavar="SECTION.KEY=VALUE", show_default=False)
+]
+
+
+@data.command("clean")
+def clean_command(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
+) -> None:
+    """Clean raw text by a recipe: read, repair, filter, de-duplicate, decontaminate, split, write.
+
+    A run that was stopped goes on where it was.
+    """
+    with extra_data():
+        from colonnade.data.clean.load import load
+        from colonnade.data.clean.run import clean
+    print(clean(load(recipe, overrides or []), progress=progress))
+
+
+@data.command("report")
+def report_command(
+    folder: Annotated[Path, typer.Argument(help="The write.folder of a cleaning run.", show_default=False)],
+) -> None:
+    """Make one HTML page of what a cleaning run did: report.html in its folder."""
+    with extra_data():
+        from colonnade.data.clean.report import write_report
+    print(write_report(folder))
+
+
+@data.command("overlap")
+def overlap_command(
+    corpus: Annotated[Path, typer.Argument(help="Text files, or a folder of them.", show_default=False)],
+    test: Annotated[
+        Path, typer.Argument(help="Evaluation set: .jsonl, SQuAD's .json, .txt, .tokens or .raw.", show_default=False)
+    ],
+    ngram: Annotated[int, typer.Option(help="Words of an n-gram.", min=1)] = 8,
+    key: Key = "text",
+    workers: Annotated[int | None, typer.Option(help="Processes. Unset: one a core.", min=1)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell which share of an evaluation set's n-grams occurs in a corpus."""
+    with extra_data():
+        from colonnade.data.clean.executors import num_cores
+        from colonnade.data.clean.overlap import overlap
+    found = overlap([corpus], test, ngram=ngram, key=key, workers=workers or num_cores())
+    print(json.dumps(found.as_json()) if as_json else found.summary())
+
+
 @app.command()
 def generate(
     checkpoint: Checkpoint,
@@ -342,6 +395,17 @@ def demo(
     from colonnade import demo as demonstration
 
     demonstration.main(folder)
+
+
+@contextmanager
+def extra_data() -> Iterator[None]:
+    """Says how to install what cleaning needs, where it is not there."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f'cleaning needs the package {error.name}, which is not installed. Run `pip install "colonnade[data]"`.'
+        ) from error
 
 
 def run_on_ranks(num_ranks: int, arguments: list[str]) -> None:

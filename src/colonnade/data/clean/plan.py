@@ -1,0 +1,161 @@
+"""What a run reads, cut into tasks, and whether a folder's earlier run is the same run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from colonnade.data.clean.duplicates import INDEX_FACTS, index_facts
+from colonnade.data.clean.formats import KINDS_IN_WORDS, Piece, kind_of
+from colonnade.data.clean.load import source_of
+from colonnade.data.clean.recipe import Recipe
+from colonnade.data.clean.tally import written
+from colonnade.errors import DataError
+
+_CUTTABLE = ("lines",)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that decides a run's result."""
+
+    tasks: tuple[tuple[Piece, ...], ...]
+    index: tuple[str, ...]
+    """Parts of deduplicate.index that are read: what earlier runs kept."""
+    identity: str
+    """A hash of the recipe, the inputs and the files that the recipe names."""
+
+
+def make_plan(recipe: Recipe) -> Plan:
+    """Looks at the inputs and shares them out."""
+    pieces = [piece for path in recipe.read.paths for piece in pieces_of(path, recipe.run.piece_bytes)]
+    tasks = tuple(tuple(task) for task in shared_out(pieces, recipe.run.piece_bytes))
+    identity = hashlib.sha256(json.dumps(_facts(recipe, tasks), sort_keys=True).encode()).hexdigest()
+    return Plan(tasks, _index_parts(recipe, identity), identity)
+
+
+def shared_out(pieces: Sequence[Piece], size: int) -> list[list[Piece]]:
+    """Pieces in their order, in tasks of about `size` bytes."""
+    tasks: list[list[Piece]] = []
+    room = 0
+    for piece in pieces:
+        if room < piece.num_bytes or not tasks:
+            tasks.append([])
+            room = size
+        tasks[-1].append(piece)
+        room -= piece.num_bytes
+    return tasks
+
+
+def keep_plan(plan: Plan, recipe: Recipe) -> Plan:
+    """The plan of the run that the folder holds, if it is this one; else this plan, which is stored.
+
+    Raises DataError where the folder holds another run."""
+    path = Path(recipe.write.folder) / "state" / "run.json"
+    facts = json.loads(json.dumps(_facts(recipe, plan.tasks)))
+    if not path.exists():
+        content = {"identity": plan.identity, "index": plan.index, "facts": facts}
+        with written(path) as stream:
+            stream.write(json.dumps(content, indent=1).encode())
+        return plan
+    stored: dict[str, Any] = json.loads(path.read_bytes())
+    if stored["identity"] != plan.identity:
+        raise DataError(
+            f"{recipe.write.folder} holds another run: {'; '.join(_differences(stored['facts'], facts))}. "
+            "Undo that to go on with it, or set write.folder to a new folder."
+        )
+    return Plan(plan.tasks, tuple(stored["index"]), plan.identity)
+
+
+def pieces_of(path: str, piece_bytes: int) -> list[Piece]:
+    """A file, or all files of known kinds in a folder, by name; large files of lines are cut between lines."""
+    files = [Path(path)] if Path(path).is_file() else sorted(file for file in Path(path).rglob("*") if file.is_file())
+    known = [file for file in files if kind_of(file) is not None]
+    if not known:
+        raise DataError(f"{path} has no documents that are known by their ending ({KINDS_IN_WORDS}).")
+    return [piece for file in known for piece in _cut(file, source_of(path), piece_bytes)]
+
+
+def _cut(file: Path, source: str, piece_bytes: int) -> list[Piece]:
+    status = file.stat()
+    whole = Piece(str(file), source, status.st_size, status.st_mtime_ns)
+    kind = kind_of(file)
+    if kind is None or kind[0] not in _CUTTABLE or kind[1] or status.st_size <= piece_bytes:
+        return [whole]
+    cuts = line_starts(file, range(piece_bytes, status.st_size, piece_bytes))
+    edges = [0, *cuts, status.st_size]
+    return [
+        Piece(str(file), source, status.st_size, status.st_mtime_ns, start, stop) for start, stop in pairwise(edges)
+    ]
+
+
+def line_starts(file: Path, wanted: Sequence[int]) -> list[int]:
+    """The first line starts at or behind the wanted places, each once, the file's end left out."""
+    starts: list[int] = []
+    with file.open("rb") as stream:
+        size = stream.seek(0, 2)
+        for place in wanted:
+            if starts and starts[-1] >= place:
+                continue
+            stream.seek(place - 1)
+            while (block := stream.readline(1 << 20)) and not block.endswith(b"\n"):
+                pass
+            if stream.tell() < size:
+                starts.append(stream.tell())
+    return starts
+
+
+def _facts(recipe: Recipe, tasks: Sequence[Sequence[Piece]]) -> dict[str, Any]:
+    content = recipe.model_dump(mode="json", exclude_none=True)
+    content["run"] = {key: value for key, value in content["run"].items() if key in ("piece_bytes", "tokenizer")}
+    content["write"].pop("folder")
+    inputs = [asdict(piece) for task in tasks for piece in task]
+    return {"recipe": content, "inputs": inputs, "named files": {path: _stamp(path) for path in _named(recipe)}}
+
+
+def _named(recipe: Recipe) -> list[str]:
+    found = [recipe.run.tokenizer, recipe.tokenize.tokenizer if recipe.tokenize else None]
+    if recipe.filter:
+        found += [*recipe.filter.remove_urls, *recipe.filter.remove_ids.values()]
+    if recipe.decontaminate:
+        found += [*recipe.decontaminate.tests.values(), *recipe.decontaminate.titles]
+    return sorted({path for path in found if path})
+
+
+def _stamp(path: str) -> list[list[Any]]:
+    place = Path(path)
+    files = sorted(place.rglob("*")) if place.is_dir() else sorted(place.parent.glob(f"{place.name}*"))
+    return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files if file.is_file()]
+
+
+def _index_parts(recipe: Recipe, identity: str) -> tuple[str, ...]:
+    if recipe.deduplicate is None or recipe.deduplicate.index is None:
+        return ()
+    folder = Path(recipe.deduplicate.index)
+    found = sorted(path.parent for path in folder.glob(f"*/{INDEX_FACTS}"))
+    for part in found:
+        facts, own = json.loads((part / INDEX_FACTS).read_bytes()), index_facts(recipe.deduplicate)
+        if facts != own:
+            raise DataError(
+                f"deduplicate.index = {folder} was made with {facts} and this recipe has {own}: their signatures "
+                "cannot be compared. Set the same values, or another index."
+            )
+    return tuple(part.name for part in found if part.name != identity[:16])
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    found = []
+    for section in {**old["recipe"], **new["recipe"]}:
+        before, after = old["recipe"].get(section) or {}, new["recipe"].get(section) or {}
+        found += [
+            f"{section}.{key} was {before.get(key)!r} and is {after.get(key)!r}"
+            for key in {**before, **after}
+            if before.get(key) != after.get(key)
+        ]
+    found += [f"{name} have changed" for name in ("inputs", "named files") if old[name] != new[name]]
+    return found or ["it was made by another version"]

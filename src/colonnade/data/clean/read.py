@@ -1,0 +1,131 @@
+"""First step: the documents of one task's pieces, and an account of every line that is none."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from datatrove.data import Document
+from datatrove.pipeline.base import PipelineStep
+
+from colonnade.data.clean.formats import Piece, Reject, Row, rows
+from colonnade.data.clean.progress import Progress
+from colonnade.data.clean.recipe import ReadStep
+from colonnade.data.clean.step import Setting, utf8_length
+from colonnade.data.clean.streams import HashedFile
+from colonnade.data.clean.tally import Account
+
+SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class Read(PipelineStep):
+    """Gives documents; rejects go into the account of the step `read`."""
+
+    type, name = "colonnade", "read"
+
+    def __init__(self, tasks: Sequence[Sequence[Piece]], read: ReadStep, setting: Setting) -> None:
+        self.tasks, self.read, self.setting = tasks, read, setting
+        super().__init__()
+
+    def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
+        """The documents of the task `rank`."""
+        account = Account(self.setting.folder, "read", rank, samples=self.setting.samples)
+        progress = Progress(self.setting.folder, "documents", rank)
+        account.tally.facts[f"{rank:05d}"] = pieces = list[dict[str, Any]]()
+        for piece in self.tasks[rank]:
+            facts = _facts(piece)
+            pieces.append(facts)
+            yield from self._piece(piece, facts, account, progress)
+        progress.close()
+        account.close()
+
+    def _piece(self, piece: Piece, facts: dict[str, Any], account: Account, progress: Progress) -> Iterator[Document]:
+        try:
+            with open(piece.path, "rb") as raw:
+                file = HashedFile(raw, piece.start, piece.stop)
+                for row in rows(piece, file, self.read):
+                    document = self._document(row, piece)
+                    if isinstance(document, Document):
+                        facts["documents"] += 1
+                        account.tally.left.add(document.metadata["bytes"])
+                        progress.advance(file.num_bytes)
+                        yield document
+                    else:
+                        facts["rejected"] += 1
+                        self._reject(document, piece, account)
+                facts["sha256"] = file.finish()
+                progress.add_bytes(file.num_bytes)
+                if changed := _changed(raw.fileno(), piece):
+                    self._reject(Reject(0, "file changed while it was read", changed), piece, account)
+        except OSError as error:
+            if error.filename != piece.path:  # the disk of the result, not this file
+                raise
+            self._reject(Reject(0, "file cannot be read", str(error.strerror)), piece, account)
+
+    def _document(self, row: Row | Reject, piece: Piece) -> Document | Reject:
+        if isinstance(row, Reject):
+            return row
+        read, values = self.read, dict(row.values)
+        if read.key not in values:
+            there = ", ".join(map(repr, list(values)[:8])) or "none"
+            return Reject(row.line, f"no key {read.key!r}", f"its keys are {there}")
+        text = values.pop(read.key)
+        if not isinstance(text, str):
+            return Reject(row.line, f"{read.key!r} is no text", f"it is a {type(text).__name__}")
+        if not text or text.isspace():
+            return Reject(row.line, "empty")
+        if not text.isascii() and SURROGATE.search(text):
+            if read.damaged == "reject":
+                return Reject(row.line, "half a surrogate pair")
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return self._named(row.line, text, values, piece)
+
+    def _named(self, line: int, text: str, values: dict[str, Any], piece: Piece) -> Document:
+        where = f"{line}" if not piece.start else f"{piece.start}+{line}"
+        given = {key: values.pop(key, None) for key in (self.read.id_key, self.read.url_key, self.read.title_key)}
+        identity, url, title = (_clean(value) for value in given.values())
+        about = {
+            "source": piece.source,
+            "file": piece.path,
+            "line": line,
+            "offset": piece.start,
+            "url": url,
+            "title": title,
+            "bytes": utf8_length(text),
+            "tokens": None,
+            "extra": values,
+        }
+        return Document(text=text, id=identity or f"{piece.path}:{where}", metadata=about)
+
+    def _reject(self, reject: Reject, piece: Piece, account: Account) -> None:
+        self.stat_update("dropped", f"dropped_{reject.reason}")
+        where = {"file": piece.path, "line": reject.line, **({"offset": piece.start} if piece.start else {})}
+        account.drop(reject.reason, place=where, detail=reject.detail)
+
+
+def _facts(piece: Piece) -> dict[str, Any]:
+    return {
+        "path": piece.path,
+        "source": piece.source,
+        "start": piece.start,
+        "bytes": piece.num_bytes,
+        "documents": 0,
+        "rejected": 0,
+        "sha256": None,
+    }
+
+
+def _changed(descriptor: int, piece: Piece) -> str:
+    now = os.fstat(descriptor)
+    if (now.st_size, now.st_mtime_ns) == (piece.size, piece.modified):
+        return ""
+    return f"{piece.size:,} bytes when the run was planned, {now.st_size:,} now; what was read of it is kept"
+
+
+def _clean(value: Any) -> str | None:
+    """A value as text that can be written; None where there is none."""
+    if value is None or value == "":
+        return None
+    return SURROGATE.sub("\ufffd", str(value))

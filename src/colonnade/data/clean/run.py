@@ -1,0 +1,147 @@
+"""From a recipe to a cleaned corpus: plan, run the stages, tell the result."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from colonnade.data.clean.executors import local_executor, ray_executor, slurm_executor
+from colonnade.data.clean.filters import list_of
+from colonnade.data.clean.language import identifier
+from colonnade.data.clean.manifest import NAME, read_manifest
+from colonnade.data.clean.plan import Plan, keep_plan, make_plan
+from colonnade.data.clean.progress import so_far
+from colonnade.data.clean.recipe import Recipe
+from colonnade.data.clean.stages import Stage, stages
+from colonnade.data.clean.testsets import read_tests, titles
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.errors import DataError
+
+_POLL_SECONDS = 0.5
+
+
+def clean(recipe: Recipe, *, progress: bool = True) -> str:
+    """Runs a recipe, or what is left of it. Gives some lines for people."""
+    folder = Path(recipe.write.folder)
+    check_named_files(recipe)
+    plan = make_plan(recipe)
+    (folder / "state").mkdir(parents=True, exist_ok=True)
+    with alone_in(folder):
+        plan = keep_plan(plan, recipe)
+        started = time.perf_counter()
+        if recipe.run.executor == "slurm":
+            return submit(recipe, stages(recipe, plan), folder)
+        for stage in stages(recipe, plan):
+            run_stage(recipe, stage, plan, folder, progress=progress)
+        return summary(folder, time.perf_counter() - started)
+
+
+def check_named_files(recipe: Recipe) -> None:
+    """Raises DataError for tokenizers, lists and evaluation sets that cannot be read, before any work."""
+    for path in {recipe.run.tokenizer, recipe.tokenize.tokenizer if recipe.tokenize else None} - {None}:
+        Tokenizer.load(str(path))
+    if recipe.language:
+        identifier(recipe.language.library)
+    if recipe.filter:
+        for listed in (*recipe.filter.remove_urls, *recipe.filter.remove_ids.values()):
+            list_of(listed)
+    if recipe.decontaminate:
+        read_tests(recipe.decontaminate.tests, ngram=recipe.decontaminate.ngram, key=recipe.read.key)
+        for listed in recipe.decontaminate.titles:
+            titles(Path(listed))
+
+
+def run_stage(recipe: Recipe, stage: Stage, plan: Plan, folder: Path, *, progress: bool) -> None:
+    """Runs the tasks of a stage that are missing. Raises DataError where some are still missing afterwards."""
+    log = folder / "state" / "logs" / stage.name
+    make = ray_executor if recipe.run.executor == "ray" else local_executor
+    executor: Any = make(recipe.run, stage.steps, tasks=stage.tasks, log=log)
+    with bar(stage, plan, folder, shown=progress):
+        executor.run()
+    if missing := executor.get_incomplete_ranks():
+        raise DataError(
+            f"{len(missing)} of {stage.tasks} tasks of the stage {stage.name} have failed. {log}/logs has a log of "
+            "each. Mend the cause and start the same command again: what is done is kept."
+        )
+
+
+def submit(recipe: Recipe, planned: list[Stage], folder: Path) -> str:
+    """Submits the stages to Slurm, each waiting for the one before."""
+    if shutil.which("sbatch") is None:
+        raise DataError(
+            'run.executor = "slurm" needs `sbatch`, which is not on this machine. Start it on a login node.'
+        )
+    previous: Any = None
+    for stage in planned:
+        log = folder / "state" / "logs" / stage.name
+        previous = slurm_executor(
+            recipe.run, stage.steps, tasks=stage.tasks, log=log, name=stage.name, depends=previous
+        )
+        previous.run()
+    return f"{len(planned)} jobs are submitted (see `squeue`). The last one writes {folder / NAME}."
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keeps a second run out of the folder."""
+    with (folder / "state" / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DataError(f"another run is working in {folder}. Wait for it, or set another write.folder.") from error
+        yield
+
+
+@contextlib.contextmanager
+def bar(stage: Stage, plan: Plan, folder: Path, *, shown: bool) -> Iterator[None]:
+    """The stage, the share of it that is done, documents/s and the time left, on standard error."""
+    columns = (TextColumn(f"{stage.name:10}"), BarColumn(), TextColumn("{task.fields[speed]}"), TimeRemainingColumn())
+    console = Console(file=sys.stderr)  # the stream of now: tasks in this process redirect it
+    display = Progress(*columns, console=console, disable=not shown, transient=True)
+    total = sum(piece.num_bytes for task in plan.tasks for piece in task) if stage.name == "documents" else None
+    task = display.add_task(stage.name, total=total, speed="")
+    over = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(display, task, stage, folder, over), daemon=True)
+    with display:
+        if shown:
+            watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            if shown:
+                watcher.join()
+
+
+def _watch(display: Progress, task: TaskID, stage: Stage, folder: Path, over: threading.Event) -> None:
+    first, started = so_far(folder, stage.name), time.perf_counter()
+    while not over.wait(_POLL_SECONDS):
+        done = so_far(folder, stage.name)
+        speed = (done.documents - first.documents) / (time.perf_counter() - started)
+        display.update(task, completed=done.bytes, speed=f"{done.documents:,} documents · {speed:,.0f}/s")
+
+
+def summary(folder: Path, seconds: float) -> str:
+    """What came in, what went out, and what was dropped why."""
+    content = read_manifest(folder)
+    steps = content["steps"]
+    read, kept = steps["read"]["out"], steps["write"]["out"]
+    lines = [
+        f"{read['documents']:,} documents, {read['bytes'] / 1e6:,.1f} MB of text -> {kept['documents']:,} documents, "
+        f"{kept['bytes'] / 1e6:,.1f} MB in {folder}; {seconds:.1f} s, {read['documents'] / seconds:,.0f} documents/s"
+    ]
+    for step, counts in steps.items():
+        for reason, amount in counts["dropped"].items():
+            lines.append(f"  {step:14} {amount['documents']:>10,}  {reason}")
+    lines += [f"{part}: {total['documents']:,} documents" for part, total in content["parts"].items()]
+    return "\n".join(lines)

@@ -1,0 +1,159 @@
+"""Bytes out of files that may be compressed, damaged, cut short or malicious: in blocks of bounded size, and lines.
+
+What can be read is given; what is wrong is raised after it, as `Damaged`. A compressed file is fed to its decoder in
+spoonfuls, so that no block is larger than some tens of megabytes however strongly it expands.
+"""
+
+from __future__ import annotations
+
+import bz2
+import hashlib
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from typing import IO, Any, NamedTuple
+
+import zstandard
+
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+_BLOCK = 1 << 20
+_BOMB_BYTES = 1 << 30  # below that, no expansion is worth stopping for
+_WINDOW = 128 << 20  # memory that a decoder may ask for
+
+
+class Damaged(Exception):
+    """The rest of a file cannot be read; the message says why."""
+
+
+class Line(NamedTuple):
+    """A line without its end, counted from 1. `data` is None where it was longer than allowed."""
+
+    number: int
+    data: bytes | None
+    size: int
+
+
+class HashedFile:
+    """A file that is read from `start` to `stop` and hashed on the way."""
+
+    def __init__(self, raw: IO[bytes], start: int = 0, stop: int | None = None) -> None:
+        raw.seek(start)
+        self._raw, self._left = raw, None if stop is None else stop - start
+        self._hash, self._buffer = hashlib.sha256(), b""
+        self.num_bytes = 0
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes; none at the end."""
+        if not self._buffer:
+            wanted = _BLOCK if self._left is None else min(_BLOCK, self._left)
+            self._buffer = self._raw.read(wanted) if wanted else b""
+            self._left = None if self._left is None else self._left - len(self._buffer)
+            self._hash.update(self._buffer)
+            self.num_bytes += len(self._buffer)
+        data, self._buffer = self._buffer[:size], self._buffer[size:]
+        return data
+
+    def finish(self) -> str:
+        """Reads what is left, and gives the SHA-256 of all of it."""
+        while self.read(_BLOCK):
+            pass
+        return self._hash.hexdigest()
+
+
+def blocks(file: HashedFile, compression: str, *, max_expansion: int = 1_100) -> Iterator[bytes]:
+    """The decompressed content. Raises Damaged, behind all that can be had."""
+    if not compression:
+        while data := file.read(_BLOCK):
+            yield data
+        return
+    make, spoon = _decoders()[compression]
+    taken = given = 0
+    for eaten, data in _decoded(file, make, spoon, padded=compression == ".gz"):
+        taken, given = taken + eaten, given + len(data)
+        if given > _BOMB_BYTES and given > max_expansion * (taken + spoon):
+            raise Damaged(f"expands more than {max_expansion:,}-fold: a decompression bomb")
+        if data:
+            yield data
+
+
+def lines(content: Iterator[bytes], *, max_bytes: int) -> Iterator[Line]:
+    """Every line that ends; then the last one, if the content ends without a line end and is not damaged."""
+    number, size, parts = 1, 0, list[bytes]()
+    for block in content:
+        first, *others = block.split(b"\n")
+        size += len(first)
+        if size <= max_bytes:
+            parts.append(first)
+        else:
+            parts.clear()
+        for following in others:
+            yield Line(number, b"".join(parts) if size <= max_bytes else None, size)
+            number, size, parts = number + 1, len(following), [following]
+    if size:
+        yield Line(number, b"".join(parts) if size <= max_bytes else None, size)
+
+
+class BlockStream(io.RawIOBase):
+    """Blocks as a file to read from, for libraries that want one."""
+
+    def __init__(self, content: Iterator[bytes]) -> None:
+        super().__init__()
+        self._content, self._rest = content, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest:
+            block = next(self._content, None)
+            if block is None:
+                return 0
+            self._rest = block
+        size = min(len(buffer), len(self._rest))
+        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        return size
+
+
+def _decoders() -> dict[str, tuple[Callable[[], Any], int]]:
+    """For each ending, what makes a decoder, and how many bytes it is fed at once: those that do not bound what they
+    give get so few that they give some tens of megabytes at most."""
+    return {
+        ".gz": (lambda: zlib.decompressobj(31), 16 << 10),
+        ".bz2": (bz2.BZ2Decompressor, 64 << 10),
+        ".xz": (lambda: lzma.LZMADecompressor(memlimit=_WINDOW), 64 << 10),
+        ".zst": (lambda: zstandard.ZstdDecompressor(max_window_size=_WINDOW).decompressobj(), 1 << 10),
+    }
+
+
+def _decoded(file: HashedFile, make: Callable[[], Any], spoon: int, *, padded: bool) -> Iterator[tuple[int, bytes]]:
+    """(bytes eaten, bytes given), over all the streams that stand one after the other in a file."""
+    decoder, started, num_streams = make(), False, 0
+    data = file.read(spoon)
+    while data:
+        if padded and num_streams and not started:
+            data = data.lstrip(b"\0") or file.read(spoon)
+            started = bool(data.strip(b"\0"))
+            continue
+        started = True
+        yield from ((0, given) for given in _given(decoder, data))
+        rest = decoder.unused_data if decoder.eof else b""
+        yield len(data) - len(rest), b""
+        if decoder.eof:
+            decoder, started, num_streams = make(), False, num_streams + 1
+        data = rest or file.read(spoon)
+    if started or not num_streams:
+        raise Damaged("cut short: it ends in the middle of a compressed stream" if started else "empty")
+
+
+def _given(decoder: Any, data: bytes) -> Iterator[bytes]:
+    """What a decoder makes of some bytes, in blocks of bounded size."""
+    try:
+        if not hasattr(decoder, "needs_input"):  # zlib and zstandard: bounded by the spoon
+            yield decoder.decompress(data)
+            return
+        yield decoder.decompress(data, _BLOCK)
+        while not decoder.eof and not decoder.needs_input:
+            yield decoder.decompress(b"", _BLOCK)
+    except (zlib.error, OSError, lzma.LZMAError, zstandard.ZstdError, EOFError, ValueError) as error:
+        raise Damaged(f"damaged: {error}") from error

@@ -1,0 +1,223 @@
+"""Every kind of input, and every way in which a line can be no document: listed with its place, the rest kept."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from colonnade.data.clean.plan import line_starts
+from tests.data.clean.recipes import Result
+
+Run = Callable[..., Result]
+
+
+def test_bad_lines_are_listed_with_their_place_and_the_rest_is_kept(tmp_path: Path, run: Run) -> None:
+    lines = [
+        b'{"text": "first"}',
+        b'{"text": "cut in the mid',
+        b'{"text": "caf\xc3"}',
+        b"",
+        b'{"txt": "other key"}',
+        b'{"text": 12}',
+        b'["text"]',
+        b'{"text": "\\ud83d alone"}',
+        b'{"text": "' + b"x" * 3000 + b'"}',
+        b"[" * 2000 + b"]" * 900,
+        b'{"text": "a raw \x00 byte"}',
+        b'{"text": "   "}',
+        b'{"n": ' + b"9" * 900 + b', "text": "large number"}',
+        b'{"text": "\\ud83d\\ude00 a pair"}',
+        b'{"text": "last"}',
+    ]
+    (tmp_path / "in.jsonl").write_bytes(b"\xef\xbb\xbf" + b"\n".join(lines))
+    result = run(tmp_path / "in.jsonl", read={"max_bytes": 2950})
+    assert result.texts() == ["first", "large number", "\U0001f600 a pair", "last"]
+    found = {entry["line"]: entry["reason"] for entry in result.dropped("read")}
+    assert found == {
+        2: "not JSON",
+        3: "not UTF-8",
+        5: "no key 'text'",
+        6: "'text' is no text",
+        7: "not a JSON object",
+        8: "half a surrogate pair",
+        9: "too long",
+        10: "not JSON",
+        11: "not JSON",
+        12: "empty",
+    }
+    assert all(entry["file"] == str(tmp_path / "in.jsonl") for entry in result.dropped("read"))
+    assert sum(result.reasons("read").values()) == 10
+    assert result.ids()[0] == f"{tmp_path / 'in.jsonl'}:1"
+
+
+def test_damage_may_be_replaced(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "in.jsonl").write_bytes(b'{"text": "caf\xc3!"}\n{"text": "\\ud83d alone"}\n')
+    result = run(tmp_path / "in.jsonl", read={"damaged": "replace"})
+    assert result.texts() == ["caf\ufffd!", "\ufffd alone"]
+
+
+def test_other_encodings(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "in.txt").write_bytes("Установка системы".encode("koi8-r"))
+    assert run(tmp_path / "in.txt", read={"encoding": "koi8-r"}).texts() == ["Установка системы"]
+
+
+@pytest.mark.parametrize("ending", ["gz", "zst"])
+def test_a_file_that_is_cut_short_gives_what_it_has(tmp_path: Path, run: Run, ending: str) -> None:
+    whole = b"".join(b'{"text": "%d %s"}\n' % (number, os.urandom(40).hex().encode()) for number in range(5_000))
+    packed = gzip.compress(whole) if ending == "gz" else zstandard.ZstdCompressor().compress(whole)
+    (tmp_path / f"cut.jsonl.{ending}").write_bytes(packed[: len(packed) // 2])
+    (tmp_path / "whole.jsonl").write_text('{"text": "of another file"}\n')
+    result = run(tmp_path / f"cut.jsonl.{ending}", tmp_path / "whole.jsonl")
+    (entry,) = result.dropped("read")
+    assert entry["reason"] == "file cut short" and "all lines before are read" in entry["detail"]
+    assert entry["line"] == len(result.texts()) > 1_000
+    assert result.texts()[-1] == "of another file"
+    assert result.texts()[0].startswith("0 ")
+
+
+def test_text_files_whole_or_by_line(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("one\n\ntwo\n")
+    (tmp_path / "in" / "b.txt").write_bytes(b"\xff\xfe broken")
+    (tmp_path / "in" / "c.txt.gz").write_bytes(gzip.compress(b"cut" * 900)[:-9])
+    (tmp_path / "in" / "ignored.bin").write_bytes(b"")
+    whole = run(tmp_path / "in", folder="whole")
+    assert whole.texts() == ["one\n\ntwo\n"]
+    assert {Path(entry["file"]).name: entry["reason"] for entry in whole.dropped("read")} == {
+        "b.txt": "not UTF-8",
+        "c.txt.gz": "file cut short",
+    }
+    assert run(tmp_path / "in" / "a.txt", folder="lines", read={"text_as": "lines"}).texts() == ["one", "two"]
+
+
+def test_parquet_and_its_damage(tmp_path: Path, run: Run) -> None:
+    table = pa.table({"text": ["one", None, "three"], "id": ["a", "b", "c"], "score": [1.0, 2.0, 3.0]})
+    pq.write_table(table, tmp_path / "in.parquet")
+    result = run(tmp_path / "in.parquet")
+    assert [(row["id"], row["text"], row["metadata"]["score"]) for row in result.rows()] == [
+        ("a", "one", 1.0),
+        ("c", "three", 3.0),
+    ]
+    assert result.reasons("read") == {"'text' is no text": 1}
+    (tmp_path / "bad.parquet").write_bytes((tmp_path / "in.parquet").read_bytes()[:-8])
+    assert run(tmp_path / "bad.parquet", folder="bad").reasons("read") == {"file damaged": 1}
+
+
+def warc(*records: tuple[str, str, bytes]) -> bytes:
+    parts = []
+    for number, (kind, url, body) in enumerate(records):
+        if kind == "response":
+            body = b"HTTP/1.0 200 OK\r\nContent-Type: text/html\r\n\r\n" + body
+        head = f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Target-URI: {url}\r\nWARC-Record-ID: <urn:{number}>\r\n"
+        head += f"Content-Type: application/http; msgtype={kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+        parts.append(gzip.compress(head.encode() + body + b"\r\n\r\n"))
+    return b"".join(parts)
+
+
+def test_web_archives(tmp_path: Path, run: Run) -> None:
+    sentence = "This page has a main text, which is long enough to be taken for one by the extractor. " * 5
+    page = f"<html><head><title>x</title><script>var a=1;</script></head><body><p>{sentence}</p></body></html>"
+    content = warc(
+        ("conversion", "http://a.org/1", b"Plain text."),
+        ("response", "http://a.org/2", page.encode()),
+        ("request", "http://a.org/3", b"GET"),
+    )
+    (tmp_path / "in.warc.gz").write_bytes(content)
+    rows = run(tmp_path / "in.warc.gz").rows()
+    assert [row["url"] for row in rows] == ["http://a.org/1", "http://a.org/2"]
+    assert rows[0]["text"] == "Plain text."
+    assert "main text" in rows[1]["text"] and "var a" not in rows[1]["text"]
+    (tmp_path / "cut.wet.gz").write_bytes(
+        warc(*[("conversion", "http://b.org", os.urandom(900).hex().encode())] * 9)[:-400]
+    )
+    cut = run(tmp_path / "cut.wet.gz", folder="cut")
+    assert len(cut.rows()) == 8 and cut.reasons("read") == {"file cut short": 1}
+
+
+def test_large_files_of_lines_are_cut_between_lines(tmp_path: Path, run: Run) -> None:
+    lines = [json.dumps({"text": f"document {number} " + "x" * (number % 50)}) for number in range(200)]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    whole = run(tmp_path / "in.jsonl", folder="whole")
+    cut = run(tmp_path / "in.jsonl", folder="cut", run={"piece_bytes": 1000})
+    assert cut.texts() == whole.texts() and len(cut.texts()) == 200
+    assert len(cut.manifest["inputs"]) > 8
+    assert len(set(cut.ids())) == 200
+
+
+def test_line_starts_are_line_starts(tmp_path: Path) -> None:
+    data = b"ab\ncdef\n\n\nlong line here\nx"
+    (tmp_path / "f").write_bytes(data)
+    starts = line_starts(tmp_path / "f", range(1, len(data)))
+    assert starts == [place for place in range(1, len(data)) if data[place - 1 : place] == b"\n"]
+
+
+def test_a_file_that_changes_while_it_is_read_is_told(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "one"}\n')
+    from colonnade.data.clean import read
+
+    before: Any = read.rows
+
+    def growing(*arguments: Any) -> Any:
+        path.write_text('{"text": "one"}\n{"text": "two"}\n')
+        return before(*arguments)
+
+    monkeypatch.setattr(read, "rows", growing)
+    result = run(path)
+    assert result.reasons("read") == {"file changed while it was read": 1}
+
+
+def test_ids_urls_titles_and_other_keys_come_through(run: Run, write_lines: Any) -> None:
+    row = {"text": "t", "id": 7, "url": "http://x.org", "title": "T", "more": {"deep": [1]}, "odd": "\ud83d"}
+    result = run(write_lines("news.jsonl", [row]))
+    (kept,) = result.rows()
+    assert kept["id"] == "7" and kept["url"] == "http://x.org" and kept["title"] == "T" and kept["source"] == "news"
+    assert kept["metadata"] == {"more": {"deep": [1]}, "odd": "\ud83d"}
+
+
+MEASURE = """
+import resource, sys
+from pathlib import Path
+from colonnade.data.clean.run import clean
+from colonnade.data.clean.load import build
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+content = {"run": {"workers": 1}, "read": {"paths": sys.argv[1:2]}, "write": {"folder": sys.argv[2]}}
+print(clean(build(content), progress=False))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".jsonl.bz2", ".jsonl.xz", ".jsonl.zst", ".txt.zst"])
+def test_a_gigabyte_in_a_line_takes_little_memory(tmp_path: Path, ending: str) -> None:
+    """A line of 1 GB between two documents; packed with zstd it is a bomb, too."""
+    path = tmp_path / f"giant{ending}"
+    openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": zstandard.open}
+    with openers.get(path.suffix, open)(path, "wb") as stream:
+        stream.write(b'{"text": "first"}\n{"text": "')
+        for _ in range(1 << 10):
+            stream.write(b"x" * (1 << 20))
+        stream.write(b'"}\n{"text": "last"}\n')
+    command = [sys.executable, "-c", MEASURE, str(path), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout.splitlines()[-1]) < 150_000, "kB"
+    result = Result(tmp_path / "out", "")
+    bomb = path.suffix in (".zst", ".bz2", ".xz")
+    if "jsonl" in ending:
+        assert result.texts() == (["first"] if bomb else ["first", "last"])
+        assert set(result.reasons("read")) == ({"file damaged"} if bomb else {"too long"})

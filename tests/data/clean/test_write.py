@@ -1,0 +1,153 @@
+"""Parts, formats, hashes; the manifest, the page and token files that follow from them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colonnade.data.clean.overlap import overlap
+from colonnade.data.clean.report import write_report
+from colonnade.data.clean.write import part_of
+from colonnade.data.indexed import TokenFile
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.errors import DataError
+from tests.commands import here
+from tests.data.clean.recipes import Result, read_rows, words
+
+Run = Callable[..., Result]
+
+
+def test_parts_have_their_shares_and_do_not_depend_on_other_documents(run: Run, write_lines: Any) -> None:
+    rows = [{"id": f"d{number}", "text": f"text {number}"} for number in range(600)]
+    split = {"shares": {"train": 8.0, "validation": 1.0, "test": 1.0}}
+    result = run(write_lines("in.jsonl", rows), split=split)
+    sizes = {part: len(result.ids(part)) for part in split["shares"]}
+    assert sum(sizes.values()) == 600 and 430 < sizes["train"] < 530 and 30 < sizes["test"] < 95
+    fewer = run(write_lines("in.jsonl", rows[::2]), folder="fewer", split=split)
+    assert set(fewer.ids("validation")) == {name for name in result.ids("validation") if int(name[1:]) % 2 == 0}
+    other = run(write_lines("in.jsonl", rows), folder="other", split={**split, "seed": 5})
+    assert set(other.ids("test")) != set(result.ids("test"))
+
+
+@given(st.text(max_size=20), st.integers(0, 2**40))
+def test_every_document_has_a_part(identity: str, seed: int) -> None:
+    assert part_of(identity, {"a": 0.5, "b": 0.5}, seed=seed) in ("a", "b")
+
+
+@pytest.mark.parametrize("compression", ["none", "gz", "zst"])
+def test_formats(run: Run, write_lines: Any, compression: str) -> None:
+    rows = [{"id": "1", "text": "é", "odd": {"k": [1]}}, {"id": "2", "text": "two", "title": "T"}]
+    lines = run(write_lines("in.jsonl", rows), write={"compression": compression})
+    table = run(write_lines("in.jsonl", rows), folder="table", write={"compression": compression, "format": "parquet"})
+    found = pq.read_table(table.folder / "train" / "00000.parquet").to_pylist()
+    assert [row["text"] for row in found] == lines.texts() == ["é", "two"]
+    assert json.loads(found[0]["metadata"]) == lines.rows()[0]["metadata"] == {"odd": {"k": [1]}}
+    assert found[1]["title"] == "T"
+    without = run(write_lines("in.jsonl", rows), folder="without", write={"metadata": False})
+    assert "metadata" not in without.rows()[0]
+
+
+def test_the_manifest_adds_up(run: Run, write_lines: Any) -> None:
+    one = write_lines("one.jsonl", ["a b c", "a b c", "é", {"x": 1}])
+    result = run(one, write_lines("two.jsonl.gz", ["other words"]), repair={}, deduplicate={})
+    content = result.manifest
+    for step, counts in content["steps"].items():
+        if step != "read":
+            dropped = sum(amount["documents"] for amount in counts["dropped"].values())
+            assert counts["in"]["documents"] == counts["out"]["documents"] + dropped, step
+    order = list(content["steps"])
+    for before, after in pairwise(order):
+        assert content["steps"][before]["out"] == content["steps"][after]["in"]
+    assert content["steps"]["read"]["out"]["bytes"] == sum(
+        len(text.encode()) for text in ("a b c", "a b c", "é", "other words")
+    )
+    assert [entry["sha256"] for entry in content["inputs"]] == [
+        hashlib.sha256(Path(entry["path"]).read_bytes()).hexdigest() for entry in content["inputs"]
+    ]
+    assert [entry["sha256"] for entry in content["outputs"]] == [
+        hashlib.sha256((result.folder / entry["path"]).read_bytes()).hexdigest() for entry in content["outputs"]
+    ]
+    assert Counter(entry["reason"] for step in order for entry in result.dropped(step)) == Counter(
+        {reason: number for step in order for reason, number in result.reasons(step).items()}
+    )
+    assert content["versions"]["ftfy"] and content["recipe"]["read"]["paths"] == [
+        str(one),
+        str(one.with_name("two.jsonl.gz")),
+    ]
+
+
+def test_the_page_shows_all_of_it_and_nothing_from_elsewhere(run: Run, write_lines: Any) -> None:
+    rows = [{"text": "<script>alert(1)</script> & more"}, {"text": "<script>alert(1)</script> & more"}, {"txt": 1}]
+    result = run(
+        write_lines("in.jsonl", rows), repair={"unescape_html": False}, deduplicate={}, language={"threshold": 0.0}
+    )
+    text = write_report(result.folder).read_text()
+    assert "&lt;script&gt;alert(1)" in text and "<script" not in text
+    assert "http" not in text.replace("http://www.w3.org", "")
+    for part in (
+        "no key &#x27;text&#x27;",
+        "near-duplicate",
+        "2 documents",
+        "Languages",
+        "SHA-256",
+        "&quot;threshold&quot;",
+    ):
+        assert part in text, part
+
+
+def test_the_page_of_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    answer = here("data", "report", tmp_path)
+    assert answer.status == 2 and "has no manifest.json. Name the write.folder of a run." in answer.err
+
+
+def test_token_files_of_each_part(tmp_path: Path, run: Run, write_lines: Any, tokenizer: Tokenizer) -> None:
+    tokenizer.save(tmp_path / "tokenizer.json")
+    texts = [f"document {number}" for number in range(40)]
+    result = run(
+        write_lines("in.jsonl", texts),
+        run={"tokenizer": str(tmp_path / "tokenizer.json"), "piece_bytes": 300},
+        split={"shares": {"train": 1.0, "test": 1.0}},
+        tokenize={},
+    )
+    for part in ("train", "test"):
+        file = TokenFile(str(result.folder / "tokens" / part))
+        assert file.num_documents == len(result.texts(part))
+        tokens = file.read(file.document_start(0), file.document_start(1) - file.document_start(0))
+        assert tokenizer.decode(tokens.tolist()) == result.texts(part)[0]
+
+
+def test_overlap_counts_places(tmp_path: Path, write_lines: Any) -> None:
+    passage = words(30, 1)
+    exam = write_lines("exam.jsonl", [" ".join(passage), " ".join(words(20, 2)), "too short"])
+    corpus = write_lines("corpus.jsonl", ["Before. " + ", ".join(passage[3:15]) + "!", "nothing shared here", {"x": 1}])
+    found = overlap([corpus], exam, ngram=8)
+    assert (found.ngrams, found.shared) == (23 + 13, 5)
+    assert (found.passages, found.passages_touched, found.documents, found.documents_touched) == (2, 1, 2, 1)
+    assert found.rejected == 1 and found.share == 5 / 36
+    assert "13.89% of the 36 8-grams" in found.summary()
+    assert overlap([exam], exam).share == 1.0
+    with pytest.raises(DataError, match="no passage of 50 words"):
+        overlap([corpus], exam, ngram=50)
+
+
+def test_overlap_from_the_command_line(write_lines: Any) -> None:
+    exam = write_lines("exam.jsonl", [" ".join(words(20, 2))])
+    answer = here("data", "overlap", exam, exam, "--ngram", 5, "--workers", 1, "--json")
+    assert answer.status == 0 and json.loads(answer.out)["share"] == 1.0
+
+
+def test_rows_can_be_cleaned_again(run: Run, write_lines: Any) -> None:
+    """The result is an input like any other."""
+    once = run(write_lines("in.jsonl", [{"text": "a", "id": "x", "k": 1}]), folder="once")
+    twice = run(once.folder / "train", folder="twice")
+    assert twice.rows()[0]["id"] == "x" and read_rows(once.folder / "train" / "00000.jsonl.zst")[0]["text"] == "a"
