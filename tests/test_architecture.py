@@ -19,6 +19,7 @@ FLOORS = [
     {"checkpoint", "evaluation", "generation", "planner"},
     {"train"},
     {"demo"},
+    {"cli_data"},
     {"cli"},
     {"__main__"},
 ]

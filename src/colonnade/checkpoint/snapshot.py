@@ -30,7 +30,7 @@ class Snapshot:
         self._memory = _memory(sum(sizes), self._pinned)
         starts = itertools.accumulate(sizes, initial=0)
         self.parts = {key(item): self._place(item, start) for item, start in zip(items, starts, strict=False)}
-        self._stream = torch.cuda.Stream() if self._pinned else None
+        self._stream = torch.cuda.Stream() if self._pinned else None  # type: ignore[no-untyped-call]
 
     def _place(self, item: WriteItem, start: int) -> Tensor:
         """A tensor whose storage is its part of the memory alone, so that nobody copies it once more."""

@@ -1,0 +1,164 @@
+"""`colonnade data …`: from raw text to token files. Thin: parse, call."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from colonnade.errors import ConfigError
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+data = typer.Typer(help="Text to token files.", no_args_is_help=True, rich_markup_mode=None)
+
+Inputs = Annotated[
+    list[Path],
+    typer.Argument(help="Text files (.txt, .jsonl; .gz, .xz, .bz2, .zst) or folders of them.", show_default=False),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an output that exists.")]
+Key = Annotated[str, typer.Option(help="The key of the text in a .jsonl line.")]
+
+
+@data.command("train-tokenizer")
+def train_tokenizer(
+    inputs: Inputs,
+    output: Annotated[Path, typer.Option(help="Where to write the tokenizer.json.", show_default=False)],
+    vocab_size: Annotated[int, typer.Option(help="Tokens, the 256 bytes and the end of document among them.")] = 32768,
+    key: Key = "text",
+    overwrite: Overwrite = False,
+) -> None:
+    """Train a byte-level BPE tokenizer."""
+    from colonnade.data import tokenize
+
+    made = tokenize.train_tokenizer(inputs, output, vocab_size, key=key, overwrite=overwrite)
+    print(f"{output}: {made.vocab_size:,} tokens.")
+
+
+@data.command("tokenize")
+def tokenize_command(
+    inputs: Inputs,
+    output: Annotated[str, typer.Option(help="Prefix of the .bin and .idx to write.", show_default=False)],
+    tokenizer: Annotated[
+        Path,
+        typer.Option(
+            help="A tokenizer.json, vocab.txt or *.model, or a folder with GPT-2's files.", show_default=False
+        ),
+    ],
+    key: Key = "text",
+    workers: Annotated[int | None, typer.Option(help="Processes. Unset: one a core.", min=1)] = None,
+    append_end: Annotated[bool, typer.Option(help="Put the end-of-document token behind each document.")] = True,
+    sentences: Annotated[
+        bool, typer.Option("--sentences", help="Keep sentences apart, as BERT samples need it.")
+    ] = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Turn text into a token file (.bin and .idx, as Megatron-LM reads and writes them)."""
+    from colonnade.data.tokenize import tokenize_files
+    from colonnade.data.tokenizer import Tokenizer
+
+    report = tokenize_files(
+        inputs,
+        output,
+        Tokenizer.load(tokenizer),
+        key=key,
+        workers=workers,
+        append_end=append_end,
+        sentences=sentences,
+        overwrite=overwrite,
+    )
+    print(report.summary())
+
+
+@data.command("merge")
+def merge_command(
+    prefixes: Annotated[list[str], typer.Argument(help="Prefixes of token files, in order.", show_default=False)],
+    output: Annotated[str, typer.Option(help="Prefix of the .bin and .idx to write.", show_default=False)],
+    overwrite: Overwrite = False,
+) -> None:
+    """Join token files end to end: shards that were made on several machines, for instance."""
+    from colonnade.data.inspect import inspect
+    from colonnade.data.writer import merge
+
+    merge(prefixes, output, overwrite=overwrite)
+    found = inspect(output)
+    print(f"{output}: {found['documents']:,} documents, {found['tokens']:,} tokens ({found['dtype']}).")
+
+
+@data.command("inspect")
+def inspect_command(
+    prefix: Annotated[str, typer.Argument(help="Prefix that the .bin and .idx share.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Tell what a token file holds."""
+    from colonnade.data.inspect import inspect
+
+    found = inspect(prefix)
+    if as_json:
+        print(json.dumps(found))
+    else:
+        print("\n".join(f"{name.replace('_', ' '):24} {value}" for name, value in found.items() if value is not None))
+
+
+Recipe = Annotated[Path, typer.Argument(help="Recipe (.toml).", show_default=False)]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Keys to replace.", metavar="SECTION.KEY=VALUE", show_default=False)
+]
+
+
+@data.command("clean")
+def clean_command(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
+) -> None:
+    """Clean raw text by a recipe: read, repair, filter, de-duplicate, decontaminate, split, write.
+
+    A run that was stopped goes on where it was.
+    """
+    with extra_data():
+        from colonnade.data.clean.load import load
+        from colonnade.data.clean.run import clean
+    print(clean(load(recipe, overrides or []), progress=progress))
+
+
+@data.command("report")
+def report_command(
+    folder: Annotated[Path, typer.Argument(help="The write.folder of a cleaning run.", show_default=False)],
+) -> None:
+    """Make one HTML page of what a cleaning run did: report.html in its folder."""
+    with extra_data():
+        from colonnade.data.clean.report import write_report
+    print(write_report(folder))
+
+
+@data.command("overlap")
+def overlap_command(
+    corpus: Annotated[Path, typer.Argument(help="Text files, or a folder of them.", show_default=False)],
+    test: Annotated[
+        Path, typer.Argument(help="Evaluation set: .jsonl, SQuAD's .json, .txt, .tokens or .raw.", show_default=False)
+    ],
+    ngram: Annotated[int, typer.Option(help="Words of an n-gram.", min=1)] = 8,
+    key: Key = "text",
+    workers: Annotated[int | None, typer.Option(help="Processes. Unset: one a core.", min=1)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell which share of an evaluation set's n-grams occurs in a corpus."""
+    with extra_data():
+        from colonnade.data.clean.executors import num_cores
+        from colonnade.data.clean.overlap import overlap
+    found = overlap([corpus], test, ngram=ngram, key=key, workers=workers or num_cores())
+    print(json.dumps(found.as_json()) if as_json else found.summary())
+
+
+@contextmanager
+def extra_data() -> Iterator[None]:
+    """Says how to install what cleaning needs, where it is not there."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f'cleaning needs the package {error.name}, which is not installed. Run `pip install "colonnade[data]"`.'
+        ) from error
