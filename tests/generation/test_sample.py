@@ -8,10 +8,12 @@ import torch
 
 from colonnade.errors import ConfigError, DataError
 from colonnade.generation.choose import Sampling, choose
-from colonnade.generation.sample import Generated, empty_caches, generate, next_logits
+from colonnade.generation.sample import Generated, Stages, empty_caches, generate, next_logits
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, build_mesh, paper_mesh
-from colonnade.model.gpt import GPT
+from colonnade.model.gpt import GPT, Inputs
+from colonnade.pipeline.chunk import Chunk
+from colonnade.pipeline.inference import Inference, Whole
 from tests.distributed import run_on_ranks
 from tests.generation.tiny import tiny_gpt
 
@@ -28,14 +30,14 @@ def without_a_cache(model: GPT, prompt: list[int], number: int, count: int, samp
     """The whole text through the model again for every token."""
     text = list(prompt)
     for _ in range(count):
-        text.append(choose(next_logits(model, text, SERIAL), sampling, prompt=number, position=len(text)))
+        text.append(choose(next_logits(Stages(model, SERIAL), text), sampling, prompt=number, position=len(text)))
     return text[len(prompt) :]
 
 
 @pytest.mark.parametrize("how", [{"temperature": 0.0}, SAMPLED], ids=["greedy", "sampled"])
 def test_with_the_cache_is_as_without(how: dict[str, Any]) -> None:
     model = tiny_gpt(SERIAL)
-    generated = list(generate(model, PROMPTS, SERIAL, max_new_tokens=5, **how))
+    generated = list(generate(Stages(model, SERIAL), PROMPTS, max_new_tokens=5, **how))
     assert [new.prompt for new in generated] == [0] * 5 + [1] * 5 + [2] * 5
     texts = [tokens_of(generated, number) for number in range(3)]
     assert texts == [without_a_cache(model, p, n, 5, Sampling(**how)) for n, p in enumerate(PROMPTS)]
@@ -47,28 +49,28 @@ def test_cached_logits_are_those_of_the_whole_text(cuts: list[int]) -> None:
     model, text = tiny_gpt(SERIAL), [7, 0, 20, 3, 3, 11, 2, 19, 5, 1]
     caches, done = empty_caches(model, 10), 0
     for count in cuts:
-        cached = next_logits(model, text[done : done + count], SERIAL, caches)
+        cached = next_logits(Stages(model, SERIAL), text[done : done + count], caches, done)
         done += count
-        np.testing.assert_allclose(cached, next_logits(model, text[:done], SERIAL), rtol=1e-12, atol=1e-13)
+        np.testing.assert_allclose(cached, next_logits(Stages(model, SERIAL), text[:done]), rtol=1e-12, atol=1e-13)
 
 
 def test_logits_are_those_of_a_plain_product() -> None:
     model = tiny_gpt(SERIAL, tie_embeddings=False)
     x = model.hidden(torch.tensor([[4], [8]]))
     plain = model.head.norm(x)[-1, 0] @ model.head.output.weight.T
-    np.testing.assert_allclose(next_logits(model, [4, 8], SERIAL), plain.detach().numpy(), rtol=1e-12)
+    np.testing.assert_allclose(next_logits(Stages(model, SERIAL), [4, 8]), plain.detach().numpy(), rtol=1e-12)
 
 
 def test_a_prompt_alone_is_continued_as_among_others() -> None:
     model = tiny_gpt(SERIAL)
-    together = list(generate(model, PROMPTS, SERIAL, max_new_tokens=4, temperature=0.0))
+    together = list(generate(Stages(model, SERIAL), PROMPTS, max_new_tokens=4, temperature=0.0))
     for number, prompt in enumerate(PROMPTS):
-        alone = list(generate(model, [prompt], SERIAL, max_new_tokens=4, temperature=0.0))
+        alone = list(generate(Stages(model, SERIAL), [prompt], max_new_tokens=4, temperature=0.0))
         assert tokens_of(alone, 0) == tokens_of(together, number)
 
 
 def test_the_same_prompt_twice_gives_two_samples() -> None:
-    generated = list(generate(tiny_gpt(SERIAL), [[1, 2], [1, 2]], SERIAL, max_new_tokens=8, temperature=2.0))
+    generated = list(generate(Stages(tiny_gpt(SERIAL), SERIAL), [[1, 2], [1, 2]], max_new_tokens=8, temperature=2.0))
     assert tokens_of(generated, 0) != tokens_of(generated, 1)
 
 
@@ -80,8 +82,10 @@ def test_every_tp_generates_what_one_rank_does(tp: int, vocab_size: int) -> None
 
     def on(axis: Axis) -> tuple[Any, ...]:
         models = [tiny_gpt(axis, vocab_size=vocab_size, tie_embeddings=tied) for tied in (True, False)]
-        texts = [list(generate(model, prompts, axis, max_new_tokens=6, **how)) for model in models for how in ways]
-        return texts, np.stack([next_logits(model, prompts[0], axis) for model in models])
+        texts = [
+            list(generate(Stages(model, axis), prompts, max_new_tokens=6, **how)) for model in models for how in ways
+        ]
+        return texts, np.stack([next_logits(Stages(model, axis), prompts[0]) for model in models])
 
     def on_rank(rank: int, num_ranks: int) -> tuple[Any, ...]:
         return on(build_mesh(Layout(tp=num_ranks), rank).tp)
@@ -94,22 +98,41 @@ def test_every_tp_generates_what_one_rank_does(tp: int, vocab_size: int) -> None
         np.testing.assert_allclose(logits, serial_logits, rtol=1e-10, atol=1e-12)
 
 
+def test_stages_generate_what_one_rank_does() -> None:
+    """tp 2 × pp 3, the first stage without a block; every rank gets every token."""
+    held = (["embedding"], ["blocks.0"], ["blocks.1", "head"])
+
+    def on_rank(rank: int, num_ranks: int) -> list[Generated]:
+        mesh = build_mesh(Layout(tp=2, pp=3), rank)
+        model = tiny_gpt(mesh.tp, units=held[mesh.pp.rank])
+
+        def stream(inputs: Inputs) -> torch.Tensor:
+            assert inputs.tokens is not None
+            return torch.empty(*inputs.tokens.shape, 16, dtype=torch.float64)
+
+        inference = Inference([Chunk(held[mesh.pp.rank], model, Whole())], mesh.pp, Whole(), stream)
+        return list(generate(Stages(model, mesh.tp, mesh.pp, inference.hidden), PROMPTS, max_new_tokens=5, **SAMPLED))
+
+    expected = list(generate(Stages(tiny_gpt(SERIAL), SERIAL), PROMPTS, max_new_tokens=5, **SAMPLED))
+    assert run_on_ranks(on_rank, 6) == [expected] * 6
+
+
 def test_a_new_token_sends_its_logits_once_and_two_reductions_a_layer() -> None:
     mesh = paper_mesh(Layout(tp=4), 0)
     model = tiny_gpt(mesh.tp)
     caches = empty_caches(model, 12)
-    next_logits(model, [1, 2, 3], mesh.tp, caches)
+    next_logits(Stages(model, mesh.tp), [1, 2, 3], caches)
     before = len(mesh.ledger.entries)
-    next_logits(model, [4], mesh.tp, caches)
+    next_logits(Stages(model, mesh.tp), [4], caches, 3)
     sent = [(entry.operation, entry.shape) for entry in list(mesh.ledger.entries)[before:]]
     assert sent == [("all_reduce", (1, 1, 16))] * 5 + [("all_gather", (6,))]  # the embedding's, 2 layers' two each
 
 
 def test_the_stop_token_ends_its_text_only() -> None:
     model = tiny_gpt(SERIAL)
-    free = list(generate(model, PROMPTS, SERIAL, max_new_tokens=5, temperature=0.0))
+    free = list(generate(Stages(model, SERIAL), PROMPTS, max_new_tokens=5, temperature=0.0))
     stop = tokens_of(free, 0)[2]
-    stopped = list(generate(model, PROMPTS, SERIAL, max_new_tokens=5, temperature=0.0, stop=stop))
+    stopped = list(generate(Stages(model, SERIAL), PROMPTS, max_new_tokens=5, temperature=0.0, stop=stop))
     for number in range(3):
         text = tokens_of(free, number)
         expected = text[: text.index(stop) + 1] if stop in text else text
@@ -124,19 +147,21 @@ def test_the_stop_token_ends_its_text_only() -> None:
 )
 def test_a_full_model_ends_the_text(length: int, count: int, end: str) -> None:
     model = tiny_gpt(SERIAL, seq_length=12)
-    generated = list(generate(model, [[1] * length], SERIAL, max_new_tokens=count, temperature=0.0))
+    generated = list(generate(Stages(model, SERIAL), [[1] * length], max_new_tokens=count, temperature=0.0))
     assert len(generated) == min(count, 13 - length) and generated[-1].end == end
 
 
 def test_fewer_positions_than_the_model_has() -> None:
-    generated = list(generate(tiny_gpt(SERIAL), [[1, 2]], SERIAL, max_new_tokens=9, seq_length=4, temperature=0.0))
+    generated = list(
+        generate(Stages(tiny_gpt(SERIAL), SERIAL), [[1, 2]], max_new_tokens=9, seq_length=4, temperature=0.0)
+    )
     assert [new.end for new in generated] == [None, None, "full"]
 
 
 def test_it_streams() -> None:
     model, seen = tiny_gpt(SERIAL), []
     model.embedding.register_forward_hook(lambda *_: seen.append("step"))
-    stream = generate(model, PROMPTS, SERIAL, max_new_tokens=5)
+    stream = generate(Stages(model, SERIAL), PROMPTS, max_new_tokens=5)
     assert seen == []
     next(stream)
     next(stream)
@@ -162,4 +187,4 @@ def test_what_is_refused_is_refused_at_once(
     prompts: list[list[int]], options: dict[str, Any], kind: type[Exception], says: str
 ) -> None:
     with pytest.raises(kind, match=says):
-        generate(tiny_gpt(SERIAL), prompts, SERIAL, **{"max_new_tokens": 3, **options})
+        generate(Stages(tiny_gpt(SERIAL), SERIAL), prompts, **{"max_new_tokens": 3, **options})

@@ -9,9 +9,15 @@ from colonnade.model.initialize import initialize_
 
 
 def tiny_gpt(
-    tp: Axis, *, vocab_size: int = 21, seq_length: int = 12, tie_embeddings: bool = True, seed: int = 7
+    tp: Axis,
+    *,
+    vocab_size: int = 21,
+    seq_length: int = 12,
+    tie_embeddings: bool = True,
+    seed: int = 7,
+    units: list[str] | None = None,
 ) -> GPT:
-    """float64, 2 layers, 4 heads, with wide initial weights; the same logical weights for every tp."""
+    """float64, 2 layers, 4 heads, with wide initial weights; the same logical weights for every tp and all stages."""
     model = ModelConfig(
         num_layers=2,
         hidden_size=16,
@@ -22,8 +28,10 @@ def tiny_gpt(
         dropout=0.1,
         attention_dropout=0.1,
     )
-    gpt = GPT(model, vocab_size, tp).double()
+    gpt = GPT(model, vocab_size, tp, units=units).double()
     initialize_(gpt, tp, seed)
-    with torch.no_grad():
-        gpt.embedding.positions.weight.mul_(3.0)  # else greedy text repeats one token
+    if units is None or "embedding" in units:
+        assert gpt.embedding.positions is not None
+        with torch.no_grad():
+            gpt.embedding.positions.weight.mul_(3.0)  # else greedy text repeats one token
     return gpt

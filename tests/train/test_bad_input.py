@@ -124,8 +124,21 @@ MISTAKES: dict[str, tuple[Prepare, str]] = {
     "tp and heads": (lambda p: p.fresh("parallel.tp=4"), "does not divide model.num_heads = 2"),
     "tp and ffn": (lambda p: p.fresh("parallel.tp=2", "model.ffn_hidden_size=33"), "divide model.ffn_hidden_size = 33"),
     "global batch": (lambda p: p.fresh("train.global_batch_size=5"), "Use a global_batch_size of 4 or 6."),
-    "fp16": (lambda p: p.fresh("train.precision=fp16"), "bf16 has the range of fp32"),
-    "pp": (lambda p: p.fresh("parallel.pp=2"), "parallel.pp = 2 asks for pipeline parallelism"),
+    "stages": (
+        lambda p: p.fresh("parallel.pp=5"),
+        "parallel.pp = 5 stages, but 2 blocks, the embedding and the head are",
+    ),
+    "sequence": (
+        lambda p: p.fresh("parallel.tp=2", "parallel.sequence_parallel=true", "model.seq_length=15"),
+        "Use a seq_length of 14 or 16, or sequence_parallel = false.",
+    ),
+    "virtual stages": (
+        lambda p: p.fresh(
+            "parallel.pp=2", "parallel.schedule=interleaved", "parallel.virtual_stages=2", "train.global_batch_size=6"
+        ),
+        "a step has 3 micro-batches",
+    ),
+    "offload": (lambda p: p.fresh("parallel.offload=true"), "there is no master copy"),
     "no file": (lambda p: ["train", p.folder / "x.toml"], "x.toml cannot be read: No such file or directory."),
     "a directory": (
         lambda p: ["train", p.folder],

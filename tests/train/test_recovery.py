@@ -232,6 +232,19 @@ def slow_disk(seconds: float) -> Callable[[int], None]:
     return slow
 
 
+def slow_copy(rank: int) -> None:
+    """The copy that is written begins late: what the next step changes too early gets into it."""
+    from colonnade.checkpoint.snapshot import Snapshot
+
+    take = Snapshot.take
+
+    def wait_and_take(snapshot: Any, parts: Any) -> None:
+        time.sleep(0.1)
+        take(snapshot, parts)
+
+    Snapshot.take = wait_and_take  # type: ignore[method-assign]
+
+
 def saved(run: Path) -> list[dict[str, Any]]:
     return [event for event in events(run) if event["event"] == "saved"]
 
@@ -242,7 +255,7 @@ def test_saving_in_the_background_saves_the_same(config: Path, tmp_path: Path, n
     layout = LAYOUTS[name]
     for folder, more in (("whole", []), ("run", ASYNCHRONOUS)):
         arguments = [f"run.folder={tmp_path / folder}", "checkpoint.every=1", "checkpoint.keep=6", *layout, *more]
-        assert forked("train", config, *arguments, num_ranks=num_ranks(layout)).status == 0
+        assert forked("train", config, *arguments, num_ranks=num_ranks(layout), first=slow_copy).status == 0
     assert_same(tmp_path / "run", tmp_path / "whole")
     for step in (1, 3, 5):
         name = f"step_{step:08}"

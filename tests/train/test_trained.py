@@ -13,8 +13,8 @@ import torch
 
 from colonnade.errors import CheckpointError, ConfigError, LayoutError
 from colonnade.mesh.mesh import Mesh
+from colonnade.model.precision import DTYPES
 from colonnade.train import trained
-from colonnade.train.state import DTYPES
 from tests.commands import forked
 from tests.corpus import TinyCorpus, write_config
 from tests.distributed import run_on_ranks
@@ -85,7 +85,7 @@ def test_text_is_shown_token_by_token(finished: Finished, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(trained, "print", show, raising=False)
     monkeypatch.setattr(trained, "generate", watched)
-    model = trained.open_trained(finished.newest, Mesh().tp, CPU)
+    model = trained.open_trained(finished.newest, Mesh(), CPU)
     settings: dict[str, Any] = {"temperature": 0, "top_k": 0, "top_p": 1.0, "seed": 1}
     trained.write_on(model, Mesh(), ["aeion", "tos"], max_new_tokens=5, **settings)
     assert printed_before[0] == "" and printed_before[1].startswith("aeion") and len(printed_before) == 10
@@ -100,7 +100,7 @@ def test_a_text_that_fills_all_positions_says_so(finished: Finished) -> None:
 
 def test_precision_can_be_chosen(finished: Finished) -> None:
     for name, dtype in DTYPES.items():
-        model = trained.open_trained(finished.newest, Mesh().tp, CPU, name).model
+        model = trained.open_trained(finished.newest, Mesh(), CPU, name).stages.model
         assert {parameter.dtype for parameter in model.parameters()} == {dtype}
         assert not any(parameter.requires_grad for parameter in model.parameters()) and not model.training
 
@@ -196,7 +196,7 @@ def test_padding_of_the_vocabulary_is_zero_and_never_written(cut: Path) -> None:
     from colonnade.mesh.mesh import build_mesh
 
     def rows(rank: int, num_ranks: int) -> Sequence[float]:
-        model = trained.open_trained(trained.find(cut), build_mesh(Layout(tp=2), rank).tp, CPU).model
+        model = trained.open_trained(trained.find(cut), build_mesh(Layout(tp=2), rank), CPU).stages.model
         return [float(model.embedding.tokens.weight[-1].abs().sum()), len(model.embedding.tokens.weight)]
 
     (first, size), (last, same) = run_on_ranks(rows, 2)

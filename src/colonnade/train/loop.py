@@ -52,7 +52,8 @@ def main(config: Config) -> None:
                 run_folder.occupy(config)
             state = build_state(config, mesh, corpus.vocab_size, device)
             recovery.resume(state, config, corpus, monitor)
-            with Interrupt() as interrupt, recovery.saving(state, config, mesh, corpus, monitor) as checkpoints:
+            saving = recovery.saving(state, config, mesh, corpus, monitor, overlap=True)
+            with Interrupt() as interrupt, saving as checkpoints:
                 _train(Run(config, mesh, device, corpus, monitor, checkpoints), state, interrupt)
                 checkpoints.wait()
                 _finish(config, state, monitor)
@@ -84,7 +85,8 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
     started = time.perf_counter()
     curriculum, position = run.corpus.curriculum, state.samples
     loaded = run.corpus.batches(position, micro_batch_size=config.train.micro_batch_size, dp=run.mesh.dp)
-    result = train_step(state, [batch.to(run.device) for batch in loaded], run.mesh, config.train)
+    batches = [batch.to(run.device) for batch in loaded]
+    result = train_step(state, batches, run.mesh, config.train, before_update=run.checkpoints.copied)
     state.samples = curriculum.next(position)
     seconds = time.perf_counter() - started
     _check_finite(run, state, result)

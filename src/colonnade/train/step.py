@@ -4,7 +4,7 @@ One call a folder, in this order.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,8 +36,18 @@ class StepResult:
     """Whether gradients overflowed, so that no weight was changed."""
 
 
-def train_step(state: TrainState, microbatches: Sequence[Batch], mesh: Mesh, train: TrainConfig) -> StepResult:
-    """One optimizer step on this rank's share of the global batch. `microbatches` are in the order of their samples."""
+def train_step(
+    state: TrainState,
+    microbatches: Sequence[Batch],
+    mesh: Mesh,
+    train: TrainConfig,
+    *,
+    before_update: Callable[[], object] = lambda: None,
+) -> StepResult:
+    """One optimizer step on this rank's share of the global batch. `microbatches` are in the order of their samples.
+
+    `before_update` is called when weights and moments are about to change: a save in the background copies until then.
+    """
     loss_tokens = all_reduce(torch.stack([batch.loss_mask.sum().double() for batch in microbatches]).sum(), mesh.dp)
     scale = state.loss_scale.value
     inputs = [_inputs(batch, scale / loss_tokens.clamp(min=1.0), train.seed) for batch in microbatches]
@@ -47,6 +57,7 @@ def train_step(state: TrainState, microbatches: Sequence[Batch], mesh: Mesh, tra
     state.ownership.finish()
 
     norm = gradient_norm(state.ownership) / scale
+    before_update()
     rate, skipped = update_(state, norm, mesh, train)
     state.samples += train.global_batch_size
     total = float(all_reduce(all_reduce(loss, mesh.dp), mesh.pp))  # only the last stage has any
