@@ -10,6 +10,7 @@ source, or if the tests fail without any.
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -476,15 +477,27 @@ def failed_tests(tree: Path, tests: tuple[str, ...]) -> Counter[str]:
     where = [sys.executable, "-c", "import colonnade; print(colonnade.__file__)"]
     origin = subprocess.run(where, cwd=tree, env=environment, capture_output=True, text=True, check=True).stdout
     assert Path(origin.strip()).is_relative_to(tree), f"the tests would import {origin.strip()}"
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", *tests]
-    try:
-        result = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TIME_LIMIT)
-    except subprocess.TimeoutExpired:
-        return Counter({f"{tests[0].removeprefix('tests/').removesuffix('.py')}::does not end": 1})
-    if result.returncode not in (0, 1):
-        raise RuntimeError(f"pytest could not run:\n{result.stdout}\n{result.stderr}")
-    named = re.findall(r"^(?:FAILED|ERROR) tests/(\S+?)\.py::(\w+)", result.stdout, flags=re.MULTILINE)
-    return Counter(f"{file}::{test}" for file, test in named)
+    return sum((failed_tests_of_file(tree, file, environment) for file in tests), Counter())
+
+
+def failed_tests_of_file(tree: Path, file: str, environment: dict[str, str]) -> Counter[str]:
+    """As `failed_tests`. A file whose run crashes, or does not end, has failed as a whole."""
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", file]
+    output, name = subprocess.PIPE, file.removeprefix("tests/").removesuffix(".py")
+    with subprocess.Popen(
+        command, cwd=tree, env=environment, stdout=output, stderr=output, text=True, start_new_session=True
+    ) as process:
+        try:
+            printed, errors = process.communicate(timeout=TIME_LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # its ranks too
+            return Counter({f"{name}::(does not end)": 1})
+    if process.returncode < 0:
+        return Counter({f"{name}::(crashes)": 1})
+    if process.returncode not in (0, 1):
+        raise RuntimeError(f"pytest could not run:\n{printed}\n{errors}")
+    named = re.findall(r"^(?:FAILED|ERROR) tests/(\S+?)\.py::(\w+)", printed, flags=re.MULTILINE)
+    return Counter(f"{found}::{test}" for found, test in named)
 
 
 def row(name: str, failed: Counter[str]) -> str:

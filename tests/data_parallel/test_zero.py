@@ -4,7 +4,7 @@ them, and what was freed is not needed.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -232,7 +232,9 @@ def two_steps(way: Way, mesh: Mesh) -> tuple[TrainState, list[float]]:
 
 @pytest.mark.parametrize("how", HOW, ids=lambda how: " ".join(map(str, how.values())))
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_nothing_is_used_before_it_is_there_nor_changed_while_it_is_sent(zero: int, how: dict[str, Any]) -> None:
+def test_nothing_is_used_before_it_is_there_nor_changed_while_it_is_sent(
+    zero: Literal[0, 1, 2, 3], how: dict[str, Any]
+) -> None:
     """Every gather and reduction of two steps arrives only when it is waited for, and finds what it sends unchanged:
     the published race of stage 2, a micro-batch that adds to a buffer that is still being summed, would be seen.
     The numbers are those of sums that arrive at once.
@@ -265,7 +267,8 @@ def test_stage_2_sums_each_microbatch_into_memory_of_its_own() -> None:
 
 def test_every_part_of_a_real_model_is_summed() -> None:
     """The last micro-batch is reduced like the others, in every schedule and stage."""
-    for zero in (0, 1, 2, 3):
+    stages: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
+    for zero in stages:
         way = Way(dp=2, micro_batch_size=1, zero=zero, schedule="zero_bubble")
         mesh = paper_mesh(way.layout, 0)
         two_steps(way, mesh)

@@ -155,7 +155,7 @@ def _count(count: Tensor, share: Share) -> None:
 
 def judge(run: Run, reference: Reference) -> Verdict:
     """Compare everything that a rank has."""
-    found = {
+    found: dict[str, list[Difference]] = {
         "loss": _numbers("loss", run, reference),
         "grad_norm": _numbers("grad_norm", run, reference),
         "gradients": [

@@ -183,8 +183,7 @@ def separated(batch: Batch, begins: Tensor) -> Batch:
 
 def part(batch: Batch, samples: slice | list[int]) -> Batch:
     """Some of a batch's samples."""
-    found = {name: None if each is None else each[..., samples] for name, each in vars(batch).items()}
-    return Batch(**found)
+    return replace(batch, **{name: each[..., samples] for name, each in vars(batch).items() if each is not None})
 
 
 def microbatches(case: Case, way: Way, step: int, mesh: Mesh) -> list[Batch]:
@@ -295,8 +294,8 @@ class Run:
     """What five steps produced on one rank."""
 
     steps: list[Step]
-    kept: dict[Buffer, Stretches]
-    """This rank's slices of master weights and moments."""
+    kept: dict[str, Stretches]
+    """By buffer: this rank's slices of master weights and moments."""
     parameters: Stretches
     """What the layers multiply with."""
     outside: float
@@ -310,7 +309,8 @@ class Reference:
     results: list[StepResult]
     gradients: list[dict[str, Tensor]]
     """One a step."""
-    kept: dict[Buffer, dict[str, Tensor]]
+    kept: dict[str, dict[str, Tensor]]
+    """By buffer."""
 
 
 def train(case: Case, way: Way, mesh: Mesh) -> Run:
@@ -321,7 +321,7 @@ def train(case: Case, way: Way, mesh: Mesh) -> Run:
     for number in range(STEPS):
         result = train_step(state, microbatches(case, way, number, mesh), mesh, config.train)
         steps.append(Step(result, stretches(state, "reduced")))
-    kept = {buffer: stretches(state, buffer) for buffer in KEPT}
+    kept: dict[str, Stretches] = {buffer: stretches(state, buffer) for buffer in KEPT}
     return Run(steps, kept, parameters(state), outside_weights(state))
 
 

@@ -69,7 +69,7 @@ def runs_on_a_rank(rank: int, num_ranks: int, way: Way, cases: Sequence[Case]) -
 @pytest.fixture(scope="module")
 def runs() -> dict[tuple[str, str], list[Run]]:
     """Five steps of every case in every way, by rank."""
-    found = {}
+    found: dict[tuple[str, str], list[Run]] = {}
     for name, way in WAYS.items():
         cases = [case for case, other in PAIRS if other == name]
         ranks = run_on_ranks(runs_on_a_rank, way.layout.num_ranks, way, [CASES[case] for case in cases])

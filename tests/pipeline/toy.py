@@ -16,6 +16,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from colonnade.mesh.autograd import apply
 from colonnade.tensor_parallel.gemm import WeightGradients, linear
 
 HIDDEN, VOCAB, LENGTH, SAMPLES = 6, 11, 3, 2
@@ -81,8 +82,7 @@ class Toy(nn.Module):
             return out
         token = Token(name, inputs.number)
         self.alive.add(token)
-        kept: Tensor = _Kept.apply(out, token, self.later)
-        return kept
+        return apply(_Kept, out, token, self.later)
 
     def _run(self, name: str, x: Tensor | None, inputs: Given) -> Tensor:
         if name == "embedding":
@@ -94,6 +94,7 @@ class Toy(nn.Module):
             return nn.functional.cross_entropy(logits, inputs.labels.flatten(), reduction="sum")
         layer = int(name.removeprefix("blocks."))
         weights = self.linears[layer]
+        assert isinstance(weights, nn.Linear)
         return x + torch.tanh(linear(self.norms[layer](x), weights.weight, weights.bias, weight_gradients=self.later))
 
     def plain(self, given: Sequence[Given]) -> tuple[float, dict[str, Tensor]]:
