@@ -47,6 +47,7 @@ def test_one_step_on_two_stages(corpus: TinyCorpus, tmp_path: Path) -> None:
     assert answer.out.startswith("One step on pp2 dp1 tp2: ")
     assert "rank 0 [pp0 dp0 tp0] " in answer.out and "rank 2 [pp1 dp0 tp0] " in answer.out
     assert "rank 1 [" not in answer.out and "≠" not in answer.out
+    assert answer.out.count("master weights and moments") == 2, "the memory of both stages"
     assert "gradients of replicated weights" in answer.out and "residual stream, each micro-batch" in answer.out
     assert answer.out.endswith("On every rank the ledger is what theory says.\n")
     assert not (tmp_path / "run").exists()

@@ -1,7 +1,8 @@
 """`train --audit`: one training step of a configuration, and what its ledger saw beside what theory says.
 
 Every rank holds its own ledger against its own theory (`planner/traffic.py`). Rank 0 prints the table of the first rank
-of each pipeline stage, and of every rank where the two differ.
+of each pipeline stage, and of every rank where the two differ; below it the memory that the step took beside what was
+predicted (`planner/memory.py`), of which no verdict is made: kernels of other devices keep other things.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.planner.traffic import Flow, Step, totals, traffic
 from colonnade.train.corpus import Corpus, open_corpus
 from colonnade.train.join import joined
+from colonnade.train.memory import measure, memory_table, predict
 from colonnade.train.state import build_state
 from colonnade.train.step import train_step
 
@@ -32,31 +34,32 @@ def audit(config: Config) -> bool:
     parallel, train = config.parallel, config.train
     layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp)
     with joined(layout, train.device, train.threads, timeout=train.timeout) as (mesh, device):
-        flows, seen = one_step(config, mesh, device, open_corpus(config))
+        flows, seen, memory = one_step(config, mesh, device, open_corpus(config))
         agree = totals(flows) == seen
         shown = not agree or mesh.dp.rank == mesh.tp.rank == 0
         title = f"rank {mesh.rank} {mesh.coordinates}"
-        tables = _gather_texts(table(title, flows, seen) if shown else "", mesh.world, device)
+        tables = _gather_texts(f"{table(title, flows, seen)}\n\n{memory}" if shown else "", mesh.world, device)
         all_agree = bool(all_reduce(torch.tensor(int(agree), device=device), mesh.world, "min"))
         if mesh.rank == 0:
             print("\n\n".join([_heading(layout), *filter(None, tables), _verdict(all_agree)]))
     return all_agree or mesh.rank > 0
 
 
-def one_step(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus) -> tuple[list[Flow], Totals]:
-    """What theory says of this rank's first step, and what its ledger saw."""
+def one_step(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus) -> tuple[list[Flow], Totals, str]:
+    """What theory says of this rank's first step, what its ledger saw, and the table of its memory."""
     train, ledger = config.train, mesh.ledger
     state = build_state(config, mesh, corpus.vocab_size, device)
     loaded = corpus.batches(0, micro_batch_size=train.micro_batch_size, dp=mesh.dp)
     batches = [batch.to(device) for batch in loaded]
     ledger.clear()
     ledger.begin_step(1)
-    result = train_step(state, batches, mesh, train)
+    result, measured = measure(state, lambda: train_step(state, batches, mesh, train))
     seen = ledger_totals(ledger)
     step = Step(
         config.model, config.parallel, train, config.optim.name, corpus.vocab_size, mesh.rank, skipped=result.skipped
     )
-    return traffic(step), seen
+    predicted = predict(config, corpus.vocab_size, stage=mesh.pp.rank, device=device)
+    return traffic(step), seen, memory_table(predicted, measured)
 
 
 def ledger_totals(ledger: Ledger) -> Totals:
