@@ -97,11 +97,12 @@ def shard(model: GPT, mesh: DeviceMesh) -> None:
 
 def shard_fully(model: GPT, task: Task) -> None:
     """FSDP2: every block, and the rest, gathered for use and freed afterwards; bf16 parameters, fp32 reduction."""
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    options = {"mesh": init_device_mesh("cpu", (num_ranks(),))} | ({"mp_policy": policy} if task.bf16 else {})
+    exact = torch.bfloat16 if task.bf16 else torch.float32
+    policy = MixedPrecisionPolicy(param_dtype=exact, reduce_dtype=torch.float32)
+    mesh = init_device_mesh("cpu", (num_ranks(),))
     for block in model.blocks:
-        fully_shard(block, **options)
-    fully_shard(model, **options)
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
 def clip_sharded_(parameters: list[nn.Parameter], limit: float) -> None:
