@@ -5,7 +5,7 @@ way must give the same numbers. Weights start wide (init_std 0.3), so that no so
 to nothing.
 
 One gradient is nothing: a key's bias adds the same to all scores of a query, which the softmax does not see. What is
-left is rounding, 1e-17, and Adam divides it by its own size plus epsilon. With epsilon 1e-6 that is no step at all.
+left is rounding, 1e-16, and Adam divides it by its own size plus epsilon. With epsilon 1e-5 that is no step at all.
 """
 
 from collections.abc import Sequence
@@ -150,7 +150,7 @@ def configured(case: Case, way: Way) -> Config:
             min_learning_rate=1e-3,
             warmup_steps=2,
             weight_decay=0.1,
-            epsilon=1e-6,
+            epsilon=1e-5,
         ),
         run=RunConfig(folder="unused"),
     )

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from colonnade.errors import ColonnadeError
-from colonnade.mesh.mesh import build_mesh
+from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.optim.loss_scale import LossScale
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import StepResult, train_step
@@ -142,6 +142,26 @@ def test_one_ranks_overflow_skips_the_step_on_all(way: str, serial: dict[str, St
         wholes = whole(expected.final)
         assert max(difference.size for difference in tensors("weight", told.final, wholes)) <= TOLERANCE
     assert not equal(expected, serial["plain"]), "a step is missing"
+
+
+def test_a_skipped_step_leaves_no_trace() -> None:
+    """At a constant learning rate, skipping the first batch is never having seen it: it is no step of the optimizer's
+    running means, whose first steps count for more.
+    """
+    plain = configured(CASE, SERIAL)
+    config = plain.model_copy(update={"optim": plain.optim.model_copy(update={"warmup_steps": 0, "decay": "constant"})})
+
+    def after(steps: Sequence[int], poisoned: bool) -> Stretches:
+        state = build_state(config, Mesh(), CASE.vocab_size, CPU)
+        state.loss_scale = dynamic()
+        if poisoned:
+            poison(state)
+        for step in steps:
+            train_step(state, microbatches(CASE, SERIAL, step, Mesh()), Mesh(), config.train)
+        return stretches(state, "master")
+
+    skipped, never_seen = after([0, 1, 2], True), after([1, 2], False)
+    assert all(torch.equal(each.values, never_seen[name].values) for name, each in skipped.items())
 
 
 def ended(rank: int, num_ranks: int, way: Way, poisoned_rank: int) -> str:
