@@ -115,7 +115,7 @@ def test_a_signal_in_the_last_step_is_no_interruption(config: Path, tmp_path: Pa
 
         step = loop.train_step
 
-        def last_step_interrupted(state, *args):  # type: ignore[no-untyped-def]
+        def last_step_interrupted(state, *args, **more):  # type: ignore[no-untyped-def]
             if state.step == 5:
                 os.kill(os.getpid(), signal.SIGINT)
             return step(state, *args)
