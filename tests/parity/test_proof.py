@@ -26,4 +26,4 @@ def test_tests_exist(line: str) -> None:
 
 def test_the_table_has_every_mutation() -> None:
     rows = re.findall(r"^\| ([^|]+) \| `", TABLE, flags=re.MULTILINE)
-    assert rows == [mutation.name for mutation in MUTATIONS]
+    assert sorted(rows) == sorted(mutation.name for mutation in MUTATIONS)
