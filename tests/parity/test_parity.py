@@ -2,8 +2,7 @@
 
 All jobs of a layout are trained in one set of forked ranks. `make test` runs a handful, in which every value of every
 factor occurs, and each axis and feature on its own, so that a failure says where to look; `make test-slow` a set with
-every valid pair of values, and one with every three values of what makes a layout (`covering.py`); `make parity-full`
-what an hour allows of all combinations (`full.py`).
+every valid pair of values (`covering.py`); `make parity-full` what an hour allows of all combinations (`full.py`).
 """
 
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ import pytest
 
 from colonnade.mesh.layout import Layout
 from tests.parity.compare import TOLERANCE, Outcome, by_layout, compare
-from tests.parity.covering import CORE, covering, handful, job
+from tests.parity.covering import covering, handful, job
 from tests.parity.runs import Case, Job, Reference, Way, reference
 
 ALONE: list[Job] = [
@@ -47,8 +46,7 @@ TOGETHER: list[Job] = [
     ),
 ]
 HANDFUL = [job(combination) for combination in handful()]
-THREE = (*CORE, "sequence_parallel", "zero", "recompute", "tied")
-COVERING = [job(combination) for combination in (*covering(), *covering(3, THREE)) if combination not in handful()]
+COVERING = [job(combination) for combination in covering() if combination not in handful()]
 
 
 def groups(jobs: Sequence[Job], time_limit: float, *marks: pytest.MarkDecorator) -> list[Any]:

@@ -81,7 +81,6 @@ def test_a_shrunk_model(verdict: Verdicts) -> None:
 @pytest.mark.parametrize(
     ("precision", "more"),
     [
-        ("fp32", ("model.tie_embeddings=false", "optim.name=lamb", "model.norm_position=post")),
         ("bf16", ()),
         ("fp16", ("model.tie_embeddings=false", "optim.name=lamb", "model.norm_position=post")),
     ],

@@ -203,7 +203,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".jsonl.zst", ".txt.zst"])
+@pytest.mark.parametrize("ending", [".jsonl", ".txt.zst"])
 def test_a_gigabyte_in_a_line_takes_little_memory(tmp_path: Path, ending: str) -> None:
     """A line of 1 GB between two documents; packed with zstd it is a bomb, too."""
     path = tmp_path / f"giant{ending}"
