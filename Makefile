@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
+# Two tests at a time: each starts ranks of its own, and they wait for one another half of the time.
+TESTS := $(BIN)/python -m pytest -n 2
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-all parity-full check bench docs
 
@@ -32,13 +35,13 @@ demo: $(VENV)/.run
 	$(BIN)/colonnade demo
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest
+	$(TESTS)
 
 test-slow: $(VENV)/.test
-	$(BIN)/python -m pytest -m slow
+	$(TESTS) -m slow
 
 test-all: $(VENV)/.test
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(TESTS) -m "slow or not slow"
 
 parity-full: $(VENV)/.test
 	$(BIN)/python -m tests.parity.full

@@ -4,7 +4,8 @@
 
 FOLDER holds `udhr2.zip` (the Universal Declaration of Human Rights) and `install.*.txt.gz` (one manual in several
 languages; paragraphs that are kept in English are left out). Every identifier that is installed is asked for each
-paragraph, and for texts of about 1,000 characters. Accuracy is the share of right answers, averaged over languages.
+paragraph, and for texts of about 1,000 characters. Accuracy is the share of right answers, averaged over languages;
+what is taken for what is told too. Writes `results/languages-<date>-<machine>.md`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,16 @@ import importlib
 import sys
 import time
 import zipfile
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from benchmarks import hardware
+
+RESULTS = Path(__file__).resolve().parent / "results"
+SHOWN = 12
 
 CODES = """
 afr=af arb=ar bel=be ben=bn bul=bg cat=ca ces=cs cmn_hans=zh cym=cy dan=da deu=de ell_monotonic=el eng=en
@@ -101,33 +108,49 @@ def main() -> None:
         "Declaration, 1,000 characters": {code: joined(texts) for code, texts in paragraphs.items()},
         "manual, paragraphs": manuals(folder),
     }
+    machine = hardware.describe()
+    text = "# Identifying languages\n\n"
+    text += f"{machine['cpu']}, {machine['cores']} cores, commit {machine['commit']};\n"
+    text += "`python -m benchmarks.language_identification FOLDER`\n"
     for name, texts in sets.items():
-        print(f"{name}: {sum(map(len, texts.values())):,} texts in {len(texts)} languages")
+        text += f"\n## {name}: {sum(map(len, texts.values())):,} texts in {len(texts)} languages\n\n"
+        text += (
+            "| library | right, averaged over languages | texts/s | MB/s | most frequent confusions: true → said |\n"
+        )
+        text += "|---|---|---|---|---|\n"
         for make in IDENTIFIERS:
             try:
                 identify = make()
             except (ImportError, OSError) as error:
-                print(f"  {make.__name__:16} not here: {error}")
+                print(f"{make.__name__} is not here: {error}", file=sys.stderr)
                 continue
-            print(f"  {make.__name__:16} {score(identify, texts)}", flush=True)
+            text += f"| {make.__name__} | {line_of(identify, texts)} |\n"
+    print(text)
+    path = RESULTS / f"languages-{datetime.now().date()}-{hardware.machine_name()}.md"
+    path.write_text(text, encoding="utf-8")
 
 
-def score(identify: Identify, texts: dict[str, list[str]]) -> str:
-    right: dict[str, float] = {}
-    wrong: dict[str, int] = defaultdict(int)
+def line_of(identify: Identify, texts: dict[str, list[str]]) -> str:
     identify("This is only for warming up.")
     started = time.perf_counter()
-    for code, each in texts.items():
-        found = [identify(text) for text in each]
-        found = [SAME.get(answer, answer) for answer in found]
-        right[code] = found.count(code) / len(each)
-        wrong[code] = len(each) - found.count(code)
+    table = confusion(identify, texts)
     seconds = time.perf_counter() - started
     count, size = sum(map(len, texts.values())), sum(len(text.encode()) for each in texts.values() for text in each)
-    worst = sorted(right, key=right.__getitem__)[:4]
-    weakest = ", ".join(f"{code} {right[code]:.0%}" for code in worst)
-    mean = sum(right.values()) / len(right)
-    return f"{mean:7.2%}  {count / seconds:8,.0f} texts/s  {size / 1e6 / seconds:6.2f} MB/s   weakest: {weakest}"
+    mean = sum(table[code, code] / len(each) for code, each in texts.items()) / len(texts)
+    wrong = [(pair, number) for pair, number in table.most_common() if pair[0] != pair[1]]
+    worst = ", ".join(f"{true} → {said or 'none'} {number}" for (true, said), number in wrong[:SHOWN])
+    rest = sum(number for _, number in wrong[SHOWN:])
+    return f"{mean:.2%} | {count / seconds:,.0f} | {size / 1e6 / seconds:.2f} | {worst}" + (
+        f", others {rest}" * (rest > 0)
+    )
+
+
+def confusion(identify: Identify, texts: dict[str, list[str]]) -> Counter[tuple[str, str]]:
+    """How often each (true language, answer) came."""
+    table: Counter[tuple[str, str]] = Counter()
+    for code, each in texts.items():
+        table.update((code, SAME.get(answer, answer)) for answer in map(identify, each))
+    return table
 
 
 def declaration(path: Path) -> dict[str, list[str]]:

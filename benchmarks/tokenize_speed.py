@@ -4,32 +4,35 @@
         [--cut 5000] [--peer-python PYTHON]
 
 The input is written out as plain .jsonl, one file a worker (datatrove shares out whole files), and both write
-Megatron's .bin/.idx from it, in turns; the best and all rounds are shown. Imports are not counted, starting worker
-processes is. `--cut` cuts documents into pieces of about so many characters (at a line's end): books into
-something of the size of web pages. datatrove runs under `--peer-python`, an interpreter that has it installed.
+Megatron's .bin/.idx from it, in turns; the best and all rounds are told, and written to
+`results/tokenize-<date>-<machine>.md`. Imports are not counted, starting worker processes is. `--cut` cuts documents
+into pieces of about so many characters (at a line's end): books into something of the size of web pages. datatrove
+runs under `--peer-python`, an interpreter that has it installed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import tokenizers
 
+from benchmarks import hardware
 from colonnade.data.bundle import books
 from colonnade.data.documents import read_documents
 from colonnade.data.indexed import TokenFile
 from colonnade.data.tokenize import tokenize_files, train_tokenizer
 from colonnade.data.tokenizer import Tokenizer
 
+RESULTS = Path(__file__).resolve().parent / "results"
 PEER = """
 import json, sys, time
 from datatrove.executor import LocalPipelineExecutor
@@ -63,7 +66,7 @@ def main() -> None:
             train_tokenizer([books()], tokenizer_file, 8_192, progress=False)
         else:
             Tokenizer.load(arguments.tokenizer).save(tokenizer_file)
-        print_setting(arguments, documents, size)
+        text = setting(arguments, documents, size)
         rounds: dict[str, list[float]] = {"colonnade": [], "datatrove": []}
         for number in range(arguments.rounds):
             seconds, tokens = run_ours(folder, number, tokenizer_file, arguments.workers)
@@ -72,8 +75,11 @@ def main() -> None:
             if peer is not None:
                 rounds["datatrove"].append(peer[0])
                 print(f"round {number + 1}: {tokens:,} tokens here, {peer[1]:,} from datatrove")
-        for who, times in rounds.items():
-            print_row(who, times, documents, size)
+    text += "| | documents/s | MB/s | seconds of each round |\n|---|---|---|---|\n"
+    text += "".join(row(who, times, documents, size) for who, times in rounds.items())
+    print(text)
+    path = RESULTS / f"tokenize-{datetime.now().date()}-{hardware.machine_name()}.md"
+    path.write_text(text, encoding="utf-8")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -136,25 +142,28 @@ def run_peer(
     return seconds[0], tokens
 
 
-def print_setting(arguments: argparse.Namespace, documents: int, size: int) -> None:
+def setting(arguments: argparse.Namespace, documents: int, size: int) -> str:
+    """What was measured, on what, beside what."""
     versions = subprocess.run(
         [arguments.peer_python, "-m", "pip", "list", "--format=freeze"], capture_output=True, text=True, check=False
     ).stdout
     peers = [line for line in versions.splitlines() if line.split("==")[0] in ("datatrove", "tokenizers")]
-    print(
-        f"{documents:,} documents, {size / 1e6:.1f} MB of text; {arguments.workers} workers on {os.cpu_count()} cores; "
-        f"Python {platform.python_version()}, tokenizers {tokenizers.__version__}; "
-        f"beside {', '.join(peers) or 'nothing'}"
+    cut = f", cut to pieces of {arguments.cut:,} characters" if arguments.cut else ""
+    machine, names = hardware.describe(), ", ".join(Path(name).name for name in arguments.input)
+    return (
+        f"# Tokenizing\n\n{machine['cpu']}, {machine['cores']} cores; Python {platform.python_version()}, "
+        f"tokenizers {tokenizers.__version__}, commit {machine['commit']}; beside {', '.join(peers) or 'nothing'}.\n"
+        f"{names}{cut}: {documents:,} documents, {size / 1e6:.1f} MB of text; {arguments.workers} workers. "
+        f"Best of {arguments.rounds} rounds.\n\n"
     )
 
 
-def print_row(who: str, times: list[float], documents: int, size: int) -> None:
+def row(who: str, times: list[float], documents: int, size: int) -> str:
     if not times:
-        print(f"{who:10}  not run")
-        return
+        return f"| {who} | not run | | |\n"
     best = min(times)
     rounds = " ".join(f"{seconds:.2f}" for seconds in times)
-    print(f"{who:10} {documents / best:10,.0f} documents/s {size / best / 1e6:8.1f} MB/s   rounds {rounds} s")
+    return f"| {who} | {documents / best:,.0f} | {size / best / 1e6:.1f} | {rounds} |\n"
 
 
 if __name__ == "__main__":

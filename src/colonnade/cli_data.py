@@ -136,12 +136,15 @@ def report_command(
 
 @data.command("overlap")
 def overlap_command(
-    corpus: Annotated[Path, typer.Argument(help="Text files, or a folder of them.", show_default=False)],
+    corpus: Annotated[
+        Path, typer.Argument(help="Text files, a folder of them, or the prefix of a token file.", show_default=False)
+    ],
     test: Annotated[
         Path, typer.Argument(help="Evaluation set: .jsonl, SQuAD's .json, .txt, .tokens or .raw.", show_default=False)
     ],
     ngram: Annotated[int, typer.Option(help="Words of an n-gram.", min=1)] = 8,
     key: Key = "text",
+    tokenizer: Annotated[Path | None, typer.Option(help="Of a token file: what made it.", show_default=False)] = None,
     workers: Annotated[int | None, typer.Option(help="Processes. Unset: one a core.", min=1)] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -149,7 +152,7 @@ def overlap_command(
     with extra_data():
         from colonnade.data.clean.executors import num_cores
         from colonnade.data.clean.overlap import overlap
-    found = overlap([corpus], test, ngram=ngram, key=key, workers=workers or num_cores())
+    found = overlap([corpus], test, ngram=ngram, key=key, tokenizer=tokenizer, workers=workers or num_cores())
     print(json.dumps(found.as_json()) if as_json else found.summary())
 
 

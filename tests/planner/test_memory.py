@@ -26,12 +26,17 @@ VOCAB, SEQ_LENGTH, SAMPLES, MICROBATCHES, CPU = 50, 16, 2, 4, torch.device("cpu"
 
 
 def config(
-    parallel: Mapping[str, Any], *, model: Mapping[str, Any] | None = None, train: Mapping[str, Any] | None = None
+    parallel: Mapping[str, Any],
+    *,
+    model: Mapping[str, Any] | None = None,
+    train: Mapping[str, Any] | None = None,
+    documents: str = "joined",
 ) -> Config:
     shape = {"num_layers": 6, "hidden_size": 32, "num_heads": 4, "seq_length": SEQ_LENGTH}
     batch = SAMPLES * MICROBATCHES * parallel.get("dp", 1)
     length = {"steps": 3, "global_batch_size": batch, "micro_batch_size": SAMPLES}
     sections = {"model": {**shape, **(model or {})}, "parallel": dict(parallel), "train": {**length, **(train or {})}}
+    sections["data"] = {"documents": documents}
     return Config.model_validate({**sections, "optim": {"learning_rate": 1e-3}, "run": {"folder": "unused"}})
 
 
@@ -40,9 +45,13 @@ def measured(run: Config, mesh: Mesh) -> Memory:
     state = build_state(run, mesh, VOCAB, CPU)
 
     def step() -> object:
-        tokens = torch.randint(0, VOCAB, (MICROBATCHES, SEQ_LENGTH + 1, SAMPLES))
-        mask, samples = torch.ones(SEQ_LENGTH, SAMPLES), torch.arange(SAMPLES)
-        batches = [Batch(each[:-1], each[1:], mask, samples) for each in tokens]
+        s = run.model.seq_length
+        tokens = torch.randint(0, VOCAB, (MICROBATCHES, s + 1, SAMPLES))
+        mask, samples = torch.ones(s, SAMPLES), torch.arange(SAMPLES)
+        documents = None
+        if run.data.documents == "separate":
+            documents = (torch.arange(s) * 3 // s)[:, None].expand(-1, SAMPLES).contiguous()
+        batches = [Batch(each[:-1], each[1:], mask, samples, documents, documents) for each in tokens]
         return train_step(state, batches, mesh, run.train)
 
     step()
@@ -115,6 +124,19 @@ def test_offload(zero: int) -> None:
 )
 def test_other_models(model: dict[str, Any]) -> None:
     check(config({"tp": 2, "pp": 2, "dp": 2, "zero": 2}, model=model, train={"precision": "bf16"}))
+
+
+@pytest.mark.parametrize("attention_dropout", [0.0, 0.1])
+@pytest.mark.parametrize(
+    "parallel",
+    [{}, {"pp": 2}, {"pp": 2, "schedule": "interleaved", "virtual_stages": 2}, {"tp": 2, "recompute": "full"}],
+    ids=["one", "1f1b", "interleaved", "full"],
+)
+def test_documents_that_do_not_see_each_other(parallel: dict[str, Any], attention_dropout: float) -> None:
+    long = {"num_layers": 2, "hidden_size": 16, "seq_length": 128, "attention_dropout": attention_dropout}
+    if "virtual_stages" in parallel:
+        long["num_layers"] = 6
+    check(config(parallel, model=long, documents="separate"))
 
 
 def test_uneven_cuts() -> None:

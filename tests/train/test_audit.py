@@ -53,6 +53,15 @@ def test_one_step_on_two_stages(corpus: TinyCorpus, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_a_curriculum_is_audited_in_its_last_stage(corpus: TinyCorpus, tmp_path: Path) -> None:
+    stages = ["curriculum.tokens=[0, 100]", "curriculum.seq_length=[4, 16]", "curriculum.global_batch_size=[4, 4]"]
+    config = tiny.write_config(corpus, tmp_path)
+    plain = forked("train", config, "parallel.tp=2", "--audit", num_ranks=2)
+    grown = forked("train", config, "parallel.tp=2", "--audit", *stages, num_ranks=2)
+    assert grown.status == 0 and "≠" not in grown.out
+    assert grown.out == plain.out
+
+
 def test_a_difference_on_one_rank_is_shown_and_is_exit_status_1(corpus: TinyCorpus, tmp_path: Path) -> None:
     def forget_one_flow(rank: int) -> None:
         if rank == 1:

@@ -10,6 +10,7 @@ statistics, w of what attention multiplies with (c, or 4 where a CPU widens bf16
         attention    q, k, v, its result, a number a row            A·(3h·w + h·w)/tp + …     (see `_attention`)
         mlp          before and after GELU                          2·A·f·c/tp
         2 dropouts   masks, a byte an element                       2·T·h
+        documents    what tokens see, a byte a pair: once a chunk   b·s²
         the stream   that it hands on                               T·h·r
 
 A micro-batch's activations in "Reducing Activation Recomputation in Large Transformer Models" (Korthikanti et al.,
@@ -48,6 +49,8 @@ class Microbatch:
     precision: Precision
     widened: bool = False
     """Products are computed in fp32 (bf16 on a CPU without matrix units for it)."""
+    separate_documents: bool = False
+    """Documents in a sample do not see each other."""
 
     @property
     def tokens(self) -> int:
@@ -80,19 +83,25 @@ class Microbatch:
         return self.stream_tokens * self.model.hidden_size * self._residual
 
     @property
+    def visible(self) -> int:
+        """[bytes] What tokens see of their documents. Recomputed blocks keep none: the model has the newest one."""
+        return self.tokens * self.model.seq_length if self.separate_documents else 0
+
+    @property
     def _residual(self) -> int:
         """r"""
         return self.exact if self.model.fp32_residual else self.compute
 
 
-def kept(unit: str, batch: Microbatch) -> Kept:
-    """What one micro-batch leaves in this unit."""
+def kept(unit: str, batch: Microbatch, *, first_block: bool = False) -> Kept:
+    """What one micro-batch leaves in this unit. The `first_block` of a chunk makes what its blocks share."""
     if unit == "embedding":
         return Kept(_embedding(batch), batch.stream, 0)
     if unit == "head":
         statistics = _statistics(batch) if batch.model.norm_position == "pre" else 0
         return Kept(statistics + batch.tokens * batch.model.hidden_size * batch.compute, 0, 0)  # the loss's gradient
-    return Kept(_block(batch), batch.stream, _put_off(batch))
+    shared = batch.visible if first_block and batch.parallel.recompute != "full" else 0
+    return Kept(_block(batch) + shared, batch.stream, _put_off(batch))
 
 
 def _embedding(batch: Microbatch) -> int:

@@ -68,6 +68,7 @@ def rank_memory(
     vocab_size: int,
     stage: int = 0,
     machine: Machine = GPU,
+    separate_documents: bool = False,
 ) -> Memory:
     """What a rank of this pipeline stage takes. Raises LayoutError for what cannot be cut or scheduled."""
     chunks = chunks_of_stage(model, parallel, vocab_size, stage)
@@ -75,7 +76,7 @@ def rank_memory(
         part: _Buffers(_length(model, parallel, part, vocab_size), parallel, train)
         for part in parts_of(model, (unit for chunk in chunks for unit in chunk))
     }
-    batch = Microbatch(model, parallel, train.micro_batch_size, train.precision, machine.widened)
+    batch = Microbatch(model, parallel, train.micro_batch_size, train.precision, machine.widened, separate_documents)
     moments = list(timeline(_on_paper(stage, chunks, batch, buffers), _schedules(parallel, train)))
     whole = _Buffers(sum(each.length for each in buffers.values()), parallel, train)
     return Memory(
@@ -84,7 +85,7 @@ def rank_memory(
         optimizer=0 if parallel.offload else whole.optimizer,
         host=whole.optimizer + (0 if machine.cpu else whole.reduced) if parallel.offload else 0,
         buffers=max(live.buffers for live in moments),
-        activations=max(live.activations for live in moments),
+        activations=max(live.activations for live in moments) + (batch.visible if parallel.recompute == "full" else 0),
     )
 
 
@@ -101,12 +102,13 @@ def _on_paper(
     number: int, chunks: Sequence[Sequence[str]], batch: Microbatch, buffers: Mapping[str, "_Buffers"]
 ) -> Stage:
     units, parallel = [unit for chunk in chunks for unit in chunk], batch.parallel
+    first_blocks = {next((unit for unit in chunk if unit.startswith("blocks.")), None) for chunk in chunks}
     return Stage(
         number=number,
         chunks=chunks,
         needs={unit: needs(batch.model, unit) for unit in units},
         buffers={part: each.come_and_go for part, each in buffers.items()},
-        kept={unit: kept(unit, batch) for unit in units},
+        kept={unit: kept(unit, batch, first_block=unit in first_blocks) for unit in units},
         stream=batch.stream,
         zero=parallel.zero,
         recompute_every=parallel.recompute_every if parallel.recompute == "full" else 0,

@@ -72,7 +72,15 @@ def predict(config: Config, vocab_size: int, *, stage: int, device: torch.device
     """What the planner says of a rank of this stage on this kind of device."""
     native = multiplies_natively(DTYPES[config.train.precision], device.type)
     machine = Machine(cpu=device.type == "cpu", widened=not native)
-    return rank_memory(config.model, config.parallel, config.train, vocab_size=vocab_size, stage=stage, machine=machine)
+    return rank_memory(
+        config.model,
+        config.parallel,
+        config.train,
+        vocab_size=vocab_size,
+        stage=stage,
+        machine=machine,
+        separate_documents=config.data.documents == "separate",
+    )
 
 
 def memory_table(predicted: Memory, measured: Memory) -> str:

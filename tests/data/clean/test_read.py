@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import hashlib
 import json
 import lzma
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,60 @@ def test_text_files_whole_or_by_line(tmp_path: Path, run: Run) -> None:
         "c.txt.gz": "file cut short",
     }
     assert run(tmp_path / "in" / "a.txt", folder="lines", read={"text_as": "lines"}).texts() == ["one", "two"]
+
+
+def test_zip_files_are_read_member_by_member(tmp_path: Path, run: Run) -> None:
+    with zipfile.ZipFile(tmp_path / "in.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("b/lines.jsonl", '{"text": "three"}\nnot json\n{"text": "four"}\n')
+        archive.writestr("a.txt", "one\ntwo\n")
+        archive.writestr("picture.png", b"0" * 99)
+        archive.writestr("c.jsonl.gz", gzip.compress(b'{"text": "five"}\n'))
+        archive.writestr("empty.jsonl", "")
+    result = run(tmp_path / "in.zip")
+    assert result.texts() == ["one\ntwo\n", "three", "four", "five"]
+    assert result.ids()[2] == f"{tmp_path}/in.zip/b/lines.jsonl:3"
+    (entry,) = result.dropped("read")
+    assert (entry["file"], entry["line"], entry["reason"]) == (f"{tmp_path}/in.zip/b/lines.jsonl", 2, "not JSON")
+    with zipfile.ZipFile(tmp_path / "in.zip") as archive:
+        expected = {
+            f"{tmp_path}/in.zip/{name}": hashlib.sha256(archive.read(name)).hexdigest()
+            for name in ("a.txt", "b/lines.jsonl", "c.jsonl.gz", "empty.jsonl")
+        }
+    inputs = result.manifest["inputs"]
+    assert {each["path"]: each["sha256"] for each in inputs} == expected
+
+
+def test_damaged_zip_files_are_told_and_the_rest_is_kept(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "in").mkdir()
+    line = b'{"text": "%s"}\n' % os.urandom(3_000).hex().encode()
+    for name, method in (
+        ("good", zipfile.ZIP_BZIP2),
+        ("cut", zipfile.ZIP_STORED),
+        ("flipped", zipfile.ZIP_STORED),
+        ("method", zipfile.ZIP_LZMA),
+    ):
+        with zipfile.ZipFile(tmp_path / "in" / f"{name}.zip", "w", method) as archive:
+            archive.writestr("a.jsonl", line * 3)
+    for name, change in (("cut", lambda data: data[:9_000]), ("flipped", lambda data: data.replace(b"}", b"]"))):
+        path = tmp_path / "in" / f"{name}.zip"
+        path.write_bytes(change(path.read_bytes()))
+    result = run(tmp_path / "in")
+    assert len(result.texts()) == 3
+    found = {Path(entry["file"].partition(".zip")[0]).name: entry for entry in result.dropped("read")}
+    assert {name: entry["reason"] for name, entry in found.items()} == dict.fromkeys(
+        ("cut", "flipped", "method"), "file damaged"
+    )
+    assert "CRC" in found["flipped"]["detail"] and "deflate" in found["method"]["detail"]
+
+
+def test_a_zip_bomb_is_left(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("colonnade.data.clean.streams.BOMB_BYTES", 1 << 20)
+    with zipfile.ZipFile(tmp_path / "in.zip", "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("bomb.txt", bytes(64 << 20))
+        archive.writestr("good.txt", "kept")
+    result = run(tmp_path / "in.zip")
+    assert result.texts() == ["kept"]
+    assert "bomb" in result.dropped("read")[0]["detail"]
 
 
 def test_parquet_and_its_damage(tmp_path: Path, run: Run) -> None:

@@ -19,7 +19,7 @@ from colonnade.data.clean.overlap import overlap
 from colonnade.data.clean.report import write_report
 from colonnade.data.clean.write import part_of
 from colonnade.data.indexed import TokenFile
-from colonnade.data.tokenizer import Tokenizer
+from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.errors import DataError
 from tests.commands import here
 from tests.data.clean.recipes import Result, read_rows, words
@@ -138,6 +138,23 @@ def test_overlap_counts_places(tmp_path: Path, write_lines: Any) -> None:
     assert overlap([exam], exam).share == 1.0
     with pytest.raises(DataError, match="no passage of 50 words"):
         overlap([corpus], exam, ngram=50)
+
+
+def test_overlap_of_a_token_file_is_that_of_its_text(tmp_path: Path, write_lines: Any) -> None:
+    texts = [" ".join(words(40, seed)) for seed in range(6)]
+    corpus = write_lines("corpus.jsonl", texts)
+    exam = write_lines("exam.jsonl", [texts[1], texts[4], " ".join(words(30, 99))])
+    train_bpe(texts, 300).save(tmp_path / "tokenizer.json")
+    train_bpe(texts[:1], 300).save(tmp_path / "other.json")
+    made = here("data", "tokenize", corpus, "--output", tmp_path / "tokens", "--tokenizer", tmp_path / "tokenizer.json")
+    assert made.status == 0
+    beside = overlap([corpus], exam)
+    assert beside.shared == 2 * 33 and beside.documents_touched == 2
+    assert overlap([tmp_path / "tokens"], exam, tokenizer=tmp_path / "tokenizer.json") == beside
+    with pytest.raises(DataError, match="with --tokenizer"):
+        overlap([tmp_path / "tokens"], exam)
+    with pytest.raises(DataError, match="another tokenizer"):
+        overlap([tmp_path / "tokens"], exam, tokenizer=tmp_path / "other.json")
 
 
 def test_overlap_from_the_command_line(write_lines: Any) -> None:

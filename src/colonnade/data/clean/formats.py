@@ -10,10 +10,12 @@ import importlib
 import io
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
+from colonnade.data.clean.archives import ZIP, member
 from colonnade.data.clean.recipe import ReadStep
 from colonnade.data.clean.streams import COMPRESSIONS, BlockStream, Damaged, HashedFile, Line, blocks, lines
 
@@ -25,7 +27,7 @@ KINDS = {
     ".warc": "warc",
     ".wet": "warc",
 }
-KINDS_IN_WORDS = f"{', '.join(KINDS)}, all but .parquet also followed by {', '.join(COMPRESSIONS)}"
+KINDS_IN_WORDS = f"{', '.join(KINDS)}, all but .parquet also followed by {', '.join(COMPRESSIONS)} or within {ZIP}"
 _BATCH_ROWS = 256
 _GROUP_BYTES = 4 << 30
 _UTF8_MARK = b"\xef\xbb\xbf"
@@ -33,7 +35,7 @@ _UTF8_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class Piece:
-    """What one task reads: a file, or a run of lines of one."""
+    """What one task reads: a file, a run of lines of one, or a member of a zip file."""
 
     path: str
     source: str
@@ -43,10 +45,17 @@ class Piece:
     """[ns] When the file was last written to."""
     start: int = 0
     stop: int | None = None
+    member: str = ""
+    """Within a zip file."""
+
+    @property
+    def name(self) -> str:
+        """For people: the path, and the member's behind it."""
+        return f"{self.path}/{self.member}" if self.member else self.path
 
     @property
     def num_bytes(self) -> int:
-        """[bytes] Of the file that belong to this piece."""
+        """[bytes] Of the file, or of what the member unfolds to, that belong to this piece."""
         return (self.size if self.stop is None else self.stop) - self.start
 
 
@@ -67,17 +76,29 @@ class Reject(NamedTuple):
 
 
 def kind_of(path: Path) -> tuple[str, str] | None:
-    """(kind, compression) by a file's endings; None where they say nothing."""
+    """(kind, compression) by a file's endings; None where they say nothing. A zip file is of kind zip."""
     suffixes = path.suffixes
+    if path.suffix == ZIP:
+        return "zip", ""
     compression = suffixes[-1] if suffixes and suffixes[-1] in COMPRESSIONS else ""
     suffixes = suffixes[:-1] if compression else suffixes
     kind = KINDS.get(suffixes[-1]) if suffixes else None
     return None if kind is None or (kind == "parquet" and compression) else (kind, compression)
 
 
+@contextmanager
+def content_of(piece: Piece, raw: IO[bytes], read: ReadStep) -> Iterator[HashedFile]:
+    """What there is to read of a piece, given its file, opened. Raises Damaged where a zip file cannot be used."""
+    if piece.member or kind_of(Path(piece.path)) == ("zip", ""):
+        with member(raw, piece.member, max_expansion=read.max_expansion) as stream:
+            yield HashedFile(stream, piece.start, piece.stop)
+    else:
+        yield HashedFile(raw, piece.start, piece.stop)
+
+
 def rows(piece: Piece, file: HashedFile, read: ReadStep) -> Iterator[Row | Reject]:
     """All rows of a piece; `file` stands at its start."""
-    known = kind_of(Path(piece.path))
+    known = kind_of(Path(piece.name))
     assert known is not None, "the plan has only files of known kinds"
     kind, compression = known
     if kind == "parquet":
@@ -99,7 +120,7 @@ def _lines(content: Iterator[bytes], read: ReadStep, *, kind: str, first_piece: 
             number = line.number
             yield from _row(line, read, kind=kind, first=first_piece and number == 1)
     except Damaged as error:
-        yield Reject(number + 1, f"file {_kind_of_damage(error)}", f"{error}; all lines before are read")
+        yield Reject(number + 1, f"file {kind_of_damage(error)}", f"{error}; all lines before are read")
 
 
 def _row(line: Line, read: ReadStep, *, kind: str, first: bool) -> Iterator[Row | Reject]:
@@ -153,7 +174,7 @@ def _whole_text(content: Iterator[bytes], read: ReadStep) -> Iterator[Row | Reje
             return
         yield Row(1, {read.key: decoded(b"".join(parts).removeprefix(_UTF8_MARK), read)})
     except Damaged as error:
-        yield Reject(1, f"file {_kind_of_damage(error)}", f"{error}; it is one document, and left out")
+        yield Reject(1, f"file {kind_of_damage(error)}", f"{error}; it is one document, and left out")
     except ValueError as error:
         reason, _, detail = str(error).partition(": ")
         yield Reject(1, reason, detail)
@@ -192,7 +213,7 @@ def _warc(content: Iterator[bytes], read: ReadStep) -> Iterator[Row | Reject]:
             if record.rec_type in ("response", "conversion"):
                 yield _page(record, number, read)
     except Damaged as error:
-        yield Reject(number + 1, f"file {_kind_of_damage(error)}", f"{error}; all records before are read")
+        yield Reject(number + 1, f"file {kind_of_damage(error)}", f"{error}; all records before are read")
     except (failed, EOFError, ValueError, OSError) as error:
         yield Reject(number + 1, "file damaged", f"{_first_line(error)}; all records before are read")
 
@@ -224,7 +245,8 @@ def _page(record: Any, number: int, read: ReadStep) -> Row | Reject:
     return Row(number, {read.key: text, **{key: value for key, value in named.items() if value}})
 
 
-def _kind_of_damage(error: Damaged) -> str:
+def kind_of_damage(error: Damaged) -> str:
+    """In a word or two, for the reason."""
     return "cut short" if "cut short" in str(error) else "empty" if str(error) == "empty" else "damaged"
 
 

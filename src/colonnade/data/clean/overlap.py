@@ -2,7 +2,7 @@
 10.8 % of WikiText-103's 8-grams and 1.4 % of LAMBADA's).
 
 Every place of the evaluation set where n words stand in a row counts; passages shorter than n words have none. The
-corpus is read once, on all cores; memory grows with the evaluation set only.
+corpus is read once, on all cores; memory grows with the evaluation set only. Tokens are turned back into text.
 """
 
 from __future__ import annotations
@@ -16,16 +16,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from colonnade.data.clean.formats import Piece, Reject, rows
+from colonnade.data.clean.formats import Piece, Reject, content_of, rows
 from colonnade.data.clean.plan import pieces_of
 from colonnade.data.clean.recipe import ReadStep
-from colonnade.data.clean.streams import HashedFile
+from colonnade.data.clean.streams import Damaged
 from colonnade.data.clean.testsets import contained, passages
 from colonnade.data.clean.words import Hashes, WordHashes, ngram_hashes, spans_of, union
+from colonnade.data.indexed import TokenFile, idx_path
 from colonnade.data.parallel import ordered_map
+from colonnade.data.sidecar import read_sidecar
+from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 
 _PIECE = 32 << 20
+_PIECE_TOKENS = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -75,8 +79,27 @@ class Found(NamedTuple):
     rejected: int
 
 
-def overlap(corpus: Sequence[Path], test: Path, *, ngram: int = 8, key: str = "text", workers: int = 1) -> Overlap:
-    """Compares files or folders of text with an evaluation set. Raises DataError where either cannot be read."""
+class TokenPiece(NamedTuple):
+    """Some documents of a token file."""
+
+    prefix: str
+    tokenizer: str
+    first: int
+    stop: int
+
+
+def overlap(
+    corpus: Sequence[Path],
+    test: Path,
+    *,
+    ngram: int = 8,
+    key: str = "text",
+    tokenizer: Path | None = None,
+    workers: int = 1,
+) -> Overlap:
+    """Compares files or folders of text, or token files (their prefixes, and the `tokenizer` that made them), with an
+    evaluation set. Raises DataError where either cannot be read.
+    """
     hashes = WordHashes()
     places = [ngram_hashes(hashes.of(words), ngram) for words in passages(test, key)]
     places = [each for each in places if len(each)]
@@ -84,7 +107,7 @@ def overlap(corpus: Sequence[Path], test: Path, *, ngram: int = 8, key: str = "t
         raise DataError(f"{test} has no passage of {ngram} words or more. Set a smaller --ngram.")
     wanted = union(places)
     read = ReadStep(paths=[str(path) for path in corpus], key=key)
-    pieces = [piece for path in read.paths for piece in pieces_of(path, _PIECE)]
+    pieces = [piece for path in corpus for piece in _pieces(path, tokenizer)]
     seen, documents, touched, rejected = np.zeros(len(wanted), np.bool_), 0, 0, 0
     for found in ordered_map(partial(_searcher, wanted, ngram, read), pieces, workers=workers):
         seen[found.hits] = True
@@ -104,27 +127,55 @@ def overlap(corpus: Sequence[Path], test: Path, *, ngram: int = 8, key: str = "t
     )
 
 
-def _searcher(wanted: Hashes, ngram: int, read: ReadStep) -> Callable[[Piece], Found]:
+def _pieces(path: Path, tokenizer: Path | None) -> Sequence[Piece | TokenPiece]:
+    """Tasks of the workers."""
+    if path.exists() or not idx_path(path).exists():
+        return pieces_of(str(path), _PIECE)
+    file = TokenFile(path)
+    if tokenizer is None:
+        raise DataError(f"{path} holds tokens: name the tokenizer that made them with --tokenizer.")
+    sidecar = read_sidecar(file)
+    if sidecar is not None and sidecar.tokenizer_sha256 != Tokenizer.load(tokenizer).sha256:
+        raise DataError(
+            f"{path} was made with another tokenizer than {tokenizer}: its ids would be turned into other text. "
+            f"Name the one with sha256 {sidecar.tokenizer_sha256[:12]}…."
+        )
+    step = max(1, _PIECE_TOKENS * file.num_documents // max(file.num_tokens, 1))
+    starts = range(0, file.num_documents, step)
+    return [TokenPiece(str(path), str(tokenizer), at, min(at + step, file.num_documents)) for at in starts]
+
+
+def _searcher(wanted: Hashes, ngram: int, read: ReadStep) -> Callable[[Piece | TokenPiece], Found]:
     return partial(_search, wanted, ngram, read, WordHashes())
 
 
-def _search(wanted: Hashes, ngram: int, read: ReadStep, hashes: WordHashes, piece: Piece) -> Found:
+def _search(wanted: Hashes, ngram: int, read: ReadStep, hashes: WordHashes, piece: Piece | TokenPiece) -> Found:
     hits, documents, rejected = [np.empty(0, np.int64)], 0, 0
-    with open(piece.path, "rb") as raw:
-        for text in _texts(piece, HashedFile(raw, piece.start, piece.stop), read):
-            if text is None:
-                rejected += 1
-                continue
-            documents += 1
-            ngrams = ngram_hashes(hashes.of(spans_of(text)[0]), ngram)
-            common = ngrams[contained(ngrams, wanted)]
-            if len(common):
-                hits.append(np.searchsorted(wanted, common))
+    for text in _decoded(piece) if isinstance(piece, TokenPiece) else _texts(piece, read):
+        if text is None:
+            rejected += 1
+            continue
+        documents += 1
+        ngrams = ngram_hashes(hashes.of(spans_of(text)[0]), ngram)
+        common = ngrams[contained(ngrams, wanted)]
+        if len(common):
+            hits.append(np.searchsorted(wanted, common))
     return Found(np.unique(np.concatenate(hits)), documents, len(hits) - 1, rejected)
 
 
-def _texts(piece: Piece, file: HashedFile, read: ReadStep) -> Iterator[str | None]:
+def _texts(piece: Piece, read: ReadStep) -> Iterator[str | None]:
     """The documents of a piece; None for each line that is none."""
-    for row in rows(piece, file, read):
-        text = None if isinstance(row, Reject) else row.values.get(read.key)
-        yield text if isinstance(text, str) else None
+    try:
+        with open(piece.path, "rb") as raw, content_of(piece, raw, read) as file:
+            for row in rows(piece, file, read):
+                text = None if isinstance(row, Reject) else row.values.get(read.key)
+                yield text if isinstance(text, str) else None
+    except Damaged:  # a zip file that cannot be opened
+        yield None
+
+
+def _decoded(piece: TokenPiece) -> Iterator[str]:
+    """The documents of a token file as text; control tokens are none."""
+    file, tokenizer = TokenFile(piece.prefix), Tokenizer.load(piece.tokenizer)
+    for document in range(piece.first, piece.stop):
+        yield tokenizer.decode(file.document(document).tolist())

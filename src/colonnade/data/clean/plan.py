@@ -5,19 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from colonnade.data.clean.archives import members
 from colonnade.data.clean.duplicates import INDEX_FACTS, index_facts
 from colonnade.data.clean.formats import KINDS_IN_WORDS, Piece, kind_of
 from colonnade.data.clean.load import source_of
 from colonnade.data.clean.recipe import Recipe
+from colonnade.data.clean.streams import Damaged
 from colonnade.data.clean.tally import written
 from colonnade.errors import DataError
 
 _CUTTABLE = ("lines",)
+_STREAMED = ("lines", "text", "warc")
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,8 @@ def _cut(file: Path, source: str, piece_bytes: int) -> list[Piece]:
     status = file.stat()
     whole = Piece(str(file), source, status.st_size, status.st_mtime_ns)
     kind = kind_of(file)
+    if kind is not None and kind[0] == "zip":
+        return _members(file, whole)
     if kind is None or kind[0] not in _CUTTABLE or kind[1] or status.st_size <= piece_bytes:
         return [whole]
     cuts = line_starts(file, range(piece_bytes, status.st_size, piece_bytes))
@@ -92,6 +97,16 @@ def _cut(file: Path, source: str, piece_bytes: int) -> list[Piece]:
     return [
         Piece(str(file), source, status.st_size, status.st_mtime_ns, start, stop) for start, stop in pairwise(edges)
     ]
+
+
+def _members(file: Path, whole: Piece) -> list[Piece]:
+    """The documents' files within a zip file; the file itself where it cannot be opened, for the run to say so."""
+    try:
+        inside = members(file)
+    except Damaged:
+        return [whole]
+    streamed = ((name, size) for name, size in inside if (kind := kind_of(Path(name))) and kind[0] in _STREAMED)
+    return [replace(whole, stop=size, member=name) for name, size in streamed]
 
 
 def line_starts(file: Path, wanted: Sequence[int]) -> list[int]:

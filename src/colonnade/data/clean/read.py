@@ -10,11 +10,11 @@ from typing import Any
 from datatrove.data import Document
 from datatrove.pipeline.base import PipelineStep
 
-from colonnade.data.clean.formats import Piece, Reject, Row, rows
+from colonnade.data.clean.formats import Piece, Reject, Row, content_of, kind_of_damage, rows
 from colonnade.data.clean.progress import Progress
 from colonnade.data.clean.recipe import ReadStep
 from colonnade.data.clean.step import Setting, utf8_length
-from colonnade.data.clean.streams import HashedFile
+from colonnade.data.clean.streams import Damaged
 from colonnade.data.clean.tally import Account
 
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -43,8 +43,7 @@ class Read(PipelineStep):
 
     def _piece(self, piece: Piece, facts: dict[str, Any], account: Account, progress: Progress) -> Iterator[Document]:
         try:
-            with open(piece.path, "rb") as raw:
-                file = HashedFile(raw, piece.start, piece.stop)
+            with open(piece.path, "rb") as raw, content_of(piece, raw, self.read) as file:
                 for row in rows(piece, file, self.read):
                     document = self._document(row, piece)
                     if isinstance(document, Document):
@@ -59,6 +58,8 @@ class Read(PipelineStep):
                 progress.add_bytes(file.num_bytes)
                 if changed := _changed(raw.fileno(), piece):
                     self._reject(Reject(0, "file changed while it was read", changed), piece, account)
+        except Damaged as error:
+            self._reject(Reject(0, f"file {kind_of_damage(error)}", str(error)), piece, account)
         except OSError as error:
             if error.filename != piece.path:  # the disk of the result, not this file
                 raise
@@ -88,7 +89,7 @@ class Read(PipelineStep):
         identity, url, title = (_clean(value) for value in given.values())
         about = {
             "source": piece.source,
-            "file": piece.path,
+            "file": piece.name,
             "line": line,
             "offset": piece.start,
             "url": url,
@@ -97,17 +98,17 @@ class Read(PipelineStep):
             "tokens": None,
             "extra": values,
         }
-        return Document(text=text, id=identity or f"{piece.path}:{where}", metadata=about)
+        return Document(text=text, id=identity or f"{piece.name}:{where}", metadata=about)
 
     def _reject(self, reject: Reject, piece: Piece, account: Account) -> None:
         self.stat_update("dropped", f"dropped_{reject.reason}")
-        where = {"file": piece.path, "line": reject.line, **({"offset": piece.start} if piece.start else {})}
+        where = {"file": piece.name, "line": reject.line, **({"offset": piece.start} if piece.start else {})}
         account.drop(reject.reason, place=where, detail=reject.detail)
 
 
 def _facts(piece: Piece) -> dict[str, Any]:
     return {
-        "path": piece.path,
+        "path": piece.name,
         "source": piece.source,
         "start": piece.start,
         "bytes": piece.num_bytes,

@@ -18,7 +18,7 @@ import zstandard
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 _BLOCK = 1 << 20
-_BOMB_BYTES = 1 << 30  # below that, no expansion is worth stopping for
+BOMB_BYTES = 1 << 30  # below that, no expansion is worth stopping for
 _WINDOW = 128 << 20  # memory that a decoder may ask for
 
 
@@ -71,7 +71,7 @@ def blocks(file: HashedFile, compression: str, *, max_expansion: int = 1_100) ->
     taken = given = 0
     for eaten, data in _decoded(file, make, spoon, padded=compression == ".gz"):
         taken, given = taken + eaten, given + len(data)
-        if given > _BOMB_BYTES and given > max_expansion * (taken + spoon):
+        if given > BOMB_BYTES and given > max_expansion * (taken + spoon):
             raise Damaged(f"expands more than {max_expansion:,}-fold: a decompression bomb")
         if data:
             yield data

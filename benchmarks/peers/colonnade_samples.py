@@ -1,0 +1,21 @@
+"""Colonnade's GPT samples of one token file: `benchmarks.samples_start` starts it as a process of its own."""
+
+from benchmarks.peers.sample_stopwatch import VOCABULARY, measure, read_line
+from colonnade.data.gpt_dataset import Dataset, open_datasets
+from colonnade.data.loader import load_batch
+
+
+def main() -> None:
+    line = read_line()
+
+    def open_data() -> Dataset:
+        data = open_datasets(
+            train=line.prefix, split=(29, 1, 0), seq_length=line.seq_length, vocab_size=VOCABULARY, seed=1
+        )
+        return data.train
+
+    measure(line, open_data, lambda data, index: load_batch(data, [index]), load_batch)
+
+
+if __name__ == "__main__":
+    main()
