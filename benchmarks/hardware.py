@@ -47,10 +47,10 @@ def commit() -> str:
 
 
 def command_line() -> str:
-    """How this program was started, with the module's name instead of its path."""
+    """How this program was started: the module's name instead of its path, no folders of this machine."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     program = f"-m {spec.name}" if spec else sys.argv[0]
-    return " ".join(["python", program, *sys.argv[1:]])
+    return " ".join(["python", program, *(re.sub(r"(^|=)/\S*/", r"\1…/", word) for word in sys.argv[1:])])
 
 
 def _git(*arguments: str) -> str:

@@ -52,7 +52,7 @@ def main() -> None:
     stem = RESULTS / f"samples-{datetime.now().date()}-{hardware.machine_name()}"
     stem.with_suffix(".md").write_text(text, encoding="utf-8")
     rounds = [{"documents": key[0], "contestant": key[1], "rounds": value} for key, value in results.items()]
-    report = {"hardware": hardware.describe(), "command": command(), "results": rounds}
+    report = {"hardware": hardware.describe(), "command": hardware.command_line(), "results": rounds}
     stem.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
@@ -115,18 +115,13 @@ def describe(
     machine = hardware.describe()
     text = f"# Opening a token file and taking samples of {line.seq_length:,} tokens\n\n"
     text += f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}, commit {machine['commit']};\n"
-    text += f"`{command()}`; medians of {line.rounds} rounds.\n\n"
+    text += f"`{hardware.command_line()}`; medians of {line.rounds} rounds.\n\n"
     text += f"| documents | tokens | | {' | '.join(COLUMNS.values())} |\n|{'---|' * (len(COLUMNS) + 3)}\n"
     for (documents, contestant), rounds in results.items():
         values = [statistics.median(row[key] * (1e3 if key.endswith("_s") else 1) for row in rounds) for key in COLUMNS]
         numbers = " | ".join(f"{value:,.1f}" for value in values)
         text += f"| {documents:,} | {lengths[documents]:,} | {contestant} | {numbers} |\n"
     return text
-
-
-def command() -> str:
-    """How this was started, without this machine's folders."""
-    return hardware.command_line().split(" --peer-python")[0].split(" --folder")[0]
 
 
 if __name__ == "__main__":
