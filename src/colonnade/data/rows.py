@@ -59,6 +59,8 @@ class Rows:
     @classmethod
     def stack(cls, rows: Sequence[Self]) -> Self:
         """Rows [b_1], [b_2], … as one [b_1 + b_2 + …]."""
+        if len(rows) == 1:
+            return rows[0]
         documents = [row.documents for row in rows if row.documents is not None]
         assert len(documents) in (0, len(rows)), "all rows know their documents, or none"
         return cls(

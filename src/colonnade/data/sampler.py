@@ -16,6 +16,7 @@ Each line is undone by itself, so the whole is a bijection whatever the hash. Th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -26,7 +27,7 @@ from colonnade.errors import DataError
 Integers = NDArray[np.int64]
 
 _ROUNDS = 12  # half rounds; 4 pass for an adversary's eye on large domains, small ones need a few more to be uniform
-_FEW = 8  # indices for which plain integers are faster than arrays
+_BLOCK = 256
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
@@ -61,9 +62,9 @@ class EpochOrder:
     def samples(self, positions: Integers) -> Integers:
         epochs, within = np.divmod(positions, self.num_samples)
         result = np.empty_like(within)
-        for epoch in np.unique(epochs):
+        for epoch in set(epochs.tolist()):
             chosen = epochs == epoch
-            result[chosen] = permute(within[chosen], self.num_samples, key=(self.seed, int(epoch)))
+            result[chosen] = permute(within[chosen], self.num_samples, key=(self.seed, epoch))
         return result
 
 
@@ -93,8 +94,23 @@ def permute(indices: Integers, size: int, *, key: tuple[int, ...]) -> Integers:
     assert size > 0, "a permutation needs at least one element"
     if indices.size and (int(indices.min()) < 0 or int(indices.max()) >= size):
         raise IndexError(f"a permutation of [0, {size}) has no place {int(indices.min())}..{int(indices.max())}")
-    if indices.size <= _FEW:
-        return np.array([permute_one(index, size, key=key) for index in indices.tolist()], dtype=np.int64)
+    if indices.size >= _BLOCK:
+        return _images(indices, size, key)
+    result = np.empty(indices.shape, dtype=np.int64)
+    blocks = indices // _BLOCK
+    for block in set(blocks.tolist()):
+        chosen = blocks == block
+        result[chosen] = _images_of_block(block, size, key)[indices[chosen] % _BLOCK]
+    return result
+
+
+@lru_cache(maxsize=256)
+def _images_of_block(block: int, size: int, key: tuple[int, ...]) -> Integers:
+    """Images of neighbours: they are asked for one after the other, and all of them cost hardly more than a few."""
+    return _images(np.arange(block * _BLOCK, min((block + 1) * _BLOCK, size)), size, key)
+
+
+def _images(indices: Integers, size: int, key: tuple[int, ...]) -> Integers:
     bits = max(2, (size - 1).bit_length())
     keys = _round_keys(key)
     result = _scramble(indices.astype(np.uint64), bits, keys)
