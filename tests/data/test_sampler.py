@@ -24,7 +24,7 @@ def test_every_permutation_is_a_bijection(size: int, seed: int, epoch: int) -> N
 
 @given(st.integers(1, 2**62), seeds, st.data())
 def test_arrays_and_plain_integers_agree(size: int, seed: int, data: st.DataObject) -> None:
-    indices = data.draw(st.lists(st.integers(0, size - 1), min_size=9, max_size=20))
+    indices = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=20))
     images = permute(np.array(indices, dtype=np.int64), size, key=(seed, 3))
     assert images.tolist() == [permute_one(index, size, key=(seed, 3)) for index in indices]
 

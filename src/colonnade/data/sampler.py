@@ -28,6 +28,7 @@ Integers = NDArray[np.int64]
 
 _ROUNDS = 12  # half rounds; 4 pass for an adversary's eye on large domains, small ones need a few more to be uniform
 _BLOCK = 256
+_FEW = 4  # indices that are not worth a block: of a file that is one of many in a blend
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
@@ -96,6 +97,8 @@ def permute(indices: Integers, size: int, *, key: tuple[int, ...]) -> Integers:
         raise IndexError(f"a permutation of [0, {size}) has no place {int(indices.min())}..{int(indices.max())}")
     if indices.size >= _BLOCK:
         return _images(indices, size, key)
+    if indices.size < _FEW:
+        return np.array([permute_one(index, size, key=key) for index in indices.tolist()], dtype=np.int64)
     result = np.empty(indices.shape, dtype=np.int64)
     blocks = indices // _BLOCK
     for block in set(blocks.tolist()):
@@ -104,7 +107,7 @@ def permute(indices: Integers, size: int, *, key: tuple[int, ...]) -> Integers:
     return result
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=2048)  # 4 MB
 def _images_of_block(block: int, size: int, key: tuple[int, ...]) -> Integers:
     """Images of neighbours: they are asked for one after the other, and all of them cost hardly more than a few."""
     return _images(np.arange(block * _BLOCK, min((block + 1) * _BLOCK, size)), size, key)
