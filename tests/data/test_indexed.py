@@ -223,3 +223,14 @@ def test_a_wild_offset_inside(write_tokens: Write) -> None:
     idx_path(prefix).write_bytes(bytes(whole))
     with pytest.raises(DataError, match="document 1 begins at token"):
         TokenFile(prefix).document(1)
+
+
+def test_megatrons_reader_reads_our_files(write_tokens: Write) -> None:
+    """Their files are read here by the tests above."""
+    reader = pytest.importorskip("megatron.core.datasets.indexed_dataset", reason="megatron-core is not installed")
+    prefix = write_tokens(5, 1, 9, 300)
+    theirs, ours = reader.IndexedDataset(prefix), TokenFile(prefix)
+    assert len(theirs) == ours.num_documents == 4
+    assert theirs.document_indices.tolist() == ours.boundaries.tolist()
+    for document in range(4):
+        assert theirs[document].tolist() == ours.document(document).tolist()
