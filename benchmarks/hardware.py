@@ -41,8 +41,9 @@ def machine_name() -> str:
 
 
 def commit() -> str:
-    """The commit of this tree, `+ changes` where the tree differs from it."""
-    answers = [_git("rev-parse", "--short=12", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")]
+    """The commit of this tree, `+ changes` where the tree differs from it by more than results."""
+    changes = ("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
+    answers = [_git("rev-parse", "--short=12", "HEAD"), _git(*changes)]
     return (answers[0] or "none") + (" + changes" if answers[1] else "")
 
 
