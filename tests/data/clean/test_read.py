@@ -21,6 +21,7 @@ import pytest
 import zstandard
 
 from colonnade.data.clean.plan import line_starts
+from colonnade.errors import DataError
 from tests.data.clean.recipes import Result
 
 Run = Callable[..., Result]
@@ -147,6 +148,13 @@ def test_damaged_zip_files_are_told_and_the_rest_is_kept(tmp_path: Path, run: Ru
         ("cut", "flipped", "method"), "file damaged"
     )
     assert "CRC" in found["flipped"]["detail"] and "deflate" in found["method"]["detail"]
+
+
+def test_a_zip_file_without_documents_is_told(tmp_path: Path, run: Run) -> None:
+    with zipfile.ZipFile(tmp_path / "in.zip", "w") as archive:
+        archive.writestr("picture.png", b"0")
+    with pytest.raises(DataError, match=r"in\.zip has no documents"):
+        run(tmp_path / "in.zip")
 
 
 def test_a_zip_bomb_is_left(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

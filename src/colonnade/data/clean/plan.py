@@ -79,9 +79,10 @@ def pieces_of(path: str, piece_bytes: int) -> list[Piece]:
     """A file, or all files of known kinds in a folder, by name; large files of lines are cut between lines."""
     files = [Path(path)] if Path(path).is_file() else sorted(file for file in Path(path).rglob("*") if file.is_file())
     known = [file for file in files if kind_of(file) is not None]
-    if not known:
+    pieces = [piece for file in known for piece in _cut(file, source_of(path), piece_bytes)]
+    if not pieces:
         raise DataError(f"{path} has no documents that are known by their ending ({KINDS_IN_WORDS}).")
-    return [piece for file in known for piece in _cut(file, source_of(path), piece_bytes)]
+    return pieces
 
 
 def _cut(file: Path, source: str, piece_bytes: int) -> list[Piece]:
