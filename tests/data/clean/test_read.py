@@ -99,6 +99,8 @@ def test_text_files_whole_or_by_line(tmp_path: Path, run: Run) -> None:
     (tmp_path / "in" / "ignored.bin").write_bytes(b"")
     whole = run(tmp_path / "in", folder="whole")
     assert whole.texts() == ["one\n\ntwo\n"]
+    assert whole.manifest["left_aside"] == {".bin": 1}
+    assert "left aside by ending: .bin 1" in whole.said
     assert {Path(entry["file"]).name: entry["reason"] for entry in whole.dropped("read")} == {
         "b.txt": "not UTF-8",
         "c.txt.gz": "file cut short",
@@ -123,6 +125,7 @@ def test_zip_files_are_read_member_by_member(tmp_path: Path, run: Run) -> None:
             f"{tmp_path}/in.zip/{name}": hashlib.sha256(archive.read(name)).hexdigest()
             for name in ("a.txt", "b/lines.jsonl", "c.jsonl.gz", "empty.jsonl")
         }
+    assert result.manifest["left_aside"] == {".png": 1}
     inputs = result.manifest["inputs"]
     assert {each["path"]: each["sha256"] for each in inputs} == expected
 

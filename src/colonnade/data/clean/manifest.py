@@ -61,6 +61,7 @@ def manifest(recipe: Recipe, plan: Plan, folder: Path) -> dict[str, Any]:
         "versions": versions(recipe),
         "recipe": recipe.model_dump(mode="json", exclude_none=True),
         "inputs": inputs(totals["read"]),
+        "left_aside": dict(plan.left_aside),
         "steps": {
             step: {key: value for key, value in total.as_json().items() if key != "facts"}
             for step, total in totals.items()

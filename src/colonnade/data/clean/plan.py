@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ class Plan:
     """Parts of deduplicate.index that are read: what earlier runs kept."""
     identity: str
     """A hash of the recipe, the inputs and the files that the recipe names."""
+    left_aside: Mapping[str, int] = field(default_factory=dict)
+    """How many files have endings that say nothing about documents, by ending: in input folders and zip files."""
 
 
 def make_plan(recipe: Recipe) -> Plan:
@@ -39,7 +42,7 @@ def make_plan(recipe: Recipe) -> Plan:
     pieces = [piece for path in recipe.read.paths for piece in pieces_of(path, recipe.run.piece_bytes)]
     tasks = tuple(tuple(task) for task in shared_out(pieces, recipe.run.piece_bytes))
     identity = hashlib.sha256(json.dumps(_facts(recipe, tasks), sort_keys=True).encode()).hexdigest()
-    return Plan(tasks, _index_parts(recipe, identity), identity)
+    return Plan(tasks, _index_parts(recipe, identity), identity, left_aside(recipe.read.paths))
 
 
 def shared_out(pieces: Sequence[Piece], size: int) -> list[list[Piece]]:
@@ -72,17 +75,34 @@ def keep_plan(plan: Plan, recipe: Recipe) -> Plan:
             f"{recipe.write.folder} holds another run: {'; '.join(_differences(stored['facts'], facts))}. "
             "Undo that to go on with it, or set write.folder to a new folder."
         )
-    return Plan(plan.tasks, tuple(stored["index"]), plan.identity)
+    return replace(plan, index=tuple(stored["index"]))
 
 
 def pieces_of(path: str, piece_bytes: int) -> list[Piece]:
     """A file, or all files of known kinds in a folder, by name; large files of lines are cut between lines."""
-    files = [Path(path)] if Path(path).is_file() else sorted(file for file in Path(path).rglob("*") if file.is_file())
-    known = [file for file in files if kind_of(file) is not None]
+    known = [file for file in _files(path) if kind_of(file) is not None]
     pieces = [piece for file in known for piece in _cut(file, source_of(path), piece_bytes)]
     if not pieces:
         raise DataError(f"{path} has no documents that are known by their ending ({KINDS_IN_WORDS}).")
     return pieces
+
+
+def left_aside(paths: Sequence[str]) -> dict[str, int]:
+    """How many files are not read, by ending: of no known kind, or in a zip file and not to be streamed."""
+    found: Counter[str] = Counter()
+    for file in (file for path in paths for file in _files(path)):
+        kind = kind_of(file)
+        if kind is None:
+            found[file.suffix] += 1
+        elif kind[0] == "zip":
+            found.update(Path(name).suffix for name in _inside(file) or () if not _is_streamed(name))
+    return {ending or "none": count for ending, count in sorted(found.items())}
+
+
+def _files(path: str) -> list[Path]:
+    """A file, or all files in a folder, by name."""
+    place = Path(path)
+    return [place] if place.is_file() else sorted(file for file in place.rglob("*") if file.is_file())
 
 
 def _cut(file: Path, source: str, piece_bytes: int) -> list[Piece]:
@@ -102,12 +122,23 @@ def _cut(file: Path, source: str, piece_bytes: int) -> list[Piece]:
 
 def _members(file: Path, whole: Piece) -> list[Piece]:
     """The documents' files within a zip file; the file itself where it cannot be opened, for the run to say so."""
-    try:
-        inside = members(file)
-    except Damaged:
+    inside = _inside(file)
+    if inside is None:
         return [whole]
-    streamed = ((name, size) for name, size in inside if (kind := kind_of(Path(name))) and kind[0] in _STREAMED)
-    return [replace(whole, stop=size, member=name) for name, size in streamed]
+    return [replace(whole, stop=size, member=name) for name, size in inside.items() if _is_streamed(name)]
+
+
+def _inside(file: Path) -> dict[str, int] | None:
+    """Bytes of each file within a zip file, by name; None where it cannot be opened."""
+    try:
+        return dict(members(file))
+    except Damaged:
+        return None
+
+
+def _is_streamed(name: str) -> bool:
+    kind = kind_of(Path(name))
+    return kind is not None and kind[0] in _STREAMED
 
 
 def line_starts(file: Path, wanted: Sequence[int]) -> list[int]:

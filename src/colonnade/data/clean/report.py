@@ -55,6 +55,9 @@ def _reasons(content: dict[str, Any]) -> Iterator[str]:
         for reason, amount in sorted(counts["dropped"].items(), key=lambda each: -each[1]["documents"])
     ]
     yield table(("step", "reason", "documents", "bytes of text"), rows) if rows else "<p>Nothing.</p>"
+    if content["left_aside"]:
+        yield "<p>Files of other kinds, which were not read:</p>"
+        yield table(("ending", "files"), list(content["left_aside"].items()))
     changed = [(step, what, n) for step, counts in content["steps"].items() for what, n in counts["changed"].items()]
     if changed:
         yield "<h2>What was changed</h2>" + table(("step", "what", "documents"), changed)

@@ -140,6 +140,9 @@ def summary(folder: Path, seconds: float) -> str:
         f"{read['documents']:,} documents, {read['bytes'] / 1e6:,.1f} MB of text -> {kept['documents']:,} documents, "
         f"{kept['bytes'] / 1e6:,.1f} MB in {folder}; {seconds:.1f} s, {read['documents'] / seconds:,.0f} documents/s"
     ]
+    if content["left_aside"]:
+        endings = ", ".join(f"{ending} {count:,}" for ending, count in content["left_aside"].items())
+        lines.append(f"files of other kinds, left aside by ending: {endings}")
     for step, counts in steps.items():
         for reason, amount in counts["dropped"].items():
             lines.append(f"  {step:14} {amount['documents']:>10,}  {reason}")
