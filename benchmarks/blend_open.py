@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.data_open import write_sparse
+from benchmarks.peers.sample_stopwatch import own_memory
 from colonnade.data.blend import Blend, whole_weights
 from colonnade.data.blended_dataset import BlendedDataset, Mixture, open_blend
 from colonnade.data.indexed import bin_path, idx_path
@@ -77,12 +78,6 @@ def report_orders() -> None:
             blend.locate(np.arange(start, start + BATCH))
         each = (time.perf_counter() - started) / span
         print(f"{count:5} data sets: position 10^9 alone {first * 1e3:.1f} ms, then {each * 1e6:.2f} µs a sample")
-
-
-def own_memory() -> float:
-    """Memory of this process alone, in MB: without the pages of files, which the system may drop at any time."""
-    status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(float(line.split()[1]) for line in status if line.startswith("RssAnon")) / 1024
 
 
 def write_files(folder: Path, files: int, documents: int) -> list[str]:

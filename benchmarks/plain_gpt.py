@@ -97,8 +97,8 @@ def shard(model: GPT, mesh: DeviceMesh) -> None:
 
 def shard_fully(model: GPT, task: Task) -> None:
     """FSDP2: every block, and the rest, gathered for use and freed afterwards; bf16 parameters, fp32 reduction."""
-    exact = torch.bfloat16 if task.bf16 else torch.float32
-    policy = MixedPrecisionPolicy(param_dtype=exact, reduce_dtype=torch.float32)
+    dtype = torch.bfloat16 if task.bf16 else torch.float32
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     mesh = init_device_mesh("cpu", (num_ranks(),))
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)

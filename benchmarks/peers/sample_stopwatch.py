@@ -53,6 +53,6 @@ def measure(
 
 
 def own_memory() -> float:
-    """MB."""
+    """[MB] Of this process alone: without the pages of files, which the system may drop at any time."""
     status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(float(line.split()[1]) for line in status if line.startswith("RssAnon")) / 1024

@@ -27,7 +27,7 @@ from colonnade.errors import DataError
 Integers = NDArray[np.int64]
 
 _ROUNDS = 12  # half rounds; 4 pass for an adversary's eye on large domains, small ones need a few more to be uniform
-_BLOCK = 256
+_BLOCK = 256  # neighbours that are worked out together, and remembered
 _FEW = 4  # indices that are not worth a block: of a file that is one of many in a blend
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -15,7 +15,9 @@ from colonnade.data.clean.streams import Damaged
 
 ZIP = ".zip"
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2)  # those that need little memory
-_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError, ValueError)
+# What zipfile and its decoders raise for contents that are not as they should be: bz2 an OSError, an encrypted member a
+# RuntimeError, as does an unknown feature, a name that cannot be decoded a ValueError.
+_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError)
 
 
 def members(path: Path) -> list[tuple[str, int]]:
