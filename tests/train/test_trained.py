@@ -8,9 +8,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from colonnade.data.indexed import TokenFile
+from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import CheckpointError, ConfigError, LayoutError
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.precision import DTYPES
@@ -125,6 +128,56 @@ def test_evaluation_is_that_of_training(finished: Finished, corpus: TinyCorpus, 
     told = json.loads(answer.out)
     assert told["step"] == 6 and told["perplexity"] == pytest.approx(math.exp(told["loss"]))
     assert told["loss"] == pytest.approx(metrics(finished.folder)[-1]["validation_loss"], rel=0.1)  # 4 samples of it
+
+
+AS_TRAINED = {
+    "joined": [],
+    "separate": ["data.documents=separate"],
+    "packed": ["data.documents=separate", "data.packing=best_fit"],
+    "labels that do not count": ["data.no_loss_on=[{common}]"],
+    "all of it": ["data.documents=separate", "data.packing=best_fit", "data.no_loss_on=[{common}]"],
+}
+
+
+@pytest.mark.parametrize("overrides", AS_TRAINED.values(), ids=AS_TRAINED.keys())
+def test_evaluation_is_the_runs_own_validation(corpus: TinyCorpus, tmp_path: Path, overrides: list[str]) -> None:
+    """On a file whose last sample is full, both read the same samples in the same way: as the run cuts documents."""
+    held_out = whole_samples(TokenFile(corpus.prefix), tmp_path / "held_out", seq_length=16)
+    common = np.bincount(TokenFile(held_out).read(0, 200)).argmax()
+    overrides = [override.format(common=common) for override in overrides]
+    changed = [f"data.validation={held_out}", "train.steps=2", "train.precision=fp64", "train.evaluate_samples=1000"]
+    trained_on = forked("train", write_config(corpus, tmp_path), "optim.warmup_steps=1", *changed, *overrides)
+    assert trained_on.status == 0, trained_on
+    answer = forked("evaluate", tmp_path / "run", "perplexity", "--data", held_out, "--json")
+    own = metrics(tmp_path / "run")[-1]
+    assert json.loads(answer.out)["loss"] == pytest.approx(own["validation_loss"], rel=1e-12)
+    assert json.loads(answer.out)["bits_per_byte"] == pytest.approx(own["validation_bits_per_byte"], rel=1e-12)
+
+
+def whole_samples(file: TokenFile, prefix: Path, *, seq_length: int) -> Path:
+    """Documents of `file` in a new one, the last cut short so that samples and an end of document fill it."""
+    documents = [file.document(number) for number in range(12)]
+    surplus = (sum(map(len, documents)) - 2) % seq_length
+    end = documents[-1][-1:]
+    with TokenFileWriter(prefix, file.dtype) as writer:
+        for document in [*documents[:-1], np.concatenate([documents[-1][: -surplus - 1], end])]:
+            writer.add_document(document)
+    assert TokenFile(prefix).num_tokens % seq_length == 2
+    return prefix
+
+
+def test_a_text_is_measured_as_its_token_file_is(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """Of a run on separate documents too, with sliding windows and without."""
+    packed = ["data.documents=separate", "data.packing=best_fit", "train.steps=2", "optim.warmup_steps=1"]
+    assert forked("train", write_config(corpus, tmp_path), *packed).status == 0
+    for stride in ([], ["--stride", 5]):
+        tokens, text = (
+            json.loads(forked("evaluate", tmp_path / "run", "perplexity", "--data", data, *stride, "--json").out)
+            for data in (corpus.prefix, corpus.text)
+        )
+        assert tokens == text and tokens["words"] is None
+        documents, ends = TokenFile(corpus.prefix).num_documents, 1
+        assert tokens["tokens"] == TokenFile(corpus.prefix).num_tokens - ends - documents
 
 
 def test_evaluation_under_any_layout(cut: Path, whole: Path, corpus: TinyCorpus) -> None:

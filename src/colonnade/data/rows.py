@@ -124,6 +124,20 @@ class Text:
         return self.file.document_starts(self.start + begin, self.start + stop) - self.start
 
 
+class Readable(Protocol):
+    """A text that can be cut into rows, whatever holds its tokens."""
+
+    @property
+    def seq_length(self) -> int: ...
+
+    @property
+    def num_rows(self) -> int: ...
+
+    def read(self, begin: int, count: int) -> Integers: ...
+
+    def documents(self, begin: int, stop: int) -> Integers: ...
+
+
 class RowReader(Protocol):
     """Reads rows by their number in the order of the text."""
 
@@ -135,26 +149,31 @@ class RowReader(Protocol):
 class StreamRows:
     """Rows one after the other, cut wherever one is full."""
 
-    def __init__(self, text: Text, cut: Cut) -> None:
+    def __init__(self, text: Readable, cut: Cut) -> None:
         self._text, self._cut = text, cut
 
     def row(self, index: int) -> Rows:
         """One row: [1, s]."""
         s = self._text.seq_length
-        both = self._text.read(index * s, s + 1)
-        counted, documents = _counted(both[1:], self._cut), None
-        if self._cut.separate:
-            begins = np.zeros(s + 1, dtype=bool)
-            begins[self._text.documents(index * s + 1, (index + 1) * s + 1) - index * s] = True
-            counted &= ~begins[1:]
-            documents = np.cumsum(begins[:-1])[None]
-        return Rows(both[None, :-1], both[None, 1:], counted[None], documents)
+        return stream_row(self._text, index * s, s, self._cut)
+
+
+def stream_row(text: Readable, begin: int, length: int, cut: Cut) -> Rows:
+    """The row [1, length] of tokens from `begin` on, wherever it cuts documents."""
+    both = text.read(begin, length + 1)
+    counted, documents = _counted(both[1:], cut), None
+    if cut.separate:
+        begins = np.zeros(length + 1, dtype=bool)
+        begins[text.documents(begin + 1, begin + length + 1) - begin] = True
+        counted &= ~begins[1:]
+        documents = np.cumsum(begins[:-1])[None]
+    return Rows(both[None, :-1], both[None, 1:], counted[None], documents)
 
 
 class PackedRows:
     """As many rows of the same tokens, with documents side by side that fit."""
 
-    def __init__(self, text: Text, cut: Cut) -> None:
+    def __init__(self, text: Readable, cut: Cut) -> None:
         self._text, self._cut = text, cut
         self._windows: OrderedDict[int, list[list[Piece]]] = OrderedDict()
 

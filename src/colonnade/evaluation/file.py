@@ -2,10 +2,11 @@
 
 Documents stand behind one another with the end-of-document token between them, as in training. What ends the last one
 is not scored: nothing has to follow it. So a text and the token file that `data tokenize` makes of it have the same
-perplexity.
+perplexity. A model that was trained on separate or packed documents is measured on such, in both.
 """
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,11 +15,22 @@ from numpy.typing import NDArray
 from colonnade.data.documents import Rejected, chunks, expand, parse
 from colonnade.data.gpt_dataset import open_tokens
 from colonnade.data.indexed import bin_path, idx_path
+from colonnade.data.rows import Cut
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
-from colonnade.evaluation.perplexity import Hidden, Perplexity, evaluate_tokens
+from colonnade.evaluation.perplexity import JOINED, Hidden, Perplexity, evaluate_tokens
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.gpt import GPT
+
+
+class Tokenized(NamedTuple):
+    """A text as tokens."""
+
+    tokens: NDArray[np.integer]
+    starts: NDArray[np.int64]
+    """Where documents begin."""
+    words: int | None
+    """What white space separates in the text, where that is at hand."""
 
 
 def perplexity_of_file(
@@ -33,22 +45,25 @@ def perplexity_of_file(
     batch_size: int = 8,
     words: int | None = None,
     key: str = "text",
+    cut: Cut = JOINED,
 ) -> Perplexity:
     """Evaluate `file`: the prefix of a token file, a .txt or .jsonl (also compressed), or a folder of those.
 
-    Windows as in `evaluate_tokens`. `words` normalises the word perplexity; None: what white space separates in a text,
-    and no word perplexity for a token file. `key`: of the text in a .jsonl.
+    Windows and `cut` as in `evaluate_tokens`. `words` normalises the word perplexity; None: what white space separates
+    in a text of joined documents, and no word perplexity else: separate documents begin with words of which a part is
+    not scored. `key`: of the text in a .jsonl.
     """
-    if is_token_file(file):
-        tokens = open_tokens(file, vocab_size=model.vocab_size, tokenizer=tokenizer)
-        text = without_last_end(tokens.read(0, tokens.num_tokens), tokenizer)
-    else:
-        text, counted = tokens_of_text(file, tokenizer, key=key)
-        words = counted if words is None else words
+    text = (
+        tokens_of_file(file, tokenizer, model.vocab_size)
+        if is_token_file(file)
+        else tokens_of_text(file, tokenizer, key=key)
+    )
     lengths = torch.from_numpy(tokenizer.byte_lengths()) if tokenizer.is_byte_level else None
     return evaluate_tokens(
         model,
-        text,
+        text.tokens,
+        starts=text.starts,
+        cut=cut,
         dp=mesh.dp,
         pp=mesh.pp,
         hidden=hidden,
@@ -56,7 +71,7 @@ def perplexity_of_file(
         stride=stride,
         batch_size=batch_size,
         byte_lengths=lengths,
-        words=words,
+        words=text.words if words is None and cut == JOINED else words,
     )
 
 
@@ -65,8 +80,15 @@ def is_token_file(file: str) -> bool:
     return idx_path(file).is_file() or bin_path(file).is_file() or Path(file).suffix in (".bin", ".idx")
 
 
-def tokens_of_text(file: str, tokenizer: Tokenizer, *, key: str = "text") -> tuple[NDArray[np.integer], int]:
-    """Tokens of all documents, an end of document between them, and their number of words. A bad line is an error."""
+def tokens_of_file(prefix: str, tokenizer: Tokenizer, vocab_size: int) -> Tokenized:
+    """All tokens of a token file but an end of document at its very end."""
+    file = open_tokens(prefix, vocab_size=vocab_size, tokenizer=tokenizer)
+    tokens = without_last_end(file.read(0, file.num_tokens), tokenizer)
+    return Tokenized(tokens, file.document_starts(0, len(tokens)), None)
+
+
+def tokens_of_text(file: str, tokenizer: Tokenizer, *, key: str = "text") -> Tokenized:
+    """Tokens of all documents, an end of document between them. A bad line is an error."""
     if not Path(file).exists():
         raise DataError(
             f"{file} does not exist, and there is no {file}.bin with {file}.idx. Name a text (.txt, .jsonl, also "
@@ -77,7 +99,9 @@ def tokens_of_text(file: str, tokenizer: Tokenizer, *, key: str = "text") -> tup
     for document in _documents(file, key):
         parts.append(np.array(tokenizer.encode(document) + end, dtype=np.int64))
         words += len(document.split())
-    return without_last_end(np.concatenate([np.empty(0, np.int64), *parts]), tokenizer), words
+    starts = np.cumsum([0, *map(len, parts)])[:-1]
+    tokens = without_last_end(np.concatenate([np.empty(0, np.int64), *parts]), tokenizer)
+    return Tokenized(tokens, starts, words)
 
 
 def without_last_end(tokens: NDArray[np.integer], tokenizer: Tokenizer) -> NDArray[np.integer]:

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from colonnade.data.loader import Batch, evaluation_positions
+from colonnade.data.rows import Cut
 from colonnade.errors import ConfigError, DataError
-from colonnade.evaluation.windows import num_windows, window_batches
+from colonnade.evaluation.rows import PackedText, ScoredRows, TokenText, WindowRows, batches_of
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Axis
 from colonnade.model.gpt import GPT, Inputs
@@ -28,6 +29,8 @@ from colonnade.pipeline.inference import on_one_stage
 _LARGEST_EXPONENT = 709.0
 """Of what float64 can hold exp of."""
 _ONE_STAGE = Axis("pp")
+JOINED = Cut()
+NO_STARTS = np.empty(0, dtype=np.int64)
 
 Hidden = Callable[[Inputs], Tensor | None]
 """Computes the whole residual stream before the head, [s, b, h]; None on pipeline stages that have no head."""
@@ -103,25 +106,30 @@ def evaluate_tokens(
     batch_size: int = 8,
     byte_lengths: Tensor | None = None,
     words: int | None = None,
+    cut: Cut = JOINED,
+    starts: NDArray[np.int64] = NO_STARTS,
 ) -> Perplexity:
     """Score tokens 1, 2, … of one long text by sliding windows (see `windows`), shared by the dp ranks.
 
     `seq_length` None: the length that the model was trained on; a model without learned positions reads longer ones.
     `stride` None: seq_length, so that windows do not overlap. The
     paper's WikiText-103 numbers: seq_length 1024, stride 32. Time grows as seq_length / stride.
+
+    `cut`: how the model's training made samples of documents, which begin at the tokens `starts`. Packed documents are
+    scored as packed where no stride is given, and in sliding windows of separate documents where one is.
     """
     seq_length = model.seq_length if seq_length is None else seq_length
-    stride = seq_length if stride is None else stride
-    _check(seq_length, stride, batch_size, model.longest)
+    _check(seq_length, seq_length if stride is None else stride, batch_size, model.longest)
     if len(tokens) < 2:
         raise DataError(
             f"the text has {len(tokens)} tokens, and the first one has nothing before it to be predicted from. Give 2 "
             "tokens or more."
         )
-    microbatches = evaluation_positions(
-        num_windows(len(tokens), seq_length, stride), micro_batch_size=batch_size, dp_rank=dp.rank, dp_size=dp.size
-    )
-    batches = window_batches(tokens, microbatches, seq_length=seq_length, stride=stride, vocab_size=model.vocab_size)
+    text = TokenText(tokens, starts, model.vocab_size, seq_length)
+    packed = cut.best_fit and stride is None
+    rows: ScoredRows = PackedText(text, cut) if packed else WindowRows(text, stride or seq_length, cut)
+    microbatches = evaluation_positions(len(rows), micro_batch_size=batch_size, dp_rank=dp.rank, dp_size=dp.size)
+    batches = batches_of(rows, microbatches)
     return evaluate(model, batches, dp=dp, pp=pp, hidden=hidden, byte_lengths=byte_lengths, words=words)
 
 

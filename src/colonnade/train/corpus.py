@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from colonnade.config.schema import Config, parse_split
+from colonnade.config.schema import Config, DataConfig, parse_split
 from colonnade.data.blended_dataset import BlendedDataset, Mixture, open_blend
 from colonnade.data.curriculum import Curriculum, CurriculumDataset
 from colonnade.data.gpt_dataset import Dataset, Datasets, GPTDataset, open_datasets, open_tokens
@@ -53,7 +53,7 @@ def open_corpus(config: Config) -> Corpus:
     data = config.data
     tokenizer = Tokenizer.load(data.tokenizer) if data.tokenizer is not None else None
     vocab_size = _vocab_size(config, tokenizer)
-    cut = Cut(data.documents == "separate", data.packing == "best_fit", data.no_loss_on)
+    cut = cut_of(data)
     datasets = (
         _open(config, vocab_size, tokenizer, cut)
         if data.blend is None
@@ -62,6 +62,11 @@ def open_corpus(config: Config) -> Corpus:
     curriculum = curriculum_of(config)
     _check_length(config, datasets, curriculum)
     return Corpus(tokenizer, vocab_size, datasets, curriculum)
+
+
+def cut_of(data: DataConfig) -> Cut:
+    """How [data] makes samples of documents: for training, for validation, and for measuring the trained model."""
+    return Cut(data.documents == "separate", data.packing == "best_fit", data.no_loss_on)
 
 
 def curriculum_of(config: Config) -> Curriculum:

@@ -28,6 +28,7 @@ from colonnade.pipeline.chunk import Chunk
 from colonnade.pipeline.inference import Inference, Whole
 from colonnade.pipeline.partition import chunks_of_stage
 from colonnade.tensor_parallel.placement import named_placements
+from colonnade.train.corpus import cut_of
 from colonnade.train.join import joined
 from colonnade.train.recovery import MOMENTS, model_facts, shard
 from colonnade.train.run_folder import checkpoints
@@ -115,7 +116,13 @@ def measure(trained: Trained, mesh: Mesh, data: str, *, stride: int | None, as_j
     """Print perplexity and bits per byte on a text or token file (rank 0 prints)."""
     stages = trained.stages
     result = perplexity_of_file(
-        stages.model, data, tokenizer=trained.tokenizer, mesh=mesh, hidden=stages.hidden, stride=stride
+        stages.model,
+        data,
+        tokenizer=trained.tokenizer,
+        mesh=mesh,
+        hidden=stages.hidden,
+        stride=stride,
+        cut=cut_of(trained.config.data),
     )
     if mesh.rank == 0:
         print(json.dumps({"step": trained.step, **asdict(result)}) if as_json else result.summary())
