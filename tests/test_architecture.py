@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "colonnade"
 FILES = sorted(SOURCE.rglob("*.py"))
 FLOORS = [
     {"errors", ""},
-    {"config"},
+    {"config", "lock"},
     {"mesh"},
     {"data", "tensor_parallel", "optim"},
     {"model", "data_parallel", "pipeline"},

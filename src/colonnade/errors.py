@@ -4,7 +4,8 @@
     ├── ConfigError           a key, a value, or values that cannot go together
     ├── LayoutError           ranks and parallel sizes that do not fit
     ├── DataError             token files, text, tokenizers
-    └── CheckpointError       checkpoints that are missing, broken, foreign or newer
+    ├── CheckpointError       checkpoints that are missing, broken, foreign or newer
+    └── LockError             a folder in which another process is working
 
 Every message says what is (with values), why it cannot be, and what to set.
 """
@@ -28,3 +29,7 @@ class DataError(ColonnadeError):
 
 class CheckpointError(ColonnadeError):
     """A checkpoint that is missing, incomplete, damaged, of another model, or from a newer version."""
+
+
+class LockError(ColonnadeError):
+    """A folder or a file in which another process is working."""

@@ -1,0 +1,195 @@
+"""One run at a time in a folder: a lock that names its holder, and that the death of its holder gives back.
+
+    with locked(folder, "colonnade train") as lock:
+        Process(target=work, args=(lock,))     a child holds it too: until the last of them has ended
+        …                                      who asks meanwhile gets a LockError that says who has it, and since when
+
+The lock is the kernel's (`flock` of FOLDER/lock): it goes with the processes that hold it, however they end, so nothing
+that a dead holder left can block. NFS and Lustre mounted with `flock` keep it between machines, as do most parallel
+file systems. Where a file system has no such locks, the file itself is the lock: made exclusively, and taken from a
+holder that is known to be dead, which can be told of holders on this machine only.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import reduction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from colonnade.errors import LockError
+
+NAME = "lock"
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # what file systems without flock answer
+
+
+class Holder(NamedTuple):
+    """Who holds a lock."""
+
+    purpose: str
+    """What it is doing: the command, say."""
+    host: str
+    pid: int
+    born: str
+    """When the process started, in the kernel's count: a number that is used again is another process."""
+    since: str
+    """When it took the lock: local time, ISO 8601."""
+
+    def __str__(self) -> str:
+        return f"`{self.purpose}`, process {self.pid} on {self.host}, since {self.since}"
+
+    def is_dead(self) -> bool:
+        """Whether it is known to have ended. Of another machine's processes nothing is known."""
+        if self.host != socket.gethostname():
+            return False
+        return not _is_alive(self.pid) or (self.born != "" and self.born != _born(self.pid))
+
+
+class Lock:
+    """A lock that this process holds, and each child that it is given to: as an argument of a process that
+    `multiprocessing` starts, by `pass_fds=[lock.fileno()]` of `subprocess`, or by fork."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path, self._descriptor = path, descriptor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _in_child, (self.path, reduction.DupFd(self._descriptor))
+
+    def fileno(self) -> int:
+        """The descriptor whose last copy, when it is closed, gives the lock back."""
+        return self._descriptor
+
+    def release(self) -> None:
+        """Gives the lock back, unless a child still holds it; the last one leaves no file."""
+        os.close(self._descriptor)
+        with suppress(OSError):  # another has it, or it is gone
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                if not self._is_kernels(descriptor) or _is_that_file(self.path, descriptor):
+                    self.path.unlink()
+            finally:
+                os.close(descriptor)
+
+    def _is_kernels(self, descriptor: int) -> bool:
+        """Whether it is the kernel's lock, which is free. Raises BlockingIOError where it is not."""
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return False
+            raise
+        return True
+
+
+def _in_child(path: Path, shared: Any) -> Lock:
+    return Lock(path, shared.detach())
+
+
+@contextmanager
+def locked(folder: Path, purpose: str, *, name: str = NAME) -> Iterator[Lock]:
+    """Holds FOLDER/name for `purpose`; the folder is made if it is missing. Raises LockError where another has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = _take(folder / name, purpose)
+    try:
+        yield lock
+    finally:
+        lock.release()
+
+
+def holder_of(folder: Path, *, name: str = NAME) -> Holder | None:
+    """Who holds a folder, as its file says; None where there is no such file, or nothing in it."""
+    try:
+        content = json.loads((folder / name).read_bytes())
+        return Holder(**{field: content[field] for field in Holder._fields})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _take(path: Path, purpose: str) -> Lock:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in _NO_LOCKS:
+                return _take_file(path, purpose)
+            if isinstance(error, BlockingIOError):
+                raise _refusal(path) from None
+            raise
+        if _is_that_file(path, descriptor):
+            _write(descriptor, purpose)
+            return Lock(path, descriptor)
+        os.close(descriptor)  # the holder before has just removed it
+
+
+def _take_file(path: Path, purpose: str) -> Lock:
+    """The lock where there is no flock: a file of our own, linked to the lock's name, which only one can do."""
+    own = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}")
+    descriptor = os.open(own, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        _write(descriptor, purpose)
+        for _ in range(2):
+            try:
+                os.link(own, path)
+                return Lock(path, descriptor)
+            except FileExistsError:
+                holder = holder_of(path.parent, name=path.name)
+                if holder is not None and not holder.is_dead():
+                    break
+                path.unlink(missing_ok=True)  # empty (made before flock was refused), or of a process that is dead
+        raise _refusal(path, remove=True)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    finally:
+        own.unlink(missing_ok=True)
+
+
+def _refusal(path: Path, *, remove: bool = False) -> LockError:
+    holder = holder_of(path.parent, name=path.name) or "another process"
+    more = f" Where that has ended without a word, remove {path}." if remove else ""
+    return LockError(
+        f"{path.parent} is in use by {holder}: only one at a time may write there. Wait until it has ended, stop it, "
+        f"or choose another folder.{more}"
+    )
+
+
+def _write(descriptor: int, purpose: str) -> None:
+    pid = os.getpid()
+    since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    content = json.dumps(Holder(purpose, socket.gethostname(), pid, _born(pid), since)._asdict()) + "\n"
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, content.encode(), 0)
+
+
+def _is_that_file(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
+
+
+def _born(pid: int) -> str:
+    """Clock ticks from the machine's start to the process's, where the kernel tells (field 22 of /proc/PID/stat)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""

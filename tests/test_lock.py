@@ -1,0 +1,129 @@
+"""One at a time in a folder: who has it is said, death gives it back, children hold it too; also without flock."""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colonnade import lock as module
+from colonnade.errors import LockError
+from colonnade.lock import Lock, holder_of, locked
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from colonnade.lock import locked
+with locked(Path(sys.argv[1]), "a test"):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(params=["flock", "no flock"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The kernel's locks, or a file system that has none."""
+    if request.param == "no flock":
+
+        def refused(*_: Any) -> None:
+            raise OSError(errno.ENOLCK, "No locks available")
+
+        monkeypatch.setattr(module.fcntl, "flock", refused)
+    return str(request.param)
+
+
+def test_a_second_one_is_told_who_where_and_since_when(tmp_path: Path, kind: str) -> None:
+    with locked(tmp_path / "new", "colonnade train"):
+        with pytest.raises(LockError) as caught, locked(tmp_path / "new", "another"):
+            pass
+        said = str(caught.value)
+        for part in (f"{tmp_path / 'new'} is in use", "`colonnade train`", f"process {os.getpid()}", "since 20"):
+            assert part in said
+        assert socket.gethostname() in said
+        assert (f"remove {tmp_path / 'new' / 'lock'}" in said) == (kind == "no flock")
+        with locked(tmp_path / "new", "beside", name="other.lock"):
+            pass
+    assert not list((tmp_path / "new").iterdir())
+    with locked(tmp_path / "new", "again"):
+        holder = holder_of(tmp_path / "new")
+        assert holder is not None and holder.purpose == "again" and not holder.is_dead()
+
+
+def test_death_gives_it_back(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    with pytest.raises(LockError, match=f"`a test`, process {process.pid} on"), locked(tmp_path, "me"):
+        pass
+    process.kill()
+    process.communicate()
+    assert holder_of(tmp_path) is not None, "it could not clean up"
+    with locked(tmp_path, "me"):
+        pass
+    assert holder_of(tmp_path) is None
+
+
+def _hold(lock: Lock, stop: Any) -> None:
+    stop.recv()
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_child_holds_it_too(tmp_path: Path, method: str) -> None:
+    context = multiprocessing.get_context(method)
+    here, there = context.Pipe()
+    with locked(tmp_path, "parent and child") as lock:
+        process = context.Process(target=_hold, args=(lock, there))
+        process.start()
+        while not process.is_alive():
+            time.sleep(0.01)
+        time.sleep(0.1)
+    with pytest.raises(LockError, match="parent and child"), locked(tmp_path, "next"):
+        pass
+    here.send("stop")
+    process.join()
+    with locked(tmp_path, "next"):
+        pass
+
+
+def test_without_the_kernels_locks_the_dead_of_this_machine_are_known(tmp_path: Path, kind: str) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "pass"])
+    process.wait()
+    content = {"purpose": "old", "host": socket.gethostname(), "pid": process.pid, "born": "1", "since": "then"}
+    if kind == "no flock":
+        for change in ({"pid": process.pid}, {"pid": os.getpid()}):  # a number that is used again has another birth
+            (tmp_path / "lock").write_text(json.dumps(content | change))
+            with locked(tmp_path, "new"):
+                pass
+        (tmp_path / "lock").write_text(json.dumps(content | {"host": "elsewhere"}))
+        with pytest.raises(LockError, match=r"process .* on elsewhere, since then"), locked(tmp_path, "new"):
+            pass
+    else:  # the kernel knows better than the file, whatever the file says
+        (tmp_path / "lock").write_text(json.dumps(content | {"host": "elsewhere"}))
+        with locked(tmp_path, "new"):
+            pass
+
+
+def test_only_one_of_many_gets_it(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom colonnade.lock import locked\n"
+        "for _ in range(60):\n"
+        "    try:\n"
+        "        with locked(Path(sys.argv[1]), 'race'):\n"
+        "            (Path(sys.argv[1]) / 'inside').open('x').close(); (Path(sys.argv[1]) / 'inside').unlink()\n"
+        "    except Exception as e:\n"
+        "        if type(e).__name__ != 'LockError': raise\n"
+    )
+    processes = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.PIPE) for _ in "abc"]
+    for process in processes:
+        _, said = process.communicate()
+        assert process.returncode == 0, said.decode()
+    with locked(tmp_path, "after"):
+        pass
