@@ -82,9 +82,14 @@ def merge_command(
     from colonnade.data.inspect import inspect
     from colonnade.data.writer import merge
 
-    merge(prefixes, output, overwrite=overwrite)
+    without = merge(prefixes, output, overwrite=overwrite)
     found = inspect(output)
     print(f"{output}: {found['documents']:,} documents, {found['tokens']:,} tokens ({found['dtype']}).")
+    if without:
+        print(
+            f"Note: {output} has no .json that says which tokenizer made it, because {', '.join(without)} has none: "
+            "whoever uses it has to know."
+        )
 
 
 @data.command("inspect")

@@ -45,6 +45,14 @@ def test_shards_are_joined_with_their_sentences(shards: list[str], tmp_path: Pat
     ]
 
 
+def test_joining_says_that_the_tokenizer_is_not_known(shards: list[str], tmp_path: Path) -> None:
+    assert "Note" not in here("data", "merge", *shards, "--output", tmp_path / "known").out
+    Path(f"{shards[0]}.json").unlink()
+    answer = here("data", "merge", *shards, "--output", tmp_path / "all")
+    assert answer.status == 0 and f"because {shards[0]} has none" in answer.out
+    assert not (tmp_path / "all.json").exists()
+
+
 def test_joining_leaves_what_exists(shards: list[str]) -> None:
     answer = here("data", "merge", shards[0], "--output", shards[1])
     assert answer.status == 2

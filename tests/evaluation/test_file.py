@@ -5,7 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
+import tokenizers
 
+from colonnade.data.rows import Cut
 from colonnade.data.tokenize import tokenize_files
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.errors import DataError
@@ -92,3 +94,32 @@ def test_another_tokenizer_is_noticed(lines: Path, tmp_path: Path, tokenizer: To
         perplexity(tmp_path / "tokens", tokenizer)
     with pytest.raises(DataError, match="the model's vocabulary has 200 ids"):
         perplexity(lines, tokenizer, vocab_size=200)
+
+
+def test_a_token_file_that_does_not_name_its_tokenizer_is_marked(
+    lines: Path, tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    """As Megatron-LM writes them: nothing can tell the right tokenizer from another of as many ids."""
+    tokenize_files([lines], tmp_path / "tokens", tokenizer, workers=1, progress=False)
+    known = perplexity(tmp_path / "tokens", tokenizer)
+    assert known.tokenizer_checked and known.notes == () and "not checked" not in known.summary()
+    (tmp_path / "tokens.json").unlink()
+    for used in (tokenizer, train_bpe(["quite other words " * 9], 275)):
+        found = perplexity(tmp_path / "tokens", used)
+        assert not found.tokenizer_checked
+        assert f"({found.bytes} bytes, tokenizer not checked)" in found.summary()
+        (note,) = found.notes
+        assert note.startswith(f"{tmp_path}/tokens has no tokens.json beside it: that the checkpoint's tokenizer made")
+
+
+def test_what_is_left_out_is_told(lines: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model = tiny_gpt(Axis("tp"), vocab_size=300)
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "the": 1, "cat": 2}, unk_token="[UNK]"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    plain = perplexity_of_file(model, str(lines), tokenizer=Tokenizer(inner), mesh=Mesh())
+    assert plain.bits_per_byte is None and [note.split(":")[0] for note in plain.notes] == [
+        "no bits per byte",
+        "the tokenizer has no end-of-document token",
+    ]
+    separate = perplexity_of_file(model, str(lines), tokenizer=tokenizer, mesh=Mesh(), cut=Cut(separate=True))
+    assert separate.words is None and [note.split(":")[0] for note in separate.notes] == ["no perplexity a word"]

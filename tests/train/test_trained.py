@@ -175,9 +175,22 @@ def test_a_text_is_measured_as_its_token_file_is(corpus: TinyCorpus, tmp_path: P
             json.loads(forked("evaluate", tmp_path / "run", "perplexity", "--data", data, *stride, "--json").out)
             for data in (corpus.prefix, corpus.text)
         )
-        assert tokens == text and tokens["words"] is None
+        assert tokens | {"notes": text["notes"]} == text and text["words"] is None
         documents, ends = TokenFile(corpus.prefix).num_documents, 1
         assert tokens["tokens"] == TokenFile(corpus.prefix).num_tokens - ends - documents
+
+
+def test_a_token_file_of_another_program_is_measured_with_a_note(
+    finished: Finished, corpus: TinyCorpus, tmp_path: Path
+) -> None:
+    for ending in (".bin", ".idx"):
+        shutil.copy(f"{corpus.prefix}{ending}", f"{tmp_path}/megatron{ending}")
+    answer = forked("evaluate", finished.folder, "perplexity", "--data", tmp_path / "megatron")
+    summary, note = answer.out.splitlines()
+    assert "tokenizer not checked" in summary
+    assert note.startswith(f"Note: {tmp_path}/megatron has no megatron.json beside it") and note.endswith("if it did.")
+    told = json.loads(forked("evaluate", finished.folder, "perplexity", "--data", tmp_path / "megatron", "--json").out)
+    assert told["tokenizer_checked"] is False and len(told["notes"]) == 1
 
 
 def test_evaluation_under_any_layout(cut: Path, whole: Path, corpus: TinyCorpus) -> None:

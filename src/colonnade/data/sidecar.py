@@ -68,6 +68,14 @@ def read_sidecar(file: TokenFile) -> Sidecar | None:
     return sidecar
 
 
+def not_checked(prefix: str | Path, tokenizer: str) -> str:
+    """What to say of a token file without a sidecar that is used with a tokenizer."""
+    return (
+        f"{prefix} has no {sidecar_path(Path(prefix).name)} beside it: that {tokenizer} made it cannot be checked, and "
+        "bits per byte hold only if it did"
+    )
+
+
 def merge_sidecars(parts: Sequence[tuple[str, Sidecar | None]]) -> Sidecar | None:
     """The sidecar of joined token files, given each one's prefix; None where one has none."""
     known = [(prefix, sidecar) for prefix, sidecar in parts if sidecar is not None]

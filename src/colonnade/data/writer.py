@@ -124,8 +124,11 @@ class TokenFileWriter:
         os.fsync(stream.fileno())  # type: ignore[attr-defined]
 
 
-def merge(prefixes: Sequence[str | Path], output: str | Path, *, overwrite: bool = True) -> None:
-    """Join token files end to end into a new one; all must have one dtype and, where it is known, one tokenizer."""
+def merge(prefixes: Sequence[str | Path], output: str | Path, *, overwrite: bool = True) -> list[str]:
+    """Join token files end to end into a new one; all must have one dtype and, where it is known, one tokenizer.
+
+    Returns the files without a sidecar: where there are any, the new file has none either.
+    """
     present = [str(path) for path in (bin_path(output), idx_path(output)) if path.exists()]
     if present and not overwrite:
         raise DataError(f"{' and '.join(present)} exist already. Choose another output, or pass --overwrite.")
@@ -140,12 +143,14 @@ def merge(prefixes: Sequence[str | Path], output: str | Path, *, overwrite: bool
                 f"{file.prefix} holds {file.dtype} and {files[0].prefix} {files[0].dtype}: only files of one dtype can "
                 "be joined. Tokenize both with the same tokenizer."
             )
-    sidecar = merge_sidecars([(file.prefix, read_sidecar(file)) for file in files])
+    sidecars = [(file.prefix, read_sidecar(file)) for file in files]
+    sidecar = merge_sidecars(sidecars)
     with TokenFileWriter(output, files[0].dtype) as writer:
         for file in files:
             for tokens, lengths, sequences in _pieces(file):
                 writer.add_documents(tokens, lengths, sequences=sequences)
         writer.close(sidecar)
+    return [prefix for prefix, found in sidecars if found is None]
 
 
 def _pieces(file: TokenFile) -> Iterator[tuple[Tokens, NDArray[np.int32], NDArray[np.int64]]]:

@@ -5,6 +5,8 @@ is not scored: nothing has to follow it. So a text and the token file that `data
 perplexity. A model that was trained on separate or packed documents is measured on such, in both.
 """
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,11 +18,14 @@ from colonnade.data.documents import Rejected, chunks, expand, parse
 from colonnade.data.gpt_dataset import open_tokens
 from colonnade.data.indexed import bin_path, idx_path
 from colonnade.data.rows import Cut
+from colonnade.data.sidecar import not_checked, read_sidecar
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 from colonnade.evaluation.perplexity import JOINED, Hidden, Perplexity, evaluate_tokens
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.gpt import GPT
+
+NO_BYTES = "no bits per byte: the tokenizer is not byte-level, so that bytes of text cannot be counted from its tokens"
 
 
 class Tokenized(NamedTuple):
@@ -31,6 +36,8 @@ class Tokenized(NamedTuple):
     """Where documents begin."""
     words: int | None
     """What white space separates in the text, where that is at hand."""
+    checked: bool = True
+    """Whether the tokens are known to be this tokenizer's."""
 
 
 def perplexity_of_file(
@@ -59,7 +66,7 @@ def perplexity_of_file(
         else tokens_of_text(file, tokenizer, key=key)
     )
     lengths = torch.from_numpy(tokenizer.byte_lengths()) if tokenizer.is_byte_level else None
-    return evaluate_tokens(
+    result = evaluate_tokens(
         model,
         text.tokens,
         starts=text.starts,
@@ -73,6 +80,22 @@ def perplexity_of_file(
         byte_lengths=lengths,
         words=text.words if words is None and cut == JOINED else words,
     )
+    notes = tuple(_notes(file, text, tokenizer, cut))
+    return replace(result, tokenizer_checked=text.checked, notes=notes)
+
+
+def _notes(file: str, text: Tokenized, tokenizer: Tokenizer, cut: Cut) -> Iterator[str]:
+    if not text.checked:
+        yield not_checked(file, "the checkpoint's tokenizer")
+    if not tokenizer.is_byte_level:
+        yield NO_BYTES
+    if tokenizer.end_of_document is None and len(text.starts) > 1 and text.words is not None:
+        yield (
+            f"the tokenizer has no end-of-document token: the {len(text.starts):,} documents follow one another with "
+            "nothing between them"
+        )
+    if text.words is not None and cut != JOINED:
+        yield "no perplexity a word: the run's [data] leaves some tokens unscored, so that parts of words are missing"
 
 
 def is_token_file(file: str) -> bool:
@@ -84,7 +107,7 @@ def tokens_of_file(prefix: str, tokenizer: Tokenizer, vocab_size: int) -> Tokeni
     """All tokens of a token file but an end of document at its very end."""
     file = open_tokens(prefix, vocab_size=vocab_size, tokenizer=tokenizer)
     tokens = without_last_end(file.read(0, file.num_tokens), tokenizer)
-    return Tokenized(tokens, file.document_starts(0, len(tokens)), None)
+    return Tokenized(tokens, file.document_starts(0, len(tokens)), None, checked=read_sidecar(file) is not None)
 
 
 def tokens_of_text(file: str, tokenizer: Tokenizer, *, key: str = "text") -> Tokenized:

@@ -52,6 +52,11 @@ class Perplexity:
     words: int | None = None
     word_perplexity: float | None = None
     """None where the number of words is not known, or not one to divide by (text without spaces overflows)."""
+    tokenizer_checked: bool = True
+    """False: the token file does not say which tokenizer made it, so that bytes and bits per byte hold only if it was
+    the model's."""
+    notes: tuple[str, ...] = ()
+    """What could not be checked or is left out, and why."""
 
     def summary(self) -> str:
         """One line for people."""
@@ -59,7 +64,8 @@ class Perplexity:
         if self.word_perplexity is not None:
             parts.append(f"{self.word_perplexity:,.2f} a word ({self.words:,} words)")
         if self.bits_per_byte is not None:
-            parts.append(f"{self.bits_per_byte:.4f} bits per byte ({self.bytes:,} bytes)")
+            unchecked = "" if self.tokenizer_checked else ", tokenizer not checked"
+            parts.append(f"{self.bits_per_byte:.4f} bits per byte ({self.bytes:,} bytes{unchecked})")
         return ", ".join([*parts, f"{self.tokens:,} tokens"])
 
 

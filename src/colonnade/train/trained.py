@@ -125,7 +125,9 @@ def measure(trained: Trained, mesh: Mesh, data: str, *, stride: int | None, as_j
         cut=cut_of(trained.config.data),
     )
     if mesh.rank == 0:
-        print(json.dumps({"step": trained.step, **asdict(result)}) if as_json else result.summary())
+        notes = [f"Note: {note}." for note in result.notes]
+        told = {"step": trained.step, **asdict(result)}
+        print(json.dumps(told) if as_json else "\n".join([result.summary(), *notes]))
 
 
 def find(path: Path) -> Path:
