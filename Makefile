@@ -57,4 +57,4 @@ bench: $(VENV)/.test
 	$(BIN)/python benchmarks/run_all.py
 
 docs: $(VENV)/.run
-	$(BIN)/python -m colonnade.config.reference
+	$(BIN)/python -m colonnade.reference

@@ -10,7 +10,7 @@ from typer.main import get_command
 
 from colonnade.cli import app
 from colonnade.config.load import load
-from colonnade.config.reference import page
+from colonnade.reference import page
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.toml"))

@@ -37,7 +37,7 @@ class CommandWithKeys(TyperCommand):
     """A command whose --help ends with every key of the configuration."""
 
     def get_help(self, ctx: Any) -> str:
-        from colonnade.config.reference import help_text
+        from colonnade.reference import help_text
 
         width = min(shutil.get_terminal_size().columns, 100) - 2
         return f"{super().get_help(ctx)}\n\n{help_text(width)}"

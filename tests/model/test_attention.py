@@ -52,7 +52,7 @@ def renamed(twin: nn.MultiheadAttention, gradients: bool) -> dict[str, Tensor]:
 def beside_torch(rank: int, num_ranks: int) -> None:
     tp = build_mesh(Layout(tp=num_ranks), rank).tp
     _, weights, gradients, x, expected = torchs()
-    attention = Attention(HIDDEN, N, tp, drop=0.5, init_std=0.02, output_std=0.01).double()
+    attention = Attention(HIDDEN, N, tp, drop=0.5).double()
     load_shards_(attention, tp, weights)
     mine = x.detach().clone().requires_grad_()
     y = attention(mine, 0, None)
@@ -77,7 +77,7 @@ def test_each_rank_drops_with_the_masks_of_its_own_heads(rank: int) -> None:
             return super().attention(layer, heads, *args)
 
     tp = paper_mesh(Layout(tp=4), rank).tp
-    attention = Attention(HIDDEN, 8, tp, drop=0.5, init_std=0.02, output_std=0.01)
+    attention = Attention(HIDDEN, 8, tp, drop=0.5)
     attention(torch.ones(S, B, HIDDEN), 3, Recorded(1, torch.arange(B).numpy()))
     assert asked == [range(2 * rank, 2 * rank + 2)]
 
@@ -85,11 +85,11 @@ def test_each_rank_drops_with_the_masks_of_its_own_heads(rank: int) -> None:
 def test_heads_that_tp_does_not_divide_are_refused() -> None:
     tp = paper_mesh(Layout(tp=4), 0).tp
     with pytest.raises(LayoutError, match=r"parallel\.tp = 4 does not divide model\.num_heads = 6"):
-        Attention(24, 6, tp, drop=0.0, init_std=0.02, output_std=0.01)
+        Attention(24, 6, tp, drop=0.0)
 
 
 def test_no_dropout_without_masks() -> None:
-    attention = Attention(HIDDEN, N, Mesh().tp, drop=0.5, init_std=0.02, output_std=0.01).double()
+    attention = Attention(HIDDEN, N, Mesh().tp, drop=0.5).double()
     load_shards_(attention, Mesh().tp, torchs()[1])
     x = drawn(S, B, HIDDEN, seed=7)
     masks = Masks(1, torch.arange(B).numpy())

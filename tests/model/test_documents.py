@@ -251,7 +251,7 @@ def test_no_layer_keeps_a_matrix_of_its_own() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_positions_are_looked_up(dtype: torch.dtype) -> None:
     """Many tokens of one place: their gradients are added up in fp32 also where the weight has 16 bits."""
-    positions = Positions(9, 4, init_std=0.02).to(dtype)
+    positions = Positions(9, 4).to(dtype)
     with torch.no_grad():
         positions.weight.copy_(drawn(9, 4, seed=0))
     at = torch.randint(0, 9, (500, 3), generator=torch.Generator().manual_seed(0))
@@ -269,7 +269,7 @@ def test_positions_are_looked_up(dtype: torch.dtype) -> None:
 
 def test_a_place_for_each_token() -> None:
     with pytest.raises(AssertionError, match=r"positions \(4, 2\) of a stream \(3, 2, 4\)"):
-        Positions(6, 4, init_std=0.02)(torch.zeros(3, 2, 4), torch.zeros(4, 2, dtype=torch.int64))
+        Positions(6, 4)(torch.zeros(3, 2, 4), torch.zeros(4, 2, dtype=torch.int64))
 
 
 # --- layouts ----------------------------------------------------------------------------------------------------------

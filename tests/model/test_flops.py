@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from colonnade.architecture.devices import peak_flops
+from colonnade.architecture.families import architecture_of
 from colonnade.config.schema import ModelConfig
 from colonnade.mesh.mesh import Mesh
-from colonnade.model.flops import flops_per_token, peak_flops
 from colonnade.model.gpt import GPT
 from tests.model.plain import plain_logits
 
@@ -20,12 +21,12 @@ def test_forward_and_backward_as_torch_counts_them() -> None:
     with counter:
         plain_logits(config, weights, torch.zeros(3, 8, dtype=torch.int64)).sum().backward()
     future = 6 * config.num_layers * config.hidden_size * config.seq_length  # scores that a causal model does not need
-    assert counter.get_total_flops() == 3 * 8 * (flops_per_token(config, 37) + future)
+    assert counter.get_total_flops() == 3 * 8 * (architecture_of(config, 37).flops_per_token + future)
 
 
 def test_the_papers_model_needs_six_times_its_parameters_and_a_little() -> None:
     config = ModelConfig(preset="gpt2-8.3b")
-    assert 6 * 8.3e9 < flops_per_token(config, 51200) < 6 * 8.3e9 * 1.1
+    assert 6 * 8.3e9 < architecture_of(config, 51200).flops_per_token < 6 * 8.3e9 * 1.1
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def beside_torch(rank: int, num_ranks: int) -> None:
         with torch.no_grad():
             for i, parameter in enumerate(layers.parameters()):
                 parameter.copy_(drawn(*parameter.shape, seed=i))
-        mlp = MLP(HIDDEN, FFN, tp, activation=activation, init_std=0.02, output_std=0.01).double()
+        mlp = MLP(HIDDEN, FFN, tp, activation=activation).double()
         load_shards_(mlp, tp, {names[name]: p for name, p in layers.named_parameters()})
         x, twins = (drawn(5, 3, HIDDEN, seed=9).requires_grad_() for _ in range(2))
         y, expected = mlp(x), layers(twins)
@@ -43,4 +43,4 @@ def test_mlp_is_torchs(tp_size: int) -> None:
 
 def test_a_width_that_tp_does_not_divide_is_refused() -> None:
     with pytest.raises(LayoutError, match=r"parallel\.tp = 3 does not divide"):
-        MLP(6, 20, paper_mesh(Layout(tp=3), 0).tp, activation="gelu", init_std=0.02, output_std=0.01)
+        MLP(6, 20, paper_mesh(Layout(tp=3), 0).tp, activation="gelu")

@@ -26,7 +26,7 @@ def test_slopes_of_any_number_of_heads_are_the_published_codes(num_heads: int) -
 
 @pytest.mark.parametrize("first", [0, 2])
 def test_positions_are_added(first: int) -> None:
-    positions = Positions(6, 4, init_std=0.02).double()
+    positions = Positions(6, 4).double()
     with torch.no_grad():
         positions.weight.copy_(drawn(6, 4, seed=0))
     x, grad = drawn(3, 2, 4, seed=1).requires_grad_(), drawn(3, 2, 4, seed=2)
@@ -41,4 +41,4 @@ def test_positions_are_added(first: int) -> None:
 
 def test_positions_that_were_not_learned_do_not_exist() -> None:
     with pytest.raises(AssertionError, match="positions 4 to 7 of 6"):
-        Positions(6, 4, init_std=0.02)(torch.zeros(3, 2, 4), 4)
+        Positions(6, 4)(torch.zeros(3, 2, 4), 4)

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colonnade.config.schema import ModelConfig, ParallelConfig, parameter_count
+from colonnade.architecture.families import architecture_of
+from colonnade.config.schema import ModelConfig, ParallelConfig
 from colonnade.errors import LayoutError
-from colonnade.pipeline.partition import chunks, chunks_of_stage, cut, unit_names, unit_parameters
+from colonnade.pipeline import partition
+from colonnade.pipeline.partition import cut
 
 BLOOM = ModelConfig(
     num_layers=70,
@@ -19,6 +21,16 @@ BLOOM = ModelConfig(
     embedding_norm=True,
 )
 BLOOM_VOCABULARY = 250_880
+
+
+def chunks(model: ModelConfig, parallel: ParallelConfig, vocab_size: int) -> list[list[str]]:
+    """The names of the units of every chunk."""
+    return [[unit.name for unit in chunk] for chunk in partition.chunks(architecture_of(model, vocab_size), parallel)]
+
+
+def unit_parameters(model: ModelConfig, vocab_size: int) -> list[int]:
+    architecture = architecture_of(model, vocab_size)
+    return [architecture.parameters_of(unit) for unit in architecture.units]
 
 
 def sums(weights: list[int], counts: list[int]) -> list[int]:
@@ -76,7 +88,7 @@ def test_blooms_seventy_blocks_embedding_and_head_are_72_equal_parts() -> None:
     assert [len(units) for units in found] == [6] * 12
     assert found[0] == ["embedding", "blocks.0", "blocks.1", "blocks.2", "blocks.3", "blocks.4"]
     assert found[-1][-1] == "head"
-    assert [unit for units in found for unit in units] == unit_names(70)
+    assert [unit for units in found for unit in units] == architecture_of(BLOOM, 1).unit_names
 
 
 def test_blooms_embedding_weighs_one_and_a_half_blocks_and_the_cut_by_parameters_is_the_same() -> None:
@@ -100,7 +112,7 @@ def test_units_weigh_what_the_model_weighs(tied: bool) -> None:
     model = ModelConfig(num_layers=3, hidden_size=64, num_heads=4, seq_length=32, tie_embeddings=tied)
     weights = unit_parameters(model, vocab_size=100)
     assert weights == unit_parameters(model.model_copy(update={"tie_embeddings": not tied}), vocab_size=100)
-    assert sum(weights) == parameter_count(model, 100) + (100 * 64 if tied else 0)
+    assert sum(weights) == architecture_of(model, 100).num_parameters + (100 * 64 if tied else 0)
     assert weights == [(100 + 32) * 64, *[12 * 64**2 + 13 * 64] * 3, (100 + 2) * 64]
 
 
@@ -120,7 +132,8 @@ def test_virtual_stages_are_dealt_round_the_stages() -> None:
         ["blocks.3", "blocks.4"],
         ["blocks.5", "head"],
     ]
-    assert chunks_of_stage(model, parallel, 100, 1) == [["blocks.1", "blocks.2"], ["blocks.5", "head"]]
+    second = partition.chunks_of_stage(architecture_of(model, 100), parallel, 1)
+    assert [[unit.name for unit in chunk] for chunk in second] == [["blocks.1", "blocks.2"], ["blocks.5", "head"]]
 
 
 def test_explicit_cuts_are_taken_as_they_are() -> None:

@@ -2,9 +2,9 @@
 
 import pytest
 
+from colonnade.architecture.families import architecture_of
 from colonnade.config.schema import ModelConfig, ParallelConfig
 from colonnade.errors import LayoutError
-from colonnade.model.flops import flops_per_token
 from colonnade.pipeline import theory
 from colonnade.planner.pipeline import durations, plan_pipeline, unit_work
 
@@ -12,8 +12,8 @@ SMALL = ModelConfig(num_layers=6, hidden_size=64, num_heads=4, seq_length=64)
 
 
 def test_the_work_of_units_is_the_models() -> None:
-    work = unit_work(SMALL, vocab_size=1000)
-    assert sum(work.values()) == flops_per_token(SMALL, 1000)
+    work = unit_work(architecture_of(SMALL, 1000))
+    assert sum(work.values()) == architecture_of(SMALL, 1000).flops_per_token
     assert work["embedding"] == 0
     assert work["head"] == 6 * 64 * 1000
     assert work["blocks.0"] == work["blocks.5"] > 0
@@ -23,12 +23,12 @@ def test_one_stage_never_waits() -> None:
     plan = plan_pipeline(SMALL, ParallelConfig(), num_microbatches=3, vocab_size=100)
     assert plan.bubble == plan.theory == 0
     (stage,) = plan.stages
-    assert (stage.busy, stage.peak, stage.work) == (1, 1, flops_per_token(SMALL, 100))
+    assert (stage.busy, stage.peak, stage.work) == (1, 1, architecture_of(SMALL, 100).flops_per_token)
 
 
 def test_stages_wait_as_theory_says_when_their_work_is_equal() -> None:
     model = SMALL.model_copy(update={"num_layers": 8, "seq_length": 1})
-    block, head = unit_work(model, 0)["blocks.0"], unit_work(model, 1)["head"]
+    block, head = (unit_work(architecture_of(model, 1))[unit] for unit in ("blocks.0", "head"))
     vocab_size = round(2 * block / head)  # the head is worth two blocks
     parallel = ParallelConfig(pp=5, cuts=(3, 2, 2, 2, 1))
     plan = plan_pipeline(model, parallel, num_microbatches=7, vocab_size=vocab_size)

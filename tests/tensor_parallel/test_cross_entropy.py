@@ -61,7 +61,7 @@ class Setting:
 def beside_torch(setting: Setting, tp: Axis) -> None:
     hidden, table, labels, weights = problem(setting.vocab_size, setting.scale)
     loss, hidden_gradient, table_gradient, losses = torchs(hidden, table, labels, weights)
-    layer = VocabParallelEmbedding(setting.vocab_size, HIDDEN, tp, init_std=0.02).double()
+    layer = VocabParallelEmbedding(setting.vocab_size, HIDDEN, tp).double()
     load_shards_(layer, tp, {"weight": table}, padding=setting.padding)
     x = setting.mine(hidden, tp).clone().requires_grad_()
     with chunks_of(setting.chunk):
@@ -124,7 +124,7 @@ def test_large_and_small_logits() -> None:
 def on_serial(vocab_size: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, VocabParallelEmbedding, Any]:
     tp = Mesh().tp
     hidden, table, labels, weights = problem(vocab_size)
-    layer = VocabParallelEmbedding(vocab_size, HIDDEN, tp, init_std=0.02).double()
+    layer = VocabParallelEmbedding(vocab_size, HIDDEN, tp).double()
     load_shards_(layer, tp, {"weight": table})
     layer.to(dtype)
     return hidden.to(dtype).requires_grad_(), layer, (labels, weights)
@@ -170,7 +170,7 @@ def test_bf16_loses_no_more_than_its_operands() -> None:
 
 def test_two_numbers_a_token_cross_ranks() -> None:
     mesh = paper_mesh(Layout(tp=4), 1)
-    layer = VocabParallelEmbedding(37, HIDDEN, mesh.tp, init_std=0.02).double()
+    layer = VocabParallelEmbedding(37, HIDDEN, mesh.tp).double()
     load_shards_(layer, mesh.tp, {"weight": drawn(37, HIDDEN, seed=2)})
     hidden, _, labels, weights = problem(37)
     output_loss(hidden.requires_grad_(), layer.weight, labels, weights, tp=mesh.tp, vocab_size=37).backward()
@@ -182,7 +182,7 @@ def test_two_numbers_a_token_cross_ranks() -> None:
 def test_what_a_cut_stream_sends() -> None:
     """It is gathered once forward; the gradient comes back by reduce-scatter."""
     mesh = paper_mesh(Layout(tp=4), 1)
-    layer = VocabParallelEmbedding(37, HIDDEN, mesh.tp, init_std=0.02).double()
+    layer = VocabParallelEmbedding(37, HIDDEN, mesh.tp).double()
     load_shards_(layer, mesh.tp, {"weight": drawn(37, HIDDEN, seed=2)})
     hidden, _, labels, weights = problem(37)
     x = hidden[:1].requires_grad_()

@@ -2,13 +2,11 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, build_mesh, paper_mesh
-from colonnade.tensor_parallel.embedding import VocabParallelEmbedding, vocab_rows_per_rank
+from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
 from tests.distributed import run_on_ranks
 from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_
 
@@ -28,7 +26,7 @@ def look_up_beside_torch(vocab_size: int, tp: Axis, sequence_parallel: bool) -> 
     whole = drawn(vocab_size, HIDDEN, seed=1)
     with torch.no_grad():
         twin.weight.copy_(whole)
-    layer = VocabParallelEmbedding(vocab_size, HIDDEN, tp, init_std=0.02, sequence_parallel=sequence_parallel).double()
+    layer = VocabParallelEmbedding(vocab_size, HIDDEN, tp, sequence_parallel=sequence_parallel).double()
     load_shards_(layer, tp, {"weight": whole}, padding=1e9)  # padding must not be seen
     grad = drawn(8, 4, HIDDEN, seed=2)
 
@@ -51,27 +49,14 @@ def test_lookup_is_torchs(tp_size: int) -> None:
 
 def test_what_it_sends() -> None:
     mesh = paper_mesh(Layout(tp=2), 1)
-    layer = VocabParallelEmbedding(10, HIDDEN, mesh.tp, init_std=0.02)
+    layer = VocabParallelEmbedding(10, HIDDEN, mesh.tp)
     layer(torch.zeros(5, 3, dtype=torch.int64)).sum().backward()
     assert [(e.operation, e.shape, e.backward) for e in mesh.ledger.entries] == [("all_reduce", (5, 3, HIDDEN), False)]
 
 
 def test_what_it_sends_where_the_sequence_is_cut() -> None:
     mesh = paper_mesh(Layout(tp=2), 1)
-    layer = VocabParallelEmbedding(10, HIDDEN, mesh.tp, init_std=0.02, sequence_parallel=True)
+    layer = VocabParallelEmbedding(10, HIDDEN, mesh.tp, sequence_parallel=True)
     layer(torch.zeros(6, 3, dtype=torch.int64)).sum().backward()
     sent = [(e.operation, e.shape, e.backward) for e in mesh.ledger.entries]
     assert sent == [("reduce_scatter", (6, 3, HIDDEN), False), ("all_gather", (3, 3, HIDDEN), True)]
-
-
-@given(st.integers(1, 300_000), st.integers(1, 64))
-def test_rows_hold_the_vocabulary_with_little_padding(vocab_size: int, tp_size: int) -> None:
-    rows = vocab_rows_per_rank(vocab_size, tp_size)
-    exact = -(-vocab_size // tp_size)
-    assert rows * tp_size >= vocab_size
-    assert rows <= exact * 9 / 8
-    assert rows % 128 == 0 or rows == exact
-
-
-def test_rows_of_gpt2s_vocabulary() -> None:
-    assert [vocab_rows_per_rank(50257, tp) for tp in (1, 2, 8, 64)] == [50304, 25216, 6400, 786]

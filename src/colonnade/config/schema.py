@@ -329,15 +329,3 @@ def parse_split(split: str) -> tuple[float, float, float]:
         raise ValueError(split)
     train, validation, test = (*shares, 0.0)[:3]
     return train, validation, test
-
-
-def parameter_count(model: ModelConfig, vocab_size: int) -> int:
-    """Parameters of a model over all ranks, without vocabulary padding."""
-    h, f = model.hidden_size, model.ffn
-    attention = 4 * h * h + 4 * h  # qkv [3h, h] and output [h, h], with biases
-    mlp = 2 * h * f + f + h
-    norms = 4 * h
-    output = 0 if model.tie_embeddings else vocab_size * h
-    positions = model.seq_length * h if model.position == "learned" else 0
-    ends = 2 * h * (model.embedding_norm + (model.norm_position == "pre"))  # norms after the embedding, before the head
-    return vocab_size * h + positions + model.num_layers * (attention + mlp + norms) + ends + output

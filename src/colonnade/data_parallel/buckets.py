@@ -30,12 +30,11 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from colonnade.data_parallel.lengths import ALIGNMENT, up
 from colonnade.mesh.collectives import all_gather_into_, all_reduce_, reduce_scatter_into_
 from colonnade.mesh.mesh import Axis
 from colonnade.mesh.transport import Pending
 from colonnade.tensor_parallel.placement import Placement
-
-ALIGNMENT = 16  # elements: every weight, and every rank's slice, starts on a cache line
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class FlatUnit:
     def __init__(self, name: str, places: Sequence[Placement], dp: Axis, storage: Storage) -> None:
         self.name, self.dp, self.storage = name, dp, storage
         self.slots, self.segments, used = _lay_out(places)
-        self.size = _up(used, ALIGNMENT * dp.size)
+        self.size = up(used, ALIGNMENT * dp.size)
         share = self.size // dp.size if storage.zero else self.size
         first = dp.rank * share if storage.zero else 0
         self.mine = slice(first, first + share)
@@ -271,13 +270,9 @@ def _lay_out(places: Sequence[Placement]) -> tuple[list[Slot], list[Segment], in
         first = at
         for place in group:
             slots.append(Slot(place, at))
-            at += _up(place.parameter.numel(), ALIGNMENT)
+            at += up(place.parameter.numel(), ALIGNMENT)
         segments.append(Segment(first, at, decayed=not plain, cut=not whole))
     return slots, segments, at
-
-
-def _up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
 
 
 def _free(buffer: Tensor) -> None:

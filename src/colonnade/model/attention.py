@@ -45,8 +45,6 @@ class Attention(nn.Module):
         tp: Axis,
         *,
         drop: float,
-        init_std: float,
-        output_std: float,
         alibi: bool = False,
         recompute: bool = False,
         sequence_parallel: bool = False,
@@ -62,7 +60,6 @@ class Attention(nn.Module):
             hidden_size,
             3 * hidden_size,
             tp,
-            init_std=init_std,
             sequence_parallel=sequence_parallel,
             weight_gradients=weight_gradients,
         )
@@ -70,7 +67,6 @@ class Attention(nn.Module):
             hidden_size,
             hidden_size,
             tp,
-            init_std=output_std,
             sequence_parallel=sequence_parallel,
             weight_gradients=weight_gradients,
         )

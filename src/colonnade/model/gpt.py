@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from colonnade.architecture.families import architecture_of
+from colonnade.architecture.gpt import TABLE
 from colonnade.config.schema import ModelConfig
 from colonnade.mesh.mesh import Axis
 from colonnade.mesh.randomness import Purpose
@@ -32,8 +34,6 @@ from colonnade.tensor_parallel.cross_entropy import local_logits, output_loss, t
 from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
 from colonnade.tensor_parallel.gemm import WeightGradients
 from colonnade.tensor_parallel.stream import Stream
-
-TABLE = "embedding.tokens"
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,7 @@ class Embedding(nn.Module):
         self.drop, self.stream, self.fp32_residual = model.dropout, stream, model.fp32_residual
         h = model.hidden_size
         self.tokens = _table(model, vocab_size, stream)
-        self.positions = (
-            Positions(model.seq_length, h, init_std=model.init_std) if model.position == "learned" else None
-        )
+        self.positions = Positions(model.seq_length, h) if model.position == "learned" else None
         self.norm = Norm(h, epsilon=model.norm_epsilon) if model.embedding_norm else None
 
     def forward(
@@ -158,7 +156,8 @@ class GPT(nn.Module):
         self.seq_length = model.seq_length
         self.longest = model.seq_length if model.position == "learned" else None
         self._visible: tuple[Inputs, Tensor] | None = None
-        chosen = unit_names(model.num_layers) if units is None else units
+        self.architecture = architecture_of(model, vocab_size)
+        chosen = self.architecture.unit_names if units is None else units
         if "embedding" in chosen:
             self.embedding = Embedding(model, vocab_size, self.stream)
         self.blocks = nn.ModuleDict()
@@ -207,8 +206,7 @@ class GPT(nn.Module):
 
     def needs(self, unit: str) -> list[str]:
         """The parts whose weights `unit` multiplies with."""
-        table = [TABLE] if unit == "embedding" or (unit == "head" and self.tied) else []
-        return table + ([unit] if unit in self.parts() else [])
+        return list(self.architecture.named([unit])[0].buckets)
 
     def residual_dtype(self, compute_dtype: torch.dtype) -> torch.dtype:
         """The type of the residual stream: what crosses pipeline stages."""
@@ -261,15 +259,8 @@ class GPT(nn.Module):
         return self.head.output if self.tied and hasattr(self, "head") else None
 
 
-def unit_names(num_layers: int) -> list[str]:
-    """All units of a model, in the order of a forward pass."""
-    return ["embedding", *(f"blocks.{layer}" for layer in range(num_layers)), "head"]
-
-
 def _table(model: ModelConfig, vocab_size: int, stream: Stream) -> VocabParallelEmbedding:
-    return VocabParallelEmbedding(
-        vocab_size, model.hidden_size, stream.tp, init_std=model.init_std, sequence_parallel=stream.cut
-    )
+    return VocabParallelEmbedding(vocab_size, model.hidden_size, stream.tp, sequence_parallel=stream.cut)
 
 
 def _has_own(module: nn.Module, table: nn.Module | None) -> bool:

@@ -1,10 +1,11 @@
 """Initial weights as a pure function of (run seed, weight name, row, column): equal on every layout.
 
-N(0, init_std); weights before a residual × 1/√(2·layers) (Megatron-LM paper, section 4); norms one, biases zero.
+How wide each weight begins is the architecture's statement (Megatron-LM paper, section 4: N(0, init_std); weights
+before a residual × 1/√(2·layers)); norms begin with one, biases with zero.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from colonnade.mesh.mesh import Axis
 from colonnade.mesh.randomness import Purpose, name_id, normal, stream_keys
@@ -17,24 +18,16 @@ _ELEMENTS_AT_ONCE = 1 << 16
 @torch.no_grad()
 def initialize_(model: GPT, tp: Axis, seed: int) -> None:
     """Fill every weight of this rank (on the CPU, in fp32 or fp64; draw first, move and round afterwards)."""
-    stds = _standard_deviations(model)
+    stated = model.architecture.weights()
     for part, places in named_placements(model.parts(), tp).items():
         for place in places:
             name = f"{part}.{place.name}"
-            if place.parameter.ndim == 1:
-                place.parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+            std = stated[name].std
+            if std is None:
+                place.parameter.fill_(stated[name].fill)
                 continue
             place.parameter.zero_()  # padding stays zero
-            _fill_rows_(place, name, stds[id(place.parameter)], seed)
-
-
-def _standard_deviations(module: nn.Module) -> dict[int, float]:
-    return {
-        id(parameter): float(getattr(part, "init_std"))  # noqa: B009  (nn.Module types attributes as Tensor | Module)
-        for part in module.modules()
-        for parameter in part.parameters(recurse=False)
-        if parameter.ndim == 2
-    }
+            _fill_rows_(place, name, std, seed)
 
 
 def _fill_rows_(place: Placement, name: str, std: float, seed: int) -> None:

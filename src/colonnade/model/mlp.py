@@ -21,8 +21,6 @@ class MLP(nn.Module):
         tp: Axis,
         *,
         activation: Activation,
-        init_std: float,
-        output_std: float,
         sequence_parallel: bool = False,
         weight_gradients: WeightGradients | None = None,
     ) -> None:
@@ -32,7 +30,6 @@ class MLP(nn.Module):
             hidden_size,
             ffn_hidden_size,
             tp,
-            init_std=init_std,
             sequence_parallel=sequence_parallel,
             weight_gradients=weight_gradients,
         )
@@ -40,7 +37,6 @@ class MLP(nn.Module):
             ffn_hidden_size,
             hidden_size,
             tp,
-            init_std=output_std,
             sequence_parallel=sequence_parallel,
             weight_gradients=weight_gradients,
         )

@@ -12,9 +12,8 @@ from colonnade.tensor_parallel.gemm import gradient_of
 class Positions(nn.Module):
     """A learned vector for each position: [seq_length, h]."""
 
-    def __init__(self, seq_length: int, hidden_size: int, *, init_std: float) -> None:
+    def __init__(self, seq_length: int, hidden_size: int) -> None:
         super().__init__()
-        self.init_std = init_std
         self.weight = nn.Parameter(torch.empty(seq_length, hidden_size))
 
     def forward(self, x: Tensor, at: int | Tensor) -> Tensor:

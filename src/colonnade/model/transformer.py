@@ -39,7 +39,6 @@ class Block(nn.Module):
         weight_gradients: WeightGradients | None = None,
     ) -> None:
         super().__init__()
-        output_std = model.init_std / (2 * model.num_layers) ** 0.5  # before a residual: keeps the stream's variance
         h = model.hidden_size
         self.layer, self.drop, self.pre = layer, model.dropout, model.norm_position == "pre"
         self.stream = Stream(tp, sequence_parallel)
@@ -49,8 +48,6 @@ class Block(nn.Module):
             model.num_heads,
             tp,
             drop=model.attention_dropout,
-            init_std=model.init_std,
-            output_std=output_std,
             alibi=model.position == "alibi",
             recompute=recompute_attention,
             sequence_parallel=sequence_parallel,
@@ -62,8 +59,6 @@ class Block(nn.Module):
             model.ffn,
             tp,
             activation=model.activation,
-            init_std=model.init_std,
-            output_std=output_std,
             sequence_parallel=sequence_parallel,
             weight_gradients=weight_gradients,
         )

@@ -12,56 +12,36 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from colonnade.config.schema import ModelConfig, ParallelConfig, parameter_count
+from colonnade.architecture.statement import Architecture, Unit
+from colonnade.config.schema import ParallelConfig
 from colonnade.errors import LayoutError
 
 
-def unit_names(num_layers: int) -> list[str]:
-    """The units of a model, in its order."""
-    return ["embedding", *(f"blocks.{layer}" for layer in range(num_layers)), "head"]
-
-
-def unit_parameters(model: ModelConfig, vocab_size: int) -> list[int]:
-    """Parameters that each unit computes with. A tied table counts at both ends: both stages hold it."""
-    deeper = model.model_copy(update={"num_layers": model.num_layers + 1})
-    block = parameter_count(deeper, vocab_size) - parameter_count(model, vocab_size)
-    positions = model.seq_length if model.position == "learned" else 0
-    embedding = vocab_size + positions + 2 * model.embedding_norm
-    head = vocab_size + 2 * (model.norm_position == "pre")
-    return [embedding * model.hidden_size, *[block] * model.num_layers, head * model.hidden_size]
-
-
-def chunks(model: ModelConfig, parallel: ParallelConfig, vocab_size: int) -> list[list[str]]:
+def chunks(architecture: Architecture, parallel: ParallelConfig) -> list[list[Unit]]:
     """The units of every chunk, in the order of the model: by parallel.cuts, or evenly as parallel.partition says.
 
     Raises LayoutError where there are fewer units than chunks, or the cuts do not fit.
     """
-    names, num_chunks = unit_names(model.num_layers), parallel.pp * parallel.virtual_stages
+    units, num_chunks = list(architecture.units), parallel.pp * parallel.virtual_stages
     if parallel.cuts is not None:
         counts = list(parallel.cuts)
-        _refuse_other_cuts(counts, num_chunks, len(names))
+        _refuse_other_cuts(counts, num_chunks, len(units))
     else:
-        _refuse_empty_chunks(parallel.pp, parallel.virtual_stages, len(names))
-        counts = cut(_weights(model, parallel.partition, vocab_size), num_chunks)
-    return [names[start:end] for start, end in pairwise(accumulate(counts, initial=0))]
+        _refuse_empty_chunks(parallel.pp, parallel.virtual_stages, len(units))
+        counts = cut([_load(architecture, unit, parallel.partition) for unit in units], num_chunks)
+    return [units[start:end] for start, end in pairwise(accumulate(counts, initial=0))]
 
 
-def _weights(model: ModelConfig, partition: str, vocab_size: int) -> list[int]:
+def _load(architecture: Architecture, unit: Unit, partition: str) -> int:
+    """What one unit counts when chunks are made equal."""
     if partition == "layers":
-        return [1] * (model.num_layers + 2)
-    return (unit_parameters if partition == "parameters" else unit_flops)(model, vocab_size)
+        return 1
+    return architecture.parameters_of(unit) if partition == "parameters" else unit.multiply_adds
 
 
-def unit_flops(model: ModelConfig, vocab_size: int) -> list[int]:
-    """Multiply-adds of each unit's forward pass for one token: the time it takes, roughly. Looking up takes none."""
-    h = model.hidden_size
-    block = 4 * h * h + 2 * h * model.ffn + h * model.seq_length  # linear layers; both products of causal attention
-    return [0, *[block] * model.num_layers, vocab_size * h]
-
-
-def chunks_of_stage(model: ModelConfig, parallel: ParallelConfig, vocab_size: int, stage: int) -> list[list[str]]:
+def chunks_of_stage(architecture: Architecture, parallel: ParallelConfig, stage: int) -> list[list[Unit]]:
     """The units of each chunk of a stage: virtual_stages lists."""
-    return chunks(model, parallel, vocab_size)[stage :: parallel.pp]
+    return chunks(architecture, parallel)[stage :: parallel.pp]
 
 
 def cut(weights: Sequence[float], num_chunks: int) -> list[int]:

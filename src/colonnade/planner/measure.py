@@ -9,6 +9,8 @@ import time
 import torch
 from torch import Tensor
 
+from colonnade.architecture.families import architecture_of
+from colonnade.architecture.statement import Unit
 from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import paper_mesh
@@ -16,7 +18,6 @@ from colonnade.model.dropout import Masks
 from colonnade.model.gpt import GPT, Inputs
 from colonnade.model.initialize import initialize_
 from colonnade.model.precision import DTYPES
-from colonnade.pipeline.partition import unit_names
 
 _TIMES = 3
 """Each unit runs once to warm up and so often to be timed; the fastest counts, for others only disturb."""
@@ -33,8 +34,8 @@ def measured(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, v
     initialize_(gpt, tp, train.seed)
     gpt = gpt.to(device=device, dtype=DTYPES[train.precision])
     inputs = _inputs(model, train, vocab_size, device)
-    each = {unit: _seconds(gpt, unit, inputs, model, train, device) for unit in gpt.units()}
-    return {unit: each["blocks.0" if unit.startswith("blocks.") else unit] for unit in unit_names(model.num_layers)}
+    each = {unit.kind: _seconds(gpt, unit, inputs, model, train, device) for unit in gpt.architecture.units}
+    return {unit.name: each[unit.kind] for unit in architecture_of(model, vocab_size).units}
 
 
 def _inputs(model: ModelConfig, train: TrainConfig, vocab_size: int, device: torch.device) -> Inputs:
@@ -45,16 +46,17 @@ def _inputs(model: ModelConfig, train: TrainConfig, vocab_size: int, device: tor
 
 
 def _seconds(
-    gpt: GPT, unit: str, inputs: Inputs, model: ModelConfig, train: TrainConfig, device: torch.device
+    gpt: GPT, unit: Unit, inputs: Inputs, model: ModelConfig, train: TrainConfig, device: torch.device
 ) -> float:
     shape = (model.seq_length, train.micro_batch_size, model.hidden_size)
+    is_first = unit == gpt.architecture.units[0]
     dtype = gpt.residual_dtype(DTYPES[train.precision])
     times = []
     for _ in range(1 + _TIMES):
-        x = torch.randn(shape, dtype=dtype, device=device).requires_grad_() if unit != "embedding" else None
+        x = None if is_first else torch.randn(shape, dtype=dtype, device=device).requires_grad_()
         started = _now(device)
-        out: Tensor = gpt.run(unit, x, inputs)
-        torch.autograd.backward(out, None if unit == "head" else torch.ones_like(out))
+        out: Tensor = gpt.run(unit.name, x, inputs)
+        torch.autograd.backward(out, None if unit.is_loss else torch.ones_like(out))
         times.append(_now(device) - started)
     return min(times[1:])
 

@@ -16,14 +16,17 @@ what the libraries take for themselves.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
+from colonnade.architecture.families import architecture_of
+from colonnade.architecture.statement import Architecture, Unit
 from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
+from colonnade.data_parallel.lengths import buffer_length
 from colonnade.pipeline.partition import chunks_of_stage
 from colonnade.pipeline.schedule import Action, all_actions
 from colonnade.planner.activations import COMPUTE_BYTES, Microbatch, kept
 from colonnade.planner.ownership import PartBuffers
 from colonnade.planner.timeline import Stage, timeline
-from colonnade.planner.weights import buffer_length, needs, parts_of, weights_of
 
 
 @dataclass(frozen=True)
@@ -71,10 +74,11 @@ def rank_memory(
     separate_documents: bool = False,
 ) -> Memory:
     """What a rank of this pipeline stage takes. Raises LayoutError for what cannot be cut or scheduled."""
-    chunks = chunks_of_stage(model, parallel, vocab_size, stage)
+    architecture = architecture_of(model, vocab_size)
+    chunks = chunks_of_stage(architecture, parallel, stage)
     buffers = {
-        part: _Buffers(_length(model, parallel, part, vocab_size), parallel, train)
-        for part in parts_of(model, (unit for chunk in chunks for unit in chunk))
+        bucket: _Buffers(bucket_length(architecture, bucket, parallel), parallel, train)
+        for bucket in dict.fromkeys(bucket for chunk in chunks for unit in chunk for bucket in unit.buckets)
     }
     batch = Microbatch(model, parallel, train.micro_batch_size, train.precision, machine.widened, separate_documents)
     moments = list(timeline(_on_paper(stage, chunks, batch, buffers), _schedules(parallel, train)))
@@ -89,8 +93,9 @@ def rank_memory(
     )
 
 
-def _length(model: ModelConfig, parallel: ParallelConfig, part: str, vocab_size: int) -> int:
-    return buffer_length(weights_of(model, part, vocab_size=vocab_size, tp=parallel.tp), parallel.dp)
+def bucket_length(architecture: Architecture, bucket: str, parallel: ParallelConfig) -> int:
+    """[elements] A bucket's flat buffers on one rank."""
+    return buffer_length((prod(w.local_shape(parallel.tp)) for w in architecture.buckets[bucket]), parallel.dp)
 
 
 def _schedules(parallel: ParallelConfig, train: TrainConfig) -> list[list[Action]]:
@@ -99,16 +104,16 @@ def _schedules(parallel: ParallelConfig, train: TrainConfig) -> list[list[Action
 
 
 def _on_paper(
-    number: int, chunks: Sequence[Sequence[str]], batch: Microbatch, buffers: Mapping[str, "_Buffers"]
+    number: int, chunks: Sequence[Sequence[Unit]], batch: Microbatch, buffers: Mapping[str, "_Buffers"]
 ) -> Stage:
     units, parallel = [unit for chunk in chunks for unit in chunk], batch.parallel
-    first_blocks = {next((unit for unit in chunk if unit.startswith("blocks.")), None) for chunk in chunks}
+    first_blocks = {next((unit for unit in chunk if unit.kind == "block"), None) for chunk in chunks}
     return Stage(
         number=number,
-        chunks=chunks,
-        needs={unit: needs(batch.model, unit) for unit in units},
+        chunks=[[unit.name for unit in chunk] for chunk in chunks],
+        needs={unit.name: unit.buckets for unit in units},
         buffers={part: each.come_and_go for part, each in buffers.items()},
-        kept={unit: kept(unit, batch, first_block=unit in first_blocks) for unit in units},
+        kept={unit.name: kept(unit.name, batch, first_block=unit in first_blocks) for unit in units},
         stream=batch.stream,
         zero=parallel.zero,
         recompute_every=parallel.recompute_every if parallel.recompute == "full" else 0,

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 
+from colonnade.architecture.families import architecture_of
+from colonnade.architecture.statement import Architecture, Unit
 from colonnade.config.schema import ModelConfig, ParallelConfig
-from colonnade.model.flops import flops_per_token
 from colonnade.pipeline import theory
-from colonnade.pipeline.partition import chunks, cut, unit_names, unit_parameters
+from colonnade.pipeline.partition import chunks, cut
 from colonnade.pipeline.schedule import all_actions
 from colonnade.pipeline.simulate import Durations, Simulation, simulate
 
@@ -68,8 +69,8 @@ def plan_pipeline(
 
     `seconds`: measured, of each unit, in place of its operations (`measure.py`).
     """
-    held, work = chunks(model, parallel, vocab_size), seconds or unit_work(model, vocab_size)
-    parameters = dict(zip(unit_names(model.num_layers), unit_parameters(model, vocab_size), strict=True))
+    architecture = architecture_of(model, vocab_size)
+    held, work = chunks(architecture, parallel), seconds or unit_work(architecture)
     run = partial(_simulate, parallel, num_microbatches, list(work.values()))
     simulation, cuts_by_work = run([len(units) for units in held]), cut(list(work.values()), len(held))
     return PipelinePlan(
@@ -77,7 +78,7 @@ def plan_pipeline(
         num_microbatches=num_microbatches,
         virtual_stages=parallel.virtual_stages,
         stages=[
-            _stage(held[stage :: parallel.pp], parameters, work, simulation, stage) for stage in range(parallel.pp)
+            _stage(architecture, held[stage :: parallel.pp], work, simulation, stage) for stage in range(parallel.pp)
         ],
         simulation=simulation,
         theory=theory.bubble(
@@ -108,26 +109,23 @@ def _simulate(
     )
 
 
-def unit_work(model: ModelConfig, vocab_size: int) -> dict[str, float]:
+def unit_work(architecture: Architecture) -> dict[str, float]:
     """Operations a token of each unit, forward and backward: those of matrix products."""
-    whole = flops_per_token(model, vocab_size)
-    block = flops_per_token(model.model_copy(update={"num_layers": model.num_layers + 1}), vocab_size) - whole
-    ends = {"embedding": 0.0, "head": whole - model.num_layers * block}
-    return {name: ends.get(name, block) for name in unit_names(model.num_layers)}
+    return {unit.name: 6.0 * unit.multiply_adds for unit in architecture.units}
 
 
 def _stage(
-    held: Sequence[Sequence[str]],
-    parameters: Mapping[str, int],
+    architecture: Architecture,
+    held: Sequence[Sequence[Unit]],
     work: Mapping[str, float],
     simulation: Simulation,
     stage: int,
 ) -> Stage:
     units = [unit for chunk in held for unit in chunk]
     return Stage(
-        chunks=held,
-        parameters=sum(parameters[unit] for unit in units),
-        work=sum(work[unit] for unit in units),
+        chunks=[[unit.name for unit in chunk] for chunk in held],
+        parameters=sum(architecture.parameters_of(unit) for unit in units),
+        work=sum(work[unit.name] for unit in units),
         peak=simulation.peak[stage],
         busy=simulation.busy[stage] / simulation.makespan,
     )

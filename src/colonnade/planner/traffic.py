@@ -19,14 +19,18 @@ Bytes are those of the tensor that a rank puts in (or receives), as in the ledge
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
+from typing import NamedTuple
 
+from colonnade.architecture.families import architecture_of
+from colonnade.architecture.statement import Architecture, Unit, vocab_rows_per_rank
 from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
+from colonnade.data_parallel.lengths import buffer_length, weights_length
 from colonnade.mesh.layout import Layout
 from colonnade.pipeline.messages import sends
 from colonnade.pipeline.partition import chunks_of_stage
+from colonnade.pipeline.recompute import groups
 from colonnade.pipeline.schedule import Action, actions
-from colonnade.planner.timeline import groups
-from colonnade.planner.weights import ALIGNMENT, TABLE, buffer_length, needs, parts_of, table_rows, weights_of
 from colonnade.tensor_parallel.cross_entropy import CHUNK_LOGITS
 
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
@@ -43,6 +47,15 @@ class Flow:
     count: int
     bytes: int
     """In all, not each."""
+
+
+class Local(NamedTuple):
+    """One weight on one rank."""
+
+    size: int
+    """[elements]"""
+    is_cut: bool
+    """Over tp: other ranks have other elements."""
 
 
 @dataclass(frozen=True)
@@ -68,28 +81,35 @@ class Step:
         return self.layout.coordinates(self.rank)
 
     @cached_property
-    def chunks(self) -> list[list[str]]:
-        """The units of each chunk of this rank's stage."""
-        return chunks_of_stage(self.model, self.parallel, self.vocab_size, self.place["pp"])
-
-    @property
-    def units(self) -> list[str]:
-        return [unit for chunk in self.chunks for unit in chunk]
-
-    @property
-    def num_blocks(self) -> int:
-        return sum(unit.startswith("blocks.") for unit in self.units)
+    def architecture(self) -> Architecture:
+        return architecture_of(self.model, self.vocab_size)
 
     @cached_property
-    def weights(self) -> dict[str, list[int]]:
-        """The elements of every weight of this stage, by part."""
-        tp, parts = self.parallel.tp, parts_of(self.model, self.units)
-        return {part: weights_of(self.model, part, vocab_size=self.vocab_size, tp=tp) for part in parts}
+    def chunks(self) -> list[list[Unit]]:
+        """The units of each chunk of this rank's stage."""
+        return chunks_of_stage(self.architecture, self.parallel, self.place["pp"])
 
-    @property
+    def count(self, kind: str) -> int:
+        """Units of this kind on this stage."""
+        return sum(unit.kind == kind for chunk in self.chunks for unit in chunk)
+
+    @cached_property
+    def weights(self) -> dict[str, list[Local]]:
+        """What this rank has of every weight of its stage, by bucket."""
+        buckets = dict.fromkeys(bucket for chunk in self.chunks for unit in chunk for bucket in unit.buckets)
+        return {
+            bucket: [Local(prod(w.local_shape(self.parallel.tp)), w.cut is not None) for w in weights]
+            for bucket in buckets
+            if (weights := self.architecture.buckets[bucket])
+        }
+
+    @cached_property
     def lengths(self) -> dict[str, int]:
-        """The elements of every part's flat buffer."""
-        return {part: buffer_length(weights, self.parallel.dp) for part, weights in self.weights.items()}
+        """The elements of every bucket's flat buffers."""
+        return {
+            bucket: buffer_length((weight.size for weight in weights), self.parallel.dp)
+            for bucket, weights in self.weights.items()
+        }
 
     @property
     def shares(self) -> int:
@@ -171,7 +191,7 @@ def _over_tp(step: Step, operation: str, what: str, count: int) -> Flow:
 
 def _blocks(step: Step) -> Iterator[Flow]:
     twice = step.parallel.recompute == "full"
-    n, again = 2 * step.num_microbatches * step.num_blocks, ", and again in recomputation" if twice else ""
+    n, again = 2 * step.num_microbatches * step.count("block"), ", and again in recomputation" if twice else ""
     forward = n * (1 + twice)
     if not step.parallel.sequence_parallel:
         yield _over_tp(step, "all_reduce", f"2 a layer forward, behind attention and MLP{again}", forward)
@@ -185,7 +205,7 @@ def _blocks(step: Step) -> Iterator[Flow]:
 
 
 def _embedding(step: Step) -> Iterator[Flow]:
-    n = step.num_microbatches * ("embedding" in step.units)
+    n = step.num_microbatches * step.count("embedding")
     if not step.parallel.sequence_parallel:
         yield _over_tp(step, "all_reduce", "embedding forward", n)
         return
@@ -194,8 +214,8 @@ def _embedding(step: Step) -> Iterator[Flow]:
 
 
 def _head(step: Step) -> Iterator[Flow]:
-    n = step.num_microbatches * ("head" in step.units)
-    rows = table_rows(step.vocab_size, step.parallel.tp)
+    n = step.num_microbatches * step.count("head")
+    rows = vocab_rows_per_rank(step.vocab_size, step.parallel.tp)
     chunks = max(1, -(-step.tokens * rows // CHUNK_LOGITS))
     chunks = -(-step.tokens // -(-step.tokens // chunks))  # equal spans of tokens: there may be fewer
     yield Flow("tp", "all_gather", "loss, 2 numbers a token", n * chunks, n * 2 * step.tokens * step.exact)
@@ -209,24 +229,13 @@ def _head(step: Step) -> Iterator[Flow]:
 def _replicated(step: Step) -> Iterator[Flow]:
     """Under sequence parallelism, the gradients of weights that all tp ranks have alike: of this rank's slice."""
     if step.parallel.sequence_parallel:
-        numbers = sum(_in_slice(step, part, *_alike(step.model, part, step.weights[part])) for part in step.weights)
+        numbers = sum(_in_slice(step, bucket, *_replicated_range(weights)) for bucket, weights in step.weights.items())
         yield Flow("tp", "all_reduce", "gradients of replicated weights", int(numbers > 0), numbers * step.exact)
 
 
-def _alike(model: ModelConfig, part: str, weights: Sequence[int]) -> tuple[int, int]:
-    """From where to where replicated weights lie in a part's buffer: behind those that are cut over tp."""
-    cut: Sequence[int] = ()
-    if part == TABLE:
-        cut = weights
-    elif part == "head":  # a norm of two weights before the output layer
-        cut = weights[2:] if model.norm_position == "pre" else weights
-    elif part != "embedding":  # of a block: q, k, v and the MLP's first layer with biases, the other two without
-        cut = [weights[at] for at in (2, 3, 4, 8, 9, 10)]
-    return _aligned(cut), _aligned(weights)
-
-
-def _aligned(weights: Sequence[int]) -> int:
-    return sum(-(-weight // ALIGNMENT) * ALIGNMENT for weight in weights)
+def _replicated_range(weights: Sequence[Local]) -> tuple[int, int]:
+    """From where to where replicated weights lie in a bucket's buffers: behind matrices and vectors that are cut."""
+    return weights_length(w.size for w in weights if w.is_cut), weights_length(w.size for w in weights)
 
 
 def _in_slice(step: Step, part: str, start: int, stop: int) -> int:
@@ -258,7 +267,7 @@ def _parameters(step: Step) -> Iterator[Flow]:
 
 def _gathers(step: Step) -> dict[str, int]:
     """ZeRO 3: how often each part is gathered, if what is used twice in a row is kept."""
-    wanted = [set(needs(step.model, unit)) for unit in _uses(step)]
+    wanted = [set(unit.buckets) for unit in _uses(step)]
     counts, here = dict.fromkeys(step.lengths, 0), set[str]()
     for parts in wanted:
         for part in parts - here:
@@ -267,7 +276,7 @@ def _gathers(step: Step) -> dict[str, int]:
     return counts
 
 
-def _uses(step: Step) -> Iterator[str]:
+def _uses(step: Step) -> Iterator[Unit]:
     """The units that this rank runs in a step, forward and backward, in their order."""
     every = step.parallel.recompute_every if step.parallel.recompute == "full" else 0
     for action in step.schedules[step.place["pp"]]:
@@ -279,9 +288,9 @@ def _uses(step: Step) -> Iterator[str]:
 
 
 def _tied(step: Step) -> Iterator[Flow]:
-    if step.model.tie_embeddings and TABLE in step.lengths:
-        size = step.lengths[TABLE] // step.shares * step.exact
-        yield Flow("ends", "all_reduce", "gradients of the token table of first and last stage", 1, size)
+    for bucket in step.architecture.shared_buckets():
+        size = step.lengths.get(bucket, 0) // step.shares * step.exact
+        yield Flow("ends", "all_reduce", "gradients of the token table of first and last stage", int(size > 0), size)
 
 
 # --- the pipeline, and what all ranks agree on ------------------------------------------------------------------------

@@ -9,18 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from colonnade.architecture.statement import vocab_rows_per_rank
 from colonnade.mesh.autograd import apply
 from colonnade.mesh.mesh import Axis
 from colonnade.tensor_parallel.gemm import gradient_of
 from colonnade.tensor_parallel.stream import Stream
-
-
-def vocab_rows_per_rank(vocab_size: int, tp_size: int) -> int:
-    """Rows of a rank's shard: v/tp rounded up, and up to a multiple of 128 (whole GEMM tiles) where that pads under
-    1/8.
-    """
-    rows = -(-vocab_size // tp_size)
-    return rows if rows < 1024 else -(-rows // 128) * 128
 
 
 class _Lookup(torch.autograd.Function):
@@ -42,11 +35,9 @@ class VocabParallelEmbedding(nn.Module):
 
     sharded = {"weight": 0}
 
-    def __init__(
-        self, vocab_size: int, hidden_size: int, tp: Axis, *, init_std: float, sequence_parallel: bool = False
-    ) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, tp: Axis, *, sequence_parallel: bool = False) -> None:
         super().__init__()
-        self.tp, self.init_std, self.vocab_size = tp, init_std, vocab_size
+        self.tp, self.vocab_size = tp, vocab_size
         self.stream = Stream(tp, sequence_parallel)
         self.full_shapes = {"weight": (vocab_size, hidden_size)}
         self.weight = nn.Parameter(torch.empty(vocab_rows_per_rank(vocab_size, tp.size), hidden_size))

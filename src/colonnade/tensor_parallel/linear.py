@@ -36,13 +36,12 @@ class ColumnParallelLinear(nn.Module):
         out_size: int,
         tp: Axis,
         *,
-        init_std: float,
         sequence_parallel: bool = False,
         weight_gradients: WeightGradients | None = None,
     ) -> None:
         super().__init__()
         mine = shard_size(out_size, tp, "the layer's output size")
-        self.stream, self.init_std = Stream(tp, sequence_parallel), init_std
+        self.stream = Stream(tp, sequence_parallel)
         self.weight_gradients = weight_gradients
         self.full_shapes = {"weight": (out_size, in_size), "bias": (out_size,)}
         self.weight = nn.Parameter(torch.empty(mine, in_size))
@@ -72,13 +71,12 @@ class RowParallelLinear(nn.Module):
         out_size: int,
         tp: Axis,
         *,
-        init_std: float,
         sequence_parallel: bool = False,
         weight_gradients: WeightGradients | None = None,
     ) -> None:
         super().__init__()
         mine = shard_size(in_size, tp, "the layer's input size")
-        self.stream, self.init_std = Stream(tp, sequence_parallel), init_std
+        self.stream = Stream(tp, sequence_parallel)
         self.weight_gradients = weight_gradients
         self.full_shapes = {"weight": (out_size, in_size)}
         self.weight = nn.Parameter(torch.empty(out_size, mine))

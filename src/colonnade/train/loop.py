@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from colonnade.architecture.devices import peak_flops
+from colonnade.architecture.families import architecture_of
 from colonnade.config.schema import Config
 from colonnade.data.gpt_dataset import Dataset
 from colonnade.data.loader import evaluation_batches
@@ -19,7 +21,6 @@ from colonnade.evaluation.perplexity import Perplexity, evaluate
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
-from colonnade.model.flops import flops_per_token, peak_flops
 from colonnade.train import recovery, run_folder
 from colonnade.train.corpus import Corpus, open_corpus
 from colonnade.train.interrupt import Interrupt
@@ -169,7 +170,7 @@ def _monitor(config: Config, mesh: Mesh, corpus: Corpus, device: torch.device) -
         steps=config.train.steps,
         log_every=config.train.log_every,
         tokens_per_step=config.train.global_batch_size * config.model.seq_length,
-        flops_per_token=flops_per_token(config.model, corpus.vocab_size),
+        flops_per_token=architecture_of(config.model, corpus.vocab_size).flops_per_token,
         peak_flops=None if peak is None else peak * mesh.layout.num_ranks,
         tensorboard=config.run.tensorboard,
     )

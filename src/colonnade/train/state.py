@@ -7,6 +7,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from colonnade.architecture.families import architecture_of
 from colonnade.config.schema import Config, ModelConfig, ParallelConfig
 from colonnade.data_parallel.buckets import FlatUnit, Storage, flatten
 from colonnade.data_parallel.pieces import pieces_of
@@ -94,7 +95,8 @@ def build_model(
 def build_state(config: Config, mesh: Mesh, vocab_size: int, device: torch.device) -> TrainState:
     """The state before step 1: initial weights drawn, buffers laid out, moments zero."""
     parallel, dtype = config.parallel, DTYPES[config.train.precision]
-    chunks = chunks_of_stage(config.model, parallel, vocab_size, mesh.pp.rank)
+    architecture = architecture_of(config.model, vocab_size)
+    chunks = [[unit.name for unit in chunk] for chunk in chunks_of_stage(architecture, parallel, mesh.pp.rank)]
     names = [unit for chunk in chunks for unit in chunk]
     later = WeightGradients()
     model = build_model(

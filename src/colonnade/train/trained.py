@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from colonnade.architecture.families import architecture_of
 from colonnade.checkpoint.load import load
 from colonnade.checkpoint.manifest import Manifest, check_hash, newest, read_manifest
 from colonnade.checkpoint.plan import Shard
@@ -150,7 +151,9 @@ def open_trained(path: Path, mesh: Mesh, device: torch.device, precision: str | 
     facts, config = manifest.facts, _config_of(path, manifest)
     vocab_size = int(facts["model"]["vocab_size"])
     dtype = DTYPES[precision or config.train.precision]
-    (units,) = chunks_of_stage(config.model, ParallelConfig(pp=mesh.pp.size), vocab_size, mesh.pp.rank)
+    architecture = architecture_of(config.model, vocab_size)
+    (chunk,) = chunks_of_stage(architecture, ParallelConfig(pp=mesh.pp.size), mesh.pp.rank)
+    units = [unit.name for unit in chunk]
     model = build_model(config.model, vocab_size, mesh.tp, dtype=dtype, units=units)
     for parameter in model.parameters():
         parameter.data.zero_()  # padding rows stay zero

@@ -1,6 +1,6 @@
 from colonnade.config.describe import all_keys
 from colonnade.config.presets import PRESETS
-from colonnade.config.reference import help_text, page
+from colonnade.reference import help_text, page
 
 
 def test_the_help_has_every_key_and_fits_the_terminal() -> None:

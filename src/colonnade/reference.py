@@ -1,6 +1,6 @@
 """The list of all keys, made from the schema: for `colonnade train --help`, and as a page.
 
-python -m colonnade.config.reference [FILE]      writes docs/reference/config.md, or FILE
+python -m colonnade.reference [FILE]      writes docs/reference/config.md, or FILE
 """
 
 import sys
@@ -8,10 +8,11 @@ from inspect import getdoc
 from pathlib import Path
 from textwrap import fill
 
+from colonnade.architecture.families import architecture_of
 from colonnade.config.compare import may_change_on_resume
 from colonnade.config.describe import Key, all_keys, as_toml, expectation, sections
 from colonnade.config.presets import PRESETS
-from colonnade.config.schema import ModelConfig, parameter_count
+from colonnade.config.schema import ModelConfig
 
 HEADER = """\
 # Configuration: every key
@@ -85,7 +86,7 @@ def presets_as_table() -> str:
 
 def preset_as_row(name: str) -> str:
     model = ModelConfig(preset=name)
-    count = parameter_count(model, model.vocab_size or 512)
+    count = architecture_of(model, model.vocab_size or 512).num_parameters
     vocabulary = "the tokenizer's" if model.vocab_size is None else f"{model.vocab_size:,}"
     shape = f"{model.num_layers} | {model.hidden_size} | {model.num_heads} | {model.seq_length}"
     return f"| `{name}` | {shape} | {vocabulary} | {model.activation} | {count:,} |"

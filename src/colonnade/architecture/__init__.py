@@ -1,0 +1,1 @@
+"""What a model is made of, stated once and without torch: its units, their weights, their arithmetic."""

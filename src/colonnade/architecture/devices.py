@@ -1,0 +1,20 @@
+"""What a device computes at most, for the share of it that a run reaches (model FLOPs utilisation)."""
+
+# bf16 dense matrix peak of one device, FLOP/s, from the makers' data sheets; matched as a part of the device's name.
+PEAK_FLOPS = {
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "V100": 125e12,
+    "B200": 2250e12,
+}
+
+
+def peak_flops(device_name: str, precision: str) -> float | None:
+    """The device's peak in FLOP/s where it is known: bf16 on the GPUs listed above."""
+    if precision != "bf16":
+        return None
+    return next((peak for name, peak in PEAK_FLOPS.items() if name in device_name), None)

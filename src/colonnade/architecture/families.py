@@ -1,0 +1,15 @@
+"""Every kind of model by the name that `model.kind` gives it."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from colonnade.architecture.gpt import gpt
+from colonnade.architecture.statement import Architecture
+from colonnade.config.schema import ModelConfig
+
+FAMILIES: Mapping[str, Callable[[ModelConfig, int], Architecture]] = MappingProxyType({"gpt": gpt})
+
+
+def architecture_of(model: ModelConfig, vocab_size: int) -> Architecture:
+    """The statement of the model that [model] describes."""
+    return FAMILIES[model.kind](model, vocab_size)

@@ -1,0 +1,50 @@
+"""GPT-2 as in the Megatron-LM paper, and its relatives: what `model/gpt.py` builds.
+
+unit          buckets that it multiplies with
+embedding     embedding.tokens, embedding (positions, embedding norm)
+blocks.i      blocks.i
+head          head (norm, untied output layer); embedding.tokens where tied
+"""
+
+from colonnade.architecture.block import block_multiply_adds, block_weights, norm_weights
+from colonnade.architecture.statement import Architecture, Unit, Weight
+from colonnade.config.schema import ModelConfig
+
+TABLE = "embedding.tokens"
+
+
+def gpt(model: ModelConfig, vocab_size: int) -> Architecture:
+    """A left-to-right language model."""
+    h, layers = model.hidden_size, range(model.num_layers)
+    table = Weight("weight", (vocab_size, h), cut=0, std=model.init_std, is_vocabulary=True)
+    buckets = {
+        TABLE: (table,),
+        "embedding": embedding_weights(model),
+        **{f"blocks.{layer}": block_weights(model) for layer in layers},
+        "head": (
+            *(norm_weights("norm", h) if model.norm_position == "pre" else ()),
+            *(() if model.tie_embeddings else (table._replace(name="output.weight"),)),
+        ),
+    }
+    buckets = {name: weights for name, weights in buckets.items() if weights}
+
+    def own(name: str) -> tuple[str, ...]:
+        return (name,) if name in buckets else ()
+
+    block = block_multiply_adds(model)
+    units = (
+        Unit("embedding", "embedding", (TABLE, *own("embedding")), 0),
+        *(Unit(f"blocks.{layer}", "block", own(f"blocks.{layer}"), block, recomputes=True) for layer in layers),
+        Unit("head", "head", (*((TABLE,) if model.tie_embeddings else ()), *own("head")), vocab_size * h, is_loss=True),
+    )
+    return Architecture(units, buckets)
+
+
+def embedding_weights(model: ModelConfig) -> tuple[Weight, ...]:
+    """What the embedding has besides the token table."""
+    h = model.hidden_size
+    positions = Weight("positions.weight", (model.seq_length, h), std=model.init_std)
+    return (
+        *((positions,) if model.position == "learned" else ()),
+        *(norm_weights("norm", h) if model.embedding_norm else ()),
+    )

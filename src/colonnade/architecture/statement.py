@@ -1,0 +1,112 @@
+"""The statement of a model: units in the order of a forward pass, and the weights that they multiply with.
+
+    unit            what runs at once: a pipeline cuts between units
+    bucket          weights that are kept, gathered and summed together: those of one unit, or those that units share
+
+Parameter counts, initial weights, cuts into stages, FLOPs, memory and traffic all derive from here. `families.py` has
+the statement of every model; one test holds each of them against the modules that are built.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+_TILE = 128  # rows of a matrix product that are computed together
+
+
+class Weight(NamedTuple):
+    """One weight of the serial run."""
+
+    name: str
+    """Behind its bucket's name and a dot: the logical name."""
+    shape: tuple[int, ...]
+    """Without any layout or padding."""
+    cut: int | None = None
+    """The dim that tensor parallelism cuts; None: every rank has all of it."""
+    std: float | None = None
+    """[standard deviation] Of normal initial values; None: `fill` everywhere."""
+    fill: float = 0.0
+    is_vocabulary: bool = False
+    """A row (or an element) a token: cut with padding."""
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return prod(self.shape)
+
+    def local_shape(self, tp: int) -> tuple[int, ...]:
+        """On one of `tp` ranks, padding of the vocabulary included."""
+        if self.cut is None:
+            return self.shape
+        length = self.shape[self.cut]
+        local = vocab_rows_per_rank(length, tp) if self.is_vocabulary else length // tp
+        return (*self.shape[: self.cut], local, *self.shape[self.cut + 1 :])
+
+
+class Unit(NamedTuple):
+    """What runs at once."""
+
+    name: str
+    kind: str
+    """Units of one kind have the same shapes and take the same time."""
+    buckets: tuple[str, ...]
+    """The buckets whose weights it multiplies with, in the order of the model."""
+    multiply_adds: int
+    """Of a forward pass, for each token of a full-length sample: matrix products and attention."""
+    recomputes: bool = False
+    """Whether parallel.recompute = "full" computes it again in backward."""
+    is_loss: bool = False
+    """Ends the model with the loss, and adds to its weights' gradients in forward already."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A whole model."""
+
+    units: tuple[Unit, ...]
+    buckets: Mapping[str, tuple[Weight, ...]]
+    """Each once, in the order of the model. Buckets without weights are left out."""
+
+    @property
+    def unit_names(self) -> list[str]:
+        return [unit.name for unit in self.units]
+
+    @property
+    def num_parameters(self) -> int:
+        """Over all ranks, without padding, each weight once."""
+        return sum(weight.size for weights in self.buckets.values() for weight in weights)
+
+    @property
+    def flops_per_token(self) -> float:
+        """Of forward and backward, for one token of a full-length sample.
+
+        Two operations a multiply-add, and backward costs twice the forward. Recomputed work does not count (model
+        FLOPs, not hardware FLOPs); looking an embedding up costs nothing.
+        """
+        return 6.0 * sum(unit.multiply_adds for unit in self.units)
+
+    def weights(self) -> dict[str, Weight]:
+        """Every weight by its logical name."""
+        return {f"{name}.{weight.name}": weight for name, weights in self.buckets.items() for weight in weights}
+
+    def parameters_of(self, unit: Unit) -> int:
+        """Those that a unit computes with. What units share counts in each of them: each stage holds it."""
+        return sum(weight.size for bucket in unit.buckets for weight in self.buckets[bucket])
+
+    def named(self, names: Iterable[str]) -> list[Unit]:
+        """The units of these names, in the order of the names."""
+        units = {unit.name: unit for unit in self.units}
+        return [units[name] for name in names]
+
+    def shared_buckets(self) -> list[str]:
+        """Those that more than one unit multiplies with."""
+        return [name for name in self.buckets if sum(name in unit.buckets for unit in self.units) > 1]
+
+
+def vocab_rows_per_rank(vocab_size: int, tp: int) -> int:
+    """Rows of a rank's shard of a vocabulary: v/tp rounded up, and up to a multiple of 128 (whole tiles of a matrix
+    product) where that pads by less than 1/8.
+    """
+    rows = -(-vocab_size // tp)
+    return rows if rows < 1024 else -(-rows // _TILE) * _TILE

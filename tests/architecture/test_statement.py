@@ -1,0 +1,96 @@
+"""What a model is made of: published sizes, options, and the modules that are built."""
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colonnade.architecture.families import architecture_of
+from colonnade.architecture.statement import vocab_rows_per_rank
+from colonnade.config.schema import ModelConfig
+from colonnade.mesh.mesh import Axis
+from colonnade.model.gpt import GPT
+from colonnade.tensor_parallel.placement import named_placements
+
+NAMED = {
+    "gpt2-124m": 124e6,
+    "gpt2-355m": 355e6,
+    "gpt2-1.2b": 1.2e9,
+    "gpt2-2.5b": 2.5e9,
+    "gpt2-4.2b": 4.2e9,
+    "gpt2-8.3b": 8.3e9,
+    "turing-nlg-17b": 17e9,
+}
+
+BASE = {"num_layers": 2, "hidden_size": 24, "num_heads": 4, "seq_length": 10}
+MODELS = [
+    ModelConfig(**BASE, tie_embeddings=tied, position=position, norm_position=norm, embedding_norm=embedding_norm)
+    for tied, position, norm, embedding_norm in product(
+        (True, False), ("learned", "alibi"), ("pre", "post"), (True, False)
+    )
+]
+STAGES = [["embedding"], ["embedding", "blocks.0"], ["blocks.1"], ["blocks.1", "head"], ["head"], None]
+
+
+def parameters(model: ModelConfig, vocab_size: int) -> int:
+    return architecture_of(model, vocab_size).num_parameters
+
+
+@pytest.mark.parametrize("vocab_size", [61, 5000], ids=["few rows", "rows in tiles"])
+@pytest.mark.parametrize(
+    "model", MODELS, ids=lambda m: f"{m.tie_embeddings}-{m.position}-{m.norm_position}-{m.embedding_norm}"
+)
+def test_the_modules_have_what_is_stated(model: ModelConfig, vocab_size: int) -> None:
+    stated = architecture_of(model, vocab_size)
+    for names, tp_size in product(STAGES, (1, 2)):
+        tp = Axis("tp", tp_size, tp_size - 1)
+        built = GPT(model, vocab_size, tp, units=names)
+        units = stated.units if names is None else stated.named(names)
+        assert list(built.units()) == [unit.name for unit in units]
+        places = named_placements(built.parts(), tp)
+        assert set(places) == {bucket for unit in units for bucket in unit.buckets}
+        for bucket, found in places.items():
+            expected = [(w.name, w.shape, w.cut, w.local_shape(tp_size)) for w in stated.buckets[bucket]]
+            assert [(p.name, p.shape, p.dim, tuple(p.parameter.shape)) for p in found] == expected
+
+
+@pytest.mark.parametrize("name", sorted(NAMED))
+def test_a_preset_has_the_parameters_that_its_name_says(name: str) -> None:
+    model = ModelConfig(preset=name)
+    assert model.vocab_size == 50_257
+    assert parameters(model, model.vocab_size) == pytest.approx(NAMED[name], rel=0.03)
+
+
+def test_gpt2_has_exactly_the_published_number_of_parameters() -> None:
+    assert parameters(ModelConfig(preset="gpt2-124m"), 50_257) == 124_439_808
+    assert parameters(ModelConfig(preset="gpt2-355m"), 50_257) == 354_823_168
+
+
+def test_an_untied_output_layer_and_a_wider_mlp_are_counted() -> None:
+    model = ModelConfig(num_layers=1, hidden_size=8, num_heads=2, seq_length=16)
+    wide = ModelConfig(num_layers=1, hidden_size=8, num_heads=2, seq_length=16, ffn_hidden_size=40)
+    untied = ModelConfig(num_layers=1, hidden_size=8, num_heads=2, seq_length=16, tie_embeddings=False)
+    assert parameters(wide, 100) - parameters(model, 100) == 8 * (2 * 8 + 1)
+    assert parameters(untied, 100) - parameters(model, 100) == 100 * 8
+
+
+def test_parameters_that_a_model_does_not_have_are_not_counted() -> None:
+    base = ModelConfig(num_layers=1, hidden_size=8, num_heads=2, seq_length=16)
+    count = parameters(base, 100)
+    assert parameters(base.model_copy(update={"position": "alibi"}), 100) == count - 16 * 8
+    assert parameters(base.model_copy(update={"embedding_norm": True}), 100) == count + 2 * 8
+    assert parameters(base.model_copy(update={"norm_position": "post"}), 100) == count - 2 * 8
+
+
+@given(st.integers(1, 300_000), st.integers(1, 64))
+def test_rows_hold_the_vocabulary_with_little_padding(vocab_size: int, tp_size: int) -> None:
+    rows = vocab_rows_per_rank(vocab_size, tp_size)
+    exact = -(-vocab_size // tp_size)
+    assert rows * tp_size >= vocab_size
+    assert rows <= exact * 9 / 8
+    assert rows % 128 == 0 or rows == exact
+
+
+def test_rows_of_gpt2s_vocabulary() -> None:
+    assert [vocab_rows_per_rank(50257, tp) for tp in (1, 2, 8, 64)] == [50304, 25216, 6400, 786]
