@@ -121,6 +121,20 @@ def test_epochs_differ_and_use_most_of_the_text(file: TokenFile) -> None:
     assert used > 0.5 * file.num_tokens
 
 
+def test_the_same_text_is_cut_and_masked_anew_in_each_epoch(tmp_path: Path) -> None:
+    """A file of one sample: all that an epoch can change are its cut, its exchange and its masks."""
+    with TokenFileWriter(tmp_path / "one", np.dtype("<u2")) as writer:
+        writer.add_document(FIRST + np.arange(61), lengths=[61])
+    data = opened(TokenFile(tmp_path / "one"), BertCut(short=0.0))
+    batch = data.batch(range(20))
+    assert len(data) == 1
+    pairs = [texts(batch, column) for column in range(20)]
+    assert all(sorted(first + second) == [*range(FIRST, FIRST + 61)] for first, second in pairs)
+    assert len({tuple(batch.loss_mask[:, column].tolist()) for column in range(20)}) == 20
+    assert len({len(first) for first, _ in pairs}) > 10
+    assert set(batch.pair_labels.tolist()) == {0, 1}
+
+
 def test_too_little_text(file: TokenFile) -> None:
     with pytest.raises(DataError, match=r"takes 60,997 beside its control tokens"):
         opened(file, seq_length=61_000 + 0)

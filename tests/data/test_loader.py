@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from colonnade.data.gpt_dataset import GPTDataset
 from colonnade.data.indexed import TokenFile
-from colonnade.data.loader import evaluation_positions, load_batch, load_batches, rank_positions
+from colonnade.data.loader import evaluation_batches, evaluation_positions, load_batch, load_batches, rank_positions
 from colonnade.data.sampler import EpochOrder
 
 Write = Callable[..., str]
@@ -72,6 +72,20 @@ def test_evaluation_sees_each_sample_once(num_samples: int, dp_size: int, micro:
     assert all(0 < len(microbatch) <= micro for rank in ranks for microbatch in rank)
     shares = [sum(map(len, rank)) for rank in ranks]
     assert max(shares) - min(shares) <= 1
+
+
+@pytest.mark.parametrize("dp_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_samples", [1, 3, 7])
+def test_uneven_shares_are_filled_with_what_does_not_count(write_tokens: Write, dp_size: int, num_samples: int) -> None:
+    """As many micro-batches on every rank, every label once."""
+    dataset = GPTDataset(TokenFile(write_tokens(101)), range(1), 5, vocab_size=60_000)
+    ranks = [
+        list(evaluation_batches(dataset, num_samples, micro_batch_size=2, dp_rank=rank, dp_size=dp_size))
+        for rank in range(dp_size)
+    ]
+    assert len({len(batches) for batches in ranks}) == 1
+    counted = [label for batches in ranks for each in batches for label in each.labels[each.loss_mask > 0].tolist()]
+    assert sorted(counted) == list(range(1, 5 * num_samples + 1))
 
 
 def test_a_step(write_tokens: Write) -> None:

@@ -123,6 +123,14 @@ def test_windows_are_packed_apart(tmp_path: Path) -> None:
     assert sorted(first.reshape(-1)) == list(range(WINDOW * 32))
 
 
+def test_labels_that_do_not_count_in_packed_rows(write_tokens: Write) -> None:
+    """The label alone decides, not the token that it follows."""
+    file = TokenFile(write_tokens(7, 3, 8))
+    rows = dataset(file, 8, Cut(separate=True, best_fit=True, no_loss_on=(3, 9, 12))).rows([0, 1])
+    ends = {7, 10}  # the first tokens of the second and the third document are no labels at all
+    assert sorted(rows.labels[rows.counted].tolist()) == sorted({*range(1, 17)} - {3, 9, 12} - ends)
+
+
 # Rows as such
 
 

@@ -80,6 +80,16 @@ def test_all_epochs_end() -> None:
         AllEpochsOrder(10, 3, seed=0).samples(np.array([29, 30]))
 
 
+def test_an_epoch_is_not_another_seeds_epoch() -> None:
+    """Runs that differ in their seed by one do not see each other's orders, one epoch later."""
+    first, other = (EpochOrder(1_000, seed).samples(np.arange(3_000)).reshape(3, -1) for seed in (5, 6))
+    assert not any((one == another).all() for one in first for another in other)
+    assert EpochOrder(10, 1234).samples(np.arange(20)).tolist() == [
+        *permute(np.arange(10), 10, key=(1234, 0)),
+        *permute(np.arange(10), 10, key=(1234, 1)),
+    ]
+
+
 def test_in_order_starts_again() -> None:
     assert InOrder(3).samples(np.arange(7)).tolist() == [0, 1, 2, 0, 1, 2, 0]
 

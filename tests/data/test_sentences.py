@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,4 +57,6 @@ def test_a_token_file_of_sentences(tmp_path: Path, tokenizer: Tokenizer) -> None
     starts = file.sequence_starts(0, file.num_tokens).tolist()
     words = [tokenizer.decode(file.read(a, b - a)) for a, b in zip(starts, [*starts[1:], file.num_tokens], strict=True)]
     assert words == ["One two.", "Three four!", "Five.", "Alone"]
-    assert file.read(file.num_tokens - 1, 1)[0] == tokenizer.end_of_document
+    tokens = file.read(0, file.num_tokens)
+    ends = (np.flatnonzero(tokens == tokenizer.end_of_document) + 1).tolist()
+    assert ends == [starts[3], file.num_tokens], "behind each document, not behind each sentence"

@@ -1,6 +1,7 @@
 """Perplexity against torch's own cross entropy, sliding windows against brute force, every layout against one rank."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,24 @@ def test_it_is_torchs_cross_entropy() -> None:
     assert found.bits_per_byte == pytest.approx(total / math.log(2) / num_bytes, rel=1e-12)
     assert found.word_perplexity == pytest.approx(math.exp(total / 17), rel=1e-12)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_documents_that_are_kept_apart_are_scored_as_if_each_were_alone() -> None:
+    """Each from the first position on, and without a look at the one before it."""
+    model, (joined,) = tiny_gpt(Axis("tp")), batches([2])
+    lengths = (4, 2, 3)
+    documents, positions = (
+        torch.cat([part(length, number) for number, length in enumerate(lengths)])[:, None].expand(-1, 2)
+        for part in (lambda length, number: torch.full((length,), number), lambda length, _: torch.arange(length))
+    )
+    apart = replace(joined, documents=documents, positions=positions)
+    alone = [
+        plain_losses(model, tokens, labels)
+        for tokens, labels in zip(joined.tokens.split(lengths), joined.labels.split(lengths), strict=True)
+    ]
+    expected = float((torch.cat(alone) * joined.loss_mask).sum() / joined.loss_mask.sum())
+    assert evaluate(model, [apart], dp=DP).loss == pytest.approx(expected, rel=1e-12)
+    assert abs(evaluate(model, [joined], dp=DP).loss - expected) > 1e-3
 
 
 def test_what_is_not_known_is_not_told() -> None:

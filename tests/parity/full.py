@@ -23,7 +23,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.hardware import command_line, describe, machine_name
-from tests.parity.compare import TOLERANCE, WHAT, Outcome, by_layout, compare
+from tests.parity.compare import NEAR_NOTHING, TOLERANCE, WHAT, Outcome, by_layout, compare
 from tests.parity.covering import FREE, Combination, cores, cycled, job
 from tests.parity.runs import Case, Job, Reference
 
@@ -114,8 +114,9 @@ def page(results: dict[str, Any], total: int) -> str:
         f"{results['seconds'] / 60:.0f} minutes; Python {hardware['python']}, torch {hardware['torch']}, "
         f"{hardware['system']}; commit {hardware['commit']}; `{results['command']}`.",
         "",
-        f"{len(rows) - len(wrong)} are equal up to {TOLERANCE:.0e}, copies to the bit. The largest difference of each "
-        "layout, relative to the largest element of its tensor:",
+        f"{len(rows) - len(wrong)} are equal up to {TOLERANCE:.0e} (weights of {NEAR_NOTHING} up to "
+        f"{WHAT['qkv_biases']:.0e}), copies to the bit. The largest difference of each layout, "
+        "relative to the largest element of its tensor:",
         "",
         f"| layout | combinations | {' | '.join(WHAT)} |",
         "|---" * (len(WHAT) + 2) + "|",

@@ -11,6 +11,7 @@ left is rounding, 1e-16, and Adam divides it by its own size plus epsilon. With 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
+from unittest.mock import patch
 
 import torch
 import torch.fx.experimental.symbolic_shapes
@@ -21,6 +22,7 @@ from colonnade.data.loader import Batch
 from colonnade.data_parallel.buckets import named_slots
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
+from colonnade.tensor_parallel import cross_entropy
 from colonnade.tensor_parallel.placement import Placement
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import StepResult, train_step
@@ -55,6 +57,10 @@ class Case:
     loss_scale: float = 1024.0
     """fp16: small enough for the first step not to overflow."""
     num_layers: int = 2
+    hidden_size: int = 16
+    num_heads: int = 4
+    seq_length: int = SEQ_LENGTH
+    global_batch_size: int = GLOBAL_BATCH
 
     @property
     def clip(self) -> float:
@@ -64,10 +70,10 @@ class Case:
     def model(self) -> ModelConfig:
         return ModelConfig(
             num_layers=self.num_layers,
-            hidden_size=16,
-            num_heads=4,
+            hidden_size=self.hidden_size,
+            num_heads=self.num_heads,
             ffn_hidden_size=24,
-            seq_length=SEQ_LENGTH,
+            seq_length=self.seq_length,
             dropout=self.drop,
             attention_dropout=self.drop,
             tie_embeddings=self.tied,
@@ -97,6 +103,8 @@ class Way:
     recompute_every: int = 1
     offload: bool = False
     reduce_precision: Literal["fp32", "16-bit"] = "fp32"
+    chunk_logits: int = cross_entropy.CHUNK_LOGITS
+    """At most so many logits of a rank are alive at once: fewer make several chunks of a micro-batch's loss."""
 
     @property
     def layout(self) -> Layout:
@@ -137,7 +145,7 @@ def configured(case: Case, way: Way) -> Config:
         data=DataConfig(train="unused"),
         train=TrainConfig(
             steps=STEPS,
-            global_batch_size=GLOBAL_BATCH,
+            global_batch_size=case.global_batch_size,
             micro_batch_size=way.micro_batch_size,
             precision=case.precision,
             loss_scale=case.loss_scale,
@@ -161,22 +169,22 @@ def configured(case: Case, way: Way) -> Config:
 
 def global_batch(case: Case, step: int) -> Batch:
     """The samples of a step (from 0), on any layout."""
-    generator = torch.Generator().manual_seed(step)
-    tokens = torch.randint(0, case.vocab_size, (SEQ_LENGTH + 1, GLOBAL_BATCH), generator=generator)
-    chance = torch.linspace(0.2, 0.9, GLOBAL_BATCH)
-    mask = torch.ones(SEQ_LENGTH, GLOBAL_BATCH)
+    generator, s, b = torch.Generator().manual_seed(step), case.seq_length, case.global_batch_size
+    tokens = torch.randint(0, case.vocab_size, (s + 1, b), generator=generator)
+    chance = torch.linspace(0.2, 0.9, b)
+    mask = torch.ones(s, b)
     if case.mask == "differ":
         mask = (torch.rand(mask.shape, generator=generator) < chance).float()
     elif case.mask == "second_half":
-        mask[:, GLOBAL_BATCH // 2 :] = 0.0
-    samples = torch.arange(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)
+        mask[:, b // 2 :] = 0.0
+    samples = torch.arange(step * b, (step + 1) * b)
     batch = Batch(tokens[:-1], tokens[1:], mask, samples)
     return batch if case.documents == "joined" else separated(batch, torch.rand(mask.shape, generator=generator) < 0.3)
 
 
 def separated(batch: Batch, begins: Tensor) -> Batch:
     """The batch with new documents where `begins` [s, b] says so."""
-    place = torch.arange(SEQ_LENGTH)[:, None].expand_as(begins)
+    place = torch.arange(len(begins))[:, None].expand_as(begins)
     first = torch.where(begins, place, 0).cummax(0).values
     return replace(batch, documents=begins.long().cumsum(0), positions=place - first)
 
@@ -188,7 +196,7 @@ def part(batch: Batch, samples: slice | list[int]) -> Batch:
 
 def microbatches(case: Case, way: Way, step: int, mesh: Mesh) -> list[Batch]:
     """A dp rank's share of a step's samples, cut into micro-batches."""
-    share, size = GLOBAL_BATCH // mesh.dp.size, way.micro_batch_size
+    share, size = case.global_batch_size // mesh.dp.size, way.micro_batch_size
     starts = range(mesh.dp.rank * share, (mesh.dp.rank + 1) * share, size)
     return [part(global_batch(case, step), slice(start, start + size)) for start in starts]
 
@@ -260,8 +268,8 @@ def parameters(state: TrainState) -> Stretches:
 
 
 def whole(run_of_one_rank: Stretches) -> dict[str, Tensor]:
-    """Every tensor in its logical shape, from a run that had all of each."""
-    return {name: stretch.values.view(stretch.shape) for name, stretch in run_of_one_rank.items()}
+    """Every tensor in its logical shape, without padding, from a run that had all of each."""
+    return {name: stretch.values.view(stretch.shape)[stretch.real] for name, stretch in run_of_one_rank.items()}
 
 
 def outside_weights(state: TrainState) -> float:
@@ -319,7 +327,8 @@ def train(case: Case, way: Way, mesh: Mesh) -> Run:
     state = build_state(config, mesh, case.vocab_size, CPU)
     steps = []
     for number in range(STEPS):
-        result = train_step(state, microbatches(case, way, number, mesh), mesh, config.train)
+        with patch.object(cross_entropy, "CHUNK_LOGITS", way.chunk_logits):
+            result = train_step(state, microbatches(case, way, number, mesh), mesh, config.train)
         steps.append(Step(result, stretches(state, "reduced")))
     kept: dict[str, Stretches] = {buffer: stretches(state, buffer) for buffer in KEPT}
     return Run(steps, kept, parameters(state), outside_weights(state))
@@ -327,7 +336,7 @@ def train(case: Case, way: Way, mesh: Mesh) -> Run:
 
 def reference(case: Case) -> Reference:
     """One rank, all samples in one micro-batch."""
-    run = train(case, SERIAL, Mesh())
+    run = train(case, replace(SERIAL, micro_batch_size=case.global_batch_size), Mesh())
     return Reference(
         [step.result for step in run.steps],
         [whole(step.gradients) for step in run.steps],

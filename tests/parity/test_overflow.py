@@ -6,6 +6,7 @@ An overflow is infinity in one element of one rank's gradients, before they are 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import cos, pi
 
 import pytest
 import torch
@@ -34,6 +35,8 @@ from tests.parity.runs import (
 CASE = Case(clipped=True)
 SCALE = 1024.0
 POISONED = 1  # the step that overflows, from 0
+RATES = [5e-3, 1e-2, *(1e-3 + 9e-3 * (1 + cos(pi * k / 3)) / 2 for k in (1, 2, 3))]
+"""Of the configuration's five steps."""
 WAYS = {
     "serial": SERIAL,
     "tp2": Way(tp=2, micro_batch_size=4),
@@ -136,6 +139,8 @@ def test_one_ranks_overflow_skips_the_step_on_all(way: str, serial: dict[str, St
         assert [r.loss_scale for r in told.results] == [SCALE, SCALE, SCALE / 2, SCALE / 2, SCALE / 2]
         assert told.unchanged and told.counts == (STEPS, 1)
         assert told.results[POISONED].grad_norm == float("inf")
+        rates = [result.learning_rate for result in told.results]
+        assert rates == pytest.approx(RATES, rel=1e-14), "a skipped step moves on, too"
         for mine, other in zip(told.results, expected.results, strict=True):
             assert mine.loss == pytest.approx(other.loss, rel=TOLERANCE)
             assert mine.learning_rate == other.learning_rate

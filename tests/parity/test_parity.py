@@ -1,4 +1,4 @@
-"""Every way to train gives the serial run: losses, gradients, norms, weights, moments of five float64 steps, to 1e-10.
+"""Every way to train gives the serial run: losses, gradients, norms, weights, moments of five float64 steps, to 1e-12.
 
 All jobs of a layout are trained in one set of forked ranks. `make test` runs a handful, in which every value of every
 factor occurs, and each axis and feature on its own, so that a failure says where to look; `make test-slow` a set with
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from colonnade.mesh.layout import Layout
-from tests.parity.compare import TOLERANCE, Outcome, by_layout, compare
+from tests.parity.compare import WHAT, Outcome, by_layout, compare
 from tests.parity.covering import covering, handful, job
 from tests.parity.runs import Case, Job, Reference, Way, reference
 
@@ -24,6 +24,14 @@ ALONE: list[Job] = [
     (Case(tied=False), Way(dp=2, zero=2, micro_batch_size=2)),
     (Case(optimizer="lamb"), Way(dp=2, zero=3, micro_batch_size=2)),
     (Case(num_layers=4), Way(micro_batch_size=2, recompute="full", recompute_every=2)),
+    # what sizes of two and four do not reach
+    (
+        Case(num_heads=6, hidden_size=12, seq_length=9, position="alibi"),
+        Way(tp=3, sequence_parallel=True, micro_batch_size=4, chunk_logits=100),
+    ),
+    (Case(vocab_size=2_100), Way(tp=2, micro_batch_size=4, chunk_logits=20_000)),  # 1,050 rows a rank: 1,152, in tiles
+    (Case(global_batch_size=12), Way(dp=3, zero=2, micro_batch_size=2)),
+    (Case(num_layers=4), Way(pp=2, micro_batch_size=2, schedule="interleaved", virtual_stages=3)),
 ]
 TOGETHER: list[Job] = [
     (
@@ -75,7 +83,7 @@ def near(outcomes: list[Outcome], *what: str) -> None:
     for outcome in outcomes:
         for each in what:
             difference, where = outcome.worst(each)
-            assert difference <= TOLERANCE, f"{outcome.way}, {outcome.job[0]}: {each} {where}"
+            assert difference <= WHAT[each], f"{outcome.way}, {outcome.job[0]}: {each} {where}"
 
 
 def test_losses(outcomes: list[Outcome]) -> None:
@@ -92,7 +100,7 @@ def test_gradient_norms(outcomes: list[Outcome]) -> None:
 
 def test_final_weights(outcomes: list[Outcome]) -> None:
     """The optimizer's, and what the layers multiply with."""
-    near(outcomes, "master", "parameters")
+    near(outcomes, "master", "parameters", "qkv_biases")
 
 
 def test_final_moments(outcomes: list[Outcome]) -> None:

@@ -1,5 +1,7 @@
 """Transfers go on while stages compute: receives are posted ahead, sends are not waited for until they must be over."""
 
+import gc
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,6 +79,19 @@ def test_a_send_is_not_waited_for() -> None:
     for microbatch in range(3):
         box.put(Message("F", microbatch, 0), torch.ones(2))
     assert diary == ["receive 1:0", "send 1:0", "send 1:1", "send 1:2"]
+
+
+def test_what_is_being_sent_is_kept() -> None:
+    """The transport has only its memory, and reads it until the send is over."""
+    box, _ = mailbox(all_actions("gpipe", 2, 3), 0)
+    x = torch.ones(2)
+    kept = weakref.ref(x)
+    box.put(Message("F", 0, 0), x)
+    del x
+    gc.collect()
+    assert kept() is not None
+    box.close()
+    assert kept() is None
 
 
 def test_a_send_is_let_go_when_an_answer_proves_that_it_was_used() -> None:

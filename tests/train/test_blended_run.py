@@ -61,7 +61,25 @@ def test_epochs_of_each_end_the_run(blended: Path, tmp_path: Path) -> None:
     assert "the epochs of data.blend" in answer.err
 
 
-def test_packed_documents_train(config: Path, tmp_path: Path) -> None:
-    answer = forked("train", config, "data.documents=separate", "data.packing=best_fit", "train.steps=2")
-    assert answer.status == 0, answer
-    assert len(losses(tmp_path / "run")) == 2
+LAYOUTS = (
+    ["parallel.tp=2", "parallel.sequence_parallel=true"],
+    ["parallel.pp=2"],
+    ["parallel.dp=2", "parallel.zero=3", "train.micro_batch_size=1"],  # of 3 samples to evaluate, one rank has 1
+)
+
+
+def test_packed_documents_train_alike_on_every_layout(config: Path, tmp_path: Path) -> None:
+    run = [config, "train.precision=fp64", "train.steps=3", "train.evaluate_samples=3"]
+    packed = [*run, "data.documents=separate", "data.packing=best_fit"]
+    assert forked("train", *run, f"run.folder={tmp_path / 'joined'}").status == 0
+    assert forked("train", *packed, f"run.folder={tmp_path / 'serial'}").status == 0
+    expected = metrics(tmp_path / "serial")
+    assert "validation_loss" in expected[-1]
+    for name in ("loss", "validation_loss"):
+        assert abs(expected[-1][name] - metrics(tmp_path / "joined")[-1][name]) > 1e-4, "documents are kept apart"
+    for layout in LAYOUTS:
+        folder = tmp_path / "".join(filter(str.isalnum, layout[0]))
+        answer = forked("train", *packed, *layout, f"run.folder={folder}", num_ranks=2)
+        assert answer.status == 0, answer
+        for ours, theirs in zip(metrics(folder), expected, strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-12)

@@ -32,7 +32,7 @@ from tests.parity.runs import (
 Tensors = dict[str, Tensor]
 """By logical name."""
 CASES = [
-    Case(drop=0.1, clipped=True, mask="differ"),
+    Case(drop=0.1, clipped=True, mask="differ", num_layers=4),
     Case(drop=0.0, clipped=False, tied=False, mask="second_half"),
 ]
 

@@ -60,6 +60,13 @@ def test_which_one_is_kept(run: Run, write_lines: Any, rule: str, kept: str) -> 
     assert result.manifest["duplicates"]["sizes"] == {"3": 1}
 
 
+@pytest.mark.parametrize("rule", ["longest", "first"])
+def test_of_equal_documents_the_first_is_kept(run: Run, write_lines: Any, rule: str) -> None:
+    text = " ".join(words(100, 9))
+    rows = [{"id": name, "text": text} for name in ("b", "c", "a")]
+    assert run(write_lines("in.jsonl", rows), deduplicate={"keep": rule}).ids() == ["b"]
+
+
 def test_groups_are_transitive(run: Run, write_lines: Any) -> None:
     """a ~ b and b ~ c, but a and c are less alike than 0.7: one group."""
     stream = words(400, 3)
