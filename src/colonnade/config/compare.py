@@ -22,6 +22,9 @@ MAY_CHANGE = frozenset(
 )
 MAY_CHANGE_SECTIONS = frozenset({"parallel", "checkpoint", "run"})
 
+FILES = frozenset({"data.train", "data.validation", "data.test", "data.tokenizer"})
+"""Keys that name files of data."""
+
 
 def may_change_on_resume(key: str) -> bool:
     """Whether a run may go on with another value of `section.key`."""
@@ -36,6 +39,17 @@ def difference(before: Config, after: Config, *, only_what_forbids_resume: bool 
         for key, (old, new) in lines.items()
         if old != new and not (only_what_forbids_resume and may_change_on_resume(key))
     ]
+
+
+def meaning_at(config: Config, key: str) -> object:
+    """As `value_at`, without the names of files: whether there is one, and of data.blend its numbers in their order.
+
+    The same content may lie under other paths; whoever compares meanings compares contents too.
+    """
+    value = value_at(config, key)
+    if key == "data.blend" and isinstance(value, dict):
+        return list(value.values())
+    return "a file" if key in FILES and value is not None else value
 
 
 def value_at(config: Config, key: str) -> object:

@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from colonnade.config.schema import Config
-from colonnade.mesh.collectives import all_gather, all_reduce
+from colonnade.mesh.agreement import gather_texts
+from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.ledger import Ledger
-from colonnade.mesh.mesh import Axis, Mesh
+from colonnade.mesh.mesh import Mesh
 from colonnade.planner.traffic import Flow, Step, totals, traffic
-from colonnade.train.corpus import Corpus, open_corpus
+from colonnade.train.agreement import settings
+from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.join import joined
 from colonnade.train.memory import measure, memory_table, predict
 from colonnade.train.state import build_state
@@ -33,12 +35,13 @@ def audit(config: Config) -> bool:
     """
     parallel, train = config.parallel, config.train
     layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp)
-    with joined(layout, train.device, train.threads, timeout=train.timeout) as (mesh, device):
-        flows, seen, memory = one_step(config, mesh, device, open_corpus(config))
+    facts = settings(config)
+    with joined(layout, train.device, train.threads, timeout=train.timeout, facts=facts) as (mesh, device):
+        flows, seen, memory = one_step(config, mesh, device, open_together(config, mesh.world))
         agree = totals(flows) == seen
         shown = not agree or mesh.dp.rank == mesh.tp.rank == 0
         title = f"rank {mesh.rank} {mesh.coordinates}"
-        tables = _gather_texts(f"{table(title, flows, seen)}\n\n{memory}" if shown else "", mesh.world, device)
+        tables = gather_texts(f"{table(title, flows, seen)}\n\n{memory}" if shown else "", mesh.world)
         all_agree = bool(all_reduce(torch.tensor(int(agree), device=device), mesh.world, "min"))
         if mesh.rank == 0:
             print("\n\n".join([_heading(layout), *filter(None, tables), _verdict(all_agree)]))
@@ -97,13 +100,3 @@ def _verdict(agree: bool) -> str:
     if agree:
         return "On every rank the ledger is what theory says."
     return "The ledger and theory differ (≠): the program sends what it need not, or does not send what it must."
-
-
-def _gather_texts(text: str, axis: Axis, device: torch.device) -> list[str]:
-    """Every rank's text, on every rank."""
-    mine = torch.tensor(list(text.encode()), dtype=torch.uint8, device=device)
-    longest = int(all_reduce(torch.tensor(len(mine), device=device), axis, "max"))
-    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
-    padded[: len(mine)] = mine
-    rows = all_gather(padded[None], axis)
-    return [bytes(row.tolist()).rstrip(b"\0").decode() for row in rows.cpu()]

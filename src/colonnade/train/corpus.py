@@ -1,6 +1,7 @@
 """What a run reads: its tokenizer, its vocabulary, and the datasets of its splits."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +10,8 @@ from colonnade.config.schema import Config, DataConfig, parse_split
 from colonnade.data.blended_dataset import BlendedDataset, Mixture, open_blend
 from colonnade.data.curriculum import Curriculum, CurriculumDataset
 from colonnade.data.gpt_dataset import Dataset, Datasets, GPTDataset, open_datasets, open_tokens
+from colonnade.data.identity import DataIdentity, identify
+from colonnade.data.indexed import TokenFile
 from colonnade.data.loader import Batch, load_batch
 from colonnade.data.remote import open_token_file
 from colonnade.data.rows import Cut
@@ -16,6 +19,7 @@ from colonnade.data.sidecar import read_sidecar
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import ConfigError
 from colonnade.mesh.mesh import Axis
+from colonnade.train.agreement import agree_on_data, on_all_ranks
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,34 @@ class Corpus:
     datasets: Datasets
     curriculum: Curriculum
     """Which positions are a step; a single stage where nothing grows."""
+
+    @property
+    def files(self) -> dict[str, TokenFile]:
+        """Every token file that the run opens, by the key that names it (of a blend with a number), in their order."""
+        train, *own = (_files_of(part) for part in (self.datasets.train, self.datasets.validation, self.datasets.test))
+        named = {"data.train": train[0]} if isinstance(self.datasets.train, GPTDataset) else {}
+        if not named:
+            named = {f"data.blend, file {number}": file for number, file in enumerate(train, 1)}
+        prefixes = {file.prefix for file in train}
+        for key, files in zip(("data.validation", "data.test"), own, strict=True):
+            for file in files:
+                if file.prefix not in prefixes:  # one file of its own, or parts of those that are trained on
+                    named[key] = file
+        return named
+
+    @cached_property
+    def identities(self) -> dict[str, DataIdentity]:
+        """What each of `files` is known by; reads some of them the first time."""
+        files = self.files
+        return {key: identify(file, num_files=len(files)) for key, file in files.items()}
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What ranks must have alike, in words."""
+        tokenizer = self.tokenizer
+        known = "none" if tokenizer is None else f"{tokenizer.vocab_size:,} ids, sha256 {tokenizer.sha256[:12]}"
+        files = {key: str(identity) for key, identity in self.identities.items()}
+        return {"data.tokenizer": known, "vocabulary": f"{self.vocab_size:,}", **files}
 
     @property
     def training(self) -> Dataset:
@@ -67,6 +99,25 @@ def open_corpus(config: Config) -> Corpus:
 def cut_of(data: DataConfig) -> Cut:
     """How [data] makes samples of documents: for training, for validation, and for measuring the trained model."""
     return Cut(data.documents == "separate", data.packing == "best_fit", data.no_loss_on)
+
+
+def open_together(config: Config, ranks: Axis) -> Corpus:
+    """As `open_corpus`, on all ranks: ConfigError on all of them where one cannot, or where they read other data."""
+    corpus = on_all_ranks(lambda: _opened(config), ranks)
+    agree_on_data(corpus.facts, ranks)
+    return corpus
+
+
+def _opened(config: Config) -> Corpus:
+    corpus = open_corpus(config)
+    assert corpus.identities, "a run reads files"  # read here, where a failure is everyone's
+    return corpus
+
+
+def _files_of(dataset: Dataset | None) -> list[TokenFile]:
+    if isinstance(dataset, BlendedDataset):
+        return [part.file for part in dataset.parts]
+    return [dataset.file] if isinstance(dataset, GPTDataset) else []
 
 
 def curriculum_of(config: Config) -> Curriculum:

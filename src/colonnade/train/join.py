@@ -1,14 +1,17 @@
 """Joining the ranks of a run, watching over them, and leaving."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from types import MappingProxyType
 
 import torch
 
 from colonnade.mesh import launch
+from colonnade.mesh.agreement import all_ranks
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import TIMEOUT, Mesh, build_mesh
 from colonnade.mesh.watch import Watch
+from colonnade.train.agreement import agree_on_program
 
 _LATER = 30.0  # seconds that process groups wait on: for what is not in the ledger, the watch being the first else
 _START = 600.0  # seconds, at least, that ranks have to come together: some machines are slow to start Python
@@ -16,14 +19,21 @@ _START = 600.0  # seconds, at least, that ranks have to come together: some mach
 
 @contextmanager
 def joined(
-    layout: Layout, device: str, threads: int = 0, *, timeout: float = TIMEOUT
+    layout: Layout,
+    device: str,
+    threads: int = 0,
+    *,
+    timeout: float = TIMEOUT,
+    facts: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[tuple[Mesh, torch.device]]:
     """This rank's mesh and device, for as long as the block runs; every rank of the layout enters it.
 
-    A rank that waits longer than `timeout` seconds for the others says for whom, and ends the run.
+    First the ranks prove to each other that they have the same layout, `facts` and program: ConfigError on all of them
+    where they differ. A rank that waits longer than `timeout` seconds for the others says for whom, and ends the run.
     """
     place = launch.connect(layout.num_ranks, device, threads=threads, timeout=max(timeout, _START) + _LATER)
     try:
+        agree_on_program(facts or {"layout": str(layout)}, place, all_ranks())
         mesh = build_mesh(layout, launch.rank_and_size()[0], timeout=timeout + _LATER)
         board = launch.board()
         with nullcontext() if board is None else Watch(mesh, timeout, board, launch.neighbours()):

@@ -22,7 +22,8 @@ from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import recovery, run_folder
-from colonnade.train.corpus import Corpus, open_corpus
+from colonnade.train.agreement import settings
+from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.interrupt import Interrupt
 from colonnade.train.join import joined
 from colonnade.train.monitor import Monitor
@@ -46,8 +47,9 @@ def main(config: Config) -> None:
     """Train as `config` says, as one rank of its layout; every rank calls this."""
     layout = Layout(tp=config.parallel.tp, pp=config.parallel.pp, dp=config.parallel.dp)
     train = config.train
-    with joined(layout, train.device, train.threads, timeout=train.timeout) as (mesh, device):
-        corpus = open_corpus(config)
+    facts = settings(config)
+    with joined(layout, train.device, train.threads, timeout=train.timeout, facts=facts) as (mesh, device):
+        corpus = open_together(config, mesh.world)
         with closing(_monitor(config, mesh, corpus, device)) as monitor:
             if mesh.rank == 0:
                 run_folder.occupy(config)

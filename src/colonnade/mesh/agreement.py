@@ -1,0 +1,65 @@
+"""What ranks tell each other about themselves, to prove that they are ranks of one run.
+
+Each rank has facts, a text by name. All ranks gather a digest of them, 32 bytes a rank; only where digests differ do
+they gather the texts as well, so that every rank can name what differs, and where.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+
+from colonnade.mesh import launch
+from colonnade.mesh.collectives import all_gather
+from colonnade.mesh.ledger import Ledger
+from colonnade.mesh.mesh import Axis
+from colonnade.mesh.transport import Groups, TorchTransport
+
+Facts = dict[str, str]
+NONE = "(none)"  # what a rank has that lacks a fact
+
+
+def all_ranks() -> Axis:
+    """All ranks that have connected, before there is a mesh: whatever layout each of them believes in."""
+    rank, size = launch.rank_and_size()
+    if size == 1:
+        return Axis("world")
+    group = dist.group.WORLD
+    assert group is not None, "ranks have connected"
+    transport = TorchTransport("world", Groups(group, group, group), size, Ledger())
+    return Axis("world", size, rank, tuple(range(size)), transport)
+
+
+def gather_texts(text: str, axis: Axis) -> list[str]:
+    """Every rank's text, in the order of ranks. Sends the longest of them, through CPU memory."""
+    mine = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    lengths = all_gather(torch.tensor([len(mine)]), axis).tolist()
+    padded = torch.zeros(1, max(lengths), dtype=torch.uint8)
+    padded[0, : len(mine)] = mine
+    rows = all_gather(padded, axis).numpy()
+    return [row[:length].tobytes().decode() for row, length in zip(rows, lengths, strict=True)]
+
+
+def disagreements(facts: Mapping[str, str], axis: Axis) -> dict[str, dict[str, list[int]]]:
+    """The facts that are not the same on all ranks: name -> value -> its ranks. Equal on all ranks; empty is best.
+
+    Sends 32 bytes, and the facts where some differ.
+    """
+    text = json.dumps(facts)
+    digest = torch.frombuffer(bytearray(hashlib.sha256(text.encode()).digest()), dtype=torch.uint8)
+    digests = all_gather(digest[None], axis)
+    if bool((digests == digests[0]).all()):
+        return {}
+    told: list[Facts] = [json.loads(theirs) for theirs in gather_texts(text, axis)]
+    names = dict.fromkeys(name for theirs in told for name in theirs)
+    found = {name: _ranks_by_value([theirs.get(name, NONE) for theirs in told]) for name in names}
+    return {name: ranks for name, ranks in found.items() if len(ranks) > 1}
+
+
+def _ranks_by_value(values: list[str]) -> dict[str, list[int]]:
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
+    return ranks

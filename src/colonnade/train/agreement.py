@@ -1,0 +1,145 @@
+"""Ranks agree that they train the same run before they train it: configuration, program, data.
+
+    before the mesh      configuration, code, versions, kind of device     (a wrong layout would make other groups)
+    before the state     token files and tokenizer
+
+What differs is named key by key, with its ranks, on all of them; all end with exit status 2. What a machine may have of
+its own is in `MAY_DIFFER`; paths of data may differ too, for their content is compared. Differences of hardware change
+rounding and are told, not refused: copies that drift apart are found by `checkpoint/copies.py`.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from colonnade import __version__
+from colonnade.config.compare import NOT_COMPARED, meaning_at
+from colonnade.config.describe import all_keys, as_toml
+from colonnade.config.schema import Config
+from colonnade.errors import ColonnadeError, ConfigError
+from colonnade.mesh.agreement import Facts, disagreements, gather_texts
+from colonnade.mesh.mesh import Axis
+
+MAY_DIFFER = frozenset({"data.cache", "train.threads", "train.device"})
+"""Keys that belong to a machine. Of train.device the kind of device that it comes to is compared."""
+Made = TypeVar("Made")
+
+
+def settings(config: Config) -> Facts:
+    """What a configuration asks for, key by key, without what is a machine's own."""
+    keys = [key for key in all_keys() if key not in MAY_DIFFER | NOT_COMPARED]
+    return {key: as_toml(meaning_at(config, key)) for key in keys}
+
+
+def program(device: torch.device) -> Facts:
+    """What computes: all that may give other numbers from the same configuration."""
+    return {
+        "colonnade": __version__,
+        "colonnade's source files": source_digest(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "CUDA": str(torch.version.cuda),
+        "kind of device": device.type,
+        "precision of fp32 products": torch.get_float32_matmul_precision(),
+    }
+
+
+def hardware(device: torch.device) -> Facts:
+    """What may differ between machines of one run, and lets them round differently."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "none"
+    return {"processor": torch.backends.cpu.get_cpu_capability(), "GPU": name}
+
+
+def source_digest() -> str:
+    """Of the files of this package, as they are on this machine's disk: 12 hexadecimal digits."""
+    return digest_of(Path(__file__).parents[1])
+
+
+def digest_of(package: Path) -> str:
+    """SHA-256 of names and contents of all .py files below a folder, its first 12 digits."""
+    digest = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(package).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:12]
+
+
+def agree_on_program(facts: Mapping[str, str], device: torch.device, axis: Axis) -> None:
+    """ConfigError on all ranks unless all have these facts and run the same program. Every rank calls this.
+
+    Rank 0 says where hardware differs.
+    """
+    code = program(device)
+    found = disagreements({**facts, **code}, axis)
+    if found:
+        remedies = []
+        if found.keys() - code.keys():
+            remedies.append("Start all ranks with the same configuration file and overrides.")
+        if found.keys() & code.keys():
+            remedies.append("Install the same versions on all machines, and use the same kind of device.")
+        raise ConfigError(_message("The ranks were not started for the same run", found, remedies))
+    other = disagreements(hardware(device), axis)
+    if other and axis.rank == 0:
+        print("\n".join(["The ranks have different hardware, whose rounding may differ:", *lines(other)]), flush=True)
+
+
+def agree_on_data(facts: Mapping[str, str], axis: Axis) -> None:
+    """ConfigError on all ranks unless all read the same data. Every rank calls this."""
+    found = disagreements(facts, axis)
+    if found:
+        remedy = "Copy the files again from one source to all machines, or name the same ones."
+        raise ConfigError(_message("The ranks do not read the same data", found, [remedy]))
+
+
+def on_all_ranks(make: Callable[[], Made], axis: Axis) -> Made:
+    """What `make` gives on this rank; a user's mistake on any rank is raised on all. Every rank calls this."""
+    made: list[Made] = []
+    mistake: ColonnadeError | None = None
+    try:
+        made.append(make())
+    except ColonnadeError as error:
+        mistake = error
+    told = [json.loads(text) for text in gather_texts(json.dumps(None if mistake is None else str(mistake)), axis)]
+    ranks: dict[str, list[int]] = {}
+    for rank, text in enumerate(told):
+        if text is not None:
+            ranks.setdefault(text, []).append(rank)
+    if not ranks:
+        return made[0]
+    if mistake is not None and len(ranks[str(mistake)]) == len(told):
+        raise mistake  # everyone's: who has made it does not matter
+    raise ConfigError("\n".join(f"{ranks_in_words(which)}: {text}" for text, which in ranks.items()))
+
+
+def lines(found: Mapping[str, Mapping[str, Sequence[int]]]) -> list[str]:
+    """`  train.seed: ranks 0-2 have 1, rank 3 has 2`, a line for each fact."""
+
+    def of_one(values: Mapping[str, Sequence[int]]) -> str:
+        return ", ".join(
+            f"{ranks_in_words(ranks)} {'has' if len(ranks) == 1 else 'have'} {value}" for value, ranks in values.items()
+        )
+
+    return [f"  {name}: {of_one(values)}" for name, values in found.items()]
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0-2 and 7`."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [part for run in runs for part in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run))]
+    *others, last = parts
+    listed = f"{', '.join(others)} and {last}" if others else last
+    return f"rank{'s' * (len(ranks) > 1)} {listed}"
+
+
+def _message(what: str, found: Mapping[str, Mapping[str, Sequence[int]]], remedies: Sequence[str]) -> str:
+    return "\n".join([f"{what}:", *lines(found), *remedies])

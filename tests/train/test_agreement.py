@@ -1,0 +1,198 @@
+"""Ranks that were started for different runs: they say so before the first step, all of them, and train nothing."""
+
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from colonnade.config.describe import all_keys
+from colonnade.config.load import load
+from colonnade.data.tokenizer import train_bpe
+from colonnade.errors import ConfigError, DataError
+from colonnade.mesh import launch
+from colonnade.mesh.agreement import Facts, disagreements, gather_texts
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Axis, build_mesh
+from colonnade.train import agreement, loop
+from tests.commands import Answer, start
+from tests.corpus import TinyCorpus, made_up
+from tests.distributed import run_on_ranks
+
+DP2 = ("parallel.dp=2",)
+assert loop, "imported once, here, and not by every forked rank"
+
+
+def with_more(rank: int, *arguments: str) -> Callable[[int], None]:
+    """Gives one rank other arguments than the others."""
+    return lambda own: sys.argv.extend(arguments) if own == rank else None
+
+
+def refused(config: Path, *arguments: str, first: Callable[[int], None], num_ranks: int = 2) -> str:
+    """The one message of a run that all ranks refuse: status 2 on each, no traceback, nothing trained."""
+    answers: list[Answer] = start("train", config, *arguments, num_ranks=num_ranks, first=first).answers()
+    assert [answer.status for answer in answers] == [2] * num_ranks, answers
+    assert len({answer.err for answer in answers}) == 1, answers
+    assert "Traceback" not in answers[0].err and "step 1/" not in answers[0].out
+    assert not (config.parent / "run" / "metrics.jsonl").exists()
+    return answers[0].err
+
+
+def test_ranks_with_other_values_are_named_key_by_key(config: Path) -> None:
+    error = refused(config, *DP2, first=with_more(1, "train.seed=2", "optim.learning_rate=2e-3"))
+    assert "train.seed: rank 0 has 1234, rank 1 has 2\n" in error
+    assert "optim.learning_rate: rank 0 has 0.01, rank 1 has 0.002\n" in error
+    assert "same configuration file and overrides" in error
+
+
+def test_ranks_of_other_layouts_do_not_hang(config: Path) -> None:
+    """They would make other groups, in another order."""
+    error = refused(config, first=lambda rank: sys.argv.append(("parallel.dp=2", "parallel.tp=2")[rank]))
+    assert "parallel.tp: rank 0 has 1, rank 1 has 2" in error and "parallel.dp: rank 0 has 2, rank 1 has 1" in error
+
+
+def test_ranks_that_find_each_other_through_the_environment(config: Path) -> None:
+    """As torchrun starts them: without this program's supervisor."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+    def launched(rank: int) -> None:
+        del os.environ[launch.FOLDER]
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        with_more(1, "train.seed=2", "optim.learning_rate=2e-3")(rank)
+
+    error = refused(config, *DP2, first=launched)
+    assert "train.seed: rank 0 has 1234, rank 1 has 2\n" in error
+
+
+def test_what_belongs_to_a_machine_may_differ(config: Path, corpus: TinyCorpus, tmp_path: Path) -> None:
+    """Paths of the same files, threads, and how a device is named."""
+    for ending in (".bin", ".idx", ".json"):
+        shutil.copy(f"{corpus.prefix}{ending}", tmp_path / f"here{ending}")
+    shutil.copy(corpus.tokenizer, tmp_path / "tokenizer.json")
+    elsewhere = (
+        f"data.train={tmp_path / 'here'}",
+        f"data.tokenizer={tmp_path / 'tokenizer.json'}",
+        "train.threads=2",
+        "train.device=auto",
+        f"data.cache={tmp_path}",
+    )
+    answers = start("train", config, *DP2, num_ranks=2, first=with_more(1, *elsewhere)).answers()
+    assert [answer.status for answer in answers] == [0, 0], answers
+
+
+def test_ranks_with_other_tokens(config: Path, corpus: TinyCorpus, tmp_path: Path) -> None:
+    """Same sizes, same index: a block of the tokens differs."""
+    for ending in (".idx", ".json"):
+        shutil.copy(f"{corpus.prefix}{ending}", tmp_path / f"other{ending}")
+    tokens = bytearray(Path(f"{corpus.prefix}.bin").read_bytes())
+    tokens[100] ^= 1
+    (tmp_path / "other.bin").write_bytes(tokens)
+    error = refused(config, *DP2, first=with_more(1, f"data.train={tmp_path / 'other'}"))
+    assert "data.train: rank 0 has " in error and "tokens in " in error
+    assert "Copy the files again from one source" in error
+
+
+def test_ranks_with_another_tokenizer(config: Path, tmp_path: Path) -> None:
+    error = refused(
+        config, *DP2, "model.vocab_size=300", first=with_more(1, "data.tokenizer=" + str(make_tokenizer(tmp_path)))
+    )
+    assert "rank 1: " in error and "another tokenizer" in error
+
+
+def make_tokenizer(folder: Path) -> Path:
+    tokenizer = folder / "other.json"
+    tokenizer.write_text(train_bpe(made_up(50, seed=9), 270).to_json())
+    return tokenizer
+
+
+def test_a_file_that_one_rank_lacks(config: Path, tmp_path: Path) -> None:
+    """All ranks end with the mistake of one of them."""
+    error = refused(config, *DP2, first=with_more(1, f"data.train={tmp_path / 'nowhere'}"))
+    assert error.startswith("colonnade: rank 1: ") and "nowhere.bin" in error
+
+
+def test_ranks_with_other_code(config: Path) -> None:
+    def patched(rank: int) -> None:
+        if rank == 1:
+            agreement.__dict__["__version__"] = "9.9"
+            agreement.__dict__["source_digest"] = lambda: "0123456789ab"
+
+    error = refused(config, *DP2, first=patched)
+    assert "colonnade: rank 0 has " in error and ", rank 1 has 9.9\n" in error
+    assert "colonnade's source files: rank 0 has " in error and ", rank 1 has 0123456789ab\n" in error
+    assert "Install the same versions" in error
+
+
+def test_the_digest_is_of_the_packages_own_files(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    (package / "sub").mkdir(parents=True)
+    (package / "a.py").write_text("x = 1\n")
+    (package / "sub" / "b.py").write_text("y = 1\n")
+    before = agreement.digest_of(package)
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "a.cpython-311.pyc").write_bytes(b"compiled")
+    assert agreement.digest_of(package) == before
+    (package / "sub" / "b.py").write_text("y = 2\n")
+    changed = agreement.digest_of(package)
+    (package / "sub" / "b.py").rename(package / "b.py")
+    assert len({before, changed, agreement.digest_of(package)}) == 3
+    assert agreement.source_digest() == agreement.digest_of(Path(agreement.__file__).parents[1])
+
+
+def test_every_key_is_compared_but_those_of_a_machine(config: Path) -> None:
+    compared = set(agreement.settings(load(config)))
+    assert set(all_keys()) - compared == {"model.preset", *agreement.MAY_DIFFER}
+    assert {"data.cache", "train.threads", "train.device"} == agreement.MAY_DIFFER
+
+
+# --- the exchange -----------------------------------------------------------------------------------------------------
+
+
+def _mesh(rank: int, num_ranks: int) -> Axis:
+    return build_mesh(Layout(dp=num_ranks), rank).world
+
+
+def _texts(rank: int, num_ranks: int) -> list[str]:
+    return gather_texts("é" * rank + "\0", _mesh(rank, num_ranks))
+
+
+def test_texts_of_any_length_arrive_whole() -> None:
+    expected = ["\0", "é\0", "éé\0"]
+    assert run_on_ranks(_texts, 3) == [expected] * 3
+    assert gather_texts("alone", Axis("world")) == ["alone"]
+
+
+def _compared(rank: int, num_ranks: int) -> tuple[dict[str, dict[str, list[int]]], int]:
+    axis = _mesh(rank, num_ranks)
+    assert axis.transport is not None
+    facts: Facts = {"same": "1", "odd": str(rank % 2), "gone": "here"}
+    if rank == 2:
+        del facts["gone"]
+    found = disagreements(facts, axis)
+    before = axis.transport.ledger.bytes["all_gather", "world"]
+    assert disagreements({"equal": "x" * 1000}, axis) == {}
+    return found, axis.transport.ledger.bytes["all_gather", "world"] - before
+
+
+def test_each_fact_that_differs_with_its_ranks() -> None:
+    """Where nothing differs, a rank sends no more than a digest; the ledger has it."""
+    expected = {"gone": {"here": [0, 1], "(none)": [2]}, "odd": {"0": [0, 2], "1": [1]}}
+    assert run_on_ranks(_compared, 3) == [(expected, 32)] * 3
+
+
+def test_ranks_in_words() -> None:
+    lines = agreement.lines({"train.seed": {"1": [0, 1, 2, 7], "2": [3], "3": [4, 5]}})
+    assert lines == ["  train.seed: ranks 0-2 and 7 have 1, rank 3 has 2, ranks 4 and 5 have 3"]
+
+
+@pytest.mark.parametrize("wrong", [ConfigError, DataError])
+def test_one_rank_alone_raises_its_own_mistake(wrong: type[Exception]) -> None:
+    def fail() -> None:
+        raise wrong("mine")
+
+    with pytest.raises(wrong, match=r"^mine$"):
+        agreement.on_all_ranks(fail, Axis("world"))
