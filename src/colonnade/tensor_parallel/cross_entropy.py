@@ -5,21 +5,25 @@ weight, [c, h] -> [c, v/tp]; two numbers a token cross ranks (the local log-sum-
 rank that has it); from the same logits, turned into probabilities in place, the chunk's gradients are computed at
 once, and the logits are dropped. So backward has nothing left to do but to hand on the gradient of the hidden state.
 
-With p = softmax over this rank's rows, r = exp(local lse − lse)·w (w: the token's weight in the loss), the gradients
-are
-    dx = r·(p W) − w·W[label]            dW = pᵀ (r·x) − Σ w·x into row [label]
-so that neither the rescaling nor the one-hot ever touches a [c, v/tp] matrix.
+The gradient of a token's logits is slope·(fraction·p − one-hot), with p a softmax over this rank's rows and fraction
+this rank's part of the whole. fp32 and fp64 take p over all rows, and the token's weight in the loss as the slope.
+Where p of the label is near 1, that difference loses digits, and 16-bit operands would have none left: 16-bit weights
+take p over all rows but the label's, and weight · (1 − p[label]) as the slope, which is known to all its digits
+whatever the loss is (docs/design/15-digits-of-the-loss.md). On a CPU neither slope nor one-hot touches a [c, v/tp]
+matrix:
+    dx = slope·fraction·(p W) − slope·W[label]         dW = pᵀ (slope·fraction·x) − Σ slope·x into row [label]
+On CUDA the one-hot is written into the matrix that the products read, rounded once: no atomics, no indices.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from colonnade.mesh.autograd import apply
 from colonnade.mesh.collectives import all_gather
 from colonnade.mesh.mesh import Axis
-from colonnade.tensor_parallel.gemm import add_product_, gradient_of, widen
+from colonnade.tensor_parallel.gemm import add_product_, exact, gradient_of, products_of_16_bits
 from colonnade.tensor_parallel.stream import Stream
 
 CHUNK_LOGITS = 1 << 24
@@ -54,22 +58,24 @@ def output_loss(
 def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor, *, tp: Axis, vocab_size: int) -> Tensor:
     """Cross entropy of each token, no gradient: hidden [s, b, h], labels [s, b] -> [s, b] in fp32 (fp64 for fp64)."""
     x, labels_1d = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
-    table = widen(weight[: real_rows(weight, tp, vocab_size)])
+    table = exact(weight[: real_rows(weight, tp, vocab_size)])
     losses = []
-    for chunk in _chunks(len(x), len(weight)):
-        logits = _logits(x[chunk], table)
-        label = _local_labels(labels_1d[chunk], weight.shape[0], tp, table.shape[0])
-        lse, target = _across_ranks(_log_sum_exp(logits), _label_logits(logits, label), tp)
-        losses.append(lse - target)
-        del logits  # before the next chunk's are made
+    with products_of_16_bits(weight):
+        for chunk in _chunks(len(x), len(weight)):
+            logits = _logits(x[chunk], table)
+            label = _local_labels(labels_1d[chunk], weight.shape[0], tp, table.shape[0])
+            lse, target = _across_ranks(_log_sum_exp(logits), _label_logits(logits, label), tp)
+            losses.append(lse - target)
+            del logits  # before the next chunk's are made
     return torch.cat(losses).view(labels.shape)
 
 
 @torch.no_grad()
 def local_logits(hidden: Tensor, weight: Tensor, *, tp: Axis, vocab_size: int) -> Tensor:
     """This rank's rows of the logits, without padding: [s, b, h] -> [s, b, ≤ v/tp] in fp32 (fp64 for fp64)."""
-    table = widen(weight[: real_rows(weight, tp, vocab_size)])
-    return _logits(hidden.reshape(-1, hidden.shape[-1]), table).view(*hidden.shape[:-1], -1)
+    table = exact(weight[: real_rows(weight, tp, vocab_size)])
+    with products_of_16_bits(weight):
+        return _logits(hidden.reshape(-1, hidden.shape[-1]), table).view(*hidden.shape[:-1], -1)
 
 
 def real_rows(weight: Tensor, tp: Axis, vocab_size: int) -> int:
@@ -83,23 +89,20 @@ class _OutputLoss(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, loss_weights: Tensor, tp: Axis, rows: int
     ) -> Tensor:
         x, dx = hidden.reshape(-1, hidden.shape[-1]), torch.empty_like(hidden).view(-1, hidden.shape[-1])
-        table, gradient = widen(weight[:rows]), gradient_of(weight)[:rows]
+        table, gradient = exact(weight[:rows]), gradient_of(weight)[:rows]
         loss = torch.zeros((), dtype=gradient.dtype, device=hidden.device)
         weights = loss_weights.reshape(-1).to(gradient.dtype)
         chunks = _chunks(len(x), len(weight))
         buffer = _logits_buffer(x[chunks[0]], table)  # one for all chunks: fresh memory costs a page fault each 4 KB
-        for chunk in chunks:
-            logits = _logits(x[chunk], table, out=buffer)
-            label = _local_labels(labels.reshape(-1)[chunk], weight.shape[0], tp, rows)
-            local_target = _label_logits(logits, label)
-            local_lse, probabilities = _softmax_(logits)
-            lse, target = _across_ranks(local_lse, local_target, tp)
-            loss += ((lse - target) * weights[chunk]).sum()
-            scale = (local_lse - lse).exp() * weights[chunk]
-            probabilities = probabilities.to(table.dtype)
-            dx[chunk] = _hidden_gradient(probabilities, table, scale, weights[chunk], label)
-            _add_weight_gradient(gradient, probabilities, x[chunk], scale, weights[chunk], label)
-            del probabilities  # before the next chunk's are made
+        with products_of_16_bits(weight):
+            for chunk in chunks:
+                logits = _logits(x[chunk], table, out=buffer)
+                label = _local_labels(labels.reshape(-1)[chunk], weight.shape[0], tp, rows)
+                found = _softmax(logits, label, weights[chunk], tp, apart=weight.dtype.itemsize == 2)
+                loss += (found.losses * weights[chunk]).sum()
+                add_gradients = _add_gradients_in_place if table.is_cuda else _add_gradients_apart
+                add_gradients(found, label, x[chunk], table, dx[chunk], gradient)
+                del found  # before the next chunk's are made
         ctx.save_for_backward(dx.view(hidden.shape))
         return loss
 
@@ -131,9 +134,7 @@ def _logits(x: Tensor, table: Tensor, out: Tensor | None = None) -> Tensor:
     out = _logits_buffer(x, table) if out is None else out[: len(x)]
     if table.dtype == out.dtype:
         return torch.mm(x.to(table.dtype), table.t(), out=out)
-    if table.is_cuda:
-        return torch.mm(x, table.t(), out_dtype=out.dtype, out=out)
-    return out.copy_(x @ table.t())
+    return torch.mm(x, table.t(), out_dtype=out.dtype, out=out)
 
 
 def _log_sum_exp(logits: Tensor) -> Tensor:
@@ -176,29 +177,68 @@ def _across_ranks(local_lse: Tensor, local_target: Tensor, tp: Axis) -> tuple[Te
     return torch.logsumexp(every[:, 0], 0), every[:, 1].sum(0)
 
 
-def _hidden_gradient(
-    probabilities: Tensor, table: Tensor, scale: Tensor, weights: Tensor, label: tuple[Tensor, Tensor]
-) -> Tensor:
-    """This rank's part of dx, [c, h]: r·(p W) − w·W[label]."""
-    row, mine = label
-    dx = _product(probabilities, table) * scale[:, None]
+class _Softmax(NamedTuple):
+    """What gradients are made of: that of the logits is slope·(fraction·probabilities − one-hot of the label)."""
+
+    losses: Tensor
+    """[c]"""
+    probabilities: Tensor
+    """[c, rows], of this rank alone: each token's sum to 1."""
+    fraction: Tensor
+    """[c]: what this rank's probabilities are to be multiplied with, so that those of all ranks sum to 1."""
+    slope: Tensor
+    """[c]"""
+
+
+def _softmax(logits: Tensor, label: tuple[Tensor, Tensor], weights: Tensor, tp: Axis, *, apart: bool) -> _Softmax:
+    """In the memory of `logits` [c, rows]. `apart`: without the label, whose row gets no probability."""
+    local_target = _label_logits(logits, label)
+    if apart:
+        _write_labels_(logits, label, torch.finfo(logits.dtype).min)
+    local_lse, probabilities = _softmax_(logits)
+    lse, target = _across_ranks(local_lse, local_target, tp)
+    fraction = (local_lse - lse).exp()
+    if not apart:
+        return _Softmax(lse - target, probabilities, fraction, weights)
+    behind = lse - target  # log of the odds against the label
+    return _Softmax(nn.functional.softplus(behind), probabilities, fraction, weights * behind.sigmoid())
+
+
+def _write_labels_(matrix: Tensor, label: tuple[Tensor, Tensor], value: float) -> None:
+    """Write `value` to each token's label, on the rank that has it: matrix [c, rows]."""
+    row, mine = label[0][:, None], label[1][:, None]
+    if matrix.shape[-1]:
+        matrix.scatter_(-1, row, matrix.gather(-1, row).masked_fill_(mine, value))
+
+
+def _add_gradients_apart(
+    found: _Softmax, label: tuple[Tensor, Tensor], x: Tensor, table: Tensor, dx: Tensor, gradient: Tensor
+) -> None:
+    """Write this rank's part of dx [c, h] and add to dW [rows, h]: the label's part apart from the probabilities'."""
+    (row, mine), scale = label, found.fraction * found.slope
+    d = (found.probabilities @ table) * scale[:, None]
     if len(table):
-        dx -= table[row] * (weights * mine)[:, None]
-    return dx
+        d -= table[row] * (found.slope * mine)[:, None]
+    dx.copy_(d)
+    wide = x.to(gradient.dtype)
+    add_product_(gradient, found.probabilities, wide * scale[:, None])
+    gradient.index_add_(0, row[mine], wide[mine] * -found.slope[mine][:, None])
+
+
+def _add_gradients_in_place(
+    found: _Softmax, label: tuple[Tensor, Tensor], x: Tensor, table: Tensor, dx: Tensor, gradient: Tensor
+) -> None:
+    """The same by two products alone, whose operand is rounded once, with the label's −1 in its place."""
+    difference = torch.empty_like(found.probabilities, dtype=table.dtype)
+    torch.mul(found.probabilities, found.fraction[:, None], out=difference)
+    _write_labels_(difference, label, -1.0)
+    slope = found.slope[:, None]
+    torch.mul(_product(difference, table), slope, out=dx)
+    add_product_(gradient, difference, (x.to(gradient.dtype) * slope).to(table.dtype))
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a b, in fp32 for 16-bit operands on CUDA (elsewhere they have been widened, or are summed in fp32 inside)."""
-    if a.is_cuda and a.dtype in (torch.bfloat16, torch.float16):
+    """a b, in fp32 for 16-bit operands on CUDA."""
+    if a.dtype.itemsize == 2:
         return torch.mm(a, b, out_dtype=torch.float32)
     return a @ b
-
-
-def _add_weight_gradient(
-    gradient: Tensor, probabilities: Tensor, x: Tensor, scale: Tensor, weights: Tensor, label: tuple[Tensor, Tensor]
-) -> None:
-    """dW += pᵀ (r·x), and −w·x into the labels' rows."""
-    row, mine = label
-    wide = x.to(gradient.dtype)
-    add_product_(gradient, probabilities, (wide * scale[:, None]).to(probabilities.dtype))
-    gradient.index_add_(0, row[mine], wide[mine] * -weights[mine][:, None])

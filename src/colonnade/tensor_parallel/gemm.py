@@ -45,15 +45,35 @@ def gradient_of(parameter: Tensor) -> Tensor:
     return parameter.grad
 
 
+@contextmanager
+def products_of_16_bits(x: Tensor) -> Iterator[None]:
+    """Within, the CPU may multiply fp32 matrices in bf16 units with fp32 sums, if `x` is bf16 and it has them.
+
+    The way to an fp32 result from such units: products of bf16 matrices round theirs to bf16.
+    """
+    if x.is_cuda or x.dtype is not torch.bfloat16 or not multiplies_natively(x.dtype, x.device.type):
+        yield
+        return
+    products = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before, products.fp32_precision = products.fp32_precision, "bf16"
+    try:
+        yield
+    finally:
+        products.fp32_precision = before
+
+
+def exact(x: Tensor) -> Tensor:
+    """`x` in a type whose products come out in fp32 or fp64: on CPUs, 16 bits are widened."""
+    return x if x.is_cuda or x.dtype.itemsize > 2 else x.float()
+
+
 def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += aᵀ b, summed in the type of `total`: a [k, m], b [k, n], total [m, n]."""
-    a, b = widen(a), widen(b)
-    if a.dtype == total.dtype:
-        total.addmm_(a.t(), b)
-    elif a.is_cuda:
+    """total += aᵀ b, summed in the type of `total` and never rounded to 16 bits: a [k, m], b [k, n], total [m, n]."""
+    if a.dtype.itemsize == 2 and a.is_cuda:
         total.add_(torch.mm(a.t(), b, out_dtype=total.dtype))
-    else:
-        total.add_(a.t() @ b)
+        return
+    with products_of_16_bits(a):
+        total.addmm_(exact(a).t(), exact(b))
 
 
 class Queue:

@@ -1,0 +1,107 @@
+"""Devices that are not here, on CPU numbers: their branches of the program run, and their products round as theirs do.
+
+`emulated_cuda`: every tensor says that it is on CUDA, 16-bit matrices are multiplied with `out_dtype=` as CUDA does,
+and what a CUDA kernel would refuse (operands of two types, an `out_dtype` that is none) fails. `backward` is called
+instead of `loss.backward()`, which leaves the mode.
+
+`emulated_amx`: a CPU whose bf16 units are fast. Where fp32 products are allowed to be computed in bf16, operands are
+rounded to it, as such a CPU rounds them.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from colonnade.tensor_parallel import gemm
+
+PRODUCTS = {
+    torch.mm: torch.mm,
+    torch.bmm: torch.bmm,
+    torch.matmul: torch.matmul,
+    Tensor.matmul: torch.matmul,
+    Tensor.__matmul__: torch.matmul,
+    Tensor.mm: torch.mm,
+    Tensor.bmm: torch.bmm,
+}
+SUMS = {torch.addmm: torch.addmm, Tensor.addmm_: Tensor.addmm_, Tensor.addmm: torch.addmm}
+NARROW = (torch.bfloat16, torch.float16)
+
+
+class _Cuda(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if function == Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
+            return True
+        if function in PRODUCTS and args[0].dtype in NARROW:
+            return _product(PRODUCTS[function], *args, **kwargs)
+        if function in SUMS and args[1].dtype in NARROW:
+            return _sum(*args, **kwargs)
+        return function(*args, **kwargs)
+
+
+def _product(
+    multiply: Callable[..., Tensor], a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None, out: Any = None
+) -> Tensor:
+    """a b summed in fp32; rounded to `out_dtype`, or to the operands' type without."""
+    assert a.dtype is b.dtype, f"a CUDA product takes operands of one type, not {a.dtype} and {b.dtype}"
+    made = a.dtype if out_dtype is None else out_dtype
+    assert made in (a.dtype, torch.float32), f"a CUDA product of {a.dtype} makes no {made}"
+    found = multiply(a.float(), b.float()).to(made)
+    if out is None:
+        return found
+    assert out.dtype is made, f"`out` is {out.dtype}, the product {made}"
+    assert out.shape == found.shape, f"`out` is {tuple(out.shape)}, the product {tuple(found.shape)}"
+    return out.copy_(found)  # type: ignore[no-any-return]
+
+
+def _sum(total: Tensor, a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None, out: Any = None) -> Tensor:
+    """total + a b; torch 2.11 to 2.13 take a `total` of the operands' type or of `out_dtype`."""
+    made = a.dtype if out_dtype is None else out_dtype
+    assert total.dtype in (a.dtype, made), f"a CUDA sum of {a.dtype} products takes no {total.dtype}"
+    product = _product(torch.mm, a, b, out_dtype=torch.float32)
+    found = (total.float() + product).to(made)
+    if out is None:
+        return found
+    assert out.dtype is made, f"`out` is {out.dtype}, the sum {made}"
+    return out.copy_(found)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def emulated_cuda() -> Iterator[None]:
+    """Within: all tensors are on CUDA, as far as the program can see."""
+    with pytest.MonkeyPatch.context() as patch, _Cuda():
+        patch.setattr(gemm, "multiplies_natively", lambda dtype, device_type: True)
+        assert torch.ones(1).is_cuda, "torch asks the mode"
+        yield
+
+
+class _Amx(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        multiplies = function in PRODUCTS or function in SUMS
+        if multiplies and torch.backends.mkldnn.matmul.fp32_precision == "bf16":
+            operands = args[-2:]
+            assert all(t.dtype is torch.float32 for t in operands)
+            args = (*args[:-2], *(t.bfloat16().float() for t in operands))
+        return function(*args, **kwargs)
+
+
+@contextmanager
+def emulated_amx() -> Iterator[None]:
+    """Within: the CPU multiplies bf16 natively, and rounds to it where it may."""
+    with pytest.MonkeyPatch.context() as patch, _Amx():
+        patch.setattr(gemm, "multiplies_natively", lambda dtype, device_type: dtype is not torch.float16)
+        yield
+
+
+def backward(loss: Tensor) -> None:
+    """`loss.backward()` within a mode: that method runs the graph outside of it."""
+    engine = torch.autograd.Variable._execution_engine
+    engine.run_backward(
+        (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )

@@ -1,0 +1,116 @@
+"""How many digits the output layer's gradients keep in 16 bits, at any loss, on every kind of device.
+
+For confident tokens p − one-hot is small, and rounding p before the subtraction would leave nothing of it.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Axis, Mesh, build_mesh
+from colonnade.tensor_parallel.cross_entropy import output_loss
+from colonnade.tensor_parallel.gemm import add_product_
+from tests.distributed import run_on_ranks
+from tests.emulated import backward, emulated_amx, emulated_cuda
+
+TOKENS, VOCAB, HIDDEN = 64, 500, 96
+LOSSES = (10.0, 1.0, 0.1, 1e-2, 1e-3, 1e-4)
+BOUND = {torch.bfloat16: 0.004, torch.float16: 0.001}
+SCALE = {torch.bfloat16: 1.0, torch.float16: 2.0**14}
+"""fp16 trains with a scaled loss: its gradients would be nothing otherwise."""
+
+Branch = Callable[[], AbstractContextManager[Any]]
+BRANCHES: dict[str, Branch] = {"widened": nullcontext, "AMX": emulated_amx, "CUDA": emulated_cuda}
+
+
+class Problem(NamedTuple):
+    hidden: Tensor
+    table: Tensor
+    labels: Tensor
+    weights: Tensor
+
+
+def exact_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits.double(), labels)
+
+
+def problem(loss: float, dtype: torch.dtype) -> Problem:
+    """Tokens of about this mean loss: each hidden state leans towards its label's row, or away from it."""
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(VOCAB, HIDDEN, generator=generator).to(dtype)
+    labels = torch.randint(0, VOCAB, (TOKENS,), generator=generator)
+    noise = torch.randn(TOKENS, HIDDEN, generator=generator) * 0.1
+    low, high = -1.0, 2.0
+    for _ in range(40):
+        lean = (low + high) / 2
+        hidden = (lean * 0.3 * table[labels].float() + noise).to(dtype)
+        above = exact_loss(hidden.double() @ table.double().t(), labels) > loss
+        low, high = (lean, high) if above else (low, lean)
+    return Problem(hidden, table, labels, torch.full((TOKENS,), 1.0 / TOKENS) * SCALE[dtype])
+
+
+def exact_gradients(given: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """(loss, dx, dW) in float64, of the same 16-bit numbers."""
+    hidden, table = (t.double().requires_grad_() for t in (given.hidden, given.table))
+    losses = nn.functional.cross_entropy(hidden @ table.t(), given.labels, reduction="none")
+    loss = (losses * given.weights).sum()
+    return (loss.detach(), *torch.autograd.grad(loss, [hidden, table]))
+
+
+def error(found: Tensor, exact: Tensor) -> float:
+    return float((found.double() - exact).norm() / exact.norm())
+
+
+def errors(given: Problem, tp: Axis, branch: Branch) -> tuple[float, float, float]:
+    """Relative errors of the loss, dx and dW; of this rank's rows of W."""
+    loss, dx, dw = exact_gradients(given)
+    size = -(-VOCAB // tp.size)
+    mine = slice(tp.rank * size, min(VOCAB, (tp.rank + 1) * size))
+    weight = nn.Parameter(nn.functional.pad(given.table[mine], (0, 0, 0, size - len(dw[mine]))))
+    hidden = given.hidden[:, None].clone().requires_grad_()
+    with branch():
+        found = output_loss(hidden, weight, given.labels[:, None], given.weights[:, None], tp=tp, vocab_size=VOCAB)
+        backward(found)
+    assert hidden.grad is not None and hidden.grad.dtype is given.hidden.dtype
+    assert weight.grad is not None and weight.grad.dtype is torch.float32
+    return error(found.detach(), loss), error(hidden.grad[:, 0], dx), error(weight.grad[: len(dw[mine])], dw[mine])
+
+
+def assert_digits(dtype: torch.dtype, tp: Axis, branch: Branch) -> None:
+    for target in LOSSES:
+        given = problem(target, dtype)
+        loss, dx, dw = errors(given, tp, branch)
+        assert loss < 1e-5, f"loss {target}: off by {loss:.1e}"
+        assert max(dx, dw) < BOUND[dtype], f"loss {target}: dx off by {dx:.1e}, dW by {dw:.1e}"
+
+
+def digits_on_a_rank(rank: int, num_ranks: int, dtype: torch.dtype, name: str) -> None:
+    assert_digits(dtype, build_mesh(Layout(tp=num_ranks), rank).tp, BRANCHES[name])
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+@pytest.mark.parametrize("dtype", BOUND, ids=str)
+def test_gradients_keep_their_digits_at_any_loss(dtype: torch.dtype, name: str) -> None:
+    assert_digits(dtype, Mesh().tp, BRANCHES[name])
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_they_do_where_the_vocabulary_is_cut(name: str) -> None:
+    run_on_ranks(digits_on_a_rank, 3, torch.bfloat16, name)
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+@pytest.mark.parametrize("dtype", BOUND, ids=str)
+def test_a_weight_gradient_is_never_rounded_to_16_bits(dtype: torch.dtype, name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(300, n, generator=generator).to(dtype) for n in (40, 24))
+    total = torch.zeros(40, 24)
+    with BRANCHES[name]():
+        for _ in range(3):
+            add_product_(total, a, b)
+    assert error(total, 3 * a.double().t() @ b.double()) < 2e-6
