@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
+import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,8 @@ from colonnade.errors import CheckpointError, ConfigError, LayoutError
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.precision import DTYPES
 from colonnade.train import trained
-from tests.commands import forked
+from tests.checkpoint import forging
+from tests.commands import forked, here
 from tests.corpus import TinyCorpus, write_config
 from tests.distributed import run_on_ranks
 from tests.runs import metrics
@@ -253,8 +256,72 @@ def test_a_changed_config_in_the_checkpoint(finished: Finished, tmp_path: Path, 
     with pytest.raises(CheckpointError, match=r"config.toml is damaged"):
         trained.open_trained(path, Mesh().tp, CPU)
     (path / "config.toml").unlink()
-    with pytest.raises(CheckpointError, match=r"has no config.toml"):
+    with pytest.raises(CheckpointError, match=r"config.toml is missing"):
         trained.open_trained(path, Mesh().tp, CPU)
+
+
+def forged(finished: Finished, folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    path = folder / finished.newest.name
+    shutil.copytree(finished.newest, path)
+    forging.forge(path, change)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"model": {"vocab_size": 10**12}}, r"num_layers: absent in the checkpoint, 2 wanted"),
+        ({"model": {}}, r"Field required \(at model.vocab_size\)"),
+        ({"model": {"vocab_size": "many"}}, r"valid integer \(at model.vocab_size\)"),
+        ({"step": 7}, r"its manifest says step 6, its facts say 7"),
+        ({"step": "six"}, r"valid integer \(at step\)"),
+        ({"samples": None}, r"valid integer \(at samples\)"),
+        ({"loss_scale": {"value": -1.0, "good_steps": 0}}, r"greater than 0 \(at loss_scale.value\)"),
+    ],
+)
+def test_facts_that_no_run_writes(finished: Finished, tmp_path: Path, facts: dict[str, Any], said: str) -> None:
+    path = forged(finished, tmp_path, lambda content: content["facts"].update(facts))
+    with pytest.raises(CheckpointError, match=said):
+        trained.open_trained(path, Mesh(), CPU)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("vocab_size", 10**12, r"tokens.weight: \[275, 16\] in the checkpoint, \[1000000000000, 16\] wanted"),
+        ("ffn_hidden_size", 2**40, r"mlp.up.bias: \[64\] in the checkpoint, \[1099511627776\] wanted"),
+        ("num_layers", 10**9, r"its model has 1000000000 layers, and its manifest only"),
+        ("num_layers", 3, r"lacks 12 tensors"),
+    ],
+)
+def test_no_memory_is_taken_for_a_model_that_is_not_there(
+    finished: Finished, tmp_path: Path, key: str, value: int, said: str
+) -> None:
+    """Facts and configuration agree on a size that the tensors do not have."""
+    path = forged(finished, tmp_path, lambda content: content["facts"]["model"].update({key: value}))
+    text = re.sub(rf"(?m)^{key} = .*\n", "", (path / "config.toml").read_text())
+    (path / "config.toml").write_text(text.replace("[model]", f"[model]\n{key} = {value}"))
+    forging.list_again(path, "config.toml")
+    with pytest.raises(CheckpointError, match=said):
+        trained.open_trained(path, Mesh(), CPU)
+
+
+@pytest.mark.parametrize("name", ["config.toml", "tokenizer.json"])
+def test_what_lies_beside_the_tensors_is_confined_too(finished: Finished, tmp_path: Path, name: str) -> None:
+    path = forged(finished, tmp_path, lambda content: content["files"].pop(name))
+    shutil.move(path / name, tmp_path / name)
+    os.mkfifo(path / name)
+    with pytest.raises(CheckpointError, match=r"is a FIFO" if name == "tokenizer.json" else r"has no config.toml"):
+        trained.open_trained(path, Mesh(), CPU)
+
+
+def test_a_manifest_that_is_a_folder(finished: Finished, tmp_path: Path) -> None:
+    path = tmp_path / finished.newest.name
+    shutil.copytree(finished.newest, path)
+    (path / "manifest.json").unlink()
+    (path / "manifest.json").mkdir()
+    answer = here("generate", path, "--prompt", "a")
+    assert answer.status == 2 and "manifest.json is a folder" in answer.err
 
 
 def test_padding_of_the_vocabulary_is_zero_and_never_written(cut: Path) -> None:

@@ -135,17 +135,31 @@ def _read_into(file: BinaryIO, start: int, target: Tensor) -> None:
 
 def _numbers_start(file: BinaryIO, piece: Piece, dtype: torch.dtype) -> int:
     """Where in the file the piece's numbers begin: `torch.save` keeps them in the archive's entry `…/data/0`."""
-    with zipfile.ZipFile(_Window(file, piece.start, piece.length)) as archive:
-        entry = next((entry for entry in archive.infolist() if entry.filename.endswith("/data/0")), None)
-    if entry is None or entry.compress_type != zipfile.ZIP_STORED:
+    entry = _numbers_entry(file, piece)
+    num_bytes = piece.box.volume * dtype.itemsize
+    if entry.compress_type != zipfile.ZIP_STORED or entry.header_offset < 0:
         raise zipfile.BadZipFile("no plain numbers where they should be")
-    if entry.file_size != piece.box.volume * dtype.itemsize:
+    if entry.file_size != num_bytes:
         raise zipfile.BadZipFile(f"{entry.file_size} bytes, not those of {piece.box.sizes} in {dtype}")
     header = os.pread(file.fileno(), LOCAL_HEADER, piece.start + entry.header_offset)
     if len(header) < LOCAL_HEADER:
         raise EOFError("the file ends too early")
     name_length, extra_length = struct.unpack("<HH", header[-4:])
-    return piece.start + entry.header_offset + LOCAL_HEADER + int(name_length) + int(extra_length)
+    start = entry.header_offset + LOCAL_HEADER + int(name_length) + int(extra_length)
+    if start + num_bytes > piece.length:
+        raise zipfile.BadZipFile("its numbers end behind it")
+    return piece.start + start
+
+
+def _numbers_entry(file: BinaryIO, piece: Piece) -> zipfile.ZipInfo:
+    try:
+        with zipfile.ZipFile(_Window(file, piece.start, piece.length)) as archive:
+            entry = next((entry for entry in archive.infolist() if entry.filename.endswith("/data/0")), None)
+    except (OSError, ValueError, NotImplementedError, struct.error) as error:  # what zipfile raises at odd bytes
+        raise zipfile.BadZipFile(f"no archive where it should be: {error}") from None
+    if entry is None:
+        raise zipfile.BadZipFile("no plain numbers where they should be")
+    return entry
 
 
 class _Window(io.RawIOBase):

@@ -13,7 +13,7 @@ def publish(partial: Path, final: Path, keep: int) -> None:
     From the rename on the checkpoint is there, whatever happens next; the old ones go only after it.
     """
     sync(partial)
-    if final.exists():
+    if os.path.lexists(final):
         _set_aside(final)
     partial.rename(final)
     sync(final.parent)
@@ -31,7 +31,15 @@ def remove_leftovers(folder: Path) -> None:
     """Delete what has a temporary name."""
     for pattern in (".step_*.partial", ".step_*.deleted"):
         for path in folder.glob(pattern):
-            shutil.rmtree(path)
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """Delete a folder with all that is in it. Of a link only the link goes, never what it points to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sync(folder: Path) -> None:
@@ -52,5 +60,5 @@ def _keep_newest(folder: Path, keep: int, but: Path | None = None) -> None:
 def _set_aside(path: Path) -> None:
     """Take away a checkpoint's name at once: removing it takes time, and half of it must never look whole."""
     aside = path.with_name(f".{path.name}.deleted")
-    shutil.rmtree(aside, ignore_errors=True)
+    remove(aside)
     path.rename(aside)

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_distribu
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from colonnade.checkpoint.confined import open_plain
 from colonnade.checkpoint.failure import alone_is_fine, same_on_all_ranks
 from colonnade.checkpoint.files import read_part
 from colonnade.checkpoint.manifest import (
@@ -39,6 +40,8 @@ from colonnade.checkpoint.manifest import (
 )
 from colonnade.checkpoint.plan import Box, Shard, names_in_words, narrow, overlap, relative, share_out
 from colonnade.errors import CheckpointError
+
+MOST_LINES = 40  # of a message
 
 
 def load(
@@ -57,7 +60,7 @@ def load(
     contents of `data` are undefined then.
     """
     reader = _Reader(lambda: path, check_hashes)
-    _load(reader, _Planner(reader, shards, lambda path, contents: _check_model(path, contents, model), unread))
+    _load(reader, _Planner(reader, shards, lambda path, contents: check_model(path, contents, model), unread))
     return reader.contents
 
 
@@ -75,7 +78,7 @@ def load_found(
     """
 
     def check_all(path: Path, contents: Manifest) -> None:
-        _check_model(path, contents, model)
+        check_model(path, contents, model)
         check(path, contents)
 
     reader = _Reader(find, check_hashes=True)
@@ -121,7 +124,7 @@ class _Planner(LoadPlanner):
         if path is None:
             return LoadPlan([], planner_data=_Sees("none", "", set()))
         self.check(path, contents)
-        _check_tensors(path, contents, self.shards)
+        check_tensors(path, contents, self.shards)
         for number, shard in enumerate(self.shards):
             self.items += _read_items(number, shard, contents.tensors[shard.name])
         wanted = {shard.name for shard in self.shards}
@@ -167,7 +170,8 @@ def _check_that_all_see_the_same(seen: Sequence["_Sees"]) -> None:
         )
 
 
-def _check_model(path: Path, contents: Manifest, model: Mapping[str, Any] | None) -> None:
+def check_model(path: Path, contents: Manifest, model: Mapping[str, Any] | None) -> None:
+    """CheckpointError with every difference between `model` and the checkpoint's facts["model"]."""
     if model is None:
         return
     assumed = {key: value for key, value in UNTIL_IT_WAS_SAVED.items() if key in model}
@@ -175,13 +179,14 @@ def _check_model(path: Path, contents: Manifest, model: Mapping[str, Any] | None
     if differences:
         raise CheckpointError(
             f"{path} is of another model:\n  "
-            + "\n  ".join(differences)
+            + "\n  ".join(differences[:MOST_LINES])
             + "\nSet these keys of [model] as they are in "
             "the checkpoint, or choose another run.folder to start a new run."
         )
 
 
-def _check_tensors(path: Path, contents: Manifest, shards: Sequence[Shard]) -> None:
+def check_tensors(path: Path, contents: Manifest, shards: Sequence[Shard]) -> None:
+    """CheckpointError if the checkpoint lacks a tensor of which there is a shard, or has it in another shape."""
     missing = {shard.name for shard in shards if shard.name not in contents.tensors}
     if missing:
         raise CheckpointError(
@@ -271,7 +276,7 @@ class _Reader(StorageReader):
                 assert item.storage_index.index is not None, "set by `_read_items`"
                 piece = tensor.pieces[item.storage_index.index]
                 if piece.file not in files:
-                    files[piece.file] = stack.enter_context((path / piece.file).open("rb", buffering=0))
+                    files[piece.file] = stack.enter_context(open_plain(path / piece.file))
                 part = Box(tuple(item.storage_offsets), tuple(item.lengths))
                 target = planner.resolve_tensor(item)
                 try:

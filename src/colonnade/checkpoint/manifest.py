@@ -21,14 +21,17 @@ from typing import Any, Final
 
 import torch
 
+from colonnade.checkpoint.confined import open_plain, plain_size, read_plain
 from colonnade.checkpoint.plan import Box
+from colonnade.checkpoint.schema import Written, clip, parse, validate
 from colonnade.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 FORMAT = "colonnade checkpoint"
 VERSION = 1
-NAME = re.compile(r"step_(\d{8,})")
+NAME = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,17})")
 HASH_BLOCK = 1 << 22  # bytes read at a time
+MOST_BYTES = 1 << 30  # of a manifest: ten million pieces
 # Keys that came to facts["model"] after the first checkpoints were written, and what all models were until then.
 UNTIL_IT_WAS_SAVED: Final = {"position": "learned", "embedding_norm": False, "norm_position": "pre"}
 
@@ -105,55 +108,75 @@ def to_json(manifest: Manifest) -> str:
 
 def read_manifest(path: Path) -> Manifest:
     """The manifest of the checkpoint in folder `path`. CheckpointError if it is none of ours, damaged or newer."""
-    text = _read_text(path)
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise CheckpointError(f"{path / MANIFEST} is damaged: it is not JSON ({error}). {remedy(path)}") from None
+    content = _read_content(path)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(
             f"{path} is not a checkpoint of Colonnade: its {MANIFEST} does not say format = {FORMAT!r}. "
             f"Name a folder that `colonnade train` has written."
         )
-    if content.get("version") != VERSION:
+    version = content.get("version")
+    if type(version) is not int or version != VERSION:
         raise CheckpointError(
-            f"{path} is in checkpoint format {content.get('version')}, and this version of Colonnade reads format "
+            f"{path} is in checkpoint format {clip(repr(version))}, and this version of Colonnade reads format "
             f"{VERSION}: it was written by another version. Install that version to read it."
         )
     digest = content.pop("sha256", None)
     if digest != _digest(content):
         raise CheckpointError(f"{path / MANIFEST} is damaged: its content does not match its hash. {remedy(path)}")
-    return replace(_from_content(content), digest=digest)
-
-
-def _read_text(path: Path) -> str:
     try:
-        return (path / MANIFEST).read_text(encoding="utf-8")
+        manifest = _from_content(validate(content))
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path / MANIFEST} says what no checkpoint of Colonnade can: {error}. {remedy(path)}"
+        ) from None
+    _check_name(path, manifest)
+    return replace(manifest, digest=digest)
+
+
+def _check_name(path: Path, manifest: Manifest) -> None:
+    """A folder with a checkpoint's name is the one of that step: which one is the newest goes by names."""
+    if NAME.fullmatch(path.name) and path.name != folder_name(manifest.step):
+        raise CheckpointError(
+            f"{path} holds the checkpoint of step {manifest.step}, as its {MANIFEST} says: it has been given the name "
+            f"of another step. Rename it to {folder_name(manifest.step)}, or move it elsewhere."
+        )
+
+
+def _read_content(path: Path) -> Any:
+    """What `manifest.json` says as JSON, whatever it is."""
+    try:
+        return parse(read_plain(path / MANIFEST, MOST_BYTES).decode())
     except UnicodeDecodeError:
         raise CheckpointError(f"{path / MANIFEST} is damaged: it is not text. {remedy(path)}") from None
-    except FileNotFoundError:
-        what = "has no manifest.json" if path.is_dir() else "does not exist"
+    except ValueError as error:
+        raise CheckpointError(f"{path / MANIFEST} is damaged: it is not JSON ({error}). {remedy(path)}") from None
+    except (FileNotFoundError, NotADirectoryError):
+        what = "has no manifest.json" if path.is_dir() else "is not a folder" if path.exists() else "does not exist"
         raise CheckpointError(
             f"{path} {what}, so it is not a whole checkpoint of Colonnade. Name a folder such as "
             f"RUN/checkpoints/{folder_name(100)}. {remedy(path)}"
         ) from None
 
 
-def _from_content(content: Mapping[str, Any]) -> Manifest:
+def _from_content(content: Written) -> Manifest:
     tensors = {
         name: SavedTensor(
-            shape=tuple(tensor["shape"]),
-            dtype=getattr(torch, tensor["dtype"]),
-            pieces=tuple(Piece(Box(tuple(o), tuple(n)), *where) for o, n, *where in tensor["pieces"]),
+            shape=tensor.shape,
+            dtype=getattr(torch, tensor.dtype),
+            pieces=tuple(Piece(Box(p.offsets, p.sizes), p.file, p.start, p.length) for p in tensor.pieces),
         )
-        for name, tensor in content["tensors"].items()
+        for name, tensor in content.tensors.items()
     }
-    files = {name: SavedFile(**file) for name, file in content["files"].items()}
-    return Manifest(content["step"], content["facts"], tensors, files)
+    files = {name: SavedFile(file.size, file.sha256) for name, file in content.files.items()}
+    return Manifest(content.step, content.facts, tensors, files)
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    try:
+        text = json.dumps(content, sort_keys=True)
+    except RecursionError:
+        return "none: nobody has written anything that is nested so deeply"
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def remedy(path: Path) -> str:
@@ -171,9 +194,11 @@ def check_sizes(path: Path, manifest: Manifest) -> None:
     """CheckpointError if a file of the checkpoint is missing or has another size than it was written with."""
     for name, file in manifest.files.items():
         where = path / name
-        if not where.is_file():
-            raise CheckpointError(f"{path} is damaged: {name} is missing. {remedy(path)}")
-        if (size := where.stat().st_size) != file.size:
+        try:
+            size = plain_size(where)
+        except FileNotFoundError:
+            raise CheckpointError(f"{path} is damaged: {name} is missing. {remedy(path)}") from None
+        if size != file.size:
             raise CheckpointError(
                 f"{where} is damaged: it has {size} bytes and was written with {file.size}. {remedy(path)}"
             )
@@ -211,10 +236,10 @@ def newest(folder: Path) -> Path | None:
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
+    """SHA-256 of a plain file's bytes, in hexadecimal."""
     digest, block = hashlib.sha256(), memoryview(bytearray(HASH_BLOCK))
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(block):
+    with open_plain(path) as file:
+        while count := file.readinto(block):  # type: ignore[attr-defined]
             digest.update(block[:count])
     return digest.hexdigest()
 
@@ -227,9 +252,9 @@ def compare_facts(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[s
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             lines += [f"{key}.{line}" for line in compare_facts(old, new)]
         elif old != new:
-            lines.append(f"{key}: {_value(saved, key)} in the checkpoint, {_value(wanted, key)} wanted")
+            lines.append(f"{clip(key)}: {_value(saved, key)} in the checkpoint, {_value(wanted, key)} wanted")
     return lines
 
 
 def _value(facts: Mapping[str, Any], key: str) -> str:
-    return repr(facts[key]) if key in facts else "absent"
+    return clip(repr(facts[key])) if key in facts else "absent"

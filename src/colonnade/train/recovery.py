@@ -21,6 +21,7 @@ from colonnade.checkpoint.manifest import Manifest, newest
 from colonnade.checkpoint.plan import Box, Shard, shards_of_span
 from colonnade.checkpoint.save import Content, Place
 from colonnade.checkpoint.saver import Saved, Saver
+from colonnade.checkpoint.schema import clip
 from colonnade.config.load import to_toml
 from colonnade.config.schema import Config, ModelConfig
 from colonnade.errors import CheckpointError
@@ -28,6 +29,7 @@ from colonnade.mesh.background import background_group
 from colonnade.mesh.mesh import Mesh
 from colonnade.tensor_parallel.placement import Placement
 from colonnade.train.corpus import Corpus
+from colonnade.train.facts import facts_of
 from colonnade.train.monitor import Monitor
 from colonnade.train.run_folder import checkpoints
 from colonnade.train.state import TrainState
@@ -183,10 +185,11 @@ def resume(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor) 
         monitor.resume(0)
         monitor.event("started", version=__version__)
         return
-    path, facts = found[0], found[1].facts
+    path, facts = found[0], facts_of(*found)
     state.ownership.publish()
-    state.step, state.samples, state.skipped = facts["step"], facts["samples"], facts.get("skipped_steps", 0)
-    state.loss_scale = state.loss_scale.resumed(facts.get("loss_scale", {}))
+    state.step, state.samples, state.skipped = facts.step, facts.samples, facts.skipped_steps
+    if facts.loss_scale is not None:
+        state.loss_scale = state.loss_scale.resumed(facts.loss_scale.model_dump())
     monitor.resume(state.step)
     monitor.event("resumed", step=state.step, checkpoint=path.name)
     monitor.say(f"Resumed from {path} (step {state.step}, sample {state.samples:,}).")
@@ -208,33 +211,33 @@ def _last_saved(events: Path) -> str | None:
     """The name of the last checkpoint that a run's events tell of."""
     told: str | None = None
     for line in events.read_text().splitlines() if events.exists() else ():
-        with suppress(ValueError):  # a line that was cut off
+        with suppress(ValueError, TypeError, KeyError):  # a line that was cut off
             event = json.loads(line)
-            told = event["checkpoint"] if event["event"] == SAVED else told
+            told = str(event["checkpoint"]) if event["event"] == SAVED else told
     return told
 
 
 def _check(config: Config, corpus: Corpus, path: Path, manifest: Manifest) -> None:
     """CheckpointError if what a checkpoint's facts tell of its run cannot be gone on from."""
-    facts = manifest.facts
-    tokenizer = facts.get("tokenizer_sha256")
+    facts = facts_of(path, manifest)
+    tokenizer = facts.tokenizer_sha256
     if tokenizer is not None and corpus.tokenizer is not None and tokenizer != corpus.tokenizer.sha256:
         raise CheckpointError(
-            f"{path} was trained with another tokenizer (sha256 {tokenizer[:12]}…) than data.tokenizer "
+            f"{path} was trained with another tokenizer (sha256 {clip(tokenizer, 12)}) than data.tokenizer "
             f"({corpus.tokenizer.sha256[:12]}…): the same id would mean different text. Set data.tokenizer to "
             f"{path / 'tokenizer.json'}."
         )
     for key, saved, wanted, why in (
-        ("optim.name", facts.get("optimizer", "adamw"), config.optim.name, "its moments are those of another rule"),
+        ("optim.name", facts.optimizer, config.optim.name, "its moments are those of another rule"),
         (
             "train.global_batch_size",
-            facts.get("global_batch_size", config.train.global_batch_size),
+            config.train.global_batch_size if facts.global_batch_size is None else facts.global_batch_size,
             config.train.global_batch_size,
             "its steps counted other samples",
         ),
     ):
         if saved != wanted:
             raise CheckpointError(
-                f"{path} was written with {key} = {saved!r}, and the run is to go on with {wanted!r}: {why}. Set "
-                f"{key} = {json.dumps(saved)}, or choose another run.folder to start a new run."
+                f"{path} was written with {key} = {clip(repr(saved))}, and the run is to go on with {wanted!r}: "
+                f"{why}. Set {key} = {clip(json.dumps(saved))}, or choose another run.folder to start a new run."
             )

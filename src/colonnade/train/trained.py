@@ -2,20 +2,31 @@
 
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from colonnade.architecture.families import architecture_of
-from colonnade.checkpoint.load import load
-from colonnade.checkpoint.manifest import Manifest, check_hash, newest, read_manifest
+from colonnade.checkpoint.confined import read_plain
+from colonnade.checkpoint.load import check_model, check_tensors, load
+from colonnade.checkpoint.manifest import (
+    MANIFEST,
+    Manifest,
+    check_hash,
+    check_sizes,
+    newest,
+    read_manifest,
+    remedy,
+)
 from colonnade.checkpoint.plan import Shard
 from colonnade.config.load import loads
 from colonnade.config.numbers import divisors
-from colonnade.config.schema import Config, ParallelConfig
+from colonnade.config.schema import Config, ModelConfig, ParallelConfig
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError, ConfigError, LayoutError
 from colonnade.evaluation.file import perplexity_of_file
@@ -30,12 +41,14 @@ from colonnade.pipeline.inference import Inference, Whole
 from colonnade.pipeline.partition import chunks_of_stage
 from colonnade.tensor_parallel.placement import named_placements
 from colonnade.train.corpus import cut_of
+from colonnade.train.facts import Facts, facts_of
 from colonnade.train.join import joined
 from colonnade.train.recovery import MOMENTS, model_facts, shard
 from colonnade.train.run_folder import checkpoints
 from colonnade.train.state import build_model, stream_of
 
 DEVICES = ("auto", "cpu", "cuda")
+MOST_BYTES = 1 << 28  # of a configuration or a tokenizer
 
 
 @dataclass(frozen=True)
@@ -56,20 +69,19 @@ def opened(path: Path, *, tp: int, pp: int = 1, device: str, precision: str | No
         raise ConfigError(f"--device {device!r}: there is no such device. Use {', '.join(DEVICES)}.")
     if precision is not None and precision not in DTYPES:
         raise ConfigError(f"--precision {precision!r}: there is no such precision. Use {', '.join(DTYPES)}.")
-    _check_layout(checkpoint, tp, pp)
+    _check_layout(checkpoint, _described(checkpoint).config.model, tp, pp)
     with joined(Layout(tp=tp, pp=pp), device) as (mesh, place):
         yield open_trained(checkpoint, mesh, place, precision), mesh
 
 
-def _check_layout(checkpoint: Path, tp: int, pp: int) -> None:
-    model = read_manifest(checkpoint).facts["model"]
-    units = model["num_layers"] + 2
+def _check_layout(checkpoint: Path, model: ModelConfig, tp: int, pp: int) -> None:
+    units = model.num_layers + 2
     if pp > units:
         raise LayoutError(
-            f"--pp {pp} stages, but the embedding, {model['num_layers']} blocks and the head of {checkpoint} are "
+            f"--pp {pp} stages, but the embedding, {model.num_layers} blocks and the head of {checkpoint} are "
             f"{units} units: each stage needs one. Use at most {units}."
         )
-    possible = divisors(math.gcd(model["num_heads"], model["ffn_hidden_size"]))
+    possible = divisors(math.gcd(model.num_heads, model.ffn))
     if tp not in possible:
         raise LayoutError(
             f"--tp {tp} does not divide the heads and the MLP of {checkpoint} evenly: each tensor-parallel rank needs "
@@ -133,7 +145,7 @@ def measure(trained: Trained, mesh: Mesh, data: str, *, stride: int | None, as_j
 
 def find(path: Path) -> Path:
     """The checkpoint that `path` names: itself, or the newest of a run's folder."""
-    if (path / "manifest.json").is_file():
+    if os.path.lexists(path / MANIFEST):
         return path
     for folder in (checkpoints(path), path):
         found = newest(folder) if folder.is_dir() else None
@@ -147,9 +159,8 @@ def find(path: Path) -> Path:
 
 def open_trained(path: Path, mesh: Mesh, device: torch.device, precision: str | None = None) -> Trained:
     """Read the model of a checkpoint on any tp × pp ranks, whatever layout it was written under."""
-    manifest = read_manifest(path)
-    facts, config = manifest.facts, _config_of(path, manifest)
-    vocab_size = int(facts["model"]["vocab_size"])
+    manifest, config, facts = _described(path)
+    vocab_size = facts.model.vocab_size
     dtype = DTYPES[precision or config.train.precision]
     architecture = architecture_of(config.model, vocab_size)
     (chunk,) = chunks_of_stage(architecture, ParallelConfig(pp=mesh.pp.size), mesh.pp.rank)
@@ -161,16 +172,51 @@ def open_trained(path: Path, mesh: Mesh, device: torch.device, precision: str | 
     model = model.to(device=device, dtype=dtype).requires_grad_(False).eval()
     stream = stream_of(config.model, dtype, device)
     inference = Inference([Chunk(units, model, Whole())], mesh.pp, Whole(), stream)
-    return Trained(Stages(model, mesh.tp, mesh.pp, inference.hidden), _tokenizer_of(path), config, int(facts["step"]))
+    return Trained(Stages(model, mesh.tp, mesh.pp, inference.hidden), _tokenizer_of(path, manifest), config, facts.step)
 
 
-def _tokenizer_of(path: Path) -> Tokenizer:
-    if not (path / "tokenizer.json").exists():
+class _Described(NamedTuple):
+    """What a checkpoint says of its model, all of it checked."""
+
+    manifest: Manifest
+    config: Config
+    facts: Facts
+
+
+def _described(path: Path) -> _Described:
+    """CheckpointError if the model is not the one whose tensors the checkpoint holds.
+
+    Before memory is taken for it: configuration, facts and tensors may be a stranger's, but the files are there.
+    """
+    manifest = read_manifest(path)
+    check_sizes(path, manifest)
+    config, facts = _config_of(path, manifest), facts_of(path, manifest)
+    check_model(path, manifest, model_facts(config.model, facts.model.vocab_size))
+    if config.model.num_layers > len(manifest.tensors):
+        raise CheckpointError(
+            f"{path} is damaged: its model has {config.model.num_layers} layers, and its manifest only "
+            f"{len(manifest.tensors)} tensors. {remedy(path)}"
+        )
+    with torch.device("meta"):
+        model = build_model(config.model, facts.model.vocab_size, Axis("tp"), dtype=torch.float32)
+    check_tensors(path, manifest, list(_weights(model, Axis("tp"))))
+    return _Described(manifest, config, facts)
+
+
+def _tokenizer_of(path: Path, manifest: Manifest) -> Tokenizer:
+    file = path / "tokenizer.json"
+    if file.name in manifest.files:
+        check_hash(path, manifest, file.name)
+    elif not os.path.lexists(file):
         raise CheckpointError(
             f"{path} has no tokenizer.json, because the run had no data.tokenizer: text cannot be turned into its "
             "tokens. Copy the tokenizer.json that made the token files into it."
         )
-    return Tokenizer.load(path / "tokenizer.json")
+    try:
+        text = read_plain(file, MOST_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{file} is damaged: it is not text ({error.reason}). {remedy(path)}") from None
+    return Tokenizer.from_json(text, source=str(file))
 
 
 def _weights(model: GPT, tp: Axis) -> Iterator[Shard]:
@@ -180,11 +226,13 @@ def _weights(model: GPT, tp: Axis) -> Iterator[Shard]:
 
 
 def _config_of(path: Path, manifest: Manifest) -> Config:
-    try:
-        check_hash(path, manifest, "config.toml")
-        return loads((path / "config.toml").read_text(), source=str(path / "config.toml"))
-    except OSError as error:
+    file = path / "config.toml"
+    if file.name not in manifest.files:
         raise CheckpointError(
-            f"{path} has no config.toml ({error.strerror}), so its model is unknown. Name a checkpoint that "
-            "`colonnade train` wrote."
-        ) from error
+            f"{path} has no config.toml, so its model is unknown. Name a checkpoint that `colonnade train` wrote."
+        )
+    check_hash(path, manifest, file.name)
+    try:
+        return loads(read_plain(file, MOST_BYTES).decode(), source=str(file))
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{file} is damaged: it is not text ({error.reason}). {remedy(path)}") from None

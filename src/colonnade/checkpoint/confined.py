@@ -1,0 +1,62 @@
+"""Opening the files of a checkpoint that may come from a stranger: plain files in its own folder, and nothing else.
+
+A name in a folder can be a link to somewhere else, a FIFO that blocks whoever opens it, a device that acts on being
+opened, a socket, or another folder. All of them are refused, without waiting for anything.
+"""
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from colonnade.errors import CheckpointError
+
+KINDS = (
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def plain_size(path: Path) -> int:
+    """The size in bytes of the plain file `path`. CheckpointError if it is another kind; OSError if it is not there."""
+    found = path.lstat()
+    _check_plain(path, found.st_mode)
+    return found.st_size
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """The plain file `path`, opened for reading without a buffer. Raises as `plain_size`, and never blocks."""
+    plain_size(path)  # before opening: a device may act on being opened
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _check_plain(path, os.fstat(descriptor).st_mode)  # of what has been opened: names can be given anew meanwhile
+        return os.fdopen(descriptor, "rb", buffering=0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_plain(path: Path, limit: int) -> bytes:
+    """The content of the plain file `path` of at most `limit` bytes. Raises as `open_plain`, and if it is longer."""
+    with open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise CheckpointError(
+                f"{path} has {size:,} bytes, and no checkpoint of Colonnade has one of more than {limit:,}: it is not "
+                f"read. Get the checkpoint again from where it came from."
+            )
+        return file.read() if size else b""
+
+
+def _check_plain(path: Path, mode: int) -> None:
+    if stat.S_ISREG(mode):
+        return
+    kind = next((kind for is_kind, kind in KINDS if is_kind(mode)), "no plain file")
+    raise CheckpointError(
+        f"{path} is {kind}, and a checkpoint is read from plain files in its own folder only. Copy the checkpoint with "
+        f"what its links point to (cp -rL), or get it again from where it came from."
+    )

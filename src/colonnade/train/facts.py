@@ -1,0 +1,63 @@
+"""What a checkpoint's facts tell of its run, checked: the manifest only knows that they are JSON.
+
+A checkpoint may be a stranger's, so what is taken from it has the type and the range that it must have.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from colonnade.checkpoint.manifest import Manifest, remedy
+from colonnade.checkpoint.schema import Count, first_fault
+from colonnade.errors import CheckpointError
+
+Finite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class ScaleFacts(BaseModel):
+    """Of the loss scale of an fp16 run."""
+
+    value: Finite
+    good_steps: Count
+
+
+class ModelFacts(BaseModel):
+    """Of the model: what its configuration does not say. The rest of them is held against that."""
+
+    vocab_size: Annotated[Count, Field(ge=1)]
+
+
+class Facts(BaseModel):
+    """Of a run at the step of its checkpoint. What came after the first checkpoints has what held until then."""
+
+    model_config = ConfigDict(frozen=True)
+
+    step: Count
+    samples: Count
+    model: ModelFacts
+    skipped_steps: Count = 0
+    global_batch_size: Count | None = None
+    optimizer: str = "adamw"
+    loss_scale: ScaleFacts | None = None
+    tokenizer_sha256: str | None = None
+
+    @field_validator("loss_scale", mode="before")
+    @classmethod
+    def _constant(cls, written: object) -> object:
+        return written or None  # a scale that is constant is written as {}
+
+
+def facts_of(path: Path, manifest: Manifest) -> Facts:
+    """The facts of the checkpoint in folder `path`. CheckpointError if no run of Colonnade has written them."""
+    try:
+        facts = Facts.model_validate(manifest.facts)
+    except ValidationError as error:
+        raise CheckpointError(
+            f"{path} has facts that no run of Colonnade writes: {first_fault(error)}. {remedy(path)}"
+        ) from None
+    if facts.step != manifest.step:
+        raise CheckpointError(
+            f"{path} is damaged: its manifest says step {manifest.step}, its facts say {facts.step}. {remedy(path)}"
+        )
+    return facts

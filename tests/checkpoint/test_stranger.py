@@ -1,0 +1,317 @@
+"""A checkpoint from a stranger is harmless: whatever it says, it is read rightly or refused in one message."""
+
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from colonnade.checkpoint.load import load
+from colonnade.checkpoint.manifest import MANIFEST, newest, read_manifest, verify
+from colonnade.checkpoint.plan import Shard
+from colonnade.checkpoint.save import save
+from colonnade.errors import CheckpointError
+from tests.checkpoint import forging
+from tests.checkpoint.grids import MODEL, model_shards, number
+
+DATA = "__0_0.distcp"
+Content = dict[str, Any]
+
+
+def shards() -> list[Shard]:
+    return model_shards({name: number(shape) for name, shape in MODEL.items()}, 0, 1)
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("good"), 20, shards(), {"model": {"num_layers": 2}})
+
+
+@pytest.fixture
+def path(good: Path, tmp_path: Path) -> Path:
+    shutil.copytree(good, tmp_path / good.name)
+    return tmp_path / good.name
+
+
+def refused(path: Path) -> str:
+    """The one message of all that read a checkpoint."""
+    said = []
+    for check_hashes in (True, False, None):
+        with pytest.raises(CheckpointError) as caught:
+            verify(path) if check_hashes is None else load(path, shards(), check_hashes=check_hashes)
+        said.append(str(caught.value))
+    assert len(set(said)) == 1, said
+    assert len(said[0]) < 1500 and said[0].replace("\n", "").isprintable()
+    return said[0]
+
+
+def moved(path: Path, to: Path, name: str) -> None:
+    """The tensors' file lies elsewhere, and the manifest leads there, hash and size and all."""
+    shutil.move(path / DATA, to)
+
+    def lead(content: Content) -> None:
+        content["files"][name] = content["files"].pop(DATA)
+        for tensor in content["tensors"].values():
+            for piece in tensor["pieces"]:
+                piece[2] = name
+
+    forging.forge(path, lead)
+
+
+@pytest.mark.parametrize("name", ["../secret", "sub/../../secret", "/absolute", "..", ".", "", "a/b", "a\0b", "a\nb"])
+def test_names_lead_nowhere_else(path: Path, tmp_path: Path, name: str) -> None:
+    name = f"{tmp_path}/secret" if name == "/absolute" else name
+    moved(path, tmp_path / "secret", name)
+    assert "says what no checkpoint of Colonnade can" in refused(path)
+
+
+def fifo(at: Path, target: Path) -> None:
+    os.mkfifo(at)
+
+
+def listening(at: Path, target: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        before = Path.cwd()
+        os.chdir(at.parent)  # a socket's path may have 107 characters
+        try:
+            listener.bind(at.name)
+        finally:
+            os.chdir(before)
+
+
+KINDS: dict[str, Callable[[Path, Path], object]] = {
+    "a symbolic link": lambda at, target: at.symlink_to(target),
+    "a FIFO": fifo,
+    "a socket": listening,
+    "a folder": lambda at, target: at.mkdir(),
+}
+
+
+@pytest.mark.parametrize("name", [DATA, MANIFEST])
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_plain_files_are_read_and_nothing_blocks(path: Path, tmp_path: Path, kind: str, name: str) -> None:
+    shutil.move(path / name, tmp_path / "elsewhere")
+    KINDS[kind](path / name, tmp_path / "elsewhere")
+    assert f"{path / name} is {kind}, and a checkpoint is read from plain files" in refused(path)
+    with pytest.raises(CheckpointError, match=f"is {kind}"):
+        newest(path.parent)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make devices")
+def test_devices_are_not_opened(path: Path) -> None:
+    (path / DATA).unlink()
+    try:
+        os.mknod(path / DATA, 0o600 | 0o020000, os.makedev(1, 5))  # /dev/zero never ends
+    except PermissionError:
+        pytest.skip("no devices may be made here")
+    assert "is a device" in refused(path)
+
+
+def test_a_tensor_file_that_is_not_listed(path: Path) -> None:
+    forging.forge(path, lambda content: content["files"].pop(DATA))
+    assert f"lies in {DATA}, which is not among the files" in refused(path)
+
+
+def tensor(content: Content) -> Content:
+    found: Content = content["tensors"]["embedding.weight"]
+    return found
+
+
+def put(value: object, *keys: Any) -> Callable[[Content], None]:
+    def change(content: Content) -> None:
+        at: Any = content
+        for key in keys[:-1]:
+            at = at[key]
+        at[keys[-1]] = value
+
+    return change
+
+
+T = ("tensors", "embedding.weight")
+P = (*T, "pieces", 0)
+FORGED: dict[str, tuple[Callable[[Content], object], str]] = {
+    "no tensors": (lambda c: c.pop("tensors"), "Field required (at tensors)"),
+    "no pieces": (lambda c: tensor(c).pop("pieces"), "Field required (at tensors.embedding.weight.pieces)"),
+    "step is text": (put("20", "step"), "valid integer (at step)"),
+    "step is true": (put(True, "step"), "valid integer (at step)"),
+    "step is negative": (put(-1, "step"), "greater than or equal to 0 (at step)"),
+    "step is huge": (put(10**4000, "step"), "(at step)"),
+    "facts are a list": (put([], "facts"), "valid dictionary (at facts)"),
+    "model is a list": (put([1], "facts", "model"), 'model" in it is no table (at facts)'),
+    "files are null": (put(None, "files"), "(at files)"),
+    "a size is a number": (put(0.5, "files", DATA, "size"), "valid integer (at files"),
+    "a hash is short": (put("0", "files", DATA, "sha256"), "(at files"),
+    "a tensor's name": (lambda c: c["tensors"].update({"a\x1b[31m": tensor(c)}), "should match pattern"),
+    "tensors are a list": (put([], "tensors"), "(at tensors)"),
+    "unknown dtype": (put("float8_e4m3fn", *T, "dtype"), "(at tensors.embedding.weight.dtype)"),
+    "a dtype that is none": (put("load", *T, "dtype"), "(at tensors.embedding.weight.dtype)"),
+    "a piece of three": (lambda c: tensor(c)["pieces"][0].pop(), "(at tensors.embedding.weight.pieces.0"),
+    "a piece that is text": (put("[[0, 0]]", *P), "(at tensors.embedding.weight.pieces.0"),
+    "negative offsets": (put([-1, 0], *P, 0), "greater than or equal to 0"),
+    "other dims": (put([0], *P, 0), "has other dims than its shape"),
+    "beyond the tensor": (put([1, 0], *P, 0), "reaches beyond [51, 8]"),
+    "a huge tensor": (put([10**12, 8], *T, "shape"), "do not cover it"),
+    "a huge piece": (
+        lambda c: (put([10**12, 8], *T, "shape")(c), put([10**12, 8], *P, 1)(c)),
+        "and its numbers alone 32000000000000",
+    ),
+    "a gap": (put([50, 8], *P, 1), "do not cover it, each element once"),
+    "twice": (lambda c: tensor(c)["pieces"].append(tensor(c)["pieces"][0]), "do not cover it, each element once"),
+    "no piece at all": (put([], *T, "pieces"), "do not cover it, each element once"),
+    "behind the end": (put(10**9, *P, 3), "which has"),
+    "far behind the end": (put(2**62, *P, 3), "which has"),
+    "too many dims": (put([1] * 17, *T, "shape"), "(at tensors.embedding.weight.shape)"),
+    "the same bytes": (lambda c: c["tensors"].update(copy=tensor(c)), "two tensors share bytes of __0_0.distcp"),
+    "deep facts": (
+        lambda c: c["facts"].update(x=json.loads("[" * 400 + "]" * 400)),
+        "maximum validation depth exceeded",
+    ),
+    "version is true": (put(True, "version"), "is in checkpoint format True"),
+    "version is a book": (put("x" * 10**6, "version"), "is in checkpoint format 'xxx"),
+    "another step": (put(21, "step"), "Rename it to step_00000021"),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_forged_manifests(path: Path, name: str) -> None:
+    change, said = FORGED[name]
+    forging.forge(path, change)
+    assert said in refused(path)
+
+
+TEXTS = {
+    "duplicated key": (lambda text: text[:-1] + b', "step": 3}', "the key 'step' stands twice"),
+    "invalid UTF-8": (lambda text: text.replace(b"colonnade", b"colonnade\xff"), "it is not text"),
+    "deep nesting": (lambda text: b"[" * 100_000, "it is nested too deeply"),
+    "deep tables": (lambda text: b'{"a":' * 100_000, "it is nested too deeply"),
+    "deep and closed": (lambda text: text[:-1] + b', "x":' + b"[" * 600 + b"]" * 600 + b"}", "does not match its hash"),
+    "huge number": (lambda text: text.replace(b"20", b"9" * 5000), "Exceeds the limit"),
+    "nothing": (lambda text: b"", "it is not JSON"),
+    "zeros": (lambda text: bytes(len(text)), "it is not JSON"),
+    "a list": (lambda text: b"[" + text + b"]", "is not a checkpoint of Colonnade"),
+    "infinity": (lambda text: text.replace(b'"step": 20', b'"step": Infinity'), "does not match its hash"),
+    "surrogate": (lambda text: text.replace(b'"step"', b'"\\ud800"'), "does not match its hash"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_texts_that_are_no_manifests(path: Path, name: str) -> None:
+    change, said = TEXTS[name]
+    (path / MANIFEST).write_bytes(change((path / MANIFEST).read_bytes()))
+    assert said in refused(path)
+
+
+def test_a_manifest_that_is_too_long_is_not_read(path: Path) -> None:
+    """A file with holes takes no room on the disk, and would take it in memory."""
+    os.truncate(path / MANIFEST, 1 << 42)
+    assert "has 4,398,046,511,104 bytes, and no checkpoint of Colonnade has one of more than" in refused(path)
+
+
+def test_a_renamed_checkpoint_is_not_the_newest(path: Path) -> None:
+    """Names decide which one is the newest, so that one must not carry another's."""
+    path.rename(path.with_name("step_00000030"))
+    with pytest.raises(CheckpointError, match=r"step_00000030 holds the checkpoint of step 20.*Rename it to step_0+20"):
+        newest(path.parent)
+    path.with_name("step_00000030").rename(path.with_name("mine"))
+    load(path.with_name("mine"), shards())  # any other name says nothing of its step
+
+
+# --- anything at all --------------------------------------------------------------------------------------------------
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from([2**63, -(2**63)]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def places(content: object, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to each value."""
+    entries = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for key, value in entries:
+        yield (*at, key)
+        yield from places(value, (*at, key))
+
+
+def read_anyway(path: Path) -> list[torch.Tensor] | None:
+    """What a checkpoint gives, or None where it is refused. Anything else that is raised is a failure."""
+    found = model_shards({name: torch.zeros(shape) for name, shape in MODEL.items()}, 0, 1)
+    try:
+        load(path, found)
+    except CheckpointError:
+        return None
+    return [shard.data for shard in found]
+
+
+fuzz = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@fuzz
+@given(data=st.data())
+def test_any_change_to_a_manifest_is_refused_or_changes_no_number(path: Path, good: Path, data: st.DataObject) -> None:
+    content = forging.content_of(good)
+    way = data.draw(st.sampled_from(sorted(places(content), key=str)))
+    at: Any = content
+    for key in way[:-1]:
+        at = at[key]
+    if data.draw(st.booleans()):
+        del at[way[-1]]
+    else:
+        at[way[-1]] = data.draw(ANYTHING | st.integers(0, 100_000))
+    forging.write(path, content)
+    numbers = read_anyway(path)
+    if numbers is not None:
+        assert all(torch.equal(x, shard.data) for x, shard in zip(numbers, shards(), strict=True))
+
+
+@fuzz
+@given(data=st.data())
+def test_any_change_to_a_tensor_file_is_refused_or_read(path: Path, good: Path, data: st.DataObject) -> None:
+    """The hash is made right again. What lies around the numbers (lengths, offsets, names of a zip archive) may lie."""
+    content = bytearray((good / DATA).read_bytes())
+    pieces = [piece for tensor in read_manifest(good).tensors.values() for piece in tensor.pieces]
+    for _ in range(data.draw(st.integers(1, 4))):
+        piece = data.draw(st.sampled_from(pieces))
+        back = data.draw(st.integers(1, 400))  # a zip archive's directory stands at its end
+        place = piece.start + piece.length - back
+        change = data.draw(st.binary(min_size=1, max_size=8) | st.sampled_from([b"\xff" * 4, b"\xff" * 8, bytes(8)]))
+        content[place : min(place + len(change), piece.start + piece.length)] = change[:back]
+    (path / DATA).write_bytes(content)
+    forging.list_again(path, DATA)
+    read_anyway(path)
+
+
+# --- links among a run's own checkpoints ------------------------------------------------------------------------------
+
+
+def linked(folder: Path, name: str, to: Path) -> None:
+    """A folder that was moved to another disk, with a link in its place."""
+    to.mkdir()
+    (to / "precious").write_text("data")
+    (folder / name).symlink_to(to)
+
+
+@pytest.mark.parametrize("name", ["step_00000010", ".step_00000010.deleted", ".step_00000030.partial"])
+def test_a_link_goes_and_what_it_points_to_stays(path: Path, tmp_path: Path, name: str) -> None:
+    linked(path.parent, name, tmp_path / "other disk")
+    for step in (30, 40):
+        save(path.parent, step, shards(), {}, keep=1)
+        assert [p.name for p in path.parent.glob("*step*")] == [f"step_{step:08d}"]
+    assert (tmp_path / "other disk" / "precious").read_text() == "data"
+
+
+@pytest.mark.parametrize("target", ["other disk", "nowhere"])
+def test_a_link_under_the_name_of_the_new_checkpoint(path: Path, tmp_path: Path, target: str) -> None:
+    linked(path.parent, "step_00000030", tmp_path / "other disk")
+    if target == "nowhere":
+        shutil.rmtree(tmp_path / "other disk")
+    assert newest(save(path.parent, 30, shards(), {}).parent) == path.parent / "step_00000030"
+    assert not (path.parent / "step_00000030").is_symlink()
+    assert target == "nowhere" or (tmp_path / "other disk" / "precious").read_text() == "data"
