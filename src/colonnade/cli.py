@@ -167,9 +167,13 @@ def plan(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tell how a configuration's pipeline cuts the model, how long its stages wait, what they keep. Trains nothing."""
+    """Tell how a configuration cuts the model, how long its stages wait, what each rank holds and sends.
+
+    Needs no machine but this one, and trains nothing.
+    """
     from colonnade.config.load import load
-    from colonnade.planner import pipeline_report
+    from colonnade.planner import pipeline_report, ranks
+    from colonnade.planner.machine import machine_of
     from colonnade.planner.pipeline import plan_pipeline
     from colonnade.planner.vocabulary import vocab_size
 
@@ -186,13 +190,23 @@ def plan(
         vocab_size=size,
         seconds=seconds,
     )
+    held = ranks.plan_ranks(
+        settings.model,
+        settings.parallel,
+        settings.train,
+        optimizer=settings.optim.name,
+        vocab_size=size,
+        machine=machine_of(settings.train.device, settings.train.precision),
+        separate_documents=settings.data.documents == "separate",
+    )
     if output is not None:
         pipeline_report.write_picture(found, output)
     if as_json:
-        print(json.dumps(pipeline_report.as_json(found)))
+        print(json.dumps({**pipeline_report.as_json(found), **ranks.as_json(held)}))
     else:
         width = shutil.get_terminal_size((120, 24)).columns
         print(pipeline_report.as_text(found, picture=draw, width=width))
+        print(f"\n{ranks.as_text(held)}")
 
 
 @app.command(cls=CommandWithKeys)

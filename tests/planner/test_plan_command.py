@@ -43,6 +43,7 @@ def test_it_prints_the_partition_and_the_picture(
     printed = capsys.readouterr().out
     assert printed.startswith("1f1b: 4 stages, 8 micro-batches a step\n")
     assert "blocks 5, head" in printed and "stage 3 │" in printed
+    assert " parameters on 4 ranks (pp4 dp1 tp1)\n" in printed and "traffic of a rank in a step" in printed
     assert output.read_text().startswith("<svg")
 
 
@@ -61,6 +62,9 @@ def test_json_is_one_object_and_nothing_else(
     found = json.loads(capsys.readouterr().out)
     assert (found["schedule"], found["virtual_stages"], found["num_microbatches"]) == ("interleaved", 2, 8)
     assert [len(stage["chunks"]) for stage in found["stages"]] == [2, 2, 2, 2]
+    assert found["num_ranks"] == sum(kind["num_ranks"] for kind in found["ranks"]) == 4
+    assert all(kind["memory"]["total"] > kind["memory"]["parameters"] > 0 for kind in found["ranks"])
+    assert all({flow["axis"] for flow in kind["traffic"]} >= {"pp"} for kind in found["ranks"])
 
 
 def test_the_vocabulary_has_to_be_known(

@@ -30,3 +30,8 @@ def one_of(values: list[int]) -> str:
     """'1', '1 or 2', '1, 2 or 4'."""
     *others, last = (str(value) for value in values)
     return f"{', '.join(others)} or {last}" if others else last
+
+
+def counted(number: int, noun: str) -> str:
+    """'1 document', '0 documents', '1,234 documents'."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

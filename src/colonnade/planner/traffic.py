@@ -31,7 +31,7 @@ from colonnade.pipeline.messages import sends
 from colonnade.pipeline.partition import chunks_of_stage
 from colonnade.pipeline.recompute import groups
 from colonnade.pipeline.schedule import Action, actions
-from colonnade.tensor_parallel.cross_entropy import CHUNK_LOGITS
+from colonnade.tensor_parallel.logits import CHUNK_LOGITS
 
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 NUMBER = 8  # bytes of one number that all ranks must agree on, float64

@@ -24,10 +24,8 @@ from colonnade.mesh.autograd import apply
 from colonnade.mesh.collectives import all_gather
 from colonnade.mesh.mesh import Axis
 from colonnade.tensor_parallel.gemm import add_product_, exact, gradient_of, products_of_16_bits
+from colonnade.tensor_parallel.logits import CHUNK_LOGITS
 from colonnade.tensor_parallel.stream import Stream
-
-CHUNK_LOGITS = 1 << 24
-"""At most about so many logits of a rank are alive at once (64 MB in fp32)."""
 
 
 def output_loss(

@@ -18,9 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from colonnade.config.schema import Config
-from colonnade.model.precision import DTYPES
-from colonnade.planner.memory import Machine, Memory, rank_memory
-from colonnade.tensor_parallel.gemm import multiplies_natively
+from colonnade.planner.machine import machine_of
+from colonnade.planner.memory import Memory, rank_memory
 from colonnade.train.state import TrainState
 
 T = TypeVar("T")
@@ -70,15 +69,13 @@ def measure(state: TrainState, step: Callable[[], T]) -> tuple[T, Memory]:
 
 def predict(config: Config, vocab_size: int, *, stage: int, device: torch.device) -> Memory:
     """What the planner says of a rank of this stage on this kind of device."""
-    native = multiplies_natively(DTYPES[config.train.precision], device.type)
-    machine = Machine(cpu=device.type == "cpu", widened=not native)
     return rank_memory(
         config.model,
         config.parallel,
         config.train,
         vocab_size=vocab_size,
         stage=stage,
-        machine=machine,
+        machine=machine_of(device.type, config.train.precision),
         separate_documents=config.data.documents == "separate",
     )
 

@@ -1,0 +1,188 @@
+"""What each kind of rank of a layout will hold and send, before any rank exists: a table, and the same for JSON. Pure.
+
+Ranks differ by their pipeline stage alone: stages whose ranks hold and send the same are one kind, of which the first
+rank stands for all. (Under ZeRO a rank may send a few numbers more or fewer than its neighbour along dp.)
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from colonnade.architecture.families import architecture_of
+from colonnade.config.numbers import counted
+from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
+from colonnade.mesh.layout import Layout
+from colonnade.planner.memory import GPU, Machine, Memory, rank_memory
+from colonnade.planner.traffic import Step, totals, traffic
+
+SMALL = 1000
+"""[bytes in a step] Traffic below this is in the JSON alone."""
+NOT_COUNTED = "without what operators need while they run, and what the libraries take for themselves"
+
+
+@dataclass(frozen=True)
+class RankKind:
+    """Ranks that hold and send the same."""
+
+    stages: tuple[int, ...]
+    num_ranks: int
+    memory: Memory
+    traffic: Mapping[tuple[str, str], tuple[int, int]]
+    """(count, bytes) in a step by (operation, axis): what a rank puts in, or receives."""
+
+    @property
+    def sent(self) -> int:
+        """[bytes] All of it, but what is received."""
+        return sum(size for (operation, _), (_, size) in self.traffic.items() if operation != "receive")
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """All ranks of a layout."""
+
+    layout: Layout
+    parameters: int
+    """Of the whole model."""
+    kinds: tuple[RankKind, ...]
+
+
+def plan_ranks(
+    model: ModelConfig,
+    parallel: ParallelConfig,
+    train: TrainConfig,
+    *,
+    optimizer: str,
+    vocab_size: int,
+    machine: Machine = GPU,
+    separate_documents: bool = False,
+) -> RankPlan:
+    """Memory and traffic of every kind of rank. Raises LayoutError for what cannot be cut or scheduled."""
+    layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp)
+    kinds: dict[tuple[Any, ...], list[int]] = {}
+    for stage in range(parallel.pp):
+        memory = rank_memory(
+            model,
+            parallel,
+            train,
+            vocab_size=vocab_size,
+            stage=stage,
+            machine=machine,
+            separate_documents=separate_documents,
+        )
+        step = Step(model, parallel, train, optimizer, vocab_size, layout.rank_at(pp=stage, dp=0, tp=0))
+        kinds.setdefault((memory, tuple(totals(traffic(step)).items())), []).append(stage)
+    return RankPlan(
+        layout,
+        architecture_of(model, vocab_size).num_parameters,
+        tuple(
+            RankKind(tuple(stages), len(stages) * parallel.dp * parallel.tp, memory, dict(sent))
+            for (memory, sent), stages in kinds.items()
+        ),
+    )
+
+
+def largest(plan: RankPlan) -> RankKind:
+    """The kind of rank that takes the most memory."""
+    return max(plan.kinds, key=lambda kind: kind.memory.total)
+
+
+def as_text(plan: RankPlan) -> str:
+    """Memory and traffic, a line for each kind of rank."""
+    hosted = any(kind.memory.host for kind in plan.kinds)
+    memory = [
+        ["stage", "ranks", "parameters", "gradients", "optimizer", "buffers", "activations", "in all"],
+        *([_stages(kind.stages), f"{kind.num_ranks:,}", *map(amount, _parts(kind.memory))] for kind in plan.kinds),
+    ]
+    if hosted:
+        memory[0].append("CPU memory")
+        for row, kind in zip(memory[1:], plan.kinds, strict=True):
+            row.append(amount(kind.memory.host))
+    ranks = counted(plan.layout.num_ranks, "rank")
+    lines = [
+        f"{plan.parameters:,} parameters on {ranks} ({plan.layout})",
+        "",
+        f"memory of a rank, {NOT_COUNTED}:",
+        "",
+        *table(memory),
+        "",
+        *_traffic(plan),
+    ]
+    return "\n".join(lines)
+
+
+def _traffic(plan: RankPlan) -> list[str]:
+    """Stages that send the same on the same lines; single numbers on which all ranks agree are left out."""
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for kind in plan.kinds:
+        told = sorted((axis, operation, *sent) for (operation, axis), sent in kind.traffic.items() if sent[1] >= SMALL)
+        alike.setdefault(tuple(told), []).extend(kind.stages)
+    rows = [
+        [_stages(sorted(stages)), axis, operation, f"{count:,}", amount(size)]
+        for told, stages in alike.items()
+        for axis, operation, count, size in told
+    ]
+    if not rows:
+        return ["traffic of a rank in a step: none"]
+    heading = ["stage", "axis", "operation", "times", "in all"]
+    return [
+        f"traffic of a rank in a step, from {SMALL} bytes on: what it puts in, or receives:",
+        "",
+        *table([heading, *rows], left=(1, 2)),
+    ]
+
+
+def as_json(plan: RankPlan) -> dict[str, Any]:
+    """The same, ready for JSON. Memory and traffic are in bytes."""
+    return {
+        "num_ranks": plan.layout.num_ranks,
+        "parameters": plan.parameters,
+        "ranks": [
+            {
+                "stages": list(kind.stages),
+                "num_ranks": kind.num_ranks,
+                "memory": {**asdict(kind.memory), "total": kind.memory.total},
+                "sent": kind.sent,
+                "traffic": [
+                    {"axis": axis, "operation": operation, "count": count, "bytes": size}
+                    for (operation, axis), (count, size) in kind.traffic.items()
+                ],
+            }
+            for kind in plan.kinds
+        ],
+    }
+
+
+def amount(size: int) -> str:
+    """Bytes with three digits and a unit of a power of 1000: '2.09 GB', '820 B'."""
+    value, units = float(size), ["B", "kB", "MB", "GB", "TB", "PB"]
+    while value >= 999.5 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    digits = 0 if units[0] == "B" or value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:.{digits}f} {units[0]}"
+
+
+def table(rows: Sequence[Sequence[str]], *, left: Sequence[int] = ()) -> list[str]:
+    """Columns two spaces apart, right-aligned but for those in `left`."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if number in left else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _parts(memory: Memory) -> tuple[int, ...]:
+    return (memory.parameters, memory.gradients, memory.optimizer, memory.buffers, memory.activations, memory.total)
+
+
+def _stages(stages: Sequence[int]) -> str:
+    """(0, 1, 2, 5) -> '0–2, 5'."""
+    runs: list[list[int]] = []
+    for stage in stages:
+        if runs and runs[-1][-1] == stage - 1:
+            runs[-1].append(stage)
+        else:
+            runs.append([stage])
+    return ", ".join("–".join(dict.fromkeys((str(run[0]), str(run[-1])))) for run in runs)

@@ -1,0 +1,97 @@
+"""What `plan` says of each kind of rank: the sums of the planner's parts, and the paper's numbers where it has some."""
+
+from pathlib import Path
+
+import pytest
+
+from colonnade.config.load import load
+from colonnade.config.schema import Config
+from colonnade.mesh.layout import Layout
+from colonnade.planner.memory import rank_memory
+from colonnade.planner.ranks import RankPlan, amount, as_json, as_text, largest, plan_ranks
+from colonnade.planner.traffic import Step, totals, traffic
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def planned(config: Config, vocab_size: int) -> RankPlan:
+    optimizer = config.optim.name
+    return plan_ranks(config.model, config.parallel, config.train, optimizer=optimizer, vocab_size=vocab_size)
+
+
+def test_the_paper_s_512_ranks() -> None:
+    plan = planned(load(EXAMPLES / "gpt2-8.3b.toml"), 50_257)
+    assert plan.layout.num_ranks == 512 and plan.parameters == pytest.approx(8.3e9, rel=0.01)
+    (kind,) = plan.kinds
+    assert (kind.num_ranks, kind.stages) == (512, (0,))
+    held = kind.memory
+    assert held.parameters == pytest.approx(2 * 8.3e9 / 8, rel=0.01)  # bf16
+    assert (held.gradients, held.optimizer) == (2 * held.parameters, 6 * held.parameters)
+    all_reduces, size = kind.traffic["all_reduce", "tp"]
+    assert all_reduces == 8 * (4 * 72 + 2)  # each micro-batch: 2 forward and 2 backward a layer, embedding and head
+    assert size == all_reduces * 1024 * 3072 * 2
+
+
+def test_every_stage_is_one_of_the_kinds() -> None:
+    config = load(EXAMPLES / "laptop-3d.toml", ["parallel.pp=4", "parallel.schedule=1f1b", "parallel.virtual_stages=1"])
+    plan = planned(config, 1024)
+    assert sorted(stage for kind in plan.kinds for stage in kind.stages) == [0, 1, 2, 3]
+    assert sum(kind.num_ranks for kind in plan.kinds) == config.parallel.num_ranks == 16
+    layout = Layout(tp=2, pp=4, dp=2)
+    for kind in plan.kinds:
+        for stage in kind.stages:
+            memory = rank_memory(config.model, config.parallel, config.train, vocab_size=1024, stage=stage)
+            step = Step(
+                config.model, config.parallel, config.train, "adamw", 1024, layout.rank_at(pp=stage, dp=0, tp=0)
+            )
+            assert (kind.memory, dict(kind.traffic)) == (memory, totals(traffic(step)))
+    assert largest(plan).memory.total == max(kind.memory.total for kind in plan.kinds)
+
+
+def test_stages_that_hold_or_send_the_same_are_told_once() -> None:
+    overrides = ["parallel.sequence_parallel=false", "parallel.pp=8", "parallel.virtual_stages=1"]
+    plan = planned(load(EXAMPLES / "laptop-3d.toml", [*overrides, "parallel.schedule=gpipe"]), 1024)
+    assert [kind.stages for kind in plan.kinds] == [(0,), (1, 2, 3, 4, 5, 6), (7,)]
+    assert [kind.num_ranks for kind in plan.kinds] == [4, 24, 4]
+    lines = as_text(
+        planned(load(EXAMPLES / "laptop-3d.toml", [*overrides, "parallel.schedule=1f1b"]), 1024)
+    ).splitlines()
+    assert len([line for line in lines if line.startswith("  1–6  tp ")]) == 1, "memory differs, traffic does not"
+
+
+def test_text_and_json() -> None:
+    plan = planned(load(EXAMPLES / "gpt2-8.3b.toml"), 50_257)
+    text, found = as_text(plan), as_json(plan)
+    assert text.startswith("8,314,143,744 parameters on 512 ranks (pp1 dp64 tp8)")
+    (kind,) = found["ranks"]
+    assert kind["memory"]["total"] == sum(
+        kind["memory"][part] for part in ("parameters", "gradients", "optimizer", "buffers", "activations")
+    )
+    assert amount(kind["memory"]["total"]) in text
+    assert {"axis": "tp", "operation": "all_reduce", "count": 2320, "bytes": 2320 * 1024 * 3072 * 2} in kind["traffic"]
+    assert kind["sent"] == sum(flow["bytes"] for flow in kind["traffic"])
+    assert "in CPU memory" not in text and "CPU memory" in as_text(
+        planned(load(EXAMPLES / "gpt2-8.3b.toml", ["parallel.offload=true", "parallel.zero=1"]), 50_257)
+    )
+
+
+def test_one_rank_sends_nothing() -> None:
+    plan = planned(load(EXAMPLES / "gpt2-8.3b.toml", ["parallel.tp=1", "parallel.dp=1"]), 50_257)
+    assert plan.kinds[0].traffic == {} and as_text(plan).endswith("in a step: none") and " on 1 rank " in as_text(plan)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.00 kB"),
+        (9_996, "10.0 kB"),
+        (99_960, "100 kB"),
+        (999_600, "1.00 MB"),
+        (2_087_153_664, "2.09 GB"),
+        (4_174_307_328_000, "4.17 TB"),
+    ],
+)
+def test_amounts(size: int, text: str) -> None:
+    assert amount(size) == text
