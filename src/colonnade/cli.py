@@ -4,7 +4,6 @@ Whatever a command needs is imported inside it, so that a mistake in a configura
 takes seconds to import, is read from disk.
 """
 
-import errno
 import json
 import shutil
 import sys
@@ -15,14 +14,9 @@ import typer
 from typer.core import TyperCommand
 
 from colonnade.cli_data import AsJson, data
-from colonnade.errors import ColonnadeError, ConfigError
+from colonnade.errors import ConfigError, mistake
 
 USER_MISTAKE = 2
-REFUSED_BY_THE_DISK = frozenset(
-    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EEXIST, errno.ENOTDIR}
-)
-"""What is no mistake of the program, wherever it comes up: permissions, space, and files where folders should be."""
-
 app = typer.Typer(
     name="colonnade",
     help="Train large transformers by model parallelism: the same run on any layout, and proof of it.",
@@ -281,14 +275,18 @@ def run_on_ranks(num_ranks: int, arguments: list[str]) -> None:
 
 def main() -> None:
     """Runs the command line. A user's mistake is one message on standard error and exit status 2."""
+    from colonnade.mesh import launch
+
+    launch.end_with_supervisor()
+    launch.hear_ctrl_c()
     try:
         app()
-    except ColonnadeError as error:
-        print(f"colonnade: {error}", file=sys.stderr)
-        sys.exit(USER_MISTAKE)
-    except OSError as error:
-        if error.errno not in REFUSED_BY_THE_DISK:
+    except SystemExit as end:
+        launch.end_beside_threads(end.code)
+        raise
+    except Exception as error:
+        message = mistake(error)
+        if message is None:
             raise
-        where = "" if error.filename is None else f"{error.filename}: "
-        print(f"colonnade: {where}{error.strerror}. Mend that, and run the command again.", file=sys.stderr)
+        print(f"colonnade: {message}", file=sys.stderr)
         sys.exit(USER_MISTAKE)

@@ -12,7 +12,7 @@ from colonnade.checkpoint import files, saver
 from colonnade.checkpoint.load import load
 from colonnade.checkpoint.manifest import checkpoints_in, newest, verify
 from colonnade.checkpoint.plan import Shard
-from colonnade.checkpoint.save import Place, save
+from colonnade.checkpoint.save import Content, Place, save
 from colonnade.checkpoint.saver import Saved, Saver
 from colonnade.errors import CheckpointError
 from colonnade.mesh.background import background_group
@@ -194,6 +194,22 @@ def test_ctrl_c_does_not_wait(tmp_path: Path) -> None:
         assert not told and newest(tmp_path) is None
         gate.opened.set()
         writer.wait()
+
+
+def test_waiting_leaves_no_thread(tmp_path: Path) -> None:
+    """Tensors that a thread frees while the interpreter ends abort the process: `wait` waits for that too."""
+    shards, freed = LAYOUTS[0].shards(weights(), 0), list[str]()
+
+    class Slow(Content):
+        def __del__(self) -> None:
+            time.sleep(0.5)
+            freed.append(threading.current_thread().name)
+
+    with saver_of(tmp_path, shards) as writer:
+        writer.save(Slow(1, {"value": 1}), lambda: shards)
+        writer.wait()
+        assert freed == ["checkpoint"]
+        assert "checkpoint" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_one_rank_that_fails_waits_for_the_save_of_all(tmp_path: Path) -> None:

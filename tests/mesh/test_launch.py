@@ -44,7 +44,7 @@ def start(num_ranks: int, folder: Path, body: str, **options: object) -> "subpro
 def run_to_end(num_ranks: int, folder: Path, body: str) -> tuple[int, str, str, float]:
     begin = time.monotonic()
     process = start(num_ranks, folder, body)
-    output, errors = process.communicate(timeout=30)
+    output, errors = process.communicate(timeout=60)
     return process.returncode, output, errors, time.monotonic() - begin
 
 
@@ -140,7 +140,59 @@ def test_a_users_mistake_on_one_rank_comes_before_its_consequences(tmp_path: Pat
         raise RuntimeError("connection reset")
     """
     status, _, errors, _ = run_to_end(3, tmp_path / "r", body)
-    assert (status, errors) == (2, "rank 1 failed with exit status 2:\nthe file is empty\n")
+    assert (status, errors) == (2, "the file is empty\n")
+
+
+def test_a_users_mistake_is_one_however_long_the_rank_takes_to_end(tmp_path: Path) -> None:
+    """On a busy machine a rank ends seconds after those that lost their connection to it, whoever they are."""
+    body = """
+        from colonnade.errors import DataError
+        from colonnade.mesh import launch
+        await_all()
+        if rank == 1:
+            launch.note_failure(DataError("the file is empty"))
+            live_on = time.monotonic() + 8
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            while time.monotonic() < live_on:
+                time.sleep(0.1)
+            sys.exit("never")
+        time.sleep(0.5)
+        raise RuntimeError("connection reset")
+    """
+    status, _, errors, _ = run_to_end(3, tmp_path / "r", body)
+    assert (status, errors) == (2, "colonnade: the file is empty\n")
+
+
+def test_a_mistake_that_a_rank_tells_late_comes_before_those_who_waited(tmp_path: Path) -> None:
+    body = """
+        from colonnade.errors import DataError
+        from colonnade.mesh import launch
+        report(), await_all()
+        if rank == 0:
+            explain("rank 0 waits; rank 1 is busy")
+        for _ in range(6):  # longer than a failure is given that needs no explanation
+            report(), time.sleep(0.3)
+        launch.note_failure(DataError("the file is empty"))
+        print("colonnade: the file is empty", file=sys.stderr)
+        sys.exit(2)
+    """
+    status, _, errors, _ = run_to_end(2, tmp_path / "r", EXPLAINING + textwrap.dedent(body))
+    assert (status, errors) == (2, "colonnade: the file is empty\n")
+
+
+def test_after_a_loss_it_is_said_how_to_go_on(tmp_path: Path) -> None:
+    program = SUPERVISOR.replace("sys.argv[1:])", "sys.argv[1:], after_a_loss=lambda: 'Run it again.')").format(2)
+    bodies = {
+        "await_all(); rank and os.kill(os.getpid(), signal.SIGKILL); time.sleep(0.1); sys.exit('lost')": True,
+        "await_all(); rank and os._exit(75); time.sleep(9)": True,
+        "await_all(); rank and sys.exit('broken'); time.sleep(9)": False,
+    }
+    for number, (body, told) in enumerate(bodies.items()):
+        command = [sys.executable, "-c", program, *rank_command(tmp_path / str(number), body)]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert answer.stderr.endswith("\nRun it again.\n" if body.count("SIGKILL") else "Run it again.\n") == told, (
+            answer
+        )
 
 
 def test_a_killed_rank_is_named_with_the_signal(tmp_path: Path) -> None:
@@ -273,6 +325,48 @@ def test_sigterm_is_passed_on(tmp_path: Path) -> None:
     assert (process.returncode, output, errors) == (0, "bye 0\n", "")
 
 
+def test_sighup_is_passed_on_as_itself(tmp_path: Path) -> None:
+    body = "signal.signal(signal.SIGHUP, lambda *_: (print('bye', rank), sys.exit(129))); live(); time.sleep(60)"
+    process = start(2, tmp_path / "r", body)
+    pids(tmp_path / "r", 2)
+    process.send_signal(signal.SIGHUP)
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, output, errors) == (129, "bye 0\n", "")
+
+
+IGNORING = """
+import os, signal, sys
+signal.signal({0}, signal.SIG_IGN)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def test_ctrl_c_is_heard_where_a_script_started_the_run_in_the_background(tmp_path: Path) -> None:
+    """A shell without job control has such processes ignore SIGINT; the supervisor hears it, and so do its ranks."""
+    command = [
+        *(sys.executable, "-c", IGNORING.format("signal.SIGINT"), "-c", SUPERVISOR.format(2)),
+        *rank_command(tmp_path / "r", "print(signal.getsignal(signal.SIGINT)); live(); time.sleep(60)"),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    numbers = pids(tmp_path / "r", 2)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (130, "") and "default_int_handler" in output
+    assert_gone(numbers)
+
+
+def test_nohup_stays_in_force(tmp_path: Path) -> None:
+    body = "live(); time.sleep(1.5); print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)"
+    command = [sys.executable, "-c", IGNORING.format("signal.SIGHUP"), "-c", SUPERVISOR.format(2)]
+    process = subprocess.Popen(
+        [*command, *rank_command(tmp_path / "r", body)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    pids(tmp_path / "r", 2)
+    process.send_signal(signal.SIGHUP)
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, output, errors) == (0, "True\n", "")
+
+
 def test_ctrl_z_suspends_the_ranks_too(tmp_path: Path) -> None:
     body = "live()\nwhile True: time.sleep(0.1); print('tick', flush=True)"
     process = start(1, tmp_path / "r", body, stdout=subprocess.DEVNULL)
@@ -298,6 +392,58 @@ def test_no_orphans_when_the_supervisor_is_killed(tmp_path: Path) -> None:
     process.kill()
     assert_gone(numbers)
     process.communicate(timeout=5)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_supervisor_that_is_killed_while_ranks_start_leaves_nothing(tmp_path: Path, watched: bool) -> None:
+    """Ranks that hold the interpreter, as an import of torch does; without a word to the kernel the guard ends them."""
+    body = f"""
+        from colonnade.mesh import launch
+        launch.end_with_supervisor() if {watched} else None
+        live()
+        import ctypes
+        ctypes.PyDLL(None).sleep(60)
+    """
+    (tmp_path / "tmp").mkdir()
+    process = start(
+        2, tmp_path / "r", body, env={**os.environ, "TMPDIR": str(tmp_path / "tmp")}, start_new_session=True
+    )
+    numbers = pids(tmp_path / "r", 2)
+    assert [path.name[:10] for path in (tmp_path / "tmp").iterdir()] == ["colonnade-"]
+    os.killpg(process.pid, signal.SIGKILL)
+    assert_gone(numbers)
+    end = time.monotonic() + 20
+    while list((tmp_path / "tmp").iterdir()) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert list((tmp_path / "tmp").iterdir()) == []
+    process.communicate(timeout=20)
+
+
+def test_on_linux_the_kernel_ends_ranks_with_their_supervisor(tmp_path: Path) -> None:
+    body = """
+        import ctypes
+        from colonnade.mesh import launch
+        launch.end_with_supervisor()
+        launch.end_with_supervisor()
+        number, threads = ctypes.c_int(0), __import__("threading").active_count()
+        ctypes.CDLL(None).prctl(2, ctypes.byref(number), 0, 0, 0)  # PR_GET_PDEATHSIG
+        print(number.value, threads)
+    """
+    assert run_to_end(1, tmp_path / "r", body)[:3] == (0, f"{9 if sys.platform == 'linux' else 0} 2\n", "")
+
+
+def test_a_process_that_is_asked_twice_to_stop_does_not_end_around_its_threads() -> None:
+    code = """
+import atexit, threading, time
+from colonnade.mesh import launch
+launch.end_beside_threads(3)
+threading.Thread(target=time.sleep, args=(60,), daemon=True, name=launch.BACKGROUND).start()
+atexit.register(print, "what the interpreter does on its way out")
+print("said")
+launch.end_beside_threads(130)
+"""
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (answer.returncode, answer.stdout, answer.stderr) == (130, "said\n", "")
 
 
 def test_ranks_meet_and_the_first_of_two_exceptions_is_shown(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def check_that_it_goes_on(config: Path, run: Path, layout: list[str], status: in
     ("name", "number"),
     [
         ("serial", signal.SIGTERM),
+        ("serial", signal.SIGHUP),
         pytest.param("tp=2", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("dp=2", signal.SIGINT, marks=pytest.mark.slow),
     ],
@@ -85,6 +86,7 @@ def test_one_rank_gets_the_signal(config: Path, tmp_path: Path) -> None:
         pytest.param("serial", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("serial", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("dp=2", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("dp=2", signal.SIGHUP, marks=pytest.mark.slow),
     ],
 )
 def test_ctrl_c_in_a_terminal(config: Path, tmp_path: Path, name: str, number: int) -> None:
@@ -134,6 +136,16 @@ def test_requests_are_remembered_and_handlers_restored() -> None:
         assert interrupt.requested and interrupt.exit_code == 143
         os.kill(os.getpid(), signal.SIGTERM)  # asked for twice is asked for once: a scheduler may repeat itself
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_nohup_stays_in_force() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupt() as interrupt:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not interrupt.requested
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_second_ctrl_c_ends_at_once() -> None:

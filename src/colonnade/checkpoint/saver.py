@@ -29,6 +29,7 @@ from colonnade.checkpoint.plan import Shard
 from colonnade.checkpoint.save import Content, Place, write
 from colonnade.checkpoint.snapshot import Snapshot
 from colonnade.mesh.background import Group
+from colonnade.mesh.launch import BACKGROUND
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Saver:
         pinned = any(shard.data.is_cuda for shard in shards)
         self._snapshot = Snapshot(self._agreement.items, pinned=pinned) if asynchronous else None
         self._under_way: Future[None] | None = None
+        self._thread: threading.Thread | None = None
         self._copied = threading.Event()
         self._copied.set()
         self._blocked = 0.0
@@ -102,7 +104,9 @@ class Saver:
         self._snapshot.wait_for_originals()
         self._copied.clear()
         self._blocked = time.perf_counter() - started
-        self._under_way = _in_background(partial(self._copy_and_write, content, self._snapshot, parts, started))
+        self._under_way, self._thread = _in_background(
+            partial(self._copy_and_write, content, self._snapshot, parts, started)
+        )
         if not self._overlap:
             self.copied()
 
@@ -115,6 +119,9 @@ class Saver:
     def wait(self) -> None:
         """Return when nothing is being written; raise what made the last save fail, once."""
         under_way, self._under_way = self._under_way, None
+        if self._thread is not None:
+            self._thread.join()  # also what it still frees: tensors cannot be freed while the interpreter ends
+            self._thread = None
         if under_way is not None:
             under_way.result()
 
@@ -153,7 +160,7 @@ class Saver:
         self._on_saved(Saved(path, content.step, self._blocked, time.perf_counter() - started))
 
 
-def _in_background(work: Callable[[], None]) -> Future[None]:
+def _in_background(work: Callable[[], None]) -> tuple[Future[None], threading.Thread]:
     """Start `work` in a thread that dies with the process: whoever needs its end waits for it."""
     future: Future[None] = Future()
 
@@ -164,5 +171,6 @@ def _in_background(work: Callable[[], None]) -> Future[None]:
         except BaseException as error:  # noqa: BLE001  whatever it is, the waiting thread raises it
             future.set_exception(error)
 
-    threading.Thread(target=run, daemon=True, name="checkpoint").start()
-    return future
+    thread = threading.Thread(target=run, daemon=True, name=BACKGROUND)
+    thread.start()
+    return future, thread

@@ -9,32 +9,39 @@
          └─ …        found through a file
 
 The supervisor (`supervisor.py`) imports no torch. Each rank holds one end of a pipe whose other end only the supervisor
-holds: however the supervisor dies, its ranks see the pipe close and die too.
+holds: however the supervisor dies, its ranks see the pipe close and die too. On Linux the kernel ends them at once,
+from their first lines on (`end_with_supervisor`). What is left then, `guard.py` tidies.
 """
 
 import ctypes
 import os
+import select
 import signal
 import socket
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from colonnade.errors import LayoutError
+from colonnade.errors import LayoutError, mistake
 from colonnade.mesh.board import Board, FolderBoard, StoreBoard
-from colonnade.mesh.supervisor import Supervisor, note_of_failure
+from colonnade.mesh.devices import choose_device
+from colonnade.mesh.supervisor import Failure, Supervisor, note_of_failure
 
 if TYPE_CHECKING:
     import torch
 
 FOLDER = "COLONNADE_LAUNCH_FOLDER"  # where the ranks of a local run find each other and note the time of their errors
 PIPE = "COLONNADE_LAUNCH_PIPE"  # the descriptor that closes when the supervisor is gone
+BACKGROUND = "checkpoint"  # the name of threads that compute beside training
+_WATCH = "end-with-supervisor"  # the thread that reads it
+_PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt, from malloc.h
 
 
@@ -44,6 +51,11 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt, 
 def is_rank() -> bool:
     """Whether this process is one rank of a run, started by `run_ranks` or by torchrun."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def has_supervisor() -> bool:
+    """Whether this process is a rank that `run_ranks` has started."""
+    return PIPE in os.environ
 
 
 def rank_and_size() -> tuple[int, int]:
@@ -72,17 +84,17 @@ def num_local_ranks() -> int:
 def connect(num_ranks: int, device: str, *, threads: int = 0, timeout: float = 1800.0) -> "torch.device":
     """Join this process to the `num_ranks` ranks of its run, and return the device to compute on.
 
-    `device` is "cpu", "cuda" or "auto" (CUDA where every local rank can have a GPU of its own). CPU tensors travel over
-    gloo, CUDA tensors over NCCL. `threads` is the CPU threads of this rank; 0 shares the cores evenly between the local
-    ranks. An operation between ranks that takes longer than `timeout` seconds fails. One process that nobody launched
-    forms no process group. LayoutError if the launcher's ranks are not `num_ranks`, or if a GPU is missing.
+    `device` is "cpu", "cuda" or "auto" (`choose_device`). CPU tensors travel over gloo, CUDA tensors over NCCL.
+    `threads` is the CPU threads of this rank; 0 shares the cores evenly between the local ranks. An operation between
+    ranks that takes longer than `timeout` seconds fails. One process that nobody launched forms no process group.
+    LayoutError if the launcher's ranks are not `num_ranks`, or if a GPU is missing.
     """
     import torch
     import torch.distributed as dist
 
     rank, size = rank_and_size()
     _check_size(size, num_ranks)
-    _die_with_supervisor()
+    end_with_supervisor()
     torch.set_num_threads(threads or max(1, num_cores() // num_local_ranks()))
     place = _choose_device(device, torch.cuda.device_count())
     if place.type == "cpu":
@@ -132,8 +144,7 @@ def disconnect() -> None:
     """Leave the run's process group. Harmless where there is none. May stand in a `finally`."""
     import torch.distributed as dist
 
-    if isinstance(sys.exc_info()[1], Exception):
-        _note_error()  # before the other ranks lose their connection to this one
+    note_failure(sys.exc_info()[1])  # before the other ranks lose their connection to this one
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 
@@ -157,15 +168,8 @@ def _check_size(size: int, num_ranks: int) -> None:
 def _choose_device(device: str, num_gpus: int) -> "torch.device":
     import torch
 
-    needed = num_local_ranks()
-    if device == "cpu" or (device == "auto" and num_gpus < needed):
-        return torch.device("cpu")
-    if num_gpus >= needed:
-        return torch.device("cuda", local_rank())
-    raise LayoutError(
-        f"train.device = {device!r}, but this machine has {num_gpus} CUDA GPUs for {needed} local ranks: each rank "
-        f"needs a GPU of its own. Set train.device = 'cpu', or lower parallel.tp × parallel.pp × parallel.dp."
-    )
+    kind = choose_device(device, num_gpus, num_local_ranks())
+    return torch.device("cuda", local_rank()) if kind == "cuda" else torch.device("cpu")
 
 
 def _keep_freed_memory() -> None:
@@ -182,16 +186,44 @@ def _keep_freed_memory() -> None:
     mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
-def _die_with_supervisor() -> None:
-    """Watch the pipe whose other end the supervisor holds; kill this process when it closes."""
-    if PIPE not in os.environ:
-        return
+def end_with_supervisor() -> None:
+    """In a rank: see to it that this process ends at once when its supervisor does. Harmless elsewhere, and twice.
 
-    def watch(pipe: int) -> None:
+    The sooner it is called, the less time a supervisor that is killed leaves ranks behind.
+    """
+    if PIPE not in os.environ or any(thread.name == _WATCH for thread in threading.enumerate()):
+        return
+    pipe = int(os.environ[PIPE])
+    if sys.platform == "linux":  # by the kernel, whatever holds the interpreter: importing torch takes seconds
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if select.select([pipe], [], [], 0)[0]:
+        os.kill(os.getpid(), signal.SIGKILL)  # it has ended before it could be watched
+
+    def watch() -> None:
         os.read(pipe, 1)  # returns only when the supervisor is gone: nothing is ever written
         os.kill(os.getpid(), signal.SIGKILL)
 
-    threading.Thread(target=watch, args=(int(os.environ[PIPE]),), daemon=True, name="die-with-supervisor").start()
+    threading.Thread(target=watch, daemon=True, name=_WATCH).start()
+
+
+def hear_ctrl_c() -> None:
+    """Have SIGINT interrupt this process even where a script has started it in the background, ignoring the signal.
+
+    Whoever sends it wants the run to stop, and a run saves first. What is started from here then hears it too.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def end_beside_threads(status: object) -> None:
+    """End the process at once if a thread of `BACKGROUND` is at work: asked twice to stop, nobody waits for it.
+
+    While the interpreter ends, such a thread would free tensors without it, and C++ would abort the process.
+    """
+    if any(thread.name == BACKGROUND for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status if isinstance(status, int) else int(status is not None))
 
 
 def _note_errors() -> None:
@@ -199,34 +231,49 @@ def _note_errors() -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        _note_error()
+        note_failure(error)
         previous(kind, error, trace)
 
     sys.excepthook = hook
 
 
-def _note_error() -> None:
-    if FOLDER not in os.environ:
+def note_failure(error: BaseException | None) -> None:
+    """Tell the supervisor that this rank has raised, and in which words if it is a mistake of the user; once.
+
+    To be called before other ranks lose their connection to this one: what they raise then is a consequence. None, and
+    what asks a process to end, is no failure.
+    """
+    if FOLDER not in os.environ or not isinstance(error, Exception):
         return
     note = note_of_failure(Path(os.environ[FOLDER]), rank_and_size()[0])
     if not note.exists():
-        note.with_suffix(".new").write_text(str(time.monotonic()))
+        note.with_suffix(".new").write_text(Failure(time.monotonic(), mistake(error)).to_json())
         note.with_suffix(".new").rename(note)
 
 
 # --- in the supervisor ------------------------------------------------------------------------------------------------
 
 
-def run_ranks(num_ranks: int, command: list[str]) -> int:
+def run_ranks(
+    num_ranks: int,
+    command: list[str],
+    *,
+    keep: Sequence[int] = (),
+    after_a_loss: Callable[[], str] = lambda: "",
+) -> int:
     """Run `command` as `num_ranks` local ranks, and return the exit status of the run.
 
     Rank 0 has this process' input and output, so a progress bar on its output lives; its error stream is shown within
-    a second. When a rank fails, its error is shown whole under a line that names it, and the others are stopped.
-    Ctrl-C reaches every rank once, and they may take their time to save; a second one stops them at once. SIGTERM is
-    passed on.
+    a second. When a rank fails, its error is shown whole under a line that names it, and the others are stopped; a
+    mistake of the user is shown alone, whichever rank finds it. Ctrl-C reaches every rank once, and they may take their
+    time to save; a second one stops them at once. SIGTERM and SIGHUP are passed on. `keep`: descriptors that every rank
+    inherits. `after_a_loss` is what to do when a rank was killed or has never come, in words.
     """
     with tempfile.TemporaryDirectory(prefix="colonnade-") as folder:
-        supervisor = Supervisor(command, num_ranks, Path(folder), partial(_environment, num_ranks, Path(folder)))
+        environment = partial(_environment, num_ranks, Path(folder))
+        supervisor = Supervisor(
+            command, num_ranks, Path(folder), environment, keep=tuple(keep), after_a_loss=after_a_loss
+        )
         try:
             return supervisor.run()
         finally:

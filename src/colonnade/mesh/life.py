@@ -19,12 +19,22 @@ class Life:
 
 def mine() -> Life:
     """This process."""
-    return Life(_host(), os.getpid(), _state(os.getpid())[1])
+    return life_of(os.getpid())
+
+
+def life_of(pid: int) -> Life:
+    """A process of this machine, by its number."""
+    return Life(_host(), pid, _state(pid)[1])
+
+
+def is_here(life: Life) -> bool:
+    """Whether that process is one of this machine, or was."""
+    return life.host == _host()
 
 
 def has_ended(life: Life) -> bool:
     """Whether that process is known to have ended. False for one of another machine, of which nothing is known."""
-    if not life.born or life.host != _host():
+    if not life.born or not is_here(life):
         return False
     state, born = _state(life.pid)
     return born != life.born or state in ("Z", "X")
@@ -32,7 +42,7 @@ def has_ended(life: Life) -> bool:
 
 def kill(life: Life) -> None:
     """End a process of this machine at once, whatever it does; one that has ended, or is elsewhere, is left alone."""
-    if life.born and life.host == _host() and _state(life.pid)[1] == life.born:
+    if life.born and is_here(life) and _state(life.pid)[1] == life.born:
         os.kill(life.pid, signal.SIGKILL)
 
 

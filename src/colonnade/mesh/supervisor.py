@@ -3,9 +3,11 @@
 Rank 0's output is the run's output. Of errors one is shown, whole: that of the rank that failed first. What the other
 ranks then say (connections lost) is a consequence, and is not shown; that is why rank 0's error stream is held back for
 a moment. A crash comes before everything else; a user's mistake (exit status 2) before exceptions; of exceptions the
-first raised, which the ranks note in a file (`launch.connect`), because the order of exits tells little.
+first raised. Ranks note what they raise in a file (`launch.note_failure`), because the order of exits tells little, and
+a busy machine takes its time to end a process: a mistake that is noted ends the run, with its message alone.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -14,14 +16,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO
 
 from colonnade.mesh.board import ended_file, explanation_file, report_file
 from colonnade.mesh.explanation import together
+from colonnade.mesh.guard import line_of
+from colonnade.mesh.life import life_of
 
 TICK = 0.1  # seconds between looks at rank 0's error stream
 HOLD = 0.7  # seconds that rank 0's error stream is held back, in case it is the consequence of another rank's failure
@@ -36,13 +40,28 @@ CRASHES = (
     signal.SIGILL,
 )  # never a consequence of another rank's failure
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
+MAY_BE_IGNORED = (signal.SIGHUP, signal.SIGTSTP)  # nohup and the like stay in force; who asks a run to stop is heard
+CRASH, MISTAKE, EXCEPTION, WAIT = range(4)  # failures, from cause to consequence
 USER_MISTAKE = 2  # the exit status of a ColonnadeError
 STUCK = 75  # the exit status of a rank that has waited too long and has explained for whom (sysexits.h: try again)
 
 
 def note_of_failure(folder: Path, rank: int) -> Path:
-    """The file in which a rank notes the time (monotonic, in seconds) of its uncaught exception."""
+    """The file in which a rank notes its uncaught exception: a `Failure`."""
     return folder / f"rank{rank}.failed"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a rank notes when it raises."""
+
+    time: float
+    """Monotonic, in seconds."""
+    mistake: str | None
+    """The message, where it is a mistake of the user."""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
 
 
 @dataclass
@@ -52,7 +71,7 @@ class _Rank:
     output: IO[bytes] | None
     errors: IO[bytes]
     note: Path
-    """Written by the rank when it raises: the time, in seconds."""
+    """Written by the rank when it raises."""
     status: int | None = None
     ended: float = 0.0
     shown: int = 0
@@ -68,12 +87,17 @@ class _Rank:
     def cause_order(self) -> tuple[int, float]:
         """Failures sort by this from cause to consequence. A mistake that all ranks report is told by rank 0."""
         if self.status is not None and -self.status in CRASHES:
-            return 0, self.ended
-        if self.status == USER_MISTAKE:
-            return 1, self.number
+            return CRASH, self.ended
+        failure = self.failure()
+        if self.status == USER_MISTAKE or (failure is not None and failure.mistake is not None):
+            return MISTAKE, self.number
         if self.status == STUCK:
-            return 3, self.ended
-        return 2, float(self.note.read_text()) if self.note.exists() else self.ended
+            return WAIT, self.ended
+        return EXCEPTION, self.ended if failure is None else failure.time
+
+    def failure(self) -> Failure | None:
+        """What the rank has raised, if it has."""
+        return Failure(**json.loads(self.note.read_text())) if self.note.exists() else None
 
     def text(self, stream: IO[bytes], start: int = 0) -> bytes:
         return os.pread(stream.fileno(), os.fstat(stream.fileno()).st_size - start, start)
@@ -92,10 +116,16 @@ class Supervisor:
     ranks: list[_Rank] = field(default_factory=list)
     events: "SimpleQueue[_Rank | int]" = field(default_factory=SimpleQueue)
     """Ranks that have ended, and signals that have come: all is decided in one thread, outside of signal handlers."""
+    keep: tuple[int, ...] = ()
+    """Descriptors that every rank inherits."""
+    after_a_loss: Callable[[], str] = lambda: ""
+    """What to do when a rank was killed or has never come, in words."""
     asked: list[int] = field(default_factory=list)
     """Signals that have been passed on."""
     files: ExitStack = field(default_factory=ExitStack)
     pipe: int = -1
+    guard: "subprocess.Popen[bytes] | None" = None
+    """Tidies up if this process is killed."""
     sizes: list[tuple[float, int]] = field(default_factory=list)
     """Bytes in rank 0's error stream at a time."""
     stopping: bool = False
@@ -106,7 +136,7 @@ class Supervisor:
         handlers = {number: signal.getsignal(number) for number in PASSED_ON}
         try:
             for number, handler in handlers.items():
-                if handler != signal.SIG_IGN:  # nohup and the like stay in force
+                if handler != signal.SIG_IGN or number not in MAY_BE_IGNORED:
                     signal.signal(number, lambda number, _: self.events.put(number))
             self._start()
             while self._running() and not self._failed():
@@ -126,8 +156,18 @@ class Supervisor:
         self.files.close()
         if self.pipe >= 0:
             os.close(self.pipe)
+        if self.guard is not None:
+            self.guard.kill()
+            self.guard.communicate()
 
     def _start(self) -> None:
+        self.guard = subprocess.Popen(
+            [sys.executable, "-m", "colonnade.mesh.guard", str(self.folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         theirs, self.pipe = os.pipe()
         try:
             for number in range(self.num_ranks):
@@ -144,12 +184,19 @@ class Supervisor:
             stdin=subprocess.DEVNULL if number else None,
             stdout=output,
             stderr=errors,
-            pass_fds=(pipe,),
+            pass_fds=(pipe, *self.keep),
             start_new_session=True,  # the terminal sends Ctrl-C to us alone, and we decide what the ranks get
         )
+        self._tell_guard(process.pid)
         rank = _Rank(number, process, output, errors, note_of_failure(self.folder, number))
         threading.Thread(target=self._await, args=(rank,), daemon=True).start()
         return rank
+
+    def _tell_guard(self, pid: int) -> None:
+        assert self.guard is not None and self.guard.stdin is not None, "the guard is there before any rank"
+        with suppress(BrokenPipeError):  # it was killed: ranks end with their supervisor by themselves
+            self.guard.stdin.write(line_of(life_of(pid)))
+            self.guard.stdin.flush()
 
     def _open_file(self) -> IO[bytes]:
         return self.files.enter_context(tempfile.TemporaryFile(dir=self.folder))
@@ -171,7 +218,7 @@ class Supervisor:
         if event == signal.SIGTSTP:
             self._suspend()
         elif isinstance(event, int):
-            self._pass_on(signal.SIGTERM if event == signal.SIGHUP else event)
+            self._pass_on(event)
 
     def _pass_on(self, number: int) -> None:
         if number == signal.SIGINT and number in self.asked:
@@ -205,13 +252,14 @@ class Supervisor:
 
     def _fail(self) -> int:
         """Find the rank that failed first, stop the others, show its error."""
-        self._wait_all(GRACE)
-        self._await_the_raised()
-        cause = min(self._failed(), key=_Rank.cause_order)
-        by_itself = cause.status is not None
-        silent = cause.status == STUCK or (cause.status is not None and -cause.status in CRASHES)
-        if silent and not self.asked:
+        if not self._mistakes():
+            self._wait_all(GRACE)
+            self._await_the_raised()
+        cause = self._cause()
+        if self._is_silent(cause) and not self.asked:
             self._await_explanations()
+            cause = self._cause()  # somebody may have said more by now
+        by_itself, order = cause.status is not None, cause.cause_order()[0]  # before it is made to end
         self.stopping = True
         for number in (signal.SIGTERM, signal.SIGKILL) if cause.status != STUCK else (signal.SIGKILL,):
             for rank in self._running():
@@ -220,11 +268,38 @@ class Supervisor:
         status = cause.status if by_itself and cause.status is not None else 1
         if -status in self.asked:
             return 128 + self.asked[0]  # stopped as asked: no error to show
+        if order == MISTAKE:
+            self._show_mistake(cause)
+            return USER_MISTAKE
+        return self._show_cause(cause, status)
+
+    def _cause(self) -> _Rank:
+        return min(self._failed(), key=_Rank.cause_order)
+
+    def _mistakes(self) -> list[_Rank]:
+        """Ranks that have noted a mistake of the user."""
+        return [rank for rank in self.ranks if (failure := rank.failure()) is not None and failure.mistake is not None]
+
+    def _is_silent(self, rank: _Rank) -> bool:
+        """Whether a failed rank has left no error that says why."""
+        return rank.status is not None and (rank.status == STUCK or -rank.status in CRASHES)
+
+    def _show_cause(self, cause: _Rank, status: int) -> int:
+        """Show what is to be said, and return the exit status of the run."""
         if status != STUCK:
             self._show_error(cause, status)
-        if silent:
+        if self._is_silent(cause):
             self._show_explanations()
+            self._show(_line(self.after_a_loss()))
         return status if status > 0 else 128 - status
+
+    def _show_mistake(self, cause: _Rank) -> None:
+        """The rank's error stream, which ends with the message, or will when the rank has come that far."""
+        failure, text = cause.failure(), cause.text(cause.errors, cause.shown)
+        if not text.strip() and cause.output is not None:
+            text = cause.text(cause.output)
+        message = b"" if failure is None or failure.mistake is None else f"colonnade: {failure.mistake}\n".encode()
+        self._show(text if message in text else text + message)
 
     def _await_explanations(self) -> None:
         """Ranks that watch their waits find out for themselves that somebody is gone, say so, and end."""
@@ -280,6 +355,10 @@ class Supervisor:
     def _show(self, text: bytes) -> None:
         sys.stderr.write(text.decode(errors="replace"))
         sys.stderr.flush()
+
+
+def _line(text: str) -> bytes:
+    return f"{text}\n".encode() if text else b""
 
 
 def _killed(rank: int, number: int) -> str:

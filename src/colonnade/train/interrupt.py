@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM end a run after the step under way, with everything saved; a second Ctrl-C ends it at once."""
+"""Ctrl-C, SIGTERM and SIGHUP end a run after the step under way, with everything saved; a second Ctrl-C at once.
+
+SIGHUP comes when a terminal or a connection is closed; under nohup, which ignores it, the run goes on.
+"""
 
 import signal
 from types import FrameType, TracebackType
@@ -14,8 +17,9 @@ class Interrupt:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._request)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._request)
         return self
 
     def __exit__(

@@ -37,6 +37,10 @@ def joined(
         mesh = build_mesh(layout, launch.rank_and_size()[0], timeout=timeout + _LATER)
         board = launch.board()
         with nullcontext() if board is None else Watch(mesh, timeout, board, launch.neighbours()):
-            yield mesh, place
+            try:
+                yield mesh, place
+            except Exception as error:
+                launch.note_failure(error)  # before the watch tells the others that this rank leaves
+                raise
     finally:
         launch.disconnect()

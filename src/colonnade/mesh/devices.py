@@ -1,0 +1,68 @@
+"""Which device ranks compute on: a GPU each, or the CPU. Counts GPUs without torch, for a word before ranks start."""
+
+import ctypes
+import importlib.util
+import re
+from pathlib import Path
+from typing import Literal
+
+from colonnade.errors import LayoutError
+
+
+def choose_device(device: str, num_gpus: int, num_ranks: int) -> Literal["cpu", "cuda"]:
+    """The kind of device for `num_ranks` ranks of one machine that has `num_gpus` GPUs.
+
+    `device` is "cpu", "cuda", or "auto": CUDA where there are GPUs, the CPU where there is none. LayoutError if there
+    are GPUs, or must be, and they are too few: a run that computes elsewhere than expected is worse than none.
+    """
+    if device == "cpu" or (device == "auto" and num_gpus == 0):
+        return "cpu"
+    if num_gpus >= num_ranks:
+        return "cuda"
+    fewer = f", or lower parallel.tp × parallel.pp × parallel.dp to {num_gpus}" if num_gpus else ""
+    raise LayoutError(
+        f"train.device = {device!r}, but this machine has {num_gpus} CUDA {'GPU' if num_gpus == 1 else 'GPUs'} for "
+        f"{num_ranks} local {'rank' if num_ranks == 1 else 'ranks'}: each rank needs a GPU of its own. Set "
+        f"train.device = 'cpu'{fewer}."
+    )
+
+
+def describe_device(kind: str, name: str, device: str, torch_version: str) -> str:
+    """What a run says of its device: 'Device: cpu (train.device = "auto", and torch 2.13.0 finds no GPU).'"""
+    if kind == "cuda":
+        return f"Device: cuda, {name} for each rank."
+    if device == "cpu":
+        return 'Device: cpu (train.device = "cpu").'
+    return f'Device: cpu (train.device = "auto", and torch {torch_version} finds no GPU here).'
+
+
+def count_gpus() -> int | None:
+    """CUDA GPUs that torch will find, by the driver's own count, without importing torch; None if that is unknown."""
+    built = _built_for()
+    if built is None:
+        return None
+    if not built:
+        return 0
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    found = ctypes.c_int(0)
+    if driver.cuInit(0) != 0:
+        return 0
+    return found.value if driver.cuDeviceGetCount(ctypes.byref(found)) == 0 else None
+
+
+def _built_for() -> bool | None:
+    """Whether torch was built with CUDA, by the file that says so; None if another driver counts, or none says."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text()
+    except OSError:
+        return None
+    says: dict[str, str] = dict(re.findall(r"^(cuda|hip)\b[^=\n]*=\s*(.+?)\s*$", text, re.MULTILINE))
+    if says.get("hip", "None") != "None" or "cuda" not in says:
+        return None
+    return says["cuda"] != "None"

@@ -1,0 +1,81 @@
+"""Which device ranks compute on: never another one than expected without a word."""
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colonnade.errors import LayoutError
+from colonnade.mesh import devices
+from colonnade.mesh.devices import choose_device, count_gpus, describe_device
+
+
+@pytest.mark.parametrize(
+    ("device", "num_gpus", "num_ranks", "chosen"),
+    [
+        ("cpu", 8, 2, "cpu"),
+        ("auto", 0, 4, "cpu"),
+        ("auto", 4, 4, "cuda"),
+        ("auto", 8, 4, "cuda"),
+        ("cuda", 2, 2, "cuda"),
+    ],
+)
+def test_what_is_chosen(device: str, num_gpus: int, num_ranks: int, chosen: str) -> None:
+    assert choose_device(device, num_gpus, num_ranks) == chosen
+
+
+@pytest.mark.parametrize(("device", "num_gpus"), [("auto", 3), ("cuda", 3), ("cuda", 0)])
+def test_too_few_gpus_are_refused_with_what_to_set(device: str, num_gpus: int) -> None:
+    with pytest.raises(LayoutError) as caught:
+        choose_device(device, num_gpus, 4)
+    said = str(caught.value)
+    assert f"train.device = '{device}', but this machine has {num_gpus} CUDA GPUs for 4 local ranks" in said
+    assert "Set train.device = 'cpu'" in said and ("dp to 3." in said) == (num_gpus == 3)
+
+
+def test_the_device_is_told() -> None:
+    assert describe_device("cuda", "H100", "auto", "2.13") == "Device: cuda, H100 for each rank."
+    assert describe_device("cpu", "", "cpu", "2.13") == 'Device: cpu (train.device = "cpu").'
+    assert 'train.device = "auto", and torch 2.13 finds no GPU' in describe_device("cpu", "", "auto", "2.13")
+
+
+@pytest.mark.parametrize(
+    ("version", "driver", "count"),
+    [
+        ("cuda: Optional[str] = None\nhip: Optional[str] = None\n", 4, 0),
+        ("cuda: Optional[str] = '12.8'\nhip: Optional[str] = None\n", 4, 4),
+        ("cuda: Optional[str] = '12.8'\nhip: Optional[str] = None\n", None, 0),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '6.4'\n", 4, None),
+        ("", 4, None),
+    ],
+)
+def test_gpus_are_counted_without_torch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, driver: int | None, count: int | None
+) -> None:
+    class Driver:
+        def cuInit(self, flags: int) -> int:
+            return 0
+
+        def cuDeviceGetCount(self, found: Any) -> int:
+            found._obj.value = driver
+            return 0
+
+    class Spec:
+        origin = str(tmp_path / "__init__.py")
+
+    def load(name: str) -> Driver:
+        if driver is None:
+            raise OSError(f"{name}: cannot open shared object file")
+        return Driver()
+
+    (tmp_path / "version.py").write_text(version)
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: Spec)
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    assert count_gpus() == count
+
+
+def test_the_count_is_that_of_torch() -> None:
+    import torch
+
+    assert count_gpus() in (None, torch.cuda.device_count())
