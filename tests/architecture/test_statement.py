@@ -11,6 +11,7 @@ from colonnade.architecture.statement import vocab_rows_per_rank
 from colonnade.config.schema import ModelConfig
 from colonnade.mesh.mesh import Axis
 from colonnade.model.gpt import GPT
+from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
 
 NAMED = {
@@ -45,7 +46,7 @@ def test_the_modules_have_what_is_stated(model: ModelConfig, vocab_size: int) ->
     stated = architecture_of(model, vocab_size)
     for names, tp_size in product(STAGES, (1, 2)):
         tp = Axis("tp", tp_size, tp_size - 1)
-        built = GPT(model, vocab_size, tp, units=names)
+        built = GPT(model, vocab_size, Parallel(tp), units=names)
         units = stated.units if names is None else stated.named(names)
         assert list(built.units()) == [unit.name for unit in units]
         places = named_placements(built.parts(), tp)

@@ -10,6 +10,7 @@ from colonnade.data_parallel.buckets import FlatUnit, Storage, flatten
 from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.model.gpt import GPT
 from colonnade.model.initialize import initialize_
+from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import Placement, named_placements
 
 CPU = torch.device("cpu")
@@ -32,7 +33,7 @@ def flat_model(
     """A small GPT with initial weights, and its flat buffers (float64, all whole, unless told otherwise)."""
     kept = kept or storage()
     tp = tp or Mesh().tp
-    gpt = GPT(MODEL.model_copy(update={"tie_embeddings": tied}), VOCAB, tp, units=units).to(kept.exact)
+    gpt = GPT(MODEL.model_copy(update={"tie_embeddings": tied}), VOCAB, Parallel(tp), units=units).to(kept.exact)
     initialize_(gpt, tp, 1)
     return gpt, flatten(named_placements(gpt.parts(), tp), dp or Mesh().dp, kept)
 

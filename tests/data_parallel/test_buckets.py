@@ -11,6 +11,7 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh, paper_mesh
 from colonnade.model.gpt import GPT
 from colonnade.model.initialize import initialize_
+from colonnade.tensor_parallel.parallel import Parallel
 from tests.data_parallel.flat import MODEL, VOCAB, flat_model, storage, weights
 from tests.distributed import run_on_ranks
 
@@ -77,7 +78,7 @@ def test_a_tied_weight_belongs_to_the_table() -> None:
 
 def test_taking_weights_over_changes_no_number() -> None:
     gpt, _ = flat_model(storage(torch.float32))
-    fresh = GPT(MODEL, VOCAB, Mesh().tp)
+    fresh = GPT(MODEL, VOCAB, Parallel(Mesh().tp))
     initialize_(fresh, Mesh().tp, 1)
     assert all(torch.equal(a, b) for a, b in zip(gpt.parameters(), fresh.parameters(), strict=True))
 

@@ -6,6 +6,7 @@ from colonnade.config.schema import ModelConfig
 from colonnade.mesh.mesh import Axis
 from colonnade.model.gpt import GPT
 from colonnade.model.initialize import initialize_
+from colonnade.tensor_parallel.parallel import Parallel
 
 
 def tiny_gpt(
@@ -28,7 +29,7 @@ def tiny_gpt(
         dropout=0.1,
         attention_dropout=0.1,
     )
-    gpt = GPT(model, vocab_size, tp, units=units).double()
+    gpt = GPT(model, vocab_size, Parallel(tp), units=units).double()
     initialize_(gpt, tp, seed)
     if units is None or "embedding" in units:
         assert gpt.embedding.positions is not None

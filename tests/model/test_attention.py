@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from colonnade.config.schema import ModelConfig
 from colonnade.errors import LayoutError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.model.attention import Attention
 from colonnade.model.dropout import Masks
+from colonnade.tensor_parallel.parallel import Parallel
 from tests.distributed import run_on_ranks
 from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_
 
@@ -49,10 +51,14 @@ def renamed(twin: nn.MultiheadAttention, gradients: bool) -> dict[str, Tensor]:
     }
 
 
+def shape(num_heads: int, drop: float) -> ModelConfig:
+    return ModelConfig(hidden_size=HIDDEN, num_heads=num_heads, attention_dropout=drop)
+
+
 def beside_torch(rank: int, num_ranks: int) -> None:
     tp = build_mesh(Layout(tp=num_ranks), rank).tp
     _, weights, gradients, x, expected = torchs()
-    attention = Attention(HIDDEN, N, tp, drop=0.5).double()
+    attention = Attention(shape(N, 0.5), Parallel(tp)).double()
     load_shards_(attention, tp, weights)
     mine = x.detach().clone().requires_grad_()
     y = attention(mine, 0, None)
@@ -77,7 +83,7 @@ def test_each_rank_drops_with_the_masks_of_its_own_heads(rank: int) -> None:
             return super().attention(layer, heads, *args)
 
     tp = paper_mesh(Layout(tp=4), rank).tp
-    attention = Attention(HIDDEN, 8, tp, drop=0.5)
+    attention = Attention(shape(8, 0.5), Parallel(tp))
     attention(torch.ones(S, B, HIDDEN), 3, Recorded(1, torch.arange(B).numpy()))
     assert asked == [range(2 * rank, 2 * rank + 2)]
 
@@ -85,11 +91,11 @@ def test_each_rank_drops_with_the_masks_of_its_own_heads(rank: int) -> None:
 def test_heads_that_tp_does_not_divide_are_refused() -> None:
     tp = paper_mesh(Layout(tp=4), 0).tp
     with pytest.raises(LayoutError, match=r"parallel\.tp = 4 does not divide model\.num_heads = 6"):
-        Attention(24, 6, tp, drop=0.0)
+        Attention(shape(6, 0.0), Parallel(tp))
 
 
 def test_no_dropout_without_masks() -> None:
-    attention = Attention(HIDDEN, N, Mesh().tp, drop=0.5).double()
+    attention = Attention(shape(N, 0.5), Parallel(Mesh().tp)).double()
     load_shards_(attention, Mesh().tp, torchs()[1])
     x = drawn(S, B, HIDDEN, seed=7)
     masks = Masks(1, torch.arange(B).numpy())

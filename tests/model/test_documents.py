@@ -19,6 +19,7 @@ from colonnade.model.attention import KeyValueCache
 from colonnade.model.dropout import Masks
 from colonnade.model.gpt import GPT, Inputs
 from colonnade.model.position import Positions
+from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.train.state import build_state
 from colonnade.train.step import StepResult, train_step
 from tests.distributed import run_on_ranks
@@ -73,7 +74,7 @@ def test_packed_documents_are_documents_computed_alone(position: str, norm_posit
     expected, gradients = loss_and_gradients(gpt, list(separate(PACKED)))
     # a chance that rounds to nothing: nothing is dropped, by the products that are spelled out
     config = configuration(position=position, norm_position=norm_position, attention_dropout=1e-9)
-    spelled_out = GPT(config, VOCAB, Mesh().tp, recompute_attention=recompute).double()
+    spelled_out = GPT(config, VOCAB, Parallel(Mesh().tp, recompute_attention=recompute)).double()
     spelled_out.load_state_dict(gpt.state_dict())
     for model, dropped in ((gpt, False), (spelled_out, True)):
         loss, _ = loss_and_gradients(model, [packed(PACKED, dropped=dropped)])

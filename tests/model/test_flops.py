@@ -9,12 +9,13 @@ from colonnade.architecture.families import architecture_of
 from colonnade.config.schema import ModelConfig
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.gpt import GPT
+from colonnade.tensor_parallel.parallel import Parallel
 from tests.model.plain import plain_logits
 
 
 def test_forward_and_backward_as_torch_counts_them() -> None:
     config = ModelConfig(num_layers=2, hidden_size=16, num_heads=2, ffn_hidden_size=40, seq_length=8)
-    weights = dict(GPT(config, 37, Mesh().tp).named_parameters())
+    weights = dict(GPT(config, 37, Parallel(Mesh().tp)).named_parameters())
     for parameter in weights.values():
         torch.nn.init.normal_(parameter)
     counter = FlopCounterMode(display=False)

@@ -15,6 +15,7 @@ from colonnade.model.attention import KeyValueCache
 from colonnade.model.dropout import Masks
 from colonnade.model.gpt import GPT, Inputs
 from colonnade.model.initialize import initialize_
+from colonnade.tensor_parallel.parallel import Parallel
 from tests.distributed import run_on_ranks
 from tests.model.plain import Drops, leaves, plain_logits, plain_loss
 from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_, sum_replicated_
@@ -30,7 +31,7 @@ def configuration(**changes: Any) -> ModelConfig:
 
 def whole_weights(config: ModelConfig) -> dict[str, Tensor]:
     """Random numbers in every weight, biases and norms too."""
-    gpt = GPT(config, VOCAB, Mesh().tp)
+    gpt = GPT(config, VOCAB, Parallel(Mesh().tp))
     return {name: 0.3 * drawn(*w.shape, seed=i) for i, (name, w) in enumerate(gpt.named_parameters())}
 
 
@@ -70,7 +71,7 @@ def one_beside_the_plain_model(config: ModelConfig, tp: Axis, **how: Any) -> Non
     plain = leaves(whole)
     expected = plain_loss(plain_logits(config, plain, tokens.t(), Drops(SEED, SAMPLES)), labels.t(), weights.t(), 1.0)
     expected.backward()
-    gpt = GPT(config, VOCAB, tp, **how).double()
+    gpt = GPT(config, VOCAB, Parallel(tp, **how)).double()
     load_shards_(gpt, tp, whole)
     loss = gpt(tokens, labels, weights, Masks(SEED, torch.tensor(SAMPLES).numpy()))
     loss.backward()
@@ -102,7 +103,7 @@ def test_recomputed_attention_changes_nothing(what: str) -> None:
 
 
 def serial(config: ModelConfig) -> GPT:
-    gpt = GPT(config, VOCAB, Mesh().tp).double()
+    gpt = GPT(config, VOCAB, Parallel(Mesh().tp)).double()
     load_shards_(gpt, Mesh().tp, whole_weights(config))
     return gpt
 
@@ -159,8 +160,8 @@ def test_alibi_reads_beyond_the_trained_length(cuts: list[int]) -> None:
 
 
 def test_the_longest_text() -> None:
-    assert GPT(configuration(), VOCAB, Mesh().tp).longest == 9
-    alibi = GPT(configuration(position="alibi"), VOCAB, Mesh().tp)
+    assert GPT(configuration(), VOCAB, Parallel(Mesh().tp)).longest == 9
+    alibi = GPT(configuration(position="alibi"), VOCAB, Parallel(Mesh().tp))
     assert alibi.longest is None and alibi.seq_length == 9 and alibi.embedding.positions is None
 
 
@@ -172,7 +173,7 @@ def loss_and_gradient(
 ) -> tuple[Tensor, Tensor]:
     """(loss, all gradients in a row), divided by the scale that the loss is computed with."""
     tokens, labels, loss_weights = inputs()
-    gpt = GPT(config, VOCAB, Mesh().tp).double()
+    gpt = GPT(config, VOCAB, Parallel(Mesh().tp)).double()
     load_shards_(gpt, Mesh().tp, weights)
     gpt = gpt.to(dtype)
     loss = gpt(tokens, labels, loss_weights * scale, Masks(SEED, torch.tensor(SAMPLES).numpy()))
@@ -200,7 +201,7 @@ def test_an_fp32_stream_is_never_rounded(change: dict[str, Any]) -> None:
     """What a bf16 stream would round away is still there behind every unit."""
     tokens, _, _ = inputs()
     for fp32, dtype in ((False, torch.bfloat16), (True, torch.float32)):
-        gpt = GPT(configuration(fp32_residual=fp32, **change), VOCAB, Mesh().tp)
+        gpt = GPT(configuration(fp32_residual=fp32, **change), VOCAB, Parallel(Mesh().tp))
         initialize_(gpt, Mesh().tp, 1)
         gpt, x = gpt.bfloat16(), None
         assert gpt.residual_dtype(torch.bfloat16) is dtype
@@ -213,7 +214,7 @@ def test_an_fp32_stream_is_never_rounded(change: dict[str, Any]) -> None:
 
 def test_overflow_reaches_every_gradient_before_it() -> None:
     tokens, labels, weights = inputs()
-    gpt = GPT(configuration(dropout=0.1, attention_dropout=0.1), VOCAB, Mesh().tp)
+    gpt = GPT(configuration(dropout=0.1, attention_dropout=0.1), VOCAB, Parallel(Mesh().tp))
     initialize_(gpt, Mesh().tp, 1)
     gpt = gpt.half()
     gpt(tokens, labels, weights * 2.0**40, Masks(SEED, torch.tensor(SAMPLES).numpy())).backward()

@@ -11,6 +11,7 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, paper_mesh
 from colonnade.model.gpt import GPT
 from colonnade.model.initialize import initialize_
+from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import placements
 from tests.tensor_parallel.shards import window
 
@@ -19,7 +20,7 @@ VOCAB = 509  # a prime
 
 
 def initial(seed: int = 1, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
-    gpt = GPT(CONFIG, VOCAB, Mesh().tp).to(dtype)
+    gpt = GPT(CONFIG, VOCAB, Parallel(Mesh().tp)).to(dtype)
     initialize_(gpt, Mesh().tp, seed)
     return {name: w.detach() for name, w in gpt.named_parameters()}
 
@@ -54,7 +55,7 @@ def test_shards_are_boxes_of_the_whole_to_the_bit(tp_size: int) -> None:
     whole = initial()
     for rank in range(tp_size):
         tp = paper_mesh(Layout(tp=tp_size), rank).tp
-        gpt = GPT(CONFIG, VOCAB, tp).double()
+        gpt = GPT(CONFIG, VOCAB, Parallel(tp)).double()
         with torch.no_grad():
             for parameter in gpt.parameters():
                 parameter.fill_(torch.nan)

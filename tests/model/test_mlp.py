@@ -4,15 +4,17 @@ import pytest
 import torch
 from torch import nn
 
+from colonnade.config.schema import ModelConfig
 from colonnade.errors import LayoutError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import build_mesh, paper_mesh
-from colonnade.model.mlp import MLP, Activation
+from colonnade.model.mlp import MLP
+from colonnade.tensor_parallel.parallel import Parallel
 from tests.distributed import run_on_ranks
 from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_
 
 HIDDEN, FFN = 6, 20
-APPROXIMATIONS: dict[Activation, str] = {"gelu": "none", "gelu_tanh": "tanh"}
+APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
 def beside_torch(rank: int, num_ranks: int) -> None:
@@ -25,7 +27,7 @@ def beside_torch(rank: int, num_ranks: int) -> None:
         with torch.no_grad():
             for i, parameter in enumerate(layers.parameters()):
                 parameter.copy_(drawn(*parameter.shape, seed=i))
-        mlp = MLP(HIDDEN, FFN, tp, activation=activation).double()
+        mlp = MLP(ModelConfig(hidden_size=HIDDEN, ffn_hidden_size=FFN, activation=activation), Parallel(tp)).double()
         load_shards_(mlp, tp, {names[name]: p for name, p in layers.named_parameters()})
         x, twins = (drawn(5, 3, HIDDEN, seed=9).requires_grad_() for _ in range(2))
         y, expected = mlp(x), layers(twins)
@@ -43,4 +45,4 @@ def test_mlp_is_torchs(tp_size: int) -> None:
 
 def test_a_width_that_tp_does_not_divide_is_refused() -> None:
     with pytest.raises(LayoutError, match=r"parallel\.tp = 3 does not divide"):
-        MLP(6, 20, paper_mesh(Layout(tp=3), 0).tp, activation="gelu")
+        MLP(ModelConfig(hidden_size=6, ffn_hidden_size=20), Parallel(paper_mesh(Layout(tp=3), 0).tp))

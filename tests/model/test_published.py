@@ -10,6 +10,7 @@ from colonnade.config.schema import ModelConfig
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.gpt import GPT
 from colonnade.model.transformer import Block
+from colonnade.tensor_parallel.parallel import Parallel
 from tests.model.test_attention import HIDDEN, N, renamed
 from tests.model.test_gpt import VOCAB, B, S, configuration
 from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_
@@ -104,7 +105,7 @@ def compare(theirs: Any, config: ModelConfig, renamed: Any, *, tolerance: float)
     torch.testing.assert_close(output.loss.double(), expected, rtol=1e-6, atol=0)
     expected.backward()
 
-    gpt, tp = GPT(config, VOCAB, Mesh().tp).double(), Mesh().tp
+    gpt, tp = GPT(config, VOCAB, Parallel(Mesh().tp)).double(), Mesh().tp
     load_shards_(gpt, tp, renamed(dict(theirs.named_parameters())))
     ours = gpt.head.logits(gpt.hidden(tokens)).transpose(0, 1)
     torch.testing.assert_close(ours, output.logits, rtol=tolerance, atol=tolerance)
@@ -125,7 +126,7 @@ def test_torchs_encoder_layer(position: str) -> None:
             parameter.copy_(0.3 * drawn(*parameter.shape, seed=i))
     x, twins = (drawn(5, B, HIDDEN, seed=9).requires_grad_() for _ in range(2))
     expected = twin(twins, src_mask=torch.ones(5, 5, dtype=torch.bool).triu(1))
-    block = Block(config, 0, Mesh().tp).double()
+    block = Block(config, 0, Parallel(Mesh().tp)).double()
     load_shards_(block, Mesh().tp, from_encoder_layer(twin, gradients=False))
     y = block(x)
     torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)

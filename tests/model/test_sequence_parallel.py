@@ -11,7 +11,7 @@ from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.model.attention import KeyValueCache
 from colonnade.model.gpt import GPT
 from colonnade.model.initialize import initialize_
-from colonnade.tensor_parallel.stream import Stream
+from colonnade.tensor_parallel.parallel import Parallel
 from tests.distributed import run_on_ranks
 from tests.model.kept import Kept
 from tests.model.test_gpt import VOCAB, B, S, configuration, inputs
@@ -80,7 +80,7 @@ def test_evaluation_sees_the_whole_stream(tp_size: int) -> None:
 
 def test_no_cache_on_a_cut_stream() -> None:
     tp = paper_mesh(Layout(tp=2), 0).tp
-    gpt = GPT(configuration(), VOCAB, tp, sequence_parallel=True)
+    gpt = GPT(configuration(), VOCAB, Parallel(tp, sequence_parallel=True))
     cache = KeyValueCache(torch.zeros(B, 2, 9, 4), torch.zeros(B, 2, 9, 4))
     with pytest.raises(AssertionError, match="cut along the sequence"):
         gpt.hidden(inputs()[0], caches=[cache, cache])
@@ -88,7 +88,7 @@ def test_no_cache_on_a_cut_stream() -> None:
 
 def test_initial_weights_do_not_depend_on_it() -> None:
     config, tp = configuration(num_layers=LAYERS), paper_mesh(Layout(tp=2), 1).tp
-    one, other = GPT(config, VOCAB, tp), GPT(config, VOCAB, tp, sequence_parallel=True)
+    one, other = GPT(config, VOCAB, Parallel(tp)), GPT(config, VOCAB, Parallel(tp, sequence_parallel=True))
     for gpt in (one, other):
         initialize_(gpt, tp, 3)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
@@ -101,15 +101,15 @@ def parts_of_a_stream(rank: int, num_ranks: int) -> None:
     def mine(t: Tensor) -> Tensor:
         return t.chunk(tp.size)[tp.rank]
 
-    whole, cut = Stream(tp), Stream(tp, cut=True)
+    whole, cut = Parallel(tp), Parallel(tp, sequence_parallel=True)
     assert torch.equal(whole.enter(x), x) and torch.equal(cut.enter(mine(x)), x)
-    assert torch.equal(whole.whole(x), x) and torch.equal(cut.whole(mine(x)), x)
+    assert torch.equal(whole.gather(x), x) and torch.equal(cut.gather(mine(x)), x)
     torch.testing.assert_close(whole.leave(x), tp.size * x)
     torch.testing.assert_close(cut.leave(x), tp.size * mine(x))
-    assert whole.first(2) == 0 and cut.first(2) == 2 * tp.rank
+    assert whole.first_position(2) == 0 and cut.first_position(2) == 2 * tp.rank
     tokens = torch.ones(5, 2, dtype=torch.int64)
-    assert torch.equal(whole.fill(tokens), tokens) and torch.equal(cut.fill(tokens)[:5], tokens)
-    assert len(cut.fill(tokens)) % tp.size == 0 and not cut.fill(tokens)[5:].any()
+    assert torch.equal(whole.pad(tokens), tokens) and torch.equal(cut.pad(tokens)[:5], tokens)
+    assert len(cut.pad(tokens)) % tp.size == 0 and not cut.pad(tokens)[5:].any()
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4])

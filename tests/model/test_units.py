@@ -13,6 +13,7 @@ from colonnade.model.dropout import Masks
 from colonnade.model.gpt import GPT, Inputs
 from colonnade.model.initialize import initialize_
 from colonnade.tensor_parallel.gemm import WeightGradients
+from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
 from tests.distributed import run_on_ranks
 from tests.model.test_gpt import SAMPLES, SEED, VOCAB, configuration, inputs
@@ -27,8 +28,8 @@ SHAPES = {
 }
 
 
-def built(config: ModelConfig, tp: Axis, **how: Any) -> GPT:
-    gpt = GPT(config, VOCAB, tp, **how).double()
+def built(config: ModelConfig, tp: Axis, units: list[str] | None = None, **how: Any) -> GPT:
+    gpt = GPT(config, VOCAB, Parallel(tp, **how), units=units).double()
     initialize_(gpt, tp, 7)
     return gpt
 
@@ -87,16 +88,21 @@ def test_stages_are_the_whole(what: str) -> None:
 
 
 def test_units_in_forward_order() -> None:
-    assert list(GPT(configuration(), VOCAB, Mesh().tp).units()) == ["embedding", "blocks.0", "blocks.1", "head"]
+    assert list(GPT(configuration(), VOCAB, Parallel(Mesh().tp)).units()) == [
+        "embedding",
+        "blocks.0",
+        "blocks.1",
+        "head",
+    ]
     chosen = ["blocks.1", "blocks.3", "head"]
-    gpt = GPT(configuration(num_layers=4, tie_embeddings=False), VOCAB, Mesh().tp, units=chosen)
+    gpt = GPT(configuration(num_layers=4, tie_embeddings=False), VOCAB, Parallel(Mesh().tp), units=chosen)
     assert list(gpt.units()) == chosen
     assert {name.split(".")[1] for name, _ in gpt.blocks.named_parameters(prefix="blocks")} == {"1", "3"}
 
 
 def test_parts_name_every_weight_once() -> None:
     for config in SHAPES.values():
-        gpt = GPT(config, VOCAB, Mesh().tp)
+        gpt = GPT(config, VOCAB, Parallel(Mesh().tp))
         named = logical(gpt, Mesh().tp)
         assert sum(t.numel() for t in named.values()) == sum(p.numel() for p in gpt.parameters())
         assert list(named) == [name for name, _ in gpt.named_parameters()]
@@ -115,16 +121,16 @@ def test_parts_name_every_weight_once() -> None:
     ],
 )
 def test_parts(what: str, units: list[str] | None, parts: list[str]) -> None:
-    assert list(GPT(SHAPES[what], VOCAB, Mesh().tp, units=units).parts()) == parts
+    assert list(GPT(SHAPES[what], VOCAB, Parallel(Mesh().tp), units=units).parts()) == parts
 
 
 def test_needs() -> None:
-    tied = GPT(SHAPES["tied"], VOCAB, Mesh().tp)
+    tied = GPT(SHAPES["tied"], VOCAB, Parallel(Mesh().tp))
     assert tied.needs("embedding") == ["embedding.tokens", "embedding"]
     assert tied.needs("blocks.3") == ["blocks.3"]
     assert tied.needs("head") == ["embedding.tokens", "head"]
-    assert GPT(SHAPES["untied"], VOCAB, Mesh().tp).needs("head") == ["head"]
-    bare = GPT(SHAPES["nothing but the table"], VOCAB, Mesh().tp)
+    assert GPT(SHAPES["untied"], VOCAB, Parallel(Mesh().tp)).needs("head") == ["head"]
+    bare = GPT(SHAPES["nothing but the table"], VOCAB, Parallel(Mesh().tp))
     assert bare.needs("embedding") == bare.needs("head") == ["embedding.tokens"]
 
 
@@ -149,7 +155,7 @@ def test_what_a_unit_needs_is_what_it_multiplies_with(what: str) -> None:
 
 def test_the_streams_type() -> None:
     sixteen, exact = torch.bfloat16, torch.float32
-    plain, wide = (GPT(configuration(fp32_residual=fp32), VOCAB, Mesh().tp) for fp32 in (False, True))
+    plain, wide = (GPT(configuration(fp32_residual=fp32), VOCAB, Parallel(Mesh().tp)) for fp32 in (False, True))
     assert plain.residual_dtype(sixteen) is sixteen and wide.residual_dtype(sixteen) is exact
     assert plain.residual_dtype(torch.float64) is wide.residual_dtype(torch.float64) is torch.float64
 

@@ -12,6 +12,7 @@ from colonnade.model.dropout import Masks
 from colonnade.model.gpt import GPT, Inputs
 from colonnade.planner.activations import Microbatch, Precision, kept
 from colonnade.tensor_parallel.gemm import WeightGradients, multiplies_natively
+from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.train.memory import LiveTensors
 from colonnade.train.state import DTYPES
 
@@ -37,7 +38,7 @@ def microbatch(keys: dict[str, object], precision: Precision, recompute: str, tp
 def built(batch: Microbatch) -> GPT:
     """Rank 0 of tp ranks that do not talk: each collective is the identity."""
     dtype, tp = DTYPES[batch.precision], Axis("tp", batch.parallel.tp)
-    gpt = GPT(batch.model, VOCAB, tp, recompute_attention=batch.parallel.recompute == "selective").to(dtype)
+    gpt = GPT(batch.model, VOCAB, Parallel(tp, recompute_attention=batch.parallel.recompute == "selective")).to(dtype)
     for weight in gpt.parameters():
         weight.grad_dtype = torch.promote_types(dtype, torch.float32)
         weight.grad = torch.zeros_like(weight, dtype=weight.grad_dtype)
@@ -66,7 +67,7 @@ def test_put_off_weight_gradients() -> None:
     """What zero-bubble's W holds on to, once backward has let go of everything else."""
     batch = microbatch(MODELS[-1], "fp32", "none", 1)
     later = WeightGradients()
-    gpt = GPT(batch.model, VOCAB, Axis("tp"), units=["blocks.0"], weight_gradients=later)
+    gpt = GPT(batch.model, VOCAB, Parallel(Axis("tp"), weight_gradients=later), units=["blocks.0"])
     for weight in gpt.parameters():
         weight.grad = torch.zeros_like(weight)
     x = torch.randn(SEQ_LENGTH, BATCH, 32, requires_grad=True)

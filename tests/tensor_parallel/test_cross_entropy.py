@@ -17,6 +17,7 @@ from colonnade.mesh.mesh import Axis, Mesh, build_mesh, paper_mesh
 from colonnade.tensor_parallel import cross_entropy
 from colonnade.tensor_parallel.cross_entropy import output_loss, token_losses
 from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
+from colonnade.tensor_parallel.parallel import Parallel
 from tests.distributed import run_on_ranks
 from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_
 
@@ -61,7 +62,7 @@ class Setting:
 def beside_torch(setting: Setting, tp: Axis) -> None:
     hidden, table, labels, weights = problem(setting.vocab_size, setting.scale)
     loss, hidden_gradient, table_gradient, losses = torchs(hidden, table, labels, weights)
-    layer = VocabParallelEmbedding(setting.vocab_size, HIDDEN, tp).double()
+    layer = VocabParallelEmbedding(setting.vocab_size, HIDDEN, Parallel(tp)).double()
     load_shards_(layer, tp, {"weight": table}, padding=setting.padding)
     x = setting.mine(hidden, tp).clone().requires_grad_()
     with chunks_of(setting.chunk):
@@ -124,7 +125,7 @@ def test_large_and_small_logits() -> None:
 def on_serial(vocab_size: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, VocabParallelEmbedding, Any]:
     tp = Mesh().tp
     hidden, table, labels, weights = problem(vocab_size)
-    layer = VocabParallelEmbedding(vocab_size, HIDDEN, tp).double()
+    layer = VocabParallelEmbedding(vocab_size, HIDDEN, Parallel(tp)).double()
     load_shards_(layer, tp, {"weight": table})
     layer.to(dtype)
     return hidden.to(dtype).requires_grad_(), layer, (labels, weights)
@@ -170,7 +171,7 @@ def test_bf16_loses_no_more_than_its_operands() -> None:
 
 def test_two_numbers_a_token_cross_ranks() -> None:
     mesh = paper_mesh(Layout(tp=4), 1)
-    layer = VocabParallelEmbedding(37, HIDDEN, mesh.tp).double()
+    layer = VocabParallelEmbedding(37, HIDDEN, Parallel(mesh.tp)).double()
     load_shards_(layer, mesh.tp, {"weight": drawn(37, HIDDEN, seed=2)})
     hidden, _, labels, weights = problem(37)
     output_loss(hidden.requires_grad_(), layer.weight, labels, weights, tp=mesh.tp, vocab_size=37).backward()
@@ -182,7 +183,7 @@ def test_two_numbers_a_token_cross_ranks() -> None:
 def test_what_a_cut_stream_sends() -> None:
     """It is gathered once forward; the gradient comes back by reduce-scatter."""
     mesh = paper_mesh(Layout(tp=4), 1)
-    layer = VocabParallelEmbedding(37, HIDDEN, mesh.tp).double()
+    layer = VocabParallelEmbedding(37, HIDDEN, Parallel(mesh.tp)).double()
     load_shards_(layer, mesh.tp, {"weight": drawn(37, HIDDEN, seed=2)})
     hidden, _, labels, weights = problem(37)
     x = hidden[:1].requires_grad_()

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, build_mesh, paper_mesh
 from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
+from colonnade.tensor_parallel.parallel import Parallel
 from tests.distributed import run_on_ranks
 from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_
 
@@ -26,7 +27,7 @@ def look_up_beside_torch(vocab_size: int, tp: Axis, sequence_parallel: bool) -> 
     whole = drawn(vocab_size, HIDDEN, seed=1)
     with torch.no_grad():
         twin.weight.copy_(whole)
-    layer = VocabParallelEmbedding(vocab_size, HIDDEN, tp, sequence_parallel=sequence_parallel).double()
+    layer = VocabParallelEmbedding(vocab_size, HIDDEN, Parallel(tp, sequence_parallel=sequence_parallel)).double()
     load_shards_(layer, tp, {"weight": whole}, padding=1e9)  # padding must not be seen
     grad = drawn(8, 4, HIDDEN, seed=2)
 
@@ -49,14 +50,14 @@ def test_lookup_is_torchs(tp_size: int) -> None:
 
 def test_what_it_sends() -> None:
     mesh = paper_mesh(Layout(tp=2), 1)
-    layer = VocabParallelEmbedding(10, HIDDEN, mesh.tp)
+    layer = VocabParallelEmbedding(10, HIDDEN, Parallel(mesh.tp))
     layer(torch.zeros(5, 3, dtype=torch.int64)).sum().backward()
     assert [(e.operation, e.shape, e.backward) for e in mesh.ledger.entries] == [("all_reduce", (5, 3, HIDDEN), False)]
 
 
 def test_what_it_sends_where_the_sequence_is_cut() -> None:
     mesh = paper_mesh(Layout(tp=2), 1)
-    layer = VocabParallelEmbedding(10, HIDDEN, mesh.tp, sequence_parallel=True)
+    layer = VocabParallelEmbedding(10, HIDDEN, Parallel(mesh.tp, sequence_parallel=True))
     layer(torch.zeros(6, 3, dtype=torch.int64)).sum().backward()
     sent = [(e.operation, e.shape, e.backward) for e in mesh.ledger.entries]
     assert sent == [("reduce_scatter", (6, 3, HIDDEN), False), ("all_gather", (3, 3, HIDDEN), True)]

@@ -10,6 +10,7 @@ from colonnade.errors import LayoutError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh, paper_mesh
 from colonnade.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, shard_size
+from colonnade.tensor_parallel.parallel import Parallel
 from tests.distributed import run_on_ranks
 from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_, sum_replicated_
 
@@ -45,7 +46,7 @@ def column(rank: int, num_ranks: int) -> Any:
     tp = build_mesh(Layout(tp=num_ranks), rank).tp
     linear, x, y, grad = twin()
     weights, gradients = wholes(linear)
-    layer = ColumnParallelLinear(IN, OUT, tp).double()
+    layer = ColumnParallelLinear(IN, OUT, Parallel(tp)).double()
     load_shards_(layer, tp, weights)
     mine = x.detach().clone().requires_grad_()
     out = layer(mine)
@@ -59,7 +60,7 @@ def row(rank: int, num_ranks: int) -> Any:
     tp = build_mesh(Layout(tp=num_ranks), rank).tp
     linear, x, y, grad = twin()
     weights, gradients = wholes(linear)
-    layer = RowParallelLinear(IN, OUT, tp).double()
+    layer = RowParallelLinear(IN, OUT, Parallel(tp)).double()
     load_shards_(layer, tp, weights)
     mine = cut(x.detach(), tp).clone().requires_grad_()
     out = layer(mine)
@@ -74,7 +75,7 @@ def column_of_a_cut_stream(rank: int, num_ranks: int) -> Any:
     tp = build_mesh(Layout(tp=num_ranks), rank).tp
     linear, x, y, grad = twin()
     weights, gradients = wholes(linear)
-    layer = ColumnParallelLinear(IN, OUT, tp, sequence_parallel=True).double()
+    layer = ColumnParallelLinear(IN, OUT, Parallel(tp, sequence_parallel=True)).double()
     load_shards_(layer, tp, weights)
     mine = cut(x.detach(), tp, 0).clone().requires_grad_()
     out = layer(mine)
@@ -89,7 +90,7 @@ def row_into_a_cut_stream(rank: int, num_ranks: int) -> Any:
     tp = build_mesh(Layout(tp=num_ranks), rank).tp
     linear, x, y, grad = twin()
     weights, gradients = wholes(linear)
-    layer = RowParallelLinear(IN, OUT, tp, sequence_parallel=True).double()
+    layer = RowParallelLinear(IN, OUT, Parallel(tp, sequence_parallel=True)).double()
     load_shards_(layer, tp, weights)
     mine = cut(x.detach(), tp).clone().requires_grad_()
     out = layer(mine)
@@ -121,9 +122,9 @@ def test_what_each_layer_sends() -> None:
     """Column: one all-reduce of the input's size, backward. Row: one of the output's size, forward."""
     mesh = paper_mesh(Layout(tp=4), 1)
     x = torch.ones(S, B, IN, requires_grad=True)
-    y = ColumnParallelLinear(IN, OUT, mesh.tp)(x)
+    y = ColumnParallelLinear(IN, OUT, Parallel(mesh.tp))(x)
     assert not mesh.ledger.entries and y.shape == (S, B, OUT // 4)
-    z = RowParallelLinear(OUT, 20, mesh.tp)(y)
+    z = RowParallelLinear(OUT, 20, Parallel(mesh.tp))(y)
     z.sum().backward()
     sent = [(entry.operation, entry.shape, entry.backward) for entry in mesh.ledger.entries]
     assert sent == [("all_reduce", (S, B, 20), False), ("all_reduce", (S, B, IN), True)]
@@ -133,9 +134,9 @@ def test_what_each_layer_sends_where_the_sequence_is_cut() -> None:
     """The two halves of each all-reduce, and once more the gathering of what Column has kept a part of."""
     mesh = paper_mesh(Layout(tp=4), 1)
     x = torch.ones(S // 4, B, IN, requires_grad=True)
-    y = ColumnParallelLinear(IN, OUT, mesh.tp, sequence_parallel=True)(x)
+    y = ColumnParallelLinear(IN, OUT, Parallel(mesh.tp, sequence_parallel=True))(x)
     assert y.shape == (S, B, OUT // 4)
-    z = RowParallelLinear(OUT, 20, mesh.tp, sequence_parallel=True)(y)
+    z = RowParallelLinear(OUT, 20, Parallel(mesh.tp, sequence_parallel=True))(y)
     assert z.shape == (S // 4, B, 20)
     forward = len(mesh.ledger.entries)
     z.sum().backward()
@@ -148,7 +149,7 @@ def test_what_each_layer_sends_where_the_sequence_is_cut() -> None:
 def test_column_keeps_its_own_part_of_a_cut_stream() -> None:
     tp = paper_mesh(Layout(tp=4), 1).tp
     x = torch.ones(S // 4, B, IN, requires_grad=True)
-    layer = ColumnParallelLinear(IN, OUT, tp, sequence_parallel=True)
+    layer = ColumnParallelLinear(IN, OUT, Parallel(tp, sequence_parallel=True))
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t), lambda _: torch.empty(0)):
         layer(x)
@@ -157,7 +158,7 @@ def test_column_keeps_its_own_part_of_a_cut_stream() -> None:
 
 def test_gradients_add_up_over_backwards() -> None:
     tp = Mesh().tp
-    layer = RowParallelLinear(IN, OUT, tp).double()
+    layer = RowParallelLinear(IN, OUT, Parallel(tp)).double()
     linear, _, _, _ = twin()
     weights, _ = wholes(linear)
     load_shards_(layer, tp, weights)
@@ -175,7 +176,7 @@ def test_gradients_add_up_over_backwards() -> None:
 def test_a_size_that_tp_does_not_divide_is_refused(build: Any, what: str) -> None:
     tp = paper_mesh(Layout(tp=4), 0).tp
     with pytest.raises(LayoutError, match=f"parallel.tp = 4 does not divide the layer's {what}"):
-        build(10, 10, tp)
+        build(10, 10, Parallel(tp))
 
 
 def test_shard_sizes() -> None:

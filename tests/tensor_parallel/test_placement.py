@@ -9,13 +9,14 @@ from colonnade.config.schema import ModelConfig
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import paper_mesh
 from colonnade.model.gpt import GPT
+from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import placements
 from tests.tensor_parallel.shards import window
 
 
 def model(vocab_size: int, tp_size: int, rank: int, *, tied: bool = True) -> GPT:
     config = ModelConfig(num_layers=1, hidden_size=16, num_heads=8, seq_length=4, tie_embeddings=tied)
-    return GPT(config, vocab_size, paper_mesh(Layout(tp=tp_size), rank).tp)
+    return GPT(config, vocab_size, Parallel(paper_mesh(Layout(tp=tp_size), rank).tp))
 
 
 @given(st.integers(1, 70), st.sampled_from([1, 2, 4, 8]), st.booleans())

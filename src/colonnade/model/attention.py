@@ -11,12 +11,12 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from colonnade.mesh.mesh import Axis
+from colonnade.config.schema import ModelConfig
 from colonnade.model.attend import attend, attend_to_cache, attend_with_dropout
 from colonnade.model.dropout import Masks
 from colonnade.model.position import alibi_slopes
-from colonnade.tensor_parallel.gemm import WeightGradients
 from colonnade.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, shard_size
+from colonnade.tensor_parallel.parallel import Parallel
 
 
 @dataclass
@@ -38,38 +38,17 @@ class KeyValueCache:
 class Attention(nn.Module):
     """Causal self-attention with its two linear layers."""
 
-    def __init__(
-        self,
-        hidden_size: int,
-        num_heads: int,
-        tp: Axis,
-        *,
-        drop: float,
-        alibi: bool = False,
-        recompute: bool = False,
-        sequence_parallel: bool = False,
-        weight_gradients: WeightGradients | None = None,
-    ) -> None:
+    def __init__(self, model: ModelConfig, parallel: Parallel) -> None:
         super().__init__()
-        self.head_dim, self.drop = hidden_size // num_heads, drop
-        mine = shard_size(num_heads, tp, "model.num_heads")
+        h, tp = model.hidden_size, parallel.tp
+        self.head_dim, self.drop = model.head_dim, model.attention_dropout
+        mine = shard_size(model.num_heads, tp, "model.num_heads")
         self.heads = range(tp.rank * mine, (tp.rank + 1) * mine)
-        self.slopes = alibi_slopes(num_heads)[tp.rank * mine : (tp.rank + 1) * mine] if alibi else None
-        self.recompute = recompute
-        self.qkv = ColumnParallelLinear(
-            hidden_size,
-            3 * hidden_size,
-            tp,
-            sequence_parallel=sequence_parallel,
-            weight_gradients=weight_gradients,
-        )
-        self.output = RowParallelLinear(
-            hidden_size,
-            hidden_size,
-            tp,
-            sequence_parallel=sequence_parallel,
-            weight_gradients=weight_gradients,
-        )
+        alibi = model.position == "alibi"
+        self.slopes = alibi_slopes(model.num_heads)[self.heads.start : self.heads.stop] if alibi else None
+        self.recompute = parallel.recompute_attention
+        self.qkv = ColumnParallelLinear(h, 3 * h, parallel)
+        self.output = RowParallelLinear(h, h, parallel)
 
     def forward(
         self,

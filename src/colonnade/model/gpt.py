@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from colonnade.architecture.families import architecture_of
 from colonnade.architecture.gpt import TABLE
 from colonnade.config.schema import ModelConfig
-from colonnade.mesh.mesh import Axis
 from colonnade.mesh.randomness import Purpose
 from colonnade.model.attend import visible_keys
 from colonnade.model.attention import KeyValueCache
@@ -32,8 +31,7 @@ from colonnade.model.position import Positions
 from colonnade.model.transformer import Block, residual_dtype
 from colonnade.tensor_parallel.cross_entropy import local_logits, output_loss, token_losses
 from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
-from colonnade.tensor_parallel.gemm import WeightGradients
-from colonnade.tensor_parallel.stream import Stream
+from colonnade.tensor_parallel.parallel import Parallel
 
 
 @dataclass(frozen=True)
@@ -62,11 +60,11 @@ class Inputs:
 class Embedding(nn.Module):
     """Tokens, and learned positions where the model has them, into the residual stream."""
 
-    def __init__(self, model: ModelConfig, vocab_size: int, stream: Stream) -> None:
+    def __init__(self, model: ModelConfig, vocab_size: int, parallel: Parallel) -> None:
         super().__init__()
-        self.drop, self.stream, self.fp32_residual = model.dropout, stream, model.fp32_residual
+        self.drop, self.parallel, self.fp32_residual = model.dropout, parallel, model.fp32_residual
         h = model.hidden_size
-        self.tokens = _table(model, vocab_size, stream)
+        self.tokens = VocabParallelEmbedding(vocab_size, h, parallel)
         self.positions = Positions(model.seq_length, h) if model.position == "learned" else None
         self.norm = Norm(h, epsilon=model.norm_epsilon) if model.embedding_norm else None
 
@@ -78,7 +76,7 @@ class Embedding(nn.Module):
         """
         x = self.tokens(tokens)
         x = x.to(residual_dtype(x.dtype, self.fp32_residual))
-        first = self.stream.first(len(x))
+        first = self.parallel.first_position(len(x))
         if self.positions is not None:
             x = self.positions(x, first_position + first if positions is None else positions[first : first + len(x)])
         if self.norm is not None:
@@ -93,13 +91,13 @@ class Head(nn.Module):
     """
 
     def __init__(
-        self, model: ModelConfig, vocab_size: int, stream: Stream, tied: VocabParallelEmbedding | None = None
+        self, model: ModelConfig, vocab_size: int, parallel: Parallel, tied: VocabParallelEmbedding | None = None
     ) -> None:
         super().__init__()
-        self.stream, self.vocab_size = stream, vocab_size
+        self.parallel, self.vocab_size = parallel, vocab_size
         pre = model.norm_position == "pre"
         self.norm = Norm(model.hidden_size, epsilon=model.norm_epsilon) if pre else None
-        self.output = tied or _table(model, vocab_size, stream)
+        self.output = tied or VocabParallelEmbedding(vocab_size, model.hidden_size, parallel)
 
     def forward(self, x: Tensor, labels: Tensor, loss_weights: Tensor) -> Tensor:
         """[s, b, h] (sequence parallel: [s/tp, b, h]), labels [s, b] -> Σ loss_weights · token loss, []"""
@@ -108,20 +106,20 @@ class Head(nn.Module):
             self.output.weight,
             labels,
             loss_weights,
-            tp=self.stream.tp,
+            tp=self.parallel.tp,
             vocab_size=self.vocab_size,
-            sequence_parallel=self.stream.cut,
+            sequence_parallel=self.parallel.sequence_parallel,
         )
 
     def token_losses(self, x: Tensor, labels: Tensor) -> Tensor:
         """Whole stream [s, b, h], labels [s, b] -> each token's loss [s, b]"""
-        return token_losses(self.normed(x), self.output.weight, labels, tp=self.stream.tp, vocab_size=self.vocab_size)
+        return token_losses(self.normed(x), self.output.weight, labels, tp=self.parallel.tp, vocab_size=self.vocab_size)
 
     def logits(self, x: Tensor) -> Tensor:
         """Whole stream [s, b, h] -> this rank's real rows of the logits, [s, b, ≤ v/tp] in fp32 (generation gathers one
         position's).
         """
-        return local_logits(self.normed(x), self.output.weight, tp=self.stream.tp, vocab_size=self.vocab_size)
+        return local_logits(self.normed(x), self.output.weight, tp=self.parallel.tp, vocab_size=self.vocab_size)
 
     def normed(self, x: Tensor) -> Tensor:
         """[..., h] -> [..., h] in the output layer's type: what it multiplies with."""
@@ -131,27 +129,18 @@ class Head(nn.Module):
 class GPT(nn.Module):
     """Embedding, blocks, head, or those of them that a rank has. The token table is cut over tp; so is every block.
 
-    `sequence_parallel`: between the layers each tp rank has its part of the sequence alone. The gradients of weights
-    whose `Placement.dim` is None are then partial sums over tp. `recompute_attention`: backward computes attention
-    probabilities again. `units`: None, or the names of those to build, in the order of the model.
+    Under sequence parallelism the gradients of weights whose `Placement.dim` is None are partial sums over tp. `units`:
+    None, or the names of those to build, in the order of the model.
     """
 
     embedding: Embedding
     head: Head
 
     def __init__(
-        self,
-        model: ModelConfig,
-        vocab_size: int,
-        tp: Axis,
-        *,
-        sequence_parallel: bool = False,
-        recompute_attention: bool = False,
-        units: Sequence[str] | None = None,
-        weight_gradients: WeightGradients | None = None,
+        self, model: ModelConfig, vocab_size: int, parallel: Parallel, *, units: Sequence[str] | None = None
     ) -> None:
         super().__init__()
-        self.vocab_size, self.stream = vocab_size, Stream(tp, sequence_parallel)
+        self.vocab_size, self.parallel = vocab_size, parallel
         self.tied, self.fp32_residual = model.tie_embeddings, model.fp32_residual
         self.seq_length = model.seq_length
         self.longest = model.seq_length if model.position == "learned" else None
@@ -159,20 +148,13 @@ class GPT(nn.Module):
         self.architecture = architecture_of(model, vocab_size)
         chosen = self.architecture.unit_names if units is None else units
         if "embedding" in chosen:
-            self.embedding = Embedding(model, vocab_size, self.stream)
+            self.embedding = Embedding(model, vocab_size, parallel)
         self.blocks = nn.ModuleDict()
         for layer in [int(name.removeprefix("blocks.")) for name in chosen if name.startswith("blocks.")]:
-            self.blocks[str(layer)] = Block(
-                model,
-                layer,
-                tp,
-                sequence_parallel=sequence_parallel,
-                recompute_attention=recompute_attention,
-                weight_gradients=weight_gradients,
-            )
+            self.blocks[str(layer)] = Block(model, layer, parallel)
         if "head" in chosen:
             tied = self.embedding.tokens if self.tied and "embedding" in chosen else None
-            self.head = Head(model, vocab_size, self.stream, tied)
+            self.head = Head(model, vocab_size, parallel, tied)
 
     def units(self) -> dict[str, nn.Module]:
         """This rank's units in the order of a forward pass."""
@@ -223,12 +205,14 @@ class GPT(nn.Module):
         With caches: positions after those cached. Under sequence parallelism: any s, no gradients, no caches (a model
         that writes text is built without).
         """
-        assert not (caches and self.stream.cut), "a stream that is cut along the sequence cannot go on from a cache"
+        assert not (caches and self.parallel.sequence_parallel), (
+            "a stream that is cut along the sequence cannot go on from a cache"
+        )
         first = caches[0].length if caches else 0
-        x: Tensor = self.embedding(self.stream.fill(tokens), masks, first)
+        x: Tensor = self.embedding(self.parallel.pad(tokens), masks, first)
         for i, block in enumerate(self.blocks.values()):
             x = block(x, masks, caches[i] if caches else None)
-        return self.stream.whole(x)[: len(tokens)]
+        return self.parallel.gather(x)[: len(tokens)]
 
     def forward(self, tokens: Tensor, labels: Tensor, loss_weights: Tensor, masks: Masks | None = None) -> Tensor:
         """tokens, labels, loss_weights [s, b] -> Σ loss_weights · cross entropy, []. Needs all units."""
@@ -257,10 +241,6 @@ class GPT(nn.Module):
         if hasattr(self, "embedding"):
             return self.embedding.tokens
         return self.head.output if self.tied and hasattr(self, "head") else None
-
-
-def _table(model: ModelConfig, vocab_size: int, stream: Stream) -> VocabParallelEmbedding:
-    return VocabParallelEmbedding(vocab_size, model.hidden_size, stream.tp, sequence_parallel=stream.cut)
 
 
 def _has_own(module: nn.Module, table: nn.Module | None) -> bool:

@@ -10,14 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from colonnade.config.schema import ModelConfig
-from colonnade.mesh.mesh import Axis
 from colonnade.mesh.randomness import Purpose
 from colonnade.model.attention import Attention, KeyValueCache
 from colonnade.model.dropout import Masks, dropout
 from colonnade.model.mlp import MLP
 from colonnade.model.norm import Norm
-from colonnade.tensor_parallel.gemm import WeightGradients
-from colonnade.tensor_parallel.stream import Stream
+from colonnade.tensor_parallel.parallel import Parallel
 
 
 def residual_dtype(compute_dtype: torch.dtype, fp32_residual: bool) -> torch.dtype:
@@ -26,42 +24,17 @@ def residual_dtype(compute_dtype: torch.dtype, fp32_residual: bool) -> torch.dty
 
 
 class Block(nn.Module):
-    """Attention, then MLP; two all-reduces forward and two backward (see `stream.py` for sequence parallelism)."""
+    """Attention, then MLP; two all-reduces forward and two backward (see `parallel.py` for sequence parallelism)."""
 
-    def __init__(
-        self,
-        model: ModelConfig,
-        layer: int,
-        tp: Axis,
-        *,
-        sequence_parallel: bool = False,
-        recompute_attention: bool = False,
-        weight_gradients: WeightGradients | None = None,
-    ) -> None:
+    def __init__(self, model: ModelConfig, layer: int, parallel: Parallel) -> None:
         super().__init__()
         h = model.hidden_size
         self.layer, self.drop, self.pre = layer, model.dropout, model.norm_position == "pre"
-        self.stream = Stream(tp, sequence_parallel)
+        self.parallel = parallel
         self.attention_norm = Norm(h, epsilon=model.norm_epsilon)
-        self.attention = Attention(
-            h,
-            model.num_heads,
-            tp,
-            drop=model.attention_dropout,
-            alibi=model.position == "alibi",
-            recompute=recompute_attention,
-            sequence_parallel=sequence_parallel,
-            weight_gradients=weight_gradients,
-        )
+        self.attention = Attention(model, parallel)
         self.mlp_norm = Norm(h, epsilon=model.norm_epsilon)
-        self.mlp = MLP(
-            h,
-            model.ffn,
-            tp,
-            activation=model.activation,
-            sequence_parallel=sequence_parallel,
-            weight_gradients=weight_gradients,
-        )
+        self.mlp = MLP(model, parallel)
 
     def forward(
         self,
@@ -85,5 +58,5 @@ class Block(nn.Module):
     ) -> Tensor:
         """The residual around a sublayer, and its norm. The sum has the stream's type, the sublayer its weights'."""
         y = sublayer(norm(x) if self.pre else x.to(norm.weight.dtype))
-        y = dropout(y, self.drop, masks, Purpose.RESIDUAL_DROPOUT, mask, first=self.stream.first(len(x)))
+        y = dropout(y, self.drop, masks, Purpose.RESIDUAL_DROPOUT, mask, first=self.parallel.first_position(len(x)))
         return x + y if self.pre else norm(x + y, x.dtype)

@@ -18,6 +18,7 @@ from colonnade.model.dropout import Masks
 from colonnade.model.gpt import GPT, Inputs
 from colonnade.model.initialize import initialize_
 from colonnade.model.precision import DTYPES
+from colonnade.tensor_parallel.parallel import Parallel
 
 _TIMES = 3
 """Each unit runs once to warm up and so often to be timed; the fastest counts, for others only disturb."""
@@ -30,7 +31,7 @@ def measured(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, v
         torch.set_num_threads(train.threads)
     tp = paper_mesh(Layout(tp=parallel.tp), 0).tp
     one = model.model_copy(update={"num_layers": 1})
-    gpt = GPT(one, vocab_size, tp, recompute_attention=parallel.recompute == "selective")
+    gpt = GPT(one, vocab_size, Parallel(tp, recompute_attention=parallel.recompute == "selective"))
     initialize_(gpt, tp, train.seed)
     gpt = gpt.to(device=device, dtype=DTYPES[train.precision])
     inputs = _inputs(model, train, vocab_size, device)

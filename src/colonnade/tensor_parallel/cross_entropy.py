@@ -25,7 +25,7 @@ from colonnade.mesh.collectives import all_gather
 from colonnade.mesh.mesh import Axis
 from colonnade.tensor_parallel.gemm import add_product_, exact, gradient_of, products_of_16_bits
 from colonnade.tensor_parallel.logits import CHUNK_LOGITS
-from colonnade.tensor_parallel.stream import Stream
+from colonnade.tensor_parallel.parallel import Parallel
 
 
 def output_loss(
@@ -47,7 +47,7 @@ def output_loss(
     multiple of it.
     """
     rows = real_rows(weight, tp, vocab_size)
-    whole = Stream(tp, sequence_parallel).enter(hidden)
+    whole = Parallel(tp, sequence_parallel).enter(hidden)
     loss: Tensor = apply(_OutputLoss, whole, weight, labels, loss_weights, tp, rows)
     return loss
 

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from colonnade.architecture.statement import vocab_rows_per_rank
 from colonnade.mesh.autograd import apply
-from colonnade.mesh.mesh import Axis
 from colonnade.tensor_parallel.gemm import gradient_of
-from colonnade.tensor_parallel.stream import Stream
+from colonnade.tensor_parallel.parallel import Parallel
 
 
 class _Lookup(torch.autograd.Function):
@@ -35,12 +34,11 @@ class VocabParallelEmbedding(nn.Module):
 
     sharded = {"weight": 0}
 
-    def __init__(self, vocab_size: int, hidden_size: int, tp: Axis, *, sequence_parallel: bool = False) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, parallel: Parallel) -> None:
         super().__init__()
-        self.tp, self.vocab_size = tp, vocab_size
-        self.stream = Stream(tp, sequence_parallel)
+        self.parallel, self.vocab_size = parallel, vocab_size
         self.full_shapes = {"weight": (vocab_size, hidden_size)}
-        self.weight = nn.Parameter(torch.empty(vocab_rows_per_rank(vocab_size, tp.size), hidden_size))
+        self.weight = nn.Parameter(torch.empty(vocab_rows_per_rank(vocab_size, parallel.tp.size), hidden_size))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """int64 [s, b] -> [s, b, h]. Forward all-reduces [s, b, h] over tp; backward adds to `weight.grad`, sending
@@ -48,6 +46,6 @@ class VocabParallelEmbedding(nn.Module):
 
         Sequence parallel: [s, b] -> [s/tp, b, h]. Forward reduce-scatters [s, b, h]; backward all-gathers [s/tp, b, h].
         """
-        local = tokens - self.tp.rank * self.weight.shape[0]
+        local = tokens - self.parallel.tp.rank * self.weight.shape[0]
         mine = (local >= 0) & (local < self.weight.shape[0])
-        return self.stream.leave(apply(_Lookup, self.weight, local * mine, mine))
+        return self.parallel.leave(apply(_Lookup, self.weight, local * mine, mine))

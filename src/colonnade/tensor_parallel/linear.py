@@ -4,7 +4,7 @@ A pair of them needs one all-reduce forward (g, after the rows) and one backward
 
     x ──f──▶ Column ──▶ [.., o/tp] ──▶ any element-wise function ──▶ Row ──g──▶ y
 
-Under sequence parallelism the halves of these all-reduces stand apart (see `stream.py`): an all-gather before the
+Under sequence parallelism the halves of these all-reduces stand apart (see `parallel.py`): an all-gather before the
 columns, a reduce-scatter after the rows, and their conjugates backward. The columns then keep only their own part of
 x, and gather it once more for the weight gradient: one all-gather more a pair, for 1/tp of the memory.
 """
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from colonnade.errors import LayoutError
 from colonnade.mesh.mesh import Axis
-from colonnade.tensor_parallel.gemm import Input, WeightGradients, add_bias, linear
-from colonnade.tensor_parallel.stream import Stream
+from colonnade.tensor_parallel.gemm import Input, add_bias, linear
+from colonnade.tensor_parallel.parallel import Parallel
 
 
 def shard_size(size: int, tp: Axis, what: str) -> int:
@@ -30,19 +30,10 @@ class ColumnParallelLinear(nn.Module):
 
     sharded = {"weight": 0, "bias": 0}
 
-    def __init__(
-        self,
-        in_size: int,
-        out_size: int,
-        tp: Axis,
-        *,
-        sequence_parallel: bool = False,
-        weight_gradients: WeightGradients | None = None,
-    ) -> None:
+    def __init__(self, in_size: int, out_size: int, parallel: Parallel) -> None:
         super().__init__()
-        mine = shard_size(out_size, tp, "the layer's output size")
-        self.stream = Stream(tp, sequence_parallel)
-        self.weight_gradients = weight_gradients
+        mine = shard_size(out_size, parallel.tp, "the layer's output size")
+        self.parallel = parallel
         self.full_shapes = {"weight": (out_size, in_size), "bias": (out_size,)}
         self.weight = nn.Parameter(torch.empty(mine, in_size))
         self.bias = nn.Parameter(torch.empty(mine))
@@ -53,8 +44,8 @@ class ColumnParallelLinear(nn.Module):
         Sequence parallel: [s/tp, b, i] -> [s, b, o/tp]. Forward all-gathers [s/tp, b, i] over tp; backward
         reduce-scatters [s, b, i] and, where the weight gradient is computed, all-gathers [s/tp, b, i] again.
         """
-        keep = Input(x.detach(), self.stream.whole)
-        return linear(self.stream.enter(x), self.weight, self.bias, weight_gradients=self.weight_gradients, keep=keep)
+        parallel, keep = self.parallel, Input(x.detach(), self.parallel.gather)
+        return linear(parallel.enter(x), self.weight, self.bias, weight_gradients=parallel.weight_gradients, keep=keep)
 
 
 class RowParallelLinear(nn.Module):
@@ -65,19 +56,10 @@ class RowParallelLinear(nn.Module):
 
     sharded = {"weight": 1}
 
-    def __init__(
-        self,
-        in_size: int,
-        out_size: int,
-        tp: Axis,
-        *,
-        sequence_parallel: bool = False,
-        weight_gradients: WeightGradients | None = None,
-    ) -> None:
+    def __init__(self, in_size: int, out_size: int, parallel: Parallel) -> None:
         super().__init__()
-        mine = shard_size(in_size, tp, "the layer's input size")
-        self.stream = Stream(tp, sequence_parallel)
-        self.weight_gradients = weight_gradients
+        mine = shard_size(in_size, parallel.tp, "the layer's input size")
+        self.parallel = parallel
         self.full_shapes = {"weight": (out_size, in_size)}
         self.weight = nn.Parameter(torch.empty(out_size, mine))
         self.bias = nn.Parameter(torch.empty(out_size))
@@ -88,5 +70,5 @@ class RowParallelLinear(nn.Module):
         Sequence parallel: [s, b, i/tp] -> [s/tp, b, o]. Forward reduce-scatters [s, b, o] over tp; backward
         all-gathers [s/tp, b, o].
         """
-        y = linear(x, self.weight, weight_gradients=self.weight_gradients)
-        return add_bias(self.stream.leave(y), self.bias)
+        y = linear(x, self.weight, weight_gradients=self.parallel.weight_gradients)
+        return add_bias(self.parallel.leave(y), self.bias)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from colonnade.architecture.families import architecture_of
-from colonnade.config.schema import Config, ModelConfig, ParallelConfig
+from colonnade.config.schema import Config, ModelConfig
 from colonnade.data_parallel.buckets import FlatUnit, Storage, flatten
 from colonnade.data_parallel.pieces import pieces_of
 from colonnade.data_parallel.zero import Ownership
-from colonnade.mesh.mesh import Axis, Mesh
+from colonnade.mesh.mesh import Mesh
 from colonnade.model.gpt import GPT, Inputs
 from colonnade.model.initialize import initialize_
 from colonnade.model.precision import DTYPES
@@ -26,7 +26,7 @@ from colonnade.pipeline.chunk import Chunk
 from colonnade.pipeline.inference import Inference
 from colonnade.pipeline.partition import chunks_of_stage
 from colonnade.pipeline.runner import Runner
-from colonnade.tensor_parallel.gemm import WeightGradients
+from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
 
 OPTIMIZERS: Mapping[str, Callable[[float, float, float, float], Optimizer]] = MappingProxyType(
@@ -61,7 +61,7 @@ class TrainState:
     def hidden(self, inputs: Inputs) -> Tensor | None:
         """The whole residual stream before the head, [s, b, h], on the last stage; None elsewhere. All ranks call."""
         x = self.inference.hidden(inputs)
-        return None if x is None else self.model.stream.whole(x)
+        return None if x is None else self.model.parallel.gather(x)
 
     @property
     def num_weights(self) -> int:
@@ -70,26 +70,10 @@ class TrainState:
 
 
 def build_model(
-    model: ModelConfig,
-    vocab_size: int,
-    tp: Axis,
-    *,
-    dtype: torch.dtype,
-    parallel: ParallelConfig | None = None,
-    units: Sequence[str] | None = None,
-    weight_gradients: WeightGradients | None = None,
+    model: ModelConfig, vocab_size: int, parallel: Parallel, *, dtype: torch.dtype, units: Sequence[str]
 ) -> GPT:
-    """This rank's shard of the model, or of some of its units, with empty weights, on the CPU."""
-    built = GPT(
-        model,
-        vocab_size,
-        tp,
-        sequence_parallel=parallel is not None and parallel.sequence_parallel,
-        recompute_attention=parallel is not None and parallel.recompute == "selective",
-        units=units,
-        weight_gradients=weight_gradients,
-    )
-    return built.to(torch.promote_types(dtype, torch.float32))
+    """This rank's shard of some units of the model, with empty weights, on the CPU."""
+    return GPT(model, vocab_size, parallel, units=units).to(torch.promote_types(dtype, torch.float32))
 
 
 def build_state(config: Config, mesh: Mesh, vocab_size: int, device: torch.device) -> TrainState:
@@ -98,10 +82,8 @@ def build_state(config: Config, mesh: Mesh, vocab_size: int, device: torch.devic
     architecture = architecture_of(config.model, vocab_size)
     chunks = [[unit.name for unit in chunk] for chunk in chunks_of_stage(architecture, parallel, mesh.pp.rank)]
     names = [unit for chunk in chunks for unit in chunk]
-    later = WeightGradients()
-    model = build_model(
-        config.model, vocab_size, mesh.tp, dtype=dtype, parallel=parallel, units=names, weight_gradients=later
-    )
+    cut = Parallel(mesh.tp, parallel.sequence_parallel, parallel.recompute == "selective")
+    model = build_model(config.model, vocab_size, cut, dtype=dtype, units=names)
     initialize_(model, mesh.tp, config.train.seed)
     units = flatten(named_placements(model.parts(), mesh.tp), mesh.dp, _storage(config, dtype, device))
     owner = Ownership(
@@ -112,7 +94,7 @@ def build_state(config: Config, mesh: Mesh, vocab_size: int, device: torch.devic
         sequence_parallel=parallel.sequence_parallel,
         tied=config.model.tie_embeddings,
     )
-    runner = _runner(config, [_chunk(config, names, model, owner, later) for names in chunks], mesh, owner, device)
+    runner = _runner(config, [_chunk(config, names, model, owner) for names in chunks], mesh, owner, device)
     moments = [Moments.zeros_like(unit.master) for unit in units]
     return TrainState(
         model=model,
@@ -139,10 +121,10 @@ def _storage(config: Config, dtype: torch.dtype, device: torch.device) -> Storag
     )
 
 
-def _chunk(config: Config, units: list[str], model: GPT, owner: Ownership, later: WeightGradients) -> Chunk:
+def _chunk(config: Config, units: list[str], model: GPT, owner: Ownership) -> Chunk:
     parallel = config.parallel
     every = parallel.recompute_every if parallel.recompute == "full" else 0
-    return Chunk(units, model, owner, weight_gradients=later, recompute_every=every)
+    return Chunk(units, model, owner, weight_gradients=model.parallel.weight_gradients, recompute_every=every)
 
 
 def _runner(config: Config, chunks: list[Chunk], mesh: Mesh, owner: Ownership, device: torch.device) -> Runner:

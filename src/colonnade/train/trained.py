@@ -39,6 +39,7 @@ from colonnade.model.precision import DTYPES
 from colonnade.pipeline.chunk import Chunk
 from colonnade.pipeline.inference import Inference, Whole
 from colonnade.pipeline.partition import chunks_of_stage
+from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
 from colonnade.train.corpus import cut_of
 from colonnade.train.facts import Facts, facts_of
@@ -165,7 +166,7 @@ def open_trained(path: Path, mesh: Mesh, device: torch.device, precision: str | 
     architecture = architecture_of(config.model, vocab_size)
     (chunk,) = chunks_of_stage(architecture, ParallelConfig(pp=mesh.pp.size), mesh.pp.rank)
     units = [unit.name for unit in chunk]
-    model = build_model(config.model, vocab_size, mesh.tp, dtype=dtype, units=units)
+    model = build_model(config.model, vocab_size, Parallel(mesh.tp), dtype=dtype, units=units)
     for parameter in model.parameters():
         parameter.data.zero_()  # padding rows stay zero
     load(path, list(_weights(model, mesh.tp)), model=model_facts(config.model, vocab_size), unread=(MOMENTS,))

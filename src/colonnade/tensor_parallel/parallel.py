@@ -1,6 +1,8 @@
-"""How the residual stream lies over the ranks of a tp group, and how cut layers take from it and add to it.
+"""How layers are cut and run on one rank: one object, handed to every layer.
 
-                        whole on each rank          cut along the sequence (sequence parallelism)
+It says how the residual stream lies over the ranks of a tp group, and how cut layers take from it and add to it:
+
+                        all of it on each rank      cut along the sequence (sequence parallelism)
     the stream          [s, b, h]                   [s/tp, b, h]
     enter               f: copy_to                  gather_sequence
         forward             identity                    all-gather
@@ -18,39 +20,44 @@ Where the stream is cut, every weight that works on it (norms, positions, biases
 whoever reduces gradients has to add these up. Where it is whole, they are equal on all ranks of the group.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 from torch.nn.functional import pad
 
 from colonnade.mesh.collectives import all_gather, copy_to, gather_sequence, reduce_from, scatter_sequence
 from colonnade.mesh.mesh import Axis
+from colonnade.tensor_parallel.gemm import WeightGradients
 
 
 @dataclass(frozen=True)
-class Stream:
-    """The residual stream on the ranks of one tp group."""
+class Parallel:
+    """How the layers of one rank are cut and run."""
 
     tp: Axis
-    cut: bool = False
-    """Along the sequence: sequence parallelism."""
+    sequence_parallel: bool = False
+    """Between cut layers each rank of tp has its own part of the sequence alone."""
+    recompute_attention: bool = False
+    """Backward computes attention probabilities again."""
+    weight_gradients: WeightGradients = field(default_factory=WeightGradients)
+    """When the weight gradients of linear layers are computed: shared by all layers of a rank."""
 
     def enter(self, x: Tensor) -> Tensor:
         """Of the stream, what every rank of a cut layer reads: [s/tp, b, h] or [s, b, h] -> [s, b, h]."""
-        return gather_sequence(x, self.tp) if self.cut else copy_to(x, self.tp)
+        return gather_sequence(x, self.tp) if self.sequence_parallel else copy_to(x, self.tp)
 
     def leave(self, y: Tensor) -> Tensor:
         """Partial sums, added up into the stream: [s, b, h] -> [s/tp, b, h] or [s, b, h]."""
-        return scatter_sequence(y, self.tp) if self.cut else reduce_from(y, self.tp)
+        return scatter_sequence(y, self.tp) if self.sequence_parallel else reduce_from(y, self.tp)
 
-    def whole(self, x: Tensor) -> Tensor:
-        """The whole stream on every rank, no gradient: [s/tp, b, h] or [s, b, h] -> [s, b, h]."""
-        return all_gather(x, self.tp) if self.cut else x
+    def gather(self, x: Tensor) -> Tensor:
+        """All of the stream on every rank, no gradient: [s/tp, b, h] or [s, b, h] -> [s, b, h]."""
+        return all_gather(x, self.tp) if self.sequence_parallel else x
 
-    def first(self, length: int) -> int:
+    def first_position(self, length: int) -> int:
         """The position with which this rank's `length` positions of the stream begin."""
-        return self.tp.rank * length if self.cut else 0
+        return self.tp.rank * length if self.sequence_parallel else 0
 
-    def fill(self, tokens: Tensor) -> Tensor:
+    def pad(self, tokens: Tensor) -> Tensor:
         """Tokens [s, b] with as many zeros behind as let the stream be cut evenly."""
-        return pad(tokens, (0, 0, 0, -len(tokens) % self.tp.size)) if self.cut else tokens
+        return pad(tokens, (0, 0, 0, -len(tokens) % self.tp.size)) if self.sequence_parallel else tokens
