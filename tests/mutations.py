@@ -108,8 +108,8 @@ MUTATIONS = [
     Mutation(
         "the head's f is missing",
         "tensor_parallel/cross_entropy.py",
-        "whole = Stream(tp, sequence_parallel).enter(hidden)",
-        "whole = Stream(tp, sequence_parallel).enter(hidden) if sequence_parallel else hidden",
+        "whole = Parallel(tp, sequence_parallel).enter(hidden)",
+        "whole = Parallel(tp, sequence_parallel).enter(hidden) if sequence_parallel else hidden",
         (PARITY, AUDIT, LOSS),
     ),
     # --- the gradient norm
@@ -196,8 +196,8 @@ MUTATIONS = [
     Mutation(
         "the row-parallel bias is added on every rank",
         "tensor_parallel/linear.py",
-        "return add_bias(self.stream.leave(y), self.bias)",
-        "return self.stream.leave(add_bias(y, self.bias))",
+        "return add_bias(self.parallel.leave(y), self.bias)",
+        "return self.parallel.leave(add_bias(y, self.bias))",
         (PARITY, LINEAR),
     ),
     Mutation(
@@ -310,8 +310,8 @@ MUTATIONS = [
     ),
     Mutation(
         "every rank's part of the sequence begins at position 0",
-        "tensor_parallel/stream.py",
-        "return self.tp.rank * length if self.cut else 0",
+        "tensor_parallel/parallel.py",
+        "return self.tp.rank * length if self.sequence_parallel else 0",
         "return 0",
         (PARITY, SEQUENCE),
     ),
@@ -411,8 +411,8 @@ MUTATIONS = [
     Mutation(
         "ALiBi gives every rank the slopes of the first heads",
         "model/attention.py",
-        "alibi_slopes(num_heads)[tp.rank * mine : (tp.rank + 1) * mine]",
-        "alibi_slopes(num_heads)[:mine]",
+        "alibi_slopes(model.num_heads)[self.heads.start : self.heads.stop]",
+        "alibi_slopes(model.num_heads)[:mine]",
         (PARITY, ATTENTION),
     ),
     # --- recomputation

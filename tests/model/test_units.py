@@ -168,7 +168,8 @@ def deferred_is_at_once(rank: int, num_ranks: int, sequence_parallel: bool) -> N
     config = configuration(dropout=0.1, attention_dropout=0.1)
     later = WeightGradients()
     now, then = (
-        built(config, tp, sequence_parallel=sequence_parallel, weight_gradients=when) for when in (None, later)
+        built(config, tp, sequence_parallel=sequence_parallel, weight_gradients=when)
+        for when in (WeightGradients(), later)
     )
     for _ in range(2):  # gradients add up
         through([now], batch())
