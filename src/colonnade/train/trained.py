@@ -199,7 +199,10 @@ def _described(path: Path) -> _Described:
             f"{len(manifest.tensors)} tensors. {remedy(path)}"
         )
     with torch.device("meta"):
-        model = build_model(config.model, facts.model.vocab_size, Axis("tp"), dtype=torch.float32)
+        units = architecture_of(config.model, facts.model.vocab_size).unit_names
+        model = build_model(
+            config.model, facts.model.vocab_size, Parallel(Axis("tp")), dtype=torch.float32, units=units
+        )
     check_tensors(path, manifest, list(_weights(model, Axis("tp"))))
     return _Described(manifest, config, facts)
 
