@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 from datatrove.data import Document
 
-from colonnade.data.clean.duplicates import PAIR, Corpus, grouped, similar_pairs
+from colonnade.data.clean.components import PAIR, decided
+from colonnade.data.clean.duplicates import similar_pairs
 from colonnade.data.clean.minhash import Bands
-from colonnade.data.clean.signatures import Signatures, SignatureWriter
+from colonnade.data.clean.signatures import OWN, SignatureIndex, SignatureWriter, Source, band_files
 from colonnade.data.clean.words import PlainWords, WordHashes, shingles_of, words_of
 from colonnade.data.documents import read_documents
 
@@ -37,8 +38,11 @@ def ours(texts: Sequence[str], folder: Path) -> int:
     for number, text in enumerate(texts):
         writer.add(str(number), len(text), shingles_of(text, SHINGLE, hashes))
     writer.close()
-    pairs, _ = similar_pairs(Corpus([Signatures(folder, 0)], 0), 0, 1, similarity=0.7)
-    return sum(len(group) - 1 for group in grouped(np.array(pairs, PAIR)))
+    sources = [Source(OWN, folder, 0)]
+    with SignatureIndex(sources) as index:
+        pairs, _ = similar_pairs(index, band_files(sources, folder), 0, 1, similarity=0.7)
+    found = decided(np.array([(*pair, 0, 0) for pair in pairs], PAIR), keep="first")
+    return int((found.members != found.stays).sum())
 
 
 class LowerWords(PlainWords):

@@ -27,6 +27,8 @@ from typing import Any, NamedTuple
 from colonnade.errors import LockError
 
 NAME = "lock"
+_PATIENCE_SECONDS = 10.0  # for the children of a holder that was killed
+_POLL_SECONDS = 0.05
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # what file systems without flock answer
 
 
@@ -113,6 +115,7 @@ def holder_of(folder: Path, *, name: str = NAME) -> Holder | None:
 
 
 def _take(path: Path, purpose: str) -> Lock:
+    end = time.monotonic() + _PATIENCE_SECONDS
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -121,9 +124,13 @@ def _take(path: Path, purpose: str) -> Lock:
             os.close(descriptor)
             if error.errno in _NO_LOCKS:
                 return _take_file(path, purpose)
-            if isinstance(error, BlockingIOError):
+            if not isinstance(error, BlockingIOError):
+                raise
+            holder = holder_of(path.parent, name=path.name)
+            if holder is None or not holder.is_dead() or time.monotonic() > end:
                 raise _refusal(path) from None
-            raise
+            time.sleep(_POLL_SECONDS)  # its children are just ending
+            continue
         if _is_that_file(path, descriptor):
             _write(descriptor, purpose)
             return Lock(path, descriptor)
@@ -188,8 +195,10 @@ def _is_alive(pid: int) -> bool:
 
 
 def _born(pid: int) -> str:
-    """Clock ticks from the machine's start to the process's, where the kernel tells (field 22 of /proc/PID/stat)."""
+    """Clock ticks from the machine's start to the process's, where the kernel tells (proc(5), field 22 of stat); of
+    one that is dead and not yet waited for, nothing."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
+    return "" if fields[0] in "ZX" else fields[19]

@@ -39,3 +39,15 @@ class Sleeps(Read):
             (self.setting.folder / "asleep.partial").rename(self.setting.folder / "asleep")
             time.sleep(600)
         yield from super().run(data, rank, world_size)
+
+
+class Waits(Read):
+    """A reader that says who it is, and works for ten minutes."""
+
+    def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Any:
+        (self.setting.folder / f"works{rank}.partial").write_text(str(os.getpid()))
+        (self.setting.folder / f"works{rank}.partial").rename(self.setting.folder / f"works{rank}")
+        end = time.monotonic() + 600
+        while time.monotonic() < end:
+            sum(range(100_000))
+        yield from super().run(data, rank, world_size)

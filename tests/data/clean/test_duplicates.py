@@ -7,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from colonnade.data.clean.components import PAIR, components, decided
 from colonnade.data.clean.duplicates import Groups
 from colonnade.data.clean.minhash import jaccard
+from colonnade.data.clean.signatures import ENTRY, GATHERED, OWN, BandFile, Source, gather, sorted_entries
 from colonnade.data.clean.words import WordHashes, shingles_of
 from colonnade.errors import DataError
 from tests.data.clean.recipes import Result, words
@@ -122,3 +125,49 @@ def test_groups_are_connected_components(pairs: list[tuple[int, int]]) -> None:
             sets[member] = merged
     expected = {tuple(sorted(each)) for each in sets.values() if len(each) > 1}
     assert [tuple(each) for each in groups.sets()] == sorted(expected)
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=40))
+def test_components_are_those_of_union_find(pairs: list[tuple[int, int]]) -> None:
+    groups = Groups()
+    for first, second in pairs:
+        groups.join(first, second)
+    ends = np.array(pairs, np.int64).reshape(-1, 2)
+    found = components(ends[:, 0], ends[:, 1], 21)
+    assert found.tolist() == [groups.find(member) for member in range(21)]
+
+
+@pytest.mark.parametrize(
+    ("keep", "stays"), [("first", [10, 10, 10, 40, 40, 3, 3]), ("longest", [20, 20, 20, 41, 41, 3, 3])]
+)
+def test_who_stays_of_a_group(keep: str, stays: list[int]) -> None:
+    """Three that are connected by a chain, a pair, and a pair with what an earlier run kept."""
+    own, lengths = OWN << 32, {10: 5, 20: 9, 30: 9, 40: 1, 41: 2, 3: 1, 50: 99}
+    number = {name: name if name == 3 else own + name for name in lengths}
+    pairs = [(30, 20), (20, 10), (41, 40), (3, 50)]
+    rows = [(number[a], number[b], 1.0, lengths[a], lengths[b]) for a, b in pairs]
+    found = decided(np.array(rows, PAIR), keep=keep)
+    assert found.members.tolist() == [number[each] for each in (3, 10, 20, 30, 40, 41, 50)]
+    assert found.stays.tolist() == [number[each] for each in [3, *stays, 3]]
+    assert found.sizes() == {"2": 2, "3": 1}
+    gone = {10, 20, 30, 40, 41, 50} - set(stays)
+    assert sorted(found.drops()["document"].tolist()) == sorted(number[each] for each in gone)
+
+
+@given(st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=12), max_size=5), st.integers(1, 7))
+def test_gathered_bands_are_all_bands(
+    tmp_path_factory: pytest.TempPathFactory, tasks: list[list[int]], num_parts: int
+) -> None:
+    """Whatever the parts, and whether they are read from the tasks' own files or from one that was gathered."""
+    folder = tmp_path_factory.mktemp("bands")
+    sources = [Source(OWN + 3 * task, folder, task) for task in range(len(tasks))]
+    expected = []
+    for source, bands in zip(sources, tasks, strict=True):
+        entries = np.array([(band, number) for number, band in enumerate(bands)], ENTRY)
+        entries[np.argsort(entries["band"], kind="stable")].tofile(source.path("bands"))
+        expected += [(band, (source.place << 32) + number) for number, band in enumerate(bands)]
+    gather(sources, folder / "all")
+    apart = [BandFile(source.path("bands"), ENTRY, source.place << 32) for source in sources]
+    for files in (apart, [BandFile(folder / "all", GATHERED, 0)]):
+        found = [entry for part in range(num_parts) for entry in sorted_entries(files, part, num_parts).tolist()]
+        assert found == sorted(expected)

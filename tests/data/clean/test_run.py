@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from colonnade.data.clean import run as runner
 from colonnade.data.clean.repair import Repair
 from colonnade.data.clean.run import clean
-from colonnade.errors import DataError
+from colonnade.data.clean.tally import written
+from colonnade.errors import DataError, LockError
+from colonnade.lock import locked
 from tests.commands import here
 from tests.data.clean.dying import Dies, DiesOnce
 from tests.data.clean.recipes import Result, make_recipe, words
@@ -136,9 +137,61 @@ def test_a_folder_keeps_one_run(tmp_path: Path, run: Run, corpus: Path) -> None:
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path: Path, run: Run, corpus: Path) -> None:
-    (tmp_path / "clean" / "state").mkdir(parents=True)
-    with runner.alone_in(tmp_path / "clean"), pytest.raises(DataError, match="another run is working in"):
+    with (
+        locked(tmp_path / "clean" / "state", "another"),
+        pytest.raises(LockError, match="is in use by `another`, "),
+    ):
         run(corpus)
+
+
+WITH = (
+    "import sys; from tests.data.clean.dying import {kind}; import colonnade.data.clean.stages as s; s.Read = {kind};"
+    "from colonnade.cli import main; sys.argv[1:] = ['data', 'clean', sys.argv[1], '--no-progress']; main()"
+)
+
+
+def has_ended(pid: int) -> bool:
+    """Gone, or waiting for somebody to notice."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def test_the_workers_end_with_a_command_that_is_killed(tmp_path: Path, run: Run, corpus: Path) -> None:
+    """SIGKILL to the main process alone, while two workers compute: none of them goes on beside the next run."""
+    file, folder = recipe_file(tmp_path, corpus, "killed", "workers = 2"), tmp_path / "killed"
+    process = subprocess.Popen([sys.executable, "-c", WITH.format(kind="Waits"), str(file)], stderr=subprocess.DEVNULL)
+    while process.poll() is None and len(list(folder.glob("works[01]"))) < 2:
+        time.sleep(0.02)
+    workers = [int((folder / f"works{rank}").read_text()) for rank in (0, 1)]
+    (folder / "state" / "tallies" / "read").mkdir(parents=True, exist_ok=True)
+    left = [
+        folder / "state" / "tallies" / "read" / "00000.json.1-0123abcd.partial",
+        folder / "00000.7-0123abcd.partial",
+    ]
+    for path in left:
+        path.write_text("left by a killed run")
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    result = run(corpus, folder="killed", **STEPS, run={"piece_bytes": 8000})  # waits for their last breath
+    assert all(has_ended(pid) for pid in workers)
+    for rank in (0, 1):
+        (folder / f"works{rank}").unlink()
+    assert not any(path.exists() for path in left)
+    same(run(corpus, folder="whole", **STEPS, run={"piece_bytes": 8000}), result)
+
+
+def test_two_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
+    """What is complete is one writer's from its first byte to its last."""
+    with written(tmp_path / "file") as one:
+        one.write(b"one, half")
+        with written(tmp_path / "file") as other:
+            other.write(b"other")
+        assert (tmp_path / "file").read_bytes() == b"other"
+        one.write(b" and whole")
+    assert (tmp_path / "file").read_bytes() == b"one, half and whole"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_full_disk_is_one_message_and_the_run_goes_on_later(
@@ -191,42 +244,6 @@ def test_mistakes_are_one_message(tmp_path: Path) -> None:
 def test_a_bar_is_shown(tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = clean(make_recipe(corpus, folder=tmp_path / "out", repair={}), progress=True)
     assert said.startswith("100 documents") and "read                    1  not JSON" in said
-
-
-SBATCH = """#!/bin/bash
-n=$(ls {folder} | wc -l)
-cp "${{@: -1}}" {folder}/job$n
-echo "$@" > {folder}/job$n.arguments
-echo Submitted batch job $((1000 + n))
-"""
-
-
-def test_slurm_jobs_wait_for_each_other(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for sbatch keeps the scripts; then they are run, as Slurm would."""
-    (tmp_path / "jobs").mkdir()
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "sbatch").write_text(SBATCH.format(folder=tmp_path / "jobs"))
-    (tmp_path / "bin" / "sbatch").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    options = {"piece_bytes": 8000, "executor": "slurm", "slurm_partition": "cpu", "memory_gb": 3}
-    said = clean(make_recipe(corpus, folder=tmp_path / "out", **STEPS, run=options), progress=False)
-    assert "5 jobs are submitted" in said
-    arguments = [path.read_text() for path in sorted((tmp_path / "jobs").glob("*.arguments"), key=_number)]
-    scripts = [path.read_text() for path in sorted((tmp_path / "jobs").glob("job*"), key=_number) if not path.suffix]
-    assert len(scripts) == 10  # each stage and the sum of its counts
-    first = scripts[0]
-    for line in (
-        "#SBATCH --partition=cpu",
-        "#SBATCH --mem-per-cpu=3G",
-        "#SBATCH --array=0-",
-        "launch_pickled_pipeline",
-    ):
-        assert line in first
-    assert "--dependency=afterok:1000" in arguments[2] and "dependency" not in arguments[0]
-
-
-def _number(path: Path) -> int:
-    return int("".join(filter(str.isdigit, path.name)))
 
 
 @pytest.mark.slow

@@ -1,13 +1,14 @@
 """Near-duplicates: who they are (match, group), and dropping them.
 
-    sign    each document's shingles and bands                              with the stage `documents`
-    match   documents that agree in a band ── exact Jaccard ──▶ pairs       a task each for a part of all bands
-    group   pairs ── union-find ──▶ groups ──▶ who stays                    one task
-    remove  the others are dropped                                          with the stage `finish`
+    sign    each document's shingles and bands                                with the stage `documents`
+    gather  the bands of 64 tasks in one file                                 where there are more than 64 tasks
+    match   documents that agree in a band ── exact Jaccard ──▶ pairs         a task each for a range of all bands
+    group   pairs ── connected components ──▶ who stays, who is dropped       one task, which sees duplicates only
+    remove  what is dropped of a task's documents                             with the stage `finish`
 
 Precision is exact: every pair is compared shingle by shingle before it counts. Recall is that of the bands
-(`minhash.recall`). A document's number is (place of its task << 32) + its place in the task; the index of earlier runs
-comes first, so that of two equals the earlier run's stays.
+(`minhash.recall`). Documents are numbered by the task that they are of (`signatures`), and a stage whose predecessor
+lacks a task does not start (`needs`): which documents are dropped depends on no order in which tasks end.
 """
 
 from __future__ import annotations
@@ -15,39 +16,40 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from datatrove.data import Document
 from datatrove.pipeline.base import PipelineStep
 from numpy.typing import NDArray
 
+from colonnade.data.clean.components import DROP, PAIR, decided
 from colonnade.data.clean.minhash import Bands, jaccard
 from colonnade.data.clean.recipe import DeduplicateStep
-from colonnade.data.clean.signatures import Signatures, SignatureWriter, stored_tasks
+from colonnade.data.clean.signatures import (
+    FAN_IN,
+    OWN,
+    BandFile,
+    SignatureIndex,
+    SignatureWriter,
+    Source,
+    band_files,
+    copy_signatures,
+    gather,
+    gathered_path,
+    sorted_entries,
+)
 from colonnade.data.clean.step import Drop, Setting, Step
 from colonnade.data.clean.tally import Account, written
 from colonnade.data.clean.words import WordHashes, shingles_of
+from colonnade.errors import DataError
 
-PAIR = np.dtype([("first", "<i8"), ("second", "<i8"), ("similarity", "<f8")])
 INDEX_FACTS = "index.json"
 _SHOWN = 40  # groups whose members are listed in the manifest
-
-
-class Corpus(NamedTuple):
-    """All signatures that are compared: those of earlier runs, then those of this one's tasks."""
-
-    parts: list[Signatures]
-    num_earlier: int
-
-    def shingles(self, document: int) -> Any:
-        """The shingle set of a document."""
-        return self.parts[document >> 32].shingles(document & 0xFFFFFFFF)
-
-    def is_earlier(self, document: int) -> bool:
-        """Whether an earlier run kept it."""
-        return document >> 32 < self.num_earlier
+_SHOWN_MEMBERS = 8
 
 
 class Groups:
@@ -102,72 +104,99 @@ class Sign(PipelineStep):
         writer.close()
 
 
-class Match(PipelineStep):
-    """Compares documents that agree in a band of this task's part, and stores the pairs that are similar enough."""
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared, and how."""
 
-    type, name = "colonnade", "match"
+    how: DeduplicateStep
+    index: tuple[str, ...]
+    """Parts of the index: what earlier runs kept."""
+    folder: Path
+    """The folder of the result."""
+    num_tasks: int
+    """Of this run."""
 
-    def __init__(self, how: DeduplicateStep, index: Sequence[str], setting: Setting) -> None:
-        self.how, self.index, self.setting = how, tuple(index), setting
+    def sources(self) -> list[Source]:
+        """All signatures: those of earlier runs, then those of this run's tasks."""
+        folder = sign_folder(self.folder)
+        own = (Source(OWN + task, folder, task) for task in range(self.num_tasks))
+        return [*earlier_sources(self.how, self.index), *own]
+
+
+class Compare(PipelineStep):
+    """A step that sees the signatures of earlier runs and of all tasks of this one."""
+
+    type = "colonnade"
+
+    def __init__(self, name: str, comparison: Comparison) -> None:
+        self.name, self.comparison = name, comparison
         super().__init__()
+
+
+class Gather(Compare):
+    """Sorts the bands of some tasks into one file."""
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
         """Gives nothing."""
-        corpus = open_corpus(self.setting.folder, self.how, self.index)
-        pairs, compared = similar_pairs(corpus, rank, world_size, similarity=self.how.similarity)
-        with written(pairs_path(self.setting.folder, rank)) as stream:
-            stream.write(np.array(pairs, PAIR).tobytes())
-        with written(pairs_path(self.setting.folder, rank).with_suffix(".json")) as stream:
-            stream.write(json.dumps({"compared": compared}).encode())
+        sources = self.comparison.sources()[rank * FAN_IN : (rank + 1) * FAN_IN]
+        gather(sources, gathered_path(sign_folder(self.comparison.folder), rank))
         yield from ()
 
 
-class Group(PipelineStep):
-    """Decides for all groups of near-duplicates which document stays."""
-
-    type, name = "colonnade", "group"
-
-    def __init__(self, how: DeduplicateStep, index: Sequence[str], setting: Setting) -> None:
-        self.how, self.index, self.setting = how, tuple(index), setting
-        super().__init__()
+class Match(Compare):
+    """Compares documents that agree in a band of this task's part, and stores the pairs that are similar enough."""
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
         """Gives nothing."""
-        folder = self.setting.folder
-        corpus = open_corpus(folder, self.how, self.index)
-        pairs = read_pairs(folder)
-        groups = grouped(pairs)
-        stays = {member: keeper(members, corpus, self.how.keep) for members in groups for member in members}
-        names = names_of(set(stays) | set(stays.values()), corpus)
-        for task, part in enumerate(range(corpus.num_earlier, len(corpus.parts))):
-            drops = {
-                member & 0xFFFFFFFF: [names[stay], corpus.is_earlier(stay)]
-                for member, stay in stays.items()
-                if member >> 32 == part and member != stay
-            }
-            with written(drops_path(folder, task)) as stream:
-                stream.write(json.dumps(drops).encode())
+        sources = self.comparison.sources()
+        files = band_files(sources, sign_folder(self.comparison.folder))
+        with SignatureIndex(sources) as index:
+            pairs, compared = similar_pairs(index, files, rank, world_size, similarity=self.comparison.how.similarity)
+            rows = [(*pair, index.length(pair[0]), index.length(pair[1])) for pair in pairs]
+        with written(pairs_path(self.comparison.folder, rank).with_suffix(".json")) as stream:
+            stream.write(json.dumps({"compared": compared}).encode())
+        with written(pairs_path(self.comparison.folder, rank)) as stream:
+            stream.write(np.array(rows, PAIR).tobytes())
+        yield from ()
+
+
+class Group(Compare):
+    """Decides for all groups of near-duplicates which document stays."""
+
+    def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
+        """Gives nothing."""
+        folder = self.comparison.folder
+        found = decided(read_pairs(folder, self.comparison.num_tasks), keep=self.comparison.how.keep)
+        with written(drops_path(folder)) as stream:
+            stream.write(found.drops().tobytes())
+        with SignatureIndex(self.comparison.sources()) as index:
+            shown = [
+                [index.identity(member) for member in members] for members in found.first_groups(_SHOWN, _SHOWN_MEMBERS)
+            ]
         with written(folder / "state" / "groups.json") as stream:
-            shown = [[names[member] for member in members[:8]] for members in groups[:_SHOWN]]
-            similar = len(np.unique(pairs[["first", "second"]]))
-            stream.write(json.dumps({"sizes": _sizes(groups), "groups": shown, "similar": similar}).encode())
+            content = {"sizes": found.sizes(), "groups": shown, "similar": len(found.members)}
+            stream.write(json.dumps(content).encode())
         yield from ()
 
 
 class RemoveDuplicates(Step):
     """Drops the documents that `Group` has decided about."""
 
-    def __init__(self, setting: Setting) -> None:
-        self._drops: dict[str, tuple[str, bool]] = {}
+    def __init__(self, comparison: Comparison, setting: Setting) -> None:
+        self._comparison = comparison
+        self._drops: dict[int, tuple[str, bool]] = {}
         super().__init__("deduplicate", setting)
 
     def prepare(self, rank: int) -> None:
-        """Reads what is to be dropped."""
-        self._drops = json.loads(drops_path(self.setting.folder, rank).read_bytes())
+        """Reads what is to be dropped of this task."""
+        drops = drops_of(self.setting.folder, rank)
+        with SignatureIndex(self._comparison.sources()) as index:
+            for document, stays in sorted(drops.tolist(), key=lambda drop: drop[1]):
+                self._drops[document & 0xFFFFFFFF] = index.identity(stays), index.is_earlier(stays)
 
     def examine(self, document: Document, account: Account) -> Drop | None:
         """Drops a document whose group has a better one."""
-        found = self._drops.get(str(document.metadata["index"]))
+        found = self._drops.get(document.metadata["index"])
         if found is None:
             return None
         name, earlier = found
@@ -192,17 +221,17 @@ class Remember(PipelineStep):
         assert self.how.index is not None, "only with an index"
         folder = Path(self.how.index) / f"{self.identity[:16]}.partial"
         bands = Bands(self.how.bands, self.how.rows)
-        Signatures(sign_folder(self.setting.folder), rank).copy(folder, rank, sorted(kept), bands)
+        copy_signatures(Source(OWN + rank, sign_folder(self.setting.folder), rank), folder, sorted(kept), bands)
 
 
-def publish(how: DeduplicateStep, identity: str) -> None:
+def publish(how: DeduplicateStep, identity: str, num_tasks: int) -> None:
     """Gives this run's part of the index its name. Does nothing the second time."""
     assert how.index is not None, "only with an index"
     partial, final = (Path(how.index) / f"{identity[:16]}{ending}" for ending in (".partial", ""))
     if partial.exists() and final.exists():
         shutil.rmtree(partial)
     elif partial.exists():
-        (partial / INDEX_FACTS).write_text(json.dumps(index_facts(how)))
+        (partial / INDEX_FACTS).write_text(json.dumps({**index_facts(how), "tasks": num_tasks}))
         partial.rename(final)
 
 
@@ -211,23 +240,32 @@ def index_facts(how: DeduplicateStep) -> dict[str, int]:
     return {"shingle": how.shingle, "bands": how.bands, "rows": how.rows}
 
 
+def earlier_sources(how: DeduplicateStep, index: Sequence[str]) -> list[Source]:
+    """The signatures of what earlier runs kept, in the order of the index's parts."""
+    found: list[tuple[Path, int]] = []
+    for name in index:
+        folder = Path(str(how.index)) / name
+        found += [(folder, task) for task in range(json.loads((folder / INDEX_FACTS).read_bytes())["tasks"])]
+    return [Source(place, folder, task) for place, (folder, task) in enumerate(found)]
+
+
 def similar_pairs(
-    corpus: Corpus, part: int, num_parts: int, *, similarity: float
+    index: SignatureIndex, files: Sequence[BandFile], part: int, num_parts: int, *, similarity: float
 ) -> tuple[list[tuple[int, int, float]], int]:
     """The verified pairs among documents that agree in a band of this part, as many as connect them; and how many
     pairs were compared. Pairs that others have connected already are not compared."""
     groups, known, pairs = Groups(), set[tuple[int, int]](), list[tuple[int, int, float]]()
-    for bucket in buckets(corpus, part, num_parts):
+    for bucket in buckets(files, part, num_parts):
         heads: list[list[int]] = []  # members of the bucket, by group
         for document in bucket:
             for members in heads:
                 if groups.find(members[0]) == groups.find(document):
                     continue
                 for member in members:
-                    if (member, document) in known or (corpus.is_earlier(member) and corpus.is_earlier(document)):
+                    if (member, document) in known or (index.is_earlier(member) and index.is_earlier(document)):
                         continue
                     known.add((member, document))
-                    if (found := _similarity(corpus, member, document, similarity)) >= similarity:
+                    if (found := _similarity(index, member, document, similarity)) >= similarity:
                         pairs.append((member, document, found))
                         groups.join(member, document)
                         break
@@ -235,61 +273,40 @@ def similar_pairs(
     return pairs, len(known)
 
 
-def buckets(corpus: Corpus, part: int, num_parts: int) -> Iterator[list[int]]:
+def buckets(files: Sequence[BandFile], part: int, num_parts: int) -> Iterator[list[int]]:
     """Documents that agree in a band, rising, of which at least one is this run's."""
-    entries = [each.entries(part, num_parts) for each in corpus.parts]
-    bands = np.concatenate([each["band"] for each in entries] or [np.empty(0, np.uint64)])
-    documents = np.concatenate(
-        [each["document"].astype(np.int64) + (place << 32) for place, each in enumerate(entries)]
-        or [np.empty(0, np.int64)]
-    )
-    order = np.lexsort((documents, bands))
-    bands, documents = bands[order], documents[order]
+    entries = sorted_entries(files, part, num_parts)
+    bands, documents = entries["band"], entries["document"]
     edges = np.flatnonzero(np.r_[True, bands[1:] != bands[:-1], True]) if len(bands) else np.zeros(1, np.int64)
-    for start, length in zip(edges[:-1], np.diff(edges), strict=True):
-        if length > 1 and not corpus.is_earlier(int(documents[start + length - 1])):
-            yield [int(each) for each in documents[start : start + length]]
+    for start, stop in pairwise(edges.tolist()):
+        if stop - start > 1 and not SignatureIndex.is_earlier(int(documents[stop - 1])):
+            yield [int(each) for each in documents[start:stop]]
 
 
-def grouped(pairs: NDArray[Any]) -> list[list[int]]:
-    """Documents that pairs connect, however far."""
-    groups = Groups()
-    for first, second in zip(pairs["first"].tolist(), pairs["second"].tolist(), strict=True):
-        groups.join(first, second)
-    return groups.sets()
+def read_pairs(folder: Path, num_tasks: int) -> NDArray[Any]:
+    """The pairs of all match tasks. Raises DataError, with the tasks' numbers, where some are missing."""
+    paths = [pairs_path(folder, task) for task in range(num_tasks)]
+    if missing := [path.stem for path in paths if not path.exists()]:
+        raise DataError(f"the pairs of {len(missing)} match tasks are missing: {', '.join(missing[:10])}.")
+    return np.concatenate([np.empty(0, PAIR), *(np.fromfile(path, PAIR) for path in paths)])
 
 
-def keeper(members: Sequence[int], corpus: Corpus, rule: str) -> int:
-    """Which of a group stays: an earlier run's; else the first, or the first of the longest."""
-    if rule == "first" or corpus.is_earlier(members[0]):
-        return members[0]
-    return max(members, key=lambda member: (corpus.parts[member >> 32].lengths[member & 0xFFFFFFFF], -member))
+def drops_of(folder: Path, task: int) -> NDArray[Any]:
+    """DROP: what is dropped of one task's documents."""
+    path, edges = drops_path(folder), [(OWN + each) << 32 for each in (task, task + 1)]
+    if path.stat().st_size == 0:  # mmap refuses it
+        return np.empty(0, DROP)
+    drops = np.memmap(path, DROP, mode="r")
+    start, stop = (_first_at(drops, edge) for edge in edges)
+    return np.array(drops[start:stop])
 
 
-def names_of(documents: set[int], corpus: Corpus) -> dict[int, str]:
-    """The ids of documents."""
-    wanted: dict[int, set[int]] = {}
-    for document in documents:
-        wanted.setdefault(document >> 32, set()).add(document & 0xFFFFFFFF)
-    return {
-        (part << 32) + place: identity
-        for part, places in sorted(wanted.items())
-        for place, identity in corpus.parts[part].ids(places).items()
-    }
-
-
-def open_corpus(folder: Path, how: DeduplicateStep, index: Sequence[str]) -> Corpus:
-    """The signatures of the index's parts and of all tasks of this run."""
-    earlier = [Path(str(how.index)) / name for name in index]
-    own = sign_folder(folder)
-    found = [Signatures(place, task) for place in earlier for task in stored_tasks(place)]
-    return Corpus(found + [Signatures(own, task) for task in stored_tasks(own)], len(found))
-
-
-def read_pairs(folder: Path) -> NDArray[Any]:
-    """The pairs of all match tasks."""
-    found = [np.fromfile(path, PAIR) for path in sorted((folder / "state" / "pairs").glob("*.pairs"))]
-    return np.concatenate(found) if found else np.empty(0, PAIR)
+def _first_at(drops: NDArray[Any], edge: int) -> int:
+    low, high = 0, len(drops)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if drops[middle]["document"] < edge else (low, middle)
+    return low
 
 
 def sign_folder(folder: Path) -> Path:
@@ -302,13 +319,13 @@ def pairs_path(folder: Path, task: int) -> Path:
     return folder / "state" / "pairs" / f"{task:05d}.pairs"
 
 
-def drops_path(folder: Path, task: int) -> Path:
-    """Where it says which documents of a task are dropped."""
-    return folder / "state" / "drops" / f"{task:05d}.json"
+def drops_path(folder: Path) -> Path:
+    """Where it says which documents are dropped, by their number."""
+    return folder / "state" / "drops.bin"
 
 
-def _similarity(corpus: Corpus, first: int, second: int, least: float) -> float:
-    one, other = corpus.shingles(first), corpus.shingles(second)
+def _similarity(index: SignatureIndex, first: int, second: int, least: float) -> float:
+    one, other = index.shingles(first), index.shingles(second)
     if min(len(one), len(other)) < least * max(len(one), len(other)):  # they cannot be
         return 0.0
     return jaccard(one, other)
@@ -325,10 +342,3 @@ def _regrouped(heads: list[list[int]], document: int, groups: Groups) -> list[li
         else:
             others.append(members)
     return [*others, joined]
-
-
-def _sizes(groups: Sequence[Sequence[int]]) -> dict[str, int]:
-    found: dict[int, int] = {}
-    for members in groups:
-        found[len(members)] = found.get(len(members), 0) + 1
-    return {str(size): count for size, count in sorted(found.items())}

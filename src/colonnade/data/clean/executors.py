@@ -26,16 +26,23 @@ from typing import Any
 from datatrove.executor.local import LocalPipelineExecutor
 
 from colonnade.data.clean.recipe import RunSection
+from colonnade.data.dependent import end_with_parent
 from colonnade.errors import DataError
+from colonnade.lock import Lock
 
 
 class LocalExecutor(LocalPipelineExecutor):
     """Runs the tasks that are missing on processes of this machine; with one worker, in this process."""
 
-    def __init__(self, pipeline: list[Any], *, tasks: int, workers: int, logging_dir: str, retries: int) -> None:
+    def __init__(
+        self, pipeline: list[Any], *, tasks: int, workers: int, logging_dir: str, retries: int, lock: Lock
+    ) -> None:
         super().__init__(pipeline, tasks=tasks, workers=workers, logging_dir=logging_dir)
         self.pipeline: list[Any] = pipeline
-        self.retries = retries
+        self.retries, self._lock = retries, lock
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_lock": None}
 
     def run(self) -> None:
         """Raises DataError where tasks were killed again and again; what a task raises goes through."""
@@ -65,11 +72,12 @@ class LocalExecutor(LocalPipelineExecutor):
         self.pipeline = pipeline
 
     def _run_apart(self, ranks: Sequence[int], workers: int) -> list[int]:
-        """Runs tasks on processes of their own. Gives those that were under way when one of them was killed."""
+        """Runs tasks on processes of their own, which end with this one and hold the folder's lock until then. Gives
+        those that were under way when one of them was killed."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["colonnade.data.clean.stages"])
         others = set(multiprocessing.active_children())
-        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_ignore_interrupts)
+        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(self._lock,))
         try:
             _first_error([pool.submit(_run_rank, self, rank) for rank in ranks])
         except BrokenProcessPool:
@@ -108,8 +116,10 @@ def _started(rank: int) -> str:
     return f"started/{rank:05d}"
 
 
-def _ignore_interrupts() -> None:
+def _begin(lock: Lock) -> None:
+    """In each worker; the lock came with it, and is held until the worker ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends the pool
+    end_with_parent()
 
 
 def _first_error(futures: Sequence[Future[None]]) -> None:
@@ -135,10 +145,15 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def local_executor(run: RunSection, pipeline: list[Any], *, tasks: int, log: Path) -> LocalExecutor:
+def local_executor(run: RunSection, pipeline: list[Any], *, tasks: int, log: Path, lock: Lock) -> LocalExecutor:
     """An executor on this machine."""
     return LocalExecutor(
-        pipeline, tasks=tasks, workers=num_workers(run), logging_dir=str(log.resolve()), retries=run.retries
+        pipeline,
+        tasks=tasks,
+        workers=num_workers(run),
+        logging_dir=str(log.resolve()),
+        retries=run.retries,
+        lock=lock,
     )
 
 
@@ -167,10 +182,10 @@ def _silence() -> None:
     importlib.import_module("loguru").logger.remove()
 
 
-def slurm_executor(run: RunSection, pipeline: list[Any], *, tasks: int, log: Path, name: str, depends: Any) -> Any:
-    """An executor on Slurm that starts when `depends` has ended well."""
+def slurm_executor(run: RunSection, pipeline: list[Any], *, tasks: int, log: Path, name: str, after: list[str]) -> Any:
+    """An executor on Slurm that starts when the jobs `after` have ended well."""
     _silence()
-    executor: Any = importlib.import_module("datatrove.executor.slurm").SlurmPipelineExecutor
+    executor: Any = importlib.import_module("colonnade.data.clean.slurm").SlurmExecutor
     return executor(
         pipeline,
         tasks=tasks,
@@ -182,5 +197,6 @@ def slurm_executor(run: RunSection, pipeline: list[Any], *, tasks: int, log: Pat
         job_name=f"colonnade-{name}",
         env_command=f"export PATH={sys.prefix}/bin:$PATH",
         logging_dir=str(log.resolve()),
-        depends=depends,
+        max_array_size=run.slurm_max_array,
+        after=after,
     )

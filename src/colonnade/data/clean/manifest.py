@@ -26,7 +26,7 @@ NAME = "manifest.json"
 _PACKAGES = ("colonnade", "datatrove", "ftfy", "numpy", "tokenizers", "zstandard", "pyarrow", "warcio", "trafilatura")
 _IDENTIFIERS = {"cld2": "pycld2", "lingua": "lingua-language-detector"}
 _SAMPLES = 12
-_SCRATCH = ("spool", "signatures", "drops", "progress")
+_SCRATCH = ("spool", "signatures", "drops.bin", "progress")
 
 
 class WriteManifest(PipelineStep):
@@ -44,9 +44,13 @@ class WriteManifest(PipelineStep):
         with written(self.setting.folder / NAME) as stream:
             stream.write((json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
         if self.recipe.deduplicate and self.recipe.deduplicate.index:
-            publish(self.recipe.deduplicate, self.plan.identity)
+            publish(self.recipe.deduplicate, self.plan.identity, len(self.plan.tasks))
         for name in _SCRATCH:
-            shutil.rmtree(self.setting.folder / "state" / name, ignore_errors=True)
+            place = self.setting.folder / "state" / name
+            if place.is_file():
+                place.unlink()
+            else:
+                shutil.rmtree(place, ignore_errors=True)
         yield from ()
 
 

@@ -43,6 +43,9 @@ class RunSection(Section):
     """Partition of the Slurm cluster. Needed by executor = "slurm"."""
     slurm_time: Text = "20:00:00"
     """[hours:minutes:seconds] Time limit of a Slurm job."""
+    slurm_max_array: Count = 1_001
+    """[tasks] The largest job array that the cluster takes (MaxArraySize in `scontrol show config`). More tasks become
+    several arrays, side by side."""
 
 
 class ReadStep(Section):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import shutil
 import sys
 import threading
@@ -19,13 +18,17 @@ from colonnade.data.clean.executors import local_executor, ray_executor, slurm_e
 from colonnade.data.clean.filters import list_of
 from colonnade.data.clean.language import identifier
 from colonnade.data.clean.manifest import NAME, read_manifest
+from colonnade.data.clean.needs import log_folder, require
 from colonnade.data.clean.plan import Plan, keep_plan, make_plan
 from colonnade.data.clean.progress import so_far
 from colonnade.data.clean.recipe import Recipe
+from colonnade.data.clean.slurm import check_no_jobs, remember_jobs
 from colonnade.data.clean.stages import Stage, stages
+from colonnade.data.clean.tally import remove_partial
 from colonnade.data.clean.testsets import read_tests, titles
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
+from colonnade.lock import Lock, locked
 
 _POLL_SECONDS = 0.5
 
@@ -35,14 +38,15 @@ def clean(recipe: Recipe, *, progress: bool = True) -> str:
     folder = Path(recipe.write.folder)
     check_named_files(recipe)
     plan = make_plan(recipe)
-    (folder / "state").mkdir(parents=True, exist_ok=True)
-    with alone_in(folder):
+    with locked(folder / "state", f"colonnade data clean, write.folder = {folder}") as lock:
+        check_no_jobs(folder)
+        remove_partial(folder)
         plan = keep_plan(plan, recipe)
         started = time.perf_counter()
         if recipe.run.executor == "slurm":
             return submit(recipe, stages(recipe, plan), folder)
         for stage in stages(recipe, plan):
-            run_stage(recipe, stage, plan, folder, progress=progress)
+            run_stage(recipe, stage, plan, folder, lock, progress=progress)
         return summary(folder, time.perf_counter() - started)
 
 
@@ -61,45 +65,44 @@ def check_named_files(recipe: Recipe) -> None:
             titles(Path(listed))
 
 
-def run_stage(recipe: Recipe, stage: Stage, plan: Plan, folder: Path, *, progress: bool) -> None:
+def run_stage(recipe: Recipe, stage: Stage, plan: Plan, folder: Path, lock: Lock, *, progress: bool) -> None:
     """Runs the tasks of a stage that are missing. Raises DataError where some are still missing afterwards."""
-    log = folder / "state" / "logs" / stage.name
-    make = ray_executor if recipe.run.executor == "ray" else local_executor
-    executor: Any = make(recipe.run, stage.steps, tasks=stage.tasks, log=log)
+    log = log_folder(folder, stage.name)
+    if recipe.run.executor == "ray":
+        executor: Any = ray_executor(recipe.run, stage.steps, tasks=stage.tasks, log=log)
+    else:
+        executor = local_executor(recipe.run, stage.steps, tasks=stage.tasks, log=log, lock=lock)
     with bar(stage, plan, folder, shown=progress):
         executor.run()
-    if missing := executor.get_incomplete_ranks():
-        raise DataError(
-            f"{len(missing)} of {stage.tasks} tasks of the stage {stage.name} have failed. {log}/logs has a log of "
-            "each. Mend the cause and start the same command again: what is done is kept."
-        )
+    require(folder, stage.name, stage.tasks)
 
 
 def submit(recipe: Recipe, planned: list[Stage], folder: Path) -> str:
-    """Submits the stages to Slurm, each waiting for the one before."""
+    """Submits the stages to Slurm, each waiting for all jobs of the one before."""
     if shutil.which("sbatch") is None:
         raise DataError(
             'run.executor = "slurm" needs `sbatch`, which is not on this machine. Start it on a login node.'
         )
-    previous: Any = None
-    for stage in planned:
-        log = folder / "state" / "logs" / stage.name
-        previous = slurm_executor(
-            recipe.run, stage.steps, tasks=stage.tasks, log=log, name=stage.name, depends=previous
-        )
-        previous.run()
-    return f"{len(planned)} jobs are submitted (see `squeue`). The last one writes {folder / NAME}."
-
-
-@contextlib.contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Keeps a second run out of the folder."""
-    with (folder / "state" / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise DataError(f"another run is working in {folder}. Wait for it, or set another write.folder.") from error
-        yield
+    after, jobs = list[str](), list[str]()
+    try:
+        for stage in planned:
+            executor: Any = slurm_executor(
+                recipe.run,
+                stage.steps,
+                tasks=stage.tasks,
+                log=log_folder(folder, stage.name),
+                name=stage.name,
+                after=after,
+            )
+            executor.launch_job()
+            after = executor.job_ids or after
+            jobs += executor.job_ids
+    finally:
+        if jobs:
+            remember_jobs(folder, jobs)
+    if not jobs:
+        return f"nothing is left to do: {folder / NAME} is there."
+    return f"{len(jobs)} jobs are submitted (see `squeue`). The last one writes {folder / NAME}."
 
 
 @contextlib.contextmanager

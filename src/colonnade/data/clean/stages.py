@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from colonnade.data.clean.decontaminate import Decontaminate
-from colonnade.data.clean.duplicates import Group, Match, Remember, RemoveDuplicates, Sign
+from colonnade.data.clean.duplicates import Comparison, Gather, Group, Match, Remember, RemoveDuplicates, Sign
 from colonnade.data.clean.executors import num_workers
 from colonnade.data.clean.filters import Filter
 from colonnade.data.clean.language import Language
 from colonnade.data.clean.manifest import WriteManifest
+from colonnade.data.clean.needs import Needs
 from colonnade.data.clean.plan import Plan
 from colonnade.data.clean.read import Read
 from colonnade.data.clean.recipe import Recipe
 from colonnade.data.clean.repair import Repair
+from colonnade.data.clean.signatures import num_gathered
 from colonnade.data.clean.spool import Spool, Unspool
 from colonnade.data.clean.step import Setting
 from colonnade.data.clean.tokens import MakeTokens
@@ -30,19 +32,31 @@ class Stage(NamedTuple):
 
 
 def stages(recipe: Recipe, plan: Plan) -> list[Stage]:
-    """All stages of a run, in order."""
+    """All stages of a run, in order; each checks that all tasks of the one before are done."""
     setting = Setting(Path(recipe.write.folder), recipe.write.samples)
+    found = _stages(recipe, plan, setting)
+    return [
+        stage._replace(steps=[Needs(before.name, before.tasks, setting), *stage.steps]) if before else stage
+        for before, stage in zip([None, *found], found, strict=False)
+    ]
+
+
+def _stages(recipe: Recipe, plan: Plan, setting: Setting) -> list[Stage]:
     num_tasks = len(plan.tasks)
     first, last = _before(recipe, plan, setting), _after(recipe, plan, setting)
     closing = [Stage("account", [WriteManifest(recipe, plan, setting)], 1), *_tokens(recipe, setting)]
     how = recipe.deduplicate
     if how is None:
         return [Stage("documents", [*first, *last], num_tasks), *closing]
+    comparison = Comparison(how, plan.index, setting.folder, num_tasks)
+    num_files = num_gathered(len(comparison.sources()))
+    gathering = [Stage("gather", [Gather("gather", comparison)], num_files)] if num_files else []
     return [
         Stage("documents", [*first, Spool(setting), Sign(how, setting)], num_tasks),
-        Stage("match", [Match(how, plan.index, setting)], num_tasks),
-        Stage("group", [Group(how, plan.index, setting)], 1),
-        Stage("finish", [Unspool(setting), RemoveDuplicates(setting), *last], num_tasks),
+        *gathering,
+        Stage("match", [Match("match", comparison)], num_tasks),
+        Stage("group", [Group("group", comparison)], 1),
+        Stage("finish", [Unspool(setting), RemoveDuplicates(comparison, setting), *last], num_tasks),
         *closing,
     ]
 
