@@ -1,5 +1,7 @@
 """Two configurations of one run folder: what differs, and whether the run may go on."""
 
+from collections.abc import Iterable
+
 from colonnade.config.describe import all_keys, as_toml
 from colonnade.config.schema import Config
 
@@ -22,8 +24,9 @@ MAY_CHANGE = frozenset(
 )
 MAY_CHANGE_SECTIONS = frozenset({"parallel", "checkpoint", "run"})
 
-FILES = frozenset({"data.train", "data.validation", "data.test", "data.tokenizer"})
-"""Keys that name files of data."""
+TOKEN_FILES = frozenset({"data.train", "data.validation", "data.test", "data.blend"})
+"""Keys that name token files. Where these lie may change: a checkpoint knows their content."""
+FILES = TOKEN_FILES | {"data.tokenizer"}
 
 
 def may_change_on_resume(key: str) -> bool:
@@ -33,11 +36,22 @@ def may_change_on_resume(key: str) -> bool:
 
 def difference(before: Config, after: Config, *, only_what_forbids_resume: bool = False) -> list[str]:
     """A line for each key that differs, 'train.steps: 100 -> 200'; all of them, or those that make it another run."""
-    lines = {key: (value_at(before, key), value_at(after, key)) for key in all_keys() if key not in NOT_COMPARED}
+    if not only_what_forbids_resume:
+        return _lines(before, after, [key for key in all_keys() if value_at(before, key) != value_at(after, key)])
+    fixed = [key for key in all_keys() if not may_change_on_resume(key)]
+    return _lines(before, after, [key for key in fixed if meaning_at(before, key) != meaning_at(after, key)])
+
+
+def moved_files(before: Config, after: Config) -> list[str]:
+    """A line for each key that names other token files than before."""
+    return _lines(before, after, [key for key in sorted(TOKEN_FILES) if value_at(before, key) != value_at(after, key)])
+
+
+def _lines(before: Config, after: Config, keys: Iterable[str]) -> list[str]:
     return [
-        f"{key}: {as_toml(old)} -> {as_toml(new)}"
-        for key, (old, new) in lines.items()
-        if old != new and not (only_what_forbids_resume and may_change_on_resume(key))
+        f"{key}: {as_toml(value_at(before, key))} -> {as_toml(value_at(after, key))}"
+        for key in keys
+        if key not in NOT_COMPARED
     ]
 
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from colonnade.checkpoint.manifest import Manifest, remedy
 from colonnade.checkpoint.schema import Count, first_fault
+from colonnade.data.identity import DataIdentity
 from colonnade.errors import CheckpointError
 
 Finite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -28,6 +29,21 @@ class ModelFacts(BaseModel):
     vocab_size: Annotated[Count, Field(ge=1)]
 
 
+class DataFacts(BaseModel):
+    """Of a token file: a `DataIdentity`."""
+
+    tokens: Count
+    documents: Count
+    sequences: Count
+    dtype: Annotated[str, Field(pattern=r"^u?int\d{1,2}$")]
+    index_bytes: Count
+    index_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    blocks: Annotated[str, Field(pattern=r"^[0-9a-f]{16}( [0-9a-f]{16})+$")]
+
+    def identity(self) -> DataIdentity:
+        return DataIdentity.from_json(self.model_dump())
+
+
 class Facts(BaseModel):
     """Of a run at the step of its checkpoint. What came after the first checkpoints has what held until then."""
 
@@ -41,6 +57,8 @@ class Facts(BaseModel):
     optimizer: str = "adamw"
     loss_scale: ScaleFacts | None = None
     tokenizer_sha256: str | None = None
+    data: dict[str, DataFacts] | None = None
+    """By the key of the configuration that names the file; None: nobody wrote it down."""
 
     @field_validator("loss_scale", mode="before")
     @classmethod

@@ -29,6 +29,7 @@ from colonnade.mesh.background import background_group
 from colonnade.mesh.mesh import Mesh
 from colonnade.tensor_parallel.placement import Placement
 from colonnade.train.corpus import Corpus
+from colonnade.train.data_record import check_data, data_facts, what_to_say
 from colonnade.train.facts import facts_of
 from colonnade.train.monitor import Monitor
 from colonnade.train.run_folder import checkpoints
@@ -165,6 +166,7 @@ def _facts(state: TrainState, config: Config, mesh: Mesh, corpus: Corpus) -> dic
         "loss_scale": state.loss_scale.facts(),
         "model": model_facts(config.model, corpus.vocab_size),
         "tokenizer_sha256": None if corpus.tokenizer is None else corpus.tokenizer.sha256,
+        "data": data_facts(corpus),
         "layout": str(mesh.layout),
         "versions": {"colonnade": __version__, "torch": torch.__version__},
     }
@@ -193,6 +195,11 @@ def resume(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor) 
     monitor.resume(state.step)
     monitor.event("resumed", step=state.step, checkpoint=path.name)
     monitor.say(f"Resumed from {path} (step {state.step}, sample {state.samples:,}).")
+    line, others = what_to_say(path, facts, corpus)
+    if line:
+        monitor.say(line)
+    if others:
+        monitor.event("other data", step=state.step, differences=others)
 
 
 def _find(run: Path) -> Path | None:
@@ -220,6 +227,7 @@ def _last_saved(events: Path) -> str | None:
 def _check(config: Config, corpus: Corpus, path: Path, manifest: Manifest) -> None:
     """CheckpointError if what a checkpoint's facts tell of its run cannot be gone on from."""
     facts = facts_of(path, manifest)
+    check_data(path, facts, config, corpus)
     tokenizer = facts.tokenizer_sha256
     if tokenizer is not None and corpus.tokenizer is not None and tokenizer != corpus.tokenizer.sha256:
         raise CheckpointError(

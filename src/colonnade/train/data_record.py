@@ -1,0 +1,75 @@
+"""What a checkpoint knows of its run's data, held against the data that the run would go on with."""
+
+from pathlib import Path
+from typing import Any
+
+from colonnade.checkpoint.schema import clip
+from colonnade.config.compare import moved_files
+from colonnade.config.load import load
+from colonnade.config.schema import Config
+from colonnade.data.identity import differences
+from colonnade.errors import CheckpointError, ConfigError
+from colonnade.train.corpus import Corpus
+from colonnade.train.facts import Facts
+
+
+def data_facts(corpus: Corpus) -> dict[str, Any]:
+    """What a checkpoint is to know of the data."""
+    return {key: identity.to_json() for key, identity in corpus.identities.items()}
+
+
+def check_data(path: Path, facts: Facts, config: Config, corpus: Corpus) -> None:
+    """CheckpointError if the checkpoint in `path` was trained on other data, unless the configuration allows that."""
+    if facts.data is None:
+        _check_paths(path, config)
+        return
+    found = other_data(facts, corpus)
+    if found and not config.checkpoint.allow_other_data:
+        raise CheckpointError(
+            f"{path} was trained on other data than the run would go on with:\n"
+            + "\n".join(f"  {line}" for line in found)
+            + f"\nSample {facts.samples:,} of it is another one, so samples would come twice or never. Restore the "
+            "files as they were (where they lie is of no consequence), or start in another run.folder. "
+            "checkpoint.allow_other_data = true goes on all the same."
+        )
+
+
+def other_data(facts: Facts, corpus: Corpus) -> list[str]:
+    """A line for each token file that is not what the checkpoint was trained on; empty where that is not known."""
+    saved, now = facts.data or {}, corpus.identities
+    found = []
+    for key in dict.fromkeys([*saved, *now]) if saved else ():
+        if key not in now or key not in saved:
+            found.append(f"{clip(key)}: {'not read any more' if key in saved else 'not read before'}")
+            continue
+        lines = differences(saved[key].identity(), now[key])
+        found += [f"{key} ({corpus.files[key].prefix}): {'; '.join(lines)}"] if lines else []
+    return found
+
+
+def what_to_say(path: Path, facts: Facts, corpus: Corpus) -> tuple[str, list[str]]:
+    """(a line for who resumes from the checkpoint, or nothing; what differs)."""
+    if facts.data is None:
+        return (
+            f"{path.name} was written before checkpoints knew their data: whether the token files are those that it "
+            "was trained on cannot be checked. The next checkpoint will know.",
+            [],
+        )
+    found = other_data(facts, corpus)
+    lines = "".join(f"\n  {line}" for line in found)
+    return (f"Going on over other data, as checkpoint.allow_other_data = true allows:{lines}" if found else "", found)
+
+
+def _check_paths(path: Path, config: Config) -> None:
+    """Of a checkpoint that does not know its data, paths are all that there is to compare."""
+    try:
+        moved = moved_files(load(path / "config.toml", []), config)
+    except ConfigError:
+        return  # by a hand or a version that is not ours: the run's folder has been compared already
+    if moved:
+        raise CheckpointError(
+            f"{path} was written before checkpoints knew their data, and the run would go on with other files:\n"
+            + "\n".join(f"  {line}" for line in moved)
+            + "\nWhether they hold the same is unknown. Name the old ones until the next checkpoint is saved, which "
+            "will know its data, or start in another run.folder."
+        )

@@ -1,0 +1,106 @@
+"""What a token file is known by: found where it is the same, and every kind of change told."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colonnade.data import identity
+from colonnade.data.identity import DataIdentity, differences, identify, parts_of_each, shared_blocks
+from colonnade.data.indexed import TokenFile
+from colonnade.data.remote import open_token_file
+from colonnade.data.writer import TokenFileWriter
+
+LENGTH = 1_000_003  # tokens, 2 bytes each: 122 blocks
+
+
+def written(prefix: Path, tokens: np.ndarray, *, documents: int = 10) -> TokenFile:  # type: ignore[type-arg]
+    with TokenFileWriter(prefix, np.dtype("<u2")) as writer:
+        for part in np.array_split(tokens, documents):
+            writer.add_document(part)
+    return TokenFile(prefix)
+
+
+@pytest.fixture(scope="module")
+def tokens() -> np.ndarray:  # type: ignore[type-arg]
+    return np.random.default_rng(1).integers(0, 60_000, LENGTH).astype("<u2")
+
+
+@pytest.fixture(scope="module")
+def before(tokens: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> DataIdentity:  # type: ignore[type-arg]
+    return identify(written(tmp_path_factory.mktemp("before") / "x", tokens))
+
+
+def test_the_same_content_elsewhere(tokens: np.ndarray, before: DataIdentity, tmp_path: Path) -> None:  # type: ignore[type-arg]
+    now = identify(written(tmp_path / "y", tokens))
+    assert now == before and differences(before, now) == [] and len(now.blocks) == 65
+    assert DataIdentity.from_json(now.to_json()) == now
+    assert str(now).startswith("1,000,003 tokens in 10 documents and 10 sequences of uint16 (index ")
+
+
+@pytest.mark.parametrize("place", [0, 5, LENGTH // 2, LENGTH - 1])
+def test_a_stretch_of_a_64th_is_always_found(
+    tokens: np.ndarray,  # type: ignore[type-arg]
+    before: DataIdentity,
+    tmp_path: Path,
+    place: int,
+) -> None:
+    size = LENGTH // 64 + 1
+    start = min(place, LENGTH - size)
+    changed = tokens.copy()
+    changed[start : start + size] ^= 1
+    (found,) = differences(before, identify(written(tmp_path / "y", changed)))
+    assert "other tokens in " in found
+
+
+def test_what_it_can_miss(tokens: np.ndarray, before: DataIdentity, tmp_path: Path) -> None:  # type: ignore[type-arg]
+    """As the documentation says: other tokens between the blocks."""
+    changed = tokens.copy()
+    changed[12_000] ^= 1
+    assert identify(written(tmp_path / "y", changed)) == before
+
+
+def test_other_counts_and_other_lengths(tokens: np.ndarray, before: DataIdentity, tmp_path: Path) -> None:  # type: ignore[type-arg]
+    found = differences(before, identify(written(tmp_path / "a", tokens[:-1])))
+    assert found == ["1,000,003 tokens, now 1,000,002"]
+    found = differences(before, identify(written(tmp_path / "b", tokens, documents=11)))
+    assert found == ["10 documents, now 11", "10 sequences, now 11"]
+    with TokenFileWriter(tmp_path / "c", np.dtype("<u2")) as writer:
+        for part in np.array_split(tokens, 10)[::-1]:
+            writer.add_document(part)
+    assert any("other lengths" in line for line in differences(before, identify(TokenFile(tmp_path / "c"))))
+
+
+def test_a_long_index_is_read_in_part(tokens: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[type-arg]
+    file = written(tmp_path / "x", tokens, documents=100_000)
+    whole = identify(file)
+    monkeypatch.setattr(identity, "INDICES_IN_ALL", 1 << 20)
+    part = identify(file)
+    assert whole.index_bytes == Path(f"{tmp_path}/x.idx").stat().st_size > part.index_bytes == 1 << 20
+    assert differences(whole, part) == [], "they were looked at differently, and tell no difference"
+    assert identify(file) == part
+
+
+@given(st.integers(1, 10**6))
+def test_what_is_read_is_bounded(num_files: int) -> None:
+    parts = parts_of_each(num_files)
+    assert parts & (parts - 1) == 0 and 4 <= parts <= 64
+    assert parts == 4 or parts * num_files <= 4096
+
+
+@pytest.mark.parametrize("num_files", [1, 64, 65, 1000, 5000])
+def test_few_blocks_are_some_of_many(before: DataIdentity, tokens: np.ndarray, tmp_path: Path, num_files: int) -> None:  # type: ignore[type-arg]
+    one, other = shared_blocks(before.blocks, identify(written(tmp_path / "y", tokens), num_files=num_files).blocks)
+    assert one == other and len(one) == parts_of_each(num_files) + 1
+
+
+def test_a_url_asks_for_two_blocks(before: DataIdentity, tokens: np.ndarray, tmp_path: Path) -> None:  # type: ignore[type-arg]
+    written(tmp_path / "y", tokens)
+    now = identify(open_token_file(f"file://{tmp_path}/y", cache=str(tmp_path / "cache")))
+    assert len(now.blocks) == 2 and differences(before, now) == []
+
+
+def test_a_file_of_less_than_a_block(tmp_path: Path) -> None:
+    assert len(set(identify(written(tmp_path / "x", np.arange(20, dtype="<u2"))).blocks)) == 1
