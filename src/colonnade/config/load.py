@@ -23,6 +23,9 @@ from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
 
 Content = dict[str, Any]
+DEEPEST = 8  # tables and lists within each other
+TOO_DEEP = f"it has more than {DEEPEST} lists or tables within each other, and no key takes that"
+TOO_LARGE = "it has a whole number that 64 bits cannot hold, and TOML has none"
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -59,11 +62,41 @@ def read(path: Path) -> Content:
 
 def parse(text: str, source: str) -> Content:
     try:
-        return tomllib.loads(text)
+        return _content_of(text)
+    except _NotOurs as error:
+        raise ConfigError(f"{source} cannot be read: {error}.") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(
             f"{source} is not TOML: {error}. A line is [section], key = value or # comment; text stands in quotes."
         ) from error
+
+
+class _NotOurs(ValueError):
+    """TOML, perhaps, but with what no configuration needs."""
+
+
+def _content_of(text: str) -> Content:
+    """The content of TOML text. TOMLDecodeError if it is none; _NotOurs if it is too deep, or has too large numbers."""
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except RecursionError:
+        raise _NotOurs(TOO_DEEP) from None
+    except ValueError:  # Python itself refuses to read thousands of digits
+        raise _NotOurs(TOO_LARGE) from None
+    values: list[object] = [content]
+    for _ in range(DEEPEST):
+        values = [inner for value in values for inner in _inside(value)]
+        if any(type(value) is int and not -(2**63) <= value < 2**63 for value in values):
+            raise _NotOurs(TOO_LARGE)
+    if values:
+        raise _NotOurs(TOO_DEEP)
+    return content
+
+
+def _inside(value: object) -> Collection[object]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def apply_(content: Content, override: str) -> list[Problem]:
@@ -77,15 +110,19 @@ def apply_(content: Content, override: str) -> list[Problem]:
             Problem(f"{override!r} is not of the form section.key=value. Write for instance {example}", tuple(meant))
         ]
     there = content.setdefault(section, {})
+    try:
+        read = value_of(value.strip())
+    except _NotOurs as error:
+        return [Problem(f"{section}.{key} cannot be read: {error}.", (f"{section}.{key}",))]
     if isinstance(there, dict):
-        there[key] = value_of(value.strip())
+        there[key] = read
     return []
 
 
 def value_of(text: str) -> Any:
     """The value that TOML reads in the text; the text itself where TOML reads none (a path without quotes)."""
     try:
-        content = tomllib.loads(f"value = {text}")
+        content = _content_of(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
     return content["value"] if len(content) == 1 else text

@@ -140,6 +140,10 @@ def value_refused(details: ErrorDetails) -> Iterator[Problem]:
     if (key.many or key.type is dict) and len(details["loc"]) > 2:
         yield Problem(f"{name} has {as_toml(value)} in it, where {expectation(key)} is expected.", (name,))
         return
+    if details["type"] == "less_than_equal":
+        most = details["ctx"]["le"]
+        yield Problem(f"{name} = {as_toml(value)} is out of range: it may be {most:,} at most.", (name,))
+        return
     uncertain = (name, *(f"model.{each}" for each in PRESETS["gpt2-124m"])) if name == "model.preset" else (name,)
     yield Problem(f"{name} = {as_toml(value)} {why_not(key, value)}{remedy(key, value)}", uncertain)
 

@@ -12,18 +12,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Lt, MinLen
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BaseModel, ConfigDict, Strict, field_validator, model_validator
 
 from colonnade.config.presets import PRESETS, with_preset
 
-Count = Annotated[int, Ge(1)]
-CountOrZero = Annotated[int, Ge(0)]
+MOST = 10**18  # of anything that is counted: what 64-bit numbers hold, and products of a few do not wrap
+LARGEST = 10**9  # of any dimension, and of any number of ranks: factors are found by trying
+DEEPEST = 10**5  # layers: there are lists with an entry for each
+
+Size = Annotated[int, Ge(1), Le(LARGEST)]
+Sizes = Annotated[tuple[Size, ...], Strict(False)]  # a TOML list
+Count = Annotated[int, Ge(1), Le(MOST)]
+CountOrZero = Annotated[int, Ge(0), Le(MOST)]
 Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Ge(0), Lt(1)]
 Text = Annotated[str, MinLen(1)]
-Counts = Annotated[tuple[Count, ...], Strict(False)]  # a TOML list
 CountsOrZero = Annotated[tuple[CountOrZero, ...], Strict(False)]
 
 
@@ -42,17 +47,17 @@ class ModelConfig(Section):
     """The model: gpt is a left-to-right language model."""
     preset: Text | None = None
     """A published model's shape, by name. Keys of [model] that are written beside it are stronger than the preset's."""
-    num_layers: Count = 12
+    num_layers: Annotated[Size, Le(DEEPEST)] = 12
     """[layers] Transformer layers. Parameters, memory and time grow in proportion."""
-    hidden_size: Count = 768
+    hidden_size: Size = 768
     """[features] Width of the residual stream. Parameters and time grow with its square."""
-    num_heads: Count = 12
+    num_heads: Size = 12
     """[heads] Attention heads of a layer. Divides hidden_size, and parallel.tp divides it."""
-    ffn_hidden_size: Count | None = None
+    ffn_hidden_size: Size | None = None
     """[features] Inner width of the MLP. Unset: 4 × hidden_size. parallel.tp divides it."""
-    seq_length: Count = 1024
+    seq_length: Size = 1024
     """[tokens] Length of a training sample, and the number of learned positions: the longest text that fits."""
-    vocab_size: Count | None = None
+    vocab_size: Size | None = None
     """[tokens] Rows of the vocabulary, without any padding. Unset: the tokenizer's."""
     dropout: Fraction = 0.1
     """[probability] Dropout after the embedding and before each residual addition. 0 is faster, and right where no
@@ -108,25 +113,25 @@ class ModelConfig(Section):
 class ParallelConfig(Section):
     """The layout: how many ranks, and what each of them holds. No layout changes the run's result."""
 
-    tp: Count = 1
+    tp: Size = 1
     """[ranks] Tensor parallelism: every layer is cut in tp parts. Divides weights and their optimizer state by tp, at
     two all-reduces forward and two backward a layer: keep tp inside one machine."""
-    pp: Count = 1
+    pp: Size = 1
     """[ranks] Pipeline parallelism: the layers in pp stages, through which micro-batches flow. Divides weights by pp
     and sends only what crosses a cut. With few micro-batches in a step, ranks mostly wait for the pipeline to fill."""
-    dp: Count = 1
+    dp: Size = 1
     """[ranks] Data parallelism: dp copies of the model share each global batch, and sum gradients once a step."""
     schedule: Literal["naive", "gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
     """The order in which a stage runs its micro-batches: naive, one at a time through all stages; gpipe, all forward,
     then all backward; 1f1b, backward as early as possible, so that few activations live; interleaved, 1f1b over
     virtual_stages; zero_bubble, 1f1b whose weight gradients fill the waiting time."""
-    virtual_stages: Count = 1
+    virtual_stages: Size = 1
     """[chunks] Pieces of the model that each stage holds under schedule = "interleaved": waiting shrinks by this
     factor, transfers grow by it. The micro-batches of a step must be divisible by pp."""
     partition: Literal["layers", "parameters", "flops"] = "layers"
     """What is spread evenly over the stages: layers counts blocks, and the embedding and the head as one each;
     parameters counts their weights (memory), flops their arithmetic (time)."""
-    cuts: Counts | None = None
+    cuts: Sizes | None = None
     """[units] Explicit cuts in place of partition: the number of units (embedding, blocks, head) of each chunk in the
     order of the model, pp × virtual_stages numbers."""
     sequence_parallel: bool = False
@@ -137,7 +142,7 @@ class ParallelConfig(Section):
     weights; 2 also gradients; 3 also parameters, which are gathered layer by layer as they are needed."""
     recompute: Literal["none", "selective", "full"] = "none"
     """What is computed again in backward instead of kept: selective, the attention matrices; full, whole layers."""
-    recompute_every: Count = 1
+    recompute_every: Size = 1
     """[layers] With recompute = "full": the residual stream is kept before every so many layers of a stage."""
     offload: bool = False
     """Keep optimizer state and master weights in CPU memory and update there. Needs 16-bit precision."""
@@ -204,10 +209,10 @@ class CurriculumConfig(Section):
     tokens: CountsOrZero = ()
     """[tokens] Where each stage begins, counted from the start of the run: 0 first, and rising. A stage begins at the
     first step from there on at which whole samples are used up."""
-    seq_length: Counts = ()
+    seq_length: Sizes = ()
     """[tokens] Sequence length of each stage: a divisor of model.seq_length; the last is model.seq_length. Samples of
     that length are cut in pieces, so that every token is used once an epoch."""
-    global_batch_size: Counts = ()
+    global_batch_size: Sizes = ()
     """[sequences] Global batch of each stage, in sequences of its length; the last is train.global_batch_size."""
 
 
@@ -218,9 +223,9 @@ class TrainConfig(Section):
     """[number] The source of all randomness: initial weights, the order of samples, dropout."""
     steps: Count
     """[steps] Optimizer steps of the whole run, counted from its first start."""
-    global_batch_size: Count
+    global_batch_size: Size
     """[samples] Samples of one optimizer step over all ranks. Divisible by micro_batch_size × parallel.dp."""
-    micro_batch_size: Count
+    micro_batch_size: Size
     """[samples] Samples that one rank computes at once. Changes memory and speed, never the result."""
     precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
     """Number format of the computation. bf16 and fp16 keep weights, gradient sums and optimizer state in fp32; fp16
@@ -241,7 +246,7 @@ class TrainConfig(Section):
     """[steps] Steps between progress lines. metrics.jsonl has every step."""
     evaluate_every: CountOrZero = 0
     """[steps] Steps between evaluations on the validation part. 0: never."""
-    evaluate_samples: Count = 256
+    evaluate_samples: Size = 256
     """[samples] At most this many validation samples are read in an evaluation, always the same ones."""
     threads: CountOrZero = 0
     """[threads] CPU threads of a rank. 0: the machine's cores, shared evenly by its ranks."""
