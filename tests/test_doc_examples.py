@@ -1,0 +1,87 @@
+"""Every Python example in the README and the documents runs, as a reader would run it."""
+
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.commands import environment
+
+ROOT = Path(__file__).parents[1]
+WRITTEN = ROOT / "tests" / "checkpoint" / "written"
+PAGES = [
+    path for path in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]) if "```python" in path.read_text()
+]
+
+BEFORE = {
+    "docs/checkpoints.md": """
+        from pathlib import Path
+        import torch
+        from colonnade.checkpoint.plan import Box, Shard, shards_of_span
+        my_rows, my_slice = torch.zeros(25128, 768), torch.zeros(2000)
+        folder, step, facts, text = Path("run"), 10, {"model": {"num_layers": 1}}, b"x = 1"
+        shards = [Shard("w", (3,), (0,), torch.ones(3))]
+        """
+}
+"""What the text around a page's examples takes for granted."""
+
+INSTEAD = {"stride=32": "stride=4", "It was a dark night": "the"}
+"""The model of the tests reads 8 tokens."""
+
+
+def examples(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def test_there_are_examples() -> None:
+    names = {str(page.relative_to(ROOT)) for page in PAGES}
+    assert {"docs/data.md", "docs/checkpoints.md", "docs/generation.md"} <= names
+    assert BEFORE.keys() <= names
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with the files that examples name."""
+    draws = random.Random(1)
+    words = ["whale", "ship", "night", "captain", "sea", "the", "of", "old"]
+    texts = [" ".join(draws.choices(words, k=300)) for _ in range(60)]
+    (tmp_path / "books.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (tmp_path / "wiki.test.txt").write_text(texts[0][:200])
+    (tmp_path / "recipe.toml").write_text('[read]\npaths = ["books.jsonl"]\n[write]\nfolder = "clean"\n')
+    shutil.copy(WRITTEN / "serial/step_00000003/tokenizer.json", tmp_path)
+    shutil.copytree(WRITTEN / "serial", tmp_path / "runs/demo/run/checkpoints")
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_examples_of_a_page_run(page: Path, place: Path) -> None:
+    """In one process, from top to bottom. An indented one is an excerpt, and stands in the source."""
+    whole = [example for example in examples(page) if not example.startswith(" ")]
+    text = "\n".join([textwrap.dedent(BEFORE.get(str(page.relative_to(ROOT)), "")), *whole])
+    for old, new in INSTEAD.items():
+        text = text.replace(old, new)
+    (place / "example.py").write_text(text)
+    command = [sys.executable, "-W", "error", "example.py"]
+    done = subprocess.run(command, cwd=place, env=environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def excerpts() -> list[str]:
+    return [example for page in PAGES for example in examples(page) if example.startswith(" ")]
+
+
+@pytest.mark.parametrize("excerpt", excerpts(), ids=lambda excerpt: excerpt.split("\n")[0].strip()[:40])
+def test_excerpts_are_what_the_source_says(excerpt: str) -> None:
+    sources = (ROOT / "src").rglob("*.py")
+    lines = [line.strip() for line in excerpt.splitlines() if line.strip()]
+    assert any(all(line in source for line in lines) for source in map(_lines, sources)), excerpt
+
+
+def _lines(path: Path) -> set[str]:
+    return {line.strip() for line in path.read_text().splitlines()}
