@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from colonnade.tensor_parallel import gemm
 
@@ -29,6 +30,7 @@ PRODUCTS = {
     Tensor.bmm: torch.bmm,
 }
 SUMS = {torch.addmm: torch.addmm, Tensor.addmm_: Tensor.addmm_, Tensor.addmm: torch.addmm}
+BACKWARD_OF_NORM = torch.ops.aten.native_layer_norm_backward
 NARROW = (torch.bfloat16, torch.float16)
 
 
@@ -41,7 +43,20 @@ class _Cuda(TorchFunctionMode):
             return _product(PRODUCTS[function], *args, **kwargs)
         if function in SUMS and args[1].dtype in NARROW:
             return _sum(*args, **kwargs)
+        if function in (torch.native_layer_norm, BACKWARD_OF_NORM) and args[0].dtype in NARROW:
+            return _norm(function, args)
         return function(*args, **kwargs)
+
+
+def _norm(function: Any, args: Any) -> tuple[Tensor | None, ...]:
+    """CUDA's kernels take 16-bit operands, compute in fp32, and keep mean and deviation in fp32."""
+    operands = [arg for arg in args if isinstance(arg, Tensor)]
+    narrow = [t.dtype for t in operands if t.dtype in NARROW]
+    statistics = 2 if function == BACKWARD_OF_NORM else 0
+    assert len(operands) - len(narrow) == statistics, "CUDA's norm takes operands of one type"
+    out = function(*(arg.float() if isinstance(arg, Tensor) else arg for arg in args))
+    assert function != BACKWARD_OF_NORM or args[-1][1:] == [False, False], "weight gradients would be rounded"
+    return (out[0].to(narrow[0]), *out[1:])
 
 
 def _product(
@@ -105,3 +120,18 @@ def backward(loss: Tensor) -> None:
     engine.run_backward(
         (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
     )
+
+
+class NoWaiting(TorchDispatchMode):
+    """Within: operators that make a program wait for a CUDA device fail."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        indexed = function in (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default)
+        masked = indexed and any(i is not None and i.dtype is torch.bool for i in args[1])
+        waits = function in (
+            torch.ops.aten.nonzero.default,
+            torch.ops.aten._local_scalar_dense.default,
+            torch.ops.aten.masked_select.default,
+        )
+        assert not (waits or masked), f"{function} waits for the device{' (nonzero)' if masked else ''}"
+        return function(*args, **(kwargs or {}))

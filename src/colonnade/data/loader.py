@@ -19,6 +19,7 @@ from torch import Tensor
 
 from colonnade.data.gpt_dataset import Dataset
 from colonnade.data.rows import Rows, positions_within
+from colonnade.mesh.upload import upload
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Batch:
     loss_mask: Tensor
     """float32 [s, b]: 1 where the label counts, 0 where not."""
     samples: Tensor
-    """int64 [b]: each sample's position in the run; dropout depends on it."""
+    """int64 [b], on the CPU: each sample's position in the run; dropout depends on it."""
     documents: Tensor | None = None
     """int64 [s, b]: the document that each token belongs to, counted within the sample: tokens of different documents
     do not see each other. None: all tokens of a sample do."""
@@ -40,9 +41,9 @@ class Batch:
     """int64 [s, b]: each token's place in its document. None: 0 … s - 1."""
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on a device."""
-        parts = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: part.to(device) for name, part in parts.items() if part is not None})
+        """The same batch on a device; `samples`, which only the program reads, stay where they are."""
+        parts = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "samples"}
+        return replace(self, **{name: upload(part, device) for name, part in parts.items() if part is not None})
 
 
 def load_batch(dataset: Dataset, positions: Sequence[int], *, loss_mask: Tensor | None = None) -> Batch:

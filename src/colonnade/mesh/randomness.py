@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from colonnade.mesh.upload import upload
+
 
 class Purpose(IntEnum):
     """What a stream is for. The numbers are part of every run's identity: never reuse or change one."""
@@ -56,7 +58,8 @@ def words(keys: np.ndarray, start: int, count: int, device: torch.device | str =
     A stream has 2³² words; `start + count` may not pass that.
     """
     assert start + count <= 1 << 32, "a stream has 2^32 words; name more streams"
-    offset, gamma = (torch.from_numpy(half).to(device)[:, None] for half in _offset_and_gamma(keys, start))
+    assert count <= 1 << 31, f"{count} words of a stream at once: int32 counts to 2^31"
+    offset, gamma = upload(torch.from_numpy(np.stack(_offset_and_gamma(keys, start))), device)[..., None]
     x = torch.arange(count, dtype=torch.int32, device=device)[None, :] * gamma
     return _mix32_(x.add_(offset))
 

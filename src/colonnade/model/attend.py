@@ -22,6 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention as _fused
 
 from colonnade.mesh.autograd import apply
 from colonnade.mesh.randomness import drop_probability
+from colonnade.mesh.upload import upload
 from colonnade.tensor_parallel.gemm import widen
 
 Slopes = Sequence[float] | None
@@ -50,7 +51,7 @@ def score_bias(
         visible = (distance <= 0)[None, None]
     if slopes is None:
         return torch.where(visible, torch.zeros((), dtype=dtype, device=device), -math.inf)
-    lowered = torch.tensor(slopes, dtype=exact, device=device)[:, None, None] * distance
+    lowered = upload(torch.tensor(slopes, dtype=exact), device)[:, None, None] * distance
     return torch.where(visible, lowered.to(dtype), -math.inf)
 
 

@@ -39,12 +39,26 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, mean, deviation = ctx.saved_tensors
+        if x.is_cuda and x.dtype.itemsize == 2:
+            return _backward_of_16_bits(grad.to(x.dtype), *ctx.saved_tensors), None, None, None, None
         # in fp32, inputs too: beside 16-bit inputs the kernels know weight gradients to 16 bits only
         wide = _exact(grad), _exact(x), weight.shape, _exact(mean), _exact(deviation), _exact(weight), _exact(bias)
         dx, dw, db = torch.ops.aten.native_layer_norm_backward(*wide, [True, True, True])
         gradient_of(weight).add_(dw)
         gradient_of(bias).add_(db)
         return dx.to(x.dtype), None, None, None, None
+
+
+def _backward_of_16_bits(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, deviation: Tensor
+) -> Tensor:
+    """dx by CUDA's kernel, which computes in fp32 inside; weight gradients in fp32 apart, with one fp32 copy of x."""
+    operands = grad, x, weight.shape, mean, deviation, weight.to(x.dtype), bias.to(x.dtype)
+    dx: Tensor = torch.ops.aten.native_layer_norm_backward(*operands, [True, False, False])[0]
+    rows = tuple(range(x.ndim - 1))
+    gradient_of(bias).add_(grad.sum(rows, dtype=torch.float32))
+    gradient_of(weight).add_((x - mean).mul_(deviation).mul_(grad).sum(rows))  # mean [..., 1] in fp32 widens
+    return dx
 
 
 def _exact(x: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from colonnade.mesh.autograd import apply
 from colonnade.tensor_parallel.gemm import gradient_of
+from colonnade.tensor_parallel.rows import add_rows_
 
 
 class Positions(nn.Module):
@@ -49,8 +50,7 @@ class _AddPositionsAt(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         weight, at = ctx.saved_tensors
-        gradient = gradient_of(weight)
-        gradient.index_add_(0, at.flatten(), grad.flatten(0, 1).to(gradient.dtype))
+        add_rows_(gradient_of(weight), at, grad)
         return grad, None, None
 
 

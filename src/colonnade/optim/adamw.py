@@ -35,6 +35,7 @@ class AdamW:
         total: Total | None = None,
     ) -> None:
         """As `Optimizer.update_`: one kernel call a piece."""
+        factor = factor.to(pieces[0].weights.device) if pieces else factor  # once: to the CPU it has to be waited for
         for piece in pieces:
             self._update_piece_(piece, step, learning_rate, factor)
 
@@ -51,7 +52,7 @@ class AdamW:
             [piece.moments.exp_avg],
             [piece.moments.exp_avg_sq],
             [],
-            [torch.tensor(float(step - 1), device=device)],
+            [torch.full((), float(step - 1), device=device)],  # written there, not copied
             fused=True,
             grad_scale=inverse,
             found_inf=torch.zeros_like(inverse),

@@ -31,7 +31,7 @@ from colonnade.pipeline.messages import sends
 from colonnade.pipeline.partition import chunks_of_stage
 from colonnade.pipeline.recompute import groups
 from colonnade.pipeline.schedule import Action, actions
-from colonnade.tensor_parallel.logits import CHUNK_LOGITS
+from colonnade.tensor_parallel.logits import CHUNK_LOGITS, CUDA_CHUNKS
 
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 NUMBER = 8  # bytes of one number that all ranks must agree on, float64
@@ -70,6 +70,8 @@ class Step:
     rank: int
     skipped: bool = False
     """fp16: gradients overflowed, so that no weight was updated."""
+    cuda: bool = False
+    """Whether it runs on CUDA, where more of the loss is computed at once."""
 
     @property
     def layout(self) -> Layout:
@@ -216,7 +218,8 @@ def _embedding(step: Step) -> Iterator[Flow]:
 def _head(step: Step) -> Iterator[Flow]:
     n = step.num_microbatches * step.count("head")
     rows = vocab_rows_per_rank(step.vocab_size, step.parallel.tp)
-    chunks = max(1, -(-step.tokens * rows // CHUNK_LOGITS))
+    limit = CHUNK_LOGITS * CUDA_CHUNKS if step.cuda else CHUNK_LOGITS
+    chunks = max(1, -(-step.tokens * rows // limit))
     chunks = -(-step.tokens // -(-step.tokens // chunks))  # equal spans of tokens: there may be fewer
     yield Flow("tp", "all_gather", "loss, 2 numbers a token", n * chunks, n * 2 * step.tokens * step.exact)
     if not step.parallel.sequence_parallel:

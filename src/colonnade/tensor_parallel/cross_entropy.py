@@ -24,7 +24,7 @@ from colonnade.mesh.autograd import apply
 from colonnade.mesh.collectives import all_gather
 from colonnade.mesh.mesh import Axis
 from colonnade.tensor_parallel.gemm import add_product_, exact, gradient_of, products_of_16_bits
-from colonnade.tensor_parallel.logits import CHUNK_LOGITS
+from colonnade.tensor_parallel.logits import CHUNK_LOGITS, CUDA_CHUNKS
 from colonnade.tensor_parallel.parallel import Parallel
 
 
@@ -59,7 +59,7 @@ def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor, *, tp: Axis, vo
     table = exact(weight[: real_rows(weight, tp, vocab_size)])
     losses = []
     with products_of_16_bits(weight):
-        for chunk in _chunks(len(x), len(weight)):
+        for chunk in _chunks(len(x), weight):
             logits = _logits(x[chunk], table)
             label = _local_labels(labels_1d[chunk], weight.shape[0], tp, table.shape[0])
             lse, target = _across_ranks(_log_sum_exp(logits), _label_logits(logits, label), tp)
@@ -87,14 +87,16 @@ class _OutputLoss(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, loss_weights: Tensor, tp: Axis, rows: int
     ) -> Tensor:
         x, dx = hidden.reshape(-1, hidden.shape[-1]), torch.empty_like(hidden).view(-1, hidden.shape[-1])
-        table, gradient = exact(weight[:rows]), gradient_of(weight)[:rows]
+        used = _rows_to_multiply(weight, rows)
+        table, gradient = exact(weight[:used]), gradient_of(weight)[:used]
         loss = torch.zeros((), dtype=gradient.dtype, device=hidden.device)
         weights = loss_weights.reshape(-1).to(gradient.dtype)
-        chunks = _chunks(len(x), len(weight))
+        chunks = _chunks(len(x), weight)
         buffer = _logits_buffer(x[chunks[0]], table)  # one for all chunks: fresh memory costs a page fault each 4 KB
         with products_of_16_bits(weight):
             for chunk in chunks:
                 logits = _logits(x[chunk], table, out=buffer)
+                logits[:, rows:].fill_(-torch.inf)
                 label = _local_labels(labels.reshape(-1)[chunk], weight.shape[0], tp, rows)
                 found = _softmax(logits, label, weights[chunk], tp, apart=weight.dtype.itemsize == 2)
                 loss += (found.losses * weights[chunk]).sum()
@@ -112,14 +114,22 @@ class _OutputLoss(torch.autograd.Function):
         return ctx.saved_tensors[0], None, None, None, None, None
 
 
-def _chunks(num_tokens: int, rows: int) -> list[slice]:
-    """Equal spans of tokens with about CHUNK_LOGITS logits each.
+def _chunks(num_tokens: int, weight: Tensor) -> list[slice]:
+    """Equal spans of tokens with about CHUNK_LOGITS logits each, on CUDA CUDA_CHUNKS times as many.
 
-    `rows` with padding: as many on every rank, so that all of them come to each chunk's all-gather.
+    They count the padding rows of W: as many on every rank, so that all of them come to each chunk's all-gather.
     """
-    count = max(1, -(-num_tokens * rows // CHUNK_LOGITS))
+    limit = CHUNK_LOGITS * CUDA_CHUNKS if weight.is_cuda else CHUNK_LOGITS
+    count = max(1, -(-num_tokens * len(weight) // limit))
     size = -(-num_tokens // count)
     return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
+
+
+def _rows_to_multiply(weight: Tensor, rows: int) -> int:
+    """How many rows of W to multiply with: on CUDA the padding too, whose logits are −∞ (`vocab_rows_per_rank` fills up
+    whole GEMM tiles, and 50,257 columns are aligned for no kernel).
+    """
+    return len(weight) if weight.is_cuda and rows else rows
 
 
 def _logits_buffer(x: Tensor, table: Tensor) -> Tensor:
@@ -192,7 +202,7 @@ def _softmax(logits: Tensor, label: tuple[Tensor, Tensor], weights: Tensor, tp: 
     """In the memory of `logits` [c, rows]. `apart`: without the label, whose row gets no probability."""
     local_target = _label_logits(logits, label)
     if apart:
-        _write_labels_(logits, label, torch.finfo(logits.dtype).min)
+        _hide_labels_(logits, label)
     local_lse, probabilities = _softmax_(logits)
     lse, target = _across_ranks(local_lse, local_target, tp)
     fraction = (local_lse - lse).exp()
@@ -202,11 +212,18 @@ def _softmax(logits: Tensor, label: tuple[Tensor, Tensor], weights: Tensor, tp: 
     return _Softmax(nn.functional.softplus(behind), probabilities, fraction, weights * behind.sigmoid())
 
 
-def _write_labels_(matrix: Tensor, label: tuple[Tensor, Tensor], value: float) -> None:
-    """Write `value` to each token's label, on the rank that has it: matrix [c, rows]."""
+def _hide_labels_(logits: Tensor, label: tuple[Tensor, Tensor]) -> None:
+    """Give each token's label the lowest finite logit, on the rank that has it: [c, rows]."""
+    row, mine = label[0][:, None], label[1][:, None]
+    if logits.shape[-1]:
+        logits.scatter_(-1, row, logits.gather(-1, row).masked_fill_(mine, torch.finfo(logits.dtype).min))
+
+
+def _subtract_one_hot_(matrix: Tensor, label: tuple[Tensor, Tensor]) -> None:
+    """Subtract 1 from each token's label, on the rank that has it: [c, rows]."""
     row, mine = label[0][:, None], label[1][:, None]
     if matrix.shape[-1]:
-        matrix.scatter_(-1, row, matrix.gather(-1, row).masked_fill_(mine, value))
+        matrix.scatter_(-1, row, matrix.gather(-1, row).sub_(mine.to(matrix.dtype)))
 
 
 def _add_gradients_apart(
@@ -229,7 +246,7 @@ def _add_gradients_in_place(
     """The same by two products alone, whose operand is rounded once, with the label's −1 in its place."""
     difference = torch.empty_like(found.probabilities, dtype=table.dtype)
     torch.mul(found.probabilities, found.fraction[:, None], out=difference)
-    _write_labels_(difference, label, -1.0)
+    _subtract_one_hot_(difference, label)
     slope = found.slope[:, None]
     torch.mul(_product(difference, table), slope, out=dx)
     add_product_(gradient, difference, (x.to(gradient.dtype) * slope).to(table.dtype))

@@ -13,6 +13,7 @@ from colonnade.architecture.statement import vocab_rows_per_rank
 from colonnade.mesh.autograd import apply
 from colonnade.tensor_parallel.gemm import gradient_of
 from colonnade.tensor_parallel.parallel import Parallel
+from colonnade.tensor_parallel.rows import add_rows_
 
 
 class _Lookup(torch.autograd.Function):
@@ -24,8 +25,7 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:
         weight, rows, mine = ctx.saved_tensors
-        gradient = gradient_of(weight)
-        gradient.index_add_(0, rows[mine], grad[mine].to(gradient.dtype))
+        add_rows_(gradient_of(weight), rows, grad, mine)
         return None, None, None
 
 

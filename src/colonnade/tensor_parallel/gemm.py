@@ -70,7 +70,7 @@ def exact(x: Tensor) -> Tensor:
 def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
     """total += aᵀ b, summed in the type of `total` and never rounded to 16 bits: a [k, m], b [k, n], total [m, n]."""
     if a.dtype.itemsize == 2 and a.is_cuda:
-        total.add_(torch.mm(a.t(), b, out_dtype=total.dtype))
+        torch.addmm(total, a.t(), b, out_dtype=total.dtype, out=total)
         return
     with products_of_16_bits(a):
         total.addmm_(exact(a).t(), exact(b))

@@ -2,3 +2,5 @@
 
 CHUNK_LOGITS = 1 << 24
 """At most about so many logits of a rank are alive at once (64 MB in fp32)."""
+CUDA_CHUNKS = 16
+"""Times as many on CUDA (1 GB in fp32): products of few tokens leave most of it idle."""

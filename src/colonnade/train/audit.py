@@ -62,7 +62,14 @@ def one_step(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus) -
     result, measured = measure(state, lambda: train_step(state, batches, mesh, train))
     seen = ledger_totals(ledger)
     step = Step(
-        config.model, config.parallel, train, config.optim.name, corpus.vocab_size, mesh.rank, skipped=result.skipped
+        config.model,
+        config.parallel,
+        train,
+        config.optim.name,
+        corpus.vocab_size,
+        mesh.rank,
+        skipped=result.skipped,
+        cuda=device.type == "cuda",
     )
     predicted = predict(config, corpus.vocab_size, stage=mesh.pp.rank, device=device)
     return traffic(step), seen, memory_table(predicted, measured)

@@ -70,7 +70,7 @@ def _inputs(batch: Batch, token_weight: Tensor, seed: int) -> Inputs:
         batch.tokens,
         batch.labels,
         weights,
-        Masks(seed, batch.samples.cpu().numpy()),
+        Masks(seed, batch.samples.numpy()),
         documents=batch.documents,
         positions=batch.positions,
     )
