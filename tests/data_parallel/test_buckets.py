@@ -268,3 +268,15 @@ def test_the_buffer_crosses_once_in_the_type_that_was_asked_for(zero: int) -> No
         (entry,) = mesh.ledger.entries
         assert entry.operation == ("all_reduce" if zero == 0 else "reduce_scatter")
         assert entry.bytes == size * unit.size and unit.reduced.dtype is torch.float32
+
+
+@pytest.mark.parametrize("zero", STAGES)
+def test_gradients_of_one_rank_are_not_rounded_for_a_way_they_do_not_take(zero: int) -> None:
+    """16-bit reduction over a dp of 1."""
+    _, units = flat_model(storage(torch.bfloat16, zero=zero, reduce_dtype=torch.bfloat16))
+    unit = units[0]
+    unit.open_gradients()
+    unit.gradients.fill_(1.0 + 2.0**-20)
+    unit.start_reduction()
+    unit.finish_reduction()
+    assert (unit.reduced == 1.0 + 2.0**-20).all()

@@ -180,6 +180,23 @@ def test_at_most_three_units_have_whole_gradients(zero: int) -> None:
     assert allocated(list(owned.parts.values()), "gradients") == set()
 
 
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("narrow", [None, torch.bfloat16])
+def test_sums_wait_for_each_other_only_where_they_hold_memory(zero: int, narrow: torch.dtype | None) -> None:
+    """Under stages 0 and 1 the buffers are there anyway: all sums go on behind backward."""
+    mesh, _ = late_mesh(Layout(dp=2), 0)
+    dtype = torch.float64 if narrow is None else torch.bfloat16
+    parts = toy_parts(LENGTHS, mesh.dp, storage(dtype, zero=zero, reduce_dtype=narrow))
+    owned = Ownership(parts, NEEDS, mesh, zero=zero)
+    owned.begin()
+    for unit in use(owned, UNITS[::-1], gradients=True):
+        owned.left(unit, last=True)
+        sums = [each for each in parts if each._summing is not None]
+        assert len(sums) <= (2 if zero >= 2 or narrow else len(parts))
+    assert len(sums) == (2 if zero >= 2 or narrow else len(parts))
+    owned.finish()
+
+
 def test_partial_sums_over_tp_are_summed_where_the_stream_is_cut() -> None:
     def on_a_rank(rank: int, num_ranks: int) -> list[float]:
         owned = owner(build_mesh(Layout(tp=2), rank), 0, sequence_parallel=True)

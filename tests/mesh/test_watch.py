@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -289,18 +290,29 @@ class Work:
     done = False
     ready = True
 
-    def is_completed(self) -> bool:
-        return self.done
-
     def query(self) -> bool:
         return self.ready
+
+    @property
+    def over(self) -> "Over":
+        return Over(self)
+
+
+@dataclass
+class Over:
+    """The event at the end of a work."""
+
+    work: Work
+
+    def query(self) -> bool:
+        return self.work.done
 
 
 def flights(ledger: Ledger, count: int) -> list[Work]:
     works = [Work() for _ in range(count)]
     for work in works:
         entry = ledger.open("all_reduce", "tp", torch.ones(1), Site("here.py:1"))
-        ledger.flying.append(Flight(entry, work, work))
+        ledger.flying.append(Flight(entry, work, work.over))
     return works
 
 

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from colonnade.data_parallel.lengths import ALIGNMENT, up
-from colonnade.mesh.collectives import all_gather_into_, all_reduce_, reduce_scatter_into_
+from colonnade.mesh.collectives import all_gather_into_, all_reduce_, on_the_wire, reduce_scatter_into_
 from colonnade.mesh.mesh import Axis
 from colonnade.mesh.transport import Pending
 from colonnade.tensor_parallel.placement import Placement
@@ -137,14 +137,15 @@ class FlatUnit:
             self.shard = self.shard.clone()
         self.master = self.shard if same else flat[self.mine].clone()
         if self.storage.offload:
-            self.master = self.master.cpu()
+            self.master = _on_the_host(self.master)
 
     def _make_gradients(self) -> None:
         self.gradients = torch.zeros(self.size, dtype=self.storage.exact, device=self.storage.device)
         self.reduced = self.gradients[self.mine]
         if self.storage.zero >= 2:
             self.reduced = self.reduced.clone()
-        self.applied = self.reduced.to(self.master.device)  # what the optimizer reads: a copy where it works on the CPU
+        # what the optimizer reads: a copy where it works on the CPU
+        self.applied = _on_the_host(self.reduced) if self.storage.offload else self.reduced
 
     # --- parameters ---------------------------------------------------------------------------------------------------
 
@@ -193,18 +194,24 @@ class FlatUnit:
             _allocate(self.gradients)
             self.gradients.zero_()
 
+    @property
+    def sum_holds_memory(self) -> bool:
+        """Whether there is memory that only a sum under way needs: the whole gradients of ZeRO 2 and 3, a copy in 16
+        bits.
+        """
+        return self.storage.zero >= 2 or self.storage.reduce_dtype is not None
+
     def start_reduction(self) -> None:
         """Start the sum over dp of what `gradients` holds.
 
         Sends the buffer once: all-reduced under ZeRO 0, else reduce-scattered.
         """
         assert self._summing is None, f"{self.name} is being summed already"
-        narrow = self.storage.reduce_dtype
-        wire = self.gradients if narrow is None else self.gradients.to(narrow)
+        wire = on_the_wire(self.gradients, self.dp, self.storage.reduce_dtype)
         if self.storage.zero == 0:
             self._summing = wire, all_reduce_(wire, self.dp)
             return
-        in_place = self.storage.zero == 1 and narrow is None
+        in_place = self.storage.zero == 1 and wire is self.gradients
         out = self.reduced if in_place else wire.new_empty(len(self.reduced))
         self._summing = out, reduce_scatter_into_(out, wire, self.dp)
 
@@ -273,6 +280,11 @@ def _lay_out(places: Sequence[Placement]) -> tuple[list[Slot], list[Segment], in
             at += up(place.parameter.numel(), ALIGNMENT)
         segments.append(Segment(first, at, decayed=not plain, cut=not whole))
     return slots, segments, at
+
+
+def _on_the_host(x: Tensor) -> Tensor:
+    """x in CPU memory, pinned where it comes from CUDA: copies to and from a device are several times faster so."""
+    return x.cpu().pin_memory() if x.is_cuda else x
 
 
 def _free(buffer: Tensor) -> None:

@@ -105,8 +105,9 @@ class Ownership:
             return
         self.mesh.ledger.unit = unit
         for part in self._completes[unit]:
-            while len(self._reducing) > 1:  # one sum goes on behind backward; more would hold more memory
-                self._reducing.popleft().finish_reduction()
+            if self.parts[part].sum_holds_memory:
+                while len(self._reducing) > 1:  # one sum goes on behind backward; more would hold more memory
+                    self._reducing.popleft().finish_reduction()
             self.parts[part].start_reduction()
             self._reducing.append(self.parts[part])
 

@@ -105,6 +105,11 @@ def reduce_scatter_into_(out: Tensor, x: Tensor, axis: Axis) -> Pending:
     return axis.transport.reduce_scatter_into_(out, x, call_site())
 
 
+def on_the_wire(x: Tensor, axis: Axis, dtype: torch.dtype | None) -> Tensor:
+    """What is sent of `x` over the axis: a copy in `dtype`; x itself where that is None, or where nothing is sent."""
+    return x if dtype is None or axis.transport is None else x.to(dtype)
+
+
 def broadcast_(x: Tensor, axis: Axis, source: int = 0) -> Tensor:
     """Overwrite contiguous `x` with that of the axis' rank `source`."""
     if axis.transport is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -60,13 +60,19 @@ class Entry:
         return ".".join(name for name in (self.unit, self.part) if name)
 
 
-class Flight(NamedTuple):
-    """An operation on a CUDA device."""
+@dataclass
+class Flight:
+    """An operation on a CUDA device. It holds events, never what torch calls the work: that owns its tensors."""
 
     entry: Entry
     ready: Any
     """The event after which the device may begin with it."""
-    work: Any
+    done: Any = None
+    """The event after which the device is done with it; None until the program has waited for it."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.done is not None and bool(self.done.query())
 
 
 @dataclass

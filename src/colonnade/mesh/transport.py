@@ -6,6 +6,7 @@ layout and see what it would send (shapes, bytes, order), as the planner and the
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -23,8 +24,16 @@ _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.re
 class Pending:
     """A collective or transfer under way: `wait()` before touching its tensors."""
 
-    def __init__(self, work: Any, ledger: Ledger | None = None, entry: Entry | None = None) -> None:
-        self._work, self._ledger, self._entry = work, ledger, entry
+    def __init__(
+        self,
+        work: Any,
+        ledger: Ledger | None = None,
+        entry: Entry | None = None,
+        flight: Flight | None = None,
+        mark: Callable[[], Any] = lambda: None,
+    ) -> None:
+        """`mark`: records an event on the current stream, for the `flight`."""
+        self._work, self._ledger, self._entry, self._flight, self._mark = work, ledger, entry, flight, mark
 
     def wait(self) -> None:
         """Block until the result is there (on CUDA: until the current stream may use it). Once is enough."""
@@ -35,6 +44,8 @@ class Pending:
             work.wait()
             return
         self._ledger.wait(self._entry, work.wait)
+        if self._flight is not None:
+            self._flight.done = self._mark()
         self._ledger.close(self._entry)
 
 
@@ -81,6 +92,10 @@ def greet_neighbours(groups: Groups, rank: int, size: int, device: torch.device)
                 dist.recv(word, group=group, group_src=source)
 
 
+def _record_event(device: torch.device) -> Any:
+    return torch.cuda.current_stream(device).record_event()
+
+
 class TorchTransport:
     """Collectives of `torch.distributed` over one process group (gloo for CPU tensors, NCCL for CUDA).
 
@@ -92,11 +107,12 @@ class TorchTransport:
 
     def _run(self, operation: str, x: Tensor, site: Site, start: Callable[[], Any], peer: int | None = None) -> Pending:
         entry = self.ledger.open(operation, self.axis, x, site, peer)
-        ready = None if x.is_cpu else torch.cuda.current_stream(x.device).record_event()
+        mark = partial(_record_event, x.device)
+        flight = None if x.is_cpu else Flight(entry, mark())
         work = self.ledger.wait(entry, start)  # the first on a group of NCCL waits for the others
-        if ready is not None:
-            self.ledger.flying.append(Flight(entry, ready, work))
-        return Pending(work, self.ledger, entry)
+        if flight is not None:
+            self.ledger.flying.append(flight)
+        return Pending(work, self.ledger, entry, flight, mark)
 
     def all_reduce_(self, x: Tensor, op: str, site: Site) -> Pending:
         reduction = REDUCTIONS[op]

@@ -148,7 +148,7 @@ class Patience:
     def _on_device(self) -> Entry | None:
         """On CUDA: what the device stands at, unless the program has begun something since the last tick."""
         flying, opened = self.ledger.flying, sum(self.ledger.numbers.values())
-        while flying and flying[0].work.is_completed():
+        while flying and flying[0].is_over:
             flying.popleft()
         still, self._opened = opened == self._opened, opened
         return flying[0].entry if flying and still and flying[0].ready.query() else None

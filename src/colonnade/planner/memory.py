@@ -162,10 +162,11 @@ class _Buffers:
     @property
     def come_and_go(self) -> PartBuffers:
         """What is whole for a while, and what a reduction needs besides the gradients themselves."""
-        zero, narrow = self.parallel.zero, self.train.reduce_precision == "16-bit"
+        zero, dp = self.parallel.zero, self.parallel.dp
+        narrow = self.train.reduce_precision == "16-bit" and dp > 1  # one rank sends nothing
         wire = self.compute if narrow else self.exact
         copy = wire * self.length if narrow else 0
-        result = wire * self.length // self.parallel.dp if zero >= 2 or (zero == 1 and narrow) else 0
+        result = wire * self.length // dp if zero >= 2 or (zero == 1 and narrow) else 0
         return PartBuffers(
             parameters=self.compute * self.length if zero >= 3 else 0,
             gradients=self.exact * self.length if zero >= 2 else 0,
