@@ -113,9 +113,11 @@ def test_padding_rows_get_no_probability() -> None:
     run_on_ranks(all_beside_torch, 4, [Setting(padding=padding) for padding in (1e4, -1e4, nan)])
 
 
-@pytest.mark.parametrize("tp_size", [1, 2])
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
 def test_chunks_change_nothing(tp_size: int) -> None:
-    run_on_ranks(all_beside_torch, tp_size, [Setting(chunk=chunk) for chunk in (1, 100, 37 * 20)])
+    """Nor that some ranks have fewer real rows: all come to each chunk's gather."""
+    settings = [Setting(chunk=chunk) for chunk in (1, 100, 37 * 20)] + [Setting(5, chunk=4)]
+    run_on_ranks(all_beside_torch, tp_size, settings)
 
 
 def test_large_and_small_logits() -> None:
