@@ -160,7 +160,7 @@ MUTATIONS = [
     Mutation(
         "the loss is normalised by the rank's own tokens",
         "train/step.py",
-        "for batch in microbatches]).sum(), mesh.dp)",
+        "for batch in microbatches]).sum(), mesh.reduce)",
         "for batch in microbatches]).sum(), mesh.pp)",
         (PARITY, AUDIT),
     ),
@@ -289,8 +289,8 @@ MUTATIONS = [
     Mutation(
         "the loss stays on the last stage",
         "train/step.py",
-        "all_reduce(all_reduce(loss, mesh.dp), mesh.pp)",
-        "all_reduce(loss, mesh.dp)",
+        "all_reduce(all_reduce(loss, mesh.reduce), mesh.pp)",
+        "all_reduce(loss, mesh.reduce)",
         (PARITY, AUDIT),
     ),
     Mutation(

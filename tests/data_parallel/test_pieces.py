@@ -11,14 +11,16 @@ from colonnade.data_parallel.pieces import pieces_of
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, paper_mesh
 from colonnade.optim.adamw import AdamW
-from colonnade.optim.piece import Moments, Piece
+from colonnade.optim.piece import Piece
 from tests.data_parallel.flat import flat_model, storage, weights
+
+RULE = AdamW(0.9, 0.999, 1e-8, 0.1)
 
 SHAPES = {"matrix": (7, 5), "bias": (7,), "other": (3, 11), "norm": (20,)}
 
 
 def pieces(units: list[FlatUnit], tp: Axis) -> list[Piece]:
-    return pieces_of(units, [Moments.zeros_like(unit.master) for unit in units], tp)
+    return pieces_of(units, [RULE.init(unit.master) for unit in units], tp)
 
 
 @pytest.mark.parametrize("zero", [0, 1, 3])
@@ -43,16 +45,16 @@ def test_spans_of_all_ranks_are_the_weights(dp_size: int, zero: int) -> None:
 def test_pieces_are_views_of_one_kind() -> None:
     tp = paper_mesh(Layout(tp=2), 1).tp
     _, units = flat_model(storage(zero=2), tp=tp, dp=Axis("dp", 2, 1, (0, 1)))
-    moments = [Moments.zeros_like(unit.master) for unit in units]
-    for piece in pieces_of(units, moments, tp):
+    states = [RULE.init(unit.master) for unit in units]
+    for piece in pieces_of(units, states, tp):
         piece.weights.fill_(1.0)
         piece.gradients.fill_(2.0)
-        piece.moments.exp_avg.fill_(3.0)
-        piece.moments.exp_avg_sq.fill_(4.0)
-    for unit, state in zip(units, moments, strict=True):
+        piece.state["exp_avg"].fill_(3.0)
+        piece.state["exp_avg_sq"].fill_(4.0)
+    for unit, state in zip(units, states, strict=True):
         for _, at in unit.my_segments():
             assert (unit.master[at] == 1.0).all() and (unit.applied[at] == 2.0).all()
-            assert (state.exp_avg[at] == 3.0).all() and (state.exp_avg_sq[at] == 4.0).all()
+            assert (state["exp_avg"][at] == 3.0).all() and (state["exp_avg_sq"][at] == 4.0).all()
 
 
 @pytest.mark.parametrize("rank", [0, 1])

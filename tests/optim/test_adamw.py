@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from colonnade.optim.adamw import AdamW
-from colonnade.optim.piece import Moments, Piece
+from colonnade.optim.piece import Piece, state_at
 
 COUNT, STEPS = 1000, 6
 RATES = [1e-3, 2e-3, 3e-3, 2e-3, 1e-3, 0.0]
@@ -42,11 +42,11 @@ def ours(
     """The same steps on `cuts` slices of one buffer."""
     rule = AdamW(beta1=0.8, beta2=0.95, epsilon=1e-6, weight_decay=weight_decay)
     weights = start(dtype)
-    moments = Moments.zeros_like(weights)
+    state = rule.init(weights)
     for step, (rate, gradient) in enumerate(zip(RATES, gradients(dtype), strict=True), start=1):
         spans = [slice(first, first + COUNT // cuts) for first in range(0, COUNT, COUNT // cuts)]
         rule.update_(
-            [Piece(weights[span], gradient[span], moments.of(span), decayed) for span in spans],
+            [Piece(weights[span], gradient[span], state_at(state, span), decayed) for span in spans],
             step=step,
             learning_rate=rate,
             factor=torch.tensor(factor, dtype=torch.float64),
@@ -89,14 +89,15 @@ def test_no_decay_where_it_is_not_wanted() -> None:
 def test_weights_decay_by_rate_times_decay_alone() -> None:
     """Decoupled: without a gradient a weight shrinks by exactly learning_rate · weight_decay."""
     weights, zeros = start(torch.float64), torch.zeros(COUNT, dtype=torch.float64)
-    piece = Piece(weights, zeros, Moments.zeros_like(zeros), decayed=True)
-    AdamW(0.9, 0.999, 1e-8, 0.1).update_([piece], step=1, learning_rate=0.01, factor=torch.ones(()))
+    rule = AdamW(0.9, 0.999, 1e-8, 0.1)
+    piece = Piece(weights, zeros, rule.init(weights), decayed=True)
+    rule.update_([piece], step=1, learning_rate=0.01, factor=torch.ones(()))
     torch.testing.assert_close(weights, start(torch.float64) * (1 - 0.001), rtol=1e-15, atol=0)
 
 
-def test_moments_of_a_span_are_views() -> None:
-    moments = Moments.zeros_like(torch.ones(10))
-    moments.of(slice(2, 5)).exp_avg.fill_(1.0)
-    moments.of(slice(5, 7)).exp_avg_sq.fill_(2.0)
-    assert moments.exp_avg.tolist() == [0, 0, 1, 1, 1, 0, 0, 0, 0, 0]
-    assert moments.exp_avg_sq.tolist() == [0, 0, 0, 0, 0, 2, 2, 0, 0, 0]
+def test_state_of_some_weights_is_a_view() -> None:
+    state = AdamW(0.9, 0.999, 1e-8, 0.1).init(torch.ones(10))
+    state_at(state, slice(2, 5))["exp_avg"].fill_(1.0)
+    state_at(state, slice(5, 7))["exp_avg_sq"].fill_(2.0)
+    assert state["exp_avg"].tolist() == [0, 0, 1, 1, 1, 0, 0, 0, 0, 0]
+    assert state["exp_avg_sq"].tolist() == [0, 0, 0, 0, 0, 2, 2, 0, 0, 0]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from colonnade.optim.lamb import Lamb
-from colonnade.optim.piece import Moments, Piece
+from colonnade.optim.piece import Piece, State, state_at
 
 BETA1, BETA2, EPSILON, DECAY = 0.8, 0.95, 1e-6, 0.1
 RATES = [1e-2, 3e-2, 2e-2, 1e-2, 5e-3, 0.0]
@@ -63,7 +63,7 @@ BOUNDS = [0, *torch.tensor([w.numel() for w in starts()]).cumsum(0).tolist()]
 TOTAL = BOUNDS[-1]
 
 
-def pieces(w: Tensor, g: Tensor, moments: Moments, first: int, stop: int, counted: bool = True) -> list[Piece]:
+def pieces(w: Tensor, g: Tensor, state: State, first: int, stop: int, counted: bool = True) -> list[Piece]:
     """What of the whole buffers lies in first … stop: matrices 0 and 1 are one piece, so are 3 alone and the biases."""
     found = []
     for numbers in ([0, 1], [2], [3], [4]):
@@ -73,7 +73,7 @@ def pieces(w: Tensor, g: Tensor, moments: Moments, first: int, stop: int, counte
         here = slice(start, end)
         cut = [(n, max(start, BOUNDS[n]) - start, min(end, BOUNDS[n + 1]) - start) for n in numbers]
         spans = [(n, slice(a, b)) for n, a, b in cut if a < b]
-        found.append(Piece(w[here], g[here], moments.of(here), len(SHAPES[numbers[0]]) > 1, counted, spans))
+        found.append(Piece(w[here], g[here], state_at(state, here), len(SHAPES[numbers[0]]) > 1, counted, spans))
     return found
 
 
@@ -83,7 +83,7 @@ def ours(
     """The same steps, each slice between two cuts on its own rank, and on `copies` of them, of which one counts."""
     w = flat(starts(dtype))
     ranges = list(pairwise([0, *sorted(cuts), TOTAL]))
-    moments = Moments.zeros_like(w)
+    state = RULE.init(w)
     for step, rate in enumerate(RATES, start=1):
         g = flat(gradients(step, dtype))
         seen: list[Tensor] = []
@@ -104,10 +104,10 @@ def ours(
 
         for first, stop in ranges:  # once to hear what every rank adds to the total
             for copy in range(copies):
-                throwaway = Moments(moments.exp_avg.clone(), moments.exp_avg_sq.clone())
+                throwaway = {name: kept.clone() for name, kept in state.items()}
                 update(pieces(w.clone(), g.clone(), throwaway, first, stop, counted=copy == 0), listen)
         for first, stop in ranges:
-            update(pieces(w, g, moments, first, stop), lambda mine, seen=seen: torch.stack(seen).sum(0))
+            update(pieces(w, g, state, first, stop), lambda mine, seen=seen: torch.stack(seen).sum(0))
     return w
 
 
@@ -140,14 +140,14 @@ def test_what_is_not_counted_adds_nothing_to_the_total() -> None:
         return squares + 1.0
 
     w = flat(starts())
-    mine = pieces(w, flat(gradients(1)), Moments.zeros_like(w), 0, TOTAL, counted=False)
+    mine = pieces(w, flat(gradients(1)), RULE.init(w), 0, TOTAL, counted=False)
     RULE.update_(mine, step=1, learning_rate=0.1, factor=torch.ones(()), num_weights=len(SHAPES), total=total)
 
 
 def step_once(w: Tensor, g: Tensor, *, decayed: bool = True, rule: Lamb = RULE, rate: float = 0.1) -> Tensor:
     """The weight after step 1."""
     w = w.clone()
-    piece = Piece(w, g.clone(), Moments.zeros_like(w), decayed, spans=[(0, slice(0, len(w)))])
+    piece = Piece(w, g.clone(), RULE.init(w), decayed, spans=[(0, slice(0, len(w)))])
     rule.update_(
         [piece], step=1, learning_rate=rate, factor=torch.ones(()), num_weights=1, total=lambda squares: squares
     )
@@ -177,7 +177,7 @@ def test_undecayed_weights_follow_adam() -> None:
 def test_padding_stays_zero() -> None:
     w, g = torch.zeros(16, dtype=torch.float64), torch.zeros(16, dtype=torch.float64)
     w[:5], g[:5] = 1.0, 2.0
-    piece = Piece(w, g, Moments.zeros_like(w), True, spans=[(0, slice(0, 5))])
+    piece = Piece(w, g, RULE.init(w), True, spans=[(0, slice(0, 5))])
     RULE.update_([piece], step=1, learning_rate=0.1, factor=torch.ones(()), num_weights=1, total=lambda x: x)
     assert torch.equal(w[5:], torch.zeros(11, dtype=torch.float64)) and (w[:5] < 1).all()
 

@@ -251,7 +251,7 @@ def buffers(state: TrainState, buffer: Buffer) -> list[Tensor]:
     """This rank's slices, one a unit."""
     if buffer in ("master", "reduced"):
         return [getattr(unit, buffer) for unit in state.units]
-    return [getattr(moments, buffer) for moments in state.moments]
+    return [kept[buffer] for kept in state.optimizer_state]
 
 
 def parameters(state: TrainState) -> Stretches:

@@ -77,8 +77,8 @@ def everything(state: TrainState) -> list[torch.Tensor]:
     """Copies of what a step changes."""
     flat = [
         tensor
-        for unit, moments in zip(state.units, state.moments, strict=True)
-        for tensor in (unit.master, moments.exp_avg, moments.exp_avg_sq)
+        for unit, kept in zip(state.units, state.optimizer_state, strict=True)
+        for tensor in (unit.master, *kept.values())
     ]
     return [tensor.clone() for tensor in flat] + [each.values for each in parameters(state).values()]
 

@@ -113,7 +113,7 @@ def test_numbers_in_words() -> None:
         "weight w before step 1",
         "weight w after step 3",
     ]
-    assert str(number("w", "first moment", 2)) == "first moment of w after step 2"
+    assert str(number("w", "optimizer exp_avg", 2)) == "optimizer exp_avg of w after step 2"
     assert str(number("", "loss", 2)) == "loss of step 2"
 
 

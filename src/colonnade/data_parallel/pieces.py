@@ -5,24 +5,24 @@ from collections.abc import Iterator, Sequence
 from colonnade.data_parallel.buckets import FlatUnit, Slot
 from colonnade.data_parallel.clip import is_counted
 from colonnade.mesh.mesh import Axis
-from colonnade.optim.piece import Moments, Piece
+from colonnade.optim.piece import Piece, State, state_at
 
 
-def pieces_of(units: Sequence[FlatUnit], moments: Sequence[Moments], tp: Axis) -> list[Piece]:
+def pieces_of(units: Sequence[FlatUnit], states: Sequence[State], tp: Axis) -> list[Piece]:
     """Views of the buffers that an optimizer reads and writes. Weights are numbered as the units list them."""
     found, first = [], 0
-    for unit, state in zip(units, moments, strict=True):
+    for unit, state in zip(units, states, strict=True):
         found += list(_pieces_of_unit(unit, state, tp, first))
         first += len(unit.slots)
     return found
 
 
-def _pieces_of_unit(unit: FlatUnit, moments: Moments, tp: Axis, first_number: int) -> Iterator[Piece]:
+def _pieces_of_unit(unit: FlatUnit, state: State, tp: Axis, first_number: int) -> Iterator[Piece]:
     for segment, at in unit.my_segments():
         yield Piece(
             weights=unit.master[at],
             gradients=unit.applied[at],
-            moments=moments.of(at),
+            state=state_at(state, at),
             decayed=segment.decayed,
             counted=is_counted(segment, tp),
             spans=[

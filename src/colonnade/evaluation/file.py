@@ -71,7 +71,7 @@ def perplexity_of_file(
         text.tokens,
         starts=text.starts,
         cut=cut,
-        dp=mesh.dp,
+        dp=mesh.data,
         pp=mesh.pp,
         hidden=hidden,
         seq_length=seq_length,

@@ -57,6 +57,16 @@ class Mesh:
         return self.world.rank
 
     @property
+    def data(self) -> Axis:
+        """Who reads which samples: ranks along it have different ones."""
+        return self.dp
+
+    @property
+    def reduce(self) -> Axis:
+        """Over whom gradients, losses and their counts are summed: ranks along it have seen different tokens."""
+        return self.dp
+
+    @property
     def layout(self) -> Layout:
         return Layout(tp=self.tp.size, pp=self.pp.size, dp=self.dp.size)
 

@@ -23,6 +23,10 @@ class AdamW:
     epsilon: float
     weight_decay: float
 
+    def init(self, weights: Tensor) -> dict[str, Tensor]:
+        """Running means of the gradient and of its square."""
+        return {"exp_avg": torch.zeros_like(weights), "exp_avg_sq": torch.zeros_like(weights)}
+
     @torch.no_grad()
     def update_(
         self,
@@ -49,8 +53,8 @@ class AdamW:
         adamw(
             [piece.weights],
             [piece.gradients],
-            [piece.moments.exp_avg],
-            [piece.moments.exp_avg_sq],
+            [piece.state["exp_avg"]],
+            [piece.state["exp_avg_sq"]],
             [],
             [torch.full((), float(step - 1), device=device)],  # written there, not copied
             fused=True,

@@ -41,6 +41,10 @@ class Lamb:
     epsilon: float
     weight_decay: float
 
+    def init(self, weights: Tensor) -> dict[str, Tensor]:
+        """Adam's."""
+        return self._adam.init(weights)
+
     @torch.no_grad()
     def update_(
         self,
@@ -62,20 +66,24 @@ class Lamb:
         rates = learning_rate * _trust_ratio(total(squares).sqrt())
         for piece in adapted:
             _walk_(piece, self._direction(piece, step), rates)
-        adam = AdamW(self.beta1, self.beta2, self.epsilon, 0.0)
         rest = [piece for piece in pieces if not piece.decayed]
-        adam.update_(rest, step=step, learning_rate=learning_rate, factor=factor)
+        self._adam.update_(rest, step=step, learning_rate=learning_rate, factor=factor)
+
+    @property
+    def _adam(self) -> AdamW:
+        """What biases and norms follow."""
+        return AdamW(self.beta1, self.beta2, self.epsilon, 0.0)
 
     def _average_(self, piece: Piece, factor: Tensor) -> None:
         gradients = piece.gradients.mul_(factor.to(piece.gradients.device))
-        piece.moments.exp_avg.lerp_(gradients, 1.0 - self.beta1)
-        piece.moments.exp_avg_sq.mul_(self.beta2).addcmul_(gradients, gradients, value=1.0 - self.beta2)
+        piece.state["exp_avg"].lerp_(gradients, 1.0 - self.beta1)
+        piece.state["exp_avg_sq"].mul_(self.beta2).addcmul_(gradients, gradients, value=1.0 - self.beta2)
 
     def _direction(self, piece: Piece, step: int) -> Tensor:
         """r, before the trust ratio: a new tensor, as long as the piece."""
-        size = piece.moments.exp_avg_sq.div(1.0 - self.beta2**step).sqrt_().add_(self.epsilon)
+        size = piece.state["exp_avg_sq"].div(1.0 - self.beta2**step).sqrt_().add_(self.epsilon)
         size.mul_(1.0 - self.beta1**step)
-        return torch.div(piece.moments.exp_avg, size, out=size).add_(piece.weights, alpha=self.weight_decay)
+        return torch.div(piece.state["exp_avg"], size, out=size).add_(piece.weights, alpha=self.weight_decay)
 
 
 def _add_squares_(squares: Tensor, piece: Piece, direction: Tensor) -> None:

@@ -8,31 +8,23 @@ An optimizer steps through pieces alone. Which rank has which is the caller's af
 whole weight, it hands its partial sums to the caller's `total` and gets the sums over all ranks back.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 Total = Callable[[Tensor], Tensor]
 """Sums a float64 tensor over the ranks that have parts of the same weights; the identity where weights are whole."""
 
 
-@dataclass(frozen=True)
-class Moments:
-    """Running means of the gradient and of its square, as long as the weights they belong to."""
+State = Mapping[str, Tensor]
+"""What a rule keeps for every element of the weights, by name: tensors as long as the weights."""
 
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
 
-    @classmethod
-    def zeros_like(cls, weights: Tensor) -> "Moments":
-        return cls(torch.zeros_like(weights), torch.zeros_like(weights))
-
-    def of(self, span: slice) -> "Moments":
-        """The moments of a stretch of the weights: views."""
-        return Moments(self.exp_avg[span], self.exp_avg_sq[span])
+def state_at(state: State, at: slice) -> dict[str, Tensor]:
+    """The state of some of the weights: views."""
+    return {name: tensor[at] for name, tensor in state.items()}
 
 
 @dataclass(frozen=True)
@@ -42,7 +34,8 @@ class Piece:
     weights: Tensor
     """fp32 or fp64: master weights."""
     gradients: Tensor
-    moments: Moments
+    state: State
+    """The rule's own, of these weights: views of what `Optimizer.init` made."""
     decayed: bool
     """Whether weight decay applies: to matrices, not to biases and norms."""
     counted: bool = True
@@ -54,7 +47,11 @@ class Piece:
 
 
 class Optimizer(Protocol):
-    """A rule and its constants. State is kept by the caller."""
+    """A rule and its constants. It says what it keeps for each weight; the caller keeps it, and saves it by name."""
+
+    def init(self, weights: Tensor) -> dict[str, Tensor]:
+        """The state before step 1 of 1-D weights [n]: tensors [n] on their device, by name."""
+        ...
 
     def update_(
         self,

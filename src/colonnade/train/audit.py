@@ -55,7 +55,7 @@ def one_step(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus) -
     """
     train, ledger = config.train, mesh.ledger
     state = build_state(config, mesh, corpus.vocab_size, device)
-    loaded = corpus.batches(corpus.curriculum.stages[-1].begin, micro_batch_size=train.micro_batch_size, dp=mesh.dp)
+    loaded = corpus.batches(corpus.curriculum.stages[-1].begin, micro_batch_size=train.micro_batch_size, dp=mesh.data)
     batches = [batch.to(device) for batch in loaded]
     ledger.clear()
     ledger.begin_step(1)

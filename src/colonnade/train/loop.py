@@ -87,7 +87,7 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
     config = run.config
     started = time.perf_counter()
     curriculum, position = run.corpus.curriculum, state.samples
-    loaded = run.corpus.batches(position, micro_batch_size=config.train.micro_batch_size, dp=run.mesh.dp)
+    loaded = run.corpus.batches(position, micro_batch_size=config.train.micro_batch_size, dp=run.mesh.data)
     batches = [batch.to(run.device) for batch in loaded]
     result = train_step(state, batches, run.mesh, config.train, before_update=run.checkpoints.copied)
     state.samples = curriculum.next(position)
@@ -136,7 +136,7 @@ def _evaluate(run: Run, state: TrainState) -> dict[str, float | int]:
 
 def evaluate_part(run: Run, state: TrainState, part: Dataset) -> Perplexity:
     """Mean loss on the first `evaluate_samples` samples of a validation or test part, shared by the dp ranks."""
-    train, dp = run.config.train, run.mesh.dp
+    train, dp = run.config.train, run.mesh.data
     batches = evaluation_batches(
         part,
         min(len(part), train.evaluate_samples),

@@ -140,10 +140,10 @@ class _Watch:
 
     def memory(self) -> Memory:
         """What is held between steps, and the most that came on top of it."""
-        units, moments = self.state.units, self.state.moments
+        units, kept = self.state.units, self.state.optimizer_state
         parameters = [buffer for unit in units for buffer in (unit.parameters, unit.shard)]
         gradients = [buffer for unit in units for buffer in (unit.gradients, unit.reduced)]
-        rule = [unit.master for unit in units] + [m for of in moments for m in (of.exp_avg, of.exp_avg_sq)]
+        rule = [unit.master for unit in units] + [flat for state in kept for flat in state.values()]
         offloaded = any(unit.storage.offload for unit in units)
         brought = [unit.applied for unit in units] if offloaded else []
         apart = _bytes([*parameters, *gradients, *rule, *brought]) - _bytes(parameters) - _bytes(gradients)

@@ -1,7 +1,7 @@
 """State to disk and back: saving, and going on from what was saved.
 
-A checkpoint holds the serial run's tensors under their logical names, the moments of the optimizer under
-`optimizer.exp_avg.<weight>` and `optimizer.exp_avg_sq.<weight>`, and the facts that a resumed run is held against.
+A checkpoint holds the serial run's tensors under their logical names, what the optimizer's rule keeps of them
+under `optimizer.<name>.<weight>` (AdamW: exp_avg, exp_avg_sq), and the facts that a resumed run is held against.
 """
 
 import json
@@ -35,7 +35,7 @@ from colonnade.train.monitor import Monitor
 from colonnade.train.run_folder import checkpoints
 from colonnade.train.state import TrainState
 
-MOMENTS = "optimizer."
+OPTIMIZER = "optimizer."
 SAVED = "saved"  # the event of a whole checkpoint
 PATIENCE = 1800.0  # seconds, at least, that ranks wait for each other's writing: a slow disk is no hang
 
@@ -46,13 +46,10 @@ PATIENCE = 1800.0  # seconds, at least, that ranks wait for each other's writing
 def shards_of(state: TrainState) -> list[Shard]:
     """Every box of weights and moments that this rank owns, as views: of its slices, under ZeRO."""
     found: list[Shard] = []
-    for unit, moments in zip(state.units, state.moments, strict=True):
+    for unit, kept in zip(state.units, state.optimizer_state, strict=True):
+        flats = {"": unit.master, **{f"{OPTIMIZER}{name}.": flat for name, flat in kept.items()}}
         for span in unit.my_spans():
-            for prefix, flat in (
-                ("", unit.master),
-                (f"{MOMENTS}exp_avg.", moments.exp_avg),
-                (f"{MOMENTS}exp_avg_sq.", moments.exp_avg_sq),
-            ):
+            for prefix, flat in flats.items():
                 found += stretch(prefix + span.name, span.placement, flat[span.at], span.first)
     return found
 

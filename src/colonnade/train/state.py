@@ -20,7 +20,7 @@ from colonnade.model.transformer import residual_dtype
 from colonnade.optim.adamw import AdamW
 from colonnade.optim.lamb import Lamb
 from colonnade.optim.loss_scale import LossScale
-from colonnade.optim.piece import Moments, Optimizer, Piece
+from colonnade.optim.piece import Optimizer, Piece, State
 from colonnade.optim.schedule import LearningRate, learning_rate
 from colonnade.pipeline.chunk import Chunk
 from colonnade.pipeline.inference import Inference
@@ -40,8 +40,8 @@ class TrainState:
 
     model: GPT
     units: list[FlatUnit]
-    moments: list[Moments]
-    """One a unit: of this rank's slice."""
+    optimizer_state: list[State]
+    """One a unit: the rule's, of this rank's slice."""
     pieces: list[Piece]
     """What the optimizer steps through: views of the buffers."""
     ownership: Ownership
@@ -85,7 +85,7 @@ def build_state(config: Config, mesh: Mesh, vocab_size: int, device: torch.devic
     cut = Parallel(mesh.tp, parallel.sequence_parallel, parallel.recompute == "selective")
     model = build_model(config.model, vocab_size, cut, dtype=dtype, units=names)
     initialize_(model, mesh.tp, config.train.seed)
-    units = flatten(named_placements(model.parts(), mesh.tp), mesh.dp, _storage(config, dtype, device))
+    units = flatten(named_placements(model.parts(), mesh.tp), mesh.reduce, _storage(config, dtype, device))
     owner = Ownership(
         units,
         {unit: model.needs(unit) for unit in names},
@@ -95,16 +95,17 @@ def build_state(config: Config, mesh: Mesh, vocab_size: int, device: torch.devic
         tied=config.model.tie_embeddings,
     )
     runner = _runner(config, [_chunk(config, names, model, owner) for names in chunks], mesh, owner, device)
-    moments = [Moments.zeros_like(unit.master) for unit in units]
+    optimizer = _optimizer(config)
+    optimizer_state: list[State] = [optimizer.init(unit.master) for unit in units]
     return TrainState(
         model=model,
         units=units,
-        moments=moments,
-        pieces=pieces_of(units, moments, mesh.tp),
+        optimizer_state=optimizer_state,
+        pieces=pieces_of(units, optimizer_state, mesh.tp),
         ownership=owner,
         runner=runner,
         inference=Inference(runner.chunks, mesh.pp, owner, runner.stream),
-        optimizer=_optimizer(config),
+        optimizer=optimizer,
         learning_rate=_learning_rate(config),
         loss_scale=_loss_scale(config),
     )

@@ -48,7 +48,7 @@ def train_step(
 
     `before_update` is called when weights and moments are about to change: a save in the background copies until then.
     """
-    loss_tokens = all_reduce(torch.stack([batch.loss_mask.sum().double() for batch in microbatches]).sum(), mesh.dp)
+    loss_tokens = all_reduce(torch.stack([batch.loss_mask.sum().double() for batch in microbatches]).sum(), mesh.reduce)
     scale = state.loss_scale.value
     inputs = [_inputs(batch, scale / loss_tokens.clamp(min=1.0), train.seed) for batch in microbatches]
 
@@ -60,7 +60,7 @@ def train_step(
     before_update()
     rate, skipped = update_(state, norm, mesh, train)
     state.samples += train.global_batch_size
-    total = float(all_reduce(all_reduce(loss, mesh.dp), mesh.pp))  # only the last stage has any
+    total = float(all_reduce(all_reduce(loss, mesh.reduce), mesh.pp))  # only the last stage has any
     return StepResult(total, float(norm), rate, int(loss_tokens), scale, skipped)
 
 

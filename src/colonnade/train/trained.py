@@ -44,7 +44,7 @@ from colonnade.tensor_parallel.placement import named_placements
 from colonnade.train.corpus import cut_of
 from colonnade.train.facts import Facts, facts_of
 from colonnade.train.join import joined
-from colonnade.train.recovery import MOMENTS, model_facts, shard
+from colonnade.train.recovery import OPTIMIZER, model_facts, shard
 from colonnade.train.run_folder import checkpoints
 from colonnade.train.state import build_model, stream_of
 
@@ -169,7 +169,7 @@ def open_trained(path: Path, mesh: Mesh, device: torch.device, precision: str | 
     model = build_model(config.model, vocab_size, Parallel(mesh.tp), dtype=dtype, units=units)
     for parameter in model.parameters():
         parameter.data.zero_()  # padding rows stay zero
-    load(path, list(_weights(model, mesh.tp)), model=model_facts(config.model, vocab_size), unread=(MOMENTS,))
+    load(path, list(_weights(model, mesh.tp)), model=model_facts(config.model, vocab_size), unread=(OPTIMIZER,))
     model = model.to(device=device, dtype=dtype).requires_grad_(False).eval()
     stream = stream_of(config.model, dtype, device)
     inference = Inference([Chunk(units, model, Whole())], mesh.pp, Whole(), stream)

@@ -33,7 +33,7 @@ class Number(NamedTuple):
     """A tensor or scalar of the run."""
 
     what: str
-    """loss, overflow, gradient, gradient norm, weight, first moment, second moment, parameter."""
+    """loss, overflow, gradient, gradient norm, weight, optimizer and a name, parameter."""
     name: str
     """The weight's logical name; empty for a scalar of the step."""
     step: int

@@ -65,19 +65,16 @@ def _run(config: Config, corpus: Corpus, mesh: Mesh, device: torch.device, steps
         yield from _scalars(step, {"loss": result.loss, "overflow": float(result.skipped)})
         yield from sorted(seen.taken(step, result.loss_scale), key=lambda part: order[part.number.name])
         yield from _scalars(step, {} if result.skipped else {"gradient norm": result.grad_norm})
-    for what, flats in (
-        ("weight", [unit.master for unit in state.units]),
-        ("first moment", [moments.exp_avg for moments in state.moments]),
-        ("second moment", [moments.exp_avg_sq for moments in state.moments]),
-    ):
-        yield from _boxes(what, steps, state.units, flats)
+    yield from _boxes("weight", steps, state.units, [unit.master for unit in state.units])
+    for name in state.optimizer_state[0]:
+        yield from _boxes(f"optimizer {name}", steps, state.units, [kept[name] for kept in state.optimizer_state])
     yield from _parameters(steps, state.units)
 
 
 def _step(state: TrainState, config: Config, corpus: Corpus, mesh: Mesh, device: torch.device) -> StepResult:
     train = config.train
     position = state.samples
-    loaded = corpus.batches(position, micro_batch_size=train.micro_batch_size, dp=mesh.dp)
+    loaded = corpus.batches(position, micro_batch_size=train.micro_batch_size, dp=mesh.data)
     result = train_step(state, [batch.to(device) for batch in loaded], mesh, train)
     state.samples = corpus.curriculum.next(position)
     return result
@@ -92,6 +89,10 @@ class SeenGradients:
     optimizer: Optimizer
     units: Sequence[FlatUnit]
     _gradients: list[Tensor] = field(default_factory=list)
+
+    def init(self, weights: Tensor) -> dict[str, Tensor]:
+        """As `Optimizer.init`."""
+        return self.optimizer.init(weights)
 
     def update_(
         self,
