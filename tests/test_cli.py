@@ -12,6 +12,7 @@ from colonnade import cli
 from colonnade.config.describe import all_keys
 from colonnade.config.load import load
 from colonnade.mesh import launch
+from colonnade.train import start as begin
 
 ROOT = Path(__file__).parents[1]
 
@@ -86,15 +87,19 @@ def test_an_unknown_command_and_no_command() -> None:
 
 
 @pytest.mark.parametrize("status", [0, 2, 130])
-def test_started_alone_it_starts_the_ranks_and_takes_their_status(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+def test_started_alone_it_starts_the_ranks_and_takes_their_status(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int
+) -> None:
     started: list[tuple[int, list[str]]] = []
 
-    def run_ranks(num_ranks: int, command: list[str]) -> int:
+    def run_ranks(num_ranks: int, command: list[str], **more: object) -> int:
         started.append((num_ranks, command))
         return status
 
     monkeypatch.setattr(launch, "is_rank", lambda: False)
     monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    monkeypatch.setattr(begin, "problems_of_files", lambda *_: [])  # of an example there is no data
+    monkeypatch.chdir(tmp_path)
     config, override = str(ROOT / "examples" / "books.toml"), "train.steps=50"
     monkeypatch.setattr(sys, "argv", ["colonnade", "train", config, override])
     with pytest.raises(SystemExit) as ended:
@@ -114,11 +119,13 @@ def test_a_rank_and_a_run_of_one_rank_start_nothing(
     cli.run_on_ranks(num_ranks, ["train", "x.toml"])
 
 
-def test_ctrl_c_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_is_status_130(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "run_on_ranks", interrupted)
+    monkeypatch.setattr(begin, "problems_of_files", lambda *_: [])
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["colonnade", "train", str(ROOT / "examples" / "books.toml")])
     with pytest.raises(SystemExit) as ended:
         cli.main()

@@ -61,7 +61,7 @@ def test_a_second_one_is_told_who_where_and_since_when(tmp_path: Path, kind: str
 def test_death_gives_it_back(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "held\n"
-    with pytest.raises(LockError, match=f"`a test`, process {process.pid} on"), locked(tmp_path, "me"):
+    with pytest.raises(LockError, match=f"`a test`, process {process.pid} of user .* on"), locked(tmp_path, "me"):
         pass
     process.kill()
     process.communicate()

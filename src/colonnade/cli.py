@@ -7,6 +7,7 @@ takes seconds to import, is read from disk.
 import json
 import shutil
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,18 +58,21 @@ def train(
 
     Under torchrun this process is one rank of the layout. Started alone, it starts the layout's ranks on this machine.
     """
-    from colonnade.config.load import load
+    from colonnade.train import start
 
-    settings = load(config, overrides or [])
-    run_on_ranks(settings.parallel.num_ranks, ["train", str(config), *(overrides or []), *["--audit"] * audit])
+    settings = start.load_for_run(config, overrides or [])
+    arguments = ["train", str(config), *(overrides or []), *["--audit"] * audit]
     if audit:
+        run_on_ranks(settings.parallel.num_ranks, arguments)
         from colonnade.train.audit import audit as audit_one_step
 
         raise typer.Exit(0 if audit_one_step(settings) else 1)
 
-    from colonnade.train import loop
+    with start.owned(settings) as keep:
+        run_on_ranks(settings.parallel.num_ranks, arguments, keep, lambda: start.how_to_go_on(settings))
+        from colonnade.train import loop
 
-    loop.main(settings)
+        loop.main(settings)
 
 
 app.add_typer(data, name="data")
@@ -265,12 +269,18 @@ def demo(
     demonstration.main(folder)
 
 
-def run_on_ranks(num_ranks: int, arguments: list[str]) -> None:
-    """Returns where this process is a rank or the only one. Else runs `colonnade arguments` on local ranks; exits."""
+def run_on_ranks(
+    num_ranks: int, arguments: list[str], keep: Sequence[int] = (), after_a_loss: Callable[[], str] = lambda: ""
+) -> None:
+    """Returns where this process is a rank or the only one. Else runs `colonnade arguments` on local ranks; exits.
+
+    `keep`: descriptors that the ranks inherit. `after_a_loss`: what to do when a rank was lost, in words.
+    """
     from colonnade.mesh import launch
 
     if num_ranks > 1 and not launch.is_rank():
-        raise typer.Exit(launch.run_ranks(num_ranks, [sys.executable, "-m", "colonnade", *arguments]))
+        command = [sys.executable, "-m", "colonnade", *arguments]
+        raise typer.Exit(launch.run_ranks(num_ranks, command, keep=keep, after_a_loss=after_a_loss))
 
 
 def main() -> None:

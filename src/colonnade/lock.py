@@ -6,8 +6,9 @@
 
 The lock is the kernel's (`flock` of FOLDER/lock): it goes with the processes that hold it, however they end, so nothing
 that a dead holder left can block. NFS and Lustre mounted with `flock` keep it between machines, as do most parallel
-file systems. Where a file system has no such locks, the file itself is the lock: made exclusively, and taken from a
-holder that is known to be dead, which can be told of holders on this machine only.
+file systems; a mount that keeps locks to itself (NFS with `nolock` or `local_lock`, Lustre with `localflock`) shows it
+to the processes of one machine only. Where a file system has no such locks, the file itself is the lock: made
+exclusively, and taken from a holder that is known to be dead, which can be told of holders on this machine only.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import errno
 import fcntl
 import json
 import os
+import pwd
 import socket
 import time
 from collections.abc import Iterator
@@ -29,6 +31,7 @@ from colonnade.errors import LockError
 NAME = "lock"
 _PATIENCE_SECONDS = 10.0  # for the children of a holder that was killed
 _POLL_SECONDS = 0.05
+_SIGN = 1.0  # seconds, at most, from having a lock to having written whose it is
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # what file systems without flock answer
 
 
@@ -43,9 +46,12 @@ class Holder(NamedTuple):
     """When the process started, in the kernel's count: a number that is used again is another process."""
     since: str
     """When it took the lock: local time, ISO 8601."""
+    user: str = ""
+    """Whose process it is."""
 
     def __str__(self) -> str:
-        return f"`{self.purpose}`, process {self.pid} on {self.host}, since {self.since}"
+        whose = f" of user {self.user}" if self.user else ""
+        return f"`{self.purpose}`, process {self.pid}{whose} on {self.host}, since {self.since}"
 
     def is_dead(self) -> bool:
         """Whether it is known to have ended. Of another machine's processes nothing is known."""
@@ -95,10 +101,13 @@ def _in_child(path: Path, shared: Any) -> Lock:
 
 
 @contextmanager
-def locked(folder: Path, purpose: str, *, name: str = NAME) -> Iterator[Lock]:
-    """Holds FOLDER/name for `purpose`; the folder is made if it is missing. Raises LockError where another has it."""
+def locked(folder: Path, purpose: str, *, name: str = NAME, instead: str = "choose another folder") -> Iterator[Lock]:
+    """Holds FOLDER/name for `purpose`; the folder is made if it is missing. Raises LockError where another has it.
+
+    `instead`: what somebody who is refused can do besides waiting.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    lock = _take(folder / name, purpose)
+    lock = _take(folder / name, purpose, instead)
     try:
         yield lock
     finally:
@@ -109,12 +118,12 @@ def holder_of(folder: Path, *, name: str = NAME) -> Holder | None:
     """Who holds a folder, as its file says; None where there is no such file, or nothing in it."""
     try:
         content = json.loads((folder / name).read_bytes())
-        return Holder(**{field: content[field] for field in Holder._fields})
+        return Holder(**{field: content[field] for field in Holder._fields if field != "user" or field in content})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _take(path: Path, purpose: str) -> Lock:
+def _take(path: Path, purpose: str, instead: str) -> Lock:
     end = time.monotonic() + _PATIENCE_SECONDS
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -123,12 +132,12 @@ def _take(path: Path, purpose: str) -> Lock:
         except OSError as error:
             os.close(descriptor)
             if error.errno in _NO_LOCKS:
-                return _take_file(path, purpose)
+                return _take_file(path, purpose, instead)
             if not isinstance(error, BlockingIOError):
                 raise
             holder = holder_of(path.parent, name=path.name)
             if holder is None or not holder.is_dead() or time.monotonic() > end:
-                raise _refusal(path) from None
+                raise _refusal(path, instead) from None
             time.sleep(_POLL_SECONDS)  # its children are just ending
             continue
         if _is_that_file(path, descriptor):
@@ -137,7 +146,7 @@ def _take(path: Path, purpose: str) -> Lock:
         os.close(descriptor)  # the holder before has just removed it
 
 
-def _take_file(path: Path, purpose: str) -> Lock:
+def _take_file(path: Path, purpose: str, instead: str) -> Lock:
     """The lock where there is no flock: a file of our own, linked to the lock's name, which only one can do."""
     own = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}")
     descriptor = os.open(own, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -152,7 +161,7 @@ def _take_file(path: Path, purpose: str) -> Lock:
                 if holder is not None and not holder.is_dead():
                     break
                 path.unlink(missing_ok=True)  # empty (made before flock was refused), or of a process that is dead
-        raise _refusal(path, remove=True)
+        raise _refusal(path, instead, remove=True)
     except BaseException:
         os.close(descriptor)
         raise
@@ -160,19 +169,29 @@ def _take_file(path: Path, purpose: str) -> Lock:
         own.unlink(missing_ok=True)
 
 
-def _refusal(path: Path, *, remove: bool = False) -> LockError:
-    holder = holder_of(path.parent, name=path.name) or "another process"
+def _refusal(path: Path, instead: str, *, remove: bool = False) -> LockError:
+    holder = _signed(path) or "another process"
     more = f" Where that has ended without a word, remove {path}." if remove else ""
     return LockError(
         f"{path.parent} is in use by {holder}: only one at a time may write there. Wait until it has ended, stop it, "
-        f"or choose another folder.{more}"
+        f"or {instead}.{more}"
     )
+
+
+def _signed(path: Path) -> Holder | None:
+    """Who holds a lock, or None if that is not said: it has the lock for a moment before its name is in the file."""
+    end = time.monotonic() + _SIGN
+    while True:
+        holder = holder_of(path.parent, name=path.name)
+        if (holder is not None and not holder.is_dead()) or time.monotonic() > end:
+            return holder
+        time.sleep(0.02)
 
 
 def _write(descriptor: int, purpose: str) -> None:
     pid = os.getpid()
     since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    content = json.dumps(Holder(purpose, socket.gethostname(), pid, _born(pid), since)._asdict()) + "\n"
+    content = json.dumps(Holder(purpose, socket.gethostname(), pid, _born(pid), since, _user())._asdict()) + "\n"
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, content.encode(), 0)
 
@@ -202,3 +221,10 @@ def _born(pid: int) -> str:
     except OSError:
         return ""
     return "" if fields[0] in "ZX" else fields[19]
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a number without a name, as in containers
+        return str(os.getuid())

@@ -29,6 +29,7 @@ def test_the_same_run_goes_on(corpus: TinyCorpus, tmp_path: Path) -> None:
 
 def test_another_run_is_told_what_differs(corpus: TinyCorpus, tmp_path: Path) -> None:
     occupy(config(corpus, tmp_path))
+    (tmp_path / "run/metrics.jsonl").write_text('{"step": 1}\n')
     before = snapshot(tmp_path / "run")
     with pytest.raises(ConfigError) as caught:
         occupy(config(corpus, tmp_path, "model.dropout=0.2", "train.seed=7", "parallel.tp=2"))
@@ -41,11 +42,27 @@ def test_another_run_is_told_what_differs(corpus: TinyCorpus, tmp_path: Path) ->
     assert snapshot(tmp_path / "run") == before
 
 
+@pytest.mark.parametrize("content", [None, "[model"])
+def test_a_folder_in_which_nothing_was_trained_belongs_to_nobody(
+    corpus: TinyCorpus, tmp_path: Path, content: str | None
+) -> None:
+    """A model that did not fit into memory is no hindrance for a smaller one."""
+    occupy(config(corpus, tmp_path))
+    for name in ("metrics.jsonl", "events.jsonl"):
+        (tmp_path / "run" / name).touch()
+    if content is not None:
+        (tmp_path / "run/config.toml").write_text(content)
+    smaller = config(corpus, tmp_path, "model.num_layers=1")
+    occupy(smaller)
+    assert load(tmp_path / "run/config.toml") == smaller
+
+
 @pytest.mark.parametrize("content", ["", "[model", "[model]\nnew_key = 3\n"])
 def test_a_damaged_config(corpus: TinyCorpus, tmp_path: Path, content: str) -> None:
     settings = config(corpus, tmp_path)
     occupy(settings)
     (tmp_path / "run/config.toml").write_text(content)
+    (tmp_path / "run/metrics.jsonl").write_text('{"step": 1}\n')
     before = snapshot(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"cannot be read.*Remove it.*or set another run.folder"):
         occupy(settings)

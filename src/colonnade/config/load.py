@@ -9,7 +9,7 @@ stronger than the preset's, which is stronger than the schema's default.
 """
 
 import tomllib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,17 @@ Content = dict[str, Any]
 DEEPEST = 8  # tables and lists within each other
 TOO_DEEP = f"it has more than {DEEPEST} lists or tables within each other, and no key takes that"
 TOO_LARGE = "it has a whole number that 64 bits cannot hold, and TOML has none"
+MoreChecks = Callable[[Config, set[str]], list[Problem]]
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """The configuration in a TOML file, with `section.key=value` overrides. Raises ConfigError with every problem."""
+def load(path: Path, overrides: Sequence[str] = (), *, also: MoreChecks = lambda config, uncertain: []) -> Config:
+    """The configuration in a TOML file, with `section.key=value` overrides. Raises ConfigError with every problem.
+
+    `also`: further problems, of a configuration and the keys in it whose values are not to be trusted.
+    """
     content = read(path)
     problems = [problem for override in overrides for problem in apply_(content, override)]
-    return build(content, problems, source=str(path))
+    return build(content, problems, source=str(path), also=also)
 
 
 def loads(text: str, *, source: str = "configuration") -> Config:
@@ -128,7 +132,13 @@ def value_of(text: str) -> Any:
     return content["value"] if len(content) == 1 else text
 
 
-def build(content: Content, problems: list[Problem], *, source: str) -> Config:
+def build(
+    content: Content,
+    problems: list[Problem],
+    *,
+    source: str,
+    also: MoreChecks = lambda config, uncertain: [],
+) -> Config:
     """The Config of a file's content. Raises ConfigError with the problems so far and all others."""
     known, of_keys = sort_keys(content)
     problems = problems + of_keys
@@ -138,6 +148,7 @@ def build(content: Content, problems: list[Problem], *, source: str) -> Config:
         problems += values_refused(error)
         config = without(known, {name for problem in problems for name in problem.keys})
     problems += check(config, {name for problem in problems for name in problem.keys})
+    problems += also(config, {name for problem in problems for name in problem.keys})
     if problems:
         raise ConfigError(listed(problems, source))
     return config

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colonnade.data.gpt_dataset import Dataset, Passes
-from colonnade.data.loader import cut_in_microbatches
 from colonnade.data.rows import Integers, Rows
+from colonnade.data.sampler import cut_in_microbatches
 
 
 @dataclass(frozen=True)

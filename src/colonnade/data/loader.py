@@ -19,6 +19,7 @@ from torch import Tensor
 
 from colonnade.data.gpt_dataset import Dataset
 from colonnade.data.rows import Rows, positions_within
+from colonnade.data.sampler import cut_in_microbatches
 from colonnade.mesh.upload import upload
 
 
@@ -76,16 +77,6 @@ def rank_positions(
     """Positions of each micro-batch of one dp rank, in the step whose global batch begins at `start`."""
     numbers = cut_in_microbatches(global_batch_size, micro_batch_size, dp_rank=dp_rank, dp_size=dp_size)
     return [range(start + each.start, start + each.stop) for each in numbers]
-
-
-def cut_in_microbatches(global_batch_size: int, micro_batch_size: int, *, dp_rank: int, dp_size: int) -> list[range]:
-    """Which samples of a global batch are in each micro-batch of one dp rank."""
-    assert global_batch_size % (dp_size * micro_batch_size) == 0, (
-        "the config check lets only whole micro-batches through"
-    )
-    share = global_batch_size // dp_size
-    first = dp_rank * share
-    return [range(begin, begin + micro_batch_size) for begin in range(first, first + share, micro_batch_size)]
 
 
 def evaluation_positions(num_samples: int, *, micro_batch_size: int, dp_rank: int, dp_size: int) -> list[range]:

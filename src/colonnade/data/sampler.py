@@ -175,3 +175,13 @@ def _round_keys(key: tuple[int, ...]) -> list[int]:
     for part in key:
         state = _finish_one(state + _GOLDEN + (part & _MASK))
     return [_finish_one(state + _GOLDEN * (turn + 1)) for turn in range(_ROUNDS)]
+
+
+def cut_in_microbatches(global_batch_size: int, micro_batch_size: int, *, dp_rank: int, dp_size: int) -> list[range]:
+    """Which samples of a global batch are in each micro-batch of one dp rank."""
+    assert global_batch_size % (dp_size * micro_batch_size) == 0, (
+        "the config check lets only whole micro-batches through"
+    )
+    share = global_batch_size // dp_size
+    first = dp_rank * share
+    return [range(begin, begin + micro_batch_size) for begin in range(first, first + share, micro_batch_size)]

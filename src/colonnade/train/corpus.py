@@ -1,7 +1,13 @@
-"""What a run reads: its tokenizer, its vocabulary, and the datasets of its splits."""
+"""What a run reads: its tokenizer, its vocabulary, and the datasets of its splits.
+
+Opening it takes no torch, so that what is wrong is told before any rank starts (`start.py`).
+"""
+
+from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +18,15 @@ from colonnade.data.curriculum import Curriculum, CurriculumDataset
 from colonnade.data.gpt_dataset import Dataset, Datasets, GPTDataset, open_datasets, open_tokens
 from colonnade.data.identity import DataIdentity, identify
 from colonnade.data.indexed import TokenFile
-from colonnade.data.loader import Batch, load_batch
 from colonnade.data.remote import open_token_file
 from colonnade.data.rows import Cut
 from colonnade.data.sidecar import read_sidecar
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import ConfigError
-from colonnade.mesh.mesh import Axis
-from colonnade.train.agreement import agree_on_data, on_all_ranks
+
+if TYPE_CHECKING:
+    from colonnade.data.loader import Batch
+    from colonnade.mesh.mesh import Axis
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,8 @@ class Corpus:
         chunks = self.curriculum.rank_positions(
             position, micro_batch_size=micro_batch_size, dp_rank=dp.rank, dp_size=dp.size
         )
+        from colonnade.data.loader import load_batch
+
         return [load_batch(self.training, chunk) for chunk in chunks]
 
     @property
@@ -84,7 +93,7 @@ def open_corpus(config: Config) -> Corpus:
     """Open everything that [data] names and hold it against [model]; reads no more than headers."""
     data = config.data
     tokenizer = Tokenizer.load(data.tokenizer) if data.tokenizer is not None else None
-    vocab_size = _vocab_size(config, tokenizer)
+    vocab_size = vocab_size_of(config, tokenizer)
     cut = cut_of(data)
     datasets = (
         _open(config, vocab_size, tokenizer, cut)
@@ -103,6 +112,8 @@ def cut_of(data: DataConfig) -> Cut:
 
 def open_together(config: Config, ranks: Axis) -> Corpus:
     """As `open_corpus`, on all ranks: ConfigError on all of them where one cannot, or where they read other data."""
+    from colonnade.train.agreement import agree_on_data, on_all_ranks
+
     corpus = on_all_ranks(lambda: _opened(config), ranks)
     agree_on_data(corpus.facts, ranks)
     return corpus
@@ -171,7 +182,7 @@ def _open_blend(config: Config, vocab_size: int, tokenizer: Tokenizer | None, cu
     return replace(blended, **own)
 
 
-def _vocab_size(config: Config, tokenizer: Tokenizer | None) -> int:
+def vocab_size_of(config: Config, tokenizer: Tokenizer | None) -> int:
     """model.vocab_size, or the tokenizer's, or what `data tokenize` wrote beside the token file."""
     wanted = config.model.vocab_size
     if tokenizer is not None and wanted is not None and wanted < tokenizer.vocab_size:

@@ -1,8 +1,8 @@
 """What a run tells while it goes on: progress lines, metrics.jsonl, events.jsonl, TensorBoard.
 
 Rank 0 writes; every other rank has a `Monitor` that does nothing. metrics.jsonl has one object a step. A resumed run
-first cuts off what lies after its checkpoint, so that the file is what an uninterrupted run would have written (but for
-times).
+first cuts off what lies after its checkpoint, and of a step that is told twice keeps what was written last, so that the
+file is what an uninterrupted run would have written (but for times).
 """
 
 import json
@@ -50,8 +50,8 @@ class Monitor:
         """
         if not self._active:
             return
-        _keep_lines(self._metrics, lambda line: _step_of(line) in range(1, step + 1))
-        _keep_lines(self._events, lambda line: _object_in(line) is not None)
+        _rewrite(self._metrics, lambda lines: _of_steps(lines, step))
+        _rewrite(self._events, lambda lines: [line for line in lines if _object_in(line) is not None])
         if self._open_board is not None:
             self._board = self._open_board(step + 1)
 
@@ -119,13 +119,18 @@ def _append(path: Path, line: Mapping[str, Any]) -> None:
         raise _unwritable(path, error) from error
 
 
-def _keep_lines(path: Path, is_kept: Callable[[bytes], bool]) -> None:
+def _rewrite(path: Path, choose: Callable[[list[bytes]], list[bytes]]) -> None:
     try:
         if path.exists():
-            lines = [line + b"\n" for line in path.read_bytes().split(b"\n") if is_kept(line)]
-            write_whole(path, b"".join(lines))
+            write_whole(path, b"".join(line + b"\n" for line in choose(path.read_bytes().split(b"\n"))))
     except OSError as error:
         raise _unwritable(path, error) from error
+
+
+def _of_steps(lines: list[bytes], last: int) -> list[bytes]:
+    """The lines of steps 1 to `last`, in order, each step once: a line that was written later takes precedence."""
+    by_step = {_step_of(line): line for line in lines}
+    return [by_step[step] for step in sorted(by_step) if 1 <= step <= last]
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:

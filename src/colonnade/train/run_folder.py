@@ -1,12 +1,13 @@
 """The folder of a run: who it belongs to, and where things lie in it.
 
-config.toml      metrics.jsonl      events.jsonl      checkpoints/step_00000100/
+config.toml      metrics.jsonl      events.jsonl      checkpoints/step_00000100/      lock
+
+Only checkpoints need torch to be read, so `check` takes none before there is one to name.
 """
 
 import os
 from pathlib import Path
 
-from colonnade.checkpoint.manifest import checkpoints_in
 from colonnade.config.compare import difference
 from colonnade.config.load import load, to_toml
 from colonnade.config.schema import Config
@@ -18,24 +19,45 @@ def checkpoints(folder: Path) -> Path:
     return folder / "checkpoints"
 
 
+def check(config: Config) -> None:
+    """ConfigError if another run lives in the run's folder, or one that must not be gone on with. Writes nothing.
+
+    A folder in which nothing was trained belongs to nobody: a model that did not fit is no hindrance for a smaller one.
+    """
+    folder = Path(config.run.folder)
+    written = folder / "config.toml"
+    if written.exists() and was_trained(folder):
+        _check_same_run(written, config)
+    if not config.checkpoint.resume:
+        _check_may_begin(config)
+
+
+def was_trained(folder: Path) -> bool:
+    """Whether a run has made a step there: it has told of one, or saved one, or has lost what it saved."""
+    metrics = folder / "metrics.jsonl"
+    return (metrics.exists() and metrics.stat().st_size > 0) or any(checkpoints(folder).glob("step_*"))
+
+
 def occupy(config: Config) -> None:
     """Make the run's folder and write its config.toml, or raise ConfigError if another run lives there.
 
     A run may go on with other steps, layout, reporting and the like; the folder then tells of the newest configuration.
     """
     folder = Path(config.run.folder)
-    written = folder / "config.toml"
     try:
-        if written.exists():
-            _check_same_run(written, config)
-        _check_may_resume(config)
+        check(config)
         checkpoints(folder).mkdir(parents=True, exist_ok=True)
-        write_whole(written, to_toml(config).encode())
+        write_whole(folder / "config.toml", to_toml(config).encode())
     except OSError as error:
-        raise ConfigError(
-            f"run.folder = {config.run.folder!r} cannot be written: {error.strerror} ({error.filename}). Choose "
-            "another, or mend that."
-        ) from error
+        raise unwritable(config, error) from error
+
+
+def unwritable(config: Config, error: OSError) -> ConfigError:
+    """What the disk says of the run's folder, with what to do."""
+    return ConfigError(
+        f"run.folder = {config.run.folder!r} cannot be written: {error.strerror} ({error.filename}). Choose another, "
+        "or mend that."
+    )
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -63,9 +85,9 @@ def _check_same_run(written: Path, config: Config) -> None:
         )
 
 
-def _check_may_resume(config: Config) -> None:
-    saved = list(checkpoints_in(checkpoints(Path(config.run.folder))).values())
-    if saved and not config.checkpoint.resume:
+def _check_may_begin(config: Config) -> None:
+    saved = _saved(Path(config.run.folder))
+    if saved:
         raise ConfigError(
             f"run.folder = {config.run.folder!r} already has {saved[-1].name}, and checkpoint.resume = false. "
             "Set checkpoint.resume = true to go on from it, or choose another run.folder."
@@ -77,7 +99,7 @@ def _before(written: Path) -> Config:
     try:
         return load(written, [])
     except ConfigError as error:
-        saved = list(checkpoints_in(checkpoints(written.parent)).values())
+        saved = _saved(written.parent)
         mend = (
             f"Copy {saved[-1] / written.name} over it" if saved else "Remove it, for there is no checkpoint beside it"
         )
@@ -85,3 +107,10 @@ def _before(written: Path) -> Config:
             f"run.folder = {str(written.parent)!r}: the config.toml of the run there cannot be read, so that it is "
             f"unknown whether this is the same run. {mend}, or set another run.folder.\n{error}"
         ) from error
+
+
+def _saved(folder: Path) -> list[Path]:
+    """A run's checkpoints, oldest first."""
+    from colonnade.checkpoint.manifest import checkpoints_in
+
+    return list(checkpoints_in(checkpoints(folder)).values())

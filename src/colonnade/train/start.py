@@ -1,0 +1,142 @@
+"""What is settled before any rank starts, in tenths of a second and without torch.
+
+    load_for_run     the configuration, with what is wrong with the files it names and the GPUs it wants: all at once
+    owned            the run's folder, locked for as long as the run goes on
+    how_to_go_on     what to do after a rank was lost
+
+Who locks the folder: the process that was started by hand, for itself and the ranks that it starts, which inherit the
+lock; so it ends with the last of them, and a launcher that was killed gives it back when its ranks are gone. Under
+torchrun rank 0 locks it.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+from colonnade.config.check import Problem
+from colonnade.config.load import load
+from colonnade.config.schema import Config
+from colonnade.errors import mistake
+from colonnade.lock import locked
+from colonnade.mesh import launch
+from colonnade.mesh.devices import choose_device, count_gpus
+from colonnade.train import run_folder
+
+INDEX_BYTES = 64 << 20  # .idx files up to this size are opened whole: millions of documents in tenths of a second
+CUTS = ("data.", "model.seq_length", "train.steps", "train.global_batch_size", "train.evaluate", "curriculum.")
+
+
+def load_for_run(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """The configuration of a run that is to start here. Raises ConfigError with every problem, of files and GPUs too.
+
+    A rank is told nothing that its launcher has told, and what rank 0 tells is not told again.
+    """
+    if launch.has_supervisor() or launch.rank_and_size()[0] != 0:
+        return load(path, overrides)
+    return load(path, overrides, also=problems_of_files)
+
+
+def problems_of_files(config: Config, uncertain: Collection[str]) -> list[Problem]:
+    """What is wrong with tokenizer, token files and GPUs, as far as keys that are not `uncertain` tell."""
+    return [*_data_problems(config, uncertain), *_device_problems(config, uncertain)]
+
+
+@contextmanager
+def owned(config: Config) -> Iterator[tuple[int, ...]]:
+    """Hold the run's folder while the block runs; yields descriptors for ranks to inherit.
+
+    LockError if another run holds it, ConfigError if another run lives there. Nothing happens in a rank for which the
+    launcher, or rank 0, holds it.
+    """
+    if launch.has_supervisor() or launch.rank_and_size()[0] != 0:
+        yield ()
+        return
+    folder = Path(config.run.folder)
+    with ExitStack() as stack:
+        if not folder.exists():
+            stack.callback(_remove_if_empty, folder)
+        try:
+            lock = stack.enter_context(locked(folder, "colonnade train", instead="set another run.folder"))
+        except OSError as error:
+            raise run_folder.unwritable(config, error) from error
+        run_folder.check(config)
+        yield (lock.fileno(),)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):  # there is something in it, or it was never made
+        folder.rmdir()
+
+
+def how_to_go_on(config: Config) -> str:
+    """What to do when a rank was killed, or has never come: nothing is lost but the steps since the last checkpoint."""
+    saved = sorted(run_folder.checkpoints(Path(config.run.folder)).glob("step_*"))
+    if saved:
+        return f"Run the same command again: it goes on from {saved[-1]}."
+    every = config.checkpoint.every
+    why = f"checkpoint.every = {every} steps had not passed" if every else "checkpoint.every = 0 saves at the end only"
+    return f"Nothing was saved yet ({why}): the same command starts again from the beginning."
+
+
+def _device_problems(config: Config, uncertain: Collection[str]) -> Iterator[Problem]:
+    keys = ("train.device", "parallel.tp", "parallel.pp", "parallel.dp")
+    if launch.is_rank() or set(keys) & set(uncertain):
+        return  # how many ranks share this machine is for `launch.connect` to see
+    gpus = None if config.train.device == "cpu" else count_gpus()
+    if gpus is not None:
+        yield from _problems(lambda: choose_device(config.train.device, gpus, config.parallel.num_ranks), *keys)
+
+
+def _data_problems(config: Config, uncertain: Collection[str]) -> Iterator[Problem]:
+    """The tokenizer, each token file, and if these are sound and not too large for a moment, the samples to be cut."""
+    data = config.data
+    if not (data.train or data.blend) or {"data.train", "data.blend", "data.tokenizer"} & set(uncertain):
+        return
+    from colonnade.data.tokenizer import Tokenizer
+    from colonnade.train.corpus import open_corpus, vocab_size_of
+
+    opened: list[Tokenizer] = []
+    found = (
+        []
+        if data.tokenizer is None
+        else _problems(lambda: opened.append(Tokenizer.load(data.tokenizer or "")), "data.tokenizer")
+    )
+    files = dict.fromkeys(name for name in (*(data.blend or {}), data.train, data.validation, data.test) if name)
+    for name in files:
+        found += _problems(partial(_open_header, name, data.cache), "data.train")
+    if opened or not found:
+        tokenizer = opened[0] if opened else None
+        found += _problems(lambda: vocab_size_of(config, tokenizer), "model.vocab_size")
+    if not found and not any(key.startswith(CUTS) for key in uncertain) and _is_quick(files, data.packing):
+        found += _problems(lambda: open_corpus(config), "data.train")
+    yield from found
+
+
+def _open_header(name: str, cache: str | None) -> None:
+    from colonnade.data.remote import is_remote, open_token_file
+
+    if not is_remote(name):  # a word with a server would take its time
+        open_token_file(name, cache)
+
+
+def _is_quick(files: Iterable[str], packing: str) -> bool:
+    """Whether all there is to open are indices on local disks that are not long."""
+    from colonnade.data.indexed import idx_path
+    from colonnade.data.remote import is_remote
+
+    names = list(files)
+    local = packing != "best_fit" and not any(is_remote(name) for name in names)
+    return local and sum(idx_path(name).stat().st_size for name in names) < INDEX_BYTES
+
+
+def _problems(look: Callable[[], object], *keys: str) -> list[Problem]:
+    """What a look at a file brings up."""
+    try:
+        look()
+    except Exception as error:
+        message = mistake(error)
+        if message is None:
+            raise
+        return [Problem(message, keys)]
+    return []

@@ -1,0 +1,174 @@
+"""What is settled before ranks start: all mistakes at once, one run in a folder, and what to do after a loss."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from colonnade.config.load import load
+from colonnade.errors import ConfigError
+from colonnade.mesh import launch
+from colonnade.train import start as begin
+from tests.commands import forked, here
+from tests.commands import start as start_ranks
+from tests.runs import metrics
+from tests.train.conftest import Finished
+from tests.train.test_interrupt import LONG, await_steps
+
+IN_USE = "is in use by `colonnade train`, process "
+
+
+# --- mistakes in files ------------------------------------------------------------------------------------------------
+
+
+def test_mistakes_in_files_are_told_with_the_others_at_once(config: Path) -> None:
+    answer = here(
+        *("train", config, "data.train=nowhere", "data.validation=neither", "data.tokenizer=none"),
+        *("optim.learning_rate=-1", "train.device=cuda", "model.num_heads=3"),
+    )
+    assert answer.status == 2 and answer.out == ""
+    assert answer.err.startswith(f"colonnade: {config}: 6 problems\n"), answer.err
+    for said in ("no nowhere.bin", "no neither.bin", "none is no tokenizer", "optim.learning_rate", "0 CUDA GPUs"):
+        assert said in answer.err
+    assert "model.num_heads = 3 does not divide" in answer.err
+
+
+def test_a_vocabulary_too_small_is_told_beside_missing_tokens(config: Path) -> None:
+    answer = here("train", config, "data.train=nowhere", "model.vocab_size=100")
+    assert answer.status == 2 and "2 problems" in answer.err
+    assert "no nowhere.bin" in answer.err and "model.vocab_size = 100 is less than the 275 ids" in answer.err
+
+
+def test_files_are_looked_at_before_ranks_start_and_without_torch(config: Path) -> None:
+    program = f"""
+import sys
+from colonnade import cli
+from colonnade.mesh import launch
+launch.run_ranks = lambda *_, **__: print("ranks were started")
+sys.argv = ["colonnade", "train", {str(config)!r}, "parallel.tp=2", *sys.argv[1:]]
+try:
+    cli.main()
+except SystemExit as end:
+    print(end.code, "torch" in sys.modules)
+"""
+    for override, said in (
+        ("model.seq_length=9999", "2 False\n"),
+        ("train.log_every=3", "ranks were started\nNone False\n"),
+    ):
+        answer = subprocess.run(
+            [sys.executable, "-c", program, override], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert answer.stdout == said, answer
+
+
+@pytest.mark.parametrize("name", ["PIPE", "RANK"])
+def test_a_rank_is_not_told_again(config: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    if name == "PIPE":
+        monkeypatch.setenv(launch.PIPE, "9")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert begin.load_for_run(config, ["data.train=nowhere"]).data.train == "nowhere"
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.delenv(launch.PIPE, raising=False)
+    with pytest.raises(ConfigError, match=r"no nowhere\.bin"):
+        begin.load_for_run(config, ["data.train=nowhere"])
+
+
+# --- one run in a folder ----------------------------------------------------------------------------------------------
+
+
+def test_of_two_runs_that_are_started_together_one_trains(config: Path, tmp_path: Path) -> None:
+    runs = [start_ranks("train", config, "train.steps=30", "optim.decay_steps=6") for _ in range(2)]
+    first, second = sorted((run.answers()[0] for run in runs), key=lambda answer: answer.status)
+    assert (first.status, first.err) == (0, "") and "Finished 30 steps" in first.out
+    if second.status == 2:
+        assert second.out == "" and second.err.startswith(f"colonnade: {tmp_path / 'run'} {IN_USE}")
+    else:  # the first had ended before the second began
+        assert second.status == 0 and "Resumed from" in second.out
+    assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(1, 31))
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_who_has_a_folder_is_said_and_a_dead_run_never_blocks(config: Path, tmp_path: Path, dp: int) -> None:
+    ranks = start_ranks("train", config, *LONG, f"parallel.dp={dp}", num_ranks=dp)
+    await_steps(tmp_path / "run", 2, lambda: True)
+    seconds = here("train", config), forked("train", config, "parallel.dp=2", num_ranks=2)
+    ranks.signal(signal.SIGKILL)
+    ranks.answers()
+    for second in seconds:
+        assert second.status == 2 and second.out == "", second
+        assert f"{tmp_path / 'run'} {IN_USE}{ranks.pids[0]} of user " in second.err and ", since 20" in second.err
+        assert "stop it, or set another run.folder." in second.err and second.err.count("colonnade: ") == 1
+    answer = forked("train", config, *LONG, "train.steps=6")
+    assert answer.status == 0, answer
+    assert not (tmp_path / "run" / "lock").exists()
+    assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(1, 7))
+
+
+def test_ranks_keep_the_folder_of_a_launcher_that_is_gone(config: Path, tmp_path: Path) -> None:
+    """They may still be writing. The folder is free when the last of them has ended."""
+    program = f"""
+import subprocess, sys
+from pathlib import Path
+from colonnade.train import start
+with start.owned(start.load(Path({str(config)!r}))) as keep:
+    print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=keep).pid, flush=True)
+    sys.stdin.read()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdin is not None
+    rank = int(process.stdout.readline())
+    process.kill()
+    process.wait()
+    try:
+        answer = here("train", config)
+        assert answer.status == 2 and f"{IN_USE}{process.pid}" in answer.err, answer
+    finally:
+        os.kill(rank, signal.SIGKILL)
+        process.stdout.close()
+        process.stdin.close()
+    end = time.monotonic() + 20
+    while Path(f"/proc/{rank}").exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    with begin.owned(load(config)):
+        pass
+    assert not (tmp_path / "run" / "lock").exists()
+
+
+def test_a_folder_of_which_nothing_came_goes_again(config: Path, tmp_path: Path) -> None:
+    with begin.owned(load(config)):
+        assert (tmp_path / "run" / "lock").exists()
+    assert not (tmp_path / "run").exists()
+
+
+def test_steps_that_were_told_twice_are_told_once_after_a_resume(finished: Finished, tmp_path: Path) -> None:
+    """As two runs at once would leave them; what was written last counts."""
+    shutil.copytree(finished.folder, tmp_path / "run")
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:3], lines[1].replace('"loss": ', '"loss": 1'), *lines[2:]]))
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step_00000006")
+    answer = forked("train", finished.config, f"run.folder={tmp_path / 'run'}")
+    assert answer.status == 0 and "step 4" in answer.out, answer
+    told = metrics(tmp_path / "run")
+    assert [line["step"] for line in told] == [1, 2, 3, 4, 5, 6]
+    before = metrics(finished.folder)
+    assert told[1]["loss"] == float(f"1{before[1]['loss']}") and told[2:] == before[2:]
+
+
+# --- after a loss -----------------------------------------------------------------------------------------------------
+
+
+def test_what_to_do_after_a_loss(finished: Finished, config: Path) -> None:
+    settings = load(finished.config)
+    assert begin.how_to_go_on(settings) == f"Run the same command again: it goes on from {finished.newest}."
+    for every, said in (("4", "checkpoint.every = 4 steps had not passed"), ("0", "checkpoint.every = 0 saves at")):
+        fresh = load(config, [f"checkpoint.every={every}"])
+        assert said in begin.how_to_go_on(fresh) and "starts again from the beginning" in begin.how_to_go_on(fresh)
