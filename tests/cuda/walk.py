@@ -1,0 +1,110 @@
+"""Walks through a CUDA program on fake tensors and tells what crossed between host and device. Runs as a process of
+its own, because torch keeps the device that `guard.cpp` invents:
+
+    python -m tests.cuda.walk GUARD.so '[{"model": {…}, "precision": "bf16", "tp": 1, "documents": false}, …]'
+
+Prints a JSON list: {"uploads": pinned copies to the device, "waits": what the host would have waited for, by operator}.
+"""
+
+import json
+import sys
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from colonnade.config.schema import ModelConfig
+from colonnade.data.loader import Batch
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import paper_mesh
+from colonnade.model.dropout import Masks
+from colonnade.model.gpt import GPT, Inputs
+from colonnade.model.precision import DTYPES
+from colonnade.optim.adamw import AdamW
+from colonnade.optim.piece import Moments, Piece
+from colonnade.tensor_parallel.parallel import Parallel
+
+CUDA = torch.device("cuda", 0)
+VOCAB, SAMPLES = 1100, 2
+
+
+class Crossings(TorchDispatchMode):
+    """Counts copies between host and device; operators whose result the host must read raise by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.uploads, self.waits = 0, Counter[str]()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = function(*args, **kwargs)
+        if function is torch.ops.aten._to_copy.default:
+            self._copied(args[0], out, non_blocking=kwargs.get("non_blocking", False), name="_to_copy")
+        elif function is torch.ops.aten.copy_.default:
+            self._copied(args[1], args[0], non_blocking=len(args) > 2 and args[2], name="copy_")
+        return out
+
+    def _copied(self, source: Tensor, out: Tensor, *, non_blocking: bool, name: str) -> None:
+        way = source.device.type, out.device.type
+        if way == ("cpu", "cuda") and non_blocking:
+            self.uploads += 1
+        elif way[0] != way[1]:
+            self.waits[f"{name} {way[0]} to {way[1]}"] += 1
+
+
+def batch(model: ModelConfig, *, documents: bool) -> Batch:
+    tokens = torch.zeros(model.seq_length, SAMPLES, dtype=torch.int64)
+    apart = torch.zeros_like(tokens) if documents else None
+    mask = torch.ones(model.seq_length, SAMPLES)
+    return Batch(tokens, tokens, mask, torch.arange(SAMPLES), documents=apart, positions=apart)
+
+
+def forward(model: ModelConfig, precision: str, tp: int, *, documents: bool) -> Tensor:
+    """Forward of all units, with the loss' own gradients; every dtype and device on the way is checked by torch."""
+    axis = paper_mesh(Layout(tp=tp), tp - 1).tp
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(DTYPES[precision])
+    with CUDA:
+        gpt = GPT(model, VOCAB, Parallel(axis, sequence_parallel=tp > 1))
+    torch.set_default_dtype(before)
+    given = batch(model, documents=documents).to(CUDA)
+    weights = given.loss_mask.double()
+    masks = Masks(1, np.arange(SAMPLES))
+    inputs = Inputs(given.tokens, given.labels, weights, masks, documents=given.documents, positions=given.positions)
+    x: Tensor | None = None
+    for name in gpt.units():
+        x = gpt.run(name, x, inputs)
+    assert x is not None and x.is_cuda
+    return x
+
+
+def update() -> None:
+    """An optimizer step on two pieces."""
+    pieces = []
+    for decayed in (True, False):
+        weights, gradients = (torch.zeros(64, device=CUDA) for _ in range(2))
+        moments = Moments.zeros_like(weights)
+        pieces.append(Piece(weights, gradients, moments, decayed=decayed, counted=True, spans=[]))
+    factor = torch.ones((), dtype=torch.float64, device=CUDA)
+    AdamW(0.9, 0.999, 1e-8, 0.01).update_(pieces, step=2, learning_rate=0.1, factor=factor)
+
+
+def main(guard: str, told: str) -> None:
+    torch.ops.load_library(guard)
+    torch.Tensor.pin_memory = lambda self: self  # type: ignore[method-assign,assignment]  # no fake tensor is pinned
+    found = []
+    for case in json.loads(told):
+        crossings = Crossings()
+        with FakeTensorMode(allow_non_fake_inputs=True), crossings:
+            forward(ModelConfig(**case["model"]), case["precision"], case["tp"], documents=case["documents"])
+            update()
+        found.append({"uploads": crossings.uploads, "waits": crossings.waits})
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
