@@ -303,6 +303,9 @@ class CheckpointConfig(Section):
     """Write in the background: training waits only for the copy to memory. Needs memory for that copy."""
     resume: bool = True
     """Go on from the newest whole checkpoint of run.folder. false: refuse a folder that has one."""
+    compare_copies_every: CountOrZero = 0
+    """[steps] Steps between comparisons of what several ranks hold as copies: weights and optimizer state, bit by bit.
+    A run whose copies differ ends. 0: at each save only, which always compares before it writes."""
     allow_other_data: bool = False
     """Go on although token files are not those that the checkpoint was trained on, which is refused otherwise. The
     place in the data is kept as a number: samples of files that have changed may come again, or never."""

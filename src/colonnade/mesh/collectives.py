@@ -117,6 +117,19 @@ def broadcast_(x: Tensor, axis: Axis, source: int = 0) -> Tensor:
     return x
 
 
+def where_unequal(make: Callable[[], Tensor], axis: Axis) -> Tensor | None:
+    """Where the ranks' integers `make()` [n] are not all equal: bool [n], the same on all ranks.
+
+    None where a rank is alone: nothing is made then. Sends them twice.
+    """
+    if axis.transport is None:
+        return None
+    mine = make()
+    largest = torch.stack([mine, ~mine])  # the complement reverses the order: its maximum is the minimum's
+    largest = _all_reduce(largest, axis, call_site(), "max")
+    return largest[0] != ~largest[1]
+
+
 def _copied(out: Tensor, x: Tensor) -> Pending:
     if out.data_ptr() != x.data_ptr():
         out.copy_(x)

@@ -64,7 +64,7 @@ def main(config: Config) -> None:
 
 def _train(run: Run, state: TrainState, interrupt: Interrupt) -> None:
     config, monitor = run.config, run.monitor
-    every = config.checkpoint.every
+    every, compare_every = config.checkpoint.every, config.checkpoint.compare_copies_every
     while state.step < config.train.steps:
         run.mesh.ledger.begin_step(state.step + 1)
         metrics = _step(run, state)
@@ -73,6 +73,8 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt) -> None:
         last = state.step == config.train.steps
         if stop or last or (every and state.step % every == 0):
             run.checkpoints.save(state)
+        elif compare_every and state.step % compare_every == 0:
+            run.checkpoints.compare(state)
         if stop and not last:
             run.checkpoints.wait()
             monitor.event("interrupted", step=state.step, loss=metrics["loss"])

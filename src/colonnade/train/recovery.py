@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from colonnade import __version__
+from colonnade.checkpoint.copies import Copies
 from colonnade.checkpoint.load import load_found
 from colonnade.checkpoint.manifest import Manifest, newest
 from colonnade.checkpoint.plan import Box, Shard, shards_of_span
@@ -89,7 +90,7 @@ class Checkpoints:
     def save(self, state: TrainState) -> None:
         """Save `state` as it is now; every rank calls this, and `copied` before it changes what was saved.
 
-        Raises what made the save before this one fail.
+        Raises what made the save before this one fail; CheckpointError where copies differ, and nothing is written.
         """
         if self.saver.is_busy:
             self.monitor.say(
@@ -97,7 +98,17 @@ class Checkpoints:
                 f"checkpoint.every (now {self.config.checkpoint.every}) or a faster disk saves this time."
             )
         content = Content(state.step, _facts(state, self.config, self.mesh, self.corpus), self.files)
-        self.saver.save(content, partial(shards_of, state))
+        self.saver.save(content, partial(self._compared, state))
+
+    def compare(self, state: TrainState) -> None:
+        """CheckpointError on all ranks unless all copies of `state` are equal; every rank calls this."""
+        counts = {"step": state.step, "samples": state.samples, "skipped steps": state.skipped}
+        copies = Copies(state.units, state.optimizer_state, self.mesh)
+        copies.check(f"Step {state.step}", {**counts, "loss scale": state.loss_scale.value})
+
+    def _compared(self, state: TrainState) -> list[Shard]:
+        self.compare(state)
+        return shards_of(state)
 
     def copied(self) -> None:
         """Return when the state that was saved last may be changed: to be called before each optimizer step."""

@@ -1,0 +1,200 @@
+"""Copies of state that several ranks hold are proven equal, to the bit, before any of them is saved.
+
+A checkpoint takes each box from one of the ranks that hold it. Where they had drifted apart (a device that rounds
+otherwise, a bit that flipped, an error of the program) it would be a mixture that no rank has computed.
+
+    over    what is compared                                                             ZeRO
+    dp      master weights and optimizer state                                           0
+            parameters: the weights as layers have them, where they are other memory     0, 1, 2
+    tp      the same, of weights that tp does not cut, in the rank's slice               0, 1, 2, 3 (parameters: not 3)
+    ends    the same, of a token table that the first and the last stage share           0, 1, 2, 3 (parameters: not 3)
+    world   how far the run is: step, samples, skipped steps, loss scale                 all
+
+What ZeRO cuts over dp has no copy there: master weights and optimizer state from 1 on, parameters under 3. Neither has
+a weight that tp cuts among its tp ranks.
+
+First long stretches are summed (`checksum.py`), 16 bytes each cross; where any rank sees a difference, all sum tensor
+by tensor, to name it.
+"""
+
+import json
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from colonnade.checkpoint.checksum import Checksum
+from colonnade.data_parallel.buckets import FlatUnit
+from colonnade.data_parallel.zero import TIED
+from colonnade.errors import CheckpointError
+from colonnade.mesh.agreement import gather_texts
+from colonnade.mesh.collectives import all_reduce, where_unequal
+from colonnade.mesh.mesh import Axis, Mesh
+from colonnade.optim.piece import State
+
+SHOWN = 8  # tensors that a message names
+Named = Iterator[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Copies:
+    """What a rank holds that others hold too."""
+
+    units: Sequence[FlatUnit]
+    optimizer_state: Sequence[State]
+    """One a unit: of this rank's slice."""
+    mesh: Mesh
+
+    def check(self, what: str, counts: Mapping[str, float]) -> None:
+        """CheckpointError on all ranks, naming tensors and ranks, unless all copies are equal. Every rank calls this.
+
+        `what` begins the message; `counts` are numbers that are the same on all ranks of a sound run.
+        """
+        found = self._unequal(counts, detail=False)
+        if not bool(all_reduce(torch.tensor(int(bool(found))), self.mesh.world, "max")):
+            return
+        fine = self._unequal(counts, detail=True)
+        told = [json.loads(text) for text in gather_texts(json.dumps(fine or found), self.mesh.world)]
+        raise CheckpointError(_message(what, told))
+
+    def _unequal(self, counts: Mapping[str, float], *, detail: bool) -> dict[str, str]:
+        """Of what this rank sees differing: name and ranks -> its own checksum."""
+        sums = _Sums()
+        found: dict[str, str] = {}
+        for axis, held in (
+            (self.mesh.reduce, self._over_dp),
+            (self.mesh.tp, self._over_tp),
+            (self.mesh.ends, self._over_ends),
+        ):
+            found |= _compare(axis, partial(sums.of_all, partial(held, detail)))
+        found |= _compare(self.mesh.world, lambda: {name: _bits(number) for name, number in counts.items()})
+        return found
+
+    def _over_dp(self, detail: bool) -> Named:
+        for unit, kept in zip(self.units, self.optimizer_state, strict=True):
+            for name, at, _ in _slots(unit, detail):
+                if unit.storage.zero == 0:
+                    yield from _state(name, unit, kept, at)
+                yield from _parameters(name, unit, at)
+
+    def _over_tp(self, detail: bool) -> Named:
+        for unit, kept in zip(self.units, self.optimizer_state, strict=True):
+            for name, at, cut in _slices(unit, detail):
+                if not cut:
+                    yield from _state(name, unit, kept, at)
+            for name, at, cut in _slots(unit, detail):
+                if not cut:
+                    yield from _parameters(name, unit, at)
+
+    def _over_ends(self, detail: bool) -> Named:
+        for unit, kept in zip(self.units, self.optimizer_state, strict=True):
+            if unit.name == TIED:
+                for name, at, _ in _slices(unit, detail):
+                    yield from _state(name, unit, kept, at)
+                for name, at, _ in _slots(unit, detail):
+                    yield from _parameters(name, unit, at)
+
+
+class _Sums:
+    """Checksums by name, each computed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Tensor] = {}
+        self._on: dict[torch.device, Checksum] = {}
+
+    def of_all(self, held: Callable[[], Named]) -> dict[str, Tensor]:
+        return {name: self.of(name, x) for name, x in held()}
+
+    def of(self, name: str, x: Tensor) -> Tensor:
+        if name not in self._known:
+            if x.device not in self._on:
+                self._on[x.device] = Checksum(x.device)
+            self._known[name] = self._on[x.device].of(x)
+        return self._known[name]
+
+
+def _slots(unit: FlatUnit, detail: bool) -> Iterator[tuple[str, slice, bool]]:
+    """(name, place in the whole buffer, whether tp cuts it) of each weight, or of each segment."""
+    if detail:
+        for slot in unit.slots:
+            yield f"{unit.name}.{slot.placement.name}", slice(slot.start, slot.stop), slot.placement.dim is not None
+        return
+    for number, segment in enumerate(unit.segments):
+        yield f"{unit.name}, segment {number}", slice(segment.start, segment.stop), segment.cut
+
+
+def _slices(unit: FlatUnit, detail: bool) -> Iterator[tuple[str, slice, bool]]:
+    """The same of what lies in this rank's slice, with places in that."""
+    if detail:
+        for span in unit.my_spans():
+            yield span.name, span.at, span.placement.dim is not None
+        return
+    which = "" if unit.storage.zero == 0 else " of the slice"
+    for number, (segment, at) in enumerate(unit.my_segments()):
+        yield f"{unit.name}, segment {number}{which}", at, segment.cut
+
+
+def _state(name: str, unit: FlatUnit, kept: State, at: slice) -> Named:
+    yield name, unit.master[at]
+    for what, flat in kept.items():
+        yield f"optimizer.{what}.{name}", flat[at]
+
+
+def _parameters(name: str, unit: FlatUnit, at: slice) -> Named:
+    """The weights as layers have them, where a rank has them whole and they are not the master weights themselves."""
+    zero, dtype = unit.storage.zero, unit.storage.dtype
+    if zero == 3 or (zero == 0 and dtype == unit.storage.exact):
+        return
+    unit.make_whole()  # what the last step has sent on its way
+    yield f"parameters ({str(dtype).removeprefix('torch.')}) {name}", unit.parameters[at]
+
+
+def _compare(axis: Axis, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, str]:
+    """What differs over an axis: its name and ranks -> this rank's own sum. Nothing is computed where one is alone."""
+    named: dict[str, Tensor] = {}
+
+    def sums() -> Tensor:
+        named.update(make())
+        values = [value.cpu() for value in named.values()]
+        return torch.stack(values) if values else torch.zeros(0, dtype=torch.int64)
+
+    unequal = where_unequal(sums, axis)
+    if unequal is None:
+        return {}
+    ranks = ",".join(map(str, axis.ranks))
+    own = {name: value for (name, value), differs in zip(named.items(), unequal.tolist(), strict=True) if differs}
+    return {f"{name} over {axis.name} of {ranks}": f"{int(value) % (1 << 64):016x}" for name, value in own.items()}
+
+
+def _bits(number: float) -> Tensor:
+    (bits,) = struct.unpack("<q", struct.pack("<d", number))
+    return torch.tensor(bits)
+
+
+def _message(what: str, told: Sequence[Mapping[str, str]]) -> str:
+    by_copy: dict[str, dict[str, list[int]]] = {}
+    for rank, found in enumerate(told):
+        for copy, value in found.items():
+            by_copy.setdefault(copy, {}).setdefault(value, []).append(rank)
+    lines = [f"  {copy.rpartition(' of ')[0]}: {_values(values)}" for copy, values in by_copy.items()]
+    more = [f"  and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    return "\n".join(
+        [
+            f"{what}: what several ranks hold as copies of each other is not equal any more (checksums of the bits):",
+            *lines[:SHOWN],
+            *more,
+            "Nothing of this step is saved, and the last checkpoint stays: the same command goes on from there. If one "
+            "rank stands alone again, suspect its device or memory; if ranks on one kind of machine stand against "
+            "those on another, use one kind. Otherwise it is an error of the program: please report it.",
+        ]
+    )
+
+
+def _values(values: Mapping[str, Sequence[int]]) -> str:
+    return ", ".join(
+        f"{'rank' if len(ranks) == 1 else 'ranks'} {' and '.join(map(str, ranks))} {value}"
+        for value, ranks in values.items()
+    )

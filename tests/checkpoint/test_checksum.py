@@ -1,0 +1,76 @@
+"""The checksum sees every bit, and where it is; and it sees the same bits alike, however they lie."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colonnade.checkpoint import checksum
+from colonnade.checkpoint.checksum import Checksum
+
+CPU = torch.device("cpu")
+
+
+def of(x: torch.Tensor) -> int:
+    return int(Checksum(CPU).of(x))
+
+
+@pytest.fixture
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checksum, "CHUNK", 16)
+
+
+@given(
+    st.integers(1, 200),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.uint8]),
+    st.integers(0, 3),
+    st.data(),
+)
+def test_one_bit_anywhere_changes_it(count: int, dtype: torch.dtype, offset: int, data: st.DataObject) -> None:
+    bits = torch.arange((offset + count) * dtype.itemsize, dtype=torch.uint8) * 37
+    x = bits.view(dtype)[offset:]
+    before = of(x)
+    bit = data.draw(st.integers(0, count * dtype.itemsize * 8 - 1))
+    bits[offset * dtype.itemsize + bit // 8] ^= 1 << (bit % 8)
+    assert of(x) != before
+    assert of(x) == of(x.clone()), "where it lies in memory plays no part"
+
+
+@pytest.mark.usefixtures("short_chunks")
+def test_order_counts_within_chunks_and_between() -> None:
+    x = torch.arange(100, dtype=torch.float32)
+    sums = {of(x)}
+    for i, j in itertools.combinations(range(0, 100, 7), 2):
+        y = x.clone()
+        y[i], y[j] = x[j], x[i]
+        sums.add(of(y))
+    assert len(sums) == 1 + 15 * 14 // 2
+
+
+@pytest.mark.usefixtures("short_chunks")
+def test_two_bits_do_not_cancel() -> None:
+    """Signs of zeros above all: products modulo 2^64 alone would lose any two of them in upper halves."""
+    x = torch.zeros(64)
+    sums = {of(x)}
+    for i, j in itertools.combinations(range(64), 2):
+        y = x.clone()
+        y[[i, j]] = -0.0
+        sums.add(of(y))
+    assert len(sums) == 1 + 64 * 63 // 2
+
+
+def test_its_definition() -> None:
+    """Of one word and a half, by Python's integers."""
+    x = torch.tensor([1.5, -2.0, 3.0])
+    ours, upper = (checksum._odd_numbers(2, stream).tolist() for stream in (1, 2))
+    first, second = (0xC0000000_3FC00000 - (1 << 64)), 0x40400000
+    one = first * ours[0] + (first >> 32) * upper[0]
+    expected = one * checksum._FACTOR + second * ours[0] + (second >> 32) * upper[0]
+    assert of(x) % (1 << 64) == expected % (1 << 64)
+    assert all(number % 2 for number in ours + upper)
+
+
+def test_nothing_has_a_sum_too() -> None:
+    assert of(torch.zeros(0)) == 0

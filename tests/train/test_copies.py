@@ -1,0 +1,164 @@
+"""What several ranks hold alike is proven equal to the bit before it is saved; one bit on one rank is named."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from colonnade.mesh.collectives import where_unequal
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import build_mesh
+from colonnade.train import loop
+from colonnade.train.state import TrainState
+from tests.commands import start
+from tests.distributed import run_on_ranks
+from tests.runs import metrics, saved_steps
+
+Spoil = Callable[[TrainState], None]
+
+
+def flip(x: torch.Tensor, at: int = 3) -> None:
+    """Its lowest bit."""
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
+    x.view(bits)[at] ^= 1
+
+
+def spoiled(rank: int, spoil: Spoil, step: int = 4) -> Callable[[int], None]:
+    """Makes one rank do something to its state after a step."""
+
+    def first(own: int) -> None:
+        train_step = loop.train_step
+
+        def and_spoil(state: TrainState, *args: Any, **kwargs: Any) -> Any:
+            result = train_step(state, *args, **kwargs)
+            if own == rank and state.step == step:
+                spoil(state)
+            return result
+
+        loop.__dict__["train_step"] = and_spoil
+
+    return first
+
+
+def unit_of(state: TrainState, name: str) -> tuple[Any, Any]:
+    return next((u, m) for u, m in zip(state.units, state.optimizer_state, strict=True) if u.name == name)
+
+
+def weight(part: str, name: str, what: str = "master") -> Spoil:
+    def spoil(state: TrainState) -> None:
+        unit, kept = unit_of(state, part)
+        span = next(span for span in unit.my_spans() if span.name == f"{part}.{name}")
+        flip(({"master": unit.master} | kept)[what][span.at])
+
+    return spoil
+
+
+def replicated(state: TrainState) -> None:
+    """The first weight that tp does not cut, of a rank's slice."""
+    unit, _ = unit_of(state, "blocks.0")
+    flip(unit.master[next(span.at for span in unit.my_spans() if span.placement.dim is None)])
+
+
+def parameters(state: TrainState) -> None:
+    unit, _ = unit_of(state, "blocks.0")
+    unit.make_whole()
+    flip(unit.parameters, unit.slots[0].start)
+
+
+def one_step_skipped(state: TrainState) -> None:
+    state.skipped += 1
+
+
+NORM, MATRIX = "attention_norm.weight", "mlp.up.weight"
+
+
+@pytest.mark.parametrize(
+    ("layout", "rank", "spoil", "said"),
+    [
+        (["tp=2"], 1, weight("blocks.0", NORM), "blocks.0.attention_norm.weight over tp: rank 0 "),
+        (
+            ["tp=2"],
+            0,
+            weight("blocks.1", NORM, "exp_avg_sq"),
+            "optimizer.exp_avg_sq.blocks.1.attention_norm.weight over tp: ",
+        ),
+        (
+            ["dp=2"],
+            1,
+            weight("blocks.1", MATRIX, "exp_avg"),
+            "optimizer.exp_avg.blocks.1.mlp.up.weight over dp: rank 0 ",
+        ),
+        (["pp=2"], 1, weight("embedding.tokens", "weight"), "embedding.tokens.weight over ends: rank 0 "),
+        (["dp=2", "zero=1"], 1, parameters, "parameters (float32) blocks.0."),
+        (["tp=2", "dp=2", "zero=3"], 2, replicated, "over tp: rank 2 "),
+        (["dp=2"], 1, one_step_skipped, "skipped steps over world: rank 0 "),
+    ],
+)
+def test_one_bit_on_one_rank_is_named(
+    config: Path, tmp_path: Path, layout: list[str], rank: int, spoil: Spoil, said: str
+) -> None:
+    keys = [f"parallel.{key}" for key in layout]
+    ranks = 4 if len(layout) == 3 else 2
+    answers = start("train", config, *keys, num_ranks=ranks, first=spoiled(rank, spoil)).answers()
+    assert [answer.status for answer in answers] == [2] * ranks, answers
+    assert len({answer.err for answer in answers}) == 1 and "Traceback" not in answers[0].err
+    assert "Step 4: " in answers[0].err and said in answers[0].err, answers[0].err
+    assert "the last checkpoint stays" in answers[0].err
+    assert saved_steps(tmp_path / "run") == [2] and metrics(tmp_path / "run")[-1]["step"] == 4
+
+
+def test_copies_are_compared_every_so_many_steps(config: Path, tmp_path: Path) -> None:
+    """Between saves, and not more often."""
+    arguments = ["parallel.tp=2", "checkpoint.every=0", "checkpoint.compare_copies_every=2"]
+    first = spoiled(1, weight("blocks.0", NORM), step=3)
+    answers = start("train", config, *arguments, num_ranks=2, first=first).answers()
+    assert [answer.status for answer in answers] == [2, 2] and "Step 4: " in answers[0].err, answers
+    assert saved_steps(tmp_path / "run") == []
+
+
+def test_a_save_in_the_background_is_refused_as_well(config: Path, tmp_path: Path) -> None:
+    first = spoiled(0, weight("blocks.1", MATRIX))
+    answers = start(
+        "train", config, "parallel.dp=2", "checkpoint.asynchronous=true", num_ranks=2, first=first
+    ).answers()
+    assert [answer.status for answer in answers] == [2, 2] and "blocks.1.mlp.up.weight over dp" in answers[0].err
+    assert saved_steps(tmp_path / "run") == [2]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ["tp=2", "dp=2", "zero=2", "train.precision=bf16"],
+        ["pp=2", "dp=2", "train.precision=bf16", "train.reduce_precision=16-bit"],
+        ["pp=3", "tp=2", "sequence_parallel=true", "zero=1"],
+        ["tp=2", "dp=2", "zero=3", "optim.name=lamb"],
+    ],
+)
+def test_sound_copies_are_equal_to_the_bit(config: Path, tmp_path: Path, layout: list[str]) -> None:
+    """On layouts with every kind of copy, after each of six steps."""
+    keys = [key if "." in key else f"parallel.{key}" for key in layout]
+    ranks = 6 if "pp=3" in layout else 4
+    answers = start("train", config, *keys, "checkpoint.compare_copies_every=1", num_ranks=ranks).answers()
+    assert [answer.status for answer in answers] == [0] * ranks, answers
+
+
+# --- the comparison ---------------------------------------------------------------------------------------------------
+
+ROWS = ([1, -(1 << 63), 5, 0], [1, (1 << 63) - 1, 5, 0], [1, 0, 6, 0])
+
+
+def _where(rank: int, num_ranks: int) -> list[bool] | None:
+    axis = build_mesh(Layout(dp=num_ranks), rank).dp
+    unequal = where_unequal(lambda: torch.tensor(ROWS[rank]), axis)
+    return None if unequal is None else unequal.tolist()
+
+
+def test_where_integers_differ() -> None:
+    """At the ends of the range, too."""
+    assert run_on_ranks(_where, 3) == [[False, True, True, False]] * 3
+
+
+def test_one_rank_alone_computes_nothing() -> None:
+    assert where_unequal(lambda: pytest.fail("made"), build_mesh(Layout(), 0).dp) is None
