@@ -210,8 +210,8 @@ MUTATIONS = [
     Mutation(
         "tokens of other ranks send gradients here too",
         "tensor_parallel/embedding.py",
-        "gradient.index_add_(0, rows[mine], grad[mine].to(gradient.dtype))",
-        "gradient.index_add_(0, rows.flatten(), grad.flatten(0, 1).to(gradient.dtype))",
+        "add_rows_(gradient_of(weight), rows, grad, mine)",
+        "add_rows_(gradient_of(weight), rows, grad, torch.ones_like(mine))",
         (PARITY, EMBEDDING),
     ),
     Mutation(

@@ -150,6 +150,12 @@ def test_shards_of_a_span_are_views_of_its_real_part(
 # --- sharing the writing ----------------------------------------------------------------------------------------------
 
 
+def test_a_box_is_cut_in_whole_rows_where_there_are_enough() -> None:
+    """So that each part lies in one stretch of memory."""
+    assert cut(Box((2, 0), (4, 8)), [1, 3]) == [Box((2, 0), (1, 8)), Box((3, 0), (3, 8))]
+    assert cut(Box((0, 0), (3, 8)), [1, 3]) == [Box((0, 0), (3, 2)), Box((0, 2), (3, 6))]
+
+
 @given(grids(), st.lists(st.integers(1, 4), min_size=1, max_size=4))
 def test_cutting_a_box(case: tuple[tuple[int, ...], list[Box]], shares: list[int]) -> None:
     shape, boxes = case

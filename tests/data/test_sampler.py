@@ -38,6 +38,7 @@ def test_the_order_never_changes() -> None:
         453842418053,
         440827014723,
     ]
+    assert AllEpochsOrder(5, 2, 1234).samples(np.arange(10)).tolist() == [2, 4, 1, 0, 4, 3, 2, 3, 1, 0]
 
 
 @pytest.mark.parametrize("index", [-1, 10])
