@@ -8,13 +8,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 TESTS := $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all parity-full check bench docs
+.PHONY: help demo test test-slow test-all parity-full drills check bench docs
 
 help:
 	@echo "make demo       train, evaluate and sample a small model-parallel GPT on bundled text"
 	@echo "make test       the test suite"
 	@echo "make test-slow  the tests that take minutes; make test-all runs both"
 	@echo "make parity-full  all layouts with all schedules, an hour at a time: results under benchmarks/results"
+	@echo "make drills     kills, damage, full disks, signals: hours; goes on where it stopped, results likewise"
 	@echo "make check      lint, formatting, types, architecture"
 	@echo "make bench      the benchmarks, with results under benchmarks/"
 	@echo "make docs       the generated reference page, docs/reference/config.md"
@@ -45,6 +46,9 @@ test-all: $(VENV)/.test
 
 parity-full: $(VENV)/.test
 	$(BIN)/python -m tests.parity.full
+
+drills: $(VENV)/.test
+	$(BIN)/python -m tests.drills.full
 
 check: $(VENV)/.test
 	$(BIN)/ruff check

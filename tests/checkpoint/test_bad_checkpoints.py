@@ -14,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from colonnade.checkpoint.files import _HashingStream
 from colonnade.checkpoint.load import load, load_found
 from colonnade.checkpoint.manifest import MANIFEST, Manifest, compare_facts, newest, read_manifest, verify
 from colonnade.checkpoint.plan import Shard
@@ -278,6 +279,23 @@ def test_a_disk_that_fills_while_writing(tmp_path: Path, limit: int) -> None:
     (said,) = run_on_ranks(fill, 1)
     assert said.startswith("The disk is full: ")
     verify(tmp_path / "step_00000001")
+
+
+@pytest.mark.parametrize("room", [0, 100, 700, 1_000, 1_500, 2_000])
+def test_a_disk_that_fills_at_any_byte_of_an_archive(path: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    """torch ends its archive after a failed write, and what it says of that is not what was wrong."""
+    left, original = [room], _HashingStream.write
+
+    def write(stream: Any, data: Any) -> int:
+        left[0] -= len(data)
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return original(stream, data)
+
+    monkeypatch.setattr(_HashingStream, "write", write)
+    said = refused(lambda: save(path.parent, 30, shards(), {}))
+    assert said.startswith("The disk is full: ") and "step_00000020, the last whole checkpoint, stays." in said
+    assert newest(path.parent) == path and not list(path.parent.glob(".*"))
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,8 +225,9 @@ class _Writer(FileSystemWriter):
     def _no_space_said_clearly(self, needed: int) -> Generator[None, None, None]:
         try:
             yield
-        except OSError as error:
-            if error.errno not in NO_SPACE:
+        except (OSError, RuntimeError) as raised:  # torch ends its archive after a failed write, and that fails too
+            error = _no_space(raised)
+            if error is None:
                 raise
             whole = list(checkpoints_in(self.folder).values())
             stays = f"{whole[-1].name}, the last whole checkpoint, stays" if whole else "No checkpoint was there before"
@@ -236,6 +237,15 @@ class _Writer(FileSystemWriter):
                 f"needed {needed / 1e6:,.1f} MB more ({error.strerror}). {stays}. Free some space, or set "
                 f"checkpoint.keep = 1 (now {self.place.keep}), and start the run again: it goes on from there."
             ) from None
+
+
+def _no_space(error: BaseException | None) -> OSError | None:
+    """The error of a full disk that this one is, or that it was raised in handling of."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _tensors(metadata: Metadata, written: Sequence[WriteResult]) -> dict[str, SavedTensor]:
