@@ -29,8 +29,9 @@ from benchmarks import hardware
 from colonnade.data.bundle import books
 from colonnade.data.documents import read_documents
 from colonnade.data.indexed import TokenFile
-from colonnade.data.tokenize import tokenize_files, train_tokenizer
+from colonnade.data.tokenize import tokenize_files
 from colonnade.data.tokenizer import Tokenizer
+from colonnade.data.train_tokenizer import train_tokenizer
 
 RESULTS = Path(__file__).resolve().parent / "results"
 PEER = """

@@ -31,10 +31,10 @@ def train_tokenizer(
     overwrite: Overwrite = False,
 ) -> None:
     """Train a byte-level BPE tokenizer."""
-    from colonnade.data import tokenize
+    from colonnade.data import train_tokenizer as trainer
 
-    made = tokenize.train_tokenizer(inputs, output, vocab_size, key=key, overwrite=overwrite)
-    print(f"{output}: {made.vocab_size:,} tokens.")
+    made = trainer.train_tokenizer(inputs, output, vocab_size, key=key, overwrite=overwrite)
+    print(made.summary(output))
 
 
 @data.command("tokenize")

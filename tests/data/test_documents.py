@@ -7,6 +7,7 @@ import gzip
 import importlib.util
 import json
 import lzma
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colonnade.data import documents as documents_module
-from colonnade.data.documents import Rejected, chunks, expand, parse, read_documents
+from colonnade.data.documents import Rejected, chunks, expand, look_at, parse, read_documents
 from colonnade.errors import DataError
 
 LINES = b'{"text": "one"}\n\n{"text": "two \\u00e9", "id": 2}\r\n{"text": "three"}'
@@ -66,6 +67,7 @@ def test_lines_are_whole_wherever_reading_stops(
     file.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(documents_module, "_CHUNK", block)
+        patch.setattr("colonnade.data.clean.streams._BLOCK", block)
         assert everything(file) == texts
         assert sum(chunk.read_bytes for chunk in chunks([file])) == file.stat().st_size
 
@@ -102,6 +104,7 @@ def test_a_bad_line_is_named_and_the_rest_kept(tmp_path: Path) -> None:
 
 def test_lines_are_counted_across_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents_module, "_CHUNK", 50)
+    monkeypatch.setattr("colonnade.data.clean.streams._BLOCK", 50)
     file = tmp_path / "a.jsonl"
     file.write_bytes(b"".join(b'{"text": "good"}\n' if line != 70 else b"bad\n" for line in range(1, 101)))
     rejected = [found for found in everything(file) if isinstance(found, Rejected)]
@@ -150,10 +153,63 @@ def test_inputs_that_are_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz"])
-def test_a_damaged_or_cut_file_stops_everything(tmp_path: Path, ending: str) -> None:
+def test_a_damaged_or_cut_file_gives_what_it_has_and_is_told(tmp_path: Path, ending: str) -> None:
     file = tmp_path / f"a.jsonl{ending}"
-    whole = COMPRESS[ending](LINES * 1_000)
-    for content in (whole[: len(whole) // 2], LINES, whole[:40] + b"\0" * 40 + whole[80:]):
+    lines = b"".join(b'{"text": "%d"}\n' % number for number in range(20_000))
+    whole = COMPRESS[ending](lines)
+    for content, why in (
+        (whole[: len(whole) // 2], "cut short"),
+        (LINES, "damaged"),
+        (whole[:60] + b"\0" * 60 + whole[120:], "damaged"),
+        (b"", "empty"),
+    ):
         file.write_bytes(content)
-        with pytest.raises(DataError, match="cannot be read to its end"):
-            everything(file)
+        *texts, last = everything(file)
+        assert isinstance(last, Rejected) and why in last.reason and last.line == len(texts) + 1
+        assert texts == [str(number) for number in range(len(texts))]
+
+
+@pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz"])
+@pytest.mark.parametrize("kind", ["jsonl", "txt"])
+def test_foreign_bytes_behind_the_end_cost_no_document(tmp_path: Path, ending: str, kind: str) -> None:
+    """Also where the last line has no end: it is whole."""
+    file = tmp_path / f"a.{kind}{ending}"
+    file.write_bytes(COMPRESS[ending](LINES) + b"rubbish" * 20)
+    *texts, last = everything(file)
+    assert texts == (["one", "two é", "three"] if kind == "jsonl" else [LINES.decode()])
+    assert isinstance(last, Rejected) and "foreign bytes stand behind its end" in last.reason
+
+
+def test_tokenizing_and_cleaning_read_the_same_documents(tmp_path: Path) -> None:
+    """Of files that are whole, cut, flipped, padded, empty, foreign, and of folders with what is no file."""
+    clean, recipes = (
+        importlib.import_module("colonnade.data.clean.run").clean,
+        importlib.import_module("tests.data.clean.recipes"),
+    )
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name, pack in COMPRESS.items():
+        lines = b"".join(b'{"text": "%s %d"}\n' % (name.encode(), number) for number in range(3_000)) + LINES
+        packed = pack(lines)
+        for case, content in {
+            "whole": packed,
+            "cut": packed[: len(packed) * 2 // 3],
+            "garbage": packed + b"garbage",
+            "zeros": packed + bytes(64),
+            "twice": packed + packed,
+            "empty": b"",
+            "flipped": packed[:200] + bytes([packed[200] ^ 0x55]) + packed[201:],
+        }.items():
+            (folder / f"{case}.jsonl{name}").write_bytes(content)
+        (folder / f"text.txt{name}").write_bytes(pack(b"\xef\xbb\xbfa text") + (b"garbage" if name else b""))
+    (folder / "bad.txt").write_bytes(b"\xff")
+    os.mkfifo(folder / "fifo.jsonl")
+    (folder / "broken.jsonl").symlink_to("nowhere")
+    clean(recipes.make_recipe(folder, folder=tmp_path / "out"), progress=False)
+    result = recipes.Result(tmp_path / "out", "")
+    found = everything(*expand([folder]))
+    assert [text.strip() for text in found if isinstance(text, str)] == [text.strip() for text in result.texts()]
+    assert len(result.texts()) > 40_000
+    files = [entry.file for entry in found if isinstance(entry, Rejected)]
+    assert sorted(files) == sorted(entry["file"] for entry in result.dropped("read"))
+    assert result.manifest["left_aside"] == look_at([folder]).left_aside == {"broken link": 1, "fifo": 1}

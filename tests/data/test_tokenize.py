@@ -5,18 +5,27 @@ from __future__ import annotations
 import errno
 import gzip
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from colonnade.data import bundle
+from colonnade.data import bundle, tokenize
+from colonnade.data.documents import chunks
 from colonnade.data.indexed import TokenFile, bin_path, idx_path
 from colonnade.data.inspect import inspect
+from colonnade.data.segments import Segment, SegmentFolder
 from colonnade.data.sidecar import read_sidecar, sidecar_path
-from colonnade.data.tokenize import rejected_path, tokenize_files, train_tokenizer
-from colonnade.data.tokenizer import Tokenizer
-from colonnade.errors import DataError
+from colonnade.data.tokenize import rejected_path, tokenize_files
+from colonnade.data.tokenizer import Tokenizer, train_bpe
+from colonnade.data.train_tokenizer import train_tokenizer
+from colonnade.errors import DataError, LockError
+from tests.commands import here
 
 
 def jsonl(path: Path, *texts: str) -> Path:
@@ -138,12 +147,117 @@ def test_what_exists_is_kept_unless_it_is_said(tmp_path: Path, tokenizer: Tokeni
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_cut_input_leaves_nothing(tmp_path: Path, tokenizer: Tokenizer, workers: int) -> None:
+def test_a_cut_input_gives_what_it_has_and_the_cut_is_told(tmp_path: Path, tokenizer: Tokenizer, workers: int) -> None:
     whole = gzip.compress(b"".join(b'{"text": "%d good"}\n{"bad\n' % number for number in range(100_000)))
     (tmp_path / "a.jsonl.gz").write_bytes(whole[: len(whole) * 3 // 4])
-    with pytest.raises(DataError, match=r"a\.jsonl\.gz cannot be read to its end"):
-        tokenize_files([tmp_path / "a.jsonl.gz"], tmp_path / "a", tokenizer, workers=workers, progress=False)
-    assert files(tmp_path) == {"a.jsonl.gz"}
+    report = tokenize_files([tmp_path / "a.jsonl.gz"], tmp_path / "a", tokenizer, workers=workers, progress=False)
+    assert 50_000 < report.documents < 90_000
+    last = json.loads(rejected_path(tmp_path / "a").read_text().splitlines()[-1])
+    assert "cut short" in last["reason"] and last["line"] in (2 * report.documents, 2 * report.documents + 1)
+    assert report.rejected - report.documents in (0, 1)
+
+
+def test_what_is_no_file_is_left_aside_and_counted(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    folder = tmp_path / "in"
+    (folder / "deep").mkdir(parents=True)
+    source = jsonl(folder / "deep" / "a.jsonl", "One.")
+    os.mkfifo(folder / "pipe.jsonl")
+    (folder / "gone.jsonl").symlink_to(folder / "nowhere")
+    (folder / "around").symlink_to(folder)
+    (folder / "link.jsonl").symlink_to(source)
+    (folder / "notes.md").touch()
+    report = tokenize_files([folder], tmp_path / "a", tokenizer, progress=False)
+    assert report.documents == 2
+    assert report.left_aside == {".md": 1, "broken link": 1, "fifo": 1, "link to a folder": 1}
+    assert "left aside by ending: .md 1, broken link 1, fifo 1, link to a folder 1" in report.summary()
+    with pytest.raises(DataError, match="is neither a file nor a folder"):
+        tokenize_files([folder / "pipe.jsonl"], tmp_path / "b", tokenizer, progress=False)
+
+
+KILLED = (
+    "import sys; import colonnade.data.tokenize as t; t.SEGMENT_BYTES = 1 << 20; from colonnade.cli import main;"
+    "sys.argv[1:] = ['data', 'tokenize', *sys.argv[1:]]; main()"
+)
+
+
+def test_a_run_that_is_killed_goes_on_where_it_was(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL to the main process alone: its workers end too, what is done stays done, the bytes are the same."""
+    story = "".join(f"The {number * 7919 % 1_000}th thing was said {number} times.\n" for number in range(1_000))
+    source = jsonl(tmp_path / "a.jsonl", *(f"{number} {story}" for number in range(400)))
+    tokenizer.save(tmp_path / "tokenizer.json")
+    arguments = [source, "--output", tmp_path / "out" / "a", "--tokenizer", tmp_path / "tokenizer.json", "--workers", 2]
+    store, whole = tmp_path / "out" / "a.unfinished", tmp_path / "whole"
+    process = subprocess.Popen([sys.executable, "-c", KILLED, *map(str, arguments)], stderr=subprocess.DEVNULL)
+    while process.poll() is None and len(list(store.glob("*.segment"))) < 3:
+        time.sleep(0.005)
+    with pytest.raises(LockError, match=r"is in use by `colonnade data tokenize --output .*`, process \d+ on"):
+        tokenize_files([source], tmp_path / "out" / "a", tokenizer, overwrite=True, progress=False)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    left = [
+        f"out/a.bin.partial-{process.pid}",
+        "out/a.idx.partial-1",
+        "out/a.unfinished/000009.segment.1-0123abcd.partial",
+    ]
+    for name in left:
+        (tmp_path / name).write_bytes(b"left by a killed run")
+    done = {path: path.stat().st_mtime_ns for path in store.glob("*.segment")}
+    seen: list[int] = []
+    monkeypatch.setattr(
+        "colonnade.data.tokenize._encode", lambda *given, before=tokenize._encode: (seen.append(1), before(*given))[1]
+    )
+    report = tokenize_files([source], tmp_path / "out" / "a", tokenizer, workers=1, progress=False)
+    for pid in children:
+        assert not Path(f"/proc/{pid}").exists() or ") Z " in Path(f"/proc/{pid}/stat").read_text()
+    assert len(done) >= 3 and report.resumed >= len(done) * 15 and report.documents == 400
+    assert f"went on behind the {report.resumed} documents" in report.summary()
+    num_resumed = len(seen)
+    assert files(tmp_path / "out") == {"a.bin", "a.idx", "a.json"}
+    tokenize_files([source], whole, tokenizer, workers=1, progress=False)
+    assert 0 < num_resumed < len(seen) - num_resumed - 2, "what was done is not done again"
+    for path in (bin_path, idx_path, sidecar_path):
+        assert path(tmp_path / "out" / "a").read_bytes() == path(whole).read_bytes()
+
+
+@pytest.mark.parametrize("change", ["input", "tokenizer", "option"])
+def test_what_was_done_of_another_run_is_not_taken(tmp_path: Path, tokenizer: Tokenizer, change: str) -> None:
+    source = jsonl(tmp_path / "a.jsonl", "One.", "Two.")
+    store = SegmentFolder(tmp_path / "a.unfinished")
+    making = tokenize._Making(str(tmp_path / "a"), [source], tokenizer, "text", tokenizer.end_of_document, False)
+    store.open(making.identity())
+    segment = Segment()
+    segment.add(making.encoder()()(next(chunks([jsonl(tmp_path / "b.jsonl", "Foreign.")]))))
+    store.store(segment)
+    assert [facts.documents for facts in store.open(making.identity())] == [1]
+    if change == "input":
+        jsonl(source, "One.", "Two!")
+    if change == "tokenizer":
+        tokenizer = train_bpe(["other words"] * 9, 300)
+    report = tokenize_files([source], tmp_path / "a", tokenizer, append_end=change != "option", progress=False)
+    assert (report.documents, report.resumed) == (2, 0)
+
+
+def test_a_full_disk_later_on_keeps_what_is_done(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenize, "SEGMENT_BYTES", 1)
+    (tmp_path / "in").mkdir()
+    source, before, calls = [jsonl(tmp_path / "in" / f"{name}.jsonl", name) for name in "abc"], os.fsync, list[int]()
+
+    def full(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 3:  # the run's identity, a segment, and then
+            raise OSError(errno.ENOSPC, "No space left on device")
+        before(descriptor)
+
+    with monkeypatch.context() as patch, pytest.raises(DataError, match="start the same command again: it goes on"):
+        patch.setattr("os.fsync", full)
+        tokenize_files(source, tmp_path / "a", tokenizer, progress=False)
+    report = tokenize_files(source, tmp_path / "a", tokenizer, progress=False)
+    assert (report.documents, report.resumed) == (3, 1) and files(tmp_path) == {"in", "a.bin", "a.idx", "a.json"}
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,10 +294,26 @@ def test_the_progress_bar_goes_to_standard_error(
 
 def test_training_a_tokenizer_on_files(tmp_path: Path) -> None:
     made = train_tokenizer([bundle.books()], tmp_path / "made" / "tokenizer.json", 400, progress=False)
-    assert made.vocab_size == 400
-    assert Tokenizer.load(tmp_path / "made").sha256 == made.sha256
+    assert made.tokenizer.vocab_size == 400 and (made.documents, made.rejected) == (37, 0)
+    assert made.summary("x") == "x: 400 tokens."
+    assert Tokenizer.load(tmp_path / "made").sha256 == made.tokenizer.sha256
     with pytest.raises(DataError, match="exists"):
         train_tokenizer([bundle.books()], tmp_path / "made" / "tokenizer.json", 400, progress=False)
-    with pytest.raises(DataError, match="no document with the key 'body'"):
+    with pytest.raises(DataError, match=r"(?s)Check --key \(it is 'body'\).* 37 lines .*line 1: no key 'body'"):
         train_tokenizer([bundle.books()], tmp_path / "none.json", 400, key="body", progress=False)
     assert not (tmp_path / "none.json").exists()
+
+
+def test_files_that_a_tokenizer_is_not_trained_on_are_named(tmp_path: Path) -> None:
+    """Those that are not UTF-8, and those that are damaged; with only such files, the files are to blame, not --key."""
+    (tmp_path / "good.txt").write_text("good words, " * 50)
+    (tmp_path / "latin.txt").write_bytes("schön".encode("latin-1"))
+    (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(b"words " * 1_000)[:-20])
+    made = train_tokenizer([tmp_path], tmp_path / "made" / "tokenizer.json", 300, progress=False)
+    said = made.summary("made")
+    assert made.rejected == 2 and "2 lines or files were no documents and were left out" in said
+    assert f"{tmp_path / 'latin.txt'}, line 1: not UTF-8" in said and f"{tmp_path / 'cut.txt.gz'}, line 1: cut" in said
+    (tmp_path / "good.txt").unlink()
+    answer = here("data", "train-tokenizer", tmp_path, "--output", tmp_path / "none.json")
+    assert answer.status == 2 and "--key" not in answer.err
+    assert "no document of the inputs can be used" in answer.err and "latin.txt, line 1: not UTF-8" in answer.err

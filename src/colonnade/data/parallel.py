@@ -10,7 +10,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
+from colonnade.data.dependent import end_with_parent
 from colonnade.errors import DataError
+from colonnade.lock import Lock
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -20,19 +22,21 @@ _CHECK_SECONDS = 1.0
 
 
 def ordered_map(
-    make: Callable[[], Callable[[Task], Result]], tasks: Iterable[Task], *, workers: int
+    make: Callable[[], Callable[[Task], Result]], tasks: Iterable[Task], *, workers: int, lock: Lock | None = None
 ) -> Generator[Result, None, None]:
     """What `make()` returns, applied to each task; every process calls `make` once.
 
     One worker works in this process. More are spawned (not forked: the parent may hold threads), so `make`, tasks and
-    results have to be picklable, and a script needs `if __name__ == "__main__":` around what it does.
+    results have to be picklable, and a script needs `if __name__ == "__main__":` around what it does. They end with
+    this process, however it ends, and hold the `lock` until then.
     """
     if workers <= 1:
         yield from map(make(), tasks)
         return
     context = multiprocessing.get_context("spawn")
     inbox, outbox = context.Queue(), context.Queue()
-    processes = [context.Process(target=_work, args=(make, inbox, outbox), daemon=True) for _ in range(workers)]
+    arguments = (make, inbox, outbox, lock)
+    processes = [context.Process(target=_work, args=arguments, daemon=True) for _ in range(workers)]
     try:
         for process in processes:
             process.start()
@@ -88,7 +92,9 @@ def _receive(outbox: Any, processes: Sequence[BaseProcess]) -> Any:
                 ) from None
 
 
-def _work(make: Callable[[], Callable[[Any], Any]], inbox: Any, outbox: Any) -> None:
+def _work(make: Callable[[], Callable[[Any], Any]], inbox: Any, outbox: Any, lock: Lock | None) -> None:
+    """In each process; the lock came with it, and is held until the process ends."""
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends this process
     index = -1
     try:

@@ -7,48 +7,40 @@ Workers return the bytes of arrays, so that no list of integers is ever pickled.
 
 from __future__ import annotations
 
+import glob
+import hashlib
 import json
 import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, NamedTuple, Self
 
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from colonnade.data.documents import Chunk, Rejected, chunks, expand, parse, read_documents
+from colonnade.data.documents import Chunk, Rejected, chunks, look_at, parse
 from colonnade.data.indexed import bin_path, idx_path, smallest_dtype
 from colonnade.data.parallel import ordered_map
+from colonnade.data.segments import Encoded, Facts, Segment, SegmentFolder, append
 from colonnade.data.sentences import split_sentences
 from colonnade.data.sidecar import Sidecar, sidecar_path
-from colonnade.data.tokenizer import Tokenizer, train_bpe
+from colonnade.data.tokenizer import Tokenizer
 from colonnade.data.word_cache import DocumentEncoder
 from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import DataError
+from colonnade.lock import Lock, locked
 
 _EXAMPLES = 10
+SEGMENT_BYTES = 64 << 20
+"""[bytes] Text that is stored at a time, for a run that is stopped to go on behind it."""
 _BYTES_A_WORKER = 4 << 20  # less work than this is done before another process has started
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """What a worker makes of one chunk."""
-
-    tokens: bytes
-    lengths: bytes
-    """int32 of each sequence."""
-    sequences: bytes
-    """int32: sequences of each document."""
-    text_bytes: int
-    read_bytes: int
-    empty: int
-    rejected: tuple[Rejected, ...]
 
 
 @dataclass(frozen=True)
@@ -67,6 +59,10 @@ class TokenizeReport:
     examples: tuple[Rejected, ...]
     """The first of them."""
     seconds: float
+    left_aside: dict[str, int]
+    """Files of other kinds in the input folders, by ending; fifos, broken links and the like, by what they are."""
+    resumed: int = 0
+    """Documents that an earlier run, which was stopped, had done."""
 
     def summary(self) -> str:
         """Some lines for people."""
@@ -76,6 +72,11 @@ class TokenizeReport:
             f"{self.seconds:.1f} s, {self.documents / self.seconds:,.0f} documents/s, "
             f"{self.text_bytes / 1e6 / self.seconds:.1f} MB/s"
         ]
+        if self.resumed:
+            lines.append(f"it went on behind the {self.resumed:,} documents that were done when the run before stopped")
+        if self.left_aside:
+            endings = ", ".join(f"{ending} {count:,}" for ending, count in self.left_aside.items())
+            lines.append(f"files of other kinds, left aside by ending: {endings}")
         if self.empty:
             lines.append(f"{self.empty:,} documents had no text and were left out")
         if self.rejected:
@@ -106,91 +107,154 @@ def tokenize_files(
 
     `workers`: processes; None: one a core, fewer for small inputs. `key`: of the text in a .jsonl.
     `append_end`: put the end-of-document id behind each document. `sentences`: store each sentence as a sequence of its
-    own, as BERT samples need it.
-    Raises DataError, with nothing written, for inputs that are missing, damaged or without a single document.
+    own, as BERT samples need it. A run that was stopped or killed goes on where it was when it is started again with
+    the same inputs, tokenizer and options.
+    Raises DataError, with nothing written, for inputs that are missing or without a single document; LockError where
+    another run is writing the same output.
     """
-    paths, prefix = expand(inputs), str(output_prefix)
-    _check_output(prefix, overwrite)
-    end = _end_of_document(tokenizer) if append_end else None
-    dtype = smallest_dtype(tokenizer.vocab_size)
-    total_bytes = sum(path.stat().st_size for path in paths)
-    make = partial(_make_encoder, tokenizer.to_json(), dtype.str, key, end, sentences)
-    encoded = ordered_map(make, chunks(paths), workers=_num_workers(workers, total_bytes))
-    origin = partial(
-        Sidecar,
-        tokenizer_sha256=tokenizer.sha256,
-        vocab_size=tokenizer.vocab_size,
-        end_of_document=end,
-        sources=tuple(str(path) for path in paths),
-    )
-    try:
-        with closing(encoded), _Bar(total_bytes, shown=progress) as bar:
-            return _write(prefix, dtype, encoded, origin=origin, bar=bar)
-    except OSError as error:
-        raise DataError(
-            f"{prefix} cannot be written: {error}. Nothing is left of it. Free some space or choose another output."
-        ) from error
-
-
-def _write(
-    prefix: str,
-    dtype: np.dtype[np.integer],
-    encoded: Iterable[Encoded],
-    *,
-    origin: Callable[..., Sidecar],
-    bar: _Bar,
-) -> TokenizeReport:
-    """Store the chunks as they come; `origin` makes the sidecar when it is told the counts."""
-    started = time.perf_counter()
-    text_bytes = empty = 0
-    with TokenFileWriter(prefix, dtype) as writer, _RejectedList(prefix) as rejected:
-        for done in encoded:
-            tokens, lengths = np.frombuffer(done.tokens, dtype), np.frombuffer(done.lengths, "<i4")
-            writer.add_documents(tokens, lengths, sequences=np.frombuffer(done.sequences, "<i4"))
-            rejected.add(done.rejected)
-            text_bytes, empty = text_bytes + done.text_bytes, empty + done.empty
-            bar.advance(done.read_bytes, writer.num_documents, text_bytes)
-        _check_any(writer.num_documents, empty, rejected)
-        writer.close(origin(documents=writer.num_documents, tokens=writer.num_tokens, text_bytes=text_bytes))
-    return TokenizeReport(
+    found, prefix = look_at(inputs), str(output_prefix)
+    making = _Making(
         prefix=prefix,
+        paths=found.files,
+        tokenizer=tokenizer,
+        key=key,
+        end=_end_of_document(tokenizer) if append_end else None,
+        sentences=sentences,
+    )
+    total_bytes = sum(path.stat().st_size for path in found.files)
+    started = time.perf_counter()
+    num_workers = _num_workers(workers, total_bytes)
+    place = Path(prefix)
+    with locked(place.parent, f"colonnade data tokenize --output {prefix}", name=f"{place.name}.lock") as lock:
+        _check_output(prefix, overwrite)
+        _remove_leftovers(prefix)
+        store = SegmentFolder(Path(f"{prefix}.unfinished"))
+        try:
+            with _Bar(total_bytes, shown=progress) as bar:
+                done = _encode_all(making, store, bar, workers=num_workers, lock=lock)
+                report = _join(making, store, done)
+        except OSError as error:
+            raise DataError(f"{prefix} cannot be written: {error}. {_kept(store)}") from error
+        except BaseException:
+            _kept(store)
+            raise
+        store.remove()
+    return replace(report, seconds=time.perf_counter() - started, left_aside=found.left_aside)
+
+
+@dataclass(frozen=True)
+class _Making:
+    """What is made of what, and how."""
+
+    prefix: str
+    paths: list[Path]
+    tokenizer: Tokenizer
+    key: str
+    end: int | None
+    sentences: bool
+
+    @property
+    def dtype(self) -> np.dtype[np.integer]:
+        return smallest_dtype(self.tokenizer.vocab_size)
+
+    def identity(self) -> str:
+        """Changes with everything that the result depends on."""
+        files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in self.paths]
+        facts = [files, self.tokenizer.sha256, self.key, self.end, self.sentences, self.dtype.str]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    def encoder(self) -> Callable[[], Callable[[Chunk], Encoded]]:
+        """What makes a worker's function."""
+        return encoder_for(self.tokenizer, key=self.key, end=self.end, sentences=self.sentences)
+
+    def sidecar(self, writer: TokenFileWriter, text_bytes: int) -> Sidecar:
+        return Sidecar(
+            tokenizer_sha256=self.tokenizer.sha256,
+            vocab_size=self.tokenizer.vocab_size,
+            end_of_document=self.end,
+            documents=writer.num_documents,
+            tokens=writer.num_tokens,
+            text_bytes=text_bytes,
+            sources=tuple(str(path) for path in self.paths),
+        )
+
+
+def encoder_for(
+    tokenizer: Tokenizer, *, key: str, end: int | None, sentences: bool = False
+) -> Callable[[], Callable[[Chunk], Encoded]]:
+    """What makes, in whichever process, the function from a chunk to its tokens."""
+    dtype = smallest_dtype(tokenizer.vocab_size)
+    return partial(_make_encoder, tokenizer.to_json(), dtype.str, key, end, sentences)
+
+
+class _Done(NamedTuple):
+    """What is encoded when the inputs are at their end."""
+
+    last: Segment
+    """What is not in a stored segment."""
+    resumed: int
+
+
+def _encode_all(making: _Making, store: SegmentFolder, bar: _Bar, *, workers: int, lock: Lock) -> _Done:
+    """Encode what is not in a stored segment, and store it in segments of SEGMENT_BYTES; the last one is given."""
+    before = store.open(making.identity())
+    documents, text_bytes = sum(facts.documents for facts in before), sum(facts.text_bytes for facts in before)
+    done = _Done(Segment(), documents)
+    bar.advance(sum(facts.read_bytes for facts in before), documents, text_bytes)
+    todo = islice(chunks(making.paths), sum(facts.chunks for facts in before), None)
+    with closing(ordered_map(making.encoder(), todo, workers=workers, lock=lock)) as encoded:
+        for each in encoded:
+            done.last.add(each)
+            documents, text_bytes = documents + len(each.sequences) // 4, text_bytes + each.text_bytes
+            bar.advance(each.read_bytes, documents, text_bytes)
+            if done.last.facts.text_bytes >= SEGMENT_BYTES:
+                store.store(done.last)
+                done = done._replace(last=Segment())
+    return done
+
+
+def _join(making: _Making, store: SegmentFolder, done: _Done) -> TokenizeReport:
+    """Make the token file of the stored segments and the last one."""
+    total = Facts()
+    with TokenFileWriter(making.prefix, making.dtype) as writer, _RejectedList(making.prefix) as rejected:
+        for facts in append(store.paths(), writer):
+            rejected.add(facts.rejected)
+            total.text_bytes, total.empty = total.text_bytes + facts.text_bytes, total.empty + facts.empty
+        done.last.append_to(writer)
+        rejected.add(done.last.facts.rejected)
+        total.text_bytes += done.last.facts.text_bytes
+        total.empty += done.last.facts.empty
+        _check_any(writer.num_documents, total.empty, rejected)
+        writer.close(making.sidecar(writer, total.text_bytes))
+    return TokenizeReport(
+        prefix=making.prefix,
         documents=writer.num_documents,
         tokens=writer.num_tokens,
-        dtype=str(dtype),
-        text_bytes=text_bytes,
-        empty=empty,
+        dtype=str(making.dtype),
+        text_bytes=total.text_bytes,
+        empty=total.empty,
         rejected=rejected.count,
         examples=tuple(rejected.examples),
-        seconds=time.perf_counter() - started,
+        seconds=0.0,
+        left_aside={},
+        resumed=done.resumed,
     )
 
 
-def train_tokenizer(
-    inputs: Iterable[str | Path],
-    output: str | Path,
-    vocab_size: int,
-    *,
-    key: str = "text",
-    min_frequency: int = 2,
-    overwrite: bool = False,
-    progress: bool = True,
-) -> Tokenizer:
-    """Train a byte-level BPE on the documents of files and write its tokenizer.json."""
-    if Path(output).exists() and not overwrite:
-        raise DataError(f"{output} exists. Choose another output, or pass --overwrite.")
-    seen = 0
+def _kept(store: SegmentFolder) -> str:
+    """What is left of a run that stopped, in words; a folder without a segment is removed."""
+    if store.paths():
+        return "Free some space, or mend that, and start the same command again: it goes on where it stopped."
+    store.remove()
+    return "Nothing is left of it. Free some space or choose another output."
 
-    def texts() -> Iterable[str]:
-        nonlocal seen
-        for text in read_documents(inputs, key=key):
-            seen += bool(text)
-            yield text
 
-    tokenizer = train_bpe(texts(), vocab_size, min_frequency=min_frequency, progress=progress)
-    if not seen:
-        raise DataError(f"no document with the key {key!r} has any text: nothing to train a tokenizer on. Check --key.")
-    tokenizer.save(output)
-    return tokenizer
+def _remove_leftovers(prefix: str) -> None:
+    """Removes what killed runs have left beside an output. Nobody else writes it: we hold its lock."""
+    place = Path(prefix)
+    for ending in (".bin", ".idx", ".json", ".rejected.jsonl"):
+        for path in place.parent.glob(f"{glob.escape(place.name + ending)}.partial-*"):
+            path.unlink(missing_ok=True)
 
 
 def _make_encoder(

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from colonnade.data.atomic import written
 from colonnade.data.clean.repair import Repair
 from colonnade.data.clean.run import clean
-from colonnade.data.clean.tally import written
 from colonnade.errors import DataError, LockError
 from colonnade.lock import locked
 from tests.commands import here

@@ -26,6 +26,7 @@ from datatrove.data import Document
 from datatrove.pipeline.base import PipelineStep
 from numpy.typing import NDArray
 
+from colonnade.data.atomic import written
 from colonnade.data.clean.components import DROP, PAIR, decided
 from colonnade.data.clean.minhash import Bands, jaccard
 from colonnade.data.clean.recipe import DeduplicateStep
@@ -43,7 +44,7 @@ from colonnade.data.clean.signatures import (
     sorted_entries,
 )
 from colonnade.data.clean.step import Drop, Setting, Step
-from colonnade.data.clean.tally import Account, written
+from colonnade.data.clean.tally import Account
 from colonnade.data.clean.words import WordHashes, shingles_of
 from colonnade.errors import DataError
 

@@ -17,7 +17,16 @@ from typing import IO, Any, NamedTuple
 
 from colonnade.data.clean.archives import ZIP, member
 from colonnade.data.clean.recipe import ReadStep
-from colonnade.data.clean.streams import COMPRESSIONS, BlockStream, Damaged, HashedFile, Line, blocks, lines
+from colonnade.data.clean.streams import (
+    COMPRESSIONS,
+    BlockStream,
+    Damaged,
+    HashedFile,
+    Line,
+    blocks,
+    lines,
+    until_foreign,
+)
 
 KINDS = {
     ".jsonl": "lines",
@@ -163,9 +172,9 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def _whole_text(content: Iterator[bytes], read: ReadStep) -> Iterator[Row | Reject]:
-    parts, size = list[bytes](), 0
+    parts, size, damage = list[bytes](), 0, list[Damaged]()
     try:
-        for block in content:
+        for block in until_foreign(content, damage):
             size += len(block)
             if size <= read.max_bytes:
                 parts.append(block)
@@ -173,6 +182,8 @@ def _whole_text(content: Iterator[bytes], read: ReadStep) -> Iterator[Row | Reje
             yield Reject(1, "too long", f"{size:,} bytes, read.max_bytes = {read.max_bytes:,}")
             return
         yield Row(1, {read.key: decoded(b"".join(parts).removeprefix(_UTF8_MARK), read)})
+        if damage:
+            yield Reject(1, "file damaged", f"{damage[0]}; all before is read")
     except Damaged as error:
         yield Reject(1, f"file {kind_of_damage(error)}", f"{error}; it is one document, and left out")
     except ValueError as error:

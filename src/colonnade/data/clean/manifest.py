@@ -13,12 +13,13 @@ from typing import Any
 from datatrove.data import Document
 from datatrove.pipeline.base import PipelineStep
 
+from colonnade.data.atomic import written
 from colonnade.data.clean.duplicates import publish
 from colonnade.data.clean.minhash import recall
 from colonnade.data.clean.plan import Plan
 from colonnade.data.clean.recipe import DeduplicateStep, Recipe
 from colonnade.data.clean.step import Setting
-from colonnade.data.clean.tally import Tally, merged, read_tallies, written
+from colonnade.data.clean.tally import Tally, merged, read_tallies
 from colonnade.errors import DataError
 
 STEPS = ("read", "repair", "language", "filter", "deduplicate", "decontaminate", "write")

@@ -11,8 +11,8 @@ from typing import Any
 
 from datatrove.pipeline.base import PipelineStep
 
+from colonnade.data.atomic import written
 from colonnade.data.clean.step import Setting
-from colonnade.data.clean.tally import written
 from colonnade.errors import DataError
 
 _NAMED = 10

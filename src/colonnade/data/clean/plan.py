@@ -11,13 +11,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from colonnade.data.atomic import written
 from colonnade.data.clean.archives import members
 from colonnade.data.clean.duplicates import INDEX_FACTS, index_facts
 from colonnade.data.clean.formats import KINDS_IN_WORDS, Piece, kind_of
 from colonnade.data.clean.load import source_of
 from colonnade.data.clean.recipe import Recipe
 from colonnade.data.clean.streams import Damaged
-from colonnade.data.clean.tally import written
+from colonnade.data.folders import entries
 from colonnade.errors import DataError
 
 _CUTTABLE = ("lines",)
@@ -88,8 +89,12 @@ def pieces_of(path: str, piece_bytes: int) -> list[Piece]:
 
 
 def left_aside(paths: Sequence[str]) -> dict[str, int]:
-    """How many files are not read, by ending: of no known kind, or in a zip file and not to be streamed."""
+    """How many files are not read, by ending: of no known kind, or in a zip file and not to be streamed; and how many
+    fifos, broken links and the like there are, by what they are."""
     found: Counter[str] = Counter()
+    for path in paths:
+        if Path(path).is_dir():
+            found.update(entry.aside for entry in entries(Path(path)) if entry.aside)
     for file in (file for path in paths for file in _files(path)):
         kind = kind_of(file)
         if kind is None:
@@ -102,7 +107,7 @@ def left_aside(paths: Sequence[str]) -> dict[str, int]:
 def _files(path: str) -> list[Path]:
     """A file, or all files in a folder, by name."""
     place = Path(path)
-    return [place] if place.is_file() else sorted(file for file in place.rglob("*") if file.is_file())
+    return [place] if place.is_file() else [entry.path for entry in entries(place) if not entry.aside]
 
 
 def _cut(file: Path, source: str, piece_bytes: int) -> list[Piece]:

@@ -8,9 +8,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from colonnade.data.atomic import written
 from colonnade.data.clean.manifest import read_manifest
 from colonnade.data.clean.pictures import Bar, bars, curve, page, table
-from colonnade.data.clean.tally import written
 
 NAME = "report.html"
 _LANGUAGES = 20

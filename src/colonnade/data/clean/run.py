@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from colonnade.data.atomic import remove_partial
 from colonnade.data.clean.executors import local_executor, ray_executor, slurm_executor
 from colonnade.data.clean.filters import list_of
 from colonnade.data.clean.language import identifier
@@ -24,7 +25,6 @@ from colonnade.data.clean.progress import so_far
 from colonnade.data.clean.recipe import Recipe
 from colonnade.data.clean.slurm import check_no_jobs, remember_jobs
 from colonnade.data.clean.stages import Stage, stages
-from colonnade.data.clean.tally import remove_partial
 from colonnade.data.clean.testsets import read_tests, titles
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError

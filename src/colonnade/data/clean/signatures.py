@@ -27,8 +27,8 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from colonnade.data.atomic import written
 from colonnade.data.clean.minhash import Bands
-from colonnade.data.clean.tally import written
 from colonnade.data.clean.words import Hashes
 from colonnade.errors import DataError
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from datatrove.executor.slurm import SlurmPipelineExecutor, launch_slurm_job
 
-from colonnade.data.clean.tally import written
+from colonnade.data.atomic import written
 from colonnade.errors import LockError
 
 

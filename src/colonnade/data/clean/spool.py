@@ -12,9 +12,9 @@ import zstandard
 from datatrove.data import Document
 from datatrove.pipeline.base import PipelineStep
 
+from colonnade.data.atomic import written
 from colonnade.data.clean.progress import Progress
 from colonnade.data.clean.step import Setting
-from colonnade.data.clean.tally import written
 
 
 class Spool(PipelineStep):

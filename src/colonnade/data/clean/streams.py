@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import bz2
 import hashlib
+import importlib
 import io
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple
 
-import zstandard
+from colonnade.errors import DataError
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 _BLOCK = 1 << 20
@@ -23,7 +24,14 @@ _WINDOW = 128 << 20  # memory that a decoder may ask for
 
 
 class Damaged(Exception):
-    """The rest of a file cannot be read; the message says why."""
+    """The rest of a file cannot be read; the message says why.
+
+    `ended`: what was read before is a whole compressed file, behind which something else stands.
+    """
+
+    def __init__(self, message: str, *, ended: bool = False) -> None:
+        super().__init__(message)
+        self.ended = ended
 
 
 class Line(NamedTuple):
@@ -35,23 +43,26 @@ class Line(NamedTuple):
 
 
 class HashedFile:
-    """A file that is read from `start` to `stop` and hashed on the way."""
+    """A file that is read from `start` to `stop` and hashed on the way, unless nobody wants the hash."""
 
-    def __init__(self, raw: IO[bytes], start: int = 0, stop: int | None = None) -> None:
+    def __init__(self, raw: IO[bytes], start: int = 0, stop: int | None = None, *, hashed: bool = True) -> None:
         raw.seek(start)
         self._raw, self._left = raw, None if stop is None else stop - start
         self._hash, self._buffer = hashlib.sha256(), b""
+        self._hashed, self._at = hashed, 0
         self.num_bytes = 0
 
     def read(self, size: int) -> bytes:
         """At most `size` bytes; none at the end."""
-        if not self._buffer:
+        if self._at == len(self._buffer):
             wanted = _BLOCK if self._left is None else min(_BLOCK, self._left)
-            self._buffer = self._raw.read(wanted) if wanted else b""
+            self._buffer, self._at = self._raw.read(wanted) if wanted else b"", 0
             self._left = None if self._left is None else self._left - len(self._buffer)
-            self._hash.update(self._buffer)
+            if self._hashed:
+                self._hash.update(self._buffer)
             self.num_bytes += len(self._buffer)
-        data, self._buffer = self._buffer[:size], self._buffer[size:]
+        data = self._buffer[self._at : self._at + size]
+        self._at += len(data)
         return data
 
     def finish(self) -> str:
@@ -67,9 +78,9 @@ def blocks(file: HashedFile, compression: str, *, max_expansion: int = 1_100) ->
         while data := file.read(_BLOCK):
             yield data
         return
-    make, spoon = _decoders()[compression]
+    make, spoon, faults = _decoders(compression)
     taken = given = 0
-    for eaten, data in _decoded(file, make, spoon, padded=compression == ".gz"):
+    for eaten, data in _decoded(file, make, spoon, faults, padded=compression in (".gz", ".xz")):
         taken, given = taken + eaten, given + len(data)
         if given > BOMB_BYTES and given > max_expansion * (taken + spoon):
             raise Damaged(f"expands more than {max_expansion:,}-fold: a decompression bomb")
@@ -78,9 +89,9 @@ def blocks(file: HashedFile, compression: str, *, max_expansion: int = 1_100) ->
 
 
 def lines(content: Iterator[bytes], *, max_bytes: int) -> Iterator[Line]:
-    """Every line that ends; then the last one, if the content ends without a line end and is not damaged."""
-    number, size, parts = 1, 0, list[bytes]()
-    for block in content:
+    """Every line that ends; then the last one, if the content ends without a line end and is not cut."""
+    number, size, parts, damage = 1, 0, list[bytes](), list[Damaged]()
+    for block in until_foreign(content, damage):
         first, *others = block.split(b"\n")
         size += len(first)
         if size <= max_bytes:
@@ -92,6 +103,18 @@ def lines(content: Iterator[bytes], *, max_bytes: int) -> Iterator[Line]:
             number, size, parts = number + 1, len(following), [following]
     if size:
         yield Line(number, b"".join(parts) if size <= max_bytes else None, size)
+    if damage:
+        raise damage[0]
+
+
+def until_foreign(content: Iterator[bytes], damage: list[Damaged]) -> Iterator[bytes]:
+    """The content. Where something foreign stands behind its end, that is told in `damage`; other damage is raised."""
+    try:
+        yield from content
+    except Damaged as error:
+        if not error.ended:
+            raise
+        damage.append(error)
 
 
 class BlockStream(io.RawIOBase):
@@ -115,20 +138,31 @@ class BlockStream(io.RawIOBase):
         return size
 
 
-def _decoders() -> dict[str, tuple[Callable[[], Any], int]]:
-    """For each ending, what makes a decoder, and how many bytes it is fed at once: those that do not bound what they
-    give get so few that they give some tens of megabytes at most."""
-    return {
-        ".gz": (lambda: zlib.decompressobj(31), 16 << 10),
-        ".bz2": (bz2.BZ2Decompressor, 64 << 10),
-        ".xz": (lambda: lzma.LZMADecompressor(memlimit=_WINDOW), 64 << 10),
-        ".zst": (lambda: zstandard.ZstdDecompressor(max_window_size=_WINDOW).decompressobj(), 1 << 10),
-    }
+def _decoders(compression: str) -> tuple[Callable[[], Any], int, tuple[type[Exception], ...]]:
+    """What makes a decoder, how many bytes it is fed at once, and what it raises: those that do not bound what they
+    give get so few bytes that they give some tens of megabytes at most."""
+    match compression:
+        case ".gz":
+            return lambda: zlib.decompressobj(31), 16 << 10, (zlib.error,)
+        case ".bz2":
+            return bz2.BZ2Decompressor, 64 << 10, (OSError, ValueError, EOFError)
+        case ".xz":
+            return lambda: lzma.LZMADecompressor(memlimit=_WINDOW), 64 << 10, (lzma.LZMAError, EOFError)
+    try:
+        zstandard: Any = importlib.import_module("zstandard")
+    except ImportError:
+        raise DataError(
+            "a file is compressed with Zstandard, and the package `zstandard` is not installed. Run `pip install "
+            "zstandard`, or decompress the file first."
+        ) from None
+    return lambda: zstandard.ZstdDecompressor(max_window_size=_WINDOW).decompressobj(), 1 << 10, (zstandard.ZstdError,)
 
 
-def _decoded(file: HashedFile, make: Callable[[], Any], spoon: int, *, padded: bool) -> Iterator[tuple[int, bytes]]:
+def _decoded(
+    file: HashedFile, make: Callable[[], Any], spoon: int, faults: tuple[type[Exception], ...], *, padded: bool
+) -> Iterator[tuple[int, bytes]]:
     """(bytes eaten, bytes given), over all the streams that stand one after the other in a file."""
-    decoder, started, num_streams = make(), False, 0
+    decoder, started, num_streams, num_given = make(), False, 0, 0
     data = file.read(spoon)
     while data:
         if padded and num_streams and not started:
@@ -136,11 +170,18 @@ def _decoded(file: HashedFile, make: Callable[[], Any], spoon: int, *, padded: b
             started = bool(data.strip(b"\0"))
             continue
         started = True
-        yield from ((0, given) for given in _given(decoder, data))
+        try:
+            for given in _given(decoder, data):
+                num_given += len(given)
+                yield 0, given
+        except faults as error:
+            foreign = num_streams > 0 and not num_given
+            what = "foreign bytes stand behind its end" if foreign else f"damaged: {error}"
+            raise Damaged(what, ended=foreign) from error
         rest = decoder.unused_data if decoder.eof else b""
         yield len(data) - len(rest), b""
         if decoder.eof:
-            decoder, started, num_streams = make(), False, num_streams + 1
+            decoder, started, num_streams, num_given = make(), False, num_streams + 1, 0
         data = rest or file.read(spoon)
     if started or not num_streams:
         raise Damaged("cut short: it ends in the middle of a compressed stream" if started else "empty")
@@ -148,12 +189,9 @@ def _decoded(file: HashedFile, make: Callable[[], Any], spoon: int, *, padded: b
 
 def _given(decoder: Any, data: bytes) -> Iterator[bytes]:
     """What a decoder makes of some bytes, in blocks of bounded size."""
-    try:
-        if not hasattr(decoder, "needs_input"):  # zlib and zstandard: bounded by the spoon
-            yield decoder.decompress(data)
-            return
-        yield decoder.decompress(data, _BLOCK)
-        while not decoder.eof and not decoder.needs_input:
-            yield decoder.decompress(b"", _BLOCK)
-    except (zlib.error, OSError, lzma.LZMAError, zstandard.ZstdError, EOFError, ValueError) as error:
-        raise Damaged(f"damaged: {error}") from error
+    if not hasattr(decoder, "needs_input"):  # zlib and zstandard: bounded by the spoon
+        yield decoder.decompress(data)
+        return
+    yield decoder.decompress(data, _BLOCK)
+    while not decoder.eof and not decoder.needs_input:
+        yield decoder.decompress(b"", _BLOCK)

@@ -10,19 +10,15 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import re
-import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
+
+from colonnade.data.atomic import written
 
 EXCERPT = 600
-PARTIAL = ".partial"
-_PARTIAL = re.compile(r"\.\d+-[0-9a-f]{8}\.partial$")
 
 
 @dataclass
@@ -155,27 +151,3 @@ def merged(tallies: Iterable[Tally], *, samples: int) -> Tally:
     for tally in tallies:
         total.merge(tally, samples=samples)
     return total
-
-
-def remove_partial(folder: Path) -> None:
-    """Removes what killed writers have left anywhere in a folder. Call it where nobody writes."""
-    for path in folder.rglob(f"*{PARTIAL}"):
-        if _PARTIAL.search(path.name):
-            path.unlink(missing_ok=True)
-
-
-@contextmanager
-def written(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write, under a temporary name of this writer's own until it is whole and on disk. Nothing of it is left
-    if that fails. Of several writers of one file each writes all of it, and the last one's stays."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
-    try:
-        with partial.open("xb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise

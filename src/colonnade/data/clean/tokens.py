@@ -10,8 +10,8 @@ from typing import Any
 from datatrove.data import Document
 from datatrove.pipeline.base import PipelineStep
 
+from colonnade.data.atomic import written
 from colonnade.data.clean.step import Setting
-from colonnade.data.clean.tally import written
 from colonnade.data.tokenize import tokenize_files
 from colonnade.data.tokenizer import Tokenizer
 

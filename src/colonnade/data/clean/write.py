@@ -14,10 +14,11 @@ from typing import IO, Any, Protocol
 import zstandard
 from datatrove.data import Document
 
+from colonnade.data.atomic import written
 from colonnade.data.clean.recipe import Recipe
 from colonnade.data.clean.spool import json_line
 from colonnade.data.clean.step import Setting, Step
-from colonnade.data.clean.tally import Account, Amount, written
+from colonnade.data.clean.tally import Account, Amount
 
 _BATCH = 512
 

@@ -1,0 +1,50 @@
+"""What stands in a folder of raw text: files to read, and what is left aside and why."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Entry(NamedTuple):
+    """Something in a folder, or below."""
+
+    path: Path
+    aside: str
+    """Why it is not read, in a word or two; empty for a file, or a link to one."""
+
+
+def entries(folder: Path) -> list[Entry]:
+    """All that is in a folder, by name. Links to folders are not followed: they may lead anywhere, and in circles."""
+    return sorted(_entries(folder))
+
+
+def _entries(folder: Path) -> Iterator[Entry]:
+    try:
+        found = list(os.scandir(folder))
+    except PermissionError:
+        yield Entry(folder, "folder that may not be read")
+        return
+    for entry in found:
+        path = folder / entry.name
+        if entry.is_dir(follow_symlinks=False):
+            yield from _entries(path)
+        else:
+            yield Entry(path, _aside(path, is_link=entry.is_symlink()))
+
+
+def _aside(path: Path, *, is_link: bool) -> str:
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return "broken link"
+    if stat.S_ISREG(mode):
+        return ""
+    if stat.S_ISDIR(mode):
+        return "link to a folder"
+    kinds = {stat.S_IFIFO: "fifo", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
+    kind = kinds.get(stat.S_IFMT(mode), "special file")
+    return f"link to a {kind}" if is_link else kind

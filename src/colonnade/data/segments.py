@@ -1,0 +1,154 @@
+"""Tokens on their way to a token file, in segments on disk: what is done stays done when a run is stopped or killed.
+
+    SEGMENT   one JSON line (`Facts`) · int32 length of each sequence · int32 sequences of each document · tokens
+
+A segment is there as a whole or not at all. Joined in order, segments are the token file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colonnade.data.atomic import remove_partial, written
+from colonnade.data.documents import Rejected
+from colonnade.data.writer import TokenFileWriter
+
+ENDING = ".segment"
+_IDENTITY = "identity"
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What a worker makes of one chunk."""
+
+    tokens: bytes
+    lengths: bytes
+    """int32 of each sequence."""
+    sequences: bytes
+    """int32: sequences of each document."""
+    text_bytes: int
+    read_bytes: int
+    empty: int
+    rejected: tuple[Rejected, ...]
+
+
+@dataclass
+class Facts:
+    """What a segment holds."""
+
+    chunks: int = 0
+    documents: int = 0
+    num_sequences: int = 0
+    token_bytes: int = 0
+    text_bytes: int = 0
+    read_bytes: int = 0
+    empty: int = 0
+    rejected: list[Rejected] = field(default_factory=list)
+
+    def as_json(self) -> bytes:
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, line: bytes) -> Facts:
+        content: dict[str, Any] = json.loads(line)
+        return cls(**{**content, "rejected": [Rejected(**each) for each in content["rejected"]]})
+
+
+class Segment:
+    """Chunks that have been encoded, in memory."""
+
+    def __init__(self) -> None:
+        self.facts = Facts()
+        self._tokens: list[bytes] = []
+        self._lengths: list[bytes] = []
+        self._sequences: list[bytes] = []
+
+    def add(self, done: Encoded) -> None:
+        """One chunk more."""
+        facts = self.facts
+        facts.chunks += 1
+        facts.documents += len(done.sequences) // 4
+        facts.num_sequences += len(done.lengths) // 4
+        facts.token_bytes += len(done.tokens)
+        facts.text_bytes += done.text_bytes
+        facts.read_bytes += done.read_bytes
+        facts.empty += done.empty
+        facts.rejected += done.rejected
+        self._tokens.append(done.tokens)
+        self._lengths.append(done.lengths)
+        self._sequences.append(done.sequences)
+
+    def store(self, path: Path) -> None:
+        """Writes it, under a temporary name until it is whole and on disk."""
+        with written(path) as stream:
+            stream.write(self.facts.as_json() + b"\n")
+            for part in (*self._lengths, *self._sequences, *self._tokens):
+                stream.write(part)
+
+    def append_to(self, writer: TokenFileWriter) -> None:
+        """Adds its documents to a token file."""
+        _append(writer, b"".join(self._lengths), b"".join(self._sequences), b"".join(self._tokens))
+
+
+class SegmentFolder:
+    """The segments of one token file that is being made."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def open(self, identity: str) -> list[Facts]:
+        """What has been done of the run `identity`. What another run, or a killed one, has left is removed."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        remove_partial(self._folder)
+        named = self._folder / _IDENTITY
+        if not named.exists() or named.read_text() != identity:
+            self.remove()
+            self._folder.mkdir()
+            with written(named) as stream:
+                stream.write(identity.encode())
+        return [facts_of(path) for path in self.paths()]
+
+    def paths(self) -> list[Path]:
+        """The segments, in order."""
+        return sorted(path for path in self._folder.glob(f"*{ENDING}") if re.fullmatch(r"\d+", path.stem))
+
+    def store(self, segment: Segment) -> None:
+        """Writes the next segment."""
+        segment.store(self._folder / f"{len(self.paths()):06d}{ENDING}")
+
+    def remove(self) -> None:
+        """Removes the folder and what this class puts there."""
+        for path in (*self.paths(), self._folder / _IDENTITY):
+            path.unlink(missing_ok=True)
+        self._folder.rmdir()
+
+
+def facts_of(path: Path) -> Facts:
+    """What a stored segment holds."""
+    with path.open("rb") as stream:
+        return Facts.from_json(stream.readline())
+
+
+def append(paths: Iterable[Path], writer: TokenFileWriter) -> Iterator[Facts]:
+    """Adds stored segments to a token file, and gives what each of them holds."""
+    for path in paths:
+        with path.open("rb") as stream:
+            facts = Facts.from_json(stream.readline())
+            sizes = (facts.num_sequences * 4, facts.documents * 4, facts.token_bytes)
+            lengths, sequences, tokens = map(stream.read, sizes)
+        _append(writer, lengths, sequences, tokens)
+        yield facts
+
+
+def _append(writer: TokenFileWriter, lengths: bytes, sequences: bytes, tokens: bytes) -> None:
+    counts: NDArray[Any] = np.frombuffer(sequences, "<i4")
+    writer.add_documents(np.frombuffer(tokens, writer.dtype), np.frombuffer(lengths, "<i4"), sequences=counts)

@@ -1,0 +1,74 @@
+"""A tokenizer from files of text, and what of them it was not trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from colonnade.data.documents import Rejected, read_documents
+from colonnade.data.tokenizer import Tokenizer, train_bpe
+from colonnade.errors import DataError
+
+_EXAMPLES = 10
+
+
+@dataclass(frozen=True)
+class TrainedTokenizer:
+    """A tokenizer, and what of the inputs it was not trained on."""
+
+    tokenizer: Tokenizer
+    documents: int
+    rejected: int
+    """Lines, or files, that were no documents, left out."""
+    examples: tuple[Rejected, ...]
+    """The first of them."""
+
+    def summary(self, output: str | Path) -> str:
+        """Some lines for people."""
+        lines = [f"{output}: {self.tokenizer.vocab_size:,} tokens."]
+        if self.rejected:
+            lines.append(f"{self.rejected:,} lines or files were no documents and were left out; the first:")
+            lines += [f"  {example}" for example in self.examples]
+        return "\n".join(lines)
+
+
+def train_tokenizer(
+    inputs: Iterable[str | Path],
+    output: str | Path,
+    vocab_size: int,
+    *,
+    key: str = "text",
+    min_frequency: int = 2,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> TrainedTokenizer:
+    """Train a byte-level BPE on the documents of files and write its tokenizer.json."""
+    if Path(output).exists() and not overwrite:
+        raise DataError(f"{output} exists. Choose another output, or pass --overwrite.")
+    seen, rejected = 0, list[Rejected]()
+
+    def texts() -> Iterable[str]:
+        nonlocal seen
+        for text in read_documents(inputs, key=key, rejected=rejected):
+            seen += bool(text)
+            yield text
+
+    made = train_bpe(texts(), vocab_size, min_frequency=min_frequency, progress=progress)
+    if not seen:
+        raise DataError(_nothing_to_train_on(rejected, key))
+    made.save(output)
+    return TrainedTokenizer(made, seen, len(rejected), tuple(rejected[:_EXAMPLES]))
+
+
+def _nothing_to_train_on(rejected: Sequence[Rejected], key: str) -> str:
+    if not rejected:
+        return "the inputs hold no text at all: nothing to train a tokenizer on. Check the files."
+    first = "".join(f"\n  {each}" for each in rejected[:_EXAMPLES])
+    advice = (
+        f"Check --key (it is {key!r})." if any("no key" in each.reason for each in rejected) else "Check the files."
+    )
+    return (
+        f"no document of the inputs can be used: nothing to train a tokenizer on. {advice} {len(rejected):,} lines or "
+        f"files were left out:{first}"
+    )
