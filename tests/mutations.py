@@ -382,8 +382,8 @@ MUTATIONS = [
     Mutation(
         "moments of another slice",
         "data_parallel/pieces.py",
-        "moments=moments.of(at)",
-        "moments=moments.of(slice(0, at.stop - at.start))",
+        "state=state_at(state, at),",
+        "state=state_at(state, slice(0, at.stop - at.start)),",
         (PARITY, PIECES),
     ),
     Mutation(

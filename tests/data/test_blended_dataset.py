@@ -106,6 +106,13 @@ def test_parts_of_a_split_are_blended_alike(write_tokens: Write) -> None:
     assert [part.documents for part in train.parts] == [range(16), range(8)]
 
 
+def test_every_part_of_a_blend_is_cut_alike(write_tokens: Write) -> None:
+    names = {write_tokens(*[9] * 20, name="a"): 3.0, write_tokens(*[9] * 10, name="b"): 1.0}
+    datasets = opened(names, split=(8.0, 1.0, 1.0), cut=Cut(separate=True))
+    for part in (datasets.train, datasets.validation, datasets.test):
+        assert part is not None and part.rows([0, 1]).documents is not None
+
+
 def test_a_file_too_small_for_a_part_is_left_out_of_that_part(write_tokens: Write) -> None:
     names = {write_tokens(*[9] * 20, name="a"): 1.0, write_tokens(30, name="b"): 1.0}
     datasets = opened(names, split=(8.0, 1.0, 1.0))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from colonnade.data.gpt_dataset import GPTDataset, open_datasets, split_documents
 from colonnade.data.indexed import TokenFile
+from colonnade.data.rows import Cut
 from colonnade.data.sampler import EpochOrder
 from colonnade.data.sidecar import Sidecar
 from colonnade.data.tokenizer import Tokenizer
@@ -104,6 +105,19 @@ def test_opening_a_run(write_tokens: Write) -> None:
     assert datasets.validation.sample(0).tolist() == [280, 281, 282, 283, 284]
     alone = open_datasets(train=prefix, split=(1, 0, 0), seq_length=4, vocab_size=VOCAB, seed=1)
     assert alone.validation is None and alone.test is None
+
+
+def test_every_part_is_cut_alike(write_tokens: Write) -> None:
+    """Those of one file's split, and those with a file of their own: loss is only comparable so."""
+    prefix, other = write_tokens(*[9] * 20, name="a"), write_tokens(*[9] * 4, name="b")
+    cut = Cut(separate=True, best_fit=True, no_loss_on=(2,))
+    for own in ({}, {"validation": other, "test": other}):
+        found = open_datasets(train=prefix, **own, split=(8, 1, 1), seq_length=9, vocab_size=VOCAB, seed=0, cut=cut)
+        for part in (found.train, found.validation, found.test):
+            assert part is not None
+            rows = part.rows(range(len(part)))
+            assert rows.documents is not None and not rows.counted[rows.labels == 2].any()
+            assert not rows.documents.any(), "documents of nine tokens fill samples of nine"
 
 
 def test_files_of_their_own(write_tokens: Write) -> None:

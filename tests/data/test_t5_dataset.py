@@ -43,6 +43,7 @@ def test_texts_can_be_put_together_again(write_tokens: Write) -> None:
     texts = open_datasets(train=prefix, split=(1, 0, 0), seq_length=length, vocab_size=60_000, seed=1).train
     batch = data.batch(range(30))
     assert batch.tokens.shape == (64, 30)
+    assert (len(batch.tokens), len(batch.labels)) == CORRUPTION.widths(length)
     for column in range(30):
         encoder, labels = batch.tokens[:, column].tolist(), batch.labels[:, column].tolist()
         assert encoder[-1] == labels[-1] == END

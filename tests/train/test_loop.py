@@ -47,10 +47,12 @@ def test_evaluations_are_in_the_metrics(finished: Finished) -> None:
     assert not EVALUATION & lines[0].keys()
 
 
-def test_the_last_step_is_always_evaluated(config: Path, tmp_path: Path) -> None:
-    answer = forked("train", config, "train.evaluate_every=4")
+def test_the_last_step_is_always_evaluated(config: Path, tmp_path: Path, finished: Finished) -> None:
+    answer = forked("train", config, "train.evaluate_every=4", "train.evaluate_samples=1")
     assert [line.keys() >= EVALUATION for line in metrics(tmp_path / "run")] == [False, False, False, True, False, True]
     assert answer.out.count("validation at step") == 2
+    few, more = (metrics(folder)[-1] for folder in (tmp_path / "run", finished.folder))
+    assert few["loss"] == more["loss"] and few["validation_loss"] != more["validation_loss"], "of one sample, not four"
 
 
 def test_no_bits_per_byte_without_a_tokenizer(config: Path, corpus: TinyCorpus, tmp_path: Path) -> None:
