@@ -25,7 +25,7 @@ from colonnade.model.dropout import Masks
 from colonnade.model.gpt import GPT, Inputs
 from colonnade.model.precision import DTYPES
 from colonnade.optim.adamw import AdamW
-from colonnade.optim.piece import Moments, Piece
+from colonnade.optim.piece import Piece
 from colonnade.tensor_parallel.parallel import Parallel
 
 CUDA = torch.device("cuda", 0)
@@ -84,13 +84,12 @@ def forward(model: ModelConfig, precision: str, tp: int, *, documents: bool) -> 
 
 def update() -> None:
     """An optimizer step on two pieces."""
-    pieces = []
+    rule, pieces = AdamW(0.9, 0.999, 1e-8, 0.01), []
     for decayed in (True, False):
         weights, gradients = (torch.zeros(64, device=CUDA) for _ in range(2))
-        moments = Moments.zeros_like(weights)
-        pieces.append(Piece(weights, gradients, moments, decayed=decayed, counted=True, spans=[]))
+        pieces.append(Piece(weights, gradients, rule.init(weights), decayed=decayed))
     factor = torch.ones((), dtype=torch.float64, device=CUDA)
-    AdamW(0.9, 0.999, 1e-8, 0.01).update_(pieces, step=2, learning_rate=0.1, factor=factor)
+    rule.update_(pieces, step=2, learning_rate=0.1, factor=factor)
 
 
 def main(guard: str, told: str) -> None:

@@ -1,5 +1,6 @@
 """Linear layers cut by columns and rows against torch.nn.Linear, forward and gradients."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ from torch import Tensor, nn
 from colonnade.errors import LayoutError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh, paper_mesh
+from colonnade.tensor_parallel.gemm import WeightGradients
 from colonnade.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, shard_size
 from colonnade.tensor_parallel.parallel import Parallel
+from tests.data_parallel.late import LateTransport
 from tests.distributed import run_on_ranks
 from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_, sum_replicated_
 
@@ -143,7 +146,24 @@ def test_what_each_layer_sends_where_the_sequence_is_cut() -> None:
     sent = [(entry.operation, entry.shape) for entry in mesh.ledger.entries]
     assert sent[:forward] == [("all_gather", (S // 4, B, IN)), ("reduce_scatter", (S, B, 20))]
     again = ("all_gather", (S // 4, B, IN))
-    assert sent[forward:] == [("all_gather", (S // 4, B, 20)), again, ("reduce_scatter", (S, B, IN))]
+    assert sent[forward:] == [("all_gather", (S // 4, B, 20)), ("reduce_scatter", (S, B, IN)), again]
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_the_inputs_gradient_is_on_its_way_while_the_weights_is_computed(sequence_parallel: bool) -> None:
+    mesh = paper_mesh(Layout(tp=2), 0)
+    transport = LateTransport("tp", 2, 0, mesh.ledger)
+    tp = Axis("tp", 2, 0, (0, 1), transport)
+    under_way: list[int] = []
+
+    class Watched(WeightGradients):
+        def add(self, compute: Callable[[], None]) -> None:
+            under_way.append(len(transport.under_way))
+            super().add(compute)
+
+    layer = ColumnParallelLinear(IN, OUT, Parallel(tp, sequence_parallel, weight_gradients=Watched()))
+    layer(torch.ones(S, B, IN, requires_grad=True)).sum().backward()
+    assert under_way == [1] and transport.under_way == []
 
 
 def test_column_keeps_its_own_part_of_a_cut_stream() -> None:

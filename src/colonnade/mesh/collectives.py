@@ -12,6 +12,7 @@ Two operators are conjugate when one's forward is the other's backward.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Concatenate
 
 import torch
@@ -134,6 +135,37 @@ def _copied(out: Tensor, x: Tensor) -> Pending:
     if out.data_ptr() != x.data_ptr():
         out.copy_(x)
     return Pending(None)
+
+
+# --- the two halves of a conjugate operator, for who has work to do while the second is under way ---------------------
+
+
+@dataclass(frozen=True)
+class Entrance:
+    """`copy_to`, or with `cut` `gather_sequence`, taken apart: forward now, backward started and waited for later."""
+
+    axis: Axis
+    cut: bool
+    back: Site | None = None
+    """Who asked forward; None before."""
+
+    def enter(self, x: Tensor) -> tuple[Tensor, "Entrance"]:
+        """What forward gives, and the way back for its gradient."""
+        if self.axis.transport is None:
+            return x, self
+        site = call_site()
+        back = replace(self, back=site.in_backward(self.axis.transport.ledger.unit))
+        return (_all_gather(x, self.axis, site) if self.cut else x), back
+
+    def start_back(self, grad: Tensor) -> tuple[Tensor, Pending]:
+        """Start the backward move of contiguous `grad`, which nobody else has: (where its result will be, when)."""
+        if self.axis.transport is None:
+            return grad, Pending(None)
+        assert self.back is not None, "what has not entered has no way back"
+        if not self.cut:
+            return grad, self.axis.transport.all_reduce_(grad, "sum", self.back)
+        out = grad.new_empty((len(grad) // self.axis.size, *grad.shape[1:]))
+        return out, self.axis.transport.reduce_scatter_into_(out, grad, self.back)
 
 
 # --- conjugate operators: gradients flow -----------------------------------------------------------------------------

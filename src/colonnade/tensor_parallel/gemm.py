@@ -21,6 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from colonnade.mesh.autograd import apply
+from colonnade.mesh.collectives import Entrance
+from colonnade.mesh.mesh import Axis
+from colonnade.mesh.transport import Pending
 
 
 @cache
@@ -139,9 +142,17 @@ class Input:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, later: WeightGradients, kept: Tensor, whole: Any
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        later: WeightGradients,
+        kept: Tensor,
+        whole: Any,
+        entrance: Entrance,
     ) -> Tensor:
         ctx.save_for_backward(kept, weight, bias)
+        x, ctx.entrance = entrance.enter(x)
         ctx.later, ctx.whole = later, whole
         rows = widen(x.reshape(-1, x.shape[-1]))
         wide_bias = None if bias is None else bias.to(rows.dtype)
@@ -152,9 +163,10 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         kept, weight, bias = ctx.saved_tensors
         rows, whole = widen(grad.reshape(-1, grad.shape[-1])), ctx.whole
-        dx = None
+        dx, arriving = None, Pending(None)
         if ctx.needs_input_grad[0]:
             dx = (rows @ widen(weight)).to(grad.dtype).view(*grad.shape[:-1], -1)
+            dx, arriving = ctx.entrance.start_back(dx)
 
         def add_gradients() -> None:
             add_product_(gradient_of(weight), rows, whole(kept).reshape(-1, weight.shape[-1]))
@@ -162,8 +174,9 @@ class _Linear(torch.autograd.Function):
                 gradient = gradient_of(bias)
                 gradient.add_(rows.sum(0, dtype=gradient.dtype))
 
-        ctx.later.add(add_gradients)
-        return dx, None, None, None, None, None
+        ctx.later.add(add_gradients)  # while dx is on its way
+        arriving.wait()
+        return dx, None, None, None, None, None, None
 
 
 def linear(
@@ -173,12 +186,17 @@ def linear(
     *,
     weight_gradients: WeightGradients | None = None,
     keep: Input | None = None,
+    entrance: Entrance | None = None,
 ) -> Tensor:
     """x Wᵀ + b: [..., i] -> [..., o]. Backward adds to `weight.grad` and `bias.grad` directly, when `weight_gradients`
     says (None: at once), from `keep` (None: x itself).
+
+    `entrance`: x is what it is entered with (None: nothing is sent); the gradient of x is on its way back while the
+    weight gradient is computed.
     """
     keep = Input(x.detach()) if keep is None else keep
-    y: Tensor = apply(_Linear, x, weight, bias, weight_gradients or WeightGradients(), keep.kept, keep.whole)
+    later, entrance = weight_gradients or WeightGradients(), entrance or Entrance(Axis("tp"), cut=False)
+    y: Tensor = apply(_Linear, x, weight, bias, later, keep.kept, keep.whole, entrance)
     return y
 
 

@@ -42,10 +42,12 @@ class ColumnParallelLinear(nn.Module):
         """[s, b, i] -> [s, b, o/tp]. Forward sends nothing; backward all-reduces [s, b, i] over tp.
 
         Sequence parallel: [s/tp, b, i] -> [s, b, o/tp]. Forward all-gathers [s/tp, b, i] over tp; backward
-        reduce-scatters [s, b, i] and, where the weight gradient is computed, all-gathers [s/tp, b, i] again.
+        reduce-scatters [s, b, i] and, where the weight gradient is computed, all-gathers [s/tp, b, i] again. The
+        gradient of x is on its way while that of the weight is computed.
         """
         parallel, keep = self.parallel, Input(x.detach(), self.parallel.gather)
-        return linear(parallel.enter(x), self.weight, self.bias, weight_gradients=parallel.weight_gradients, keep=keep)
+        later, entrance = parallel.weight_gradients, parallel.entrance
+        return linear(x, self.weight, self.bias, weight_gradients=later, keep=keep, entrance=entrance)
 
 
 class RowParallelLinear(nn.Module):

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 from torch.nn.functional import pad
 
-from colonnade.mesh.collectives import all_gather, copy_to, gather_sequence, reduce_from, scatter_sequence
+from colonnade.mesh.collectives import Entrance, all_gather, copy_to, gather_sequence, reduce_from, scatter_sequence
 from colonnade.mesh.mesh import Axis
 from colonnade.tensor_parallel.gemm import WeightGradients
 
@@ -45,6 +45,11 @@ class Parallel:
     def enter(self, x: Tensor) -> Tensor:
         """Of the stream, what every rank of a cut layer reads: [s/tp, b, h] or [s, b, h] -> [s, b, h]."""
         return gather_sequence(x, self.tp) if self.sequence_parallel else copy_to(x, self.tp)
+
+    @property
+    def entrance(self) -> Entrance:
+        """`enter`, for a layer that computes while the gradient of what entered is on its way back."""
+        return Entrance(self.tp, self.sequence_parallel)
 
     def leave(self, y: Tensor) -> Tensor:
         """Partial sums, added up into the stream: [s, b, h] -> [s/tp, b, h] or [s, b, h]."""
