@@ -54,11 +54,11 @@ def jobs(rounds: int = ROUNDS, kills: int = KILLS, tries: int = 100) -> Iterator
         yield Job(f"files | changed bytes | {seed}", partial(file_drill, seed=seed, tries=6 * tries))
 
 
-def run(job: Job, folder: Path) -> Row:
+def run(job: Job, place: Place) -> Row:
     """The row of one job. Whatever it raises is a problem."""
     started = time.monotonic()
     try:
-        row = job.do(Place(folder))
+        row = job.do(place)
     except Exception as error:  # noqa: BLE001  it is what the row is about
         row = {"problems": [f"{type(error).__name__}: {str(error)[:500]} {traceback.format_exc()[-500:]}"]}
     return {"job": job.name, **row, "seconds": round(time.monotonic() - started, 1)}
@@ -131,10 +131,11 @@ def main(arguments: Sequence[str]) -> int:
     everything, done = list(jobs()), {row["job"] for row in results["rows"]}
     end = time.monotonic() + 60.0 * given.minutes
     with tempfile.TemporaryDirectory(prefix="drills-") as folder:
+        place = Place(Path(folder))
         for job in everything:
             if job.name in done or time.monotonic() > end:
                 continue
-            results["rows"].append(row := run(job, Path(folder)))
+            results["rows"].append(row := run(job, place))
             write(path, json.dumps(results, indent=1))
             write(path.with_suffix(".md"), page(results, len(everything)))
             print(f"{len(results['rows'])} of {len(everything)}: {json.dumps(row)}", flush=True)

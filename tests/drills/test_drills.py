@@ -1,9 +1,11 @@
 """The drills in short: a few kills, a full disk, signals, damage. All of it is `make drills`."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from tests.drills import full
 from tests.drills.disturb import disk_drill, signal_drill, stop_drill
 from tests.drills.full import Job, jobs, page, run
 from tests.drills.fuzz import checkpoint_drill, file_drill
@@ -53,7 +55,23 @@ def test_what_is_written_names_what_is_wrong(tmp_path: Path) -> None:
     assert "| kills | serial | 2 | 7 kills | 1 |" in text and "WRONG: kills | serial | 1: it hangs" in text
 
 
+def test_it_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(place: Place) -> dict[str, object]:
+        raise OSError("no disk")
+
+    some = [job for job in jobs(rounds=2, tries=3) if job.name.startswith("files")]
+    monkeypatch.setattr(full, "jobs", lambda: some)
+    assert full.main(["--output", str(tmp_path)]) == 0
+    monkeypatch.setattr(full, "jobs", lambda: [*some, Job("broken | x | 0", fail)])
+    assert full.main(["--output", str(tmp_path)]) == 1
+    (found,) = (json.loads(path.read_text()) for path in tmp_path.glob("drills-*.json"))
+    assert [row["job"] for row in found["rows"]] == [*(job.name for job in some), "broken | x | 0"]
+    assert [row.get("tries") for row in found["rows"]] == [18, 18, None]
+    (text,) = (path.read_text() for path in tmp_path.glob("drills-*.md"))
+    assert "3 of 3 jobs" in text and "WRONG: broken | x | 0: OSError: no disk" in text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("job", list(jobs(rounds=1, kills=5)), ids=lambda job: job.name)
 def test_each_drill_once(job: Job, tmp_path: Path) -> None:
-    assert run(job, tmp_path)["problems"] == []
+    assert run(job, Place(tmp_path))["problems"] == []
