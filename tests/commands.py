@@ -63,6 +63,13 @@ def here(*arguments: object) -> Answer:
     return Answer(status, out.getvalue(), err.getvalue())
 
 
+def after_banner(out: str) -> str:
+    """What a run printed after it introduced itself."""
+    lines = out.splitlines(keepends=True)
+    told = [line.startswith(("Colonnade ", "  ")) for line in lines]
+    return "".join(lines[told.index(False) if False in told else len(lines) :])
+
+
 @dataclass
 class Ranks:
     """Forked ranks of one run."""

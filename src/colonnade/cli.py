@@ -9,13 +9,16 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from colonnade.cli_data import AsJson, data
 from colonnade.errors import ConfigError, mistake
+
+if TYPE_CHECKING:
+    from colonnade.config.schema import Config
 
 USER_MISTAKE = 2
 app = typer.Typer(
@@ -69,6 +72,7 @@ def train(
         raise typer.Exit(0 if audit_one_step(settings) else 1)
 
     with start.owned(settings) as keep:
+        greet(settings)
         run_on_ranks(settings.parallel.num_ranks, arguments, keep, lambda: start.how_to_go_on(settings))
         from colonnade.train import loop
 
@@ -267,6 +271,15 @@ def demo(
     from colonnade import demo as demonstration
 
     demonstration.main(folder)
+
+
+def greet(settings: "Config") -> None:
+    """The first line of a run on several ranks, seconds before they know the rest."""
+    from colonnade.config.describe import first_line
+    from colonnade.mesh import launch
+
+    if settings.parallel.num_ranks > 1 and launch.speaks_first():
+        print(first_line(settings), flush=True)
 
 
 def run_on_ranks(

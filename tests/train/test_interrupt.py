@@ -40,7 +40,7 @@ def check_that_it_goes_on(config: Path, run: Path, layout: list[str], status: in
         f"Stopped after step {step}; everything is saved. Run the same command again to go on from here."
     )
     assert [line["step"] for line in metrics(run)] == list(range(1, step + 1))
-    assert [event["event"] for event in events(run)] == ["started", "saved", "interrupted"]
+    assert [event["event"] for event in events(run)] == ["started", "setup", "saved", "interrupted"]
     more = [*LONG, *layout, f"train.steps={step + 3}", "checkpoint.keep=1"]
     for folder in (run, run.with_name("whole")):
         answer = forked("train", config, f"run.folder={folder}", *more, num_ranks=num_ranks(layout))

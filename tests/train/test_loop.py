@@ -25,7 +25,14 @@ def test_a_run_leaves_its_folder(finished: Finished) -> None:
     assert load(finished.folder / "config.toml") == load(finished.config)
     assert load(finished.newest / "config.toml") == load(finished.config)
     assert (finished.newest / "tokenizer.json").is_file()
-    assert [event["event"] for event in events(finished.folder)] == ["started", "saved", "saved", "saved", "finished"]
+    assert [event["event"] for event in events(finished.folder)] == [
+        "started",
+        "setup",
+        "saved",
+        "saved",
+        "saved",
+        "finished",
+    ]
 
 
 def test_metrics_have_every_step(finished: Finished) -> None:
@@ -66,14 +73,16 @@ def test_no_bits_per_byte_without_a_tokenizer(config: Path, corpus: TinyCorpus, 
 def test_what_is_printed(config: Path, tmp_path: Path) -> None:
     answer = forked("train", config, "train.log_every=2", "parallel.dp=2", num_ranks=2)
     assert (answer.status, answer.err) == (0, "")
-    begins = [line.split("  ")[0] for line in answer.out.splitlines()]
-    assert begins == [
+    lines = answer.out.splitlines()
+    begins = [line.split()[0] for line in lines[:8]]
+    assert begins == ["model", "layout", "device", "precision", "data", "steps", "memory", "free"]
+    assert [line.split("  ")[0] or line.strip()[:20] for line in lines[8:]] == [
         "step 1/6",
         "step 2/6",
-        "",
+        "validation at step 3",
         "step 4/6",
-        "",
         "step 6/6",
+        "validation at step 6",
         f"Finished 6 steps. The run is in {tmp_path}/run.",
     ]
 

@@ -16,7 +16,7 @@ import torch
 
 from colonnade.checkpoint.manifest import MANIFEST, read_manifest, to_json, verify
 from colonnade.data.tokenizer import train_bpe
-from tests.commands import environment, forked, start
+from tests.commands import after_banner, environment, forked, start
 from tests.corpus import VOCAB_SIZE, TinyCorpus, made_up, write_config
 from tests.runs import assert_same, events, metrics, saved_steps, tensors, whole_tensors
 from tests.train.conftest import Finished
@@ -192,7 +192,7 @@ def test_going_on_from_an_older_checkpoint(finished: Finished, tmp_path: Path) -
     shutil.copytree(finished.folder, run)
     shutil.rmtree(run / "checkpoints" / "step_00000006")
     answer = forked("train", finished.config, f"run.folder={run}")
-    assert answer.out.startswith(f"Resumed from {run}/checkpoints/step_00000004 (step 4, sample 16).")
+    assert after_banner(answer.out).startswith(f"Resumed from {run}/checkpoints/step_00000004 (step 4, sample 16).")
     assert_same(run, finished.folder)
 
 

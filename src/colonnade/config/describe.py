@@ -10,6 +10,8 @@ from annotated_types import Ge, Gt, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from colonnade import __version__
+from colonnade.config.numbers import counted
 from colonnade.config.presets import PRESETS
 from colonnade.config.schema import Config
 
@@ -130,3 +132,8 @@ def as_toml(value: object) -> str:
     if isinstance(value, str | bool | int | list | tuple):
         return json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007f")
     return str(value)
+
+
+def first_line(config: Config) -> str:
+    """How a run introduces itself."""
+    return f"Colonnade {__version__}: training {config.run.folder} on {counted(config.parallel.num_ranks, 'rank')}."

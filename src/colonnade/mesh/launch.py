@@ -58,6 +58,11 @@ def has_supervisor() -> bool:
     return PIPE in os.environ
 
 
+def speaks_first() -> bool:
+    """Whether this is the first process of a run: the one that a user started, or torchrun's rank 0."""
+    return not is_rank() or (FOLDER not in os.environ and rank_and_size()[0] == 0)
+
+
 def rank_and_size() -> tuple[int, int]:
     """This process' rank and the number of ranks; (0, 1) where there is one process only."""
     if not is_rank():

@@ -59,6 +59,12 @@ class Corpus:
         files = self.files
         return {key: identify(file, num_files=len(files)) for key, file in files.items()}
 
+    @cached_property
+    def unchecked(self) -> list[str]:
+        """Token files that do not say which tokenizer made them."""
+        files = {file.prefix: file for file in self.files.values()}
+        return [prefix for prefix, file in files.items() if read_sidecar(file) is None]
+
     @property
     def facts(self) -> dict[str, str]:
         """What ranks must have alike, in words."""

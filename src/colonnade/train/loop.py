@@ -6,7 +6,7 @@ main ─▶ join the ranks ─▶ folder, data, state, newest checkpoint ─▶ 
 import math
 import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,6 +23,7 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import recovery, run_folder
 from colonnade.train.agreement import settings
+from colonnade.train.banner import banner
 from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.interrupt import Interrupt
 from colonnade.train.join import joined
@@ -53,8 +54,11 @@ def main(config: Config) -> None:
         with closing(_monitor(config, mesh, corpus, device)) as monitor:
             if mesh.rank == 0:
                 run_folder.occupy(config)
+            told = banner(config, mesh, device, corpus)
+            monitor.say(told.text)
             state = build_state(config, mesh, corpus.vocab_size, device)
             recovery.resume(state, config, corpus, monitor)
+            monitor.event("setup", **told.facts)
             saving = recovery.saving(state, config, mesh, corpus, monitor, overlap=True)
             with Interrupt() as interrupt, saving as checkpoints:
                 _train(Run(config, mesh, device, corpus, monitor, checkpoints), state, interrupt)
@@ -105,9 +109,11 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
     if state.loss_scale.is_dynamic:
         metrics |= {"loss_scale": result.loss_scale, "skipped_steps": state.skipped}
     every = config.train.evaluate_every
-    if every and (state.step % every == 0 or state.step == config.train.steps):
-        metrics |= _evaluate(run, state)
+    found = _evaluate(run, state) if every and (state.step % every == 0 or state.step == config.train.steps) else None
+    metrics |= _numbers(found)
     run.monitor.step(metrics, seconds, tokens=(state.samples - position) * curriculum.unit)
+    if found is not None:
+        run.monitor.say(f"  validation at step {state.step}: {found.summary()}")
     return metrics
 
 
@@ -123,16 +129,19 @@ def _check_finite(run: Run, state: TrainState, result: StepResult) -> None:
     )
 
 
-def _evaluate(run: Run, state: TrainState) -> dict[str, float | int]:
-    """Loss on the validation part, in words on the terminal and as numbers for metrics.jsonl."""
+def _evaluate(run: Run, state: TrainState) -> Perplexity | None:
+    """Loss on the validation part, where there is one."""
     validation = run.corpus.datasets.validation
-    if validation is None:
+    return None if validation is None else evaluate_part(run, state, validation)
+
+
+def _numbers(found: Perplexity | None) -> dict[str, float | int]:
+    """An evaluation for metrics.jsonl."""
+    if found is None:
         return {}
-    result = evaluate_part(run, state, validation)
-    run.monitor.say(f"  validation at step {state.step}: {result.summary()}")
-    numbers: dict[str, float | int] = {"validation_loss": result.loss, "validation_perplexity": result.perplexity}
-    if result.bits_per_byte is not None:
-        numbers["validation_bits_per_byte"] = result.bits_per_byte
+    numbers: dict[str, float | int] = {"validation_loss": found.loss, "validation_perplexity": found.perplexity}
+    if found.bits_per_byte is not None:
+        numbers["validation_bits_per_byte"] = found.bits_per_byte
     return numbers
 
 
@@ -156,7 +165,7 @@ def evaluate_part(run: Run, state: TrainState, part: Dataset) -> Perplexity:
         byte_lengths=None if lengths is None else torch.from_numpy(lengths),
     )
     state.inference.close()
-    return result
+    return replace(result, tokenizer_checked=not run.corpus.unchecked)
 
 
 def _finish(config: Config, state: TrainState, monitor: Monitor) -> None:

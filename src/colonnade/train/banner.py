@@ -1,0 +1,214 @@
+"""What a run is, told before its first step: on the terminal in one block, and as numbers in events.jsonl."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from colonnade.architecture.families import architecture_of
+from colonnade.config.describe import first_line
+from colonnade.config.numbers import counted
+from colonnade.config.schema import Config, ParallelConfig
+from colonnade.data.blended_dataset import BlendedDataset
+from colonnade.data.gpt_dataset import Dataset, GPTDataset
+from colonnade.data.sidecar import not_checked
+from colonnade.mesh import launch
+from colonnade.mesh.collectives import all_gather
+from colonnade.mesh.mesh import Mesh
+from colonnade.mesh.shared_memory import SharedMemoryTransport
+from colonnade.planner.machine import machine_of
+from colonnade.planner.memory import Memory
+from colonnade.planner.ranks import amount
+from colonnade.train.corpus import Corpus
+from colonnade.train.machine import Free, cpu_cores, device_name, free_memory
+from colonnade.train.memory import predict
+
+_INDENT = 11
+
+
+@dataclass(frozen=True)
+class Banner:
+    """A run in lines and in numbers."""
+
+    text: str
+    facts: dict[str, Any]
+    """For events.jsonl: sizes in bytes."""
+
+
+def banner(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus) -> Banner:
+    """Every rank calls this: the stages of a pipeline tell each other what they will take."""
+    memory = _largest(predict(config, corpus.vocab_size, stage=mesh.pp.rank, device=device), mesh)
+    free, ranks_here = free_memory(device), 1 if device.type == "cuda" else launch.num_local_ranks()
+    notes = [*_notes(config, corpus), *_too_much(memory, free, ranks_here)]
+    rows = {
+        "model": _model(config, corpus),
+        "layout": _layout(config.parallel, transport(mesh, device)),
+        "device": _device(device, config.train.device),
+        "precision": _precision(config, device),
+        "data": _data(corpus),
+        "steps": _steps(config, corpus),
+        "memory": _memory(memory),
+        "free": _free(free, device, ranks_here),
+    }
+    lines = [] if launch.is_rank() else [first_line(config)]  # where ranks were started, that was said before
+    lines += [f"  {name:<{_INDENT}}{row}" for name, row in rows.items()]
+    facts = {
+        "parameters": architecture_of(config.model, corpus.vocab_size).num_parameters,
+        "layout": str(mesh.layout),
+        "ranks": mesh.layout.num_ranks,
+        "device": device.type,
+        "device_name": device_name(device),
+        "transport": transport(mesh, device),
+        "precision": config.train.precision,
+        "vocab_size": corpus.vocab_size,
+        "train_documents": _documents(corpus.datasets.train),
+        "train_tokens": _tokens(corpus.datasets.train),
+        "train_samples": len(corpus.datasets.train),
+        "memory_predicted": memory.total,
+        "memory_free": None if free is None else free[0],
+        "notes": notes,
+    }
+    return Banner("\n".join([*lines, *(f"  {'note':<{_INDENT}}{note}." for note in notes)]), facts)
+
+
+def transport(mesh: Mesh, device: torch.device) -> str:
+    """What carries numbers between ranks: '' for one process, 'shared memory', 'gloo' or 'NCCL'."""
+    axes = [axis for axis in (mesh.tp, mesh.pp, mesh.dp) if axis.transport is not None]
+    if not axes:
+        return ""
+    if device.type == "cuda":
+        return "NCCL"
+    carried = {"shared memory" if isinstance(axis.transport, SharedMemoryTransport) else "gloo" for axis in axes}
+    return " and ".join(sorted(carried, reverse=True))
+
+
+def _model(config: Config, corpus: Corpus) -> str:
+    model = config.model
+    parameters = architecture_of(model, corpus.vocab_size).num_parameters
+    return (
+        f"{model.kind}, {parameters:,} parameters: {counted(model.num_layers, 'layer')}, hidden {model.hidden_size:,}, "
+        f"{counted(model.num_heads, 'head')}, sequences of {model.seq_length:,}, vocabulary {corpus.vocab_size:,}"
+    )
+
+
+def _layout(parallel: ParallelConfig, carried_by: str) -> str:
+    kinds = [f"tp {parallel.tp} × pp {parallel.pp} × dp {parallel.dp}"]
+    if parallel.pp > 1:
+        virtual = f" with {parallel.virtual_stages} virtual stages" if parallel.virtual_stages > 1 else ""
+        kinds.append(f"{parallel.schedule} pipeline{virtual}")
+    if parallel.zero:
+        kinds.append(f"ZeRO {parallel.zero}")
+    if parallel.sequence_parallel:
+        kinds.append("sequence parallelism")
+    if parallel.recompute != "none":
+        kinds.append(f"{parallel.recompute} recomputation")
+    if parallel.offload:
+        kinds.append("offload")
+    return ", ".join(kinds) + (f"; ranks talk through {carried_by}" if carried_by else "")
+
+
+def _device(device: torch.device, asked: str) -> str:
+    """cpu, its name, its cores, and why it is that."""
+    parts = [device.type, device_name(device), cpu_cores() if device.type == "cpu" else ""]
+    fallen = device.type == "cpu" and asked == "auto"
+    why = f' (train.device = "auto", and torch {torch.__version__} finds no GPU here)' if fallen else ""
+    return ", ".join(filter(None, parts)) + why
+
+
+def _precision(config: Config, device: torch.device) -> str:
+    precision = config.train.precision
+    if machine_of(device.type, precision).widened:
+        return f"{precision}, with products in fp32: this CPU has no matrix units for {precision}"
+    return precision
+
+
+def _data(corpus: Corpus) -> str:
+    datasets = corpus.datasets
+    parts = [
+        f"{name}: {_documents(part):,} {'document' if _documents(part) == 1 else 'documents'}, "
+        f"{counted(_tokens(part), 'token')}, {counted(len(part), 'sample')}"
+        for name, part in (("train", datasets.train), ("validation", datasets.validation))
+        if part is not None
+    ]
+    return "; ".join(parts)
+
+
+def _steps(config: Config, corpus: Corpus) -> str:
+    train, curriculum = config.train, corpus.curriculum
+    tokens = curriculum.steps(train.steps) * curriculum.unit
+    epoch = len(corpus.datasets.train) * config.model.seq_length
+    sizes = f"{train.global_batch_size:,} × {config.model.seq_length:,} tokens"
+    growing = " at the end" if len(curriculum.stages) > 1 else ""
+    an_epoch = "" if growing else f" of {epoch / (train.global_batch_size * config.model.seq_length):,.1f} steps"
+    return f"{train.steps:,} of {sizes}{growing}, {tokens:,} tokens in all: {tokens / epoch:.3g} epochs{an_epoch}"
+
+
+def _memory(memory: Memory) -> str:
+    parts = {
+        "parameters": memory.parameters,
+        "gradients": memory.gradients,
+        "optimizer": memory.optimizer + memory.host,
+        "buffers": memory.buffers,
+        "activations": memory.activations,
+    }
+    told = ", ".join(f"{name} {amount(size)}" for name, size in parts.items() if size)
+    return f"{amount(memory.total + memory.host)} predicted for a rank ({told}), and what operators and libraries need"
+
+
+def _free(free: Free | None, device: torch.device, ranks_here: int) -> str:
+    if free is None:
+        return "memory of this machine unknown"
+    of = "the GPU" if device.type == "cuda" else f"this machine, for {counted(ranks_here, 'rank')}"
+    return f"{amount(free[0])} of {amount(free[1])} of memory on {of}"
+
+
+def _too_much(memory: Memory, free: Free | None, ranks_here: int) -> Iterator[str]:
+    wanted = memory.total + memory.host
+    if free is not None and wanted * ranks_here > free[0]:
+        yield (
+            f"{counted(ranks_here, 'rank')} here will take {amount(wanted * ranks_here)} by prediction, more than is "
+            "free: lower train.micro_batch_size, or use parallel.recompute, parallel.zero or more parallel.tp or pp"
+        )
+
+
+def _largest(own: Memory, mesh: Mesh) -> Memory:
+    """Of the pipeline's stages, the memory of the one that takes the most."""
+    numbers = (own.parameters, own.gradients, own.optimizer, own.buffers, own.activations, own.host)
+    stages = all_gather(torch.tensor([numbers], dtype=torch.int64), mesh.pp).tolist()
+    return max((Memory(*stage) for stage in stages), key=lambda memory: memory.total + memory.host)
+
+
+def _parts(dataset: Dataset) -> list[GPTDataset]:
+    if isinstance(dataset, BlendedDataset):
+        return dataset.parts
+    assert isinstance(dataset, GPTDataset), "a run reads one token file, or a blend of several"
+    return [dataset]
+
+
+def _documents(dataset: Dataset) -> int:
+    return sum(len(part.documents) for part in _parts(dataset))
+
+
+def _tokens(dataset: Dataset) -> int:
+    return sum(part.num_tokens for part in _parts(dataset))
+
+
+def _notes(config: Config, corpus: Corpus) -> Iterator[str]:
+    """What could not be checked, and what is left out."""
+    datasets, data = corpus.datasets, config.data
+    if corpus.tokenizer is None:
+        yield "data.tokenizer is not set: no bits per byte, and checkpoints that cannot write text"
+    else:
+        if not corpus.tokenizer.is_byte_level:
+            yield "the tokenizer is not byte-level: no bits per byte"
+        yield from (not_checked(prefix, "data.tokenizer") for prefix in corpus.unchecked)
+    if data.blend is not None and data.validation is None and data.shares[1]:
+        there = 0 if datasets.validation is None else len(_parts(datasets.validation))
+        if there < len(data.blend):
+            yield (
+                f"{len(data.blend) - there} of {len(data.blend)} files of data.blend have too little text for a "
+                "validation sample, and are not in the validation part"
+            )
+    if config.train.evaluate_every and datasets.validation is None:
+        yield "there is no validation part, so that nothing is evaluated"

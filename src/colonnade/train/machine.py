@@ -1,0 +1,59 @@
+"""What this machine is and has: names and free memory, for the lines at the start of a run."""
+
+from pathlib import Path
+
+import torch
+
+from colonnade.config.numbers import counted
+from colonnade.mesh import launch
+
+Free = tuple[int, int]
+"""[bytes] (free, in all)."""
+
+
+def device_name(device: torch.device) -> str:
+    """A GPU's or CPU's name, as its maker or the system has it; empty where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    for line in _lines(Path("/proc/cpuinfo")):
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return " ".join(value.split())
+    return ""
+
+
+def cpu_cores() -> str:
+    """'2 cores, 1 thread for each rank'."""
+    return f"{counted(launch.num_cores(), 'core')}, {counted(torch.get_num_threads(), 'thread')} for each rank"
+
+
+def free_memory(device: torch.device) -> Free | None:
+    """Of the GPU, or what this machine's processes and their control group may still take. None: not known here."""
+    if device.type == "cuda":
+        free, there = torch.cuda.mem_get_info(device)
+        return int(free), int(there)
+    table = {line.split(":")[0]: line.split()[1] for line in _lines(Path("/proc/meminfo")) if len(line.split()) > 1}
+    if "MemAvailable" not in table:
+        return None
+    machine = int(table["MemAvailable"]) * 1024, int(table["MemTotal"]) * 1024
+    return min([machine, *_control_groups()])
+
+
+def _control_groups() -> list[Free]:
+    """Of each control group (version 2) with a limit that this process is in: containers and batch systems set them."""
+    root, found = Path("/sys/fs/cgroup"), []
+    own = next((line.split("::/", 1)[1] for line in _lines(Path("/proc/self/cgroup")) if "::/" in line), "")
+    for folder in (root / own, *(root / own).parents):
+        limit, used = _lines(folder / "memory.max"), _lines(folder / "memory.current")
+        if limit and used and limit[0].isdecimal():
+            found.append((max(int(limit[0]) - int(used[0]), 0), int(limit[0])))
+        if folder == root:
+            break
+    return found
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,113 @@
+"""What a run tells of itself before its first step: true numbers, early, and what could not be checked."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from colonnade.config.load import load
+from colonnade.config.schema import Config
+from colonnade.data.indexed import TokenFile
+from colonnade.data.tokenize import tokenize_files
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Mesh, build_mesh
+from colonnade.planner.memory import rank_memory
+from colonnade.train import banner as banners
+from colonnade.train.banner import Banner, banner
+from colonnade.train.corpus import open_corpus
+from colonnade.train.machine import free_memory
+from colonnade.train.state import build_state
+from tests import corpus as tiny
+from tests.commands import colonnade, forked
+from tests.corpus import TinyCorpus
+from tests.distributed import run_on_ranks
+from tests.runs import events
+
+CPU = torch.device("cpu")
+
+
+def told(config: Config, mesh: Mesh | None = None) -> Banner:
+    return banner(config, mesh or Mesh(), CPU, open_corpus(config))
+
+
+def rows(found: Banner) -> dict[str, str]:
+    return {line.split()[0]: " ".join(line.split()[1:]) for line in found.text.splitlines()}
+
+
+def test_its_numbers_are_those_of_the_run(corpus: TinyCorpus, tmp_path: Path) -> None:
+    config = tiny.config(corpus, tmp_path)
+    found, opened = told(config), open_corpus(config)
+    parameters = sum(p.numel() for p in build_state(config, Mesh(), opened.vocab_size, CPU).model.parameters())
+    held = rank_memory(config.model, config.parallel, config.train, vocab_size=275)
+    file = TokenFile(corpus.prefix)
+    assert found.facts["parameters"] == parameters and f"{parameters:,} parameters" in rows(found)["model"]
+    assert found.facts["memory_predicted"] == held.total
+    assert (found.facts["train_documents"], found.facts["train_samples"]) == (20, len(opened.datasets.train))
+    assert found.facts["train_tokens"] == file.document_start(20)
+    assert rows(found)["data"].startswith(f"train: 20 documents, {file.document_start(20):,} tokens,")
+    assert "6 of 4 × 16 tokens, 384 tokens in all" in rows(found)["steps"]
+    assert found.facts["transport"] == "" and "talk" not in rows(found)["layout"]
+    assert "note" not in rows(found)
+
+
+def test_the_largest_stage_is_told_on_every_rank(corpus: TinyCorpus, tmp_path: Path) -> None:
+    config = tiny.config(corpus, tmp_path, "parallel.pp=2", "model.num_layers=3", "train.micro_batch_size=1")
+    found = run_on_ranks(lambda rank, _: told(config, build_mesh(Layout(pp=2), rank)), 2)
+    stages = [
+        rank_memory(config.model, config.parallel, config.train, vocab_size=275, stage=stage).total for stage in (0, 1)
+    ]
+    assert stages[0] != stages[1]
+    assert [each.facts["memory_predicted"] for each in found] == [max(stages)] * 2
+    assert "ranks talk through" in rows(found[0])["layout"] and "1f1b pipeline" in rows(found[0])["layout"]
+
+
+def test_it_comes_before_the_first_step_and_into_the_events(config: Path, tmp_path: Path) -> None:
+    answer = forked("train", config)
+    lines = answer.out.splitlines()
+    assert lines[0] == f"Colonnade 0.1.0: training {tmp_path}/run on 1 rank."
+    assert lines[1].split()[0] == "model" and "step 1/6" not in "".join(lines[:9]) and "step 1/6" in lines[9]
+    (setup,) = (event for event in events(tmp_path / "run") if event["event"] == "setup")
+    assert setup["device"] == "cpu" and setup["precision"] == "fp32" and setup["layout"] == "pp1 dp1 tp1"
+
+
+def test_the_first_line_is_there_before_torch_is(config: Path) -> None:
+    """Of several ranks: the process that starts them says it, once; the rest is rank 0's."""
+    answer = colonnade("train", config, "train.steps=2", "parallel.tp=2")
+    assert answer.status == 0, answer
+    assert answer.out.count("Colonnade 0.1.0: training") == 1 and answer.out.startswith("Colonnade")
+    assert answer.out.count("  layout ") == 1
+
+
+def test_a_token_file_that_does_not_name_its_tokenizer(corpus: TinyCorpus, tmp_path: Path) -> None:
+    for ending in (".bin", ".idx"):
+        shutil.copy(f"{corpus.prefix}{ending}", f"{tmp_path}/megatron{ending}")
+    path = tiny.write_config(corpus, tmp_path)
+    answer = forked("train", path, f"data.train={tmp_path}/megatron")
+    assert answer.out.count("note       ") == 1
+    assert f"{tmp_path}/megatron has no megatron.json beside it: that data.tokenizer made it" in answer.out
+    assert answer.out.count("tokenizer not checked)") == 2, "both validation lines"
+    assert "note" not in rows(told(tiny.config(corpus, tmp_path)))
+
+
+def test_what_is_left_out_is_told(corpus: TinyCorpus, tmp_path: Path) -> None:
+    (tmp_path / "short.jsonl").write_text("\n".join(corpus.text.read_text().splitlines()[:2]))
+    short = tmp_path / "short"
+    tokenize_files([tmp_path / "short.jsonl"], short, Tokenizer.load(corpus.tokenizer), workers=1, progress=False)
+    path = tiny.write_config(corpus, tmp_path)
+    path.write_text(path.read_text().replace(f'train = "{corpus.prefix}"\n', ""))
+    found = told(load(path, [f'data.blend={{"{corpus.prefix}"=1.0, "{short}"=1.0}}']))
+    assert "1 of 2 files of data.blend have too little text for a validation sample" in found.text
+
+
+def test_more_than_there_is(corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(banners, "free_memory", lambda device: (100_000, 2_000_000))
+    found = told(tiny.config(corpus, tmp_path))
+    assert "1 rank here will take 264 kB by prediction, more than is free: lower" in found.text
+    assert "100 kB of 2.00 MB of memory on this machine, for 1 rank" in found.text
+
+
+def test_free_memory_is_below_what_there_is() -> None:
+    found = free_memory(CPU)
+    assert found is not None and 0 < found[0] <= found[1]
