@@ -75,11 +75,12 @@ def forward(model: ModelConfig, precision: str, tp: int, *, documents: bool) -> 
     weights = given.loss_mask.double()
     masks = Masks(1, np.arange(SAMPLES))
     inputs = Inputs(given.tokens, given.labels, weights, masks, documents=given.documents, positions=given.positions)
-    x: Tensor | None = None
-    for name in gpt.units():
-        x = gpt.run(name, x, inputs)
-    assert x is not None and x.is_cuda
-    return x
+    carry: tuple[Tensor, ...] = ()
+    for unit in gpt.units():
+        carry = gpt.run(unit, carry, inputs)
+    (loss,) = carry
+    assert loss.is_cuda
+    return loss
 
 
 def update() -> None:

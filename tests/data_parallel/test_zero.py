@@ -129,7 +129,7 @@ def back(owned: Ownership, microbatches: int) -> None:
         for unit in use(owned, UNITS[::-1], gradients=True):
             for part in NEEDS[unit]:
                 owned.parts[part].gradients.add_(1.0)
-            owned.left(unit, last=number == microbatches - 1)
+            owned.gradients_ready(unit, last=number == microbatches - 1)
     owned.finish()
 
 
@@ -175,7 +175,7 @@ def test_at_most_three_units_have_whole_gradients(zero: int) -> None:
     for unit in use(owned, UNITS[::-1], gradients=True):
         whole = allocated(list(owned.parts.values()), "gradients") - {TIED}
         assert len(whole) <= 3 and unit in whole
-        owned.left(unit, last=False)
+        owned.gradients_ready(unit, last=False)
     owned.finish()
     assert allocated(list(owned.parts.values()), "gradients") == set()
 
@@ -190,7 +190,7 @@ def test_sums_wait_for_each_other_only_where_they_hold_memory(zero: int, narrow:
     owned = Ownership(parts, NEEDS, mesh, zero=zero)
     owned.begin()
     for unit in use(owned, UNITS[::-1], gradients=True):
-        owned.left(unit, last=True)
+        owned.gradients_ready(unit, last=True)
         sums = [each for each in parts if each._summing is not None]
         assert len(sums) <= (2 if zero >= 2 or narrow else len(parts))
     assert len(sums) == (2 if zero >= 2 or narrow else len(parts))
@@ -276,7 +276,7 @@ def test_stage_2_sums_each_microbatch_into_memory_of_its_own() -> None:
         for unit in use(owned, ["blocks.1"], gradients=True):
             assert not part.gradients.any(), "nothing of an earlier micro-batch"
             part.gradients.add_(1.0)
-            owned.left(unit, last=False)
+            owned.gradients_ready(unit, last=False)
         assert (part.reduced == 2.0 * microbatch).all(), "the last sum is still under way"
     owned.finish()
     assert (part.reduced == 6.0).all() and part.gradients.untyped_storage().size() == 0

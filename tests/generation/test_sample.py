@@ -8,12 +8,12 @@ import torch
 
 from colonnade.errors import ConfigError, DataError
 from colonnade.generation.choose import Sampling, choose
-from colonnade.generation.sample import Generated, Stages, empty_caches, generate, next_logits
+from colonnade.generation.sample import Generated, Stages, generate, next_logits
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, build_mesh, paper_mesh
-from colonnade.model.gpt import GPT, Inputs
+from colonnade.model.gpt import GPT
 from colonnade.pipeline.chunk import Chunk
-from colonnade.pipeline.inference import Inference, Whole
+from colonnade.pipeline.inference import Inference, ResidentWeights
 from tests.distributed import run_on_ranks
 from tests.generation.tiny import tiny_gpt
 
@@ -47,7 +47,7 @@ def test_with_the_cache_is_as_without(how: dict[str, Any]) -> None:
 @pytest.mark.parametrize("cuts", [[10], [1] * 10, [3, 4, 1, 2]], ids=["at once", "one by one", "in pieces"])
 def test_cached_logits_are_those_of_the_whole_text(cuts: list[int]) -> None:
     model, text = tiny_gpt(SERIAL), [7, 0, 20, 3, 3, 11, 2, 19, 5, 1]
-    caches, done = empty_caches(model, 10), 0
+    caches, done = model.empty_caches(10), 0
     for count in cuts:
         cached = next_logits(Stages(model, SERIAL), text[done : done + count], caches, done)
         done += count
@@ -105,12 +105,8 @@ def test_stages_generate_what_one_rank_does() -> None:
     def on_rank(rank: int, num_ranks: int) -> list[Generated]:
         mesh = build_mesh(Layout(tp=2, pp=3), rank)
         model = tiny_gpt(mesh.tp, units=held[mesh.pp.rank])
-
-        def stream(inputs: Inputs) -> torch.Tensor:
-            assert inputs.tokens is not None
-            return torch.empty(*inputs.tokens.shape, 16, dtype=torch.float64)
-
-        inference = Inference([Chunk(held[mesh.pp.rank], model, Whole())], mesh.pp, Whole(), stream)
+        units = model.architecture.named(held[mesh.pp.rank])
+        inference = Inference([Chunk(units, model, ResidentWeights())], model, mesh.pp, ResidentWeights())
         return list(generate(Stages(model, mesh.tp, mesh.pp, inference.hidden), PROMPTS, max_new_tokens=5, **SAMPLED))
 
     expected = list(generate(Stages(tiny_gpt(SERIAL), SERIAL), PROMPTS, max_new_tokens=5, **SAMPLED))
@@ -120,7 +116,7 @@ def test_stages_generate_what_one_rank_does() -> None:
 def test_a_new_token_sends_its_logits_once_and_two_reductions_a_layer() -> None:
     mesh = paper_mesh(Layout(tp=4), 0)
     model = tiny_gpt(mesh.tp)
-    caches = empty_caches(model, 12)
+    caches = model.empty_caches(12)
     next_logits(Stages(model, mesh.tp), [1, 2, 3], caches)
     before = len(mesh.ledger.entries)
     next_logits(Stages(model, mesh.tp), [4], caches, 3)

@@ -19,6 +19,7 @@ from colonnade.model.attention import KeyValueCache
 from colonnade.model.dropout import Masks
 from colonnade.model.gpt import GPT, Inputs
 from colonnade.model.position import Positions
+from colonnade.pipeline.carry import Carry
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.train.state import build_state
 from colonnade.train.step import StepResult, train_step
@@ -94,10 +95,10 @@ def test_every_tokens_loss_is_that_of_its_document_alone(position: str) -> None:
 
 @torch.no_grad()
 def hidden(gpt: GPT, given: Inputs) -> Tensor:
-    x: Tensor | None = None
+    carry: Carry = ()
     for unit in list(gpt.units())[:-1]:
-        x = gpt.run(unit, x, given)
-    assert x is not None
+        carry = gpt.run(unit, carry, given)
+    (x,) = carry
     return x
 
 
@@ -133,7 +134,7 @@ def test_a_generated_text_is_one_document() -> None:
     gpt, given = serial(configuration()), packed(PACKED)
     caches = {"blocks.0": KeyValueCache(torch.zeros(3, 4, 9, 4), torch.zeros(3, 4, 9, 4))}
     with pytest.raises(AssertionError, match="one document"):
-        gpt.run("blocks.0", torch.zeros(8, 3, 16).double(), replace(given, caches=caches))
+        gpt.run("blocks.0", (torch.zeros(8, 3, 16).double(),), replace(given, caches=caches))
 
 
 # --- what tokens see, made once for a micro-batch ---------------------------------------------------------------------
@@ -163,12 +164,11 @@ def test_backward_sees_what_its_forward_saw(drop: float) -> None:
     gpt.zero_grad()
     losses = []
     for microbatch in (some, others):
-        x: Tensor | None = None
+        carry: Carry = ()
         for unit in gpt.units():
-            x = gpt.run(unit, x, microbatch)
-        losses.append(x)
+            carry = gpt.run(unit, carry, microbatch)
+        losses += carry
     for loss in losses:
-        assert loss is not None
         loss.backward()
     assert_gradients(gpt, Mesh().tp, expected)
 

@@ -203,10 +203,10 @@ def test_an_fp32_stream_is_never_rounded(change: dict[str, Any]) -> None:
     for fp32, dtype in ((False, torch.bfloat16), (True, torch.float32)):
         gpt = GPT(configuration(fp32_residual=fp32, **change), VOCAB, Parallel(Mesh().tp))
         initialize_(gpt, Mesh().tp, 1)
-        gpt, x = gpt.bfloat16(), None
-        assert gpt.residual_dtype(torch.bfloat16) is dtype
+        gpt, carry = gpt.bfloat16(), ()
         for unit in ("embedding", "blocks.0", "blocks.1"):
-            x = gpt.run(unit, x, Inputs(tokens))
+            carry = gpt.run(unit, carry, Inputs(tokens))
+            (x,) = carry
             assert x.dtype is dtype
             assert torch.equal(x, x.bfloat16().to(dtype)) != fp32, unit
         assert gpt.head.normed(x).dtype is torch.bfloat16

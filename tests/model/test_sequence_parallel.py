@@ -11,6 +11,7 @@ from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.model.attention import KeyValueCache
 from colonnade.model.gpt import GPT
 from colonnade.model.initialize import initialize_
+from colonnade.pipeline.carry import leaves
 from colonnade.tensor_parallel.parallel import Parallel
 from tests.distributed import run_on_ranks
 from tests.model.kept import Kept
@@ -25,9 +26,9 @@ def sent(sequence_parallel: bool) -> tuple[Counter[str], int]:
     """(collectives, bytes) of one block over tp, forward and backward."""
     mesh = paper_mesh(Layout(tp=4), 2)
     gpt, given = built(configuration(), mesh.tp, sequence_parallel=sequence_parallel), batch()
-    x = gpt.run("embedding", None, given).detach().requires_grad_()
+    carry = leaves(gpt.run("embedding", (), given))
     mesh.ledger.clear()
-    y = gpt.run("blocks.0", x, given)
+    (y,) = gpt.run("blocks.0", carry, given)
     y.backward(torch.ones_like(y))
     assert y.shape == ((S // 4 if sequence_parallel else S), B, H)
     return Counter(entry.operation for entry in mesh.ledger.entries), sum(e.bytes for e in mesh.ledger.entries)
@@ -46,9 +47,9 @@ def test_what_lies_between_cut_layers_is_kept_once() -> None:
     for cut in (False, True):
         tp = paper_mesh(Layout(tp=4), 2).tp
         gpt, given = built(configuration(dropout=0.1), tp, sequence_parallel=cut), batch()
-        x = gpt.run("embedding", None, given).detach().requires_grad_()
+        carry = leaves(gpt.run("embedding", (), given))
         with Kept() as made:
-            y = gpt.run("blocks.0", x, given)
+            (y,) = gpt.run("blocks.0", carry, given)
         kept[cut] = made.bytes
         assert y.grad_fn is not None
     streams = 4 * 8 + 2  # bytes: both norms' results and both sums in fp64, and two masks

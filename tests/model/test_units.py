@@ -12,6 +12,7 @@ from colonnade.mesh.mesh import Axis, Mesh, build_mesh, paper_mesh
 from colonnade.model.dropout import Masks
 from colonnade.model.gpt import GPT, Inputs
 from colonnade.model.initialize import initialize_
+from colonnade.pipeline.carry import Carry, Gradients, backward_from, leaves
 from colonnade.tensor_parallel.gemm import WeightGradients
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
@@ -52,18 +53,18 @@ def batch() -> Inputs:
 
 def through(stages: list[GPT], given: Inputs) -> Tensor:
     """Forward and backward through all stages, each with a graph of its own; returns the loss."""
-    passed: list[tuple[Tensor | None, Tensor]] = []
-    x: Tensor | None = None
+    passed: list[tuple[Carry, Carry]] = []
+    carry: Carry = ()
     for gpt in stages:
-        entry = x = None if x is None else x.detach().requires_grad_()
+        entry = carry = leaves(carry)
         for unit in gpt.units():
-            x = gpt.run(unit, x, given)
-        assert x is not None
-        passed.append((entry, x))
-    loss, gradient = passed[-1][1], None
+            carry = gpt.run(unit, carry, given)
+        passed.append((entry, carry))
+    gradients: Gradients | None = None
     for entry, out in reversed(passed):
-        torch.autograd.backward(out, gradient)
-        gradient = None if entry is None else entry.grad
+        backward_from(out, gradients)
+        gradients = tuple(x.grad for x in entry)
+    (loss,) = carry
     return loss
 
 
@@ -139,25 +140,35 @@ def test_what_a_unit_needs_is_what_it_multiplies_with(what: str) -> None:
     """A weight that is not of a needed part may be lost while the unit runs."""
     gpt, tp = built(SHAPES[what], Mesh().tp), Mesh().tp
     given = batch()
-    streams: dict[str, Tensor | None] = {}
-    x: Tensor | None = None
+    carries: dict[str, Carry] = {}
+    carry: Carry = ()
     for unit in gpt.units():
-        streams[unit] = x
-        x = gpt.run(unit, x, given)
+        carries[unit] = carry
+        carry = gpt.run(unit, carry, given)
     for unit in gpt.units():
         lost = built(SHAPES[what], tp)
         for part, places in named_placements(lost.parts(), tp).items():
             for place in places:
                 if part not in gpt.needs(unit):
                     place.parameter.data.fill_(torch.nan)
-        assert torch.equal(lost.run(unit, streams[unit], given), gpt.run(unit, streams[unit], given))
+        (out,), (expected,) = (model.run(unit, carries[unit], given) for model in (lost, gpt))
+        assert torch.equal(out, expected)
 
 
-def test_the_streams_type() -> None:
-    sixteen, exact = torch.bfloat16, torch.float32
-    plain, wide = (GPT(configuration(fp32_residual=fp32), VOCAB, Parallel(Mesh().tp)) for fp32 in (False, True))
-    assert plain.residual_dtype(sixteen) is sixteen and wide.residual_dtype(sixteen) is exact
-    assert plain.residual_dtype(torch.float64) is wide.residual_dtype(torch.float64) is torch.float64
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("fp32", [False, True])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_buffers_are_like_what_the_units_hand_on(sequence_parallel: bool, fp32: bool, dtype: torch.dtype) -> None:
+    parallel, given = Parallel(paper_mesh(Layout(tp=2), 1).tp, sequence_parallel), batch()
+    gpt = GPT(configuration(fp32_residual=fp32), VOCAB, parallel).to(dtype)
+    initialize_(gpt, parallel.tp, 7)
+    last = GPT(configuration(fp32_residual=fp32), VOCAB, parallel, units=["head"])
+    carry: Carry = ()
+    for unit in gpt.units():
+        for model in (gpt, last.to(dtype)):
+            buffers = model.carry_buffers(given, into=unit)
+            assert [(x.shape, x.dtype) for x in buffers] == [(x.shape, x.dtype) for x in carry], unit
+        carry = gpt.run(unit, carry, given)
 
 
 # --- weight gradients later ------------------------------------------------------------------------------------------
@@ -189,9 +200,10 @@ def test_weight_gradients_may_come_later(tp_size: int, sequence_parallel: bool) 
 def test_all_matrices_of_blocks_wait() -> None:
     later = WeightGradients()
     gpt, given = built(configuration(), Mesh().tp, weight_gradients=later), batch()
-    x = gpt.run("embedding", None, given)
+    carry = gpt.run("embedding", (), given)
     with later.deferred() as queue:
-        gpt.run("blocks.0", x, given).sum().backward()
+        (y,) = gpt.run("blocks.0", carry, given)
+        y.sum().backward()
         named = logical_or_none(gpt, "blocks.0")
         assert {name for name, gradient in named.items() if gradient is None} == {
             f"{layer}.{key}" for layer in ("attention.qkv", "mlp.up") for key in ("weight", "bias")
@@ -208,8 +220,7 @@ def test_where_the_sequence_is_cut_a_later_weight_gradient_gathers_later() -> No
     """What waits in the queue is 1/tp of the layers' inputs."""
     mesh, later = paper_mesh(Layout(tp=2), 1), WeightGradients()
     gpt, given = built(configuration(), mesh.tp, sequence_parallel=True, weight_gradients=later), batch()
-    x = gpt.run("embedding", None, given).detach().requires_grad_()
-    y = gpt.run("blocks.0", x, given)
+    (y,) = gpt.run("blocks.0", leaves(gpt.run("embedding", (), given)), given)
     mesh.ledger.clear()
     with later.deferred() as queue:
         y.backward(torch.ones_like(y))

@@ -9,14 +9,27 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from colonnade.pipeline.chunk import Chunk
-from tests.pipeline.toy import HIDDEN, LENGTH, SAMPLES, Owner, Toy, microbatches, unit_names
+from tests.pipeline.toy import (
+    HIDDEN,
+    LENGTH,
+    SAMPLES,
+    TARGETS,
+    WIDTH,
+    Owner,
+    Pair,
+    Toy,
+    Watched,
+    microbatches,
+    unit_names,
+    units,
+)
 
 UNITS = unit_names(4)
 
 
-def chunk_of(units: list[str], *, every: int = 0) -> tuple[Toy, Owner, Chunk]:
+def chunk_of(names: list[str], *, every: int = 0) -> tuple[Toy, Owner, Chunk]:
     toy, owner = Toy(4), Owner()
-    return toy, owner, Chunk(units, toy, owner, weight_gradients=toy.later, recompute_every=every)
+    return toy, owner, Chunk(units(names), toy, owner, weight_gradients=toy.later, recompute_every=every)
 
 
 def close(mine: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -30,19 +43,19 @@ def close(mine: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("every", [0, 1, 2, 3, 4])
-def test_a_whole_model_in_one_chunk_has_autograds_gradients(every: int, split: bool) -> None:
-    toy, _, chunk = chunk_of(UNITS, every=every)
+@pytest.mark.parametrize("kind", [Toy, Pair])
+def test_a_whole_model_in_one_chunk_has_autograds_gradients(kind: type[Watched], every: int, split: bool) -> None:
+    model = kind(6)
+    chunk = Chunk(units(model.names), model, Owner(), weight_gradients=model.later, recompute_every=every)
     given_ = microbatches(3)
-    loss = sum(chunk.forward(each.number, None, each).item() for each in given_)
+    loss = sum(x.item() for each in given_ for x in chunk.forward(each.number, (), each))
     for each in given_:
-        assert chunk.backward(each.number, None, each, last=False, split=split) is None, (
-            "the embedding hands nothing on"
-        )
+        assert chunk.backward(each.number, None, each, last=False, split=split) == (), "the first unit took nothing"
         if split:
             chunk.weights(each.number, last=False)
-    expected, gradients = toy.plain(given_)
+    expected, gradients = model.plain(given_)
     assert loss == pytest.approx(expected, rel=1e-13)
-    close(toy.gradients(), gradients)
+    close(model.gradients(), gradients)
 
 
 @pytest.mark.parametrize("every", [0, 2])
@@ -52,7 +65,7 @@ def test_a_middle_chunk_takes_and_hands_on_gradients_of_the_stream(every: int) -
     given_ = microbatches(2)
     xs = [torch.randn(LENGTH, SAMPLES, HIDDEN, dtype=torch.float64) for _ in given_]
     grads = [torch.randn_like(x) for x in xs]
-    ys = [chunk.forward(each.number, x, each) for each, x in zip(given_, xs, strict=True)]
+    ys = [y for each, x in zip(given_, xs, strict=True) for y in chunk.forward(each.number, (x,), each)]
     assert not any(y.requires_grad for y in ys), "a stage sends numbers, no graph"
     for each, x, grad in list(zip(given_, xs, grads, strict=True))[::-1]:
         leaf = x.clone().requires_grad_()
@@ -61,17 +74,66 @@ def test_a_middle_chunk_takes_and_hands_on_gradients_of_the_stream(every: int) -
             y = y + torch.tanh(toy.linears[layer](toy.norms[layer](y)))
         torch.testing.assert_close(ys[each.number], y, rtol=1e-14, atol=1e-14)
         (expected,) = torch.autograd.grad(y, leaf, grad)
-        dx = chunk.backward(each.number, grad, each, last=False)
+        (dx,) = chunk.backward(each.number, (grad,), each, last=False)
         assert dx is not None
         torch.testing.assert_close(dx, expected, rtol=1e-13, atol=1e-14)
+
+
+CARRY = (
+    torch.arange(16, dtype=torch.float64).view(TARGETS, SAMPLES, WIDTH) / 16,
+    torch.arange(36, dtype=torch.float64).view(LENGTH, SAMPLES, HIDDEN).cos(),
+    torch.tensor([2, 3]),
+)
+
+
+def chunk_of_pair(names: list[str], *, every: int = 0) -> tuple[Pair, Chunk]:
+    pair = Pair(8)
+    return pair, Chunk(units(names), pair, Owner(), weight_gradients=pair.later, recompute_every=every)
+
+
+@pytest.mark.parametrize("every", [0, 1, 3])
+def test_what_units_hand_on_unchanged_is_not_copied(every: int) -> None:
+    _, chunk = chunk_of_pair(["decode.0", "decode.1", "decode.2"], every=every)
+    (each,) = microbatches(1)
+    _, memory, lengths = chunk.forward(0, CARRY, each)
+    assert (memory.data_ptr(), lengths.data_ptr()) == (CARRY[1].data_ptr(), CARRY[2].data_ptr())
+    assert not memory.requires_grad and torch.equal(lengths, CARRY[2])
+
+
+@pytest.mark.parametrize("every", [0, 1, 3])
+def test_a_tensor_that_is_handed_on_has_the_gradients_of_all_its_readers(every: int) -> None:
+    """decode.0 and decode.2 read the memory, decode.1 only hands it on, and more comes from behind the chunk."""
+    names = ["decode.0", "decode.1", "decode.2"]
+    pair, chunk = chunk_of_pair(names, every=every)
+    (each,) = microbatches(1)
+    dy, dmemory = torch.ones_like(CARRY[0]), torch.full_like(CARRY[1], 0.5)
+    chunk.forward(0, CARRY, each)
+    got = chunk.backward(0, (dy, dmemory, None), each, last=True)
+    carry = y, memory, _ = CARRY[0].clone().requires_grad_(), CARRY[1].clone().requires_grad_(), CARRY[2]
+    for name in names:
+        carry = pair.make(name, carry, each)
+    expected = torch.autograd.grad(carry[:2], (y, memory), (dy, dmemory))
+    assert got[2] is None, "integers have no gradient"
+    for gradient, other in zip(got[:2], expected, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-13, atol=1e-14)
+
+
+def test_what_nobody_reads_has_a_gradient_of_zeros() -> None:
+    """The stage before expects one for each floating-point tensor."""
+    _, chunk = chunk_of_pair(["decode.1", "head"])
+    (each,) = microbatches(1)
+    chunk.forward(0, CARRY, each)
+    dy, dmemory, dlengths = chunk.backward(0, None, each, last=True)
+    assert dy is not None and dy.any() and dmemory is not None and dlengths is None
+    assert torch.equal(dmemory, torch.zeros_like(CARRY[1]))
 
 
 def test_a_split_backward_leaves_linear_weights_alone() -> None:
     toy, _, chunk = chunk_of(["blocks.1", "blocks.2"])
     (each,) = microbatches(1)
     x = torch.randn(LENGTH, SAMPLES, HIDDEN, dtype=torch.float64)
-    chunk.forward(0, x, each)
-    chunk.backward(0, torch.ones_like(x), each, last=True, split=True)
+    chunk.forward(0, (x,), each)
+    chunk.backward(0, (torch.ones_like(x),), each, last=True, split=True)
     assert not any(name.startswith("linears") for name in toy.gradients())
     chunk.weights(0, last=True)
     assert sorted(name for name in toy.gradients() if name.startswith("linears")) == [
@@ -79,10 +141,10 @@ def test_a_split_backward_leaves_linear_weights_alone() -> None:
     ]
 
 
-def test_inference_keeps_nothing_and_leaves_the_head_out() -> None:
+def test_inference_keeps_nothing_and_leaves_the_loss_out() -> None:
     toy, owner, chunk = chunk_of(UNITS)
     (each,) = microbatches(1)
-    x = chunk.infer(None, each)
+    (x,) = chunk.infer((), each)
     assert x.shape == (LENGTH, SAMPLES, HIDDEN) and not x.requires_grad
     assert owner.acquired() == UNITS[:-1] and toy.kept(UNITS) == set()
 
@@ -93,19 +155,19 @@ def test_backward_loads_no_symbolic_algebra(monkeypatch: pytest.MonkeyPatch) -> 
     _, _, chunk = chunk_of(["blocks.0", "blocks.1"], every=1)
     (each,) = microbatches(1)
     x = torch.ones(LENGTH, SAMPLES, HIDDEN, dtype=torch.float64)
-    chunk.forward(0, x, each)
+    chunk.forward(0, (x,), each)
     with pytest.raises(ImportError):
         torch.autograd.backward(x.clone().requires_grad_() * 2, x)
-    assert chunk.backward(0, x, each, last=True) is not None
+    assert chunk.backward(0, (x,), each, last=True)
 
 
 # --- what the owner is told -------------------------------------------------------------------------------------------
 
 
-def test_backward_tells_of_each_unit_as_it_leaves_it() -> None:
+def test_backward_tells_of_each_unit_whose_gradients_are_ready() -> None:
     _, owner, chunk = chunk_of(["embedding", "blocks.0"])
     (each,) = microbatches(1)
-    chunk.forward(0, None, each)
+    chunk.forward(0, (), each)
     assert owner.told == [
         ("acquire", "embedding"),
         ("release", "embedding"),
@@ -113,39 +175,39 @@ def test_backward_tells_of_each_unit_as_it_leaves_it() -> None:
         ("release", "blocks.0"),
     ]
     owner.told.clear()
-    chunk.backward(0, torch.ones(LENGTH, SAMPLES, HIDDEN, dtype=torch.float64), each, last=True)
+    chunk.backward(0, (torch.ones(LENGTH, SAMPLES, HIDDEN, dtype=torch.float64),), each, last=True)
     assert owner.told == [
         ("acquire to add gradients", "blocks.0"),
         ("release", "blocks.0"),
-        ("left for good", "blocks.0"),
+        ("last ready", "blocks.0"),
         ("acquire to add gradients", "embedding"),
         ("release", "embedding"),
-        ("left for good", "embedding"),
+        ("last ready", "embedding"),
     ]
 
 
-def test_the_head_adds_to_gradients_in_forward_already() -> None:
+def test_the_loss_adds_to_gradients_in_forward_already() -> None:
     _, owner, chunk = chunk_of(["head"])
     (each,) = microbatches(1)
-    chunk.forward(0, torch.ones(LENGTH, SAMPLES, HIDDEN, dtype=torch.float64), each)
+    chunk.forward(0, (torch.ones(LENGTH, SAMPLES, HIDDEN, dtype=torch.float64),), each)
     assert owner.told[0] == ("acquire to add gradients", "head")
 
 
-def test_a_split_backward_has_left_a_unit_when_its_weight_gradients_are_there() -> None:
+def test_after_a_split_backward_gradients_are_ready_when_the_deferred_ones_are() -> None:
     _, owner, chunk = chunk_of(["blocks.0", "blocks.1"])
     for each in microbatches(2):
         x = torch.ones(LENGTH, SAMPLES, HIDDEN, dtype=torch.float64)
-        chunk.forward(each.number, x, each)
-        chunk.backward(each.number, x, each, last=True, split=True)
-    assert list(owner.left_units()) == []
+        chunk.forward(each.number, (x,), each)
+        chunk.backward(each.number, (x,), each, last=True, split=True)
+    assert list(owner.ready()) == []
     owner.told.clear()
     chunk.weights(0, last=False)
     chunk.weights(1, last=True)
     assert owner.told == [
         (what, unit)
-        for left in ("left", "left for good")
+        for ready in ("ready", "last ready")
         for unit in ("blocks.1", "blocks.0")
-        for what in ("open", left)
+        for what in ("open", ready)
     ]
 
 
@@ -153,17 +215,17 @@ some_units = st.tuples(st.integers(0, 5), st.integers(0, 6)).map(lambda ends: un
 
 
 @given(some_units.filter(bool), st.integers(0, 5))
-def test_it_says_beforehand_what_it_will_acquire(units: list[str], every: int) -> None:
-    toy, owner, chunk = chunk_of(units, every=every)
+def test_it_says_beforehand_what_it_will_acquire(names: list[str], every: int) -> None:
+    toy, owner, chunk = chunk_of(names, every=every)
     (each,) = microbatches(1)
-    stream = torch.ones(LENGTH, SAMPLES, HIDDEN, dtype=torch.float64)
-    chunk.forward(0, None if "embedding" in units else stream, each)
-    assert owner.acquired() == chunk.uses("F") == units
+    x = torch.ones(LENGTH, SAMPLES, HIDDEN, dtype=torch.float64)
+    chunk.forward(0, () if "embedding" in names else (x,), each)
+    assert owner.acquired() == chunk.uses("F") == names
     owner.told.clear()
-    chunk.backward(0, None if "head" in units else stream, each, last=True)
+    chunk.backward(0, None if "head" in names else (x,), each, last=True)
     assert owner.acquired() == chunk.uses("B")
-    assert [unit for _, unit in owner.left_units()] == units[::-1], "each once, recomputed or not"
-    assert toy.kept(units) == set()
+    assert [unit for _, unit in owner.ready()] == names[::-1], "each once, recomputed or not"
+    assert toy.kept(names) == set()
 
 
 # --- memory and recomputation -----------------------------------------------------------------------------------------
@@ -173,7 +235,7 @@ def test_it_says_beforehand_what_it_will_acquire(units: list[str], every: int) -
 def test_recomputation_runs_each_block_twice_and_nothing_else(every: int) -> None:
     toy, _, chunk = chunk_of(UNITS, every=every)
     for each in microbatches(2):
-        chunk.forward(each.number, None, each)
+        chunk.forward(each.number, (), each)
         chunk.backward(each.number, None, each, last=False)
     times = {unit: toy.calls.count((unit, 1)) for unit in UNITS}
     assert times == {unit: 2 if every and unit.startswith("blocks") else 1 for unit in UNITS}
@@ -182,7 +244,7 @@ def test_recomputation_runs_each_block_twice_and_nothing_else(every: int) -> Non
 def test_recomputed_groups_run_in_order_before_they_are_undone() -> None:
     toy, _, chunk = chunk_of(UNITS, every=3)
     (each,) = microbatches(1)
-    chunk.forward(0, None, each)
+    chunk.forward(0, (), each)
     toy.calls.clear()
     chunk.backward(0, None, each, last=True)
     assert [unit for unit, _ in toy.calls] == ["blocks.3", "blocks.0", "blocks.1", "blocks.2"]
@@ -192,7 +254,7 @@ def test_recomputed_groups_run_in_order_before_they_are_undone() -> None:
 def test_what_is_computed_again_is_not_kept(every: int, kept: list[str]) -> None:
     toy, _, chunk = chunk_of(UNITS, every=every)
     (each,) = microbatches(1)
-    chunk.forward(0, None, each)
+    chunk.forward(0, (), each)
     assert [unit for unit in UNITS if toy.kept([unit])] == kept
 
 
@@ -205,11 +267,11 @@ def test_backward_frees_each_unit_as_soon_as_it_is_done(every: int, most: int) -
     def look() -> None:
         what, unit = owner.told[-1]
         alive.append([block for block in UNITS[1:-1] if toy.kept([block])])
-        if what.startswith("left"):
+        if what.endswith("ready"):
             assert toy.kept([unit]) == set(), f"{unit} is done and still kept"
 
     (each,) = microbatches(1)
-    chunk.forward(0, None, each)
+    chunk.forward(0, (), each)
     owner.look = look
     chunk.backward(0, None, each, last=True)
     assert max(map(len, alive)) == most

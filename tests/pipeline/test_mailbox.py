@@ -60,7 +60,7 @@ def mailbox(schedules: list[list[Action]], stage: int, virtual_stages: int = 1) 
     size = len(schedules)
     transport = Noting(size)
     axis = Axis("pp", size, stage, tuple(range(size)), transport)
-    box = Mailbox(sends(schedules, size * virtual_stages), axis, lambda message: torch.zeros(2))
+    box = Mailbox(sends(schedules, size * virtual_stages), axis, lambda message: (torch.zeros(2),))
     return box, transport.diary.lines
 
 
@@ -77,7 +77,7 @@ def test_the_next_receive_is_posted_before_this_one_is_waited_for() -> None:
 def test_a_send_is_not_waited_for() -> None:
     box, diary = mailbox(all_actions("gpipe", 2, 3), 0)
     for microbatch in range(3):
-        box.put(Message("F", microbatch, 0), torch.ones(2))
+        box.put(Message("F", microbatch, 0), (torch.ones(2),))
     assert diary == ["receive 1:0", "send 1:0", "send 1:1", "send 1:2"]
 
 
@@ -98,11 +98,11 @@ def test_a_send_is_let_go_when_an_answer_proves_that_it_was_used() -> None:
     """1F1B: the gradient of micro-batch 0 says that its stream has been used, and nothing of the next one's."""
     box, diary = mailbox(all_actions("1f1b", 2, 3), 0)
     for microbatch in (0, 1):
-        box.put(Message("F", microbatch, 0), torch.ones(2))
+        box.put(Message("F", microbatch, 0), (torch.ones(2),))
     box.take(Message("B", 0, 1))
     assert [line for line in diary if line.startswith("wait send")] == ["wait send 1:0"]
     assert [len(leaving) for leaving in box._leaving.values()] == [1], "only what may be under way is kept"
-    box.put(Message("F", 2, 0), torch.ones(2))
+    box.put(Message("F", 2, 0), (torch.ones(2),))
     box.close()
     assert [line for line in diary if line.startswith("wait send")] == [
         "wait send 1:0",
@@ -126,9 +126,22 @@ def test_what_is_used_out_of_order_is_received_in_order() -> None:
 
 def test_a_stage_keeps_what_it_sends_itself() -> None:
     box, diary = mailbox(all_actions("interleaved", 1, 1, 2), 0, virtual_stages=2)
-    x = torch.ones(2)
-    box.put(Message("F", 0, 0), x)
-    assert box.take(Message("F", 0, 0)) is x and diary == []
+    carry = torch.ones(2), torch.ones(3)
+    box.put(Message("F", 0, 0), carry)
+    assert box.take(Message("F", 0, 0)) is carry and diary == []
+
+
+def test_each_tensor_is_a_transfer_and_what_is_none_is_none() -> None:
+    """Two tensors go up; of one of them a gradient comes back."""
+    schedules = all_actions("1f1b", 2, 2)
+    transport = Noting(2)
+    box = Mailbox(sends(schedules, 2), Axis("pp", 2, 0, (0, 1), transport), lambda message: (torch.zeros(2), None))
+    assert transport.diary.lines == ["receive 1:0"]
+    box.put(Message("F", 0, 0), (torch.ones(2), torch.ones(3, dtype=torch.int64)))
+    assert transport.diary.lines[1:] == ["send 1:0", "send 1:1"]
+    gradient, nothing = box.take(Message("B", 0, 1))
+    assert gradient is not None and nothing is None
+    assert transport.diary.lines[3:] == ["receive 1:1", "wait receive 1:0", "wait send 1:0", "wait send 1:1"]
 
 
 def test_neighbours_that_send_to_each_other_first_do_not_wait_for_each_other() -> None:
@@ -138,10 +151,11 @@ def test_neighbours_that_send_to_each_other_first_do_not_wait_for_each_other() -
         schedules = [[Action("F", 0), Action("B", 0)], [Action("F", 0), Action("B", 0)]]
         # As if both made something at once: stage 1 hands its gradient on before it takes the stream.
         axis = build_mesh(Layout(pp=2), rank).pp
-        box = Mailbox(sends(schedules, 2), axis, lambda message: torch.empty(1 << 22))
+        box = Mailbox(sends(schedules, 2), axis, lambda message: (torch.empty(1 << 22),))
         mine, theirs = (Message("F", 0, 0), Message("B", 0, 1))[:: 1 if rank == 0 else -1]
-        box.put(mine, torch.full((1 << 22,), 1.0 + rank))
-        found = box.take(theirs)
+        box.put(mine, (torch.full((1 << 22,), 1.0 + rank),))
+        (found,) = box.take(theirs)
+        assert found is not None
         box.close()
         return [found.min().item(), found.max().item()]
 
@@ -154,17 +168,18 @@ def test_messages_arrive_as_they_were_sent() -> None:
 
     def on_a_rank(rank: int, num_ranks: int) -> int:
         axis = build_mesh(Layout(pp=3), rank).pp
-        box = Mailbox(sends(schedules, 6), axis, lambda message: torch.empty(5))
+        box = Mailbox(sends(schedules, 6), axis, lambda message: (torch.empty(5), torch.empty(2, dtype=torch.int64)))
         right = 0
         for kind, microbatch, chunk in schedules[rank]:
             number = chunk * 3 + rank
             needed, made = number + (-1 if kind == "F" else 1), number
             if 0 <= needed < 6:
                 found = box.take(Message(kind, microbatch, needed))
-                assert (found == mark(kind, microbatch, needed)).all()
+                assert all((x == mark(kind, microbatch, needed)).all() for x in found if x is not None)
                 right += 1
             if 0 <= number + (1 if kind == "F" else -1) < 6:
-                box.put(Message(kind, microbatch, made), torch.full((5,), mark(kind, microbatch, made)))
+                number_ = mark(kind, microbatch, made)
+                box.put(Message(kind, microbatch, made), (torch.full((5,), number_), torch.full((2,), int(number_))))
         box.close()
         return right
 

@@ -1,12 +1,24 @@
-"""A small model of torch layers to run pipelines with, what backward keeps of it, and an owner that writes down.
+"""Small models of torch layers to run pipelines with, what backward keeps of them, and an owner that writes down.
+
+`Toy` carries one tensor, as a decoder-only model:
 
     embedding   nn.Embedding                     [s, b] tokens -> [s, b, h]
     blocks.i    LayerNorm, Linear, tanh, added   [s, b, h] -> [s, b, h]
     head        Linear, cross entropy            [s, b, h] -> []
 
-Everything is autograd's, but the linear layers of blocks, whose weight gradients can be put off.
+`Pair` carries three from its middle on: what an encoder made goes along for the decoder, which reads it in every second
+unit, and the real lengths of the samples, integers:
+
+    source      nn.Embedding                     [s, b] tokens -> x [s, b, h]
+    encode.i    as blocks                        x -> x
+    turn        nn.Embedding                     x -> y [t, b, k], memory = x, lengths [b]
+    decode.i    as blocks; i even: reads memory  y, memory, lengths -> y, memory, lengths
+    head        Linear, cross entropy            y, memory (unread), lengths -> []
+
+Everything is autograd's, but the linear layers of blocks, whose weight gradients can be deferred.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,10 +28,14 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from colonnade.architecture.statement import Unit
 from colonnade.mesh.autograd import apply
+from colonnade.pipeline.carry import Carry
 from colonnade.tensor_parallel.gemm import WeightGradients, linear
 
 HIDDEN, VOCAB, LENGTH, SAMPLES = 6, 11, 3, 2
+WIDTH, TARGETS = 4, 2
+"""Of the decoder's stream."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +57,13 @@ def unit_names(num_blocks: int) -> list[str]:
     return ["embedding", *(f"blocks.{i}" for i in range(num_blocks)), "head"]
 
 
+def units(names: Sequence[str]) -> list[Unit]:
+    """As a model's statement has them."""
+    return [
+        Unit(name, name.split(".")[0], (name,), 1, recomputes="." in name, is_loss=name == "head") for name in names
+    ]
+
+
 class Token:
     """Alive as long as backward keeps a unit's graph, or its weight gradients wait."""
 
@@ -60,53 +83,48 @@ class _Kept(torch.autograd.Function):
         return grad, None, None
 
 
-class Toy(nn.Module):
-    """The model. `calls` are the units it ran, with their micro-batches."""
+class Watched(nn.Module, ABC):
+    """A model that knows what of it is kept. `calls` are the units it ran, with their micro-batches."""
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.later = WeightGradients()
-        self.embedding = nn.Embedding(VOCAB, HIDDEN)
-        self.norms = nn.ModuleList(nn.LayerNorm(HIDDEN) for _ in range(num_blocks))
-        self.linears = nn.ModuleList(nn.Linear(HIDDEN, HIDDEN) for _ in range(num_blocks))
-        self.head = nn.Linear(HIDDEN, VOCAB)
-        self.double()
         self.calls: list[tuple[str, int]] = []
         self.alive: WeakSet[Token] = WeakSet()
+        self.build(num_blocks)
+        self.double()
 
-    def run(self, name: str, x: Tensor | None, inputs: Given) -> Tensor:
-        self.calls.append((name, inputs.number))
-        out = self._run(name, x, inputs)
+    @property
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Its units."""
+
+    @abstractmethod
+    def build(self, num_blocks: int) -> None: ...
+
+    @abstractmethod
+    def carry_buffers(self, inputs: Given, into: str) -> Carry: ...
+
+    @abstractmethod
+    def make(self, unit: str, carry: Carry, inputs: Given) -> Carry: ...
+
+    @abstractmethod
+    def plain_loss(self, given: Given) -> Tensor:
+        """By torch's own layers."""
+
+    def run(self, unit: str, carry: Carry, inputs: Given) -> Carry:
+        self.calls.append((unit, inputs.number))
+        out, *others = self.make(unit, carry, inputs)
         if not torch.is_grad_enabled():
-            return out
-        token = Token(name, inputs.number)
+            return out, *others
+        token = Token(unit, inputs.number)
         self.alive.add(token)
-        return apply(_Kept, out, token, self.later)
-
-    def _run(self, name: str, x: Tensor | None, inputs: Given) -> Tensor:
-        if name == "embedding":
-            embedded: Tensor = self.embedding(inputs.tokens)
-            return embedded
-        assert x is not None
-        if name == "head":
-            logits = self.head(x).flatten(0, 1)
-            return nn.functional.cross_entropy(logits, inputs.labels.flatten(), reduction="sum")
-        layer = int(name.removeprefix("blocks."))
-        weights = self.linears[layer]
-        assert isinstance(weights, nn.Linear)
-        return x + torch.tanh(linear(self.norms[layer](x), weights.weight, weights.bias, weight_gradients=self.later))
+        return apply(_Kept, out, token, self.later), *others
 
     def plain(self, given: Sequence[Given]) -> tuple[float, dict[str, Tensor]]:
-        """Σ loss and every gradient, by one autograd graph over all micro-batches of torch's own layers."""
-        losses = []
-        for each in given:
-            x = self.embedding(each.tokens)
-            for norm, weights in zip(self.norms, self.linears, strict=True):
-                x = x + torch.tanh(weights(norm(x)))
-            logits = self.head(x).flatten(0, 1)
-            losses.append(nn.functional.cross_entropy(logits, each.labels.flatten(), reduction="sum"))
-        total = torch.stack(losses).sum()
+        """Σ loss and every gradient, by one autograd graph over all micro-batches."""
+        total = torch.stack([self.plain_loss(each) for each in given]).sum()
         gradients = torch.autograd.grad(total, list(self.parameters()))
         return total.item(), {name: g for (name, _), g in zip(self.named_parameters(), gradients, strict=True)}
 
@@ -114,9 +132,119 @@ class Toy(nn.Module):
         """Those that have been added up, by name."""
         return {name: p.grad.clone() for name, p in self.named_parameters() if p.grad is not None}
 
-    def kept(self, units: Sequence[str]) -> set[int]:
+    def kept(self, names: Sequence[str]) -> set[int]:
         """The micro-batches of which something of these units is kept."""
-        return {token.microbatch for token in self.alive if token.unit in units}
+        return {token.microbatch for token in self.alive if token.unit in names}
+
+    def wide(self, layer: nn.Module, x: Tensor) -> Tensor:
+        """A linear layer whose weight gradients can be deferred."""
+        assert isinstance(layer, nn.Linear)
+        return linear(x, layer.weight, layer.bias, weight_gradients=self.later)
+
+
+class Toy(Watched):
+    """One tensor is carried."""
+
+    def build(self, num_blocks: int) -> None:
+        self.embedding = nn.Embedding(VOCAB, HIDDEN)
+        self.norms = nn.ModuleList(nn.LayerNorm(HIDDEN) for _ in range(num_blocks))
+        self.linears = nn.ModuleList(nn.Linear(HIDDEN, HIDDEN) for _ in range(num_blocks))
+        self.head = nn.Linear(HIDDEN, VOCAB)
+
+    @property
+    def names(self) -> list[str]:
+        return unit_names(len(self.norms))
+
+    def carry_buffers(self, inputs: Given, into: str) -> Carry:
+        return () if into == "embedding" else (torch.empty(LENGTH, SAMPLES, HIDDEN, dtype=torch.float64),)
+
+    def make(self, unit: str, carry: Carry, inputs: Given) -> Carry:
+        if unit == "embedding":
+            return (self.embedding(inputs.tokens),)
+        (x,) = carry
+        if unit == "head":
+            logits = self.head(x).flatten(0, 1)
+            return (nn.functional.cross_entropy(logits, inputs.labels.flatten(), reduction="sum"),)
+        layer = int(unit.removeprefix("blocks."))
+        return (x + torch.tanh(self.wide(self.linears[layer], self.norms[layer](x))),)
+
+    def plain_loss(self, given: Given) -> Tensor:
+        x = self.embedding(given.tokens)
+        for norm, weights in zip(self.norms, self.linears, strict=True):
+            x = x + torch.tanh(weights(norm(x)))
+        logits = self.head(x).flatten(0, 1)
+        return nn.functional.cross_entropy(logits, given.labels.flatten(), reduction="sum")
+
+
+class Pair(Watched):
+    """Three tensors are carried behind the turn: one is handed on as it is, one is of integers."""
+
+    def build(self, num_blocks: int) -> None:
+        first = num_blocks // 2
+        self.source, self.target = nn.Embedding(VOCAB, HIDDEN), nn.Embedding(VOCAB, WIDTH)
+        self.encoders = nn.ModuleList(nn.Linear(HIDDEN, HIDDEN) for _ in range(first))
+        self.decoders = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(num_blocks - 1 - first))
+        self.readers = nn.ModuleList(nn.Linear(HIDDEN, WIDTH) for _ in self.decoders[::2])
+        self.head = nn.Linear(WIDTH, VOCAB)
+
+    @property
+    def names(self) -> list[str]:
+        encode, decode = (
+            [f"{kind}.{i}" for i in range(len(layers))]
+            for kind, layers in (("encode", self.encoders), ("decode", self.decoders))
+        )
+        return ["source", *encode, "turn", *decode, "head"]
+
+    def carry_buffers(self, inputs: Given, into: str) -> Carry:
+        if into == "source":
+            return ()
+        x = torch.empty(LENGTH, SAMPLES, HIDDEN, dtype=torch.float64)
+        if into == "turn" or into.startswith("encode"):
+            return (x,)
+        return (
+            torch.empty(TARGETS, SAMPLES, WIDTH, dtype=torch.float64),
+            x,
+            torch.empty(SAMPLES, dtype=torch.int64),
+        )
+
+    def make(self, unit: str, carry: Carry, inputs: Given) -> Carry:
+        kind, _, number = unit.partition(".")
+        if unit == "source":
+            return (self.source(inputs.tokens),)
+        x, *others = carry
+        if kind == "encode":
+            return (x + torch.tanh(self.wide(self.encoders[int(number)], x)),)
+        if unit == "turn":
+            lengths = 1 + inputs.tokens[0] % LENGTH
+            return self.target(inputs.tokens[:TARGETS]), x, lengths
+        if unit == "head":
+            return (self._loss(x, inputs),)
+        memory, lengths = others
+        layer = int(number)
+        if layer % 2 == 0:
+            x = x + self.wide(self.readers[layer // 2], self._read(memory, lengths))
+        return x + torch.tanh(self.wide(self.decoders[layer], x)), memory, lengths
+
+    def plain_loss(self, given: Given) -> Tensor:
+        x = self.source(given.tokens)
+        for encoder in self.encoders:
+            x = x + torch.tanh(encoder(x))
+        y, lengths = self.target(given.tokens[:TARGETS]), 1 + given.tokens[0] % LENGTH
+        for layer, decoder in enumerate(self.decoders):
+            if layer % 2 == 0:
+                y = y + self.readers[layer // 2](self._read(x, lengths))
+            y = y + torch.tanh(decoder(y))
+        return self._loss(y, given)
+
+    @staticmethod
+    def _read(memory: Tensor, lengths: Tensor) -> Tensor:
+        """The mean over the real positions: [s, b, h] -> [b, h]."""
+        real = torch.arange(LENGTH)[:, None] < lengths
+        return (memory * real[..., None]).sum(0) / lengths[:, None]
+
+    def _loss(self, y: Tensor, given: Given) -> Tensor:
+        logits = self.head(y).flatten(0, 1)
+        return nn.functional.cross_entropy(logits, given.labels[:TARGETS].flatten(), reduction="sum")
 
 
 class Owner:
@@ -140,13 +268,13 @@ class Owner:
     def open(self, unit: str) -> None:
         self.told.append(("open", unit))
 
-    def left(self, unit: str, *, last: bool) -> None:
-        self.told.append(("left for good" if last else "left", unit))
+    def gradients_ready(self, unit: str, *, last: bool) -> None:
+        self.told.append(("last ready" if last else "ready", unit))
         self.look()
 
     def acquired(self) -> list[str]:
         """The units that were acquired, in order."""
         return [unit for what, unit in self.told if what.startswith("acquire")]
 
-    def left_units(self) -> Iterator[tuple[str, str]]:
-        return ((what, unit) for what, unit in self.told if what.startswith("left"))
+    def ready(self) -> Iterator[tuple[str, str]]:
+        return ((what, unit) for what, unit in self.told if what.endswith("ready"))

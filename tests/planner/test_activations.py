@@ -10,6 +10,7 @@ from colonnade.config.schema import ModelConfig, ParallelConfig
 from colonnade.mesh.mesh import Axis
 from colonnade.model.dropout import Masks
 from colonnade.model.gpt import GPT, Inputs
+from colonnade.pipeline.carry import Carry, leaves
 from colonnade.planner.activations import Microbatch, Precision, kept
 from colonnade.tensor_parallel.gemm import WeightGradients, multiplies_natively
 from colonnade.tensor_parallel.parallel import Parallel
@@ -54,11 +55,11 @@ def test_what_each_unit_keeps_to_the_byte(keys: dict[str, object], precision: Pr
         tokens = torch.randint(0, VOCAB, (SEQ_LENGTH, BATCH))
         weights = torch.full(tokens.shape, 1.0 / tokens.numel(), dtype=torch.float64)
         inputs = Inputs(tokens, tokens, weights, Masks(1, np.arange(BATCH)))
-        x = None
+        carry: Carry = ()
         for unit in gpt.units():
-            entry = None if x is None else x.detach().requires_grad_()
+            entry = leaves(carry)
             with LiveTensors() as live:
-                x = gpt.run(unit, entry, inputs)
+                carry = gpt.run(unit, entry, inputs)
             expected = kept(unit, batch)
             assert abs(live.bytes.total() - expected.inside - expected.out) <= SLACK, (unit, recompute, tp)
 
@@ -73,7 +74,7 @@ def test_put_off_weight_gradients() -> None:
     x = torch.randn(SEQ_LENGTH, BATCH, 32, requires_grad=True)
     grad = torch.randn(SEQ_LENGTH, BATCH, 32)
     with LiveTensors() as live:
-        y = gpt.run("blocks.0", x, Inputs(masks=Masks(1, np.arange(BATCH))))
+        (y,) = gpt.run("blocks.0", (x,), Inputs(masks=Masks(1, np.arange(BATCH))))
         with later.deferred() as queue:
             y.backward(grad)
         del y

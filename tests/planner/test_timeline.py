@@ -11,6 +11,7 @@ from colonnade.planner import mail
 from colonnade.planner.activations import Kept
 from colonnade.planner.ownership import Ownership, PartBuffers
 from colonnade.planner.timeline import Live, Stage, groups, timeline
+from tests.pipeline.toy import units
 
 STREAM, INSIDE = 1, 100
 
@@ -93,10 +94,10 @@ def test_gradients_of_a_tied_table_stay_from_the_head_to_the_embedding() -> None
 
 
 @pytest.mark.parametrize("every", [0, 1, 2, 3])
-@pytest.mark.parametrize("units", [*WHOLE, ["blocks.4", "blocks.5", "blocks.6", "blocks.7"], ["embedding"]])
-def test_groups_are_those_of_chunks(units: list[str], every: int) -> None:
-    chunk = Chunk(units, model=None, owner=None, recompute_every=every)  # type: ignore[arg-type]
-    assert groups(units, every) == chunk.groups
+@pytest.mark.parametrize("names", [*WHOLE, ["blocks.4", "blocks.5", "blocks.6", "blocks.7"], ["embedding"]])
+def test_groups_are_those_of_chunks(names: list[str], every: int) -> None:
+    chunk = Chunk(units(names), model=None, owner=None, recompute_every=every)  # type: ignore[arg-type]
+    assert groups(names, every) == [([unit.name for unit in group], again) for group, again in chunk.groups]
 
 
 def test_receives_are_posted_as_far_ahead() -> None:

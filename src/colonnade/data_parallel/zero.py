@@ -2,15 +2,15 @@
 
 Whoever runs the model tells what it is about to use and what it is done with; ownership does the rest.
 
-    expect      the uses that come, in their order            plan of the gathers
-    acquire     before a unit runs, forward or backward       its parameters are whole; the next unit's are on their way
-    release     after it                                      ZeRO 3: they are a slice again, unless needed next
-    left        backward has left a unit for a micro-batch    its gradients are on their way (ZeRO 2, 3; else: if last)
-    finish      after the last micro-batch                    `reduced` is the sum over all ranks
-    publish     after the optimizer                           ZeRO 1, 2: parameters are on their way to the next forward
+    expect           the uses that come, in their order           plan of the gathers
+    acquire          before a unit runs, forward or backward      its parameters are whole; the next unit's on their way
+    release          after it                                     ZeRO 3: they are a slice again, unless needed next
+    gradients_ready  backward is through, for a micro-batch       its gradients are on their way (ZeRO 2, 3; else: last)
+    finish           after the last micro-batch                   `reduced` is the sum over all ranks
+    publish          after the optimizer                          ZeRO 1, 2: parameters on their way to the next forward
 
 A unit (what runs) needs the weights of parts (what is owned): a head with tied embeddings needs the token table, which
-is a part of its own. A part's gradients are complete when backward has left the first unit that needs it.
+is a part of its own. A part's gradients are complete when those of the first unit that needs it are.
 """
 
 from collections import deque
@@ -99,7 +99,7 @@ class Ownership:
         for part in self._needs[unit]:
             part.open_gradients()
 
-    def left(self, unit: str, *, last: bool) -> None:
+    def gradients_ready(self, unit: str, *, last: bool) -> None:
         """All of a micro-batch's gradients of `unit` are there; `last`: of the step's last micro-batch."""
         if not last and self.zero < 2:
             return

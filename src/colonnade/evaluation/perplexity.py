@@ -24,6 +24,7 @@ from colonnade.evaluation.rows import PackedText, ScoredRows, TokenText, WindowR
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Axis
 from colonnade.model.gpt import GPT, Inputs
+from colonnade.pipeline.carry import Carry
 from colonnade.pipeline.inference import on_one_stage
 
 _LARGEST_EXPONENT = 709.0
@@ -32,8 +33,8 @@ _ONE_STAGE = Axis("pp")
 JOINED = Cut()
 NO_STARTS = np.empty(0, dtype=np.int64)
 
-Hidden = Callable[[Inputs], Tensor | None]
-"""Computes the whole residual stream before the head, [s, b, h]; None on pipeline stages that have no head."""
+Hidden = Callable[[Inputs], Carry | None]
+"""Computes what goes into the loss; None on pipeline stages that do not have it."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,11 @@ def evaluate(
 ) -> Perplexity:
     """Score every label that its batch's mask counts. Each dp rank brings its own batches, or none.
 
-    `hidden`: how the model's stages compute the stream; None: this rank has all of them. `byte_lengths` [tokenizer's
-    vocabulary]: bytes of text that each token stands for. `words`: of the whole text, over all ranks. Sums are float64;
-    all-reduces 3 numbers over dp and over pp, at the end.
+    `hidden`: how the model's stages compute what goes into the loss; None: this rank has all of them. `byte_lengths`
+    [tokenizer's vocabulary]: bytes of text that each token stands for. `words`: of the whole text, over all ranks. Sums
+    are float64; all-reduces 3 numbers over dp and over pp, at the end.
     """
-    hidden = hidden or on_one_stage(model, list(model.units())).hidden
+    hidden = hidden or on_one_stage(model, model.architecture.units).hidden
     device = next(model.parameters()).device
     lengths = None if byte_lengths is None else _lengths_of_all(byte_lengths, model.vocab_size).to(device)
     sums = torch.zeros(3, dtype=torch.float64, device=device)
@@ -143,10 +144,10 @@ def _loss_tokens_bytes(model: GPT, batch: Batch, hidden: Hidden, lengths: Tensor
     """Sums over a batch, float64 [3]; zeros on stages without the head."""
     scored = batch.loss_mask.any(1)  # the output layer skips positions that no sample counts: most, in sliding windows
     mask, labels = batch.loss_mask[scored].double(), batch.labels[scored]
-    x = hidden(Inputs(batch.tokens, documents=batch.documents, positions=batch.positions))
-    if x is None or not len(labels):
+    carry = hidden(Inputs(batch.tokens, documents=batch.documents, positions=batch.positions))
+    if carry is None or not len(labels):
         return mask.new_zeros(3)
-    losses = model.head.token_losses(x[scored], labels)
+    losses = model.head.token_losses(model.residual(carry)[scored], labels)
     num_bytes = mask.new_zeros(()) if lengths is None else (lengths[labels] * mask).sum()
     return torch.stack([(losses.double() * mask).sum(), mask.sum(), num_bytes])
 

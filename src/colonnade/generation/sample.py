@@ -24,11 +24,11 @@ from colonnade.mesh.collectives import all_gather, broadcast_
 from colonnade.mesh.mesh import Axis
 from colonnade.model.attention import KeyValueCache
 from colonnade.model.gpt import GPT, Inputs
-from colonnade.model.transformer import Block
+from colonnade.pipeline.carry import Carry
 from colonnade.pipeline.inference import on_one_stage
 
-Hidden = Callable[[Inputs], Tensor | None]
-"""Computes the residual stream before the head, [s, 1, h]; None on pipeline stages that have no head."""
+Hidden = Callable[[Inputs], Carry | None]
+"""Computes what goes into the loss; None on pipeline stages that do not have it."""
 
 _ONE_STAGE = Axis("pp")
 
@@ -56,7 +56,7 @@ class Stages:
     tp: Axis
     pp: Axis = _ONE_STAGE
     hidden: Hidden | None = None
-    """How the stages compute the stream before the head; None: this rank has all units."""
+    """How the stages compute what goes into the loss; None: this rank has all units."""
 
 
 def generate(
@@ -101,11 +101,13 @@ def next_logits(
     model = stages.model
     weight = next(model.parameters())
     with torch.no_grad():
-        x = _hidden(stages)(
+        carry = _hidden(stages)(
             Inputs(torch.tensor(tokens, device=weight.device)[:, None], caches=caches, first_position=first_position)
         )
         wide = torch.promote_types(weight.dtype, torch.float32)
-        logits = torch.empty(model.vocab_size, dtype=wide, device=weight.device) if x is None else _logits(stages, x)
+        logits = torch.empty(model.vocab_size, dtype=wide, device=weight.device)
+        if carry is not None:
+            logits = _logits(stages, model.residual(carry))
         broadcast_(logits, stages.pp, source=stages.pp.size - 1)
         return logits.double().cpu().numpy()  # on the CPU: sums over a vocabulary have no fixed order on a GPU
 
@@ -122,18 +124,7 @@ def _hidden(stages: Stages) -> Hidden:
     model = stages.model
     if stages.hidden is not None:
         return stages.hidden
-    return on_one_stage(model, list(model.units())).hidden
-
-
-def empty_caches(model: GPT, capacity: int) -> dict[str, KeyValueCache]:
-    """A cache for each block of this rank, for one text of at most `capacity` tokens: 2 · capacity · h/tp numbers."""
-    caches = {}
-    for name, block in model.units().items():
-        if isinstance(block, Block):
-            weight = block.attention.output.weight
-            shape = (1, len(block.attention.heads), capacity, block.attention.head_dim)
-            caches[name] = KeyValueCache(weight.new_empty(shape), weight.new_empty(shape))
-    return caches
+    return on_one_stage(model, model.architecture.units).hidden
 
 
 def _continue(
@@ -147,7 +138,7 @@ def _continue(
 ) -> Iterator[Generated]:
     last = len(prompt) + max_new_tokens - 1  # position of the last token that can come
     last = last if limit is None else min(last, limit)
-    caches = empty_caches(stages.model, last)
+    caches = stages.model.empty_caches(last)
     unread = prompt
     for position in range(len(prompt), last + 1):
         logits = next_logits(stages, unread, caches, position - len(unread))

@@ -50,6 +50,11 @@ class Attention(nn.Module):
         self.qkv = ColumnParallelLinear(h, 3 * h, parallel)
         self.output = RowParallelLinear(h, h, parallel)
 
+    def empty_cache(self, capacity: int) -> KeyValueCache:
+        """For one text of at most `capacity` tokens."""
+        weight, shape = self.output.weight, (1, len(self.heads), capacity, self.head_dim)
+        return KeyValueCache(weight.new_empty(shape), weight.new_empty(shape))
+
     def forward(
         self,
         x: Tensor,

@@ -142,7 +142,7 @@ class GPT(nn.Module):
         super().__init__()
         self.vocab_size, self.parallel = vocab_size, parallel
         self.tied, self.fp32_residual = model.tie_embeddings, model.fp32_residual
-        self.seq_length = model.seq_length
+        self.hidden_size, self.seq_length = model.hidden_size, model.seq_length
         self.longest = model.seq_length if model.position == "learned" else None
         self._visible: tuple[Inputs, Tensor] | None = None
         self.architecture = architecture_of(model, vocab_size)
@@ -162,19 +162,43 @@ class GPT(nn.Module):
         every = {"embedding": getattr(self, "embedding", None), **blocks, "head": getattr(self, "head", None)}
         return {name: unit for name, unit in every.items() if unit is not None}
 
-    def run(self, name: str, x: Tensor | None, inputs: Inputs) -> Tensor:
-        """One unit: the residual stream x (the embedding reads none) -> the stream; the head -> the loss, []."""
-        if name == "embedding":
+    def run(self, unit: str, carry: tuple[Tensor, ...], inputs: Inputs) -> tuple[Tensor, ...]:
+        """One unit: the residual stream, (x,), into the next one's; the embedding reads none, (); the head -> the loss,
+        ([],).
+        """
+        if unit == "embedding":
             assert inputs.tokens is not None, "the embedding reads tokens"
-            out: Tensor = self.embedding(inputs.tokens, inputs.masks, inputs.first_position, inputs.positions)
-        elif name == "head":
+            return (self.embedding(inputs.tokens, inputs.masks, inputs.first_position, inputs.positions),)
+        (x,) = carry
+        if unit == "head":
             assert inputs.labels is not None and inputs.loss_weights is not None, "the head reads labels and weights"
-            out = self.head(x, inputs.labels, inputs.loss_weights)
-        else:
-            cache = None if inputs.caches is None else inputs.caches[name]
-            block = self.blocks[name.removeprefix("blocks.")]
-            out = block(x, inputs.masks, cache, visible=self._visible_keys(inputs))
-        return out
+            return (self.head(x, inputs.labels, inputs.loss_weights),)
+        cache = None if inputs.caches is None else inputs.caches[unit]
+        block = self.blocks[unit.removeprefix("blocks.")]
+        return (block(x, inputs.masks, cache, visible=self._visible_keys(inputs)),)
+
+    def carry_buffers(self, inputs: Inputs, into: str) -> tuple[Tensor, ...]:
+        """Memory for what a unit takes: the residual stream of a micro-batch, [s, b, h] or [s/tp, b, h]; the first unit
+        takes nothing.
+        """
+        if into == self.architecture.units[0].name:
+            return ()
+        assert inputs.tokens is not None, "every stage is told the tokens"
+        s, b = inputs.tokens.shape
+        rows = s // self.parallel.tp.size if self.parallel.sequence_parallel else s
+        weight = next(self.parameters())
+        dtype = residual_dtype(weight.dtype, self.fp32_residual)
+        return (torch.empty(rows, b, self.hidden_size, dtype=dtype, device=weight.device),)
+
+    def residual(self, carry: tuple[Tensor, ...]) -> Tensor:
+        """The whole residual stream on every tp rank, without gradient: (x,) between two units -> [s, b, h]."""
+        (x,) = carry
+        return self.parallel.gather(x)
+
+    def empty_caches(self, capacity: int) -> dict[str, KeyValueCache]:
+        """A cache for each block of this rank, of 2 · capacity · h/tp numbers: for one text of `capacity` tokens."""
+        blocks = ((name, unit) for name, unit in self.units().items() if isinstance(unit, Block))
+        return {name: block.attention.empty_cache(capacity) for name, block in blocks}
 
     def parts(self) -> dict[str, nn.Module]:
         """What this rank's weights belong to, in the order of a forward pass, by the names that weights start with.
@@ -189,10 +213,6 @@ class GPT(nn.Module):
     def needs(self, unit: str) -> list[str]:
         """The parts whose weights `unit` multiplies with."""
         return list(self.architecture.named([unit])[0].buckets)
-
-    def residual_dtype(self, compute_dtype: torch.dtype) -> torch.dtype:
-        """The type of the residual stream: what crosses pipeline stages."""
-        return residual_dtype(compute_dtype, self.fp32_residual)
 
     def hidden(
         self,
@@ -217,11 +237,11 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor, labels: Tensor, loss_weights: Tensor, masks: Masks | None = None) -> Tensor:
         """tokens, labels, loss_weights [s, b] -> Σ loss_weights · cross entropy, []. Needs all units."""
         inputs = Inputs(tokens, labels, loss_weights, masks)
-        x: Tensor | None = None
-        for name in self.units():
-            x = self.run(name, x, inputs)
-        assert x is not None, "a model has units"
-        return x
+        carry: tuple[Tensor, ...] = ()
+        for unit in self.units():
+            carry = self.run(unit, carry, inputs)
+        (loss,) = carry
+        return loss
 
     def _visible_keys(self, inputs: Inputs) -> Tensor | None:
         """What the tokens see of their documents, bool [b, 1, s, s]; None where a sample is one document.

@@ -1,88 +1,84 @@
 """Forward through all stages, nothing kept: what evaluation and generation run."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
+from colonnade.architecture.statement import Unit
 from colonnade.mesh.mesh import Axis
-from colonnade.mesh.point_to_point import receive_, send
-from colonnade.mesh.transport import Pending
-from colonnade.pipeline.chunk import HEAD, Chunk, Model, Owner
+from colonnade.pipeline.carry import Carry, complete
+from colonnade.pipeline.chunk import Chunk, Model, Owner
+from colonnade.pipeline.transfer import Transfer, start_receiving, start_sending
 
-_BEHIND = 2  # transfers that may still go on when the next micro-batch is begun
+_UNDER_WAY = 2  # transfers that may still go on when the next micro-batch is begun
 
 
 class Inference:
     """One stage of a pipeline that only runs forward."""
 
-    def __init__(self, chunks: Sequence[Chunk], pp: Axis, owner: Owner, stream: Callable[[Any], Tensor]) -> None:
-        """`stream` makes memory for the residual stream of a micro-batch, given its inputs."""
-        self.chunks, self.pp, self.owner, self.stream = chunks, pp, owner, stream
-        self._leaving: deque[tuple[Tensor, Pending]] = deque()
-        self._holds_head = False
+    def __init__(self, chunks: Sequence[Chunk], model: Model, pp: Axis, owner: Owner) -> None:
+        self.chunks, self.model, self.pp, self.owner = chunks, model, pp, owner
+        self._leaving: deque[Transfer] = deque()
+        self._holds_loss = False
 
     @property
-    def has_head(self) -> bool:
-        """Whether this is the last stage."""
-        return HEAD in self.chunks[-1].units
+    def loss_unit(self) -> Unit | None:
+        """The unit that makes the loss, on the last stage."""
+        last = self.chunks[-1].units[-1]
+        return last if last.is_loss else None
 
-    def hidden(self, inputs: Any) -> Tensor | None:
-        """The residual stream before the head, [s, b, h], on the last stage; None elsewhere.
+    def hidden(self, inputs: Any) -> Carry | None:
+        """What goes into the loss, on the last stage; None elsewhere.
 
-        Until the next call, or `close`, the head's weights are there for who uses the stream. Sends the stream once a
-        chunk. Stages work on successive micro-batches at the same time.
+        Until the next call, or `close`, the weights of the loss's unit are there for who uses it. Sends the carry once
+        a chunk. Stages work on successive micro-batches at the same time.
         """
-        self._let_head_go()
-        self.owner.expect([unit for chunk in self.chunks for unit in chunk.units])
-        num_chunks, x = self.pp.size * len(self.chunks), None
+        self._release_loss()
+        self.owner.expect([unit.name for chunk in self.chunks for unit in chunk.units])
+        num_chunks = self.pp.size * len(self.chunks)
+        carry: Carry = ()
         for index, chunk in enumerate(self.chunks):
             number = index * self.pp.size + self.pp.rank
-            before, behind = (number - 1) % self.pp.size, (number + 1) % self.pp.size
-            if number > 0 and before != self.pp.rank:
-                x = self.stream(inputs)
-                receive_(x, self.pp, before).wait()
-            x = chunk.infer(x, inputs)
-            if number < num_chunks - 1 and behind != self.pp.rank:
-                self._send(x.contiguous(), behind)
-        if not self.has_head:
+            previous, following = (number - 1) % self.pp.size, (number + 1) % self.pp.size
+            if number > 0 and previous != self.pp.rank:
+                buffers = self.model.carry_buffers(inputs, chunk.units[0].name)
+                carry = complete(start_receiving(buffers, self.pp, previous).wait())
+            carry = chunk.infer(carry, inputs)
+            if number < num_chunks - 1 and following != self.pp.rank:
+                self._send(carry, following)
+        if self.loss_unit is None:
             return None
-        self.owner.acquire(HEAD, gradients=False)
-        self._holds_head = True
-        return x
+        self.owner.acquire(self.loss_unit.name, gradients=False)
+        self._holds_loss = True
+        return carry
 
-    def _send(self, x: Tensor, to: int) -> None:
-        self._leaving.append((x, send(x, self.pp, to)))
-        while len(self._leaving) > _BEHIND:
-            self._leaving.popleft()[1].wait()
+    def _send(self, carry: Carry, to: int) -> None:
+        self._leaving.append(start_sending(carry, self.pp, to))
+        while len(self._leaving) > _UNDER_WAY:
+            self._leaving.popleft().wait()
 
-    def _let_head_go(self) -> None:
-        if self._holds_head:
-            self.owner.release(HEAD)
-            self._holds_head = False
+    def _release_loss(self) -> None:
+        if self._holds_loss and self.loss_unit is not None:
+            self.owner.release(self.loss_unit.name)
+            self._holds_loss = False
 
     def close(self) -> None:
         """Return when everything sent has arrived, and nothing is held any more."""
-        self._let_head_go()
+        self._release_loss()
         while self._leaving:
-            self._leaving.popleft()[1].wait()
+            self._leaving.popleft().wait()
 
 
-def on_one_stage(model: Model, units: Sequence[str]) -> Inference:
-    """A model that one rank has all of."""
-
-    def stream(inputs: Any) -> Tensor:
-        raise AssertionError("nothing is received")
-
-    return Inference([Chunk(units, model, Whole())], Axis("pp"), Whole(), stream)
+def on_one_stage(model: Model, units: Sequence[Unit]) -> Inference:
+    """A model of which one rank has all units."""
+    return Inference([Chunk(units, model, ResidentWeights())], model, Axis("pp"), ResidentWeights())
 
 
-class Whole:
+class ResidentWeights:
     """An owner of weights that are all there, and take no gradients."""
 
     def expect(self, uses: Sequence[str]) -> None: ...
     def acquire(self, unit: str, *, gradients: bool) -> None: ...
     def release(self, unit: str) -> None: ...
     def open(self, unit: str) -> None: ...
-    def left(self, unit: str, *, last: bool) -> None: ...
+    def gradients_ready(self, unit: str, *, last: bool) -> None: ...

@@ -3,12 +3,10 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from torch import Tensor
-
 from colonnade.mesh.mesh import Axis
-from colonnade.mesh.point_to_point import receive_, send
-from colonnade.mesh.transport import Pending
+from colonnade.pipeline.carry import Gradients
 from colonnade.pipeline.messages import Message, Sent
+from colonnade.pipeline.transfer import Transfer, start_receiving, start_sending
 
 _AHEAD = 1  # receives posted beyond the one that is waited for: a transfer goes on while the stage computes
 
@@ -16,9 +14,9 @@ _AHEAD = 1  # receives posted beyond the one that is waited for: a transfer goes
 class Mailbox:
     """One stage's messages of one pass through a schedule."""
 
-    def __init__(self, sent: Sequence[Sequence[Sent]], pp: Axis, buffer: Callable[[Message], Tensor]) -> None:
-        """`sent`: what every stage sends. `buffer` makes memory for a message that will arrive."""
-        self.pp, self.buffer = pp, buffer
+    def __init__(self, sent: Sequence[Sequence[Sent]], pp: Axis, buffers: Callable[[Message], Gradients]) -> None:
+        """`sent`: what every stage sends. `buffers` makes memory for the tensors of a message that will arrive."""
+        self.pp, self.buffers = pp, buffers
         self._mine = {each.message: each for each in sent[pp.rank]}
         self._made_at = {each.message: (stage, each.made_at) for stage, all_ in enumerate(sent) for each in all_}
         self._expected = {
@@ -26,33 +24,32 @@ class Mailbox:
             for stage, all_ in enumerate(sent)
             if stage != pp.rank
         }
-        self._arriving: dict[Message, tuple[Tensor, Pending]] = {}
-        self._leaving: dict[int, deque[tuple[int, Tensor, Pending]]] = {stage: deque() for stage in self._expected}
-        self._kept: dict[Message, Tensor] = {}
+        self._arriving: dict[Message, Transfer] = {}
+        self._leaving: dict[int, deque[tuple[int, Transfer]]] = {stage: deque() for stage in self._expected}
+        self._kept: dict[Message, Gradients] = {}
         for stage in self._expected:
             self._post(stage)
 
-    def put(self, message: Message, x: Tensor) -> None:
-        """Send `x` to whoever uses it; x must not change afterwards."""
+    def put(self, message: Message, entries: Gradients) -> None:
+        """Send `entries` to whoever uses them; they must not change afterwards."""
         sent = self._mine[message]
         if sent.to == self.pp.rank:
-            self._kept[message] = x
+            self._kept[message] = entries
             return
-        x = x.contiguous()
-        self._leaving[sent.to].append((sent.used_at, x, send(x, self.pp, sent.to)))
+        self._leaving[sent.to].append((sent.used_at, start_sending(entries, self.pp, sent.to)))
 
-    def take(self, message: Message) -> Tensor:
+    def take(self, message: Message) -> Gradients:
         """Return when `message` is here."""
         stage, made_at = self._made_at[message]
         if stage == self.pp.rank:
             return self._kept.pop(message)
         while message not in self._arriving:
             self._post_next(stage)
-        x, pending = self._arriving.pop(message)
+        transfer = self._arriving.pop(message)
         self._post(stage)
-        pending.wait()
+        transfer.wait()
         self._forget(stage, made_at)
-        return x
+        return transfer.entries
 
     def close(self) -> None:
         """Return when everything sent has arrived."""
@@ -68,8 +65,7 @@ class Mailbox:
 
     def _post_next(self, stage: int) -> None:
         message = self._expected[stage].popleft()
-        x = self.buffer(message)
-        self._arriving[message] = x, receive_(x, self.pp, stage)
+        self._arriving[message] = start_receiving(self.buffers(message), self.pp, stage)
 
     def _forget(self, stage: int, made_at: int) -> None:
         """Let go of what `stage` must have used before it made, at `made_at`, what has just come."""

@@ -13,7 +13,7 @@ from colonnade.pipeline.schedule import Action
 
 
 class Message(NamedTuple):
-    """What one action hands to the next: the stream after chunk `chunk` (F), or the gradient of what it took (B)."""
+    """What one action hands to the next: the carry after chunk `chunk` (F), or the gradients of what it took (B)."""
 
     kind: str
     microbatch: int

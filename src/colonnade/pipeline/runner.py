@@ -1,21 +1,23 @@
 """Runs a stage's part of a step: the actions that the schedule lists, in their order, nothing else.
 
-    F   take the stream from the stage before ─▶ chunk.forward  ─▶ put it for the stage behind
-    B   take the gradient from the stage behind ─▶ chunk.backward ─▶ put it for the stage before
-    W   chunk.weights: gradients that B has put off (zero_bubble)
+    F   take the carry from the previous stage ─▶ chunk.forward  ─▶ put it for the next stage
+    B   take its gradients from the next stage ─▶ chunk.backward ─▶ put those of what came in for the previous stage
+    W   chunk.weights: weight gradients that B has deferred (zero_bubble)
 
 One stage is a pipeline too: its schedule is forward, backward, forward, backward.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from colonnade.mesh.mesh import Axis
-from colonnade.pipeline.chunk import Chunk, Owner
+from colonnade.pipeline.carry import Gradients, complete, gradient_buffers
+from colonnade.pipeline.chunk import Chunk, Model, Owner
 from colonnade.pipeline.mailbox import Mailbox
 from colonnade.pipeline.messages import Message, chunk_number, sends
 from colonnade.pipeline.schedule import Action, actions
@@ -27,36 +29,38 @@ class Runner:
 
     chunks: Sequence[Chunk]
     """This stage's chunks, in the order of the model."""
+    starts: Sequence[str]
+    """The unit with which each chunk of the model begins, those of other stages too."""
+    model: Model
     pp: Axis
     owner: Owner
     schedule: str
-    stream: Callable[[Any], Tensor]
-    """Memory for the residual stream of a micro-batch, given its inputs."""
+    device: torch.device
+    """Where the loss is."""
 
     def run(self, inputs: Sequence[Any]) -> Tensor:
         """Forward and backward of every micro-batch, given what units read of each.
 
-        Returns the sum of their losses, float64 []; zero on stages without the head. Sends the stream of each
-        micro-batch, [s, b, h], to the next stage and its gradient back, for every chunk.
+        Returns the sum of their losses, float64 []; zero on stages without the loss. Sends the carry of each
+        micro-batch to the next stage and its gradients back, for every chunk.
         """
         schedules = [self._actions(stage, len(inputs)) for stage in range(self.pp.size)]
         mine = schedules[self.pp.rank]
         self.owner.expect([unit for action in mine if action.kind != "W" for unit in self._uses(action)])
         last = {(action.kind, action.chunk): action for action in mine}
-        sent = sends(schedules, self.num_chunks)
-        mailbox = Mailbox(sent, self.pp, lambda message: self.stream(inputs[message.microbatch]))
+        mailbox = Mailbox(sends(schedules, self.num_chunks), self.pp, partial(self._buffers, inputs))
         losses = [
             self._do(action, inputs[action.microbatch], mailbox, last=action is last[action.kind, action.chunk])
             for action in mine
         ]
         mailbox.close()
-        nothing = torch.zeros((), dtype=torch.float64, device=self.stream(inputs[0]).device)
+        nothing = torch.zeros((), dtype=torch.float64, device=self.device)
         return torch.stack([nothing, *(loss.double() for loss in losses if loss is not None)]).sum()
 
     @property
     def num_chunks(self) -> int:
         """Chunks of the whole model."""
-        return self.pp.size * len(self.chunks)
+        return len(self.starts)
 
     @property
     def _splits(self) -> bool:
@@ -68,23 +72,43 @@ class Runner:
     def _uses(self, action: Action) -> list[str]:
         return self.chunks[action.chunk].uses(action.kind)
 
+    def _buffers(self, inputs: Sequence[Any], message: Message) -> Gradients:
+        """Memory for a message that will arrive."""
+        start = message.chunk + 1 if message.kind == "F" else message.chunk
+        carry = self.model.carry_buffers(inputs[message.microbatch], self.starts[start])
+        return carry if message.kind == "F" else gradient_buffers(carry)
+
     def _do(self, action: Action, inputs: Any, mailbox: Mailbox, *, last: bool) -> Tensor | None:
         """Run one action; returns the loss where that is what it makes."""
-        kind, microbatch, index = action
-        chunk, number = self.chunks[index], chunk_number(self.pp.rank, index, self.pp.size)
-        if kind == "W":
-            chunk.weights(microbatch, last=last)
-            return None
-        if kind == "F":
-            x = None if number == 0 else mailbox.take(Message("F", microbatch, number - 1))
-            y = chunk.forward(microbatch, x, inputs)
-            if number == self.num_chunks - 1:
-                return y
-            mailbox.put(Message("F", microbatch, number), y)
-            return None
-        grad = None if number == self.num_chunks - 1 else mailbox.take(Message("B", microbatch, number + 1))
-        grad = chunk.backward(microbatch, grad, inputs, last=last, split=self._splits)
-        if number > 0:
-            assert grad is not None, "only the embedding has no gradient to hand on"
-            mailbox.put(Message("B", microbatch, number), grad)
+        if action.kind == "F":
+            return self._forward(action, inputs, mailbox)
+        if action.kind == "B":
+            self._backward(action, inputs, mailbox, last=last)
+        else:
+            self.chunks[action.chunk].weights(action.microbatch, last=last)
         return None
+
+    def _forward(self, action: Action, inputs: Any, mailbox: Mailbox) -> Tensor | None:
+        microbatch, number = action.microbatch, self._number(action)
+        carry = complete(mailbox.take(Message("F", microbatch, number - 1))) if number > 0 else ()
+        out = self.chunks[action.chunk].forward(microbatch, carry, inputs)
+        if number == self.num_chunks - 1:
+            (loss,) = out
+            return loss
+        mailbox.put(Message("F", microbatch, number), out)
+        return None
+
+    def _backward(self, action: Action, inputs: Any, mailbox: Mailbox, *, last: bool) -> None:
+        microbatch, number = action.microbatch, self._number(action)
+        gradients = self.chunks[action.chunk].backward(
+            microbatch,
+            mailbox.take(Message("B", microbatch, number + 1)) if number < self.num_chunks - 1 else None,
+            inputs,
+            last=last,
+            split=self._splits,
+        )
+        if number > 0:
+            mailbox.put(Message("B", microbatch, number), gradients)
+
+    def _number(self, action: Action) -> int:
+        return chunk_number(self.pp.rank, action.chunk, self.pp.size)

@@ -176,14 +176,14 @@ def _done(action: Action, stage: int, num_stages: int) -> _Done:
 
 
 def _needs(action: _Done, num_chunks: int) -> list[_Done]:
-    """What has to be done before an action: F of the chunk before; F of its own and B of the chunk behind; its B."""
+    """What has to be done before an action: F of the previous chunk; F of its own and B of the next chunk; its B."""
     kind, microbatch, chunk = action
     if kind == "F":
         return [_Done("F", microbatch, chunk - 1)] if chunk else []
     if kind == "W":
         return [_Done("B", microbatch, chunk)]
-    behind = [_Done("B", microbatch, chunk + 1)] if chunk + 1 < num_chunks else []
-    return [_Done("F", microbatch, chunk), *behind]
+    following = [_Done("B", microbatch, chunk + 1)] if chunk + 1 < num_chunks else []
+    return [_Done("F", microbatch, chunk), *following]
 
 
 def _refuse_deadlock(

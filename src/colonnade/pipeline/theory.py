@@ -40,9 +40,9 @@ def bubble_time(
 
 def peak(name: str, stage: int, num_stages: int, num_microbatches: int, virtual_stages: int = 1) -> int:
     """The most micro-batch chunks whose activations live at once on a stage. One is 1 / virtual_stages of a stage's."""
-    behind = num_stages - 1 - stage
+    following = num_stages - 1 - stage
     if name == "interleaved" and virtual_stages > 1:
-        warm_up = 2 * behind + (virtual_stages - 1) * num_stages
+        warm_up = 2 * following + (virtual_stages - 1) * num_stages
         return min(warm_up + 1, num_microbatches * virtual_stages)
-    most = {"naive": 1, "gpipe": num_microbatches, "zero_bubble": num_stages}.get(name, behind + 1)
+    most = {"naive": 1, "gpipe": num_microbatches, "zero_bubble": num_stages}.get(name, following + 1)
     return min(most, num_microbatches)

@@ -7,7 +7,6 @@ the configured tp (on paper: nothing is sent). All blocks take what one of them 
 import time
 
 import torch
-from torch import Tensor
 
 from colonnade.architecture.families import architecture_of
 from colonnade.architecture.statement import Unit
@@ -18,6 +17,7 @@ from colonnade.model.dropout import Masks
 from colonnade.model.gpt import GPT, Inputs
 from colonnade.model.initialize import initialize_
 from colonnade.model.precision import DTYPES
+from colonnade.pipeline.carry import backward_from, leaves
 from colonnade.tensor_parallel.parallel import Parallel
 
 _TIMES = 3
@@ -35,7 +35,7 @@ def measured(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, v
     initialize_(gpt, tp, train.seed)
     gpt = gpt.to(device=device, dtype=DTYPES[train.precision])
     inputs = _inputs(model, train, vocab_size, device)
-    each = {unit.kind: _seconds(gpt, unit, inputs, model, train, device) for unit in gpt.architecture.units}
+    each = {unit.kind: _seconds(gpt, unit, inputs, device) for unit in gpt.architecture.units}
     return {unit.name: each[unit.kind] for unit in architecture_of(model, vocab_size).units}
 
 
@@ -46,18 +46,13 @@ def _inputs(model: ModelConfig, train: TrainConfig, vocab_size: int, device: tor
     return Inputs(tokens, tokens, weights, masks)
 
 
-def _seconds(
-    gpt: GPT, unit: Unit, inputs: Inputs, model: ModelConfig, train: TrainConfig, device: torch.device
-) -> float:
-    shape = (model.seq_length, train.micro_batch_size, model.hidden_size)
-    is_first = unit == gpt.architecture.units[0]
-    dtype = gpt.residual_dtype(DTYPES[train.precision])
+def _seconds(gpt: GPT, unit: Unit, inputs: Inputs, device: torch.device) -> float:
     times = []
     for _ in range(1 + _TIMES):
-        x = None if is_first else torch.randn(shape, dtype=dtype, device=device).requires_grad_()
+        carry = leaves(tuple(x.normal_() for x in gpt.carry_buffers(inputs, unit.name)))
         started = _now(device)
-        out: Tensor = gpt.run(unit.name, x, inputs)
-        torch.autograd.backward(out, None if unit.is_loss else torch.ones_like(out))
+        out = gpt.run(unit.name, carry, inputs)
+        backward_from(out, None if unit.is_loss else tuple(torch.ones_like(x) for x in out))
         times.append(_now(device) - started)
     return min(times[1:])
 

@@ -161,7 +161,7 @@ def evaluate_part(run: Run, state: TrainState, part: Dataset) -> Perplexity:
         batches,
         dp=dp,
         pp=run.mesh.pp,
-        hidden=state.hidden,
+        hidden=state.inference.hidden,
         byte_lengths=None if lengths is None else torch.from_numpy(lengths),
     )
     state.inference.close()

@@ -123,9 +123,9 @@ class _Watch:
         with self._look():
             self.state.ownership.open(unit)
 
-    def left(self, unit: str, *, last: bool) -> None:
+    def gradients_ready(self, unit: str, *, last: bool) -> None:
         with self._look():
-            self.state.ownership.left(unit, last=last)
+            self.state.ownership.gradients_ready(unit, last=last)
 
     @contextmanager
     def _look(self) -> Iterator[None]:

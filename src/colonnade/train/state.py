@@ -5,18 +5,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
-from torch import Tensor
 
 from colonnade.architecture.families import architecture_of
+from colonnade.architecture.statement import Unit
 from colonnade.config.schema import Config, ModelConfig
 from colonnade.data_parallel.buckets import FlatUnit, Storage, flatten
 from colonnade.data_parallel.pieces import pieces_of
 from colonnade.data_parallel.zero import Ownership
 from colonnade.mesh.mesh import Mesh
-from colonnade.model.gpt import GPT, Inputs
+from colonnade.model.gpt import GPT
 from colonnade.model.initialize import initialize_
 from colonnade.model.precision import DTYPES
-from colonnade.model.transformer import residual_dtype
 from colonnade.optim.adamw import AdamW
 from colonnade.optim.lamb import Lamb
 from colonnade.optim.loss_scale import LossScale
@@ -24,7 +23,7 @@ from colonnade.optim.piece import Optimizer, Piece, State
 from colonnade.optim.schedule import LearningRate, learning_rate
 from colonnade.pipeline.chunk import Chunk
 from colonnade.pipeline.inference import Inference
-from colonnade.pipeline.partition import chunks_of_stage
+from colonnade.pipeline.partition import chunks
 from colonnade.pipeline.runner import Runner
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
@@ -58,11 +57,6 @@ class TrainState:
     samples: int = 0
     """Samples consumed: the data position, and the number of the next sample."""
 
-    def hidden(self, inputs: Inputs) -> Tensor | None:
-        """The whole residual stream before the head, [s, b, h], on the last stage; None elsewhere. All ranks call."""
-        x = self.inference.hidden(inputs)
-        return None if x is None else self.model.parallel.gather(x)
-
     @property
     def num_weights(self) -> int:
         """Weights of this stage, by which the optimizer numbers them."""
@@ -79,9 +73,9 @@ def build_model(
 def build_state(config: Config, mesh: Mesh, vocab_size: int, device: torch.device) -> TrainState:
     """The state before step 1: initial weights drawn, buffers laid out, moments zero."""
     parallel, dtype = config.parallel, DTYPES[config.train.precision]
-    architecture = architecture_of(config.model, vocab_size)
-    chunks = [[unit.name for unit in chunk] for chunk in chunks_of_stage(architecture, parallel, mesh.pp.rank)]
-    names = [unit for chunk in chunks for unit in chunk]
+    every = chunks(architecture_of(config.model, vocab_size), parallel)
+    held = every[mesh.pp.rank :: mesh.pp.size]
+    names = [unit.name for units in held for unit in units]
     cut = Parallel(mesh.tp, parallel.sequence_parallel, parallel.recompute == "selective")
     model = build_model(config.model, vocab_size, cut, dtype=dtype, units=names)
     initialize_(model, mesh.tp, config.train.seed)
@@ -94,7 +88,15 @@ def build_state(config: Config, mesh: Mesh, vocab_size: int, device: torch.devic
         sequence_parallel=parallel.sequence_parallel,
         tied=config.model.tie_embeddings,
     )
-    runner = _runner(config, [_chunk(config, names, model, owner) for names in chunks], mesh, owner, device)
+    runner = Runner(
+        chunks=[_chunk(config, units, model, owner) for units in held],
+        starts=[units[0].name for units in every],
+        model=model,
+        pp=mesh.pp,
+        owner=owner,
+        schedule=parallel.schedule,
+        device=device,
+    )
     optimizer = _optimizer(config)
     optimizer_state: list[State] = [optimizer.init(unit.master) for unit in units]
     return TrainState(
@@ -104,7 +106,7 @@ def build_state(config: Config, mesh: Mesh, vocab_size: int, device: torch.devic
         pieces=pieces_of(units, optimizer_state, mesh.tp),
         ownership=owner,
         runner=runner,
-        inference=Inference(runner.chunks, mesh.pp, owner, runner.stream),
+        inference=Inference(runner.chunks, model, mesh.pp, owner),
         optimizer=optimizer,
         learning_rate=_learning_rate(config),
         loss_scale=_loss_scale(config),
@@ -122,30 +124,10 @@ def _storage(config: Config, dtype: torch.dtype, device: torch.device) -> Storag
     )
 
 
-def _chunk(config: Config, units: list[str], model: GPT, owner: Ownership) -> Chunk:
+def _chunk(config: Config, units: Sequence[Unit], model: GPT, owner: Ownership) -> Chunk:
     parallel = config.parallel
     every = parallel.recompute_every if parallel.recompute == "full" else 0
     return Chunk(units, model, owner, weight_gradients=model.parallel.weight_gradients, recompute_every=every)
-
-
-def _runner(config: Config, chunks: list[Chunk], mesh: Mesh, owner: Ownership, device: torch.device) -> Runner:
-    cut = mesh.tp.size if config.parallel.sequence_parallel else 1
-    stream = stream_of(config.model, DTYPES[config.train.precision], device, cut=cut)
-    return Runner(chunks=chunks, pp=mesh.pp, owner=owner, schedule=config.parallel.schedule, stream=stream)
-
-
-def stream_of(
-    model: ModelConfig, dtype: torch.dtype, device: torch.device, *, cut: int = 1
-) -> Callable[[Inputs], Tensor]:
-    """Makes memory for the residual stream of a micro-batch, [s/cut, b, h]: what crosses from stage to stage."""
-    kept = residual_dtype(dtype, model.fp32_residual)
-
-    def stream(inputs: Inputs) -> Tensor:
-        assert inputs.tokens is not None, "every stage is told the tokens"
-        s, b = inputs.tokens.shape
-        return torch.empty(s // cut, b, model.hidden_size, dtype=kept, device=device)
-
-    return stream
 
 
 def _optimizer(config: Config) -> Optimizer:

@@ -37,7 +37,7 @@ from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.model.gpt import GPT
 from colonnade.model.precision import DTYPES
 from colonnade.pipeline.chunk import Chunk
-from colonnade.pipeline.inference import Inference, Whole
+from colonnade.pipeline.inference import Inference, ResidentWeights
 from colonnade.pipeline.partition import chunks_of_stage
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
@@ -46,7 +46,7 @@ from colonnade.train.facts import Facts, facts_of
 from colonnade.train.join import joined
 from colonnade.train.recovery import OPTIMIZER, model_facts, shard
 from colonnade.train.run_folder import checkpoints
-from colonnade.train.state import build_model, stream_of
+from colonnade.train.state import build_model
 
 DEVICES = ("auto", "cpu", "cuda")
 MOST_BYTES = 1 << 28  # of a configuration or a tokenizer
@@ -165,14 +165,12 @@ def open_trained(path: Path, mesh: Mesh, device: torch.device, precision: str | 
     dtype = DTYPES[precision or config.train.precision]
     architecture = architecture_of(config.model, vocab_size)
     (chunk,) = chunks_of_stage(architecture, ParallelConfig(pp=mesh.pp.size), mesh.pp.rank)
-    units = [unit.name for unit in chunk]
-    model = build_model(config.model, vocab_size, Parallel(mesh.tp), dtype=dtype, units=units)
+    model = build_model(config.model, vocab_size, Parallel(mesh.tp), dtype=dtype, units=[unit.name for unit in chunk])
     for parameter in model.parameters():
         parameter.data.zero_()  # padding rows stay zero
     load(path, list(_weights(model, mesh.tp)), model=model_facts(config.model, vocab_size), unread=(OPTIMIZER,))
     model = model.to(device=device, dtype=dtype).requires_grad_(False).eval()
-    stream = stream_of(config.model, dtype, device)
-    inference = Inference([Chunk(units, model, Whole())], mesh.pp, Whole(), stream)
+    inference = Inference([Chunk(chunk, model, ResidentWeights())], model, mesh.pp, ResidentWeights())
     return Trained(Stages(model, mesh.tp, mesh.pp, inference.hidden), _tokenizer_of(path, manifest), config, facts.step)
 
 
