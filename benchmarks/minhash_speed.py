@@ -23,7 +23,7 @@ import numpy as np
 from datatrove.data import Document
 
 from colonnade.data.clean.components import PAIR, decided
-from colonnade.data.clean.duplicates import similar_pairs
+from colonnade.data.clean.matching import similar_pairs
 from colonnade.data.clean.minhash import Bands
 from colonnade.data.clean.signatures import OWN, SignatureIndex, SignatureWriter, Source, band_files
 from colonnade.data.clean.words import PlainWords, WordHashes, shingles_of, words_of

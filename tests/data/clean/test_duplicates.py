@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from colonnade.data.clean import matching
 from colonnade.data.clean.components import PAIR, components, decided
-from colonnade.data.clean.duplicates import Groups
-from colonnade.data.clean.minhash import jaccard
-from colonnade.data.clean.signatures import ENTRY, GATHERED, OWN, BandFile, Source, gather, sorted_entries
+from colonnade.data.clean.matching import Groups, similar_pairs
+from colonnade.data.clean.minhash import Bands, jaccard
+from colonnade.data.clean.signatures import (
+    ENTRY,
+    GATHERED,
+    OWN,
+    BandFile,
+    SignatureIndex,
+    SignatureWriter,
+    Source,
+    band_files,
+    gather,
+    sorted_entries,
+)
 from colonnade.data.clean.words import WordHashes, shingles_of
 from colonnade.errors import DataError
 from tests.data.clean.recipes import Result, words
@@ -169,3 +183,88 @@ def test_gathered_bands_are_all_bands(
     for files in (apart, [BandFile(folder / "all", GATHERED, 0)]):
         found = [entry for part in range(num_parts) for entry in sorted_entries(files, part, num_parts).tolist()]
         assert found == sorted(expected)
+
+
+def template_pages(count: int, *, shared: int, own: int, copies: int = 0, seed: int = 0) -> list[np.ndarray]:
+    """Shingle sets of pages of one template: `shared` shingles that all have, some fields that every tenth page has,
+    `own` that no other has. The last `copies` are changed in one shingle, each of another page."""
+    draw = np.random.default_rng(seed)
+    template, fields = (draw.integers(0, 2**64, size, np.uint64) for size in (shared, 100))
+    pages = [
+        np.unique(np.concatenate([template, draw.choice(fields, 10), draw.integers(0, 2**64, own, np.uint64)]))
+        for _ in range(count - copies)
+    ]
+    for page in draw.choice(count - copies, copies, replace=False):
+        changed = pages[page].copy()
+        changed[draw.integers(len(changed))] = draw.integers(0, 2**64, 1, np.uint64)[0]
+        pages.append(np.unique(changed))
+    return pages
+
+
+def matched(folder: Path, pages: list[np.ndarray]) -> tuple[list[tuple[int, int, float]], int]:
+    """The pairs of pages, numbered from 0 on, and how many were compared."""
+    writer = SignatureWriter(folder, 0, Bands(32, 4))
+    for number, page in enumerate(pages):
+        writer.add(str(number), 1, page)
+    writer.close()
+    sources = [Source(OWN, folder, 0)]
+    with SignatureIndex(sources) as index:
+        pairs, compared = similar_pairs(index, band_files(sources, folder), 0, 1, similarity=0.7)
+    return [(first & 0xFFFFFFFF, second & 0xFFFFFFFF, found) for first, second, found in pairs], compared
+
+
+def groups_of(pairs: list[tuple[int, int, float]]) -> list[list[int]]:
+    groups = Groups()
+    for first, second, _ in pairs:
+        groups.join(first, second)
+    return groups.sets()
+
+
+@pytest.mark.parametrize(("shared", "own"), [(60, 40), (75, 25), (85, 10)], ids=["unlike", "nearly alike", "alike"])
+def test_pages_of_a_template_fall_into_the_same_groups_as_with_all_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: int, own: int
+) -> None:
+    """Below the similarity each with its copy, above it all together."""
+    pages = template_pages(300, shared=shared, own=own, copies=40)
+    monkeypatch.setattr(matching, "ALL_PAIRS", 16)
+    pairs, compared = matched(tmp_path / "some", pages)
+    monkeypatch.setattr(matching, "ALL_PAIRS", 10**9)
+    every, all_compared = matched(tmp_path / "all", pages)
+    assert groups_of(pairs) == groups_of(every)
+    assert len(groups_of(every)) == (1 if own == 10 else 40)
+    assert own != 40 or compared < all_compared / 5
+
+
+def test_the_work_on_pages_of_a_template_grows_with_their_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice the pages, about twice the comparisons; with all pairs it would be four times as many."""
+    monkeypatch.setattr(matching, "ALL_PAIRS", 16)
+    small, large = (matched(tmp_path / f"{count}", template_pages(count, shared=60, own=30))[1] for count in (400, 800))
+    assert large < 2.6 * small and large < 800 * matching.MOST
+
+
+@pytest.mark.slow
+def test_twenty_thousand_pages_of_a_template(tmp_path: Path) -> None:
+    pages = template_pages(20_000, shared=60, own=40, copies=500)
+    tracemalloc.start()
+    before = time.process_time()
+    pairs, compared = matched(tmp_path, pages)
+    seconds, peak = time.process_time() - before, tracemalloc.get_traced_memory()[1]
+    print(f"{seconds:.1f} s, {compared:,} pairs compared, peak {peak / 1e6:.0f} MB")
+    assert len(groups_of(pairs)) == 500
+    assert compared < 20_000 * matching.MOST and peak < 700e6
+
+
+@given(st.lists(st.sets(st.integers(0, 30), min_size=1, max_size=12), max_size=9), st.sampled_from([0.5, 0.7, 0.9]))
+def test_no_pair_of_few_sets_is_unlikely(sets: list[set[int]], similarity: float) -> None:
+    """Where each shingle is one of at most nine sets, every similar pair is among the likely ones, or equal to one."""
+    arrays = [np.array(sorted(each), np.uint64) for each in sets]
+    found = {frozenset(pair) for pair in matching.likely_pairs(arrays, similarity)}
+    first = [next(place for place, other in enumerate(sets) if other == each) for each in sets]
+    for one in range(len(sets)):
+        for other in range(one):
+            if jaccard(arrays[one], arrays[other]) >= similarity and first[one] != first[other]:
+                assert frozenset({first[one], first[other]}) in found
+            if first[one] == first[other] and one != first[one]:
+                assert frozenset({first[one], one}) in found

@@ -17,7 +17,6 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,12 @@ from numpy.typing import NDArray
 
 from colonnade.data.atomic import written
 from colonnade.data.clean.components import DROP, PAIR, decided
-from colonnade.data.clean.minhash import Bands, jaccard
+from colonnade.data.clean.matching import similar_pairs
+from colonnade.data.clean.minhash import Bands
 from colonnade.data.clean.recipe import DeduplicateStep
 from colonnade.data.clean.signatures import (
     FAN_IN,
     OWN,
-    BandFile,
     SignatureIndex,
     SignatureWriter,
     Source,
@@ -41,7 +40,6 @@ from colonnade.data.clean.signatures import (
     copy_signatures,
     gather,
     gathered_path,
-    sorted_entries,
 )
 from colonnade.data.clean.step import Drop, Setting, Step
 from colonnade.data.clean.tally import Account
@@ -51,35 +49,6 @@ from colonnade.errors import DataError
 INDEX_FACTS = "index.json"
 _SHOWN = 40  # groups whose members are listed in the manifest
 _SHOWN_MEMBERS = 8
-
-
-class Groups:
-    """Union-find: sets that only ever grow together, each named by its least member."""
-
-    def __init__(self) -> None:
-        self._parent: dict[int, int] = {}
-
-    def find(self, member: int) -> int:
-        """The name of the set that a member is in."""
-        root = member
-        while (above := self._parent.get(root, root)) != root:
-            root = above
-        while (above := self._parent.get(member, member)) != root:
-            self._parent[member], member = root, above
-        return root
-
-    def join(self, first: int, second: int) -> None:
-        """Makes one set of two."""
-        low, high = sorted((self.find(first), self.find(second)))
-        self._parent.setdefault(low, low)
-        self._parent[high] = low
-
-    def sets(self) -> list[list[int]]:
-        """All sets of more than one member, members rising, in the order of their least."""
-        found: dict[int, list[int]] = {}
-        for member in sorted(self._parent):
-            found.setdefault(self.find(member), []).append(member)
-        return [members for _, members in sorted(found.items()) if len(members) > 1]
 
 
 class Sign(PipelineStep):
@@ -250,40 +219,6 @@ def earlier_sources(how: DeduplicateStep, index: Sequence[str]) -> list[Source]:
     return [Source(place, folder, task) for place, (folder, task) in enumerate(found)]
 
 
-def similar_pairs(
-    index: SignatureIndex, files: Sequence[BandFile], part: int, num_parts: int, *, similarity: float
-) -> tuple[list[tuple[int, int, float]], int]:
-    """The verified pairs among documents that agree in a band of this part, as many as connect them; and how many
-    pairs were compared. Pairs that others have connected already are not compared."""
-    groups, known, pairs = Groups(), set[tuple[int, int]](), list[tuple[int, int, float]]()
-    for bucket in buckets(files, part, num_parts):
-        heads: list[list[int]] = []  # members of the bucket, by group
-        for document in bucket:
-            for members in heads:
-                if groups.find(members[0]) == groups.find(document):
-                    continue
-                for member in members:
-                    if (member, document) in known or (index.is_earlier(member) and index.is_earlier(document)):
-                        continue
-                    known.add((member, document))
-                    if (found := _similarity(index, member, document, similarity)) >= similarity:
-                        pairs.append((member, document, found))
-                        groups.join(member, document)
-                        break
-            heads = _regrouped(heads, document, groups)
-    return pairs, len(known)
-
-
-def buckets(files: Sequence[BandFile], part: int, num_parts: int) -> Iterator[list[int]]:
-    """Documents that agree in a band, rising, of which at least one is this run's."""
-    entries = sorted_entries(files, part, num_parts)
-    bands, documents = entries["band"], entries["document"]
-    edges = np.flatnonzero(np.r_[True, bands[1:] != bands[:-1], True]) if len(bands) else np.zeros(1, np.int64)
-    for start, stop in pairwise(edges.tolist()):
-        if stop - start > 1 and not SignatureIndex.is_earlier(int(documents[stop - 1])):
-            yield [int(each) for each in documents[start:stop]]
-
-
 def read_pairs(folder: Path, num_tasks: int) -> NDArray[Any]:
     """The pairs of all match tasks. Raises DataError, with the tasks' numbers, where some are missing."""
     paths = [pairs_path(folder, task) for task in range(num_tasks)]
@@ -323,23 +258,3 @@ def pairs_path(folder: Path, task: int) -> Path:
 def drops_path(folder: Path) -> Path:
     """Where it says which documents are dropped, by their number."""
     return folder / "state" / "drops.bin"
-
-
-def _similarity(index: SignatureIndex, first: int, second: int, least: float) -> float:
-    one, other = index.shingles(first), index.shingles(second)
-    if min(len(one), len(other)) < least * max(len(one), len(other)):  # they cannot be
-        return 0.0
-    return jaccard(one, other)
-
-
-def _regrouped(heads: list[list[int]], document: int, groups: Groups) -> list[list[int]]:
-    """The bucket's groups with one document more, which may have joined some of them."""
-    own = groups.find(document)
-    joined = [document]
-    others: list[list[int]] = []
-    for members in heads:
-        if groups.find(members[0]) == own:
-            joined = members + joined
-        else:
-            others.append(members)
-    return [*others, joined]

@@ -134,6 +134,11 @@ class SignatureIndex:
             self._set_bytes -= self._sets.popitem(last=False)[1].nbytes
         return found
 
+    def num_shingles(self, document: int) -> int:
+        """How many shingles a document has."""
+        start, stop = self._numbers(document, "offsets", 2)
+        return stop - start
+
     def length(self, document: int) -> int:
         """[characters] Of a document's text."""
         return self._numbers(document, "lengths", 1)[0]
