@@ -9,8 +9,7 @@ from pathlib import Path
 from textwrap import fill
 
 from colonnade.architecture.families import architecture_of
-from colonnade.config.compare import may_change_on_resume
-from colonnade.config.describe import Key, all_keys, as_toml, expectation, sections
+from colonnade.config.describe import Key, as_toml, expectation, keys_of, sections, short
 from colonnade.config.presets import PRESETS
 from colonnade.config.schema import ModelConfig
 
@@ -37,7 +36,7 @@ def help_text(width: int) -> str:
     """All keys as plain text, for a terminal of `width` columns."""
     blocks = []
     for name, section in sections().items():
-        keys = [key_as_text(key, width) for key in all_keys().values() if key.name.startswith(f"{name}.")]
+        keys = [key_as_text(key, width) for key in keys_of(name)]
         blocks.append("\n".join([fill(f"[{name}]  {getdoc(section)}", width), *keys]))
     return "\n\n".join(["Keys of a configuration, with their defaults:", *blocks]) + "\n"
 
@@ -45,7 +44,7 @@ def help_text(width: int) -> str:
 def key_as_text(key: Key, width: int) -> str:
     """'  steps  required  [steps, a whole number of at least 1]', and its meaning under it."""
     default = "  required" if key.required else f" = {default_of(key)}"
-    head = f"  {key.name.split('.')[1]}{default}  [{', '.join(filter(None, [key.unit, expectation(key)]))}]"
+    head = f"  {short(key.name)}{default}  [{', '.join(filter(None, [key.unit, expectation(key)]))}]"
     under = " " * 6
     meaning = fill(key.meaning, width, initial_indent=under, subsequent_indent=under)
     return fill(head, width, subsequent_indent=under) + "\n" + meaning
@@ -55,14 +54,14 @@ def page() -> str:
     """docs/reference/config.md."""
     blocks = [HEADER]
     for name, section in sections().items():
-        rows = [key_as_row(key) for key in all_keys().values() if key.name.startswith(f"{name}.")]
+        rows = [key_as_row(key) for key in keys_of(name)]
         head = ["| key | default | unit | accepts | meaning |", "| --- | --- | --- | --- | --- |"]
         blocks.append("\n".join([f"## [{name}]", "", getdoc(section) or "", "", *head, *rows, ""]))
     return "\n".join([*blocks, presets_as_table()])
 
 
 def key_as_row(key: Key) -> str:
-    name, again = key.name.split(".")[1], " ↻" if may_change_on_resume(key.name) else ""
+    name, again = short(key.name), " ↻" if key.may_change else ""
     default = "**required**" if key.required else "unset" if key.default is None else f"`{default_of(key)}`"
     accepts = "a preset's name, below" if key.name == "model.preset" else expectation(key)
     return f"| `{name}`{again} | {default} | {key.unit or '–'} | {accepts} | {key.meaning.replace('|', '¦')} |"

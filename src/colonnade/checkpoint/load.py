@@ -28,7 +28,6 @@ from colonnade.checkpoint.confined import open_plain
 from colonnade.checkpoint.failure import alone_is_fine, same_on_all_ranks
 from colonnade.checkpoint.files import read_part
 from colonnade.checkpoint.manifest import (
-    UNTIL_IT_WAS_SAVED,
     Manifest,
     Piece,
     SavedTensor,
@@ -39,6 +38,7 @@ from colonnade.checkpoint.manifest import (
     remedy,
 )
 from colonnade.checkpoint.plan import Box, Shard, names_in_words, narrow, overlap, relative, share_out
+from colonnade.config.compare import before_it_was_saved
 from colonnade.errors import CheckpointError
 
 MOST_LINES = 40  # of a message
@@ -174,8 +174,9 @@ def check_model(path: Path, contents: Manifest, model: Mapping[str, Any] | None)
     """CheckpointError with every difference between `model` and the checkpoint's facts["model"]."""
     if model is None:
         return
-    assumed = {key: value for key, value in UNTIL_IT_WAS_SAVED.items() if key in model}
-    differences = compare_facts({**assumed, **contents.facts.get("model", {})}, json.loads(json.dumps(model)))
+    differences = compare_facts(
+        {**before_it_was_saved(), **contents.facts.get("model", {})}, json.loads(json.dumps(model))
+    )
     if differences:
         raise CheckpointError(
             f"{path} is of another model:\n  "

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -32,8 +32,6 @@ VERSION = 1
 NAME = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,17})")
 HASH_BLOCK = 1 << 22  # bytes read at a time
 MOST_BYTES = 1 << 30  # of a manifest: ten million pieces
-# Keys that came to facts["model"] after the first checkpoints were written, and what all models were until then.
-UNTIL_IT_WAS_SAVED: Final = {"position": "learned", "embedding_norm": False, "norm_position": "pre"}
 
 
 @dataclass(frozen=True)

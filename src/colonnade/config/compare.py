@@ -1,28 +1,14 @@
 """Two configurations of one run folder: what differs, and whether the run may go on."""
 
 from collections.abc import Iterable
+from operator import attrgetter
+from typing import Any
 
 from colonnade.config.describe import all_keys, as_toml
-from colonnade.config.schema import Config
+from colonnade.config.schema import Config, ModelConfig
 
 # A preset is only a name for its values, which are compared themselves.
 NOT_COMPARED = frozenset({"model.preset"})
-
-# The same run goes on after these are changed: they say how long, where, how fast and how talkative. Steps computed so
-# far stay as they were. All other keys change what the run computes, so that its past would be another run's.
-MAY_CHANGE = frozenset(
-    {
-        "data.cache",
-        "train.steps",
-        "train.micro_batch_size",
-        "train.log_every",
-        "train.evaluate_every",
-        "train.evaluate_samples",
-        "train.threads",
-        "train.device",
-    }
-)
-MAY_CHANGE_SECTIONS = frozenset({"parallel", "checkpoint", "run"})
 
 TOKEN_FILES = frozenset({"data.train", "data.validation", "data.test", "data.blend"})
 """Keys that name token files. Where these lie may change: a checkpoint knows their content."""
@@ -31,7 +17,7 @@ FILES = TOKEN_FILES | {"data.tokenizer"}
 
 def may_change_on_resume(key: str) -> bool:
     """Whether a run may go on with another value of `section.key`."""
-    return key in MAY_CHANGE or key.split(".")[0] in MAY_CHANGE_SECTIONS
+    return all_keys()[key].may_change
 
 
 def difference(before: Config, after: Config, *, only_what_forbids_resume: bool = False) -> list[str]:
@@ -40,6 +26,19 @@ def difference(before: Config, after: Config, *, only_what_forbids_resume: bool 
         return _lines(before, after, [key for key in all_keys() if value_at(before, key) != value_at(after, key)])
     fixed = [key for key in all_keys() if not may_change_on_resume(key)]
     return _lines(before, after, [key for key in fixed if meaning_at(before, key) != meaning_at(after, key)])
+
+
+def model_facts(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
+    """What makes a model this model: two runs with equal facts have tensors of the same names, shapes and meaning."""
+    keys = [name.removeprefix("model.") for name, key in all_keys().items() if key.is_the_model]
+    facts = {key: attrgetter(key)(model) for key in keys}
+    return {**facts, "ffn_hidden_size": model.ffn, "vocab_size": vocab_size}
+
+
+def before_it_was_saved() -> dict[str, Any]:
+    """What `model_facts` would have said of models of checkpoints that are older than some of its keys."""
+    since = {name: key.since for name, key in all_keys().items() if key.is_the_model}
+    return {name.removeprefix("model."): each.before for name, each in since.items() if each is not None}
 
 
 def moved_files(before: Config, after: Config) -> list[str]:
@@ -68,7 +67,6 @@ def meaning_at(config: Config, key: str) -> object:
 
 def value_at(config: Config, key: str) -> object:
     """The value of `section.key`; where it is unset and computed from others, the computed value."""
-    section, name = key.split(".")
     if key == "model.ffn_hidden_size":
         return config.model.ffn
-    return getattr(getattr(config, section), name)
+    return attrgetter(key)(config)

@@ -4,22 +4,23 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import cache
 from types import MappingProxyType, NoneType
-from typing import Annotated, Any, Literal, NamedTuple, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin
 
 from annotated_types import Ge, Gt, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from colonnade import __version__
+from colonnade.config.nature import MayChange, NotTheModel, Of, Since
 from colonnade.config.numbers import counted
 from colonnade.config.presets import PRESETS
-from colonnade.config.schema import Config
+from colonnade.config.schema import Config, Section
 
 
 class Key(NamedTuple):
     """One key of the configuration."""
 
-    name: str  # section.key
+    name: str  # section.key, or section.section.key
     type: type[int] | type[float] | type[str] | type[bool] | type[dict[str, float]]
     choices: tuple[str | int, ...]  # empty: any value of the type
     many: bool  # a list of such values
@@ -28,23 +29,58 @@ class Key(NamedTuple):
     default: Any
     unit: str  # empty: none
     meaning: str
+    may_change: bool  # whether a run may go on with another value
+    is_the_model: bool  # whether it is part of what a checkpoint's weights are
+    since: Since | None  # None: all checkpoints have it
+    families: tuple[str, ...]  # that have it; empty: all
 
 
-def sections() -> dict[str, type[BaseModel]]:
-    """The sections of a configuration and their classes, in the schema's order."""
-    return {name: cast(type[BaseModel], field.annotation) for name, field in Config.model_fields.items()}
+@cache
+def sections() -> Mapping[str, type[Section]]:
+    """The sections of a configuration and their classes, in the schema's order; [model.rotary] is "model.rotary"."""
+    return MappingProxyType(dict(_sections(Config, "")))
+
+
+def _sections(of: type[BaseModel], prefix: str) -> Iterator[tuple[str, type[Section]]]:
+    for name, field in of.model_fields.items():
+        if _is_section(field):
+            section = cast(type[Section], field.annotation)
+            yield prefix + name, section
+            yield from _sections(section, f"{prefix}{name}.")
+
+
+def _is_section(field: FieldInfo) -> bool:
+    return isinstance(field.annotation, type) and issubclass(field.annotation, Section)
 
 
 @cache
 def all_keys() -> Mapping[str, Key]:
     """Every key by its full name, in the schema's order."""
-    fields = {
-        f"{name}.{key}": field for name, section in sections().items() for key, field in section.model_fields.items()
+    found = {
+        f"{name}.{key}": key_of(f"{name}.{key}", field, may_change=section.MAY_CHANGE)
+        for name, section in sections().items()
+        for key, field in section.model_fields.items()
+        if not _is_section(field)
     }
-    return MappingProxyType({name: key_of(name, field) for name, field in fields.items()})
+    return MappingProxyType(found)
 
 
-def key_of(name: str, field: FieldInfo) -> Key:
+def section_of(name: str) -> str:
+    """ "model.rotary.base" -> "model.rotary"."""
+    return name.rpartition(".")[0]
+
+
+def short(name: str) -> str:
+    """ "model.rotary.base" -> "base"."""
+    return name.rpartition(".")[2]
+
+
+def keys_of(section: str) -> list[Key]:
+    """The keys of one section, in the schema's order."""
+    return [key for name, key in all_keys().items() if section_of(name) == section]
+
+
+def key_of(name: str, field: FieldInfo, *, may_change: bool = False) -> Key:
     """What the schema says about one field. Its documentation is '[unit] meaning' or 'meaning'."""
     parts = list(parts_of(field.annotation)) + field.metadata
     choices = tuple(part for part in parts if isinstance(part, str | int))
@@ -62,7 +98,18 @@ def key_of(name: str, field: FieldInfo) -> Key:
         default=field.default,
         unit=unit,
         meaning=meaning,
+        may_change=may_change or _marked(parts, MayChange) is not None,
+        is_the_model=section_of(name).startswith("model") and _marked(parts, NotTheModel) is None,
+        since=_marked(parts, Since),
+        families=of.families if (of := _marked(parts, Of)) else (),
     )
+
+
+Mark = TypeVar("Mark", MayChange, NotTheModel, Since, Of)
+
+
+def _marked(parts: list[Any], kind: type[Mark]) -> Mark | None:
+    return next((part for part in parts if isinstance(part, kind)), None)
 
 
 def parts_of(annotation: object) -> Iterator[Any]:

@@ -9,14 +9,14 @@ stronger than the preset's, which is stronger than the schema's default.
 """
 
 import tomllib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from colonnade.config.check import Problem, check
-from colonnade.config.describe import as_toml, sections
+from colonnade.config.describe import as_toml, sections, short
 from colonnade.config.presets import with_preset
 from colonnade.config.problems import meant_by, sort_keys, values_refused
 from colonnade.config.schema import Config
@@ -47,10 +47,16 @@ def loads(text: str, *, source: str = "configuration") -> Config:
 def to_toml(config: Config) -> str:
     """Every key that has a value, as TOML that loads to an equal configuration."""
     content = config.model_dump(exclude_none=True)
-    blocks = [
-        "\n".join([f"[{name}]", *(f"{k} = {as_toml(v)}" for k, v in keys.items())]) for name, keys in content.items()
-    ]
-    return "\n\n".join(blocks) + "\n"
+    return "\n\n".join(_blocks(content)) + "\n"
+
+
+def _blocks(content: Content, prefix: str = "") -> Iterator[str]:
+    """A section at a time, each before those within it."""
+    for name, values in content.items():
+        inner = {key: value for key, value in values.items() if f"{prefix}{name}.{key}" in sections()}
+        keys = {key: value for key, value in values.items() if key not in inner}
+        yield "\n".join([f"[{prefix}{name}]", *(f"{key} = {as_toml(value)}" for key, value in keys.items())])
+        yield from _blocks(inner, f"{prefix}{name}.")
 
 
 def read(path: Path) -> Content:
@@ -106,14 +112,16 @@ def _inside(value: object) -> Collection[object]:
 def apply_(content: Content, override: str) -> list[Problem]:
     """Puts one `section.key=value` into the content, in place. Gives a problem back where it has another form."""
     name, equals, value = override.partition("=")
-    section, dot, key = name.strip().partition(".")
-    if not (equals and dot and section and key and "." not in key):
+    section, dot, key = name.strip().rpartition(".")
+    if not (equals and dot and section and key and ("." not in section or section in sections())):
         meant = meant_by(key, section) if key else meant_by(section)
         example = f"{meant[0] if meant else 'train.steps'}={value.strip() or '…'}"
         return [
             Problem(f"{override!r} is not of the form section.key=value. Write for instance {example}", tuple(meant))
         ]
-    there = content.setdefault(section, {})
+    there: object = content
+    for part in section.split("."):
+        there = there.setdefault(part, {}) if isinstance(there, dict) else None
     try:
         read = value_of(value.strip())
     except _NotOurs as error:
@@ -156,13 +164,18 @@ def build(
 
 def without(known: Content, uncertain: Collection[str]) -> Config:
     """A Config of the sound values alone, unchecked: good only for checks that read none of the uncertain keys."""
-    values = {
-        section: {key: value for key, value in known.get(section, {}).items() if f"{section}.{key}" not in uncertain}
-        for section in sections()
-    }
-    values["model"] = with_preset(values["model"])
-    parts: Content = {name: section.model_construct(**values[name]) for name, section in sections().items()}
-    return Config.model_construct(**parts)
+    known = {**known, "model": with_preset(known.get("model", {}))}
+    return cast(Config, _sound(Config, known, uncertain, ""))
+
+
+def _sound(kind: type[BaseModel], values: Content, uncertain: Collection[str], prefix: str) -> BaseModel:
+    """A section, or all, of what is certain in `values`."""
+    kept: Content = {key: value for key, value in values.items() if prefix + key not in uncertain}
+    for name, section in sections().items():
+        if name.startswith(prefix) and "." not in name.removeprefix(prefix):
+            key = short(name)
+            kept[key] = _sound(section, values.get(key, {}), uncertain, f"{name}.")
+    return kind.model_construct(**kept)
 
 
 def listed(problems: Sequence[Problem], source: str) -> str:

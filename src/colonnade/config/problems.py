@@ -15,9 +15,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from colonnade.config.check import Problem
-from colonnade.config.describe import Key, all_keys, as_toml, expectation, kind_of
+from colonnade.config.describe import Key, all_keys, as_toml, expectation, keys_of, kind_of, section_of, sections, short
 from colonnade.config.presets import PRESETS
-from colonnade.config.schema import Config
 
 # What other programs, or other versions, call the same thing.
 ALSO_CALLED: Mapping[str, str] = MappingProxyType(
@@ -66,14 +65,29 @@ def sort_keys(content: Mapping[str, Any]) -> Sorted:
     known: dict[str, dict[str, Any]] = {}
     problems: list[Problem] = []
     for section, values in content.items():
-        if section not in Config.model_fields:
+        if section not in sections():
             problems += unknown_section(section, values)
         elif not isinstance(values, dict):
             problems.append(not_a_section(section, values))
         else:
-            known[section] = {key: value for key, value in values.items() if f"{section}.{key}" in all_keys()}
-            problems += [unknown_key(section, key) for key in values if f"{section}.{key}" not in all_keys()]
+            known[section] = {}
+            problems += _sort_section(section, values, known[section])
     return Sorted(known, problems)
+
+
+def _sort_section(section: str, values: Mapping[str, Any], known: dict[str, Any]) -> Iterator[Problem]:
+    """Puts what exists into `known`, with the sections within."""
+    for key, value in values.items():
+        name = f"{section}.{key}"
+        if name in all_keys():
+            known[key] = value
+        elif name not in sections():
+            yield unknown_key(section, key)
+        elif isinstance(value, dict):
+            known[key] = {}
+            yield from _sort_section(name, value, known[key])
+        else:
+            yield not_a_section(name, value)
 
 
 def not_a_section(section: str, value: object) -> Problem:
@@ -88,26 +102,26 @@ def unknown_section(section: str, values: object) -> Iterator[Problem]:
         where = f" Write it as {' or '.join(meant)}." if meant else sections_there_are()
         yield Problem(f"{section} = {as_toml(values)} stands outside of any section.{where}", tuple(meant))
         return
-    close = get_close_matches(section, Config.model_fields, n=1)
+    close = get_close_matches(section, list(sections()), n=1)
     guess = f" Did you mean [{close[0]}]?" if close else sections_there_are()
     yield Problem(f"[{section}] is not a section.{guess}", tuple(f"{close[0]}.{key}" for key in values if close))
 
 
 def sections_there_are() -> str:
-    return f" The sections are {', '.join(f'[{name}]' for name in Config.model_fields)}."
+    return f" The sections are {', '.join(f'[{name}]' for name in sections())}."
 
 
 def unknown_key(section: str, key: str) -> Problem:
     """A key that its section does not have: misplaced, misspelled, another program's word, or nonsense."""
     meant = meant_by(key, section)
-    elsewhere = [name for name in meant if name.split(".")[1] == key]
+    elsewhere = [name for name in meant if short(name) == key]
     if elsewhere:
-        sections = " and ".join(f"[{name.split('.')[0]}]" for name in elsewhere)
-        message = f"{section}.{key}: {key} belongs to {sections}. Write it as {' or '.join(elsewhere)}."
+        owners = " and ".join(f"[{section_of(name)}]" for name in elsewhere)
+        message = f"{section}.{key}: {key} belongs to {owners}. Write it as {' or '.join(elsewhere)}."
     elif meant:
         message = f"{section}.{key} is not a key: did you mean {' or '.join(meant)}?"
     else:
-        there = ", ".join(name.split(".")[1] for name in all_keys() if name.startswith(f"{section}."))
+        there = ", ".join(short(each.name) for each in keys_of(section))
         message = f"{section}.{key} is not a key. [{section}] has {there}."
     return Problem(message, tuple(meant))
 
@@ -115,15 +129,15 @@ def unknown_key(section: str, key: str) -> Problem:
 def meant_by(key: str, section: str = "") -> list[str]:
     """Full names of the keys that `key` may stand for: the same word elsewhere, a known synonym, the most alike."""
     keys = all_keys()
-    same = [name for name in keys if name.split(".")[1] == key]
+    same = [name for name in keys if short(name) == key]
     if same or key in ALSO_CALLED:
         return same or [ALSO_CALLED[key]]
-    own = [name.split(".")[1] for name in keys if name.startswith(f"{section}.")]
+    own = [short(each.name) for each in keys_of(section)]
     close = get_close_matches(key, own, n=1)
     if close:
         return [f"{section}.{close[0]}"]
-    close = get_close_matches(key, [name.split(".")[1] for name in keys], n=1, cutoff=0.8)
-    return [name for name in keys if close and name.split(".")[1] == close[0]]
+    close = get_close_matches(key, [short(name) for name in keys], n=1, cutoff=0.8)
+    return [name for name in keys if close and short(name) == close[0]]
 
 
 def values_refused(error: ValidationError) -> list[Problem]:
@@ -132,12 +146,14 @@ def values_refused(error: ValidationError) -> list[Problem]:
 
 
 def value_refused(details: ErrorDetails) -> Iterator[Problem]:
-    name = ".".join(str(part) for part in details["loc"][:2])
+    parts = [str(part) for part in details["loc"]]
+    depth = next((n for n in range(len(parts), 1, -1) if ".".join(parts[:n]) in all_keys()), len(parts))
+    name = ".".join(parts[:depth])
     if details["type"] == "missing":
         yield from missing(name)
         return
     key, value = all_keys()[name], details["input"]
-    if (key.many or key.type is dict) and len(details["loc"]) > 2:
+    if (key.many or key.type is dict) and len(parts) > depth:
         yield Problem(f"{name} has {as_toml(value)} in it, where {expectation(key)} is expected.", (name,))
         return
     if details["type"] == "less_than_equal":

@@ -5,16 +5,18 @@
 The text under a field is its documentation: `colonnade train --help` and docs/reference/config.md are made from
 it. It starts with the unit in brackets where the value has one. Sections are frozen and strict: an unknown key, or
 text where a number belongs, is an error. What follows from the values (head_dim, num_ranks, …) is a property or a
-function, never a key. Whether values go together is decided in `check.py`.
+function, never a key. What a key is besides (may it change, does it identify the model) is marked in its annotation
+(`nature.py`). Whether values go together is decided in `check.py`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BaseModel, ConfigDict, Strict, field_validator, model_validator
 
+from colonnade.config.nature import MAY_CHANGE, NOT_THE_MODEL, Since
 from colonnade.config.presets import PRESETS, with_preset
 
 MOST = 10**18  # of anything that is counted: what 64-bit numbers hold, and products of a few do not wrap
@@ -35,6 +37,9 @@ CountsOrZero = Annotated[tuple[CountOrZero, ...], Strict(False)]
 class Section(BaseModel):
     """What all sections share: frozen, strict, no unknown keys, no infinities."""
 
+    MAY_CHANGE: ClassVar[bool] = False
+    """Whether a run may go on with other values of all keys of the section."""
+
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
@@ -45,7 +50,7 @@ class ModelConfig(Section):
 
     kind: Literal["gpt"] = "gpt"
     """The model: gpt is a left-to-right language model."""
-    preset: Text | None = None
+    preset: Annotated[Text | None, NOT_THE_MODEL] = None
     """A published model's shape, by name. Keys of [model] that are written beside it are stronger than the preset's."""
     num_layers: Annotated[Size, Le(DEEPEST)] = 12
     """[layers] Transformer layers. Parameters, memory and time grow in proportion."""
@@ -59,16 +64,16 @@ class ModelConfig(Section):
     """[tokens] Length of a training sample, and the number of learned positions: the longest text that fits."""
     vocab_size: Size | None = None
     """[tokens] Rows of the vocabulary, without any padding. Unset: the tokenizer's."""
-    dropout: Fraction = 0.1
+    dropout: Annotated[Fraction, NOT_THE_MODEL] = 0.1
     """[probability] Dropout after the embedding and before each residual addition. 0 is faster, and right where no
     text is read twice."""
-    attention_dropout: Fraction = 0.1
+    attention_dropout: Annotated[Fraction, NOT_THE_MODEL] = 0.1
     """[probability] Dropout of the attention weights. 0 is faster."""
-    position: Literal["learned", "alibi"] = "learned"
+    position: Annotated[Literal["learned", "alibi"], Since("learned")] = "learned"
     """How positions enter: learned is one trained vector for each of seq_length positions; alibi lowers each attention
     score in proportion to the distance between the two tokens, has no weights, and reads texts longer than
     seq_length."""
-    embedding_norm: bool = False
+    embedding_norm: Annotated[bool, Since(False)] = False
     """A LayerNorm right after the embedding (BLOOM, YaLM): steadier training of very large models."""
     norm: Literal["layernorm"] = "layernorm"
     """The normalisation layer."""
@@ -76,14 +81,14 @@ class ModelConfig(Section):
     """[variance] Added to the variance in each normalisation, so that no division is by zero."""
     activation: Literal["gelu", "gelu_tanh"] = "gelu"
     """The MLP's non-linearity: gelu is exact; gelu_tanh is the approximation that GPT-2's published weights use."""
-    norm_position: Literal["pre", "post"] = "pre"
+    norm_position: Annotated[Literal["pre", "post"], Since("pre")] = "pre"
     """Where the normalisation stands: pre is before attention and MLP, with the residual around both; post is after
     each residual addition, as in the first BERT, and trains less steadily when deep."""
-    fp32_residual: bool = False
+    fp32_residual: Annotated[bool, NOT_THE_MODEL] = False
     """Keep the residual stream in fp32 under 16-bit precision (YaLM). Doubles the memory of what layers hand on."""
     tie_embeddings: bool = True
     """Use the token embedding as the output layer too. false adds vocab_size × hidden_size parameters."""
-    init_std: Positive = 0.02
+    init_std: Annotated[Positive, NOT_THE_MODEL] = 0.02
     """[standard deviation] Initial weights are normal with this width; those that write to the residual stream have it
     divided by √(2 × num_layers)."""
 
@@ -112,6 +117,8 @@ class ModelConfig(Section):
 
 class ParallelConfig(Section):
     """The layout: how many ranks, and what each of them holds. No layout changes the run's result."""
+
+    MAY_CHANGE: ClassVar[bool] = True
 
     tp: Size = 1
     """[ranks] Tensor parallelism: every layer is cut in tp parts. Divides weights and their optimizer state by tp, at
@@ -192,7 +199,7 @@ class DataConfig(Section):
     so that few are cut, and needs documents = "separate"."""
     no_loss_on: CountsOrZero = ()
     """[token ids] Tokens whose prediction does not count in the loss."""
-    cache: Text | None = None
+    cache: Annotated[Text | None, MAY_CHANGE] = None
     """Folder for copies of token files that are named by URL (s3://, gs://, https://, …): all of the
     index, and tokens as they are read. Needs room for the file, and the package of that kind of storage."""
 
@@ -221,11 +228,11 @@ class TrainConfig(Section):
 
     seed: CountOrZero = 1234
     """[number] The source of all randomness: initial weights, the order of samples, dropout."""
-    steps: Count
+    steps: Annotated[Count, MAY_CHANGE]
     """[steps] Optimizer steps of the whole run, counted from its first start."""
     global_batch_size: Size
     """[samples] Samples of one optimizer step over all ranks. Divisible by micro_batch_size × parallel.dp."""
-    micro_batch_size: Size
+    micro_batch_size: Annotated[Size, MAY_CHANGE]
     """[samples] Samples that one rank computes at once. Changes memory and speed, never the result."""
     precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
     """Number format of the computation. bf16 and fp16 keep weights, gradient sums and optimizer state in fp32; fp16
@@ -242,15 +249,15 @@ class TrainConfig(Section):
     and rounds."""
     gradient_clip: NotNegative = 1.0
     """[gradient norm] Gradients with a larger global norm are scaled down to it. 0: off."""
-    log_every: Count = 10
+    log_every: Annotated[Count, MAY_CHANGE] = 10
     """[steps] Steps between progress lines. metrics.jsonl has every step."""
-    evaluate_every: CountOrZero = 0
+    evaluate_every: Annotated[CountOrZero, MAY_CHANGE] = 0
     """[steps] Steps between evaluations on the validation part. 0: never."""
-    evaluate_samples: Size = 256
+    evaluate_samples: Annotated[Size, MAY_CHANGE] = 256
     """[samples] At most this many validation samples are read in an evaluation, always the same ones."""
-    threads: CountOrZero = 0
+    threads: Annotated[CountOrZero, MAY_CHANGE] = 0
     """[threads] CPU threads of a rank. 0: the machine's cores, shared evenly by its ranks."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], MAY_CHANGE] = "auto"
     """Where to compute. auto: cuda where there is a GPU for each rank, else cpu."""
     timeout: Positive = 1800.0
     """[seconds] A rank that waits longer for the others ends the run, and says who waits for whom, in which
@@ -295,6 +302,8 @@ class OptimConfig(Section):
 class CheckpointConfig(Section):
     """When the state is saved under run.folder/checkpoints, and whether a run goes on from there."""
 
+    MAY_CHANGE: ClassVar[bool] = True
+
     every: CountOrZero = 0
     """[steps] Steps between saves. 0: only at the end, and when the run is interrupted."""
     keep: Count = 2
@@ -313,6 +322,8 @@ class CheckpointConfig(Section):
 
 class RunConfig(Section):
     """Where a run writes."""
+
+    MAY_CHANGE: ClassVar[bool] = True
 
     folder: Text
     """Folder of the run, made when missing, relative to the current folder: configuration, metrics, checkpoints."""

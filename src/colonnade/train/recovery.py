@@ -23,8 +23,9 @@ from colonnade.checkpoint.plan import Box, Shard, shards_of_span
 from colonnade.checkpoint.save import Content, Place
 from colonnade.checkpoint.saver import Saved, Saver
 from colonnade.checkpoint.schema import clip
+from colonnade.config.compare import model_facts
 from colonnade.config.load import to_toml
-from colonnade.config.schema import Config, ModelConfig
+from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError
 from colonnade.mesh.background import background_group
 from colonnade.mesh.mesh import Mesh
@@ -64,12 +65,6 @@ def stretch(name: str, place: Placement, flat: Tensor, first: int) -> list[Shard
 def shard(name: str, place: Placement, values: Tensor) -> list[Shard]:
     """The real part of a weight, or nothing where this rank's shard is all padding."""
     return [Shard(name, place.shape, place.offsets, place.real(values))] if place.extent else []
-
-
-def model_facts(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
-    """What makes a model this model: two runs with equal facts have tensors of the same names, shapes and meaning."""
-    facts = model.model_dump(exclude={"preset", "dropout", "attention_dropout", "init_std", "fp32_residual"})
-    return {**facts, "ffn_hidden_size": model.ffn, "vocab_size": vocab_size}
 
 
 # --- saving -----------------------------------------------------------------------------------------------------------

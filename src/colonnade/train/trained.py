@@ -24,6 +24,7 @@ from colonnade.checkpoint.manifest import (
     remedy,
 )
 from colonnade.checkpoint.plan import Shard
+from colonnade.config.compare import model_facts
 from colonnade.config.load import loads
 from colonnade.config.numbers import divisors
 from colonnade.config.schema import Config, ModelConfig, ParallelConfig
@@ -44,7 +45,7 @@ from colonnade.tensor_parallel.placement import named_placements
 from colonnade.train.corpus import cut_of
 from colonnade.train.facts import Facts, facts_of
 from colonnade.train.join import joined
-from colonnade.train.recovery import OPTIMIZER, model_facts, shard
+from colonnade.train.recovery import OPTIMIZER, shard
 from colonnade.train.run_folder import checkpoints
 from colonnade.train.state import build_model
 

@@ -1,0 +1,36 @@
+"""What a key is besides its type: written at the key, in its annotation, and read from there.
+
+steps: Annotated[Count, MAY_CHANGE]                a run may go on with another value
+dropout: Annotated[Fraction, NOT_THE_MODEL]        not part of what a checkpoint's tensors are
+embedding_norm: Annotated[bool, Since(False)]      checkpoints that do not have it had this
+token_types: Annotated[bool, Of(("bert",))]           other families have no such option
+"""
+
+from typing import Any, NamedTuple
+
+
+class MayChange(NamedTuple):
+    """The same run goes on after it is changed: it says how long, where, how fast or how talkative. Steps computed so
+    far stay as they were.
+    """
+
+
+class NotTheModel(NamedTuple):
+    """A key of [model] that changes neither names and shapes of weights nor what they mean."""
+
+
+class Since(NamedTuple):
+    """A key of [model] that is younger than the first checkpoints."""
+
+    before: Any
+    """What held until it was saved."""
+
+
+class Of(NamedTuple):
+    """A key of [model] that some families have."""
+
+    families: tuple[str, ...]
+
+
+MAY_CHANGE = MayChange()
+NOT_THE_MODEL = NotTheModel()
