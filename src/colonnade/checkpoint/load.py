@@ -174,9 +174,8 @@ def check_model(path: Path, contents: Manifest, model: Mapping[str, Any] | None)
     """CheckpointError with every difference between `model` and the checkpoint's facts["model"]."""
     if model is None:
         return
-    differences = compare_facts(
-        {**before_it_was_saved(), **contents.facts.get("model", {})}, json.loads(json.dumps(model))
-    )
+    assumed = {key: value for key, value in before_it_was_saved().items() if key in model}
+    differences = compare_facts({**assumed, **contents.facts.get("model", {})}, json.loads(json.dumps(model)))
     if differences:
         raise CheckpointError(
             f"{path} is of another model:\n  "
