@@ -13,6 +13,7 @@ from colonnade.model.gpt import GPT
 from colonnade.model.initialize import initialize_
 from colonnade.tensor_parallel.parallel import Parallel
 from tests.data_parallel.flat import MODEL, VOCAB, flat_model, storage, weights
+from tests.data_parallel.late import late_mesh
 from tests.distributed import run_on_ranks
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
@@ -248,6 +249,16 @@ def test_reduced_is_the_sum_over_ranks_and_microbatches(zero: int) -> None:
             size = torch.Size(shapes[name.removeprefix("part.")]).numel()
             expected = sum(size + 10.0 * m + 100.0 * r + 1 for m in range(3) for r in range(2))
             assert (values == expected).all()
+
+
+def test_dropping_waits_however_late_the_parameters_arrive() -> None:
+    """Their memory is somebody else's from then on."""
+    mesh, transport = late_mesh(Layout(dp=2), 0)
+    _, units = flat_model(storage(zero=3), dp=mesh.dp)
+    units[1].fetch()
+    assert len(transport.under_way) == 1
+    units[1].drop()
+    assert transport.under_way == [] and units[1].parameters.untyped_storage().size() == 0
 
 
 def test_a_sum_is_not_started_twice() -> None:

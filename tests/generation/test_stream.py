@@ -1,5 +1,7 @@
 """Tokens to text as they come: whole characters, ends, and where a document starts."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +38,16 @@ def test_half_a_character_at_the_end_does_not_run_into_the_next_text() -> None:
     half = TOKENIZER.encode("é")[:1]
     pieces = stream_text(as_generated(half) + as_generated(TOKENIZER.encode("a"), 1), TOKENIZER)
     assert [piece.text for piece in pieces] == ["\ufffd", "a"]
+
+
+def test_texts_of_whole_words_begin_anew_too(tmp_path: Path) -> None:
+    """A word's text depends on what stands before it, and before the first of a text there is nothing."""
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nwalk\n##ing\n")
+    words = Tokenizer.load(tmp_path)
+    assert not words.is_byte_level
+    tokens = words.encode("walk walking")
+    pieces = stream_text(as_generated(tokens) + as_generated(tokens, 1), words)
+    assert [piece.text for piece in pieces] == ["walk", " walk", "ing"] * 2
 
 
 def test_the_end_of_document_is_no_text() -> None:

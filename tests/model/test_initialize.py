@@ -9,6 +9,7 @@ from torch import Tensor
 from colonnade.config.schema import ModelConfig
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, paper_mesh
+from colonnade.model import initialize
 from colonnade.model.gpt import GPT
 from colonnade.model.initialize import initialize_
 from colonnade.tensor_parallel.parallel import Parallel
@@ -48,6 +49,13 @@ def test_weights_are_strangers_to_each_other() -> None:
     matrices = [weight.flatten()[:1024] for weight in initial().values() if weight.ndim == 2]
     correlation = torch.corrcoef(torch.stack(matrices)).fill_diagonal_(0.0)
     assert correlation.abs().max() < 6 / sqrt(1024)
+
+
+@pytest.mark.parametrize("elements", [1, 300, 1 << 30])
+def test_it_does_not_matter_how_many_rows_are_drawn_at_once(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = initial()
+    monkeypatch.setattr(initialize, "_ELEMENTS_AT_ONCE", elements)
+    assert all(torch.equal(weight, whole[name]) for name, weight in initial().items())
 
 
 @pytest.mark.parametrize("tp_size", [2, 4, 8])
