@@ -13,6 +13,7 @@ def test_a_line_for_each_key_that_differs(loaded: Loaded) -> None:
         'data.validation: (unset) -> "v"',
         "train.steps: 100 -> 200",
         "optim.learning_rate: 0.001 -> 0.002",
+        "optim.decay_steps: 100 -> 200",
         'run.folder: "runs/small" -> "elsewhere"',
     ]
     assert difference(loaded(), other, only_what_forbids_resume=True) == [
@@ -26,6 +27,31 @@ def test_the_same_values_written_otherwise_are_no_difference(loaded: Loaded) -> 
     assert difference(loaded(), loaded("model.ffn_hidden_size=256")) == []
     tiny = ("model.num_layers=2", "model.hidden_size=64", "model.num_heads=4", "model.seq_length=64")
     assert difference(loaded(*tiny), loaded(*tiny, "model.preset=tiny")) == []
+
+
+def test_the_end_of_the_decay_is_compared_as_it_comes_out(loaded: Loaded) -> None:
+    """Unset it is train.steps, and moves with it; what keeps it, or does without a decay, is no difference."""
+
+    def forbids(before: tuple[str, ...], after: tuple[str, ...]) -> list[str]:
+        return difference(loaded(*before), loaded(*after), only_what_forbids_resume=True)
+
+    longer, kept = ("train.steps=200",), ("train.steps=200", "optim.decay_steps=100")
+    assert forbids((), kept) == forbids(kept, ()) == forbids((), longer) == []
+    assert forbids(kept, longer) == ["optim.decay_steps: 100 -> 200"]
+    assert forbids((), ("optim.decay_steps=50",)) == ["optim.decay_steps: 100 -> 50"]
+    constant = "optim.decay=constant"
+    assert difference(loaded(constant), loaded(constant, "optim.decay_steps=50")) == []
+
+
+def test_where_files_lie_is_no_difference_to_a_run(loaded: Loaded) -> None:
+    """Their content is compared elsewhere; whether there is one, here."""
+    assert forbidden(loaded(), loaded("data.train=elsewhere", "data.tokenizer=t")) == []
+    assert forbidden(loaded("data.test=a"), loaded("data.test=b")) == []
+    assert forbidden(loaded(), loaded("data.test=b")) == ['data.test: (unset) -> "b"']
+
+
+def forbidden(before: Config, after: Config) -> list[str]:
+    return difference(before, after, only_what_forbids_resume=True)
 
 
 def test_layout_and_length_may_change_and_mathematics_may_not() -> None:

@@ -25,6 +25,8 @@ def difference(before: Config, after: Config, *, only_what_forbids_resume: bool 
     if not only_what_forbids_resume:
         return _lines(before, after, [key for key in all_keys() if value_at(before, key) != value_at(after, key)])
     fixed = [key for key in all_keys() if not may_change_on_resume(key)]
+    if _decays_to_its_end(before) and _decays_to_its_end(after):
+        fixed.remove("optim.decay_steps")  # a longer run has a longer curve; whoever resumes is told
     return _lines(before, after, [key for key in fixed if meaning_at(before, key) != meaning_at(after, key)])
 
 
@@ -39,6 +41,10 @@ def before_it_was_saved() -> dict[str, Any]:
     """What `model_facts` would have said of models of checkpoints that are older than some of its keys."""
     since = {name: key.since for name, key in all_keys().items() if key.is_the_model}
     return {name.removeprefix("model."): each.before for name, each in since.items() if each is not None}
+
+
+def _decays_to_its_end(config: Config) -> bool:
+    return config.optim.decay_end(config.train.steps) == config.train.steps
 
 
 def moved_files(before: Config, after: Config) -> list[str]:
@@ -69,4 +75,6 @@ def value_at(config: Config, key: str) -> object:
     """The value of `section.key`; where it is unset and computed from others, the computed value."""
     if key == "model.ffn_hidden_size":
         return config.model.ffn
+    if key == "optim.decay_steps":
+        return None if config.optim.decay == "constant" else config.optim.decay_end(config.train.steps)
     return attrgetter(key)(config)

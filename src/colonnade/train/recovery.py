@@ -30,6 +30,7 @@ from colonnade.errors import CheckpointError
 from colonnade.mesh.background import background_group
 from colonnade.mesh.mesh import Mesh
 from colonnade.tensor_parallel.placement import Placement
+from colonnade.train.changes import changes, what_changed
 from colonnade.train.corpus import Corpus
 from colonnade.train.data_record import check_data, data_facts, what_to_say
 from colonnade.train.facts import facts_of
@@ -196,8 +197,11 @@ def resume(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor) 
     if facts.loss_scale is not None:
         state.loss_scale = state.loss_scale.resumed(facts.loss_scale.model_dump())
     monitor.resume(state.step)
-    monitor.event("resumed", step=state.step, checkpoint=path.name)
+    changed = changes(path, config)
+    monitor.event("resumed", step=state.step, checkpoint=path.name, **({"changed": changed} if changed else {}))
     monitor.say(f"Resumed from {path} (step {state.step}, sample {state.samples:,}).")
+    for said in what_changed(path, config, state.step):
+        monitor.say(said)
     line, others = what_to_say(path, facts, corpus)
     if line:
         monitor.say(line)

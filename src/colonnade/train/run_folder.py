@@ -52,6 +52,14 @@ def occupy(config: Config) -> None:
         raise unwritable(config, error) from error
 
 
+def configuration_of(checkpoint: Path) -> Config | None:
+    """With which a checkpoint was written; None where that cannot be read."""
+    try:
+        return load(checkpoint / "config.toml", [])
+    except ConfigError:
+        return None
+
+
 def unwritable(config: Config, error: OSError) -> ConfigError:
     """What the disk says of the run's folder, with what to do."""
     return ConfigError(
@@ -76,6 +84,9 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def _check_same_run(written: Path, config: Config) -> None:
     lines = difference(_before(written), config, only_what_forbids_resume=True)
+    saved = _saved(written.parent)
+    if lines and saved and (past := configuration_of(saved[-1])) is not None:
+        lines = difference(past, config, only_what_forbids_resume=True)  # what was asked for since has computed nothing
     if lines:
         raise ConfigError(
             f"run.folder = {config.run.folder!r} belongs to a run with another configuration:\n"

@@ -108,7 +108,7 @@ def build_state(config: Config, mesh: Mesh, vocab_size: int, device: torch.devic
         runner=runner,
         inference=Inference(runner.chunks, model, mesh.pp, owner),
         optimizer=optimizer,
-        learning_rate=_learning_rate(config),
+        learning_rate=learning_rate_of(config),
         loss_scale=_loss_scale(config),
     )
 
@@ -135,7 +135,8 @@ def _optimizer(config: Config) -> Optimizer:
     return OPTIMIZERS[optim.name](optim.beta1, optim.beta2, optim.epsilon, optim.weight_decay)
 
 
-def _learning_rate(config: Config) -> LearningRate:
+def learning_rate_of(config: Config) -> LearningRate:
+    """The rate of each step, as [optim] and train.steps say."""
     optim = config.optim
     return learning_rate(
         peak=optim.learning_rate,

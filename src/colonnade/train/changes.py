@@ -1,0 +1,38 @@
+"""What a run that goes on does otherwise than before: told in a line, never silently."""
+
+from pathlib import Path
+
+from colonnade.config.compare import difference, value_at
+from colonnade.config.schema import Config
+from colonnade.train.run_folder import configuration_of
+from colonnade.train.state import learning_rate_of
+
+DECAY = "optim.decay_steps"
+
+
+def changes(checkpoint: Path, config: Config) -> list[str]:
+    """A line for each key whose value is not that with which the checkpoint was written."""
+    before = configuration_of(checkpoint)
+    return [] if before is None else difference(before, config)
+
+
+def what_changed(checkpoint: Path, config: Config, step: int) -> list[str]:
+    """What to tell who goes on from `step`: all keys that changed in one line, and another curve of the learning rate
+    in another.
+    """
+    before = configuration_of(checkpoint)
+    if before is None:
+        return [f"{checkpoint} has no readable config.toml: whether keys have changed since is unknown."]
+    lines = difference(before, config)
+    return [*([f"Changed since: {'; '.join(lines)}."] if lines else []), *_curve(before, config, step)]
+
+
+def _curve(before: Config, now: Config, step: int) -> list[str]:
+    old_end, new_end = value_at(before, DECAY), value_at(now, DECAY)
+    if old_end == new_end:
+        return []
+    was, will_be = (learning_rate_of(config)(step + 1) for config in (before, now))
+    return [
+        f"The learning rate follows another curve from here on: its decay ends at step {new_end} instead of {old_end}, "
+        f"so that step {step + 1} has {will_be:.3g} and not {was:.3g}. Set {DECAY} = {old_end} to keep the curve."
+    ]

@@ -1,0 +1,65 @@
+"""A run that goes on with other values says so, and a value that was in effect already is no change."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from colonnade.train import loop
+from tests.commands import Answer, forked
+from tests.runs import events, metrics
+from tests.train.conftest import Finished
+
+assert loop, "imported once, here, and not by every forked rank"
+
+
+@pytest.fixture
+def run(finished: Finished, tmp_path: Path) -> Path:
+    """A copy of the run that has ended at step 6."""
+    shutil.copytree(finished.folder, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def go_on(finished: Finished, run: Path, *more: str) -> Answer:
+    return forked("train", finished.config, f"run.folder={run}", *more)
+
+
+def rates(run: Path) -> list[float]:
+    return [line["learning_rate"] for line in metrics(run)]
+
+
+def test_a_longer_run_says_that_its_curve_changes(finished: Finished, run: Path) -> None:
+    answer = go_on(finished, run, "train.steps=9")
+    assert answer.status == 0 and answer.out.count("The learning rate follows another curve") == 1, answer
+    assert "its decay ends at step 9 instead of 6, so that step 7 has 0.0" in answer.out
+    assert f"step 7 has {rates(run)[6]:.3g} and not 0." in answer.out and "Set optim.decay_steps = 6" in answer.out
+    assert "Changed since: train.steps: 6 -> 9; optim.decay_steps: 6 -> 9" in answer.out
+    (told,) = [event for event in events(run) if event["event"] == "resumed"]
+    assert told["changed"][:2] == ["train.steps: 6 -> 9", "optim.decay_steps: 6 -> 9"]
+
+
+def test_the_value_that_was_in_effect_is_no_change(finished: Finished, run: Path) -> None:
+    """What that line tells to set."""
+    answer = go_on(finished, run, "train.steps=9", "optim.decay_steps=6")
+    assert answer.status == 0 and "another curve" not in answer.out, answer
+    assert rates(run)[6:] == [0.0, 0.0, 0.0], "after the end of the decay, at the floor"
+
+
+def test_another_end_of_the_decay_is_another_run(finished: Finished, run: Path) -> None:
+    answer = go_on(finished, run, "train.steps=9", "optim.decay_steps=8")
+    assert answer.status == 2 and "  optim.decay_steps: 6 -> 8\n" in answer.err, answer
+
+
+def test_what_was_asked_for_and_never_computed_binds_nobody(finished: Finished, run: Path) -> None:
+    """Lengthened, and stopped before the first step; then the curve is kept as it was."""
+    text = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(text.replace("\nsteps = 6\n", "\nsteps = 9\n"))
+    assert (run / "config.toml").read_text() != text
+    answer = go_on(finished, run, "train.steps=9", "optim.decay_steps=6")
+    assert answer.status == 0 and "another curve" not in answer.out, answer
+
+
+def test_nothing_changed_and_nothing_said(finished: Finished, run: Path) -> None:
+    shutil.rmtree(run / "checkpoints" / "step_00000006")
+    answer = go_on(finished, run)
+    assert answer.status == 0 and "optim." not in answer.out and "another curve" not in answer.out
