@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from colonnade.data import identity
 from colonnade.data.identity import DataIdentity, differences, identify, parts_of_each, shared_blocks
-from colonnade.data.indexed import TokenFile
+from colonnade.data.indexed import HEADER, TokenFile
 from colonnade.data.remote import open_token_file
+from colonnade.data.sidecar import Sidecar
 from colonnade.data.writer import TokenFileWriter
+from colonnade.errors import DataError
 
 LENGTH = 1_000_003  # tokens, 2 bytes each: 122 blocks
 
@@ -104,3 +106,18 @@ def test_a_url_asks_for_two_blocks(before: DataIdentity, tokens: np.ndarray, tmp
 
 def test_a_file_of_less_than_a_block(tmp_path: Path) -> None:
     assert len(set(identify(written(tmp_path / "x", np.arange(20, dtype="<u2"))).blocks)) == 1
+
+
+def test_an_index_that_is_not_the_sidecars(tokens: np.ndarray, tmp_path: Path) -> None:  # type: ignore[type-arg]
+    """Damage that still is an index: a document ends one token earlier, the next begins there."""
+    with TokenFileWriter(tmp_path / "x", np.dtype("<u2")) as writer:
+        for part in np.array_split(tokens[:1000], 10):
+            writer.add_document(part)
+        writer.close(Sidecar("0" * 64, 60_000, None, 10, 1000, 5000, ("a",)))
+    identify(TokenFile(tmp_path / "x"))
+    content = bytearray((tmp_path / "x.idx").read_bytes())
+    offset = HEADER.size + 4 * 10 + 8 * 3
+    content[offset] ^= 2
+    (tmp_path / "x.idx").write_bytes(content)
+    with pytest.raises(DataError, match=r"x.idx is damaged, or not the one that .*x.json was written with"):
+        identify(TokenFile(tmp_path / "x"))

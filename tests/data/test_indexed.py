@@ -234,3 +234,24 @@ def test_megatrons_reader_reads_our_files(write_tokens: Write) -> None:
     assert theirs.document_indices.tolist() == ours.boundaries.tolist()
     for document in range(4):
         assert theirs[document].tolist() == ours.document(document).tolist()
+
+
+def damaged(prefix: str, at: int, value: int, *, size: int = 8) -> TokenFile:
+    """A file whose index has another number at a byte."""
+    content = bytearray(idx_path(prefix).read_bytes())
+    content[at : at + size] = value.to_bytes(size, "little", signed=True)
+    idx_path(prefix).write_bytes(content)
+    return TokenFile(prefix)
+
+
+@pytest.mark.parametrize("value", [-8, 1 << 40, 0])
+@pytest.mark.parametrize("part", ["offsets", "boundaries"])
+def test_a_damaged_middle_is_refused_where_it_is_read(write_tokens: Write, part: str, value: int) -> None:
+    """Negative, beyond the end, or falling: IndexError before, or the tokens of other documents."""
+    n = 5
+    prefix = write_tokens(*[4] * n)
+    start = HEADER.size + (4 * n if part == "offsets" else 12 * n)
+    file = damaged(prefix, start + 8 * 2, value)
+    for read in (file.document_starts, *((file.sequence_starts,) if part == "offsets" else ())):
+        with pytest.raises(DataError, match=r"is damaged: (document|sequence) [23] begins at"):
+            read(0, file.num_tokens)

@@ -151,3 +151,32 @@ def test_mistakes(uploaded: tuple[str, TokenFile], storage: Any, tmp_path: Path)
     with pytest.raises(DataError, match=r"cannot be written.*data.cache elsewhere"):
         open_token_file(url, str(tmp_path / "file"))
     assert json.loads(sidecar_path(uploaded[1].prefix).read_text())["documents"] == 4
+
+
+@pytest.mark.parametrize("header", ["ETag", "Last-Modified", None])
+def test_a_file_that_was_replaced_on_a_web_server(
+    uploaded: tuple[str, TokenFile],
+    write_tokens: Write,
+    storage: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    header: str | None,
+) -> None:
+    """Over HTTP a storage's own key is the URL alone; of the same size, tokens came out of the old copy."""
+    web = type(storage)
+    monkeypatch.setattr(web, "protocol", ("http", "https"))
+    monkeypatch.setattr(web, "ukey", lambda self, path: path)
+    said = {header: "first"} if header else {}
+    monkeypatch.setattr(web, "info", lambda self, path, **_: {"size": len(self.store[path].getvalue()), **said})
+    url, local = uploaded
+    before = open_token_file(url, str(tmp_path / "cache"))
+    assert before.read(0, local.num_tokens).tolist() == local.read(0, local.num_tokens).tolist()
+    requests = counted(monkeypatch, storage)
+    open_token_file(url, str(tmp_path / "cache")).read(0, local.num_tokens)
+    assert len(requests) == (0 if header else 3), "an unchanged file is read from its copy"
+    tokens = bytearray(storage.cat_file("/bucket/corpus.bin"))
+    tokens[-1] ^= 1
+    storage.pipe_file("/bucket/corpus.bin", bytes(tokens))
+    said |= {header: "second"} if header else {}
+    after = open_token_file(url, str(tmp_path / "cache"))
+    assert after.read(0, local.num_tokens).tobytes() == bytes(tokens)

@@ -156,3 +156,18 @@ def test_two_writers_do_not_meet(tmp_path: Path) -> None:
     assert files(tmp_path) == [f"new.bin.partial-{os.getpid()}"]
     writer.discard()
     assert files(tmp_path) == []
+
+
+class Endless:
+    """Tokens that take no memory: only their number is looked at before they are refused."""
+
+    dtype = np.dtype("<u2")
+
+
+def test_a_document_that_is_too_long_for_the_format(tmp_path: Path) -> None:
+    """Lengths are int32: 2^31 would come back as a negative number."""
+    with TokenFileWriter(tmp_path / "x", np.dtype("<u2")) as writer:
+        writer.add_document([1, 2])
+        with pytest.raises(DataError, match=r"x, after 1 documents: a document, .* has 2,147,483,648 tokens"):
+            writer.add_documents(Endless(), np.array([5, 1 << 31]))  # type: ignore[arg-type]
+    assert TokenFile(tmp_path / "x").num_tokens == 2

@@ -22,6 +22,8 @@ from typing import Any
 
 from colonnade.data.indexed import HEADER, TokenFile, idx_path
 from colonnade.data.remote import is_remote
+from colonnade.data.sidecar import read_sidecar, sidecar_path
+from colonnade.errors import DataError
 
 BLOCK = 1 << 14  # bytes of .bin that are hashed together
 MOST_PARTS, FEWEST_PARTS = 64, 4  # of a file; there is a block where each begins, and one at the end
@@ -63,8 +65,20 @@ class DataIdentity:
 
 
 def identify(file: TokenFile, *, num_files: int = 1) -> DataIdentity:
-    """The identity of a token file, one of `num_files` of a run."""
-    num_bytes, digest = _hash_index(idx_path(file.local_prefix), INDICES_IN_ALL // num_files)
+    """The identity of a token file, one of `num_files` of a run.
+
+    DataError if the index, read as a whole, is not the one that its sidecar was written with.
+    """
+    index = idx_path(file.local_prefix)
+    num_bytes, digest = _hash_index(index, INDICES_IN_ALL // num_files)
+    sidecar = read_sidecar(file)
+    written = None if sidecar is None else sidecar.index_sha256
+    if written is not None and num_bytes == index.stat().st_size and digest != written:
+        raise DataError(
+            f"{idx_path(file.prefix)} is damaged, or not the one that {sidecar_path(file.prefix)} was written with: "
+            f"its SHA-256 is {digest[:12]}…, not {written[:12]}…. Documents would begin in other places. Copy all "
+            "three files again from one source, or tokenize again."
+        )
     parts = 1 if is_remote(file.prefix) else parts_of_each(num_files)
     return DataIdentity(
         file.num_tokens,

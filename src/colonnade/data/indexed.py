@@ -129,6 +129,7 @@ class TokenFile:
         """Where documents begin, of those that begin at tokens `start … stop`: rising, each place once."""
         assert 0 <= start <= stop, "a range of tokens"
         document = self.document_at(start) if start < self.num_tokens else self.num_documents
+        document = max(0, document - 1)  # that one too: a search in a damaged index ends beside the damage
         found: list[int] = []
         while document < self.num_documents and (not found or found[-1] < stop):
             found += self._starts(document, min(document + _AT_ONCE, self.num_documents))
@@ -140,19 +141,33 @@ class TokenFile:
         """Where sequences (sentences) begin, of those that begin at tokens `start … stop`: rising, each place once."""
         size = self.dtype.itemsize
         first = bisect_left(range(self.num_sequences), start * size, key=lambda number: int(self._offsets[number]))
+        first = max(0, first - 1)  # as for documents
         found: list[int] = []
         while first < self.num_sequences and (not found or found[-1] < stop):
-            found += (self._offsets[first : first + _AT_ONCE] // size).tolist()
+            places = self._offsets[first : first + _AT_ONCE] // size
+            self._check_rising("sequence", first, places, self.num_tokens)
+            found += places.tolist()
             first += _AT_ONCE
         starts = np.array(found, dtype=np.int64)
-        return np.unique(starts[starts < stop])
+        return np.unique(starts[(start <= starts) & (starts < stop)])
 
     def _starts(self, first: int, stop: int) -> list[int]:
         """Where some documents begin; they cost one look at each part of the index."""
         sequences = self._boundaries[first:stop]
+        self._check_rising("document", first, sequences, self.num_sequences)
         offsets = self._offsets[np.minimum(sequences, self.num_sequences - 1)] // self.dtype.itemsize
-        starts: list[int] = np.where(sequences < self.num_sequences, offsets, self.num_tokens).tolist()
-        return starts
+        starts = np.where(sequences < self.num_sequences, offsets, self.num_tokens)
+        self._check_rising("document", first, starts, self.num_tokens)
+        found: list[int] = starts.tolist()
+        return found
+
+    def _check_rising(self, what: str, first: int, starts: NDArray[np.int64], most: int) -> None:
+        """Refuse places, of items from `first` on, that no sound index has: they rise, from 0 to at most `most`."""
+        wrong = (starts < 0) | (starts > most)
+        wrong[1:] |= starts[1:] < starts[:-1]
+        if wrong.any():
+            number = int(np.argmax(wrong))
+            raise DataError(self._broken(f"{what} {first + number:,} begins at {int(starts[number]):,}"))
 
     def read(self, start: int, count: int) -> Tokens:
         """Tokens [count] from `start` on, in the file's dtype and not copied; they may cross documents."""

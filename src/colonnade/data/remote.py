@@ -15,7 +15,7 @@ import hashlib
 import importlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from colonnade.data.sidecar import sidecar_path
 from colonnade.errors import DataError
 
 BLOCK = 1 << 20  # bytes: at 100 MB/s as long as a request takes to be answered
+_VERSIONS = ("ETag", "Content-MD5", "Digest", "Last-Modified")
+_PROBE = 1 << 16  # bytes of either end of the tokens, where nothing else tells a version
 _ATTEMPTS = 4
 _PAUSE = 0.5  # seconds before the second attempt, doubled for each that follows
 
@@ -54,7 +56,7 @@ class RemoteTokenFile(TokenFile):
         self._storage, self._path = _storage(url)
         self._cache = cache
         size, version = _try(
-            url, lambda: (self._storage.size(f"{self._path}.bin"), self._storage.ukey(f"{self._path}.bin"))
+            url, lambda: (self._storage.size(f"{self._path}.bin"), _version(self._storage, self._path))
         )
         key = hashlib.blake2b(f"{url} {size} {version}".encode(), digest_size=12).hexdigest()
         self._folder = Path(cache) / key
@@ -107,6 +109,29 @@ def _storage(url: str) -> tuple[Any, str]:
             "or copy the file."
         ) from error
     return storage, path
+
+
+def _version(storage: Any, path: str) -> str:
+    """What tells a version of the files at `path` from others.
+
+    Of most storages `ukey`, which is made of time, size and checksum. Over HTTP that is the URL alone: there it is what
+    the server says of its version or, where it says nothing, the content of the index and of both ends of the tokens.
+    """
+    kinds = {storage.protocol} if isinstance(storage.protocol, str) else set(storage.protocol)
+    if not kinds & {"http", "https"}:
+        return str(storage.ukey(f"{path}.bin"))
+    said = [_stated(storage.info(f"{path}{ending}")) for ending in (".bin", ".idx")]
+    if all(said):
+        return " ".join(said)
+    size = int(storage.size(f"{path}.bin"))
+    end = storage.cat_file(f"{path}.bin", start=max(0, size - _PROBE), end=size)
+    parts = [storage.cat_file(f"{path}.bin", start=0, end=min(_PROBE, size)), end, storage.cat_file(f"{path}.idx")]
+    return hashlib.blake2b(b"".join(parts), digest_size=12).hexdigest()
+
+
+def _stated(info: Mapping[str, Any]) -> str:
+    """What a server says of a file's version; "" where it says nothing."""
+    return " ".join(f"{name}={info[name]}" for name in _VERSIONS if info.get(name))
 
 
 def _try(name: str, ask: Callable[[], Any]) -> Any:

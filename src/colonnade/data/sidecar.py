@@ -6,10 +6,11 @@ It is optional, so that files of other programs work; where it is there, it is h
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from colonnade.data.indexed import TokenFile
@@ -29,6 +30,8 @@ class Sidecar:
     text_bytes: int
     """Size of the text in UTF-8."""
     sources: tuple[str, ...]
+    index_sha256: str | None = field(default=None, compare=False)
+    """Of the .idx, which is held against it when a run starts. None: written before, or by hand."""
 
     def write(self, prefix: str | Path) -> None:
         """Write `prefix.json`, under a temporary name until it is whole."""
@@ -74,6 +77,12 @@ def not_checked(prefix: str | Path, tokenizer: str) -> str:
         f"{prefix} has no {sidecar_path(Path(prefix).name)} beside it: that {tokenizer} made it cannot be checked, and "
         "bits per byte hold only if it did"
     )
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def merge_sidecars(parts: Sequence[tuple[str, Sidecar | None]]) -> Sidecar | None:

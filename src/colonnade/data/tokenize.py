@@ -33,7 +33,7 @@ from colonnade.data.sentences import split_sentences
 from colonnade.data.sidecar import Sidecar, sidecar_path
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.data.word_cache import DocumentEncoder
-from colonnade.data.writer import TokenFileWriter
+from colonnade.data.writer import TokenFileWriter, check_lengths
 from colonnade.errors import DataError
 from colonnade.lock import Lock, locked
 
@@ -287,7 +287,9 @@ def _encode(
             parts += encoded
             sequences.append(len(encoded))
             text_bytes += len(document) if document.isascii() else len(document.encode())
-    lengths = np.array([len(part) // itemsize for part in parts], "<i4").tobytes()
+    counted = [len(part) // itemsize for part in parts]
+    check_lengths(f"{chunk.path}, from line {chunk.first_line:,} on", counted)
+    lengths = np.array(counted, "<i4").tobytes()
     counts = np.array(sequences, "<i4").tobytes()
     return Encoded(b"".join(parts), lengths, counts, text_bytes, chunk.read_bytes, empty, tuple(rejected))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -12,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colonnade.data.indexed import HEADER, MAGIC, VERSION, TokenFile, Tokens, bin_path, code_of, idx_path
-from colonnade.data.sidecar import Sidecar, merge_sidecars, read_sidecar, sidecar_path
+from colonnade.data.sidecar import Sidecar, hash_file, merge_sidecars, read_sidecar, sidecar_path
 from colonnade.errors import DataError
 
+LONGEST = np.iinfo(np.int32).max  # tokens of a sequence
 _CHUNK = 1 << 22  # elements of an index, or bytes of tokens, that are worked on at a time
 
 
@@ -56,6 +58,7 @@ class TokenFileWriter:
         self, tokens: Tokens, lengths: NDArray[np.integer], *, sequences: NDArray[np.integer] | None = None
     ) -> None:
         """Append many documents at once: their tokens end to end, the length of each sequence, sequences a document."""
+        check_lengths(f"{self.prefix}, after {self.num_documents:,} documents", lengths)
         if tokens.dtype != self.dtype:
             self._check_range(tokens)
         self._stream.write(np.ascontiguousarray(tokens, dtype=self.dtype).data)
@@ -93,7 +96,7 @@ class TokenFileWriter:
         sidecar_path(self.prefix).unlink(missing_ok=True)
         self._bin.replace(bin_path(self.prefix))
         if sidecar is not None:
-            sidecar.write(self.prefix)
+            replace(sidecar, index_sha256=hash_file(self._idx)).write(self.prefix)
         self._idx.replace(idx_path(self.prefix))
 
     def _write_index(self) -> None:
@@ -122,6 +125,16 @@ class TokenFileWriter:
     def _sync(stream: object) -> None:
         stream.flush()  # type: ignore[attr-defined]
         os.fsync(stream.fileno())  # type: ignore[attr-defined]
+
+
+def check_lengths(where: str, lengths: Sequence[int] | NDArray[np.integer]) -> None:
+    """DataError if a document or sentence is longer than the format can say."""
+    longest = int(np.max(lengths, initial=0))
+    if longest > LONGEST:
+        raise DataError(
+            f"{where}: a document, or a sentence of one, has {longest:,} tokens, but the format has room for "
+            f"{LONGEST:,}: it stores lengths as int32. Cut the text into several documents."
+        )
 
 
 def merge(prefixes: Sequence[str | Path], output: str | Path, *, overwrite: bool = True) -> list[str]:
