@@ -118,7 +118,7 @@ def tokenize_files(
         paths=found.files,
         tokenizer=tokenizer,
         key=key,
-        end=_end_of_document(tokenizer) if append_end else None,
+        end=end_of_document(tokenizer) if append_end else None,
         sentences=sentences,
     )
     total_bytes = sum(path.stat().st_size for path in found.files)
@@ -303,7 +303,8 @@ def _num_workers(asked: int | None, total_bytes: int) -> int:
     return max(1, min(cores, total_bytes // _BYTES_A_WORKER))
 
 
-def _end_of_document(tokenizer: Tokenizer) -> int:
+def end_of_document(tokenizer: Tokenizer) -> int:
+    """The token behind each document. Raises DataError where the tokenizer has none."""
     if tokenizer.end_of_document is None:
         raise DataError(
             "the tokenizer has no end-of-document token (<|endoftext|> or the like) to put behind each document. "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
@@ -16,13 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colonnade.data.clean.overlap import overlap
+from colonnade.data.clean.plan import make_plan
 from colonnade.data.clean.report import write_report
+from colonnade.data.clean.stages import stages
 from colonnade.data.clean.write import part_of
-from colonnade.data.indexed import TokenFile
+from colonnade.data.indexed import TokenFile, bin_path, idx_path
+from colonnade.data.sidecar import read_sidecar
+from colonnade.data.tokenize import tokenize_files
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.errors import DataError
 from tests.commands import here
-from tests.data.clean.recipes import Result, read_rows, words
+from tests.data.clean.recipes import Result, make_recipe, read_rows, words
 
 Run = Callable[..., Result]
 
@@ -168,3 +173,46 @@ def test_rows_can_be_cleaned_again(run: Run, write_lines: Any) -> None:
     once = run(write_lines("in.jsonl", [{"text": "a", "id": "x", "k": 1}]), folder="once")
     twice = run(once.folder / "train", folder="twice")
     assert twice.rows()[0]["id"] == "x" and read_rows(once.folder / "train" / "00000.jsonl.zst")[0]["text"] == "a"
+
+
+def test_token_files_are_those_of_data_tokenize_however_many_tasks(
+    tmp_path: Path, run: Run, write_lines: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One file for each part; beyond JOINED tasks several, which end to end are that one."""
+    tokenizer.save(tmp_path / "tokenizer.json")
+    source = write_lines("in.jsonl", [f"document {number}, é" for number in range(60)])
+    options: dict[str, Any] = {
+        "run": {"tokenizer": str(tmp_path / "tokenizer.json"), "piece_bytes": 300},
+        "split": {"shares": {"train": 3.0, "test": 1.0}},
+        "tokenize": {},
+    }
+    one = run(source, folder="one", **options)
+    monkeypatch.setattr("colonnade.data.clean.tokens.JOINED", 3)
+    several = run(source, folder="several", **options)
+    names = sorted(path.stem for path in (several.folder / "tokens").glob("train-*.bin"))
+    assert len(names) > 2 and names[0] == "train-00000"
+    for part in ("train", "test"):
+        tokenize_files([one.folder / part], tmp_path / part, tokenizer, workers=1, progress=False)
+        assert bin_path(one.folder / "tokens" / part).read_bytes() == bin_path(tmp_path / part).read_bytes()
+        assert idx_path(one.folder / "tokens" / part).read_bytes() == idx_path(tmp_path / part).read_bytes()
+        content = b"".join(path.read_bytes() for path in sorted((several.folder / "tokens").glob(f"{part}-*.bin")))
+        assert content == bin_path(tmp_path / part).read_bytes()
+        sidecar = read_sidecar(TokenFile(str(one.folder / "tokens" / part)))
+        assert sidecar is not None and sidecar.tokenizer_sha256 == tokenizer.sha256
+    listed = json.loads((several.folder / "tokens" / "tokens.json").read_bytes())
+    assert sum(facts["documents"] for facts in listed.values()) == 60
+    assert not (one.folder / "state" / "tokens").exists()
+
+
+def test_no_step_grows_with_the_number_of_tasks(tmp_path: Path, write_lines: Any) -> None:
+    """Steps are sent to every task."""
+    source = write_lines("in.jsonl", [f"document {number}" for number in range(3_000)])
+    sizes = []
+    for piece_bytes in (10_000, 100):
+        recipe = make_recipe(
+            source, folder=tmp_path / "out", deduplicate={}, run={"piece_bytes": piece_bytes}, split={}
+        )
+        planned = stages(recipe, make_plan(recipe))
+        sizes.append([len(pickle.dumps(stage.steps)) for stage in planned if stage.name != "gather"])
+        assert planned[0].tasks == pytest.approx(100_000 / piece_bytes, rel=0.6)
+    assert all(abs(many - few) < 50 for few, many in zip(*sizes, strict=True)), sizes

@@ -6,6 +6,7 @@ import json
 import platform
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,8 @@ class WriteManifest(PipelineStep):
     type, name = "colonnade", "account"
 
     def __init__(self, recipe: Recipe, plan: Plan, setting: Setting) -> None:
-        self.recipe, self.plan, self.setting = recipe, plan, setting
+        self.recipe, self.setting = recipe, setting
+        self.num_tasks, self.plan = len(plan.tasks), replace(plan, tasks=())
         super().__init__()
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
@@ -45,7 +47,7 @@ class WriteManifest(PipelineStep):
         with written(self.setting.folder / NAME) as stream:
             stream.write((json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
         if self.recipe.deduplicate and self.recipe.deduplicate.index:
-            publish(self.recipe.deduplicate, self.plan.identity, len(self.plan.tasks))
+            publish(self.recipe.deduplicate, self.plan.identity, self.num_tasks)
         for name in _SCRATCH:
             place = self.setting.folder / "state" / name
             if place.is_file():

@@ -18,6 +18,7 @@ from colonnade.data.clean.formats import KINDS_IN_WORDS, Piece, kind_of
 from colonnade.data.clean.load import source_of
 from colonnade.data.clean.recipe import Recipe
 from colonnade.data.clean.streams import Damaged
+from colonnade.data.clean.tasks import store_tasks
 from colonnade.data.folders import entries
 from colonnade.errors import DataError
 
@@ -66,6 +67,7 @@ def keep_plan(plan: Plan, recipe: Recipe) -> Plan:
     path = Path(recipe.write.folder) / "state" / "run.json"
     facts = json.loads(json.dumps(_facts(recipe, plan.tasks)))
     if not path.exists():
+        store_tasks(Path(recipe.write.folder), plan.tasks)
         content = {"identity": plan.identity, "index": plan.index, "facts": facts}
         with written(path) as stream:
             stream.write(json.dumps(content, indent=1).encode())

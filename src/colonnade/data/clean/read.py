@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from datatrove.data import Document
@@ -16,6 +16,7 @@ from colonnade.data.clean.recipe import ReadStep
 from colonnade.data.clean.step import Setting, utf8_length
 from colonnade.data.clean.streams import Damaged
 from colonnade.data.clean.tally import Account
+from colonnade.data.clean.tasks import stored_task
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -25,8 +26,8 @@ class Read(PipelineStep):
 
     type, name = "colonnade", "read"
 
-    def __init__(self, tasks: Sequence[Sequence[Piece]], read: ReadStep, setting: Setting) -> None:
-        self.tasks, self.read, self.setting = tasks, read, setting
+    def __init__(self, read: ReadStep, setting: Setting) -> None:
+        self.read, self.setting = read, setting
         super().__init__()
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
@@ -34,7 +35,7 @@ class Read(PipelineStep):
         account = Account(self.setting.folder, "read", rank, samples=self.setting.samples)
         progress = Progress(self.setting.folder, "documents", rank)
         account.tally.facts[f"{rank:05d}"] = pieces = list[dict[str, Any]]()
-        for piece in self.tasks[rank]:
+        for piece in stored_task(self.setting.folder, rank):
             facts = _facts(piece)
             pieces.append(facts)
             yield from self._piece(piece, facts, account, progress)

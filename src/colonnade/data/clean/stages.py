@@ -1,4 +1,8 @@
-"""A recipe as stages: lists of pipeline steps, each with its number of tasks, that run one after the other."""
+"""A recipe as stages: lists of pipeline steps, each with its number of tasks, that run one after the other.
+
+Steps are sent to every task, so they hold nothing that grows with the number of tasks: what a task reads it looks up
+(`tasks`).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ from typing import Any, NamedTuple
 
 from colonnade.data.clean.decontaminate import Decontaminate
 from colonnade.data.clean.duplicates import Comparison, Gather, Group, Match, Remember, RemoveDuplicates, Sign
-from colonnade.data.clean.executors import num_workers
 from colonnade.data.clean.filters import Filter
 from colonnade.data.clean.language import Language
 from colonnade.data.clean.manifest import WriteManifest
@@ -19,7 +22,7 @@ from colonnade.data.clean.repair import Repair
 from colonnade.data.clean.signatures import num_gathered
 from colonnade.data.clean.spool import Spool, Unspool
 from colonnade.data.clean.step import Setting
-from colonnade.data.clean.tokens import MakeTokens
+from colonnade.data.clean.tokens import JoinTokens, ListTokens, MakeTokens, num_joins
 from colonnade.data.clean.write import Write
 
 
@@ -43,8 +46,8 @@ def stages(recipe: Recipe, plan: Plan) -> list[Stage]:
 
 def _stages(recipe: Recipe, plan: Plan, setting: Setting) -> list[Stage]:
     num_tasks = len(plan.tasks)
-    first, last = _before(recipe, plan, setting), _after(recipe, plan, setting)
-    closing = [Stage("account", [WriteManifest(recipe, plan, setting)], 1), *_tokens(recipe, setting)]
+    first, last = _before(recipe, setting), _after(recipe, plan, setting)
+    closing = [Stage("account", [WriteManifest(recipe, plan, setting)], 1), *_tokens(recipe, num_tasks, setting)]
     how = recipe.deduplicate
     if how is None:
         return [Stage("documents", [*first, *last], num_tasks), *closing]
@@ -61,9 +64,9 @@ def _stages(recipe: Recipe, plan: Plan, setting: Setting) -> list[Stage]:
     ]
 
 
-def _before(recipe: Recipe, plan: Plan, setting: Setting) -> list[Any]:
+def _before(recipe: Recipe, setting: Setting) -> list[Any]:
     """Steps that need nothing but the document."""
-    steps: list[Any] = [Read(plan.tasks, recipe.read, setting)]
+    steps: list[Any] = [Read(recipe.read, setting)]
     if recipe.repair:
         steps.append(Repair(recipe.repair, setting))
     if recipe.language:
@@ -84,12 +87,15 @@ def _after(recipe: Recipe, plan: Plan, setting: Setting) -> list[Any]:
     return steps
 
 
-def _tokens(recipe: Recipe, setting: Setting) -> list[Stage]:
-    """The stage that makes token files, if the recipe has it."""
+def _tokens(recipe: Recipe, num_tasks: int, setting: Setting) -> list[Stage]:
+    """The stages that make token files, if the recipe has them."""
     tokenizer = recipe.tokenize and (recipe.tokenize.tokenizer or recipe.run.tokenizer)
     if not recipe.tokenize or not tokenizer:
         return []
-    workers = num_workers(recipe.run) if recipe.run.executor == "local" else 1
+    parts, append_end, num_files = list(recipe.parts), recipe.tokenize.append_end, num_joins(num_tasks)
+    joining = JoinTokens("join", tokenizer, parts, setting, append_end=append_end, num_tasks=num_tasks)
     return [
-        Stage("tokens", [MakeTokens(tokenizer, setting, append_end=recipe.tokenize.append_end, workers=workers)], 1)
+        Stage("tokens", [MakeTokens("tokens", tokenizer, parts, setting, append_end=append_end)], num_tasks),
+        Stage("join", [joining], num_files),
+        Stage("list", [ListTokens(num_files, setting)], 1),
     ]
