@@ -67,16 +67,17 @@ def train(
     arguments = ["train", str(config), *(overrides or []), *["--audit"] * audit]
     if audit:
         run_on_ranks(settings.parallel.num_ranks, arguments)
-        from colonnade.train.audit import audit as audit_one_step
+        from colonnade.verify.audit import audit as audit_one_step
 
         raise typer.Exit(0 if audit_one_step(settings) else 1)
 
     with start.owned(settings) as keep:
         greet(settings)
         run_on_ranks(settings.parallel.num_ranks, arguments, keep, lambda: start.how_to_go_on(settings))
+        from colonnade.planner.banner import banner
         from colonnade.train import loop
 
-        loop.main(settings)
+        loop.main(settings, banner)
 
 
 app.add_typer(data, name="data")
@@ -239,7 +240,7 @@ def verify(
 
     Exit status 0: all are equal. 1: one differs, and the first number that does is named.
     """
-    from colonnade.train import verify as verification
+    from colonnade.verify import verify as verification
 
     equal = verification.verify(
         config, overrides or [], layout or [], steps=steps, shrink=shrink, precision=precision, json_only=as_json
@@ -256,9 +257,9 @@ def trace(
 ) -> None:
     """One rank of a run that `verify` compares: a few steps, every number written down."""
     from colonnade.config.load import load
-    from colonnade.train import verify_trace
+    from colonnade.verify import trace as tracing
 
-    verify_trace.trace(load(config), output, steps)
+    tracing.trace(load(config), output, steps)
 
 
 @app.command()

@@ -14,8 +14,8 @@ from colonnade.pipeline.carry import Carry, leaves
 from colonnade.planner.activations import Microbatch, Precision, kept
 from colonnade.tensor_parallel.gemm import WeightGradients, multiplies_natively
 from colonnade.tensor_parallel.parallel import Parallel
-from colonnade.train.memory import LiveTensors
 from colonnade.train.state import DTYPES
+from colonnade.verify.memory import LiveTensors
 
 VOCAB, SEQ_LENGTH, BATCH = 50, 16, 3
 SLACK = 64  # bytes: the loss and its like

@@ -17,9 +17,10 @@ from colonnade.data.loader import Batch
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.planner.memory import Memory, rank_memory
-from colonnade.train.memory import measure, predict
+from colonnade.planner.predict import predict
 from colonnade.train.state import build_state
 from colonnade.train.step import train_step
+from colonnade.verify.memory import measure
 from tests.distributed import run_on_ranks
 
 VOCAB, SEQ_LENGTH, SAMPLES, MICROBATCHES, CPU = 50, 16, 2, 4, torch.device("cpu")

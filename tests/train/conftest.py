@@ -1,4 +1,4 @@
-"""What the tests of training share: a tiny corpus, and a run on it that has ended."""
+"""What the tests of training share: a run that has ended."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,17 +20,6 @@ class Finished:
     @property
     def newest(self) -> Path:
         return self.folder / "checkpoints" / "step_00000006"
-
-
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> TinyCorpus:
-    return tiny.make(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture
-def config(corpus: TinyCorpus, tmp_path: Path) -> Path:
-    """A configuration file of a run in tmp_path / "run"."""
-    return tiny.write_config(corpus, tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,11 @@ main ─▶ join the ranks ─▶ folder, data, state, newest checkpoint ─▶ 
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,13 +25,21 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import recovery, run_folder
 from colonnade.train.agreement import settings
-from colonnade.train.banner import banner
 from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.interrupt import Interrupt
 from colonnade.train.join import joined
 from colonnade.train.monitor import Monitor
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import StepResult, train_step
+
+
+@dataclass(frozen=True)
+class Banner:
+    """A run in lines and in numbers, told before its first step."""
+
+    text: str
+    facts: dict[str, Any]
+    """For events.jsonl: sizes in bytes."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +54,11 @@ class Run:
     checkpoints: recovery.Checkpoints
 
 
-def main(config: Config) -> None:
-    """Train as `config` says, as one rank of its layout; every rank calls this."""
+def main(config: Config, banner: Callable[[Config, Mesh, torch.device, Corpus], Banner]) -> None:
+    """Train as `config` says, as one rank of its layout; every rank calls this.
+
+    `banner`: called by every rank, describes the run; what it predicts of memory is the business of higher floors.
+    """
     layout = Layout(tp=config.parallel.tp, pp=config.parallel.pp, dp=config.parallel.dp)
     train = config.train
     facts = settings(config)

@@ -13,10 +13,11 @@ from colonnade.data.tokenize import tokenize_files
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
+from colonnade.planner import banner as banners
+from colonnade.planner.banner import banner
 from colonnade.planner.memory import rank_memory
-from colonnade.train import banner as banners
-from colonnade.train.banner import Banner, banner
 from colonnade.train.corpus import open_corpus
+from colonnade.train.loop import Banner
 from colonnade.train.machine import free_memory
 from colonnade.train.state import build_state
 from tests import corpus as tiny

@@ -17,9 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from colonnade.config.schema import Config
-from colonnade.planner.machine import machine_of
-from colonnade.planner.memory import Memory, rank_memory
+from colonnade.planner.memory import Memory
 from colonnade.train.state import TrainState
 
 T = TypeVar("T")
@@ -65,19 +63,6 @@ def measure(state: TrainState, step: Callable[[], T]) -> tuple[T, Memory]:
     with LiveTensors() as live, _watched(state, live) as watch:
         result = step()
     return result, watch.memory()
-
-
-def predict(config: Config, vocab_size: int, *, stage: int, device: torch.device) -> Memory:
-    """What the planner says of a rank of this stage on this kind of device."""
-    return rank_memory(
-        config.model,
-        config.parallel,
-        config.train,
-        vocab_size=vocab_size,
-        stage=stage,
-        machine=machine_of(device.type, config.train.precision),
-        separate_documents=config.data.documents == "separate",
-    )
 
 
 def memory_table(predicted: Memory, measured: Memory) -> str:

@@ -14,7 +14,7 @@ from colonnade import cli
 from colonnade.config.load import load
 from colonnade.errors import ColonnadeError, ConfigError
 from colonnade.mesh import launch
-from colonnade.train import verify as verification
+from colonnade.verify import verify as verification
 from tests.commands import colonnade, here, start
 
 Verdicts = Callable[..., dict[str, Any]]
@@ -158,14 +158,14 @@ def wrong_initial_weights(rank: int) -> None:
 
 
 def no_number_in_the_norm(rank: int) -> None:
-    from colonnade.train import verify_trace
+    from colonnade.verify import trace as verify_trace
 
     step = verify_trace.train_step
     verify_trace.train_step = lambda *args: replace(step(*args), grad_norm=float("nan"))
 
 
 def it_dies(rank: int) -> None:
-    from colonnade.train import verify_trace
+    from colonnade.verify import trace as verify_trace
 
     def die(*args: object) -> None:
         raise RuntimeError("on purpose")

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from colonnade.config.check import check
 from colonnade.config.schema import Config, ParallelConfig
-from colonnade.train.verify_layouts import Room, default_set, under
-from colonnade.train.verify_shrink import SHRUNK, shrunk, told
-from tests.train.test_verify_layouts import config
+from colonnade.verify.layouts import Room, default_set, under
+from colonnade.verify.shrink import SHRUNK, shrunk, told
+from tests.verify.test_layouts import config
 
 LARGE = {
     "num_layers": 24,

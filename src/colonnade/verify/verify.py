@@ -1,15 +1,15 @@
 """The same run on any layout: a few steps of a configuration, serially and cut up, number against number.
 
-    verify_layouts   which layouts: from text, or chosen for the configuration      (pure)
-    verify_shrink    a smaller model of the same structure, on request              (pure)
-    verify           the runs, one after the other, each on processes of its own
-    verify_trace     a rank of a run: writes down what it computes
-    verify_compare   every box of every rank beside the serial run's tensor         (pure)
-    verify_table     the verdicts, as a table or as JSON                            (pure)
+    layouts   which layouts: from text, or chosen for the configuration      (pure)
+    shrink    a smaller model of the same structure, on request              (pure)
+    verify    the runs, one after the other, each on processes of its own
+    trace     a rank of a run: writes down what it computes
+    compare   every box of every rank beside the serial run's tensor         (pure)
+    table     the verdicts, as a table or as JSON                            (pure)
 
 In fp64 two orders of summation differ by 1e-15 and a wrong sum by 1e-3, so equal is what is closer than 1e-10. In
 formats of fewer bits both a layout and the serial run are off by their rounding. There a second serial run, in that
-format, tells by how much, and a layout may be off a few times as much (`verify_compare.near`).
+format, tells by how much, and a layout may be off a few times as much (`compare.near`).
 """
 
 import json
@@ -27,15 +27,15 @@ from colonnade.config.schema import Config, TrainConfig
 from colonnade.errors import ColonnadeError, ConfigError
 from colonnade.mesh import launch
 from colonnade.mesh.layout import Layout
-from colonnade.train import verify_layouts as layouts
-from colonnade.train.verify_layouts import LeftOut, Room, Variant
-from colonnade.train.verify_shrink import shrunk, told
-from colonnade.train.verify_table import Report, as_json, as_text, shrunk_lines
+from colonnade.verify import layouts
+from colonnade.verify.layouts import LeftOut, Room, Variant
+from colonnade.verify.shrink import shrunk, told
+from colonnade.verify.table import Report, as_json, as_text, shrunk_lines
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from colonnade.train.verify_compare import Bound, Number, Verdict
+    from colonnade.verify.compare import Bound, Number, Verdict
 
 CONFIGURED = "configured"
 PRECISIONS = (*get_args(TrainConfig.model_fields["precision"].annotation), CONFIGURED)
@@ -147,7 +147,7 @@ def _room(base: Config, variants: Sequence[Variant]) -> Room:
 
 def _yardstick(plan: Plan, steps: int, folder: Path) -> tuple[Plan, Yardstick]:
     """The serial run in fp64, and what is as good as equal to it. Of the plan, fp16's loss scale may become lower."""
-    from colonnade.train import verify_compare as comparing
+    from colonnade.verify import compare as comparing
 
     exact = _serial(plan, "fp64", steps, folder)
     if plan.precision == "fp64":
@@ -183,8 +183,8 @@ def _without_skipped_steps(plan: Plan, steps: int, folder: Path) -> "tuple[Plan,
 
 
 def _serial(plan: Plan, precision: str, steps: int, folder: Path) -> "dict[Number, Tensor]":
-    from colonnade.train import verify_compare as comparing
-    from colonnade.train.verify_trace import read
+    from colonnade.verify import compare as comparing
+    from colonnade.verify.trace import read
 
     output, name = folder / f"serial_{precision}", f"serial in {precision}"
     status = _run(layouts.serial(plan.base, precision=precision), name, steps, output)
@@ -201,8 +201,8 @@ def _serial(plan: Plan, precision: str, steps: int, folder: Path) -> "dict[Numbe
 
 
 def _verdict(variant: Variant, yardstick: Yardstick, steps: int, folder: Path) -> "Verdict":
-    from colonnade.train import verify_compare as comparing
-    from colonnade.train.verify_trace import read
+    from colonnade.verify import compare as comparing
+    from colonnade.verify.trace import read
 
     output, parallel = folder / "layout", variant.config.parallel
     layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp)

@@ -1,8 +1,6 @@
 """What a run is, told before its first step: on the terminal in one block, and as numbers in events.jsonl."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -19,21 +17,13 @@ from colonnade.mesh.mesh import Mesh
 from colonnade.mesh.shared_memory import SharedMemoryTransport
 from colonnade.planner.machine import machine_of
 from colonnade.planner.memory import Memory
+from colonnade.planner.predict import predict
 from colonnade.planner.ranks import amount
 from colonnade.train.corpus import Corpus
+from colonnade.train.loop import Banner
 from colonnade.train.machine import Free, cpu_cores, device_name, free_memory
-from colonnade.train.memory import predict
 
 _INDENT = 11
-
-
-@dataclass(frozen=True)
-class Banner:
-    """A run in lines and in numbers."""
-
-    text: str
-    facts: dict[str, Any]
-    """For events.jsonl: sizes in bytes."""
 
 
 def banner(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus) -> Banner:

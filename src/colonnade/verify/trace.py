@@ -26,7 +26,7 @@ from colonnade.train.corpus import Corpus, open_corpus
 from colonnade.train.join import joined
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import StepResult, train_step
-from colonnade.train.verify_compare import Number, Part
+from colonnade.verify.compare import Number, Part
 
 
 def file_of(folder: Path, rank: int) -> Path:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from colonnade.config.load import loads, to_toml
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
-from colonnade.train.verify_layouts import KEYS, Room, default_set, named, parse, serial, text_of, under
+from colonnade.verify.layouts import KEYS, Room, default_set, named, parse, serial, text_of, under
 
 ROOM = Room("cpu", 16, "too many.")
 TEXT = """
@@ -275,7 +275,7 @@ def test_layouts_are_decided_without_torch(tmp_path: Path) -> None:
     import sys
 
     program = (
-        "import sys; import colonnade.train.verify, colonnade.train.verify_shrink; "
+        "import sys; import colonnade.verify.verify, colonnade.verify.shrink; "
         "print([name for name in ('torch', 'numpy') if name in sys.modules])"
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

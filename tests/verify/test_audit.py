@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-import pytest
-
 from colonnade.planner.traffic import Flow
-from colonnade.train import audit
+from colonnade.verify import audit
 from tests import corpus as tiny
 from tests.commands import forked
 from tests.corpus import TinyCorpus
@@ -15,11 +13,6 @@ FLOWS = [
     Flow("tp", "all_reduce", "backward", 4, 4096),
     Flow("dp", "all_reduce", "gradients", 2, 1_000_000),
 ]
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> TinyCorpus:
-    return tiny.make(tmp_path_factory.mktemp("corpus"))
 
 
 def test_reasons_stand_below_their_sum_and_a_difference_is_marked() -> None:

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from colonnade.train.verify_layouts import LeftOut
+from colonnade.verify.layouts import LeftOut
 
 if TYPE_CHECKING:
-    from colonnade.train.verify_compare import Verdict
+    from colonnade.verify.compare import Verdict
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colonnade.mesh.layout import Layout
-from colonnade.train.verify_compare import (
+from colonnade.verify.compare import (
     Far,
     Number,
     Part,
@@ -22,8 +22,8 @@ from colonnade.train.verify_compare import (
     near,
     whole,
 )
-from colonnade.train.verify_layouts import LeftOut
-from colonnade.train.verify_table import Report, as_json, as_text
+from colonnade.verify.layouts import LeftOut
+from colonnade.verify.table import Report, as_json, as_text
 
 TP2 = Layout(tp=2)
 

@@ -5,8 +5,8 @@ import torch
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import paper_mesh
 from colonnade.planner.memory import Memory
-from colonnade.train.memory import LiveTensors, measure, memory_table
 from colonnade.train.state import build_state
+from colonnade.verify.memory import LiveTensors, measure, memory_table
 from tests.planner.test_memory import CPU, VOCAB, config
 
 

@@ -15,13 +15,14 @@ from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.ledger import Ledger
 from colonnade.mesh.mesh import Mesh
+from colonnade.planner.predict import predict
 from colonnade.planner.traffic import Flow, Step, totals, traffic
 from colonnade.train.agreement import settings
 from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.join import joined
-from colonnade.train.memory import measure, memory_table, predict
 from colonnade.train.state import build_state
 from colonnade.train.step import train_step
+from colonnade.verify.memory import measure, memory_table
 
 Totals = Mapping[tuple[str, str], tuple[int, int]]
 """(count, bytes) by (operation, axis)."""
