@@ -487,6 +487,24 @@ def test_one_process_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.set_num_threads(threads)
 
 
+def test_cuda_is_prepared_and_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CUDA_DEVICE_MAX_CONNECTIONS", "CUBLAS_WORKSPACE_CONFIG"):
+        monkeypatch.setenv(name, "set, so that it is put back")
+        monkeypatch.delenv(name)
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    try:
+        launch._prepare_cuda(deterministic=False)
+        assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "32" and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+        assert not torch.are_deterministic_algorithms_enabled()
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+        launch._prepare_cuda(deterministic=True)
+        assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "1" and os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+
+
 def test_the_wrong_number_of_ranks_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")

@@ -7,9 +7,14 @@ from functools import partial
 import pytest
 import torch
 
+from colonnade.mesh import mesh as mesh_module
 from colonnade.mesh import transport
+from colonnade.mesh.collectives import all_reduce
+from colonnade.mesh.layout import Layout
 from colonnade.mesh.ledger import Ledger, Site
+from colonnade.mesh.mesh import build_mesh
 from colonnade.mesh.transport import Groups, TorchTransport
+from tests.distributed import run_on_ranks
 
 
 class OnDevice(torch.Tensor):
@@ -61,3 +66,19 @@ def test_what_was_waited_for_is_not_kept_alive(events: list[Event]) -> None:
     del out, pending
     gc.collect()
     assert alive() is None and list(ledger.flying) == [flight]
+
+
+def sums_over_all(rank: int, num_ranks: int) -> tuple[list[str], float]:
+    """(The kind of transport of each axis, a sum over the world) as on a CUDA run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mesh_module, "_has_nccl", lambda: True)
+        mesh = build_mesh(Layout(tp=2, dp=2), rank)
+    axes = (mesh.tp, mesh.dp, mesh.world, mesh.stage)
+    total = all_reduce(torch.tensor(float(rank), dtype=torch.float64), mesh.world)
+    return [type(axis.transport).__name__ for axis in axes], total.item()
+
+
+def test_groups_that_sum_numbers_alone_need_no_nccl() -> None:
+    for kinds, total in run_on_ranks(sums_over_all, 4):
+        assert kinds[2:] == ["ScalarTransport"] * 2 and "ScalarTransport" not in kinds[:2]
+        assert total == 6.0

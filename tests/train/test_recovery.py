@@ -16,6 +16,7 @@ import torch
 
 from colonnade.checkpoint.manifest import MANIFEST, read_manifest, to_json, verify
 from colonnade.data.tokenizer import train_bpe
+from colonnade.train import state
 from tests.commands import after_banner, environment, forked, start
 from tests.corpus import VOCAB_SIZE, TinyCorpus, made_up, write_config
 from tests.runs import assert_same, events, metrics, saved_steps, tensors, whole_tensors
@@ -98,6 +99,22 @@ def test_a_run_that_is_killed_again_and_again(config: Path, tmp_path: Path, name
     told = [event["event"] for event in events(tmp_path / "run")]
     assert told[0] == "started" and "resumed" in told and told[-1] == "finished"
     assert not list((tmp_path / "run").rglob("*.partial")) and not list((tmp_path / "run").rglob("*.deleted"))
+
+
+def test_initial_weights_are_not_drawn_where_others_are_loaded(config: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    live(config, run, ())
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("weights are drawn")
+
+    def first(rank: int) -> None:
+        state.initialize_ = refuse  # type: ignore[attr-defined]
+
+    for folder, drawn in ((run, False), (tmp_path / "new", True)):
+        answer = forked("train", config, f"run.folder={folder}", num_ranks=1, first=first)
+        assert ("weights are drawn" in answer.err) == drawn and (answer.status == 0) != drawn, answer
+    assert [event["event"] for event in events(run)].count("resumed") == 1
 
 
 @pytest.mark.slow

@@ -259,6 +259,9 @@ class TrainConfig(Section):
     """[threads] CPU threads of a rank. 0: the machine's cores, shared evenly by its ranks."""
     device: Annotated[Literal["auto", "cpu", "cuda"], MAY_CHANGE] = "auto"
     """Where to compute. auto: cuda where there is a GPU for each rank, else cpu."""
+    deterministic: Annotated[bool, MAY_CHANGE] = False
+    """On CUDA, only kernels that add in a fixed order, so that a run that was stopped and goes on is equal to
+    the bit to one that was not. Slower: attention's backward adds its parts one after the other. CPUs always do."""
     timeout: Positive = 1800.0
     """[seconds] A rank that waits longer for the others ends the run, and says who waits for whom, in which
     operation."""

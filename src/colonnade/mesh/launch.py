@@ -86,13 +86,16 @@ def num_local_ranks() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def connect(num_ranks: int, device: str, *, threads: int = 0, timeout: float = 1800.0) -> "torch.device":
+def connect(
+    num_ranks: int, device: str, *, threads: int = 0, timeout: float = 1800.0, deterministic: bool = False
+) -> "torch.device":
     """Join this process to the `num_ranks` ranks of its run, and return the device to compute on.
 
     `device` is "cpu", "cuda" or "auto" (`choose_device`). CPU tensors travel over gloo, CUDA tensors over NCCL.
     `threads` is the CPU threads of this rank; 0 shares the cores evenly between the local ranks. An operation between
     ranks that takes longer than `timeout` seconds fails. One process that nobody launched forms no process group.
-    LayoutError if the launcher's ranks are not `num_ranks`, or if a GPU is missing.
+    `deterministic`: on CUDA, only kernels whose sums have an order. LayoutError if the launcher's ranks are not
+    `num_ranks`, or if a GPU is missing.
     """
     import torch
     import torch.distributed as dist
@@ -105,6 +108,7 @@ def connect(num_ranks: int, device: str, *, threads: int = 0, timeout: float = 1
     if place.type == "cpu":
         _keep_freed_memory()
     if place.type == "cuda":
+        _prepare_cuda(deterministic=deterministic)
         torch.cuda.set_device(place)
     if is_rank():
         _note_errors()
@@ -175,6 +179,23 @@ def _choose_device(device: str, num_gpus: int) -> "torch.device":
 
     kind = choose_device(device, num_gpus, num_local_ranks())
     return torch.device("cuda", local_rank()) if kind == "cuda" else torch.device("cpu")
+
+
+def _prepare_cuda(*, deterministic: bool) -> None:
+    """What CUDA reads from the environment when the device is first used; what the user has set stays.
+
+    A device has so many queues as connections, and streams that share one wait for each other: a transfer that waits
+    for its peer would hold up computation behind it. There is a stream for each process group, and 8 queues unless
+    told otherwise; 32 is the most.
+    """
+    import torch
+    from torch.utils import deterministic as settings
+
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS promises equal bits with it alone
+        torch.use_deterministic_algorithms(True)
+        settings.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nobody reads it: a pass saved
 
 
 def _keep_freed_memory() -> None:

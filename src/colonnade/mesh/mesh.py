@@ -14,7 +14,14 @@ import torch.distributed as dist
 from colonnade.mesh.layout import AXES, Layout
 from colonnade.mesh.ledger import Ledger
 from colonnade.mesh.shared_memory import Segment, SharedMemoryTransport, share_memory
-from colonnade.mesh.transport import Groups, PaperTransport, TorchTransport, Transport, greet_neighbours
+from colonnade.mesh.transport import (
+    Groups,
+    PaperTransport,
+    ScalarTransport,
+    TorchTransport,
+    Transport,
+    greet_neighbours,
+)
 
 COMBINED = {"model": ("pp", "tp"), "stage": ("dp", "tp"), "world": AXES}  # products of axes
 TIMEOUT = 1800.0  # seconds
@@ -85,29 +92,33 @@ def build_mesh(layout: Layout, rank: int, *, timeout: float = TIMEOUT) -> Mesh:
 
     def carry(name: str, ranks: tuple[int, ...], member: bool, ledger: Ledger) -> Transport | None:
         if ranks not in made:  # axes of the same ranks share groups: all ranks ask for them in the same order
-            made[ranks] = _join(ranks, rank, timeout, transfers=name == "pp")
+            made[ranks] = _join(name, ranks, rank, timeout)
         joined = made[ranks]
         if joined is None:
             return None
         groups, segment = joined
         if segment is None:
-            return TorchTransport(name, groups, len(ranks), ledger)
+            kind = ScalarTransport if groups.is_scalar else TorchTransport
+            return kind(name, groups, len(ranks), ledger)
         return SharedMemoryTransport(name, groups, len(ranks), ledger, segment)
 
     return _assemble(layout, rank, carry)
 
 
-def _join(
-    ranks: tuple[int, ...], rank: int, timeout: float, *, transfers: bool
-) -> tuple[Groups, Segment | None] | None:
-    """The groups of these ranks and the memory that they share; None on ranks that are not among them."""
+def _join(name: str, ranks: tuple[int, ...], rank: int, timeout: float) -> tuple[Groups, Segment | None] | None:
+    """The groups of these ranks and the memory that they share; None on ranks that are not among them.
+
+    Over combined axes only numbers are summed: their groups need no NCCL.
+    """
     limit = timedelta(seconds=timeout)
-    own = dist.new_group(list(ranks), timeout=limit)
-    directed = transfers and _has_nccl()
+    scalar, directed = name in COMBINED and _has_nccl(), name == "pp" and _has_nccl()
+    own = dist.new_group(list(ranks), timeout=limit, backend="gloo" if scalar else None)
     up, down = (dist.new_group(list(ranks), timeout=limit, backend="nccl") if directed else own for _ in range(2))
     if rank not in ranks:
         return None
-    groups = Groups(own, up, down)
+    groups = Groups(own, up, down, is_scalar=scalar)
+    if scalar:
+        return groups, None
     if directed:
         greet_neighbours(groups, ranks.index(rank), len(ranks), torch.device("cuda"))
     return groups, share_memory(own, ranks.index(rank), len(ranks), timeout)

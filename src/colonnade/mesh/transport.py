@@ -75,6 +75,8 @@ class Groups:
     """CUDA transfers to higher ranks."""
     downward: dist.ProcessGroup
     """CUDA transfers to lower ranks."""
+    is_scalar: bool = False
+    """They carry a few numbers, over gloo even where there is NCCL."""
 
 
 def greet_neighbours(groups: Groups, rank: int, size: int, device: torch.device) -> None:
@@ -153,6 +155,19 @@ class TorchTransport:
         if x.is_cpu:
             return self.groups.collective
         return self.groups.upward if to > source else self.groups.downward
+
+
+class ScalarTransport(TorchTransport):
+    """For the groups that sum a few numbers a step: over gloo, and by way of the host for those of a CUDA device.
+
+    NCCL would keep buffers of its own on the device for every such group.
+    """
+
+    def all_reduce_(self, x: Tensor, op: str, site: Site) -> Pending:
+        host = x.cpu()  # waits for the device; whoever asks needs the sum before it can go on
+        super().all_reduce_(host, op, site).wait()
+        x.copy_(host)
+        return Pending(None)
 
 
 class PaperTransport:

@@ -61,15 +61,22 @@ def main(config: Config, banner: Callable[[Config, Mesh, torch.device, Corpus], 
     """
     layout = Layout(tp=config.parallel.tp, pp=config.parallel.pp, dp=config.parallel.dp)
     train = config.train
-    facts = settings(config)
-    with joined(layout, train.device, train.threads, timeout=train.timeout, facts=facts) as (mesh, device):
+    joining = joined(
+        layout,
+        train.device,
+        train.threads,
+        timeout=train.timeout,
+        deterministic=train.deterministic,
+        facts=settings(config),
+    )
+    with joining as (mesh, device):
         corpus = open_together(config, mesh.world)
         with closing(_monitor(config, mesh, corpus, device)) as monitor:
             if mesh.rank == 0:
                 run_folder.occupy(config)
             told = banner(config, mesh, device, corpus)
             monitor.say(told.text)
-            state = build_state(config, mesh, corpus.vocab_size, device)
+            state = build_state(config, mesh, corpus.vocab_size, device, draw=recovery.begins(config))
             recovery.resume(state, config, corpus, monitor)
             monitor.event("setup", **told.facts)
             saving = recovery.saving(state, config, mesh, corpus, monitor, overlap=True)

@@ -179,6 +179,11 @@ def _facts(state: TrainState, config: Config, mesh: Mesh, corpus: Corpus) -> dic
 # --- going on ---------------------------------------------------------------------------------------------------------
 
 
+def begins(config: Config) -> bool:
+    """Whether the run has no checkpoint to go on from, as far as this rank sees: then it needs initial weights."""
+    return newest(checkpoints(Path(config.run.folder))) is None
+
+
 def resume(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor) -> None:
     """Go on from the run's newest whole checkpoint, where there is one; every rank calls this."""
     found = load_found(
@@ -188,6 +193,11 @@ def resume(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor) 
         check=partial(_check, config, corpus),
     )
     if found is None:
+        if not state.drawn:
+            raise CheckpointError(
+                f"{config.run.folder} had a checkpoint when this rank started, and has none now: something removes it "
+                "while the run starts. Start again when that has ended."
+            )
         monitor.resume(0)
         monitor.event("started", version=__version__)
         return

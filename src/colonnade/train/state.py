@@ -50,6 +50,8 @@ class TrainState:
     optimizer: Optimizer
     learning_rate: LearningRate
     loss_scale: LossScale
+    drawn: bool = True
+    """Whether the weights began as initial weights; False where they were to be loaded."""
     step: int = 0
     """Steps done, skipped ones too: the place on the learning-rate curve."""
     skipped: int = 0
@@ -70,15 +72,20 @@ def build_model(
     return GPT(model, vocab_size, parallel, units=units).to(torch.promote_types(dtype, torch.float32))
 
 
-def build_state(config: Config, mesh: Mesh, vocab_size: int, device: torch.device) -> TrainState:
-    """The state before step 1: initial weights drawn, buffers laid out, moments zero."""
+def build_state(config: Config, mesh: Mesh, vocab_size: int, device: torch.device, *, draw: bool = True) -> TrainState:
+    """The state before step 1: initial weights drawn, buffers laid out, moments zero. `draw` False: weights are zero,
+    for who has others to load.
+    """
     parallel, dtype = config.parallel, DTYPES[config.train.precision]
     every = chunks(architecture_of(config.model, vocab_size), parallel)
     held = every[mesh.pp.rank :: mesh.pp.size]
     names = [unit.name for units in held for unit in units]
     cut = Parallel(mesh.tp, parallel.sequence_parallel, parallel.recompute == "selective")
     model = build_model(config.model, vocab_size, cut, dtype=dtype, units=names)
-    initialize_(model, mesh.tp, config.train.seed)
+    if draw:
+        initialize_(model, mesh.tp, config.train.seed)
+    else:
+        _clear_(model)
     units = flatten(named_placements(model.parts(), mesh.tp), mesh.reduce, _storage(config, dtype, device))
     owner = Ownership(
         units,
@@ -101,6 +108,7 @@ def build_state(config: Config, mesh: Mesh, vocab_size: int, device: torch.devic
     optimizer_state: list[State] = [optimizer.init(unit.master) for unit in units]
     return TrainState(
         model=model,
+        drawn=draw,
         units=units,
         optimizer_state=optimizer_state,
         pieces=pieces_of(units, optimizer_state, mesh.tp),
@@ -111,6 +119,12 @@ def build_state(config: Config, mesh: Mesh, vocab_size: int, device: torch.devic
         learning_rate=learning_rate_of(config),
         loss_scale=_loss_scale(config),
     )
+
+
+@torch.no_grad()
+def _clear_(model: GPT) -> None:
+    for parameter in model.parameters():
+        parameter.zero_()
 
 
 def _storage(config: Config, dtype: torch.dtype, device: torch.device) -> Storage:
