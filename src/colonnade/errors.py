@@ -12,6 +12,8 @@ Every message says what is (with values), why it cannot be, and what to set.
 """
 
 import errno
+import re
+from typing import Any
 
 REFUSED_BY_THE_DISK = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EEXIST, errno.ENOTDIR}
@@ -19,8 +21,65 @@ REFUSED_BY_THE_DISK = frozenset(
 """What is no mistake of the program, wherever it comes up: permissions, space, and files where folders should be."""
 
 
+HIDDEN = "…"
+# Paths make one slash of two.
+_URL = re.compile(r"(?P<scheme>[A-Za-z][\w+.\-]+:/{1,2})(?P<rest>[^\s'\"<>\\]*)")
+_VALUE = re.compile(r"(?<=[?&;#])(?P<name>[\w.\-]*=)?(?P<value>[^&;#]+)")
+_PORT = re.compile(r"\d*")
+
+
+def without_credentials(text: str) -> str:
+    """A text with the credentials of its URLs hidden: users, passwords and keys before a host, values behind `?`, `#`.
+
+    Whatever is shown or kept of what a user named goes through here: messages, lines, events, stored configurations.
+    """
+    return _URL.sub(lambda url: url["scheme"] + _without(url["rest"]), text)
+
+
+def hidden(value: Any) -> Any:
+    """A value of a configuration or an event, with the credentials of the URLs that it is or contains hidden."""
+    if isinstance(value, str):
+        scheme = _URL.match(value)
+        return scheme["scheme"] + _without(value[len(scheme["scheme"]) :]) if scheme else without_credentials(value)
+    if isinstance(value, dict):
+        return {hidden(key): hidden(each) for key, each in value.items()}
+    return type(value)(map(hidden, value)) if isinstance(value, list | tuple) else value
+
+
+def _without(rest: str) -> str:
+    """What follows `://` in a URL, its credentials hidden."""
+    begin = _credentials_end(rest)
+    shown = f"{HIDDEN}@{rest[begin:]}" if begin else rest
+    return _VALUE.sub(lambda value: f"{value['name'] or ''}{HIDDEN}", shown)
+
+
+def _credentials_end(rest: str) -> int:
+    """Where the host begins, behind a user's `@`; 0 where there is none. A key may have slashes that it should not."""
+    head = re.split("[/?#]", rest, maxsplit=1)[0]
+    _, colon, secret = head.partition(":")
+    reaches_further = colon and "@" not in head and not _PORT.fullmatch(secret)
+    return (re.split("[?#]", rest, maxsplit=1)[0] if reaches_further else head).rfind("@") + 1
+
+
+def credentials_in(url: str) -> list[str]:
+    """Every part of a URL that `without_credentials` hides, for hiding it where it stands alone; longest first."""
+    found: set[str] = set()
+    for match in _URL.finditer(url):
+        rest = match["rest"]
+        user = rest[: max(0, _credentials_end(rest) - 1)]
+        found |= {user, user.partition(":")[2], *(value["value"] for value in _VALUE.finditer(rest))}
+    return sorted((part for part in found if len(part) > 3), key=len, reverse=True)
+
+
 class ColonnadeError(Exception):
-    """A mistake that a user can cause and mend. The command line prints the message alone and exits 2."""
+    """A mistake that a user can cause and mend. The command line prints the message alone and exits 2.
+
+    Messages show no credentials, and no control characters that a file may have smuggled in.
+    """
+
+    def __init__(self, message: object = "") -> None:
+        text = without_credentials(str(message))
+        super().__init__("".join(c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text))
 
 
 class ConfigError(ColonnadeError):
@@ -53,5 +112,5 @@ def mistake(error: BaseException) -> str | None:
         return str(error)
     if isinstance(error, OSError) and error.errno in REFUSED_BY_THE_DISK:
         where = "" if error.filename is None else f"{error.filename}: "
-        return f"{where}{error.strerror}. Mend that, and run the command again."
+        return f"{without_credentials(where)}{error.strerror}. Mend that, and run the command again."
     return None

@@ -6,6 +6,7 @@ from typing import Any
 
 from colonnade.config.describe import all_keys, as_toml
 from colonnade.config.schema import Config, ModelConfig
+from colonnade.errors import hidden
 
 # A preset is only a name for its values, which are compared themselves.
 NOT_COMPARED = frozenset({"model.preset"})
@@ -23,7 +24,7 @@ def may_change_on_resume(key: str) -> bool:
 def difference(before: Config, after: Config, *, only_what_forbids_resume: bool = False) -> list[str]:
     """A line for each key that differs, 'train.steps: 100 -> 200'; all of them, or those that make it another run."""
     if not only_what_forbids_resume:
-        return _lines(before, after, [key for key in all_keys() if value_at(before, key) != value_at(after, key)])
+        return _lines(before, after, [key for key in all_keys() if _shown(before, key) != _shown(after, key)])
     fixed = [key for key in all_keys() if not may_change_on_resume(key)]
     if _decays_to_its_end(before) and _decays_to_its_end(after):
         fixed.remove("optim.decay_steps")  # a longer run has a longer curve; whoever resumes is told
@@ -49,15 +50,16 @@ def _decays_to_its_end(config: Config) -> bool:
 
 def moved_files(before: Config, after: Config) -> list[str]:
     """A line for each key that names other token files than before."""
-    return _lines(before, after, [key for key in sorted(TOKEN_FILES) if value_at(before, key) != value_at(after, key)])
+    return _lines(before, after, [key for key in sorted(TOKEN_FILES) if _shown(before, key) != _shown(after, key)])
+
+
+def _shown(config: Config, key: str) -> str:
+    """A value as it is stored and told."""
+    return as_toml(hidden(value_at(config, key)))
 
 
 def _lines(before: Config, after: Config, keys: Iterable[str]) -> list[str]:
-    return [
-        f"{key}: {as_toml(value_at(before, key))} -> {as_toml(value_at(after, key))}"
-        for key in keys
-        if key not in NOT_COMPARED
-    ]
+    return [f"{key}: {_shown(before, key)} -> {_shown(after, key)}" for key in keys if key not in NOT_COMPARED]
 
 
 def meaning_at(config: Config, key: str) -> object:

@@ -20,7 +20,7 @@ from colonnade.config.describe import as_toml, sections, short
 from colonnade.config.presets import with_preset
 from colonnade.config.problems import meant_by, sort_keys, values_refused
 from colonnade.config.schema import Config
-from colonnade.errors import ConfigError
+from colonnade.errors import ConfigError, hidden
 
 Content = dict[str, Any]
 DEEPEST = 8  # tables and lists within each other
@@ -44,9 +44,13 @@ def loads(text: str, *, source: str = "configuration") -> Config:
     return build(parse(text, source), [], source=source)
 
 
-def to_toml(config: Config) -> str:
-    """Every key that has a value, as TOML that loads to an equal configuration."""
+def to_toml(config: Config, *, credentials: bool = False) -> str:
+    """Every key that has a value, as TOML that loads to an equal configuration.
+
+    But for the credentials in URLs: they are hidden, as this is stored, unless it is asked for them.
+    """
     content = config.model_dump(exclude_none=True)
+    content = content if credentials else hidden(content)
     return "\n\n".join(_blocks(content)) + "\n"
 
 

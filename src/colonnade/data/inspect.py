@@ -7,6 +7,7 @@ from typing import Any
 
 from colonnade.data.indexed import TokenFile, bin_path, idx_path
 from colonnade.data.sidecar import read_sidecar
+from colonnade.errors import hidden
 
 
 def inspect(prefix: str | Path) -> dict[str, Any]:
@@ -14,7 +15,7 @@ def inspect(prefix: str | Path) -> dict[str, Any]:
     file = TokenFile(prefix)
     sidecar = read_sidecar(file)
     return {
-        "prefix": str(prefix),
+        "prefix": hidden(str(prefix)),
         "documents": file.num_documents,
         "sequences": file.num_sequences,
         "tokens": file.num_tokens,

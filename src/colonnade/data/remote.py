@@ -18,12 +18,13 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 import numpy as np
 
 from colonnade.data.indexed import TokenFile, Tokens, bin_path, idx_path
 from colonnade.data.sidecar import sidecar_path
-from colonnade.errors import DataError
+from colonnade.errors import HIDDEN, DataError, credentials_in, hidden
 
 BLOCK = 1 << 20  # bytes: at 100 MB/s as long as a request takes to be answered
 _VERSIONS = ("ETag", "Content-MD5", "Digest", "Last-Modified")
@@ -58,14 +59,14 @@ class RemoteTokenFile(TokenFile):
         size, version = _try(
             url, lambda: (self._storage.size(f"{self._path}.bin"), _version(self._storage, self._path))
         )
-        key = hashlib.blake2b(f"{url} {size} {version}".encode(), digest_size=12).hexdigest()
+        key = hashlib.blake2b(f"{hidden(url)} {size} {version}".encode(), digest_size=12).hexdigest()
         self._folder = Path(cache) / key
         self._size = int(size)
-        _write_whole(self._folder / "url", url.encode())
+        _write_whole(self._folder / "url", hidden(url).encode())
         local = self._folder / "tokens"
-        self._copy(".idx", idx_path(local))
+        self._copy(url, ".idx", idx_path(local))
         if _try(url, lambda: self._storage.exists(f"{self._path}.json")):
-            self._copy(".json", sidecar_path(local))
+            self._copy(url, ".json", sidecar_path(local))
         super().__init__(url, local=str(local), bin_size=self._size)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -95,9 +96,9 @@ class RemoteTokenFile(TokenFile):
         _write_whole(path, data)
         return data
 
-    def _copy(self, ending: str, target: Path) -> None:
+    def _copy(self, url: str, ending: str, target: Path) -> None:
         if not target.is_file():
-            _write_whole(target, _try(self._path, lambda: self._storage.cat_file(f"{self._path}{ending}")))
+            _write_whole(target, _try(url, lambda: self._storage.cat_file(f"{self._path}{ending}")))
 
 
 def _storage(url: str) -> tuple[Any, str]:
@@ -105,9 +106,9 @@ def _storage(url: str) -> tuple[Any, str]:
         storage, path = importlib.import_module("fsspec.core").url_to_fs(url)
     except (ImportError, ValueError) as error:
         raise DataError(
-            f"{url} cannot be opened: {error}. Install the package of its kind of storage (s3fs, gcsfs, aiohttp, …), "
-            "or copy the file."
-        ) from error
+            f"{url} cannot be opened: {_told(error, url)}. Install the package of its kind of storage (s3fs, gcsfs, "
+            "aiohttp, …), or copy the file."
+        ) from None
     return storage, path
 
 
@@ -134,6 +135,15 @@ def _stated(info: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={info[name]}" for name in _VERSIONS if info.get(name))
 
 
+def _told(error: Exception, url: str) -> str:
+    """What a library says, without the credentials of the URL, which it may have taken apart."""
+    text = str(error) or type(error).__name__
+    for secret in credentials_in(url):
+        for spelling in (secret, unquote(secret), quote(secret, safe="")):
+            text = text.replace(spelling, HIDDEN)
+    return text
+
+
 def _try(name: str, ask: Callable[[], Any]) -> Any:
     """What the storage answers; it is asked again where a connection fails."""
     for attempt in range(1, _ATTEMPTS + 1):
@@ -141,13 +151,14 @@ def _try(name: str, ask: Callable[[], Any]) -> Any:
             return ask()
         except FileNotFoundError as error:
             raise DataError(
-                f"{name}: there is no {error}. Check the URL, which has no .bin or .idx at its end."
-            ) from error
-        except OSError as error:
+                f"{name}: there is no {_told(error, name)}. Check the URL, which has no .bin or .idx at its end."
+            ) from None  # a traceback would show what is hidden here
+        except Exception as error:  # noqa: BLE001  each storage's package raises its own kinds
             if attempt == _ATTEMPTS:
                 raise DataError(
-                    f"{name} cannot be read after {_ATTEMPTS} attempts: {error}. Check the connection and the rights."
-                ) from error
+                    f"{name} cannot be read after {_ATTEMPTS} attempts: {_told(error, name)}. Check the connection and "
+                    "the rights."
+                ) from None
             time.sleep(_PAUSE * 2 ** (attempt - 1))
     raise AssertionError("the last attempt returns or raises")
 

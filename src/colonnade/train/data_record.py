@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+from colonnade.checkpoint.manifest import read_manifest
 from colonnade.checkpoint.schema import clip
 from colonnade.config.compare import moved_files
-from colonnade.config.load import load
 from colonnade.config.schema import Config
 from colonnade.data.identity import differences
 from colonnade.errors import CheckpointError, ConfigError
 from colonnade.train.corpus import Corpus
-from colonnade.train.facts import Facts
+from colonnade.train.facts import Facts, config_of
 
 
 def data_facts(corpus: Corpus) -> dict[str, Any]:
@@ -63,8 +63,8 @@ def what_to_say(path: Path, facts: Facts, corpus: Corpus) -> tuple[str, list[str
 def _check_paths(path: Path, config: Config) -> None:
     """Of a checkpoint that does not know its data, paths are all that there is to compare."""
     try:
-        moved = moved_files(load(path / "config.toml", []), config)
-    except ConfigError:
+        moved = moved_files(config_of(path, read_manifest(path)), config)
+    except (ConfigError, CheckpointError, OSError):
         return  # by a hand or a version that is not ours: the run's folder has been compared already
     if moved:
         raise CheckpointError(

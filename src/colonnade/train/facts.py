@@ -8,10 +8,15 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from colonnade.checkpoint.manifest import Manifest, remedy
+from colonnade.checkpoint.confined import read_plain
+from colonnade.checkpoint.manifest import Manifest, check_hash, remedy
 from colonnade.checkpoint.schema import Count, first_fault
+from colonnade.config.load import loads
+from colonnade.config.schema import Config
 from colonnade.data.identity import DataIdentity
 from colonnade.errors import CheckpointError
+
+MOST_BYTES = 1 << 28  # of a configuration or a tokenizer
 
 Finite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -79,3 +84,17 @@ def facts_of(path: Path, manifest: Manifest) -> Facts:
             f"{path} is damaged: its manifest says step {manifest.step}, its facts say {facts.step}. {remedy(path)}"
         )
     return facts
+
+
+def config_of(path: Path, manifest: Manifest) -> Config:
+    """The configuration in the checkpoint in folder `path`. CheckpointError if it is not what was written there."""
+    file = path / "config.toml"
+    if file.name not in manifest.files:
+        raise CheckpointError(
+            f"{path} has no config.toml, so its model is unknown. Name a checkpoint that `colonnade train` wrote."
+        )
+    check_hash(path, manifest, file.name)
+    try:
+        return loads(read_plain(file, MOST_BYTES).decode(), source=str(file))
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{file} is damaged: it is not text ({error.reason}). {remedy(path)}") from None

@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from colonnade.errors import ConfigError
+from colonnade.errors import ConfigError, hidden, without_credentials
 from colonnade.train.run_folder import write_whole
 
 Metrics = Mapping[str, float | int]
@@ -78,7 +78,7 @@ class Monitor:
     def event(self, kind: str, **details: Any) -> None:
         """Record what happened (a start, a save, an interruption) in events.jsonl."""
         if self._active:
-            _append(self._events, {"time": round(time.time(), 3), "event": kind, **details})
+            _append(self._events, {"time": round(time.time(), 3), "event": kind, **hidden(details)})
 
     def sync(self) -> None:
         """See metrics.jsonl to the disk: a checkpoint of a step must not outlive the numbers of that step."""
@@ -89,7 +89,7 @@ class Monitor:
     def say(self, text: str) -> None:
         """Print a line, on rank 0 only."""
         if self._active:
-            print(text, flush=True)
+            print(without_credentials(text), flush=True)
 
     def close(self) -> None:
         if self._board is not None:

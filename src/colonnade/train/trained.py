@@ -25,7 +25,6 @@ from colonnade.checkpoint.manifest import (
 )
 from colonnade.checkpoint.plan import Shard
 from colonnade.config.compare import model_facts
-from colonnade.config.load import loads
 from colonnade.config.numbers import divisors
 from colonnade.config.schema import Config, ModelConfig, ParallelConfig
 from colonnade.data.tokenizer import Tokenizer
@@ -43,14 +42,13 @@ from colonnade.pipeline.partition import chunks_of_stage
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
 from colonnade.train.corpus import cut_of
-from colonnade.train.facts import Facts, facts_of
+from colonnade.train.facts import MOST_BYTES, Facts, config_of, facts_of
 from colonnade.train.join import joined
 from colonnade.train.recovery import OPTIMIZER, shard
 from colonnade.train.run_folder import checkpoints
 from colonnade.train.state import build_model
 
 DEVICES = ("auto", "cpu", "cuda")
-MOST_BYTES = 1 << 28  # of a configuration or a tokenizer
 
 
 @dataclass(frozen=True)
@@ -190,7 +188,7 @@ def _described(path: Path) -> _Described:
     """
     manifest = read_manifest(path)
     check_sizes(path, manifest)
-    config, facts = _config_of(path, manifest), facts_of(path, manifest)
+    config, facts = config_of(path, manifest), facts_of(path, manifest)
     check_model(path, manifest, model_facts(config.model, facts.model.vocab_size))
     if config.model.num_layers > len(manifest.tensors):
         raise CheckpointError(
@@ -226,16 +224,3 @@ def _weights(model: GPT, tp: Axis) -> Iterator[Shard]:
     for part, places in named_placements(model.parts(), tp).items():
         for place in places:
             yield from shard(f"{part}.{place.name}", place, place.parameter.data)
-
-
-def _config_of(path: Path, manifest: Manifest) -> Config:
-    file = path / "config.toml"
-    if file.name not in manifest.files:
-        raise CheckpointError(
-            f"{path} has no config.toml, so its model is unknown. Name a checkpoint that `colonnade train` wrote."
-        )
-    check_hash(path, manifest, file.name)
-    try:
-        return loads(read_plain(file, MOST_BYTES).decode(), source=str(file))
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"{file} is damaged: it is not text ({error.reason}). {remedy(path)}") from None

@@ -219,7 +219,7 @@ def _run(config: Config, name: str, steps: int, output: Path) -> int:
     num_ranks, started = config.parallel.num_ranks, time.perf_counter()
     _say(f"{name}: {num_ranks} {'rank' if num_ranks == 1 else 'ranks'} on {config.train.device} …")
     file = output.with_suffix(".toml")
-    file.write_text(to_toml(config))
+    file.write_text(to_toml(config, credentials=True))  # for its ranks, and removed with this folder
     command = [sys.executable, "-m", "colonnade", "rank-of-verify", str(file)]
     status = launch.run_ranks(num_ranks, [*command, "--output", str(output), "--steps", str(steps)])
     if status > 128:

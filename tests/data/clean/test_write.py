@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -108,6 +109,31 @@ def test_the_page_shows_all_of_it_and_nothing_from_elsewhere(run: Run, write_lin
         "&quot;threshold&quot;",
     ):
         assert part in text, part
+
+
+EVIL = "<script>alert(1)</script>"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_page_of_a_forged_manifest_is_safe_or_refused(run: Run, write_lines: Any, seed: int) -> None:
+    """Any value may be another, of any type: no markup comes through, and nothing ends in a traceback."""
+    result = run(write_lines("in.jsonl", [{"text": "a b c d e"}, {"text": "a b c d e"}]), deduplicate={})
+    draws, path = Random(seed), result.folder / "manifest.json"
+    content = json.loads(path.read_text())
+    for _ in range(draws.randint(1, 3)):
+        at: Any = content
+        while True:
+            key = draws.choice(list(at) if isinstance(at, dict) else range(len(at)))
+            if not isinstance(at[key], dict | list) or not at[key] or draws.random() < 0.15:
+                break
+            at = at[key]
+        at[key] = draws.choice([EVIL, [EVIL], {EVIL: EVIL}, None, -1, 1e308, True])
+    path.write_text(json.dumps(content))
+    try:
+        text = write_report(result.folder).read_text()
+    except DataError:
+        return
+    assert "<script" not in text
 
 
 def test_the_page_of_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

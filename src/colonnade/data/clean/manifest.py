@@ -21,7 +21,7 @@ from colonnade.data.clean.plan import Plan
 from colonnade.data.clean.recipe import DeduplicateStep, Recipe
 from colonnade.data.clean.step import Setting
 from colonnade.data.clean.tally import Tally, merged, read_tallies
-from colonnade.errors import DataError
+from colonnade.errors import DataError, hidden
 
 STEPS = ("read", "repair", "language", "filter", "deduplicate", "decontaminate", "write")
 NAME = "manifest.json"
@@ -66,7 +66,7 @@ def manifest(recipe: Recipe, plan: Plan, folder: Path) -> dict[str, Any]:
         "colonnade": "data clean",
         "identity": plan.identity,
         "versions": versions(recipe),
-        "recipe": recipe.model_dump(mode="json", exclude_none=True),
+        "recipe": hidden(recipe.model_dump(mode="json", exclude_none=True)),
         "inputs": inputs(totals["read"]),
         "left_aside": dict(plan.left_aside),
         "steps": {

@@ -11,6 +11,7 @@ from typing import Any
 from colonnade.data.atomic import written
 from colonnade.data.clean.manifest import read_manifest
 from colonnade.data.clean.pictures import Bar, bars, curve, page, table
+from colonnade.errors import DataError
 
 NAME = "report.html"
 _LANGUAGES = 20
@@ -19,8 +20,15 @@ _LANGUAGES = 20
 def write_report(folder: Path) -> Path:
     """Writes report.html into a cleaned folder. Raises DataError where there is no manifest."""
     content = read_manifest(folder)
+    try:
+        text = report(content, title=f"Cleaned text in {folder}")
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise DataError(
+            f"{folder}'s manifest does not say what a cleaning run writes ({type(error).__name__}: {error}): it is "
+            "damaged, or of another program. Run the recipe again."
+        ) from error
     with written(folder / NAME) as stream:
-        stream.write(report(content, title=f"Cleaned text in {folder}").encode("utf-8", "replace"))
+        stream.write(text.encode("utf-8", "replace"))
     return folder / NAME
 
 
@@ -84,14 +92,14 @@ def _duplicates(content: dict[str, Any]) -> Iterator[str]:
     how = content["recipe"]["deduplicate"]
     yield (
         f"<h2>Near-duplicates</h2><p>{found['compared']:,} times two documents were compared shingle by shingle; "
-        f"{found['similar']:,} pairs with a Jaccard similarity of {how['similarity']} or more connect all groups. "
+        f"{found['similar']:,} pairs with a Jaccard similarity of {how['similarity']:g} or more connect all groups. "
         "Groups by size:</p>"
     )
     yield bars([Bar(f"{size} documents", count, 0, "groups") for size, count in _by_size(found["sizes"])])
     points = {float(similarity): probability for similarity, probability in found["recall"].items()} | {0.0: 0.0}
     yield (
-        f"<p>Probability that a pair is compared, by its similarity: {how['bands']} bands of {how['rows']} values.</p>"
-        + curve(points, at=how["similarity"], label=f"{how['similarity']}")
+        f"<p>Probability that a pair is compared, by its similarity: {how['bands']:d} bands of {how['rows']:d} "
+        "values.</p>" + curve(points, at=how["similarity"], label=f"{how['similarity']}")
     )
     groups = [f"<li><code>{escape(', '.join(group))}</code></li>" for group in found["groups"]]
     yield f"<details><summary>The first groups</summary><ul>{''.join(groups)}</ul></details>"

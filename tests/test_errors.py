@@ -1,0 +1,63 @@
+"""Messages, and what is stored: no credentials of URLs, no control characters."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colonnade.errors import ColonnadeError, DataError, credentials_in, hidden, without_credentials
+
+SECRET = "s3cr3t"
+URLS = {
+    "https://user:s3cr3t@host/corpus": "https://…@host/corpus",
+    "https://s3cr3t@host/corpus": "https://…@host/corpus",
+    "https://host:8080/corpus?sig=s3cr3t&v=s3cr3t": "https://host:8080/corpus?sig=…&v=…",
+    "https://host/corpus?s3cr3t": "https://host/corpus?…",
+    "https://host/corpus#access_token=s3cr3t": "https://host/corpus#access_token=…",
+    "s3://AKIA:s3cr3t/with/slashes@bucket/corpus": "s3://…@bucket/corpus",
+    "s3://user:s3cr3t@s3cr3t@bucket/corpus": "s3://…@bucket/corpus",
+    "simplecache::s3://u:s3cr3t@bucket/corpus": "simplecache::s3://…@bucket/corpus",
+    "s3:/u:s3cr3t@b/c": "s3:/…@b/c",
+    "gs+x://u:s3cr3t@b/c.bin: there is none": "gs+x://…@b/c.bin: there is none",
+    "'https://u:s3cr3t@h/c' and (s3://u:s3cr3t@b/c).": "'https://…@h/c' and (s3://…@b/c).",
+}
+HARMLESS = [
+    "https://host:8080/corpus",
+    "s3://bucket/a/b",
+    "/home/a@b/c",
+    "a?b=c",
+    "x = 1 # y",
+    "s3://b/a@v1/c",
+    "C:\\x",
+]
+
+
+@pytest.mark.parametrize("text", URLS)
+def test_credentials_are_hidden(text: str) -> None:
+    assert without_credentials(text) == URLS[text]
+    assert without_credentials(URLS[text]) == URLS[text]
+    assert str(DataError(text)) == URLS[text]
+    assert any(SECRET in part for part in credentials_in(text))
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_what_has_none_stays(text: str) -> None:
+    assert without_credentials(text) == hidden(text) == text and credentials_in(text) == []
+
+
+def test_values_within_values() -> None:
+    value: Any = {"blend": {"s3://k:s3cr3t@b/x": 0.5}, "files": ["https://h/x?t=s3cr3t", 3, None], "t": ("a", 1)}
+    assert hidden(value) == {"blend": {"s3://…@b/x": 0.5}, "files": ["https://h/x?t=…", 3, None], "t": ("a", 1)}
+
+
+@given(st.text(min_size=1), st.sampled_from(["https://u:{}@host/x", "s3://{}@bucket/x", "https://h/x?sig={}"]))
+def test_a_value_that_is_a_url_hides_any_secret(secret: str, form: str) -> None:
+    """Whatever characters it has; in a message, spaces and quotes end a URL."""
+    marked = f"ZZ{secret}ZZ"
+    if not set(marked) & set("?&;#/"):
+        assert "ZZ" not in hidden(form.format(marked))
+
+
+def test_no_control_characters_in_messages() -> None:
+    assert str(ColonnadeError("a\x1b[31m\tb\nc\x00\u202ed")) == "a�[31m\tb\nc��d"
