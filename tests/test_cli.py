@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from colonnade import cli
+from colonnade import __version__, cli
 from colonnade.config.describe import all_keys
 from colonnade.config.load import load
 from colonnade.mesh import launch
 from colonnade.train import start as begin
+from tests.commands import here
 
 ROOT = Path(__file__).parents[1]
 
@@ -76,6 +77,20 @@ def test_the_help_of_train_lists_every_key() -> None:
     assert answer.returncode == 0
     for name in all_keys():
         assert f"\n  {name.split('.')[1]} " in answer.stdout, name
+
+
+def test_the_version_and_the_name() -> None:
+    answer = colonnade("--version")
+    assert (answer.returncode, answer.stdout) == (0, f"colonnade {__version__}\n")
+    assert colonnade("generate").stderr.startswith("Usage: colonnade generate ")
+
+
+@pytest.mark.parametrize("group", [(), ("data",)])
+def test_one_line_tells_what_a_command_does(group: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole, in a terminal of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    told = here(*group, "--help").out
+    assert "Usage: colonnade" in told and "..." not in told.split("Commands:")[1]
 
 
 def test_an_unknown_command_and_no_command() -> None:

@@ -41,8 +41,20 @@ class CommandWithKeys(TyperCommand):
         return f"{super().get_help(ctx)}\n\n{help_text(width)}"
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        from colonnade import __version__
+
+        print(f"colonnade {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def colonnade() -> None:
+def colonnade(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
     """Train large transformers by model parallelism: the same run on any layout, and proof of it."""
 
 
@@ -170,9 +182,10 @@ def plan(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tell how a configuration cuts the model, how long its stages wait, what each rank holds and sends.
+    """Predict stages, waiting, memory and traffic. Trains nothing.
 
-    Needs no machine but this one, and trains nothing.
+    Tells how a configuration cuts the model, how long its stages wait, and what each kind of rank holds and sends.
+    Needs no machine but this one.
     """
     from colonnade.config.load import load
     from colonnade.planner import pipeline_report, ranks
@@ -236,7 +249,9 @@ def verify(
     ] = "fp64",
     as_json: AsJson = False,
 ) -> None:
-    """Run this configuration serially and under other layouts, and compare losses, gradients, weights and moments.
+    """Compare a configuration's layouts with its serial run.
+
+    Runs it serially and under other layouts, and compares losses, gradients, weights and moments.
 
     Exit status 0: all are equal. 1: one differs, and the first number that does is named.
     """
@@ -266,8 +281,9 @@ def trace(
 def demo(
     folder: Annotated[Path, typer.Option(help="Where to write.")] = Path("runs/demo"),
 ) -> None:
-    """Train, evaluate, sample, resume and verify a small model-parallel GPT on bundled text, in minutes on two
-    cores.
+    """Show everything once on bundled text, in minutes.
+
+    Trains a small model-parallel GPT on two cores, stops and resumes it, evaluates, samples and verifies it.
     """
     from colonnade import demo as demonstration
 
@@ -304,7 +320,7 @@ def main() -> None:
     launch.end_with_supervisor()
     launch.hear_ctrl_c()
     try:
-        app()
+        app(prog_name="colonnade")
     except SystemExit as end:
         launch.end_beside_threads(end.code)
         raise

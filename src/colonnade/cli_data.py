@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from colonnade.config.numbers import counted, in_words
 from colonnade.errors import ConfigError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
@@ -55,7 +56,10 @@ def tokenize_command(
     ] = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Turn text into a token file (.bin and .idx, as Megatron-LM reads and writes them)."""
+    """Turn text into a token file (.bin and .idx).
+
+    Megatron-LM reads and writes the same format.
+    """
     from colonnade.data.tokenize import tokenize_files
     from colonnade.data.tokenizer import Tokenizer
 
@@ -78,13 +82,17 @@ def merge_command(
     output: Annotated[str, typer.Option(help="Prefix of the .bin and .idx to write.", show_default=False)],
     overwrite: Overwrite = False,
 ) -> None:
-    """Join token files end to end: shards that were made on several machines, for instance."""
+    """Join token files end to end.
+
+    Shards that were made on several machines, for instance.
+    """
     from colonnade.data.inspect import inspect
     from colonnade.data.writer import merge
 
     without = merge(prefixes, output, overwrite=overwrite)
     found = inspect(output)
-    print(f"{output}: {found['documents']:,} documents, {found['tokens']:,} tokens ({found['dtype']}).")
+    sizes = f"{counted(found['documents'], 'document')}, {counted(found['tokens'], 'token')}"
+    print(f"{output}: {sizes} ({found['dtype']}).")
     if without:
         print(
             f"Note: {output} has no .json that says which tokenizer made it, because {', '.join(without)} has none: "
@@ -104,7 +112,8 @@ def inspect_command(
     if as_json:
         print(json.dumps(found))
     else:
-        print("\n".join(f"{name.replace('_', ' '):24} {value}" for name, value in found.items() if value is not None))
+        told = {name.replace("_", " "): in_words(value) for name, value in found.items() if value is not None}
+        print("\n".join(f"{name:24} {words}" for name, words in told.items()))
 
 
 Recipe = Annotated[Path, typer.Argument(help="Recipe (.toml).", show_default=False)]
@@ -119,9 +128,9 @@ def clean_command(
     overrides: Overrides = None,
     progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
 ) -> None:
-    """Clean raw text by a recipe: read, repair, filter, de-duplicate, decontaminate, split, write.
+    """Clean raw text by a recipe.
 
-    A run that was stopped goes on where it was.
+    Read, repair, filter, de-duplicate, decontaminate, split, write. A run that was stopped goes on where it was.
     """
     with extra_data():
         from colonnade.data.clean.load import load
@@ -133,7 +142,10 @@ def clean_command(
 def report_command(
     folder: Annotated[Path, typer.Argument(help="The write.folder of a cleaning run.", show_default=False)],
 ) -> None:
-    """Make one HTML page of what a cleaning run did: report.html in its folder."""
+    """Make one HTML page of what a cleaning run did.
+
+    It is report.html in the run's folder.
+    """
     with extra_data():
         from colonnade.data.clean.report import write_report
     print(write_report(folder))
@@ -153,7 +165,10 @@ def overlap_command(
     workers: Annotated[int | None, typer.Option(help="Processes. Unset: one a core.", min=1)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell which share of an evaluation set's n-grams occurs in a corpus."""
+    """Tell how much of an evaluation set occurs in a corpus.
+
+    By the share of its n-grams.
+    """
     with extra_data():
         from colonnade.data.clean.executors import num_cores
         from colonnade.data.clean.overlap import overlap

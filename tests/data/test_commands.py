@@ -53,6 +53,31 @@ def test_joining_says_that_the_tokenizer_is_not_known(shards: list[str], tmp_pat
     assert not (tmp_path / "all.json").exists()
 
 
+def test_a_prefix_with_an_ending_is_refused(shards: list[str], tmp_path: Path) -> None:
+    tokenizer = Path(shards[0]).with_name("tokenizer.json")
+    answers = [
+        here("data", "merge", *shards, "--output", tmp_path / "new.bin"),
+        here(
+            "data",
+            "tokenize",
+            tokenizer.with_name("a.jsonl"),
+            "--tokenizer",
+            tokenizer,
+            "--output",
+            tmp_path / "new.bin",
+        ),
+    ]
+    for answer in answers:
+        assert answer.status == 2 and f"Write --output {tmp_path}/new." in answer.err, answer
+    assert not list(tmp_path.glob("new*"))
+
+
+def test_numbers_of_a_file_are_rounded_for_people(shards: list[str]) -> None:
+    words = here("data", "inspect", shards[0]).out
+    told = dict(line.split(None, 1) for line in words.replace("mean document length", "mean").splitlines())
+    assert len(told["mean"].partition(".")[2]) == 2 and "[" not in words and "'" not in words
+
+
 def test_joining_leaves_what_exists(shards: list[str]) -> None:
     answer = here("data", "merge", shards[0], "--output", shards[1])
     assert answer.status == 2

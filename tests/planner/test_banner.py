@@ -102,6 +102,17 @@ def test_what_is_left_out_is_told(corpus: TinyCorpus, tmp_path: Path) -> None:
     assert "1 of 2 files of data.blend have too little text for a validation sample" in found.text
 
 
+def test_a_trial_within_the_warm_up(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """The beginning of the longer run: the same learning rates, and a word."""
+    config = tiny.config(corpus, tmp_path, "train.steps=2", "optim.warmup_steps=20")
+    assert "the run ends after 2 of optim.warmup_steps = 20: it is the beginning of a longer one" in told(config).text
+    rate, longer = (
+        build_state(each, Mesh(), 275, CPU).learning_rate
+        for each in (config, tiny.config(corpus, tmp_path, "train.steps=50", "optim.warmup_steps=20"))
+    )
+    assert [rate(step) for step in (1, 2)] == [longer(step) for step in (1, 2)] == pytest.approx([5e-4, 1e-3])
+
+
 def test_more_than_there_is(corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(banners, "free_memory", lambda device: (100_000, 2_000_000))
     found = told(tiny.config(corpus, tmp_path))

@@ -50,6 +50,7 @@ def test_every_stage_is_one_of_the_kinds() -> None:
 
 def test_stages_that_hold_or_send_the_same_are_told_once() -> None:
     overrides = ["parallel.sequence_parallel=false", "parallel.pp=8", "parallel.virtual_stages=1"]
+    overrides.append("parallel.cuts=[1,1,1,1,1,1,1,1]")
     plan = planned(load(EXAMPLES / "laptop-3d.toml", [*overrides, "parallel.schedule=gpipe"]), 1024)
     assert [kind.stages for kind in plan.kinds] == [(0,), (1, 2, 3, 4, 5, 6), (7,)]
     assert [kind.num_ranks for kind in plan.kinds] == [4, 24, 4]

@@ -203,6 +203,12 @@ def test_only_the_end_is_saved_by_default(config: Path, tmp_path: Path) -> None:
     assert saved_steps(tmp_path / "run") == [6]
 
 
+def test_a_finished_run_says_how_it_goes_on(finished: Finished, tmp_path: Path) -> None:
+    shutil.copytree(finished.folder, tmp_path / "run")
+    answer = forked("train", finished.config, f"run.folder={tmp_path}/run")
+    assert answer.status == 0 and "Nothing is left to do: train.steps = 6. To train on, raise it." in answer.out
+
+
 def test_going_on_from_an_older_checkpoint(finished: Finished, tmp_path: Path) -> None:
     """What the message about a damaged checkpoint tells the user to do."""
     run = tmp_path / "run"

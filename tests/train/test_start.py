@@ -14,7 +14,7 @@ from colonnade.config.load import load
 from colonnade.errors import ConfigError
 from colonnade.mesh import launch
 from colonnade.train import start as begin
-from tests.commands import forked, here
+from tests.commands import after_banner, forked, here
 from tests.commands import start as start_ranks
 from tests.runs import metrics
 from tests.train.conftest import Finished
@@ -63,7 +63,7 @@ except SystemExit as end:
         answer = subprocess.run(
             [sys.executable, "-c", program, override], capture_output=True, text=True, timeout=60, check=False
         )
-        assert answer.stdout == said, answer
+        assert after_banner(answer.stdout) == said, answer
 
 
 @pytest.mark.parametrize("name", ["PIPE", "RANK"])

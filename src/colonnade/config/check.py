@@ -71,8 +71,20 @@ def batch_cut_by_ranks(config: Config) -> Iterator[str]:
         yield (
             f"train.global_batch_size = {total} is not divisible by train.micro_batch_size × parallel.dp = {micro} × "
             f"{dp} = {micro * dp}: each data-parallel rank computes whole micro-batches. "
-            f"Use a global_batch_size of {either(below, above)}."
+            f"{same_batch(config)}Use a global_batch_size of {either(below, above)} only in a new run: it changes what "
+            "is computed."
         )
+
+
+def same_batch(config: Config) -> str:
+    """What else fits the global batch, so that the run stays the same; '' where nothing does."""
+    total, micro, dp = config.train.global_batch_size, config.train.micro_batch_size, config.parallel.dp
+    ways = []
+    if total % dp == 0:
+        ways.append(f"a micro_batch_size of {one_of(nearest_divisors(total // dp, micro))}")
+    if total % micro == 0:
+        ways.append(f"a dp of {one_of(nearest_divisors(total // micro, dp))}")
+    return f"Use {', or '.join(ways)}, which keeps the batch. " if ways else ""
 
 
 def floor_below_peak(config: Config) -> Iterator[str]:
@@ -85,12 +97,12 @@ def floor_below_peak(config: Config) -> Iterator[str]:
 
 
 def warmup_before_decay_end(config: Config) -> Iterator[str]:
-    warmup, end = config.optim.warmup_steps, config.optim.decay_end(config.train.steps)
-    if warmup > end:
-        name = "train.steps" if config.optim.decay_steps is None else "optim.decay_steps"
+    """A run that ends within its warm-up is the beginning of a longer one; a decay cannot end there."""
+    warmup, end = config.optim.warmup_steps, config.optim.decay_steps
+    if end is not None and warmup > end:
         yield (
-            f"optim.warmup_steps = {warmup} is more than {name} = {end}, where the decay ends: the learning rate would "
-            f"never get to its highest value. Use at most {end}."
+            f"optim.warmup_steps = {warmup} is more than optim.decay_steps = {end}, where the decay ends: the "
+            f"learning rate would never get to its highest value. Use at most {end}."
         )
 
 
@@ -124,7 +136,7 @@ def split_readable(config: Config) -> Iterator[str]:
     except ValueError:
         yield (
             f'data.split = "{config.data.split}" is not a list of shares: two or three numbers with colons between, '
-            'none negative and the first above 0, for train:validation:test. Use for instance "29:1:0".'
+            'none negative and the first above 0, for train:validation:test. Use for instance "9:1".'
         )
 
 
@@ -170,7 +182,7 @@ CHECKS: tuple[Check, ...] = (
     Check(("model.seq_length", "model.hidden_size", "model.attention_dropout", "model.dropout"), masks_within_a_stream),
     Check(("train.global_batch_size", "train.micro_batch_size", "parallel.dp"), batch_cut_by_ranks),
     Check(("optim.learning_rate", "optim.min_learning_rate"), floor_below_peak),
-    Check(("optim.warmup_steps", "optim.decay_steps", "train.steps"), warmup_before_decay_end),
+    Check(("optim.warmup_steps", "optim.decay_steps"), warmup_before_decay_end),
     Check(("data.order", "data.epochs", "data.blend"), epochs_where_read),
     Check(("data.train", "data.blend"), training_data_named),
     Check(("data.split",), split_readable),

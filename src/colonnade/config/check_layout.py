@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from colonnade.config.numbers import divisors, either, multiples_around, one_of
+from colonnade.config.numbers import divisors, either, multiples_around, nearest_divisors, one_of
 from colonnade.config.schema import Config
 
 Messages = Iterator[str]
@@ -72,8 +72,18 @@ def microbatches_fill_rounds(config: Config) -> Messages:
     yield (
         f"a step has {num_microbatches} micro-batches (train.global_batch_size ÷ train.micro_batch_size ÷ parallel.dp "
         f"= {train.global_batch_size} ÷ {train.micro_batch_size} ÷ {parallel.dp}), which parallel.pp = {parallel.pp} "
-        f"does not divide: the interleaved schedule hands them round in groups of pp. Use a global_batch_size of "
-        f'{either(below, above)}, or {_stages_for(config)}schedule = "1f1b" with virtual_stages = 1.'
+        f"does not divide: the interleaved schedule hands them round in groups of pp. Use "
+        f'{_samples_for(config)}{_stages_for(config)}schedule = "1f1b" with virtual_stages = 1; or, in a new run, a '
+        f"global_batch_size of {either(below, above)}."
+    )
+
+
+def _samples_for(config: Config) -> str:
+    """Another size of micro-batches with which the same batch fills rounds, in words."""
+    rounds = config.parallel.dp * config.parallel.pp
+    total, micro = config.train.global_batch_size, config.train.micro_batch_size
+    return (
+        f"a micro_batch_size of {one_of(nearest_divisors(total // rounds, micro))}, or " if total % rounds == 0 else ""
     )
 
 

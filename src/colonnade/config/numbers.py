@@ -32,6 +32,15 @@ def one_of(values: list[int]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
+def in_words(value: object) -> str:
+    """A value of a table: 1,234,567 · 4.08 · 'a, b'."""
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, float):
+        return f"{value:,.2f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
 def counted(number: int, noun: str) -> str:
     """'1 document', '0 documents', '1,234 documents'."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -187,6 +187,8 @@ def remedy(key: Key, value: object) -> str:
         close = close_choices(key, value)
         choices = f" Use {expectation(key)}."
         return f' Did you mean "{close[0]}"?{choices}' if close else choices
+    if key.name == "data.split" and isinstance(value, int | float):
+        return ' Write the shares of train and validation, like data.split = "9:1".'
     better = number_meant(key, value)
     return "" if better is None else f" Write {key.name} = {better}"
 

@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from colonnade.config.numbers import counted
 from colonnade.data.indexed import TokenFile
 from colonnade.data.remote import open_token_file
 from colonnade.data.rows import Cut, PackedRows, RowReader, Rows, StreamRows, Text, unknown_token
@@ -211,6 +212,7 @@ def check_documents(file: TokenFile, name: str, documents: range, split: tuple[f
     shares = ":".join(f"{share:g}" for share in split)
     remedy = "" if name == "train" else f", or name a file in data.{name}"
     raise DataError(
-        f'{file.prefix} has {file.num_documents:,} documents, of which data.split = "{shares}" leaves none for {name}: '
-        f"a split is cut between documents. Give {name} a larger share, use a file of more documents{remedy}."
+        f'{file.prefix} has {counted(file.num_documents, "document")}, of which data.split = "{shares}" leaves none '
+        f"for {name}: a split is cut between documents. Give {name} a larger share, use a file of more "
+        f"documents{remedy}."
     )

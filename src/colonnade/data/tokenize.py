@@ -25,6 +25,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from colonnade.config.numbers import counted
 from colonnade.data.documents import Chunk, Rejected, chunks, look_at, parse
 from colonnade.data.indexed import bin_path, idx_path, smallest_dtype
 from colonnade.data.parallel import ordered_map
@@ -33,7 +34,7 @@ from colonnade.data.sentences import split_sentences
 from colonnade.data.sidecar import Sidecar, sidecar_path
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.data.word_cache import DocumentEncoder
-from colonnade.data.writer import TokenFileWriter, check_lengths
+from colonnade.data.writer import TokenFileWriter, check_lengths, check_prefix
 from colonnade.errors import DataError
 from colonnade.lock import Lock, locked
 
@@ -67,7 +68,7 @@ class TokenizeReport:
     def summary(self) -> str:
         """Some lines for people."""
         lines = [
-            f"{self.documents:,} documents, {self.text_bytes / 1e6:,.1f} MB of text -> {self.tokens:,} tokens "
+            f"{counted(self.documents, 'document')}, {self.text_bytes / 1e6:,.1f} MB of text -> {self.tokens:,} tokens "
             f"({self.dtype}, {self.text_bytes / self.tokens:.2f} bytes each) in {self.prefix}.bin and .idx; "
             f"{self.seconds:.1f} s, {self.documents / self.seconds:,.0f} documents/s, "
             f"{self.text_bytes / 1e6 / self.seconds:.1f} MB/s"
@@ -314,6 +315,7 @@ def end_of_document(tokenizer: Tokenizer) -> int:
 
 
 def _check_output(prefix: str, overwrite: bool) -> None:
+    check_prefix(prefix)
     present = [str(path) for path in (bin_path(prefix), idx_path(prefix)) if path.exists()]
     if present and not overwrite:
         raise DataError(f"{' and '.join(present)} exist already. Choose another output, or pass --overwrite.")

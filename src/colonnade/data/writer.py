@@ -137,11 +137,22 @@ def check_lengths(where: str, lengths: Sequence[int] | NDArray[np.integer]) -> N
         )
 
 
+def check_prefix(output: str | Path) -> None:
+    """Refuse a name with the ending of one of the files that it will name."""
+    ending = Path(output).suffix
+    if ending in (".bin", ".idx"):
+        raise DataError(
+            f"--output {output}: a token file is named by what its .bin and .idx share, and {output}{ending} would be "
+            f"made of it. Write --output {Path(output).with_suffix('')}."
+        )
+
+
 def merge(prefixes: Sequence[str | Path], output: str | Path, *, overwrite: bool = True) -> list[str]:
     """Join token files end to end into a new one; all must have one dtype and, where it is known, one tokenizer.
 
     Returns the files without a sidecar: where there are any, the new file has none either.
     """
+    check_prefix(output)
     present = [str(path) for path in (bin_path(output), idx_path(output)) if path.exists()]
     if present and not overwrite:
         raise DataError(f"{' and '.join(present)} exist already. Choose another output, or pass --overwrite.")

@@ -61,14 +61,18 @@ def text(simulation: Simulation, *, width: int = 120, panels: int = 4) -> str:
     return "\n\n".join(drawn)
 
 
+def _fitting(action: Action, virtual_stages: int, width: int) -> str:
+    """The longest name of an action that its columns hold: 'F12.1', 'F12', 'F'."""
+    names = [label(action, virtual_stages), label(action, 1), action.kind]
+    return next((name for name in names if len(name) <= width), "")
+
+
 def _row(events: Sequence[Event], scale: Scale, virtual_stages: int) -> str:
     """A stage's actions, each over the columns of its time."""
     parts, at = [], 0
     for event in events:
         start, end = scale.at(event.start), scale.at(event.end)
-        name = label(event.action, virtual_stages)
-        if len(name) > end - start:
-            name = event.action.kind[: end - start]
+        name = _fitting(event.action, virtual_stages, end - start)
         parts += ["·" * (start - at), name.ljust(end - start - 1, "─").ljust(end - start)]
         at = end
     return "".join(parts)
@@ -166,11 +170,11 @@ def _top(stage: int) -> int:
 def _scale(simulation: Simulation, room: int, between: int, *, most: float = float("inf")) -> Scale:
     """Shows short actions `room` wide, and numbers on the ruler at least `between` apart.
 
-    Actions shorter than a third of the mean get less room than they need for their names.
+    Actions shorter than a tenth of the mean get less room than they need for their names.
     """
     durations = [event.end - event.start for event in _all(simulation)]
     mean = sum(durations) / len(durations)
-    short = min(duration for duration in durations if duration >= mean / 3)
+    short = min(duration for duration in durations if duration >= mean / 10)
     per_time = min(room / short, most)
     tick = next(
         factor * 10.0**power

@@ -116,8 +116,8 @@ def _precision(config: Config, device: torch.device) -> str:
 def _data(corpus: Corpus) -> str:
     datasets = corpus.datasets
     parts = [
-        f"{name}: {_documents(part):,} {'document' if _documents(part) == 1 else 'documents'}, "
-        f"{counted(_tokens(part), 'token')}, {counted(len(part), 'sample')}"
+        f"{name}: {counted(_documents(part), 'document')}, {counted(_tokens(part), 'token')}, "
+        f"{counted(len(part), 'sample')}"
         for name, part in (("train", datasets.train), ("validation", datasets.validation))
         if part is not None
     ]
@@ -200,5 +200,10 @@ def _notes(config: Config, corpus: Corpus) -> Iterator[str]:
                 f"{len(data.blend) - there} of {len(data.blend)} files of data.blend have too little text for a "
                 "validation sample, and are not in the validation part"
             )
+    if config.train.steps < config.optim.warmup_steps:
+        yield (
+            f"the run ends after {config.train.steps:,} of optim.warmup_steps = {config.optim.warmup_steps:,}: it is "
+            "the beginning of a longer one, and its learning rate stays below optim.learning_rate"
+        )
     if config.train.evaluate_every and datasets.validation is None:
         yield "there is no validation part, so that nothing is evaluated"

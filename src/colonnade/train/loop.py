@@ -4,6 +4,8 @@ main ─▶ join the ranks ─▶ folder, data, state, newest checkpoint ─▶ 
 """
 
 import math
+import signal
+import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -15,6 +17,7 @@ import torch
 
 from colonnade.architecture.devices import peak_flops
 from colonnade.architecture.families import architecture_of
+from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.data.gpt_dataset import Dataset
 from colonnade.data.loader import evaluation_batches
@@ -89,6 +92,8 @@ def main(config: Config, banner: Callable[[Config, Mesh, torch.device, Corpus], 
 def _train(run: Run, state: TrainState, interrupt: Interrupt) -> None:
     config, monitor = run.config, run.monitor
     every, compare_every = config.checkpoint.every, config.checkpoint.compare_copies_every
+    if state.step >= config.train.steps:
+        monitor.say(f"Nothing is left to do: train.steps = {config.train.steps:,}. To train on, raise it.")
     while state.step < config.train.steps:
         run.mesh.ledger.begin_step(state.step + 1)
         metrics = _step(run, state)
@@ -103,9 +108,15 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt) -> None:
             run.checkpoints.wait()
             monitor.event("interrupted", step=state.step, loss=metrics["loss"])
             monitor.say(
-                f"Stopped after step {state.step}; everything is saved. Run the same command again to go on from here."
+                f"{after_ctrl_c(interrupt)}Stopped after step {state.step}; everything is saved. Run the same command "
+                "again to go on from here."
             )
             raise SystemExit(interrupt.exit_code)
+
+
+def after_ctrl_c(interrupt: Interrupt) -> str:
+    """A terminal shows ^C where it was typed: what follows begins on a line of its own."""
+    return "\n" if interrupt.exit_code == 128 + signal.SIGINT and sys.stdout.isatty() else ""
 
 
 def _step(run: Run, state: TrainState) -> dict[str, float | int]:
@@ -191,7 +202,7 @@ def evaluate_part(run: Run, state: TrainState, part: Dataset) -> Perplexity:
 def _finish(config: Config, state: TrainState, monitor: Monitor) -> None:
     """A last word."""
     monitor.event("finished", step=state.step)
-    monitor.say(f"Finished {state.step} steps. The run is in {config.run.folder}.")
+    monitor.say(f"Finished {counted(state.step, 'step')}. The run is in {config.run.folder}.")
 
 
 def _monitor(config: Config, mesh: Mesh, corpus: Corpus, device: torch.device) -> Monitor:
