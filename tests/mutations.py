@@ -45,6 +45,23 @@ MAILBOX = "tests/pipeline/test_mailbox.py"
 SCHEDULE = "tests/pipeline/test_schedule.py"
 SIMULATE = "tests/pipeline/test_simulate.py"
 THEORY = "tests/pipeline/test_theory.py"
+INFERENCE = "tests/pipeline/test_inference.py"
+SAMPLER = "tests/data/test_sampler.py"
+ROWS = "tests/data/test_rows.py"
+LOADER = "tests/data/test_loader.py"
+BERT = "tests/data/test_bert_dataset.py"
+SENTENCES = "tests/data/test_sentences.py"
+BLEND = "tests/data/test_blended_dataset.py"
+DUPLICATES = "tests/data/clean/test_duplicates.py"
+BLENDED_RUN = "tests/train/test_blended_run.py"
+ELASTIC = "tests/train/test_elastic.py"
+PERPLEXITY = "tests/evaluation/test_perplexity.py"
+WINDOWS = "tests/evaluation/test_windows.py"
+SAMPLE = "tests/generation/test_sample.py"
+CHOOSE = "tests/generation/test_choose.py"
+PLAN = "tests/checkpoint/test_plan.py"
+DATASET = "tests/data/test_gpt_dataset.py"
+STREAM = "tests/generation/test_stream.py"
 TIME_LIMIT = 900.0
 
 
@@ -451,6 +468,214 @@ MUTATIONS = [
         "step=state.step - state.skipped,",
         "step=state.step,",
         (OVERFLOW,),
+    ),
+    # --- sizes that few tests reach
+    Mutation(
+        "a shard's real rows are counted by v/tp, not by the rounded shard",
+        "tensor_parallel/cross_entropy.py",
+        "return max(0, min(weight.shape[0], vocab_size - tp.rank * weight.shape[0]))",
+        "return max(0, min(-(-vocab_size // tp.size), vocab_size - tp.rank * -(-vocab_size // tp.size)))",
+        (PARITY,),
+    ),
+    Mutation(
+        "the embedding's shards begin at multiples of v/tp, not of the rounded shard",
+        "tensor_parallel/embedding.py",
+        "local = tokens - self.parallel.tp.rank * self.weight.shape[0]",
+        "local = tokens - self.parallel.tp.rank * -(-self.vocab_size // self.parallel.tp.size)",
+        (PARITY,),
+    ),
+    Mutation(
+        "masks of layers have two numbers",
+        "model/transformer.py",
+        "self.layer, self.drop, self.pre = layer,",
+        "self.layer, self.drop, self.pre = layer % 2,",
+        (STEP,),
+    ),
+    Mutation(
+        "ranks with fewer real rows cut the loss in fewer chunks",
+        "tensor_parallel/cross_entropy.py",
+        "chunks = _chunks(len(x), weight)\n        buffer",
+        "chunks = _chunks(len(x), table)\n        buffer",
+        (LOSS,),
+    ),
+    # --- skipped steps
+    Mutation(
+        "a skipped step does not move the learning rate",
+        "train/step.py",
+        "rate, scale = state.learning_rate(state.step), state.loss_scale",
+        "rate, scale = state.learning_rate(state.step - state.skipped), state.loss_scale",
+        (OVERFLOW,),
+    ),
+    Mutation(
+        "skipped steps are forgotten in a checkpoint",
+        "train/recovery.py",
+        "state.step, state.samples, state.skipped = facts.step, facts.samples, facts.skipped_steps",
+        "state.step, state.samples, state.skipped = facts.step, facts.samples, 0",
+        (ELASTIC,),
+    ),
+    # --- the order of the data
+    Mutation(
+        "an epoch's order is the next seed's order of the epoch before",
+        "data/sampler.py",
+        "key=(self.seed, epoch))",
+        "key=(self.seed + epoch, 0))",
+        (SAMPLER,),
+    ),
+    Mutation(
+        "labels that do not count are looked for among the tokens",
+        "data/rows.py",
+        "        counted = _counted(both[1:], self._cut)\n        counted[-1]",
+        "        counted = _counted(both[:-1], self._cut)\n        counted[-1]",
+        (ROWS,),
+    ),
+    Mutation(
+        "every epoch masks the same words",
+        "data/bert_dataset.py",
+        "draws = Draws(self._seed, SamplePurpose.BERT, epoch, sample)",
+        "draws = Draws(self._seed, SamplePurpose.BERT, 0, sample)",
+        (BERT,),
+    ),
+    Mutation(
+        "every sentence ends its document",
+        "data/tokenize.py",
+        "            encoded[-1] += ending",
+        "            encoded = [tokens + ending for tokens in encoded]",
+        (SENTENCES,),
+    ),
+    Mutation(
+        "of equal documents the last is kept",
+        "data/clean/components.py",
+        "np.lexsort((np.arange(len(members)), -lengths, group))",
+        "np.lexsort((-np.arange(len(members)), -lengths, group))",
+        (DUPLICATES,),
+    ),
+    Mutation(
+        "samples of a batch are numbered from 0",
+        "data/loader.py",
+        "return as_batch(dataset.rows(positions), list(positions), loss_mask=loss_mask)",
+        "return as_batch(dataset.rows(positions), list(range(len(positions))), loss_mask=loss_mask)",
+        (LOADER,),
+    ),
+    Mutation(
+        "a blend's samples stand in the order of their files",
+        "data/blended_dataset.py",
+        "take(np.argsort(np.concatenate(groups)))",
+        "take(np.concatenate(groups))",
+        (BLEND,),
+    ),
+    # --- evaluation and generation
+    Mutation(
+        "what fills uneven shares is scored too",
+        "data/loader.py",
+        "yield replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))",
+        "yield batch",
+        (LOADER, BLENDED_RUN),
+    ),
+    Mutation(
+        "evaluation forgets where documents begin",
+        "evaluation/perplexity.py",
+        "documents=batch.documents, positions=batch.positions",
+        "documents=batch.documents",
+        (PERPLEXITY,),
+    ),
+    Mutation(
+        "each rank tells the perplexity of its own share",
+        "evaluation/perplexity.py",
+        "all_reduce(all_reduce(sums, dp), pp)",
+        "all_reduce(sums, pp)",
+        (PERPLEXITY,),
+    ),
+    Mutation(
+        "a window scores one token too few",
+        "evaluation/windows.py",
+        "start + seq_length - stride if index else 0",
+        "start + seq_length - stride + 1 if index else 0",
+        (WINDOWS,),
+    ),
+    Mutation(
+        "every position draws the same number",
+        "generation/choose.py",
+        "uniform(keys, position, 1)",
+        "uniform(keys, 0, 1)",
+        (CHOOSE,),
+    ),
+    Mutation(
+        "the first stage tells the logits",
+        "generation/sample.py",
+        "source=stages.pp.size - 1",
+        "source=0",
+        (SAMPLE,),
+    ),
+    # --- state on disk and in memory
+    Mutation(
+        "the first moments are saved in place of the second",
+        "train/recovery.py",
+        '.": flat for name, flat in kept.items()}',
+        '.": next(iter(kept.values())) for name in kept}',
+        (ELASTIC,),
+    ),
+    Mutation(
+        "layers keep their weights when a checkpoint is read",
+        "train/recovery.py",
+        "    state.ownership.publish()\n",
+        "    state.ownership.begin()\n",
+        (ELASTIC,),
+    ),
+    Mutation(
+        "what several ranks hold is cut across its rows",
+        "checkpoint/plan.py",
+        "dim = next(d for d, n in enumerate(box.sizes) if n >= total)",
+        "dim = max(d for d, n in enumerate(box.sizes) if n >= total)",
+        (PLAN,),
+    ),
+    Mutation(
+        "what is being sent is not kept",
+        "pipeline/mailbox.py",
+        "self._leaving[sent.to].append((sent.used_at, x, send(x, self.pp, sent.to)))",
+        "self._leaving[sent.to].append((sent.used_at, x[:0].clone(), send(x, self.pp, sent.to)))",
+        (MAILBOX,),
+    ),
+    Mutation(
+        "evaluation holds the head for good",
+        "pipeline/inference.py",
+        "            self.owner.release(HEAD)\n",
+        "            pass\n",
+        (INFERENCE,),
+    ),
+    Mutation(
+        "a stage runs ahead of the next in evaluation",
+        "pipeline/inference.py",
+        "while len(self._leaving) > _BEHIND:",
+        "while len(self._leaving) > 10 * _BEHIND:",
+        (INFERENCE,),
+    ),
+    Mutation(
+        "only the training part keeps documents apart",
+        "data/gpt_dataset.py",
+        "opened[name] = GPTDataset(file, parts[name], seq_length, vocab_size=vocab_size, cut=cut)",
+        "opened[name] = GPTDataset(file, parts[name], seq_length, vocab_size=vocab_size)",
+        (DATASET,),
+    ),
+    Mutation(
+        "a text of whole words goes on with the text before it",
+        "generation/stream.py",
+        "            decoder = tokenizer.stream()\n        yield",
+        "            pass\n        yield",
+        (STREAM,),
+    ),
+    Mutation(
+        "rows that are drawn later overwrite the first",
+        "model/initialize.py",
+        "real[first : first + len(rows)] = values",
+        "real[: len(rows)] = values",
+        (INITIALIZE,),
+    ),
+    Mutation(
+        "parameters are dropped while they arrive",
+        "data_parallel/buckets.py",
+        "            self.make_whole()  # what is under way must not land in memory that is somebody else's by then\n",
+        "",
+        (BUCKETS,),
     ),
 ]
 

@@ -181,6 +181,7 @@ def test_values_that_do_not_go_together(problems: Problems, overrides: tuple[str
         ("optim.warmup_steps=100",),
         ("optim.warmup_steps=101",),
         ("optim.warmup_steps=100", "train.steps=6"),
+        ("optim.min_learning_rate=0.001",),
         ("data.order=all_epochs", "data.epochs=2"),
         ("data.split=1:0", "train.evaluate_every=5", "data.validation=v"),
         ("model.vocab_size=100",),

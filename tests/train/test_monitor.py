@@ -41,6 +41,14 @@ def test_a_line_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     ]
 
 
+def test_steps_of_a_curriculum_have_other_numbers_of_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = monitor(tmp_path, log_every=1)
+    for step, tokens in ((1, 16), (2, 32), (3, 32)):
+        told.step(numbers(step), 0.5, tokens=tokens)
+    assert [line["tokens_per_second"] for line in written(tmp_path)] == [32.0, 64.0, 64.0]
+    assert "64 tokens/s" in capsys.readouterr().out.splitlines()[-1]
+
+
 def test_mfu_where_the_peak_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     monitor(tmp_path, peak_flops=1e9).step(numbers(1), 0.5)  # 64 tokens/0.5 s × 1e6 / 1e9
     assert written(tmp_path)[0]["mfu"] == 0.128
