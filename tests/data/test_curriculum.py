@@ -54,6 +54,14 @@ def test_stages() -> None:
     assert GROWING.steps(41) == GROWING.next(80)
 
 
+def test_the_pass_of_a_position(write_tokens: Write) -> None:
+    """A position counts pieces of four tokens, a pass ten samples of sixteen."""
+    file = TokenFile(write_tokens(161))
+    data = CurriculumDataset(GPTDataset(file, range(1), 16, vocab_size=60_000), GROWING)
+    assert len(data) == 40
+    assert data.passes([0, 39, 40, 79, 80]).epochs.tolist() == [0, 0, 1, 1, 2]
+
+
 def test_without_a_curriculum_positions_are_samples(write_tokens: Write) -> None:
     curriculum = Curriculum.constant(4, 12)
     same = {"micro_batch_size": 2, "dp_rank": 1, "dp_size": 3}

@@ -36,6 +36,12 @@ def test_long_documents_fill_samples_and_leave_a_rest() -> None:
     assert pack([0, 25], 10, 3) == [[Piece(0, 10)], [Piece(10, 10)], [Piece(20, 5), Piece(25, 5)]]
 
 
+def test_a_document_that_fits_nowhere_goes_into_the_largest_rooms() -> None:
+    """Nines and sevens leave rooms of 1, 1, 3 and 3; the first four is cut once, not twice."""
+    bins = pack([0, 9, 18, 25, 32, 36], 10, 4)
+    assert sorted(begin for pieces in bins for begin, _ in pieces if 32 <= begin < 36) == [32, 35]
+
+
 def test_far_fewer_documents_are_cut_than_in_a_stream() -> None:
     lengths = (
         np.random.default_rng(0).lognormal(5.8, 1.0, 4_000).astype(int) + 1

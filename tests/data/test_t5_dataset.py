@@ -60,6 +60,10 @@ def test_lengths_add_up(text: int) -> None:
     assert abs(cut - 0.15 * text) <= 1
 
 
+def test_something_stays_however_much_is_cut() -> None:
+    assert [Corruption((9,), END, START, share=0.9).lengths(text)[0] for text in (2, 3, 4)] == [1, 2, 3]
+
+
 @pytest.mark.parametrize(("seq_length", "expected"), [(512, 568), (128, 141)])
 def test_the_text_that_fills_a_sequence(seq_length: int, expected: int) -> None:
     length = text_length(seq_length, CORRUPTION)
