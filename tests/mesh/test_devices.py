@@ -8,7 +8,7 @@ import pytest
 
 from colonnade.errors import LayoutError
 from colonnade.mesh import devices
-from colonnade.mesh.devices import choose_device, count_gpus, describe_device
+from colonnade.mesh.devices import choose_device, count_gpus
 
 
 @pytest.mark.parametrize(
@@ -32,12 +32,6 @@ def test_too_few_gpus_are_refused_with_what_to_set(device: str, num_gpus: int) -
     said = str(caught.value)
     assert f"train.device = '{device}', but this machine has {num_gpus} CUDA GPUs for 4 local ranks" in said
     assert "Set train.device = 'cpu'" in said and ("dp to 3." in said) == (num_gpus == 3)
-
-
-def test_the_device_is_told() -> None:
-    assert describe_device("cuda", "H100", "auto", "2.13") == "Device: cuda, H100 for each rank."
-    assert describe_device("cpu", "", "cpu", "2.13") == 'Device: cpu (train.device = "cpu").'
-    assert 'train.device = "auto", and torch 2.13 finds no GPU' in describe_device("cpu", "", "auto", "2.13")
 
 
 @pytest.mark.parametrize(

@@ -27,15 +27,6 @@ def choose_device(device: str, num_gpus: int, num_ranks: int) -> Literal["cpu", 
     )
 
 
-def describe_device(kind: str, name: str, device: str, torch_version: str) -> str:
-    """What a run says of its device: 'Device: cpu (train.device = "auto", and torch 2.13.0 finds no GPU).'"""
-    if kind == "cuda":
-        return f"Device: cuda, {name} for each rank."
-    if device == "cpu":
-        return 'Device: cpu (train.device = "cpu").'
-    return f'Device: cpu (train.device = "auto", and torch {torch_version} finds no GPU here).'
-
-
 def count_gpus() -> int | None:
     """CUDA GPUs that torch will find, by the driver's own count, without importing torch; None if that is unknown."""
     built = _built_for()

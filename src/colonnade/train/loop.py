@@ -31,6 +31,7 @@ from colonnade.train.agreement import settings
 from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.interrupt import Interrupt
 from colonnade.train.join import joined
+from colonnade.train.memory_limit import within_memory
 from colonnade.train.monitor import Monitor
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import StepResult, train_step
@@ -74,7 +75,8 @@ def main(config: Config, banner: Callable[[Config, Mesh, torch.device, Corpus], 
     )
     with joining as (mesh, device):
         corpus = open_together(config, mesh.world)
-        with closing(_monitor(config, mesh, corpus, device)) as monitor:
+        watched = within_memory(config, corpus.vocab_size, mesh, device)
+        with watched, closing(_monitor(config, mesh, corpus, device)) as monitor:
             if mesh.rank == 0:
                 run_folder.occupy(config)
             told = banner(config, mesh, device, corpus)

@@ -1,0 +1,95 @@
+"""Memory that is not there: one message with bytes and remedies, and a folder that belongs to nobody."""
+
+import errno
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+
+from colonnade.config.load import load
+from colonnade.planner.memory import Memory
+from colonnade.train import memory_limit
+from colonnade.train.memory_limit import asked_for, is_refusal, remedies
+from tests.commands import forked, start
+
+CUDA = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.11 GiB"
+CPU = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+
+
+def test_errors_that_say_so() -> None:
+    for error, size in (
+        (torch.OutOfMemoryError(CUDA), int(2.5 * 2**30)),
+        (RuntimeError(f"{CPU}400000000 bytes. Error code 12 (Cannot allocate memory)"), 400_000_000),
+        (MemoryError(), None),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), None),
+    ):
+        assert is_refusal(error) and asked_for(error) == size, error
+    assert not any(map(is_refusal, (RuntimeError("shape"), OSError(errno.ENOSPC, "full"), ValueError("memory"))))
+
+
+def test_remedies_begin_with_what_helps_most(config: Path) -> None:
+    settings = load(config)
+    assert "micro_batch_size (now 2)" in remedies(settings, Memory(1, 1, 1, 1, activations=9))[0]
+    assert "parallel.zero (now 0)" in remedies(settings, Memory(9, 9, 9, 1, activations=1))[0]
+    sparing = load(config, ["train.micro_batch_size=1", "parallel.recompute=full", "parallel.zero=3"])
+    assert [each.split()[0] for each in remedies(sparing, Memory(9, 9, 9, 1, 1))] == ["cut", "make"]
+
+
+def limited(rank: int) -> None:
+    """As `ulimit -v` does: 300 MB above what the process has when the run begins."""
+    from colonnade.train import loop
+
+    build = loop.build_state
+
+    def build_state(*args, **more):  # type: ignore[no-untyped-def]
+        size = memory_limit._table(Path("/proc/self/status"))["VmSize"] + 300_000_000
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+        return build(*args, **more)
+
+    loop.build_state = build_state
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_out_of_memory_at_the_start_is_one_message(config: Path, tmp_path: Path, dp: int) -> None:
+    large = ["model.hidden_size=4096", "model.num_layers=8", f"parallel.dp={dp}"]
+    answers = start("train", config, *large, num_ranks=dp, first=limited).answers()
+    answer = answers[0]
+    assert answer.status == 2 and "Traceback" not in answer.err, answer
+    assert answer.err.startswith("colonnade: Rank 0 has run out of memory before step 1: ")
+    for said in ("bytes (", "of address space (ulimit -v)", "free of", "is expected to take", "parallel.zero (now 0)"):
+        assert said in answer.err, answer.err
+    answer = forked("train", config)
+    assert answer.status == 0 and "Finished 6 steps" in answer.out, "nothing was trained, so a smaller model may be"
+
+
+def test_out_of_memory_in_a_step_names_it(config: Path) -> None:
+    def short(rank: int) -> None:
+        from colonnade.train import loop
+
+        step = loop.train_step
+
+        def train_step(state, *args, **more):  # type: ignore[no-untyped-def]
+            if state.step == 2:
+                torch.empty(1 << 60, dtype=torch.uint8)
+            return step(state, *args, **more)
+
+        loop.train_step = train_step
+
+    answer = forked("train", config, first=short)
+    assert (
+        answer.status == 2 and "Rank 0 has run out of memory in step 3: 1,152,921,504,606,846,976 bytes" in answer.err
+    )
+
+
+def test_a_bug_stays_one(config: Path) -> None:
+    def broken(rank: int) -> None:
+        from colonnade.train import loop
+
+        def train_step(*args, **more):  # type: ignore[no-untyped-def]
+            raise RuntimeError("shapes differ")
+
+        loop.train_step = train_step
+
+    answer = forked("train", config, first=broken)
+    assert answer.status not in (0, 2) and "RuntimeError: shapes differ" in answer.err
