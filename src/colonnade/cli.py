@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from colonnade.cli_data import AsJson, data
-from colonnade.errors import ConfigError, mistake
+from colonnade.errors import mistake
 
 if TYPE_CHECKING:
     from colonnade.config.schema import Config
@@ -122,6 +122,11 @@ def generate(
     precision: Precision = None,
 ) -> None:
     """Write on from a prompt, token by token."""
+    from colonnade.generation.sampling import sampling_problems
+    from colonnade.train.options import check_options
+
+    wrong = sampling_problems(temperature, top_k, top_p, seed)
+    check_options(checkpoint, tp=tp, pp=pp, device=device, precision=precision, more=wrong)
     run_on_ranks(tp * pp, sys.argv[1:])
 
     from colonnade.train import trained
@@ -156,8 +161,11 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Measure a checkpoint on a text: perplexity and bits per byte."""
-    if task != "perplexity":
-        raise ConfigError(f"there is no task {task!r}. Use perplexity.")
+    from colonnade.train.options import check_options, data_problems
+
+    wrong = [f"there is no task {task!r}. Use perplexity."] if task != "perplexity" else []
+    wrong += data_problems(data)
+    check_options(checkpoint, tp=tp, pp=pp, device=device, precision=precision, more=wrong)
     run_on_ranks(tp * pp, sys.argv[1:])
 
     from colonnade.train import trained

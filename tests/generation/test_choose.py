@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from colonnade.errors import CheckpointError, ConfigError
-from colonnade.generation.choose import Sampling, choose, draw, nucleus_size, probabilities
+from colonnade.generation.choose import choose, draw, nucleus_size, probabilities
+from colonnade.generation.sampling import Sampling
 
 # Few different values, so that ties happen.
 LOGITS = st.lists(st.integers(-6, 6).map(lambda i: i / 2), min_size=1, max_size=9).map(np.array)

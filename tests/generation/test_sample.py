@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from colonnade.errors import ConfigError, DataError
-from colonnade.generation.choose import Sampling, choose
+from colonnade.generation.choose import choose
 from colonnade.generation.sample import Generated, Stages, generate, next_logits
+from colonnade.generation.sampling import Sampling
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, build_mesh, paper_mesh
 from colonnade.model.gpt import GPT

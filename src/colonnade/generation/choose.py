@@ -6,44 +6,12 @@ u is a function of (seed, prompt, position) alone, so every rank that has the sa
 nothing is sent. Source of top-p: Holtzman et al., "The Curious Case of Neural Text Degeneration", ICLR 2020.
 """
 
-import math
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
-from colonnade.errors import CheckpointError, ConfigError
+from colonnade.errors import CheckpointError
+from colonnade.generation.sampling import Sampling
 from colonnade.mesh.randomness import Purpose, stream_keys, uniform
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How a token is chosen among all."""
-
-    temperature: float = 1.0
-    """Logits are divided by it: below 1 likely tokens become likelier. 0: always the likeliest (greedy)."""
-    top_k: int = 0
-    """[tokens] Only the k likeliest can be chosen; of equals, the lower ids. 0: off."""
-    top_p: float = 1.0
-    """[probability] Only the fewest likeliest tokens that have this probability together can be chosen, at least one.
-    1: off."""
-    seed: int = 1234
-    """The source of all draws."""
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature < math.inf:
-            raise ConfigError(
-                f"temperature = {self.temperature} cannot divide logits. Use 0 for the likeliest token each time, 1 "
-                "for the model's own probabilities, or a number around 0.7 for tamer text."
-            )
-        if self.top_k < 0:
-            raise ConfigError(f"top_k = {self.top_k} leaves no token to choose. Use 1 or more, or 0 for no limit.")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ConfigError(
-                f"top_p = {self.top_p} is no probability to keep. Use a number above 0 and up to 1; 1 is no limit."
-            )
-        if self.seed < 0:
-            raise ConfigError(f"seed = {self.seed} is negative. Use 0 or more.")
 
 
 def choose(logits: NDArray[np.float64], sampling: Sampling, *, prompt: int, position: int) -> int:

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from colonnade.errors import ConfigError, DataError
-from colonnade.generation.choose import Sampling, choose
+from colonnade.generation.choose import choose
+from colonnade.generation.sampling import Sampling
 from colonnade.mesh.collectives import all_gather, broadcast_
 from colonnade.mesh.mesh import Axis
 from colonnade.model.attention import KeyValueCache

@@ -1,7 +1,6 @@
 """A trained model in use: opened from its checkpoint, it writes text or is measured on one."""
 
 import json
-import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +24,6 @@ from colonnade.checkpoint.manifest import (
 )
 from colonnade.checkpoint.plan import Shard
 from colonnade.config.compare import model_facts
-from colonnade.config.numbers import divisors
 from colonnade.config.schema import Config, ModelConfig, ParallelConfig
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError, ConfigError, LayoutError
@@ -44,11 +42,11 @@ from colonnade.tensor_parallel.placement import named_placements
 from colonnade.train.corpus import cut_of
 from colonnade.train.facts import MOST_BYTES, Facts, config_of, facts_of
 from colonnade.train.join import joined
+from colonnade.train.options import device_problems, layout_problems
 from colonnade.train.recovery import OPTIMIZER, shard
 from colonnade.train.run_folder import checkpoints
 from colonnade.train.state import build_model
 
-DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -65,28 +63,18 @@ class Trained:
 def opened(path: Path, *, tp: int, pp: int = 1, device: str, precision: str | None) -> Iterator[tuple[Trained, Mesh]]:
     """A checkpoint's model, cut over tp × pp ranks whatever it was trained on; every rank enters this."""
     checkpoint = find(path)
-    if device not in DEVICES:
-        raise ConfigError(f"--device {device!r}: there is no such device. Use {', '.join(DEVICES)}.")
-    if precision is not None and precision not in DTYPES:
-        raise ConfigError(f"--precision {precision!r}: there is no such precision. Use {', '.join(DTYPES)}.")
+    problems = list(device_problems(device, precision))
+    if problems:
+        raise ConfigError("\n".join(problems))
     _check_layout(checkpoint, _described(checkpoint).config.model, tp, pp)
     with joined(Layout(tp=tp, pp=pp), device) as (mesh, place):
         yield open_trained(checkpoint, mesh, place, precision), mesh
 
 
 def _check_layout(checkpoint: Path, model: ModelConfig, tp: int, pp: int) -> None:
-    units = model.num_layers + 2
-    if pp > units:
-        raise LayoutError(
-            f"--pp {pp} stages, but the embedding, {model.num_layers} blocks and the head of {checkpoint} are "
-            f"{units} units: each stage needs one. Use at most {units}."
-        )
-    possible = divisors(math.gcd(model.num_heads, model.ffn))
-    if tp not in possible:
-        raise LayoutError(
-            f"--tp {tp} does not divide the heads and the MLP of {checkpoint} evenly: each tensor-parallel rank needs "
-            f"whole heads, and as many columns as the others. Use {', '.join(map(str, possible))}."
-        )
+    problems = list(layout_problems(checkpoint, model, tp, pp))
+    if problems:
+        raise LayoutError("\n".join(problems))
 
 
 def write_on(

@@ -1,0 +1,85 @@
+"""The options of `generate` and `evaluate`, held against each other and the disk before torch is imported: all at once.
+
+What only the checkpoint's content can tell is left to `trained.py`.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from colonnade.config.describe import all_keys
+from colonnade.config.load import loads
+from colonnade.config.numbers import divisors
+from colonnade.config.schema import ModelConfig
+from colonnade.errors import ConfigError
+from colonnade.mesh import launch
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def check_options(
+    checkpoint: Path, *, tp: int, pp: int, device: str, precision: str | None, more: Iterable[str] = ()
+) -> None:
+    """ConfigError with everything that is wrong with how a checkpoint is to be used, and with what `more` tells.
+
+    A rank is told nothing that its launcher has told.
+    """
+    if launch.has_supervisor():
+        return
+    problems = [*_checkpoint(checkpoint, tp, pp), *device_problems(device, precision), *more]
+    if len(problems) == 1:
+        raise ConfigError(problems[0])
+    if problems:
+        raise ConfigError("\n".join([f"{len(problems)} problems", *(f"  - {problem}" for problem in problems)]))
+
+
+def device_problems(device: str, precision: str | None) -> Iterator[str]:
+    """What is wrong with --device and --precision."""
+    if device not in DEVICES:
+        yield f"--device {device!r}: there is no such device. Use {', '.join(DEVICES)}."
+    known = [str(choice) for choice in all_keys()["train.precision"].choices]
+    if precision is not None and precision not in known:
+        yield f"--precision {precision!r}: there is no such precision. Use {', '.join(known)}."
+
+
+def layout_problems(checkpoint: Path, model: ModelConfig, tp: int, pp: int) -> Iterator[str]:
+    """What is wrong with --tp and --pp for a model."""
+    units = model.num_layers + 2
+    if pp > units:
+        yield (
+            f"--pp {pp} stages, but the embedding, {model.num_layers} blocks and the head of {checkpoint} are "
+            f"{units} units: each stage needs one. Use at most {units}."
+        )
+    possible = divisors(math.gcd(model.num_heads, model.ffn))
+    if tp not in possible:
+        yield (
+            f"--tp {tp} does not divide the heads and the MLP of {checkpoint} evenly: each tensor-parallel rank needs "
+            f"whole heads, and as many columns as the others. Use {', '.join(map(str, possible))}."
+        )
+
+
+def data_problems(data: str) -> Iterator[str]:
+    """What is wrong with --data: nothing of that name, as a text or as a token file."""
+    if "://" not in data and not any(Path(f"{data}{ending}").exists() for ending in ("", ".bin", ".idx")):
+        yield (
+            f"{data} does not exist, and there is no {data}.bin with {data}.idx. Name a text (.txt, .jsonl, also "
+            "compressed), or the prefix of a token file."
+        )
+
+
+def _checkpoint(path: Path, tp: int, pp: int) -> Iterator[str]:
+    """Whether there is a checkpoint at all, and if its configuration can be read, whether the layout suits it."""
+    if not path.exists():
+        yield (
+            f"{path} is neither a checkpoint nor the folder of a run that has one: there is no such folder. Name a "
+            "folder like RUN/checkpoints/step_00000100, or RUN itself for its newest."
+        )
+        return
+    folders = [path, *sorted(path.glob("step_*")), *sorted(path.glob("checkpoints/step_*"))]
+    found = [folder for folder in folders if (folder / "manifest.json").is_file()]
+    if found and (tp, pp) != (1, 1):
+        try:
+            model = loads((found[-1] / "config.toml").read_text(), source="config.toml").model
+        except (ConfigError, OSError, ValueError):
+            return  # the checkpoint is damaged or foreign, and whoever opens it says how
+        yield from layout_problems(found[-1], model, tp, pp)

@@ -1,0 +1,45 @@
+"""What is wrong with the options of `generate` and `evaluate` is told at once, before torch is imported."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from colonnade.model.precision import DTYPES
+from colonnade.train.options import device_problems
+from tests.commands import here
+from tests.train.conftest import Finished
+
+
+def test_generate_tells_all_wrong_options_at_once(finished: Finished) -> None:
+    answer = here(
+        *("generate", finished.folder, "--prompt", "a", "--temperature", -1, "--top-k", -2, "--top-p", 3, "--seed", -4),
+        *("--tp", 3, "--pp", 9, "--device", "tpu", "--precision", "fp8"),
+    )
+    assert answer.status == 2 and answer.out == "" and answer.err.startswith("colonnade: 8 problems\n  - ")
+    for said in ("temperature = -1", "top_k = -2", "top_p = 3", "seed = -4", "--tp 3", "--pp 9", "'tpu'", "'fp8'"):
+        assert said in answer.err, said
+
+
+def test_evaluate_tells_all_wrong_options_at_once(tmp_path: Path) -> None:
+    answer = here("evaluate", tmp_path / "x", "cloze", "--data", "nope.txt", "--device", "tpu")
+    assert answer.status == 2 and answer.err.startswith("colonnade: 4 problems\n")
+    for said in ("no task 'cloze'", "nope.txt does not exist", "is neither a checkpoint nor", "'tpu'"):
+        assert said in answer.err, said
+
+
+def test_data_that_is_not_there_is_told_before_torch_is_imported(finished: Finished) -> None:
+    program = """
+import sys
+from colonnade import cli
+try:
+    cli.main()
+except SystemExit as end:
+    print(end.code, "torch" in sys.modules)
+"""
+    command = [sys.executable, "-c", program, "evaluate", str(finished.folder), "perplexity", "--data", "nope.txt"]
+    answer = subprocess.run([*command, "--tp", "2"], capture_output=True, text=True, timeout=60, check=False)
+    assert answer.stdout == "2 False\n" and answer.stderr.startswith("colonnade: nope.txt does not exist"), answer
+
+
+def test_every_precision_that_the_model_knows_is_an_option() -> None:
+    assert [list(device_problems("cpu", name)) for name in DTYPES] == [[] for _ in DTYPES]
