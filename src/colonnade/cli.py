@@ -87,9 +87,10 @@ def train(
         greet(settings)
         run_on_ranks(settings.parallel.num_ranks, arguments, keep, lambda: start.how_to_go_on(settings))
         from colonnade.planner.banner import banner
+        from colonnade.planner.memory_limit import within_memory
         from colonnade.train import loop
 
-        loop.main(settings, banner)
+        loop.main(settings, banner, within_memory)
 
 
 app.add_typer(data, name="data")

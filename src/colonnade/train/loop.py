@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from colonnade.train.agreement import settings
 from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.interrupt import Interrupt
 from colonnade.train.join import joined
-from colonnade.train.memory_limit import within_memory
 from colonnade.train.monitor import Monitor
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import StepResult, train_step
@@ -58,10 +57,15 @@ class Run:
     checkpoints: recovery.Checkpoints
 
 
-def main(config: Config, banner: Callable[[Config, Mesh, torch.device, Corpus], Banner]) -> None:
+def main(
+    config: Config,
+    banner: Callable[[Config, Mesh, torch.device, Corpus], Banner],
+    within: Callable[[Config, int, Mesh, torch.device], AbstractContextManager[None]] = lambda *_: nullcontext(),
+) -> None:
     """Train as `config` says, as one rank of its layout; every rank calls this.
 
-    `banner`: called by every rank, describes the run; what it predicts of memory is the business of higher floors.
+    `banner`: called by every rank, describes the run; what it predicts of memory is the business of higher floors, and
+    so is `within` (`planner.memory_limit`), which tells of memory that is refused.
     """
     layout = Layout(tp=config.parallel.tp, pp=config.parallel.pp, dp=config.parallel.dp)
     train = config.train
@@ -75,7 +79,7 @@ def main(config: Config, banner: Callable[[Config, Mesh, torch.device, Corpus], 
     )
     with joining as (mesh, device):
         corpus = open_together(config, mesh.world)
-        watched = within_memory(config, corpus.vocab_size, mesh, device)
+        watched = within(config, corpus.vocab_size, mesh, device)
         with watched, closing(_monitor(config, mesh, corpus, device)) as monitor:
             if mesh.rank == 0:
                 run_folder.occupy(config)

@@ -13,8 +13,8 @@ from colonnade.config.schema import Config
 from colonnade.errors import MemoryShortError
 from colonnade.mesh.mesh import Mesh
 from colonnade.planner.memory import Memory
+from colonnade.planner.predict import predict
 from colonnade.planner.ranks import amount
-from colonnade.train.memory import predict
 
 _REFUSED = ("can't allocate memory", "not enough memory", "DefaultCPUAllocator", "Cannot allocate memory")
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}

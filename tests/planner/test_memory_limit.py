@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from colonnade.config.load import load
+from colonnade.planner import memory_limit
 from colonnade.planner.memory import Memory
-from colonnade.train import memory_limit
-from colonnade.train.memory_limit import asked_for, is_refusal, remedies
+from colonnade.planner.memory_limit import asked_for, is_refusal, remedies
 from tests.commands import forked, start
 
 CUDA = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.11 GiB"
