@@ -48,7 +48,6 @@ from colonnade.train.run_folder import checkpoints
 from colonnade.train.state import build_model
 
 
-
 @dataclass(frozen=True)
 class Trained:
     """A checkpoint's model, with what is needed to use it."""
