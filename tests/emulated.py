@@ -8,7 +8,7 @@ instead of `loss.backward()`, which leaves the mode.
 rounded to it, as such a CPU rounds them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -91,6 +91,7 @@ def emulated_cuda() -> Iterator[None]:
     """Within: all tensors are on CUDA, as far as the program can see."""
     with pytest.MonkeyPatch.context() as patch, _Cuda():
         patch.setattr(gemm, "multiplies_natively", lambda dtype, device_type: True)
+        patch.setattr(torch.autograd, "backward", backward)
         assert torch.ones(1).is_cuda, "torch asks the mode"
         yield
 
@@ -114,12 +115,13 @@ def emulated_amx() -> Iterator[None]:
         yield
 
 
-def backward(loss: Tensor) -> None:
-    """`loss.backward()` within a mode: that method runs the graph outside of it."""
+def backward(out: Tensor | Sequence[Tensor], grad: Tensor | Sequence[Tensor | None] | None = None) -> None:
+    """`torch.autograd.backward` within a mode: that function, and `out.backward()`, run the graph outside of it."""
+    ends = (out,) if isinstance(out, Tensor) else tuple(out)
+    given = (grad,) * len(ends) if grad is None or isinstance(grad, Tensor) else tuple(grad)
+    starts = tuple(torch.ones_like(end) if start is None else start for end, start in zip(ends, given, strict=True))
     engine = torch.autograd.Variable._execution_engine
-    engine.run_backward(
-        (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
-    )
+    engine.run_backward(ends, starts, False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 class NoWaiting(TorchDispatchMode):

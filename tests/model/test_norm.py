@@ -1,10 +1,14 @@
 """LayerNorm against torch's, and what 16 bits must not lose."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from colonnade.model.norm import Norm
+from tests.emulated import emulated_cuda
 from tests.tensor_parallel.shards import drawn
 
 H = 8
@@ -41,18 +45,23 @@ def test_it_is_torchs(epsilon: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("stream", ["16 bits", "fp32"])
-def test_in_16_bits_only_inputs_and_results_are_rounded(dtype: torch.dtype, stream: str) -> None:
+@pytest.mark.parametrize("device", [nullcontext, emulated_cuda])
+def test_in_16_bits_only_inputs_and_results_are_rounded(
+    dtype: torch.dtype, stream: str, device: Callable[[], AbstractContextManager[None]]
+) -> None:
     ours, theirs = norm(dtype)
     x = (100 + drawn(64, H, seed=3)).to(
         dtype if stream == "16 bits" else torch.float32
     )  # far from zero: a mean matters
     twin, grad = x.double().requires_grad_(), drawn(64, H, seed=4).to(dtype)
     x.requires_grad_()
-    y, expected = ours(x), theirs(twin)
+    with device():
+        y = ours(x)
+        torch.autograd.backward(y, grad)
+    expected = theirs(twin)
     assert y.dtype is dtype
     rounding = torch.finfo(dtype).eps
     torch.testing.assert_close(y.double(), expected, rtol=rounding, atol=1e-4)
-    y.backward(grad)
     expected.backward(grad.double())
     assert x.grad is not None and twin.grad is not None and x.grad.dtype is x.dtype
     torch.testing.assert_close(x.grad.double(), twin.grad, rtol=rounding, atol=1e-3)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh
 from colonnade.tensor_parallel.cross_entropy import output_loss
-from colonnade.tensor_parallel.gemm import add_product_
+from colonnade.tensor_parallel.gemm import add_product_, products_of_16_bits
 from tests.distributed import run_on_ranks
 from tests.emulated import backward, emulated_amx, emulated_cuda
 
@@ -114,3 +114,15 @@ def test_a_weight_gradient_is_never_rounded_to_16_bits(dtype: torch.dtype, name:
         for _ in range(3):
             add_product_(total, a, b)
     assert error(total, 3 * a.double().t() @ b.double()) < 2e-6
+
+
+def test_a_cpu_with_bf16_units_uses_them_and_puts_the_setting_back() -> None:
+    """An fp32 result from bf16 products: only within, only for bf16, and after an error too."""
+    setting = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before, seen = setting.fp32_precision, []
+    with emulated_amx():
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            with pytest.raises(ZeroDivisionError), products_of_16_bits(torch.ones(1, dtype=dtype)):
+                seen.append(setting.fp32_precision)
+                _ = 1 / 0
+    assert seen == ["bf16", before, before] and setting.fp32_precision == before != "bf16"
