@@ -162,6 +162,7 @@ FORGED: dict[str, tuple[Callable[[Content], object], str]] = {
         lambda c: (put([10**12, 8], *T, "shape")(c), put([10**12, 8], *P, 1)(c)),
         "and its numbers alone 32000000000000",
     ),
+    "a long piece": (put(10**9, *P, 4), "has 1000000000 bytes, and its numbers alone 1632"),
     "a gap": (put([50, 8], *P, 1), "do not cover it, each element once"),
     "twice": (lambda c: tensor(c)["pieces"].append(tensor(c)["pieces"][0]), "do not cover it, each element once"),
     "no piece at all": (put([], *T, "pieces"), "do not cover it, each element once"),
@@ -184,6 +185,17 @@ def test_forged_manifests(path: Path, name: str) -> None:
     change, said = FORGED[name]
     forging.forge(path, change)
     assert said in refused(path)
+
+
+def test_numbers_that_lie_behind_their_piece(path: Path) -> None:
+    """An archive says itself where its numbers begin: in the length of an entry's name."""
+    content = bytearray((path / DATA).read_bytes())
+    header = content.rindex(b"PK\x03\x04", 0, content.index(b"/data/0"))
+    content[header + 26 : header + 28] = b"\xff\xff"
+    (path / DATA).write_bytes(content)
+    forging.list_again(path, DATA)
+    with pytest.raises(CheckpointError, match="cannot be read from it \\(its numbers end behind it\\)"):
+        load(path, shards())
 
 
 TEXTS = {
