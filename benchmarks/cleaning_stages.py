@@ -4,7 +4,8 @@
 
 The input's documents and changed copies of them are cleaned at three sizes, and at the largest in larger pieces too, in
 one process. Processor seconds of each stage are fitted as a · MB + b · tasks (least squares, neither below 0) and
-extrapolated: to tasks of `run.piece_bytes` = 256 MiB, all cores of all nodes at stages of many tasks, one core at others.
+extrapolated: to tasks of `run.piece_bytes` = 256 MiB, all cores of all nodes at stages of many tasks, one core at the
+others.
 """
 
 from __future__ import annotations

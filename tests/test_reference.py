@@ -6,7 +6,7 @@ from colonnade.reference import help_text, page
 def test_the_help_has_every_key_and_fits_the_terminal() -> None:
     text = help_text(78)
     for name, key in all_keys().items():
-        assert f"\n  {name.split('.')[1]} " in text, name
+        assert f"\n  {name.rpartition('.')[2]} " in text, name
         assert key.meaning.split()[-1] in text
     assert max(len(line) for line in text.split("\n")) <= 78
 
@@ -14,7 +14,7 @@ def test_the_help_has_every_key_and_fits_the_terminal() -> None:
 def test_the_page_has_every_key_and_preset() -> None:
     text = page()
     for name in all_keys():
-        assert f"| `{name.split('.')[1]}`" in text, name
+        assert f"| `{name.rpartition('.')[2]}`" in text, name
     for preset in PRESETS:
         assert f"| `{preset}` |" in text
     assert "| `learning_rate` | **required** | 1 | a number above 0 |" in text

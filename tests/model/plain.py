@@ -84,7 +84,7 @@ def norm(model: ModelConfig, weights: Weights, name: str, x: Tensor) -> Tensor:
 
 def plain_attention(model: ModelConfig, block: Weights, x: Tensor, layer: int, drops: Drops | None) -> Tensor:
     """[b, s, h] -> [b, s, h], one head after the other."""
-    s, d = x.shape[1], model.head_dim
+    s, d = x.shape[1], model.head_width
     heads = []
     for n in range(model.num_heads):
         first = 3 * d * n

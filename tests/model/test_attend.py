@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from colonnade.model.attend import attend, attend_to_cache, attend_with_dropout
 from colonnade.model.attention import KeyValueCache
+from colonnade.model.mask import Mask
 from tests.model.kept import Kept
 from tests.tensor_parallel.shards import drawn
 
@@ -111,23 +112,23 @@ def some_mask(drop: float) -> Tensor:
 
 
 def test_slopes_lower_scores() -> None:
-    assert_same(lambda *qkv: attend(*qkv, SLOPES), lambda *qkv: expression(*qkv, slopes=SLOPES))
+    assert_same(lambda *qkv: attend(*qkv, Mask(slopes=SLOPES)), lambda *qkv: expression(*qkv, slopes=SLOPES))
 
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_slopes_lower_scores_with_dropout(recompute: bool) -> None:
     keep = some_mask(0.125)
     assert_same(
-        lambda *qkv: attend_with_dropout(*qkv, lambda: keep, 0.125, slopes=SLOPES, recompute=recompute),
+        lambda *qkv: attend_with_dropout(*qkv, lambda: keep, 0.125, mask=Mask(slopes=SLOPES), recompute=recompute),
         lambda *qkv: expression(*qkv, keep, 0.125, SLOPES),
     )
 
 
 def test_slopes_lower_scores_of_a_cache() -> None:
     q, k, v = (t.detach() for t in heads())
-    whole = attend(q, k, v, SLOPES)
+    whole = attend(q, k, v, Mask(slopes=SLOPES))
     for past in range(S):
-        rest = attend_to_cache(q[:, :, past:], k, v, SLOPES)
+        rest = attend_to_cache(q[:, :, past:], k, v, Mask(slopes=SLOPES))
         torch.testing.assert_close(rest, whole[:, :, past:], rtol=1e-12, atol=1e-12)
 
 
@@ -135,7 +136,8 @@ def test_slopes_lower_scores_of_a_cache() -> None:
 @pytest.mark.parametrize("slopes", [None, SLOPES])
 def test_16_bits_are_the_exact_result_rounded(dtype: torch.dtype, slopes: list[float] | None) -> None:
     q, k, v = (t.detach() for t in heads(dtype=dtype))
-    y, cached = attend(q, k, v, slopes), attend_to_cache(q, k, v, slopes)
+    mask = Mask(slopes=slopes)
+    y, cached = attend(q, k, v, mask), attend_to_cache(q, k, v, mask)
     exact = expression(q.double(), k.double(), v.double(), slopes=slopes)
     assert y.dtype is cached.dtype is dtype
     assert (y - exact).abs().max() <= 2.0**-6 * exact.abs().max()
@@ -145,6 +147,7 @@ def test_16_bits_are_the_exact_result_rounded(dtype: torch.dtype, slopes: list[f
 # --- what is kept for backward ---------------------------------------------------------------------------------------
 
 LONG = 64
+HALVES = Mask(slopes=[0.5, 0.25])
 
 
 def long_heads() -> list[Tensor]:
@@ -157,9 +160,9 @@ def test_no_matrix_is_kept_of_what_can_be_computed_again() -> None:
     keep = torch.ones(1, 2, LONG, LONG, dtype=torch.bool)
     cores: dict[str, Callable[..., Tensor]] = {
         "fused": attend,
-        "slopes": lambda *qkv: attend(*qkv, [0.5, 0.25]),
+        "slopes": lambda *qkv: attend(*qkv, HALVES),
         "dropout": lambda *qkv: attend_with_dropout(*qkv, keep.clone, 0.125, recompute=True),
-        "both": lambda *qkv: attend_with_dropout(*qkv, keep.clone, 0.125, slopes=[0.5, 0.25], recompute=True),
+        "both": lambda *qkv: attend_with_dropout(*qkv, keep.clone, 0.125, mask=HALVES, recompute=True),
     }
     for name, core in cores.items():
         with Kept() as kept:
@@ -187,7 +190,7 @@ def test_computed_again_is_the_same_to_the_bit(slopes: list[float] | None) -> No
     results = []
     for recompute in (False, True):
         qkv = heads()
-        y = attend_with_dropout(*qkv, draw, 0.125, slopes=slopes, recompute=recompute)
+        y = attend_with_dropout(*qkv, draw, 0.125, mask=Mask(slopes=slopes), recompute=recompute)
         results.append((y, *torch.autograd.grad(y, qkv, grad)))
     assert len(drawings) == 3, "once, and then once forward and once backward"
     assert all(torch.equal(kept, again) for kept, again in zip(*results, strict=True))
@@ -195,7 +198,7 @@ def test_computed_again_is_the_same_to_the_bit(slopes: list[float] | None) -> No
 
 def test_backward_may_run_twice_over_recomputed_biases() -> None:
     qkv, grad = heads(), drawn(B, N, S, D, seed=9)
-    y = attend(*qkv, SLOPES)
+    y = attend(*qkv, Mask(slopes=SLOPES))
     once = torch.autograd.grad(y, qkv, grad, retain_graph=True)
     again = torch.autograd.grad(y, qkv, grad)
     assert all(torch.equal(one, other) for one, other in zip(once, again, strict=True))

@@ -7,17 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from colonnade.data.loader import Batch
 from colonnade.mesh.mesh import Mesh, build_mesh
-from colonnade.model import gpt as gpt_module
-from colonnade.model.attend import attend, attend_with_dropout, visible_keys
+from colonnade.model.attend import attend, attend_with_dropout
 from colonnade.model.attention import KeyValueCache
 from colonnade.model.dropout import Masks
 from colonnade.model.gpt import GPT, Inputs
+from colonnade.model.mask import Mask, Pairs
 from colonnade.model.position import Positions
 from colonnade.pipeline.carry import Carry
 from colonnade.tensor_parallel.parallel import Parallel
@@ -142,17 +140,29 @@ def test_a_generated_text_is_one_document() -> None:
 
 def test_what_tokens_see_is_made_once_for_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
+    make = Pairs._make
 
-    def counted(documents: Tensor) -> Tensor:
-        made.append(documents)
-        return visible_keys(documents)
+    def counted(pairs: Pairs) -> Tensor:
+        made.append(make(pairs))
+        return made[-1]
 
-    monkeypatch.setattr(gpt_module, "visible_keys", counted)
+    monkeypatch.setattr(Pairs, "_make", counted)
     gpt = serial(configuration(num_layers=4, attention_dropout=0.1))
     through([gpt], packed(PACKED, dropped=True))
     assert len(made) == 1
     through([gpt], packed(PACKED, dropped=True))
     assert len(made) == 2
+
+
+def test_what_nobody_keeps_is_made_again() -> None:
+    pairs = Pairs(numbered(PACKED))
+    first = pairs.tensor()
+    assert first is not None and pairs.tensor() is first
+    kept = first.clone()
+    del first
+    assert not [made for made in pairs._made if made() is not None], "nothing holds it"
+    again = pairs.tensor()
+    assert again is not None and torch.equal(again, kept)
 
 
 @pytest.mark.parametrize("drop", [0.0, 0.2])
@@ -171,15 +181,6 @@ def test_backward_sees_what_its_forward_saw(drop: float) -> None:
     for loss in losses:
         loss.backward()
     assert_gradients(gpt, Mesh().tp, expected)
-
-
-@given(st.lists(st.lists(st.integers(0, 3), min_size=6, max_size=6), min_size=1, max_size=3))
-def test_visible_keys(rows: list[list[int]]) -> None:
-    visible = visible_keys(torch.tensor(rows).t())
-    assert visible.shape == (len(rows), 1, 6, 6)
-    for row, seen in zip(rows, visible, strict=True):
-        expected = [[key <= query and row[key] == row[query] for key in range(6)] for query in range(6)]
-        assert seen[0].tolist() == expected
 
 
 # --- the core of attention --------------------------------------------------------------------------------------------
@@ -208,13 +209,16 @@ def expression(q: Tensor, k: Tensor, v: Tensor, slopes: list[float] | None, keep
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("slopes", [None, SLOPES])
 def test_attention_within_documents_is_the_plain_expression(slopes: list[float] | None, recompute: bool) -> None:
-    visible, everything = visible_keys(numbered(PACKED)), torch.ones(3, 2, 8, 8, dtype=torch.bool)
+    pairs, everything = Pairs(numbered(PACKED)).tensor(), torch.ones(3, 2, 8, 8, dtype=torch.bool)
     keep = torch.rand(3, 2, 8, 8, generator=torch.Generator().manual_seed(0)) >= 0.25
     assert_same(
-        lambda *qkv: attend(*qkv, slopes, visible), lambda *qkv: expression(*qkv, slopes, keep=everything, drop=0.0)
+        lambda *qkv: attend(*qkv, Mask(slopes=slopes, pairs=pairs)),
+        lambda *qkv: expression(*qkv, slopes, keep=everything, drop=0.0),
     )
     assert_same(
-        lambda *qkv: attend_with_dropout(*qkv, lambda: keep, 0.25, slopes=slopes, visible=visible, recompute=recompute),
+        lambda *qkv: attend_with_dropout(
+            *qkv, lambda: keep, 0.25, mask=Mask(slopes=slopes, pairs=pairs), recompute=recompute
+        ),
         lambda *qkv: expression(*qkv, slopes, keep=keep, drop=0.25),
     )
 
@@ -232,12 +236,12 @@ def assert_same(ours: Callable[..., Tensor], theirs: Callable[..., Tensor]) -> N
 def test_no_layer_keeps_a_matrix_of_its_own() -> None:
     """Where probabilities are computed again, what tokens see is all there is of queries × keys, and shared."""
     length = 128
-    visible = visible_keys(torch.zeros(length, 3, dtype=torch.int64))
+    pairs = Pairs(torch.zeros(length, 3, dtype=torch.int64)).tensor()
     keep = torch.ones(3, 2, length, length, dtype=torch.bool)
     cores: dict[str, Callable[..., Tensor]] = {
-        "fused": lambda *qkv: attend(*qkv, None, visible),
-        "slopes": lambda *qkv: attend(*qkv, SLOPES, visible),
-        "dropout": lambda *qkv: attend_with_dropout(*qkv, keep.clone, 0.125, visible=visible, recompute=True),
+        "fused": lambda *qkv: attend(*qkv, Mask(pairs=pairs)),
+        "slopes": lambda *qkv: attend(*qkv, Mask(slopes=SLOPES, pairs=pairs)),
+        "dropout": lambda *qkv: attend_with_dropout(*qkv, keep.clone, 0.125, mask=Mask(pairs=pairs), recompute=True),
     }
     for name, core in cores.items():
         with Kept() as kept:

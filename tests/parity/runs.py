@@ -10,7 +10,7 @@ left is rounding, 1e-16, and Adam divides it by its own size plus epsilon. With 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
@@ -38,6 +38,15 @@ KEPT: tuple[Buffer, ...] = ("master", "exp_avg", "exp_avg_sq")
 """What it keeps from step to step."""
 
 
+LLAMA: dict[str, Any] = {"position": "rotary", "norm": "rmsnorm", "activation": "swiglu", "bias": False}
+BLOCKS: dict[str, dict[str, Any]] = {
+    "gpt": {},
+    "llama": LLAMA,
+    "grouped": {**LLAMA, "num_key_value_heads": 2, "query_key_norm": True},  # with tp 4 ranks have copies of the two
+    "window": {"window": 3, "num_key_value_heads": 1},  # biases of copied heads too
+}
+
+
 @dataclass(frozen=True)
 class Case:
     """What is trained, up to the layout."""
@@ -57,6 +66,8 @@ class Case:
     loss_scale: float = 1024.0
     """fp16: small enough for the first step not to overflow."""
     num_layers: int = 2
+    block: Literal["gpt", "llama", "grouped", "window"] = "gpt"
+    """What blocks are made of: see `BLOCKS`."""
     hidden_size: int = 16
     num_heads: int = 4
     seq_length: int = SEQ_LENGTH
@@ -77,11 +88,11 @@ class Case:
             dropout=self.drop,
             attention_dropout=self.drop,
             tie_embeddings=self.tied,
-            position=self.position,
             norm_position=self.norm_position,
             embedding_norm=self.embedding_norm,
             fp32_residual=self.fp32_residual,
             init_std=0.3,
+            **{"position": self.position, **BLOCKS[self.block]},
         )
 
 

@@ -30,6 +30,10 @@ ALONE: list[Job] = [
         Way(tp=3, sequence_parallel=True, micro_batch_size=4, chunk_logits=100),
     ),
     (Case(vocab_size=2_100), Way(tp=2, micro_batch_size=4, chunk_logits=20_000)),  # 1,050 rows a rank: 1,152, in tiles
+    (Case(block="llama"), Way(tp=2, sequence_parallel=True, micro_batch_size=4)),
+    (Case(block="grouped", documents="separate"), Way(tp=4, micro_batch_size=4)),
+    (Case(block="grouped"), Way(pp=2, micro_batch_size=2, schedule="zero_bubble", recompute="selective")),
+    (Case(block="window", position="alibi"), Way(tp=2, dp=2, zero=2, micro_batch_size=2)),
     (Case(global_batch_size=12), Way(dp=3, zero=2, micro_batch_size=2)),
     (Case(num_layers=4), Way(pp=2, micro_batch_size=2, schedule="interleaved", virtual_stages=3)),
 ]
@@ -139,7 +143,7 @@ def test_the_cases_are_what_they_say(outcomes: list[Outcome]) -> None:
         for result, gradients in zip(reference.results, reference.gradients, strict=True):
             assert (result.grad_norm > 1.5 * case.clip) == case.clipped, str(case)
             assert all(gradient.abs().max() > 1e-6 for gradient in gradients.values()), str(case)
-        assert any("positions" in name for name in reference.kept["master"]) == (case.position == "learned")
+        assert any("positions" in name for name in reference.kept["master"]) == (case.model.position == "learned")
         assert ("head.output.weight" in reference.kept["master"]) == (not case.tied)
 
 

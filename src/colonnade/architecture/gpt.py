@@ -22,7 +22,7 @@ def gpt(model: ModelConfig, vocab_size: int) -> Architecture:
         "embedding": embedding_weights(model),
         **{f"blocks.{layer}": block_weights(model) for layer in layers},
         "head": (
-            *(norm_weights("norm", h) if model.norm_position == "pre" else ()),
+            *(norm_weights("norm", model) if model.norm_position == "pre" else ()),
             *(() if model.tie_embeddings else (table._replace(name="output.weight"),)),
         ),
     }
@@ -46,5 +46,5 @@ def embedding_weights(model: ModelConfig) -> tuple[Weight, ...]:
     positions = Weight("positions.weight", (model.seq_length, h), std=model.init_std)
     return (
         *((positions,) if model.position == "learned" else ()),
-        *(norm_weights("norm", h) if model.embedding_norm else ()),
+        *(norm_weights("norm", model) if model.embedding_norm else ()),
     )

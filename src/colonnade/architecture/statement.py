@@ -29,15 +29,23 @@ class Weight(NamedTuple):
     fill: float = 0.0
     is_vocabulary: bool = False
     """A row (or an element) a token: cut with padding."""
+    groups: int | None = None
+    """So many equal groups that stay whole: more ranks than groups have all of it, and use one group each."""
+    is_partial: bool = False
+    """Every rank has all of it and uses it for its own heads: gradients are partial sums over tp."""
 
     @property
     def size(self) -> int:
         """Elements."""
         return prod(self.shape)
 
+    def is_shared(self, tp: int) -> bool:
+        """Whether `tp` ranks all have it, though it is cut for fewer."""
+        return self.groups is not None and tp > self.groups
+
     def local_shape(self, tp: int) -> tuple[int, ...]:
         """On one of `tp` ranks, padding of the vocabulary included."""
-        if self.cut is None:
+        if self.cut is None or self.is_shared(tp):
             return self.shape
         length = self.shape[self.cut]
         local = vocab_rows_per_rank(length, tp) if self.is_vocabulary else length // tp

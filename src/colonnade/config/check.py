@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from colonnade.config.check_data import DATA_CHECKS
 from colonnade.config.check_layout import LAYOUT_CHECKS
+from colonnade.config.check_model import MODEL_CHECKS
 from colonnade.config.numbers import divisors, either, multiples_around, nearest_divisors, one_of
 from colonnade.config.schema import Config, parse_split
 
@@ -36,7 +37,7 @@ def check(config: Config, uncertain: Collection[str] = ()) -> list[Problem]:
 
 def hidden_cut_in_heads(config: Config) -> Iterator[str]:
     hidden_size, num_heads = config.model.hidden_size, config.model.num_heads
-    if hidden_size % num_heads:
+    if config.model.head_dim is None and hidden_size % num_heads:
         below, above = multiples_around(hidden_size, num_heads)
         yield (
             f"model.num_heads = {num_heads} does not divide model.hidden_size = {hidden_size}: all heads have the same "
@@ -176,7 +177,7 @@ def masks_within_a_stream(config: Config) -> Iterator[str]:
 
 
 CHECKS: tuple[Check, ...] = (
-    Check(("model.hidden_size", "model.num_heads"), hidden_cut_in_heads),
+    Check(("model.hidden_size", "model.num_heads", "model.head_dim"), hidden_cut_in_heads),
     Check(("parallel.tp", "model.num_heads"), heads_cut_by_tp),
     Check(("parallel.tp", "model.hidden_size", "model.ffn_hidden_size"), ffn_cut_by_tp),
     Check(("model.seq_length", "model.hidden_size", "model.attention_dropout", "model.dropout"), masks_within_a_stream),
@@ -187,6 +188,7 @@ CHECKS: tuple[Check, ...] = (
     Check(("data.train", "data.blend"), training_data_named),
     Check(("data.split",), split_readable),
     Check(("train.evaluate_every", "data.split", "data.validation"), validation_part_exists),
+    *(Check(keys, messages) for keys, messages in MODEL_CHECKS),
     *(Check(keys, messages) for keys, messages in DATA_CHECKS),
     *(Check(keys, messages) for keys, messages in LAYOUT_CHECKS),
 )

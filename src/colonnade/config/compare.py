@@ -1,7 +1,8 @@
 """Two configurations of one run folder: what differs, and whether the run may go on."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
 from colonnade.config.describe import all_keys, as_toml
@@ -10,6 +11,15 @@ from colonnade.errors import hidden
 
 # A preset is only a name for its values, which are compared themselves.
 NOT_COMPARED = frozenset({"model.preset"})
+
+COMPUTED: Mapping[str, str] = MappingProxyType(
+    {
+        "model.ffn_hidden_size": "model.ffn",
+        "model.num_key_value_heads": "model.key_value_heads",
+        "model.head_dim": "model.head_width",
+    }
+)
+"""Keys that may be unset, and where their value is then found."""
 
 TOKEN_FILES = frozenset({"data.train", "data.validation", "data.test", "data.blend"})
 """Keys that name token files. Where these lie may change: a checkpoint knows their content."""
@@ -35,7 +45,11 @@ def model_facts(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
     """What makes a model this model: two runs with equal facts have tensors of the same names, shapes and meaning."""
     keys = [name.removeprefix("model.") for name, key in all_keys().items() if key.is_the_model]
     facts = {key: attrgetter(key)(model) for key in keys}
-    return {**facts, "ffn_hidden_size": model.ffn, "vocab_size": vocab_size}
+    usual = {  # written as unset, as in checkpoints that are older than these keys
+        **({"num_key_value_heads": None} if model.key_value_heads == model.num_heads else {}),
+        **({"head_dim": None} if model.head_width * model.num_heads == model.hidden_size else {}),
+    }
+    return {**facts, **usual, "ffn_hidden_size": model.ffn, "vocab_size": vocab_size}
 
 
 def before_it_was_saved() -> dict[str, Any]:
@@ -75,8 +89,6 @@ def meaning_at(config: Config, key: str) -> object:
 
 def value_at(config: Config, key: str) -> object:
     """The value of `section.key`; where it is unset and computed from others, the computed value."""
-    if key == "model.ffn_hidden_size":
-        return config.model.ffn
     if key == "optim.decay_steps":
         return None if config.optim.decay == "constant" else config.optim.decay_end(config.train.steps)
-    return attrgetter(key)(config)
+    return attrgetter(COMPUTED.get(key, key))(config)

@@ -2,7 +2,8 @@
 
 Sources: GPT-2 (124M and 355M are the published weights' shapes); "Megatron-LM: Training Multi-Billion Parameter
 Language Models Using Model Parallelism" (arXiv 1909.08053), the table of weak scaling; Turing-NLG (Microsoft, 2020);
-"BLOOM: A 176B-Parameter Open-Access Multilingual Language Model" (arXiv 2211.05100).
+"BLOOM: A 176B-Parameter Open-Access Multilingual Language Model" (arXiv 2211.05100); "Llama 2" (arXiv 2307.09288);
+"The Llama 3 Herd of Models" (arXiv 2407.21783); the published configurations of SmolLM and Qwen 3.
 
 The paper has two shapes of 8.3B parameters: 32 heads in the scaling study, 24 heads in the model that was trained and
 evaluated. `gpt2-8.3b` is the trained one; add `num_heads = 32` for the scaling study. The paper's 2.5B is the same in
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-Shape = Mapping[str, int | str | bool]
+Shape = Mapping[str, Any]
 
 GPT2_VOCABULARY = 50_257
 
@@ -29,6 +30,57 @@ def _shape(num_layers: int, hidden_size: int, num_heads: int, activation: str = 
             "activation": activation,
         }
     )
+
+
+def _llama(
+    num_layers: int,
+    hidden_size: int,
+    num_heads: int,
+    num_key_value_heads: int,
+    ffn_hidden_size: int,
+    *,
+    seq_length: int,
+    vocab_size: int,
+    base: float,
+    **more: Any,
+) -> Shape:
+    """The LLaMA block (Touvron et al., 2023), with what a family does otherwise in `more`."""
+    return MappingProxyType(
+        {
+            "num_layers": num_layers,
+            "hidden_size": hidden_size,
+            "num_heads": num_heads,
+            "num_key_value_heads": num_key_value_heads,
+            "ffn_hidden_size": ffn_hidden_size,
+            "seq_length": seq_length,
+            "vocab_size": vocab_size,
+            "position": "rotary",
+            "norm": "rmsnorm",
+            "activation": "swiglu",
+            "bias": False,
+            "tie_embeddings": False,
+            **more,
+            "rotary": {"base": base, **more.get("rotary", {})},
+        }
+    )
+
+
+LLAMA2: Mapping[str, Any] = {"seq_length": 4096, "vocab_size": 32_000, "base": 10_000.0}
+LLAMA3: Mapping[str, Any] = {"seq_length": 8192, "vocab_size": 128_256, "base": 500_000.0}
+SMOLLM: Mapping[str, Any] = {"seq_length": 2048, "vocab_size": 49_152, "base": 10_000.0, "tie_embeddings": True}
+QWEN3: Mapping[str, Any] = {
+    "seq_length": 40_960,
+    "vocab_size": 151_936,
+    "base": 1_000_000.0,
+    "head_dim": 128,
+    "query_key_norm": True,
+    "norm_epsilon": 1e-6,
+}
+
+
+def _scaled(factor: float) -> dict[str, Any]:
+    """LLaMA 3.1's longer context."""
+    return {"rotary": {"scaling": "llama3", "factor": factor, "original_length": 8192}}
 
 
 PRESETS: Mapping[str, Shape] = MappingProxyType(
@@ -54,6 +106,20 @@ PRESETS: Mapping[str, Shape] = MappingProxyType(
                 "embedding_norm": True,
             }
         ),
+        "llama2-7b": _llama(32, 4096, 32, 32, 11_008, **LLAMA2),
+        "llama2-13b": _llama(40, 5120, 40, 40, 13_824, **LLAMA2),
+        "llama2-70b": _llama(80, 8192, 64, 8, 28_672, **LLAMA2),
+        "llama3-8b": _llama(32, 4096, 32, 8, 14_336, **LLAMA3),
+        "llama3-70b": _llama(80, 8192, 64, 8, 28_672, **LLAMA3),
+        "llama3.1-8b": _llama(32, 4096, 32, 8, 14_336, **{**LLAMA3, "seq_length": 131_072}, **_scaled(8.0)),
+        "llama3.2-1b": _llama(
+            16, 2048, 32, 8, 8192, **{**LLAMA3, "seq_length": 131_072}, **_scaled(32.0), tie_embeddings=True
+        ),
+        "smollm-135m": _llama(30, 576, 9, 3, 1536, **SMOLLM),
+        "smollm-360m": _llama(32, 960, 15, 5, 2560, **SMOLLM),
+        "smollm-1.7b": _llama(24, 2048, 32, 32, 8192, **SMOLLM),
+        "qwen3-0.6b": _llama(28, 1024, 16, 8, 3072, **QWEN3, tie_embeddings=True),
+        "qwen3-8b": _llama(36, 4096, 32, 8, 12_288, **QWEN3),
     }
 )
 
@@ -62,4 +128,16 @@ def with_preset(given: dict[str, Any]) -> dict[str, Any]:
     """The keys of [model] with those that are not given, or None, from the preset. An unknown preset adds none."""
     name = given.get("preset")
     shape = PRESETS.get(name, {}) if isinstance(name, str) else {}
-    return {**shape, **{key: value for key, value in given.items() if value is not None}}
+    return _over(shape, given)
+
+
+def _over(shape: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """`given` over `shape`, section by section within it."""
+    merged = dict(shape)
+    for key, value in given.items():
+        inner = shape.get(key)
+        if isinstance(inner, Mapping) and isinstance(value, Mapping):
+            merged[key] = _over(inner, value)
+        elif value is not None:
+            merged[key] = value
+    return merged

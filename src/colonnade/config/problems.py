@@ -47,8 +47,11 @@ ALSO_CALLED: Mapping[str, str] = MappingProxyType(
 # Values that one might rightly look for, and why they are not here.
 WHY_NOT: Mapping[tuple[str, str], str] = MappingProxyType(
     {
-        ("model.position", "rope"): "rotary positions are not part of this version",
-        ("model.norm", "rmsnorm"): "RMSNorm is not part of this version",
+        ("model.position", "rope"): 'it is called "rotary" here',
+        (
+            "model.activation",
+            "silu",
+        ): 'gated by a second layer it is "swiglu", and alone it is not there',
     }
 )
 

@@ -10,6 +10,8 @@ long slices:
 
     [ decayed, cut over tp | decayed, replicated | not decayed, cut | not decayed, replicated | padding ]
 
+(behind replicated ones, those whose gradients are partial sums over tp)
+
 **ZeRO** (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020): every
 buffer is cut over dp into equal slices, wherever the cuts fall. The stage says which buffers a rank has whole between
 uses, and of which it has only `mine`, its slice:
@@ -63,6 +65,8 @@ class Segment:
     """Whether weight decay applies: to matrices, not to biases and norms."""
     cut: bool
     """Whether each tp rank has a part of its own (else all have the same)."""
+    is_partial: bool = False
+    """Whether gradients of replicated weights are partial sums over tp."""
 
 
 @dataclass(frozen=True)
@@ -269,16 +273,16 @@ def named_slots(units: Sequence[FlatUnit]) -> Iterator[tuple[str, FlatUnit, Slot
 
 
 def _lay_out(places: Sequence[Placement]) -> tuple[list[Slot], list[Segment], int]:
-    def kind(place: Placement) -> tuple[bool, bool]:
-        return place.parameter.ndim < 2, place.dim is None
+    def kind(place: Placement) -> tuple[bool, bool, bool]:
+        return place.parameter.ndim < 2, place.dim is None, place.is_partial
 
     slots, segments, at = [], [], 0
-    for (plain, whole), group in groupby(sorted(places, key=kind), key=kind):
+    for (plain, whole, is_partial), group in groupby(sorted(places, key=kind), key=kind):
         first = at
         for place in group:
             slots.append(Slot(place, at))
             at += up(place.parameter.numel(), ALIGNMENT)
-        segments.append(Segment(first, at, decayed=not plain, cut=not whole))
+        segments.append(Segment(first, at, decayed=not plain, cut=not whole, is_partial=is_partial))
     return slots, segments, at
 
 

@@ -116,8 +116,7 @@ class Ownership:
         while self._reducing:
             self._reducing.popleft().finish_reduction()
         self.mesh.ledger.unit = ""
-        if self.sequence_parallel:
-            self._sum_replicated()
+        self._sum_replicated()
         if self.tied and TIED in self.parts:
             tied = self.parts[TIED].reduced
             self.mesh.ledger.unit = TIED
@@ -126,9 +125,14 @@ class Ownership:
 
     @torch.no_grad()
     def _sum_replicated(self) -> None:
-        """Sum the gradients of weights that tp ranks have alike over tp, in one all-reduce."""
+        """Sum over tp the gradients of weights that tp ranks have alike and have seen different shares of, in one
+        all-reduce: all of them under sequence parallelism, else those of which each rank uses a part.
+        """
         mine = [
-            part.reduced[at] for part in self.parts.values() for segment, at in part.my_segments() if not segment.cut
+            part.reduced[at]
+            for part in self.parts.values()
+            for segment, at in part.my_segments()
+            if segment.is_partial or (self.sequence_parallel and not segment.cut)
         ]
         if not mine:
             return

@@ -4,14 +4,13 @@
     attend_with_dropout     spelled out, because the fused kernels take no mask of ours
     attend_to_cache         the newest positions to all
 
-The bias is −∞ for keys that the query does not see (those after it; of other documents) and, with ALiBi's slopes,
-−slope · distance for the others. It is a pure function of positions and documents, so it is computed again in backward
-and never kept. What tokens see, a byte a pair, is made and kept once for all layers: torch makes numbers of a boolean
-mask in each layer, and keeps those.
+What a query sees is a `Mask`. The bias that it makes is a pure function, so it is computed again in backward and never
+kept. What samples say of pairs of tokens, a byte a pair, is made and kept once for all layers: torch makes numbers of a
+boolean mask in each layer, and keeps those.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,54 +21,27 @@ from torch.nn.functional import scaled_dot_product_attention as _fused
 
 from colonnade.mesh.autograd import apply
 from colonnade.mesh.randomness import drop_probability
-from colonnade.mesh.upload import upload
+from colonnade.model.mask import Mask
 from colonnade.tensor_parallel.gemm import widen
 
-Slopes = Sequence[float] | None
-"""ALiBi's slope of each head of this rank; None without ALiBi."""
+CAUSAL = Mask()
 
 
-def visible_keys(documents: Tensor) -> Tensor:
-    """What each token sees of its row: int64 [s, b] -> bool [b, 1, queries, keys], true for keys of the query's own
-    document that are not after it.
-    """
-    rows = documents.t()
-    return (rows[:, :, None] == rows[:, None, :]).tril_()[:, None]
-
-
-def score_bias(
-    slopes: Slopes, queries: int, keys: int, dtype: torch.dtype, device: torch.device, visible: Tensor | None = None
-) -> Tensor:
-    """What is added to the scores of the last `queries` of `keys` positions: [1 or b, 1 or n, queries, keys].
-
-    `visible`: the keys that each query sees (None: all up to its own).
-    """
-    exact = torch.promote_types(dtype, torch.float32)
-    position = torch.arange(keys, device=device)
-    distance = position[None, :] - position[keys - queries :, None]  # ≤ 0 up to the query
-    if visible is None:
-        visible = (distance <= 0)[None, None]
-    if slopes is None:
-        return torch.where(visible, torch.zeros((), dtype=dtype, device=device), -math.inf)
-    lowered = upload(torch.tensor(slopes, dtype=exact), device)[:, None, None] * distance
-    return torch.where(visible, lowered.to(dtype), -math.inf)
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, slopes: Slopes = None, visible: Tensor | None = None) -> Tensor:
-    """q, k, v [b, n, s, d] -> [b, n, s, d]; `visible` as `visible_keys` makes it, None: all up to the query."""
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask = CAUSAL) -> Tensor:
+    """q, k, v [b, n, s, d] -> [b, n, s, d]"""
     wide, s = (widen(q), widen(k), widen(v)), q.shape[2]
-    if slopes is None and visible is None:
-        return _fused(*wide, is_causal=True).to(q.dtype)
-    compute = partial(score_bias, slopes, s, s, wide[0].dtype, q.device, visible)
+    if mask.is_plain(s):
+        return _fused(*wide, is_causal=mask.causal).to(q.dtype)
+    compute = partial(mask.bias, s, s, wide[0].dtype, q.device)
     bias = compute()
     with _computed_again(bias, compute):
         return _fused(*wide, attn_mask=bias).to(q.dtype)
 
 
-def attend_to_cache(q: Tensor, k: Tensor, v: Tensor, slopes: Slopes = None) -> Tensor:
+def attend_to_cache(q: Tensor, k: Tensor, v: Tensor, mask: Mask = CAUSAL) -> Tensor:
     """Attention of the newest positions to all: q [b, n, s, d], k and v [b, n, past + s, d] -> [b, n, s, d]."""
     wide = widen(q), widen(k), widen(v)
-    bias = score_bias(slopes, q.shape[2], k.shape[2], wide[0].dtype, q.device)
+    bias = mask.bias(q.shape[2], k.shape[2], wide[0].dtype, q.device)
     return _fused(*wide, attn_mask=bias).to(q.dtype)
 
 
@@ -80,17 +52,16 @@ def attend_with_dropout(
     draw: Callable[[], Tensor],
     drop: float,
     *,
-    slopes: Slopes = None,
-    visible: Tensor | None = None,
+    mask: Mask = CAUSAL,
     recompute: bool = False,
 ) -> Tensor:
     """Attention with dropped probabilities: q, k, v [b, n, s, d] -> [b, n, s, d].
 
-    `draw` gives the mask, bool [b, n, s, s], true where a probability is kept. `visible`: see `attend`.
+    `draw` gives what is dropped, bool [b, n, s, s], true where a probability is kept.
     `recompute`: keep q, k and v alone, and in backward compute the probabilities and draw the mask again; else 2
     matrices of [b, n, s, s] are kept.
     """
-    y: Tensor = apply(_AttentionWithDropout, q, k, v, draw, drop, slopes, visible, recompute)
+    y: Tensor = apply(_AttentionWithDropout, q, k, v, draw, drop, mask, recompute)
     return y
 
 
@@ -103,14 +74,13 @@ class _AttentionWithDropout(torch.autograd.Function):
         v: Tensor,
         draw: Callable[[], Tensor],
         drop: float,
-        slopes: Slopes,
-        visible: Tensor | None,
+        mask: Mask,
         again: bool,
     ) -> Tensor:
-        ctx.draw, ctx.slopes, ctx.visible, ctx.again = draw, slopes, visible, again
+        ctx.draw, ctx.mask, ctx.again = draw, mask, again
         ctx.kept_scale = 1.0 / (1.0 - drop_probability(drop))
         wide = [widen(t).contiguous() for t in (q, k, v)]
-        probabilities, keep = _probabilities(wide[0], wide[1], slopes, visible), draw()
+        probabilities, keep = _probabilities(wide[0], wide[1], mask), draw()
         if again:
             ctx.save_for_backward(q, k, v)
         else:
@@ -121,7 +91,7 @@ class _AttentionWithDropout(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.again:
             q, k, v = (widen(t).contiguous() for t in ctx.saved_tensors)
-            probabilities, keep = _probabilities(q, k, ctx.slopes, ctx.visible), ctx.draw()
+            probabilities, keep = _probabilities(q, k, ctx.mask), ctx.draw()
         else:
             q, k, v, probabilities, keep = ctx.saved_tensors
         g = widen(grad).contiguous() * ctx.kept_scale
@@ -129,19 +99,20 @@ class _AttentionWithDropout(torch.autograd.Function):
         dp = (g @ v.transpose(-1, -2)).mul_(keep)
         ds = torch._softmax_backward_data(dp, probabilities, -1, probabilities.dtype).mul_(_scale(q))
         dq, dk = ds @ k, ds.transpose(-1, -2) @ q
-        return dq.to(grad.dtype), dk.to(grad.dtype), dv.to(grad.dtype), None, None, None, None, None
+        return dq.to(grad.dtype), dk.to(grad.dtype), dv.to(grad.dtype), None, None, None, None
 
 
 def _scale(q: Tensor) -> float:
     return 1.0 / math.sqrt(q.shape[-1])
 
 
-def _probabilities(q: Tensor, k: Tensor, slopes: Slopes, visible: Tensor | None) -> Tensor:
+def _probabilities(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
     """softmax(q kᵀ/√d + bias), computed in fp32 or fp64, in the type of q: [b, n, s, d] each -> [b, n, s, s]."""
     scores = _scores(q, k)
-    scores.mul_(_scale(q)).add_(score_bias(slopes, q.shape[2], k.shape[2], scores.dtype, q.device))
-    if visible is not None:
-        scores.masked_fill_(~visible, -math.inf)  # in place: a bias of all samples and heads would be as large
+    positions = mask.with_pairs(None)
+    scores.mul_(_scale(q)).add_(positions.bias(q.shape[2], k.shape[2], scores.dtype, q.device))
+    if mask.pairs is not None:
+        scores.masked_fill_(~mask.pairs, -math.inf)  # in place: a bias of all samples and heads would be as large
     return torch.softmax(scores, -1, out=scores).to(q.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Multi-head causal attention, whole heads a rank (Megatron-LM paper, section 3, figure 3b).
+"""Multi-head attention, whole heads a rank (Megatron-LM paper, section 3, figure 3b).
 
     [s, b, h] ─Column─▶ q, k, v of n/tp heads ─▶ softmax(q kᵀ/√d) v ─▶ [s, b, h/tp] ─Row─▶ [s, b, h]
 
@@ -9,13 +9,17 @@ dim.
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from colonnade.config.schema import ModelConfig
 from colonnade.model.attend import attend, attend_to_cache, attend_with_dropout
 from colonnade.model.dropout import Masks
+from colonnade.model.mask import Mask
+from colonnade.model.norm import rms_norm
 from colonnade.model.position import alibi_slopes
-from colonnade.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, shard_size
+from colonnade.model.rotary import Rotary
+from colonnade.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, columns, shard_size
 from colonnade.tensor_parallel.parallel import Parallel
 
 
@@ -36,23 +40,35 @@ class KeyValueCache:
 
 
 class Attention(nn.Module):
-    """Causal self-attention with its two linear layers."""
+    """Self-attention with its linear layers.
+
+    With as many heads of keys and values as of queries, one weight makes all three. With fewer (grouped-query
+    attention; Ainslie et al., 2023), queries have one of their own. Each rank has whole heads of queries, and those of
+    keys and values that they use: a share of them, or, where there are more ranks than such heads, one of which other
+    ranks have a copy.
+    """
 
     def __init__(self, model: ModelConfig, parallel: Parallel) -> None:
         super().__init__()
-        h, tp = model.hidden_size, parallel.tp
-        self.head_dim, self.drop = model.head_dim, model.attention_dropout
-        mine = shard_size(model.num_heads, tp, "model.num_heads")
+        h, n, m, d = model.hidden_size, model.num_heads, model.key_value_heads, model.head_width
+        tp, self.head_dim, self.drop = parallel.tp, d, model.attention_dropout
+        mine = shard_size(n, tp, "model.num_heads")
         self.heads = range(tp.rank * mine, (tp.rank + 1) * mine)
-        alibi = model.position == "alibi"
-        self.slopes = alibi_slopes(model.num_heads)[self.heads.start : self.heads.stop] if alibi else None
+        self.key_value_heads = max(1, m // tp.size)
+        slopes = alibi_slopes(n)[self.heads.start : self.heads.stop] if model.position == "alibi" else None
+        self.mask = Mask(model.is_causal, model.window, slopes)
+        self.rotary = Rotary(model.rotary, d) if model.position == "rotary" else None
         self.recompute = parallel.recompute_attention
-        self.qkv = ColumnParallelLinear(h, 3 * h, parallel)
-        self.output = RowParallelLinear(h, h, parallel)
+        self.qkv = ColumnParallelLinear(h, 3 * n * d, parallel, bias=model.bias) if m == n else None
+        self.query = ColumnParallelLinear(h, n * d, parallel, bias=model.bias) if m != n else None
+        self.key_value = ColumnParallelLinear(h, 2 * m * d, parallel, bias=model.bias, groups=m) if m != n else None
+        self.query_norm = HeadNorm(model, parallel) if model.query_key_norm else None
+        self.key_norm = HeadNorm(model, parallel) if model.query_key_norm else None
+        self.output = RowParallelLinear(n * d, h, parallel, bias=model.bias)
 
     def empty_cache(self, capacity: int) -> KeyValueCache:
         """For one text of at most `capacity` tokens."""
-        weight, shape = self.output.weight, (1, len(self.heads), capacity, self.head_dim)
+        weight, shape = self.output.weight, (1, self.key_value_heads, capacity, self.head_dim)
         return KeyValueCache(weight.new_empty(shape), weight.new_empty(shape))
 
     def forward(
@@ -62,24 +78,67 @@ class Attention(nn.Module):
         masks: Masks | None,
         cache: KeyValueCache | None = None,
         *,
-        visible: Tensor | None = None,
+        pairs: Tensor | None = None,
+        positions: Tensor | None = None,
     ) -> Tensor:
         """[s, b, h] -> [s, b, h]; sequence parallel: [s/tp, b, h] -> [s/tp, b, h].
 
-        `visible`: the keys of the whole sequence that each query sees, bool [b, 1, s, s]; None: all up to its own.
+        `pairs`: which tokens of the whole sequence may see each other, bool [b, 1, s, s]; None: all. `positions`: of
+        the whole sequence, int64 [s, b]; None: 0, 1, … or those behind the cache.
         """
-        rows = self.qkv(x)  # [s, b, 3h/tp], the whole sequence
-        s, b, _ = rows.shape
-        qkv = rows.view(s, b, len(self.heads), 3, self.head_dim)
-        q, k, v = (part.permute(1, 2, 0, 3) for part in qkv.unbind(3))  # [b, n/tp, s, d] each
+        q, k, v = self._projected(x)
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
+        b, _, s, _ = q.shape
+        if self.rotary is not None:
+            first = 0 if cache is None else cache.length
+            q, k = self.rotary.turn(torch.arange(first, first + s) if positions is None else positions, q, k)
+        k, v = (k, v) if cache is None else cache.extend(k, v)
+        k, v = (each_for_its_queries(heads, len(self.heads)) for heads in (k, v))
+        mask = self.mask.with_pairs(pairs)
         if cache is not None:
-            y = attend_to_cache(q, *cache.extend(k, v), self.slopes)
+            y = attend_to_cache(q, k, v, mask)
         elif masks is None or self.drop == 0.0:
-            y = attend(q, k, v, self.slopes, visible)
+            y = attend(q, k, v, mask)
         else:
             draw = partial(masks.attention, layer, self.heads, s, s, self.drop, x.device)
-            y = attend_with_dropout(
-                q, k, v, draw, self.drop, slopes=self.slopes, visible=visible, recompute=self.recompute
-            )
+            y = attend_with_dropout(q, k, v, draw, self.drop, mask=mask, recompute=self.recompute)
         out: Tensor = self.output(y.permute(2, 0, 1, 3).reshape(s, b, -1))  # [s, b, h]
         return out
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The stream -> queries [b, n/tp, s, d], keys and values with their own heads, of the whole sequence."""
+        if self.qkv is not None:
+            q, k, v = _heads(self.qkv(x), len(self.heads), 3)  # rows are ordered [head, (q, k, v), d]
+            return q, k, v
+        assert self.query is not None and self.key_value is not None, "one weight, or two"
+        queries, others = columns(x, self.query, self.key_value)
+        (q,), (k, v) = _heads(queries, len(self.heads), 1), _heads(others, self.key_value_heads, 2)
+        return q, k, v
+
+
+class HeadNorm(nn.Module):
+    """RMSNorm of each head's features, with one weight for all heads: each rank sees its own heads alone."""
+
+    partial = ("weight",)
+
+    def __init__(self, model: ModelConfig, parallel: Parallel) -> None:
+        super().__init__()
+        self.epsilon = model.norm_epsilon
+        self.weight = nn.Parameter(torch.ones(model.head_width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[b, n, s, d] -> [b, n, s, d]"""
+        return rms_norm(x, self.weight, self.epsilon, x.dtype)
+
+
+def _heads(rows: Tensor, num_heads: int, parts: int) -> tuple[Tensor, ...]:
+    """[s, b, n · parts · d], ordered [head, part, d] -> [b, n, s, d] of each part."""
+    s, b, _ = rows.shape
+    return tuple(part.permute(1, 2, 0, 3) for part in rows.view(s, b, num_heads, parts, -1).unbind(3))
+
+
+def each_for_its_queries(heads: Tensor, num_queries: int) -> Tensor:
+    """Heads of keys or values, one for every query head: [b, m, s, d] -> [b, n, s, d], each n/m times in a row."""
+    times = num_queries // heads.shape[1]
+    return heads if times == 1 else heads.repeat_interleave(times, 1)

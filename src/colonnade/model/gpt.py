@@ -15,6 +15,7 @@ embeddings has a token table of its own, under the same name and with the same i
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +24,10 @@ from colonnade.architecture.families import architecture_of
 from colonnade.architecture.gpt import TABLE
 from colonnade.config.schema import ModelConfig
 from colonnade.mesh.randomness import Purpose
-from colonnade.model.attend import visible_keys
 from colonnade.model.attention import KeyValueCache
 from colonnade.model.dropout import Masks, dropout
-from colonnade.model.norm import Norm
+from colonnade.model.mask import Pairs
+from colonnade.model.norm import norm_of
 from colonnade.model.position import Positions
 from colonnade.model.transformer import Block, residual_dtype
 from colonnade.tensor_parallel.cross_entropy import local_logits, output_loss, token_losses
@@ -56,6 +57,11 @@ class Inputs:
     first_position: int = 0
     """Of these tokens, in their text."""
 
+    @cached_property
+    def pairs(self) -> Pairs:
+        """Which tokens may see each other, for all layers."""
+        return Pairs(self.documents)
+
 
 class Embedding(nn.Module):
     """Tokens, and learned positions where the model has them, into the residual stream."""
@@ -66,7 +72,7 @@ class Embedding(nn.Module):
         h = model.hidden_size
         self.tokens = VocabParallelEmbedding(vocab_size, h, parallel)
         self.positions = Positions(model.seq_length, h) if model.position == "learned" else None
-        self.norm = Norm(h, epsilon=model.norm_epsilon) if model.embedding_norm else None
+        self.norm = norm_of(model) if model.embedding_norm else None
 
     def forward(
         self, tokens: Tensor, masks: Masks | None = None, first_position: int = 0, positions: Tensor | None = None
@@ -96,7 +102,7 @@ class Head(nn.Module):
         super().__init__()
         self.parallel, self.vocab_size = parallel, vocab_size
         pre = model.norm_position == "pre"
-        self.norm = Norm(model.hidden_size, epsilon=model.norm_epsilon) if pre else None
+        self.norm = norm_of(model) if pre else None
         self.output = tied or VocabParallelEmbedding(vocab_size, model.hidden_size, parallel)
 
     def forward(self, x: Tensor, labels: Tensor, loss_weights: Tensor) -> Tensor:
@@ -144,7 +150,6 @@ class GPT(nn.Module):
         self.tied, self.fp32_residual = model.tie_embeddings, model.fp32_residual
         self.hidden_size, self.seq_length = model.hidden_size, model.seq_length
         self.longest = model.seq_length if model.position == "learned" else None
-        self._visible: tuple[Inputs, Tensor] | None = None
         self.architecture = architecture_of(model, vocab_size)
         chosen = self.architecture.unit_names if units is None else units
         if "embedding" in chosen:
@@ -173,9 +178,10 @@ class GPT(nn.Module):
         if unit == "head":
             assert inputs.labels is not None and inputs.loss_weights is not None, "the head reads labels and weights"
             return (self.head(x, inputs.labels, inputs.loss_weights),)
+        assert inputs.caches is None or inputs.documents is None, "a text that goes on from a cache is one document"
         cache = None if inputs.caches is None else inputs.caches[unit]
         block = self.blocks[unit.removeprefix("blocks.")]
-        return (block(x, inputs.masks, cache, visible=self._visible_keys(inputs)),)
+        return (block(x, inputs.masks, cache, pairs=inputs.pairs.tensor(), positions=inputs.positions),)
 
     def carry_buffers(self, inputs: Inputs, into: str) -> tuple[Tensor, ...]:
         """Memory for what a unit takes: the residual stream of a micro-batch, [s, b, h] or [s/tp, b, h]; the first unit
@@ -242,19 +248,6 @@ class GPT(nn.Module):
             carry = self.run(unit, carry, inputs)
         (loss,) = carry
         return loss
-
-    def _visible_keys(self, inputs: Inputs) -> Tensor | None:
-        """What the tokens see of their documents, bool [b, 1, s, s]; None where a sample is one document.
-
-        Remembered for the micro-batch that ran last: blocks come one after another, and share one. Each keeps it for
-        its backward, so there are as many as micro-batches between forward and backward, and this one.
-        """
-        if inputs.documents is None:
-            return None
-        assert inputs.caches is None, "a text that goes on from a cache is one document"
-        if self._visible is None or self._visible[0] is not inputs:
-            self._visible = inputs, visible_keys(inputs.documents)
-        return self._visible[1]
 
     def _table_module(self) -> VocabParallelEmbedding | None:
         """The token table of this rank, where it has one."""

@@ -1,6 +1,7 @@
-"""Layer normalisation, computed in fp32 whatever the type of its input (YaLM's list of what stays exact).
+"""Normalisations, computed in fp32 whatever the type of their input (YaLM's list of what stays exact).
 
-(Ba, Kiros, Hinton: "Layer Normalization", 2016.) Its weight gradients are added to `weight.grad` and `bias.grad` in
+LayerNorm (Ba, Kiros, Hinton, 2016) and RMSNorm (Zhang, Sennrich: "Root Mean Square Layer Normalization", 2019).
+Their weight gradients are added to `weight.grad` and `bias.grad` in
 their own type, as those of linear layers are: never rounded to 16 bits between micro-batches or ranks.
 """
 
@@ -9,18 +10,65 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from colonnade.config.schema import ModelConfig
 from colonnade.mesh.autograd import apply
 from colonnade.tensor_parallel.gemm import gradient_of
 
 
-class Norm(nn.Module):
-    """(x − mean) / √(variance + epsilon) · weight + bias, over the last dim."""
+def norm_of(model: ModelConfig, size: int | None = None) -> "Norm | RMSNorm":
+    """The normalisation that `model.norm` names, over `size` features (None: of the residual stream)."""
+    size = model.hidden_size if size is None else size
+    if model.norm == "rmsnorm":
+        return RMSNorm(size, epsilon=model.norm_epsilon)
+    return Norm(size, epsilon=model.norm_epsilon, bias=model.bias)
+
+
+class RMSNorm(nn.Module):
+    """x / √(mean of squares + epsilon) · weight, over the last dim."""
 
     def __init__(self, hidden_size: int, *, epsilon: float) -> None:
         super().__init__()
         self.epsilon = epsilon
         self.weight = nn.Parameter(torch.ones(hidden_size))
-        self.bias = nn.Parameter(torch.zeros(hidden_size))
+
+    def forward(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """[..., h] -> [..., h] in `dtype`; None: in the weights' type, which is that of the computation."""
+        return rms_norm(x, self.weight, self.epsilon, dtype or self.weight.dtype)
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
+    """[..., h], weight [h] -> [..., h] in `dtype`. Backward adds to `weight.grad` directly."""
+    y: Tensor = apply(_RMSNorm, x, weight, epsilon, dtype)
+    return y
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
+        wide = _exact(x)
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+        ctx.save_for_backward(x, weight, scale)
+        return (wide * scale).mul_(_exact(weight)).to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, scale = ctx.saved_tensors
+        normed, g = _exact(x) * scale, _exact(grad)
+        rows = tuple(range(x.ndim - 1))
+        gradient_of(weight).add_((g * normed).sum(rows))
+        g = g * _exact(weight)
+        dx = g.sub_(normed.mul_((g * normed).mean(-1, keepdim=True))).mul_(scale)
+        return dx.to(x.dtype), None, None, None
+
+
+class Norm(nn.Module):
+    """(x − mean) / √(variance + epsilon) · weight + bias, over the last dim."""
+
+    def __init__(self, hidden_size: int, *, epsilon: float, bias: bool = True) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        self.weight = nn.Parameter(torch.ones(hidden_size))
+        self.bias = nn.Parameter(torch.zeros(hidden_size)) if bias else None
 
     def forward(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """[..., h] -> [..., h] in `dtype`; None: in the weights' type, which is that of the computation."""
@@ -30,8 +78,8 @@ class Norm(nn.Module):
 
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
-        operands = x, weight.shape, _beside(weight, x), _beside(bias, x), epsilon
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, dtype: torch.dtype) -> Tensor:
+        operands = x, weight.shape, _beside(weight, x), None if bias is None else _beside(bias, x), epsilon
         y, mean, deviation = torch.native_layer_norm(*operands)
         ctx.save_for_backward(x, weight, bias, mean, deviation)
         return y.to(dtype)
@@ -42,21 +90,25 @@ class _LayerNorm(torch.autograd.Function):
         if x.is_cuda and x.dtype.itemsize == 2:
             return _backward_of_16_bits(grad.to(x.dtype), *ctx.saved_tensors), None, None, None, None
         # in fp32, inputs too: beside 16-bit inputs the kernels know weight gradients to 16 bits only
-        wide = _exact(grad), _exact(x), weight.shape, _exact(mean), _exact(deviation), _exact(weight), _exact(bias)
-        dx, dw, db = torch.ops.aten.native_layer_norm_backward(*wide, [True, True, True])
+        wide_bias = None if bias is None else _exact(bias)
+        wide = _exact(grad), _exact(x), weight.shape, _exact(mean), _exact(deviation), _exact(weight), wide_bias
+        dx, dw, db = torch.ops.aten.native_layer_norm_backward(*wide, [True, True, bias is not None])
         gradient_of(weight).add_(dw)
-        gradient_of(bias).add_(db)
+        if bias is not None:
+            gradient_of(bias).add_(db)
         return dx.to(x.dtype), None, None, None, None
 
 
 def _backward_of_16_bits(
-    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, deviation: Tensor
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor, deviation: Tensor
 ) -> Tensor:
     """dx by CUDA's kernel, which computes in fp32 inside; weight gradients in fp32 apart, with one fp32 copy of x."""
-    operands = grad, x, weight.shape, mean, deviation, weight.to(x.dtype), bias.to(x.dtype)
+    narrow_bias = None if bias is None else bias.to(x.dtype)
+    operands = grad, x, weight.shape, mean, deviation, weight.to(x.dtype), narrow_bias
     dx: Tensor = torch.ops.aten.native_layer_norm_backward(*operands, [True, False, False])[0]
     rows = tuple(range(x.ndim - 1))
-    gradient_of(bias).add_(grad.sum(rows, dtype=torch.float32))
+    if bias is not None:
+        gradient_of(bias).add_(grad.sum(rows, dtype=torch.float32))
     gradient_of(weight).add_((x - mean).mul_(deviation).mul_(grad).sum(rows))  # mean [..., 1] in fp32 widens
     return dx
 

@@ -1,4 +1,4 @@
-"""How positions enter the model: learned vectors, or ALiBi's slopes."""
+"""How positions enter the model: learned vectors, ALiBi's slopes, or rotary angles (`rotary.py`)."""
 
 from typing import Any
 

@@ -14,7 +14,7 @@ from colonnade.mesh.randomness import Purpose
 from colonnade.model.attention import Attention, KeyValueCache
 from colonnade.model.dropout import Masks, dropout
 from colonnade.model.mlp import MLP
-from colonnade.model.norm import Norm
+from colonnade.model.norm import Norm, RMSNorm, norm_of
 from colonnade.tensor_parallel.parallel import Parallel
 
 
@@ -28,12 +28,11 @@ class Block(nn.Module):
 
     def __init__(self, model: ModelConfig, layer: int, parallel: Parallel) -> None:
         super().__init__()
-        h = model.hidden_size
         self.layer, self.drop, self.pre = layer, model.dropout, model.norm_position == "pre"
         self.parallel = parallel
-        self.attention_norm = Norm(h, epsilon=model.norm_epsilon)
+        self.attention_norm = norm_of(model)
         self.attention = Attention(model, parallel)
-        self.mlp_norm = Norm(h, epsilon=model.norm_epsilon)
+        self.mlp_norm = norm_of(model)
         self.mlp = MLP(model, parallel)
 
     def forward(
@@ -42,19 +41,22 @@ class Block(nn.Module):
         masks: Masks | None = None,
         cache: KeyValueCache | None = None,
         *,
-        visible: Tensor | None = None,
+        pairs: Tensor | None = None,
+        positions: Tensor | None = None,
     ) -> Tensor:
-        """[s, b, h] -> [s, b, h]; sequence parallel: [s/tp, b, h] -> [s/tp, b, h]. `visible`: see `Attention`."""
+        """[s, b, h] -> [s, b, h]; sequence parallel: [s/tp, b, h] -> [s/tp, b, h]. `pairs`, `positions`: see
+        `Attention`.
+        """
 
         def attention(x: Tensor) -> Tensor:
-            y: Tensor = self.attention(x, self.layer, masks, cache, visible=visible)
+            y: Tensor = self.attention(x, self.layer, masks, cache, pairs=pairs, positions=positions)
             return y
 
         x = self._around(attention, self.attention_norm, x, masks, 2 * self.layer)
         return self._around(self.mlp, self.mlp_norm, x, masks, 2 * self.layer + 1)
 
     def _around(
-        self, sublayer: Callable[[Tensor], Tensor], norm: Norm, x: Tensor, masks: Masks | None, mask: int
+        self, sublayer: Callable[[Tensor], Tensor], norm: Norm | RMSNorm, x: Tensor, masks: Masks | None, mask: int
     ) -> Tensor:
         """The residual around a sublayer, and its norm. The sum has the stream's type, the sublayer its weights'."""
         y = sublayer(norm(x) if self.pre else x.to(norm.weight.dtype))

@@ -11,11 +11,11 @@ slower on those without fp16 units; it is multiplied in fp32 on all of them.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -139,64 +139,105 @@ class Input:
     """Makes the layer's input from `kept`."""
 
 
+class Operand(NamedTuple):
+    """A weight that multiplies, its bias, and which of its rows."""
+
+    weight: Tensor
+    """[o, i]"""
+    bias: Tensor | None = None
+    """[o]"""
+    rows: slice = slice(None)
+
+    @property
+    def used(self) -> Tensor:
+        return self.weight[self.rows]
+
+    def product(self, x: Tensor) -> Tensor:
+        """x [t, i], as it is multiplied -> [t, rows]"""
+        bias = None if self.bias is None else self.bias[self.rows].to(x.dtype)
+        return nn.functional.linear(x, widen(self.used), bias)
+
+    def add_gradients(self, grad: Tensor, x: Tensor) -> None:
+        """Of the gradient of the product, [t, rows], and the layer's input, [t, i]."""
+        add_product_(gradient_of(self.weight)[self.rows], grad, x)
+        if self.bias is not None:
+            gradient = gradient_of(self.bias)[self.rows]
+            gradient.add_(grad.sum(0, dtype=gradient.dtype))
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
         later: WeightGradients,
         kept: Tensor,
         whole: Any,
         entrance: Entrance,
-    ) -> Tensor:
-        ctx.save_for_backward(kept, weight, bias)
+        rows: Any,
+        *pairs: Any,
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(kept, *pairs)
         x, ctx.entrance = entrance.enter(x)
-        ctx.later, ctx.whole = later, whole
-        rows = widen(x.reshape(-1, x.shape[-1]))
-        wide_bias = None if bias is None else bias.to(rows.dtype)
-        y = nn.functional.linear(rows, widen(weight), wide_bias)
-        return y.to(x.dtype).view(*x.shape[:-1], -1)
+        ctx.later, ctx.whole, ctx.rows = later, whole, rows
+        wide = widen(x.reshape(-1, x.shape[-1]))
+        products = [operand.product(wide) for operand in _operands(pairs, rows)]
+        return tuple(y.to(x.dtype).view(*x.shape[:-1], -1) for y in products)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        kept, weight, bias = ctx.saved_tensors
-        rows, whole = widen(grad.reshape(-1, grad.shape[-1])), ctx.whole
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        kept, *pairs = ctx.saved_tensors
+        operands, whole = _operands(pairs, ctx.rows), ctx.whole
+        wide = [widen(grad.reshape(-1, grad.shape[-1])) for grad in grads]
         dx, arriving = None, Pending(None)
         if ctx.needs_input_grad[0]:
-            dx = (rows @ widen(weight)).to(grad.dtype).view(*grad.shape[:-1], -1)
-            dx, arriving = ctx.entrance.start_back(dx)
+            dx = wide[0] @ widen(operands[0].used)
+            for grad, operand in zip(wide[1:], operands[1:], strict=True):
+                dx.addmm_(grad, widen(operand.used))
+            dx, arriving = ctx.entrance.start_back(dx.to(grads[0].dtype).view(*grads[0].shape[:-1], -1))
 
         def add_gradients() -> None:
-            add_product_(gradient_of(weight), rows, whole(kept).reshape(-1, weight.shape[-1]))
-            if bias is not None:
-                gradient = gradient_of(bias)
-                gradient.add_(rows.sum(0, dtype=gradient.dtype))
+            x = whole(kept)
+            for grad, operand in zip(wide, operands, strict=True):
+                operand.add_gradients(grad, x.reshape(-1, x.shape[-1]))
 
         ctx.later.add(add_gradients)  # while dx is on its way
         arriving.wait()
-        return dx, None, None, None, None, None, None
+        return dx, None, None, None, None, None, *(None for _ in pairs)
 
 
-def linear(
+def _operands(pairs: Sequence[Tensor | None], rows: Sequence[slice]) -> list[Operand]:
+    weights, biases = pairs[::2], pairs[1::2]
+    return [Operand(w, b, r) for w, b, r in zip(weights, biases, rows, strict=True) if w is not None]
+
+
+def linears(
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
+    operands: Sequence[Operand],
     *,
     weight_gradients: WeightGradients | None = None,
     keep: Input | None = None,
     entrance: Entrance | None = None,
-) -> Tensor:
-    """x Wᵀ + b: [..., i] -> [..., o]. Backward adds to `weight.grad` and `bias.grad` directly, when `weight_gradients`
-    says (None: at once), from `keep` (None: x itself).
+) -> tuple[Tensor, ...]:
+    """x Wᵀ + b of each operand: [..., i] -> [..., o] each. Backward adds to `weight.grad` and `bias.grad` directly,
+    when `weight_gradients` says (None: at once), from `keep` (None: x itself).
 
-    `entrance`: x is what it is entered with (None: nothing is sent); the gradient of x is on its way back while the
-    weight gradient is computed.
+    `entrance`: x is what it is entered with (None: nothing is sent), once for all operands; the gradient of x is on its
+    way back while the weight gradients are computed.
     """
     keep = Input(x.detach()) if keep is None else keep
     later, entrance = weight_gradients or WeightGradients(), entrance or Entrance(Axis("tp"), cut=False)
-    y: Tensor = apply(_Linear, x, weight, bias, later, keep.kept, keep.whole, entrance)
+    pairs = [tensor for operand in operands for tensor in operand[:2]]
+    rows = [operand.rows for operand in operands]
+    found: Any = apply(_Linear, x, later, keep.kept, keep.whole, entrance, rows, *pairs)
+    return tuple(found)
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, weight_gradients: WeightGradients | None = None
+) -> Tensor:
+    """As `linears`, of one weight, whose input is there already."""
+    (y,) = linears(x, [Operand(weight, bias)], weight_gradients=weight_gradients)
     return y
 
 

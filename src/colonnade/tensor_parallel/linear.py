@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from colonnade.errors import LayoutError
 from colonnade.mesh.mesh import Axis
-from colonnade.tensor_parallel.gemm import Input, add_bias, linear
+from colonnade.tensor_parallel.gemm import Input, Operand, add_bias, linear, linears
 from colonnade.tensor_parallel.parallel import Parallel
 
 
@@ -26,28 +26,51 @@ def shard_size(size: int, tp: Axis, what: str) -> int:
 
 
 class ColumnParallelLinear(nn.Module):
-    """y = x Wᵀ + b with W [o, i] cut along o: every rank computes its own outputs."""
+    """y = x Wᵀ + b with W [o, i] cut along o: every rank computes its own outputs.
 
-    sharded = {"weight": 0, "bias": 0}
+    `groups`: the outputs are so many equal groups, which stay whole. Where there are more ranks than groups, every rank
+    has all of W, and multiplies with the rows of the group that it works for; its gradient is then a partial sum.
+    """
 
-    def __init__(self, in_size: int, out_size: int, parallel: Parallel) -> None:
+    def __init__(
+        self, in_size: int, out_size: int, parallel: Parallel, *, bias: bool = True, groups: int | None = None
+    ) -> None:
         super().__init__()
-        mine = shard_size(out_size, parallel.tp, "the layer's output size")
-        self.parallel = parallel
+        self.parallel, tp = parallel, parallel.tp
         self.full_shapes = {"weight": (out_size, in_size), "bias": (out_size,)}
+        shared = groups is not None and tp.size > groups
+        self.sharded = {} if shared else {"weight": 0, "bias": 0}
+        self.partial = ("weight", "bias") if shared else ()
+        mine = out_size if shared else shard_size(out_size, tp, "the layer's output size")
+        self.rows = slice(None)
+        if groups is not None and shared:
+            each, group = out_size // groups, tp.rank * groups // tp.size
+            self.rows = slice(group * each, (group + 1) * each)
         self.weight = nn.Parameter(torch.empty(mine, in_size))
-        self.bias = nn.Parameter(torch.empty(mine))
+        self.bias = nn.Parameter(torch.empty(mine)) if bias else None
+
+    @property
+    def operand(self) -> Operand:
+        return Operand(self.weight, self.bias, self.rows)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[s, b, i] -> [s, b, o/tp]. Forward sends nothing; backward all-reduces [s, b, i] over tp.
+        """As `columns`, for one layer."""
+        (y,) = columns(x, self)
+        return y
 
-        Sequence parallel: [s/tp, b, i] -> [s, b, o/tp]. Forward all-gathers [s/tp, b, i] over tp; backward
-        reduce-scatters [s, b, i] and, where the weight gradient is computed, all-gathers [s/tp, b, i] again. The
-        gradient of x is on its way while that of the weight is computed.
-        """
-        parallel, keep = self.parallel, Input(x.detach(), self.parallel.gather)
-        later, entrance = parallel.weight_gradients, parallel.entrance
-        return linear(x, self.weight, self.bias, weight_gradients=later, keep=keep, entrance=entrance)
+
+def columns(x: Tensor, *layers: ColumnParallelLinear) -> tuple[Tensor, ...]:
+    """Layers that read the same x: [s, b, i] -> [s, b, o/tp] each. Forward sends nothing; backward all-reduces
+    [s, b, i] over tp, once for all of them.
+
+    Sequence parallel: [s/tp, b, i] -> [s, b, o/tp]. Forward all-gathers [s/tp, b, i] over tp; backward reduce-scatters
+    [s, b, i] and, where weight gradients are computed, all-gathers [s/tp, b, i] again. The gradient of x is on its way
+    while those of the weights are computed.
+    """
+    parallel = layers[0].parallel
+    keep = Input(x.detach(), parallel.gather)
+    operands = [layer.operand for layer in layers]
+    return linears(x, operands, weight_gradients=parallel.weight_gradients, keep=keep, entrance=parallel.entrance)
 
 
 class RowParallelLinear(nn.Module):
@@ -58,13 +81,13 @@ class RowParallelLinear(nn.Module):
 
     sharded = {"weight": 1}
 
-    def __init__(self, in_size: int, out_size: int, parallel: Parallel) -> None:
+    def __init__(self, in_size: int, out_size: int, parallel: Parallel, *, bias: bool = True) -> None:
         super().__init__()
         mine = shard_size(in_size, parallel.tp, "the layer's input size")
         self.parallel = parallel
         self.full_shapes = {"weight": (out_size, in_size)}
         self.weight = nn.Parameter(torch.empty(out_size, mine))
-        self.bias = nn.Parameter(torch.empty(out_size))
+        self.bias = nn.Parameter(torch.empty(out_size)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[s, b, i/tp] -> [s, b, o]. Forward all-reduces [s, b, o] over tp; backward sends nothing.
@@ -72,5 +95,5 @@ class RowParallelLinear(nn.Module):
         Sequence parallel: [s, b, i/tp] -> [s/tp, b, o]. Forward reduce-scatters [s, b, o] over tp; backward
         all-gathers [s/tp, b, o].
         """
-        y = linear(x, self.weight, weight_gradients=self.parallel.weight_gradients)
-        return add_bias(self.parallel.leave(y), self.bias)
+        y = self.parallel.leave(linear(x, self.weight, weight_gradients=self.parallel.weight_gradients))
+        return y if self.bias is None else add_bias(y, self.bias)

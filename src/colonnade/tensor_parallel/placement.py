@@ -2,6 +2,7 @@
 
 A cut layer says two things: which dim of which weight is cut (`sharded`, on the class) and how large the whole weight
 is (`full_shapes`, on the instance). A weight that no layer names is replicated: every rank of the axis has all of it.
+Of some of these each rank uses a part (`partial`, on the instance): the gradients are partial sums.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,8 @@ class Placement:
     """Where along `dim` this rank's shard begins."""
     extent: int
     """How much of the shard along `dim` is real; the rest is padding. The shard's whole length where `dim` is None."""
+    is_partial: bool = False
+    """Every rank has all of it, and works with what its own heads need: its gradient is a partial sum over tp."""
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -51,7 +54,8 @@ def placements(module: nn.Module, tp: Axis) -> Iterator[Placement]:
 def _placement(name: str, key: str, part: nn.Module, parameter: nn.Parameter, tp: Axis) -> Placement:
     dim: int | None = getattr(part, "sharded", {}).get(key)
     if dim is None:
-        return Placement(name, parameter, tuple(parameter.shape), None, 0, parameter.shape[0])
+        is_partial = key in getattr(part, "partial", ())
+        return Placement(name, parameter, tuple(parameter.shape), None, 0, parameter.shape[0], is_partial)
     shape: tuple[int, ...] = getattr(part, "full_shapes")[key]  # noqa: B009  (nn.Module types attributes as Tensor | Module)
     local = parameter.shape[dim]
     offset = min(tp.rank * local, shape[dim])

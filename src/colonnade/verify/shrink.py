@@ -25,7 +25,7 @@ def shrunk(base: Config, layouts: Sequence[ParallelConfig]) -> Config:
     model = base.model
     cut = math.lcm(1, *(parallel.tp for parallel in layouts))
     heads = _fewest(model.num_heads, cut)
-    hidden = heads * min(model.head_dim, HEAD_DIM)
+    hidden = heads * min(model.head_width, HEAD_DIM)
     shape = {"num_layers": _layers(model.num_layers, layouts), "hidden_size": hidden, "num_heads": heads}
     if model.ffn_hidden_size is not None:
         shape["ffn_hidden_size"] = _up(model.ffn_hidden_size * hidden // model.hidden_size, cut)

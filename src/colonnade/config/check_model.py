@@ -1,0 +1,103 @@
+"""Options of [model] that do not go together, and what to write instead. Pure."""
+
+from collections.abc import Iterator
+
+from colonnade.config.numbers import divisors, one_of
+from colonnade.config.schema import Config
+
+Messages = Iterator[str]
+NEEDS_LENGTH = ("yarn", "llama3")
+
+
+def key_value_heads_are_shared_evenly(config: Config) -> Messages:
+    """Every head of keys and values serves as many queries."""
+    n, m = config.model.num_heads, config.model.key_value_heads
+    if n % m:
+        yield (
+            f"model.num_key_value_heads = {m} does not divide model.num_heads = {n}: each of them is shared by as many "
+            f"heads of queries. Use {one_of(divisors(n))}."
+        )
+
+
+def key_value_heads_cut_by_tp(config: Config) -> Messages:
+    """Ranks have whole heads of keys and values, or copies of one."""
+    m, tp = config.model.key_value_heads, config.parallel.tp
+    if m != config.model.num_heads and m % tp and tp % m:
+        possible = [size for size in divisors(config.model.num_heads) if m % size == 0 or size % m == 0]
+        yield (
+            f"parallel.tp = {tp} goes neither with nor into model.num_key_value_heads = {m}: each rank needs whole "
+            f"heads of keys and values, or one of which others have copies. Use {one_of(possible)}."
+        )
+
+
+def head_dim_is_even(config: Config) -> Messages:
+    """Rotary positions turn pairs of features."""
+    if config.model.position == "rotary" and config.model.head_width % 2:
+        yield (
+            f'model.position = "rotary" turns pairs of features, and heads are {config.model.head_width} wide. Use an '
+            "even head_dim."
+        )
+
+
+def rotary_where_read(config: Config) -> Messages:
+    """[model.rotary] is for rotary positions, and its scaling has what it needs."""
+    model = config.model
+    rotary = model.rotary
+    changed = [name for name, field in type(rotary).model_fields.items() if getattr(rotary, name) != field.default]
+    if model.position != "rotary" and changed:
+        yield (
+            f'model.rotary.{changed[0]} has no effect with model.position = "{model.position}". Set position = '
+            f'"rotary", or leave {"it" if len(changed) == 1 else "these keys"} out: {", ".join(changed)}.'
+        )
+        return
+    if rotary.scaling == "none" and rotary.factor != 1.0:
+        yield (
+            f'model.rotary.factor = {rotary.factor:g} has no effect with model.rotary.scaling = "none". Set scaling '
+            'to "linear", "yarn" or "llama3", or leave factor out.'
+        )
+    if rotary.scaling in NEEDS_LENGTH and rotary.original_length is None:
+        yield (
+            f'model.rotary.scaling = "{rotary.scaling}" needs model.rotary.original_length: the number of positions '
+            "that the unscaled model was trained on, 8192 for LLaMA 3."
+        )
+    if rotary.scaling == "llama3" and rotary.low_frequency_factor >= rotary.high_frequency_factor:
+        yield (
+            f"model.rotary.low_frequency_factor = {rotary.low_frequency_factor:g} is not below high_frequency_factor = "
+            f"{rotary.high_frequency_factor:g}: angles between them are blended. LLaMA 3 has 1 and 4."
+        )
+
+
+def window_where_it_means_something(config: Config) -> Messages:
+    """Distance has a direction only where attention is causal."""
+    model = config.model
+    if model.is_causal:
+        return
+    if model.window is not None:
+        yield (
+            f'model.window = {model.window} does not go with model.kind = "{model.kind}": a token sees all others, '
+            "before and after it. Leave window out."
+        )
+    if model.position == "alibi":
+        yield (
+            f'model.position = "alibi" does not go with model.kind = "{model.kind}": it lowers scores by the '
+            'distance to what is before. Use position = "learned" or "rotary".'
+        )
+
+
+MODEL_CHECKS = (
+    (("model.num_heads", "model.num_key_value_heads"), key_value_heads_are_shared_evenly),
+    (("model.num_heads", "model.num_key_value_heads", "parallel.tp"), key_value_heads_cut_by_tp),
+    (("model.position", "model.head_dim", "model.hidden_size", "model.num_heads"), head_dim_is_even),
+    (
+        (
+            "model.position",
+            "model.rotary.scaling",
+            "model.rotary.factor",
+            "model.rotary.original_length",
+            "model.rotary.low_frequency_factor",
+            "model.rotary.high_frequency_factor",
+        ),
+        rotary_where_read,
+    ),
+    (("model.kind", "model.window", "model.position"), window_where_it_means_something),
+)

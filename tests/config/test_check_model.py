@@ -1,0 +1,86 @@
+"""Options of [model] that do not go together: one message each, all at once."""
+
+import pytest
+
+from colonnade.config.load import loads
+from colonnade.errors import ConfigError
+
+BASE = """
+[model]
+hidden_size = 48
+num_heads = 6
+{model}
+[data]
+train = "t"
+[train]
+steps = 100
+global_batch_size = 8
+micro_batch_size = 1
+[optim]
+learning_rate = 1e-3
+[run]
+folder = "r"
+[parallel]
+{parallel}
+"""
+
+
+def problems(model: str, parallel: str = "") -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        loads(BASE.format(model=model, parallel=parallel))
+    return str(caught.value).split("\n  - ")[1:]
+
+
+@pytest.mark.parametrize(
+    ("model", "parallel", "words"),
+    [
+        ("num_key_value_heads = 4", "", "num_key_value_heads = 4 does not divide model.num_heads = 6"),
+        ("num_key_value_heads = 2", "tp = 3", "goes neither with nor into model.num_key_value_heads = 2"),
+        ('position = "rotary"\nhead_dim = 7', "", "heads are 7 wide. Use an even head_dim"),
+        ("rotary.base = 500000.0", "", 'model.rotary.base has no effect with model.position = "learned"'),
+        ('position = "rotary"\nrotary.factor = 4.0', "", 'factor = 4 has no effect with model.rotary.scaling = "none"'),
+        ('position = "rotary"\nrotary.scaling = "yarn"', "", "needs model.rotary.original_length"),
+        (
+            'position = "rotary"\nrotary.scaling = "llama3"\nrotary.original_length = 8192\n'
+            "rotary.low_frequency_factor = 4.0",
+            "",
+            "low_frequency_factor = 4 is not below high_frequency_factor = 4",
+        ),
+        ("rotary.bas = 1.0", "", "model.rotary.bas is not a key: did you mean model.rotary.base?"),
+        ("rotary = 3", "", "rotary = 3 gives a value to a section. Write [model.rotary]"),
+    ],
+)
+def test_one_message(model: str, parallel: str, words: str) -> None:
+    (found,) = problems(model, parallel)
+    assert words in found
+
+
+def test_all_at_once() -> None:
+    assert len(problems('num_key_value_heads = 4\nrotary.base = 3.0\nnorm = "batch"')) == 3
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_ranks_beyond_key_value_heads_are_fine_where_one_divides_the_other(tp: int) -> None:
+    text = BASE.replace("num_heads = 6", "num_heads = 8").format(model="num_key_value_heads = 2", parallel=f"tp = {tp}")
+    assert loads(text).parallel.tp == tp
+
+
+def test_sections_within_sections_come_from_the_command_line_and_go_to_toml_and_back() -> None:
+    from colonnade.config.load import apply_, build, parse, to_toml
+
+    content = parse(BASE.format(model='position = "rotary"', parallel=""), "text")
+    assert apply_(content, "model.rotary.base=500000") == []
+    config = build(content, [], source="text")
+    assert config.model.rotary.base == 500_000.0
+    assert "[model.rotary]\nbase = 500000.0" in to_toml(config)
+    assert loads(to_toml(config)) == config
+
+
+def test_a_preset_has_sections_too_and_keys_beside_it_take_precedence_one_by_one() -> None:
+    config = loads(
+        BASE.replace("hidden_size = 48\nnum_heads = 6", 'preset = "llama3.1-8b"').format(
+            model="attention_dropout = 0.0\ndropout = 0.0\nrotary.factor = 2.0", parallel=""
+        )
+    )
+    rotary = config.model.rotary
+    assert (rotary.base, rotary.scaling, rotary.factor, rotary.original_length) == (500_000.0, "llama3", 2.0, 8192)

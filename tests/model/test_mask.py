@@ -1,0 +1,84 @@
+"""Every combination of what masks say, beside the sentence that says it."""
+
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from colonnade.model.attend import attend, attend_to_cache, attend_with_dropout
+from colonnade.model.mask import Mask, Pairs
+from tests.tensor_parallel.shards import drawn
+
+LENGTH, SAMPLES = 6, 2
+DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 2], [3, 3, 4, 4, 4, 4]]).t()
+REAL = torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 0, 0]], dtype=torch.bool).t()
+SLOPES = [0.5, 0.125]
+
+
+def sees(mask: Mask, documents: Tensor | None, real: Tensor | None, sample: int, query: int, key: int) -> bool:
+    if mask.causal and key > query:
+        return False
+    if mask.window is not None and key <= query - mask.window:
+        return False
+    if documents is not None and documents[query, sample] != documents[key, sample]:
+        return False
+    return real is None or bool(real[key, sample]) or key == query
+
+
+def expression(q: Tensor, k: Tensor, v: Tensor, mask: Mask, documents: Tensor | None, real: Tensor | None) -> Tensor:
+    """One query after the other."""
+    y = torch.zeros_like(q)
+    for sample, query in product(range(SAMPLES), range(LENGTH)):
+        keys = [key for key in range(LENGTH) if sees(mask, documents, real, sample, query, key)]
+        scores = (k[sample, :, keys] @ q[sample, :, query, :, None])[..., 0] / q.shape[-1] ** 0.5
+        if mask.slopes is not None:
+            scores = scores - torch.tensor(mask.slopes)[:, None] * (query - torch.tensor(keys))
+        y[sample, :, query] = (scores.softmax(-1)[:, None] @ v[sample, :, keys])[:, 0]
+    return y
+
+
+COMBINATIONS = [
+    (causal, window, slopes, documents, real)
+    for causal, window, slopes, documents, real in product(
+        (True, False), (None, 1, 3, 9), (None, SLOPES), (None, DOCUMENTS), (None, REAL)
+    )
+    if causal or (window is None and slopes is None)
+]
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_every_combination(dropped: bool) -> None:
+    for causal, window, slopes, documents, real in COMBINATIONS:
+        mask = Mask(causal, window, slopes, Pairs(documents, real).tensor())
+        mine, theirs = ([drawn(SAMPLES, 2, LENGTH, 4, seed=i).requires_grad_() for i in range(3)] for _ in range(2))
+        keep = torch.ones(SAMPLES, 2, LENGTH, LENGTH, dtype=torch.bool)
+        y = attend_with_dropout(*mine, keep.clone, 0.0, mask=mask) if dropped else attend(*mine, mask)
+        expected = expression(*theirs, Mask(causal, window, slopes), documents, real)
+        torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+        grad = drawn(SAMPLES, 2, LENGTH, 4, seed=9)
+        for got, reference in zip(
+            torch.autograd.grad(y, mine, grad), torch.autograd.grad(expected, theirs, grad), strict=True
+        ):
+            torch.testing.assert_close(got, reference, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 9])
+@pytest.mark.parametrize("slopes", [None, SLOPES])
+def test_a_cache_sees_what_the_text_at_once_sees(window: int | None, slopes: list[float] | None) -> None:
+    mask = Mask(True, window, slopes)
+    q, k, v = (drawn(SAMPLES, 2, LENGTH, 4, seed=i) for i in range(3))
+    whole = attend(q, k, v, mask)
+    for past in range(LENGTH):
+        rest = attend_to_cache(q[:, :, past:], k, v, mask)
+        torch.testing.assert_close(rest, whole[:, :, past:], rtol=1e-12, atol=1e-12)
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=6, max_size=6), min_size=1, max_size=3))
+def test_pairs_of_documents(rows: list[list[int]]) -> None:
+    pairs = Pairs(torch.tensor(rows).t()).tensor()
+    assert pairs is not None and pairs.shape == (len(rows), 1, 6, 6)
+    for row, seen in zip(rows, pairs, strict=True):
+        assert seen[0].tolist() == [[row[key] == row[query] for key in range(6)] for query in range(6)]
