@@ -109,7 +109,7 @@ def test_what_is_no_layout(text: str, said: str) -> None:
         ("pp=5", "5 stages, but 2 blocks, the embedding and the head are 4 units"),
         ("schedule=interleave", 'Did you mean "interleaved"?'),
         ("pp=2,virtual_stages=2", 'Use schedule = "interleaved", or virtual_stages = 1.'),
-        ("dp=2,micro_batch_size=4", "Use a global_batch_size of 8."),
+        ("dp=2,micro_batch_size=4", "Use a global_batch_size of 8 only in a new run"),
         ("pp=2,cuts=[1,2]", "sums to 3, but the model has 4 units"),
         ("pp=2,offload=true", "there is no master copy"),
     ],

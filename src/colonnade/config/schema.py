@@ -307,7 +307,7 @@ class TrainConfig(Section):
     deterministic: Annotated[bool, MAY_CHANGE] = False
     """On CUDA, only kernels that add in a fixed order, so that a run that was stopped and goes on is equal to
     the bit to one that was not. Slower: attention's backward adds its parts one after the other. CPUs always do."""
-    timeout: Positive = 1800.0
+    timeout: Annotated[Positive, MAY_CHANGE] = 1800.0
     """[seconds] A rank that waits longer for the others ends the run, and says who waits for whom, in which
     operation."""
 
