@@ -30,6 +30,16 @@ def test_nothing_has_its_name_before_the_end(tmp_path: Path) -> None:
     assert files(tmp_path) == ["new.bin", "new.idx"]
 
 
+@pytest.mark.parametrize("dtype", ["<u1", "<u2", "<i4", "<i8"])
+def test_documents_of_any_type_are_read_back(tmp_path: Path, dtype: str) -> None:
+    with TokenFileWriter(tmp_path / "file", np.dtype(dtype)) as writer:
+        for document in ([1, 2, 3], [4], [5, 6]):
+            writer.add_document(document)
+    file = TokenFile(tmp_path / "file")
+    assert [file.document(number).tolist() for number in range(3)] == [[1, 2, 3], [4], [5, 6]]
+    assert file.dtype == np.dtype(dtype) and file.document_starts(0, 6).tolist() == [0, 3, 4]
+
+
 def test_a_failure_leaves_nothing_and_keeps_the_old(tmp_path: Path, write_tokens: Write) -> None:
     prefix = write_tokens(5, name="old")
     with pytest.raises(KeyboardInterrupt), TokenFileWriter(prefix, np.dtype("<u2")) as writer:

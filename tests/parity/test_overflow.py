@@ -60,17 +60,17 @@ class Story:
 
 
 def poison(state: TrainState) -> None:
-    """Make a gradient of the next block that backward leaves infinite, on this rank alone, before any sum."""
+    """Make a gradient of the next block whose backward is done infinite, on this rank alone, before any sum."""
     owner = state.ownership
-    left = owner.left
+    ready = owner.gradients_ready
 
     def poisoned(unit: str, *, last: bool) -> None:
         if unit.startswith("blocks."):
             owner.parts[unit].gradients[0] = float("inf")
-            owner.left = left  # type: ignore[method-assign]
-        left(unit, last=last)
+            owner.gradients_ready = ready  # type: ignore[method-assign]
+        ready(unit, last=last)
 
-    owner.left = poisoned  # type: ignore[method-assign]
+    owner.gradients_ready = poisoned  # type: ignore[method-assign]
 
 
 def everything(state: TrainState) -> list[torch.Tensor]:

@@ -231,9 +231,10 @@ def own_and_reduced(rank: int, num_ranks: int, way: Way) -> tuple[Stretches, dic
         for part in state.ownership._completes[unit]:
             flat = state.ownership.parts[part]
             own.update({f"{part}.{slot.placement.name}": slot.view(flat.gradients).clone() for slot in flat.slots})
-        left(unit, last=last)
+        ready(unit, last=last)
 
-    left, state.ownership.left = state.ownership.left, noted  # type: ignore[method-assign]
+    ready = state.ownership.gradients_ready
+    state.ownership.gradients_ready = noted  # type: ignore[method-assign]
     train_step(state, microbatches(case, way, 0, mesh), mesh, configured(case, way).train)
     sent = [(e.dtype, e.bytes) for e in mesh.ledger.entries if "buckets" in e.site and e.operation != "all_gather"]
     return stretches(state, "reduced"), own, sent

@@ -15,6 +15,7 @@ from colonnade.mesh.transport import PaperTransport, Pending
 from colonnade.pipeline.mailbox import Mailbox
 from colonnade.pipeline.messages import Message, sends
 from colonnade.pipeline.schedule import Action, all_actions
+from colonnade.pipeline.transfer import start_sending
 from tests.distributed import run_on_ranks
 
 
@@ -79,6 +80,21 @@ def test_a_send_is_not_waited_for() -> None:
     for microbatch in range(3):
         box.put(Message("F", microbatch, 0), (torch.ones(2),))
     assert diary == ["receive 1:0", "send 1:0", "send 1:1", "send 1:2"]
+
+
+def test_what_is_sent_is_contiguous() -> None:
+    """A transport reads memory, not strides."""
+    sent: list[Tensor] = []
+
+    class Keeping(PaperTransport):
+        def send(self, x: Tensor, to: int, site: Any) -> Pending:
+            sent.append(x)
+            return Pending(None)
+
+    axis = Axis("pp", 2, 0, (0, 1), Keeping("pp", 2, Ledger()))
+    x = torch.arange(6.0).view(2, 3).t()
+    start_sending((x, None), axis, 1).wait()
+    assert len(sent) == 1 and sent[0].is_contiguous() and torch.equal(sent[0], x)
 
 
 def test_what_is_being_sent_is_kept() -> None:

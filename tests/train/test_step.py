@@ -43,7 +43,8 @@ def fresh(case: Case) -> tuple[Config, TrainState]:
 
 
 def step(case: Case, state: TrainState, microbatches: list[Batch]) -> StepResult:
-    return train_step(state, microbatches, Mesh(), configured(case, SERIAL).train)
+    way = replace(SERIAL, micro_batch_size=2)
+    return train_step(state, microbatches, Mesh(), configured(case, way).train)
 
 
 def in_microbatches(case: Case, number: int, size: int = 2) -> list[Batch]:
