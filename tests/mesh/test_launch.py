@@ -316,6 +316,18 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     assert_gone(numbers)
 
 
+def test_ranks_inherit_what_they_are_to_keep(tmp_path: Path) -> None:
+    """A lock, for one, which then ends with the last of them."""
+    program = (
+        "import os, sys; from colonnade.mesh.launch import run_ranks; kept = os.open(sys.argv[-1], os.O_RDONLY)\n"
+        "sys.exit(run_ranks(2, [*sys.argv[1:-1], str(kept), sys.argv[-1]], keep=[kept]))"
+    )
+    body = "import os, sys; assert os.path.samestat(os.fstat(int(sys.argv[1])), os.stat(sys.argv[2]))"
+    command = [sys.executable, "-c", program, sys.executable, "-c", body, str(tmp_path)]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (answer.returncode, answer.stderr) == (0, "")
+
+
 def test_sigterm_is_passed_on(tmp_path: Path) -> None:
     body = "signal.signal(signal.SIGTERM, lambda *_: (print('bye', rank), sys.exit(0))); live(); time.sleep(60)"
     process = start(2, tmp_path / "r", body)

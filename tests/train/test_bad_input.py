@@ -123,7 +123,10 @@ MISTAKES: dict[str, tuple[Prepare, str]] = {
     "no override": (lambda p: p.fresh("train.steps"), "is not of the form section.key=value"),
     "tp and heads": (lambda p: p.fresh("parallel.tp=4"), "does not divide model.num_heads = 2"),
     "tp and ffn": (lambda p: p.fresh("parallel.tp=2", "model.ffn_hidden_size=33"), "divide model.ffn_hidden_size = 33"),
-    "global batch": (lambda p: p.fresh("train.global_batch_size=5"), "Use a global_batch_size of 4 or 6."),
+    "global batch": (
+        lambda p: p.fresh("train.global_batch_size=5"),
+        "Use a micro_batch_size of 1 or 5, which",
+    ),
     "stages": (
         lambda p: p.fresh("parallel.pp=5"),
         "parallel.pp = 5 stages, but 2 blocks, the embedding and the head are",

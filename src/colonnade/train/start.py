@@ -58,9 +58,9 @@ def owned(config: Config) -> Iterator[tuple[int, ...]]:
             stack.callback(_remove_if_empty, folder)
         try:
             lock = stack.enter_context(locked(folder, "colonnade train", instead="set another run.folder"))
+            run_folder.check(config)
         except OSError as error:
             raise run_folder.unwritable(config, error) from error
-        run_folder.check(config)
         yield (lock.fileno(),)
 
 
