@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -66,6 +66,20 @@ def test_theory_is_what_the_ledger_sees(case: Case, way: Way) -> None:
     assert_agree(case, way)
 
 
+@pytest.mark.parametrize("zero", [0, 2])
+@pytest.mark.parametrize("block", ["grouped", "window"])
+def test_copied_heads_are_summed_over_tp(block: Literal["grouped", "window"], zero: Literal[0, 2]) -> None:
+    way = Way(tp=4, dp=2 if zero else 1, zero=zero, micro_batch_size=2)
+    assert_agree(Case(drop=0.0, block=block), way)
+    summed = [
+        flow.bytes
+        for rank in range(way.layout.num_ranks)
+        for flow in theory(Case(block=block), way, rank)
+        if flow.what == "gradients of replicated weights"
+    ]
+    assert summed and all(summed), "of the slices that have such weights"
+
+
 def drawn(chance: Random) -> tuple[Case, Way]:
     """A combination that can be."""
     pick = chance.choice
@@ -97,6 +111,7 @@ def drawn(chance: Random) -> tuple[Case, Way]:
         embedding_norm=pick((False, True)),
         fp32_residual=pick((False, True)),
         num_layers=pick((2, 3)),
+        block=pick(("gpt", "llama", "grouped", "window")),
     )
     return case, way
 

@@ -19,11 +19,12 @@ Bytes are those of the tensor that a rank puts in (or receives), as in the ledge
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from math import prod
 from typing import NamedTuple
 
 from colonnade.architecture.families import architecture_of
-from colonnade.architecture.statement import Architecture, Unit, vocab_rows_per_rank
+from colonnade.architecture.statement import Architecture, Unit, Weight, vocab_rows_per_rank
 from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
 from colonnade.data_parallel.lengths import buffer_length, weights_length
 from colonnade.mesh.layout import Layout
@@ -54,8 +55,11 @@ class Local(NamedTuple):
 
     size: int
     """[elements]"""
+    is_vector: bool
     is_cut: bool
     """Over tp: other ranks have other elements."""
+    is_partial: bool
+    """All ranks of tp have it, and each uses a part: gradients are partial sums."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ class Step:
         """What this rank has of every weight of its stage, by bucket."""
         buckets = dict.fromkeys(bucket for chunk in self.chunks for unit in chunk for bucket in unit.buckets)
         return {
-            bucket: [Local(prod(w.local_shape(self.parallel.tp)), w.cut is not None) for w in weights]
+            bucket: [_local(weight, self.parallel.tp) for weight in weights]
             for bucket in buckets
             if (weights := self.architecture.buckets[bucket])
         }
@@ -229,16 +233,35 @@ def _head(step: Step) -> Iterator[Flow]:
     yield _over_tp(step, "reduce_scatter", "head backward", n)
 
 
+def _local(weight: Weight, tp: int) -> Local:
+    shared = weight.is_shared(tp)
+    size, is_cut = prod(weight.local_shape(tp)), weight.cut is not None and not shared
+    return Local(size, len(weight.shape) < 2, is_cut, weight.is_partial or shared)
+
+
 def _replicated(step: Step) -> Iterator[Flow]:
-    """Under sequence parallelism, the gradients of weights that all tp ranks have alike: of this rank's slice."""
-    if step.parallel.sequence_parallel:
-        numbers = sum(_in_slice(step, bucket, *_replicated_range(weights)) for bucket, weights in step.weights.items())
-        yield Flow("tp", "all_reduce", "gradients of replicated weights", int(numbers > 0), numbers * step.exact)
+    """Gradients of weights that all tp ranks have alike, of this rank's slice: under sequence parallelism all of them,
+    else those of which each rank uses a part.
+    """
+    every = step.parallel.sequence_parallel
+    numbers = sum(
+        _in_slice(step, bucket, start, stop)
+        for bucket, weights in step.weights.items()
+        for (_, is_cut, is_partial), start, stop in _ranges(weights)
+        if is_partial or (every and not is_cut)
+    )
+    yield Flow("tp", "all_reduce", "gradients of replicated weights", int(numbers > 0), numbers * step.exact)
 
 
-def _replicated_range(weights: Sequence[Local]) -> tuple[int, int]:
-    """From where to where replicated weights lie in a bucket's buffers: behind matrices and vectors that are cut."""
-    return weights_length(w.size for w in weights if w.is_cut), weights_length(w.size for w in weights)
+def _ranges(weights: Sequence[Local]) -> Iterator[tuple[tuple[bool, bool, bool], int, int]]:
+    """(kind, from where, to where) in a bucket's buffers: matrices before vectors, within those what is cut first, and
+    partial sums last.
+    """
+    start = 0
+    for kind in product((False, True), (True, False), (False, True)):
+        length = weights_length(w.size for w in weights if (w.is_vector, w.is_cut, w.is_partial) == kind)
+        yield kind, start, start + length
+        start += length
 
 
 def _in_slice(step: Step, part: str, start: int, stop: int) -> int:
