@@ -69,14 +69,13 @@ def test_ranks_that_find_each_other_through_the_environment(config: Path) -> Non
 
 
 def test_what_belongs_to_a_machine_may_differ(config: Path, corpus: TinyCorpus, tmp_path: Path) -> None:
-    """Paths of the same files, threads, and how a device is named."""
+    """Paths of the same files, and how a device is named (threads too, but a forked rank may only have one)."""
     for ending in (".bin", ".idx", ".json"):
         shutil.copy(f"{corpus.prefix}{ending}", tmp_path / f"here{ending}")
     shutil.copy(corpus.tokenizer, tmp_path / "tokenizer.json")
     elsewhere = (
         f"data.train={tmp_path / 'here'}",
         f"data.tokenizer={tmp_path / 'tokenizer.json'}",
-        "train.threads=2",
         "train.device=auto",
         f"data.cache={tmp_path}",
     )
