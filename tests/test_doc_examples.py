@@ -15,9 +15,9 @@ from tests.commands import environment
 
 ROOT = Path(__file__).parents[1]
 WRITTEN = ROOT / "tests" / "checkpoint" / "written"
-PAGES = [
-    path for path in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]) if "```python" in path.read_text()
-]
+RECORD = re.compile(r"\d\d-.*\.md")  # a decision record shows what was decided then, and is no instruction
+EVERY = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = [path for path in EVERY if "```python" in path.read_text() and not RECORD.fullmatch(path.name)]
 
 BEFORE = {
     "docs/checkpoints.md": """
