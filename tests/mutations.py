@@ -206,15 +206,17 @@ MUTATIONS = [
     Mutation(
         "a linear layer's bias gets no gradient",
         "tensor_parallel/gemm.py",
-        "gradient.add_(rows.sum(0, dtype=gradient.dtype))",
+        "gradient.add_(grad.sum(0, dtype=gradient.dtype))",
         "gradient.add_(0.0)",
         (PARITY, LINEAR, GPT),
     ),
     Mutation(
         "the row-parallel bias is added on every rank",
         "tensor_parallel/linear.py",
-        "return add_bias(self.parallel.leave(y), self.bias)",
-        "return self.parallel.leave(add_bias(y, self.bias))",
+        "y = self.parallel.leave(linear(x, self.weight, weight_gradients=self.parallel.weight_gradients))\n"
+        "        return y if self.bias is None else add_bias(y, self.bias)",
+        "y = linear(x, self.weight, weight_gradients=self.parallel.weight_gradients)\n"
+        "        return self.parallel.leave(y if self.bias is None else add_bias(y, self.bias))",
         (PARITY, LINEAR),
     ),
     Mutation(
@@ -241,8 +243,8 @@ MUTATIONS = [
     Mutation(
         "q and k are exchanged",
         "model/attention.py",
-        "q, k, v = (part.permute",
-        "k, q, v = (part.permute",
+        "            q, k, v = _heads(",
+        "            k, q, v = _heads(",
         (GPT, ATTENTION),
     ),
     Mutation(
@@ -321,8 +323,8 @@ MUTATIONS = [
     Mutation(
         "a LayerNorm's gradient is not summed under sequence parallelism",
         "data_parallel/zero.py",
-        "        if self.sequence_parallel:\n",
-        "        if False:\n",
+        "or (self.sequence_parallel and not segment.cut)",
+        "",
         (PARITY, AUDIT, ZERO),
     ),
     Mutation(
@@ -428,8 +430,8 @@ MUTATIONS = [
     Mutation(
         "ALiBi gives every rank the slopes of the first heads",
         "model/attention.py",
-        "alibi_slopes(model.num_heads)[self.heads.start : self.heads.stop]",
-        "alibi_slopes(model.num_heads)[:mine]",
+        "alibi_slopes(n)[self.heads.start : self.heads.stop]",
+        "alibi_slopes(n)[:mine]",
         (PARITY, ATTENTION),
     ),
     # --- recomputation
