@@ -4,15 +4,13 @@
 
 The input's documents and changed copies of them are cleaned at three sizes, and at the largest in larger pieces too, in
 one process. Processor seconds of each stage are fitted as a · MB + b · tasks (least squares, neither below 0) and
-extrapolated: to tasks of `run.piece_bytes` = 256 MiB, all cores of all nodes at stages of many tasks, one core at the
-others.
+extrapolated to tasks of 256 MiB (the default run.piece_bytes) on all cores of all nodes, or on one core for each task.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
 import time
 from collections.abc import Sequence
@@ -21,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.hardware import commit, describe
+from benchmarks.hardware import command_line, commit, cpu_name, describe
 from benchmarks.minhash_speed import changed_copies
 from colonnade.data.clean.load import build
 from colonnade.data.clean.plan import keep_plan, make_plan
@@ -114,13 +112,9 @@ def table(runs: Sequence[Sequence[Cost]]) -> str:
 
 
 def _duration(seconds: float) -> str:
-    return (
-        f"{seconds / 3600:.1f} h"
-        if seconds > 5400
-        else f"{seconds / 60:.0f} min"
-        if seconds > 90
-        else f"{seconds:.0f} s"
-    )
+    if seconds > 5_400:
+        return f"{seconds / 3_600:.1f} h"
+    return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
 
 
 def main() -> None:
@@ -133,7 +127,11 @@ def main() -> None:
     texts = list(read_documents([options.input]))
     runs = [measured(changed_copies(texts, copies), PIECE, options.tokenizer, options.test) for copies in COPIES]
     runs.append(measured(changed_copies(texts, COPIES[-1]), LARGE_PIECE, options.tokenizer, options.test))
-    text = f"{describe()}, commit {commit()}, {os.cpu_count()} cores\n\n{table(runs)}\n"
+    text = (
+        f"# Cost of each stage of cleaning\n\n{cpu_name()}, {describe()['cores']} cores, Python "
+        f"{describe()['python']}, commit {commit()};\n`{command_line()}`\n\n{table(runs)}\n\n"
+        f"The last column is for {NODES} nodes of {CORES} cores. Storage and network are not in it.\n"
+    )
     print(text)
     if options.output:
         options.output.write_text(text)
