@@ -6,6 +6,7 @@ import bz2
 import gzip
 import hashlib
 import json
+import logging
 import lzma
 import os
 import subprocess
@@ -20,6 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from colonnade.data.clean.overlap import overlap
 from colonnade.data.clean.plan import line_starts
 from colonnade.errors import DataError
 from tests.data.clean.recipes import Result
@@ -212,6 +214,28 @@ def test_web_archives(tmp_path: Path, run: Run) -> None:
     )
     cut = run(tmp_path / "cut.wet.gz", folder="cut")
     assert len(cut.rows()) == 8 and cut.reasons("read") == {"file cut short": 1}
+
+
+def test_what_libraries_log_stays_off_the_screen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def talking(body: bytes) -> str:
+        logging.getLogger("courlan.clean").warning("a page of its own kind")
+        return body.decode()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trafilatura.extract", talking)
+        patch.setattr(logging.getLogger(), "handlers", [])  # pytest's
+        (tmp_path / "in.warc.gz").write_bytes(
+            warc(("response", "http://a.org/1", b"a page of eight words for this test"))
+        )
+        found = overlap([tmp_path / "in.warc.gz"], _exam(tmp_path))
+    assert found.documents == 1 and capfd.readouterr().err == ""
+
+
+def _exam(tmp_path: Path) -> Path:
+    (tmp_path / "exam.jsonl").write_text('{"text": "one two three four five six seven eight"}\n')
+    return tmp_path / "exam.jsonl"
 
 
 def test_large_files_of_lines_are_cut_between_lines(tmp_path: Path, run: Run) -> None:

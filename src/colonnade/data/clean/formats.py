@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ KINDS = {
     ".wet": "warc",
 }
 KINDS_IN_WORDS = f"{', '.join(KINDS)}, all but .parquet also followed by {', '.join(COMPRESSIONS)} or within {ZIP}"
+_TALKERS = ("trafilatura", "htmldate", "courlan", "justext", "charset_normalizer", "warcio")
 _BATCH_ROWS = 256
 _GROUP_BYTES = 4 << 30
 _UTF8_MARK = b"\xef\xbb\xbf"
@@ -214,7 +216,7 @@ def _parquet(piece: Piece, read: ReadStep) -> Iterator[Row | Reject]:
 
 
 def _warc(content: Iterator[bytes], read: ReadStep) -> Iterator[Row | Reject]:
-    archive: Any = importlib.import_module("warcio.archiveiterator")
+    archive: Any = _library("warcio.archiveiterator")
     failed: Any = importlib.import_module("warcio.exceptions").ArchiveLoadFailed
     number = 0
     try:
@@ -248,12 +250,20 @@ def _page(record: Any, number: int, read: ReadStep) -> Row | Reject:
         kind = (record.http_headers and record.http_headers.get_header("Content-Type")) or ""
         if "html" not in kind:
             return Reject(number, "not a page", f"a response of type {kind or 'unknown'}")
-        text = importlib.import_module("trafilatura").extract(body)
+        text = _library("trafilatura").extract(body)
         if not text:
             return Reject(number, "no main text", "trafilatura finds none in the page")
     known = {"id": headers.get_header("WARC-Record-ID"), "url": headers.get_header("WARC-Target-URI")}
     named = {read.id_key: known["id"], read.url_key: known["url"], "date": headers.get_header("WARC-Date")}
     return Row(number, {read.key: text, **{key: value for key, value in named.items() if value}})
+
+
+def _library(name: str) -> Any:
+    """A library whose log lines, about single pages, stay off the screen; handlers of the user's own still get them."""
+    for logger in _TALKERS:
+        if not logging.getLogger(logger).handlers:
+            logging.getLogger(logger).addHandler(logging.NullHandler())
+    return importlib.import_module(name)
 
 
 def kind_of_damage(error: Damaged) -> str:
