@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,12 @@ def test_what_does_not_go_together_and_what_is_missing(whole: dict[str, dict[str
         "[tokenize] has no tokenizer",
     ):
         assert part in said
+
+
+def test_a_fifo_is_no_input(tmp_path: Path, whole: dict[str, dict[str, object]]) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    said = problems({**whole, "read": {"paths": [str(tmp_path / "pipe.jsonl")]}})
+    assert "pipe.jsonl is neither a file nor a folder" in said
 
 
 def test_overrides_of_another_form_are_told(tmp_path: Path) -> None:

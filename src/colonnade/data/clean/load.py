@@ -195,6 +195,8 @@ def _missing_files(recipe: Recipe) -> Iterator[str]:
     for path in recipe.read.paths if recipe.read else ():
         if not Path(path).exists():
             yield f"read.paths: {path} does not exist."
+        elif not Path(path).is_file() and not Path(path).is_dir():
+            yield f"read.paths: {path} is neither a file nor a folder. Write what it gives into a file."
         elif Path(path).is_file() and kind_of(Path(path)) is None:
             yield f"read.paths: {path} has an ending that says nothing about documents. Known are {KINDS_IN_WORDS}."
     yield from (f"{key}: {path} does not exist." for key, path in _named_files(recipe) if not Path(path).exists())
