@@ -1,6 +1,6 @@
 """What does each stage of a cleaning run cost, and what would it cost for 10 TB on 64 nodes?
 
-    python -m benchmarks.cleaning_stages INPUT.jsonl[.xz …] --tokenizer TOKENIZER [--test SET.jsonl] [--output FILE.md]
+    python -m benchmarks.cleaning_stages INPUT.jsonl[.xz …] --tokenizer TOKENIZER [--test SET.jsonl] [--documents 250] [--output FILE.md]
 
 The input's documents and changed copies of them are cleaned at three sizes, and at the largest in larger pieces too, in
 one process. Processor seconds of each stage are fitted as a · MB + b · tasks (least squares, neither below 0) and
@@ -14,6 +14,7 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from colonnade.data.clean.stages import stages
 from colonnade.data.documents import read_documents
 from colonnade.lock import locked
 
-COPIES, PIECE, LARGE_PIECE = (0, 1, 3), 128 << 10, 1 << 20
+COPIES, PIECE, LARGE_PIECE = (0, 1, 3), 64 << 10, 512 << 10
 TOTAL_BYTES, NODES, CORES, TASK_BYTES = 10e12, 64, 32, 256 << 20
 
 
@@ -122,9 +123,10 @@ def main() -> None:
     parser.add_argument("input", type=Path)
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--test")
+    parser.add_argument("--documents", type=int, default=250)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    texts = list(read_documents([options.input]))
+    texts = list(islice(read_documents([options.input]), options.documents))
     runs = [measured(changed_copies(texts, copies), PIECE, options.tokenizer, options.test) for copies in COPIES]
     runs.append(measured(changed_copies(texts, COPIES[-1]), LARGE_PIECE, options.tokenizer, options.test))
     text = (
