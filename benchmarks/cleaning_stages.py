@@ -1,6 +1,6 @@
 """What does each stage of a cleaning run cost, and what would it cost for 10 TB on 64 nodes?
 
-    python -m benchmarks.cleaning_stages INPUT.jsonl[.xz …] --tokenizer TOKENIZER [--test SET.jsonl] [--documents 250] [--output FILE.md]
+    python -m benchmarks.cleaning_stages INPUT --tokenizer TOKENIZER [--test SET.jsonl] [--documents 250] [--output OUT]
 
 The input's documents and changed copies of them are cleaned at three sizes, and at the largest in larger pieces too, in
 one process. Processor seconds of each stage are fitted as a · MB + b · tasks (least squares, neither below 0) and
