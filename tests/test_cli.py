@@ -76,7 +76,7 @@ def test_the_help_of_train_lists_every_key() -> None:
     answer = colonnade("train", "--help")
     assert answer.returncode == 0
     for name in all_keys():
-        assert f"\n  {name.split('.')[1]} " in answer.stdout, name
+        assert f"\n  {name.rpartition('.')[2]} " in answer.stdout, name
 
 
 def test_the_version_and_the_name() -> None:

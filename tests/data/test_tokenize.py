@@ -192,7 +192,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(
     process = subprocess.Popen([sys.executable, "-c", KILLED, *map(str, arguments)], stderr=subprocess.DEVNULL)
     while process.poll() is None and len(list(store.glob("*.segment"))) < 3:
         time.sleep(0.005)
-    with pytest.raises(LockError, match=r"is in use by `colonnade data tokenize --output .*`, process \d+ on"):
+    with pytest.raises(LockError, match=r"is in use by `colonnade data tokenize --output .*`, process \d+ of user "):
         tokenize_files([source], tmp_path / "out" / "a", tokenizer, overwrite=True, progress=False)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(process.pid, signal.SIGKILL)
