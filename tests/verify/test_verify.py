@@ -330,10 +330,10 @@ def test_a_mutated_copy_of_the_program(config: Path, tmp_path: Path) -> None:
     """Its residual stream leaves out the sum over tp where partial sums leave a pair of layers."""
     source = Path(verification.__file__).parents[1]
     shutil.copytree(source, tmp_path / "copy" / "colonnade", ignore=shutil.ignore_patterns("__pycache__"))
-    stream = tmp_path / "copy/colonnade/tensor_parallel/stream.py"
-    mutated = stream.read_text().replace("reduce_from(y, self.tp)", "y")
-    assert mutated != stream.read_text()
-    stream.write_text(mutated)
+    parallel = tmp_path / "copy/colonnade/tensor_parallel/parallel.py"
+    mutated = parallel.read_text().replace("reduce_from(y, self.tp)", "y")
+    assert mutated != parallel.read_text()
+    parallel.write_text(mutated)
     answer = colonnade("verify", config, "--layout", "tp=2", "--steps", 1, PYTHONPATH=str(tmp_path / "copy"))
     assert answer.status == 1, answer
     assert "DIFFERS, first in the loss of step 1 by " in answer.out
