@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from colonnade.data_parallel.zero import TIED, Ownership
+from colonnade.architecture.gpt import TABLE
+from colonnade.data_parallel.zero import Ownership
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.pipeline.schedule import NAMES
@@ -22,14 +23,14 @@ from tests.distributed import run_on_ranks
 from tests.parity.runs import CPU, Case, Way, configured, microbatches
 
 NEEDS = {
-    "embedding": [TIED, "embedding"],
+    "embedding": [TABLE, "embedding"],
     "blocks.0": ["blocks.0"],
     "blocks.1": ["blocks.1"],
     "blocks.2": ["blocks.2"],
-    "head": [TIED, "head"],
+    "head": [TABLE, "head"],
 }
 UNITS = list(NEEDS)
-LENGTHS = {TIED: 160, "embedding": 320, "blocks.0": 480, "blocks.1": 640, "blocks.2": 800, "head": 960}
+LENGTHS = {TABLE: 160, "embedding": 320, "blocks.0": 480, "blocks.1": 640, "blocks.2": 800, "head": 960}
 FORWARD_AND_BACK = [*UNITS, *UNITS[::-1]]
 
 
@@ -62,17 +63,17 @@ def test_the_next_unit_is_gathered_while_this_one_runs() -> None:
     for _ in use(owner(mesh, 3), FORWARD_AND_BACK):
         pass
     assert sent(mesh, "all_gather") == [
-        ("embedding", TIED),
+        ("embedding", TABLE),
         ("embedding", "embedding"),  # the first of all: nobody could ask for them earlier
         ("embedding", "blocks.0"),
         ("blocks.0", "blocks.1"),
         ("blocks.1", "blocks.2"),
-        ("blocks.2", TIED),
+        ("blocks.2", TABLE),
         ("blocks.2", "head"),  # the head's backward is next: both are kept
         ("head", "blocks.2"),
         ("blocks.2", "blocks.1"),
         ("blocks.1", "blocks.0"),
-        ("blocks.0", TIED),
+        ("blocks.0", TABLE),
         ("blocks.0", "embedding"),
     ]
 
@@ -136,7 +137,7 @@ def back(owned: Ownership, microbatches: int) -> None:
 ORDER = [
     ("head", "head"),
     *((f"blocks.{i}", f"blocks.{i}") for i in (2, 1, 0)),
-    ("embedding", TIED),
+    ("embedding", TABLE),
     ("embedding", "embedding"),
 ]
 
@@ -163,7 +164,7 @@ def test_every_use_of_a_part_is_in_its_sum(zero: int) -> None:
 
     for rank in run_on_ranks(on_a_rank, 2):
         for name, reduced in rank.items():
-            assert (reduced == (12.0 if name == TIED else 6.0)).all(), name
+            assert (reduced == (12.0 if name == TABLE else 6.0)).all(), name
 
 
 @pytest.mark.parametrize("zero", [2, 3])
@@ -173,7 +174,7 @@ def test_at_most_three_units_have_whole_gradients(zero: int) -> None:
     owned = owner(mesh, zero)
     owned.begin()
     for unit in use(owned, UNITS[::-1], gradients=True):
-        whole = allocated(list(owned.parts.values()), "gradients") - {TIED}
+        whole = allocated(list(owned.parts.values()), "gradients") - {TABLE}
         assert len(whole) <= 3 and unit in whole
         owned.gradients_ready(unit, last=False)
     owned.finish()

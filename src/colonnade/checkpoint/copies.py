@@ -26,9 +26,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from colonnade.architecture.gpt import TABLE
 from colonnade.checkpoint.checksum import Checksum
 from colonnade.data_parallel.buckets import FlatUnit
-from colonnade.data_parallel.zero import TIED
 from colonnade.errors import CheckpointError
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.collectives import all_reduce, where_unequal
@@ -91,7 +91,7 @@ class Copies:
 
     def _over_ends(self, detail: bool) -> Named:
         for unit, kept in zip(self.units, self.optimizer_state, strict=True):
-            if unit.name == TIED:
+            if unit.name == TABLE:
                 for name, at, _ in _slices(unit, detail):
                     yield from _state(name, unit, kept, at)
                 for name, at, _ in _slots(unit, detail):

@@ -7,8 +7,9 @@ token table that the last pipeline stage shares with the first is counted by the
 import torch
 from torch import Tensor
 
+from colonnade.architecture.gpt import TABLE
 from colonnade.data_parallel.buckets import FlatUnit, Segment
-from colonnade.data_parallel.zero import TIED, Ownership
+from colonnade.data_parallel.zero import Ownership
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.optim.norm import squared_norm
@@ -45,4 +46,4 @@ def is_counted(segment: Segment, tp: Axis) -> bool:
 
 
 def _is_copy(part: FlatUnit, mesh: Mesh) -> bool:
-    return part.name == TIED and mesh.pp.rank > 0
+    return part.name == TABLE and mesh.pp.rank > 0

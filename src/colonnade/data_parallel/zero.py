@@ -18,12 +18,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from colonnade.architecture.gpt import TABLE
 from colonnade.data_parallel.buckets import FlatUnit
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Mesh
-
-TIED = "embedding.tokens"
-"""The part that the first and the last pipeline stage both hold when embeddings are tied."""
 
 
 class Ownership:
@@ -117,9 +115,9 @@ class Ownership:
             self._reducing.popleft().finish_reduction()
         self.mesh.ledger.unit = ""
         self._sum_replicated()
-        if self.tied and TIED in self.parts:
-            tied = self.parts[TIED].reduced
-            self.mesh.ledger.unit = TIED
+        if self.tied and TABLE in self.parts:
+            tied = self.parts[TABLE].reduced
+            self.mesh.ledger.unit = TABLE
             tied.copy_(all_reduce(tied, self.mesh.ends))
         self.mesh.ledger.unit = ""
 
