@@ -197,8 +197,7 @@ def plan(
     Needs no machine but this one.
     """
     from colonnade.config.load import load
-    from colonnade.planner import pipeline_report, ranks
-    from colonnade.planner.machine import machine_of
+    from colonnade.planner import pipeline_report
     from colonnade.planner.pipeline import plan_pipeline
     from colonnade.planner.vocabulary import vocab_size
 
@@ -215,6 +214,15 @@ def plan(
         vocab_size=size,
         seconds=seconds,
     )
+    if output is not None:
+        pipeline_report.write_picture(found, output)
+    if not as_json:
+        width = shutil.get_terminal_size((120, 24)).columns
+        print(pipeline_report.as_text(found, picture=draw, width=width), flush=True)
+
+    from colonnade.planner import ranks  # imports torch: what can be told without is told by now
+    from colonnade.planner.machine import machine_of
+
     held = ranks.plan_ranks(
         settings.model,
         settings.parallel,
@@ -224,13 +232,9 @@ def plan(
         machine=machine_of(settings.train.device, settings.train.precision),
         separate_documents=settings.data.documents == "separate",
     )
-    if output is not None:
-        pipeline_report.write_picture(found, output)
     if as_json:
         print(json.dumps({**pipeline_report.as_json(found), **ranks.as_json(held)}))
     else:
-        width = shutil.get_terminal_size((120, 24)).columns
-        print(pipeline_report.as_text(found, picture=draw, width=width))
         print(f"\n{ranks.as_text(held)}")
 
 

@@ -10,9 +10,9 @@
 unit, and the real lengths of the samples, integers:
 
     source      nn.Embedding                     [s, b] tokens -> x [s, b, h]
-    encode.i    as blocks                        x -> x
+    encode.i    sin, Linear, tanh, added         x -> x
     turn        nn.Embedding                     x -> y [t, b, k], memory = x, lengths [b]
-    decode.i    as blocks; i even: reads memory  y, memory, lengths -> y, memory, lengths
+    decode.i    the same; i even: reads memory   y, memory, lengths -> y, memory, lengths
     head        Linear, cross entropy            y, memory (unread), lengths -> []
 
 Everything is autograd's, but the linear layers of blocks, whose weight gradients can be deferred.
@@ -213,7 +213,7 @@ class Pair(Watched):
             return (self.source(inputs.tokens),)
         x, *others = carry
         if kind == "encode":
-            return (x + torch.tanh(self.wide(self.encoders[int(number)], x)),)
+            return (x + torch.tanh(self.wide(self.encoders[int(number)], x.sin())),)
         if unit == "turn":
             lengths = 1 + inputs.tokens[0] % LENGTH
             return self.target(inputs.tokens[:TARGETS]), x, lengths
@@ -223,17 +223,17 @@ class Pair(Watched):
         layer = int(number)
         if layer % 2 == 0:
             x = x + self.wide(self.readers[layer // 2], self._read(memory, lengths))
-        return x + torch.tanh(self.wide(self.decoders[layer], x)), memory, lengths
+        return x + torch.tanh(self.wide(self.decoders[layer], x.sin())), memory, lengths
 
     def plain_loss(self, given: Given) -> Tensor:
         x = self.source(given.tokens)
         for encoder in self.encoders:
-            x = x + torch.tanh(encoder(x))
+            x = x + torch.tanh(encoder(x.sin()))
         y, lengths = self.target(given.tokens[:TARGETS]), 1 + given.tokens[0] % LENGTH
         for layer, decoder in enumerate(self.decoders):
             if layer % 2 == 0:
                 y = y + self.readers[layer // 2](self._read(x, lengths))
-            y = y + torch.tanh(decoder(y))
+            y = y + torch.tanh(decoder(y.sin()))
         return self._loss(y, given)
 
     @staticmethod

@@ -1,7 +1,7 @@
 """Predicted memory beside that of a training step: any rank of any layout, in one process, on paper collectives.
 
-Buffers are exact to the byte; so are activations here, on this machine's kernels, but for the loss and its like. The
-project promises 5 %.
+Buffers are exact to the byte; so are activations here, on this machine's kernels, but for the losses. The project
+promises 5 %.
 """
 
 from collections.abc import Mapping
@@ -12,11 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from colonnade.architecture.families import architecture_of
 from colonnade.config.schema import Config, ModelConfig, ParallelConfig, TrainConfig
 from colonnade.data.loader import Batch
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
-from colonnade.planner.memory import Memory, rank_memory
+from colonnade.planner.memory import Memory, rank_memory, resident
 from colonnade.planner.predict import predict
 from colonnade.train.state import build_state
 from colonnade.train.step import train_step
@@ -24,6 +25,7 @@ from colonnade.verify.memory import measure
 from tests.distributed import run_on_ranks
 
 VOCAB, SEQ_LENGTH, SAMPLES, MICROBATCHES, CPU = 50, 16, 2, 4, torch.device("cpu")
+SLACK = 8 * MICROBATCHES  # bytes: the losses
 
 
 def config(
@@ -63,7 +65,7 @@ def compare(predicted: Memory, found: Memory) -> None:
     for kind in ("parameters", "gradients", "optimizer", "host"):
         assert getattr(predicted, kind) == getattr(found, kind), kind
     assert predicted.buffers == found.buffers
-    assert predicted.activations == pytest.approx(found.activations, rel=0.05)
+    assert 0 <= found.activations - predicted.activations <= SLACK
 
 
 def check(run: Config) -> None:
@@ -87,8 +89,9 @@ def test_every_schedule(schedule: str, zero: int) -> None:
 
 
 @pytest.mark.parametrize("zero", [0, 2])
-def test_virtual_stages(zero: int) -> None:
-    check(config({"pp": 2, "dp": 2, "zero": zero, "schedule": "interleaved", "virtual_stages": 2}))
+@pytest.mark.parametrize(("pp", "virtual_stages"), [(1, 2), (2, 2), (4, 2)])
+def test_virtual_stages(pp: int, virtual_stages: int, zero: int) -> None:
+    check(config({"pp": pp, "dp": 2, "zero": zero, "schedule": "interleaved", "virtual_stages": virtual_stages}))
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
@@ -130,8 +133,14 @@ def test_other_models(model: dict[str, Any]) -> None:
 @pytest.mark.parametrize("attention_dropout", [0.0, 0.1])
 @pytest.mark.parametrize(
     "parallel",
-    [{}, {"pp": 2}, {"pp": 2, "schedule": "interleaved", "virtual_stages": 2}, {"tp": 2, "recompute": "full"}],
-    ids=["one", "1f1b", "interleaved", "full"],
+    [
+        {},
+        {"pp": 2},
+        {"pp": 2, "schedule": "interleaved", "virtual_stages": 2},
+        {"tp": 2, "recompute": "full"},
+        {"schedule": "zero_bubble"},
+    ],
+    ids=["one", "1f1b", "interleaved", "full", "zero_bubble"],
 )
 def test_documents_that_do_not_see_each_other(parallel: dict[str, Any], attention_dropout: float) -> None:
     long = {"num_layers": 2, "hidden_size": 16, "seq_length": 128, "attention_dropout": attention_dropout}
@@ -177,11 +186,11 @@ PARALLEL = st.builds(
 MODEL = ModelConfig(num_layers=8, hidden_size=64, num_heads=8, seq_length=32)
 
 
-def all_stages(parallel: ParallelConfig, precision: str = "bf16") -> list[Memory]:
+def held(parallel: ParallelConfig, precision: str = "bf16") -> list[Memory]:
     train = TrainConfig.model_validate(
         {"steps": 1, "global_batch_size": 4 * parallel.dp, "micro_batch_size": 1, "precision": precision}
     )
-    return [rank_memory(MODEL, parallel, train, vocab_size=1000, stage=stage) for stage in range(parallel.pp)]
+    return [resident(architecture_of(MODEL, 1000), parallel, train, stage=stage) for stage in range(parallel.pp)]
 
 
 @settings(deadline=None)
@@ -189,7 +198,7 @@ def all_stages(parallel: ParallelConfig, precision: str = "bf16") -> list[Memory
 def test_a_higher_stage_of_zero_keeps_less(parallel: ParallelConfig) -> None:
     kept = []
     for zero in (0, 1, 2, 3):
-        stages = all_stages(parallel.model_copy(update={"zero": zero}))
+        stages = held(parallel.model_copy(update={"zero": zero}))
         kept.append(sum(each.parameters + each.gradients + each.optimizer for each in stages))
     assert kept == sorted(kept, reverse=True)
     if parallel.dp > 1:
@@ -200,13 +209,13 @@ def test_a_higher_stage_of_zero_keeps_less(parallel: ParallelConfig) -> None:
 @given(PARALLEL, st.sampled_from(["fp32", "bf16", "fp64"]))
 def test_16_bytes_an_element(parallel: ParallelConfig, precision: str) -> None:
     """Parameters, gradients, master weights and moments, all slices of all dp ranks joined."""
-    whole = all_stages(parallel.model_copy(update={"zero": 0}), precision)
+    whole = held(parallel.model_copy(update={"zero": 0}), precision)
     per_element = {"fp32": 16, "bf16": 18, "fp64": 32}[precision]
     elements = {"fp32": 4, "bf16": 2, "fp64": 8}[precision]
     for each in whole:
         total = each.parameters + each.gradients + each.optimizer
         assert total * elements == each.parameters * per_element
-    cut = all_stages(parallel.model_copy(update={"zero": 3}), precision)
+    cut = held(parallel.model_copy(update={"zero": 3}), precision)
     for one, of_all in zip(cut, whole, strict=True):
         assert (one.parameters + one.gradients + one.optimizer) * parallel.dp == (
             of_all.parameters + of_all.gradients + of_all.optimizer
@@ -221,7 +230,11 @@ def test_recomputation_and_sequence_parallelism_keep_less() -> None:
         {"recompute": "full"},
         {"recompute": "full", "sequence_parallel": True},
     ]
-    kept = [all_stages(ParallelConfig.model_validate({"tp": 2, **keys}))[0].activations for keys in less]
+    train = TrainConfig(steps=1, global_batch_size=4, micro_batch_size=1, precision="bf16")
+    kept = [
+        rank_memory(MODEL, ParallelConfig.model_validate({"tp": 2, **keys}), train, vocab_size=1000).activations
+        for keys in less
+    ]
     assert kept == sorted(kept, reverse=True) and len(set(kept)) == len(kept)
 
 

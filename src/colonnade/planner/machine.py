@@ -1,6 +1,6 @@
 """What a prediction of memory has to know of the device that a run will compute on."""
 
-from colonnade.planner.activations import Precision
+from colonnade.architecture.activations import Precision
 from colonnade.planner.memory import GPU, Machine
 
 

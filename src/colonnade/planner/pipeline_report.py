@@ -68,10 +68,9 @@ def heading(plan: PipelinePlan) -> str:
 def unit_ranges(units: Sequence[str]) -> str:
     """['embedding', 'blocks.0', 'blocks.1'] -> 'embedding, blocks 0–1'."""
     words = []
-    for is_block, group in groupby(units, lambda unit: unit.startswith("blocks.")):
-        names = list(group)
-        numbers = [name.removeprefix("blocks.") for name in (names[0], names[-1])]
-        words += ["blocks " + "–".join(dict.fromkeys(numbers))] if is_block else names
+    for kind, group in groupby(units, lambda unit: unit.partition(".")[0]):
+        numbers = [unit.partition(".")[2] for unit in group]
+        words.append(f"{kind} {'–'.join(dict.fromkeys((numbers[0], numbers[-1])))}".strip())
     return ", ".join(words)
 
 

@@ -8,11 +8,11 @@ import torch
 
 from colonnade.architecture.families import architecture_of
 from colonnade.architecture.statement import Unit
-from colonnade.config.schema import Config, ModelConfig
+from colonnade.config.schema import Config, ModelConfig, ParallelConfig, TrainConfig
 from colonnade.data_parallel.buckets import FlatUnit, Storage, flatten
 from colonnade.data_parallel.pieces import pieces_of
 from colonnade.data_parallel.zero import Ownership
-from colonnade.mesh.mesh import Mesh
+from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.model.gpt import GPT
 from colonnade.model.initialize import initialize_
 from colonnade.model.precision import DTYPES
@@ -21,7 +21,7 @@ from colonnade.optim.lamb import Lamb
 from colonnade.optim.loss_scale import LossScale
 from colonnade.optim.piece import Optimizer, Piece, State
 from colonnade.optim.schedule import LearningRate, learning_rate
-from colonnade.pipeline.chunk import Chunk
+from colonnade.pipeline.chunk import Chunk, Model, Owner, WeightGradients
 from colonnade.pipeline.inference import Inference
 from colonnade.pipeline.partition import chunks
 from colonnade.pipeline.runner import Runner
@@ -86,7 +86,7 @@ def build_state(config: Config, mesh: Mesh, vocab_size: int, device: torch.devic
         initialize_(model, mesh.tp, config.train.seed)
     else:
         _clear_(model)
-    units = flatten(named_placements(model.parts(), mesh.tp), mesh.reduce, _storage(config, dtype, device))
+    units = flatten(named_placements(model.parts(), mesh.tp), mesh.reduce, storage_of(config.train, parallel, device))
     owner = Ownership(
         units,
         {unit: model.needs(unit) for unit in names},
@@ -95,15 +95,7 @@ def build_state(config: Config, mesh: Mesh, vocab_size: int, device: torch.devic
         sequence_parallel=parallel.sequence_parallel,
         tied=config.model.tie_embeddings,
     )
-    runner = Runner(
-        chunks=[_chunk(config, units, model, owner) for units in held],
-        starts=[units[0].name for units in every],
-        model=model,
-        pp=mesh.pp,
-        owner=owner,
-        schedule=parallel.schedule,
-        device=device,
-    )
+    runner = runner_of(parallel, every, model, owner, model.parallel.weight_gradients, mesh.pp, device)
     optimizer = _optimizer(config)
     optimizer_state: list[State] = [optimizer.init(unit.master) for unit in units]
     return TrainState(
@@ -127,21 +119,41 @@ def _clear_(model: GPT) -> None:
         parameter.zero_()
 
 
-def _storage(config: Config, dtype: torch.dtype, device: torch.device) -> Storage:
-    narrow = config.train.reduce_precision == "16-bit"
+def storage_of(train: TrainConfig, parallel: ParallelConfig, device: torch.device) -> Storage:
+    """How flat buffers are kept."""
+    dtype = DTYPES[train.precision]
     return Storage(
         dtype=dtype,
         device=device,
-        zero=config.parallel.zero,
-        offload=config.parallel.offload,
-        reduce_dtype=dtype if narrow else None,
+        zero=parallel.zero,
+        offload=parallel.offload,
+        reduce_dtype=dtype if train.reduce_precision == "16-bit" else None,
     )
 
 
-def _chunk(config: Config, units: Sequence[Unit], model: GPT, owner: Ownership) -> Chunk:
-    parallel = config.parallel
-    every = parallel.recompute_every if parallel.recompute == "full" else 0
-    return Chunk(units, model, owner, weight_gradients=model.parallel.weight_gradients, recompute_every=every)
+def runner_of(
+    parallel: ParallelConfig,
+    every: Sequence[Sequence[Unit]],
+    model: Model,
+    owner: Owner,
+    weight_gradients: WeightGradients,
+    pp: Axis,
+    device: torch.device,
+) -> Runner:
+    """This stage's runner, given the units of every chunk of the model."""
+    again = parallel.recompute_every if parallel.recompute == "full" else 0
+    return Runner(
+        chunks=[
+            Chunk(units, model, owner, weight_gradients=weight_gradients, recompute_every=again)
+            for units in every[pp.rank :: pp.size]
+        ],
+        starts=[units[0].name for units in every],
+        model=model,
+        pp=pp,
+        owner=owner,
+        schedule=parallel.schedule,
+        device=device,
+    )
 
 
 def _optimizer(config: Config) -> Optimizer:

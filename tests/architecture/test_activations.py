@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 import torch
 
+from colonnade.architecture.activations import Microbatch, Precision, block_kept
+from colonnade.architecture.families import kept_of
 from colonnade.config.schema import ModelConfig, ParallelConfig
 from colonnade.mesh.mesh import Axis
 from colonnade.model.dropout import Masks
 from colonnade.model.gpt import GPT, Inputs
 from colonnade.pipeline.carry import Carry, leaves
-from colonnade.planner.activations import Microbatch, Precision, kept
+from colonnade.planner.live import LiveTensors
 from colonnade.tensor_parallel.gemm import WeightGradients, multiplies_natively
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.train.state import DTYPES
-from colonnade.verify.memory import LiveTensors
 
 VOCAB, SEQ_LENGTH, BATCH = 50, 16, 3
 SLACK = 64  # bytes: the loss and its like
@@ -60,11 +61,11 @@ def test_what_each_unit_keeps_to_the_byte(keys: dict[str, object], precision: Pr
             entry = leaves(carry)
             with LiveTensors() as live:
                 carry = gpt.run(unit, entry, inputs)
-            expected = kept(unit, batch)
-            assert abs(live.bytes.total() - expected.inside - expected.out) <= SLACK, (unit, recompute, tp)
+            expected = kept_of(batch)[gpt.architecture.named([unit])[0].kind]
+            assert abs(live.bytes.total() - expected.inside - expected.made) <= SLACK, (unit, recompute, tp)
 
 
-def test_put_off_weight_gradients() -> None:
+def test_deferred_weight_gradients() -> None:
     """What zero-bubble's W holds on to, once backward has let go of everything else."""
     batch = microbatch(MODELS[-1], "fp32", "none", 1)
     later = WeightGradients()
@@ -79,7 +80,7 @@ def test_put_off_weight_gradients() -> None:
             y.backward(grad)
         del y
         x.grad = None
-        assert live.bytes.total() == kept("blocks.0", batch).put_off
+        assert live.bytes.total() == block_kept(batch).deferred
         queue.run()
     assert live.bytes.total() == 0
 
@@ -92,8 +93,8 @@ def test_a_block_of_the_paper() -> None:
     """
     h, n, s, b = 128, 8, 64, 2
     model = ModelConfig(num_layers=1, hidden_size=h, num_heads=n, seq_length=s, dropout=0.1, attention_dropout=0.1)
-    ours = kept("blocks.0", Microbatch(model, ParallelConfig(), b, "bf16"))
+    ours = block_kept(Microbatch(model, ParallelConfig(), b, "bf16"))
     paper = 34 * s * b * h + 5 * n * s * s * b
     dropped = 2 * n * s * s * b
     statistics = 2 * 2 * 4 * s * b
-    assert ours.inside + ours.out == paper - dropped + statistics
+    assert ours.inside + ours.made == paper - dropped + statistics

@@ -18,12 +18,22 @@ A micro-batch's activations in "Reducing Activation Recomputation in Large Trans
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from colonnade.config.schema import ModelConfig, ParallelConfig
 
 Precision = Literal["fp32", "bf16", "fp16", "fp64"]
 COMPUTE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+
+
+class Handed(NamedTuple):
+    """One tensor of what a unit hands on."""
+
+    size: int
+    """[bytes]"""
+    source: int | None = None
+    """Its place in what came in, where it is handed on as it is; None: the unit makes it."""
+    has_gradient: bool = True
 
 
 @dataclass(frozen=True)
@@ -32,10 +42,19 @@ class Kept:
 
     inside: int
     """For the unit's backward, besides its input and output."""
-    out: int
-    """The residual stream that it hands on, which is the next unit's input."""
-    put_off: int
-    """What weight gradients that wait (zero-bubble's W) hold on to: inputs and output gradients of linear layers."""
+    out: tuple[Handed, ...] = ()
+    """The carry that it hands on, which is the next unit's input; () where it makes the loss."""
+    deferred: int = 0
+    """What deferred weight gradients (zero-bubble's W) hold on to: inputs and output gradients of linear layers."""
+    shared: int = 0
+    """What all units of a micro-batch share: made by the first that needs it, and alive while one of them keeps it."""
+    unread: tuple[int, ...] = ()
+    """Places in what comes in of tensors that it does not compute with: their gradients get nothing from it."""
+
+    @property
+    def made(self) -> int:
+        """Of what the unit hands on: what it did not take."""
+        return sum(handed.size for handed in self.out if handed.source is None)
 
 
 @dataclass(frozen=True)
@@ -84,7 +103,7 @@ class Microbatch:
 
     @property
     def visible(self) -> int:
-        """[bytes] What tokens see of their documents. Recomputed blocks keep none: the model has the newest one."""
+        """[bytes] What tokens see of their documents."""
         return self.tokens * self.model.seq_length if self.separate_documents else 0
 
     @property
@@ -93,21 +112,22 @@ class Microbatch:
         return self.exact if self.model.fp32_residual else self.compute
 
 
-def kept(unit: str, batch: Microbatch, *, first_block: bool = False) -> Kept:
-    """What one micro-batch leaves in this unit. The `first_block` of a chunk makes what its blocks share."""
-    if unit == "embedding":
-        return Kept(_embedding(batch), batch.stream, 0)
-    if unit == "head":
-        statistics = _statistics(batch) if batch.model.norm_position == "pre" else 0
-        return Kept(statistics + batch.tokens * batch.model.hidden_size * batch.compute, 0, 0)  # the loss's gradient
-    shared = batch.visible if first_block and batch.parallel.recompute != "full" else 0
-    return Kept(_block(batch) + shared, batch.stream, _put_off(batch))
-
-
-def _embedding(batch: Microbatch) -> int:
+def embedding_kept(batch: Microbatch) -> Kept:
+    """Of tokens, positions and the embedding norm, where there is one."""
     rows = 9 * batch.tokens  # int64 rows, and whether they are this rank's
     norm = batch.stream + _statistics(batch) if batch.model.embedding_norm else 0
-    return rows + norm + _mask(batch)
+    return Kept(rows + norm + _mask(batch), (Handed(batch.stream),))
+
+
+def head_kept(batch: Microbatch) -> Kept:
+    """Of the final norm, where there is one, and the output loss, which has its gradient after forward."""
+    statistics = _statistics(batch) if batch.model.norm_position == "pre" else 0
+    return Kept(statistics + batch.tokens * batch.model.hidden_size * batch.compute)
+
+
+def block_kept(batch: Microbatch) -> Kept:
+    """Of a transformer block."""
+    return Kept(_block(batch), (Handed(batch.stream),), deferred=_deferred(batch), shared=batch.visible)
 
 
 def _block(batch: Microbatch) -> int:
@@ -139,7 +159,7 @@ def _attention(batch: Microbatch) -> int:
     return 3 * hidden * batch.product + rows * model.seq_length * (batch.product + 1) + result
 
 
-def _put_off(batch: Microbatch) -> int:
+def _deferred(batch: Microbatch) -> int:
     model, tp = batch.model, batch.parallel.tp
     hidden, ffn = model.hidden_size, model.ffn
     inputs = (2 * batch.stream_tokens * hidden + batch.tokens * (hidden + ffn) // tp) * batch.compute

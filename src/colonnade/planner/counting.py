@@ -1,0 +1,192 @@
+"""A step of one stage that computes nothing: the program's own classes at work on tensors without memory.
+
+Runner, chunks, mailbox, ownership and flat buffers are those of a run. What stands in for the rest: a model whose units
+make tensors of the right sizes and keep as many bytes for their backward as the real ones; buckets on the meta device;
+and transports that hold what is under way until somebody waits for it. So what is alive at each moment is what would be
+alive in a run, without a second statement of who frees what when.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+
+from colonnade.architecture.activations import Handed, Kept
+from colonnade.architecture.statement import Architecture, Weight
+from colonnade.config.schema import ParallelConfig, TrainConfig
+from colonnade.data_parallel.buckets import FlatUnit, flatten
+from colonnade.data_parallel.zero import Ownership
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.ledger import Site
+from colonnade.mesh.mesh import Axis, Mesh, paper_mesh
+from colonnade.mesh.transport import PaperTransport, Pending
+from colonnade.pipeline.carry import Carry
+from colonnade.pipeline.partition import chunks
+from colonnade.pipeline.schedule import actions
+from colonnade.planner.live import LiveTensors, Watch
+from colonnade.tensor_parallel.gemm import WeightGradients
+from colonnade.tensor_parallel.placement import Placement
+from colonnade.train.state import runner_of, storage_of
+
+META = torch.device("meta")
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """[bytes] The most at once, beside what is there all the time."""
+
+    activations: int
+    """What backward will need, gradients of the carry, and messages between stages."""
+    buffers: int
+    """Of parameters and gradients of which a rank keeps a slice, all while they are in use; and sums under way."""
+
+
+def peaks(
+    architecture: Architecture, kept: Mapping[str, Kept], parallel: ParallelConfig, train: TrainConfig, *, stage: int
+) -> Peaks:
+    """Walk through a step of this stage. `kept`: what a micro-batch leaves in a unit of each kind.
+
+    Raises LayoutError for what cannot be cut or scheduled.
+    """
+    count = train.num_microbatches(parallel.dp)
+    actions(parallel.schedule, stage, parallel.pp, count, parallel.virtual_stages)  # refuses what cannot be
+    every, mesh = chunks(architecture, parallel), _mesh(parallel, stage)
+    units = [unit for held in every[stage :: parallel.pp] for unit in held]
+    weights = {bucket: architecture.buckets[bucket] for unit in units for bucket in unit.buckets}
+    buckets = _buckets(weights, parallel, train, mesh)
+    owner = Ownership(buckets, {unit.name: unit.buckets for unit in units}, mesh, zero=parallel.zero)
+    later = WeightGradients()
+    model = CountingModel(architecture, kept, later)
+    with LiveTensors() as live:
+        watch = Watch(owner, buckets, live)
+        runner_of(parallel, every, model, watch, later, mesh.pp, META).run(range(enough(parallel, count)))
+    return Peaks(watch.activations, watch.buffers)
+
+
+def enough(parallel: ParallelConfig, num_microbatches: int) -> int:
+    """The micro-batches of a shorter step with the same peaks.
+
+    All but gpipe, which keeps every micro-batch, come to a state in which each stage keeps as much as it ever will.
+    """
+    return num_microbatches if parallel.schedule == "gpipe" else min(num_microbatches, 3 * parallel.pp)
+
+
+class CountingModel:
+    """Units that make tensors of the sizes of the real ones, without memory, and keep as much for backward."""
+
+    def __init__(self, architecture: Architecture, kept: Mapping[str, Kept], later: WeightGradients) -> None:
+        self.later = later
+        self.kept = {unit.name: kept[unit.kind] for unit in architecture.units}
+        self.loss = torch.empty((), dtype=torch.float64, device=META)
+        self.weight = torch.empty((), device=META, requires_grad=True)
+        self._entries: dict[str, list[Handed]] = {}
+        self._shared: WeakValueDictionary[Any, Tensor] = WeakValueDictionary()
+        carry: list[Handed] = []
+        for unit in architecture.units:
+            self._entries[unit.name] = carry
+            carry = [each if each.source is None else carry[each.source] for each in self.kept[unit.name].out]
+
+    def run(self, unit: str, carry: Carry, inputs: Any) -> Carry:
+        """`inputs`: anything that tells micro-batches apart."""
+        kept = self.kept[unit]
+        read = (x for place, x in enumerate(carry) if place not in kept.unread)
+        made: Carry = _Unit.apply(self, kept, inputs, self.weight, *read)  # type: ignore[no-untyped-call]
+        if not kept.out:
+            return made
+        new = iter(made)
+        return tuple(next(new) if each.source is None else carry[each.source] for each in kept.out)
+
+    def carry_buffers(self, inputs: Any, into: str) -> Carry:
+        return tuple(_tensor(each) for each in self._entries[into])
+
+    def shared(self, size: int, inputs: Any) -> tuple[Tensor, ...]:
+        """What the units of a micro-batch share: it lives as long as some unit's backward keeps it."""
+        if not size:
+            return ()
+        alive = self._shared.get(inputs)
+        if alive is None:
+            alive = self._shared[inputs] = _bytes(size)
+        return (alive,)
+
+
+class _Unit(torch.autograd.Function):
+    """Makes what a unit makes, or the loss, and keeps what its backward needs until that has run."""
+
+    @staticmethod
+    def forward(ctx: Any, model: CountingModel, kept: Kept, inputs: Any, weight: Tensor, *carry: Tensor) -> Carry:
+        ctx.model, ctx.kept = model, kept
+        ctx.lengths = [len(x) if x.is_floating_point() else None for x in carry]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(_bytes(kept.inside), *model.shared(kept.shared, inputs))
+        if not kept.out:
+            return (model.loss.detach(),)
+        made = tuple(_tensor(each) for each in kept.out if each.source is None)
+        ctx.mark_non_differentiable(*(x for x in made if not x.is_floating_point()))
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *unread: Tensor | None) -> tuple[Tensor | None, ...]:
+        ctx.model.later.add(partial(len, _bytes(ctx.kept.deferred)))
+        gradients = (None if length is None else _halves(length) for length in ctx.lengths)
+        return None, None, None, None, *gradients
+
+
+class HoldingTransport(PaperTransport):
+    """Moves nothing, and holds what it is given until that is waited for, as real ones do."""
+
+    def _note(self, operation: str, x: Tensor, site: Site, peer: int | None = None) -> Pending:
+        super()._note(operation, x, site, peer)
+        return Pending(_Held(x))
+
+
+@dataclass(frozen=True)
+class _Held:
+    tensor: Tensor
+
+    def wait(self) -> None: ...
+
+
+def _mesh(parallel: ParallelConfig, stage: int) -> Mesh:
+    """Of this stage's first rank. What goes over tp is the layers' affair, and none is here."""
+    layout = Layout(pp=parallel.pp, dp=parallel.dp)
+    mesh = paper_mesh(layout, layout.rank_at(pp=stage, dp=0, tp=0))
+    return replace(mesh, pp=_holding(mesh.pp, mesh), dp=_holding(mesh.dp, mesh))
+
+
+def _holding(axis: Axis, mesh: Mesh) -> Axis:
+    if axis.transport is None:
+        return axis
+    return replace(axis, transport=HoldingTransport(axis.name, axis.size, mesh.ledger))
+
+
+def _buckets(
+    weights: Mapping[str, Sequence[Weight]], parallel: ParallelConfig, train: TrainConfig, mesh: Mesh
+) -> list[FlatUnit]:
+    """Flat buffers of one tp rank's shards."""
+    placements = {
+        bucket: [_placement(weight, parallel.tp) for weight in of_bucket] for bucket, of_bucket in weights.items()
+    }
+    return flatten(placements, mesh.reduce, storage_of(train, parallel, META))
+
+
+def _placement(weight: Weight, tp: int) -> Placement:
+    local = weight.local_shape(tp)
+    parameter, dim = nn.Parameter(torch.empty(local, device=META)), None if weight.is_shared(tp) else weight.cut
+    return Placement(weight.name, parameter, weight.shape, dim, 0, local[0], weight.is_partial)
+
+
+def _tensor(handed: Handed) -> Tensor:
+    return _halves(handed.size // 2) if handed.has_gradient else _bytes(handed.size)
+
+
+def _halves(length: int) -> Tensor:
+    """Of a type that can have a gradient, two bytes each."""
+    return torch.empty(length, dtype=torch.float16, device=META)
+
+
+def _bytes(size: int) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=META)
