@@ -27,7 +27,7 @@ def asked(rank: int, patch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], s
     try:
         patch.setattr(dist, "new_group", noted)
         patch.setattr(mesh_module, "_has_nccl", lambda: True)
-        patch.setattr(mesh_module, "greet_neighbours", lambda *_: None)
+        patch.setattr(mesh_module, "warm_up_p2p", lambda *_: None)
         patch.setattr(mesh_module, "share_memory", lambda *_: None)
         mesh = build_mesh(LAYOUT, rank)
         x = torch.ones(16, 3, requires_grad=True)

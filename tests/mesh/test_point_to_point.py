@@ -8,7 +8,7 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.ledger import Ledger
 from colonnade.mesh.mesh import Axis, build_mesh, paper_mesh
 from colonnade.mesh.point_to_point import receive_, send
-from colonnade.mesh.transport import Groups, TorchTransport, greet_neighbours
+from colonnade.mesh.transport import Groups, TorchTransport, warm_up_p2p
 from tests.distributed import run_on_ranks
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64]
@@ -111,7 +111,7 @@ def test_neighbours_can_be_greeted(size: int) -> None:
     def program(rank: int, size: int) -> bool:
         transport = build_mesh(Layout(pp=size), rank).pp.transport
         assert isinstance(transport, TorchTransport)
-        greet_neighbours(transport.groups, rank, size, torch.device("cpu"))
+        warm_up_p2p(transport.groups, rank, size, torch.device("cpu"))
         return True
 
     assert run_on_ranks(program, size) == [True] * size

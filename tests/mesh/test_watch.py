@@ -26,7 +26,7 @@ from colonnade.mesh.ledger import Flight, Ledger, Site
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.mesh.point_to_point import receive_
 from colonnade.mesh.supervisor import STUCK
-from colonnade.mesh.watch import Patience, Watch
+from colonnade.mesh.watch import WaitTimer, Watch
 from tests.distributed import fork
 
 LAYOUT = Layout(tp=2, dp=2)
@@ -318,29 +318,29 @@ def flights(ledger: Ledger, count: int) -> list[Work]:
 
 def test_on_a_device_the_oldest_operation_that_could_be_done_and_is_not_is_waited_for() -> None:
     ledger = Ledger()
-    patience = Patience(ledger)
+    timer = WaitTimer(ledger)
     first, second = flights(ledger, 2)
-    assert patience.tick(1.0) == (None, 0.0)  # just begun
-    assert [patience.tick(1.0)[1] for _ in range(3)] == [0.0, 1.0, 2.0]
+    assert timer.tick(1.0) == (None, 0.0)  # just begun
+    assert [timer.tick(1.0)[1] for _ in range(3)] == [0.0, 1.0, 2.0]
     flights(ledger, 1)
-    assert patience.tick(1.0) == (None, 0.0)  # the program goes on, so nothing hangs yet
+    assert timer.tick(1.0) == (None, 0.0)  # the program goes on, so nothing hangs yet
     first.done = True
     second.ready = False  # the device is still computing what goes into it
-    assert patience.tick(1.0) == (None, 0.0) and len(ledger.flying) == 2
+    assert timer.tick(1.0) == (None, 0.0) and len(ledger.flying) == 2
     second.ready = True
-    entry, waited = patience.tick(1.0)
+    entry, waited = timer.tick(1.0)
     assert entry is not None and (entry.number, waited) == (2, 0.0)
-    assert patience.tick(1.0)[1] == 1.0
+    assert timer.tick(1.0)[1] == 1.0
 
 
 def test_a_wait_is_counted_from_its_own_beginning() -> None:
     ledger = Ledger()
-    patience = Patience(ledger)
+    timer = WaitTimer(ledger)
     entry = ledger.open("all_reduce", "tp", torch.ones(1), Site("here.py:1"))
     seen = []
     for _ in range(2):
-        ledger.wait(entry, lambda: seen.extend(patience.tick(1.0)[1] for _ in range(3)))
-    assert seen == [0.0, 1.0, 2.0, 0.0, 1.0, 2.0] and patience.tick(1.0) == (None, 0.0)
+        ledger.wait(entry, lambda: seen.extend(timer.tick(1.0)[1] for _ in range(3)))
+    assert seen == [0.0, 1.0, 2.0, 0.0, 1.0, 2.0] and timer.tick(1.0) == (None, 0.0)
 
 
 def test_failures_are_no_ones_business_after_the_watch(tmp_path: Path) -> None:

@@ -29,14 +29,14 @@ def pack(starts: Sequence[int], capacity: int, num_bins: int) -> list[list[Piece
     assert starts and starts[0] == 0, "a window begins with a document, or with the rest of one"
     bins: list[list[Piece]] = [[] for _ in range(num_bins)]
     rooms = [(capacity, number) for number in range(num_bins)]  # sorted
-    homeless: list[Piece] = []
+    unplaced: list[Piece] = []
     for piece in sorted(_pieces(starts, capacity, capacity * num_bins), key=_longest_first):
         place = bisect_left(rooms, (piece.length, -1))
         if place == len(rooms):
-            homeless.append(piece)
+            unplaced.append(piece)
         else:
             _put(piece, rooms.pop(place), bins, rooms)
-    for piece in homeless:
+    for piece in unplaced:
         _fill_with(piece, bins, rooms)
     assert not rooms, "the tokens of a window fill its samples"
     return [sorted(pieces) for pieces in bins]

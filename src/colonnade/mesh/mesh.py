@@ -20,7 +20,7 @@ from colonnade.mesh.transport import (
     ScalarTransport,
     TorchTransport,
     Transport,
-    greet_neighbours,
+    warm_up_p2p,
 )
 
 COMBINED = {"model": ("pp", "tp"), "stage": ("dp", "tp"), "world": AXES}  # products of axes
@@ -120,7 +120,7 @@ def _join(name: str, ranks: tuple[int, ...], rank: int, timeout: float) -> tuple
     if scalar:
         return groups, None
     if directed:
-        greet_neighbours(groups, ranks.index(rank), len(ranks), torch.device("cuda"))
+        warm_up_p2p(groups, ranks.index(rank), len(ranks), torch.device("cuda"))
     return groups, share_memory(own, ranks.index(rank), len(ranks), timeout)
 
 

@@ -10,7 +10,7 @@ On CUDA, transfers to higher ranks and transfers to lower ranks each have a proc
 what one group is asked for in turn, and a send ends only when it is received. Between two stages of a pipeline
 activations go up while gradients go down: if both ranks start with their send and both directions shared a group, each
 receive would stand in line behind a send that waits for it. With a group for each direction the line upward holds
-nothing but what goes up, and its order is the same on both ends (`transport.greet_neighbours` says what else NCCL
+nothing but what goes up, and its order is the same on both ends (`transport.warm_up_p2p` says what else NCCL
 wants). gloo needs no such care: its transfers do not wait for each other, so the axis' own group carries them.
 """
 

@@ -79,7 +79,7 @@ class Groups:
     """They carry a few numbers, over gloo even where there is NCCL."""
 
 
-def greet_neighbours(groups: Groups, rank: int, size: int, device: torch.device) -> None:
+def warm_up_p2p(groups: Groups, rank: int, size: int, device: torch.device) -> None:
     """Send a word both ways between all neighbours of an axis, the last and the first among them.
 
     NCCL makes the connection of a pair at its first transfer, and both ranks stand still until both are there. Here

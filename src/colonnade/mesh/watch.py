@@ -47,7 +47,7 @@ class Watch:
     def __init__(self, mesh: Mesh, timeout: float, board: Board, neighbours: Collection[int] = ()) -> None:
         """`timeout`: seconds. `neighbours`: the ranks of this machine, whose death this rank is to notice."""
         self.mesh, self.timeout, self.board = mesh, timeout, board
-        self._patience = Patience(mesh.ledger)
+        self._timer = WaitTimer(mesh.ledger)
         self._waiting: tuple[Entry | None, float] = (None, 0.0)
         self._life, self._beats = mine(), count(1)
         self._over = threading.Event()
@@ -81,7 +81,7 @@ class Watch:
         before = time.monotonic()
         while not self._over.wait(self.board.tick):
             now = time.monotonic()
-            self._waiting = entry, waited = self._patience.tick(min(now - before, _BREAK))
+            self._waiting = entry, waited = self._timer.tick(min(now - before, _BREAK))
             before = now
             alarmed = self._reporter.alarmed and entry is not None and waited > _PATIENT
             if waited > self.timeout or alarmed or self._error:
@@ -127,7 +127,7 @@ class Watch:
         )
 
 
-class Patience:
+class WaitTimer:
     """How long a rank has waited."""
 
     def __init__(self, ledger: Ledger) -> None:

@@ -78,11 +78,11 @@ def blocks(file: HashedFile, compression: str, *, max_expansion: int = 1_100) ->
         while data := file.read(_BLOCK):
             yield data
         return
-    make, spoon, faults = _decoders(compression)
+    make, feed_size, faults = _decoders(compression)
     taken = given = 0
-    for eaten, data in _decoded(file, make, spoon, faults, padded=compression in (".gz", ".xz")):
-        taken, given = taken + eaten, given + len(data)
-        if given > BOMB_BYTES and given > max_expansion * (taken + spoon):
+    for consumed, data in _decoded(file, make, feed_size, faults, padded=compression in (".gz", ".xz")):
+        taken, given = taken + consumed, given + len(data)
+        if given > BOMB_BYTES and given > max_expansion * (taken + feed_size):
             raise Damaged(f"expands more than {max_expansion:,}-fold: a decompression bomb")
         if data:
             yield data
@@ -159,14 +159,14 @@ def _decoders(compression: str) -> tuple[Callable[[], Any], int, tuple[type[Exce
 
 
 def _decoded(
-    file: HashedFile, make: Callable[[], Any], spoon: int, faults: tuple[type[Exception], ...], *, padded: bool
+    file: HashedFile, make: Callable[[], Any], feed_size: int, faults: tuple[type[Exception], ...], *, padded: bool
 ) -> Iterator[tuple[int, bytes]]:
-    """(bytes eaten, bytes given), over all the streams that stand one after the other in a file."""
+    """(bytes consumed, bytes given), over all the streams that stand one after the other in a file."""
     decoder, started, num_streams, num_given = make(), False, 0, 0
-    data = file.read(spoon)
+    data = file.read(feed_size)
     while data:
         if padded and num_streams and not started:
-            data = data.lstrip(b"\0") or file.read(spoon)
+            data = data.lstrip(b"\0") or file.read(feed_size)
             started = bool(data.strip(b"\0"))
             continue
         started = True
@@ -182,14 +182,14 @@ def _decoded(
         yield len(data) - len(rest), b""
         if decoder.eof:
             decoder, started, num_streams, num_given = make(), False, num_streams + 1, 0
-        data = rest or file.read(spoon)
+        data = rest or file.read(feed_size)
     if started or not num_streams:
         raise Damaged("cut short: it ends in the middle of a compressed stream" if started else "empty")
 
 
 def _given(decoder: Any, data: bytes) -> Iterator[bytes]:
     """What a decoder makes of some bytes, in blocks of bounded size."""
-    if not hasattr(decoder, "needs_input"):  # zlib and zstandard: bounded by the spoon
+    if not hasattr(decoder, "needs_input"):  # zlib and zstandard: bounded by feed_size
         yield decoder.decompress(data)
         return
     yield decoder.decompress(data, _BLOCK)
