@@ -12,8 +12,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "colonnade"
 FILES = sorted(SOURCE.rglob("*.py"))
 FLOORS = [
     {"errors", ""},
-    {"config", "lock"},
-    {"mesh", "architecture"},
+    {"config", "lock", "upload"},
+    {"mesh", "architecture", "randomness"},
     {"data", "tensor_parallel", "optim"},
     {"model", "data_parallel", "pipeline"},
     {"checkpoint", "evaluation", "generation"},

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, layer_norm
 
 from colonnade.config.schema import ModelConfig
-from colonnade.mesh.randomness import Purpose, drop_probability, keep_mask, stream_keys
+from colonnade.randomness import Purpose, drop_probability, keep_mask, stream_keys
 
 Weights = Mapping[str, Tensor]
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from colonnade.mesh.randomness import Purpose, drop_probability
 from colonnade.model.dropout import Masks, dropout
+from colonnade.randomness import Purpose, drop_probability
 from tests.tensor_parallel.shards import drawn
 
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from colonnade.mesh.randomness import name_id, stream_keys
+from colonnade.randomness import name_id, stream_keys
 
 CHUNK = 1 << 15  # words of CPU memory that are summed together: with their factors they stay in the cache
 CHUNK_OF_GPU = 1 << 22  # words: few kernels, and 64 MiB for the factors

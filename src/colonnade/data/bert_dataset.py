@@ -28,7 +28,7 @@ from colonnade.data.masking import Flags, Integers, Masking, WordPieces, choose,
 from colonnade.data.rows import Text
 from colonnade.data.sampler import EpochOrder
 from colonnade.errors import DataError
-from colonnade.mesh.randomness import stream_keys
+from colonnade.randomness import stream_keys
 
 WHOLE_WORDS = Masking()
 

@@ -7,13 +7,13 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from colonnade.mesh.randomness import stream_keys, uniform
+from colonnade.randomness import stream_keys, uniform
 
 _BLOCK = 1_024
 
 
 class SamplePurpose(IntEnum):
-    """What a sample's numbers are for; beside `mesh.randomness.Purpose`, and as permanent."""
+    """What a sample's numbers are for; beside `randomness.Purpose`, and as permanent."""
 
     BERT = 101
     BERT_GRID = 102

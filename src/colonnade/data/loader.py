@@ -20,7 +20,7 @@ from torch import Tensor
 from colonnade.data.gpt_dataset import Dataset
 from colonnade.data.rows import Rows, positions_within
 from colonnade.data.sampler import cut_in_microbatches
-from colonnade.mesh.upload import upload
+from colonnade.upload import upload
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from colonnade.errors import CheckpointError
 from colonnade.generation.sampling import Sampling
-from colonnade.mesh.randomness import Purpose, stream_keys, uniform
+from colonnade.randomness import Purpose, stream_keys, uniform
 
 
 def choose(logits: NDArray[np.float64], sampling: Sampling, *, prompt: int, position: int) -> int:

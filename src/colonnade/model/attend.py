@@ -20,8 +20,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import scaled_dot_product_attention as _fused
 
 from colonnade.mesh.autograd import apply
-from colonnade.mesh.randomness import drop_probability
 from colonnade.model.mask import Mask
+from colonnade.randomness import drop_probability
 from colonnade.tensor_parallel.gemm import widen
 
 CAUSAL = Mask()

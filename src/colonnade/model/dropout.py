@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from colonnade.mesh.autograd import apply
-from colonnade.mesh.randomness import Purpose, drop_probability, keep_mask, stream_keys
+from colonnade.randomness import Purpose, drop_probability, keep_mask, stream_keys
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from colonnade.architecture.families import architecture_of
 from colonnade.architecture.gpt import TABLE
 from colonnade.config.schema import ModelConfig
-from colonnade.mesh.randomness import Purpose
 from colonnade.model.attention import KeyValueCache
 from colonnade.model.dropout import Masks, dropout
 from colonnade.model.mask import Pairs
 from colonnade.model.norm import norm_of
 from colonnade.model.position import Positions
 from colonnade.model.transformer import Block, residual_dtype
+from colonnade.randomness import Purpose
 from colonnade.tensor_parallel.cross_entropy import local_logits, output_loss, token_losses
 from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
 from colonnade.tensor_parallel.parallel import Parallel

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from colonnade.mesh.mesh import Axis
-from colonnade.mesh.randomness import Purpose, name_id, normal, stream_keys
 from colonnade.model.gpt import GPT
+from colonnade.randomness import Purpose, name_id, normal, stream_keys
 from colonnade.tensor_parallel.placement import Placement, named_placements
 
 _ELEMENTS_AT_ONCE = 1 << 16

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from colonnade.mesh.upload import upload
+from colonnade.upload import upload
 
 
 @dataclass(frozen=True)

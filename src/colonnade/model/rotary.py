@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from colonnade.config.schema import RotaryConfig
-from colonnade.mesh.upload import upload
+from colonnade.upload import upload
 
 
 def inverse_wavelengths(rotary: RotaryConfig, head_dim: int) -> Tensor:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from colonnade.config.schema import ModelConfig
-from colonnade.mesh.randomness import Purpose
 from colonnade.model.attention import Attention, KeyValueCache
 from colonnade.model.dropout import Masks, dropout
 from colonnade.model.mlp import MLP
 from colonnade.model.norm import Norm, RMSNorm, norm_of
+from colonnade.randomness import Purpose
 from colonnade.tensor_parallel.parallel import Parallel
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from colonnade.mesh.upload import upload
+from colonnade.upload import upload
 
 
 class Purpose(IntEnum):

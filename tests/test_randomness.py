@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from colonnade.mesh import randomness
-from colonnade.mesh.randomness import (
+from colonnade import randomness
+from colonnade.randomness import (
     Purpose,
     drop_probability,
     keep_mask,
