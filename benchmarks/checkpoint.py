@@ -48,7 +48,7 @@ from colonnade.checkpoint.load import load
 from colonnade.checkpoint.plan import Shard
 from colonnade.checkpoint.save import Content, Place, save
 from colonnade.checkpoint.saver import Saved, Saver
-from colonnade.mesh import launch
+from colonnade.launch import launch
 from colonnade.mesh.background import background_group
 
 RESULTS = Path(__file__).resolve().parent / "results"

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import hardware
-from colonnade.mesh import launch
+from colonnade.launch import launch
 from colonnade.mesh.collectives import all_reduce_
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, build_mesh

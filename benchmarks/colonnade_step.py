@@ -8,7 +8,7 @@ from benchmarks.peers.reference import Task, fixed_batch, measure, num_ranks, ra
 from colonnade import __version__
 from colonnade.config.schema import Config, ModelConfig, OptimConfig, ParallelConfig, RunConfig, TrainConfig
 from colonnade.data.loader import Batch
-from colonnade.mesh.launch import connect, disconnect
+from colonnade.launch.launch import connect, disconnect
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import build_mesh
 from colonnade.train.state import build_state

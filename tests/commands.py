@@ -21,7 +21,7 @@ from typing import IO
 import torch
 
 from colonnade import cli
-from colonnade.mesh import launch
+from colonnade.launch import launch
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", launch.FOLDER, launch.PIPE)
 

@@ -14,7 +14,7 @@ FLOORS = [
     {"errors", ""},
     {"config", "lock", "upload"},
     {"mesh", "architecture", "randomness"},
-    {"data", "tensor_parallel", "optim"},
+    {"launch", "data", "tensor_parallel", "optim"},
     {"model", "data_parallel", "pipeline"},
     {"checkpoint", "evaluation", "generation"},
     {"train"},
@@ -25,6 +25,15 @@ FLOORS = [
     {"cli"},
     {"__main__"},
 ]
+CONNECTS = {
+    "init_process_group",
+    "destroy_process_group",
+    "is_available",
+    "is_initialized",
+    "TCPStore",
+    "PrefixStore",
+    "DistError",
+}
 FLOOR = {folder: number for number, floor in enumerate(FLOORS) for folder in floor}
 
 
@@ -68,17 +77,20 @@ def test_no_rings() -> None:
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
-def test_only_the_mesh_talks_and_only_the_launcher_reads_the_environment(module: str) -> None:
+def test_only_the_mesh_talks_the_launcher_connects_and_alone_the_launcher_reads_the_environment(module: str) -> None:
     talks = {name for name in imports(TREES[module]) if name.startswith("torch.distributed")}
     if module.startswith("checkpoint."):
         talks = {name for name in talks if not name.startswith("torch.distributed.checkpoint")}
-    assert module.split(".")[0] == "mesh" or not talks, f"{module} imports {talks}"
+    assert module.split(".")[0] in ("mesh", "launch") or not talks, f"{module} imports {talks}"
     code = ast.unparse(TREES[module])
-    if not module.startswith("mesh."):
+    if not module.startswith(("mesh.", "launch.")):
         assert not re.search(r"\b(dist|torch\.distributed)\.(?!checkpoint\b)\w", code), (
             f"{module} uses torch.distributed"
         )
-    if module != "mesh.launch":
+    if module.startswith("launch."):
+        used = set(re.findall(r"\bdist\.(\w+)", code))
+        assert used <= CONNECTS, f"{module} uses {used - CONNECTS}: what crosses ranks goes through mesh/"
+    if module != "launch.launch":
         assert not re.search(r"\bos\.(environb?|getenvb?|putenv)\b|from os import.*\b(environ|getenv)", code), module
 
 

@@ -11,7 +11,7 @@ import pytest
 from colonnade import __version__, cli
 from colonnade.config.describe import all_keys
 from colonnade.config.load import load
-from colonnade.mesh import launch
+from colonnade.launch import launch
 from colonnade.train import start as begin
 from tests.commands import here
 

@@ -306,7 +306,7 @@ def demo(
 def greet(settings: "Config") -> None:
     """The first line of a run on several ranks, seconds before they know the rest."""
     from colonnade.config.describe import first_line
-    from colonnade.mesh import launch
+    from colonnade.launch import launch
 
     if settings.parallel.num_ranks > 1 and launch.speaks_first():
         print(first_line(settings), flush=True)
@@ -319,7 +319,7 @@ def run_on_ranks(
 
     `keep`: descriptors that the ranks inherit. `after_a_loss`: what to do when a rank was lost, in words.
     """
-    from colonnade.mesh import launch
+    from colonnade.launch import launch
 
     if num_ranks > 1 and not launch.is_rank():
         command = [sys.executable, "-m", "colonnade", *arguments]
@@ -328,7 +328,7 @@ def run_on_ranks(
 
 def main() -> None:
     """Runs the command line. A user's mistake is one message on standard error and exit status 2."""
-    from colonnade.mesh import launch
+    from colonnade.launch import launch
 
     launch.end_with_supervisor()
     launch.hear_ctrl_c()

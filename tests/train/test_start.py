@@ -12,7 +12,7 @@ import pytest
 
 from colonnade.config.load import load
 from colonnade.errors import ConfigError
-from colonnade.mesh import launch
+from colonnade.launch import launch
 from colonnade.train import start as begin
 from tests.commands import after_banner, forked, here
 from tests.commands import start as start_ranks
@@ -48,7 +48,7 @@ def test_files_are_looked_at_before_ranks_start_and_without_torch(config: Path) 
     program = f"""
 import sys
 from colonnade import cli
-from colonnade.mesh import launch
+from colonnade.launch import launch
 launch.run_ranks = lambda *_, **__: print("ranks were started")
 sys.argv = ["colonnade", "train", {str(config)!r}, "parallel.tp=2", *sys.argv[1:]]
 try:

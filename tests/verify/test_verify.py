@@ -13,7 +13,7 @@ import torch
 from colonnade import cli
 from colonnade.config.load import load
 from colonnade.errors import ColonnadeError, ConfigError
-from colonnade.mesh import launch
+from colonnade.launch import launch
 from colonnade.verify import verify as verification
 from tests.commands import colonnade, here, start
 

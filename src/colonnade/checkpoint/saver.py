@@ -28,8 +28,8 @@ from colonnade.checkpoint.folders import tidy
 from colonnade.checkpoint.plan import Shard
 from colonnade.checkpoint.save import Content, Place, write
 from colonnade.checkpoint.snapshot import Snapshot
+from colonnade.launch.launch import BACKGROUND
 from colonnade.mesh.background import Group
-from colonnade.mesh.launch import BACKGROUND
 
 
 @dataclass(frozen=True)

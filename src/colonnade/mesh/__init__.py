@@ -1,1 +1,1 @@
-"""Which rank is where, what crosses ranks, and what is random: the only folder that talks to other processes."""
+"""Which rank is where, and what crosses ranks: every byte that does is named and counted here."""

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
-from colonnade.mesh import launch
 from colonnade.mesh.collectives import all_gather
 from colonnade.mesh.ledger import Ledger
 from colonnade.mesh.mesh import Axis
@@ -23,11 +22,11 @@ NONE = "(none)"  # what a rank has that lacks a fact
 
 def all_ranks() -> Axis:
     """All ranks that have connected, before there is a mesh: whatever layout each of them believes in."""
-    rank, size = launch.rank_and_size()
-    if size == 1:
+    if not dist.is_initialized() or dist.get_world_size() == 1:
         return Axis("world")
     group = dist.group.WORLD
     assert group is not None, "ranks have connected"
+    rank, size = dist.get_rank(), dist.get_world_size()
     transport = TorchTransport("world", Groups(group, group, group), size, Ledger())
     return Axis("world", size, rank, tuple(range(size)), transport)
 

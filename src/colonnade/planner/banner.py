@@ -11,7 +11,7 @@ from colonnade.config.schema import Config, ParallelConfig
 from colonnade.data.blended_dataset import BlendedDataset
 from colonnade.data.gpt_dataset import Dataset, GPTDataset
 from colonnade.data.sidecar import not_checked
-from colonnade.mesh import launch
+from colonnade.launch import launch
 from colonnade.mesh.collectives import all_gather
 from colonnade.mesh.mesh import Mesh
 from colonnade.mesh.shared_memory import SharedMemoryTransport

@@ -118,7 +118,7 @@ def cut_of(data: DataConfig) -> Cut:
 
 def open_together(config: Config, ranks: Axis) -> Corpus:
     """As `open_corpus`, on all ranks: ConfigError on all of them where one cannot, or where they read other data."""
-    from colonnade.train.agreement import agree_on_data, on_all_ranks
+    from colonnade.launch.agreement import agree_on_data, on_all_ranks
 
     corpus = on_all_ranks(lambda: _opened(config), ranks)
     agree_on_data(corpus.facts, ranks)

@@ -23,14 +23,14 @@ from colonnade.data.gpt_dataset import Dataset
 from colonnade.data.loader import evaluation_batches
 from colonnade.errors import ColonnadeError
 from colonnade.evaluation.perplexity import Perplexity, evaluate
+from colonnade.launch.agreement import settings
+from colonnade.launch.join import joined
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import recovery, run_folder
-from colonnade.train.agreement import settings
 from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.interrupt import Interrupt
-from colonnade.train.join import joined
 from colonnade.train.monitor import Monitor
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import StepResult, train_step

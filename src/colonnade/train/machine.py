@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from colonnade.config.numbers import counted
-from colonnade.mesh import launch
+from colonnade.launch import launch
 
 Free = tuple[int, int]
 """[bytes] (free, in all)."""

@@ -12,7 +12,7 @@ from colonnade.config.load import loads
 from colonnade.config.numbers import divisors
 from colonnade.config.schema import ModelConfig
 from colonnade.errors import ConfigError
-from colonnade.mesh import launch
+from colonnade.launch import launch
 
 DEVICES = ("auto", "cpu", "cuda")
 

@@ -18,9 +18,9 @@ from colonnade.config.check import Problem
 from colonnade.config.load import load
 from colonnade.config.schema import Config
 from colonnade.errors import mistake
+from colonnade.launch import launch
+from colonnade.launch.devices import choose_device, count_gpus
 from colonnade.lock import locked
-from colonnade.mesh import launch
-from colonnade.mesh.devices import choose_device, count_gpus
 from colonnade.train import run_folder
 
 INDEX_BYTES = 64 << 20  # .idx files up to this size are opened whole: millions of documents in tenths of a second

@@ -30,6 +30,7 @@ from colonnade.errors import CheckpointError, ConfigError, LayoutError
 from colonnade.evaluation.file import perplexity_of_file
 from colonnade.generation.sample import Stages, generate
 from colonnade.generation.stream import note_on, prompt_tokens, stream_text
+from colonnade.launch.join import joined
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.model.gpt import GPT
@@ -41,7 +42,6 @@ from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
 from colonnade.train.corpus import cut_of
 from colonnade.train.facts import MOST_BYTES, Facts, config_of, facts_of
-from colonnade.train.join import joined
 from colonnade.train.options import device_problems, layout_problems
 from colonnade.train.recovery import OPTIMIZER, shard
 from colonnade.train.run_folder import checkpoints

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from colonnade.config.schema import Config
+from colonnade.launch.agreement import settings
+from colonnade.launch.join import joined
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
@@ -17,9 +19,7 @@ from colonnade.mesh.ledger import Ledger
 from colonnade.mesh.mesh import Mesh
 from colonnade.planner.predict import predict
 from colonnade.planner.traffic import Flow, Step, totals, traffic
-from colonnade.train.agreement import settings
 from colonnade.train.corpus import Corpus, open_together
-from colonnade.train.join import joined
 from colonnade.train.state import build_state
 from colonnade.train.step import train_step
 from colonnade.verify.memory import measure, memory_table

@@ -18,12 +18,12 @@ from torch import Tensor
 from colonnade.checkpoint.plan import Box, shards_of_span
 from colonnade.config.schema import Config
 from colonnade.data_parallel.buckets import FlatUnit, named_slots
+from colonnade.launch.join import joined
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
 from colonnade.optim.piece import Optimizer, Piece, Total
 from colonnade.tensor_parallel.placement import named_placements
 from colonnade.train.corpus import Corpus, open_corpus
-from colonnade.train.join import joined
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import StepResult, train_step
 from colonnade.verify.compare import Number, Part

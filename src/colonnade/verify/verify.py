@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, get_args
 from colonnade.config.load import load, to_toml
 from colonnade.config.schema import Config, TrainConfig
 from colonnade.errors import ColonnadeError, ConfigError
-from colonnade.mesh import launch
+from colonnade.launch import launch
 from colonnade.mesh.layout import Layout
 from colonnade.verify import layouts
 from colonnade.verify.layouts import LeftOut, Room, Variant

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from colonnade.mesh.explanation import Operation, Picture, Report, awaited, explain, last_step, together
+from colonnade.launch.explanation import Operation, Picture, Report, awaited, explain, last_step, together
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.life import Life
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from colonnade.mesh.board import Board
-from colonnade.mesh.explanation import Picture, Report, involved
+from colonnade.launch.board import Board
+from colonnade.launch.explanation import Picture, Report, involved
 from colonnade.mesh.life import Life, has_ended
 
 _POST = 1.0  # seconds between reports within one step

@@ -30,9 +30,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from colonnade.errors import LayoutError, mistake
-from colonnade.mesh.board import Board, FolderBoard, StoreBoard
-from colonnade.mesh.devices import choose_device
-from colonnade.mesh.supervisor import Failure, Supervisor, note_of_failure
+from colonnade.launch.board import Board, FolderBoard, StoreBoard
+from colonnade.launch.devices import choose_device
+from colonnade.launch.supervisor import Failure, Supervisor, note_of_failure
 
 if TYPE_CHECKING:
     import torch

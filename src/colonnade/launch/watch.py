@@ -25,13 +25,13 @@ from typing import Self
 
 import torch.distributed as dist
 
-from colonnade.mesh.board import Board
-from colonnade.mesh.explanation import Operation, Report, explain
+from colonnade.launch.board import Board
+from colonnade.launch.explanation import Operation, Report, explain
+from colonnade.launch.reporter import IN_ORDER, Reporter
+from colonnade.launch.supervisor import STUCK
 from colonnade.mesh.ledger import Entry, Ledger
 from colonnade.mesh.life import kill, mine
 from colonnade.mesh.mesh import Axis, Mesh
-from colonnade.mesh.reporter import IN_ORDER, Reporter
-from colonnade.mesh.supervisor import STUCK
 
 RECENT = 6  # operations that a rank tells
 _PATIENT = 0.5  # seconds that a rank waits on after an alarm: the others may have been on their way

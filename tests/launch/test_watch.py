@@ -17,16 +17,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from colonnade.mesh import reporter, shared_memory
-from colonnade.mesh.board import Board, FolderBoard, StoreBoard, explanation_file, report_file
+from colonnade.launch import reporter
+from colonnade.launch.board import Board, FolderBoard, StoreBoard, explanation_file, report_file
+from colonnade.launch.explanation import Report
+from colonnade.launch.supervisor import STUCK
+from colonnade.launch.watch import WaitTimer, Watch
+from colonnade.mesh import shared_memory
 from colonnade.mesh.collectives import all_reduce
-from colonnade.mesh.explanation import Report
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.ledger import Flight, Ledger, Site
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.mesh.point_to_point import receive_
-from colonnade.mesh.supervisor import STUCK
-from colonnade.mesh.watch import WaitTimer, Watch
 from tests.distributed import fork
 
 LAYOUT = Layout(tp=2, dp=2)

@@ -13,11 +13,11 @@ from colonnade.config.describe import all_keys
 from colonnade.config.load import load
 from colonnade.data.tokenizer import train_bpe
 from colonnade.errors import ConfigError, DataError
-from colonnade.mesh import launch
+from colonnade.launch import agreement, launch
 from colonnade.mesh.agreement import Facts, disagreements, gather_texts
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, build_mesh
-from colonnade.train import agreement, loop
+from colonnade.train import loop
 from tests.commands import Answer, start
 from tests.corpus import TinyCorpus, made_up
 from tests.distributed import run_on_ranks

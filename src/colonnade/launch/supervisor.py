@@ -22,9 +22,9 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO
 
-from colonnade.mesh.board import ended_file, explanation_file, report_file
-from colonnade.mesh.explanation import together
-from colonnade.mesh.guard import line_of
+from colonnade.launch.board import ended_file, explanation_file, report_file
+from colonnade.launch.explanation import together
+from colonnade.launch.guard import line_of
 from colonnade.mesh.life import life_of
 
 TICK = 0.1  # seconds between looks at rank 0's error stream
@@ -162,7 +162,7 @@ class Supervisor:
 
     def _start(self) -> None:
         self.guard = subprocess.Popen(
-            [sys.executable, "-m", "colonnade.mesh.guard", str(self.folder)],
+            [sys.executable, "-m", "colonnade.launch.guard", str(self.folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from colonnade.errors import LayoutError
-from colonnade.mesh import launch
+from colonnade.launch import launch
 from tests.distributed import run_on_ranks
 
 PRELUDE = """
@@ -26,7 +26,7 @@ def await_all():
     while len(os.listdir(sys.argv[1])) < size:
         time.sleep(0.01)
 """
-SUPERVISOR = "import sys; from colonnade.mesh.launch import run_ranks; sys.exit(run_ranks({}, sys.argv[1:]))"
+SUPERVISOR = "import sys; from colonnade.launch.launch import run_ranks; sys.exit(run_ranks({}, sys.argv[1:]))"
 
 
 def rank_command(folder: Path, body: str) -> list[str]:
@@ -147,7 +147,7 @@ def test_a_users_mistake_is_one_however_long_the_rank_takes_to_end(tmp_path: Pat
     """On a busy machine a rank ends seconds after those that lost their connection to it, whoever they are."""
     body = """
         from colonnade.errors import DataError
-        from colonnade.mesh import launch
+        from colonnade.launch import launch
         await_all()
         if rank == 1:
             launch.note_failure(DataError("the file is empty"))
@@ -166,7 +166,7 @@ def test_a_users_mistake_is_one_however_long_the_rank_takes_to_end(tmp_path: Pat
 def test_a_mistake_that_a_rank_tells_late_comes_before_those_who_waited(tmp_path: Path) -> None:
     body = """
         from colonnade.errors import DataError
-        from colonnade.mesh import launch
+        from colonnade.launch import launch
         report(), await_all()
         if rank == 0:
             explain("rank 0 waits; rank 1 is busy")
@@ -319,7 +319,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
 def test_ranks_inherit_what_they_are_to_keep(tmp_path: Path) -> None:
     """A lock, for one, which then ends with the last of them."""
     program = (
-        "import os, sys; from colonnade.mesh.launch import run_ranks; kept = os.open(sys.argv[-1], os.O_RDONLY)\n"
+        "import os, sys; from colonnade.launch.launch import run_ranks; kept = os.open(sys.argv[-1], os.O_RDONLY)\n"
         "sys.exit(run_ranks(2, [*sys.argv[1:-1], str(kept), sys.argv[-1]], keep=[kept]))"
     )
     body = "import os, sys; assert os.path.samestat(os.fstat(int(sys.argv[1])), os.stat(sys.argv[2]))"
@@ -398,7 +398,7 @@ def test_ctrl_z_suspends_the_ranks_too(tmp_path: Path) -> None:
 
 
 def test_no_orphans_when_the_supervisor_is_killed(tmp_path: Path) -> None:
-    body = "from colonnade.mesh import launch; launch.connect(2, 'cpu'); live(); time.sleep(60)"
+    body = "from colonnade.launch import launch; launch.connect(2, 'cpu'); live(); time.sleep(60)"
     process = start(2, tmp_path / "r", body)
     numbers = pids(tmp_path / "r", 2)
     process.kill()
@@ -410,7 +410,7 @@ def test_no_orphans_when_the_supervisor_is_killed(tmp_path: Path) -> None:
 def test_a_supervisor_that_is_killed_while_ranks_start_leaves_nothing(tmp_path: Path, watched: bool) -> None:
     """Ranks that hold the interpreter, as an import of torch does; without a word to the kernel the guard ends them."""
     body = f"""
-        from colonnade.mesh import launch
+        from colonnade.launch import launch
         launch.end_with_supervisor() if {watched} else None
         live()
         import ctypes
@@ -434,7 +434,7 @@ def test_a_supervisor_that_is_killed_while_ranks_start_leaves_nothing(tmp_path: 
 def test_on_linux_the_kernel_ends_ranks_with_their_supervisor(tmp_path: Path) -> None:
     body = """
         import ctypes
-        from colonnade.mesh import launch
+        from colonnade.launch import launch
         launch.end_with_supervisor()
         launch.end_with_supervisor()
         number, threads = ctypes.c_int(0), __import__("threading").active_count()
@@ -447,7 +447,7 @@ def test_on_linux_the_kernel_ends_ranks_with_their_supervisor(tmp_path: Path) ->
 def test_a_process_that_is_asked_twice_to_stop_does_not_end_around_its_threads() -> None:
     code = """
 import atexit, threading, time
-from colonnade.mesh import launch
+from colonnade.launch import launch
 launch.end_beside_threads(3)
 threading.Thread(target=time.sleep, args=(60,), daemon=True, name=launch.BACKGROUND).start()
 atexit.register(print, "what the interpreter does on its way out")
@@ -461,7 +461,7 @@ launch.end_beside_threads(130)
 def test_ranks_meet_and_the_first_of_two_exceptions_is_shown(tmp_path: Path) -> None:
     body = """
         import torch
-        from colonnade.mesh import launch
+        from colonnade.launch import launch
         print(launch.connect(2, "cpu"), launch.is_rank(), launch.rank_and_size(), launch.local_rank())
         x = torch.ones(3)
         torch.distributed.all_reduce(x)
@@ -480,9 +480,8 @@ def test_ranks_meet_and_the_first_of_two_exceptions_is_shown(tmp_path: Path) -> 
 
 
 def test_the_supervisor_does_not_import_torch() -> None:
-    code = (
-        "import sys, colonnade.mesh.launch as launch; sys.exit(launch.run_ranks(1, ['true']) or 'torch' in sys.modules)"
-    )
+    started = "from colonnade.launch.launch import run_ranks; status = run_ranks(1, ['true'])"
+    code = f"import sys; {started}; sys.exit(status or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

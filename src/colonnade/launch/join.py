@@ -6,12 +6,12 @@ from types import MappingProxyType
 
 import torch
 
-from colonnade.mesh import launch
+from colonnade.launch import launch
+from colonnade.launch.agreement import agree_on_program
+from colonnade.launch.watch import Watch
 from colonnade.mesh.agreement import all_ranks
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import TIMEOUT, Mesh, build_mesh
-from colonnade.mesh.watch import Watch
-from colonnade.train.agreement import agree_on_program
 
 _LATER = 30.0  # seconds that process groups wait on: for what is not in the ledger, the watch being the first else
 _START = 600.0  # seconds, at least, that ranks have to come together: some machines are slow to start Python

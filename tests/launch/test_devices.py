@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from colonnade.errors import LayoutError
-from colonnade.mesh import devices
-from colonnade.mesh.devices import choose_device, count_gpus
+from colonnade.launch import devices
+from colonnade.launch.devices import choose_device, count_gpus
 
 
 @pytest.mark.parametrize(
