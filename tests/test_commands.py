@@ -37,9 +37,10 @@ def test_from_text_to_text(tmp_path: Path) -> None:
     """Tokenizer, token file, two ranks of training, evaluation, generation: each as a user types it."""
     text, tokenizer, prefix = tmp_path / "text.jsonl", tmp_path / "tokenizer.json", tmp_path / "tokens"
     text.write_text("".join(json.dumps({"text": document}) + "\n" for document in tiny.made_up(24, seed=0)))
-    assert forked("data", "train-tokenizer", text, "--output", tokenizer, "--vocab-size", 275).status == 0
+    answers = [forked("data", "train-tokenizer", text, "--output", tokenizer, "--vocab-size", 275)]
     options = ["--output", prefix, "--tokenizer", tokenizer, "--workers", 1]
-    assert forked("data", "tokenize", text, *options).status == 0
+    answers.append(forked("data", "tokenize", text, *options))
+    assert [(answer.status, answer.err, answer.out.count("\n")) for answer in answers] == [(0, "", 1)] * 2, answers
     config = tiny.write_config(TinyCorpus(tmp_path), tmp_path)
     trained = forked("train", config, "parallel.tp=2", num_ranks=2)
     assert (trained.status, trained.err) == (0, ""), trained

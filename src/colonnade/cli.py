@@ -84,7 +84,7 @@ def train(
         raise typer.Exit(0 if audit_one_step(settings) else 1)
 
     with start.owned(settings) as keep:
-        greet(settings)
+        greet(settings, start.lines(config, overrides or []))
         run_on_ranks(settings.parallel.num_ranks, arguments, keep, lambda: start.how_to_go_on(settings))
         from colonnade.planner.banner import banner
         from colonnade.planner.memory_limit import within_memory
@@ -303,13 +303,14 @@ def demo(
     demonstration.main(folder)
 
 
-def greet(settings: "Config") -> None:
-    """The first line of a run on several ranks, seconds before they know the rest."""
+def greet(settings: "Config", lines: Sequence[str]) -> None:
+    """What is known of a run seconds before its ranks know the rest: said by the process that was started first."""
     from colonnade.config.describe import first_line
     from colonnade.launch import launch
 
-    if settings.parallel.num_ranks > 1 and launch.speaks_first():
-        print(first_line(settings), flush=True)
+    several = [first_line(settings)] if settings.parallel.num_ranks > 1 else []
+    for line in [*several, *lines] if launch.speaks_first() else []:
+        print(line, flush=True)
 
 
 def run_on_ranks(

@@ -33,13 +33,13 @@ Problems = Callable[..., list[str]]
             "Use a hidden_size of 60 or 65, or a num_heads of 4 or 8.",
         ),
         (
-            ("model.seq_length=65537", "model.dropout=0"),
+            ("model.seq_length=65537", "model.attention_dropout=0.1"),
             "model.attention_dropout = 0.1 draws a mask of seq_length² = 65,537² elements for each head: a stream of "
             "random numbers has 2^32, enough for 65,536 positions. Set attention_dropout = 0, or use a seq_length of "
             "at most 65,536.",
         ),
         (
-            ("model.seq_length=67108865", "model.attention_dropout=0"),
+            ("model.seq_length=67108865", "model.dropout=0.1"),
             "model.dropout = 0.1 draws a mask of seq_length × hidden_size = 67,108,865 × 64 elements for each sample: "
             "a stream of random numbers has 2^32. Set dropout = 0, or use a seq_length of at most 67,108,864.",
         ),

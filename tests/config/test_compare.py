@@ -13,12 +13,14 @@ def test_a_line_for_each_key_that_differs(loaded: Loaded) -> None:
         'data.validation: (unset) -> "v"',
         "train.steps: 100 -> 200",
         "optim.learning_rate: 0.001 -> 0.002",
+        "optim.min_learning_rate: 0.0001 -> 0.0002",
         "optim.decay_steps: 100 -> 200",
         'run.folder: "runs/small" -> "elsewhere"',
     ]
     assert difference(loaded(), other, only_what_forbids_resume=True) == [
         'data.validation: (unset) -> "v"',
         "optim.learning_rate: 0.001 -> 0.002",
+        "optim.min_learning_rate: 0.0001 -> 0.0002",
     ]
 
 
@@ -33,14 +35,15 @@ def test_the_end_of_the_decay_is_compared_as_it_comes_out(loaded: Loaded) -> Non
     """Unset it is train.steps, and moves with it; what keeps it, or does without a decay, is no difference."""
 
     def forbids(before: tuple[str, ...], after: tuple[str, ...]) -> list[str]:
-        return difference(loaded(*before), loaded(*after), only_what_forbids_resume=True)
+        short = "optim.warmup_steps=10"
+        return difference(loaded(short, *before), loaded(short, *after), only_what_forbids_resume=True)
 
     longer, kept = ("train.steps=200",), ("train.steps=200", "optim.decay_steps=100")
     assert forbids((), kept) == forbids(kept, ()) == forbids((), longer) == []
     assert forbids(kept, longer) == ["optim.decay_steps: 100 -> 200"]
     assert forbids((), ("optim.decay_steps=50",)) == ["optim.decay_steps: 100 -> 50"]
-    constant = "optim.decay=constant"
-    assert difference(loaded(constant), loaded(constant, "optim.decay_steps=50")) == []
+    constant = ("optim.decay=constant", "optim.warmup_steps=10")
+    assert difference(loaded(*constant), loaded(*constant, "optim.decay_steps=50")) == []
 
 
 def test_where_files_lie_is_no_difference_to_a_run(loaded: Loaded) -> None:

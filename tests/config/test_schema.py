@@ -24,7 +24,7 @@ def test_heads_of_a_preset_divide_its_width(name: str) -> None:
 
 def test_a_written_key_is_stronger_than_the_preset_and_the_preset_than_the_default() -> None:
     model = ModelConfig(preset="gpt2-8.3b", num_heads=32)
-    assert (model.num_layers, model.num_heads, model.activation, model.dropout) == (72, 32, "gelu", 0.1)
+    assert (model.num_layers, model.num_heads, model.activation, model.dropout) == (72, 32, "gelu", 0.0)
 
 
 def test_derived_values() -> None:

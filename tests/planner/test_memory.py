@@ -36,6 +36,7 @@ def config(
     documents: str = "joined",
 ) -> Config:
     shape = {"num_layers": 6, "hidden_size": 32, "num_heads": 4, "seq_length": SEQ_LENGTH}
+    shape |= {"dropout": 0.1, "attention_dropout": 0.1}
     batch = SAMPLES * MICROBATCHES * parallel.get("dp", 1)
     length = {"steps": 3, "global_batch_size": batch, "micro_batch_size": SAMPLES}
     sections = {"model": {**shape, **(model or {})}, "parallel": dict(parallel), "train": {**length, **(train or {})}}
@@ -183,7 +184,7 @@ PARALLEL = st.builds(
     st.integers(1, 64),
     st.sampled_from([0, 1, 2, 3]),
 )
-MODEL = ModelConfig(num_layers=8, hidden_size=64, num_heads=8, seq_length=32)
+MODEL = ModelConfig(num_layers=8, hidden_size=64, num_heads=8, seq_length=32, dropout=0.1, attention_dropout=0.1)
 
 
 def held(parallel: ParallelConfig, precision: str = "bf16") -> list[Memory]:

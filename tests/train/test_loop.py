@@ -54,6 +54,25 @@ def test_evaluations_are_in_the_metrics(finished: Finished) -> None:
     assert not EVALUATION & lines[0].keys()
 
 
+def test_where_a_run_starts_from_can_be_evaluated(config: Path, tmp_path: Path, finished: Finished) -> None:
+    answer = forked("train", config, "train.evaluate_at_start=true")
+    (found,) = (event for event in events(tmp_path / "run") if event["event"] == "evaluated")
+    assert found["step"] == 0 and found["validation_loss"] == pytest.approx(math.log(275), rel=0.05)
+    lines = answer.out.splitlines()
+    (at,) = (number for number, line in enumerate(lines) if "validation before step 1: loss" in line)
+    assert lines[at + 1].startswith("step 1/6")
+    assert metrics(tmp_path / "run") == metrics(finished.folder), "the run is the same"
+    assert "before step 1" not in forked("train", config, "train.evaluate_at_start=true", "train.steps=7").out
+
+
+def test_evaluation_is_on_by_default_where_there_is_a_validation_part(config: Path, tmp_path: Path) -> None:
+    config.write_text(config.read_text().replace("evaluate_every = 3\n", ""))
+    assert forked("train", config).status == 0
+    assert [line.keys() >= EVALUATION for line in metrics(tmp_path / "run")] == [False] * 5 + [True]
+    answer = forked("train", config, "data.split=1:0", f"run.folder={tmp_path}/other")
+    assert answer.status == 0 and "there is no validation part, so that nothing is evaluated" in answer.out
+
+
 def test_the_last_step_is_always_evaluated(config: Path, tmp_path: Path, finished: Finished) -> None:
     answer = forked("train", config, "train.evaluate_every=4", "train.evaluate_samples=1")
     assert [line.keys() >= EVALUATION for line in metrics(tmp_path / "run")] == [False, False, False, True, False, True]

@@ -1,5 +1,6 @@
 """A run that is killed at any moment and started again is the run that was not: weights and metrics, bit for bit."""
 
+import json
 import os
 import random
 import shutil
@@ -15,6 +16,8 @@ import pytest
 import torch
 
 from colonnade.checkpoint.manifest import MANIFEST, read_manifest, to_json, verify
+from colonnade.config.defaults import BEFORE
+from colonnade.config.load import load
 from colonnade.data.tokenizer import train_bpe
 from colonnade.train import state
 from tests.commands import after_banner, environment, forked, start
@@ -201,6 +204,25 @@ def test_the_newest_checkpoints_are_kept(finished: Finished, config: Path, tmp_p
 def test_only_the_end_is_saved_by_default(config: Path, tmp_path: Path) -> None:
     assert forked("train", config, "checkpoint.every=0").status == 0
     assert saved_steps(tmp_path / "run") == [6]
+
+
+def test_a_run_goes_on_with_the_defaults_that_it_began_with(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """A folder of a version with other defaults, and a file that never spelled them out."""
+    path, run = write_config(corpus, tmp_path), tmp_path / "run"
+    spelled_out = ("dropout", "attention_dropout", "warmup_steps", "evaluate_every", "every")
+    lines = [line for line in path.read_text().splitlines() if not line.startswith(spelled_out)]
+    path.write_text("\n".join(lines))
+    same, before = ("optim.decay_steps=6", "checkpoint.keep=1"), [f"{k}={json.dumps(v)}" for k, v in BEFORE.items()]
+    assert forked("train", path, *same, *before, f"run.folder={tmp_path}/whole").status == 0
+    assert forked("train", path, *same, *before, "train.steps=3").status == 0
+    answer = forked("train", path, *same)
+    assert answer.status == 0, answer
+    told = f"Kept from {run}/config.toml, as the defaults were when the run began: model.dropout = 0.1, "
+    assert answer.out.startswith(told)
+    assert_same(run, tmp_path / "whole")
+    assert load(run / "config.toml").model.dropout == 0.1
+    assert forked("train", path, f"run.folder={tmp_path}/new").status == 0
+    assert load(tmp_path / "new" / "config.toml").model.dropout == 0.0
 
 
 def test_a_finished_run_says_how_it_goes_on(finished: Finished, tmp_path: Path) -> None:

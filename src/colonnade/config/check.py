@@ -90,7 +90,7 @@ def same_batch(config: Config) -> str:
 
 def floor_below_peak(config: Config) -> Iterator[str]:
     floor, peak = config.optim.min_learning_rate, config.optim.learning_rate
-    if floor > peak:
+    if floor is not None and floor > peak:
         yield (
             f"optim.min_learning_rate = {floor} is above optim.learning_rate = {peak}: the decay goes down. "
             f"Use at most {peak}."
@@ -99,7 +99,7 @@ def floor_below_peak(config: Config) -> Iterator[str]:
 
 def warmup_before_decay_end(config: Config) -> Iterator[str]:
     """A run that ends within its warm-up is the beginning of a longer one; a decay cannot end there."""
-    warmup, end = config.optim.warmup_steps, config.optim.decay_steps
+    warmup, end = config.optim.warmup, config.optim.decay_steps
     if end is not None and warmup > end:
         yield (
             f"optim.warmup_steps = {warmup} is more than optim.decay_steps = {end}, where the decay ends: the "

@@ -17,6 +17,8 @@ COMPUTED: Mapping[str, str] = MappingProxyType(
         "model.ffn_hidden_size": "model.ffn",
         "model.num_key_value_heads": "model.key_value_heads",
         "model.head_dim": "model.head_width",
+        "optim.min_learning_rate": "optim.floor",
+        "optim.warmup_steps": "optim.warmup",
     }
 )
 """Keys that may be unset, and where their value is then found."""

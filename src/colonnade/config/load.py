@@ -29,14 +29,27 @@ TOO_LARGE = "it has a whole number that 64 bits cannot hold, and TOML has none"
 MoreChecks = Callable[[Config, set[str]], list[Problem]]
 
 
-def load(path: Path, overrides: Sequence[str] = (), *, also: MoreChecks = lambda config, uncertain: []) -> Config:
+def load(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    complete: Callable[[Content], None] = lambda content: None,
+    also: MoreChecks = lambda config, uncertain: [],
+) -> Config:
     """The configuration in a TOML file, with `section.key=value` overrides. Raises ConfigError with every problem.
 
-    `also`: further problems, of a configuration and the keys in it whose values are not to be trusted.
+    `complete` may add keys that the file and the overrides leave out. `also`: further problems, of a configuration and
+    the keys in it whose values are not to be trusted.
     """
-    content = read(path)
-    problems = [problem for override in overrides for problem in apply_(content, override)]
+    content, problems = read_with(path, overrides)
+    complete(content)
     return build(content, problems, source=str(path), also=also)
+
+
+def read_with(path: Path, overrides: Sequence[str]) -> tuple[Content, list[Problem]]:
+    """What a TOML file and the overrides say, and what is wrong with the form of these."""
+    content = read(path)
+    return content, [problem for override in overrides for problem in apply_(content, override)]
 
 
 def loads(text: str, *, source: str = "configuration") -> Config:

@@ -86,7 +86,7 @@ def _scaled(factor: float) -> dict[str, Any]:
 PRESETS: Mapping[str, Shape] = MappingProxyType(
     {
         # 2 layers of 64: trains in seconds on one core. Its vocabulary is the tokenizer's.
-        "tiny": MappingProxyType({"num_layers": 2, "hidden_size": 64, "num_heads": 4, "seq_length": 64}),
+        "tiny": MappingProxyType({"num_layers": 2, "hidden_size": 64, "num_heads": 4, "seq_length": 256}),
         "gpt2-124m": _shape(12, 768, 12, "gelu_tanh"),
         "gpt2-355m": _shape(24, 1024, 16, "gelu_tanh"),
         "gpt2-1.2b": _shape(40, 1536, 16),

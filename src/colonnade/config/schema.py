@@ -25,6 +25,10 @@ DEEPEST = 10**5  # layers: there are lists with an entry for each
 
 Size = Annotated[int, Ge(1), Le(LARGEST)]
 Sizes = Annotated[tuple[Size, ...], Strict(False)]  # a TOML list
+WARMUP_STEPS = 100
+"""[steps] Of the warm-up, where none is set."""
+EVALUATE_EVERY = 500
+"""[steps] Between evaluations, where none is set."""
 Count = Annotated[int, Ge(1), Le(MOST)]
 CountOrZero = Annotated[int, Ge(0), Le(MOST)]
 Positive = Annotated[float, Gt(0)]
@@ -91,11 +95,11 @@ class ModelConfig(Section):
     """[tokens] Length of a training sample, and the number of learned positions: the longest text that fits."""
     vocab_size: Size | None = None
     """[tokens] Rows of the vocabulary, without any padding. Unset: the tokenizer's."""
-    dropout: Annotated[Fraction, NOT_THE_MODEL] = 0.1
+    dropout: Annotated[Fraction, NOT_THE_MODEL] = 0.0
     """[probability] Dropout after the embedding and before each residual addition. 0 is faster, and right where no
-    text is read twice."""
-    attention_dropout: Annotated[Fraction, NOT_THE_MODEL] = 0.1
-    """[probability] Dropout of the attention weights. 0 is faster."""
+    text is read more than a few times; 0.1 was usual when it was."""
+    attention_dropout: Annotated[Fraction, NOT_THE_MODEL] = 0.0
+    """[probability] Dropout of the attention weights. 0 is faster, as attention then runs in one kernel."""
     position: Annotated[Literal["learned", "alibi", "rotary"], Since("learned")] = "learned"
     """How positions enter: learned is one trained vector for each of seq_length positions; alibi lowers each attention
     score in proportion to the distance between the two tokens; rotary turns queries and keys, so that a score depends
@@ -280,8 +284,9 @@ class TrainConfig(Section):
     micro_batch_size: Annotated[Size, MAY_CHANGE]
     """[samples] Samples that one rank computes at once. Changes memory and speed, never the result."""
     precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
-    """Number format of the computation. bf16 and fp16 keep weights, gradient sums and optimizer state in fp32; fp16
-    scales the loss so that small gradients survive; fp64 is for comparing layouts."""
+    """Number format of the computation. Unset, `train` takes bf16 where it computes on GPUs and fp32 on CPUs. bf16 and
+    fp16 keep weights, gradient sums and optimizer state in fp32; fp16 scales the loss so that small gradients survive;
+    fp64 is for comparing layouts."""
     loss_scale: Positive = 4294967296.0
     """[1] fp16: what the loss is multiplied with at the start. Halved when a gradient overflows (that step is skipped
     on all ranks), doubled after loss_scale_window steps without."""
@@ -296,8 +301,12 @@ class TrainConfig(Section):
     """[gradient norm] Gradients with a larger global norm are scaled down to it. 0: off."""
     log_every: Annotated[Count, MAY_CHANGE] = 10
     """[steps] Steps between progress lines. metrics.jsonl has every step."""
-    evaluate_every: Annotated[CountOrZero, MAY_CHANGE] = 0
-    """[steps] Steps between evaluations on the validation part. 0: never."""
+    evaluate_every: Annotated[CountOrZero | None, MAY_CHANGE] = None
+    """[steps] Steps between evaluations on the validation part; the last step is evaluated too. 0: never. Unset: 500,
+    where there is a validation part."""
+    evaluate_at_start: Annotated[bool, MAY_CHANGE] = False
+    """Evaluate before step 1 too: where a run starts from, and whether evaluation works before hours have passed. Its
+    numbers are in events.jsonl."""
     evaluate_samples: Annotated[Size, MAY_CHANGE] = 256
     """[samples] At most this many validation samples are read in an evaluation, always the same ones."""
     threads: Annotated[CountOrZero, MAY_CHANGE] = 0
@@ -324,23 +333,37 @@ class OptimConfig(Section):
     norm, for very large batches."""
     learning_rate: Positive
     """[1] The highest learning rate, reached at the end of the warm-up."""
-    min_learning_rate: NotNegative = 0.0
-    """[1] The floor: the learning rate at the end of the decay and after it."""
-    warmup_steps: CountOrZero = 0
-    """[steps] The learning rate rises from 0 in a straight line over these steps."""
+    min_learning_rate: NotNegative | None = None
+    """[1] The floor: the learning rate at the end of the decay and after it. Unset: a tenth of learning_rate."""
+    warmup_steps: CountOrZero | None = None
+    """[steps] The learning rate rises from 0 in a straight line over these steps. Unset: 100, or decay_steps where that
+    is set to less."""
     decay_steps: Count | None = None
     """[steps] The step at which the decay ends, counted from the start of the run. Unset: train.steps; set it if the
     run may be lengthened later."""
     decay: Literal["cosine", "linear", "constant"] = "cosine"
     """The curve from learning_rate down to min_learning_rate. constant: none, learning_rate is kept."""
-    weight_decay: NotNegative = 0.01
+    weight_decay: NotNegative = 0.1
     """[1] Each step weights shrink by learning_rate × weight_decay; biases and normalisations do not."""
     beta1: Fraction = 0.9
     """[1] Decay of the running mean of gradients."""
-    beta2: Fraction = 0.999
-    """[1] Decay of the running mean of squared gradients."""
+    beta2: Fraction = 0.95
+    """[1] Decay of the running mean of squared gradients. 0.999 averages over a thousand steps, and answers late
+    where gradients grow."""
     epsilon: Positive = 1e-8
     """[gradient] Added to the denominator of each update."""
+
+    @property
+    def floor(self) -> float:
+        """min_learning_rate, or a tenth of learning_rate."""
+        return self.learning_rate / 10 if self.min_learning_rate is None else self.min_learning_rate
+
+    @property
+    def warmup(self) -> int:
+        """warmup_steps, or what stands in its place."""
+        if self.warmup_steps is not None:
+            return self.warmup_steps
+        return WARMUP_STEPS if self.decay_steps is None else min(WARMUP_STEPS, self.decay_steps)
 
     def decay_end(self, steps: int) -> int:
         """The step at which the decay ends in a run of `steps`."""
@@ -352,7 +375,7 @@ class CheckpointConfig(Section):
 
     MAY_CHANGE: ClassVar[bool] = True
 
-    every: CountOrZero = 0
+    every: CountOrZero = 500
     """[steps] Steps between saves. 0: only at the end, and when the run is interrupted."""
     keep: Count = 2
     """[checkpoints] The newest so many are kept, older ones are deleted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,7 @@ def train_tokenizer(
             seen += bool(text)
             yield text
 
-    made = train_bpe(texts(), vocab_size, min_frequency=min_frequency, progress=progress)
+    made = train_bpe(texts(), vocab_size, min_frequency=min_frequency, progress=progress and sys.stderr.isatty())
     if not seen:
         raise DataError(_nothing_to_train_on(rejected, key))
     made.save(output)

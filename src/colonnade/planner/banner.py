@@ -200,10 +200,10 @@ def _notes(config: Config, corpus: Corpus) -> Iterator[str]:
                 f"{len(data.blend) - there} of {len(data.blend)} files of data.blend have too little text for a "
                 "validation sample, and are not in the validation part"
             )
-    if config.train.steps < config.optim.warmup_steps:
+    if config.train.steps < config.optim.warmup:
         yield (
-            f"the run ends after {config.train.steps:,} of optim.warmup_steps = {config.optim.warmup_steps:,}: it is "
+            f"the run ends after {config.train.steps:,} of optim.warmup_steps = {config.optim.warmup:,}: it is "
             "the beginning of a longer one, and its learning rate stays below optim.learning_rate"
         )
-    if config.train.evaluate_every and datasets.validation is None:
-        yield "there is no validation part, so that nothing is evaluated"
+    if config.train.evaluate_every != 0 and datasets.validation is None:
+        yield "there is no validation part, so that nothing is evaluated: data.split or data.validation makes one"

@@ -18,7 +18,7 @@ import torch
 from colonnade.architecture.devices import peak_flops
 from colonnade.architecture.families import architecture_of
 from colonnade.config.numbers import counted
-from colonnade.config.schema import Config
+from colonnade.config.schema import EVALUATE_EVERY, Config
 from colonnade.data.gpt_dataset import Dataset
 from colonnade.data.loader import evaluation_batches
 from colonnade.errors import ColonnadeError
@@ -100,6 +100,8 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt) -> None:
     every, compare_every = config.checkpoint.every, config.checkpoint.compare_copies_every
     if state.step >= config.train.steps:
         monitor.say(f"Nothing is left to do: train.steps = {config.train.steps:,}. To train on, raise it.")
+    if state.step == 0 and config.train.evaluate_at_start:
+        _evaluate_at_start(run, state)
     while state.step < config.train.steps:
         run.mesh.ledger.begin_step(state.step + 1)
         metrics = _step(run, state)
@@ -145,7 +147,7 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
     }
     if state.loss_scale.is_dynamic:
         metrics |= {"loss_scale": result.loss_scale, "skipped_steps": state.skipped}
-    every = config.train.evaluate_every
+    every = EVALUATE_EVERY if config.train.evaluate_every is None else config.train.evaluate_every
     found = _evaluate(run, state) if every and (state.step % every == 0 or state.step == config.train.steps) else None
     metrics |= _numbers(found)
     run.monitor.step(metrics, seconds, tokens=(state.samples - position) * curriculum.unit)
@@ -170,6 +172,14 @@ def _evaluate(run: Run, state: TrainState) -> Perplexity | None:
     """Loss on the validation part, where there is one."""
     validation = run.corpus.datasets.validation
     return None if validation is None else evaluate_part(run, state, validation)
+
+
+def _evaluate_at_start(run: Run, state: TrainState) -> None:
+    run.mesh.ledger.begin_step(0)
+    found = _evaluate(run, state)
+    if found is not None:
+        run.monitor.event("evaluated", step=0, **_numbers(found))
+        run.monitor.say(f"  validation before step 1: {found.summary()}")
 
 
 def _numbers(found: Perplexity | None) -> dict[str, float | int]:

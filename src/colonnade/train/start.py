@@ -1,6 +1,7 @@
 """What is settled before any rank starts, in tenths of a second and without torch.
 
-    load_for_run     the configuration, with what is wrong with the files it names and the GPUs it wants: all at once
+    load_for_run     the configuration, completed by the run that goes on and by the device, with what is wrong with
+                     the files it names and the GPUs it wants: all at once
     owned            the run's folder, locked for as long as the run goes on
     how_to_go_on     what to do after a rank was lost
 
@@ -15,7 +16,8 @@ from functools import partial
 from pathlib import Path
 
 from colonnade.config.check import Problem
-from colonnade.config.load import load
+from colonnade.config.defaults import Content, has, in_words, kept_from_run, put
+from colonnade.config.load import load, read_with
 from colonnade.config.schema import Config
 from colonnade.errors import mistake
 from colonnade.launch import launch
@@ -33,8 +35,43 @@ def load_for_run(path: Path, overrides: Sequence[str] = ()) -> Config:
     A rank is told nothing that its launcher has told, and what rank 0 tells is not told again.
     """
     if launch.has_supervisor() or launch.rank_and_size()[0] != 0:
-        return load(path, overrides)
-    return load(path, overrides, also=problems_of_files)
+        return load(path, overrides, complete=complete)
+    return load(path, overrides, complete=complete, also=problems_of_files)
+
+
+def complete(content: Content) -> None:
+    """Add what a file leaves to the run that it goes on with, and to the device."""
+    put(content, _kept(content))
+    if not has(content, "train.precision"):
+        put(content, {"train.precision": _precision(content)})
+
+
+def lines(path: Path, overrides: Sequence[str] = ()) -> list[str]:
+    """What `complete` decides that one would not expect, in words."""
+    content, _ = read_with(path, overrides)
+    kept, folder = _kept(content), content["run"]["folder"]
+    told = [in_words(kept, folder)]
+    if not has(content, "train.precision") and "train.precision" not in kept and _precision(content) != "fp32":
+        told.append("train.precision is not set: bf16, as this run computes on GPUs.")
+    return [line for line in told if line]
+
+
+def _kept(content: Content) -> dict[str, object]:
+    """What differs from what would be taken otherwise; nothing from a folder in which nothing was trained."""
+    run = content.get("run")
+    folder = run.get("folder") if isinstance(run, dict) else None
+    if not isinstance(folder, str) or not folder:
+        return {}
+    kept = kept_from_run(content, Path(folder))
+    if kept.get("train.precision") == _precision(content):
+        del kept["train.precision"]
+    return kept if kept and run_folder.was_trained(Path(folder)) else {}
+
+
+def _precision(content: Content) -> str:
+    train = content.get("train")
+    device = train.get("device", "auto") if isinstance(train, dict) else "auto"
+    return "bf16" if device == "cuda" or (device == "auto" and count_gpus()) else "fp32"
 
 
 def problems_of_files(config: Config, uncertain: Collection[str]) -> list[Problem]:

@@ -166,8 +166,8 @@ def learning_rate_of(config: Config) -> LearningRate:
     optim = config.optim
     return learning_rate(
         peak=optim.learning_rate,
-        floor=optim.min_learning_rate,
-        warmup_steps=optim.warmup_steps,
+        floor=optim.floor,
+        warmup_steps=optim.warmup,
         decay_steps=optim.decay_end(config.train.steps),
         decay=optim.decay,
     )
