@@ -196,12 +196,12 @@ def plan(
     Tells how a configuration cuts the model, how long its stages wait, and what each kind of rank holds and sends.
     Needs no machine but this one.
     """
-    from colonnade.config.load import load
     from colonnade.planner import pipeline_report
     from colonnade.planner.pipeline import plan_pipeline
     from colonnade.planner.vocabulary import vocab_size
+    from colonnade.train.start import load_for_plan
 
-    settings = load(config, overrides or [])
+    settings = load_for_plan(config, overrides or [])
     size, seconds = vocab_size(settings.model, settings.data), None
     if measure:
         from colonnade.planner.measure import measured

@@ -42,7 +42,7 @@ def test_the_value_that_was_in_effect_is_no_change(finished: Finished, run: Path
     """What that line tells to set."""
     answer = go_on(finished, run, "train.steps=9", "optim.decay_steps=6")
     assert answer.status == 0 and "another curve" not in answer.out, answer
-    assert rates(run)[6:] == [0.0, 0.0, 0.0], "after the end of the decay, at the floor"
+    assert rates(run)[6:] == [1e-3] * 3, "after the end of the decay, at the floor: a tenth of the highest"
 
 
 def test_another_end_of_the_decay_is_another_run(finished: Finished, run: Path) -> None:

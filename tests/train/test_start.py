@@ -1,5 +1,6 @@
 """What is settled before ranks start: all mistakes at once, one run in a folder, and what to do after a loss."""
 
+import json
 import os
 import shutil
 import signal
@@ -77,6 +78,52 @@ def test_a_rank_is_not_told_again(config: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.delenv(launch.PIPE, raising=False)
     with pytest.raises(ConfigError, match=r"no nowhere\.bin"):
         begin.load_for_run(config, ["data.train=nowhere"])
+
+
+# --- what a file leaves open ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "overrides", "precision", "planned"),
+    [
+        (0, ["train.device=auto"], "fp32", "bf16"),
+        (8, ["train.device=auto"], "bf16", "bf16"),
+        (8, ["train.device=cpu"], "fp32", "fp32"),
+        (0, ["train.device=cuda"], "bf16", "bf16"),
+        (None, ["train.device=auto"], "fp32", "bf16"),
+        (8, ["train.device=auto", "train.precision=fp64"], "fp64", "fp64"),
+    ],
+)
+def test_precision_is_chosen_by_the_device(
+    config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    num_gpus: int | None,
+    overrides: list[str],
+    precision: str,
+    planned: str,
+) -> None:
+    """A plan, for which no GPU has to be there, is for GPUs unless train.device says otherwise."""
+    monkeypatch.setattr(begin, "count_gpus", lambda: num_gpus)
+    assert load(config, overrides, complete=begin.complete).train.precision == precision
+    assert begin.load_for_plan(config, overrides).train.precision == planned
+    said = ["train.precision is not set: bf16, as this run computes on GPUs."]
+    assert begin.lines(config, overrides) == said * (precision == "bf16")
+
+
+def test_a_run_keeps_its_precision_wherever_it_goes_on(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpus = ["train.device=auto"]
+    monkeypatch.setattr(begin, "count_gpus", lambda: 8)
+    assert load(finished.config, on_gpus, complete=begin.complete).train.precision == "fp32"
+    assert begin.load_for_plan(finished.config, on_gpus).train.precision == "fp32"
+    assert begin.lines(finished.config, on_gpus) == []
+
+
+def test_a_plan_is_of_what_train_would_run(config: Path) -> None:
+    """bf16 weights and fp32 masters take more than fp32 weights alone."""
+    device = [f"train.device={device}" for device in ("auto", "cpu")]
+    plans = [json.loads(here("plan", config, each, "--json").out) for each in device]
+    spelled_out = json.loads(here("plan", config, device[0], "train.precision=bf16", "--json").out)
+    assert plans[0] == spelled_out != plans[1]
 
 
 # --- one run in a folder ----------------------------------------------------------------------------------------------

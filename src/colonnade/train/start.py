@@ -2,6 +2,7 @@
 
     load_for_run     the configuration, completed by the run that goes on and by the device, with what is wrong with
                      the files it names and the GPUs it wants: all at once
+    load_for_plan    the configuration of a run that may start elsewhere
     owned            the run's folder, locked for as long as the run goes on
     how_to_go_on     what to do after a rank was lost
 
@@ -39,11 +40,16 @@ def load_for_run(path: Path, overrides: Sequence[str] = ()) -> Config:
     return load(path, overrides, complete=complete, also=problems_of_files)
 
 
-def complete(content: Content) -> None:
-    """Add what a file leaves to the run that it goes on with, and to the device."""
+def load_for_plan(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """The configuration of a run that may start elsewhere: on GPUs, unless train.device is "cpu"."""
+    return load(path, overrides, complete=lambda content: complete(content, num_gpus=1))
+
+
+def complete(content: Content, *, num_gpus: int | None = None) -> None:
+    """Add what a file leaves to the run that it goes on with, and to the device. `num_gpus` None: this machine's."""
     put(content, _kept(content))
     if not has(content, "train.precision"):
-        put(content, {"train.precision": _precision(content)})
+        put(content, {"train.precision": _precision(content, count_gpus() if num_gpus is None else num_gpus)})
 
 
 def lines(path: Path, overrides: Sequence[str] = ()) -> list[str]:
@@ -51,27 +57,25 @@ def lines(path: Path, overrides: Sequence[str] = ()) -> list[str]:
     content, _ = read_with(path, overrides)
     kept, folder = _kept(content), content["run"]["folder"]
     told = [in_words(kept, folder)]
-    if not has(content, "train.precision") and "train.precision" not in kept and _precision(content) != "fp32":
-        told.append("train.precision is not set: bf16, as this run computes on GPUs.")
+    if not has(content, "train.precision") and "train.precision" not in kept:
+        bf16 = _precision(content, count_gpus()) == "bf16"
+        told += ["train.precision is not set: bf16, as this run computes on GPUs."] * bf16
     return [line for line in told if line]
 
 
 def _kept(content: Content) -> dict[str, object]:
-    """What differs from what would be taken otherwise; nothing from a folder in which nothing was trained."""
+    """What the run keeps that `content` goes on with; nothing from a folder in which nothing was trained."""
     run = content.get("run")
     folder = run.get("folder") if isinstance(run, dict) else None
-    if not isinstance(folder, str) or not folder:
+    if not isinstance(folder, str) or not folder or not run_folder.was_trained(Path(folder)):
         return {}
-    kept = kept_from_run(content, Path(folder))
-    if kept.get("train.precision") == _precision(content):
-        del kept["train.precision"]
-    return kept if kept and run_folder.was_trained(Path(folder)) else {}
+    return kept_from_run(content, Path(folder))
 
 
-def _precision(content: Content) -> str:
+def _precision(content: Content, num_gpus: int | None) -> str:
     train = content.get("train")
     device = train.get("device", "auto") if isinstance(train, dict) else "auto"
-    return "bf16" if device == "cuda" or (device == "auto" and count_gpus()) else "fp32"
+    return "bf16" if device == "cuda" or (device == "auto" and num_gpus) else "fp32"
 
 
 def problems_of_files(config: Config, uncertain: Collection[str]) -> list[Problem]:

@@ -27,6 +27,7 @@ from colonnade.config.schema import Config, TrainConfig
 from colonnade.errors import ColonnadeError, ConfigError
 from colonnade.launch import launch
 from colonnade.mesh.layout import Layout
+from colonnade.train.start import complete
 from colonnade.verify import layouts
 from colonnade.verify.layouts import LeftOut, Room, Variant
 from colonnade.verify.shrink import shrunk, told
@@ -88,7 +89,7 @@ def verify(
     Returns whether all are equal. Raises ConfigError, before anything runs, for layouts that cannot be, and
     ColonnadeError where the serial run itself fails.
     """
-    plan = make_plan(load(config, overrides), texts, shrink=shrink, precision=precision, steps=steps)
+    plan = make_plan(load(config, overrides, complete=complete), texts, shrink=shrink, precision=precision, steps=steps)
     for line in shrunk_lines(plan.shrunk):
         _say(line)
     with tempfile.TemporaryDirectory(prefix="colonnade-verify-") as folder:
