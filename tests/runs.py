@@ -1,6 +1,7 @@
 """What a run has left in its folder, for comparing two of them to the bit."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,18 @@ from colonnade.checkpoint.manifest import checkpoints_in, newest, read_manifest
 from colonnade.checkpoint.plan import Shard
 
 TIMES = ("tokens_per_second", "seconds")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run of six steps, saved every two; steps 4 and 6 are kept."""
+
+    config: Path
+    folder: Path
+
+    @property
+    def newest(self) -> Path:
+        return self.folder / "checkpoints" / "step_00000006"
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

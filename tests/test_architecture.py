@@ -19,7 +19,7 @@ FLOORS = [
     {"checkpoint", "evaluation", "generation"},
     {"train"},
     {"planner"},
-    {"verify"},
+    {"verify", "serving"},
     {"demo", "reference"},
     {"cli_data"},
     {"cli"},

@@ -124,13 +124,13 @@ def generate(
 ) -> None:
     """Write on from a prompt, token by token."""
     from colonnade.generation.sampling import sampling_problems
-    from colonnade.train.options import check_options
+    from colonnade.serving.options import check_options
 
     wrong = sampling_problems(temperature, top_k, top_p, seed)
     check_options(checkpoint, tp=tp, pp=pp, device=device, precision=precision, more=wrong)
     run_on_ranks(tp * pp, sys.argv[1:])
 
-    from colonnade.train import trained
+    from colonnade.serving import trained
 
     with trained.opened(checkpoint, tp=tp, pp=pp, device=device, precision=precision) as (model, mesh):
         trained.write_on(
@@ -162,14 +162,14 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Measure a checkpoint on a text: perplexity and bits per byte."""
-    from colonnade.train.options import check_options, data_problems
+    from colonnade.serving.options import check_options, data_problems
 
     wrong = [f"there is no task {task!r}. Use perplexity."] if task != "perplexity" else []
     wrong += data_problems(data)
     check_options(checkpoint, tp=tp, pp=pp, device=device, precision=precision, more=wrong)
     run_on_ranks(tp * pp, sys.argv[1:])
 
-    from colonnade.train import trained
+    from colonnade.serving import trained
 
     with trained.opened(checkpoint, tp=tp, pp=pp, device=device, precision=precision) as (model, mesh):
         trained.measure(model, mesh, data, stride=stride, as_json=as_json)

@@ -7,7 +7,7 @@ import torch
 
 from colonnade.checkpoint.manifest import verify
 from colonnade.mesh.mesh import Mesh
-from colonnade.train import trained
+from colonnade.serving import trained
 from tests.runs import whole_tensors
 
 WRITTEN = Path(__file__).parent / "written"

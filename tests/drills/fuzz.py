@@ -16,7 +16,7 @@ from colonnade.data.indexed import TokenFile
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import ColonnadeError
 from colonnade.mesh.mesh import Mesh
-from colonnade.train import trained
+from colonnade.serving import trained
 from tests.checkpoint import forging
 from tests.drills.runs import Place
 from tests.runs import whole_tensors

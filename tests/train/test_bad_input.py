@@ -18,8 +18,7 @@ from colonnade.data.writer import TokenFileWriter
 from tests import corpus as tiny
 from tests.commands import Answer, after_banner, forked, here
 from tests.corpus import TinyCorpus, write_config
-from tests.runs import assert_same, metrics, saved_steps, snapshot
-from tests.train.conftest import Finished
+from tests.runs import Finished, assert_same, metrics, saved_steps, snapshot
 
 Prepare = Callable[["Place"], list[object]]
 

@@ -7,8 +7,7 @@ import pytest
 
 from colonnade.train import loop
 from tests.commands import Answer, forked
-from tests.runs import events, metrics
-from tests.train.conftest import Finished
+from tests.runs import Finished, events, metrics
 
 assert loop, "imported once, here, and not by every forked rank"
 

@@ -9,8 +9,7 @@ from colonnade.config.load import load
 from colonnade.errors import ConfigError
 from tests.commands import forked
 from tests.corpus import TinyCorpus
-from tests.runs import events, metrics, saved_steps
-from tests.train.conftest import Finished
+from tests.runs import Finished, events, metrics, saved_steps
 
 EVALUATION = {"validation_loss", "validation_perplexity", "validation_bits_per_byte"}
 

@@ -22,8 +22,7 @@ from colonnade.data.tokenizer import train_bpe
 from colonnade.train import state
 from tests.commands import after_banner, environment, forked, start
 from tests.corpus import VOCAB_SIZE, TinyCorpus, made_up, write_config
-from tests.runs import assert_same, events, metrics, saved_steps, tensors, whole_tensors
-from tests.train.conftest import Finished
+from tests.runs import Finished, assert_same, events, metrics, saved_steps, tensors, whole_tensors
 
 LAYOUTS = {"serial": [], "tp=2": ["parallel.tp=2"], "dp=2": ["parallel.dp=2"]}
 

@@ -17,8 +17,7 @@ from colonnade.launch import launch
 from colonnade.train import start as begin
 from tests.commands import after_banner, forked, here
 from tests.commands import start as start_ranks
-from tests.runs import metrics
-from tests.train.conftest import Finished
+from tests.runs import Finished, metrics
 from tests.train.test_interrupt import LONG, await_steps
 
 IN_USE = "is in use by `colonnade train`, process "

@@ -38,11 +38,11 @@ from colonnade.model.precision import DTYPES
 from colonnade.pipeline.chunk import Chunk
 from colonnade.pipeline.inference import Inference, ResidentWeights
 from colonnade.pipeline.partition import chunks_of_stage
+from colonnade.serving.options import device_problems, layout_problems
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
 from colonnade.train.corpus import cut_of
 from colonnade.train.facts import MOST_BYTES, Facts, config_of, facts_of
-from colonnade.train.options import device_problems, layout_problems
 from colonnade.train.recovery import OPTIMIZER, shard
 from colonnade.train.run_folder import checkpoints
 from colonnade.train.state import build_model

@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 from colonnade.model.precision import DTYPES
-from colonnade.train.options import device_problems
+from colonnade.serving.options import device_problems
 from tests.commands import here
-from tests.train.conftest import Finished
+from tests.runs import Finished
 
 
 def test_generate_tells_all_wrong_options_at_once(finished: Finished) -> None:

@@ -19,13 +19,12 @@ from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import CheckpointError, ConfigError, LayoutError
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.precision import DTYPES
-from colonnade.train import trained
+from colonnade.serving import trained
 from tests.checkpoint import forging
 from tests.commands import forked, here
 from tests.corpus import TinyCorpus, write_config
 from tests.distributed import run_on_ranks
-from tests.runs import metrics
-from tests.train.conftest import Finished
+from tests.runs import Finished, metrics
 
 CPU = torch.device("cpu")
 GREEDY = ["--temperature", 0, "--max-new-tokens", 8]
