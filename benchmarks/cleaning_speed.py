@@ -14,15 +14,16 @@ from pathlib import Path
 
 from datatrove.data import Document
 
-from colonnade.data.clean.decontaminate import shared_runs
-from colonnade.data.clean.filters import TokenCounter, quality_filter
-from colonnade.data.clean.language import identifier
-from colonnade.data.clean.minhash import Bands
-from colonnade.data.clean.recipe import RepairStep
-from colonnade.data.clean.repair import repair_text
-from colonnade.data.clean.testsets import read_tests
-from colonnade.data.clean.words import WordHashes, shingles_of, spans_of
-from colonnade.data.documents import read_documents
+from colonnade.corpus.decontaminate import shared_runs
+from colonnade.corpus.documents import read_documents
+from colonnade.corpus.filters import quality_filter
+from colonnade.corpus.language import identifier
+from colonnade.corpus.minhash import Bands
+from colonnade.corpus.recipe import RepairStep
+from colonnade.corpus.repair import repair_text
+from colonnade.corpus.testsets import read_tests
+from colonnade.corpus.words import WordHashes, shingles_of, spans_of
+from colonnade.data.cleaning import token_counter
 
 Work = Callable[[str], object]
 
@@ -36,7 +37,7 @@ def steps(tokenizer: str, test: str) -> dict[str, Work]:
     for name in ("gopher", "repetition", "c4"):
         judge = quality_filter(name)
         cases[f"filter ({name})"] = lambda text, judge=judge: judge.filter(Document(text=text, id=""))  # type: ignore[misc]
-    cases["filter (tokens)"] = TokenCounter(tokenizer).count
+    cases["filter (tokens)"] = token_counter(tokenizer)
     cases["sign"] = lambda text: bands.of(shingles_of(text, 5, hashes))
     cases["decontaminate"] = lambda text: shared_runs(spans_of(text)[0], tests, hashes)
     return cases

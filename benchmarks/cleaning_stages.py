@@ -22,12 +22,13 @@ import numpy as np
 
 from benchmarks.hardware import command_line, commit, cpu_name, describe
 from benchmarks.minhash_speed import changed_copies
-from colonnade.data.clean.load import build
-from colonnade.data.clean.plan import keep_plan, make_plan
-from colonnade.data.clean.recipe import Recipe
-from colonnade.data.clean.run import run_stage
-from colonnade.data.clean.stages import stages
-from colonnade.data.documents import read_documents
+from colonnade.corpus.documents import read_documents
+from colonnade.corpus.load import build
+from colonnade.corpus.plan import keep_plan, make_plan
+from colonnade.corpus.recipe import Recipe
+from colonnade.corpus.run import run_stage
+from colonnade.corpus.stages import stages
+from colonnade.data.cleaning import Tokenizers
 from colonnade.lock import locked
 
 COPIES, PIECE, LARGE_PIECE = (0, 1, 3), 64 << 10, 512 << 10
@@ -66,7 +67,7 @@ def _stages(recipe: Recipe, megabytes: float) -> list[Cost]:
     found, folder = [], Path(recipe.write.folder)
     with locked(folder / "state", "a benchmark") as lock:
         plan = keep_plan(make_plan(recipe), recipe)
-        for stage in stages(recipe, plan):
+        for stage in stages(recipe, plan, Tokenizers()):
             started = time.process_time()
             run_stage(recipe, stage, plan, folder, lock, progress=False)
             seconds = time.process_time() - started

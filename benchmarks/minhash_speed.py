@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 from datatrove.data import Document
 
-from colonnade.data.clean.components import PAIR, decided
-from colonnade.data.clean.matching import similar_pairs
-from colonnade.data.clean.minhash import Bands
-from colonnade.data.clean.signatures import OWN, SignatureIndex, SignatureWriter, Source, band_files
-from colonnade.data.clean.words import PlainWords, WordHashes, shingles_of, words_of
-from colonnade.data.documents import read_documents
+from colonnade.corpus.components import PAIR, decided
+from colonnade.corpus.documents import read_documents
+from colonnade.corpus.matching import similar_pairs
+from colonnade.corpus.minhash import Bands
+from colonnade.corpus.signatures import OWN, SignatureIndex, SignatureWriter, Source, band_files
+from colonnade.corpus.words import PlainWords, WordHashes, shingles_of, words_of
 
 BANDS, ROWS, SHINGLE = 32, 4, 5
 

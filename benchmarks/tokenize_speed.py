@@ -26,8 +26,8 @@ from pathlib import Path
 import tokenizers
 
 from benchmarks import hardware
+from colonnade.corpus.documents import read_documents
 from colonnade.data.bundle import books
-from colonnade.data.documents import read_documents
 from colonnade.data.indexed import TokenFile
 from colonnade.data.tokenize import tokenize_files
 from colonnade.data.tokenizer import Tokenizer

@@ -1,15 +1,19 @@
-"""Settings of the whole suite, a tiny corpus to train on, and a run that has ended."""
+"""Settings of the whole suite, a tiny corpus to train on, a run that has ended, and the bundled text."""
 
+import json
+import lzma
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 
-from tests import corpus as tiny
+from colonnade.data import bundle
+from colonnade.data.tokenizer import Tokenizer, train_bpe
+from tests import tiny
 from tests.commands import forked
-from tests.corpus import TinyCorpus
 from tests.runs import Finished
+from tests.tiny import TinyCorpus
 
 # A machine that is busy with something else is not a failure, so examples have no time limit of their own.
 settings.register_profile("colonnade", deadline=None)
@@ -38,3 +42,16 @@ def finished(corpus: TinyCorpus, tmp_path_factory: pytest.TempPathFactory) -> Fi
     answer = forked("train", path)
     assert answer.status == 0, answer
     return Finished(path, folder / "run")
+
+
+@pytest.fixture(scope="session")
+def stories() -> list[str]:
+    """The bundled stories."""
+    with lzma.open(bundle.books(), "rt", encoding="utf-8") as lines:
+        return [json.loads(line)["text"] for line in lines]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(stories: list[str]) -> Tokenizer:
+    """A small byte-level BPE, end of document included."""
+    return train_bpe(stories[:3], 600)

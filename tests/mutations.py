@@ -52,7 +52,7 @@ LOADER = "tests/data/test_loader.py"
 BERT = "tests/data/test_bert_dataset.py"
 SENTENCES = "tests/data/test_sentences.py"
 BLEND = "tests/data/test_blended_dataset.py"
-DUPLICATES = "tests/data/clean/test_duplicates.py"
+DUPLICATES = "tests/corpus/test_duplicates.py"
 BLENDED_RUN = "tests/train/test_blended_run.py"
 ELASTIC = "tests/train/test_elastic.py"
 PERPLEXITY = "tests/evaluation/test_perplexity.py"
@@ -546,7 +546,7 @@ MUTATIONS = [
     ),
     Mutation(
         "of equal documents the last is kept",
-        "data/clean/components.py",
+        "corpus/components.py",
         "np.lexsort((np.arange(len(members)), -lengths, group))",
         "np.lexsort((-np.arange(len(members)), -lengths, group))",
         (DUPLICATES,),

@@ -12,8 +12,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "colonnade"
 FILES = sorted(SOURCE.rglob("*.py"))
 FLOORS = [
     {"errors", ""},
-    {"config", "lock", "upload"},
-    {"mesh", "architecture", "randomness"},
+    {"config", "lock", "atomic", "dependent", "upload"},
+    {"mesh", "architecture", "randomness", "corpus"},
     {"launch", "data", "tensor_parallel", "optim"},
     {"model", "data_parallel", "pipeline"},
     {"checkpoint", "evaluation", "generation"},

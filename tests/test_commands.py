@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import corpus as tiny
+from tests import tiny
 from tests.commands import after_banner, colonnade, environment, forked, here
-from tests.corpus import TinyCorpus
 from tests.runs import assert_same, metrics, saved_steps
+from tests.tiny import TinyCorpus
 
 
 @pytest.fixture(scope="module")

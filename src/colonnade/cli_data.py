@@ -133,8 +133,8 @@ def clean_command(
     Read, repair, filter, de-duplicate, decontaminate, split, write. A run that was stopped goes on where it was.
     """
     with extra_data():
-        from colonnade.data.clean.load import load
-        from colonnade.data.clean.run import clean
+        from colonnade.corpus.load import load
+        from colonnade.data.cleaning import clean
     print(clean(load(recipe, overrides or []), progress=progress))
 
 
@@ -147,7 +147,7 @@ def report_command(
     It is report.html in the run's folder.
     """
     with extra_data():
-        from colonnade.data.clean.report import write_report
+        from colonnade.corpus.report import write_report
     print(write_report(folder))
 
 
@@ -170,8 +170,8 @@ def overlap_command(
     By the share of its n-grams.
     """
     with extra_data():
-        from colonnade.data.clean.executors import num_cores
-        from colonnade.data.clean.overlap import overlap
+        from colonnade.corpus.executors import num_cores
+        from colonnade.data.overlap import overlap
     found = overlap([corpus], test, ngram=ngram, key=key, tokenizer=tokenizer, workers=workers or num_cores())
     print(json.dumps(found.as_json()) if as_json else found.summary())
 

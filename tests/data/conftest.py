@@ -1,33 +1,17 @@
-"""Small corpora, and the real files that some tests compare with."""
+"""Small token files, and the real files that some tests compare with."""
 
 from __future__ import annotations
 
-import json
-import lzma
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from colonnade.data import bundle
-from colonnade.data.tokenizer import Tokenizer, train_bpe
+from colonnade.data.tokenizer import Tokenizer
 from colonnade.data.writer import TokenFileWriter
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
-
-
-@pytest.fixture(scope="session")
-def stories() -> list[str]:
-    """The bundled stories."""
-    with lzma.open(bundle.books(), "rt", encoding="utf-8") as lines:
-        return [json.loads(line)["text"] for line in lines]
-
-
-@pytest.fixture(scope="session")
-def tokenizer(stories: list[str]) -> Tokenizer:
-    """A small byte-level BPE, end of document included."""
-    return train_bpe(stories[:3], 600)
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from colonnade.corpus.documents import chunks
 from colonnade.data import bundle, tokenize
-from colonnade.data.documents import chunks
 from colonnade.data.indexed import TokenFile, bin_path, idx_path
 from colonnade.data.inspect import inspect
 from colonnade.data.segments import Segment, SegmentFolder

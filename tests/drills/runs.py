@@ -8,10 +8,10 @@ from pathlib import Path
 
 from colonnade.checkpoint.manifest import checkpoints_in, verify
 from colonnade.errors import ColonnadeError
-from tests import corpus as tiny
+from tests import tiny
 from tests.commands import Answer, Ranks, start
-from tests.corpus import TinyCorpus
 from tests.runs import assert_same
+from tests.tiny import TinyCorpus
 
 STEPS = 40
 TIME_LIMIT = 300.0  # seconds, for any one start of a run: only a run that hangs takes so long

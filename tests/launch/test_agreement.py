@@ -19,8 +19,8 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, build_mesh
 from colonnade.train import loop
 from tests.commands import Answer, start
-from tests.corpus import TinyCorpus, made_up
 from tests.distributed import run_on_ranks
+from tests.tiny import TinyCorpus, made_up
 
 DP2 = ("parallel.dp=2",)
 assert loop, "imported once, here, and not by every forked rank"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import corpus as tiny
+from tests import tiny
 from tests.commands import environment
 
 LAYOUT = ["parallel.tp=2", "parallel.dp=2"]

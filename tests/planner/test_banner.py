@@ -20,11 +20,11 @@ from colonnade.train.corpus import open_corpus
 from colonnade.train.loop import Banner
 from colonnade.train.machine import free_memory
 from colonnade.train.state import build_state
-from tests import corpus as tiny
+from tests import tiny
 from tests.commands import colonnade, forked
-from tests.corpus import TinyCorpus
 from tests.distributed import run_on_ranks
 from tests.runs import events
+from tests.tiny import TinyCorpus
 
 CPU = torch.device("cpu")
 

@@ -22,9 +22,9 @@ from colonnade.model.precision import DTYPES
 from colonnade.serving import trained
 from tests.checkpoint import forging
 from tests.commands import forked, here
-from tests.corpus import TinyCorpus, write_config
 from tests.distributed import run_on_ranks
 from tests.runs import Finished, metrics
+from tests.tiny import TinyCorpus, write_config
 
 CPU = torch.device("cpu")
 GREEDY = ["--temperature", 0, "--max-new-tokens", 8]

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from colonnade.data.writer import TokenFileWriter
-from tests import corpus as tiny
+from tests import tiny
 from tests.commands import Answer, after_banner, forked, here
-from tests.corpus import TinyCorpus, write_config
 from tests.runs import Finished, assert_same, metrics, saved_steps, snapshot
+from tests.tiny import TinyCorpus, write_config
 
 Prepare = Callable[["Place"], list[object]]
 

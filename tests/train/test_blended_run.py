@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import corpus as tiny
+from tests import tiny
 from tests.commands import forked
-from tests.corpus import TinyCorpus
 from tests.runs import metrics
+from tests.tiny import TinyCorpus
 
 CURRICULUM = (
     "curriculum.tokens=[0, 100, 300]",

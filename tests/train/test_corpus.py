@@ -9,8 +9,8 @@ from colonnade.config.schema import Config
 from colonnade.data.sidecar import sidecar_path
 from colonnade.errors import ColonnadeError, ConfigError, DataError
 from colonnade.train.corpus import open_corpus
-from tests import corpus as tiny
-from tests.corpus import VOCAB_SIZE, TinyCorpus, config
+from tests import tiny
+from tests.tiny import VOCAB_SIZE, TinyCorpus, config
 
 
 def without_tokenizer(settings: Config) -> Config:

@@ -7,8 +7,8 @@ import fsspec
 import pytest
 
 from tests.commands import Answer, forked, here
-from tests.corpus import TinyCorpus, write_config
 from tests.runs import events, metrics
+from tests.tiny import TinyCorpus, write_config
 
 SECRET = "s3cr3t/K+y"
 PLACE = f"user:{SECRET}@bucket"

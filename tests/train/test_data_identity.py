@@ -11,8 +11,8 @@ from colonnade.data.indexed import TokenFile
 from colonnade.data.writer import TokenFileWriter, merge
 from colonnade.train import loop
 from tests.commands import Answer, forked
-from tests.corpus import TinyCorpus
 from tests.runs import Finished, assert_same, events, saved_steps
+from tests.tiny import TinyCorpus
 from tests.train.test_recovery import rewritten
 
 assert loop, "imported once, here, and not by every forked rank"

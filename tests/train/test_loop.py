@@ -8,8 +8,8 @@ import pytest
 from colonnade.config.load import load
 from colonnade.errors import ConfigError
 from tests.commands import forked
-from tests.corpus import TinyCorpus
 from tests.runs import Finished, events, metrics, saved_steps
+from tests.tiny import TinyCorpus
 
 EVALUATION = {"validation_loss", "validation_perplexity", "validation_bits_per_byte"}
 

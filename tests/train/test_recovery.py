@@ -21,8 +21,8 @@ from colonnade.config.load import load
 from colonnade.data.tokenizer import train_bpe
 from colonnade.train import state
 from tests.commands import after_banner, environment, forked, start
-from tests.corpus import VOCAB_SIZE, TinyCorpus, made_up, write_config
 from tests.runs import Finished, assert_same, events, metrics, saved_steps, tensors, whole_tensors
+from tests.tiny import VOCAB_SIZE, TinyCorpus, made_up, write_config
 
 LAYOUTS = {"serial": [], "tp=2": ["parallel.tp=2"], "dp=2": ["parallel.dp=2"]}
 

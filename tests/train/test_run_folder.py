@@ -8,9 +8,9 @@ import pytest
 from colonnade.config.load import load
 from colonnade.errors import ConfigError
 from colonnade.train.run_folder import occupy, write_whole
-from tests.corpus import TinyCorpus, config
 from tests.distributed import run_on_ranks
 from tests.runs import snapshot
+from tests.tiny import TinyCorpus, config
 
 
 def test_a_new_folder(corpus: TinyCorpus, tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from colonnade.planner.traffic import Flow
 from colonnade.verify import audit
-from tests import corpus as tiny
+from tests import tiny
 from tests.commands import forked
-from tests.corpus import TinyCorpus
+from tests.tiny import TinyCorpus
 
 FLOWS = [
     Flow("tp", "all_reduce", "forward", 4, 4096),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
-from colonnade.data.dependent import end_with_parent
+from colonnade.dependent import end_with_parent
 from colonnade.errors import DataError
 from colonnade.lock import Lock
 

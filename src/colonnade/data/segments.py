@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from colonnade.data.atomic import remove_partial, written
-from colonnade.data.documents import Rejected
+from colonnade.atomic import remove_partial, written
+from colonnade.corpus.documents import Rejected
 from colonnade.data.writer import TokenFileWriter
 
 ENDING = ".segment"

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from colonnade.config.numbers import counted
-from colonnade.data.documents import Chunk, Rejected, chunks, look_at, parse
+from colonnade.corpus.documents import Chunk, Rejected, chunks, look_at, parse
 from colonnade.data.indexed import bin_path, idx_path, smallest_dtype
 from colonnade.data.parallel import ordered_map
 from colonnade.data.segments import Encoded, Facts, Segment, SegmentFolder, append

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from colonnade.data.documents import Rejected, read_documents
+from colonnade.corpus.documents import Rejected, read_documents
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.errors import DataError
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from colonnade.data.documents import Rejected, chunks, expand, parse
+from colonnade.corpus.documents import Rejected, chunks, expand, parse
 from colonnade.data.gpt_dataset import open_tokens
 from colonnade.data.indexed import bin_path, idx_path
 from colonnade.data.rows import Cut

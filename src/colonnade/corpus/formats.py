@@ -1,0 +1,275 @@
+"""Rows out of files: JSON lines, text, Parquet and WARC, one after the other, with the place of each.
+
+A row is a mapping with the text and what is known of it, or a `Reject`: what is no document, where, and why. A file
+that breaks off gives its rows until there and then a Reject for the rest.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from colonnade.corpus.archives import ZIP, member
+from colonnade.corpus.recipe import ReadStep
+from colonnade.corpus.streams import (
+    COMPRESSIONS,
+    BlockStream,
+    Damaged,
+    HashedFile,
+    Line,
+    blocks,
+    lines,
+    until_foreign,
+)
+
+KINDS = {
+    ".jsonl": "lines",
+    ".ndjson": "lines",
+    ".txt": "text",
+    ".parquet": "parquet",
+    ".warc": "warc",
+    ".wet": "warc",
+}
+KINDS_IN_WORDS = f"{', '.join(KINDS)}, all but .parquet also followed by {', '.join(COMPRESSIONS)} or within {ZIP}"
+_TALKERS = ("trafilatura", "htmldate", "courlan", "justext", "charset_normalizer", "warcio")
+_BATCH_ROWS = 256
+_GROUP_BYTES = 4 << 30
+_UTF8_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class InputSplit:
+    """What one task reads: a file, a run of lines of one, or a member of a zip file."""
+
+    path: str
+    source: str
+    size: int
+    """[bytes] Of the file, when the run was planned."""
+    modified: int
+    """[ns] When the file was last written to."""
+    start: int = 0
+    stop: int | None = None
+    member: str = ""
+    """Within a zip file."""
+
+    @property
+    def name(self) -> str:
+        """For people: the path, and the member's behind it."""
+        return f"{self.path}/{self.member}" if self.member else self.path
+
+    @property
+    def num_bytes(self) -> int:
+        """[bytes] Of the file, or of what the member unfolds to, that belong to this input split."""
+        return (self.size if self.stop is None else self.stop) - self.start
+
+
+class Row(NamedTuple):
+    """One document as it was stored."""
+
+    line: int
+    """Line, or record, counted from 1 within the input split."""
+    values: dict[str, Any]
+
+
+class Reject(NamedTuple):
+    """What is no document: the reason is one of few, the detail is particular."""
+
+    line: int
+    reason: str
+    detail: str = ""
+
+
+def kind_of(path: Path) -> tuple[str, str] | None:
+    """(kind, compression) by a file's endings; None where they say nothing. A zip file is of kind zip."""
+    suffixes = path.suffixes
+    if path.suffix == ZIP:
+        return "zip", ""
+    compression = suffixes[-1] if suffixes and suffixes[-1] in COMPRESSIONS else ""
+    suffixes = suffixes[:-1] if compression else suffixes
+    kind = KINDS.get(suffixes[-1]) if suffixes else None
+    return None if kind is None or (kind == "parquet" and compression) else (kind, compression)
+
+
+@contextmanager
+def content_of(split: InputSplit, raw: IO[bytes], read: ReadStep) -> Iterator[HashedFile]:
+    """What there is to read of an input split, given its open file. Raises Damaged where a zip file cannot be used."""
+    if split.member or kind_of(Path(split.path)) == ("zip", ""):
+        with member(raw, split.member, max_expansion=read.max_expansion) as stream:
+            yield HashedFile(stream, split.start, split.stop)
+    else:
+        yield HashedFile(raw, split.start, split.stop)
+
+
+def rows(split: InputSplit, file: HashedFile, read: ReadStep) -> Iterator[Row | Reject]:
+    """All rows of an input split; `file` stands at its start."""
+    known = kind_of(Path(split.name))
+    assert known is not None, "the plan has only files of known kinds"
+    kind, compression = known
+    if kind == "parquet":
+        yield from _parquet(split, read)
+        return
+    content = blocks(file, compression, max_expansion=read.max_expansion)
+    if kind == "warc":
+        yield from _warc(content, read)
+    elif kind == "text" and read.text_as == "file":
+        yield from _whole_text(content, read)
+    else:
+        yield from _lines(content, read, kind=kind, first_split=split.start == 0)
+
+
+def _lines(content: Iterator[bytes], read: ReadStep, *, kind: str, first_split: bool) -> Iterator[Row | Reject]:
+    number = 0
+    try:
+        for line in lines(content, max_bytes=read.max_bytes):
+            number = line.number
+            yield from _row(line, read, kind=kind, first=first_split and number == 1)
+    except Damaged as error:
+        yield Reject(number + 1, f"file {kind_of_damage(error)}", f"{error}; all lines before are read")
+
+
+def _row(line: Line, read: ReadStep, *, kind: str, first: bool) -> Iterator[Row | Reject]:
+    if line.data is None:
+        yield Reject(line.number, "too long", f"{line.size:,} bytes, read.max_bytes = {read.max_bytes:,}")
+        return
+    data = line.data.removeprefix(_UTF8_MARK) if first else line.data
+    if not data or data.isspace():
+        return
+    try:
+        text = decoded(data, read)
+        values = _json_object(text) if kind == "lines" else {read.key: text.strip()}
+        yield Row(line.number, values)
+    except ValueError as error:
+        reason, _, detail = str(error).partition(": ")
+        yield Reject(line.number, reason, detail)
+
+
+def decoded(data: bytes, read: ReadStep) -> str:
+    """The text of bytes. Raises ValueError where they are not in the encoding and may not be replaced."""
+    try:
+        return data.decode(read.encoding, errors="strict" if read.damaged == "reject" else "replace")
+    except UnicodeDecodeError as error:
+        place = f"byte {data[error.start]:#04x} at column {error.start + 1:,}"
+        raise ValueError(f"not {read.encoding.upper()}: {place}") from None
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        row: Any = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} at column {error.colno:,}") from None
+    except RecursionError:
+        raise ValueError("not JSON: nested too deeply") from None
+    except ValueError as error:  # an integer of more digits than Python converts
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"not a JSON object: a {type(row).__name__}")
+    return row
+
+
+def _whole_text(content: Iterator[bytes], read: ReadStep) -> Iterator[Row | Reject]:
+    parts, size, damage = list[bytes](), 0, list[Damaged]()
+    try:
+        for block in until_foreign(content, damage):
+            size += len(block)
+            if size <= read.max_bytes:
+                parts.append(block)
+        if size > read.max_bytes:
+            yield Reject(1, "too long", f"{size:,} bytes, read.max_bytes = {read.max_bytes:,}")
+            return
+        yield Row(1, {read.key: decoded(b"".join(parts).removeprefix(_UTF8_MARK), read)})
+        if damage:
+            yield Reject(1, "file damaged", f"{damage[0]}; all before is read")
+    except Damaged as error:
+        yield Reject(1, f"file {kind_of_damage(error)}", f"{error}; it is one document, and left out")
+    except ValueError as error:
+        reason, _, detail = str(error).partition(": ")
+        yield Reject(1, reason, detail)
+
+
+def _parquet(split: InputSplit, read: ReadStep) -> Iterator[Row | Reject]:
+    parquet: Any = importlib.import_module("pyarrow.parquet")
+    arrow: Any = importlib.import_module("pyarrow")
+    number = 0
+    try:
+        with parquet.ParquetFile(split.path) as table:
+            for group in range(table.num_row_groups):
+                size, count = (
+                    getattr(table.metadata.row_group(group), name) for name in ("total_byte_size", "num_rows")
+                )
+                if size > _GROUP_BYTES:
+                    yield Reject(number + 1, "too long", f"a row group of {size:,} bytes, {count:,} rows")
+                    number += count
+                    continue
+                for batch in table.iter_batches(_BATCH_ROWS, row_groups=[group], use_threads=False):
+                    for values in batch.to_pylist():
+                        number += 1
+                        yield Row(number, values)
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        yield Reject(number + 1, "file damaged", f"{_first_line(error)}; all rows before are read")
+
+
+def _warc(content: Iterator[bytes], read: ReadStep) -> Iterator[Row | Reject]:
+    archive: Any = _library("warcio.archiveiterator")
+    failed: Any = importlib.import_module("warcio.exceptions").ArchiveLoadFailed
+    number = 0
+    try:
+        stream = io.BufferedReader(BlockStream(content), 1 << 16)
+        for record in archive.ArchiveIterator(stream, no_record_parse=False):
+            number += 1
+            if record.rec_type in ("response", "conversion"):
+                yield _page(record, number, read)
+    except Damaged as error:
+        yield Reject(number + 1, f"file {kind_of_damage(error)}", f"{error}; all records before are read")
+    except (failed, EOFError, ValueError, OSError) as error:
+        yield Reject(number + 1, "file damaged", f"{_first_line(error)}; all records before are read")
+
+
+def _page(record: Any, number: int, read: ReadStep) -> Row | Reject:
+    """The text of a WARC record: as it is, or what trafilatura finds to be the main text of a page."""
+    headers = record.rec_headers
+    body = record.content_stream().read(read.max_bytes + 1)
+    if len(body) > read.max_bytes:
+        return Reject(number, "too long", f"a record of more than read.max_bytes = {read.max_bytes:,} bytes")
+    promised = headers.get_header("Content-Length")
+    if record.rec_type == "conversion" and promised and promised.isdigit() and len(body) < int(promised):
+        return Reject(number, "file cut short", f"a record of {len(body):,} bytes instead of {int(promised):,}")
+    text: str | None
+    if record.rec_type == "conversion":
+        try:
+            text = decoded(body, read)
+        except ValueError as error:
+            return Reject(number, *str(error).partition(": ")[::2])
+    else:
+        kind = (record.http_headers and record.http_headers.get_header("Content-Type")) or ""
+        if "html" not in kind:
+            return Reject(number, "not a page", f"a response of type {kind or 'unknown'}")
+        text = _library("trafilatura").extract(body)
+        if not text:
+            return Reject(number, "no main text", "trafilatura finds none in the page")
+    known = {"id": headers.get_header("WARC-Record-ID"), "url": headers.get_header("WARC-Target-URI")}
+    named = {read.id_key: known["id"], read.url_key: known["url"], "date": headers.get_header("WARC-Date")}
+    return Row(number, {read.key: text, **{key: value for key, value in named.items() if value}})
+
+
+def _library(name: str) -> Any:
+    """A library whose log lines, about single pages, stay off the screen; handlers of the user's own still get them."""
+    for logger in _TALKERS:
+        if not logging.getLogger(logger).handlers:
+            logging.getLogger(logger).addHandler(logging.NullHandler())
+    return importlib.import_module(name)
+
+
+def kind_of_damage(error: Damaged) -> str:
+    """In a word or two, for the reason."""
+    return "cut short" if "cut short" in str(error) else "empty" if str(error) == "empty" else "damaged"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,135 @@
+"""First step: the documents of one task's splits, and an account of every line that is none."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from datatrove.data import Document
+from datatrove.pipeline.base import PipelineStep
+
+from colonnade.corpus.formats import InputSplit, Reject, Row, content_of, kind_of_damage, rows
+from colonnade.corpus.progress import Progress
+from colonnade.corpus.recipe import ReadStep
+from colonnade.corpus.step import Setting, utf8_length
+from colonnade.corpus.streams import Damaged
+from colonnade.corpus.tally import Account
+from colonnade.corpus.tasks import stored_task
+
+SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class Read(PipelineStep):
+    """Gives documents; rejects go into the account of the step `read`."""
+
+    type, name = "colonnade", "read"
+
+    def __init__(self, read: ReadStep, setting: Setting) -> None:
+        self.read, self.setting = read, setting
+        super().__init__()
+
+    def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
+        """The documents of the task `rank`."""
+        account = Account(self.setting.folder, "read", rank, samples=self.setting.samples)
+        progress = Progress(self.setting.folder, "documents", rank)
+        account.tally.facts[f"{rank:05d}"] = splits = list[dict[str, Any]]()
+        for split in stored_task(self.setting.folder, rank):
+            facts = _facts(split)
+            splits.append(facts)
+            yield from self._split(split, facts, account, progress)
+        progress.close()
+        account.close()
+
+    def _split(
+        self, split: InputSplit, facts: dict[str, Any], account: Account, progress: Progress
+    ) -> Iterator[Document]:
+        try:
+            with open(split.path, "rb") as raw, content_of(split, raw, self.read) as file:
+                for row in rows(split, file, self.read):
+                    document = self._document(row, split)
+                    if isinstance(document, Document):
+                        facts["documents"] += 1
+                        account.tally.left.add(document.metadata["bytes"])
+                        progress.advance(file.num_bytes)
+                        yield document
+                    else:
+                        facts["rejected"] += 1
+                        self._reject(document, split, account)
+                facts["sha256"] = file.finish()
+                progress.add_bytes(file.num_bytes)
+                if changed := _changed(raw.fileno(), split):
+                    self._reject(Reject(0, "file changed while it was read", changed), split, account)
+        except Damaged as error:
+            self._reject(Reject(0, f"file {kind_of_damage(error)}", str(error)), split, account)
+        except OSError as error:
+            if error.filename != split.path:  # the disk of the result, not this file
+                raise
+            self._reject(Reject(0, "file cannot be read", str(error.strerror)), split, account)
+
+    def _document(self, row: Row | Reject, split: InputSplit) -> Document | Reject:
+        if isinstance(row, Reject):
+            return row
+        read, values = self.read, dict(row.values)
+        if read.key not in values:
+            there = ", ".join(map(repr, list(values)[:8])) or "none"
+            return Reject(row.line, f"no key {read.key!r}", f"its keys are {there}")
+        text = values.pop(read.key)
+        if not isinstance(text, str):
+            return Reject(row.line, f"{read.key!r} is no text", f"it is a {type(text).__name__}")
+        if not text or text.isspace():
+            return Reject(row.line, "empty")
+        if not text.isascii() and SURROGATE.search(text):
+            if read.damaged == "reject":
+                return Reject(row.line, "half a surrogate pair")
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return self._named(row.line, text, values, split)
+
+    def _named(self, line: int, text: str, values: dict[str, Any], split: InputSplit) -> Document:
+        where = f"{line}" if not split.start else f"{split.start}+{line}"
+        given = {key: values.pop(key, None) for key in (self.read.id_key, self.read.url_key, self.read.title_key)}
+        identity, url, title = (_clean(value) for value in given.values())
+        about = {
+            "source": split.source,
+            "file": split.name,
+            "line": line,
+            "offset": split.start,
+            "url": url,
+            "title": title,
+            "bytes": utf8_length(text),
+            "tokens": None,
+            "extra": values,
+        }
+        return Document(text=text, id=identity or f"{split.name}:{where}", metadata=about)
+
+    def _reject(self, reject: Reject, split: InputSplit, account: Account) -> None:
+        self.stat_update("dropped", f"dropped_{reject.reason}")
+        where = {"file": split.name, "line": reject.line, **({"offset": split.start} if split.start else {})}
+        account.drop(reject.reason, place=where, detail=reject.detail)
+
+
+def _facts(split: InputSplit) -> dict[str, Any]:
+    return {
+        "path": split.name,
+        "source": split.source,
+        "start": split.start,
+        "bytes": split.num_bytes,
+        "documents": 0,
+        "rejected": 0,
+        "sha256": None,
+    }
+
+
+def _changed(descriptor: int, split: InputSplit) -> str:
+    now = os.fstat(descriptor)
+    if (now.st_size, now.st_mtime_ns) == (split.size, split.modified):
+        return ""
+    return f"{split.size:,} bytes when the run was planned, {now.st_size:,} now; what was read of it is kept"
+
+
+def _clean(value: Any) -> str | None:
+    """A value as text that can be written; None where there is none."""
+    if value is None or value == "":
+        return None
+    return SURROGATE.sub("\ufffd", str(value))

@@ -1,0 +1,154 @@
+"""From a recipe to a cleaned corpus: plan, run the stages, tell the result."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from colonnade.atomic import remove_partial
+from colonnade.corpus.executors import local_executor, ray_executor, slurm_executor
+from colonnade.corpus.filters import list_of
+from colonnade.corpus.language import identifier
+from colonnade.corpus.manifest import NAME, read_manifest
+from colonnade.corpus.needs import log_folder, require
+from colonnade.corpus.plan import Plan, keep_plan, make_plan
+from colonnade.corpus.progress import so_far
+from colonnade.corpus.recipe import Recipe
+from colonnade.corpus.slurm import check_no_jobs, remember_jobs
+from colonnade.corpus.stages import CleaningStage, Tokenizing, stages
+from colonnade.corpus.testsets import read_tests, titles
+from colonnade.errors import DataError
+from colonnade.lock import Lock, locked
+
+_POLL_SECONDS = 0.5
+
+
+def clean(recipe: Recipe, tokenizing: Tokenizing, *, progress: bool = True) -> str:
+    """Runs a recipe, or what is left of it. Gives some lines for people.
+
+    `data.cleaning.clean` is this, with tokenizers."""
+    folder = Path(recipe.write.folder)
+    check_named_files(recipe, tokenizing)
+    plan = make_plan(recipe)
+    with locked(folder / "state", f"colonnade data clean, write.folder = {folder}") as lock:
+        check_no_jobs(folder)
+        remove_partial(folder)
+        plan = keep_plan(plan, recipe)
+        started = time.perf_counter()
+        if recipe.run.executor == "slurm":
+            return submit(recipe, stages(recipe, plan, tokenizing), folder)
+        for stage in stages(recipe, plan, tokenizing):
+            run_stage(recipe, stage, plan, folder, lock, progress=progress)
+        return summary(folder, time.perf_counter() - started)
+
+
+def check_named_files(recipe: Recipe, tokenizing: Tokenizing) -> None:
+    """Raises DataError for tokenizers, lists and evaluation sets that cannot be read, before any work."""
+    for path in {recipe.run.tokenizer, recipe.tokenize.tokenizer if recipe.tokenize else None} - {None}:
+        tokenizing.check(str(path))
+    if recipe.language:
+        identifier(recipe.language.library)
+    if recipe.filter:
+        for listed in (*recipe.filter.remove_urls, *recipe.filter.remove_ids.values()):
+            list_of(listed)
+    if recipe.decontaminate:
+        read_tests(recipe.decontaminate.tests, ngram=recipe.decontaminate.ngram, key=recipe.read.key)
+        for listed in recipe.decontaminate.titles:
+            titles(Path(listed))
+
+
+def run_stage(recipe: Recipe, stage: CleaningStage, plan: Plan, folder: Path, lock: Lock, *, progress: bool) -> None:
+    """Runs the tasks of a stage that are missing. Raises DataError where some are still missing afterwards."""
+    log = log_folder(folder, stage.name)
+    if recipe.run.executor == "ray":
+        executor: Any = ray_executor(recipe.run, stage.steps, tasks=stage.tasks, log=log)
+    else:
+        executor = local_executor(recipe.run, stage.steps, tasks=stage.tasks, log=log, lock=lock)
+    with bar(stage, plan, folder, shown=progress):
+        executor.run()
+    require(folder, stage.name, stage.tasks)
+
+
+def submit(recipe: Recipe, planned: list[CleaningStage], folder: Path) -> str:
+    """Submits the stages to Slurm, each waiting for all jobs of the one before."""
+    if shutil.which("sbatch") is None:
+        raise DataError(
+            'run.executor = "slurm" needs `sbatch`, which is not on this machine. Start it on a login node.'
+        )
+    after, jobs = list[str](), list[str]()
+    try:
+        for stage in planned:
+            executor: Any = slurm_executor(
+                recipe.run,
+                stage.steps,
+                tasks=stage.tasks,
+                log=log_folder(folder, stage.name),
+                name=stage.name,
+                after=after,
+            )
+            executor.launch_job()
+            after = executor.job_ids or after
+            jobs += executor.job_ids
+    finally:
+        if jobs:
+            remember_jobs(folder, jobs)
+    if not jobs:
+        return f"nothing is left to do: {folder / NAME} is there."
+    return f"{len(jobs)} jobs are submitted (see `squeue`). The last one writes {folder / NAME}."
+
+
+@contextlib.contextmanager
+def bar(stage: CleaningStage, plan: Plan, folder: Path, *, shown: bool) -> Iterator[None]:
+    """The stage, the share of it that is done, documents/s and the time left, on standard error."""
+    columns = (TextColumn(f"{stage.name:10}"), BarColumn(), TextColumn("{task.fields[speed]}"), TimeRemainingColumn())
+    console = Console(file=sys.stderr)  # the stream of now: tasks in this process redirect it
+    display = Progress(*columns, console=console, disable=not shown, transient=True)
+    total = sum(split.num_bytes for task in plan.tasks for split in task) if stage.name == "documents" else None
+    task = display.add_task(stage.name, total=total, speed="")
+    over = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(display, task, stage, folder, over), daemon=True)
+    with display:
+        if shown:
+            watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            if shown:
+                watcher.join()
+
+
+def _watch(display: Progress, task: TaskID, stage: CleaningStage, folder: Path, over: threading.Event) -> None:
+    first, started = so_far(folder, stage.name), time.perf_counter()
+    while not over.wait(_POLL_SECONDS):
+        done = so_far(folder, stage.name)
+        speed = (done.documents - first.documents) / (time.perf_counter() - started)
+        display.update(task, completed=done.bytes, speed=f"{done.documents:,} documents · {speed:,.0f}/s")
+
+
+def summary(folder: Path, seconds: float) -> str:
+    """What came in, what went out, and what was dropped why."""
+    content = read_manifest(folder)
+    steps = content["steps"]
+    read, kept = steps["read"]["out"], steps["write"]["out"]
+    lines = [
+        f"{read['documents']:,} documents, {read['bytes'] / 1e6:,.1f} MB of text -> {kept['documents']:,} documents, "
+        f"{kept['bytes'] / 1e6:,.1f} MB in {folder}; {seconds:.1f} s, {read['documents'] / seconds:,.0f} documents/s"
+    ]
+    if content["left_aside"]:
+        endings = ", ".join(f"{ending} {count:,}" for ending, count in content["left_aside"].items())
+        lines.append(f"files of other kinds, left aside by ending: {endings}")
+    for step, counts in steps.items():
+        for reason, amount in counts["dropped"].items():
+            lines.append(f"  {step:14} {amount['documents']:>10,}  {reason}")
+    lines += [f"{part}: {total['documents']:,} documents" for part, total in content["parts"].items()]
+    return "\n".join(lines)

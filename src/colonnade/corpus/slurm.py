@@ -1,0 +1,80 @@
+"""A stage as Slurm job arrays: all of them are submitted at once, and what follows waits for every one of them.
+
+    stage 1   array 0-1000 ┐
+              array 0-1000 ├─ afterok ─▶ stage 2   array …        a cluster takes arrays of so many tasks only
+              array 0-47   ┘
+
+A task that fails keeps the later stages from starting: Slurm cancels them. Starting the same command again submits what
+is missing, once no job of the folder is in the queue any more.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from datatrove.executor.slurm import SlurmPipelineExecutor, launch_slurm_job
+
+from colonnade.atomic import written
+from colonnade.errors import LockError
+
+
+class SlurmExecutor(SlurmPipelineExecutor):
+    """datatrove's executor, with all arrays of a stage side by side."""
+
+    def __init__(self, *arguments: Any, after: list[str], **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.after, self.job_ids = after, list[str]()
+
+    def launch_job(self) -> None:
+        """Submits the tasks that are missing; `job_ids` are the arrays' numbers, none where nothing is missing."""
+        missing: list[int] = self.get_incomplete_ranks()
+        if not missing:
+            return
+        with self.logging_dir.open("executor.pik", "wb") as stream:
+            _dump(self, stream)
+        with self.logging_dir.open("ranks_to_run.json", "w") as stream:
+            json.dump(missing, stream)
+        script = f"srun -l -n 1 launch_pickled_pipeline {self.logging_dir.resolve_paths('executor.pik')}"
+        for offset in range(math.ceil(len(missing) / self.max_array_size)):
+            size = min(self.max_array_size, len(missing) - offset * self.max_array_size)
+            arguments = [f"--export=ALL,RUN_OFFSET={offset}", "--kill-on-invalid-dep=yes"]
+            if self.after:
+                arguments.append(f"--dependency=afterok:{':'.join(self.after)}")
+            content = self.get_launch_file_contents(self.get_sbatch_args(size), script)
+            self.job_ids.append(launch_slurm_job(content, self.job_id_retriever, *arguments))
+
+
+def _dump(executor: Any, stream: Any) -> None:
+    dill: Any = importlib.import_module("dill")
+    dill.dump(executor, stream, fmode=dill.CONTENTS_FMODE)
+
+
+def remember_jobs(folder: Path, jobs: list[str]) -> None:
+    """Writes down which jobs work on a folder."""
+    with written(_jobs_path(folder)) as stream:
+        stream.write(json.dumps(jobs).encode())
+
+
+def check_no_jobs(folder: Path) -> None:
+    """Raises LockError where jobs of an earlier start are still in the queue."""
+    path = _jobs_path(folder)
+    if not path.exists() or shutil.which("squeue") is None:
+        return
+    jobs = json.loads(path.read_bytes())
+    asked = ["squeue", "--noheader", "--format=%i", f"--jobs={','.join(jobs)}"]
+    found = subprocess.run(asked, capture_output=True, text=True).stdout.split()  # of jobs long gone it is silent
+    if found:
+        raise LockError(
+            f"{folder} is in use by {len(found)} Slurm jobs ({', '.join(found[:5])}{', …' if len(found) > 5 else ''}). "
+            f"Wait until they have ended, or cancel them: scancel {' '.join(jobs)}"
+        )
+
+
+def _jobs_path(folder: Path) -> Path:
+    return folder / "state" / "jobs.json"

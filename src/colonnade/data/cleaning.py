@@ -1,0 +1,49 @@
+"""A cleaning run with tokenizers: what `corpus`, which knows text only, asks of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from colonnade.corpus import run
+from colonnade.corpus.recipe import Recipe
+from colonnade.corpus.stages import CleaningStage
+from colonnade.corpus.step import MakeCounter, Setting
+from colonnade.data.token_stages import token_stages
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.data.word_cache import DocumentEncoder
+
+_DTYPE = np.dtype("<u4")
+
+
+def clean(recipe: Recipe, *, progress: bool = True) -> str:
+    """Runs a recipe, or what is left of it. Gives some lines for people.
+
+    Raises DataError for inputs and named files that cannot be read, and where the folder holds another run; LockError
+    where another run is at work in it.
+    """
+    return run.clean(recipe, Tokenizers(), progress=progress)
+
+
+class Tokenizers:
+    """The tokenizers that a recipe names, in use."""
+
+    def check(self, tokenizer: str) -> None:
+        """Raises DataError where a tokenizer cannot be read."""
+        Tokenizer.load(tokenizer)
+
+    def counter(self, tokenizer: str) -> MakeCounter:
+        """What makes a counter of tokens; it is sent to the tasks."""
+        return partial(token_counter, tokenizer)
+
+    def stages(self, recipe: Recipe, num_tasks: int, setting: Setting) -> list[CleaningStage]:
+        """The stages that make token files, if the recipe has them."""
+        return token_stages(recipe, num_tasks, setting)
+
+
+def token_counter(path: str) -> Callable[[str], int]:
+    """Counts the tokens of a text by the tokenizer at `path`."""
+    encoder = DocumentEncoder(Tokenizer.load(path), _DTYPE)
+    return lambda text: len(encoder.encode(text)) // _DTYPE.itemsize

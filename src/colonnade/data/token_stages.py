@@ -1,0 +1,160 @@
+"""The last stages of a cleaning run, if its recipe has them: token files of each part.
+
+    tokens    each task's documents of each part ──▶ a segment           a task each
+    join      the segments of up to JOINED tasks ──▶ PART.bin, .idx      one task, or one for each so many
+    list      what was made ──▶ tokens.json                              one task
+
+Beyond JOINED tasks (256 GB of text, at the default run.piece_bytes) a part has several token files, PART-00000 and on:
+the index of one is held in memory while it is written.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from datatrove.data import Document
+from datatrove.pipeline.base import PipelineStep
+
+from colonnade.atomic import written
+from colonnade.corpus.documents import chunks
+from colonnade.corpus.recipe import Recipe
+from colonnade.corpus.stages import CleaningStage
+from colonnade.corpus.step import Setting
+from colonnade.data.indexed import smallest_dtype
+from colonnade.data.segments import ENDING, Segment, append
+from colonnade.data.sidecar import Sidecar
+from colonnade.data.tokenize import encoder_for, end_of_document
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.data.writer import TokenFileWriter
+
+JOINED = 1_024
+
+
+class Tokens(PipelineStep):
+    """A step of making token files."""
+
+    type = "colonnade"
+
+    def __init__(self, name: str, tokenizer: str, parts: Sequence[str], setting: Setting, *, append_end: bool) -> None:
+        self.name, self.tokenizer, self.parts, self.setting = name, tokenizer, tuple(parts), setting
+        self.append_end = append_end
+        super().__init__()
+
+    def end(self, tokenizer: Tokenizer) -> int | None:
+        """What stands behind each document."""
+        return end_of_document(tokenizer) if self.append_end else None
+
+
+class MakeTokens(Tokens):
+    """Turns a task's documents of each part into tokens."""
+
+    def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
+        """Gives nothing."""
+        tokenizer = Tokenizer.load(self.tokenizer)
+        encode = encoder_for(tokenizer, key="text", end=self.end(tokenizer))()
+        for part in self.parts:
+            if files := _written_files(self.setting.folder, part, rank):
+                segment = Segment()
+                for chunk in chunks(files):
+                    segment.add(encode(chunk))
+                segment.store(segment_path(self.setting.folder, part, rank))
+        yield from ()
+
+
+class JoinTokens(Tokens):
+    """Joins the segments of some tasks to token files."""
+
+    def __init__(self, *arguments: Any, num_tasks: int, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.num_tasks = num_tasks
+
+    def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
+        """Gives nothing."""
+        tokenizer = Tokenizer.load(self.tokenizer)
+        tasks = range(rank * JOINED, min((rank + 1) * JOINED, self.num_tasks))
+        made = {}
+        for part in self.parts:
+            name = part if world_size == 1 else f"{part}-{rank:05d}"
+            if facts := self._join(tokenizer, part, tasks, self.setting.folder / "tokens" / name):
+                made[name] = facts
+        with written(_facts_path(self.setting.folder, rank)) as stream:
+            stream.write(json.dumps(made).encode())
+        yield from ()
+
+    def _join(self, tokenizer: Tokenizer, part: str, tasks: range, prefix: Path) -> dict[str, Any]:
+        folder = self.setting.folder
+        paths = [path for task in tasks if (path := segment_path(folder, part, task)).exists()]
+        if not paths:
+            return {}
+        dtype = smallest_dtype(tokenizer.vocab_size)
+        with TokenFileWriter(prefix, dtype) as writer:
+            text_bytes = sum(facts.text_bytes for facts in append(paths, writer))
+            sidecar = Sidecar(
+                tokenizer_sha256=tokenizer.sha256,
+                vocab_size=tokenizer.vocab_size,
+                end_of_document=self.end(tokenizer),
+                documents=writer.num_documents,
+                tokens=writer.num_tokens,
+                text_bytes=text_bytes,
+                sources=tuple(str(file) for task in tasks for file in _written_files(folder, part, task)),
+            )
+            writer.close(sidecar)
+        return {"documents": writer.num_documents, "tokens": writer.num_tokens, "dtype": str(dtype)}
+
+
+class ListTokens(PipelineStep):
+    """Says what was made, and removes the segments."""
+
+    type, name = "colonnade", "list"
+
+    def __init__(self, num_files: int, setting: Setting) -> None:
+        self.num_files, self.setting = num_files, setting
+        super().__init__()
+
+    def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
+        """Gives nothing."""
+        made: dict[str, Any] = {}
+        for each in range(self.num_files):
+            made |= json.loads(_facts_path(self.setting.folder, each).read_bytes())
+        with written(self.setting.folder / "tokens" / "tokens.json") as stream:
+            stream.write((json.dumps(dict(sorted(made.items())), indent=1) + "\n").encode())
+        shutil.rmtree(self.setting.folder / "state" / "tokens", ignore_errors=True)
+        yield from ()
+
+
+def token_stages(recipe: Recipe, num_tasks: int, setting: Setting) -> list[CleaningStage]:
+    """The stages that make token files, if the recipe has them."""
+    tokenizer = recipe.tokenize and (recipe.tokenize.tokenizer or recipe.run.tokenizer)
+    if not recipe.tokenize or not tokenizer:
+        return []
+    parts, append_end, num_files = list(recipe.parts), recipe.tokenize.append_end, num_joins(num_tasks)
+    joining = JoinTokens("join", tokenizer, parts, setting, append_end=append_end, num_tasks=num_tasks)
+    return [
+        CleaningStage("tokens", [MakeTokens("tokens", tokenizer, parts, setting, append_end=append_end)], num_tasks),
+        CleaningStage("join", [joining], num_files),
+        CleaningStage("list", [ListTokens(num_files, setting)], 1),
+    ]
+
+
+def num_joins(num_tasks: int) -> int:
+    """How many token files a part has."""
+    return -(-num_tasks // JOINED)
+
+
+def segment_path(folder: Path, part: str, task: int) -> Path:
+    """Where the tokens of a task's documents of a part are kept until they are joined."""
+    return folder / "state" / "tokens" / part / f"{task:05d}{ENDING}"
+
+
+def _facts_path(folder: Path, rank: int) -> Path:
+    return folder / "state" / "tokens" / f"{rank:05d}.json"
+
+
+def _written_files(folder: Path, part: str, task: int) -> list[Path]:
+    """The file that a task has written of a part, if it has."""
+    names = (f"{task:05d}.jsonl{compression}" for compression in ("", ".gz", ".zst"))
+    return [path for name in names if (path := folder / part / name).exists()]

@@ -1,0 +1,106 @@
+"""Passages of evaluation sets are found whatever stands around them, and cut out or dropped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colonnade.corpus.decontaminate import outside
+from colonnade.corpus.testsets import normal_title, passages, titles
+from colonnade.errors import DataError
+from tests.corpus.recipes import Result, words
+
+Run = Callable[..., Result]
+EXAM = words(40, 100)
+
+
+@pytest.fixture
+def exam(write_lines: Any) -> dict[str, str]:
+    return {"exam": str(write_lines("exam.jsonl", [" ".join(EXAM), "only three words"]))}
+
+
+def test_thirteen_words_in_a_row_are_enough_and_twelve_are_not(
+    run: Run, write_lines: Any, exam: dict[str, str]
+) -> None:
+    texts = [" ".join([*words(30, seed), *EXAM[5 : 5 + seed], *words(30, seed + 50)]) for seed in (12, 13, 14)]
+    result = run(write_lines("in.jsonl", texts), decontaminate={"tests": exam})
+    assert result.texts() == texts[:1]
+    assert result.reasons("decontaminate") == {"shares 13-grams with exam": 2}
+    assert " ".join(EXAM[5:18]) in result.dropped("decontaminate")[0]["detail"]
+
+
+def test_small_edits_do_not_hide_a_passage(run: Run, write_lines: Any, exam: dict[str, str]) -> None:
+    edited = [*EXAM]
+    edited[20] = "another"
+    text = "Intro. " + ", ".join(edited).upper() + " — end."
+    assert run(write_lines("in.jsonl", [text]), decontaminate={"tests": exam}).texts() == []
+
+
+def test_cutting_keeps_what_is_around(run: Run, write_lines: Any, exam: dict[str, str]) -> None:
+    before, after = " ".join(words(60, 1)), " ".join(words(60, 2))
+    text = f"{before} {' '.join(EXAM)} {after}"
+    row = {"text": text, "id": "x", "title": "T"}
+    result = run(write_lines("in.jsonl", [row]), decontaminate={"tests": exam, "action": "cut", "cut_characters": 10})
+    assert result.ids() == ["x#1", "x#2"]
+    one, other = result.texts()
+    assert before.startswith(one) and len(before) - 12 <= len(one) and after.endswith(other)
+    assert not set(EXAM) & {*one.split(), *other.split()}
+    assert result.manifest["steps"]["decontaminate"]["changed"] == {"cut around exam": 1}
+    short = run(write_lines("in.jsonl", [row]), folder="short", decontaminate={"tests": exam, "action": "cut"})
+    assert short.ids() == ["x#1", "x#2"]
+    gone = {"tests": exam, "action": "cut", "min_piece_characters": 5_000}
+    assert run(write_lines("in.jsonl", [row]), folder="gone", decontaminate=gone).ids() == []
+    many = {"tests": exam, "action": "cut", "max_pieces": 1}
+    assert "in too many pieces" in next(
+        iter(run(write_lines("in.jsonl", [row]), folder="many", decontaminate=many).reasons("decontaminate"))
+    )
+
+
+def test_short_passages_count_whole(run: Run, write_lines: Any) -> None:
+    question = "In what year did the Normans cross the narrow sea"
+    tests = {"squad": str(write_lines("q.jsonl", [question]))}
+    texts = [f"They asked: {question.lower()}? Nobody knew.", question.replace("narrow", "wide")]
+    assert run(write_lines("in.jsonl", texts), decontaminate={"tests": tests}).texts() == texts[1:]
+
+
+def test_articles_go_by_title(tmp_path: Path, run: Run, write_lines: Any) -> None:
+    (tmp_path / "wiki.test.raw").write_text(" = Du Fu 's Poems @-@ II = \n text here \n = = Not a title = = \n")
+    assert titles(tmp_path / "wiki.test.raw") == {"du fu s poems ii"}
+    rows = [{"text": "a", "title": "Du_Fu's poems-II"}, {"text": "b", "title": "Not a title"}, {"text": "c"}]
+    result = run(write_lines("in.jsonl", rows), decontaminate={"titles": [str(tmp_path / "wiki.test.raw")]})
+    assert result.texts() == ["b", "c"]
+    assert normal_title("C++") == normal_title("c")
+
+
+def test_formats_of_evaluation_sets(tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text(
+        json.dumps({"data": [{"paragraphs": [{"context": "Con text", "qas": [{"question": "Who is it?"}]}]}]})
+    )
+    assert list(passages(tmp_path / "s.json", "text")) == [["con", "text"], ["who", "is", "it"]]
+    (tmp_path / "w.tokens").write_text(" = T = \n one <unk> two @-@ three \n\n")
+    assert list(passages(tmp_path / "w.tokens", "text")) == [["one"], ["two", "three"]]
+    for name, content in (("b.json", "{}"), ("b.jsonl", '{"txt": 1}\n'), ("b.txt", "\udcff")):
+        (tmp_path / name).write_bytes(content.encode("utf-8", "surrogateescape"))
+        with pytest.raises(DataError, match=name):
+            list(passages(tmp_path / name, "text"))
+
+
+def test_a_broken_evaluation_set_stops_before_any_work(tmp_path: Path, run: Run, write_lines: Any) -> None:
+    (tmp_path / "bad.json").write_text("[]")
+    with pytest.raises(DataError, match="not in SQuAD's format"):
+        run(write_lines("in.jsonl", ["text"]), decontaminate={"tests": {"bad": str(tmp_path / "bad.json")}})
+    assert not (tmp_path / "clean").exists()
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9))), st.integers(0, 70), st.integers(0, 5))
+def test_outside_is_the_complement(cuts: list[tuple[int, int]], length: int, margin: int) -> None:
+    ranges = [(start, start + size) for start, size in cuts if start + size <= length]
+    gone = {place for start, stop in ranges for place in range(start - margin, stop + margin)}
+    left = [place for start, stop in outside(ranges, length, margin) for place in range(start, stop)]
+    assert left == [place for place in range(length) if place not in gone]

@@ -1,0 +1,270 @@
+"""Near-duplicates: planted at known similarity, across sources, tasks and runs."""
+
+from __future__ import annotations
+
+import random
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colonnade.corpus import matching
+from colonnade.corpus.components import PAIR, components, decided
+from colonnade.corpus.matching import Groups, similar_pairs
+from colonnade.corpus.minhash import Bands, jaccard
+from colonnade.corpus.signatures import (
+    ENTRY,
+    GATHERED,
+    OWN,
+    BandFile,
+    SignatureIndex,
+    SignatureWriter,
+    Source,
+    band_files,
+    gather,
+    sorted_entries,
+)
+from colonnade.corpus.words import WordHashes, shingles_of
+from colonnade.errors import DataError
+from tests.corpus.recipes import Result, words
+
+Run = Callable[..., Result]
+
+
+def planted(seed: int, shared: int, length: int = 300) -> tuple[str, str]:
+    """Two texts that begin alike for `shared` words."""
+    base = words(length, seed)
+    return " ".join(base), " ".join(base[:shared] + words(length - shared, seed + 10_000))
+
+
+def exact(first: str, second: str) -> float:
+    hashes = WordHashes()
+    return jaccard(shingles_of(first, 5, hashes), shingles_of(second, 5, hashes))
+
+
+def test_pairs_above_the_similarity_go_and_pairs_below_stay(run: Run, write_lines: Any) -> None:
+    """Sixty pairs from 0.4 to 1: exactly those that are similar enough lose one."""
+    pairs = [planted(seed, 170 + 2 * seed) for seed in range(60)]
+    rows = [
+        {"text": text, "id": f"{number}{'ab'[side]}"}
+        for number, pair in enumerate(pairs)
+        for side, text in enumerate(pair)
+    ]
+    random.Random(0).shuffle(rows)
+    similar = {number for number, pair in enumerate(pairs) if exact(*pair) >= 0.7}
+    assert 10 < len(similar) < 50
+    result = run(write_lines("in.jsonl", rows), deduplicate={}, run={"piece_bytes": 40_000})
+    assert len(result.manifest["inputs"]) > 3
+    assert {int(entry["id"][:-1]) for entry in result.dropped("deduplicate")} == similar
+    assert result.reasons("deduplicate") == {"near-duplicate": len(similar)}
+    assert len(result.ids()) == 120 - len(similar)
+
+
+@pytest.mark.parametrize(("rule", "kept"), [("longest", "long"), ("first", "first")])
+def test_which_one_is_kept(run: Run, write_lines: Any, rule: str, kept: str) -> None:
+    base = words(200, 1)
+    documents = {"first": base, "long": [*base, "and", "more", "words"], "third": base[1:], "other": words(200, 2)}
+    rows = [{"id": name, "text": " ".join(text)} for name, text in documents.items()]
+    result = run(write_lines("in.jsonl", rows), deduplicate={"keep": rule})
+    assert result.ids() == [name for name in documents if name in (kept, "other")]
+    assert all(entry["detail"] == f"of {kept}" for entry in result.dropped("deduplicate"))
+    assert result.manifest["duplicates"]["sizes"] == {"3": 1}
+
+
+@pytest.mark.parametrize("rule", ["longest", "first"])
+def test_of_equal_documents_the_first_is_kept(run: Run, write_lines: Any, rule: str) -> None:
+    text = " ".join(words(100, 9))
+    rows = [{"id": name, "text": text} for name in ("b", "c", "a")]
+    assert run(write_lines("in.jsonl", rows), deduplicate={"keep": rule}).ids() == ["b"]
+
+
+def test_groups_are_transitive(run: Run, write_lines: Any) -> None:
+    """a ~ b and b ~ c, but a and c are less alike than 0.7: one group."""
+    stream = words(400, 3)
+    texts = [" ".join(stream[start : start + 300]) for start in (0, 40, 80)]
+    assert exact(texts[0], texts[1]) >= 0.7 > exact(texts[0], texts[2])
+    assert len(run(write_lines("in.jsonl", texts), deduplicate={}).texts()) == 1
+
+
+def test_across_sources_and_case_and_signs(run: Run, write_lines: Any) -> None:
+    text = " ".join(words(50, 4))
+    one, other = write_lines("one.jsonl", [text]), write_lines("other.jsonl.gz", [text.upper().replace(" ", ", ")])
+    assert len(run(one, other, deduplicate={}).texts()) == 1
+
+
+def test_short_and_wordless_documents(run: Run, write_lines: Any) -> None:
+    result = run(write_lines("in.jsonl", ["a b", "a b!", "b a", "--", "==", "--"]), deduplicate={})
+    assert sorted(result.texts()) == ["--", "==", "a b!", "b a"]
+
+
+def test_an_earlier_runs_documents_are_known(tmp_path: Path, run: Run, write_lines: Any) -> None:
+    old, new = " ".join(words(100, 5)), " ".join(words(100, 6))
+    how = {"index": str(tmp_path / "index")}
+    first = run(write_lines("a.jsonl", [old]), folder="one", deduplicate=how)
+    assert len(first.texts()) == 1
+    longer = old + " and something at its end"
+    second = run(write_lines("b.jsonl", [longer, new]), folder="two", deduplicate=how)
+    assert second.texts() == [new]
+    assert second.reasons("deduplicate") == {"near-duplicate of what an earlier run kept": 1}
+    assert second.dropped("deduplicate")[0]["detail"] == f"of {tmp_path / 'a.jsonl'}:1"
+    third = run(write_lines("c.jsonl", [new, longer, "quite another text of its own"]), folder="three", deduplicate=how)
+    assert third.texts() == ["quite another text of its own"]
+    with pytest.raises(DataError, match="cannot be compared"):
+        run(write_lines("d.jsonl", [new]), folder="four", deduplicate={**how, "rows": 5})
+
+
+def test_the_index_has_what_was_kept_only(tmp_path: Path, run: Run, write_lines: Any) -> None:
+    """What decontamination removes is not known to the next run."""
+    text, test = " ".join(words(100, 7)), " ".join(words(100, 7)[:20])
+    tests = {"exam": str(write_lines("exam.jsonl", [test]))}
+    how = {"index": str(tmp_path / "index")}
+    source = write_lines("a.jsonl", [text, " ".join(words(99, 8))])
+    assert len(run(source, folder="one", deduplicate=how, decontaminate={"tests": tests}).texts()) == 1
+    assert run(write_lines("b.jsonl", [text]), folder="two", deduplicate=how).texts() == [text]
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20))))
+def test_groups_are_connected_components(pairs: list[tuple[int, int]]) -> None:
+    groups, sets = Groups(), {member: {member} for member in range(21)}
+    for first, second in pairs:
+        groups.join(first, second)
+        merged = sets[first] | sets[second]
+        for member in merged:
+            sets[member] = merged
+    expected = {tuple(sorted(each)) for each in sets.values() if len(each) > 1}
+    assert [tuple(each) for each in groups.sets()] == sorted(expected)
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=40))
+def test_components_are_those_of_union_find(pairs: list[tuple[int, int]]) -> None:
+    groups = Groups()
+    for first, second in pairs:
+        groups.join(first, second)
+    ends = np.array(pairs, np.int64).reshape(-1, 2)
+    found = components(ends[:, 0], ends[:, 1], 21)
+    assert found.tolist() == [groups.find(member) for member in range(21)]
+
+
+@pytest.mark.parametrize(("keep", "stays"), [("first", [10, 10, 10, 40, 40]), ("longest", [20, 20, 20, 41, 41])])
+def test_who_stays_of_a_group(keep: str, stays: list[int]) -> None:
+    """Three that are connected by a chain, a pair, and a pair with what an earlier run kept."""
+    own, lengths = OWN << 32, {10: 5, 20: 9, 30: 9, 40: 1, 41: 2, 3: 1, 50: 99}
+    number = {name: name if name == 3 else own + name for name in lengths}
+    pairs = [(30, 20), (20, 10), (41, 40), (3, 50)]
+    rows = [(number[a], number[b], 1.0, lengths[a], lengths[b]) for a, b in pairs]
+    found = decided(np.array(rows, PAIR), keep=keep)
+    assert found.members.tolist() == [number[each] for each in (3, 10, 20, 30, 40, 41, 50)]
+    assert found.stays.tolist() == [number[each] for each in [3, *stays, 3]]
+    assert found.sizes() == {"2": 2, "3": 1}
+    gone = {10, 20, 30, 40, 41, 50} - set(stays)
+    assert sorted(found.drops()["document"].tolist()) == sorted(number[each] for each in gone)
+
+
+@given(st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=12), max_size=5), st.integers(1, 7))
+def test_gathered_bands_are_all_bands(
+    tmp_path_factory: pytest.TempPathFactory, tasks: list[list[int]], num_parts: int
+) -> None:
+    """Whatever the parts, and whether they are read from the tasks' own files or from one that was gathered."""
+    folder = tmp_path_factory.mktemp("bands")
+    sources = [Source(OWN + 3 * task, folder, task) for task in range(len(tasks))]
+    expected = []
+    for source, bands in zip(sources, tasks, strict=True):
+        entries = np.array([(band, number) for number, band in enumerate(bands)], ENTRY)
+        entries[np.argsort(entries["band"], kind="stable")].tofile(source.path("bands"))
+        expected += [(band, (source.place << 32) + number) for number, band in enumerate(bands)]
+    gather(sources, folder / "all")
+    apart = [BandFile(source.path("bands"), ENTRY, source.place << 32) for source in sources]
+    for files in (apart, [BandFile(folder / "all", GATHERED, 0)]):
+        found = [entry for part in range(num_parts) for entry in sorted_entries(files, part, num_parts).tolist()]
+        assert found == sorted(expected)
+
+
+def template_pages(count: int, *, shared: int, own: int, copies: int = 0, seed: int = 0) -> list[np.ndarray]:
+    """Shingle sets of pages of one template: `shared` shingles that all have, some fields that every tenth page has,
+    `own` that no other has. The last `copies` are changed in one shingle, each of another page."""
+    draw = np.random.default_rng(seed)
+    template, fields = (draw.integers(0, 2**64, size, np.uint64) for size in (shared, 100))
+    pages = [
+        np.unique(np.concatenate([template, draw.choice(fields, 10), draw.integers(0, 2**64, own, np.uint64)]))
+        for _ in range(count - copies)
+    ]
+    for page in draw.choice(count - copies, copies, replace=False):
+        changed = pages[page].copy()
+        changed[draw.integers(len(changed))] = draw.integers(0, 2**64, 1, np.uint64)[0]
+        pages.append(np.unique(changed))
+    return pages
+
+
+def matched(folder: Path, pages: list[np.ndarray]) -> tuple[list[tuple[int, int, float]], int]:
+    """The pairs of pages, numbered from 0 on, and how many were compared."""
+    writer = SignatureWriter(folder, 0, Bands(32, 4))
+    for number, page in enumerate(pages):
+        writer.add(str(number), 1, page)
+    writer.close()
+    sources = [Source(OWN, folder, 0)]
+    with SignatureIndex(sources) as index:
+        pairs, compared = similar_pairs(index, band_files(sources, folder), 0, 1, similarity=0.7)
+    return [(first & 0xFFFFFFFF, second & 0xFFFFFFFF, found) for first, second, found in pairs], compared
+
+
+def groups_of(pairs: list[tuple[int, int, float]]) -> list[list[int]]:
+    groups = Groups()
+    for first, second, _ in pairs:
+        groups.join(first, second)
+    return groups.sets()
+
+
+@pytest.mark.parametrize(("shared", "own"), [(60, 40), (75, 25), (85, 10)], ids=["unlike", "nearly alike", "alike"])
+def test_pages_of_a_template_fall_into_the_same_groups_as_with_all_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: int, own: int
+) -> None:
+    """Below the similarity each with its copy, above it all together."""
+    pages = template_pages(300, shared=shared, own=own, copies=40)
+    monkeypatch.setattr(matching, "ALL_PAIRS", 16)
+    pairs, compared = matched(tmp_path / "some", pages)
+    monkeypatch.setattr(matching, "ALL_PAIRS", 10**9)
+    every, all_compared = matched(tmp_path / "all", pages)
+    assert groups_of(pairs) == groups_of(every)
+    assert len(groups_of(every)) == (1 if own == 10 else 40)
+    assert own != 40 or compared < all_compared / 5
+
+
+def test_the_work_on_pages_of_a_template_grows_with_their_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice the pages, about twice the comparisons; with all pairs it would be four times as many."""
+    monkeypatch.setattr(matching, "ALL_PAIRS", 16)
+    small, large = (matched(tmp_path / f"{count}", template_pages(count, shared=60, own=30))[1] for count in (400, 800))
+    assert large < 2.6 * small and large < 800 * matching.MOST
+
+
+@pytest.mark.slow
+def test_twenty_thousand_pages_of_a_template(tmp_path: Path) -> None:
+    pages = template_pages(20_000, shared=60, own=40, copies=500)
+    tracemalloc.start()
+    before = time.process_time()
+    pairs, compared = matched(tmp_path, pages)
+    seconds, peak = time.process_time() - before, tracemalloc.get_traced_memory()[1]
+    print(f"{seconds:.1f} s, {compared:,} pairs compared, peak {peak / 1e6:.0f} MB")
+    assert len(groups_of(pairs)) == 500
+    assert compared < 20_000 * matching.MOST and peak < 700e6
+
+
+@given(st.lists(st.sets(st.integers(0, 30), min_size=1, max_size=12), max_size=9), st.sampled_from([0.5, 0.7, 0.9]))
+def test_no_pair_of_few_sets_is_unlikely(sets: list[set[int]], similarity: float) -> None:
+    """Where each shingle is one of at most nine sets, every similar pair is among the likely ones, or equal to one."""
+    arrays = [np.array(sorted(each), np.uint64) for each in sets]
+    found = {frozenset(pair) for pair in matching.likely_pairs(arrays, similarity)}
+    first = [next(place for place, other in enumerate(sets) if other == each) for each in sets]
+    for one in range(len(sets)):
+        for other in range(one):
+            if jaccard(arrays[one], arrays[other]) >= similarity and first[one] != first[other]:
+                assert frozenset({first[one], first[other]}) in found
+            if first[one] == first[other] and one != first[one]:
+                assert frozenset({first[one], one}) in found

@@ -1,0 +1,131 @@
+"""Recipes: all problems at once, in words, before any work."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from colonnade.corpus.load import build, load, sections
+from colonnade.corpus.recipe import Recipe
+from colonnade.errors import ConfigError
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "clean" / "web.toml"
+
+
+def problems(content: dict[str, object]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        build(content)
+    return str(caught.value)
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> dict[str, dict[str, object]]:
+    (tmp_path / "in.jsonl").write_text('{"text": "hello"}\n')
+    return {"read": {"paths": [str(tmp_path / "in.jsonl")]}, "write": {"folder": str(tmp_path / "out")}}
+
+
+def test_a_step_runs_if_its_section_is_there_and_not_switched_off(whole: dict[str, dict[str, object]]) -> None:
+    recipe = build({**whole, "repair": {}, "deduplicate": {"enabled": False}})
+    assert recipe.repair is not None
+    assert recipe.deduplicate is None and recipe.language is None
+
+
+def test_the_command_line_is_stronger_than_the_file(tmp_path: Path, whole: dict[str, dict[str, object]]) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_text('[read]\npaths = ["nowhere"]\n[write]\nfolder = "x"\n[deduplicate]\nsimilarity = 0.9\n')
+    recipe = load(
+        file,
+        [
+            f"read.paths={whole['read']['paths']}",
+            "deduplicate.similarity=0.8",
+            "split.shares.train=3",
+            "repair.enabled=true",
+        ],
+    )
+    assert recipe.deduplicate is not None and recipe.deduplicate.similarity == 0.8
+    assert recipe.parts == {"train": 1.0} and recipe.repair is not None
+
+
+def test_every_problem_is_told_at_once(whole: dict[str, dict[str, object]]) -> None:
+    content = {
+        "read": {"paths": ["/nowhere/at/all"], "kye": "text"},
+        "deduplicat": {},
+        "deduplicate": {"similarity": 1.5, "bands": "32"},
+        "language": {"library": "cld3"},
+        "min_tokens": 3,
+    }
+    said = problems(content)
+    assert "[deduplicat] is not a step. Did you mean [deduplicate]?" in said
+    assert "read.kye is not a key: did you mean read.key?" in said
+    assert "deduplicate.similarity = 1.5 is not possible: it has to be less than or equal to 1." in said
+    assert 'deduplicate.bands = "32" is not possible' in said
+    assert 'Did you mean "cld2"?' in said
+    assert "min_tokens = 3 stands outside of any section. Write it as filter.min_tokens." in said
+    assert "write.folder is not set" in said
+    assert said.startswith("recipe: 8 problems")
+
+
+def test_what_does_not_go_together_and_what_is_missing(whole: dict[str, dict[str, object]]) -> None:
+    said = problems(
+        {
+            "run": {"executor": "slurm"},
+            "read": {**whole["read"], "encoding": "utf-9"},
+            "filter": {"remove_urls": ["/no/list"], "remove_ids": {"books": "/no/ids"}},
+            "decontaminate": {"tests": {"lambada": "/no/lambada.jsonl"}},
+            "tokenize": {},
+            "write": whole["write"],
+        }
+    )
+    for part in (
+        "filter.min_tokens = 128 counts tokens, and run.tokenizer is not set",
+        'read.encoding = "utf-9"',
+        "run.slurm_partition",
+        "filter.remove_urls: /no/list does not exist",
+        'the source "books", which read.paths does not have. There are: in.',
+        "decontaminate.tests.lambada: /no/lambada.jsonl does not exist",
+        "[tokenize] has no tokenizer",
+    ):
+        assert part in said
+
+
+def test_a_fifo_is_no_input(tmp_path: Path, whole: dict[str, dict[str, object]]) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    said = problems({**whole, "read": {"paths": [str(tmp_path / "pipe.jsonl")]}})
+    assert "pipe.jsonl is neither a file nor a folder" in said
+
+
+def test_overrides_of_another_form_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_text("")
+    with pytest.raises(ConfigError, match=r"'folder' is not of the form section\.key=value"):
+        load(file, ["folder"])
+
+
+def test_every_key_has_a_meaning() -> None:
+    for name, section in sections().items():
+        assert section.__doc__, name
+        for key, field in section.model_fields.items():
+            assert field.description, f"{name}.{key}"
+
+
+def test_the_example_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in (
+        "raw/news.jsonl",
+        "tests/lambada_test.jsonl",
+        "tests/wiki.test.raw",
+        "lists/urls.txt",
+        "tokenizer.json",
+    ):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    assert isinstance(load(EXAMPLE), Recipe)
+
+
+def test_cleaning_imports_no_torch() -> None:
+    code = "import sys; import colonnade.data.cleaning; assert not {'torch', 'spacy'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,314 @@
+"""Every kind of input, and every way in which a line can be no document: listed with its place, the rest kept."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import json
+import logging
+import lzma
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from colonnade.corpus.plan import line_starts
+from colonnade.data.overlap import overlap
+from colonnade.errors import DataError
+from tests.corpus.recipes import Result
+
+Run = Callable[..., Result]
+
+
+def test_bad_lines_are_listed_with_their_place_and_the_rest_is_kept(tmp_path: Path, run: Run) -> None:
+    lines = [
+        b'{"text": "first"}',
+        b'{"text": "cut in the mid',
+        b'{"text": "caf\xc3"}',
+        b"",
+        b'{"txt": "other key"}',
+        b'{"text": 12}',
+        b'["text"]',
+        b'{"text": "\\ud83d alone"}',
+        b'{"text": "' + b"x" * 3000 + b'"}',
+        b"[" * 2000 + b"]" * 900,
+        b'{"text": "a raw \x00 byte"}',
+        b'{"text": "   "}',
+        b'{"n": ' + b"9" * 900 + b', "text": "large number"}',
+        b'{"text": "\\ud83d\\ude00 a pair"}',
+        b'{"text": "last"}',
+    ]
+    (tmp_path / "in.jsonl").write_bytes(b"\xef\xbb\xbf" + b"\n".join(lines))
+    result = run(tmp_path / "in.jsonl", read={"max_bytes": 2950})
+    assert result.texts() == ["first", "large number", "\U0001f600 a pair", "last"]
+    found = {entry["line"]: entry["reason"] for entry in result.dropped("read")}
+    assert found == {
+        2: "not JSON",
+        3: "not UTF-8",
+        5: "no key 'text'",
+        6: "'text' is no text",
+        7: "not a JSON object",
+        8: "half a surrogate pair",
+        9: "too long",
+        10: "not JSON",
+        11: "not JSON",
+        12: "empty",
+    }
+    assert all(entry["file"] == str(tmp_path / "in.jsonl") for entry in result.dropped("read"))
+    assert sum(result.reasons("read").values()) == 10
+    assert result.ids()[0] == f"{tmp_path / 'in.jsonl'}:1"
+
+
+def test_damage_may_be_replaced(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "in.jsonl").write_bytes(b'{"text": "caf\xc3!"}\n{"text": "\\ud83d alone"}\n')
+    result = run(tmp_path / "in.jsonl", read={"damaged": "replace"})
+    assert result.texts() == ["caf\ufffd!", "\ufffd alone"]
+
+
+def test_other_encodings(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "in.txt").write_bytes("Установка системы".encode("koi8-r"))
+    assert run(tmp_path / "in.txt", read={"encoding": "koi8-r"}).texts() == ["Установка системы"]
+
+
+@pytest.mark.parametrize("ending", ["gz", "zst"])
+def test_a_file_that_is_cut_short_gives_what_it_has(tmp_path: Path, run: Run, ending: str) -> None:
+    whole = b"".join(b'{"text": "%d %s"}\n' % (number, os.urandom(40).hex().encode()) for number in range(5_000))
+    packed = gzip.compress(whole) if ending == "gz" else zstandard.ZstdCompressor().compress(whole)
+    (tmp_path / f"cut.jsonl.{ending}").write_bytes(packed[: len(packed) // 2])
+    (tmp_path / "whole.jsonl").write_text('{"text": "of another file"}\n')
+    result = run(tmp_path / f"cut.jsonl.{ending}", tmp_path / "whole.jsonl")
+    (entry,) = result.dropped("read")
+    assert entry["reason"] == "file cut short" and "all lines before are read" in entry["detail"]
+    assert entry["line"] == len(result.texts()) > 1_000
+    assert result.texts()[-1] == "of another file"
+    assert result.texts()[0].startswith("0 ")
+
+
+def test_text_files_whole_or_by_line(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("one\n\ntwo\n")
+    (tmp_path / "in" / "b.txt").write_bytes(b"\xff\xfe broken")
+    (tmp_path / "in" / "c.txt.gz").write_bytes(gzip.compress(b"cut" * 900)[:-9])
+    (tmp_path / "in" / "ignored.bin").write_bytes(b"")
+    whole = run(tmp_path / "in", folder="whole")
+    assert whole.texts() == ["one\n\ntwo\n"]
+    assert whole.manifest["left_aside"] == {".bin": 1}
+    assert "left aside by ending: .bin 1" in whole.said
+    assert {Path(entry["file"]).name: entry["reason"] for entry in whole.dropped("read")} == {
+        "b.txt": "not UTF-8",
+        "c.txt.gz": "file cut short",
+    }
+    assert run(tmp_path / "in" / "a.txt", folder="lines", read={"text_as": "lines"}).texts() == ["one", "two"]
+
+
+def test_zip_files_are_read_member_by_member(tmp_path: Path, run: Run) -> None:
+    with zipfile.ZipFile(tmp_path / "in.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("b/lines.jsonl", '{"text": "three"}\nnot json\n{"text": "four"}\n')
+        archive.writestr("a.txt", "one\ntwo\n")
+        archive.writestr("picture.png", b"0" * 99)
+        archive.writestr("c.jsonl.gz", gzip.compress(b'{"text": "five"}\n'))
+        archive.writestr("empty.jsonl", "")
+    result = run(tmp_path / "in.zip")
+    assert result.texts() == ["one\ntwo\n", "three", "four", "five"]
+    assert result.ids()[2] == f"{tmp_path}/in.zip/b/lines.jsonl:3"
+    (entry,) = result.dropped("read")
+    assert (entry["file"], entry["line"], entry["reason"]) == (f"{tmp_path}/in.zip/b/lines.jsonl", 2, "not JSON")
+    with zipfile.ZipFile(tmp_path / "in.zip") as archive:
+        expected = {
+            f"{tmp_path}/in.zip/{name}": hashlib.sha256(archive.read(name)).hexdigest()
+            for name in ("a.txt", "b/lines.jsonl", "c.jsonl.gz", "empty.jsonl")
+        }
+    assert result.manifest["left_aside"] == {".png": 1}
+    inputs = result.manifest["inputs"]
+    assert {each["path"]: each["sha256"] for each in inputs} == expected
+
+
+def test_damaged_zip_files_are_told_and_the_rest_is_kept(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "in").mkdir()
+    line = b'{"text": "%s"}\n' % os.urandom(3_000).hex().encode()
+    for name, method in (
+        ("good", zipfile.ZIP_BZIP2),
+        ("cut", zipfile.ZIP_STORED),
+        ("flipped", zipfile.ZIP_STORED),
+        ("method", zipfile.ZIP_LZMA),
+    ):
+        with zipfile.ZipFile(tmp_path / "in" / f"{name}.zip", "w", method) as archive:
+            archive.writestr("a.jsonl", line * 3)
+    for name, change in (("cut", lambda data: data[:9_000]), ("flipped", lambda data: data.replace(b"}", b"]"))):
+        path = tmp_path / "in" / f"{name}.zip"
+        path.write_bytes(change(path.read_bytes()))
+    result = run(tmp_path / "in")
+    assert len(result.texts()) == 3
+    found = {Path(entry["file"].partition(".zip")[0]).name: entry for entry in result.dropped("read")}
+    assert {name: entry["reason"] for name, entry in found.items()} == dict.fromkeys(
+        ("cut", "flipped", "method"), "file damaged"
+    )
+    assert "CRC" in found["flipped"]["detail"] and "deflate" in found["method"]["detail"]
+
+
+def test_a_zip_file_without_documents_is_told(tmp_path: Path, run: Run) -> None:
+    with zipfile.ZipFile(tmp_path / "in.zip", "w") as archive:
+        archive.writestr("picture.png", b"0")
+    with pytest.raises(DataError, match=r"in\.zip has no documents"):
+        run(tmp_path / "in.zip")
+
+
+def test_a_zip_bomb_is_left(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("colonnade.corpus.streams.BOMB_BYTES", 1 << 20)
+    with zipfile.ZipFile(tmp_path / "in.zip", "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("bomb.txt", bytes(64 << 20))
+        archive.writestr("good.txt", "kept")
+    result = run(tmp_path / "in.zip")
+    assert result.texts() == ["kept"]
+    assert "bomb" in result.dropped("read")[0]["detail"]
+
+
+def test_parquet_and_its_damage(tmp_path: Path, run: Run) -> None:
+    table = pa.table({"text": ["one", None, "three"], "id": ["a", "b", "c"], "score": [1.0, 2.0, 3.0]})
+    pq.write_table(table, tmp_path / "in.parquet")
+    result = run(tmp_path / "in.parquet")
+    assert [(row["id"], row["text"], row["metadata"]["score"]) for row in result.rows()] == [
+        ("a", "one", 1.0),
+        ("c", "three", 3.0),
+    ]
+    assert result.reasons("read") == {"'text' is no text": 1}
+    (tmp_path / "bad.parquet").write_bytes((tmp_path / "in.parquet").read_bytes()[:-8])
+    assert run(tmp_path / "bad.parquet", folder="bad").reasons("read") == {"file damaged": 1}
+
+
+def warc(*records: tuple[str, str, bytes]) -> bytes:
+    parts = []
+    for number, (kind, url, body) in enumerate(records):
+        if kind == "response":
+            body = b"HTTP/1.0 200 OK\r\nContent-Type: text/html\r\n\r\n" + body
+        head = f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Target-URI: {url}\r\nWARC-Record-ID: <urn:{number}>\r\n"
+        head += f"Content-Type: application/http; msgtype={kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+        parts.append(gzip.compress(head.encode() + body + b"\r\n\r\n"))
+    return b"".join(parts)
+
+
+def test_web_archives(tmp_path: Path, run: Run) -> None:
+    sentence = "This page has a main text, which is long enough to be taken for one by the extractor. " * 5
+    page = f"<html><head><title>x</title><script>var a=1;</script></head><body><p>{sentence}</p></body></html>"
+    content = warc(
+        ("conversion", "http://a.org/1", b"Plain text."),
+        ("response", "http://a.org/2", page.encode()),
+        ("request", "http://a.org/3", b"GET"),
+    )
+    (tmp_path / "in.warc.gz").write_bytes(content)
+    rows = run(tmp_path / "in.warc.gz").rows()
+    assert [row["url"] for row in rows] == ["http://a.org/1", "http://a.org/2"]
+    assert rows[0]["text"] == "Plain text."
+    assert "main text" in rows[1]["text"] and "var a" not in rows[1]["text"]
+    (tmp_path / "cut.wet.gz").write_bytes(
+        warc(*[("conversion", "http://b.org", os.urandom(900).hex().encode())] * 9)[:-400]
+    )
+    cut = run(tmp_path / "cut.wet.gz", folder="cut")
+    assert len(cut.rows()) == 8 and cut.reasons("read") == {"file cut short": 1}
+
+
+def test_what_libraries_log_stays_off_the_screen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def talking(body: bytes) -> str:
+        logging.getLogger("courlan.clean").warning("a page of its own kind")
+        return body.decode()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trafilatura.extract", talking)
+        patch.setattr(logging.getLogger(), "handlers", [])  # pytest's
+        (tmp_path / "in.warc.gz").write_bytes(
+            warc(("response", "http://a.org/1", b"a page of eight words for this test"))
+        )
+        found = overlap([tmp_path / "in.warc.gz"], _exam(tmp_path))
+    assert found.documents == 1 and capfd.readouterr().err == ""
+
+
+def _exam(tmp_path: Path) -> Path:
+    (tmp_path / "exam.jsonl").write_text('{"text": "one two three four five six seven eight"}\n')
+    return tmp_path / "exam.jsonl"
+
+
+def test_large_files_of_lines_are_cut_between_lines(tmp_path: Path, run: Run) -> None:
+    lines = [json.dumps({"text": f"document {number} " + "x" * (number % 50)}) for number in range(200)]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    whole = run(tmp_path / "in.jsonl", folder="whole")
+    cut = run(tmp_path / "in.jsonl", folder="cut", run={"piece_bytes": 1000})
+    assert cut.texts() == whole.texts() and len(cut.texts()) == 200
+    assert len(cut.manifest["inputs"]) > 8
+    assert len(set(cut.ids())) == 200
+
+
+def test_line_starts_are_line_starts(tmp_path: Path) -> None:
+    data = b"ab\ncdef\n\n\nlong line here\nx"
+    (tmp_path / "f").write_bytes(data)
+    starts = line_starts(tmp_path / "f", range(1, len(data)))
+    assert starts == [place for place in range(1, len(data)) if data[place - 1 : place] == b"\n"]
+
+
+def test_a_file_that_changes_while_it_is_read_is_told(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "one"}\n')
+    from colonnade.corpus import read
+
+    before: Any = read.rows
+
+    def growing(*arguments: Any) -> Any:
+        path.write_text('{"text": "one"}\n{"text": "two"}\n')
+        return before(*arguments)
+
+    monkeypatch.setattr(read, "rows", growing)
+    result = run(path)
+    assert result.reasons("read") == {"file changed while it was read": 1}
+
+
+def test_ids_urls_titles_and_other_keys_come_through(run: Run, write_lines: Any) -> None:
+    row = {"text": "t", "id": 7, "url": "http://x.org", "title": "T", "more": {"deep": [1]}, "odd": "\ud83d"}
+    result = run(write_lines("news.jsonl", [row]))
+    (kept,) = result.rows()
+    assert kept["id"] == "7" and kept["url"] == "http://x.org" and kept["title"] == "T" and kept["source"] == "news"
+    assert kept["metadata"] == {"more": {"deep": [1]}, "odd": "\ud83d"}
+
+
+MEASURE = """
+import resource, sys
+from pathlib import Path
+from colonnade.data.cleaning import clean
+from colonnade.corpus.load import build
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+content = {"run": {"workers": 1}, "read": {"paths": sys.argv[1:2]}, "write": {"folder": sys.argv[2]}}
+print(clean(build(content), progress=False))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [".jsonl", ".txt.zst"])
+def test_a_gigabyte_in_a_line_takes_little_memory(tmp_path: Path, ending: str) -> None:
+    """A line of 1 GB between two documents; packed with zstd it is a bomb, too."""
+    path = tmp_path / f"giant{ending}"
+    openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": zstandard.open}
+    with openers.get(path.suffix, open)(path, "wb") as stream:
+        stream.write(b'{"text": "first"}\n{"text": "')
+        for _ in range(1 << 10):
+            stream.write(b"x" * (1 << 20))
+        stream.write(b'"}\n{"text": "last"}\n')
+    command = [sys.executable, "-c", MEASURE, str(path), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout.splitlines()[-1]) < 150_000, "kB"
+    result = Result(tmp_path / "out", "")
+    bomb = path.suffix in (".zst", ".bz2", ".xz")
+    if "jsonl" in ending:
+        assert result.texts() == (["first"] if bomb else ["first", "last"])
+        assert set(result.reasons("read")) == ({"file damaged"} if bomb else {"too long"})

@@ -1,0 +1,36 @@
+"""The quick repetition filter gives datatrove's verdicts."""
+
+from __future__ import annotations
+
+import pytest
+from datatrove.data import Document
+from datatrove.pipeline.filters import GopherRepetitionFilter
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colonnade.corpus.repetition import RepetitionFilter
+from colonnade.corpus.words import PlainWords
+
+QUICK, WHOLE = RepetitionFilter(), GopherRepetitionFilter(language=PlainWords())
+PHRASES = st.sampled_from(
+    ["one two three four five six", "a b", "seven eight nine ten eleven", "x", "lone", "\n", "\n\n"]
+)
+TEXTS = st.lists(st.one_of(PHRASES, st.text("abcdefgh", min_size=1, max_size=6)), min_size=1, max_size=60).map(" ".join)
+
+
+@given(TEXTS)
+def test_verdicts_are_those_of_datatrove(text: str) -> None:
+    assert QUICK.filter(Document(text=text, id="")) == WHOLE.filter(Document(text=text, id=""))
+
+
+@pytest.mark.parametrize("share", range(0, 100, 4))
+def test_near_the_limits(share: int, stories: list[str]) -> None:
+    words = stories[0].split()[:400]
+    text = " ".join(words + words[:share])
+    assert QUICK.filter(Document(text=text, id="")) == WHOLE.filter(Document(text=text, id=""))
+
+
+def test_real_text(stories: list[str]) -> None:
+    pieces = [story[start : start + 4000] for story in stories[:6] for start in range(0, 40_000, 4000)]
+    for piece in pieces:
+        assert QUICK.filter(Document(text=piece, id="")) == WHOLE.filter(Document(text=piece, id=""))

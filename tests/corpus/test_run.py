@@ -1,0 +1,257 @@
+"""Whole runs: the same bytes however they are interrupted and by whomever they are carried out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colonnade.atomic import written
+from colonnade.corpus.repair import Repair
+from colonnade.data.cleaning import clean
+from colonnade.errors import DataError, LockError
+from colonnade.lock import locked
+from tests.commands import here
+from tests.corpus.dying import Dies, DiesOnce
+from tests.corpus.recipes import Result, make_recipe, words
+
+Run = Callable[..., Result]
+STEPS: dict[str, Any] = {
+    "repair": {},
+    "language": {"keep": ["en", "unknown"], "threshold": 0.0},
+    "deduplicate": {},
+    "split": {},
+}
+
+
+@pytest.fixture
+def corpus(write_lines: Any) -> Path:
+    """A hundred documents, some of them duplicates, some broken."""
+    texts = [" ".join(["the", "of", *words(60, seed % 70)]) for seed in range(100)]
+    path: Path = write_lines("in.jsonl", [{"text": text, "id": f"d{number}"} for number, text in enumerate(texts)])
+    with path.open("ab") as stream:
+        stream.write(b'{"text": "broken\n{"text": "\xff"}\n')
+    return path
+
+
+def recipe_file(tmp_path: Path, corpus: Path, folder: str, more: str = "") -> Path:
+    path = tmp_path / f"{folder}.toml"
+    path.write_text(
+        f'[run]\npiece_bytes = 8000\n{more}\n[read]\npaths = ["{corpus}"]\n[repair]\n[language]\n'
+        'keep = ["en", "unknown"]\n'
+        f'threshold = 0.0\n[deduplicate]\n[split]\n[write]\nfolder = "{tmp_path / folder}"\n'
+    )
+    return path
+
+
+def same(first: Result, second: Result) -> None:
+    """Equal but for the name of their folder and how many worked."""
+    files = [result.files() for result in (first, second)]
+    for each, result in zip(files, (first, second), strict=True):
+        content = json.loads(each.pop("manifest.json"))
+        content["recipe"]["write"].pop("folder")
+        content["recipe"].pop("run")
+        each["manifest"] = json.dumps(content).replace(str(result.folder), "").encode()
+    assert files[0] == files[1]
+
+
+def test_a_run_that_is_stopped_anywhere_ends_with_the_same_bytes(
+    tmp_path: Path, run: Run, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {**STEPS, "run": {"piece_bytes": 8000}}
+    whole = run(corpus, folder="whole", **options)
+    assert whole.reasons("deduplicate") == {"near-duplicate": 30} and len(whole.manifest["inputs"]) > 6
+    for stop_at in (1, 60, 99):
+        folder = f"stopped{stop_at}"
+        seen = 0
+
+        def stopping(
+            self: Any, document: Any, account: Any, *, before: Any = Repair.examine, stop_at: int = stop_at
+        ) -> Any:
+            nonlocal seen
+            seen += 1
+            if seen == stop_at:
+                raise KeyboardInterrupt
+            return before(self, document, account)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Repair, "examine", stopping)
+            with pytest.raises(KeyboardInterrupt):
+                run(corpus, folder=folder, **options)
+            assert not list((tmp_path / folder).rglob("manifest.json"))
+        same(whole, run(corpus, folder=folder, **options))
+
+
+def test_a_killed_command_goes_on(tmp_path: Path, run: Run, corpus: Path) -> None:
+    """SIGKILL to the whole group of processes, twice, wherever they are; two workers."""
+    whole = run(corpus, folder="whole", **STEPS, run={"piece_bytes": 8000})
+    file = recipe_file(tmp_path, corpus, "killed", "workers = 2")
+    command = [sys.executable, "-m", "colonnade", "data", "clean", str(file)]
+    state = tmp_path / "killed" / "state" / "logs"
+    for stage in ("documents", "finish"):
+        process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+        while process.poll() is None and not list(state.glob(f"{stage}/completions/*")):
+            time.sleep(0.01)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "100 documents" in done.stdout
+    same(whole, Result(tmp_path / "killed", ""))
+    again = here("data", "clean", file, "--no-progress")
+    assert again.status == 0 and again.out.splitlines()[1:] == done.stdout.splitlines()[1:]
+
+
+def test_what_a_killed_worker_left_is_done_again(
+    tmp_path: Path, run: Run, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(corpus, folder="whole", **STEPS, run={"piece_bytes": 8000})
+    monkeypatch.setattr("colonnade.corpus.stages.Read", DiesOnce)
+    again = run(corpus, folder="again", **STEPS, run={"piece_bytes": 8000, "workers": 2})
+    (tmp_path / "again" / "died").unlink()
+    same(whole, again)
+    assert "a worker was killed" in (tmp_path / "again/state/logs/documents/killed.jsonl").read_text()
+    monkeypatch.setattr("colonnade.corpus.stages.Read", Dies)
+    with pytest.raises(DataError, match="1 tasks were killed 2 times"):
+        run(corpus, folder="never", run={"piece_bytes": 8000, "workers": 2, "retries": 1})
+    assert not (tmp_path / "never" / "manifest.json").exists()
+
+
+def test_a_folder_keeps_one_run(tmp_path: Path, run: Run, corpus: Path) -> None:
+    run(corpus, repair={})
+    with pytest.raises(DataError, match=r"holds another run: repair\.uncurl_quotes was False and is True"):
+        run(corpus, repair={"uncurl_quotes": True})
+    run(corpus, repair={}, run={"workers": 2})
+    os.utime(corpus, ns=(1, 1))
+    with pytest.raises(DataError, match="inputs have changed"):
+        run(corpus, repair={})
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path: Path, run: Run, corpus: Path) -> None:
+    with (
+        locked(tmp_path / "clean" / "state", "another"),
+        pytest.raises(LockError, match="is in use by `another`, "),
+    ):
+        run(corpus)
+
+
+WITH = (
+    "import sys; from tests.corpus.dying import {kind}; import colonnade.corpus.stages as s; s.Read = {kind};"
+    "from colonnade.cli import main; sys.argv[1:] = ['data', 'clean', sys.argv[1], '--no-progress']; main()"
+)
+
+
+def has_ended(pid: int) -> bool:
+    """Gone, or waiting for somebody to notice."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def test_the_workers_end_with_a_command_that_is_killed(tmp_path: Path, run: Run, corpus: Path) -> None:
+    """SIGKILL to the main process alone, while two workers compute: none of them goes on beside the next run."""
+    file, folder = recipe_file(tmp_path, corpus, "killed", "workers = 2"), tmp_path / "killed"
+    process = subprocess.Popen([sys.executable, "-c", WITH.format(kind="Waits"), str(file)], stderr=subprocess.DEVNULL)
+    while process.poll() is None and len(list(folder.glob("works[01]"))) < 2:
+        time.sleep(0.02)
+    workers = [int((folder / f"works{rank}").read_text()) for rank in (0, 1)]
+    (folder / "state" / "tallies" / "read").mkdir(parents=True, exist_ok=True)
+    left = [
+        folder / "state" / "tallies" / "read" / "00000.json.1-0123abcd.partial",
+        folder / "00000.7-0123abcd.partial",
+    ]
+    for path in left:
+        path.write_text("left by a killed run")
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    result = run(corpus, folder="killed", **STEPS, run={"piece_bytes": 8000})  # waits for their last breath
+    assert all(has_ended(pid) for pid in workers)
+    for rank in (0, 1):
+        (folder / f"works{rank}").unlink()
+    assert not any(path.exists() for path in left)
+    same(run(corpus, folder="whole", **STEPS, run={"piece_bytes": 8000}), result)
+
+
+def test_two_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
+    """What is complete is one writer's from its first byte to its last."""
+    with written(tmp_path / "file") as one:
+        one.write(b"one, half")
+        with written(tmp_path / "file") as other:
+            other.write(b"other")
+        assert (tmp_path / "file").read_bytes() == b"other"
+        one.write(b" and whole")
+    assert (tmp_path / "file").read_bytes() == b"one, half and whole"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_full_disk_is_one_message_and_the_run_goes_on_later(
+    tmp_path: Path, run: Run, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = recipe_file(tmp_path, corpus, "full", "workers = 1")
+    from colonnade.corpus import spool
+
+    def full(raw: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spool, "packed", full)
+        answer = here("data", "clean", file, "--no-progress")
+    assert answer.status == 2 and "No space left on device" in answer.err and "Traceback" not in answer.err
+    assert not list((tmp_path / "full").rglob("*.partial"))
+    assert here("data", "clean", file, "--no-progress").status == 0
+
+
+def test_ctrl_c_ends_the_workers_too(tmp_path: Path, corpus: Path) -> None:
+    """Whatever a task is doing: here one sleeps."""
+    file = recipe_file(tmp_path, corpus, "stopped", "workers = 2")
+    code = (
+        "import signal, sys, time; from tests.corpus.dying import Sleeps; import colonnade.corpus.stages as s;"
+        "s.Read = Sleeps; from colonnade.cli import main; sys.argv[1:] = ['data', 'clean', sys.argv[1]]; main()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(file)], stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not (tmp_path / "stopped" / "asleep").exists():
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode not in (0, None) and "Traceback" not in said
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "stopped" / "asleep").read_text()), 0)
+
+
+def test_nothing_to_clean(tmp_path: Path, run: Run) -> None:
+    for name in ("empty.jsonl", "also.txt"):
+        (tmp_path / name).touch()
+    result = run(tmp_path / "empty.jsonl", tmp_path / "also.txt", **STEPS)
+    assert result.manifest["parts"] == {} and result.reasons("read") == {"empty": 1}
+
+
+def test_mistakes_are_one_message(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text('[read]\npaths = ["nowhere"]\n[dedup]\n')
+    answer = here("data", "clean", tmp_path / "r.toml")
+    assert answer.status == 2 and "3 problems" in answer.err and "Did you mean [deduplicate]?" in answer.err
+
+
+def test_a_bar_is_shown(tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = clean(make_recipe(corpus, folder=tmp_path / "out", repair={}), progress=True)
+    assert said.startswith("100 documents") and "read                    1  not JSON" in said
+
+
+@pytest.mark.slow
+def test_ray_gives_the_same_bytes(tmp_path: Path, run: Run, corpus: Path) -> None:
+    pytest.importorskip("ray")
+    whole = run(corpus, folder="whole", **STEPS, run={"piece_bytes": 8000})
+    file = recipe_file(tmp_path, corpus, "ray", 'executor = "ray"\nmemory_gb = 1')
+    command = [sys.executable, "-m", "colonnade", "data", "clean", str(file), "--no-progress"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    same(whole, Result(tmp_path / "ray", ""))

@@ -1,0 +1,118 @@
+"""Stages on Slurm: all arrays of one wait for all arrays of the one before, and no missing task changes the result."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colonnade.data.cleaning import clean
+from colonnade.errors import DataError, LockError
+from tests.corpus.recipes import Result, make_recipe, words
+from tests.corpus.slurm import Cluster
+from tests.corpus.test_run import same
+
+Run = Callable[..., Result]
+STEPS: dict[str, Any] = {"deduplicate": {"keep": "first"}, "split": {}}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    return Cluster(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def corpus(write_lines: Any) -> Path:
+    """60 documents, of which some come again in another task."""
+    texts = [" ".join(words(40, seed * seed % 43)) for seed in range(60)]
+    path: Path = write_lines("in.jsonl", [{"text": text, "id": f"d{number}"} for number, text in enumerate(texts)])
+    return path
+
+
+def start(corpus: Path, folder: Path, **more: Any) -> str:
+    options = {"piece_bytes": 3_000, "executor": "slurm", "slurm_partition": "cpu", "slurm_max_array": 3, **more}
+    return clean(make_recipe(corpus, folder=folder, **STEPS, run=options), progress=False)
+
+
+def stages(cluster: Cluster, jobs: list[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for job in jobs:
+        found.setdefault(cluster.name(job), []).append(job)
+    return found
+
+
+def test_a_stage_waits_for_all_arrays_of_the_one_before(tmp_path: Path, cluster: Cluster, corpus: Path) -> None:
+    said = start(corpus, tmp_path / "out", memory_gb=3)
+    by_stage = stages(cluster, cluster.submitted())
+    assert list(by_stage) == ["documents", "match", "group", "finish", "account"]
+    assert [cluster.size(job) for job in by_stage["documents"]] == [3, 3, 2]
+    assert f"{3 + 3 + 1 + 3 + 1} jobs are submitted" in said
+    before: list[str] = []
+    for jobs in by_stage.values():
+        assert all(cluster.waits_for(job) == before for job in jobs), (
+            "side by side, each behind all of the stage before"
+        )
+        assert all("--kill-on-invalid-dep=yes" in cluster.arguments(job) for job in jobs)
+        before = jobs
+    for line in ("#SBATCH --partition=cpu", "#SBATCH --mem-per-cpu=3G", "launch_pickled_pipeline"):
+        assert line in cluster.script(by_stage["documents"][0])
+
+
+def test_failing_late_and_repeated_tasks_change_nothing(
+    tmp_path: Path, cluster: Cluster, corpus: Path, run: Run
+) -> None:
+    """A task of the first array is lost; the next stage does not start, and stops by itself when it is made to. Then
+    the same command again: it does what is missing, the last array first, one task twice."""
+    whole = run(corpus, folder="whole", **STEPS, run={"piece_bytes": 3_000})
+    assert sum(whole.reasons("deduplicate").values()) > 10
+    start(corpus, tmp_path / "out")
+    first = stages(cluster, cluster.submitted())
+    for job in reversed(first["documents"]):
+        cluster.run(job, without=[1] if job == first["documents"][0] else (), order=-1)
+    assert not any(cluster.run(job) for job in first["match"])
+    error = cluster.task(first["match"][0], 0)
+    assert isinstance(error, DataError) and "1 of 8 tasks of the stage documents are not done" in str(error)
+    assert "documents/00001" in str(error)
+    for stage in ("group", "finish", "account"):
+        assert isinstance(cluster.task(first[stage][0], 0), DataError), "whoever starts it"
+    known = set(cluster.submitted())
+    start(corpus, tmp_path / "out")
+    again = stages(cluster, [job for job in cluster.submitted() if job not in known])
+    assert [cluster.size(job) for job in again["documents"]] == [1], "only what is missing"
+    for jobs in again.values():
+        for job in reversed(jobs):
+            assert cluster.run(job, order=-1)
+            assert cluster.task(job, 0) is None, "put into the queue again by Slurm"
+    same(whole, Result(tmp_path / "out", ""))
+    assert "nothing is left to do" in start(corpus, tmp_path / "out")
+
+
+def test_a_folder_with_jobs_in_the_queue_takes_no_others(tmp_path: Path, cluster: Cluster, corpus: Path) -> None:
+    start(corpus, tmp_path / "out")
+    cluster.command(
+        "squeue", '#!/bin/bash\necho "$@" > ' + str(tmp_path / "asked") + "\necho 1000_2\necho 1003_[0-2]\n"
+    )
+    with pytest.raises(LockError, match=r"in use by 2 Slurm jobs \(1000_2, 1003_\[0-2\]\).*scancel 1000 1001 "):
+        start(corpus, tmp_path / "out")
+    assert "--jobs=1000,1001," in (tmp_path / "asked").read_text()
+
+
+def test_more_tasks_than_files_may_be_open(tmp_path: Path, run: Run, write_lines: Any) -> None:
+    """70 tasks with at most 100 more open files; their bands are gathered into two files."""
+    texts = [" ".join(words(12, seed % 50)) for seed in range(70)]
+    source = write_lines("in.jsonl", [{"id": f"d{number}", "text": text} for number, text in enumerate(texts)])
+    whole = run(source, folder="whole", deduplicate={"keep": "first"})
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_now = len(os.listdir("/dev/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + 100, hard))
+    try:
+        many = run(source, folder="many", deduplicate={"keep": "first"}, run={"piece_bytes": 1})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(many.manifest["inputs"]) == 70
+    assert (many.folder / "state" / "logs" / "gather" / "completions" / "00001").exists()
+    assert many.texts() == whole.texts() == texts[:50]

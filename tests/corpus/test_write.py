@@ -1,0 +1,245 @@
+"""Parts, formats, hashes; the manifest, the page and token files that follow from them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colonnade.corpus.plan import make_plan
+from colonnade.corpus.report import write_report
+from colonnade.corpus.stages import stages
+from colonnade.corpus.write import part_of
+from colonnade.data.cleaning import Tokenizers
+from colonnade.data.indexed import TokenFile, bin_path, idx_path
+from colonnade.data.overlap import overlap
+from colonnade.data.sidecar import read_sidecar
+from colonnade.data.tokenize import tokenize_files
+from colonnade.data.tokenizer import Tokenizer, train_bpe
+from colonnade.errors import DataError
+from tests.commands import here
+from tests.corpus.recipes import Result, make_recipe, read_rows, words
+
+Run = Callable[..., Result]
+
+
+def test_parts_have_their_shares_and_do_not_depend_on_other_documents(run: Run, write_lines: Any) -> None:
+    rows = [{"id": f"d{number}", "text": f"text {number}"} for number in range(600)]
+    split = {"shares": {"train": 8.0, "validation": 1.0, "test": 1.0}}
+    result = run(write_lines("in.jsonl", rows), split=split)
+    sizes = {part: len(result.ids(part)) for part in split["shares"]}
+    assert sum(sizes.values()) == 600 and 430 < sizes["train"] < 530 and 30 < sizes["test"] < 95
+    fewer = run(write_lines("in.jsonl", rows[::2]), folder="fewer", split=split)
+    assert set(fewer.ids("validation")) == {name for name in result.ids("validation") if int(name[1:]) % 2 == 0}
+    other = run(write_lines("in.jsonl", rows), folder="other", split={**split, "seed": 5})
+    assert set(other.ids("test")) != set(result.ids("test"))
+
+
+@given(st.text(max_size=20), st.integers(0, 2**40))
+def test_every_document_has_a_part(identity: str, seed: int) -> None:
+    assert part_of(identity, {"a": 0.5, "b": 0.5}, seed=seed) in ("a", "b")
+
+
+@pytest.mark.parametrize("compression", ["none", "gz", "zst"])
+def test_formats(run: Run, write_lines: Any, compression: str) -> None:
+    rows = [{"id": "1", "text": "é", "odd": {"k": [1]}}, {"id": "2", "text": "two", "title": "T"}]
+    lines = run(write_lines("in.jsonl", rows), write={"compression": compression})
+    table = run(write_lines("in.jsonl", rows), folder="table", write={"compression": compression, "format": "parquet"})
+    found = pq.read_table(table.folder / "train" / "00000.parquet").to_pylist()
+    assert [row["text"] for row in found] == lines.texts() == ["é", "two"]
+    assert json.loads(found[0]["metadata"]) == lines.rows()[0]["metadata"] == {"odd": {"k": [1]}}
+    assert found[1]["title"] == "T"
+    without = run(write_lines("in.jsonl", rows), folder="without", write={"metadata": False})
+    assert "metadata" not in without.rows()[0]
+
+
+def test_the_manifest_adds_up(run: Run, write_lines: Any) -> None:
+    one = write_lines("one.jsonl", ["a b c", "a b c", "é", {"x": 1}])
+    result = run(one, write_lines("two.jsonl.gz", ["other words"]), repair={}, deduplicate={})
+    content = result.manifest
+    for step, counts in content["steps"].items():
+        if step != "read":
+            dropped = sum(amount["documents"] for amount in counts["dropped"].values())
+            assert counts["in"]["documents"] == counts["out"]["documents"] + dropped, step
+    order = list(content["steps"])
+    for before, after in pairwise(order):
+        assert content["steps"][before]["out"] == content["steps"][after]["in"]
+    assert content["steps"]["read"]["out"]["bytes"] == sum(
+        len(text.encode()) for text in ("a b c", "a b c", "é", "other words")
+    )
+    assert [entry["sha256"] for entry in content["inputs"]] == [
+        hashlib.sha256(Path(entry["path"]).read_bytes()).hexdigest() for entry in content["inputs"]
+    ]
+    assert [entry["sha256"] for entry in content["outputs"]] == [
+        hashlib.sha256((result.folder / entry["path"]).read_bytes()).hexdigest() for entry in content["outputs"]
+    ]
+    assert Counter(entry["reason"] for step in order for entry in result.dropped(step)) == Counter(
+        {reason: number for step in order for reason, number in result.reasons(step).items()}
+    )
+    assert content["versions"]["ftfy"] and content["recipe"]["read"]["paths"] == [
+        str(one),
+        str(one.with_name("two.jsonl.gz")),
+    ]
+
+
+def test_the_page_shows_all_of_it_and_nothing_from_elsewhere(run: Run, write_lines: Any) -> None:
+    rows = [{"text": "<script>alert(1)</script> & more"}, {"text": "<script>alert(1)</script> & more"}, {"txt": 1}]
+    result = run(
+        write_lines("in.jsonl", rows), repair={"unescape_html": False}, deduplicate={}, language={"threshold": 0.0}
+    )
+    text = write_report(result.folder).read_text()
+    assert "&lt;script&gt;alert(1)" in text and "<script" not in text
+    assert "http" not in text.replace("http://www.w3.org", "")
+    for part in (
+        "no key &#x27;text&#x27;",
+        "near-duplicate",
+        "2 documents",
+        "Languages",
+        "SHA-256",
+        "&quot;threshold&quot;",
+    ):
+        assert part in text, part
+
+
+EVIL = "<script>alert(1)</script>"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_page_of_a_forged_manifest_is_safe_or_refused(run: Run, write_lines: Any, seed: int) -> None:
+    """Any value may be another, of any type: no markup comes through, and nothing ends in a traceback."""
+    result = run(write_lines("in.jsonl", [{"text": "a b c d e"}, {"text": "a b c d e"}]), deduplicate={})
+    draws, path = Random(seed), result.folder / "manifest.json"
+    content = json.loads(path.read_text())
+    for _ in range(draws.randint(1, 3)):
+        at: Any = content
+        while True:
+            key = draws.choice(list(at) if isinstance(at, dict) else range(len(at)))
+            if not isinstance(at[key], dict | list) or not at[key] or draws.random() < 0.15:
+                break
+            at = at[key]
+        at[key] = draws.choice([EVIL, [EVIL], {EVIL: EVIL}, None, -1, 1e308, True])
+    path.write_text(json.dumps(content))
+    try:
+        text = write_report(result.folder).read_text()
+    except DataError:
+        return
+    assert "<script" not in text
+
+
+def test_the_page_of_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    answer = here("data", "report", tmp_path)
+    assert answer.status == 2 and "has no manifest.json. Name the write.folder of a run." in answer.err
+
+
+def test_token_files_of_each_part(tmp_path: Path, run: Run, write_lines: Any, tokenizer: Tokenizer) -> None:
+    tokenizer.save(tmp_path / "tokenizer.json")
+    texts = [f"document {number}" for number in range(40)]
+    result = run(
+        write_lines("in.jsonl", texts),
+        run={"tokenizer": str(tmp_path / "tokenizer.json"), "piece_bytes": 300},
+        split={"shares": {"train": 1.0, "test": 1.0}},
+        tokenize={},
+    )
+    for part in ("train", "test"):
+        file = TokenFile(str(result.folder / "tokens" / part))
+        assert file.num_documents == len(result.texts(part))
+        tokens = file.read(file.document_start(0), file.document_start(1) - file.document_start(0))
+        assert tokenizer.decode(tokens.tolist()) == result.texts(part)[0]
+
+
+def test_overlap_counts_places(tmp_path: Path, write_lines: Any) -> None:
+    passage = words(30, 1)
+    exam = write_lines("exam.jsonl", [" ".join(passage), " ".join(words(20, 2)), "too short"])
+    corpus = write_lines("corpus.jsonl", ["Before. " + ", ".join(passage[3:15]) + "!", "nothing shared here", {"x": 1}])
+    found = overlap([corpus], exam, ngram=8)
+    assert (found.ngrams, found.shared) == (23 + 13, 5)
+    assert (found.passages, found.passages_touched, found.documents, found.documents_touched) == (2, 1, 2, 1)
+    assert found.rejected == 1 and found.share == 5 / 36
+    assert "13.89% of the 36 8-grams" in found.summary()
+    assert overlap([exam], exam).share == 1.0
+    with pytest.raises(DataError, match="no passage of 50 words"):
+        overlap([corpus], exam, ngram=50)
+
+
+def test_overlap_of_a_token_file_is_that_of_its_text(tmp_path: Path, write_lines: Any) -> None:
+    texts = [" ".join(words(40, seed)) for seed in range(6)]
+    corpus = write_lines("corpus.jsonl", texts)
+    exam = write_lines("exam.jsonl", [texts[1], texts[4], " ".join(words(30, 99))])
+    train_bpe(texts, 300).save(tmp_path / "tokenizer.json")
+    train_bpe(texts[:1], 300).save(tmp_path / "other.json")
+    made = here("data", "tokenize", corpus, "--output", tmp_path / "tokens", "--tokenizer", tmp_path / "tokenizer.json")
+    assert made.status == 0
+    beside = overlap([corpus], exam)
+    assert beside.shared == 2 * 33 and beside.documents_touched == 2
+    assert overlap([tmp_path / "tokens"], exam, tokenizer=tmp_path / "tokenizer.json") == beside
+    with pytest.raises(DataError, match="with --tokenizer"):
+        overlap([tmp_path / "tokens"], exam)
+    with pytest.raises(DataError, match="another tokenizer"):
+        overlap([tmp_path / "tokens"], exam, tokenizer=tmp_path / "other.json")
+
+
+def test_overlap_from_the_command_line(write_lines: Any) -> None:
+    exam = write_lines("exam.jsonl", [" ".join(words(20, 2))])
+    answer = here("data", "overlap", exam, exam, "--ngram", 5, "--workers", 1, "--json")
+    assert answer.status == 0 and json.loads(answer.out)["share"] == 1.0
+
+
+def test_rows_can_be_cleaned_again(run: Run, write_lines: Any) -> None:
+    """The result is an input like any other."""
+    once = run(write_lines("in.jsonl", [{"text": "a", "id": "x", "k": 1}]), folder="once")
+    twice = run(once.folder / "train", folder="twice")
+    assert twice.rows()[0]["id"] == "x" and read_rows(once.folder / "train" / "00000.jsonl.zst")[0]["text"] == "a"
+
+
+def test_token_files_are_those_of_data_tokenize_however_many_tasks(
+    tmp_path: Path, run: Run, write_lines: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One file for each part; beyond JOINED tasks several, which end to end are that one."""
+    tokenizer.save(tmp_path / "tokenizer.json")
+    source = write_lines("in.jsonl", [f"document {number}, é" for number in range(60)])
+    options: dict[str, Any] = {
+        "run": {"tokenizer": str(tmp_path / "tokenizer.json"), "piece_bytes": 300},
+        "split": {"shares": {"train": 3.0, "test": 1.0}},
+        "tokenize": {},
+    }
+    one = run(source, folder="one", **options)
+    monkeypatch.setattr("colonnade.data.token_stages.JOINED", 3)
+    several = run(source, folder="several", **options)
+    names = sorted(path.stem for path in (several.folder / "tokens").glob("train-*.bin"))
+    assert len(names) > 2 and names[0] == "train-00000"
+    for part in ("train", "test"):
+        tokenize_files([one.folder / part], tmp_path / part, tokenizer, workers=1, progress=False)
+        assert bin_path(one.folder / "tokens" / part).read_bytes() == bin_path(tmp_path / part).read_bytes()
+        assert idx_path(one.folder / "tokens" / part).read_bytes() == idx_path(tmp_path / part).read_bytes()
+        content = b"".join(path.read_bytes() for path in sorted((several.folder / "tokens").glob(f"{part}-*.bin")))
+        assert content == bin_path(tmp_path / part).read_bytes()
+        sidecar = read_sidecar(TokenFile(str(one.folder / "tokens" / part)))
+        assert sidecar is not None and sidecar.tokenizer_sha256 == tokenizer.sha256
+    listed = json.loads((several.folder / "tokens" / "tokens.json").read_bytes())
+    assert sum(facts["documents"] for facts in listed.values()) == 60
+    assert not (one.folder / "state" / "tokens").exists()
+
+
+def test_no_step_grows_with_the_number_of_tasks(tmp_path: Path, write_lines: Any) -> None:
+    """Steps are sent to every task."""
+    source = write_lines("in.jsonl", [f"document {number}" for number in range(3_000)])
+    sizes = []
+    for piece_bytes in (10_000, 100):
+        recipe = make_recipe(
+            source, folder=tmp_path / "out", deduplicate={}, run={"piece_bytes": piece_bytes}, split={}
+        )
+        planned = stages(recipe, make_plan(recipe), Tokenizers())
+        sizes.append([len(pickle.dumps(stage.steps)) for stage in planned if stage.name != "gather"])
+        assert planned[0].tasks == pytest.approx(100_000 / piece_bytes, rel=0.6)
+    assert all(abs(many - few) < 50 for few, many in zip(*sizes, strict=True)), sizes
