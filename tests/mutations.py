@@ -294,7 +294,7 @@ MUTATIONS = [
     Mutation(
         "a tied table counts on both ends in the norm",
         "data_parallel/clip.py",
-        " and not _is_copy(part, mesh)",
+        " and not _is_copy(bucket, mesh)",
         "",
         (PARITY, CLIP),
     ),
@@ -373,21 +373,21 @@ MUTATIONS = [
     Mutation(
         "stage 3 drops what is needed next",
         "data_parallel/zero.py",
-        "            if part not in kept:\n                part.drop()",
-        "            part.drop()",
+        "            if bucket not in kept:\n                bucket.reshard()",
+        "            bucket.reshard()",
         (ZERO, AUDIT),
     ),
     Mutation(
         "stage 3 forgets that it dropped a unit",
         "data_parallel/buckets.py",
-        "            self._is_whole = False\n",
+        "            self._is_unsharded = False\n",
         "",
         (PARITY, BUCKETS, ZERO),
     ),
     Mutation(
         "the next unit is not gathered ahead",
         "data_parallel/zero.py",
-        "        for part in self._next():\n            part.fetch()",
+        "        for bucket in self._next():\n            bucket.fetch()",
         "        self._next()",
         (ZERO,),
     ),
@@ -675,7 +675,7 @@ MUTATIONS = [
     Mutation(
         "parameters are dropped while they arrive",
         "data_parallel/buckets.py",
-        "            self.make_whole()  # what is under way must not land in memory that is somebody else's by then\n",
+        "            self.unshard()  # what is under way must not land in memory that is somebody else's by then\n",
         "",
         (BUCKETS,),
     ),

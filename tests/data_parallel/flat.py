@@ -1,4 +1,4 @@
-"""Flat buffers to test with: of a real model, and of parts whose weights are given by their shapes alone."""
+"""Flat buffers to test with: of a real model, and of buckets whose weights are given by their shapes alone."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from colonnade.config.schema import ModelConfig
-from colonnade.data_parallel.buckets import FlatUnit, Storage, flatten
+from colonnade.data_parallel.buckets import Bucket, Storage, flatten
 from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.model.gpt import GPT
 from colonnade.model.initialize import initialize_
@@ -29,7 +29,7 @@ def flat_model(
     dp: Axis | None = None,
     tied: bool = True,
     units: Sequence[str] | None = None,
-) -> tuple[GPT, list[FlatUnit]]:
+) -> tuple[GPT, list[Bucket]]:
     """A small GPT with initial weights, and its flat buffers (float64, all whole, unless told otherwise)."""
     kept = kept or storage()
     tp = tp or Mesh().tp
@@ -48,11 +48,11 @@ def weights(shapes: Mapping[str, tuple[int, ...]]) -> list[Placement]:
     return places
 
 
-def toy_parts(lengths: Mapping[str, int], dp: Axis, kept: Storage) -> list[FlatUnit]:
-    """Parts of one vector each: told apart by their sizes alone."""
-    return flatten({part: weights({"weight": (length,)}) for part, length in lengths.items()}, dp, kept)
+def toy_buckets(lengths: Mapping[str, int], dp: Axis, kept: Storage) -> list[Bucket]:
+    """Buckets of one vector each: told apart by their sizes alone."""
+    return flatten({bucket: weights({"weight": (length,)}) for bucket, length in lengths.items()}, dp, kept)
 
 
-def allocated(units: Sequence[FlatUnit], buffer: str) -> set[str]:
-    """The parts whose whole buffer has memory."""
-    return {unit.name for unit in units if getattr(unit, buffer).untyped_storage().size() > 0}
+def allocated(buckets: Sequence[Bucket], buffer: str) -> set[str]:
+    """The buckets whose whole buffer has memory."""
+    return {bucket.name for bucket in buckets if getattr(bucket, buffer).untyped_storage().size() > 0}

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from colonnade.data_parallel.buckets import ALIGNMENT, FlatUnit, named_slots
+from colonnade.data_parallel.buckets import ALIGNMENT, Bucket, named_slots
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh, paper_mesh
 from colonnade.model.gpt import GPT
@@ -32,49 +32,49 @@ def dp_ranks(size: int) -> list[Axis]:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_weight_is_a_view_of_its_parts_buffers(dtype: torch.dtype, tied: bool) -> None:
-    gpt, units = flat_model(storage(dtype), tied=tied)
-    slots = {name: (unit, slot) for name, unit, slot in named_slots(units)}
+def test_every_weight_is_a_view_of_its_bucket(dtype: torch.dtype, tied: bool) -> None:
+    gpt, buckets = flat_model(storage(dtype), tied=tied)
+    slots = {name: (bucket, slot) for name, bucket, slot in named_slots(buckets)}
     assert slots.keys() == dict(gpt.named_parameters()).keys()
     for name, parameter in gpt.named_parameters():
-        unit, slot = slots[name]
+        bucket, slot = slots[name]
         assert parameter.dtype is dtype and parameter.grad is not None
-        assert parameter.data_ptr() == slot.view(unit.parameters).data_ptr()
-        assert parameter.grad.data_ptr() == slot.view(unit.gradients).data_ptr()
-        assert parameter.grad.dtype is unit.master.dtype is torch.promote_types(dtype, torch.float32)
+        assert parameter.data_ptr() == slot.view(bucket.parameters).data_ptr()
+        assert parameter.grad.data_ptr() == slot.view(bucket.gradients).data_ptr()
+        assert parameter.grad.dtype is bucket.master.dtype is torch.promote_types(dtype, torch.float32)
 
 
 def test_weights_lie_apart_on_cache_lines_and_segments_cover_them() -> None:
-    _, units = flat_model(tp=paper_mesh(Layout(tp=4), 3).tp)
-    for unit in units:
-        used = torch.zeros_like(unit.master)
-        for slot in unit.slots:
+    _, buckets = flat_model(tp=paper_mesh(Layout(tp=4), 3).tp)
+    for bucket in buckets:
+        used = torch.zeros_like(bucket.master)
+        for slot in bucket.slots:
             assert slot.start % ALIGNMENT == 0
             slot.view(used).add_(1)
         assert used.max() == 1
-        assert [segment.start for segment in unit.segments[1:]] == [segment.stop for segment in unit.segments[:-1]]
-        assert unit.segments[0].start == 0 and unit.segments[-1].stop == len(unit.master)
+        assert [segment.start for segment in bucket.segments[1:]] == [segment.stop for segment in bucket.segments[:-1]]
+        assert bucket.segments[0].start == 0 and bucket.segments[-1].stop == len(bucket.master)
 
 
 @pytest.mark.parametrize("tp_size", [1, 4])
 def test_segments_say_what_is_decayed_and_what_is_cut(tp_size: int) -> None:
-    _, units = flat_model(tp=paper_mesh(Layout(tp=tp_size), 0).tp, tied=False)
-    for unit in units:
-        for slot in unit.slots:
-            (segment,) = [s for s in unit.segments if s.start <= slot.start and slot.stop <= s.stop]
+    _, buckets = flat_model(tp=paper_mesh(Layout(tp=tp_size), 0).tp, tied=False)
+    for bucket in buckets:
+        for slot in bucket.slots:
+            (segment,) = [s for s in bucket.segments if s.start <= slot.start and slot.stop <= s.stop]
             matrix = slot.placement.parameter.ndim == 2
             assert segment.decayed == matrix, "matrices decay; biases and norms do not"
             assert segment.cut == (slot.placement.dim is not None)
 
 
 def test_a_tied_weight_belongs_to_the_table() -> None:
-    _, units = flat_model(tied=True)
-    names = [name for name, _, _ in named_slots(units)]
+    _, buckets = flat_model(tied=True)
+    names = [name for name, _, _ in named_slots(buckets)]
     assert "embedding.tokens.weight" in names and "head.output.weight" not in names
-    _, units = flat_model(tied=False)
-    assert "head.output.weight" in [name for name, _, _ in named_slots(units)]
-    _, units = flat_model(tied=True, units=["blocks.1", "head"])
-    assert "embedding.tokens.weight" in [name for name, _, _ in named_slots(units)], "the same name without embedding"
+    _, buckets = flat_model(tied=False)
+    assert "head.output.weight" in [name for name, _, _ in named_slots(buckets)]
+    _, buckets = flat_model(tied=True, units=["blocks.1", "head"])
+    assert "embedding.tokens.weight" in [name for name, _, _ in named_slots(buckets)], "the same name without embedding"
 
 
 def test_taking_weights_over_changes_no_number() -> None:
@@ -99,18 +99,18 @@ def test_slices_tile_the_buffer_and_spans_tile_every_weight(
     seen = {name: torch.zeros_like(whole) for name, whole in expected.items()}
     covered = 0
     for dp in dp_ranks(dp_size):
-        unit = FlatUnit("part", weights(names), dp, storage(zero=zero))
-        assert unit.size % (ALIGNMENT * dp_size) == 0 and unit.size < sum(map(len, expected.values())) + ALIGNMENT * (
-            dp_size + len(shapes)
-        )
-        covered += unit.mine.stop - unit.mine.start
-        for span in unit.my_spans():
+        bucket = Bucket("bucket", weights(names), dp, storage(zero=zero))
+        assert bucket.size % (ALIGNMENT * dp_size) == 0 and bucket.size < sum(
+            map(len, expected.values())
+        ) + ALIGNMENT * (dp_size + len(shapes))
+        covered += bucket.mine.stop - bucket.mine.start
+        for span in bucket.my_spans():
             part = slice(span.first, span.first + span.at.stop - span.at.start)
-            name = span.name.removeprefix("part.")
-            assert torch.equal(unit.master[span.at], expected[name][part])
+            name = span.name.removeprefix("bucket.")
+            assert torch.equal(bucket.master[span.at], expected[name][part])
             seen[name][part] += 1
     copies = dp_size if zero == 0 else 1
-    assert covered == copies * unit.size
+    assert covered == copies * bucket.size
     assert all((count == copies).all() for count in seen.values())
 
 
@@ -119,13 +119,13 @@ def test_segments_of_all_slices_tile_the_weights_too(shapes: list[tuple[int, ...
     """Every span lies in one segment that treats it as its weight wants; segments of a slice do not overlap."""
     names = {f"w{i}": shape for i, shape in enumerate(shapes)}
     for dp in dp_ranks(dp_size):
-        unit = FlatUnit("part", weights(names), dp, storage(zero=zero))
-        segments = list(unit.my_segments())
+        bucket = Bucket("bucket", weights(names), dp, storage(zero=zero))
+        segments = list(bucket.my_segments())
         ends = [at.stop for _, at in segments]
         assert all(at.start >= end for (_, at), end in zip(segments[1:], ends, strict=False))
-        for span in unit.my_spans():
+        for span in bucket.my_spans():
             (segment,) = [s for s, at in segments if at.start <= span.at.start and span.at.stop <= at.stop]
-            assert segment.decayed == (len(names[span.name.removeprefix("part.")]) == 2)
+            assert segment.decayed == (len(names[span.name.removeprefix("bucket.")]) == 2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -136,11 +136,11 @@ def test_memory_between_uses_falls_as_the_stages_say(zero: int, dtype: torch.dty
     """
     dp_size = 4
     for dp in dp_ranks(dp_size):
-        _, units = flat_model(storage(dtype, zero), dp=dp)
-        total = sum(unit.size for unit in units)
+        _, buckets = flat_model(storage(dtype, zero), dp=dp)
+        total = sum(bucket.size for bucket in buckets)
         c, e = dtype.itemsize, torch.promote_types(dtype, torch.float32).itemsize
         found = {
-            name: sum(bytes_of(getattr(unit, name)) for unit in units)
+            name: sum(bytes_of(getattr(bucket, name)) for bucket in buckets)
             for name in ("parameters", "shard", "gradients", "reduced", "master")
         }
         assert found["parameters"] == (0 if zero == 3 else c * total)
@@ -150,7 +150,7 @@ def test_memory_between_uses_falls_as_the_stages_say(zero: int, dtype: torch.dty
         if dtype is torch.bfloat16:
             assert found["master"] == (e * total // dp_size if zero else e * total)
         else:
-            assert all(unit.master.data_ptr() == unit.shard.data_ptr() for unit in units), "one copy"
+            assert all(bucket.master.data_ptr() == bucket.shard.data_ptr() for bucket in buckets), "one copy"
 
 
 def bytes_of(tensor: Tensor) -> int:
@@ -161,25 +161,25 @@ def bytes_of(tensor: Tensor) -> int:
 
 
 def test_bf16_parameters_are_rounded_masters() -> None:
-    gpt, units = flat_model(storage(torch.bfloat16))
-    for unit in units:
-        assert unit.master.dtype is torch.float32 and torch.equal(unit.parameters, unit.master.bfloat16())
-        unit.master.mul_(1.0009765625)  # less than half a unit in the last place of bf16: kept by the master alone
-        unit.master.add_(0.5)
-        unit.publish()
-    for name, unit, slot in named_slots(units):
+    gpt, buckets = flat_model(storage(torch.bfloat16))
+    for bucket in buckets:
+        assert bucket.master.dtype is torch.float32 and torch.equal(bucket.parameters, bucket.master.bfloat16())
+        bucket.master.mul_(1.0009765625)  # less than half a bucket in the last place of bf16: kept by the master alone
+        bucket.master.add_(0.5)
+        bucket.publish()
+    for name, bucket, slot in named_slots(buckets):
         parameter = dict(gpt.named_parameters())[name]
-        assert torch.equal(parameter, slot.view(unit.master).bfloat16())
+        assert torch.equal(parameter, slot.view(bucket.master).bfloat16())
 
 
 def test_small_updates_are_not_lost_in_bf16() -> None:
-    _, units = flat_model(storage(torch.bfloat16))
-    unit = units[1]
-    before = unit.master.clone()
+    _, buckets = flat_model(storage(torch.bfloat16))
+    bucket = buckets[1]
+    before = bucket.master.clone()
     for _ in range(100):
-        unit.master.add_(before.abs() * 1e-4)
-        unit.publish()
-    moved = (unit.parameters.float() / before)[before != 0]
+        bucket.master.add_(before.abs() * 1e-4)
+        bucket.publish()
+    moved = (bucket.parameters.float() / before)[before != 0]
     assert ((moved - 1).abs() > 0.005).all(), "a hundred steps of a ten-thousandth make a hundredth"
 
 
@@ -189,17 +189,17 @@ def test_every_rank_gets_every_ranks_new_weights(zero: int, dtype: torch.dtype) 
     """Twice: the second time into memory that has been freed in between."""
 
     def on_a_rank(rank: int, num_ranks: int) -> list[Tensor]:
-        unit = FlatUnit(
-            "part", weights({"a": (5, 3), "b": (41,)}), build_mesh(Layout(dp=2), rank).dp, storage(dtype, zero)
+        bucket = Bucket(
+            "bucket", weights({"a": (5, 3), "b": (41,)}), build_mesh(Layout(dp=2), rank).dp, storage(dtype, zero)
         )
         found = []
         for _ in range(2):
-            unit.master.add_(1.0)
-            unit.publish()
-            unit.make_whole()
-            found += [slot.placement.parameter.detach().flatten().clone() for slot in unit.slots]
-            unit.drop()
-            assert (bytes_of(unit.parameters) == 0) == (zero == 3)
+            bucket.master.add_(1.0)
+            bucket.publish()
+            bucket.unshard()
+            found += [slot.placement.parameter.detach().flatten().clone() for slot in bucket.slots]
+            bucket.reshard()
+            assert (bytes_of(bucket.parameters) == 0) == (zero == 3)
         return found
 
     expected = [p.parameter.detach().flatten() + step for step in (1, 2) for p in weights({"a": (5, 3), "b": (41,)})]
@@ -209,15 +209,15 @@ def test_every_rank_gets_every_ranks_new_weights(zero: int, dtype: torch.dtype) 
 
 def test_fetching_twice_gathers_once_and_dropping_waits_for_what_is_under_way() -> None:
     mesh = paper_mesh(Layout(dp=2), 0)
-    unit = FlatUnit("part", weights({"a": (40,)}), mesh.dp, storage(zero=3))
-    unit.fetch()
-    unit.fetch()
-    unit.make_whole()
+    bucket = Bucket("bucket", weights({"a": (40,)}), mesh.dp, storage(zero=3))
+    bucket.fetch()
+    bucket.fetch()
+    bucket.unshard()
     assert [e.operation for e in mesh.ledger.entries] == ["all_gather"]
-    unit.drop()
-    unit.fetch()
-    unit.drop()
-    assert bytes_of(unit.parameters) == 0 and len(mesh.ledger.entries) == 2
+    bucket.reshard()
+    bucket.fetch()
+    bucket.reshard()
+    assert bytes_of(bucket.parameters) == 0 and len(mesh.ledger.entries) == 2
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------
@@ -229,24 +229,24 @@ def test_reduced_is_the_sum_over_ranks_and_microbatches(zero: int) -> None:
     shapes = {"a": (5, 3), "b": (41,)}
 
     def on_a_rank(rank: int, num_ranks: int) -> dict[str, tuple[int, Tensor]]:
-        unit = FlatUnit("part", weights(shapes), build_mesh(Layout(dp=2), rank).dp, storage(zero=zero))
+        bucket = Bucket("bucket", weights(shapes), build_mesh(Layout(dp=2), rank).dp, storage(zero=zero))
         for step in range(2):
-            unit.zero_gradients()
+            bucket.zero_gradients()
             for microbatch in range(3):
-                unit.open_gradients()
-                for slot in unit.slots:
+                bucket.open_gradients()
+                for slot in bucket.slots:
                     gradient = slot.placement.parameter.grad
                     assert gradient is not None
                     gradient.add_(slot.placement.parameter.shape.numel() + 10.0 * microbatch + 100.0 * rank + step)
                 if zero >= 2 or microbatch == 2:
-                    unit.start_reduction()
-            unit.finish_reduction()
-        assert (bytes_of(unit.gradients) == 0) == (zero >= 2)
-        return {span.name: (span.first, unit.reduced[span.at].clone()) for span in unit.my_spans()}
+                    bucket.start_reduction()
+            bucket.finish_reduction()
+        assert (bytes_of(bucket.gradients) == 0) == (zero >= 2)
+        return {span.name: (span.first, bucket.reduced[span.at].clone()) for span in bucket.my_spans()}
 
     for rank in run_on_ranks(on_a_rank, 2):
         for name, (_, values) in rank.items():
-            size = torch.Size(shapes[name.removeprefix("part.")]).numel()
+            size = torch.Size(shapes[name.removeprefix("bucket.")]).numel()
             expected = sum(size + 10.0 * m + 100.0 * r + 1 for m in range(3) for r in range(2))
             assert (values == expected).all()
 
@@ -254,40 +254,40 @@ def test_reduced_is_the_sum_over_ranks_and_microbatches(zero: int) -> None:
 def test_dropping_waits_however_late_the_parameters_arrive() -> None:
     """Their memory is somebody else's from then on."""
     mesh, transport = late_mesh(Layout(dp=2), 0)
-    _, units = flat_model(storage(zero=3), dp=mesh.dp)
-    units[1].fetch()
+    _, buckets = flat_model(storage(zero=3), dp=mesh.dp)
+    buckets[1].fetch()
     assert len(transport.under_way) == 1
-    units[1].drop()
-    assert transport.under_way == [] and units[1].parameters.untyped_storage().size() == 0
+    buckets[1].reshard()
+    assert transport.under_way == [] and buckets[1].parameters.untyped_storage().size() == 0
 
 
 def test_a_sum_is_not_started_twice() -> None:
-    unit = FlatUnit("part", weights({"a": (40,)}), paper_mesh(Layout(dp=2), 0).dp, storage())
-    unit.start_reduction()
-    with pytest.raises(AssertionError, match="part is being summed already"):
-        unit.start_reduction()
+    bucket = Bucket("bucket", weights({"a": (40,)}), paper_mesh(Layout(dp=2), 0).dp, storage())
+    bucket.start_reduction()
+    with pytest.raises(AssertionError, match="bucket is being summed already"):
+        bucket.start_reduction()
 
 
 @pytest.mark.parametrize("zero", STAGES)
 def test_the_buffer_crosses_once_in_the_type_that_was_asked_for(zero: int) -> None:
     for narrow, size in ((None, 4), (torch.bfloat16, 2)):
         mesh = paper_mesh(Layout(dp=2), 0)
-        unit = FlatUnit("part", weights({"a": (40,)}), mesh.dp, storage(torch.bfloat16, zero, narrow))
-        unit.open_gradients()
-        unit.start_reduction()
-        unit.finish_reduction()
+        bucket = Bucket("bucket", weights({"a": (40,)}), mesh.dp, storage(torch.bfloat16, zero, narrow))
+        bucket.open_gradients()
+        bucket.start_reduction()
+        bucket.finish_reduction()
         (entry,) = mesh.ledger.entries
         assert entry.operation == ("all_reduce" if zero == 0 else "reduce_scatter")
-        assert entry.bytes == size * unit.size and unit.reduced.dtype is torch.float32
+        assert entry.bytes == size * bucket.size and bucket.reduced.dtype is torch.float32
 
 
 @pytest.mark.parametrize("zero", STAGES)
 def test_gradients_of_one_rank_are_not_rounded_for_a_way_they_do_not_take(zero: int) -> None:
     """16-bit reduction over a dp of 1."""
-    _, units = flat_model(storage(torch.bfloat16, zero=zero, reduce_dtype=torch.bfloat16))
-    unit = units[0]
-    unit.open_gradients()
-    unit.gradients.fill_(1.0 + 2.0**-20)
-    unit.start_reduction()
-    unit.finish_reduction()
-    assert (unit.reduced == 1.0 + 2.0**-20).all()
+    _, buckets = flat_model(storage(torch.bfloat16, zero=zero, reduce_dtype=torch.bfloat16))
+    bucket = buckets[0]
+    bucket.open_gradients()
+    bucket.gradients.fill_(1.0 + 2.0**-20)
+    bucket.start_reduction()
+    bucket.finish_reduction()
+    assert (bucket.reduced == 1.0 + 2.0**-20).all()

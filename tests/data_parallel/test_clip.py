@@ -20,8 +20,8 @@ def owned(mesh: Mesh, *, tied: bool = False, zero: int = 0, dtype: torch.dtype =
     """This rank's stage of a small model: two stages have two units each."""
     share = len(UNITS) // mesh.pp.size
     units = UNITS[mesh.pp.rank * share : (mesh.pp.rank + 1) * share]
-    gpt, parts = flat_model(storage(dtype, zero), tp=mesh.tp, dp=mesh.dp, tied=tied, units=units)
-    return Ownership(parts, {unit: gpt.needs(unit) for unit in units}, mesh, zero=zero, tied=tied)
+    gpt, buckets = flat_model(storage(dtype, zero), tp=mesh.tp, dp=mesh.dp, tied=tied, units=units)
+    return Ownership(buckets, {unit: gpt.needs(unit) for unit in units}, mesh, zero=zero, tied=tied)
 
 
 def whole_gradients(tied: bool) -> dict[str, Tensor]:
@@ -32,9 +32,9 @@ def whole_gradients(tied: bool) -> dict[str, Tensor]:
 def norm_on_a_rank(rank: int, num_ranks: int, layout: Layout, tied: bool, zero: int) -> float:
     mesh = build_mesh(layout, rank)
     owner, whole = owned(mesh, tied=tied, zero=zero), whole_gradients(tied)
-    for part in owner.parts.values():
-        for span in part.my_spans():
-            mine = part.reduced[span.at]
+    for bucket in owner.buckets.values():
+        for span in bucket.my_spans():
+            mine = bucket.reduced[span.at]
             mine.copy_(Stretch.at(span.placement, span.first, mine).of(whole[span.name]))
     return gradient_norm(owner).item()
 
@@ -75,9 +75,9 @@ def test_it_sends_one_number(zero: int, axis: str) -> None:
 def test_norms_far_from_one(exponent: int) -> None:
     """Squares of fp32 gradients would overflow at 2⁶⁴ and vanish at 2⁻⁷⁵; their sum is made in float64."""
     owner = owned(paper_mesh(Layout(), 0), dtype=torch.float32)
-    for part in owner.parts.values():
-        part.reduced.fill_(2.0**exponent)
-    count = sum(segment.stop - segment.start for part in owner.parts.values() for segment in part.segments)
+    for bucket in owner.buckets.values():
+        bucket.reduced.fill_(2.0**exponent)
+    count = sum(segment.stop - segment.start for bucket in owner.buckets.values() for segment in bucket.segments)
     assert gradient_norm(owner).item() == pytest.approx(2.0**exponent * count**0.5, rel=1e-5)
 
 

@@ -17,7 +17,7 @@ from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.pipeline.schedule import NAMES
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import train_step
-from tests.data_parallel.flat import allocated, storage, toy_parts
+from tests.data_parallel.flat import allocated, storage, toy_buckets
 from tests.data_parallel.late import PunctualTransport, late_mesh
 from tests.distributed import run_on_ranks
 from tests.parity.runs import CPU, Case, Way, configured, microbatches
@@ -35,8 +35,8 @@ FORWARD_AND_BACK = [*UNITS, *UNITS[::-1]]
 
 
 def owner(mesh: Mesh, zero: int, **settings: Any) -> Ownership:
-    """Of parts that differ in size, so that the ledger tells which one was gathered."""
-    return Ownership(toy_parts(LENGTHS, mesh.dp, storage(zero=zero)), NEEDS, mesh, zero=zero, **settings)
+    """Of buckets that differ in size, so that the ledger tells which one was gathered."""
+    return Ownership(toy_buckets(LENGTHS, mesh.dp, storage(zero=zero)), NEEDS, mesh, zero=zero, **settings)
 
 
 def use(owned: Ownership, uses: Sequence[str], *, gradients: bool = False) -> Iterator[str]:
@@ -49,10 +49,10 @@ def use(owned: Ownership, uses: Sequence[str], *, gradients: bool = False) -> It
 
 
 def sent(mesh: Mesh, operation: str) -> list[tuple[str, str]]:
-    """(the unit at work, the part that was sent), in order."""
-    parts = {length * 8: part for part, length in LENGTHS.items()}
+    """(the unit at work, the bucket that was sent), in order."""
+    buckets = {length * 8: bucket for bucket, length in LENGTHS.items()}
     times = mesh.dp.size if operation == "all_gather" else 1  # there, each rank puts in its slice
-    return [(e.unit, parts[e.bytes * times]) for e in mesh.ledger.entries if e.operation == operation]
+    return [(e.unit, buckets[e.bytes * times]) for e in mesh.ledger.entries if e.operation == operation]
 
 
 # --- parameters -------------------------------------------------------------------------------------------------------
@@ -81,12 +81,12 @@ def test_the_next_unit_is_gathered_while_this_one_runs() -> None:
 @pytest.mark.parametrize("uses", [FORWARD_AND_BACK, UNITS * 2, [*UNITS[:3], *UNITS[2::-1]]], ids=len)
 def test_stage_3_holds_this_unit_and_the_next_and_nothing_at_rest(uses: list[str]) -> None:
     owned = owner(paper_mesh(Layout(dp=2), 1), 3)
-    parts = list(owned.parts.values())
-    assert allocated(parts, "parameters") == set()
+    buckets = list(owned.buckets.values())
+    assert allocated(buckets, "parameters") == set()
     for number, unit in enumerate(use(owned, uses)):
         behind = NEEDS[uses[number + 1]] if number + 1 < len(uses) else []
-        assert allocated(parts, "parameters") == {*NEEDS[unit], *behind}
-    assert allocated(parts, "parameters") == set()
+        assert allocated(buckets, "parameters") == {*NEEDS[unit], *behind}
+    assert allocated(buckets, "parameters") == set()
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2])
@@ -94,7 +94,7 @@ def test_other_stages_keep_parameters(zero: int) -> None:
     mesh = paper_mesh(Layout(dp=2), 0)
     owned = owner(mesh, zero)
     for _ in use(owned, FORWARD_AND_BACK):
-        assert allocated(list(owned.parts.values()), "parameters") == set(LENGTHS)
+        assert allocated(list(owned.buckets.values()), "parameters") == set(LENGTHS)
     assert sent(mesh, "all_gather") == []
 
 
@@ -103,13 +103,13 @@ def test_new_parameters_arrive_behind_the_next_forward(zero: int) -> None:
     """Publishing starts all gathers at once; each is waited for by the unit that needs it."""
     mesh, transport = late_mesh(Layout(dp=2), 0)
     owned = owner(mesh, zero)
-    for part in owned.parts.values():
-        part.master.fill_(3.0)
+    for bucket in owned.buckets.values():
+        bucket.master.fill_(3.0)
     owned.publish()
     assert len(transport.under_way) == len(LENGTHS)
     left = [len(transport.under_way) for _ in use(owned, UNITS)]
     assert left == [4, 3, 2, 1, 0]
-    assert all((part.parameters == 3.0).all() for part in owned.parts.values())
+    assert all((bucket.parameters == 3.0).all() for bucket in owned.buckets.values())
 
 
 def test_another_unit_than_expected_is_an_error() -> None:
@@ -128,8 +128,8 @@ def back(owned: Ownership, microbatches: int) -> None:
     owned.begin()
     for number in range(microbatches):
         for unit in use(owned, UNITS[::-1], gradients=True):
-            for part in NEEDS[unit]:
-                owned.parts[part].gradients.add_(1.0)
+            for bucket in NEEDS[unit]:
+                owned.buckets[bucket].gradients.add_(1.0)
             owned.gradients_ready(unit, last=number == microbatches - 1)
     owned.finish()
 
@@ -143,7 +143,7 @@ ORDER = [
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_a_part_is_summed_once_backward_has_left_the_first_unit_that_needs_it(zero: int) -> None:
+def test_a_bucket_is_summed_once_backward_has_left_the_first_unit_that_needs_it(zero: int) -> None:
     """After the last micro-batch alone; under stages 2 and 3, which keep no whole gradients, after each. The token
     table is complete behind the embedding, not behind the head.
     """
@@ -153,14 +153,14 @@ def test_a_part_is_summed_once_backward_has_left_the_first_unit_that_needs_it(ze
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_every_use_of_a_part_is_in_its_sum(zero: int) -> None:
+def test_every_use_of_a_bucket_is_in_its_sum(zero: int) -> None:
     """Two ranks, three micro-batches, and the table is used twice in each."""
 
     def on_a_rank(rank: int, num_ranks: int) -> dict[str, Tensor]:
         owned = owner(build_mesh(Layout(dp=2), rank), zero)
         for _ in range(2):  # the second step begins anew
             back(owned, 3)
-        return {name: part.reduced.clone() for name, part in owned.parts.items()}
+        return {name: bucket.reduced.clone() for name, bucket in owned.buckets.items()}
 
     for rank in run_on_ranks(on_a_rank, 2):
         for name, reduced in rank.items():
@@ -174,11 +174,11 @@ def test_at_most_three_units_have_whole_gradients(zero: int) -> None:
     owned = owner(mesh, zero)
     owned.begin()
     for unit in use(owned, UNITS[::-1], gradients=True):
-        whole = allocated(list(owned.parts.values()), "gradients") - {TABLE}
+        whole = allocated(list(owned.buckets.values()), "gradients") - {TABLE}
         assert len(whole) <= 3 and unit in whole
         owned.gradients_ready(unit, last=False)
     owned.finish()
-    assert allocated(list(owned.parts.values()), "gradients") == set()
+    assert allocated(list(owned.buckets.values()), "gradients") == set()
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
@@ -187,14 +187,14 @@ def test_sums_wait_for_each_other_only_where_they_hold_memory(zero: int, narrow:
     """Under stages 0 and 1 the buffers are there anyway: all sums go on behind backward."""
     mesh, _ = late_mesh(Layout(dp=2), 0)
     dtype = torch.float64 if narrow is None else torch.bfloat16
-    parts = toy_parts(LENGTHS, mesh.dp, storage(dtype, zero=zero, reduce_dtype=narrow))
-    owned = Ownership(parts, NEEDS, mesh, zero=zero)
+    buckets = toy_buckets(LENGTHS, mesh.dp, storage(dtype, zero=zero, reduce_dtype=narrow))
+    owned = Ownership(buckets, NEEDS, mesh, zero=zero)
     owned.begin()
     for unit in use(owned, UNITS[::-1], gradients=True):
         owned.gradients_ready(unit, last=True)
-        sums = [each for each in parts if each._summing is not None]
-        assert len(sums) <= (2 if zero >= 2 or narrow else len(parts))
-    assert len(sums) == (2 if zero >= 2 or narrow else len(parts))
+        sums = [each for each in buckets if each._summing is not None]
+        assert len(sums) <= (2 if zero >= 2 or narrow else len(buckets))
+    assert len(sums) == (2 if zero >= 2 or narrow else len(buckets))
     owned.finish()
 
 
@@ -202,7 +202,7 @@ def test_partial_sums_over_tp_are_summed_where_the_stream_is_cut() -> None:
     def on_a_rank(rank: int, num_ranks: int) -> list[float]:
         owned = owner(build_mesh(Layout(tp=2), rank), 0, sequence_parallel=True)
         back(owned, 1)
-        return [part.reduced.max().item() for part in owned.parts.values()]
+        return [bucket.reduced.max().item() for bucket in owned.buckets.values()]
 
     for rank in run_on_ranks(on_a_rank, 2):
         assert rank == [4.0, 2.0, 2.0, 2.0, 2.0, 2.0], "all weights here are replicated"
@@ -213,13 +213,13 @@ def test_the_table_of_both_ends_gets_the_gradient_of_both(tied: bool) -> None:
     def on_a_rank(rank: int, num_ranks: int) -> float:
         mesh = build_mesh(Layout(pp=3), rank)
         units = [["embedding"], ["blocks.0"], ["head"]][rank]
-        lengths = {part: LENGTHS[part] for unit in units for part in NEEDS[unit]}
-        parts = toy_parts(lengths, mesh.dp, storage())
-        owned = Ownership(parts, {unit: NEEDS[unit] for unit in units}, mesh, zero=0, tied=tied)
-        for part in owned.parts.values():
-            part.gradients.add_(10.0**rank)
+        lengths = {bucket: LENGTHS[bucket] for unit in units for bucket in NEEDS[unit]}
+        buckets = toy_buckets(lengths, mesh.dp, storage())
+        owned = Ownership(buckets, {unit: NEEDS[unit] for unit in units}, mesh, zero=0, tied=tied)
+        for bucket in owned.buckets.values():
+            bucket.gradients.add_(10.0**rank)
         owned.finish()
-        return next(iter(owned.parts.values())).reduced.max().item()
+        return next(iter(owned.buckets.values())).reduced.max().item()
 
     assert run_on_ranks(on_a_rank, 3) == ([101.0, 10.0, 101.0] if tied else [1.0, 10.0, 100.0])
 
@@ -243,8 +243,8 @@ def two_steps(way: Way, mesh: Mesh) -> tuple[TrainState, list[float]]:
     for number in range(2):
         result = train_step(state, microbatches(case, way, number, mesh), mesh, config.train)
         told += [result.loss, result.grad_norm]
-    for unit in state.units:
-        unit.make_whole()
+    for bucket in state.buckets:
+        bucket.unshard()
     return state, told
 
 
@@ -262,28 +262,28 @@ def test_nothing_is_used_before_it_is_there_nor_changed_while_it_is_sent(
     state, late = two_steps(way, mesh)
     other, expected = two_steps(way, late_mesh(way.layout, 1, PunctualTransport)[0])
     assert late == expected and all(number == number for number in late)
-    for mine, theirs in zip(state.units, other.units, strict=True):
+    for mine, theirs in zip(state.buckets, other.buckets, strict=True):
         assert torch.equal(mine.parameters, theirs.parameters) and torch.equal(mine.master, theirs.master)
     assert transport.under_way == []
 
 
 def test_stage_2_sums_each_microbatch_into_memory_of_its_own() -> None:
-    """Between two micro-batches a part's whole gradients are freed, and begin at zero again."""
+    """Between two micro-batches a bucket's whole gradients are freed, and begin at zero again."""
     mesh, _ = late_mesh(Layout(dp=2), 0)
     owned = owner(mesh, 2)
     owned.begin()
-    part = owned.parts["blocks.1"]
+    bucket = owned.buckets["blocks.1"]
     for microbatch in range(3):
         for unit in use(owned, ["blocks.1"], gradients=True):
-            assert not part.gradients.any(), "nothing of an earlier micro-batch"
-            part.gradients.add_(1.0)
+            assert not bucket.gradients.any(), "nothing of an earlier micro-batch"
+            bucket.gradients.add_(1.0)
             owned.gradients_ready(unit, last=False)
-        assert (part.reduced == 2.0 * microbatch).all(), "the last sum is still under way"
+        assert (bucket.reduced == 2.0 * microbatch).all(), "the last sum is still under way"
     owned.finish()
-    assert (part.reduced == 6.0).all() and part.gradients.untyped_storage().size() == 0
+    assert (bucket.reduced == 6.0).all() and bucket.gradients.untyped_storage().size() == 0
 
 
-def test_every_part_of_a_real_model_is_summed() -> None:
+def test_every_bucket_of_a_real_model_is_summed() -> None:
     """The last micro-batch is reduced like the others, in every schedule and stage."""
     stages: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
     for zero in stages:
@@ -292,4 +292,4 @@ def test_every_part_of_a_real_model_is_summed() -> None:
         two_steps(way, mesh)
         operation = "reduce_scatter" if zero else "all_reduce"
         sums = Counter(e.shape for e in mesh.ledger.entries if e.operation == operation and e.shape)
-        assert sum(sums.values()) == 2 * (4 if zero >= 2 else 1) * 7, "two steps, four micro-batches, seven parts"
+        assert sum(sums.values()) == 2 * (4 if zero >= 2 else 1) * 7, "two steps, four micro-batches, seven buckets"

@@ -253,28 +253,28 @@ def stretches(state: TrainState, buffer: Buffer) -> Stretches:
     """A rank's slice of every weight, gradient or moment, padding and all: copies."""
     return {
         span.name: Stretch.at(span.placement, span.first, flat[span.at].clone())
-        for unit, flat in zip(state.units, buffers(state, buffer), strict=True)
-        for span in unit.my_spans()
+        for bucket, flat in zip(state.buckets, buffers(state, buffer), strict=True)
+        for span in bucket.my_spans()
     }
 
 
 def buffers(state: TrainState, buffer: Buffer) -> list[Tensor]:
-    """This rank's slices, one a unit."""
+    """This rank's slices, one a bucket."""
     if buffer in ("master", "reduced"):
-        return [getattr(unit, buffer) for unit in state.units]
+        return [getattr(bucket, buffer) for bucket in state.buckets]
     return [kept[buffer] for kept in state.optimizer_state]
 
 
 def parameters(state: TrainState) -> Stretches:
     """What the layers multiply with, made whole for it: copies of this rank's shards. All ranks call."""
-    for unit in state.units:
-        unit.make_whole()
+    for bucket in state.buckets:
+        bucket.unshard()
     found = {
-        name: Stretch.at(slot.placement, 0, slot.view(unit.parameters).flatten().clone())
-        for name, unit, slot in named_slots(state.units)
+        name: Stretch.at(slot.placement, 0, slot.view(bucket.parameters).flatten().clone())
+        for name, bucket, slot in named_slots(state.buckets)
     }
-    for unit in state.units:
-        unit.drop()
+    for bucket in state.buckets:
+        bucket.reshard()
     return found
 
 
@@ -287,9 +287,9 @@ def outside_weights(state: TrainState) -> float:
     """The largest |number| in this rank's buffers that belongs to no weight: rows that are no tokens, alignment."""
     rests = []
     for buffer in (*KEPT, "reduced"):
-        for unit, flat in zip(state.units, buffers(state, buffer), strict=True):
+        for bucket, flat in zip(state.buckets, buffers(state, buffer), strict=True):
             rest = flat.abs()
-            for span in unit.my_spans():
+            for span in bucket.my_spans():
                 ones = torch.ones(span.placement.shape, dtype=rest.dtype)
                 rest[span.at] *= 1.0 - Stretch.at(span.placement, span.first, rest[span.at]).of(ones)
             rests.append(rest.flatten())

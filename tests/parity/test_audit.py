@@ -136,7 +136,7 @@ def test_the_halves_move_what_an_all_reduce_does() -> None:
 
 def test_gradients_of_replicated_weights_are_summed_once_a_step() -> None:
     state = built(TP8, paper_mesh(TP8.layout, 3))
-    replicated = sum(s.stop - s.start for unit in state.units for s in unit.segments if not s.cut)
+    replicated = sum(s.stop - s.start for bucket in state.buckets for s in bucket.segments if not s.cut)
     sent = on_paper(replace(TP8, sequence_parallel=True), 3)
     assert [(e.axis, e.bytes) for e in sent if e.operation == "all_reduce"] == [
         ("tp", BYTES * replicated),
@@ -150,7 +150,7 @@ def test_gradients_of_replicated_weights_are_summed_once_a_step() -> None:
 def over_dp(zero: Any) -> tuple[dict[str, int], list[Entry]]:
     """(bytes of each part's buffer, what a step of two micro-batches sends over dp but single numbers)"""
     way = Way(dp=2, micro_batch_size=2, zero=zero)
-    sizes = {unit.name: BYTES * unit.size for unit in built(way, paper_mesh(way.layout, 1)).units}
+    sizes = {bucket.name: BYTES * bucket.size for bucket in built(way, paper_mesh(way.layout, 1)).buckets}
     entries = on_paper(way, 1)
     norm = ["world"] if zero else []  # over slices; else over pp and tp, which are one rank here
     numbers = [e.axis for e in entries if e.bytes == BYTES]

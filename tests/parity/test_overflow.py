@@ -66,7 +66,7 @@ def poison(state: TrainState) -> None:
 
     def poisoned(unit: str, *, last: bool) -> None:
         if unit.startswith("blocks."):
-            owner.parts[unit].gradients[0] = float("inf")
+            owner.buckets[unit].gradients[0] = float("inf")
             owner.gradients_ready = ready  # type: ignore[method-assign]
         ready(unit, last=last)
 
@@ -77,8 +77,8 @@ def everything(state: TrainState) -> list[torch.Tensor]:
     """Copies of what a step changes."""
     flat = [
         tensor
-        for unit, kept in zip(state.units, state.optimizer_state, strict=True)
-        for tensor in (unit.master, *kept.values())
+        for bucket, kept in zip(state.buckets, state.optimizer_state, strict=True)
+        for tensor in (bucket.master, *kept.values())
     ]
     return [tensor.clone() for tensor in flat] + [each.values for each in parameters(state).values()]
 

@@ -30,8 +30,8 @@ def seen(case: Case, way: Way, rank: int) -> tuple[dict[tuple[str, str], tuple[i
     state = build_state(config, mesh, VOCAB, CPU)
     mesh.ledger.clear()
     with torch.no_grad():
-        for unit in state.units:
-            unit.master.fill_(0.01)
+        for bucket in state.buckets:
+            bucket.master.fill_(0.01)
     result = train_step(state, microbatches(case, way, 0, mesh), mesh, config.train)
     ledger = mesh.ledger
     return {key: (ledger.counts[key], ledger.bytes[key]) for key in ledger.counts}, result.skipped

@@ -43,28 +43,28 @@ def spoiled(rank: int, spoil: Spoil, step: int = 4) -> Callable[[int], None]:
 
 
 def unit_of(state: TrainState, name: str) -> tuple[Any, Any]:
-    return next((u, m) for u, m in zip(state.units, state.optimizer_state, strict=True) if u.name == name)
+    return next((u, m) for u, m in zip(state.buckets, state.optimizer_state, strict=True) if u.name == name)
 
 
 def weight(part: str, name: str, what: str = "master") -> Spoil:
     def spoil(state: TrainState) -> None:
-        unit, kept = unit_of(state, part)
-        span = next(span for span in unit.my_spans() if span.name == f"{part}.{name}")
-        flip(({"master": unit.master} | kept)[what][span.at])
+        bucket, kept = unit_of(state, part)
+        span = next(span for span in bucket.my_spans() if span.name == f"{part}.{name}")
+        flip(({"master": bucket.master} | kept)[what][span.at])
 
     return spoil
 
 
 def replicated(state: TrainState) -> None:
     """The first weight that tp does not cut, of a rank's slice."""
-    unit, _ = unit_of(state, "blocks.0")
-    flip(unit.master[next(span.at for span in unit.my_spans() if span.placement.dim is None)])
+    bucket, _ = unit_of(state, "blocks.0")
+    flip(bucket.master[next(span.at for span in bucket.my_spans() if span.placement.dim is None)])
 
 
 def parameters(state: TrainState) -> None:
-    unit, _ = unit_of(state, "blocks.0")
-    unit.make_whole()
-    flip(unit.parameters, unit.slots[0].start)
+    bucket, _ = unit_of(state, "blocks.0")
+    bucket.unshard()
+    flip(bucket.parameters, bucket.slots[0].start)
 
 
 def one_step_skipped(state: TrainState) -> None:

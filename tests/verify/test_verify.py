@@ -122,30 +122,30 @@ def no_sum_of_replicated_weights(rank: int) -> None:
 
 
 def one_wrong_gradient_on_rank_1(rank: int) -> None:
-    from colonnade.data_parallel.buckets import FlatUnit
+    from colonnade.data_parallel.buckets import Bucket
 
-    finish = FlatUnit.finish_reduction
+    finish = Bucket.finish_reduction
 
-    def wrong(self: FlatUnit) -> None:
+    def wrong(self: Bucket) -> None:
         finish(self)
         if rank == 1 and self.name == "blocks.0":
             name = {slot.placement.name: slot for slot in self.slots}["mlp.up.weight"]
             self.reduced[name.start + 3] += 0.5
 
-    FlatUnit.finish_reduction = wrong  # type: ignore[method-assign]
+    Bucket.finish_reduction = wrong  # type: ignore[method-assign]
 
 
 def nothing_published(rank: int) -> None:
-    from colonnade.data_parallel.buckets import FlatUnit
+    from colonnade.data_parallel.buckets import Bucket
 
-    FlatUnit.publish = lambda self: None  # type: ignore[method-assign]
+    Bucket.publish = lambda self: None  # type: ignore[method-assign]
 
 
 def a_weight_that_is_not_kept(rank: int) -> None:
-    from colonnade.data_parallel.buckets import FlatUnit
+    from colonnade.data_parallel.buckets import Bucket
 
-    spans = FlatUnit.my_spans
-    FlatUnit.my_spans = lambda self: (  # type: ignore[method-assign]
+    spans = Bucket.my_spans
+    Bucket.my_spans = lambda self: (  # type: ignore[method-assign]
         span for span in spans(self) if rank == 0 or span.name != "blocks.1.mlp.down.weight"
     )
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from colonnade.architecture.gpt import TABLE
 from colonnade.checkpoint.checksum import Checksum
-from colonnade.data_parallel.buckets import FlatUnit
+from colonnade.data_parallel.buckets import Bucket
 from colonnade.errors import CheckpointError
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.collectives import all_reduce, where_unequal
@@ -43,9 +43,9 @@ Named = Iterator[tuple[str, Tensor]]
 class Copies:
     """What a rank holds that others hold too."""
 
-    units: Sequence[FlatUnit]
+    buckets: Sequence[Bucket]
     optimizer_state: Sequence[State]
-    """One a unit: of this rank's slice."""
+    """One per bucket: of this rank's slice."""
     mesh: Mesh
 
     def check(self, what: str, counts: Mapping[str, float]) -> None:
@@ -74,28 +74,28 @@ class Copies:
         return found
 
     def _over_dp(self, detail: bool) -> Named:
-        for unit, kept in zip(self.units, self.optimizer_state, strict=True):
-            for name, at, _ in _slots(unit, detail):
-                if unit.storage.zero == 0:
-                    yield from _state(name, unit, kept, at)
-                yield from _parameters(name, unit, at)
+        for bucket, kept in zip(self.buckets, self.optimizer_state, strict=True):
+            for name, at, _ in _slots(bucket, detail):
+                if bucket.storage.zero == 0:
+                    yield from _state(name, bucket, kept, at)
+                yield from _parameters(name, bucket, at)
 
     def _over_tp(self, detail: bool) -> Named:
-        for unit, kept in zip(self.units, self.optimizer_state, strict=True):
-            for name, at, cut in _slices(unit, detail):
+        for bucket, kept in zip(self.buckets, self.optimizer_state, strict=True):
+            for name, at, cut in _slices(bucket, detail):
                 if not cut:
-                    yield from _state(name, unit, kept, at)
-            for name, at, cut in _slots(unit, detail):
+                    yield from _state(name, bucket, kept, at)
+            for name, at, cut in _slots(bucket, detail):
                 if not cut:
-                    yield from _parameters(name, unit, at)
+                    yield from _parameters(name, bucket, at)
 
     def _over_ends(self, detail: bool) -> Named:
-        for unit, kept in zip(self.units, self.optimizer_state, strict=True):
-            if unit.name == TABLE:
-                for name, at, _ in _slices(unit, detail):
-                    yield from _state(name, unit, kept, at)
-                for name, at, _ in _slots(unit, detail):
-                    yield from _parameters(name, unit, at)
+        for bucket, kept in zip(self.buckets, self.optimizer_state, strict=True):
+            if bucket.name == TABLE:
+                for name, at, _ in _slices(bucket, detail):
+                    yield from _state(name, bucket, kept, at)
+                for name, at, _ in _slots(bucket, detail):
+                    yield from _parameters(name, bucket, at)
 
 
 class _Sums:
@@ -116,40 +116,40 @@ class _Sums:
         return self._known[name]
 
 
-def _slots(unit: FlatUnit, detail: bool) -> Iterator[tuple[str, slice, bool]]:
+def _slots(bucket: Bucket, detail: bool) -> Iterator[tuple[str, slice, bool]]:
     """(name, place in the whole buffer, whether tp cuts it) of each weight, or of each segment."""
     if detail:
-        for slot in unit.slots:
-            yield f"{unit.name}.{slot.placement.name}", slice(slot.start, slot.stop), slot.placement.dim is not None
+        for slot in bucket.slots:
+            yield f"{bucket.name}.{slot.placement.name}", slice(slot.start, slot.stop), slot.placement.dim is not None
         return
-    for number, segment in enumerate(unit.segments):
-        yield f"{unit.name}, segment {number}", slice(segment.start, segment.stop), segment.cut
+    for number, segment in enumerate(bucket.segments):
+        yield f"{bucket.name}, segment {number}", slice(segment.start, segment.stop), segment.cut
 
 
-def _slices(unit: FlatUnit, detail: bool) -> Iterator[tuple[str, slice, bool]]:
+def _slices(bucket: Bucket, detail: bool) -> Iterator[tuple[str, slice, bool]]:
     """The same of what lies in this rank's slice, with places in that."""
     if detail:
-        for span in unit.my_spans():
+        for span in bucket.my_spans():
             yield span.name, span.at, span.placement.dim is not None
         return
-    which = "" if unit.storage.zero == 0 else " of the slice"
-    for number, (segment, at) in enumerate(unit.my_segments()):
-        yield f"{unit.name}, segment {number}{which}", at, segment.cut
+    which = "" if bucket.storage.zero == 0 else " of the slice"
+    for number, (segment, at) in enumerate(bucket.my_segments()):
+        yield f"{bucket.name}, segment {number}{which}", at, segment.cut
 
 
-def _state(name: str, unit: FlatUnit, kept: State, at: slice) -> Named:
-    yield name, unit.master[at]
+def _state(name: str, bucket: Bucket, kept: State, at: slice) -> Named:
+    yield name, bucket.master[at]
     for what, flat in kept.items():
         yield f"optimizer.{what}.{name}", flat[at]
 
 
-def _parameters(name: str, unit: FlatUnit, at: slice) -> Named:
-    """The weights as layers have them, where a rank has them whole and they are not the master weights themselves."""
-    zero, dtype = unit.storage.zero, unit.storage.dtype
-    if zero == 3 or (zero == 0 and dtype == unit.storage.exact):
+def _parameters(name: str, bucket: Bucket, at: slice) -> Named:
+    """The weights as layers have them, where a rank has all of them and they are not the master weights themselves."""
+    zero, dtype = bucket.storage.zero, bucket.storage.dtype
+    if zero == 3 or (zero == 0 and dtype == bucket.storage.exact):
         return
-    unit.make_whole()  # what the last step has sent on its way
-    yield f"parameters ({str(dtype).removeprefix('torch.')}) {name}", unit.parameters[at]
+    bucket.unshard()  # what the last step has sent on its way
+    yield f"parameters ({str(dtype).removeprefix('torch.')}) {name}", bucket.parameters[at]
 
 
 def _compare(axis: Axis, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, str]:

@@ -1,11 +1,11 @@
-"""Flat buffers: each part of the model (a table, a block, a head) keeps its numbers in a few long tensors.
+"""Buckets: each of the model's (a table, a block, a head) keeps the numbers of its weights in a few flat buffers.
 
     parameters   compute type    what the layers multiply with; each weight is a view of it
     gradients    fp32 (fp64)     each weight's `.grad` is a view of it: backward adds to it
     master       fp32 (fp64)     what the optimizer updates; the parameters themselves unless they are 16-bit
     reduced      fp32 (fp64)     the gradients that the optimizer reads, summed over dp
 
-Within a part, weights are laid out in segments of one kind, so that the optimizer and the gradient norm work on a few
+Within a bucket, weights are laid out in segments of one kind, so that the optimizer and the gradient norm work on a few
 long slices:
 
     [ decayed, cut over tp | decayed, replicated | not decayed, cut | not decayed, replicated | padding ]
@@ -13,16 +13,16 @@ long slices:
 (behind replicated ones, those whose gradients are partial sums over tp)
 
 **ZeRO** (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020): every
-buffer is cut over dp into equal slices, wherever the cuts fall. The stage says which buffers a rank has whole between
+buffer is cut over dp into equal slices, wherever the cuts fall. The stage says which buffers a rank has in full between
 uses, and of which it has only `mine`, its slice:
 
     stage    parameters    gradients    master, moments
-      0      whole         whole        whole
-      1      whole         whole        mine
-      2      whole         mine         mine
+      0      full          full         full
+      1      full          full         mine
+      2      full          mine         mine
       3      mine          mine         mine
 
-What is not whole is made whole while it is needed and freed afterwards; `zero.py` decides when.
+What a rank has only a slice of is gathered while it is needed and freed afterwards; `zero.py` decides when.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ from colonnade.tensor_parallel.placement import Placement
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a weight lies in its part's buffers."""
+    """Where a weight lies in its bucket."""
 
     placement: Placement
     start: int
@@ -51,20 +51,20 @@ class Slot:
         return self.start + self.placement.parameter.numel()
 
     def view(self, flat: Tensor) -> Tensor:
-        """The weight's part of a whole flat buffer, in the weight's shape."""
+        """The weight in a flat buffer that is not cut, in the weight's shape."""
         return flat[self.start : self.stop].view(self.placement.parameter.shape)
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of a part's buffers whose weights are treated alike."""
+    """A range of a bucket whose weights are treated alike."""
 
     start: int
     stop: int
     decayed: bool
     """Whether weight decay applies: to matrices, not to biases and norms."""
     cut: bool
-    """Whether each tp rank has a part of its own (else all have the same)."""
+    """Whether each tp rank has a shard of its own (else all have the same)."""
     is_partial: bool = False
     """Whether gradients of replicated weights are partial sums over tp."""
 
@@ -101,8 +101,8 @@ class Storage:
         return torch.promote_types(self.dtype, torch.float32)
 
 
-class FlatUnit:
-    """The flat buffers of one part, and where its weights lie in them. Takes the weights over: they become views."""
+class Bucket:
+    """The flat buffers of some weights, and where each lies in them. Takes the weights over: they become views."""
 
     def __init__(self, name: str, places: Sequence[Placement], dp: Axis, storage: Storage) -> None:
         self.name, self.dp, self.storage = name, dp, storage
@@ -120,7 +120,7 @@ class FlatUnit:
             parameter.grad = slot.view(self.gradients)
         self._arriving: Pending | None = None
         self._summing: tuple[Tensor, Pending] | None = None
-        self._is_whole = storage.zero < 3
+        self._is_unsharded = storage.zero < 3
         if storage.zero == 3:
             _free(self.parameters)
         if storage.zero >= 2:
@@ -161,26 +161,26 @@ class FlatUnit:
             self._arriving = all_gather_into_(self.parameters, self.shard, self.dp)
 
     def fetch(self) -> None:
-        """Start making the parameters whole, where they are not."""
-        if self._is_whole:
+        """Start gathering the parameters, where a rank has only its slice."""
+        if self._is_unsharded:
             return
         _allocate(self.parameters)
         self._arriving = all_gather_into_(self.parameters, self.shard, self.dp)
-        self._is_whole = True
+        self._is_unsharded = True
 
-    def make_whole(self) -> None:
-        """Return when the parameters are whole."""
+    def unshard(self) -> None:
+        """Return when all parameters are there."""
         self.fetch()
         if self._arriving is not None:
             self._arriving.wait()
             self._arriving = None
 
-    def drop(self) -> None:
+    def reshard(self) -> None:
         """ZeRO 3: forget all but this rank's slice of the parameters."""
-        if self.storage.zero == 3 and self._is_whole:
-            self.make_whole()  # what is under way must not land in memory that is somebody else's by then
+        if self.storage.zero == 3 and self._is_unsharded:
+            self.unshard()  # what is under way must not land in memory that is somebody else's by then
             _free(self.parameters)
-            self._is_whole = False
+            self._is_unsharded = False
 
     # --- gradients ----------------------------------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class FlatUnit:
 
     @property
     def sum_holds_memory(self) -> bool:
-        """Whether there is memory that only a sum under way needs: the whole gradients of ZeRO 2 and 3, a copy in 16
+        """Whether there is memory that only a sum under way needs: the full gradients of ZeRO 2 and 3, a copy in 16
         bits.
         """
         return self.storage.zero >= 2 or self.storage.reduce_dtype is not None
@@ -255,21 +255,21 @@ class FlatUnit:
                 yield Span(f"{self.name}.{slot.placement.name}", slot.placement, first, at)
 
     def _mine_of(self, start: int, stop: int) -> slice:
-        """A stretch of the whole buffer, seen from the start of this rank's slice; empty where it lies outside."""
+        """A range of the buffer, seen from the start of this rank's slice; empty where it lies outside."""
         first, last = max(start, self.mine.start), min(stop, self.mine.stop)
         return slice(first - self.mine.start, max(first, last) - self.mine.start)
 
 
-def flatten(parts: Mapping[str, Sequence[Placement]], dp: Axis, storage: Storage) -> list[FlatUnit]:
-    """Flat buffers for every part, in their order."""
-    return [FlatUnit(name, places, dp, storage) for name, places in parts.items()]
+def flatten(named: Mapping[str, Sequence[Placement]], dp: Axis, storage: Storage) -> list[Bucket]:
+    """A bucket for each name's weights, in their order."""
+    return [Bucket(name, places, dp, storage) for name, places in named.items()]
 
 
-def named_slots(units: Sequence[FlatUnit]) -> Iterator[tuple[str, FlatUnit, Slot]]:
-    """(logical weight name, unit, slot) of every weight."""
-    for unit in units:
-        for slot in unit.slots:
-            yield f"{unit.name}.{slot.placement.name}", unit, slot
+def named_slots(buckets: Sequence[Bucket]) -> Iterator[tuple[str, Bucket, Slot]]:
+    """(logical weight name, bucket, slot) of every weight."""
+    for bucket in buckets:
+        for slot in bucket.slots:
+            yield f"{bucket.name}.{slot.placement.name}", bucket, slot
 
 
 def _lay_out(places: Sequence[Placement]) -> tuple[list[Slot], list[Segment], int]:
@@ -277,12 +277,12 @@ def _lay_out(places: Sequence[Placement]) -> tuple[list[Slot], list[Segment], in
         return place.parameter.ndim < 2, place.dim is None, place.is_partial
 
     slots, segments, at = [], [], 0
-    for (plain, whole, is_partial), group in groupby(sorted(places, key=kind), key=kind):
+    for (plain, replicated, is_partial), group in groupby(sorted(places, key=kind), key=kind):
         first = at
         for place in group:
             slots.append(Slot(place, at))
             at += up(place.parameter.numel(), ALIGNMENT)
-        segments.append(Segment(first, at, decayed=not plain, cut=not whole, is_partial=is_partial))
+        segments.append(Segment(first, at, decayed=not plain, cut=not replicated, is_partial=is_partial))
     return slots, segments, at
 
 
@@ -292,7 +292,7 @@ def _on_the_host(x: Tensor) -> Tensor:
 
 
 def _free(buffer: Tensor) -> None:
-    """Give a whole buffer's memory back; its views stay, and are of use again once it is allocated."""
+    """Give a buffer's memory back; its views stay, and are of use again once it is allocated."""
     buffer.untyped_storage().resize_(0)
 
 

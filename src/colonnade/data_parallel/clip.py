@@ -1,14 +1,14 @@
 """The norm of all gradients of the model, each weight counted once, and the factor that clips it.
 
-A weight that is cut over tp is counted by every tp rank (each has a part of it), a replicated one by tp rank 0 alone; a
-token table that the last pipeline stage shares with the first is counted by the first.
+A weight that is cut over tp is counted by every tp rank (each has a shard of it), a replicated one by tp rank 0 alone;
+a token table that the last pipeline stage shares with the first is counted by the first.
 """
 
 import torch
 from torch import Tensor
 
 from colonnade.architecture.gpt import TABLE
-from colonnade.data_parallel.buckets import FlatUnit, Segment
+from colonnade.data_parallel.buckets import Bucket, Segment
 from colonnade.data_parallel.zero import Ownership
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Axis, Mesh
@@ -23,12 +23,12 @@ def gradient_norm(owned: Ownership) -> Tensor:
     """
     mesh = owned.mesh
     squares = [
-        squared_norm(part.reduced[at])
-        for part in owned.parts.values()
-        for segment, at in part.my_segments()
-        if is_counted(segment, mesh.tp) and not _is_copy(part, mesh)
+        squared_norm(bucket.reduced[at])
+        for bucket in owned.buckets.values()
+        for segment, at in bucket.my_segments()
+        if is_counted(segment, mesh.tp) and not _is_copy(bucket, mesh)
     ]
-    device = next(iter(owned.parts.values())).reduced.device
+    device = next(iter(owned.buckets.values())).reduced.device
     mine = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=device)
     return all_reduce(mine, mesh.world if owned.zero else mesh.model).sqrt()
 
@@ -45,5 +45,5 @@ def is_counted(segment: Segment, tp: Axis) -> bool:
     return segment.cut or tp.rank == 0
 
 
-def _is_copy(part: FlatUnit, mesh: Mesh) -> bool:
-    return part.name == TABLE and mesh.pp.rank > 0
+def _is_copy(bucket: Bucket, mesh: Mesh) -> bool:
+    return bucket.name == TABLE and mesh.pp.rank > 0

@@ -3,14 +3,14 @@
 Whoever runs the model tells what it is about to use and what it is done with; ownership does the rest.
 
     expect           the uses that come, in their order           plan of the gathers
-    acquire          before a unit runs, forward or backward      its parameters are whole; the next unit's on their way
+    acquire          before a unit runs, forward or backward      its parameters are there; the next unit's on their way
     release          after it                                     ZeRO 3: they are a slice again, unless needed next
     gradients_ready  backward is through, for a micro-batch       its gradients are on their way (ZeRO 2, 3; else: last)
     finish           after the last micro-batch                   `reduced` is the sum over all ranks
     publish          after the optimizer                          ZeRO 1, 2: parameters on their way to the next forward
 
-A unit (what runs) needs the weights of parts (what is owned): a head with tied embeddings needs the token table, which
-is a part of its own. A part's gradients are complete when those of the first unit that needs it are.
+A unit (what runs) needs the weights of buckets (what is owned): a head with tied embeddings needs the token table,
+which is a bucket of its own. A bucket's gradients are complete when those of the first unit that needs it are.
 """
 
 from collections import deque
@@ -19,17 +19,17 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from colonnade.architecture.gpt import TABLE
-from colonnade.data_parallel.buckets import FlatUnit
+from colonnade.data_parallel.buckets import Bucket
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Mesh
 
 
 class Ownership:
-    """Every part's buffers on this rank, made whole and summed in time."""
+    """Every bucket of this rank, gathered and summed in time."""
 
     def __init__(
         self,
-        units: Sequence[FlatUnit],
+        buckets: Sequence[Bucket],
         needs: Mapping[str, Sequence[str]],
         mesh: Mesh,
         *,
@@ -37,18 +37,19 @@ class Ownership:
         sequence_parallel: bool = False,
         tied: bool = False,
     ) -> None:
-        """`needs`: this rank's units in the order of the model, each with the parts whose weights it multiplies with.
+        """`needs`: this rank's units in the order of the model, each with the buckets whose weights it multiplies with.
 
         `sequence_parallel`: each tp rank's gradients of replicated weights are of its part of the sequence alone.
         `tied`: the token table of the first stage is the output layer of the last.
         """
         self.mesh, self.zero, self.sequence_parallel, self.tied = mesh, zero, sequence_parallel, tied
-        self.parts = {unit.name: unit for unit in units}
-        self._needs = {unit: [self.parts[part] for part in parts] for unit, parts in needs.items()}
-        self._completes = _first_needed(needs)
+        self.buckets = {bucket.name: bucket for bucket in buckets}
+        self._needs = {unit: [self.buckets[name] for name in names] for unit, names in needs.items()}
+        completes = _first_needed(needs)
+        self._completes = {unit: [self.buckets[name] for name in names] for unit, names in completes.items()}
         self._uses: Sequence[str] = ()
         self._at = 0
-        self._reducing: deque[FlatUnit] = deque()
+        self._reducing: deque[Bucket] = deque()
 
     # --- parameters ---------------------------------------------------------------------------------------------------
 
@@ -61,62 +62,62 @@ class Ownership:
         assert self._uses[self._at] == unit, f"{unit} comes where {self._uses[self._at]} was expected"
         self._at += 1
         self.mesh.ledger.unit = unit
-        for part in self._needs[unit]:
-            part.make_whole()
+        for bucket in self._needs[unit]:
+            bucket.unshard()
         if gradients:
             self.open(unit)
-        for part in self._next():
-            part.fetch()
+        for bucket in self._next():
+            bucket.fetch()
 
     def release(self, unit: str) -> None:
         """`unit` has run."""
         kept = self._next()
-        for part in self._needs[unit]:
-            if part not in kept:
-                part.drop()
+        for bucket in self._needs[unit]:
+            if bucket not in kept:
+                bucket.reshard()
 
-    def _next(self) -> list[FlatUnit]:
+    def _next(self) -> list[Bucket]:
         return self._needs[self._uses[self._at]] if self._at < len(self._uses) else []
 
     def publish(self) -> None:
         """Hand all master weights, new from the optimizer or a checkpoint, to the layers."""
-        for part in self.parts.values():
-            self.mesh.ledger.unit = part.name
-            part.publish()
+        for bucket in self.buckets.values():
+            self.mesh.ledger.unit = bucket.name
+            bucket.publish()
         self.mesh.ledger.unit = ""
 
     # --- gradients ----------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Before the first micro-batch of a step: no gradients yet."""
-        for part in self.parts.values():
-            part.zero_gradients()
+        for bucket in self.buckets.values():
+            bucket.zero_gradients()
 
     def open(self, unit: str) -> None:
         """Return when there is memory to add the gradients of `unit`'s weights to."""
-        for part in self._needs[unit]:
-            part.open_gradients()
+        for bucket in self._needs[unit]:
+            bucket.open_gradients()
 
     def gradients_ready(self, unit: str, *, last: bool) -> None:
         """All of a micro-batch's gradients of `unit` are there; `last`: of the step's last micro-batch."""
         if not last and self.zero < 2:
             return
         self.mesh.ledger.unit = unit
-        for part in self._completes[unit]:
-            if self.parts[part].sum_holds_memory:
+        for bucket in self._completes[unit]:
+            if bucket.sum_holds_memory:
                 while len(self._reducing) > 1:  # one sum goes on behind backward; more would hold more memory
                     self._reducing.popleft().finish_reduction()
-            self.parts[part].start_reduction()
-            self._reducing.append(self.parts[part])
+            bucket.start_reduction()
+            self._reducing.append(bucket)
 
     def finish(self) -> None:
-        """Return when `reduced` of every part is the sum over all ranks that have a share in it."""
+        """Return when `reduced` of every bucket is the sum over all ranks that have a share in it."""
         while self._reducing:
             self._reducing.popleft().finish_reduction()
         self.mesh.ledger.unit = ""
         self._sum_replicated()
-        if self.tied and TABLE in self.parts:
-            tied = self.parts[TABLE].reduced
+        if self.tied and TABLE in self.buckets:
+            tied = self.buckets[TABLE].reduced
             self.mesh.ledger.unit = TABLE
             tied.copy_(all_reduce(tied, self.mesh.ends))
         self.mesh.ledger.unit = ""
@@ -124,12 +125,12 @@ class Ownership:
     @torch.no_grad()
     def _sum_replicated(self) -> None:
         """Sum over tp the gradients of weights that tp ranks have alike and have seen different shares of, in one
-        all-reduce: all of them under sequence parallelism, else those of which each rank uses a part.
+        all-reduce: all of them under sequence parallelism, else those of which each rank uses a shard.
         """
         mine = [
-            part.reduced[at]
-            for part in self.parts.values()
-            for segment, at in part.my_segments()
+            bucket.reduced[at]
+            for bucket in self.buckets.values()
+            for segment, at in bucket.my_segments()
             if segment.is_partial or (self.sequence_parallel and not segment.cut)
         ]
         if not mine:
@@ -140,10 +141,10 @@ class Ownership:
 
 
 def _first_needed(needs: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Each unit with the parts that it is the first to need: backward leaves those last there."""
+    """Each unit with the buckets that it is the first to need: backward leaves those last there."""
     completes: dict[str, list[str]] = {unit: [] for unit in needs}
     seen: set[str] = set()
-    for unit, parts in needs.items():
-        completes[unit] = [part for part in parts if part not in seen]
-        seen.update(parts)
+    for unit, buckets in needs.items():
+        completes[unit] = [bucket for bucket in buckets if bucket not in seen]
+        seen.update(buckets)
     return completes

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from colonnade.architecture.activations import Handed, Kept
 from colonnade.architecture.statement import Architecture, Weight
 from colonnade.config.schema import ParallelConfig, TrainConfig
-from colonnade.data_parallel.buckets import FlatUnit, flatten
+from colonnade.data_parallel.buckets import Bucket, flatten
 from colonnade.data_parallel.zero import Ownership
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.ledger import Site
@@ -165,7 +165,7 @@ def _holding(axis: Axis, mesh: Mesh) -> Axis:
 
 def _buckets(
     weights: Mapping[str, Sequence[Weight]], parallel: ParallelConfig, train: TrainConfig, mesh: Mesh
-) -> list[FlatUnit]:
+) -> list[Bucket]:
     """Flat buffers of one tp rank's shards."""
     placements = {
         bucket: [_placement(weight, parallel.tp) for weight in of_bucket] for bucket, of_bucket in weights.items()

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from colonnade.data_parallel.buckets import FlatUnit
+from colonnade.data_parallel.buckets import Bucket
 from colonnade.pipeline.chunk import Owner
 
 
@@ -60,7 +60,7 @@ class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class Watch:
     """Stands before a stage's owner: looks at what is alive whenever a chunk asks it for something."""
 
-    def __init__(self, owner: Owner, buckets: Sequence[FlatUnit], live: LiveTensors) -> None:
+    def __init__(self, owner: Owner, buckets: Sequence[Bucket], live: LiveTensors) -> None:
         self.owner, self.live = owner, live
         self.activations = self.buffers = 0
         """[bytes] The most at once: of what a step makes, and of buffers beside those that are always there."""

@@ -49,9 +49,9 @@ PATIENCE = 1800.0  # seconds, at least, that ranks wait for each other's writing
 def shards_of(state: TrainState) -> list[Shard]:
     """Every box of weights and moments that this rank owns, as views: of its slices, under ZeRO."""
     found: list[Shard] = []
-    for unit, kept in zip(state.units, state.optimizer_state, strict=True):
-        flats = {"": unit.master, **{f"{OPTIMIZER}{name}.": flat for name, flat in kept.items()}}
-        for span in unit.my_spans():
+    for bucket, kept in zip(state.buckets, state.optimizer_state, strict=True):
+        flats = {"": bucket.master, **{f"{OPTIMIZER}{name}.": flat for name, flat in kept.items()}}
+        for span in bucket.my_spans():
             for prefix, flat in flats.items():
                 found += stretch(prefix + span.name, span.placement, flat[span.at], span.first)
     return found
@@ -99,7 +99,7 @@ class Checkpoints:
     def compare(self, state: TrainState) -> None:
         """CheckpointError on all ranks unless all copies of `state` are equal; every rank calls this."""
         counts = {"step": state.step, "samples": state.samples, "skipped steps": state.skipped}
-        copies = Copies(state.units, state.optimizer_state, self.mesh)
+        copies = Copies(state.buckets, state.optimizer_state, self.mesh)
         copies.check(f"Step {state.step}", {**counts, "loss scale": state.loss_scale.value})
 
     def _compared(self, state: TrainState) -> list[Shard]:

@@ -9,7 +9,7 @@ import torch
 from colonnade.architecture.families import architecture_of
 from colonnade.architecture.statement import Unit
 from colonnade.config.schema import Config, ModelConfig, ParallelConfig, TrainConfig
-from colonnade.data_parallel.buckets import FlatUnit, Storage, flatten
+from colonnade.data_parallel.buckets import Bucket, Storage, flatten
 from colonnade.data_parallel.pieces import pieces_of
 from colonnade.data_parallel.zero import Ownership
 from colonnade.mesh.mesh import Axis, Mesh
@@ -38,9 +38,9 @@ class TrainState:
     """This stage of the model, its flat buffers and optimizer state, and how far the run is."""
 
     model: GPT
-    units: list[FlatUnit]
+    buckets: list[Bucket]
     optimizer_state: list[State]
-    """One a unit: the rule's, of this rank's slice."""
+    """One per bucket: the rule's, of this rank's slice."""
     pieces: list[Piece]
     """What the optimizer steps through: views of the buffers."""
     ownership: Ownership
@@ -62,7 +62,7 @@ class TrainState:
     @property
     def num_weights(self) -> int:
         """Weights of this stage, by which the optimizer numbers them."""
-        return sum(len(unit.slots) for unit in self.units)
+        return sum(len(bucket.slots) for bucket in self.buckets)
 
 
 def build_model(
@@ -86,9 +86,9 @@ def build_state(config: Config, mesh: Mesh, vocab_size: int, device: torch.devic
         initialize_(model, mesh.tp, config.train.seed)
     else:
         _clear_(model)
-    units = flatten(named_placements(model.parts(), mesh.tp), mesh.reduce, storage_of(config.train, parallel, device))
+    buckets = flatten(named_placements(model.parts(), mesh.tp), mesh.reduce, storage_of(config.train, parallel, device))
     owner = Ownership(
-        units,
+        buckets,
         {unit: model.needs(unit) for unit in names},
         mesh,
         zero=parallel.zero,
@@ -97,13 +97,13 @@ def build_state(config: Config, mesh: Mesh, vocab_size: int, device: torch.devic
     )
     runner = runner_of(parallel, every, model, owner, model.parallel.weight_gradients, mesh.pp, device)
     optimizer = _optimizer(config)
-    optimizer_state: list[State] = [optimizer.init(unit.master) for unit in units]
+    optimizer_state: list[State] = [optimizer.init(bucket.master) for bucket in buckets]
     return TrainState(
         model=model,
         drawn=draw,
-        units=units,
+        buckets=buckets,
         optimizer_state=optimizer_state,
-        pieces=pieces_of(units, optimizer_state, mesh.tp),
+        pieces=pieces_of(buckets, optimizer_state, mesh.tp),
         ownership=owner,
         runner=runner,
         inference=Inference(runner.chunks, model, mesh.pp, owner),

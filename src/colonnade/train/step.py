@@ -90,8 +90,8 @@ def update_(state: TrainState, norm: Tensor, mesh: Mesh, train: TrainConfig) -> 
         if overflow:
             state.skipped += 1
             return rate, True
-    for unit in state.units:
-        unit.bring_gradients()
+    for bucket in state.buckets:
+        bucket.bring_gradients()
     shared = mesh.stage if state.ownership.zero else mesh.tp  # the ranks that have parts of the same weights
     state.optimizer.update_(
         state.pieces,

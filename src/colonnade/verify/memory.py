@@ -45,12 +45,12 @@ def _row(name: str, predicted: int, measured: int) -> str:
 
 def _taken(state: TrainState, watch: Watch) -> Memory:
     """What is held between steps, and the most that came on top of it."""
-    units, kept = state.units, state.optimizer_state
-    parameters = [buffer for unit in units for buffer in (unit.parameters, unit.shard)]
-    gradients = [buffer for unit in units for buffer in (unit.gradients, unit.reduced)]
-    rule = [unit.master for unit in units] + [flat for each in kept for flat in each.values()]
-    offloaded = any(unit.storage.offload for unit in units)
-    brought = [unit.applied for unit in units] if offloaded else []
+    buckets, kept = state.buckets, state.optimizer_state
+    parameters = [buffer for bucket in buckets for buffer in (bucket.parameters, bucket.shard)]
+    gradients = [buffer for bucket in buckets for buffer in (bucket.gradients, bucket.reduced)]
+    rule = [bucket.master for bucket in buckets] + [flat for each in kept for flat in each.values()]
+    offloaded = any(bucket.storage.offload for bucket in buckets)
+    brought = [bucket.applied for bucket in buckets] if offloaded else []
     every = storage_bytes([*parameters, *gradients, *rule, *brought])
     apart = every - storage_bytes(parameters) - storage_bytes(gradients)
     return Memory(
@@ -66,7 +66,7 @@ def _taken(state: TrainState, watch: Watch) -> Memory:
 @contextmanager
 def _watched(state: TrainState, live: LiveTensors) -> Iterator[Watch]:
     """A step that runs within this is watched."""
-    watch, runner = Watch(state.ownership, state.units, live), state.runner
+    watch, runner = Watch(state.ownership, state.buckets, live), state.runner
     owners = [chunk.owner for chunk in runner.chunks]
     state.runner = replace(runner, owner=watch)
     for chunk in runner.chunks:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from colonnade.checkpoint.plan import Box, shards_of_span
 from colonnade.config.schema import Config
-from colonnade.data_parallel.buckets import FlatUnit, named_slots
+from colonnade.data_parallel.buckets import Bucket, named_slots
 from colonnade.launch.join import joined
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
@@ -55,20 +55,20 @@ def trace(config: Config, output: Path, steps: int) -> None:
 
 def _run(config: Config, corpus: Corpus, mesh: Mesh, device: torch.device, steps: int) -> Iterator[Part]:
     state = build_state(config, mesh, corpus.vocab_size, device)
-    seen = SeenGradients(state.optimizer, state.units)
+    seen = SeenGradients(state.optimizer, state.buckets)
     state.optimizer = seen
     order = _backward_order(state, mesh)
-    yield from _boxes("weight", 0, state.units, [unit.master for unit in state.units])
+    yield from _boxes("weight", 0, state.buckets, [bucket.master for bucket in state.buckets])
     for step in range(1, steps + 1):
         mesh.ledger.begin_step(step)
         result = _step(state, config, corpus, mesh, device)
         yield from _scalars(step, {"loss": result.loss, "overflow": float(result.skipped)})
         yield from sorted(seen.taken(step, result.loss_scale), key=lambda part: order[part.number.name])
         yield from _scalars(step, {} if result.skipped else {"gradient norm": result.grad_norm})
-    yield from _boxes("weight", steps, state.units, [unit.master for unit in state.units])
+    yield from _boxes("weight", steps, state.buckets, [bucket.master for bucket in state.buckets])
     for name in state.optimizer_state[0]:
-        yield from _boxes(f"optimizer {name}", steps, state.units, [kept[name] for kept in state.optimizer_state])
-    yield from _parameters(steps, state.units)
+        yield from _boxes(f"optimizer {name}", steps, state.buckets, [kept[name] for kept in state.optimizer_state])
+    yield from _parameters(steps, state.buckets)
 
 
 def _step(state: TrainState, config: Config, corpus: Corpus, mesh: Mesh, device: torch.device) -> StepResult:
@@ -87,7 +87,7 @@ class SeenGradients:
     """
 
     optimizer: Optimizer
-    units: Sequence[FlatUnit]
+    buckets: Sequence[Bucket]
     _gradients: list[Tensor] = field(default_factory=list)
 
     def init(self, weights: Tensor) -> dict[str, Tensor]:
@@ -105,7 +105,7 @@ class SeenGradients:
         total: Total,
     ) -> None:
         """As `Optimizer.update_`."""
-        self._gradients = [unit.applied.clone() for unit in self.units]
+        self._gradients = [bucket.applied.clone() for bucket in self.buckets]
         self.optimizer.update_(
             pieces, step=step, learning_rate=learning_rate, factor=factor, num_weights=num_weights, total=total
         )
@@ -114,29 +114,29 @@ class SeenGradients:
         """This rank's boxes of the gradients of the last step, without the loss scale; none if it was skipped."""
         flats, self._gradients = self._gradients, []
         if flats:
-            yield from _boxes("gradient", step, self.units, [flat / loss_scale for flat in flats])
+            yield from _boxes("gradient", step, self.buckets, [flat / loss_scale for flat in flats])
 
 
-def _boxes(what: str, step: int, units: Sequence[FlatUnit], flats: Sequence[Tensor]) -> Iterator[Part]:
-    """This rank's boxes of every tensor, where `flats` has a number for each element of the units' slices."""
-    for unit, flat in zip(units, flats, strict=True):
-        for span in unit.my_spans():
+def _boxes(what: str, step: int, buckets: Sequence[Bucket], flats: Sequence[Tensor]) -> Iterator[Part]:
+    """This rank's boxes of every tensor, where `flats` has a number for each element of the buckets' slices."""
+    for bucket, flat in zip(buckets, flats, strict=True):
+        for span in bucket.my_spans():
             place = span.placement
             held = Box(place.offsets, tuple(place.parameter.shape))
             for box in shards_of_span(span.name, place.shape, held, flat[span.at], span.first):
                 yield Part(Number(what, span.name, step), box.shape, box.offsets, box.data.detach().cpu().clone())
 
 
-def _parameters(step: int, units: Sequence[FlatUnit]) -> Iterator[Part]:
+def _parameters(step: int, buckets: Sequence[Bucket]) -> Iterator[Part]:
     """What layers multiply with, after it was gathered: the shards of every weight."""
-    for name, unit, slot in named_slots(units):
-        unit.make_whole()
-        place, shard = slot.placement, slot.view(unit.parameters)
+    for name, bucket, slot in named_slots(buckets):
+        bucket.unshard()
+        place, shard = slot.placement, slot.view(bucket.parameters)
         yield Part(
             Number("parameter", name, step), place.shape, place.offsets, place.real(shard).detach().cpu().clone()
         )
-    for unit in units:
-        unit.drop()
+    for bucket in buckets:
+        bucket.reshard()
 
 
 def _scalars(step: int, values: Mapping[str, float]) -> Iterator[Part]:
