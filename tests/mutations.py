@@ -36,7 +36,7 @@ SEQUENCE = "tests/model/test_sequence_parallel.py"
 MLP = "tests/model/test_mlp.py"
 INITIALIZE = "tests/model/test_initialize.py"
 BUCKETS = "tests/data_parallel/test_buckets.py"
-PIECES = "tests/data_parallel/test_pieces.py"
+PIECES = "tests/data_parallel/test_param_slices.py"
 CLIP = "tests/data_parallel/test_clip.py"
 ZERO = "tests/data_parallel/test_zero.py"
 CHUNK = "tests/pipeline/test_chunk.py"
@@ -133,14 +133,14 @@ MUTATIONS = [
     Mutation(
         "replicated weights are counted tp times in the norm",
         "data_parallel/clip.py",
-        "return segment.cut or tp.rank == 0",
+        "return group.cut or tp.rank == 0",
         "return True",
         (PARITY, CLIP),
     ),
     Mutation(
         "cut weights are counted on tp rank 0 alone",
         "data_parallel/clip.py",
-        "return segment.cut or tp.rank == 0",
+        "return group.cut or tp.rank == 0",
         "return tp.rank == 0",
         (PARITY, CLIP),
     ),
@@ -323,7 +323,7 @@ MUTATIONS = [
     Mutation(
         "a LayerNorm's gradient is not summed under sequence parallelism",
         "data_parallel/zero.py",
-        "or (self.sequence_parallel and not segment.cut)",
+        "or (self.sequence_parallel and not group.cut)",
         "",
         (PARITY, AUDIT, ZERO),
     ),
@@ -400,7 +400,7 @@ MUTATIONS = [
     ),
     Mutation(
         "moments of another slice",
-        "data_parallel/pieces.py",
+        "data_parallel/param_slices.py",
         "state=state_at(state, at),",
         "state=state_at(state, slice(0, at.stop - at.start)),",
         (PARITY, PIECES),

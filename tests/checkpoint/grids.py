@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from hypothesis import strategies as st
 
-from colonnade.checkpoint.plan import Box, Shard, overlap, relative, shards_of_span
+from colonnade.checkpoint.plan import Box, Shard, overlap, relative, shards_of_range
 
 
 def cut(length: int, parts: int) -> list[tuple[int, int]]:
@@ -103,7 +103,7 @@ class Layout:
             low, high = max(start, first), min(start + held[name].volume, first + share)
             if low < high:
                 flat = mine[low - first : high - first]
-                shards += shards_of_span(name, tuple(weights[name].shape), held[name], flat, low - start)
+                shards += shards_of_range(name, tuple(weights[name].shape), held[name], flat, low - start)
         return shards
 
 

@@ -16,7 +16,7 @@ from colonnade.checkpoint.plan import (
     names_in_words,
     overlap,
     relative,
-    shards_of_span,
+    shards_of_range,
     share_boxes,
     share_out,
     tile,
@@ -136,7 +136,7 @@ def test_shards_of_a_span_are_views_of_its_real_part(
     shape = tuple(data.draw(st.integers(1, 6)) for _ in sizes)
     offsets = tuple(min(o, n) for o, n in zip(offsets, shape, strict=True))
     flat = torch.zeros(stop - start)
-    for count, shard in enumerate(shards_of_span("w", shape, Box(offsets, sizes), flat, start), start=1):
+    for count, shard in enumerate(shards_of_range("w", shape, Box(offsets, sizes), flat, start), start=1):
         assert shard.data.eq(0).all(), "no element twice"
         shard.data.fill_(count)
     written, real = torch.zeros(math.prod(sizes)), torch.zeros(sizes)

@@ -25,7 +25,7 @@ from colonnade.model.dropout import Masks
 from colonnade.model.gpt import GPT, Inputs
 from colonnade.model.precision import DTYPES
 from colonnade.optim.adamw import AdamW
-from colonnade.optim.piece import Piece
+from colonnade.optim.param_slice import ParamSlice
 from colonnade.tensor_parallel.parallel import Parallel
 
 CUDA = torch.device("cuda", 0)
@@ -84,13 +84,13 @@ def forward(model: ModelConfig, precision: str, tp: int, *, documents: bool) -> 
 
 
 def update() -> None:
-    """An optimizer step on two pieces."""
-    rule, pieces = AdamW(0.9, 0.999, 1e-8, 0.01), []
+    """An optimizer step on two slices."""
+    rule, slices = AdamW(0.9, 0.999, 1e-8, 0.01), []
     for decayed in (True, False):
         weights, gradients = (torch.zeros(64, device=CUDA) for _ in range(2))
-        pieces.append(Piece(weights, gradients, rule.init(weights), decayed=decayed))
+        slices.append(ParamSlice(weights, gradients, rule.init(weights), decayed=decayed))
     factor = torch.ones((), dtype=torch.float64, device=CUDA)
-    rule.update_(pieces, step=2, learning_rate=0.1, factor=factor)
+    rule.update_(slices, step=2, learning_rate=0.1, factor=factor)
 
 
 def main(guard: str, told: str) -> None:

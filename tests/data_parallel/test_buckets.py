@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from colonnade.data_parallel.buckets import ALIGNMENT, Bucket, named_slots
+from colonnade.data_parallel.buckets import ALIGNMENT, Bucket, named_ranges
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh, paper_mesh
 from colonnade.model.gpt import GPT
@@ -34,13 +34,13 @@ def dp_ranks(size: int) -> list[Axis]:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_weight_is_a_view_of_its_bucket(dtype: torch.dtype, tied: bool) -> None:
     gpt, buckets = flat_model(storage(dtype), tied=tied)
-    slots = {name: (bucket, slot) for name, bucket, slot in named_slots(buckets)}
-    assert slots.keys() == dict(gpt.named_parameters()).keys()
+    ranges = {name: (bucket, param) for name, bucket, param in named_ranges(buckets)}
+    assert ranges.keys() == dict(gpt.named_parameters()).keys()
     for name, parameter in gpt.named_parameters():
-        bucket, slot = slots[name]
+        bucket, param = ranges[name]
         assert parameter.dtype is dtype and parameter.grad is not None
-        assert parameter.data_ptr() == slot.view(bucket.parameters).data_ptr()
-        assert parameter.grad.data_ptr() == slot.view(bucket.gradients).data_ptr()
+        assert parameter.data_ptr() == param.view(bucket.parameters).data_ptr()
+        assert parameter.grad.data_ptr() == param.view(bucket.gradients).data_ptr()
         assert parameter.grad.dtype is bucket.master.dtype is torch.promote_types(dtype, torch.float32)
 
 
@@ -48,33 +48,35 @@ def test_weights_lie_apart_on_cache_lines_and_segments_cover_them() -> None:
     _, buckets = flat_model(tp=paper_mesh(Layout(tp=4), 3).tp)
     for bucket in buckets:
         used = torch.zeros_like(bucket.master)
-        for slot in bucket.slots:
-            assert slot.start % ALIGNMENT == 0
-            slot.view(used).add_(1)
+        for param in bucket.ranges:
+            assert param.start % ALIGNMENT == 0
+            param.view(used).add_(1)
         assert used.max() == 1
-        assert [segment.start for segment in bucket.segments[1:]] == [segment.stop for segment in bucket.segments[:-1]]
-        assert bucket.segments[0].start == 0 and bucket.segments[-1].stop == len(bucket.master)
+        assert [group.start for group in bucket.groups[1:]] == [group.stop for group in bucket.groups[:-1]]
+        assert bucket.groups[0].start == 0 and bucket.groups[-1].stop == len(bucket.master)
 
 
 @pytest.mark.parametrize("tp_size", [1, 4])
 def test_segments_say_what_is_decayed_and_what_is_cut(tp_size: int) -> None:
     _, buckets = flat_model(tp=paper_mesh(Layout(tp=tp_size), 0).tp, tied=False)
     for bucket in buckets:
-        for slot in bucket.slots:
-            (segment,) = [s for s in bucket.segments if s.start <= slot.start and slot.stop <= s.stop]
-            matrix = slot.placement.parameter.ndim == 2
-            assert segment.decayed == matrix, "matrices decay; biases and norms do not"
-            assert segment.cut == (slot.placement.dim is not None)
+        for param in bucket.ranges:
+            (group,) = [s for s in bucket.groups if s.start <= param.start and param.stop <= s.stop]
+            matrix = param.placement.parameter.ndim == 2
+            assert group.decayed == matrix, "matrices decay; biases and norms do not"
+            assert group.cut == (param.placement.dim is not None)
 
 
 def test_a_tied_weight_belongs_to_the_table() -> None:
     _, buckets = flat_model(tied=True)
-    names = [name for name, _, _ in named_slots(buckets)]
+    names = [name for name, _, _ in named_ranges(buckets)]
     assert "embedding.tokens.weight" in names and "head.output.weight" not in names
     _, buckets = flat_model(tied=False)
-    assert "head.output.weight" in [name for name, _, _ in named_slots(buckets)]
+    assert "head.output.weight" in [name for name, _, _ in named_ranges(buckets)]
     _, buckets = flat_model(tied=True, units=["blocks.1", "head"])
-    assert "embedding.tokens.weight" in [name for name, _, _ in named_slots(buckets)], "the same name without embedding"
+    assert "embedding.tokens.weight" in [name for name, _, _ in named_ranges(buckets)], (
+        "the same name without embedding"
+    )
 
 
 def test_taking_weights_over_changes_no_number() -> None:
@@ -104,10 +106,10 @@ def test_slices_tile_the_buffer_and_spans_tile_every_weight(
             map(len, expected.values())
         ) + ALIGNMENT * (dp_size + len(shapes))
         covered += bucket.mine.stop - bucket.mine.start
-        for span in bucket.my_spans():
-            part = slice(span.first, span.first + span.at.stop - span.at.start)
-            name = span.name.removeprefix("bucket.")
-            assert torch.equal(bucket.master[span.at], expected[name][part])
+        for local in bucket.local_ranges():
+            part = slice(local.first, local.first + local.at.stop - local.at.start)
+            name = local.name.removeprefix("bucket.")
+            assert torch.equal(bucket.master[local.at], expected[name][part])
             seen[name][part] += 1
     copies = dp_size if zero == 0 else 1
     assert covered == copies * bucket.size
@@ -116,16 +118,16 @@ def test_slices_tile_the_buffer_and_spans_tile_every_weight(
 
 @given(some_shapes, st.integers(1, 5), st.sampled_from(STAGES))
 def test_segments_of_all_slices_tile_the_weights_too(shapes: list[tuple[int, ...]], dp_size: int, zero: int) -> None:
-    """Every span lies in one segment that treats it as its weight wants; segments of a slice do not overlap."""
+    """Every local lies in one group that treats it as its weight wants; groups of a slice do not overlap."""
     names = {f"w{i}": shape for i, shape in enumerate(shapes)}
     for dp in dp_ranks(dp_size):
         bucket = Bucket("bucket", weights(names), dp, storage(zero=zero))
-        segments = list(bucket.my_segments())
-        ends = [at.stop for _, at in segments]
-        assert all(at.start >= end for (_, at), end in zip(segments[1:], ends, strict=False))
-        for span in bucket.my_spans():
-            (segment,) = [s for s, at in segments if at.start <= span.at.start and span.at.stop <= at.stop]
-            assert segment.decayed == (len(names[span.name.removeprefix("bucket.")]) == 2)
+        groups = list(bucket.local_groups())
+        ends = [at.stop for _, at in groups]
+        assert all(at.start >= end for (_, at), end in zip(groups[1:], ends, strict=False))
+        for local in bucket.local_ranges():
+            (group,) = [s for s, at in groups if at.start <= local.at.start and local.at.stop <= at.stop]
+            assert group.decayed == (len(names[local.name.removeprefix("bucket.")]) == 2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -167,9 +169,9 @@ def test_bf16_parameters_are_rounded_masters() -> None:
         bucket.master.mul_(1.0009765625)  # less than half a bucket in the last place of bf16: kept by the master alone
         bucket.master.add_(0.5)
         bucket.publish()
-    for name, bucket, slot in named_slots(buckets):
+    for name, bucket, param in named_ranges(buckets):
         parameter = dict(gpt.named_parameters())[name]
-        assert torch.equal(parameter, slot.view(bucket.master).bfloat16())
+        assert torch.equal(parameter, param.view(bucket.master).bfloat16())
 
 
 def test_small_updates_are_not_lost_in_bf16() -> None:
@@ -197,7 +199,7 @@ def test_every_rank_gets_every_ranks_new_weights(zero: int, dtype: torch.dtype) 
             bucket.master.add_(1.0)
             bucket.publish()
             bucket.unshard()
-            found += [slot.placement.parameter.detach().flatten().clone() for slot in bucket.slots]
+            found += [param.placement.parameter.detach().flatten().clone() for param in bucket.ranges]
             bucket.reshard()
             assert (bytes_of(bucket.parameters) == 0) == (zero == 3)
         return found
@@ -234,15 +236,15 @@ def test_reduced_is_the_sum_over_ranks_and_microbatches(zero: int) -> None:
             bucket.zero_gradients()
             for microbatch in range(3):
                 bucket.open_gradients()
-                for slot in bucket.slots:
-                    gradient = slot.placement.parameter.grad
+                for param in bucket.ranges:
+                    gradient = param.placement.parameter.grad
                     assert gradient is not None
-                    gradient.add_(slot.placement.parameter.shape.numel() + 10.0 * microbatch + 100.0 * rank + step)
+                    gradient.add_(param.placement.parameter.shape.numel() + 10.0 * microbatch + 100.0 * rank + step)
                 if zero >= 2 or microbatch == 2:
                     bucket.start_reduction()
             bucket.finish_reduction()
         assert (bytes_of(bucket.gradients) == 0) == (zero >= 2)
-        return {span.name: (span.first, bucket.reduced[span.at].clone()) for span in bucket.my_spans()}
+        return {local.name: (local.first, bucket.reduced[local.at].clone()) for local in bucket.local_ranges()}
 
     for rank in run_on_ranks(on_a_rank, 2):
         for name, (_, values) in rank.items():

@@ -33,9 +33,9 @@ def norm_on_a_rank(rank: int, num_ranks: int, layout: Layout, tied: bool, zero: 
     mesh = build_mesh(layout, rank)
     owner, whole = owned(mesh, tied=tied, zero=zero), whole_gradients(tied)
     for bucket in owner.buckets.values():
-        for span in bucket.my_spans():
-            mine = bucket.reduced[span.at]
-            mine.copy_(Stretch.at(span.placement, span.first, mine).of(whole[span.name]))
+        for local in bucket.local_ranges():
+            mine = bucket.reduced[local.at]
+            mine.copy_(Stretch.at(local.placement, local.first, mine).of(whole[local.name]))
     return gradient_norm(owner).item()
 
 
@@ -77,7 +77,7 @@ def test_norms_far_from_one(exponent: int) -> None:
     owner = owned(paper_mesh(Layout(), 0), dtype=torch.float32)
     for bucket in owner.buckets.values():
         bucket.reduced.fill_(2.0**exponent)
-    count = sum(segment.stop - segment.start for bucket in owner.buckets.values() for segment in bucket.segments)
+    count = sum(group.stop - group.start for bucket in owner.buckets.values() for group in bucket.groups)
     assert gradient_norm(owner).item() == pytest.approx(2.0**exponent * count**0.5, rel=1e-5)
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from colonnade.optim.adamw import AdamW
-from colonnade.optim.piece import Piece, state_at
+from colonnade.optim.param_slice import ParamSlice, state_at
 
 COUNT, STEPS = 1000, 6
 RATES = [1e-3, 2e-3, 3e-3, 2e-3, 1e-3, 0.0]
@@ -44,9 +44,9 @@ def ours(
     weights = start(dtype)
     state = rule.init(weights)
     for step, (rate, gradient) in enumerate(zip(RATES, gradients(dtype), strict=True), start=1):
-        spans = [slice(first, first + COUNT // cuts) for first in range(0, COUNT, COUNT // cuts)]
+        ranges = [slice(first, first + COUNT // cuts) for first in range(0, COUNT, COUNT // cuts)]
         rule.update_(
-            [Piece(weights[span], gradient[span], state_at(state, span), decayed) for span in spans],
+            [ParamSlice(weights[at], gradient[at], state_at(state, at), decayed) for at in ranges],
             step=step,
             learning_rate=rate,
             factor=torch.tensor(factor, dtype=torch.float64),
@@ -90,8 +90,8 @@ def test_weights_decay_by_rate_times_decay_alone() -> None:
     """Decoupled: without a gradient a weight shrinks by exactly learning_rate · weight_decay."""
     weights, zeros = start(torch.float64), torch.zeros(COUNT, dtype=torch.float64)
     rule = AdamW(0.9, 0.999, 1e-8, 0.1)
-    piece = Piece(weights, zeros, rule.init(weights), decayed=True)
-    rule.update_([piece], step=1, learning_rate=0.01, factor=torch.ones(()))
+    params = ParamSlice(weights, zeros, rule.init(weights), decayed=True)
+    rule.update_([params], step=1, learning_rate=0.01, factor=torch.ones(()))
     torch.testing.assert_close(weights, start(torch.float64) * (1 - 0.001), rtol=1e-15, atol=0)
 
 

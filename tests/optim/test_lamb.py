@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from colonnade.optim.lamb import Lamb
-from colonnade.optim.piece import Piece, State, state_at
+from colonnade.optim.param_slice import ParamSlice, State, state_at
 
 BETA1, BETA2, EPSILON, DECAY = 0.8, 0.95, 1e-6, 0.1
 RATES = [1e-2, 3e-2, 2e-2, 1e-2, 5e-3, 0.0]
@@ -63,8 +63,8 @@ BOUNDS = [0, *torch.tensor([w.numel() for w in starts()]).cumsum(0).tolist()]
 TOTAL = BOUNDS[-1]
 
 
-def pieces(w: Tensor, g: Tensor, state: State, first: int, stop: int, counted: bool = True) -> list[Piece]:
-    """What of the whole buffers lies in first … stop: matrices 0 and 1 are one piece, so are 3 alone and the biases."""
+def slices(w: Tensor, g: Tensor, state: State, first: int, stop: int, counted: bool = True) -> list[ParamSlice]:
+    """What of the buffers lies in first … stop: matrices 0 and 1 are one slice, so are 3 alone and the biases."""
     found = []
     for numbers in ([0, 1], [2], [3], [4]):
         start, end = max(first, BOUNDS[numbers[0]]), min(stop, BOUNDS[numbers[-1] + 1])
@@ -72,8 +72,8 @@ def pieces(w: Tensor, g: Tensor, state: State, first: int, stop: int, counted: b
             continue
         here = slice(start, end)
         cut = [(n, max(start, BOUNDS[n]) - start, min(end, BOUNDS[n + 1]) - start) for n in numbers]
-        spans = [(n, slice(a, b)) for n, a, b in cut if a < b]
-        found.append(Piece(w[here], g[here], state_at(state, here), len(SHAPES[numbers[0]]) > 1, counted, spans))
+        ranges = [(n, slice(a, b)) for n, a, b in cut if a < b]
+        found.append(ParamSlice(w[here], g[here], state_at(state, here), len(SHAPES[numbers[0]]) > 1, counted, ranges))
     return found
 
 
@@ -88,7 +88,9 @@ def ours(
         g = flat(gradients(step, dtype))
         seen: list[Tensor] = []
 
-        def update(mine: list[Piece], total: Callable[[Tensor], Tensor], step: int = step, rate: float = rate) -> None:
+        def update(
+            mine: list[ParamSlice], total: Callable[[Tensor], Tensor], step: int = step, rate: float = rate
+        ) -> None:
             RULE.update_(
                 mine,
                 step=step,
@@ -105,9 +107,9 @@ def ours(
         for first, stop in ranges:  # once to hear what every rank adds to the total
             for copy in range(copies):
                 throwaway = {name: kept.clone() for name, kept in state.items()}
-                update(pieces(w.clone(), g.clone(), throwaway, first, stop, counted=copy == 0), listen)
+                update(slices(w.clone(), g.clone(), throwaway, first, stop, counted=copy == 0), listen)
         for first, stop in ranges:
-            update(pieces(w, g, state, first, stop), lambda mine, seen=seen: torch.stack(seen).sum(0))
+            update(slices(w, g, state, first, stop), lambda mine, seen=seen: torch.stack(seen).sum(0))
     return w
 
 
@@ -140,16 +142,16 @@ def test_what_is_not_counted_adds_nothing_to_the_total() -> None:
         return squares + 1.0
 
     w = flat(starts())
-    mine = pieces(w, flat(gradients(1)), RULE.init(w), 0, TOTAL, counted=False)
+    mine = slices(w, flat(gradients(1)), RULE.init(w), 0, TOTAL, counted=False)
     RULE.update_(mine, step=1, learning_rate=0.1, factor=torch.ones(()), num_weights=len(SHAPES), total=total)
 
 
 def step_once(w: Tensor, g: Tensor, *, decayed: bool = True, rule: Lamb = RULE, rate: float = 0.1) -> Tensor:
     """The weight after step 1."""
     w = w.clone()
-    piece = Piece(w, g.clone(), RULE.init(w), decayed, spans=[(0, slice(0, len(w)))])
+    params = ParamSlice(w, g.clone(), RULE.init(w), decayed, ranges=[(0, slice(0, len(w)))])
     rule.update_(
-        [piece], step=1, learning_rate=rate, factor=torch.ones(()), num_weights=1, total=lambda squares: squares
+        [params], step=1, learning_rate=rate, factor=torch.ones(()), num_weights=1, total=lambda squares: squares
     )
     return w
 
@@ -177,8 +179,8 @@ def test_undecayed_weights_follow_adam() -> None:
 def test_padding_stays_zero() -> None:
     w, g = torch.zeros(16, dtype=torch.float64), torch.zeros(16, dtype=torch.float64)
     w[:5], g[:5] = 1.0, 2.0
-    piece = Piece(w, g, RULE.init(w), True, spans=[(0, slice(0, 5))])
-    RULE.update_([piece], step=1, learning_rate=0.1, factor=torch.ones(()), num_weights=1, total=lambda x: x)
+    params = ParamSlice(w, g, RULE.init(w), True, ranges=[(0, slice(0, 5))])
+    RULE.update_([params], step=1, learning_rate=0.1, factor=torch.ones(()), num_weights=1, total=lambda x: x)
     assert torch.equal(w[5:], torch.zeros(11, dtype=torch.float64)) and (w[:5] < 1).all()
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from colonnade.config.schema import Config, DataConfig, ModelConfig, OptimConfig, ParallelConfig, RunConfig, TrainConfig
 from colonnade.data.loader import Batch
-from colonnade.data_parallel.buckets import named_slots
+from colonnade.data_parallel.buckets import named_ranges
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
 from colonnade.tensor_parallel import cross_entropy
@@ -252,9 +252,9 @@ Stretches = dict[str, Stretch]
 def stretches(state: TrainState, buffer: Buffer) -> Stretches:
     """A rank's slice of every weight, gradient or moment, padding and all: copies."""
     return {
-        span.name: Stretch.at(span.placement, span.first, flat[span.at].clone())
+        local.name: Stretch.at(local.placement, local.first, flat[local.at].clone())
         for bucket, flat in zip(state.buckets, buffers(state, buffer), strict=True)
-        for span in bucket.my_spans()
+        for local in bucket.local_ranges()
     }
 
 
@@ -270,8 +270,8 @@ def parameters(state: TrainState) -> Stretches:
     for bucket in state.buckets:
         bucket.unshard()
     found = {
-        name: Stretch.at(slot.placement, 0, slot.view(bucket.parameters).flatten().clone())
-        for name, bucket, slot in named_slots(state.buckets)
+        name: Stretch.at(param.placement, 0, param.view(bucket.parameters).flatten().clone())
+        for name, bucket, param in named_ranges(state.buckets)
     }
     for bucket in state.buckets:
         bucket.reshard()
@@ -289,9 +289,9 @@ def outside_weights(state: TrainState) -> float:
     for buffer in (*KEPT, "reduced"):
         for bucket, flat in zip(state.buckets, buffers(state, buffer), strict=True):
             rest = flat.abs()
-            for span in bucket.my_spans():
-                ones = torch.ones(span.placement.shape, dtype=rest.dtype)
-                rest[span.at] *= 1.0 - Stretch.at(span.placement, span.first, rest[span.at]).of(ones)
+            for local in bucket.local_ranges():
+                ones = torch.ones(local.placement.shape, dtype=rest.dtype)
+                rest[local.at] *= 1.0 - Stretch.at(local.placement, local.first, rest[local.at]).of(ones)
             rests.append(rest.flatten())
     return torch.cat(rests).max().item()
 

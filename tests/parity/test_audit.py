@@ -136,7 +136,7 @@ def test_the_halves_move_what_an_all_reduce_does() -> None:
 
 def test_gradients_of_replicated_weights_are_summed_once_a_step() -> None:
     state = built(TP8, paper_mesh(TP8.layout, 3))
-    replicated = sum(s.stop - s.start for bucket in state.buckets for s in bucket.segments if not s.cut)
+    replicated = sum(s.stop - s.start for bucket in state.buckets for s in bucket.groups if not s.cut)
     sent = on_paper(replace(TP8, sequence_parallel=True), 3)
     assert [(e.axis, e.bytes) for e in sent if e.operation == "all_reduce"] == [
         ("tp", BYTES * replicated),

@@ -230,7 +230,7 @@ def own_and_reduced(rank: int, num_ranks: int, way: Way) -> tuple[Stretches, dic
     def noted(unit: str, *, last: bool) -> None:
         for part in state.ownership._completes[unit]:
             flat = state.ownership.buckets[part]
-            own.update({f"{part}.{slot.placement.name}": slot.view(flat.gradients).clone() for slot in flat.slots})
+            own.update({f"{part}.{param.placement.name}": param.view(flat.gradients).clone() for param in flat.ranges})
         ready(unit, last=last)
 
     ready = state.ownership.gradients_ready

@@ -49,8 +49,8 @@ def unit_of(state: TrainState, name: str) -> tuple[Any, Any]:
 def weight(part: str, name: str, what: str = "master") -> Spoil:
     def spoil(state: TrainState) -> None:
         bucket, kept = unit_of(state, part)
-        span = next(span for span in bucket.my_spans() if span.name == f"{part}.{name}")
-        flip(({"master": bucket.master} | kept)[what][span.at])
+        local = next(local for local in bucket.local_ranges() if local.name == f"{part}.{name}")
+        flip(({"master": bucket.master} | kept)[what][local.at])
 
     return spoil
 
@@ -58,13 +58,13 @@ def weight(part: str, name: str, what: str = "master") -> Spoil:
 def replicated(state: TrainState) -> None:
     """The first weight that tp does not cut, of a rank's slice."""
     bucket, _ = unit_of(state, "blocks.0")
-    flip(bucket.master[next(span.at for span in bucket.my_spans() if span.placement.dim is None)])
+    flip(bucket.master[next(local.at for local in bucket.local_ranges() if local.placement.dim is None)])
 
 
 def parameters(state: TrainState) -> None:
     bucket, _ = unit_of(state, "blocks.0")
     bucket.unshard()
-    flip(bucket.parameters, bucket.slots[0].start)
+    flip(bucket.parameters, bucket.ranges[0].start)
 
 
 def one_step_skipped(state: TrainState) -> None:

@@ -129,7 +129,7 @@ def one_wrong_gradient_on_rank_1(rank: int) -> None:
     def wrong(self: Bucket) -> None:
         finish(self)
         if rank == 1 and self.name == "blocks.0":
-            name = {slot.placement.name: slot for slot in self.slots}["mlp.up.weight"]
+            name = {param.placement.name: param for param in self.ranges}["mlp.up.weight"]
             self.reduced[name.start + 3] += 0.5
 
     Bucket.finish_reduction = wrong  # type: ignore[method-assign]
@@ -144,9 +144,9 @@ def nothing_published(rank: int) -> None:
 def a_weight_that_is_not_kept(rank: int) -> None:
     from colonnade.data_parallel.buckets import Bucket
 
-    spans = Bucket.my_spans
-    Bucket.my_spans = lambda self: (  # type: ignore[method-assign]
-        span for span in spans(self) if rank == 0 or span.name != "blocks.1.mlp.down.weight"
+    ranges = Bucket.local_ranges
+    Bucket.local_ranges = lambda self: (  # type: ignore[method-assign]
+        local for local in ranges(self) if rank == 0 or local.name != "blocks.1.mlp.down.weight"
     )
 
 

@@ -13,7 +13,7 @@ otherwise, a bit that flipped, an error of the program) it would be a mixture th
 What ZeRO cuts over dp has no copy there: master weights and optimizer state from 1 on, parameters under 3. Neither has
 a weight that tp cuts among its tp ranks.
 
-First long stretches are summed (`checksum.py`), 16 bytes each cross; where any rank sees a difference, all sum tensor
+First long ranges are summed (`checksum.py`), 16 bytes each cross; where any rank sees a difference, all sum tensor
 by tensor, to name it.
 """
 
@@ -33,7 +33,7 @@ from colonnade.errors import CheckpointError
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.collectives import all_reduce, where_unequal
 from colonnade.mesh.mesh import Axis, Mesh
-from colonnade.optim.piece import State
+from colonnade.optim.param_slice import State
 
 SHOWN = 8  # tensors that a message names
 Named = Iterator[tuple[str, Tensor]]
@@ -75,7 +75,7 @@ class Copies:
 
     def _over_dp(self, detail: bool) -> Named:
         for bucket, kept in zip(self.buckets, self.optimizer_state, strict=True):
-            for name, at, _ in _slots(bucket, detail):
+            for name, at, _ in _ranges(bucket, detail):
                 if bucket.storage.zero == 0:
                     yield from _state(name, bucket, kept, at)
                 yield from _parameters(name, bucket, at)
@@ -85,7 +85,7 @@ class Copies:
             for name, at, cut in _slices(bucket, detail):
                 if not cut:
                     yield from _state(name, bucket, kept, at)
-            for name, at, cut in _slots(bucket, detail):
+            for name, at, cut in _ranges(bucket, detail):
                 if not cut:
                     yield from _parameters(name, bucket, at)
 
@@ -94,7 +94,7 @@ class Copies:
             if bucket.name == TABLE:
                 for name, at, _ in _slices(bucket, detail):
                     yield from _state(name, bucket, kept, at)
-                for name, at, _ in _slots(bucket, detail):
+                for name, at, _ in _ranges(bucket, detail):
                     yield from _parameters(name, bucket, at)
 
 
@@ -116,25 +116,26 @@ class _Sums:
         return self._known[name]
 
 
-def _slots(bucket: Bucket, detail: bool) -> Iterator[tuple[str, slice, bool]]:
-    """(name, place in the whole buffer, whether tp cuts it) of each weight, or of each segment."""
+def _ranges(bucket: Bucket, detail: bool) -> Iterator[tuple[str, slice, bool]]:
+    """(name, place in the buffer, whether tp cuts it) of each weight, or of each group."""
     if detail:
-        for slot in bucket.slots:
-            yield f"{bucket.name}.{slot.placement.name}", slice(slot.start, slot.stop), slot.placement.dim is not None
+        for param in bucket.ranges:
+            place = param.placement
+            yield f"{bucket.name}.{place.name}", slice(param.start, param.stop), place.dim is not None
         return
-    for number, segment in enumerate(bucket.segments):
-        yield f"{bucket.name}, segment {number}", slice(segment.start, segment.stop), segment.cut
+    for number, group in enumerate(bucket.groups):
+        yield f"{bucket.name}, group {number}", slice(group.start, group.stop), group.cut
 
 
 def _slices(bucket: Bucket, detail: bool) -> Iterator[tuple[str, slice, bool]]:
     """The same of what lies in this rank's slice, with places in that."""
     if detail:
-        for span in bucket.my_spans():
-            yield span.name, span.at, span.placement.dim is not None
+        for local in bucket.local_ranges():
+            yield local.name, local.at, local.placement.dim is not None
         return
     which = "" if bucket.storage.zero == 0 else " of the slice"
-    for number, (segment, at) in enumerate(bucket.my_segments()):
-        yield f"{bucket.name}, segment {number}{which}", at, segment.cut
+    for number, (group, at) in enumerate(bucket.local_groups()):
+        yield f"{bucket.name}, group {number}{which}", at, group.cut
 
 
 def _state(name: str, bucket: Bucket, kept: State, at: slice) -> Named:

@@ -6,7 +6,7 @@ A checkpoint knows *logical* tensors: the weights of the serial run, without pad
                                             tp 1 holds the others            Box((v/2, 0), (v/2, h))
                                             dp copies hold equal boxes: each writes some of the rows
 
-A rank that owns a stretch of a flattened shard (ZeRO) holds the few boxes that make it up. Reading under another layout
+A rank that owns a range of a flattened shard (ZeRO) holds the few boxes that make it up. Reading under another layout
 intersects the boxes that are wanted with the boxes that were written.
 """
 
@@ -110,7 +110,7 @@ def boxes_of_span(shape: Sequence[int], start: int, stop: int) -> list[Box]:
                                             b b b b b
                                             c c . . .      c: the beginning of a row
 
-    Each box is itself a stretch of the flattened tensor. There are at most 2·dims - 1 (1 for a tensor of no dims).
+    Each box is itself a range of the flattened tensor. There are at most 2·dims - 1 (1 for a tensor of no dims).
     """
     assert 0 <= start <= stop <= math.prod(shape), f"[{start}, {stop}) must lie in a tensor of shape {list(shape)}"
     if start == stop:
@@ -132,8 +132,8 @@ def _in_row(shape: Sequence[int], row: int, start: int, stop: int) -> list[Box]:
     return [Box((row, *box.offsets), (1, *box.sizes)) for box in inner]
 
 
-def shards_of_span(name: str, shape: tuple[int, ...], held: Box, flat: Tensor, start: int) -> list[Shard]:
-    """A stretch of a rank's shard of `name`, as boxes of the logical tensor of shape `shape`.
+def shards_of_range(name: str, shape: tuple[int, ...], held: Box, flat: Tensor, start: int) -> list[Shard]:
+    """A range of a rank's shard of `name`, as boxes of the logical tensor of shape `shape`.
 
     `held` is the box that the rank's whole shard is; where it reaches beyond `shape` it is padding, of which nothing is
     returned. `flat` [n] has the elements [start, start + n) of the flattened shard. Each `data` is a view of `flat`.

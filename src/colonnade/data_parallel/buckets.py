@@ -5,7 +5,7 @@
     master       fp32 (fp64)     what the optimizer updates; the parameters themselves unless they are 16-bit
     reduced      fp32 (fp64)     the gradients that the optimizer reads, summed over dp
 
-Within a bucket, weights are laid out in segments of one kind, so that the optimizer and the gradient norm work on a few
+Within a bucket, weights are laid out in groups of one kind, so that the optimizer and the gradient norm work on a few
 long slices:
 
     [ decayed, cut over tp | decayed, replicated | not decayed, cut | not decayed, replicated | padding ]
@@ -40,7 +40,7 @@ from colonnade.tensor_parallel.placement import Placement
 
 
 @dataclass(frozen=True)
-class Slot:
+class ParamRange:
     """Where a weight lies in its bucket."""
 
     placement: Placement
@@ -56,7 +56,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Segment:
+class ParamGroup:
     """A range of a bucket whose weights are treated alike."""
 
     start: int
@@ -70,8 +70,8 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Span:
-    """The stretch of one weight that lies in this rank's slice."""
+class LocalRange:
+    """The range of one weight that lies in this rank's slice."""
 
     name: str
     """The weight's logical name."""
@@ -106,18 +106,18 @@ class Bucket:
 
     def __init__(self, name: str, places: Sequence[Placement], dp: Axis, storage: Storage) -> None:
         self.name, self.dp, self.storage = name, dp, storage
-        self.slots, self.segments, used = _lay_out(places)
+        self.ranges, self.groups, used = _lay_out(places)
         self.size = up(used, ALIGNMENT * dp.size)
         share = self.size // dp.size if storage.zero else self.size
         first = dp.rank * share if storage.zero else 0
         self.mine = slice(first, first + share)
         self._make_weights(self._initial())
         self._make_gradients()
-        for slot in self.slots:
-            parameter = slot.placement.parameter
-            parameter.data = slot.view(self.parameters)
+        for param in self.ranges:
+            parameter = param.placement.parameter
+            parameter.data = param.view(self.parameters)
             parameter.grad_dtype = self.gradients.dtype
-            parameter.grad = slot.view(self.gradients)
+            parameter.grad = param.view(self.gradients)
         self._arriving: Pending | None = None
         self._summing: tuple[Tensor, Pending] | None = None
         self._is_unsharded = storage.zero < 3
@@ -128,8 +128,8 @@ class Bucket:
 
     def _initial(self) -> Tensor:
         flat = torch.zeros(self.size, dtype=self.storage.exact, device=self.storage.device)
-        for slot in self.slots:
-            slot.view(flat).copy_(slot.placement.parameter.detach())
+        for param in self.ranges:
+            param.view(flat).copy_(param.placement.parameter.detach())
         return flat
 
     def _make_weights(self, flat: Tensor) -> None:
@@ -149,7 +149,7 @@ class Bucket:
         if self.storage.zero >= 2:
             self.reduced = self.reduced.clone()
         # what the optimizer reads: a copy where it works on the CPU
-        self.applied = _on_the_host(self.reduced) if self.storage.offload else self.reduced
+        self.optimizer_gradients = _on_the_host(self.reduced) if self.storage.offload else self.reduced
 
     # --- parameters ---------------------------------------------------------------------------------------------------
 
@@ -232,27 +232,27 @@ class Bucket:
         elif out.data_ptr() != self.reduced.data_ptr():
             self.reduced.copy_(out)
 
-    def bring_gradients(self) -> None:
-        """Have `reduced` in `applied`, where the master weights are."""
-        if self.applied.data_ptr() != self.reduced.data_ptr():
-            self.applied.copy_(self.reduced)
+    def copy_to_optimizer(self) -> None:
+        """Have `reduced` in `optimizer_gradients`, where the master weights are."""
+        if self.optimizer_gradients.data_ptr() != self.reduced.data_ptr():
+            self.optimizer_gradients.copy_(self.reduced)
 
     # --- what lies in this rank's slice -------------------------------------------------------------------------------
 
-    def my_segments(self) -> Iterator[tuple[Segment, slice]]:
-        """Every segment that reaches into this rank's slice, and where it lies in `master` and `reduced`."""
-        for segment in self.segments:
-            at = self._mine_of(segment.start, segment.stop)
+    def local_groups(self) -> Iterator[tuple[ParamGroup, slice]]:
+        """Every group that reaches into this rank's slice, and where it lies in `master` and `reduced`."""
+        for group in self.groups:
+            at = self._mine_of(group.start, group.stop)
             if at.start < at.stop:
-                yield segment, at
+                yield group, at
 
-    def my_spans(self) -> Iterator[Span]:
+    def local_ranges(self) -> Iterator[LocalRange]:
         """Every weight that reaches into this rank's slice."""
-        for slot in self.slots:
-            at = self._mine_of(slot.start, slot.stop)
+        for param in self.ranges:
+            at = self._mine_of(param.start, param.stop)
             if at.start < at.stop:
-                first = at.start + self.mine.start - slot.start
-                yield Span(f"{self.name}.{slot.placement.name}", slot.placement, first, at)
+                first = at.start + self.mine.start - param.start
+                yield LocalRange(f"{self.name}.{param.placement.name}", param.placement, first, at)
 
     def _mine_of(self, start: int, stop: int) -> slice:
         """A range of the buffer, seen from the start of this rank's slice; empty where it lies outside."""
@@ -265,25 +265,25 @@ def flatten(named: Mapping[str, Sequence[Placement]], dp: Axis, storage: Storage
     return [Bucket(name, places, dp, storage) for name, places in named.items()]
 
 
-def named_slots(buckets: Sequence[Bucket]) -> Iterator[tuple[str, Bucket, Slot]]:
-    """(logical weight name, bucket, slot) of every weight."""
+def named_ranges(buckets: Sequence[Bucket]) -> Iterator[tuple[str, Bucket, ParamRange]]:
+    """(logical weight name, bucket, range) of every weight."""
     for bucket in buckets:
-        for slot in bucket.slots:
-            yield f"{bucket.name}.{slot.placement.name}", bucket, slot
+        for param in bucket.ranges:
+            yield f"{bucket.name}.{param.placement.name}", bucket, param
 
 
-def _lay_out(places: Sequence[Placement]) -> tuple[list[Slot], list[Segment], int]:
+def _lay_out(places: Sequence[Placement]) -> tuple[list[ParamRange], list[ParamGroup], int]:
     def kind(place: Placement) -> tuple[bool, bool, bool]:
         return place.parameter.ndim < 2, place.dim is None, place.is_partial
 
-    slots, segments, at = [], [], 0
-    for (plain, replicated, is_partial), group in groupby(sorted(places, key=kind), key=kind):
+    ranges, groups, at = [], [], 0
+    for (plain, replicated, is_partial), members in groupby(sorted(places, key=kind), key=kind):
         first = at
-        for place in group:
-            slots.append(Slot(place, at))
+        for place in members:
+            ranges.append(ParamRange(place, at))
             at += up(place.parameter.numel(), ALIGNMENT)
-        segments.append(Segment(first, at, decayed=not plain, cut=not replicated, is_partial=is_partial))
-    return slots, segments, at
+        groups.append(ParamGroup(first, at, decayed=not plain, cut=not replicated, is_partial=is_partial))
+    return ranges, groups, at
 
 
 def _on_the_host(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from colonnade.architecture.gpt import TABLE
-from colonnade.data_parallel.buckets import Bucket, Segment
+from colonnade.data_parallel.buckets import Bucket, ParamGroup
 from colonnade.data_parallel.zero import Ownership
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Axis, Mesh
@@ -25,8 +25,8 @@ def gradient_norm(owned: Ownership) -> Tensor:
     squares = [
         squared_norm(bucket.reduced[at])
         for bucket in owned.buckets.values()
-        for segment, at in bucket.my_segments()
-        if is_counted(segment, mesh.tp) and not _is_copy(bucket, mesh)
+        for group, at in bucket.local_groups()
+        if is_counted(group, mesh.tp) and not _is_copy(bucket, mesh)
     ]
     device = next(iter(owned.buckets.values())).reduced.device
     mine = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=device)
@@ -40,9 +40,9 @@ def clip_factor(norm: Tensor, limit: float) -> Tensor:
     return (limit / norm.clamp(min=limit)).to(norm.dtype)
 
 
-def is_counted(segment: Segment, tp: Axis) -> bool:
-    """Whether this tp rank's share of `segment` goes into sums over tp."""
-    return segment.cut or tp.rank == 0
+def is_counted(group: ParamGroup, tp: Axis) -> bool:
+    """Whether this tp rank's share of `group` goes into sums over tp."""
+    return group.cut or tp.rank == 0
 
 
 def _is_copy(bucket: Bucket, mesh: Mesh) -> bool:

@@ -130,8 +130,8 @@ class Ownership:
         mine = [
             bucket.reduced[at]
             for bucket in self.buckets.values()
-            for segment, at in bucket.my_segments()
-            if segment.is_partial or (self.sequence_parallel and not segment.cut)
+            for group, at in bucket.local_groups()
+            if group.is_partial or (self.sequence_parallel and not group.cut)
         ]
         if not mine:
             return

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from colonnade.optim.piece import Piece, Total
+from colonnade.optim.param_slice import ParamSlice, Total
 
 
 @dataclass(frozen=True)
 class AdamW:
-    """An `Optimizer` that needs nothing of whole weights: `num_weights` and `total` are not used."""
+    """An `Optimizer` that needs no sums over a weight: `num_weights` and `total` are not used."""
 
     beta1: float
     beta2: float
@@ -30,7 +30,7 @@ class AdamW:
     @torch.no_grad()
     def update_(
         self,
-        pieces: Sequence[Piece],
+        slices: Sequence[ParamSlice],
         *,
         step: int,
         learning_rate: float,
@@ -38,23 +38,23 @@ class AdamW:
         num_weights: int = 0,
         total: Total | None = None,
     ) -> None:
-        """As `Optimizer.update_`: one kernel call a piece."""
-        factor = factor.to(pieces[0].weights.device) if pieces else factor  # once: to the CPU it has to be waited for
-        for piece in pieces:
-            self._update_piece_(piece, step, learning_rate, factor)
+        """As `Optimizer.update_`: one kernel call per slice."""
+        factor = factor.to(slices[0].weights.device) if slices else factor  # once: to the CPU it has to be waited for
+        for params in slices:
+            self._update_slice_(params, step, learning_rate, factor)
 
-    def _update_piece_(self, piece: Piece, step: int, learning_rate: float, factor: Tensor) -> None:
-        device = piece.weights.device
+    def _update_slice_(self, params: ParamSlice, step: int, learning_rate: float, factor: Tensor) -> None:
+        device = params.weights.device
         inverse = torch.ones((), device=device)
-        if piece.weights.dtype is torch.float32:
+        if params.weights.dtype is torch.float32:
             inverse = factor.to(inverse).reciprocal()  # the kernel divides by this fp32 number in its own pass
         else:
-            piece.gradients.mul_(factor.to(device))
+            params.gradients.mul_(factor.to(device))
         adamw(
-            [piece.weights],
-            [piece.gradients],
-            [piece.state["exp_avg"]],
-            [piece.state["exp_avg_sq"]],
+            [params.weights],
+            [params.gradients],
+            [params.state["exp_avg"]],
+            [params.state["exp_avg_sq"]],
             [],
             [torch.full((), float(step - 1), device=device)],  # written there, not copied
             fused=True,
@@ -64,7 +64,7 @@ class AdamW:
             beta1=self.beta1,
             beta2=self.beta2,
             lr=learning_rate,
-            weight_decay=self.weight_decay if piece.decayed else 0.0,
+            weight_decay=self.weight_decay if params.decayed else 0.0,
             eps=self.epsilon,
             maximize=False,
         )

@@ -16,9 +16,9 @@ it: no step of it could be longer than the rate times what it is.
 
 A weight may be spread over ranks. So the update takes two passes, with one sum over ranks between them:
 
-    pass 1, a piece at a time    moments; r, of which only ‖r‖² and ‖w‖² of each weight's part are kept
+    pass 1, a slice at a time     moments; r, of which only ‖r‖² and ‖w‖² of each weight's range are kept
     total                        2 numbers a weight, summed over the ranks that share it
-    pass 2, a piece at a time    r again, from the moments; w
+    pass 2, a slice at a time     r again, from the moments; w
 """
 
 from collections.abc import Sequence
@@ -29,12 +29,12 @@ from torch import Tensor
 
 from colonnade.optim.adamw import AdamW
 from colonnade.optim.norm import squared_norm
-from colonnade.optim.piece import Piece, Total
+from colonnade.optim.param_slice import ParamSlice, Total
 
 
 @dataclass(frozen=True)
 class Lamb:
-    """An `Optimizer`. Extra memory: one tensor of the longest piece's size."""
+    """An `Optimizer`. Extra memory: one tensor of the longest slice's size."""
 
     beta1: float
     beta2: float
@@ -48,7 +48,7 @@ class Lamb:
     @torch.no_grad()
     def update_(
         self,
-        pieces: Sequence[Piece],
+        slices: Sequence[ParamSlice],
         *,
         step: int,
         learning_rate: float,
@@ -57,16 +57,16 @@ class Lamb:
         total: Total,
     ) -> None:
         """As `Optimizer.update_`: `total` is called once, with squared norms [num_weights, 2] on `factor`'s device."""
-        adapted = [piece for piece in pieces if piece.decayed]
+        adapted = [params for params in slices if params.decayed]
         squares = torch.zeros(num_weights, 2, dtype=torch.float64, device=factor.device)
-        for piece in adapted:
-            self._average_(piece, factor)
-            if piece.counted:
-                _add_squares_(squares, piece, self._direction(piece, step))
+        for params in adapted:
+            self._average_(params, factor)
+            if params.counted:
+                _add_squares_(squares, params, self._direction(params, step))
         rates = learning_rate * _trust_ratio(total(squares).sqrt())
-        for piece in adapted:
-            _walk_(piece, self._direction(piece, step), rates)
-        rest = [piece for piece in pieces if not piece.decayed]
+        for params in adapted:
+            _apply_step_(params, self._direction(params, step), rates)
+        rest = [params for params in slices if not params.decayed]
         self._adam.update_(rest, step=step, learning_rate=learning_rate, factor=factor)
 
     @property
@@ -74,22 +74,22 @@ class Lamb:
         """What biases and norms follow."""
         return AdamW(self.beta1, self.beta2, self.epsilon, 0.0)
 
-    def _average_(self, piece: Piece, factor: Tensor) -> None:
-        gradients = piece.gradients.mul_(factor.to(piece.gradients.device))
-        piece.state["exp_avg"].lerp_(gradients, 1.0 - self.beta1)
-        piece.state["exp_avg_sq"].mul_(self.beta2).addcmul_(gradients, gradients, value=1.0 - self.beta2)
+    def _average_(self, params: ParamSlice, factor: Tensor) -> None:
+        gradients = params.gradients.mul_(factor.to(params.gradients.device))
+        params.state["exp_avg"].lerp_(gradients, 1.0 - self.beta1)
+        params.state["exp_avg_sq"].mul_(self.beta2).addcmul_(gradients, gradients, value=1.0 - self.beta2)
 
-    def _direction(self, piece: Piece, step: int) -> Tensor:
-        """r, before the trust ratio: a new tensor, as long as the piece."""
-        size = piece.state["exp_avg_sq"].div(1.0 - self.beta2**step).sqrt_().add_(self.epsilon)
+    def _direction(self, params: ParamSlice, step: int) -> Tensor:
+        """r, before the trust ratio: a new tensor, as long as the slice."""
+        size = params.state["exp_avg_sq"].div(1.0 - self.beta2**step).sqrt_().add_(self.epsilon)
         size.mul_(1.0 - self.beta1**step)
-        return torch.div(piece.state["exp_avg"], size, out=size).add_(piece.weights, alpha=self.weight_decay)
+        return torch.div(params.state["exp_avg"], size, out=size).add_(params.weights, alpha=self.weight_decay)
 
 
-def _add_squares_(squares: Tensor, piece: Piece, direction: Tensor) -> None:
+def _add_squares_(squares: Tensor, params: ParamSlice, direction: Tensor) -> None:
     """squares[number] += (‖w‖², ‖r‖²) of each span."""
-    for number, at in piece.spans:
-        mine = torch.stack([squared_norm(piece.weights[at]), squared_norm(direction[at])])
+    for number, at in params.ranges:
+        mine = torch.stack([squared_norm(params.weights[at]), squared_norm(direction[at])])
         squares[number] += mine.to(squares.device)
 
 
@@ -100,9 +100,9 @@ def _trust_ratio(norms: Tensor) -> Tensor:
     return torch.where(known, weight / direction.clamp(min=torch.finfo(norms.dtype).tiny), 1.0)
 
 
-def _walk_(piece: Piece, direction: Tensor, rates: Tensor) -> None:
+def _apply_step_(params: ParamSlice, direction: Tensor, rates: Tensor) -> None:
     """w −= rates[number] · r in each span; `direction` is used up."""
     mine = rates.to(direction)
-    for number, at in piece.spans:
+    for number, at in params.ranges:
         direction[at].mul_(mine[number])
-    piece.weights.sub_(direction)
+    params.weights.sub_(direction)

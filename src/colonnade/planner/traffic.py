@@ -265,7 +265,7 @@ def _ranges(weights: Sequence[Local]) -> Iterator[tuple[tuple[bool, bool, bool],
 
 
 def _in_slice(step: Step, part: str, start: int, stop: int) -> int:
-    """How many elements of a stretch of a part's buffer lie in this rank's slice."""
+    """How many elements of a range of a bucket lie in this rank's slice."""
     share = step.lengths[part] // step.shares
     first = share * (step.place["dp"] if step.parallel.zero else 0)
     return max(0, min(stop, first + share) - max(start, first))

@@ -19,7 +19,7 @@ from colonnade import __version__
 from colonnade.checkpoint.copies import Copies
 from colonnade.checkpoint.load import load_found
 from colonnade.checkpoint.manifest import Manifest, newest
-from colonnade.checkpoint.plan import Box, Shard, shards_of_span
+from colonnade.checkpoint.plan import Box, Shard, shards_of_range
 from colonnade.checkpoint.save import Content, Place
 from colonnade.checkpoint.saver import Saved, Saver
 from colonnade.checkpoint.schema import clip
@@ -51,16 +51,16 @@ def shards_of(state: TrainState) -> list[Shard]:
     found: list[Shard] = []
     for bucket, kept in zip(state.buckets, state.optimizer_state, strict=True):
         flats = {"": bucket.master, **{f"{OPTIMIZER}{name}.": flat for name, flat in kept.items()}}
-        for span in bucket.my_spans():
+        for local in bucket.local_ranges():
             for prefix, flat in flats.items():
-                found += stretch(prefix + span.name, span.placement, flat[span.at], span.first)
+                found += shards_within(prefix + local.name, local.placement, flat[local.at], local.first)
     return found
 
 
-def stretch(name: str, place: Placement, flat: Tensor, first: int) -> list[Shard]:
+def shards_within(name: str, place: Placement, flat: Tensor, first: int) -> list[Shard]:
     """The real part of the elements of a weight, from `first` on, that `flat` [n] has: nothing of padding."""
     held = Box(place.offsets, tuple(place.parameter.shape))
-    return shards_of_span(name, place.shape, held, flat, first)
+    return shards_of_range(name, place.shape, held, flat, first)
 
 
 def shard(name: str, place: Placement, values: Tensor) -> list[Shard]:

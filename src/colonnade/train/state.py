@@ -10,7 +10,7 @@ from colonnade.architecture.families import architecture_of
 from colonnade.architecture.statement import Unit
 from colonnade.config.schema import Config, ModelConfig, ParallelConfig, TrainConfig
 from colonnade.data_parallel.buckets import Bucket, Storage, flatten
-from colonnade.data_parallel.pieces import pieces_of
+from colonnade.data_parallel.param_slices import param_slices
 from colonnade.data_parallel.zero import Ownership
 from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.model.gpt import GPT
@@ -19,7 +19,7 @@ from colonnade.model.precision import DTYPES
 from colonnade.optim.adamw import AdamW
 from colonnade.optim.lamb import Lamb
 from colonnade.optim.loss_scale import LossScale
-from colonnade.optim.piece import Optimizer, Piece, State
+from colonnade.optim.param_slice import Optimizer, ParamSlice, State
 from colonnade.optim.schedule import LearningRate, learning_rate
 from colonnade.pipeline.chunk import Chunk, Model, Owner, WeightGradients
 from colonnade.pipeline.inference import Inference
@@ -41,7 +41,7 @@ class TrainState:
     buckets: list[Bucket]
     optimizer_state: list[State]
     """One per bucket: the rule's, of this rank's slice."""
-    pieces: list[Piece]
+    param_slices: list[ParamSlice]
     """What the optimizer steps through: views of the buffers."""
     ownership: Ownership
     runner: Runner
@@ -62,7 +62,7 @@ class TrainState:
     @property
     def num_weights(self) -> int:
         """Weights of this stage, by which the optimizer numbers them."""
-        return sum(len(bucket.slots) for bucket in self.buckets)
+        return sum(len(bucket.ranges) for bucket in self.buckets)
 
 
 def build_model(
@@ -103,7 +103,7 @@ def build_state(config: Config, mesh: Mesh, vocab_size: int, device: torch.devic
         drawn=draw,
         buckets=buckets,
         optimizer_state=optimizer_state,
-        pieces=pieces_of(buckets, optimizer_state, mesh.tp),
+        param_slices=param_slices(buckets, optimizer_state, mesh.tp),
         ownership=owner,
         runner=runner,
         inference=Inference(runner.chunks, model, mesh.pp, owner),

@@ -91,10 +91,10 @@ def update_(state: TrainState, norm: Tensor, mesh: Mesh, train: TrainConfig) -> 
             state.skipped += 1
             return rate, True
     for bucket in state.buckets:
-        bucket.bring_gradients()
-    shared = mesh.stage if state.ownership.zero else mesh.tp  # the ranks that have parts of the same weights
+        bucket.copy_to_optimizer()
+    shared = mesh.stage if state.ownership.zero else mesh.tp  # the ranks that have shards of the same weights
     state.optimizer.update_(
-        state.pieces,
+        state.param_slices,
         step=state.step - state.skipped,
         learning_rate=rate,
         factor=clip_factor(norm, train.gradient_clip) / scale.value,

@@ -50,7 +50,7 @@ def _taken(state: TrainState, watch: Watch) -> Memory:
     gradients = [buffer for bucket in buckets for buffer in (bucket.gradients, bucket.reduced)]
     rule = [bucket.master for bucket in buckets] + [flat for each in kept for flat in each.values()]
     offloaded = any(bucket.storage.offload for bucket in buckets)
-    brought = [bucket.applied for bucket in buckets] if offloaded else []
+    brought = [bucket.optimizer_gradients for bucket in buckets] if offloaded else []
     every = storage_bytes([*parameters, *gradients, *rule, *brought])
     apart = every - storage_bytes(parameters) - storage_bytes(gradients)
     return Memory(

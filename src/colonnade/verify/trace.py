@@ -15,13 +15,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from colonnade.checkpoint.plan import Box, shards_of_span
+from colonnade.checkpoint.plan import Box, shards_of_range
 from colonnade.config.schema import Config
-from colonnade.data_parallel.buckets import Bucket, named_slots
+from colonnade.data_parallel.buckets import Bucket, named_ranges
 from colonnade.launch.join import joined
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
-from colonnade.optim.piece import Optimizer, Piece, Total
+from colonnade.optim.param_slice import Optimizer, ParamSlice, Total
 from colonnade.tensor_parallel.placement import named_placements
 from colonnade.train.corpus import Corpus, open_corpus
 from colonnade.train.state import TrainState, build_state
@@ -96,7 +96,7 @@ class SeenGradients:
 
     def update_(
         self,
-        pieces: Sequence[Piece],
+        slices: Sequence[ParamSlice],
         *,
         step: int,
         learning_rate: float,
@@ -105,9 +105,9 @@ class SeenGradients:
         total: Total,
     ) -> None:
         """As `Optimizer.update_`."""
-        self._gradients = [bucket.applied.clone() for bucket in self.buckets]
+        self._gradients = [bucket.optimizer_gradients.clone() for bucket in self.buckets]
         self.optimizer.update_(
-            pieces, step=step, learning_rate=learning_rate, factor=factor, num_weights=num_weights, total=total
+            slices, step=step, learning_rate=learning_rate, factor=factor, num_weights=num_weights, total=total
         )
 
     def taken(self, step: int, loss_scale: float) -> Iterator[Part]:
@@ -120,18 +120,18 @@ class SeenGradients:
 def _boxes(what: str, step: int, buckets: Sequence[Bucket], flats: Sequence[Tensor]) -> Iterator[Part]:
     """This rank's boxes of every tensor, where `flats` has a number for each element of the buckets' slices."""
     for bucket, flat in zip(buckets, flats, strict=True):
-        for span in bucket.my_spans():
-            place = span.placement
+        for local in bucket.local_ranges():
+            place = local.placement
             held = Box(place.offsets, tuple(place.parameter.shape))
-            for box in shards_of_span(span.name, place.shape, held, flat[span.at], span.first):
-                yield Part(Number(what, span.name, step), box.shape, box.offsets, box.data.detach().cpu().clone())
+            for box in shards_of_range(local.name, place.shape, held, flat[local.at], local.first):
+                yield Part(Number(what, local.name, step), box.shape, box.offsets, box.data.detach().cpu().clone())
 
 
 def _parameters(step: int, buckets: Sequence[Bucket]) -> Iterator[Part]:
     """What layers multiply with, after it was gathered: the shards of every weight."""
-    for name, bucket, slot in named_slots(buckets):
+    for name, bucket, param in named_ranges(buckets):
         bucket.unshard()
-        place, shard = slot.placement, slot.view(bucket.parameters)
+        place, shard = param.placement, param.view(bucket.parameters)
         yield Part(
             Number("parameter", name, step), place.shape, place.offsets, place.real(shard).detach().cpu().clone()
         )

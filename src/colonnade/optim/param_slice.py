@@ -1,10 +1,10 @@
-"""What an optimizer is handed: stretches of flat buffers, whole or cut anywhere.
+"""What an optimizer is handed: slices of flat buffers, cut anywhere.
 
     flat buffer of a rank (or its ZeRO slice):   [ w3 w3 w3 w3 | w4 w4 w4 w4 | …5 w5 | w6 w6 w6… ]
-    pieces, each of one kind:                      decayed, cut over tp        decayed    not decayed
-    spans of the first piece:                      (3, 0:4)  (4, 4:8)
+    slices, each of one kind:                      decayed, cut over tp        decayed    not decayed
+    ranges of the first slice:                     (3, 0:4)  (4, 4:8)
 
-An optimizer steps through pieces alone. Which rank has which is the caller's affair: where a rule needs a number of a
+An optimizer steps through slices alone. Which rank has which is the caller's affair: where a rule needs a number of a
 whole weight, it hands its partial sums to the caller's `total` and gets the sums over all ranks back.
 """
 
@@ -15,7 +15,7 @@ from typing import Protocol
 from torch import Tensor
 
 Total = Callable[[Tensor], Tensor]
-"""Sums a float64 tensor over the ranks that have parts of the same weights; the identity where weights are whole."""
+"""Sums a float64 tensor over the ranks that have shards of the same weights; the identity where weights are not cut."""
 
 
 State = Mapping[str, Tensor]
@@ -28,8 +28,8 @@ def state_at(state: State, at: slice) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A stretch of weights that are treated alike: 1-D views, all equally long, on one device."""
+class ParamSlice:
+    """A range of weights that are treated alike: 1-D views, all equally long, on one device."""
 
     weights: Tensor
     """fp32 or fp64: master weights."""
@@ -39,11 +39,11 @@ class Piece:
     decayed: bool
     """Whether weight decay applies: to matrices, not to biases and norms."""
     counted: bool = True
-    """Whether this rank's sums enter the total. False where another rank has the same stretch and counts it: of what
+    """Whether this rank's sums enter the total. False where another rank has the same range and counts it: of what
     tp ranks hold alike, tp rank 0 counts."""
-    spans: Sequence[tuple[int, slice]] = ()
-    """Each weight, or what of it lies here: its number, which is the same on all ranks, and where in the piece it is.
-    What no span covers is padding, zero. An undecayed piece needs none."""
+    ranges: Sequence[tuple[int, slice]] = ()
+    """Each weight, or what of it lies here: its number, which is the same on all ranks, and where in the slice it is.
+    What no range covers is padding, zero. An undecayed slice needs none."""
 
 
 class Optimizer(Protocol):
@@ -55,7 +55,7 @@ class Optimizer(Protocol):
 
     def update_(
         self,
-        pieces: Sequence[Piece],
+        slices: Sequence[ParamSlice],
         *,
         step: int,
         learning_rate: float,
@@ -63,7 +63,7 @@ class Optimizer(Protocol):
         num_weights: int,
         total: Total,
     ) -> None:
-        """Step `step` (from 1) on all of a rank's pieces, in place.
+        """Step `step` (from 1) on all of a rank's slices, in place.
 
         Gradients are multiplied by `factor` ([]: clipping, unscaling) first, in place. Weights are numbered below
         `num_weights`. `total` is called once or never, by all ranks alike.
