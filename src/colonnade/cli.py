@@ -103,6 +103,9 @@ TensorParallel = Annotated[
 ]
 PipelineParallel = Annotated[int, typer.Option(help="Pipeline stages; up to the number of layers + 2.", min=1)]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Best = Annotated[
+    bool, typer.Option("--best", help="Of a run, the checkpoint with the lowest validation loss, not the newest.")
+]
 Precision = Annotated[str | None, typer.Option(help="fp32, bf16 or fp64; the checkpoint's own where unset.")]
 
 
@@ -117,6 +120,7 @@ def generate(
     top_k: Annotated[int, typer.Option(help="Choose among the k likeliest tokens only; 0: all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Choose among the likeliest tokens that make up p in all.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Another seed gives another text.")] = 1234,
+    best: Best = False,
     tp: TensorParallel = 1,
     pp: PipelineParallel = 1,
     device: Device = "auto",
@@ -124,15 +128,15 @@ def generate(
 ) -> None:
     """Write on from a prompt, token by token."""
     from colonnade.generation.sampling import sampling_problems
-    from colonnade.serving.options import check_options
+    from colonnade.serving.options import check_options, chosen
 
     wrong = sampling_problems(temperature, top_k, top_p, seed)
-    check_options(checkpoint, tp=tp, pp=pp, device=device, precision=precision, more=wrong)
+    check_options(checkpoint, tp=tp, pp=pp, device=device, precision=precision, best=best, more=wrong)
     run_on_ranks(tp * pp, sys.argv[1:])
 
     from colonnade.serving import trained
 
-    with trained.opened(checkpoint, tp=tp, pp=pp, device=device, precision=precision) as (model, mesh):
+    with trained.opened(chosen(checkpoint, best), tp=tp, pp=pp, device=device, precision=precision) as (model, mesh):
         trained.write_on(
             model,
             mesh,
@@ -155,6 +159,7 @@ def evaluate(
     stride: Annotated[
         int | None, typer.Option(help="Tokens that the window moves; only these are scored. Unset: a whole window.")
     ] = None,
+    best: Best = False,
     tp: TensorParallel = 1,
     pp: PipelineParallel = 1,
     device: Device = "auto",
@@ -162,16 +167,16 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Measure a checkpoint on a text: perplexity and bits per byte."""
-    from colonnade.serving.options import check_options, data_problems
+    from colonnade.serving.options import check_options, chosen, data_problems
 
     wrong = [f"there is no task {task!r}. Use perplexity."] if task != "perplexity" else []
     wrong += data_problems(data)
-    check_options(checkpoint, tp=tp, pp=pp, device=device, precision=precision, more=wrong)
+    check_options(checkpoint, tp=tp, pp=pp, device=device, precision=precision, best=best, more=wrong)
     run_on_ranks(tp * pp, sys.argv[1:])
 
     from colonnade.serving import trained
 
-    with trained.opened(checkpoint, tp=tp, pp=pp, device=device, precision=precision) as (model, mesh):
+    with trained.opened(chosen(checkpoint, best), tp=tp, pp=pp, device=device, precision=precision) as (model, mesh):
         trained.measure(model, mesh, data, stride=stride, as_json=as_json)
 
 

@@ -28,6 +28,9 @@ from tests.tiny import TinyCorpus
 
 CPU = torch.device("cpu")
 
+ALL_EVALUATED = "checkpoint.every=3"
+"""Else a note says that some checkpoints are not."""
+
 
 def told(config: Config, mesh: Mesh | None = None) -> Banner:
     return banner(config, mesh or Mesh(), CPU, open_corpus(config))
@@ -38,7 +41,7 @@ def rows(found: Banner) -> dict[str, str]:
 
 
 def test_its_numbers_are_those_of_the_run(corpus: TinyCorpus, tmp_path: Path) -> None:
-    config = tiny.config(corpus, tmp_path)
+    config = tiny.config(corpus, tmp_path, ALL_EVALUATED)
     found, opened = told(config), open_corpus(config)
     parameters = sum(p.numel() for p in build_state(config, Mesh(), opened.vocab_size, CPU).model.parameters())
     held = rank_memory(config.model, config.parallel, config.train, vocab_size=275)
@@ -65,7 +68,7 @@ def test_the_largest_stage_is_told_on_every_rank(corpus: TinyCorpus, tmp_path: P
 
 
 def test_it_comes_before_the_first_step_and_into_the_events(config: Path, tmp_path: Path) -> None:
-    answer = forked("train", config)
+    answer = forked("train", config, ALL_EVALUATED)
     lines = answer.out.splitlines()
     assert lines[0] == f"Colonnade 0.1.0: training {tmp_path}/run on 1 rank."
     assert lines[1].split()[0] == "model" and "step 1/6" not in "".join(lines[:9]) and "step 1/6" in lines[9]
@@ -85,11 +88,11 @@ def test_a_token_file_that_does_not_name_its_tokenizer(corpus: TinyCorpus, tmp_p
     for ending in (".bin", ".idx"):
         shutil.copy(f"{corpus.prefix}{ending}", f"{tmp_path}/megatron{ending}")
     path = tiny.write_config(corpus, tmp_path)
-    answer = forked("train", path, f"data.train={tmp_path}/megatron")
+    answer = forked("train", path, f"data.train={tmp_path}/megatron", ALL_EVALUATED)
     assert answer.out.count("note       ") == 1
     assert f"{tmp_path}/megatron has no megatron.json beside it: that data.tokenizer made it" in answer.out
     assert answer.out.count("tokenizer not checked)") == 2, "both validation lines"
-    assert "note" not in rows(told(tiny.config(corpus, tmp_path)))
+    assert "note" not in rows(told(tiny.config(corpus, tmp_path, ALL_EVALUATED)))
 
 
 def test_what_is_left_out_is_told(corpus: TinyCorpus, tmp_path: Path) -> None:

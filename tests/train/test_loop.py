@@ -30,6 +30,7 @@ def test_a_run_leaves_its_folder(finished: Finished) -> None:
         "saved",
         "saved",
         "saved",
+        "best",
         "finished",
     ]
 
@@ -92,16 +93,17 @@ def test_what_is_printed(config: Path, tmp_path: Path) -> None:
     answer = forked("train", config, "train.log_every=2", "parallel.dp=2", num_ranks=2)
     assert (answer.status, answer.err) == (0, "")
     lines = answer.out.splitlines()
-    begins = [line.split()[0] for line in lines[:8]]
-    assert begins == ["model", "layout", "device", "precision", "data", "steps", "memory", "free"]
-    assert [line.split("  ")[0] or line.strip()[:20] for line in lines[8:]] == [
+    begins = [line.split()[0] for line in lines[:9]]
+    assert begins == ["model", "layout", "device", "precision", "data", "steps", "memory", "free", "note"]
+    assert [line.split("  ")[0] or line.strip()[:20] for line in lines[9:]] == [
         "step 1/6",
         "step 2/6",
         "validation at step 3",
         "step 4/6",
         "step 6/6",
         "validation at step 6",
-        f"Finished 6 steps. The run is in {tmp_path}/run.",
+        f"Finished 6 steps. The run is in {tmp_path}/run; its best checkpoint is step_00000006 (validation loss "
+        f"{metrics(tmp_path / 'run')[-1]['validation_loss']:.4f}).",
     ]
 
 

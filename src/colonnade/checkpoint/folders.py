@@ -2,13 +2,17 @@
 
 import os
 import shutil
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from colonnade.checkpoint.manifest import checkpoints_in
 
+Spared = Callable[[Collection[int]], Collection[int]]
+"""Of the steps of all checkpoints that are there, those that stay however old they are."""
 
-def publish(partial: Path, final: Path, keep: int) -> None:
-    """Give a whole checkpoint its name, and delete all but the `keep` newest and this one.
+
+def publish(partial: Path, final: Path, keep: int, spared: Spared) -> None:
+    """Give a whole checkpoint its name, and delete all but the `keep` newest, this one included, and what is spared.
 
     From the rename on the checkpoint is there, whatever happens next; the old ones go only after it.
     """
@@ -17,13 +21,13 @@ def publish(partial: Path, final: Path, keep: int) -> None:
         _set_aside(final)
     partial.rename(final)
     sync(final.parent)
-    _keep_newest(final.parent, keep - 1, but=final)
+    _keep_newest(final.parent, keep - 1, spared, but=final)
     remove_leftovers(final.parent)
 
 
-def tidy(folder: Path, keep: int) -> None:
+def tidy(folder: Path, keep: int, spared: Spared) -> None:
     """Delete what a run that was killed has left: half of a checkpoint, and more whole ones than `keep`."""
-    _keep_newest(folder, keep)
+    _keep_newest(folder, keep, spared)
     remove_leftovers(folder)
 
 
@@ -51,10 +55,14 @@ def sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _keep_newest(folder: Path, keep: int, but: Path | None = None) -> None:
-    others = [path for path in checkpoints_in(folder).values() if path != but]
-    for path in others[: max(0, len(others) - keep)]:
-        _set_aside(path)
+def _keep_newest(folder: Path, keep: int, spared: Spared, but: Path | None = None) -> None:
+    found = checkpoints_in(folder)
+    others = [step for step, path in found.items() if path != but]
+    old = others[: max(0, len(others) - keep)]
+    stay = spared(found.keys()) if old else ()
+    for step in old:
+        if step not in stay:
+            _set_aside(found[step])
 
 
 def _set_aside(path: Path) -> None:

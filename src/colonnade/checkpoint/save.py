@@ -35,7 +35,7 @@ from torch.futures import Future
 from colonnade.checkpoint.agree import Agreement, Key, agree, key
 from colonnade.checkpoint.failure import alone_is_fine, same_on_all_ranks
 from colonnade.checkpoint.files import HashingFileSystem, alone
-from colonnade.checkpoint.folders import publish, remove_leftovers
+from colonnade.checkpoint.folders import Spared, publish, remove_leftovers
 from colonnade.checkpoint.manifest import (
     MANIFEST,
     Manifest,
@@ -62,6 +62,7 @@ class Place:
     folder: Path
     keep: int
     """The newest so many stay, the one that is written included."""
+    spared: Spared = lambda steps: ()
     before_publishing: Callable[[], object] = lambda: None
     """What rank 0 does when all of a checkpoint is written but its name; if it fails, the save has failed."""
 
@@ -200,7 +201,7 @@ class _Writer(FileSystemWriter):
             self._write_file(MANIFEST, to_json(manifest).encode())
         self._check_that_all_files_are_here(manifest)
         self.place.before_publishing()
-        publish(self.partial, self.final, self.place.keep)
+        publish(self.partial, self.final, self.place.keep, self.place.spared)
 
     def _write_file(self, name: str, content: bytes) -> None:
         with self.fs.create_stream(self.partial / name, "wb") as stream:

@@ -65,7 +65,7 @@ class Saver:
         on_saved: Callable[[Saved], object] = lambda saved: None,
     ) -> None:
         self._place, self._group, self._overlap, self._on_saved = place, group, overlap, on_saved
-        self._agreement = agree(shards, group, then=lambda: tidy(place.folder, place.keep))
+        self._agreement = agree(shards, group, then=lambda: tidy(place.folder, place.keep, place.spared))
         pinned = any(shard.data.is_cuda for shard in shards)
         self._snapshot = Snapshot(self._agreement.items, pinned=pinned) if asynchronous else None
         self._under_way: Future[None] | None = None

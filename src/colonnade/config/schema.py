@@ -320,6 +320,11 @@ class TrainConfig(Section):
     """[seconds] A rank that waits longer for the others ends the run, and says who waits for whom, in which
     operation."""
 
+    @property
+    def evaluation_interval(self) -> int:
+        """[steps] evaluate_every, or what stands in its place."""
+        return EVALUATE_EVERY if self.evaluate_every is None else self.evaluate_every
+
     def num_microbatches(self, dp: int) -> int:
         """Micro-batches that each of dp ranks computes in one optimizer step."""
         return self.global_batch_size // (self.micro_batch_size * dp)
@@ -379,6 +384,9 @@ class CheckpointConfig(Section):
     """[steps] Steps between saves. 0: only at the end, and when the run is interrupted."""
     keep: Count = 2
     """[checkpoints] The newest so many are kept, older ones are deleted."""
+    keep_best: bool = True
+    """Keep also the checkpoint with the lowest validation loss, however old it is, for `--best`: one more on the disk,
+    where a later one is worse. Checkpoints at steps without an evaluation do not count."""
     asynchronous: bool = False
     """Write in the background: training waits only for the copy to memory. Needs memory for that copy."""
     resume: bool = True

@@ -1,6 +1,7 @@
 """What a run is, told before its first step: on the terminal in one block, and as numbers in events.jsonl."""
 
 from collections.abc import Iterator
+from math import lcm
 
 import torch
 
@@ -205,5 +206,21 @@ def _notes(config: Config, corpus: Corpus) -> Iterator[str]:
             f"the run ends after {config.train.steps:,} of optim.warmup_steps = {config.optim.warmup:,}: it is "
             "the beginning of a longer one, and its learning rate stays below optim.learning_rate"
         )
+    if datasets.validation is not None:
+        yield from _not_evaluated(config)
     if config.train.evaluate_every != 0 and datasets.validation is None:
         yield "there is no validation part, so that nothing is evaluated: data.split or data.validation makes one"
+
+
+def _not_evaluated(config: Config) -> Iterator[str]:
+    """Where some checkpoints are saved at steps without an evaluation, so that they cannot be the best."""
+    saves, evaluations = config.checkpoint.every, config.train.evaluation_interval
+    if not config.checkpoint.keep_best or not evaluations or not 0 < saves < config.train.steps:
+        return
+    if saves % evaluations:
+        yield (
+            f"checkpoints are saved every {counted(saves, 'step')} and evaluated every {evaluations:,} "
+            "(train.evaluate_every): checkpoint.keep_best chooses among those at multiples of "
+            f"{lcm(saves, evaluations):,} and the last. With a checkpoint.every that is a multiple of "
+            "train.evaluate_every, among all of them"
+        )

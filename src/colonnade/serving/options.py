@@ -4,6 +4,7 @@ What only the checkpoint's content can tell is left to `trained.py`.
 """
 
 import math
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -11,14 +12,22 @@ from colonnade.config.describe import all_keys
 from colonnade.config.load import loads
 from colonnade.config.numbers import divisors
 from colonnade.config.schema import ModelConfig
-from colonnade.errors import ConfigError
+from colonnade.errors import CheckpointError, ConfigError
 from colonnade.launch import launch
+from colonnade.train.best import best_checkpoint
 
 DEVICES = ("auto", "cpu", "cuda")
 
 
 def check_options(
-    checkpoint: Path, *, tp: int, pp: int, device: str, precision: str | None, more: Iterable[str] = ()
+    checkpoint: Path,
+    *,
+    tp: int,
+    pp: int,
+    device: str,
+    precision: str | None,
+    best: bool = False,
+    more: Iterable[str] = (),
 ) -> None:
     """ConfigError with everything that is wrong with how a checkpoint is to be used, and with what `more` tells.
 
@@ -26,11 +35,21 @@ def check_options(
     """
     if launch.has_supervisor():
         return
-    problems = [*_checkpoint(checkpoint, tp, pp), *device_problems(device, precision), *more]
+    problems = [*_checkpoint(checkpoint, tp, pp), *_best(checkpoint, best), *device_problems(device, precision), *more]
     if len(problems) == 1:
         raise ConfigError(problems[0])
     if problems:
         raise ConfigError("\n".join([f"{len(problems)} problems", *(f"  - {problem}" for problem in problems)]))
+
+
+def chosen(checkpoint: Path, best: bool) -> Path:
+    """What to open: the best checkpoint of a run where `best` asks for it, which is told; else what was named."""
+    if not best:
+        return checkpoint
+    found, lowest = best_checkpoint(checkpoint)
+    if launch.rank_and_size()[0] == 0:
+        print(f"{found}: {lowest}, the lowest of its run's checkpoints.", file=sys.stderr, flush=True)
+    return found
 
 
 def device_problems(device: str, precision: str | None) -> Iterator[str]:
@@ -65,6 +84,15 @@ def data_problems(data: str) -> Iterator[str]:
             f"{data} does not exist, and there is no {data}.bin with {data}.idx. Name a text (.txt, .jsonl, also "
             "compressed), or the prefix of a token file."
         )
+
+
+def _best(path: Path, best: bool) -> Iterator[str]:
+    """Why there is no best checkpoint, where there is something."""
+    if best and path.exists():
+        try:
+            best_checkpoint(path)
+        except CheckpointError as error:
+            yield str(error)
 
 
 def _checkpoint(path: Path, tp: int, pp: int) -> Iterator[str]:

@@ -17,8 +17,9 @@ import torch
 
 from colonnade.architecture.devices import peak_flops
 from colonnade.architecture.families import architecture_of
+from colonnade.checkpoint.manifest import folder_name
 from colonnade.config.numbers import counted
-from colonnade.config.schema import EVALUATE_EVERY, Config
+from colonnade.config.schema import Config
 from colonnade.data.gpt_dataset import Dataset
 from colonnade.data.loader import evaluation_batches
 from colonnade.errors import ColonnadeError
@@ -29,6 +30,7 @@ from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import recovery, run_folder
+from colonnade.train.best import LOSS
 from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.interrupt import Interrupt
 from colonnade.train.monitor import Monitor
@@ -147,7 +149,7 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
     }
     if state.loss_scale.is_dynamic:
         metrics |= {"loss_scale": result.loss_scale, "skipped_steps": state.skipped}
-    every = EVALUATE_EVERY if config.train.evaluate_every is None else config.train.evaluate_every
+    every = config.train.evaluation_interval
     found = _evaluate(run, state) if every and (state.step % every == 0 or state.step == config.train.steps) else None
     metrics |= _numbers(found)
     run.monitor.step(metrics, seconds, tokens=(state.samples - position) * curriculum.unit)
@@ -186,7 +188,7 @@ def _numbers(found: Perplexity | None) -> dict[str, float | int]:
     """An evaluation for metrics.jsonl."""
     if found is None:
         return {}
-    numbers: dict[str, float | int] = {"validation_loss": found.loss, "validation_perplexity": found.perplexity}
+    numbers: dict[str, float | int] = {LOSS: found.loss, "validation_perplexity": found.perplexity}
     if found.bits_per_byte is not None:
         numbers["validation_bits_per_byte"] = found.bits_per_byte
     return numbers
@@ -217,8 +219,11 @@ def evaluate_part(run: Run, state: TrainState, part: Dataset) -> Perplexity:
 
 def _finish(config: Config, state: TrainState, monitor: Monitor) -> None:
     """A last word."""
-    monitor.event("finished", step=state.step)
-    monitor.say(f"Finished {counted(state.step, 'step')}. The run is in {config.run.folder}.")
+    best = recovery.best(config)
+    found = {} if best is None else {"best": folder_name(best.step), LOSS: best.validation_loss}
+    monitor.event("finished", step=state.step, **found)
+    named = "" if best is None else f"; its best checkpoint is {folder_name(best.step)} ({best})"
+    monitor.say(f"Finished {counted(state.step, 'step')}. The run is in {config.run.folder}{named}.")
 
 
 def _monitor(config: Config, mesh: Mesh, corpus: Corpus, device: torch.device) -> Monitor:

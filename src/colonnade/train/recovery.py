@@ -7,7 +7,7 @@ under `optimizer.<name>.<weight>` (AdamW: exp_avg, exp_avg_sq), and the facts th
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor
 from colonnade import __version__
 from colonnade.checkpoint.copies import Copies
 from colonnade.checkpoint.load import load_found
-from colonnade.checkpoint.manifest import Manifest, newest
+from colonnade.checkpoint.manifest import Manifest, checkpoints_in, newest
 from colonnade.checkpoint.plan import Box, Shard, shards_of_range
 from colonnade.checkpoint.save import Content, Place
 from colonnade.checkpoint.saver import Saved, Saver
@@ -30,6 +30,7 @@ from colonnade.errors import CheckpointError
 from colonnade.mesh.background import background_group
 from colonnade.mesh.mesh import Mesh
 from colonnade.tensor_parallel.placement import Placement
+from colonnade.train.best import Best, best_of, best_steps
 from colonnade.train.changes import changes, what_changed
 from colonnade.train.corpus import Corpus
 from colonnade.train.data_record import check_data, data_facts, what_to_say
@@ -132,12 +133,12 @@ def saving(
     """
     asynchronous = config.checkpoint.asynchronous
     saver = Saver(
-        Place(checkpoints(Path(config.run.folder)), config.checkpoint.keep, before_publishing=monitor.sync),
+        _place(config, monitor),
         shards_of(state),
         asynchronous=asynchronous,
         overlap=overlap,
         group=background_group(max(config.train.timeout, PATIENCE)) if asynchronous else None,
-        on_saved=partial(_tell, monitor),
+        on_saved=partial(_tell, config, monitor),
     )
     with saver:
         yield Checkpoints(saver, _files(config, corpus), config, mesh, corpus, monitor)
@@ -150,7 +151,19 @@ def _files(config: Config, corpus: Corpus) -> dict[str, bytes]:
     return files
 
 
-def _tell(monitor: Monitor, saved: Saved) -> None:
+def _place(config: Config, monitor: Monitor) -> Place:
+    run, kept = Path(config.run.folder), config.checkpoint
+    place = Place(checkpoints(run), kept.keep, before_publishing=monitor.sync)
+    return replace(place, spared=partial(best_steps, run)) if kept.keep_best else place
+
+
+def best(config: Config) -> Best | None:
+    """The best of the run's checkpoints that are there; None where none was evaluated, or it is not to be kept."""
+    run = Path(config.run.folder)
+    return best_of(run, checkpoints_in(checkpoints(run))) if config.checkpoint.keep_best else None
+
+
+def _tell(config: Config, monitor: Monitor, saved: Saved) -> None:
     monitor.event(
         SAVED,
         step=saved.step,
@@ -158,6 +171,9 @@ def _tell(monitor: Monitor, saved: Saved) -> None:
         blocked_seconds=round(saved.blocked_seconds, 3),
         seconds=round(saved.seconds, 3),
     )
+    lowest = best(config)
+    if lowest is not None and lowest.step == saved.step:
+        monitor.event("best", step=saved.step, checkpoint=saved.path.name, validation_loss=lowest.validation_loss)
 
 
 def _facts(state: TrainState, config: Config, mesh: Mesh, corpus: Corpus) -> dict[str, Any]:

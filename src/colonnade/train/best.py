@@ -1,0 +1,83 @@
+"""Which checkpoint of a run is its best: of those that are there, the one whose step had the lowest validation loss.
+
+Nothing is kept for it: metrics.jsonl has the losses and the folder the checkpoints, so that the answer is the same on
+every layout and after a restart.
+"""
+
+import json
+import math
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from colonnade.errors import CheckpointError
+from colonnade.train.run_folder import checkpoints
+
+LOSS = "validation_loss"
+NAME = re.compile(r"step_(\d{8,})")
+
+
+class Best(NamedTuple):
+    """A step with a checkpoint, and the loss [nats per token] of the evaluation after it."""
+
+    step: int
+    validation_loss: float
+
+    def __str__(self) -> str:
+        return f"validation loss {self.validation_loss:.4f}"
+
+
+def best_of(run: Path, steps: Collection[int]) -> Best | None:
+    """Of the steps of a run that have a checkpoint, the one with the lowest validation loss; None: none has any."""
+    there, losses = frozenset(steps), dict[int, float]()
+    for line in _evaluated(run / "metrics.jsonl"):
+        losses[line["step"]] = line[LOSS]  # of a step that is told twice, what was told last
+    found = [Best(step, loss) for step, loss in losses.items() if step in there and math.isfinite(loss)]
+    return min(found, key=lambda best: (best.validation_loss, best.step), default=None)
+
+
+def best_steps(run: Path, steps: Collection[int]) -> frozenset[int]:
+    """The best of `steps`, or nothing: what a rotation of checkpoints spares."""
+    best = best_of(run, steps)
+    return frozenset() if best is None else frozenset({best.step})
+
+
+def best_checkpoint(path: Path) -> tuple[Path, Best]:
+    """The best checkpoint of a run, which `path` names by its folder or by that of its checkpoints. CheckpointError
+    where there is none.
+    """
+    folder = checkpoints(path) if checkpoints(path).is_dir() else path
+    found = {int(name[1]): each for each in sorted(folder.glob("step_*")) if (name := NAME.fullmatch(each.name))}
+    if not found:
+        run = path.parents[1] if NAME.fullmatch(path.name) and len(path.parents) > 1 else "the folder of a run"
+        raise CheckpointError(
+            f"--best chooses among the checkpoints of a run, and {path} is no run's folder. Name {run}, or leave out "
+            "--best."
+        )
+    best = best_of(folder.parent, found)
+    if best is None:
+        names = ", ".join(each.name for each in found.values())
+        raise CheckpointError(
+            f"--best: none of the checkpoints of {folder.parent} ({names}) was evaluated, as its metrics.jsonl says. "
+            "Leave out --best for the newest, or name one; train.evaluate_every and checkpoint.every decide which "
+            "checkpoints are evaluated."
+        )
+    return found[best.step], best
+
+
+def _evaluated(metrics: Path) -> Iterator[dict[str, Any]]:
+    """The lines of metrics.jsonl that tell of an evaluation. One that was cut off is passed over."""
+    try:
+        lines = metrics.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return
+    for line in lines:
+        if LOSS.encode() not in line:  # most: not worth parsing
+            continue
+        try:
+            content = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(content, dict) and isinstance(content.get("step"), int) and isinstance(content[LOSS], float):
+            yield content

@@ -1,0 +1,140 @@
+"""The checkpoint with the lowest validation loss stays, is named, and is the one that `--best` uses."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from colonnade.errors import CheckpointError
+from colonnade.train.best import Best, best_checkpoint, best_of
+from tests.commands import forked, here
+from tests.runs import Finished, events, metrics, saved_steps
+from tests.tiny import TinyCorpus, write_config
+
+EACH = ["train.evaluate_every=2", "checkpoint.every=2", "checkpoint.keep=1", "optim.decay_steps=8"]
+
+
+def write_metrics(run: Path, losses: dict[int, float | None], end: str = "") -> None:
+    lines = [{"step": step} | ({} if loss is None else {"validation_loss": loss}) for step, loss in losses.items()]
+    run.mkdir(exist_ok=True)
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + end)
+
+
+def set_loss(run: Path, step: int, loss: float) -> None:
+    """Change what the run found in its evaluation after `step`."""
+    path = run / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    (line,) = (line for line in lines if line["step"] == step)
+    assert "validation_loss" in line
+    line["validation_loss"] = loss
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_the_lowest_loss_of_the_checkpoints_that_are_there(tmp_path: Path) -> None:
+    write_metrics(tmp_path, {1: None, 2: 3.0, 4: 1.0, 6: 2.0, 8: 2.0}, end='{"step": 9, "validation_loss": 0.')
+    assert best_of(tmp_path, [2, 4, 6, 8]) == Best(4, 1.0)
+    assert best_of(tmp_path, [2, 6, 8, 9]) == Best(6, 2.0), "of equal ones the earlier"
+    assert best_of(tmp_path, [1, 5]) is None and best_of(tmp_path / "nowhere", [2]) is None
+
+
+def test_what_was_told_last_of_a_step_counts_and_no_number_never_wins(tmp_path: Path) -> None:
+    write_metrics(tmp_path, {2: 1.0, 4: 2.0, 6: float("nan")}, end='{"step": 2, "validation_loss": 3.0}\n[]\n"a"\n')
+    assert best_of(tmp_path, [2, 4, 6]) == Best(4, 2.0)
+    assert best_of(tmp_path, [6]) is None
+
+
+@pytest.mark.parametrize("more", [[], ["checkpoint.asynchronous=true", "parallel.pp=2"]])
+def test_the_best_checkpoint_is_never_rotated_away(corpus: TinyCorpus, tmp_path: Path, more: list[str]) -> None:
+    """Also by a run that goes on, from which nothing but its folder is known."""
+    config, run, ranks = write_config(corpus, tmp_path), tmp_path / "run", 2 if more else 1
+    assert forked("train", config, *EACH, *more, "train.steps=2", num_ranks=ranks).status == 0
+    set_loss(run, 2, 0.5)
+    answer = forked("train", config, *EACH, *more, "train.steps=8", num_ranks=ranks)
+    assert answer.status == 0 and saved_steps(run) == [2, 8], answer
+    best = "its best checkpoint is step_00000002 (validation loss 0.5000)"
+    assert answer.out.endswith(f"Finished 8 steps. The run is in {run}; {best}.\n")
+    assert [event["step"] for event in events(run) if event["event"] == "best"] == [2]
+    (end,) = (event for event in events(run) if event["event"] == "finished" and event["step"] == 8)
+    assert (end["best"], end["validation_loss"]) == ("step_00000002", 0.5)
+
+
+def test_a_better_one_takes_its_place(corpus: TinyCorpus, tmp_path: Path) -> None:
+    config, run = write_config(corpus, tmp_path), tmp_path / "run"
+    assert forked("train", config, *EACH, "train.steps=2").status == 0
+    answer = forked("train", config, *EACH, "train.steps=8")
+    losses = {line["step"]: line["validation_loss"] for line in metrics(run) if line["step"] % 2 == 0}
+    assert min(losses, key=lambda step: losses[step]) == 8, f"losses fall: {losses}"
+    assert saved_steps(run) == [8]
+    assert f"step_00000008 (validation loss {losses[8]:.4f})" in answer.out
+    assert [event["checkpoint"] for event in events(run) if event["event"] == "best"][-1] == "step_00000008"
+
+
+def test_without_keep_best_the_newest_alone_stay(corpus: TinyCorpus, tmp_path: Path) -> None:
+    config, run = write_config(corpus, tmp_path), tmp_path / "run"
+    assert forked("train", config, *EACH, "train.steps=2").status == 0
+    set_loss(run, 2, 0.5)
+    answer = forked("train", config, *EACH, "train.steps=8", "checkpoint.keep_best=false")
+    assert saved_steps(run) == [8] and "its best" not in answer.out, answer
+
+
+def test_what_a_killed_run_left_is_tidied_without_the_best(finished: Finished, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished.folder, run)
+    write_metrics(run, {step: 0.5 if step == 4 else 2.0 for step in range(1, 7)})
+    answer = forked("train", finished.config, f"run.folder={run}", "checkpoint.keep=1")
+    assert answer.status == 0 and saved_steps(run) == [4, 6], answer
+
+
+def test_saves_that_are_not_evaluated_are_noted_at_the_start(corpus: TinyCorpus, tmp_path: Path) -> None:
+    config = write_config(corpus, tmp_path)
+    out = re.sub(r"\s+", " ", forked("train", config, "train.steps=7", "optim.decay_steps=6").out)
+    assert (
+        "note checkpoints are saved every 2 steps and evaluated every 3 (train.evaluate_every): checkpoint.keep_best "
+        "chooses among those at multiples of 6 and the last. With a checkpoint.every that is a multiple of "
+        "train.evaluate_every, among all of them" in out
+    ), out
+    for number, meets in enumerate(("train.evaluate_every=2", "train.evaluate_every=0", "checkpoint.keep_best=false")):
+        answer = forked(
+            "train", config, meets, "train.steps=7", "optim.decay_steps=6", f"run.folder={tmp_path}/run{number}"
+        )
+        assert answer.status == 0 and "multiples of" not in answer.out, answer
+
+
+# --- using it ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(finished: Finished, tmp_path: Path) -> Path:
+    """Steps 4 and 6, of which the older is the better."""
+    shutil.copytree(finished.folder, tmp_path / "run")
+    write_metrics(tmp_path / "run", {4: 0.5, 6: 2.0})
+    return tmp_path / "run"
+
+
+def test_the_best_is_measured_and_writes(run: Path, corpus: TinyCorpus) -> None:
+    measure = ["perplexity", "--data", corpus.text, "--json"]
+    newest, best = (forked("evaluate", run, *measure, *more) for more in ([], ["--best"]))
+    assert [json.loads(answer.out)["step"] for answer in (newest, best)] == [6, 4]
+    assert (
+        best.err == f"{run}/checkpoints/step_00000004: validation loss 0.5000, the lowest of its run's checkpoints.\n"
+    )
+    assert forked("evaluate", run / "checkpoints", *measure, "--best").out == best.out
+    one = forked("generate", run / "checkpoints/step_00000004", "--prompt", "the", "--temperature", 0)
+    assert (
+        forked("generate", run, "--best", "--prompt", "the", "--temperature", 0, "--tp", 2, num_ranks=2).out == one.out
+    )
+
+
+def test_where_there_is_no_best(run: Path) -> None:
+    answer = here("generate", run / "checkpoints/step_00000004", "--prompt", "a", "--best")
+    assert answer.status == 2 and "--best" in answer.err and f"Name {run}, or leave out --best" in answer.err, answer
+    write_metrics(run, {4: None, 6: None})
+    answer = here("generate", run, "--prompt", "a", "--best", "--top-p", 3)
+    assert answer.status == 2 and answer.err.startswith("colonnade: 2 problems\n"), answer
+    assert f"none of the checkpoints of {run} (step_00000004, step_00000006) was evaluated" in answer.err
+    with pytest.raises(CheckpointError, match="none of the checkpoints"):
+        best_checkpoint(run)
+    answer = here("generate", run.parent / "nothing", "--prompt", "a", "--best")
+    assert answer.status == 2 and answer.err.startswith(f"colonnade: {run.parent}/nothing is neither"), answer
