@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import importlib.util
 import json
@@ -10,6 +11,7 @@ import lzma
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO, Any, cast
 
 import pytest
 from hypothesis import given
@@ -17,7 +19,10 @@ from hypothesis import strategies as st
 
 from colonnade.corpus import documents as documents_module
 from colonnade.corpus.documents import Rejected, chunks, expand, look_at, parse, read_documents
+from colonnade.corpus.plan import keep_plan
+from colonnade.corpus.streams import HashedFile
 from colonnade.errors import DataError
+from tests.corpus.recipes import Result
 
 LINES = b'{"text": "one"}\n\n{"text": "two \\u00e9", "id": 2}\r\n{"text": "three"}'
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -73,19 +78,19 @@ def test_lines_are_whole_wherever_reading_stops(
 
 
 BAD_LINES = {
-    b'{"text": "caf\xe9"}': "not UTF-8 (byte 0xe9 at column 14)",
-    b'{"text": "cut': "not JSON (Unterminated string starting at at column 10)",
-    b"plain words": "not JSON (Expecting value at column 1)",
-    b'["text"]': "a JSON array where an object with the key 'text' is expected",
-    b"3": "a JSON number where",
-    b'{"Text": "x", "id": 3}': "no key 'text'; its keys are 'Text', 'id'",
-    b"{}": "no key 'text'; its keys are none",
-    b'{"text": null}': "'text' is a JSON null, not a string",
-    b'{"text": 3.5}': "'text' is a JSON number, not a string",
-    b'{"text": true}': "'text' is a JSON boolean, not a string",
-    b'{"text": ["a"]}': "'text' is a JSON array, not a string",
-    b'{"text": "\\ud83d"}': "half of a surrogate pair",
-    b'{"a":' + b"[" * 100_000: "nested too deeply",
+    b'{"text": "caf\xe9"}': "not UTF-8: byte 0xe9 at column 14",
+    b'{"text": "cut': "not JSON: Unterminated string starting at at column 10",
+    b"plain words": "not JSON: Expecting value at column 1",
+    b'["text"]': "not a JSON object: it is an array",
+    b"3": "not a JSON object: it is a number",
+    b'{"Text": "x", "id": 3}': "no key 'text': its keys are 'Text', 'id'",
+    b"{}": "no key 'text': its keys are none",
+    b'{"text": null}': "'text' is no text: it is null",
+    b'{"text": 3.5}': "'text' is no text: it is a number",
+    b'{"text": true}': "'text' is no text: it is a truth value",
+    b'{"text": ["a"]}': "'text' is no text: it is an array",
+    b'{"text": "\\ud83d"}': "half a surrogate pair",
+    b'{"a":' + b"[" * 100_000: "not JSON: nested too deeply",
 }
 
 
@@ -115,7 +120,7 @@ def test_a_text_that_is_not_utf8_is_left_out_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes("gut\nschön".encode("latin-1"))
     (found,) = everything(tmp_path / "a.txt")
     assert isinstance(found, Rejected)
-    assert (found.line, found.reason) == (2, "not UTF-8 (byte 0xf6 at column 4); the whole file is left out")
+    assert (found.line, found.reason) == (2, "not UTF-8: byte 0xf6 at column 4; it is one document, and left out")
     assert str(found) == f"{tmp_path / 'a.txt'}, line 2: {found.reason}"
 
 
@@ -143,7 +148,7 @@ def test_inputs_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "bare").touch()
     for inputs, words in [
         ([tmp_path / "absent.txt"], "does not exist"),
-        ([tmp_path / "a.pdf"], r"Known are .txt, .jsonl, .ndjson, also followed by .gz"),
+        ([tmp_path / "a.pdf"], r"Known are .jsonl, .ndjson, .txt, also followed by .gz"),
         ([tmp_path / "bare"], "an ending that says nothing"),
         ([tmp_path], "a folder without documents"),
         ([], "no input is named"),
@@ -180,6 +185,11 @@ def test_foreign_bytes_behind_the_end_cost_no_document(tmp_path: Path, ending: s
     assert isinstance(last, Rejected) and "foreign bytes stand behind its end" in last.reason
 
 
+def why(entry: dict[str, str]) -> str:
+    """A reason and its detail, as they are said in one."""
+    return ": ".join(entry[key] for key in ("reason", "detail") if key in entry)
+
+
 def test_tokenizing_and_cleaning_read_the_same_documents(tmp_path: Path) -> None:
     """Of files that are whole, cut, flipped, padded, empty, foreign, and of folders with what is no file."""
     clean, recipes = (
@@ -202,14 +212,77 @@ def test_tokenizing_and_cleaning_read_the_same_documents(tmp_path: Path) -> None
         }.items():
             (folder / f"{case}.jsonl{name}").write_bytes(content)
         (folder / f"text.txt{name}").write_bytes(pack(b"\xef\xbb\xbfa text") + (b"garbage" if name else b""))
-    (folder / "bad.txt").write_bytes(b"\xff")
+    (folder / "bad.txt").write_bytes(b"line\n\xff")
+    (folder / "bad.jsonl").write_bytes(b"\n".join([*BAD_LINES, LINES, b'{"text": " "}', b'{"text": "last"}']))
     os.mkfifo(folder / "fifo.jsonl")
     (folder / "broken.jsonl").symlink_to("nowhere")
     clean(recipes.make_recipe(folder, folder=tmp_path / "out"), progress=False)
     result = recipes.Result(tmp_path / "out", "")
     found = everything(*expand([folder]))
-    assert [text.strip() for text in found if isinstance(text, str)] == [text.strip() for text in result.texts()]
+    assert [text for text in found if text and isinstance(text, str)] == result.texts()
     assert len(result.texts()) > 40_000
-    files = [entry.file for entry in found if isinstance(entry, Rejected)]
-    assert sorted(files) == sorted(entry["file"] for entry in result.dropped("read"))
+    listed = [(entry["file"], entry["line"], why(entry)) for entry in result.dropped("read")]
+    assert found.count("") == sum(reason == "empty" for *_, reason in listed) == 1
+    assert [(entry.file, entry.line, entry.reason) for entry in found if isinstance(entry, Rejected)] == [
+        entry for entry in listed if entry[2] != "empty"
+    ]
     assert result.manifest["left_aside"] == look_at([folder]).left_aside == {"broken link": 1, "fifo": 1}
+
+
+class FailingDisk:
+    """Gives the first read of a file, and then an error."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw, self._reads = raw, 0
+
+    def seek(self, place: int) -> int:
+        return self._raw.seek(place)
+
+    def read(self, size: int) -> bytes:
+        self._reads += 1
+        if self._reads > 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return self._raw.read(size)
+
+
+@pytest.mark.parametrize("ending", COMPRESS)
+def test_a_file_that_the_disk_does_not_give_is_told_and_the_rest_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Result], ending: str
+) -> None:
+    """In tokenizing and in cleaning alike: what was read of it stays, and the other files are read."""
+    bad, good = tmp_path / f"bad.jsonl{ending}", tmp_path / "good.jsonl"
+    lines = b"".join(b'{"text": "%s"}\n' % os.urandom(40).hex().encode() for _ in range(40_000))
+    bad.write_bytes(COMPRESS[ending](lines))
+    good.write_bytes(b'{"text": "good"}\n')
+    inner = HashedFile.__init__
+
+    def init(self: HashedFile, raw: IO[bytes], *arguments: Any, **more: Any) -> None:
+        inner(self, cast(IO[bytes], FailingDisk(raw)) if raw.name == str(bad) else raw, *arguments, **more)
+
+    monkeypatch.setattr(HashedFile, "__init__", init)
+    *texts, told, last = everything(bad, good)
+    assert isinstance(told, Rejected) and last == "good" and 0 < len(texts) < 40_000
+    assert told.reason == "file cannot be read: Input/output error; all lines before are read"
+    result = run(bad, good)
+    assert result.texts() == [*texts, "good"]
+    (entry,) = result.dropped("read")
+    assert (entry["file"], entry["line"], why(entry)) == (told.file, told.line, told.reason)
+    assert [file["sha256"] is None for file in result.manifest["inputs"]] == [True, False]
+
+
+def test_a_file_that_is_gone_is_told_and_the_rest_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Any
+) -> None:
+    """As one is that may not be read."""
+    gone, good = tmp_path / "gone.jsonl", tmp_path / "good.jsonl"
+    for path in (gone, good):
+        path.write_bytes(b'{"text": "good"}\n')
+    monkeypatch.setattr(
+        "colonnade.corpus.run.keep_plan", lambda plan, recipe: (keep_plan(plan, recipe), gone.unlink())[0]
+    )
+    result = run(gone, good)
+    told, last = everything(gone, good)
+    assert last == "good" and result.texts() == ["good"]
+    (entry,) = result.dropped("read")
+    assert isinstance(told, Rejected) and told.reason == "file cannot be read: No such file or directory"
+    assert (entry["file"], entry["line"], why(entry)) == (told.file, told.line, told.reason)

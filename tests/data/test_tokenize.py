@@ -104,7 +104,7 @@ def test_bad_lines_are_counted_listed_and_the_rest_kept(tmp_path: Path, tokenize
     assert (report.documents, report.rejected, len(report.examples)) == (2, 22, 10)
     listed = [json.loads(line) for line in rejected_path(tmp_path / "a").read_text().splitlines()]
     assert [one["line"] for one in listed] == list(range(2, 24))
-    assert listed[1] == {"file": str(file), "line": 3, "reason": "not JSON (Expecting value at column 1)"}
+    assert listed[1] == {"file": str(file), "line": 3, "reason": "not JSON: Expecting value at column 1"}
     summary = report.summary()
     assert "22 lines were no documents and were left out" in summary
     assert f"{file}, line 2: not UTF-8" in summary
@@ -312,7 +312,10 @@ def test_files_that_a_tokenizer_is_not_trained_on_are_named(tmp_path: Path) -> N
     made = train_tokenizer([tmp_path], tmp_path / "made" / "tokenizer.json", 300, progress=False)
     said = made.summary("made")
     assert made.rejected == 2 and "2 lines or files were no documents and were left out" in said
-    assert f"{tmp_path / 'latin.txt'}, line 1: not UTF-8" in said and f"{tmp_path / 'cut.txt.gz'}, line 1: cut" in said
+    assert (
+        f"{tmp_path / 'latin.txt'}, line 1: not UTF-8" in said
+        and f"{tmp_path / 'cut.txt.gz'}, line 1: file cut short" in said
+    )
     (tmp_path / "good.txt").unlink()
     answer = here("data", "train-tokenizer", tmp_path, "--output", tmp_path / "none.json")
     assert answer.status == 2 and "--key" not in answer.err

@@ -1,35 +1,48 @@
-"""Documents out of files of text: .txt and .jsonl, compressed or not, in pieces that can be worked on apart.
+"""Documents out of files of text: .txt and .jsonl, compressed or not, in chunks that can be worked on apart.
 
     .txt             one file is one document
-    .jsonl .ndjson   one JSON object a line, the document under a key ("text")
+    .jsonl .ndjson   one JSON object per line, the document under a key ("text")
     … .gz .bz2 .xz .zst   any of them, compressed
 
-A line that is no document (not UTF-8, not JSON, without the key, its value no text) is rejected with its place and the
-reason, and the rest goes on. So is the rest of a file that is damaged or cut short; what is before is kept. Bytes come
-out of files as in cleaning (`clean/streams.py`), so that both have the same documents of the same files.
+What is a document, and what is said of what is none, is decided in `rows`, and how bytes come out of files in
+`streams`, as for cleaning: both have the same documents of the same files. Here no document is too long.
 """
 
 from __future__ import annotations
 
-import json
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from colonnade.corpus.folders import entries
+from colonnade.corpus.formats import KINDS, kind_of
+from colonnade.corpus.recipe import ReadStep
+from colonnade.corpus.rows import (
+    EMPTY,
+    LINES_READ,
+    TEXT_LEFT_OUT,
+    TEXT_READ,
+    Reject,
+    Row,
+    broken_off,
+    line_rows,
+    text_of,
+    unreadable,
+    whole_text,
+)
 from colonnade.corpus.streams import COMPRESSIONS, Damaged, HashedFile, blocks, until_foreign
 from colonnade.errors import DataError
 
-KINDS = {".txt": "text", ".jsonl": "lines", ".ndjson": "lines"}
+_READ = ("text", "lines")  # kinds of files that are read here
 _CHUNK = 1 << 20
-_UTF8_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a file: whole lines, or all of a .txt."""
+    """A part of a file: whole lines, or all of a .txt."""
 
     path: Path
     kind: str
@@ -37,9 +50,16 @@ class Chunk:
     """Counted from 1."""
     data: bytes
     read_bytes: int
-    """How much of the file, as it is stored, was read for this piece."""
+    """How much of the file, as it is stored, was read for this chunk."""
     damage: str = ""
-    """Why the file's rest, behind this piece, cannot be read."""
+    """Why the file's rest, behind this chunk, cannot be read."""
+
+    @property
+    def num_lines(self) -> int:
+        """Of its data; in a text, which is one document, lines are not told apart."""
+        if self.kind == "text":
+            return 0
+        return self.data.count(b"\n") + (not self.data.endswith(b"\n") and bool(self.data))
 
 
 @dataclass(frozen=True)
@@ -96,28 +116,30 @@ def look_at(inputs: Iterable[str | Path]) -> Found:
 
 
 def chunks(paths: Sequence[Path]) -> Iterator[Chunk]:
-    """All files, one after the other, in pieces of about a megabyte. Raises DataError where one cannot be opened."""
+    """All files, one after the other, in chunks of about a megabyte."""
     for path in paths:
-        try:
-            yield from _chunks_of(path)
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror or error}. Mend that, or leave it out.") from error
+        yield from _chunks_of(path)
 
 
 def parse(chunk: Chunk, key: str) -> Iterator[str | Rejected]:
-    """The documents of a piece, and what is none."""
-    if chunk.kind == "text":
-        if chunk.data or not chunk.damage:
-            yield _text_of(chunk)
-    else:
-        for line, data in enumerate(chunk.data.split(b"\n"), chunk.first_line):
-            if data and not data.isspace():
-                try:
-                    yield _document(data, key)
-                except ValueError as error:
-                    yield Rejected(str(chunk.path), line, str(error))
+    """The documents of a chunk, and what is none. Of documents without text "" is given."""
+    read = ReadStep(paths=[str(chunk.path)], key=key, max_bytes=sys.maxsize)
+    for row in _rows(chunk, read):
+        text = text_of(row, read) if isinstance(row, Row) else row
+        if isinstance(text, str):
+            yield text
+        elif text.reason == EMPTY:
+            yield ""
+        else:
+            yield Rejected(str(chunk.path), chunk.first_line - 1 + text.line, str(text))
     if chunk.damage:
-        yield Rejected(str(chunk.path), chunk.first_line + chunk.data.count(b"\n"), chunk.damage)
+        yield Rejected(str(chunk.path), chunk.first_line + chunk.num_lines, chunk.damage)
+
+
+def _rows(chunk: Chunk, read: ReadStep) -> Iterator[Row | Reject]:
+    if chunk.kind == "lines":
+        return line_rows(iter([chunk.data]), read, as_json=True, first=chunk.first_line == 1)
+    return whole_text(iter([chunk.data]), read) if chunk.data or not chunk.damage else iter(())
 
 
 def read_documents(
@@ -132,48 +154,16 @@ def read_documents(
                 rejected.append(document)
 
 
-def _document(data: bytes, key: str) -> str:
-    try:
-        row: Any = json.loads(data.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 (byte {data[error.start]:#04x} at column {error.start + 1:,})") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error.msg} at column {error.colno:,})") from None
-    except RecursionError:
-        raise ValueError("JSON nested too deeply") from None
-    if not isinstance(row, dict):
-        raise ValueError(f"a JSON {_json_type(row)} where an object with the key {key!r} is expected")
-    if key not in row:
-        raise ValueError(f"no key {key!r}; its keys are {', '.join(map(repr, list(row)[:8])) or 'none'}")
-    return _checked(row[key], key)
-
-
-def _checked(text: Any, key: str) -> str:
-    if not isinstance(text, str):
-        raise ValueError(f"{key!r} is a JSON {_json_type(text)}, not a string")
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise ValueError(f"{key!r} holds half of a surrogate pair, which is no Unicode text") from None
-    return text
-
-
-def _text_of(chunk: Chunk) -> str | Rejected:
-    try:
-        return chunk.data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = chunk.data.count(b"\n", 0, error.start) + 1
-        column = error.start - chunk.data.rfind(b"\n", 0, error.start)
-        reason = f"not UTF-8 (byte {chunk.data[error.start]:#04x} at column {column:,}); the whole file is left out"
-        return Rejected(str(chunk.path), line, reason)
-
-
 def _chunks_of(path: Path) -> Iterator[Chunk]:
     kind = _kind(path)
     assert kind is not None, "expand() lets only known endings through"
     compression = path.suffix if path.suffix in COMPRESSIONS else ""
-    with path.open("rb") as raw:
+    try:
+        raw = path.open("rb")
+    except OSError as error:
+        yield Chunk(path, kind, 1, b"", 0, str(unreadable(error)))
+        return
+    with raw:
         content = blocks(HashedFile(raw, hashed=False), compression)
         yield from (_text_chunk if kind == "text" else _line_chunks)(path, kind, content, raw)
 
@@ -181,23 +171,23 @@ def _chunks_of(path: Path) -> Iterator[Chunk]:
 def _text_chunk(path: Path, kind: str, content: Iterator[bytes], raw: IO[bytes]) -> Iterator[Chunk]:
     damage: list[Damaged] = []
     try:
-        data = b"".join(until_foreign(content, damage)).removeprefix(_UTF8_MARK)
+        data = b"".join(until_foreign(content, damage))
     except Damaged as error:
-        yield Chunk(path, kind, 1, b"", raw.tell(), f"{error}; it is one document, and left out")
+        yield Chunk(path, kind, 1, b"", raw.tell(), str(broken_off(error, 1, TEXT_LEFT_OUT)))
         return
-    yield Chunk(path, kind, 1, data, raw.tell(), f"{damage[0]}; all before is read" if damage else "")
+    yield Chunk(path, kind, 1, data, raw.tell(), str(broken_off(damage[0], 1, TEXT_READ)) if damage else "")
 
 
 def _line_chunks(path: Path, kind: str, content: Iterator[bytes], raw: IO[bytes]) -> Iterator[Chunk]:
     line, read = 1, 0
     for data, damage in _whole_lines(content):
-        told, now = f"{damage}; all lines before are read" if damage else "", raw.tell()
-        yield Chunk(path, kind, line, data.removeprefix(_UTF8_MARK) if line == 1 else data, now - read, told)
+        told, now = str(broken_off(damage, line, LINES_READ)) if damage else "", raw.tell()
+        yield Chunk(path, kind, line, data, now - read, told)
         line, read = line + data.count(b"\n"), now
 
 
-def _whole_lines(content: Iterator[bytes]) -> Iterator[tuple[bytes, str]]:
-    """Lines in pieces of about a megabyte; with the last piece, why the rest cannot be read. A line that breaks off
+def _whole_lines(content: Iterator[bytes]) -> Iterator[tuple[bytes, Damaged | None]]:
+    """Lines in chunks of about a megabyte; with the last chunk, why the rest cannot be read. A line that breaks off
     there is left out; the last one of a whole file is not."""
     parts, size, damage = list[bytes](), 0, list[Damaged]()
     try:
@@ -206,29 +196,23 @@ def _whole_lines(content: Iterator[bytes]) -> Iterator[tuple[bytes, str]]:
             parts.append(block)
             if size >= _CHUNK and b"\n" in block:
                 end = block.rfind(b"\n") + 1
-                yield b"".join([*parts[:-1], block[:end]]), ""
+                yield b"".join([*parts[:-1], block[:end]]), None
                 parts = [block[end:]]
                 size = len(parts[0])
     except Damaged as error:
         rest = b"".join(parts)
-        yield rest[: rest.rfind(b"\n") + 1], str(error)
+        yield rest[: rest.rfind(b"\n") + 1], error
         return
     rest = b"".join(parts)
     if rest or damage:
-        yield rest, str(damage[0]) if damage else ""
+        yield rest, damage[0] if damage else None
 
 
 def _kind(path: Path) -> str | None:
-    suffixes = path.suffixes
-    if suffixes and suffixes[-1] in COMPRESSIONS:
-        suffixes = suffixes[:-1]
-    return KINDS.get(suffixes[-1]) if suffixes else None
+    kind = kind_of(path)
+    return kind[0] if kind is not None and kind[0] in _READ else None
 
 
 def _known() -> str:
-    return f"{', '.join(KINDS)}, also followed by {', '.join(COMPRESSIONS)}"
-
-
-def _json_type(value: Any) -> str:
-    names = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
-    return names.get(type(value), "number")
+    endings = (ending for ending, kind in KINDS.items() if kind in _READ)
+    return f"{', '.join(endings)}, also followed by {', '.join(COMPRESSIONS)}"

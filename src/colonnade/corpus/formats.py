@@ -1,33 +1,23 @@
-"""Rows out of files: JSON lines, text, Parquet and WARC, one after the other, with the place of each.
+"""Rows out of files: JSON lines, text, Parquet and WARC, one after the other, with the place of each (`rows`).
 
-A row is a mapping with the text and what is known of it, or a `Reject`: what is no document, where, and why. A file
-that breaks off gives its rows until there and then a Reject for the rest.
+A file that breaks off gives its rows until there and then a Reject for the rest.
 """
 
 from __future__ import annotations
 
 import importlib
 import io
-import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from colonnade.corpus.archives import ZIP, member
 from colonnade.corpus.recipe import ReadStep
-from colonnade.corpus.streams import (
-    COMPRESSIONS,
-    BlockStream,
-    Damaged,
-    HashedFile,
-    Line,
-    blocks,
-    lines,
-    until_foreign,
-)
+from colonnade.corpus.rows import Reject, Row, broken_off, decoded, line_rows, not_encoded, whole_text
+from colonnade.corpus.streams import COMPRESSIONS, BlockStream, Damaged, HashedFile, blocks
 
 KINDS = {
     ".jsonl": "lines",
@@ -41,7 +31,6 @@ KINDS_IN_WORDS = f"{', '.join(KINDS)}, all but .parquet also followed by {', '.j
 _TALKERS = ("trafilatura", "htmldate", "courlan", "justext", "charset_normalizer", "warcio")
 _BATCH_ROWS = 256
 _GROUP_BYTES = 4 << 30
-_UTF8_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
@@ -68,22 +57,6 @@ class InputSplit:
     def num_bytes(self) -> int:
         """[bytes] Of the file, or of what the member unfolds to, that belong to this input split."""
         return (self.size if self.stop is None else self.stop) - self.start
-
-
-class Row(NamedTuple):
-    """One document as it was stored."""
-
-    line: int
-    """Line, or record, counted from 1 within the input split."""
-    values: dict[str, Any]
-
-
-class Reject(NamedTuple):
-    """What is no document: the reason is one of few, the detail is particular."""
-
-    line: int
-    reason: str
-    detail: str = ""
 
 
 def kind_of(path: Path) -> tuple[str, str] | None:
@@ -119,78 +92,9 @@ def rows(split: InputSplit, file: HashedFile, read: ReadStep) -> Iterator[Row | 
     if kind == "warc":
         yield from _warc(content, read)
     elif kind == "text" and read.text_as == "file":
-        yield from _whole_text(content, read)
+        yield from whole_text(content, read)
     else:
-        yield from _lines(content, read, kind=kind, first_split=split.start == 0)
-
-
-def _lines(content: Iterator[bytes], read: ReadStep, *, kind: str, first_split: bool) -> Iterator[Row | Reject]:
-    number = 0
-    try:
-        for line in lines(content, max_bytes=read.max_bytes):
-            number = line.number
-            yield from _row(line, read, kind=kind, first=first_split and number == 1)
-    except Damaged as error:
-        yield Reject(number + 1, f"file {kind_of_damage(error)}", f"{error}; all lines before are read")
-
-
-def _row(line: Line, read: ReadStep, *, kind: str, first: bool) -> Iterator[Row | Reject]:
-    if line.data is None:
-        yield Reject(line.number, "too long", f"{line.size:,} bytes, read.max_bytes = {read.max_bytes:,}")
-        return
-    data = line.data.removeprefix(_UTF8_MARK) if first else line.data
-    if not data or data.isspace():
-        return
-    try:
-        text = decoded(data, read)
-        values = _json_object(text) if kind == "lines" else {read.key: text.strip()}
-        yield Row(line.number, values)
-    except ValueError as error:
-        reason, _, detail = str(error).partition(": ")
-        yield Reject(line.number, reason, detail)
-
-
-def decoded(data: bytes, read: ReadStep) -> str:
-    """The text of bytes. Raises ValueError where they are not in the encoding and may not be replaced."""
-    try:
-        return data.decode(read.encoding, errors="strict" if read.damaged == "reject" else "replace")
-    except UnicodeDecodeError as error:
-        place = f"byte {data[error.start]:#04x} at column {error.start + 1:,}"
-        raise ValueError(f"not {read.encoding.upper()}: {place}") from None
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        row: Any = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error.msg} at column {error.colno:,}") from None
-    except RecursionError:
-        raise ValueError("not JSON: nested too deeply") from None
-    except ValueError as error:  # an integer of more digits than Python converts
-        raise ValueError(f"not JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise ValueError(f"not a JSON object: a {type(row).__name__}")
-    return row
-
-
-def _whole_text(content: Iterator[bytes], read: ReadStep) -> Iterator[Row | Reject]:
-    parts, size, damage = list[bytes](), 0, list[Damaged]()
-    try:
-        for block in until_foreign(content, damage):
-            size += len(block)
-            if size <= read.max_bytes:
-                parts.append(block)
-        if size > read.max_bytes:
-            yield Reject(1, "too long", f"{size:,} bytes, read.max_bytes = {read.max_bytes:,}")
-            return
-        yield Row(1, {read.key: decoded(b"".join(parts).removeprefix(_UTF8_MARK), read)})
-        if damage:
-            yield Reject(1, "file damaged", f"{damage[0]}; all before is read")
-    except Damaged as error:
-        yield Reject(1, f"file {kind_of_damage(error)}", f"{error}; it is one document, and left out")
-    except ValueError as error:
-        reason, _, detail = str(error).partition(": ")
-        yield Reject(1, reason, detail)
+        yield from line_rows(content, read, as_json=kind == "lines", first=split.start == 0)
 
 
 def _parquet(split: InputSplit, read: ReadStep) -> Iterator[Row | Reject]:
@@ -226,7 +130,7 @@ def _warc(content: Iterator[bytes], read: ReadStep) -> Iterator[Row | Reject]:
             if record.rec_type in ("response", "conversion"):
                 yield _page(record, number, read)
     except Damaged as error:
-        yield Reject(number + 1, f"file {kind_of_damage(error)}", f"{error}; all records before are read")
+        yield broken_off(error, number + 1, "all records before are read")
     except (failed, EOFError, ValueError, OSError) as error:
         yield Reject(number + 1, "file damaged", f"{_first_line(error)}; all records before are read")
 
@@ -244,8 +148,8 @@ def _page(record: Any, number: int, read: ReadStep) -> Row | Reject:
     if record.rec_type == "conversion":
         try:
             text = decoded(body, read)
-        except ValueError as error:
-            return Reject(number, *str(error).partition(": ")[::2])
+        except UnicodeDecodeError as error:
+            return not_encoded(error, number, read)
     else:
         kind = (record.http_headers and record.http_headers.get_header("Content-Type")) or ""
         if "html" not in kind:
@@ -264,11 +168,6 @@ def _library(name: str) -> Any:
         if not logging.getLogger(logger).handlers:
             logging.getLogger(logger).addHandler(logging.NullHandler())
     return importlib.import_module(name)
-
-
-def kind_of_damage(error: Damaged) -> str:
-    """In a word or two, for the reason."""
-    return "cut short" if "cut short" in str(error) else "empty" if str(error) == "empty" else "damaged"
 
 
 def _first_line(error: BaseException) -> str:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from typing import Any
 
 from datatrove.data import Document
 from datatrove.pipeline.base import PipelineStep
 
-from colonnade.corpus.formats import InputSplit, Reject, Row, content_of, kind_of_damage, rows
+from colonnade.corpus.formats import InputSplit, content_of, rows
 from colonnade.corpus.progress import Progress
 from colonnade.corpus.recipe import ReadStep
+from colonnade.corpus.rows import SURROGATE, Reject, Row, broken_off, text_of, unreadable
 from colonnade.corpus.step import Setting, utf8_length
 from colonnade.corpus.streams import Damaged
 from colonnade.corpus.tally import Account
 from colonnade.corpus.tasks import stored_task
-
-SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Read(PipelineStep):
@@ -62,28 +60,19 @@ class Read(PipelineStep):
                 if changed := _changed(raw.fileno(), split):
                     self._reject(Reject(0, "file changed while it was read", changed), split, account)
         except Damaged as error:
-            self._reject(Reject(0, f"file {kind_of_damage(error)}", str(error)), split, account)
+            self._reject(broken_off(error, 0), split, account)
         except OSError as error:
             if error.filename != split.path:  # the disk of the result, not this file
                 raise
-            self._reject(Reject(0, "file cannot be read", str(error.strerror)), split, account)
+            self._reject(unreadable(error), split, account)
 
     def _document(self, row: Row | Reject, split: InputSplit) -> Document | Reject:
         if isinstance(row, Reject):
             return row
-        read, values = self.read, dict(row.values)
-        if read.key not in values:
-            there = ", ".join(map(repr, list(values)[:8])) or "none"
-            return Reject(row.line, f"no key {read.key!r}", f"its keys are {there}")
-        text = values.pop(read.key)
-        if not isinstance(text, str):
-            return Reject(row.line, f"{read.key!r} is no text", f"it is a {type(text).__name__}")
-        if not text or text.isspace():
-            return Reject(row.line, "empty")
-        if not text.isascii() and SURROGATE.search(text):
-            if read.damaged == "reject":
-                return Reject(row.line, "half a surrogate pair")
-            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        text = text_of(row, self.read)
+        if isinstance(text, Reject):
+            return text
+        values = {key: value for key, value in row.values.items() if key != self.read.key}
         return self._named(row.line, text, values, split)
 
     def _named(self, line: int, text: str, values: dict[str, Any], split: InputSplit) -> Document:

@@ -49,14 +49,14 @@ class HashedFile:
         raw.seek(start)
         self._raw, self._left = raw, None if stop is None else stop - start
         self._hash, self._buffer = hashlib.sha256(), b""
-        self._hashed, self._at = hashed, 0
+        self._hashed, self._at, self._failed = hashed, 0, False
         self.num_bytes = 0
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes; none at the end."""
+        """At most `size` bytes; none at the end. Raises Damaged where the system does not give them."""
         if self._at == len(self._buffer):
             wanted = _BLOCK if self._left is None else min(_BLOCK, self._left)
-            self._buffer, self._at = self._raw.read(wanted) if wanted else b"", 0
+            self._buffer, self._at = self._read(wanted) if wanted else b"", 0
             self._left = None if self._left is None else self._left - len(self._buffer)
             if self._hashed:
                 self._hash.update(self._buffer)
@@ -65,11 +65,18 @@ class HashedFile:
         self._at += len(data)
         return data
 
-    def finish(self) -> str:
-        """Reads what is left, and gives the SHA-256 of all of it."""
-        while self.read(_BLOCK):
+    def _read(self, size: int) -> bytes:
+        try:
+            return self._raw.read(size)
+        except OSError as error:
+            self._failed = True
+            raise Damaged(f"cannot be read: {error.strerror or error}") from error
+
+    def finish(self) -> str | None:
+        """Reads what is left, and gives the SHA-256 of all of it; None where the system does not give it."""
+        while not self._failed and self.read(_BLOCK):
             pass
-        return self._hash.hexdigest()
+        return None if self._failed else self._hash.hexdigest()
 
 
 def blocks(file: HashedFile, compression: str, *, max_expansion: int = 1_100) -> Iterator[bytes]:

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from colonnade.corpus.formats import InputSplit, Reject, content_of, rows
+from colonnade.corpus.formats import InputSplit, content_of, rows
 from colonnade.corpus.plan import splits_of
 from colonnade.corpus.recipe import ReadStep
+from colonnade.corpus.rows import Reject, text_of
 from colonnade.corpus.streams import Damaged
 from colonnade.corpus.testsets import contained, passages
 from colonnade.corpus.words import Hashes, WordHashes, ngram_hashes, spans_of, union
@@ -168,8 +169,8 @@ def _texts(split: InputSplit, read: ReadStep) -> Iterator[str | None]:
     try:
         with open(split.path, "rb") as raw, content_of(split, raw, read) as file:
             for row in rows(split, file, read):
-                text = None if isinstance(row, Reject) else row.values.get(read.key)
-                yield text if isinstance(text, str) else None
+                text = row if isinstance(row, Reject) else text_of(row, read)
+                yield None if isinstance(text, Reject) else text
     except Damaged:  # a zip file that cannot be opened
         yield None
 
