@@ -73,7 +73,7 @@ def test_lines_are_whole_wherever_reading_stops(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(documents_module, "_CHUNK", block)
         patch.setattr("colonnade.corpus.streams._BLOCK", block)
-        assert everything(file) == texts
+        assert everything(file) == ["" if text.isspace() else text for text in texts]
         assert sum(chunk.read_bytes for chunk in chunks([file])) == file.stat().st_size
 
 
@@ -230,17 +230,16 @@ def test_tokenizing_and_cleaning_read_the_same_documents(tmp_path: Path) -> None
 
 
 class FailingDisk:
-    """Gives the first read of a file, and then an error."""
+    """Gives the first half of a file, and then an error."""
 
     def __init__(self, raw: IO[bytes]) -> None:
-        self._raw, self._reads = raw, 0
+        self._raw, self._good = raw, os.fstat(raw.fileno()).st_size // 2
 
     def seek(self, place: int) -> int:
         return self._raw.seek(place)
 
     def read(self, size: int) -> bytes:
-        self._reads += 1
-        if self._reads > 1:
+        if self._raw.tell() > self._good:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return self._raw.read(size)
 
@@ -251,9 +250,10 @@ def test_a_file_that_the_disk_does_not_give_is_told_and_the_rest_read(
 ) -> None:
     """In tokenizing and in cleaning alike: what was read of it stays, and the other files are read."""
     bad, good = tmp_path / f"bad.jsonl{ending}", tmp_path / "good.jsonl"
-    lines = b"".join(b'{"text": "%s"}\n' % os.urandom(40).hex().encode() for _ in range(40_000))
+    lines = b"".join(b'{"text": "%s"}\n' % os.urandom(40).hex().encode() for _ in range(24_000))
     bad.write_bytes(COMPRESS[ending](lines))
     good.write_bytes(b'{"text": "good"}\n')
+    monkeypatch.setattr("colonnade.corpus.streams._BLOCK", 1 << 16)
     inner = HashedFile.__init__
 
     def init(self: HashedFile, raw: IO[bytes], *arguments: Any, **more: Any) -> None:
@@ -261,7 +261,7 @@ def test_a_file_that_the_disk_does_not_give_is_told_and_the_rest_read(
 
     monkeypatch.setattr(HashedFile, "__init__", init)
     *texts, told, last = everything(bad, good)
-    assert isinstance(told, Rejected) and last == "good" and 0 < len(texts) < 40_000
+    assert isinstance(told, Rejected) and last == "good" and 0 < len(texts) < 24_000
     assert told.reason == "file cannot be read: Input/output error; all lines before are read"
     result = run(bad, good)
     assert result.texts() == [*texts, "good"]
