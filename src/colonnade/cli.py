@@ -226,7 +226,7 @@ def plan(
         print(pipeline_report.as_text(found, picture=draw, width=width), flush=True)
 
     from colonnade.planner import ranks  # imports torch: what can be told without is told by now
-    from colonnade.planner.machine import machine_of
+    from colonnade.planner.stand_in import device_of
 
     held = ranks.plan_ranks(
         settings.model,
@@ -234,7 +234,7 @@ def plan(
         settings.train,
         optimizer=settings.optim.name,
         vocab_size=size,
-        machine=machine_of(settings.train.device, settings.train.precision),
+        device=device_of(settings.train.device),
         separate_documents=settings.data.documents == "separate",
     )
     if as_json:

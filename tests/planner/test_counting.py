@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from colonnade.architecture.activations import Handed, Kept
 from colonnade.architecture.statement import Architecture, Unit, Weight
 from colonnade.config.schema import ParallelConfig, TrainConfig
 from colonnade.data_parallel.buckets import Storage, flatten
@@ -20,6 +19,7 @@ from colonnade.mesh.transport import Pending
 from colonnade.pipeline.inference import ResidentWeights
 from colonnade.pipeline.partition import chunks
 from colonnade.planner.counting import HoldingTransport, Peaks, enough, peaks
+from colonnade.planner.kept import Deferred, Handed, Kept, unit_kept
 from colonnade.planner.live import LiveTensors, Watch
 from colonnade.train.state import runner_of
 from tests.data_parallel.flat import weights
@@ -31,8 +31,8 @@ GRADIENTS, PARAMETERS = 4 * LENGTH, 2 * LENGTH
 """[bytes] Of a bucket, under bf16."""
 KEPT = {
     "first": Kept(INSIDE, (Handed(STREAM),)),
-    "block": Kept(INSIDE, (Handed(STREAM),), deferred=DEFERRED),
-    "loss": Kept(INSIDE),
+    "block": Kept(INSIDE, (Handed(STREAM),), deferred=Deferred(DEFERRED)),
+    "loss": Kept(INSIDE, losses=1),
 }
 
 
@@ -98,7 +98,7 @@ def test_what_is_handed_on_as_it_is_takes_memory_once() -> None:
     kept = {
         "first": Kept(INSIDE, (Handed(STREAM), Handed(1000), Handed(7, has_gradient=False))),
         "block": on,
-        "loss": Kept(INSIDE, unread=(1, 2)),
+        "loss": Kept(INSIDE, losses=1, unread=(1, 2)),
     }
     live = peak(stated(4), 1, kept=kept).activations
     forward = 6 * INSIDE + 5 * STREAM + 1000 + 7
@@ -164,43 +164,8 @@ def test_what_cannot_be_scheduled_is_refused_though_a_shorter_step_could_be() ->
 
 
 def kept_by(pair: Pair, architecture: Architecture) -> dict[str, Kept]:
-    """What each unit of the toy leaves, found by running it alone."""
     (given,) = microbatches(1)
-    found: dict[str, Kept] = {}
-    carry: tuple[torch.Tensor, ...] = ()
-    for unit in architecture.units:
-        entry = tuple(x.detach().requires_grad_(x.is_floating_point()) for x in carry)
-        with LiveTensors() as live:
-            carry = pair.run(unit.name, entry, given)
-        kept = live.bytes.total()
-        sources = [next((i for i, other in enumerate(entry) if other is x), None) for x in carry]
-        out = () if unit.is_loss else tuple(map(handed, carry, sources))
-        deferred = _deferred(pair, unit.name, given)
-        unread = (1, 2) if unit.is_loss or (unit.name.startswith("decode") and int(unit.name[-1]) % 2) else ()
-        made = sum(each.size for each in out if each.source is None)
-        found[unit.kind] = Kept(kept - made, out, deferred=deferred, unread=unread)
-    return found
-
-
-def _deferred(pair: Pair, name: str, given: Any) -> int:
-    entry = tuple(
-        torch.zeros_like(x).requires_grad_() if x.is_floating_point() else torch.ones_like(x)
-        for x in pair.carry_buffers(given, name)
-    )
-    with LiveTensors() as live:
-        out = pair.run(name, entry, given)
-        with pair.later.deferred() as queue:
-            out[0].sum().backward()
-        del out
-        for x in entry:
-            x.grad = None
-        left = live.bytes.total()
-        queue.run()
-    return left
-
-
-def handed(x: torch.Tensor, source: int | None) -> Handed:
-    return Handed(x.numel() * x.element_size(), source, x.is_floating_point())
+    return {unit.kind: unit_kept(pair, unit, given, pair.later) for unit in architecture.units}
 
 
 def pair_statement(pair: Pair) -> Architecture:

@@ -131,6 +131,46 @@ def test_other_models(model: dict[str, Any]) -> None:
     check(config({"tp": 2, "pp": 2, "dp": 2, "zero": 2}, model=model, train={"precision": "bf16"}))
 
 
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_deferred_weight_gradients_share_memory_with_the_rest(norm_position: str) -> None:
+    """Without dropout the gradient that comes to a block is that of its last product; post-norm, what comes in is the
+    input of its first.
+    """
+    plain = {"dropout": 0.0, "attention_dropout": 0.0, "norm_position": norm_position}
+    check(config({"pp": 2, "schedule": "zero_bubble"}, model=plain))
+
+
+LLAMA = {
+    "position": "rotary",
+    "norm": "rmsnorm",
+    "activation": "swiglu",
+    "bias": False,
+    "tie_embeddings": False,
+    "num_key_value_heads": 2,
+    "ffn_hidden_size": 40,
+    "query_key_norm": True,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("parallel", "model"),
+    [
+        ({}, {}),
+        ({"tp": 4, "sequence_parallel": True}, {"dropout": 0.1}),
+        ({"tp": 2, "pp": 2, "schedule": "zero_bubble"}, {"window": 5}),
+        ({"pp": 2, "dp": 2, "zero": 3, "recompute": "full"}, {"attention_dropout": 0.1}),
+        ({"pp": 2, "schedule": "gpipe", "recompute": "selective"}, {"attention_dropout": 0.1, "window": 5}),
+    ],
+    ids=["one", "tp beyond heads", "zero_bubble", "full", "selective"],
+)
+@pytest.mark.parametrize("documents", ["joined", "separate"])
+def test_llama(parallel: dict[str, Any], model: dict[str, Any], documents: str) -> None:
+    precision = "bf16" if parallel.get("tp") else "fp32"
+    check(config(parallel, model={**LLAMA, **model}, train={"precision": precision}, documents=documents))
+
+
 @pytest.mark.parametrize("attention_dropout", [0.0, 0.1])
 @pytest.mark.parametrize(
     "parallel",

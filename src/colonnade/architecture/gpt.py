@@ -6,19 +6,11 @@ blocks.i      blocks.i
 head          head (norm, untied output layer); embedding.tokens where tied
 """
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-
-from colonnade.architecture.activations import Kept, Microbatch, block_kept, embedding_kept, head_kept
 from colonnade.architecture.block import block_multiply_adds, block_weights, norm_weights
 from colonnade.architecture.statement import Architecture, Unit, Weight
 from colonnade.config.schema import ModelConfig
 
 TABLE = "embedding.tokens"
-KEPT: Mapping[str, Callable[[Microbatch], Kept]] = MappingProxyType(
-    {"embedding": embedding_kept, "block": block_kept, "head": head_kept}
-)
-"""What a micro-batch leaves in a unit of each kind."""
 
 
 def gpt(model: ModelConfig, vocab_size: int) -> Architecture:

@@ -194,7 +194,7 @@ class PaperTransport:
 
     def reduce_scatter(self, x: Tensor, site: Site) -> Tensor:
         self._note("reduce_scatter", x, site)
-        return x.chunk(self.size)[0].contiguous()
+        return x.chunk(self.size)[0].clone()
 
     def reduce_scatter_into_(self, out: Tensor, x: Tensor, site: Site) -> Pending:
         out.copy_(x.chunk(self.size)[0])

@@ -126,11 +126,11 @@ def _scores(q: Tensor, k: Tensor) -> Tensor:
 
 def _computed_again(bias: Tensor, compute: Callable[[], Tensor]) -> saved_tensors_hooks:
     """Within this, operators that want to keep `bias` for backward keep how to `compute` it."""
-    place = bias.untyped_storage().data_ptr()
+    place = bias.untyped_storage()._cdata  # an address of memory would not do: on the meta device all are 0
 
     def pack(t: Tensor) -> Tensor | tuple[torch.Size, tuple[int, ...]]:
         # detached, or an operator that keeps its own result would keep itself alive
-        return (t.shape, t.stride()) if t.untyped_storage().data_ptr() == place else t.detach()
+        return (t.shape, t.stride()) if t.untyped_storage()._cdata == place else t.detach()
 
     def unpack(kept: Tensor | tuple[torch.Size, tuple[int, ...]]) -> Tensor:
         return kept if isinstance(kept, Tensor) else compute().as_strided(*kept)

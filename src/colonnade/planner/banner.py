@@ -16,10 +16,11 @@ from colonnade.launch import launch
 from colonnade.mesh.collectives import all_gather
 from colonnade.mesh.mesh import Mesh
 from colonnade.mesh.shared_memory import SharedMemoryTransport
-from colonnade.planner.machine import machine_of
+from colonnade.model.precision import DTYPES
 from colonnade.planner.memory import Memory
 from colonnade.planner.predict import predict
 from colonnade.planner.ranks import amount
+from colonnade.tensor_parallel.gemm import multiplies_natively
 from colonnade.train.corpus import Corpus
 from colonnade.train.loop import Banner
 from colonnade.train.machine import Free, cpu_cores, device_name, free_memory
@@ -109,7 +110,7 @@ def _device(device: torch.device, asked: str) -> str:
 
 def _precision(config: Config, device: torch.device) -> str:
     precision = config.train.precision
-    if machine_of(device.type, precision).widened:
+    if not multiplies_natively(DTYPES[precision], device.type):
         return f"{precision}, with products in fp32: this CPU has no matrix units for {precision}"
     return precision
 

@@ -15,7 +15,6 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from colonnade.architecture.activations import Handed, Kept
 from colonnade.architecture.statement import Architecture, Weight
 from colonnade.config.schema import ParallelConfig, TrainConfig
 from colonnade.data_parallel.buckets import Bucket, flatten
@@ -27,12 +26,12 @@ from colonnade.mesh.transport import PaperTransport, Pending
 from colonnade.pipeline.carry import Carry
 from colonnade.pipeline.partition import chunks
 from colonnade.pipeline.schedule import actions
+from colonnade.planner.kept import Handed, Kept
 from colonnade.planner.live import LiveTensors, Watch
+from colonnade.planner.stand_in import META
 from colonnade.tensor_parallel.gemm import WeightGradients
 from colonnade.tensor_parallel.placement import Placement
 from colonnade.train.state import runner_of, storage_of
-
-META = torch.device("meta")
 
 
 @dataclass(frozen=True)
@@ -80,11 +79,13 @@ class CountingModel:
 
     def __init__(self, architecture: Architecture, kept: Mapping[str, Kept], later: WeightGradients) -> None:
         self.later = later
-        self.kept = {unit.name: kept[unit.kind] for unit in architecture.units}
+        self.kinds = {unit.name: unit.kind for unit in architecture.units}
+        self.kept = {name: kept[kind] for name, kind in self.kinds.items()}
         self.loss = torch.empty((), dtype=torch.float64, device=META)
         self.weight = torch.empty((), device=META, requires_grad=True)
+        self.shared = {kind: each.shared for kind, each in kept.items()}
         self._entries: dict[str, list[Handed]] = {}
-        self._shared: WeakValueDictionary[Any, Tensor] = WeakValueDictionary()
+        self._shared: WeakValueDictionary[tuple[str, Any], Tensor] = WeakValueDictionary()
         carry: list[Handed] = []
         for unit in architecture.units:
             self._entries[unit.name] = carry
@@ -94,8 +95,10 @@ class CountingModel:
         """`inputs`: anything that tells micro-batches apart."""
         kept = self.kept[unit]
         read = (x for place, x in enumerate(carry) if place not in kept.unread)
-        made: Carry = _Unit.apply(self, kept, inputs, self.weight, *read)  # type: ignore[no-untyped-call]
-        if not kept.out:
+        shared = self._of_all(self.kinds[unit], inputs)
+        later = [carry[place].detach() for place in kept.deferred.inputs]
+        made: Carry = _Unit.apply(self, kept, shared, later, self.weight, *read)  # type: ignore[no-untyped-call]
+        if kept.losses:
             return made
         new = iter(made)
         return tuple(next(new) if each.source is None else carry[each.source] for each in kept.out)
@@ -103,36 +106,38 @@ class CountingModel:
     def carry_buffers(self, inputs: Any, into: str) -> Carry:
         return tuple(_tensor(each) for each in self._entries[into])
 
-    def shared(self, size: int, inputs: Any) -> tuple[Tensor, ...]:
-        """What the units of a micro-batch share: it lives as long as some unit's backward keeps it."""
-        if not size:
-            return ()
-        alive = self._shared.get(inputs)
+    def _of_all(self, kind: str, inputs: Any) -> Tensor:
+        """What units of a kind share of a micro-batch: it lives as long as some unit's backward keeps it."""
+        alive = self._shared.get((kind, inputs))
         if alive is None:
-            alive = self._shared[inputs] = _bytes(size)
-        return (alive,)
+            alive = self._shared[kind, inputs] = _bytes(self.shared[kind])
+        return alive
 
 
 class _Unit(torch.autograd.Function):
     """Makes what a unit makes, or the loss, and keeps what its backward needs until that has run."""
 
     @staticmethod
-    def forward(ctx: Any, model: CountingModel, kept: Kept, inputs: Any, weight: Tensor, *carry: Tensor) -> Carry:
-        ctx.model, ctx.kept = model, kept
+    def forward(
+        ctx: Any, model: CountingModel, kept: Kept, shared: Tensor, later: list[Tensor], weight: Tensor, *carry: Tensor
+    ) -> Carry:
+        ctx.model, ctx.kept, ctx.later = model, kept, later
         ctx.lengths = [len(x) if x.is_floating_point() else None for x in carry]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(_bytes(kept.inside), *model.shared(kept.shared, inputs))
-        if not kept.out:
-            return (model.loss.detach(),)
+        ctx.save_for_backward(_bytes(kept.inside), shared)
+        if kept.losses:
+            return tuple(model.loss.detach() for _ in range(kept.losses))
         made = tuple(_tensor(each) for each in kept.out if each.source is None)
         ctx.mark_non_differentiable(*(x for x in made if not x.is_floating_point()))
         return made
 
     @staticmethod
-    def backward(ctx: Any, *unread: Tensor | None) -> tuple[Tensor | None, ...]:
-        ctx.model.later.add(partial(len, _bytes(ctx.kept.deferred)))
-        gradients = (None if length is None else _halves(length) for length in ctx.lengths)
-        return None, None, None, None, *gradients
+    def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
+        kept = ctx.kept
+        made = [place for place, each in enumerate(kept.out) if each.source is None]
+        gradients = [x for place, x in zip(made, given, strict=False) if place in kept.deferred.gradients]
+        ctx.model.later.add(partial(len, (_bytes(kept.deferred.inside), *ctx.later, *gradients)))
+        return None, None, None, None, None, *(None if length is None else _halves(length) for length in ctx.lengths)
 
 
 class HoldingTransport(PaperTransport):

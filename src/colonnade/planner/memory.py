@@ -8,23 +8,25 @@ compute type, e of the exact one (4, or 8 under fp64):
     master weights              e·N / D₁            from stage 1; none where parameters are exact themselves
     two moments                2e·N / D₁
     buffers                     what is gathered for a while, and sums under way        see `counting.py`
-    activations                 the most that live micro-batches leave for backward     see `counting.py`, and
-                                                                                        `architecture/activations.py`
+    activations                 the most that live micro-batches leave for backward     see `counting.py`, `kept.py`
 
 Not counted: what operators need while they run (the most is the head's: logits, some 16 million numbers at a time), and
 what the libraries take for themselves.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from colonnade.architecture.activations import COMPUTE_BYTES, Microbatch
-from colonnade.architecture.families import architecture_of, kept_of
+from colonnade.architecture.families import architecture_of
 from colonnade.architecture.statement import Architecture
 from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
 from colonnade.data_parallel.lengths import buffer_length
 from colonnade.pipeline.partition import chunks_of_stage
 from colonnade.planner.counting import peaks
+from colonnade.planner.kept import Kept, kept_of
+from colonnade.planner.stand_in import Device
+from colonnade.planner.traffic import BYTES
 
 
 @dataclass(frozen=True)
@@ -48,19 +50,6 @@ class Memory:
         return self.parameters + self.gradients + self.optimizer + self.buffers + self.activations
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What a prediction has to know of where the run computes."""
-
-    cpu: bool = False
-    """Ranks compute on CPUs: what is offloaded moves nowhere."""
-    widened: bool = False
-    """bf16 products are computed in fp32: on CPUs without matrix units for bf16."""
-
-
-GPU = Machine()
-
-
 def rank_memory(
     model: ModelConfig,
     parallel: ParallelConfig,
@@ -68,19 +57,33 @@ def rank_memory(
     *,
     vocab_size: int,
     stage: int = 0,
-    machine: Machine = GPU,
+    device: Device = "cuda",
     separate_documents: bool = False,
 ) -> Memory:
-    """What a rank of this pipeline stage takes. Raises LayoutError for what cannot be cut or scheduled."""
-    architecture = architecture_of(model, vocab_size)
-    batch = Microbatch(model, parallel, train.micro_batch_size, train.precision, machine.widened, separate_documents)
-    most = peaks(architecture, kept_of(batch), parallel, train, stage=stage)
-    held = resident(architecture, parallel, train, stage=stage, machine=machine)
+    """What a rank of this pipeline stage takes, where ranks compute on `device`; a CPU is one of this machine's kind.
+    Raises LayoutError for what cannot be cut or scheduled.
+    """
+    kept = kept_of(model, parallel, train, vocab_size=vocab_size, device=device, separate_documents=separate_documents)
+    return stage_memory(architecture_of(model, vocab_size), kept, parallel, train, stage=stage, device=device)
+
+
+def stage_memory(
+    architecture: Architecture,
+    kept: Mapping[str, Kept],
+    parallel: ParallelConfig,
+    train: TrainConfig,
+    *,
+    stage: int,
+    device: Device,
+) -> Memory:
+    """The same, given what a micro-batch leaves in a unit of each kind: for who asks of several stages."""
+    most = peaks(architecture, kept, parallel, train, stage=stage)
+    held = resident(architecture, parallel, train, stage=stage, device=device)
     return replace(held, buffers=most.buffers, activations=most.activations)
 
 
 def resident(
-    architecture: Architecture, parallel: ParallelConfig, train: TrainConfig, *, stage: int, machine: Machine = GPU
+    architecture: Architecture, parallel: ParallelConfig, train: TrainConfig, *, stage: int, device: Device = "cuda"
 ) -> Memory:
     """What a rank holds all the time. Raises LayoutError for what cannot be cut."""
     units = [unit for chunk in chunks_of_stage(architecture, parallel, stage) for unit in chunk]
@@ -90,7 +93,7 @@ def resident(
         parameters=held.parameters,
         gradients=held.gradients,
         optimizer=0 if parallel.offload else held.optimizer,
-        host=held.optimizer + (0 if machine.cpu else held.reduced) if parallel.offload else 0,
+        host=held.optimizer + (0 if device == "cpu" else held.reduced) if parallel.offload else 0,
         buffers=0,
         activations=0,
     )
@@ -111,7 +114,7 @@ class _Buffers:
 
     @property
     def compute(self) -> int:
-        return COMPUTE_BYTES[self.train.precision]
+        return BYTES[self.train.precision]
 
     @property
     def exact(self) -> int:

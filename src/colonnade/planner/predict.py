@@ -3,8 +3,8 @@
 import torch
 
 from colonnade.config.schema import Config
-from colonnade.planner.machine import machine_of
 from colonnade.planner.memory import Memory, rank_memory
+from colonnade.planner.stand_in import device_of
 
 
 def predict(config: Config, vocab_size: int, *, stage: int, device: torch.device) -> Memory:
@@ -15,6 +15,6 @@ def predict(config: Config, vocab_size: int, *, stage: int, device: torch.device
         config.train,
         vocab_size=vocab_size,
         stage=stage,
-        machine=machine_of(device.type, config.train.precision),
+        device=device_of(device.type),
         separate_documents=config.data.documents == "separate",
     )

@@ -12,7 +12,9 @@ from colonnade.architecture.families import architecture_of
 from colonnade.config.numbers import counted
 from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
 from colonnade.mesh.layout import Layout
-from colonnade.planner.memory import GPU, Machine, Memory, rank_memory
+from colonnade.planner.kept import kept_of
+from colonnade.planner.memory import Memory, stage_memory
+from colonnade.planner.stand_in import Device
 from colonnade.planner.traffic import Step, totals, traffic
 
 SMALL = 1000
@@ -53,27 +55,20 @@ def plan_ranks(
     *,
     optimizer: str,
     vocab_size: int,
-    machine: Machine = GPU,
+    device: Device = "cuda",
     separate_documents: bool = False,
 ) -> RankPlan:
     """Memory and traffic of every kind of rank. Raises LayoutError for what cannot be cut or scheduled."""
-    layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp)
+    layout, architecture = Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp), architecture_of(model, vocab_size)
+    kept = kept_of(model, parallel, train, vocab_size=vocab_size, device=device, separate_documents=separate_documents)
     kinds: dict[tuple[Any, ...], list[int]] = {}
     for stage in range(parallel.pp):
-        memory = rank_memory(
-            model,
-            parallel,
-            train,
-            vocab_size=vocab_size,
-            stage=stage,
-            machine=machine,
-            separate_documents=separate_documents,
-        )
+        memory = stage_memory(architecture, kept, parallel, train, stage=stage, device=device)
         step = Step(model, parallel, train, optimizer, vocab_size, layout.rank_at(pp=stage, dp=0, tp=0))
         kinds.setdefault((memory, tuple(totals(traffic(step)).items())), []).append(stage)
     return RankPlan(
         layout,
-        architecture_of(model, vocab_size).num_parameters,
+        architecture.num_parameters,
         tuple(
             RankKind(tuple(stages), len(stages) * parallel.dp * parallel.tp, memory, dict(sent))
             for (memory, sent), stages in kinds.items()

@@ -36,7 +36,7 @@ def multiplies_natively(dtype: torch.dtype, device_type: str) -> bool:
 
 def widen(x: Tensor) -> Tensor:
     """`x` in the type that its products are computed in."""
-    return x if multiplies_natively(x.dtype, x.device.type) else x.float()
+    return x if multiplies_natively(x.dtype, "cuda" if x.is_cuda else "cpu") else x.float()
 
 
 def gradient_of(parameter: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def products_of_16_bits(x: Tensor) -> Iterator[None]:
 
     The way to an fp32 result from such units: products of bf16 matrices round theirs to bf16.
     """
-    if x.is_cuda or x.dtype is not torch.bfloat16 or not multiplies_natively(x.dtype, x.device.type):
+    if x.is_cuda or x.dtype is not torch.bfloat16 or not multiplies_natively(x.dtype, "cpu"):
         yield
         return
     products = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]

@@ -65,6 +65,11 @@ class TrainState:
         return sum(len(bucket.ranges) for bucket in self.buckets)
 
 
+def parallel_of(parallel: ParallelConfig, tp: Axis) -> Parallel:
+    """How layers are cut and run."""
+    return Parallel(tp, parallel.sequence_parallel, parallel.recompute == "selective")
+
+
 def build_model(
     model: ModelConfig, vocab_size: int, parallel: Parallel, *, dtype: torch.dtype, units: Sequence[str]
 ) -> GPT:
@@ -80,8 +85,7 @@ def build_state(config: Config, mesh: Mesh, vocab_size: int, device: torch.devic
     every = chunks(architecture_of(config.model, vocab_size), parallel)
     held = every[mesh.pp.rank :: mesh.pp.size]
     names = [unit.name for units in held for unit in units]
-    cut = Parallel(mesh.tp, parallel.sequence_parallel, parallel.recompute == "selective")
-    model = build_model(config.model, vocab_size, cut, dtype=dtype, units=names)
+    model = build_model(config.model, vocab_size, parallel_of(parallel, mesh.tp), dtype=dtype, units=names)
     if draw:
         initialize_(model, mesh.tp, config.train.seed)
     else:

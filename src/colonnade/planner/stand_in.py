@@ -1,0 +1,85 @@
+"""A device that is not here: tensors without memory take the program's branches for it.
+
+What a unit keeps depends on its device in two ways. The program asks `x.is_cuda` (which products it computes in fp32,
+which kernels it calls), and torch chooses a kernel of attention. Within a `StandIn` both are answered for the device
+that it stands for:
+
+    attention on CPUs    `_scaled_dot_product_flash_attention_for_cpu`, always
+                 CUDA    flash attention for 16 bits without a bias; else the memory-efficient kernel; for fp64 there is
+                         none, and torch spells it out
+
+The CUDA rule is torch's order on Ampere and later GPUs (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp), of
+features that are a multiple of 8 and keys that are one of 16: others are padded there, which is not counted. How many
+elements a mask selects is unknown without numbers: all are taken.
+"""
+
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+
+Device = Literal["cpu", "cuda"]
+META = torch.device("meta")
+
+
+def device_of(name: str) -> Device:
+    """What a prediction is made for, given train.device: anything but CPUs is a GPU."""
+    return "cpu" if name == "cpu" else "cuda"
+
+
+class StandIn(TorchFunctionMode):
+    """Within: tensors without memory are on `device`, as far as the program can see, in backward too."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function == Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
+            return self.device == "cuda" and args[0].is_meta
+        if function is scaled_dot_product_attention:
+            return _attention(self.device, *args, **kwargs)
+        if function is torch.autograd.backward:
+            return self._backward(*args)
+        if function == Tensor.__getitem__ and _is_mask(args[1]):
+            args = args[0], args[1].new_empty(args[1].numel(), dtype=torch.int64)
+        return function(*args, **kwargs)
+
+    def _backward(self, ends: Tensor | tuple[Tensor, ...], *_: Any) -> None:
+        """`torch.autograd.backward` leaves a mode before it runs the graph; the engine below it does not."""
+        ends = (ends,) if isinstance(ends, Tensor) else tuple(ends)
+        starts = tuple(torch.ones_like(end) for end in ends)
+        with self:
+            Variable._execution_engine.run_backward(
+                ends, starts, False, False, (), allow_unreachable=True, accumulate_grad=True
+            )
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, Tensor) and index.is_meta and index.dtype is torch.bool
+
+
+def _attention(
+    device: Device, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+) -> Tensor:
+    """By the kernel that torch would choose."""
+    kernels = torch.ops.aten
+    if device == "cpu":
+        kernel = partial(kernels._scaled_dot_product_flash_attention_for_cpu, attn_mask=attn_mask)
+        out, *_ = kernel(q, k, v, 0.0, is_causal)
+    elif q.dtype is torch.float64:
+        out = scaled_dot_product_attention(q, k, v, attn_mask, is_causal=is_causal)
+    elif q.dtype is torch.float32 or attn_mask is not None:
+        bias = None if attn_mask is None else attn_mask.expand(*q.shape[:-1], k.shape[-2])
+        out, *_ = kernels._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, is_causal)
+    else:
+        out, *_ = kernels._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal)
+    result: Tensor = out
+    return result

@@ -1,0 +1,253 @@
+"""What units are predicted to keep beside the tensors that their forward and backward really leave behind."""
+
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from colonnade.architecture.statement import Unit
+from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
+from colonnade.model.gpt import GPT, Inputs
+from colonnade.pipeline.carry import Carry, backward_from, leaves
+from colonnade.planner.example import example_inputs
+from colonnade.planner.kept import Deferred, Kept, kept_of
+from colonnade.planner.live import LiveTensors
+from colonnade.planner.stand_in import META, StandIn
+from colonnade.tensor_parallel import gemm
+from colonnade.tensor_parallel.parallel import Parallel
+from colonnade.train.state import DTYPES
+from tests.distributed import run_on_ranks
+
+VOCAB, SEQ_LENGTH, BATCH = 50, 16, 3
+MODELS: list[dict[str, Any]] = [
+    {"dropout": 0.0, "attention_dropout": 0.0},
+    {"dropout": 0.1, "attention_dropout": 0.0, "position": "alibi"},
+    {"dropout": 0.0, "attention_dropout": 0.1, "norm_position": "post"},
+    {"dropout": 0.1, "attention_dropout": 0.1, "embedding_norm": True, "fp32_residual": True},
+    {"dropout": 0.1, "attention_dropout": 0.1, "norm_position": "post", "fp32_residual": True, "position": "alibi"},
+    {"dropout": 0.1, "attention_dropout": 0.1, "ffn_hidden_size": 40},
+]
+LLAMA: dict[str, Any] = {
+    "position": "rotary",
+    "norm": "rmsnorm",
+    "activation": "swiglu",
+    "bias": False,
+    "tie_embeddings": False,
+    "num_key_value_heads": 2,
+    "ffn_hidden_size": 40,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+}
+LLAMAS: dict[str, dict[str, Any]] = {
+    "rotary": {"position": "rotary"},
+    "rmsnorm": {"norm": "rmsnorm"},
+    "swiglu": {"activation": "swiglu", "dropout": 0.0},
+    "grouped heads": {"num_key_value_heads": 2, "attention_dropout": 0.0},
+    "one head of keys": {"num_key_value_heads": 1},
+    "q/k norm": {"query_key_norm": True, "attention_dropout": 0.0},
+    "window": {"window": 5, "attention_dropout": 0.0},
+    "window and dropout": {"window": 5},
+    "wide heads": {"head_dim": 24},
+    "no bias": {"bias": False},
+    "LLaMA": LLAMA,
+    "LLaMA with dropout": {**LLAMA, "dropout": 0.1, "attention_dropout": 0.1},
+    "LLaMA, everything": {**LLAMA, "window": 5, "query_key_norm": True, "head_dim": 12, "fp32_residual": True},
+}
+
+
+def model_of(keys: Mapping[str, Any]) -> ModelConfig:
+    shape = {"num_layers": 1, "hidden_size": 32, "num_heads": 4, "seq_length": SEQ_LENGTH}
+    return ModelConfig.model_validate({**shape, **keys})
+
+
+def train_of(precision: str) -> TrainConfig:
+    return TrainConfig.model_validate(
+        {"steps": 1, "global_batch_size": BATCH, "micro_batch_size": BATCH, "precision": precision}
+    )
+
+
+def predicted(model: ModelConfig, parallel: ParallelConfig, precision: str, documents: bool = False) -> dict[str, Kept]:
+    train = train_of(precision)
+    return kept_of(model, parallel, train, vocab_size=VOCAB, device="cpu", separate_documents=documents)
+
+
+def built(model: ModelConfig, parallel: ParallelConfig, precision: str, mesh: Mesh) -> GPT:
+    dtype = DTYPES[precision]
+    cut = Parallel(mesh.tp, parallel.sequence_parallel, parallel.recompute == "selective")
+    gpt = GPT(model, VOCAB, cut).to(dtype)
+    for weight in gpt.parameters():
+        torch.nn.init.normal_(weight, std=0.02)
+        weight.grad_dtype = torch.promote_types(dtype, torch.float32)
+        weight.grad = torch.zeros_like(weight, dtype=weight.grad_dtype)
+    return gpt
+
+
+def left_by_each_unit(gpt: GPT, inputs: Inputs) -> dict[str, tuple[int, int, int]]:
+    """Bytes of every unit but its losses: after its forward; of another one's beside it; of deferred weight gradients,
+    with what they share with the rest of the program.
+    """
+    found, carry = {}, ()
+    for name in gpt.units():
+        (unit,) = gpt.architecture.named([name])
+        entry = leaves(carry)
+        with LiveTensors() as live:
+            carry = gpt.run(name, entry, inputs)
+            first = live.bytes.total()
+            beside = gpt.run(name, entry, inputs)
+            second = live.bytes.total() - first
+            del beside
+        carry = tuple(x.detach() for x in carry)  # nothing of this unit is there when the next one runs
+        losses = sum(x.untyped_storage().nbytes() for x in carry) if unit.is_loss else 0
+        found[name] = first - losses, second - losses, left_behind(gpt, unit, entry, inputs)
+    return found
+
+
+def left_behind(gpt: GPT, unit: Unit, entry: Carry, inputs: Inputs) -> int:
+    with LiveTensors() as live:
+        fresh = tuple(torch.empty_like(x).copy_(x.detach()).requires_grad_(x.requires_grad) for x in entry)
+        out = gpt.run(unit.name, fresh, inputs)
+        with gpt.parallel.weight_gradients.deferred() as queue:
+            backward_from(out, None if unit.is_loss else tuple(torch.ones_like(x) for x in out))
+        del fresh, out
+        left = live.bytes.total()
+        queue.run()
+    assert live.bytes.total() == 0
+    return left
+
+
+def compare(kept: Mapping[str, Kept], gpt: GPT, inputs: Inputs) -> None:
+    stream = 0
+    for name, (first, second, left) in left_by_each_unit(gpt, inputs).items():
+        expected = kept[gpt.architecture.named([name])[0].kind]
+        made = sum(each.size for each in expected.out if each.source is None)
+        assert second == expected.inside + made, name
+        assert first == second + expected.shared, name
+        deferred = expected.deferred
+        held = deferred.inside + stream * len(deferred.inputs) + made * len(deferred.gradients)
+        assert left == held, name
+        stream = made
+
+
+def check(model: ModelConfig, parallel: ParallelConfig, precision: str, documents: bool = False) -> None:
+    mesh = paper_mesh(Layout(tp=parallel.tp), parallel.tp - 1)
+    gpt = built(model, parallel, precision, mesh)
+    inputs = example_inputs(model, train_of(precision), VOCAB, torch.device("cpu"), separate_documents=documents)
+    compare(predicted(model, parallel, precision, documents), gpt, inputs)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "fp64"])
+@pytest.mark.parametrize("keys", MODELS, ids=lambda keys: "-".join(map(str, keys.values())))
+def test_what_each_unit_keeps_to_the_byte(keys: dict[str, Any], precision: str) -> None:
+    for recompute, tp in product(("none", "selective"), (1, 2)):
+        check(model_of(keys), ParallelConfig.model_validate({"tp": tp, "recompute": recompute}), precision)
+
+
+@pytest.mark.parametrize("option", LLAMAS)
+def test_what_each_option_of_llama_keeps_to_the_byte(option: str) -> None:
+    """On four ranks there are more of them than heads of keys and values."""
+    layouts: list[tuple[str, dict[str, Any]]] = [
+        ("fp32", {}),
+        ("bf16", {"recompute": "selective"}),
+        ("bf16", {"tp": 2}),
+        ("fp32", {"tp": 4, "sequence_parallel": True, "recompute": "selective"}),
+    ]
+    for precision, keys in layouts:
+        check(model_of(LLAMAS[option]), ParallelConfig.model_validate(keys), precision)
+
+
+@pytest.mark.parametrize("attention_dropout", [0.0, 0.1])
+def test_what_units_share_of_separate_documents(attention_dropout: float) -> None:
+    model = model_of({**LLAMA, "attention_dropout": attention_dropout})
+    check(model, ParallelConfig(), "fp32", documents=True)
+    kept = predicted(model, ParallelConfig(), "fp32", documents=True)
+    assert {kind: each.shared for kind, each in kept.items()} == {
+        "embedding": 0,
+        "block": BATCH * SEQ_LENGTH**2,
+        "head": 0,
+    }
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_ranks_that_really_talk_keep_as_much(sequence_parallel: bool) -> None:
+    model = model_of(LLAMA)
+    parallel = ParallelConfig(tp=2, sequence_parallel=sequence_parallel)
+    kept = predicted(model, parallel, "fp32")
+
+    def on_rank(rank: int, num_ranks: int) -> None:
+        gpt = built(model, parallel, "fp32", build_mesh(Layout(tp=2), rank))
+        compare(kept, gpt, example_inputs(model, train_of("fp32"), VOCAB, torch.device("cpu")))
+
+    run_on_ranks(on_rank, 2)
+
+
+def test_a_block_of_the_paper() -> None:
+    """Korthikanti et al., table 2: 34·s·b·h + 5·n·s²·b bytes for bf16 on one rank.
+
+    They keep the dropped probabilities beside softmax's result and the mask, of which these two make them; and leave
+    the norms' statistics out.
+    """
+    h, n, s, b = 128, 8, 64, 2
+    model = ModelConfig(num_layers=1, hidden_size=h, num_heads=n, seq_length=s, dropout=0.1, attention_dropout=0.1)
+    train = TrainConfig(steps=1, global_batch_size=b, micro_batch_size=b, precision="bf16")
+    ours = kept_of(model, ParallelConfig(), train, vocab_size=VOCAB, device="cuda")["block"]
+    paper = 34 * s * b * h + 5 * n * s * s * b
+    dropped = 2 * n * s * s * b
+    statistics = 2 * 2 * 4 * s * b
+    assert ours.inside + sum(each.size for each in ours.out) == paper - dropped + statistics
+
+
+def test_a_block_of_llama() -> None:
+    """The rows of docs/memory.md for LLaMA's options, for 16 bits on a GPU."""
+    h, n, m, d, f, s, b, tp = 64, 8, 2, 16, 48, 32, 2, 2
+    shape = {"num_layers": 1, "hidden_size": h, "num_heads": n, "head_dim": d, "seq_length": s, "ffn_hidden_size": f}
+    model = ModelConfig.model_validate({**LLAMA, **shape, "query_key_norm": True})
+    train = TrainConfig(steps=1, global_batch_size=b, micro_batch_size=b, precision="bf16")
+    found = kept_of(model, ParallelConfig(tp=tp), train, vocab_size=VOCAB, device="cuda")["block"]
+    c, e, tokens, heads = 2, 4, s * b, s * b * n * d // tp
+    attention = 5 * heads * c + tokens * n * e // tp + 3 * 8  # the last: where torch's generator was
+    query_key_norm = tokens * (n + 2 * m) * d * c // tp + tokens * (n + m) * e // tp
+    rest = 2 * tokens * e + 2 * tokens * h * c + 4 * tokens * f * c // tp + s * d * e
+    assert found.inside + found.out[0].size == 2 * tokens * h * c + attention + query_key_norm + rest
+
+
+# --- kernels of a device that is not here -----------------------------------------------------------------------------
+
+
+def attended(device: Any, precision: str, **mask: Any) -> int:
+    """Bytes that attention keeps besides its operands, 2 samples of 4 heads of 8 features, 32 tokens."""
+    heads = [torch.empty(2, 4, 32, 8, dtype=DTYPES[precision], device=META, requires_grad=True) for _ in range(3)]
+    with StandIn(device), LiveTensors() as live:
+        out = torch.nn.functional.scaled_dot_product_attention(*heads, **mask)
+        return live.bytes.total() - out.untyped_storage().nbytes()
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "has_bias", "kept"),
+    [
+        ("cpu", "fp32", False, 4 * 2 * 4 * 32),  # a log-sum-exp a row
+        ("cuda", "bf16", False, 4 * 2 * 4 * 32 + 8 * 3),  # and where torch's generator was
+        ("cuda", "bf16", True, 4 * 2 * 4 * 32 + 8 * 2),
+        ("cuda", "fp32", False, 4 * 2 * 4 * 32 + 8 * 2),
+    ],
+)
+def test_fused_kernels_keep_no_matrix(device: str, precision: str, has_bias: bool, kept: int) -> None:
+    bias = torch.zeros(32, 32, dtype=DTYPES[precision], device=META) if has_bias else None
+    assert attended(device, precision, attn_mask=bias, is_causal=bias is None) == kept
+
+
+def test_a_branch_of_cuda_is_taken_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU that widens bf16 keeps fp32 gradients for later, a GPU those that came."""
+    monkeypatch.setattr(gemm, "multiplies_natively", lambda dtype, device_type: device_type == "cuda")
+    model, train = model_of({"dropout": 0.0, "attention_dropout": 0.0}), train_of("bf16")
+    tokens = SEQ_LENGTH * BATCH
+    cpu, cuda = (
+        kept_of(model, ParallelConfig(), train, vocab_size=VOCAB, device=device)["block"].deferred
+        for device in ("cpu", "cuda")
+    )
+    inputs = 2 * tokens * (32 + 32 + 32 + 4 * 32)
+    assert cpu == Deferred(inputs + 4 * tokens * (3 * 32 + 32 + 4 * 32 + 32))
+    assert cuda == Deferred(inputs + 2 * tokens * (3 * 32 + 32 + 4 * 32), gradients=(0,))
