@@ -25,9 +25,9 @@ def case(precision: str = "bf16", tp: int = 1, *, documents: bool = False, **mod
 
 BATCH = 3  # tokens, labels, loss mask
 CASES = {
-    "dropout": (case(), BATCH + 1 + 2 * 3),  # embedding, and in each block attention and two residuals
-    "fp16": (case("fp16"), BATCH + 1 + 2 * 3),
-    "fp32": (case("fp32"), BATCH + 1 + 2 * 3),
+    "dropout": (case(dropout=0.1, attention_dropout=0.1), BATCH + 1 + 2 * 3),  # embedding, and in each block attention and two residuals
+    "fp16": (case("fp16", dropout=0.1, attention_dropout=0.1), BATCH + 1 + 2 * 3),
+    "fp32": (case("fp32", dropout=0.1, attention_dropout=0.1), BATCH + 1 + 2 * 3),
     "none dropped": (case(dropout=0.0, attention_dropout=0.0), BATCH),
     "ALiBi": (case(dropout=0.0, attention_dropout=0.0, position="alibi"), BATCH + 2),  # slopes of each block
     "documents": (case(dropout=0.0, attention_dropout=0.0, documents=True), BATCH + 2),  # and positions
