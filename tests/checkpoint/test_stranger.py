@@ -152,7 +152,7 @@ FORGED: dict[str, tuple[Callable[[Content], object], str]] = {
     "tensors are a list": (put([], "tensors"), "(at tensors)"),
     "unknown dtype": (put("float8_e4m3fn", *T, "dtype"), "(at tensors.embedding.weight.dtype)"),
     "a dtype that is none": (put("load", *T, "dtype"), "(at tensors.embedding.weight.dtype)"),
-    "a piece of three": (lambda c: tensor(c)["pieces"][0].pop(), "(at tensors.embedding.weight.pieces.0"),
+    "a shard of three": (lambda c: tensor(c)["pieces"][0].pop(), "(at tensors.embedding.weight.pieces.0"),
     "a piece that is text": (put("[[0, 0]]", *P), "(at tensors.embedding.weight.pieces.0"),
     "negative offsets": (put([-1, 0], *P, 0), "greater than or equal to 0"),
     "other dims": (put([0], *P, 0), "has other dims than its shape"),
@@ -288,13 +288,13 @@ def test_any_change_to_a_manifest_is_refused_or_changes_no_number(path: Path, go
 def test_any_change_to_a_tensor_file_is_refused_or_read(path: Path, good: Path, data: st.DataObject) -> None:
     """The hash is made right again. What lies around the numbers (lengths, offsets, names of a zip archive) may lie."""
     content = bytearray((good / DATA).read_bytes())
-    pieces = [piece for tensor in read_manifest(good).tensors.values() for piece in tensor.pieces]
+    stored = [each for tensor in read_manifest(good).tensors.values() for each in tensor.shards]
     for _ in range(data.draw(st.integers(1, 4))):
-        piece = data.draw(st.sampled_from(pieces))
+        shard = data.draw(st.sampled_from(stored))
         back = data.draw(st.integers(1, 400))  # a zip archive's directory stands at its end
-        place = piece.start + piece.length - back
+        place = shard.start + shard.length - back
         change = data.draw(st.binary(min_size=1, max_size=8) | st.sampled_from([b"\xff" * 4, b"\xff" * 8, bytes(8)]))
-        content[place : min(place + len(change), piece.start + piece.length)] = change[:back]
+        content[place : min(place + len(change), shard.start + shard.length)] = change[:back]
     (path / DATA).write_bytes(content)
     forging.list_again(path, DATA)
     read_anyway(path)

@@ -25,7 +25,10 @@ def case(precision: str = "bf16", tp: int = 1, *, documents: bool = False, **mod
 
 BATCH = 3  # tokens, labels, loss mask
 CASES = {
-    "dropout": (case(dropout=0.1, attention_dropout=0.1), BATCH + 1 + 2 * 3),  # embedding, and in each block attention and two residuals
+    "dropout": (
+        case(dropout=0.1, attention_dropout=0.1),
+        BATCH + 1 + 2 * 3,
+    ),  # embedding, and in each block attention and two residuals
     "fp16": (case("fp16", dropout=0.1, attention_dropout=0.1), BATCH + 1 + 2 * 3),
     "fp32": (case("fp32", dropout=0.1, attention_dropout=0.1), BATCH + 1 + 2 * 3),
     "none dropped": (case(dropout=0.0, attention_dropout=0.0), BATCH),

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-from colonnade.checkpoint.manifest import Piece, SavedFile
+from colonnade.checkpoint.manifest import SavedFile, StoredShard
 from colonnade.checkpoint.plan import Box, narrow
 
 BUFFER = 1 << 20  # bytes; larger writes go past it
@@ -99,14 +99,14 @@ def alone(x: Tensor) -> Tensor:
     return torch.frombuffer(numbers.view(-1).view(torch.uint8).numpy(), dtype=x.dtype).view(x.shape)
 
 
-def read_part(file: BinaryIO, piece: Piece, dtype: torch.dtype, part: Box, target: Tensor) -> None:
-    """Copy `part` (offsets within the piece) of the tensor that `piece` is into `target`, which has the part's shape.
+def read_part(file: BinaryIO, stored: StoredShard, dtype: torch.dtype, part: Box, target: Tensor) -> None:
+    """Copy the box `part` of a stored shard (offsets within it) into `target`, which has the box's shape.
 
     Straight into memory where whole rows go to a contiguous CPU tensor of the same dtype, in blocks elsewhere. Raises
     BadZipFile or EOFError if there is no such tensor.
     """
-    start = _numbers_start(file, piece, dtype)
-    sizes = piece.box.sizes
+    start = _numbers_start(file, stored, dtype)
+    sizes = stored.box.sizes
     if not sizes:  # one number: a vector of one
         sizes, part, target = (1,), Box((0,), (1,)), target.reshape(1)
     row = math.prod(sizes[1:])  # elements
@@ -133,27 +133,27 @@ def _read_into(file: BinaryIO, start: int, target: Tensor) -> None:
         view, start = view[count:], start + count
 
 
-def _numbers_start(file: BinaryIO, piece: Piece, dtype: torch.dtype) -> int:
-    """Where in the file the piece's numbers begin: `torch.save` keeps them in the archive's entry `…/data/0`."""
-    entry = _numbers_entry(file, piece)
-    num_bytes = piece.box.volume * dtype.itemsize
+def _numbers_start(file: BinaryIO, stored: StoredShard, dtype: torch.dtype) -> int:
+    """Where in the file the shard's numbers begin: `torch.save` keeps them in the archive's entry `…/data/0`."""
+    entry = _numbers_entry(file, stored)
+    num_bytes = stored.box.volume * dtype.itemsize
     if entry.compress_type != zipfile.ZIP_STORED or entry.header_offset < 0:
         raise zipfile.BadZipFile("no plain numbers where they should be")
     if entry.file_size != num_bytes:
-        raise zipfile.BadZipFile(f"{entry.file_size} bytes, not those of {piece.box.sizes} in {dtype}")
-    header = os.pread(file.fileno(), LOCAL_HEADER, piece.start + entry.header_offset)
+        raise zipfile.BadZipFile(f"{entry.file_size} bytes, not those of {stored.box.sizes} in {dtype}")
+    header = os.pread(file.fileno(), LOCAL_HEADER, stored.start + entry.header_offset)
     if len(header) < LOCAL_HEADER:
         raise EOFError("the file ends too early")
     name_length, extra_length = struct.unpack("<HH", header[-4:])
     start = entry.header_offset + LOCAL_HEADER + int(name_length) + int(extra_length)
-    if start + num_bytes > piece.length:
+    if start + num_bytes > stored.length:
         raise zipfile.BadZipFile("its numbers end behind it")
-    return piece.start + start
+    return stored.start + start
 
 
-def _numbers_entry(file: BinaryIO, piece: Piece) -> zipfile.ZipInfo:
+def _numbers_entry(file: BinaryIO, stored: StoredShard) -> zipfile.ZipInfo:
     try:
-        with zipfile.ZipFile(_Window(file, piece.start, piece.length)) as archive:
+        with zipfile.ZipFile(_Window(file, stored.start, stored.length)) as archive:
             entry = next((entry for entry in archive.infolist() if entry.filename.endswith("/data/0")), None)
     except (OSError, ValueError, NotImplementedError, struct.error) as error:  # what zipfile raises at odd bytes
         raise zipfile.BadZipFile(f"no archive where it should be: {error}") from None

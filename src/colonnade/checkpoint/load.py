@@ -1,4 +1,4 @@
-"""Reading a checkpoint into any layout: each rank reads the parts of the written pieces that its boxes need.
+"""Reading a checkpoint into any layout: each rank reads the parts of the stored shards that its boxes need.
 
 The bytes of every file are checked against the manifest while the tensors are read, each file by one of the ranks.
 All of it runs within `torch.distributed.checkpoint.load`, so that all ranks return or all raise alike.
@@ -29,8 +29,8 @@ from colonnade.checkpoint.failure import alone_is_fine, same_on_all_ranks
 from colonnade.checkpoint.files import read_part
 from colonnade.checkpoint.manifest import (
     Manifest,
-    Piece,
     SavedTensor,
+    StoredShard,
     check_hash,
     check_sizes,
     compare_facts,
@@ -102,7 +102,7 @@ class _Sees(NamedTuple):
 
 
 class _Planner(LoadPlanner):
-    """The boxes that this rank wants, cut along the pieces that were written."""
+    """The boxes that this rank wants, cut along the shards that were stored."""
 
     def __init__(
         self,
@@ -204,22 +204,22 @@ def check_tensors(path: Path, contents: Manifest, shards: Sequence[Shard]) -> No
 
 def _read_items(number: int, shard: Shard, saved: SavedTensor) -> list[ReadItem]:
     items, covered = [], 0
-    for index, piece in enumerate(saved.pieces):
-        common = overlap(shard.box, piece.box)
+    for index, stored in enumerate(saved.shards):
+        common = overlap(shard.box, stored.box)
         if common is not None:
             covered += common.volume
-            items.append(_read_item(number, shard, index, piece, common))
-    assert covered == shard.box.volume, f"{shard.name}: the pieces of a manifest must cover {shard.box}"
+            items.append(_read_item(number, shard, index, stored, common))
+    assert covered == shard.box.volume, f"{shard.name}: the shards of a manifest must cover {shard.box}"
     return items
 
 
-def _read_item(number: int, shard: Shard, index: int, piece: Piece, common: Box) -> ReadItem:
+def _read_item(number: int, shard: Shard, index: int, stored: StoredShard, common: Box) -> ReadItem:
     return ReadItem(
         LoadItemType.TENSOR,
         dest_index=MetadataIndex(shard.name, shard.offsets, number),
         dest_offsets=torch.Size(relative(common, shard.box).offsets),
-        storage_index=MetadataIndex(shard.name, piece.box.offsets, index),
-        storage_offsets=torch.Size(relative(common, piece.box).offsets),
+        storage_index=MetadataIndex(shard.name, stored.box.offsets, index),
+        storage_offsets=torch.Size(relative(common, stored.box).offsets),
         lengths=torch.Size(common.sizes),
     )
 
@@ -274,16 +274,16 @@ class _Reader(StorageReader):
             for item in items:
                 tensor = self.contents.tensors[item.storage_index.fqn]
                 assert item.storage_index.index is not None, "set by `_read_items`"
-                piece = tensor.pieces[item.storage_index.index]
-                if piece.file not in files:
-                    files[piece.file] = stack.enter_context(open_plain(path / piece.file))
+                stored = tensor.shards[item.storage_index.index]
+                if stored.file not in files:
+                    files[stored.file] = stack.enter_context(open_plain(path / stored.file))
                 part = Box(tuple(item.storage_offsets), tuple(item.lengths))
                 target = planner.resolve_tensor(item)
                 try:
-                    read_part(files[piece.file], piece, tensor.dtype, part, target)
+                    read_part(files[stored.file], stored, tensor.dtype, part, target)
                 except (zipfile.BadZipFile, EOFError) as error:
                     raise CheckpointError(
-                        f"{path / piece.file} is damaged: {item.storage_index.fqn} cannot be read from it "
+                        f"{path / stored.file} is damaged: {item.storage_index.fqn} cannot be read from it "
                         f"({error}). {remedy(path)}"
                     ) from None
                 planner.commit_tensor(item, target)

@@ -31,11 +31,11 @@ FORMAT = "colonnade checkpoint"
 VERSION = 1
 NAME = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,17})")
 HASH_BLOCK = 1 << 22  # bytes read at a time
-MOST_BYTES = 1 << 30  # of a manifest: ten million pieces
+MOST_BYTES = 1 << 30  # of a manifest: ten million shards
 
 
 @dataclass(frozen=True)
-class Piece:
+class StoredShard:
     """One written box of a tensor: `length` bytes from `start` in `file`, as `torch.save` writes a tensor."""
 
     box: Box
@@ -46,11 +46,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """A logical tensor in a checkpoint. Its pieces cover it, each element once."""
+    """A logical tensor in a checkpoint. Its shards cover it, each element once."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    pieces: tuple[Piece, ...]
+    shards: tuple[StoredShard, ...]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def to_json(manifest: Manifest) -> str:
         name: {
             "shape": tensor.shape,
             "dtype": str(tensor.dtype).removeprefix("torch."),
-            "pieces": [[p.box.offsets, p.box.sizes, p.file, p.start, p.length] for p in tensor.pieces],
+            "pieces": [[p.box.offsets, p.box.sizes, p.file, p.start, p.length] for p in tensor.shards],
         }
         for name, tensor in manifest.tensors.items()
     }
@@ -161,7 +161,7 @@ def _from_content(content: Written) -> Manifest:
         name: SavedTensor(
             shape=tensor.shape,
             dtype=getattr(torch, tensor.dtype),
-            pieces=tuple(Piece(Box(p.offsets, p.sizes), p.file, p.start, p.length) for p in tensor.pieces),
+            shards=tuple(StoredShard(Box(p.offsets, p.sizes), p.file, p.start, p.length) for p in tensor.pieces),
         )
         for name, tensor in content.tensors.items()
     }

@@ -39,8 +39,8 @@ from colonnade.checkpoint.folders import Spared, publish, remove_leftovers
 from colonnade.checkpoint.manifest import (
     MANIFEST,
     Manifest,
-    Piece,
     SavedTensor,
+    StoredShard,
     check_sizes,
     checkpoints_in,
     folder_name,
@@ -252,12 +252,12 @@ def _no_space(error: BaseException | None) -> OSError | None:
 def _tensors(metadata: Metadata, written: Sequence[WriteResult]) -> dict[str, SavedTensor]:
     where = {result.index: result.storage_data for result in written}
 
-    def piece(name: str, chunk: ChunkStorageMetadata) -> Piece:
+    def stored(name: str, chunk: ChunkStorageMetadata) -> StoredShard:
         info = where[MetadataIndex(name, chunk.offsets)]
-        return Piece(Box(tuple(chunk.offsets), tuple(chunk.sizes)), info.relative_path, info.offset, info.length)
+        return StoredShard(Box(tuple(chunk.offsets), tuple(chunk.sizes)), info.relative_path, info.offset, info.length)
 
     return {
-        name: SavedTensor(tuple(t.size), t.properties.dtype, tuple(piece(name, chunk) for chunk in t.chunks))
+        name: SavedTensor(tuple(t.size), t.properties.dtype, tuple(stored(name, chunk) for chunk in t.chunks))
         for name, t in metadata.state_dict_metadata.items()
         if isinstance(t, TensorStorageMetadata)
     }

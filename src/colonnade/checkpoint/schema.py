@@ -2,8 +2,8 @@
 
 Types and ranges are pydantic's business. What follows is geometry, and bounds all memory by the size of the files:
 
-    every piece lies in its tensor, in a listed file, within that file, and has about the bytes of its numbers
-    the pieces of a tensor cover it, each element once; no two pieces share bytes of a file
+    every shard lies in its tensor, in a listed file, within that file, and has about the bytes of its numbers
+    the shards of a tensor cover it, each element once; no two shards share bytes of a file
 """
 
 import itertools
@@ -32,7 +32,7 @@ Dtype = Literal[
 ]  # fmt: skip
 
 
-class WrittenPiece(NamedTuple):
+class WrittenShard(NamedTuple):
     """A row of "pieces"."""
 
     offsets: Numbers
@@ -51,15 +51,15 @@ class WrittenTensor(_Part):
 
     shape: Numbers
     dtype: Dtype
-    pieces: tuple[WrittenPiece, ...]
+    pieces: tuple[WrittenShard, ...]
 
     @model_validator(mode="after")
     def _covered(self) -> "WrittenTensor":
         itemsize = getattr(torch, self.dtype).itemsize
-        for piece in self.pieces:
-            _check_piece(piece, self.shape, itemsize)
-        if not tile(self.shape, [Box(piece.offsets, piece.sizes) for piece in self.pieces]):
-            raise ValueError("its pieces do not cover it, each element once")
+        for shard in self.pieces:
+            _check_shard(shard, self.shape, itemsize)
+        if not tile(self.shape, [Box(shard.offsets, shard.sizes) for shard in self.pieces]):
+            raise ValueError("its shards do not cover it, each element once")
         return self
 
 
@@ -89,27 +89,27 @@ class Written(_Part):
     def _in_files(self) -> "Written":
         ranges: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for name, tensor in self.tensors.items():
-            for piece in tensor.pieces:
-                file, end = self.files.get(piece.file), piece.start + piece.length
+            for shard in tensor.pieces:
+                file, end = self.files.get(shard.file), shard.start + shard.length
                 if file is None:
-                    raise ValueError(f"{name} lies in {piece.file}, which is not among the files")
+                    raise ValueError(f"{name} lies in {shard.file}, which is not among the files")
                 if end > file.size:
-                    raise ValueError(f"{name} ends at byte {end} of {piece.file}, which has {file.size}")
-                ranges[piece.file].append((piece.start, end))
+                    raise ValueError(f"{name} ends at byte {end} of {shard.file}, which has {file.size}")
+                ranges[shard.file].append((shard.start, end))
         for name, parts in ranges.items():
             if any(end > start for (_, end), (start, _) in itertools.pairwise(sorted(parts))):
                 raise ValueError(f"two tensors share bytes of {name}")
         return self
 
 
-def _check_piece(piece: WrittenPiece, shape: tuple[int, ...], itemsize: int) -> None:
-    if not len(piece.offsets) == len(piece.sizes) == len(shape):
-        raise ValueError(f"a piece at {list(piece.offsets)} has other dims than its shape {list(shape)}")
-    if any(o + n > whole for o, n, whole in zip(piece.offsets, piece.sizes, shape, strict=True)):
-        raise ValueError(f"a piece at {list(piece.offsets)} of {list(piece.sizes)} reaches beyond {list(shape)}")
-    num_bytes = math.prod(piece.sizes) * itemsize
-    if not num_bytes <= piece.length <= num_bytes + OVERHEAD:
-        raise ValueError(f"a piece of {list(piece.sizes)} has {piece.length} bytes, and its numbers alone {num_bytes}")
+def _check_shard(shard: WrittenShard, shape: tuple[int, ...], itemsize: int) -> None:
+    if not len(shard.offsets) == len(shard.sizes) == len(shape):
+        raise ValueError(f"a shard at {list(shard.offsets)} has other dims than its shape {list(shape)}")
+    if any(o + n > whole for o, n, whole in zip(shard.offsets, shard.sizes, shape, strict=True)):
+        raise ValueError(f"a shard at {list(shard.offsets)} of {list(shard.sizes)} reaches beyond {list(shape)}")
+    num_bytes = math.prod(shard.sizes) * itemsize
+    if not num_bytes <= shard.length <= num_bytes + OVERHEAD:
+        raise ValueError(f"a shard of {list(shard.sizes)} has {shard.length} bytes, and its numbers alone {num_bytes}")
 
 
 def parse(text: str) -> Any:
