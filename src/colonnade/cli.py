@@ -152,10 +152,19 @@ def generate(
 @app.command()
 def evaluate(
     checkpoint: Checkpoint,
-    task: Annotated[str, typer.Argument(help="perplexity", show_default=False)],
+    task: Annotated[str, typer.Argument(help="What to measure.")] = "perplexity",
     data: Annotated[
-        str, typer.Option(help="Token file prefix, or text (.txt, .jsonl, compressed or not).", show_default=False)
-    ],
+        str | None,
+        typer.Option(help="Token file prefix, or text (.txt, .jsonl, compressed or not).", show_default=False),
+    ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(help="Instead: validation or test, a part of the run's own data.", show_default=False),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(help="Of a part, at most so many samples. Unset: train.evaluate_samples of the run.", min=1),
+    ] = None,
     stride: Annotated[
         int | None, typer.Option(help="Tokens that the window moves; only these are scored. Unset: a whole window.")
     ] = None,
@@ -166,18 +175,24 @@ def evaluate(
     precision: Precision = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a checkpoint on a text: perplexity and bits per byte."""
-    from colonnade.serving.options import check_options, chosen, data_problems
+    """Measure a checkpoint: perplexity and bits per byte.
 
-    wrong = [f"there is no task {task!r}. Use perplexity."] if task != "perplexity" else []
-    wrong += data_problems(data)
+    On a text, or on a held-out part of the data that its run was trained on.
+    """
+    from colonnade.serving.options import check_options, chosen, measure_problems
+
+    wrong = measure_problems(task, data, part, stride=stride, samples=samples)
     check_options(checkpoint, tp=tp, pp=pp, device=device, precision=precision, best=best, more=wrong)
     run_on_ranks(tp * pp, sys.argv[1:])
 
-    from colonnade.serving import trained
+    from colonnade.serving import own_data, trained
 
-    with trained.opened(chosen(checkpoint, best), tp=tp, pp=pp, device=device, precision=precision) as (model, mesh):
-        trained.measure(model, mesh, data, stride=stride, as_json=as_json)
+    path = trained.find(chosen(checkpoint, best))
+    with trained.opened(path, tp=tp, pp=pp, device=device, precision=precision) as (model, mesh):
+        if part is not None:
+            own_data.measure_part(model, mesh, path, part, samples=samples, as_json=as_json)
+        elif data is not None:
+            trained.measure(model, mesh, data, stride=stride, as_json=as_json)
 
 
 @app.command(cls=CommandWithKeys)

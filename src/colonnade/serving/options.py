@@ -17,6 +17,8 @@ from colonnade.launch import launch
 from colonnade.train.best import best_checkpoint
 
 DEVICES = ("auto", "cpu", "cuda")
+PARTS = ("validation", "test")
+"""Of a run's data: what it is not trained on."""
 
 
 def check_options(
@@ -75,6 +77,25 @@ def layout_problems(checkpoint: Path, model: ModelConfig, tp: int, pp: int) -> I
             f"--tp {tp} does not divide the heads and the MLP of {checkpoint} evenly: each tensor-parallel rank needs "
             f"whole heads, and as many columns as the others. Use {', '.join(map(str, possible))}."
         )
+
+
+def measure_problems(
+    task: str, data: str | None, part: str | None, *, stride: int | None, samples: int | None
+) -> Iterator[str]:
+    """What is wrong with what `evaluate` is to measure, and on which text."""
+    if task != "perplexity":
+        yield f"there is no task {task!r}. Use perplexity."
+    if (data is None) == (part is None):
+        both = "neither --data nor --part is given" if data is None else f"--data {data} and --part {part} are given"
+        yield f"{both}: one of them says what to measure on. Use --data FILE, or --part test for the run's own data."
+    if part is not None and part not in PARTS:
+        yield f"--part {part!r}: there is no such held-out part. Use {' or '.join(PARTS)}."
+    if part is not None and stride is not None:
+        yield f"--stride {stride} does not go with --part, which is read as the run reads it. Leave out --stride."
+    if data is not None and samples is not None:
+        yield f"--samples {samples} is of a --part; --data is read whole. Leave out --samples."
+    if data is not None:
+        yield from data_problems(data)
 
 
 def data_problems(data: str) -> Iterator[str]:

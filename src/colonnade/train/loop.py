@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,8 @@ from colonnade.architecture.families import architecture_of
 from colonnade.checkpoint.manifest import folder_name
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
-from colonnade.data.gpt_dataset import Dataset
-from colonnade.data.loader import evaluation_batches
 from colonnade.errors import ColonnadeError
-from colonnade.evaluation.perplexity import Perplexity, evaluate
+from colonnade.evaluation.perplexity import Perplexity
 from colonnade.launch.agreement import settings
 from colonnade.launch.join import joined
 from colonnade.mesh.collectives import all_reduce
@@ -32,6 +30,7 @@ from colonnade.mesh.mesh import Mesh
 from colonnade.train import recovery, run_folder
 from colonnade.train.best import LOSS
 from colonnade.train.corpus import Corpus, open_together
+from colonnade.train.held_out import evaluate_part
 from colonnade.train.interrupt import Interrupt
 from colonnade.train.monitor import Monitor
 from colonnade.train.state import TrainState, build_state
@@ -172,8 +171,13 @@ def _check_finite(run: Run, state: TrainState, result: StepResult) -> None:
 
 def _evaluate(run: Run, state: TrainState) -> Perplexity | None:
     """Loss on the validation part, where there is one."""
-    validation = run.corpus.datasets.validation
-    return None if validation is None else evaluate_part(run, state, validation)
+    corpus, train = run.corpus, run.config.train
+    if corpus.datasets.validation is None:
+        return None
+    part, hidden, samples = corpus.datasets.validation, state.inference.hidden, train.evaluate_samples
+    found = evaluate_part(state.model, part, corpus, train, run.mesh, hidden, samples=samples)
+    state.inference.close()
+    return found
 
 
 def _evaluate_at_start(run: Run, state: TrainState) -> None:
@@ -192,29 +196,6 @@ def _numbers(found: Perplexity | None) -> dict[str, float | int]:
     if found.bits_per_byte is not None:
         numbers["validation_bits_per_byte"] = found.bits_per_byte
     return numbers
-
-
-def evaluate_part(run: Run, state: TrainState, part: Dataset) -> Perplexity:
-    """Mean loss on the first `evaluate_samples` samples of a validation or test part, shared by the dp ranks."""
-    train, dp = run.config.train, run.mesh.data
-    batches = evaluation_batches(
-        part,
-        min(len(part), train.evaluate_samples),
-        micro_batch_size=train.micro_batch_size,
-        dp_rank=dp.rank,
-        dp_size=dp.size,
-    )
-    lengths = run.corpus.byte_lengths
-    result = evaluate(
-        state.model,
-        batches,
-        dp=dp,
-        pp=run.mesh.pp,
-        hidden=state.inference.hidden,
-        byte_lengths=None if lengths is None else torch.from_numpy(lengths),
-    )
-    state.inference.close()
-    return replace(result, tokenizer_checked=not run.corpus.unchecked)
 
 
 def _finish(config: Config, state: TrainState, monitor: Monitor) -> None:

@@ -1,0 +1,74 @@
+"""A checkpoint measured on the held-out parts of its own run's data, as the run itself measures them.
+
+Only on the very files that it was trained on: of others the part may be text that the model has read.
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from colonnade.checkpoint.manifest import read_manifest
+from colonnade.config.schema import Config
+from colonnade.data.gpt_dataset import Dataset
+from colonnade.errors import CheckpointError, ConfigError
+from colonnade.mesh.mesh import Mesh
+from colonnade.serving.trained import Trained
+from colonnade.train.corpus import Corpus, open_together
+from colonnade.train.data_record import other_data
+from colonnade.train.facts import facts_of
+from colonnade.train.held_out import evaluate_part
+
+
+def measure_part(
+    trained: Trained, mesh: Mesh, checkpoint: Path, name: str, *, samples: int | None, as_json: bool
+) -> None:
+    """Print perplexity and bits per byte on the part `name`, "validation" or "test", of the run's data (rank 0 prints).
+
+    `checkpoint`: the folder that `trained` comes from. `samples`: at most so many; None: as the run's own evaluations.
+    """
+    config, stages = trained.config, trained.stages
+    corpus = _opened(checkpoint, config, mesh)
+    part, note = _part(corpus, config, checkpoint, name), _not_known(checkpoint, corpus)
+    wanted = config.train.evaluate_samples if samples is None else samples
+    result = evaluate_part(stages.model, part, corpus, config.train, mesh, stages.hidden, samples=wanted)
+    if mesh.rank != 0:
+        return
+    read = min(wanted, len(part))
+    notes = [f"the first {read:,} of {len(part):,} samples of the {name} part; --samples reads more"]
+    notes = [*(notes if read < len(part) else []), *([note] if note else [])]
+    told = {"step": trained.step, "part": name, "samples": read, "samples_of_part": len(part), **asdict(result)}
+    told["notes"] = notes
+    print(json.dumps(told) if as_json else "\n".join([result.summary(), *(f"Note: {note}." for note in notes)]))
+
+
+def _opened(checkpoint: Path, config: Config, mesh: Mesh) -> Corpus:
+    """What [data] names, with the checkpoint's own tokenizer. CheckpointError if it is not what was trained on."""
+    tokenizer = checkpoint / "tokenizer.json"
+    data = config.data.model_copy(update={"tokenizer": str(tokenizer)})
+    corpus = open_together(config.model_copy(update={"data": data}), mesh.world)
+    found = other_data(facts_of(checkpoint, read_manifest(checkpoint)), corpus)
+    if found:
+        raise CheckpointError(
+            f"{checkpoint} was trained on other data than its [data] names now:\n"
+            + "\n".join(f"  {line}" for line in found)
+            + "\nA part of it may be text that the model has read. Restore the files as they were, or measure a file "
+            "that you know with --data."
+        )
+    return corpus
+
+
+def _part(corpus: Corpus, config: Config, checkpoint: Path, name: str) -> Dataset:
+    part = {"validation": corpus.datasets.validation, "test": corpus.datasets.test}[name]
+    if part is None:
+        raise ConfigError(
+            f"the run of {checkpoint} has no {name} part: its data.split = {config.data.split!r} leaves no sample for "
+            f"it, and data.{name} is not set. Measure another text with --data FILE."
+        )
+    return part
+
+
+def _not_known(checkpoint: Path, corpus: Corpus) -> str:
+    if facts_of(checkpoint, read_manifest(checkpoint)).data is not None:
+        return ""
+    files = ", ".join(file.prefix for file in corpus.files.values())
+    return f"the checkpoint does not know its data: whether {files} are the files that it was trained on is not checked"

@@ -1,0 +1,89 @@
+"""`evaluate --part`: a checkpoint on the held-out parts of its own run's data, as the run measures them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from colonnade.data.indexed import TokenFile
+from colonnade.data.writer import TokenFileWriter
+from tests.commands import Answer, forked, here
+from tests.runs import Finished, metrics
+from tests.tiny import TinyCorpus, write_config
+
+EXACT = ["train.precision=fp64", "train.steps=2", "optim.warmup_steps=1", "train.evaluate_samples=3"]
+
+
+@pytest.fixture(scope="module")
+def parts(corpus: TinyCorpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with token files a and b, of other documents each."""
+    folder, file = tmp_path_factory.mktemp("parts"), TokenFile(corpus.prefix)
+    for name, documents in (("a", range(6)), ("b", range(6, 12))):
+        with TokenFileWriter(folder / name, file.dtype) as writer:
+            for number in documents:
+                writer.add_document(file.document(number))
+    return folder
+
+
+def run(config: Path, parts: Path, folder: Path, validation: str, test: str, *more: str) -> Answer:
+    own = [f"data.validation={parts / validation}", f"data.test={parts / test}", f"run.folder={folder}"]
+    return forked("train", config, *EXACT, *own, *more, num_ranks=2 if more else 1)
+
+
+def measured(*arguments: object, num_ranks: int = 1) -> dict[str, object]:
+    answer = forked("evaluate", *arguments, "--json", num_ranks=num_ranks)
+    assert answer.status == 0, answer
+    told = json.loads(answer.out)
+    assert isinstance(told, dict)
+    return told
+
+
+def test_a_part_is_measured_as_the_run_measures_it(corpus: TinyCorpus, parts: Path, tmp_path: Path) -> None:
+    """Of two runs whose parts are exchanged the test part of one is the validation part of the other."""
+    config = write_config(corpus, tmp_path)
+    assert run(config, parts, tmp_path / "ab", "a", "b", "parallel.tp=2").status == 0
+    assert run(config, parts, tmp_path / "ba", "b", "a").status == 0
+    own = [metrics(tmp_path / name)[-1]["validation_loss"] for name in ("ab", "ba")]
+    assert own[0] != pytest.approx(own[1], rel=1e-6)
+    validation, test = (measured(tmp_path / "ab", "--part", part) for part in ("validation", "test"))
+    assert [validation["loss"], test["loss"]] == pytest.approx(own, rel=1e-12)
+    assert (test["part"], test["samples"], test["step"], test["tokens"]) == ("test", 3, 2, 48)
+    assert any("the first 3 of" in str(note) for note in test["notes"])  # type: ignore[attr-defined]
+    cut = measured(tmp_path / "ab", "perplexity", "--part", "test", "--pp", 2, num_ranks=2)
+    assert cut["loss"] == pytest.approx(own[1], rel=1e-12)
+
+
+def test_all_of_a_part(corpus: TinyCorpus, parts: Path, tmp_path: Path) -> None:
+    config = write_config(corpus, tmp_path)
+    assert run(config, parts, tmp_path / "whole", "b", "a", "train.evaluate_samples=1000", "parallel.dp=2").status == 0
+    found = measured(tmp_path / "whole", "--part", "validation", "--samples", 1000)
+    assert found["loss"] == pytest.approx(metrics(tmp_path / "whole")[-1]["validation_loss"], rel=1e-12)
+    assert found["samples"] == found["samples_of_part"] and not any("--samples" in n for n in found["notes"])  # type: ignore[attr-defined]
+    fewer = forked("evaluate", tmp_path / "whole", "--part", "validation", "--samples", 2)
+    assert "32 tokens" in fewer.out and f"Note: the first 2 of {found['samples']} samples" in fewer.out
+
+
+def test_other_data_is_refused(finished: Finished, corpus: TinyCorpus, parts: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(corpus.folder, tmp_path / "data")
+    (folder / "tokens.json").unlink()  # it speaks of the file as it was, and would be missed first
+    config = write_config(TinyCorpus(folder), tmp_path)
+    assert forked("train", config, "train.steps=2").status == 0
+    for ending in (".bin", ".idx"):
+        shutil.copy(f"{parts / 'a'}{ending}", folder / f"tokens{ending}")
+    answer = forked("evaluate", tmp_path / "run", "--part", "validation")
+    assert answer.status == 2 and "was trained on other data than its [data] names now:\n  data.train (" in answer.err
+    answer = forked("evaluate", finished.folder, "--part", "test", "--tp", 2, num_ranks=2)
+    assert answer.status == 2 and "has no test part: its data.split = '5:1' leaves no sample" in answer.err, answer
+
+
+def test_options_that_do_not_go_together(finished: Finished) -> None:
+    for arguments, said in (
+        ([], "neither --data nor --part is given"),
+        (["--part", "train"], "--part 'train': there is no such held-out part. Use validation or test."),
+        (["--part", "test", "--stride", 4], "--stride 4 does not go with --part"),
+        (["--part", "test", "--data", finished.config], "and --part test are given"),
+        (["--data", finished.config, "--samples", 4], "--samples 4 is of a --part"),
+    ):
+        answer = here("evaluate", finished.folder, *arguments)
+        assert answer.status == 2 and said in answer.err and answer.out == "", answer
