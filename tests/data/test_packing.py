@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colonnade.data.packing import Piece, pack
+from colonnade.data.packing import DocumentSpan, pack
 
 
 @given(st.integers(1, 30), st.integers(1, 12), st.data())
@@ -16,30 +16,34 @@ def test_samples_are_full_and_hold_every_token_once(capacity: int, num_bins: int
     total = capacity * num_bins
     starts = sorted({0, *data.draw(st.lists(st.integers(0, total - 1), max_size=20))})
     bins = pack(starts, capacity, num_bins)
-    assert [sum(piece.length for piece in pieces) for pieces in bins] == [capacity] * num_bins
-    tokens = sorted(token for pieces in bins for begin, length in pieces for token in range(begin, begin + length))
+    assert [sum(span.length for span in spans) for spans in bins] == [capacity] * num_bins
+    tokens = sorted(token for spans in bins for begin, length in spans for token in range(begin, begin + length))
     assert tokens == list(range(total))
     document_of = np.searchsorted(starts, np.arange(total), side="right")
-    for pieces in bins:
-        assert pieces == sorted(pieces)
-        assert all(len(set(document_of[begin : begin + length])) == 1 for begin, length in pieces)
+    for spans in bins:
+        assert spans == sorted(spans)
+        assert all(len(set(document_of[begin : begin + length])) == 1 for begin, length in spans)
 
 
 def test_documents_that_fit_are_whole() -> None:
     assert pack([0, 6, 10, 13, 17], 10, 2) == [
-        [Piece(0, 6), Piece(6, 4)],
-        [Piece(10, 3), Piece(13, 4), Piece(17, 3)],
+        [DocumentSpan(0, 6), DocumentSpan(6, 4)],
+        [DocumentSpan(10, 3), DocumentSpan(13, 4), DocumentSpan(17, 3)],
     ]
 
 
 def test_long_documents_fill_samples_and_leave_a_rest() -> None:
-    assert pack([0, 25], 10, 3) == [[Piece(0, 10)], [Piece(10, 10)], [Piece(20, 5), Piece(25, 5)]]
+    assert pack([0, 25], 10, 3) == [
+        [DocumentSpan(0, 10)],
+        [DocumentSpan(10, 10)],
+        [DocumentSpan(20, 5), DocumentSpan(25, 5)],
+    ]
 
 
 def test_a_document_that_fits_nowhere_goes_into_the_largest_rooms() -> None:
     """Nines and sevens leave rooms of 1, 1, 3 and 3; the first four is cut once, not twice."""
     bins = pack([0, 9, 18, 25, 32, 36], 10, 4)
-    assert sorted(begin for pieces in bins for begin, _ in pieces if 32 <= begin < 36) == [32, 35]
+    assert sorted(begin for spans in bins for begin, _ in spans if 32 <= begin < 36) == [32, 35]
 
 
 def test_far_fewer_documents_are_cut_than_in_a_stream() -> None:
@@ -50,8 +54,8 @@ def test_far_fewer_documents_are_cut_than_in_a_stream() -> None:
     capacity, num_bins = 1_024, 128
     starts = [0, *ends[ends < capacity * num_bins].tolist()]
     packed = pack(starts, capacity, num_bins)
-    whole = {piece for pieces in packed for piece in pieces}
+    whole = {span for spans in packed for span in spans}
     fitting = [(start, end) for start, end in pairwise(starts) if end - start <= capacity]
-    cut_packed = sum(Piece(start, end - start) not in whole for start, end in fitting)
+    cut_packed = sum(DocumentSpan(start, end - start) not in whole for start, end in fitting)
     cut_stream = sum(start // capacity != (end - 1) // capacity for start, end in fitting)
     assert cut_packed < 0.1 * cut_stream

@@ -20,24 +20,24 @@ def as_generated(tokens: list[int], prompt: int = 0, end: End = "length") -> lis
 
 
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=3))
-def test_pieces_joined_are_the_texts(texts: list[str]) -> None:
+def test_deltas_joined_are_the_texts(texts: list[str]) -> None:
     tokens = [TOKENIZER.encode(text) for text in texts]
     generated = [new for prompt, text in enumerate(tokens) for new in as_generated(text, prompt)]
-    pieces = list(stream_text(generated, TOKENIZER))
-    assert len(pieces) == len(generated), "a piece for each token"
+    deltas = list(stream_text(generated, TOKENIZER))
+    assert len(deltas) == len(generated), "a delta for each token"
     for prompt, text in enumerate(texts):
-        assert "".join(piece.text for piece in pieces if piece.prompt == prompt) == text
+        assert "".join(delta.text for delta in deltas if delta.prompt == prompt) == text
 
 
 def test_a_character_is_shown_when_it_is_whole() -> None:
     tokens = TOKENIZER.encode("é∞")  # 2 and 3 bytes, each a token of its own
-    assert [piece.text for piece in stream_text(as_generated(tokens), TOKENIZER)] == ["", "é", "", "", "∞"]
+    assert [delta.text for delta in stream_text(as_generated(tokens), TOKENIZER)] == ["", "é", "", "", "∞"]
 
 
 def test_half_a_character_at_the_end_does_not_run_into_the_next_text() -> None:
     half = TOKENIZER.encode("é")[:1]
-    pieces = stream_text(as_generated(half) + as_generated(TOKENIZER.encode("a"), 1), TOKENIZER)
-    assert [piece.text for piece in pieces] == ["\ufffd", "a"]
+    deltas = stream_text(as_generated(half) + as_generated(TOKENIZER.encode("a"), 1), TOKENIZER)
+    assert [delta.text for delta in deltas] == ["\ufffd", "a"]
 
 
 def test_texts_of_whole_words_begin_anew_too(tmp_path: Path) -> None:
@@ -46,15 +46,15 @@ def test_texts_of_whole_words_begin_anew_too(tmp_path: Path) -> None:
     words = Tokenizer.load(tmp_path)
     assert not words.is_byte_level
     tokens = words.encode("walk walking")
-    pieces = stream_text(as_generated(tokens) + as_generated(tokens, 1), words)
-    assert [piece.text for piece in pieces] == ["walk", " walk", "ing"] * 2
+    deltas = stream_text(as_generated(tokens) + as_generated(tokens, 1), words)
+    assert [delta.text for delta in deltas] == ["walk", " walk", "ing"] * 2
 
 
 def test_the_end_of_document_is_no_text() -> None:
     end = TOKENIZER.end_of_document
     assert end is not None
-    pieces = list(stream_text(as_generated([*TOKENIZER.encode("a"), end], end="stop"), TOKENIZER))
-    assert [(piece.text, piece.end) for piece in pieces] == [("a", None), ("", "stop")]
+    deltas = list(stream_text(as_generated([*TOKENIZER.encode("a"), end], end="stop"), TOKENIZER))
+    assert [(delta.text, delta.end) for delta in deltas] == [("a", None), ("", "stop")]
 
 
 def test_prompts() -> None:

@@ -14,59 +14,61 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Piece(NamedTuple):
+class DocumentSpan(NamedTuple):
     """Tokens `begin … begin + length` of a window."""
 
     begin: int
     length: int
 
 
-def pack(starts: Sequence[int], capacity: int, num_bins: int) -> list[list[Piece]]:
-    """The pieces of each of `num_bins` samples of `capacity` tokens, in the order of the text.
+def pack(starts: Sequence[int], capacity: int, num_bins: int) -> list[list[DocumentSpan]]:
+    """The spans of each of `num_bins` samples of `capacity` tokens, in the order of the text.
 
     `starts`: where documents begin in the window's `capacity · num_bins` tokens; 0 is the first.
     """
     assert starts and starts[0] == 0, "a window begins with a document, or with the rest of one"
-    bins: list[list[Piece]] = [[] for _ in range(num_bins)]
+    bins: list[list[DocumentSpan]] = [[] for _ in range(num_bins)]
     rooms = [(capacity, number) for number in range(num_bins)]  # sorted
-    unplaced: list[Piece] = []
-    for piece in sorted(_pieces(starts, capacity, capacity * num_bins), key=_longest_first):
-        place = bisect_left(rooms, (piece.length, -1))
+    unplaced: list[DocumentSpan] = []
+    for span in sorted(_spans(starts, capacity, capacity * num_bins), key=_longest_first):
+        place = bisect_left(rooms, (span.length, -1))
         if place == len(rooms):
-            unplaced.append(piece)
+            unplaced.append(span)
         else:
-            _put(piece, rooms.pop(place), bins, rooms)
-    for piece in unplaced:
-        _fill_with(piece, bins, rooms)
+            _put(span, rooms.pop(place), bins, rooms)
+    for span in unplaced:
+        _fill_with(span, bins, rooms)
     assert not rooms, "the tokens of a window fill its samples"
-    return [sorted(pieces) for pieces in bins]
+    return [sorted(spans) for spans in bins]
 
 
-def _pieces(starts: Sequence[int], capacity: int, total: int) -> list[Piece]:
-    """Documents, those that are longer than a sample in pieces of a sample and a rest."""
+def _spans(starts: Sequence[int], capacity: int, total: int) -> list[DocumentSpan]:
+    """Documents, those that are longer than a sample in spans of a sample each and a rest."""
     ends = [*starts[1:], total]
     return [
-        Piece(begin, min(capacity, end - begin))
+        DocumentSpan(begin, min(capacity, end - begin))
         for start, end in zip(starts, ends, strict=True)
         for begin in range(start, end, capacity)
     ]
 
 
-def _longest_first(piece: Piece) -> tuple[int, int]:
-    return -piece.length, piece.begin
+def _longest_first(span: DocumentSpan) -> tuple[int, int]:
+    return -span.length, span.begin
 
 
-def _put(piece: Piece, room: tuple[int, int], bins: list[list[Piece]], rooms: list[tuple[int, int]]) -> None:
+def _put(
+    span: DocumentSpan, room: tuple[int, int], bins: list[list[DocumentSpan]], rooms: list[tuple[int, int]]
+) -> None:
     left, number = room
-    bins[number].append(piece)
-    if left > piece.length:
-        insort(rooms, (left - piece.length, number))
+    bins[number].append(span)
+    if left > span.length:
+        insort(rooms, (left - span.length, number))
 
 
-def _fill_with(piece: Piece, bins: list[list[Piece]], rooms: list[tuple[int, int]]) -> None:
-    """Cut a piece into the largest rooms there are: into as few parts as possible."""
-    while piece.length:
+def _fill_with(span: DocumentSpan, bins: list[list[DocumentSpan]], rooms: list[tuple[int, int]]) -> None:
+    """Cut a span into the largest rooms there are: into as few spans as possible."""
+    while span.length:
         room = rooms.pop()
-        part = Piece(piece.begin, min(piece.length, room[0]))
-        _put(part, room, bins, rooms)
-        piece = Piece(piece.begin + part.length, piece.length - part.length)
+        filled = DocumentSpan(span.begin, min(span.length, room[0]))
+        _put(filled, room, bins, rooms)
+        span = DocumentSpan(span.begin + filled.length, span.length - filled.length)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colonnade.data.indexed import TokenFile, Tokens
-from colonnade.data.packing import Piece, pack
+from colonnade.data.packing import DocumentSpan, pack
 from colonnade.errors import DataError
 
 Integers = NDArray[np.int64]
@@ -175,26 +175,26 @@ class PackedRows:
 
     def __init__(self, text: Readable, cut: Cut) -> None:
         self._text, self._cut = text, cut
-        self._windows: OrderedDict[int, list[list[Piece]]] = OrderedDict()
+        self._windows: OrderedDict[int, list[list[DocumentSpan]]] = OrderedDict()
 
     def row(self, index: int) -> Rows:
-        """One row [1, s]. The label of a piece's last token is the next of its document, wherever that is."""
+        """One row [1, s]. The label of a span's last token is the next of its document, wherever that is."""
         number, within = divmod(index, WINDOW)
         first = number * WINDOW * self._text.seq_length
-        parts = [self._part(first + piece.begin, piece.length) for piece in self._window(number)[within]]
+        parts = [self._part(first + span.begin, span.length) for span in self._window(number)[within]]
         tokens, labels, counted = (np.concatenate(columns)[None] for columns in zip(*parts, strict=True))
         documents = np.repeat(np.arange(len(parts)), [len(part[0]) for part in parts])
         return Rows(tokens, labels, counted, documents[None])
 
     def _part(self, begin: int, length: int) -> tuple[Integers, Integers, Flags]:
-        """Tokens, labels and what counts, [length] each, of one piece."""
+        """Tokens, labels and what counts, [length] each, of one span."""
         both = self._text.read(begin, length + 1)
         counted = _counted(both[1:], self._cut)
         counted[-1] &= not len(self._text.documents(begin + length, begin + length + 1))
         return both[:-1], both[1:], counted
 
-    def _window(self, number: int) -> list[list[Piece]]:
-        """The pieces of each sample of a window; the last few windows are kept."""
+    def _window(self, number: int) -> list[list[DocumentSpan]]:
+        """The spans of each sample of a window; the last few windows are kept."""
         if number not in self._windows:
             s = self._text.seq_length
             num_bins, begin = min(WINDOW, self._text.num_rows - number * WINDOW), number * WINDOW * s

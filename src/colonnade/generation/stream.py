@@ -1,7 +1,7 @@
 """Text to prompts, and tokens to text as they come: what a terminal or a server shows.
 
 A token may hold a part of a character (byte-level BPE); its bytes are held back until the character is whole, so that
-every piece is valid text and the pieces joined are the decoded whole.
+every delta is valid text and the deltas joined are the decoded whole.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ from colonnade.generation.sample import End, Generated
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextDelta:
     """What one new token adds to the text of a prompt."""
 
     prompt: int
@@ -36,15 +36,15 @@ def prompt_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
     return [tokenizer.end_of_document]
 
 
-def stream_text(generated: Iterable[Generated], tokenizer: Tokenizer) -> Iterator[Piece]:
-    """A piece of text for each token of `generate`, at once; each prompt's tokens must come one after the other."""
+def stream_text(generated: Iterable[Generated], tokenizer: Tokenizer) -> Iterator[TextDelta]:
+    """The text that each token of `generate` adds, at once; each prompt's tokens must come one after the other."""
     decoder = tokenizer.stream()
     for new in generated:
         text = decoder.push(new.token)
         if new.end is not None:
             text += decoder.finish()
             decoder = tokenizer.stream()
-        yield Piece(new.prompt, text, new.end)
+        yield TextDelta(new.prompt, text, new.end)
 
 
 def note_on(end: End, *, seq_length: int) -> str | None:

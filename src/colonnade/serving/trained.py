@@ -100,15 +100,15 @@ def write_on(
         stop=tokenizer.end_of_document,
     )
     begun = -1
-    for piece in stream_text(made, tokenizer):
+    for delta in stream_text(made, tokenizer):
         if mesh.rank != 0:
             continue
-        if piece.prompt != begun:
-            begun = piece.prompt
+        if delta.prompt != begun:
+            begun = delta.prompt
             print(prompts[begun], end="", flush=True)
-        print(piece.text, end="", flush=True)
-        if piece.end is not None:
-            note = note_on(piece.end, seq_length=trained.config.model.seq_length)
+        print(delta.text, end="", flush=True)
+        if delta.end is not None:
+            note = note_on(delta.end, seq_length=trained.config.model.seq_length)
             print("\n" if note is None else f"\n[{note}]\n", flush=True)
 
 
