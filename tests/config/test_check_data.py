@@ -63,16 +63,16 @@ def test_a_curriculum_of_three_lists(loaded: Callable[..., Config]) -> None:
         ),
         (
             ("curriculum.tokens=[0, 5]", "curriculum.seq_length=[1024]", "curriculum.global_batch_size=[24]"),
-            "curriculum.tokens has 2 places, curriculum.seq_length 1 and curriculum.global_batch_size 1: each stage "
+            "curriculum.tokens has 2 places, curriculum.seq_length 1 and curriculum.global_batch_size 1: each phase "
             "needs one in all three lists.",
         ),
         (
             ("curriculum.tokens=[9]", "curriculum.seq_length=[1024]", "curriculum.global_batch_size=[24]"),
-            "curriculum.tokens begins with 9: the first stage begins at 0. Put a 0 there.",
+            "curriculum.tokens begins with 9: the first phase begins at 0. Put a 0 there.",
         ),
         (
             ("curriculum.tokens=[0,7,7]", "curriculum.seq_length=[4,8,1024]", "curriculum.global_batch_size=[4,8,24]"),
-            "curriculum.tokens goes from 7 to 7: each stage begins after the one before.",
+            "curriculum.tokens goes from 7 to 7: each phase begins after the one before.",
         ),
         (
             ("curriculum.tokens=[0, 7]", "curriculum.seq_length=[100, 1024]", "curriculum.global_batch_size=[4, 24]"),
@@ -81,12 +81,12 @@ def test_a_curriculum_of_three_lists(loaded: Callable[..., Config]) -> None:
         ),
         (
             ("curriculum.tokens=[0]", "curriculum.seq_length=[512]", "curriculum.global_batch_size=[24]"),
-            "curriculum.seq_length ends with 512, but model.seq_length = 1024: the last stage is the whole length. End "
+            "curriculum.seq_length ends with 512, but model.seq_length = 1024: the last phase is the whole length. End "
             "with 1024.",
         ),
         (
             ("curriculum.tokens=[0]", "curriculum.seq_length=[1024]", "curriculum.global_batch_size=[12]"),
-            "curriculum.global_batch_size ends with 12, but train.global_batch_size = 24: the last stage is the whole "
+            "curriculum.global_batch_size ends with 12, but train.global_batch_size = 24: the last phase is the whole "
             "batch. End with 24.",
         ),
         (

@@ -44,8 +44,8 @@ def labels_of(dataset: Dataset, steps: list[list[int]]) -> list[int]:
     return [label for step in steps for label in dataset.rows(step).labels.reshape(-1).tolist()]
 
 
-def test_stages() -> None:
-    assert [(stage.begin * GROWING.unit, stage.seq_length, stage.global_batch_size) for stage in GROWING.stages] == [
+def test_phases() -> None:
+    assert [(phase.begin * GROWING.unit, phase.seq_length, phase.global_batch_size) for phase in GROWING.phases] == [
         (0, 4, 2),
         (320, 8, 4),  # ten groups of 2 × 16 tokens
         (960, 16, 8),
@@ -95,9 +95,9 @@ def test_epochs_of_blended_files_do_not_mix_either(write_tokens: Write, curricul
     dataset = CurriculumDataset(plain, curriculum)
     seen: dict[tuple[int, int], Counter[int]] = {}
     for step in positions_of(curriculum, 0, 60 * 12 // curriculum.unit):
-        stage = curriculum.stage(step[0])
-        numbers = (np.array(step) - stage.begin) * curriculum.unit // stage.seq_length
-        passes = plain.passes(dataset._cut(stage, numbers)[0])
+        phase = curriculum.phase(step[0])
+        numbers = (np.array(step) - phase.begin) * curriculum.unit // phase.seq_length
+        passes = plain.passes(dataset._cut(phase, numbers)[0])
         for s, e, labels in zip(passes.sets.tolist(), passes.epochs.tolist(), dataset.rows(step).labels, strict=True):
             assert e == 0 or len(seen[s, e - 1]) == (60, 108)[s], "the pass before is complete"
             seen.setdefault((s, e), Counter()).update(labels.tolist())

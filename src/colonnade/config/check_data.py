@@ -65,42 +65,42 @@ def packing_keeps_documents_apart(config: Config) -> Messages:
         )
 
 
-def stages_listed_alike(config: Config) -> Messages:
-    stages = config.curriculum
-    sizes = {len(stages.tokens), len(stages.seq_length), len(stages.global_batch_size)}
+def phases_listed_alike(config: Config) -> Messages:
+    phases = config.curriculum
+    sizes = {len(phases.tokens), len(phases.seq_length), len(phases.global_batch_size)}
     if len(sizes) > 1:
         yield (
-            f"curriculum.tokens has {len(stages.tokens)} places, curriculum.seq_length {len(stages.seq_length)} and "
-            f"curriculum.global_batch_size {len(stages.global_batch_size)}: each stage needs one in all three lists."
+            f"curriculum.tokens has {len(phases.tokens)} places, curriculum.seq_length {len(phases.seq_length)} and "
+            f"curriculum.global_batch_size {len(phases.global_batch_size)}: each phase needs one in all three lists."
         )
-    if stages.tokens and stages.tokens[0] != 0:
-        yield f"curriculum.tokens begins with {stages.tokens[0]:,}: the first stage begins at 0. Put a 0 there."
-    for before, after in zip(stages.tokens, stages.tokens[1:], strict=False):
+    if phases.tokens and phases.tokens[0] != 0:
+        yield f"curriculum.tokens begins with {phases.tokens[0]:,}: the first phase begins at 0. Put a 0 there."
+    for before, after in zip(phases.tokens, phases.tokens[1:], strict=False):
         if after <= before:
-            yield f"curriculum.tokens goes from {before:,} to {after:,}: each stage begins after the one before."
+            yield f"curriculum.tokens goes from {before:,} to {after:,}: each phase begins after the one before."
 
 
-def stages_end_at_the_model(config: Config) -> Messages:
-    stages, length, batch = config.curriculum, config.model.seq_length, config.train.global_batch_size
-    for each in stages.seq_length:
+def phases_end_at_the_model(config: Config) -> Messages:
+    phases, length, batch = config.curriculum, config.model.seq_length, config.train.global_batch_size
+    for each in phases.seq_length:
         if length % each:
             yield (
                 f"curriculum.seq_length has {each}, which does not divide model.seq_length = {length}: samples are cut "
                 "in equal pieces. Use divisors."
             )
-    if stages.seq_length and stages.seq_length[-1] != length:
+    if phases.seq_length and phases.seq_length[-1] != length:
         yield (
-            f"curriculum.seq_length ends with {stages.seq_length[-1]}, but model.seq_length = {length}: the last stage "
+            f"curriculum.seq_length ends with {phases.seq_length[-1]}, but model.seq_length = {length}: the last phase "
             f"is the whole length. End with {length}."
         )
-    if stages.global_batch_size and stages.global_batch_size[-1] != batch:
+    if phases.global_batch_size and phases.global_batch_size[-1] != batch:
         yield (
-            f"curriculum.global_batch_size ends with {stages.global_batch_size[-1]}, but train.global_batch_size = "
-            f"{batch}: the last stage is the whole batch. End with {batch}."
+            f"curriculum.global_batch_size ends with {phases.global_batch_size[-1]}, but train.global_batch_size = "
+            f"{batch}: the last phase is the whole batch. End with {batch}."
         )
 
 
-def stages_cut_by_ranks(config: Config) -> Messages:
+def phases_cut_by_ranks(config: Config) -> Messages:
     micro, dp = config.train.micro_batch_size, config.parallel.dp
     for each in config.curriculum.global_batch_size:
         if each % (micro * dp):
@@ -111,7 +111,7 @@ def stages_cut_by_ranks(config: Config) -> Messages:
             )
 
 
-def stages_cut_by_sequence_parallelism(config: Config) -> Messages:
+def phases_cut_by_sequence_parallelism(config: Config) -> Messages:
     tp = config.parallel.tp
     for each in config.curriculum.seq_length:
         if config.parallel.sequence_parallel and each % tp:
@@ -122,7 +122,7 @@ def stages_cut_by_sequence_parallelism(config: Config) -> Messages:
             )
 
 
-def stages_fill_interleaved_rounds(config: Config) -> Messages:
+def phases_fill_interleaved_rounds(config: Config) -> Messages:
     parallel, micro = config.parallel, config.train.micro_batch_size
     if parallel.schedule != "interleaved":
         return
@@ -140,15 +140,15 @@ DATA_CHECKS: tuple[tuple[tuple[str, ...], Callable[[Config], Messages]], ...] = 
     (("data.blend", "data.blend_by", "data.temperature"), blend_keys_go_together),
     (("data.blend", "data.blend_by", "data.order", "data.epochs"), epochs_of_a_blend),
     (("data.packing", "data.documents"), packing_keeps_documents_apart),
-    (("curriculum.tokens", "curriculum.seq_length", "curriculum.global_batch_size"), stages_listed_alike),
+    (("curriculum.tokens", "curriculum.seq_length", "curriculum.global_batch_size"), phases_listed_alike),
     (
         ("curriculum.seq_length", "curriculum.global_batch_size", "model.seq_length", "train.global_batch_size"),
-        stages_end_at_the_model,
+        phases_end_at_the_model,
     ),
-    (("curriculum.global_batch_size", "train.micro_batch_size", "parallel.dp"), stages_cut_by_ranks),
-    (("curriculum.seq_length", "parallel.sequence_parallel", "parallel.tp"), stages_cut_by_sequence_parallelism),
+    (("curriculum.global_batch_size", "train.micro_batch_size", "parallel.dp"), phases_cut_by_ranks),
+    (("curriculum.seq_length", "parallel.sequence_parallel", "parallel.tp"), phases_cut_by_sequence_parallelism),
     (
         ("curriculum.global_batch_size", "train.micro_batch_size", "parallel.dp", "parallel.pp", "parallel.schedule"),
-        stages_fill_interleaved_rounds,
+        phases_fill_interleaved_rounds,
     ),
 )

@@ -260,16 +260,16 @@ class DataConfig(Section):
 
 
 class CurriculumConfig(Section):
-    """Sequences and batches that start small and grow. Three lists of equal length, a place a stage; empty: none."""
+    """Sequences and batches that start small and grow. Three lists of equal length, a place a phase; empty: none."""
 
     tokens: CountsOrZero = ()
-    """[tokens] Where each stage begins, counted from the start of the run: 0 first, and rising. A stage begins at the
+    """[tokens] Where each phase begins, counted from the start of the run: 0 first, and rising. A phase begins at the
     first step from there on at which whole samples are used up."""
     seq_length: Sizes = ()
-    """[tokens] Sequence length of each stage: a divisor of model.seq_length; the last is model.seq_length. Samples of
+    """[tokens] Sequence length of each phase: a divisor of model.seq_length; the last is model.seq_length. Samples of
     that length are cut in pieces, so that every token is used once an epoch."""
     global_batch_size: Sizes = ()
-    """[sequences] Global batch of each stage, in sequences of its length; the last is train.global_batch_size."""
+    """[sequences] Global batch of each phase, in sequences of its length; the last is train.global_batch_size."""
 
 
 class TrainConfig(Section):

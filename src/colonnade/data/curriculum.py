@@ -1,12 +1,12 @@
 """Sequences and batches that grow during a run (YaLM; DeepSpeed), with every token still used once an epoch.
 
-    stage 0: sequences of s/4, batches of 2     stage 1: s/2, 4                 stage 2: s, 8
+    phase 0: sequences of s/4, batches of 2     phase 1: s/2, 4                 phase 2: s, 8
     sample 0  |a b c d|                         |a b|c d|  …                    |a b c d …|
     sample 1  |e f g h|                         |e f|g h|  …
 
-The run goes through the same samples of s tokens in the same order as without a curriculum. In a stage of shorter
-sequences each sample is cut in r equal pieces. A group of b samples, b the batch of the stage, makes r steps: all first
-pieces, then all second ones, and so on, so that a batch is as mixed as one of whole samples: b texts. A stage ends with
+The run goes through the same samples of s tokens in the same order as without a curriculum. In a phase of shorter
+sequences each sample is cut in r equal pieces. A group of b samples, b the batch of the phase, makes r steps: all first
+pieces, then all second ones, and so on, so that a batch is as mixed as one of whole samples: b texts. A phase ends with
 a group, so that the next begins with whole samples.
 
 A *position* counts tokens in units of the shortest sequence (of the lengths' common divisor). It is the whole state, as
@@ -28,7 +28,7 @@ from colonnade.data.sampler import cut_in_microbatches
 
 
 @dataclass(frozen=True)
-class Stage:
+class Phase:
     """A part of the run with sequences and batches of one size."""
 
     begin: int
@@ -43,18 +43,18 @@ class Stage:
 
 
 class Curriculum:
-    """The stages of a run: pure arithmetic."""
+    """The phases of a run: pure arithmetic."""
 
     def __init__(self, tokens: Sequence[int], seq_lengths: Sequence[int], batch_sizes: Sequence[int]) -> None:
-        """A place a stage in each list: where it begins at the earliest, its sequence length, its global batch."""
-        assert len(tokens) == len(seq_lengths) == len(batch_sizes) >= 1, "a place a stage in each list"
+        """A place a phase in each list: where it begins at the earliest, its sequence length, its global batch."""
+        assert len(tokens) == len(seq_lengths) == len(batch_sizes) >= 1, "a place a phase in each list"
         assert tokens[0] == 0 and all(seq_lengths[-1] % length == 0 for length in seq_lengths), "see the config check"
         self.seq_length = seq_lengths[-1]
         self.unit = gcd(*seq_lengths)
         begin = sample = 0
-        self.stages: list[Stage] = []
+        self.phases: list[Phase] = []
         for number, (length, batch) in enumerate(zip(seq_lengths, batch_sizes, strict=True)):
-            self.stages.append(Stage(begin, sample, length, batch, self.seq_length // length))
+            self.phases.append(Phase(begin, sample, length, batch, self.seq_length // length))
             if number + 1 < len(tokens):
                 groups = -(-(tokens[number + 1] - begin * self.unit) // (batch * self.seq_length))
                 sample += max(groups, 0) * batch
@@ -62,43 +62,43 @@ class Curriculum:
 
     @classmethod
     def constant(cls, seq_length: int, global_batch_size: int) -> Curriculum:
-        """One stage: positions are samples."""
+        """One phase: positions are samples."""
         return cls([0], [seq_length], [global_batch_size])
 
-    def stage(self, position: int) -> Stage:
-        """The stage that a position is in."""
-        return [stage for stage in self.stages if stage.begin <= position][-1]
+    def phase(self, position: int) -> Phase:
+        """The phase that a position is in."""
+        return [phase for phase in self.phases if phase.begin <= position][-1]
 
     def next(self, position: int) -> int:
         """The position after the step that begins at one."""
-        stage = self.stage(position)
-        return position + stage.global_batch_size * self._stride(stage)
+        phase = self.phase(position)
+        return position + phase.global_batch_size * self._stride(phase)
 
     def steps(self, count: int) -> int:
         """The position after `count` steps of a run: what they use up."""
         position = 0
-        for stage, after in zip(self.stages, [*self.stages[1:], None], strict=True):
-            step = stage.global_batch_size * self._stride(stage)
-            there = count if after is None else min(count, (after.begin - stage.begin) // step)
+        for phase, after in zip(self.phases, [*self.phases[1:], None], strict=True):
+            step = phase.global_batch_size * self._stride(phase)
+            there = count if after is None else min(count, (after.begin - phase.begin) // step)
             position, count = position + there * step, count - there
         return position
 
     def rank_positions(self, start: int, *, micro_batch_size: int, dp_rank: int, dp_size: int) -> list[range]:
         """Positions of each micro-batch of one dp rank, in the step that begins at `start`."""
-        stage = self.stage(start)
-        numbers = cut_in_microbatches(stage.global_batch_size, micro_batch_size, dp_rank=dp_rank, dp_size=dp_size)
-        stride = self._stride(stage)
+        phase = self.phase(start)
+        numbers = cut_in_microbatches(phase.global_batch_size, micro_batch_size, dp_rank=dp_rank, dp_size=dp_size)
+        stride = self._stride(phase)
         return [range(start + n.start * stride, start + n.stop * stride, stride) for n in numbers]
 
-    def _stride(self, stage: Stage) -> int:
-        return stage.seq_length // self.unit
+    def _stride(self, phase: Phase) -> int:
+        return phase.seq_length // self.unit
 
 
 class CurriculumDataset:
     """The sequences of a run under a curriculum, by their positions."""
 
     def __init__(self, dataset: Dataset, curriculum: Curriculum) -> None:
-        assert dataset.seq_length == curriculum.seq_length, "samples are as long as the last stage's sequences"
+        assert dataset.seq_length == curriculum.seq_length, "samples are as long as the last phase's sequences"
         self.dataset, self.curriculum, self.seq_length = dataset, curriculum, dataset.seq_length
 
     def __len__(self) -> int:
@@ -106,31 +106,31 @@ class CurriculumDataset:
         return len(self.dataset) * (self.seq_length // self.curriculum.unit)
 
     def rows(self, positions: Sequence[int] | NDArray[np.int64]) -> Rows:
-        """The sequences at positions [b], all of one stage: [b, the stage's length]."""
+        """The sequences at positions [b], all of one phase: [b, the phase's length]."""
         asked = np.asarray(positions, dtype=np.int64)
-        stage = self.curriculum.stage(int(asked.min()))
-        assert stage is self.curriculum.stage(int(asked.max())), "sequences of one length"
-        numbers = (asked - stage.begin) * self.curriculum.unit // stage.seq_length
-        samples, pieces = self._cut(stage, numbers)
-        return self.dataset.rows(samples).pieces(pieces * stage.seq_length, stage.seq_length)
+        phase = self.curriculum.phase(int(asked.min()))
+        assert phase is self.curriculum.phase(int(asked.max())), "sequences of one length"
+        numbers = (asked - phase.begin) * self.curriculum.unit // phase.seq_length
+        samples, pieces = self._cut(phase, numbers)
+        return self.dataset.rows(samples).pieces(pieces * phase.seq_length, phase.seq_length)
 
     def passes(self, positions: Sequence[int] | NDArray[np.int64]) -> Passes:
         """Which pass over which data each sequence is of."""
         asked = np.asarray(positions, dtype=np.int64)
         return self.dataset.passes(asked * self.curriculum.unit // self.seq_length)
 
-    def _cut(self, stage: Stage, numbers: Integers) -> tuple[Integers, Integers]:
-        """The sample and the piece of each of a stage's sequences [b]."""
-        if stage.num_pieces == 1:
-            return stage.sample + numbers, np.zeros_like(numbers)
-        groups, within = np.divmod(numbers, stage.global_batch_size * stage.num_pieces)
+    def _cut(self, phase: Phase, numbers: Integers) -> tuple[Integers, Integers]:
+        """The sample and the piece of each of a phase's sequences [b]."""
+        if phase.num_pieces == 1:
+            return phase.sample + numbers, np.zeros_like(numbers)
+        groups, within = np.divmod(numbers, phase.global_batch_size * phase.num_pieces)
         samples, pieces = np.empty_like(numbers), np.empty_like(numbers)
         for group in np.unique(groups):
             chosen = groups == group
-            first = stage.sample + int(group) * stage.global_batch_size
-            order = self._group(np.arange(first, first + stage.global_batch_size), stage.num_pieces)
-            samples[chosen] = first + order[within[chosen]] // stage.num_pieces
-            pieces[chosen] = order[within[chosen]] % stage.num_pieces
+            first = phase.sample + int(group) * phase.global_batch_size
+            order = self._group(np.arange(first, first + phase.global_batch_size), phase.num_pieces)
+            samples[chosen] = first + order[within[chosen]] // phase.num_pieces
+            pieces[chosen] = order[within[chosen]] % phase.num_pieces
         return samples, pieces
 
     def _group(self, samples: Integers, num_pieces: int) -> Integers:

@@ -131,7 +131,7 @@ def _steps(config: Config, corpus: Corpus) -> str:
     tokens = curriculum.steps(train.steps) * curriculum.unit
     epoch = len(corpus.datasets.train) * config.model.seq_length
     sizes = f"{train.global_batch_size:,} × {config.model.seq_length:,} tokens"
-    growing = " at the end" if len(curriculum.stages) > 1 else ""
+    growing = " at the end" if len(curriculum.phases) > 1 else ""
     an_epoch = "" if growing else f" of {epoch / (train.global_batch_size * config.model.seq_length):,.1f} steps"
     return f"{train.steps:,} of {sizes}{growing}, {tokens:,} tokens in all: {tokens / epoch:.3g} epochs{an_epoch}"
 

@@ -138,7 +138,7 @@ def _files_of(dataset: Dataset | None) -> list[TokenFile]:
 
 
 def curriculum_of(config: Config) -> Curriculum:
-    """The stages of [curriculum], or one for the whole run."""
+    """The phases of [curriculum], or one for the whole run."""
     stages = config.curriculum
     if not stages.tokens:
         return Curriculum.constant(config.model.seq_length, config.train.global_batch_size)

@@ -52,11 +52,11 @@ def audit(config: Config) -> bool:
 def one_step(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus) -> tuple[list[Flow], Totals, str]:
     """What theory says of a step of this rank, what its ledger saw, and the table of its memory.
 
-    The step is the first of those with the whole sequence: of the last stage, where [curriculum] has some.
+    The step is the first of those with the whole sequence: of the last phase, where [curriculum] has some.
     """
     train, ledger = config.train, mesh.ledger
     state = build_state(config, mesh, corpus.vocab_size, device)
-    loaded = corpus.batches(corpus.curriculum.stages[-1].begin, micro_batch_size=train.micro_batch_size, dp=mesh.data)
+    loaded = corpus.batches(corpus.curriculum.phases[-1].begin, micro_batch_size=train.micro_batch_size, dp=mesh.data)
     batches = [batch.to(device) for batch in loaded]
     ledger.clear()
     ledger.begin_step(1)
