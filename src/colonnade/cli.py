@@ -136,7 +136,10 @@ def generate(
 
     from colonnade.serving import trained
 
-    with trained.opened(chosen(checkpoint, best), tp=tp, pp=pp, device=device, precision=precision) as (model, mesh):
+    fewer = [f"lower --max-new-tokens (now {max_new_tokens}), or give a shorter --prompt"]
+    with trained.opened(
+        chosen(checkpoint, best), tp=tp, pp=pp, device=device, precision=precision, to_take_less=fewer
+    ) as (model, mesh):
         trained.write_on(
             model,
             mesh,
@@ -168,6 +171,10 @@ def evaluate(
     stride: Annotated[
         int | None, typer.Option(help="Tokens that the window moves; only these are scored. Unset: a whole window.")
     ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(help="Windows read at once; of a part, samples. Unset: 8; the run's.", min=1),
+    ] = None,
     best: Best = False,
     tp: TensorParallel = 1,
     pp: PipelineParallel = 1,
@@ -188,11 +195,12 @@ def evaluate(
     from colonnade.serving import own_data, trained
 
     path = trained.find(chosen(checkpoint, best))
-    with trained.opened(path, tp=tp, pp=pp, device=device, precision=precision) as (model, mesh):
+    fewer = ["set --batch-size 1" if batch_size is None else f"lower --batch-size (now {batch_size})"]
+    with trained.opened(path, tp=tp, pp=pp, device=device, precision=precision, to_take_less=fewer) as (model, mesh):
         if part is not None:
-            own_data.measure_part(model, mesh, path, part, samples=samples, as_json=as_json)
+            own_data.measure_part(model, mesh, path, part, samples=samples, batch_size=batch_size, as_json=as_json)
         elif data is not None:
-            trained.measure(model, mesh, data, stride=stride, as_json=as_json)
+            trained.measure(model, mesh, data, stride=stride, batch_size=batch_size, as_json=as_json)
 
 
 @app.command(cls=CommandWithKeys)

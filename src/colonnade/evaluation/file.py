@@ -25,6 +25,8 @@ from colonnade.evaluation.perplexity import JOINED, Hidden, Perplexity, evaluate
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.gpt import GPT
 
+BATCH_SIZE = 8
+"""[windows] That are read at once, where nothing else is asked for."""
 NO_BYTES = "no bits per byte: the tokenizer is not byte-level, so that bytes of text cannot be counted from its tokens"
 
 
@@ -49,7 +51,7 @@ def perplexity_of_file(
     hidden: Hidden | None = None,
     seq_length: int | None = None,
     stride: int | None = None,
-    batch_size: int = 8,
+    batch_size: int = BATCH_SIZE,
     words: int | None = None,
     key: str = "text",
     cut: Cut = JOINED,

@@ -20,17 +20,28 @@ from colonnade.train.held_out import evaluate_part
 
 
 def measure_part(
-    trained: Trained, mesh: Mesh, checkpoint: Path, name: str, *, samples: int | None, as_json: bool
+    trained: Trained,
+    mesh: Mesh,
+    checkpoint: Path,
+    name: str,
+    *,
+    samples: int | None,
+    batch_size: int | None,
+    as_json: bool,
 ) -> None:
     """Print perplexity and bits per byte on the part `name`, "validation" or "test", of the run's data (rank 0 prints).
 
-    `checkpoint`: the folder that `trained` comes from. `samples`: at most so many; None: as the run's own evaluations.
+    `checkpoint`: the folder that `trained` comes from. `samples`: at most so many, of which `batch_size` are read at
+    once; None: as the run's own evaluations.
     """
     config, stages = trained.config, trained.stages
     corpus = _opened(checkpoint, config, mesh)
     part, note = _part(corpus, config, checkpoint, name), _not_known(checkpoint, corpus)
     wanted = config.train.evaluate_samples if samples is None else samples
-    result = evaluate_part(stages.model, part, corpus, config.train, mesh, stages.hidden, samples=wanted)
+    at_once = config.train.micro_batch_size if batch_size is None else batch_size
+    result = evaluate_part(
+        stages.model, part, corpus, mesh, hidden=stages.hidden, samples=wanted, micro_batch_size=at_once
+    )
     if mesh.rank != 0:
         return
     read = min(wanted, len(part))

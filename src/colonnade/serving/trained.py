@@ -27,7 +27,7 @@ from colonnade.config.compare import model_facts
 from colonnade.config.schema import Config, ModelConfig, ParallelConfig
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError, ConfigError, LayoutError
-from colonnade.evaluation.file import perplexity_of_file
+from colonnade.evaluation.file import BATCH_SIZE, perplexity_of_file
 from colonnade.generation.sample import Stages, generate
 from colonnade.generation.stream import note_on, prompt_tokens, stream_text
 from colonnade.launch.join import joined
@@ -38,6 +38,7 @@ from colonnade.model.precision import DTYPES
 from colonnade.pipeline.chunk import Chunk
 from colonnade.pipeline.inference import Inference, ResidentWeights
 from colonnade.pipeline.partition import chunks_of_stage
+from colonnade.serving.memory_limit import InUse, within_memory
 from colonnade.serving.options import device_problems, layout_problems
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
@@ -59,14 +60,22 @@ class Trained:
 
 
 @contextmanager
-def opened(path: Path, *, tp: int, pp: int = 1, device: str, precision: str | None) -> Iterator[tuple[Trained, Mesh]]:
-    """A checkpoint's model, cut over tp × pp ranks whatever it was trained on; every rank enters this."""
+def opened(
+    path: Path, *, tp: int, pp: int = 1, device: str, precision: str | None, to_take_less: Sequence[str] = ()
+) -> Iterator[tuple[Trained, Mesh]]:
+    """A checkpoint's model, cut over tp × pp ranks whatever it was trained on; every rank enters this.
+
+    Memory that is refused within the block is a MemoryShortError; `to_take_less`: what its user can set.
+    """
     checkpoint = find(path)
     problems = list(device_problems(device, precision))
     if problems:
         raise ConfigError("\n".join(problems))
-    _check_layout(checkpoint, _described(checkpoint).config.model, tp, pp)
-    with joined(Layout(tp=tp, pp=pp), device) as (mesh, place):
+    _, config, facts = _described(checkpoint)
+    _check_layout(checkpoint, config.model, tp, pp)
+    size = architecture_of(config.model, facts.model.vocab_size).num_parameters
+    used = InUse(checkpoint, size, precision or config.train.precision, tuple(to_take_less))
+    with joined(Layout(tp=tp, pp=pp), device) as (mesh, place), within_memory(used, mesh, place):
         yield open_trained(checkpoint, mesh, place, precision), mesh
 
 
@@ -112,7 +121,9 @@ def write_on(
             print("\n" if note is None else f"\n[{note}]\n", flush=True)
 
 
-def measure(trained: Trained, mesh: Mesh, data: str, *, stride: int | None, as_json: bool) -> None:
+def measure(
+    trained: Trained, mesh: Mesh, data: str, *, stride: int | None, batch_size: int | None, as_json: bool
+) -> None:
     """Print perplexity and bits per byte on a text or token file (rank 0 prints)."""
     stages = trained.stages
     result = perplexity_of_file(
@@ -122,6 +133,7 @@ def measure(trained: Trained, mesh: Mesh, data: str, *, stride: int | None, as_j
         mesh=mesh,
         hidden=stages.hidden,
         stride=stride,
+        batch_size=BATCH_SIZE if batch_size is None else batch_size,
         cut=cut_of(trained.config.data),
     )
     if mesh.rank == 0:

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import torch
 
-from colonnade.config.schema import TrainConfig
 from colonnade.data.gpt_dataset import Dataset
 from colonnade.data.loader import evaluation_batches
 from colonnade.evaluation.perplexity import Hidden, Perplexity, evaluate
@@ -14,13 +13,20 @@ from colonnade.train.corpus import Corpus
 
 
 def evaluate_part(
-    model: GPT, part: Dataset, corpus: Corpus, train: TrainConfig, mesh: Mesh, hidden: Hidden | None, *, samples: int
+    model: GPT,
+    part: Dataset,
+    corpus: Corpus,
+    mesh: Mesh,
+    *,
+    hidden: Hidden | None,
+    samples: int,
+    micro_batch_size: int,
 ) -> Perplexity:
     """Mean loss on the first `samples` samples of a validation or test part, shared by the dp ranks."""
     batches = evaluation_batches(
         part,
         min(len(part), samples),
-        micro_batch_size=train.micro_batch_size,
+        micro_batch_size=micro_batch_size,
         dp_rank=mesh.data.rank,
         dp_size=mesh.data.size,
     )

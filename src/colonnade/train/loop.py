@@ -174,8 +174,15 @@ def _evaluate(run: Run, state: TrainState) -> Perplexity | None:
     corpus, train = run.corpus, run.config.train
     if corpus.datasets.validation is None:
         return None
-    part, hidden, samples = corpus.datasets.validation, state.inference.hidden, train.evaluate_samples
-    found = evaluate_part(state.model, part, corpus, train, run.mesh, hidden, samples=samples)
+    found = evaluate_part(
+        state.model,
+        corpus.datasets.validation,
+        corpus,
+        run.mesh,
+        hidden=state.inference.hidden,
+        samples=train.evaluate_samples,
+        micro_batch_size=train.micro_batch_size,
+    )
     state.inference.close()
     return found
 
