@@ -299,7 +299,7 @@ MUTATIONS = [
         (PARITY, CLIP),
     ),
     Mutation(
-        "weight gradients that were put off are dropped",
+        "deferred weight gradients are dropped",
         "pipeline/chunk.py",
         "            queue.run()\n",
         "",

@@ -67,7 +67,7 @@ def main(folder: Path) -> None:
         config.write_text(CONFIG.format(folder=folder, split=BOOKS_SPLIT))
     except OSError as error:
         raise ColonnadeError(
-            f"{folder} cannot be written: {error.strerror} ({error.filename}). Choose another --folder, or mend that."
+            f"{folder} cannot be written: {error.strerror} ({error.filename}). Choose another --folder, or fix that."
         ) from error
 
     _say("1. Text to tokens: 37 stories by Arthur Conan Doyle, a tokenizer of their own, and a token file.")

@@ -112,5 +112,5 @@ def mistake(error: BaseException) -> str | None:
         return str(error)
     if isinstance(error, OSError) and error.errno in REFUSED_BY_THE_DISK:
         where = "" if error.filename is None else f"{error.filename}: "
-        return f"{without_credentials(where)}{error.strerror}. Mend that, and run the command again."
+        return f"{without_credentials(where)}{error.strerror}. Fix that, and run the command again."
     return None

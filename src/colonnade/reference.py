@@ -22,8 +22,8 @@ A configuration is a TOML file. On the command line, `section.key=value` after t
 
     colonnade train examples/gpt2-355m.toml train.steps=1000 parallel.tp=2
 
-The value is read as TOML; text may stand without quotes. The command line is stronger than the file, the file is
-stronger than a preset, and a preset is stronger than the defaults. Paths are relative to the current folder.
+The value is read as TOML; text may stand without quotes. The command line takes precedence over the file, the
+file over a preset, and a preset over the defaults. Paths are relative to the current folder.
 Nothing is guessed: an unknown key, a value of the wrong kind, or values that cannot go together are reported, all in
 one message, before anything is computed.
 

@@ -1,4 +1,4 @@
-"""A small configuration that is in order, and ways to spoil it."""
+"""A small configuration that is in order, and ways to break it."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -214,12 +214,12 @@ def test_divisors(number: int) -> None:
 
 
 @given(st.integers(1, 10_000), st.integers(1, 10_000))
-def test_nearest(number: int, wish: int) -> None:
-    near = nearest_divisors(number, wish)
+def test_nearest(number: int, wanted: int) -> None:
+    near = nearest_divisors(number, wanted)
     assert near and all(number % d == 0 for d in near)
-    below, above = multiples_around(number, wish)
-    assert below % wish == above % wish == 0
-    assert below <= number < above == below + wish
+    below, above = multiples_around(number, wanted)
+    assert below % wanted == above % wanted == 0
+    assert below <= number < above == below + wanted
 
 
 def test_lists_in_words() -> None:

@@ -205,7 +205,7 @@ def test_backward_may_run_twice_over_recomputed_biases() -> None:
 
 
 def test_overflow_stays_visible() -> None:
-    """A dropped infinity is no number, not zero."""
+    """A dropped infinity is NaN, not zero."""
     keep = torch.zeros(B, N, S, S, dtype=torch.bool)
     qkv = heads(torch.float16)
     y = attend_with_dropout(*qkv, lambda: keep, 0.125)

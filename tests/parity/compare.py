@@ -220,7 +220,7 @@ def tensors(what: str, mine: Stretches, wholes: Mapping[str, Tensor]) -> Iterato
 
 
 def relative(difference: float, scale: float) -> float:
-    """difference / scale; infinite where it is no number, 0 for 0 / 0."""
+    """difference / scale; infinite where it is NaN, 0 for 0 / 0."""
     if isnan(difference) or isnan(scale):
         return inf
     return difference / scale if scale else (inf if difference else 0.0)

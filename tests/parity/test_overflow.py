@@ -200,7 +200,7 @@ def test_fp16_itself_overflows_and_recovers() -> None:
         return [train_step(state, microbatches(case, way, 0, mesh), mesh, config.train) for _ in range(24)]
 
     ranks = run_on_ranks(on_a_rank, 4)
-    assert len({str(results) for results in ranks}) == 1  # as text: a norm that is no number equals no other
+    assert len({str(results) for results in ranks}) == 1  # as text: a NaN equals no other
     skipped = [result.skipped for result in ranks[0]]
     first_good = skipped.index(False)
     assert 5 < first_good < 24 and not any(skipped[first_good:])

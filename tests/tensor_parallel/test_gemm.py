@@ -146,7 +146,7 @@ def test_a_biass_gradient_is_summed_in_fp32(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_overflow_stays_visible(dtype: torch.dtype) -> None:
-    """A gradient that 16 bits cannot hold is infinite or no number, in x's and in the weight's."""
+    """A gradient that 16 bits cannot hold is infinite or NaN, in x's and in the weight's."""
     x = torch.ones(2, 4, dtype=dtype, requires_grad=True)
     weight = nn.Parameter(torch.ones(3, 4, dtype=dtype))
     linear(x, weight).backward(torch.full((2, 3), torch.inf, dtype=dtype))

@@ -25,7 +25,7 @@ Prepare = Callable[["Place"], list[object]]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a mistake is made: a corpus, a configuration, a finished run, all of which may be spoilt."""
+    """Where a mistake is made: a corpus, a configuration, a finished run, all of which may be corrupted."""
 
     folder: Path
     corpus: TinyCorpus
@@ -67,7 +67,7 @@ def place(corpus: TinyCorpus, finished: Finished, tmp_path: Path) -> Place:
     return Place(tmp_path, TinyCorpus(tmp_path / "corpus"), config, tmp_path / "run")
 
 
-def spoilt(place: Place, ending: str, change: Callable[[bytes], bytes]) -> list[object]:
+def corrupted(place: Place, ending: str, change: Callable[[bytes], bytes]) -> list[object]:
     path = Path(f"{place.corpus.prefix}{ending}")
     path.write_bytes(change(path.read_bytes()))
     return place.fresh(f"data.train={place.corpus.prefix}")
@@ -152,16 +152,16 @@ MISTAKES: dict[str, tuple[Prepare, str]] = {
     # token files
     "missing": (lambda p: p.fresh("data.train=nowhere"), "there is no nowhere.bin and no nowhere.idx. Check the path"),
     "named .bin": (lambda p: p.fresh(f"data.train={p.corpus.prefix}.bin"), "is named without its ending"),
-    "empty .bin": (lambda p: spoilt(p, ".bin", lambda b: b""), "tokens.bin is cut short: 0 bytes"),
-    "empty .idx": (lambda p: spoilt(p, ".idx", lambda b: b""), "tokens.idx is empty"),
-    "truncated .bin": (lambda p: spoilt(p, ".bin", lambda b: b[:-3]), "tokens.bin is cut short"),
-    "longer .bin": (lambda p: spoilt(p, ".bin", lambda b: b + b"xx"), "is longer than its index says"),
-    "truncated .idx": (lambda p: spoilt(p, ".idx", lambda b: b[:-8]), "tokens.idx is cut short"),
-    "truncated header": (lambda p: spoilt(p, ".idx", lambda b: b[:20]), "its header alone has"),
-    "foreign .idx": (lambda p: spoilt(p, ".idx", lambda b: b"PK\3\4" + b), "it begins with a zip archive"),
-    "newer .idx": (lambda p: spoilt(p, ".idx", header(8, 2)), "has version 2 of Megatron's format"),
-    "unknown dtype": (lambda p: spoilt(p, ".idx", header(99)), "has dtype code 99: not known"),
-    "foreign sidecar": (lambda p: spoilt(p, ".json", lambda b: b"[1]"), "does not describe a token file"),
+    "empty .bin": (lambda p: corrupted(p, ".bin", lambda b: b""), "tokens.bin is cut short: 0 bytes"),
+    "empty .idx": (lambda p: corrupted(p, ".idx", lambda b: b""), "tokens.idx is empty"),
+    "truncated .bin": (lambda p: corrupted(p, ".bin", lambda b: b[:-3]), "tokens.bin is cut short"),
+    "longer .bin": (lambda p: corrupted(p, ".bin", lambda b: b + b"xx"), "is longer than its index says"),
+    "truncated .idx": (lambda p: corrupted(p, ".idx", lambda b: b[:-8]), "tokens.idx is cut short"),
+    "truncated header": (lambda p: corrupted(p, ".idx", lambda b: b[:20]), "its header alone has"),
+    "foreign .idx": (lambda p: corrupted(p, ".idx", lambda b: b"PK\3\4" + b), "it begins with a zip archive"),
+    "newer .idx": (lambda p: corrupted(p, ".idx", header(8, 2)), "has version 2 of Megatron's format"),
+    "unknown dtype": (lambda p: corrupted(p, ".idx", header(99)), "has dtype code 99: not known"),
+    "foreign sidecar": (lambda p: corrupted(p, ".json", lambda b: b"[1]"), "does not describe a token file"),
     "ids beyond": (lambda p: p.fresh(p.tokens(*[[1, 2, 3] * 40] * 10, [5, 999])), "document 10 has token id 999"),
     "negative ids": (lambda p: p.fresh(p.tokens([1, -2] * 400, dtype="<i4")), "token id -2"),
     "other tokenizer": (lambda p: p.fresh(f"data.tokenizer={other_corpus(p).tokenizer}"), "with another tokenizer"),
@@ -177,8 +177,8 @@ MISTAKES: dict[str, tuple[Prepare, str]] = {
     "a longer schedule": (lambda p: p.train("optim.decay_steps=60"), "\n  optim.decay_steps: "),
     "a run in the way": (lambda p: p.train("checkpoint.resume=false"), "Set checkpoint.resume = true to go on from it"),
     "damaged config": (lambda p: replaced(p, "config.toml", b"[model"), f"{'/step_00000006/config.toml'} over it"),
-    "a file": (lambda p: p.train(f"run.folder={p.file('f', b'')}"), "Choose another, or mend that."),
-    "under a file": (lambda p: p.train(f"run.folder={p.file('f', b'')}/x"), "Choose another, or mend that."),
+    "a file": (lambda p: p.train(f"run.folder={p.file('f', b'')}"), "Choose another, or fix that."),
+    "under a file": (lambda p: p.train(f"run.folder={p.file('f', b'')}/x"), "Choose another, or fix that."),
     "folder metrics": (lambda p: in_the_way(p, p.run / "metrics.jsonl"), "metrics.jsonl cannot be written"),
     "file checkpoints": (lambda p: in_the_way(p, p.run / "checkpoints"), "cannot be written"),
     # checkpoints
@@ -231,7 +231,7 @@ MISTAKES: dict[str, tuple[Prepare, str]] = {
     "inspect: nowhere": (lambda p: ["data", "inspect", p.folder / "x", "--json"], "Check the path, or make the file"),
     "verify: tp": (lambda p: ["verify", p.config, "--layout", "tp=4"], "Use 1 or 2."),
     "verify: layout": (lambda p: ["verify", p.config, "--layout", "tp"], "Write sizes of tp, pp and dp"),
-    "demo: a file": (lambda p: ["demo", "--folder", p.file("f", b"")], "Choose another --folder, or mend that."),
+    "demo: a file": (lambda p: ["demo", "--folder", p.file("f", b"")], "Choose another --folder, or fix that."),
 }
 
 
@@ -348,7 +348,7 @@ def test_a_full_disk_for_the_metrics(place: Place, finished: Finished) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
     answer = forked(*arguments, first=limited)
-    check_message(answer, f"{run}/metrics.jsonl cannot be written: File too large. Mend that (free some space")
+    check_message(answer, f"{run}/metrics.jsonl cannot be written: File too large. Fix that (free some space")
     assert forked(*arguments, "train.steps=20").status == 0, "the torn line is no hindrance"
     assert [line["step"] for line in metrics(run)] == list(range(1, 21))
 
@@ -357,7 +357,7 @@ def test_a_full_disk_for_the_metrics(place: Place, finished: Finished) -> None:
 def test_permission_denied(place: Place, what: str) -> None:
     forbidden = {
         "run": (place.run, 0o555, "cannot be written: Permission denied"),
-        "tokens": (Path(f"{place.corpus.prefix}.bin"), 0o000, "tokens.bin: Permission denied. Mend that"),
+        "tokens": (Path(f"{place.corpus.prefix}.bin"), 0o000, "tokens.bin: Permission denied. Fix that"),
         "checkpoint": (place.newest / "__0_0.distcp", 0o000, "Permission denied"),
         "metrics": (place.run / "metrics.jsonl", 0o000, "cannot be written: Permission denied"),
     }

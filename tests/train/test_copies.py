@@ -16,7 +16,7 @@ from tests.commands import start
 from tests.distributed import run_on_ranks
 from tests.runs import metrics, saved_steps
 
-Spoil = Callable[[TrainState], None]
+Corrupt = Callable[[TrainState], None]
 
 
 def flip(x: torch.Tensor, at: int = 3) -> None:
@@ -25,19 +25,19 @@ def flip(x: torch.Tensor, at: int = 3) -> None:
     x.view(bits)[at] ^= 1
 
 
-def spoiled(rank: int, spoil: Spoil, step: int = 4) -> Callable[[int], None]:
+def corrupted(rank: int, corrupt: Corrupt, step: int = 4) -> Callable[[int], None]:
     """Makes one rank do something to its state after a step."""
 
     def first(own: int) -> None:
         train_step = loop.train_step
 
-        def and_spoil(state: TrainState, *args: Any, **kwargs: Any) -> Any:
+        def and_corrupt(state: TrainState, *args: Any, **kwargs: Any) -> Any:
             result = train_step(state, *args, **kwargs)
             if own == rank and state.step == step:
-                spoil(state)
+                corrupt(state)
             return result
 
-        loop.__dict__["train_step"] = and_spoil
+        loop.__dict__["train_step"] = and_corrupt
 
     return first
 
@@ -46,13 +46,13 @@ def unit_of(state: TrainState, name: str) -> tuple[Any, Any]:
     return next((u, m) for u, m in zip(state.buckets, state.optimizer_state, strict=True) if u.name == name)
 
 
-def weight(part: str, name: str, what: str = "master") -> Spoil:
-    def spoil(state: TrainState) -> None:
+def weight(part: str, name: str, what: str = "master") -> Corrupt:
+    def corrupt(state: TrainState) -> None:
         bucket, kept = unit_of(state, part)
         local = next(local for local in bucket.local_ranges() if local.name == f"{part}.{name}")
         flip(({"master": bucket.master} | kept)[what][local.at])
 
-    return spoil
+    return corrupt
 
 
 def replicated(state: TrainState) -> None:
@@ -75,7 +75,7 @@ NORM, MATRIX = "attention_norm.weight", "mlp.up.weight"
 
 
 @pytest.mark.parametrize(
-    ("layout", "rank", "spoil", "said"),
+    ("layout", "rank", "corrupt", "said"),
     [
         (["tp=2"], 1, weight("blocks.0", NORM), "blocks.0.attention_norm.weight over tp: rank 0 "),
         (
@@ -97,11 +97,11 @@ NORM, MATRIX = "attention_norm.weight", "mlp.up.weight"
     ],
 )
 def test_one_bit_on_one_rank_is_named(
-    config: Path, tmp_path: Path, layout: list[str], rank: int, spoil: Spoil, said: str
+    config: Path, tmp_path: Path, layout: list[str], rank: int, corrupt: Corrupt, said: str
 ) -> None:
     keys = [f"parallel.{key}" for key in layout]
     ranks = 4 if len(layout) == 3 else 2
-    answers = start("train", config, *keys, num_ranks=ranks, first=spoiled(rank, spoil)).answers()
+    answers = start("train", config, *keys, num_ranks=ranks, first=corrupted(rank, corrupt)).answers()
     assert [answer.status for answer in answers] == [2] * ranks, answers
     assert len({answer.err for answer in answers}) == 1 and "Traceback" not in answers[0].err
     assert "Step 4: " in answers[0].err and said in answers[0].err, answers[0].err
@@ -112,14 +112,14 @@ def test_one_bit_on_one_rank_is_named(
 def test_copies_are_compared_every_so_many_steps(config: Path, tmp_path: Path) -> None:
     """Between saves, and not more often."""
     arguments = ["parallel.tp=2", "checkpoint.every=0", "checkpoint.compare_copies_every=2"]
-    first = spoiled(1, weight("blocks.0", NORM), step=3)
+    first = corrupted(1, weight("blocks.0", NORM), step=3)
     answers = start("train", config, *arguments, num_ranks=2, first=first).answers()
     assert [answer.status for answer in answers] == [2, 2] and "Step 4: " in answers[0].err, answers
     assert saved_steps(tmp_path / "run") == []
 
 
 def test_a_save_in_the_background_is_refused_as_well(config: Path, tmp_path: Path) -> None:
-    first = spoiled(0, weight("blocks.1", MATRIX))
+    first = corrupted(0, weight("blocks.1", MATRIX))
     answers = start(
         "train", config, "parallel.dp=2", "checkpoint.asynchronous=true", num_ranks=2, first=first
     ).answers()

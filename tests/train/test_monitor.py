@@ -116,7 +116,7 @@ def test_a_full_disk_is_a_clear_message(tmp_path: Path) -> None:
 
     (said,) = run_on_ranks(fill, 1)
     assert said == (
-        f"{tmp_path / 'metrics.jsonl'} cannot be written: File too large. Mend that (free some space, or change its "
+        f"{tmp_path / 'metrics.jsonl'} cannot be written: File too large. Fix that (free some space, or change its "
         "permissions), and run the same command again: it goes on from the last checkpoint."
     )
     assert [line["step"] for line in written(tmp_path)] == [1]

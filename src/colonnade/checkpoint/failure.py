@@ -26,7 +26,7 @@ def same_on_all_ranks() -> Iterator[None]:
     rank, error, trace = min(failures, key=lambda failure: not isinstance(failure[1], CheckpointError))
     if isinstance(error, OSError):
         raise CheckpointError(
-            f"Rank {rank} could not read or write the checkpoint: {error}. Mend that (permissions, disk, mount), and "
+            f"Rank {rank} could not read or write the checkpoint: {error}. Fix that (permissions, disk, mount), and "
             f"start again."
         ) from None
     if not isinstance(error, CheckpointError):

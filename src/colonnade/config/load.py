@@ -4,8 +4,8 @@
           ├─▶ sort_keys ─▶ schema ─▶ check ─▶ Config       problems of all three in one ConfigError
     a.b=c ┘
 
-Only a file that is no TOML at all is reported alone. A value on the command line replaces the file's; both are
-stronger than the preset's, which is stronger than the schema's default.
+Only a file that is no TOML at all is reported alone. A value on the command line replaces the file's; both take
+precedence over the preset's, which takes precedence over the schema's default.
 """
 
 import tomllib

@@ -9,10 +9,10 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
-def nearest_divisors(number: int, wish: int) -> list[int]:
-    """The divisors of `number` next to `wish`, from below and above."""
-    below = [d for d in divisors(number) if d <= wish][-1:]
-    above = [d for d in divisors(number) if d > wish][:1]
+def nearest_divisors(number: int, wanted: int) -> list[int]:
+    """The divisors of `number` next to `wanted`, from below and above."""
+    below = [d for d in divisors(number) if d <= wanted][-1:]
+    above = [d for d in divisors(number) if d > wanted][:1]
     return below + above
 
 

@@ -77,7 +77,7 @@ class ModelConfig(Section):
     kind: Literal["gpt"] = "gpt"
     """The model: gpt is a left-to-right language model."""
     preset: Annotated[Text | None, NOT_THE_MODEL] = None
-    """A published model's shape, by name. Keys of [model] that are written beside it are stronger than the preset's."""
+    """A published model's shape, by name. Keys of [model] that are written beside it take precedence."""
     num_layers: Annotated[Size, Le(DEEPEST)] = 12
     """[layers] Transformer layers. Parameters, memory and time grow in proportion."""
     hidden_size: Size = 768

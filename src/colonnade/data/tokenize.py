@@ -245,7 +245,7 @@ def _join(making: _Making, store: SegmentFolder, done: _Done) -> TokenizeReport:
 def _kept(store: SegmentFolder) -> str:
     """What is left of a run that stopped, in words; a folder without a segment is removed."""
     if store.paths():
-        return "Free some space, or mend that, and start the same command again: it goes on where it stopped."
+        return "Free some space, or fix that, and start the same command again: it goes on where it stopped."
     store.remove()
     return "Nothing is left of it. Free some space or choose another output."
 

@@ -139,7 +139,7 @@ def _documents(file: str, key: str) -> list[str]:
     for document in documents:
         if isinstance(document, Rejected):
             raise DataError(
-                f"{document}. The perplexity of the rest would not be the file's. Mend or remove the line; or run "
+                f"{document}. The perplexity of the rest would not be the file's. Fix or remove the line; or run "
                 "`colonnade data tokenize`, which leaves such lines out and lists them, and evaluate what it writes."
             )
     return [document for document in documents if isinstance(document, str) and document]

@@ -97,7 +97,7 @@ def all_gather_into_(out: Tensor, x: Tensor, axis: Axis) -> Pending:
 def reduce_scatter_into_(out: Tensor, x: Tensor, axis: Axis) -> Pending:
     """Start writing this rank's part of the sum of every rank's `x` to `out`: [size·n] -> [n], both contiguous.
 
-    out may be this rank's own part of x; the rest of x is left alone, or spoilt. Wait on what is returned before
+    out may be this rank's own part of x; the rest of x is left alone, or overwritten. Wait on what is returned before
     touching either.
     """
     assert x.numel() == axis.size * out.numel(), f"{x.numel()} numbers are not {axis.size} parts of {out.numel()}"

@@ -25,7 +25,7 @@ class Layout:
     def __post_init__(self) -> None:
         for name in AXES:
             if self.size(name) < 1:
-                raise LayoutError(f"parallel.{name} = {self.size(name)} is no number of ranks. Use 1 or more.")
+                raise LayoutError(f"parallel.{name} = {self.size(name)} is not a number of ranks. Use 1 or more.")
 
     def __str__(self) -> str:
         return " ".join(f"{name}{self.size(name)}" for name in AXES)

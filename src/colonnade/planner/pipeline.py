@@ -20,7 +20,7 @@ from colonnade.pipeline.simulate import Durations, Simulation, simulate
 
 
 @dataclass(frozen=True)
-class Stage:
+class PipelineStage:
     """One stage of the pipeline, over its tp ranks."""
 
     chunks: Sequence[Sequence[str]]
@@ -42,7 +42,7 @@ class PipelinePlan:
     schedule: str
     num_microbatches: int
     virtual_stages: int
-    stages: Sequence[Stage]
+    stages: Sequence[PipelineStage]
     simulation: Simulation
     theory: float
     """The bubble that this schedule has when all stages are equal."""
@@ -120,9 +120,9 @@ def _stage(
     work: Mapping[str, float],
     simulation: Simulation,
     stage: int,
-) -> Stage:
+) -> PipelineStage:
     units = [unit for chunk in held for unit in chunk]
-    return Stage(
+    return PipelineStage(
         chunks=[[unit.name for unit in chunk] for chunk in held],
         parameters=sum(architecture.parameters_of(unit) for unit in units),
         work=sum(work[unit.name] for unit in units),

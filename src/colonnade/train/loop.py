@@ -106,8 +106,8 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt) -> None:
     while state.step < config.train.steps:
         run.mesh.ledger.begin_step(state.step + 1)
         metrics = _step(run, state)
-        wish = int(interrupt.requested or run.checkpoints.has_failed)
-        stop = bool(all_reduce(torch.tensor(wish), run.mesh.world, "max"))
+        stop_requested = int(interrupt.requested or run.checkpoints.has_failed)
+        stop = bool(all_reduce(torch.tensor(stop_requested), run.mesh.world, "max"))
         last = state.step == config.train.steps
         if stop or last or (every and state.step % every == 0):
             run.checkpoints.save(state)
@@ -158,7 +158,7 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
 
 
 def _check_finite(run: Run, state: TrainState, result: StepResult) -> None:
-    """A loss or gradient that is no number has already spoilt the weights: stop before they are saved."""
+    """A non-finite loss or gradient has already corrupted the weights: stop before they are saved."""
     if math.isfinite(result.loss) and (math.isfinite(result.grad_norm) or result.skipped):
         return
     run.monitor.event("not finite", step=state.step, loss=str(result.loss), grad_norm=str(result.grad_norm))

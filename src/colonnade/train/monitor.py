@@ -135,7 +135,7 @@ def _of_steps(lines: list[bytes], last: int) -> list[bytes]:
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:
     return ConfigError(
-        f"{path} cannot be written: {error.strerror}. Mend that (free some space, or change its permissions), and run "
+        f"{path} cannot be written: {error.strerror}. Fix that (free some space, or change its permissions), and run "
         "the same command again: it goes on from the last checkpoint."
     )
 

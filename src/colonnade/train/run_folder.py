@@ -64,7 +64,7 @@ def unwritable(config: Config, error: OSError) -> ConfigError:
     """What the disk says of the run's folder, with what to do."""
     return ConfigError(
         f"run.folder = {config.run.folder!r} cannot be written: {error.strerror} ({error.filename}). Choose another, "
-        "or mend that."
+        "or fix that."
     )
 
 
@@ -111,12 +111,10 @@ def _before(written: Path) -> Config:
         return load(written, [])
     except ConfigError as error:
         saved = _saved(written.parent)
-        mend = (
-            f"Copy {saved[-1] / written.name} over it" if saved else "Remove it, for there is no checkpoint beside it"
-        )
+        fix = f"Copy {saved[-1] / written.name} over it" if saved else "Remove it, for there is no checkpoint beside it"
         raise ConfigError(
             f"run.folder = {str(written.parent)!r}: the config.toml of the run there cannot be read, so that it is "
-            f"unknown whether this is the same run. {mend}, or set another run.folder.\n{error}"
+            f"unknown whether this is the same run. {fix}, or set another run.folder.\n{error}"
         ) from error
 
 

@@ -1,8 +1,8 @@
 """Two runs, number against number. Pure: what the ranks wrote down in, a verdict out.
 
 Every box of every rank is held against the same box of the serial run's tensor. The distance of two numbers is that of
-their elements that are furthest apart, relative to the largest element of the serial run's tensor; what is no number
-(NaN) is infinitely far from everything. Of each tensor every element must be on some rank.
+their elements that are furthest apart, relative to the largest element of the serial run's tensor; NaN is
+infinitely far from everything. Of each tensor every element must be on some rank.
 """
 
 import math
@@ -64,7 +64,7 @@ class Far(NamedTuple):
     """Where a rank's part is furthest from the serial run's."""
 
     distance: float
-    """Relative to the whole tensor's largest element; infinite where one of the two is no number."""
+    """Relative to the whole tensor's largest element; infinite where one of the two is NaN."""
     rank: int
     element: tuple[int, ...]
     """Of the whole tensor."""

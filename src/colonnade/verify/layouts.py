@@ -217,9 +217,9 @@ def _micro(base: Config, *, pp: int = 1, dp: int = 1) -> dict[str, int]:
     The largest up to the configured one that gives each rank a multiple of pp micro-batches, twice pp if it can be.
     """
     share, rest = divmod(base.train.global_batch_size, dp)
-    wish = base.train.micro_batch_size
-    sizes = [size for size in reversed(divisors(share)) if size <= wish] if rest == 0 else []
+    configured = base.train.micro_batch_size
+    sizes = [size for size in reversed(divisors(share)) if size <= configured] if rest == 0 else []
     whole = [size for size in sizes if (share // size) % pp == 0]
     full = [size for size in whole if share // size >= 2 * pp or pp == 1]
-    best = next(iter([*full, *whole, *sizes]), wish)
-    return {} if best == wish else {MICRO: best}
+    best = next(iter([*full, *whole, *sizes]), configured)
+    return {} if best == configured else {MICRO: best}
