@@ -369,7 +369,12 @@ def main() -> None:
     compared = [_apart(comparing, num_tasks, options.folder) for num_tasks in options.tasks]
     print(comparing_table(compared), flush=True)
     cases = [(size, SPLIT_BYTES) for size in options.megabytes] + [(options.megabytes[-1], LARGE_SPLIT_BYTES)]
-    runs = [_apart(_measured_pages, options, size, split_bytes) for size, split_bytes in cases]
+    runs = []
+    for megabytes, split_bytes in cases:
+        with tempfile.TemporaryDirectory(dir=options.folder) as name:
+            source = Path(name) / "in.jsonl"
+            _apart(write_pages, options.input, megabytes, source)  # apart, so that its memory is not counted
+            runs.append(_apart(measured, source, split_bytes, options.tokenizer, options.test, options.folder))
     text = (
         f"# Cost of each stage of cleaning\n\n{cpu_name()}, {describe()['cores']} cores, Python "
         f"{describe()['python']}, commit {commit()};\n`{command_line()}`\n\n## Measured\n\nProcessor time of one "
@@ -386,13 +391,10 @@ def main() -> None:
         options.output.with_suffix(".json").write_text(json.dumps({**describe(), **facts}, indent=1) + "\n")
 
 
-def _measured_pages(options: argparse.Namespace, megabytes: float, split_bytes: int) -> list[Cost]:
-    with tempfile.TemporaryDirectory(dir=options.folder) as name:
-        source = Path(name) / "in.jsonl"
-        with source.open("w") as stream:
-            for number, text in enumerate(pages(options.input, megabytes)):
-                stream.write(json.dumps({"text": text, "id": f"{number}"}) + "\n")
-        return measured(source, split_bytes, options.tokenizer, options.test, options.folder)
+def write_pages(inputs: Sequence[Path], megabytes: float, file: Path) -> None:
+    """The documents of `pages`, with their numbers as ids."""
+    rows = ({"text": text, "id": f"{number}"} for number, text in enumerate(pages(inputs, megabytes)))
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 def _apart(work: Callable[..., Any], *arguments: Any) -> Any:
