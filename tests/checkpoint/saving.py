@@ -12,7 +12,7 @@ import torch
 from colonnade.checkpoint import files
 from colonnade.checkpoint.load import load
 from colonnade.checkpoint.plan import Shard
-from colonnade.checkpoint.save import Content, Place
+from colonnade.checkpoint.save import Payload, Target
 from colonnade.checkpoint.saver import Saved, Saver
 from colonnade.checkpoint.snapshot import Snapshot
 from colonnade.errors import CheckpointError
@@ -35,7 +35,7 @@ def saver_of(
     first: Callable[[], object] = lambda: None,
 ) -> Saver:
     return Saver(
-        Place(folder, keep, before_publishing=first),
+        Target(folder, keep, before_publishing=first),
         shards,
         asynchronous=asynchronous,
         group=background_group(60.0) if asynchronous else None,
@@ -44,8 +44,8 @@ def saver_of(
     )
 
 
-def content(step: int) -> Content:
-    return Content(step, {"value": step})
+def payload(step: int) -> Payload:
+    return Payload(step, {"value": step})
 
 
 class Gate:

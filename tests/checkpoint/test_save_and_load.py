@@ -46,7 +46,7 @@ def write(rank: int, num_ranks: int, folder: Path, tp: int) -> None:
 def read_back(rank: int, num_ranks: int, path: Path, tp: int) -> dict[str, Any]:
     wanted = shards_on(rank, tp, weights())
     found = empty_like(wanted)
-    facts = load(path, found, model=FACTS["model"]).facts
+    facts = load(path, found, model=FACTS["model"]).metadata
     for have, want in zip(found, wanted, strict=True):
         assert torch.equal(have.data, want.data), have.name
     return facts
@@ -234,7 +234,7 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
 def test_the_same_step_may_be_saved_again(tmp_path: Path) -> None:
     for value in (1, 2):
         path = save(tmp_path, 3, model_shards(weights(), 0, 1), {"value": value}, keep=1)
-    assert read_manifest(path).facts == {"value": 2} and len(list(tmp_path.iterdir())) == 1
+    assert read_manifest(path).metadata == {"value": 2} and len(list(tmp_path.iterdir())) == 1
 
 
 def test_boxes_that_do_not_cover_are_a_bug_on_all_ranks(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_killed_at_any_moment_the_last_whole_one_stays(tmp_path: Path) -> None:
         contents = verify(path)
         x = torch.zeros(50_000)
         load(path, [Shard("w3", (50_000,), (0,), x)], unread=("w",))
-        assert x.eq(contents.facts["value"]).all() and len(checkpoints_in(tmp_path)) <= 3
+        assert x.eq(contents.metadata["value"]).all() and len(checkpoints_in(tmp_path)) <= 3
     last = max(checkpoints_in(tmp_path))
     save(tmp_path, last + 1, model_shards(weights(), 0, 1), {}, keep=1)
     assert len(list(tmp_path.iterdir())) == 1

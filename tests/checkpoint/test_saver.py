@@ -12,7 +12,7 @@ from colonnade.checkpoint import files, saver
 from colonnade.checkpoint.load import load
 from colonnade.checkpoint.manifest import checkpoints_in, newest, verify
 from colonnade.checkpoint.plan import Shard
-from colonnade.checkpoint.save import Content, Place, save
+from colonnade.checkpoint.save import Payload, Target, save
 from colonnade.checkpoint.saver import Saved, Saver
 from colonnade.errors import CheckpointError
 from colonnade.mesh.background import background_group
@@ -20,7 +20,7 @@ from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout as MeshLayout
 from colonnade.mesh.mesh import build_mesh
 from tests.checkpoint.grids import Layout, model_shards
-from tests.checkpoint.saving import Gate, check, content, failed, multiply, saver_of, weights
+from tests.checkpoint.saving import Gate, check, failed, multiply, payload, saver_of, weights
 from tests.distributed import fork, run_on_ranks
 
 LAYOUTS = [Layout(), Layout(tp=2), Layout(dp=2, zero=True)]
@@ -33,7 +33,7 @@ def test_a_checkpoint_is_of_the_time_of_the_call(tmp_path: Path, layout: Layout,
         shards, told = layout.shards(weights(), rank), list[Saved]()
         with saver_of(tmp_path, shards, told, asynchronous=asynchronous) as writer:
             for step in range(1, 5):
-                writer.save(content(step), lambda: shards)
+                writer.save(payload(step), lambda: shards)
                 multiply(shards, 2.0)
         assert [saved.step for saved in told] == [1, 2, 3, 4]
         assert all(0 < saved.blocked_seconds <= saved.seconds for saved in told)
@@ -43,7 +43,7 @@ def test_a_checkpoint_is_of_the_time_of_the_call(tmp_path: Path, layout: Layout,
 
     run_on_ranks(train, layout.num_ranks)
     assert list(checkpoints_in(tmp_path)) == [3, 4]
-    assert verify(tmp_path / "step_00000004").facts == {"value": 4}
+    assert verify(tmp_path / "step_00000004").metadata == {"value": 4}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[1:], ids=str)
@@ -55,7 +55,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, layout: 
         shards, told = layout.shards(weights(), rank), list[Saved]()
         with saver_of(tmp_path, shards, told) as writer:
             with Gate().closed() as gate:
-                writer.save(content(1), lambda: shards)
+                writer.save(payload(1), lambda: shards)
                 for step in range(200):
                     assert all_reduce(torch.tensor(float(step)), mesh.world) == num_ranks * step
                     torch.distributed.all_reduce(torch.zeros(3))
@@ -79,9 +79,9 @@ def test_never_two_at_once(tmp_path: Path) -> None:
     shards, told = LAYOUTS[0].shards(weights(), 0), list[Saved]()
     with saver_of(tmp_path, shards, told) as writer:
         with Gate().closed() as gate:
-            writer.save(content(1), lambda: shards)
+            writer.save(payload(1), lambda: shards)
             threading.Timer(1.0, gate.opened.set).start()
-            writer.save(content(2), lambda: shards)
+            writer.save(payload(2), lambda: shards)
             assert gate.opened.is_set() and told[0].step == 1
         writer.wait()
     assert [saved.step for saved in told] == [1, 2]
@@ -105,16 +105,16 @@ def test_a_failure_is_seen_by_all_ranks(tmp_path: Path, victim: int, seen_by: st
         layout = Layout(dp=2, zero=True)
         shards = layout.shards(weights(), rank)
         group = background_group(60.0)
-        writer = Saver(Place(tmp_path, 3), shards, asynchronous=True, group=group)
+        writer = Saver(Target(tmp_path, 3), shards, asynchronous=True, group=group)
 
         def run() -> None:
             with writer:
-                writer.save(content(1), lambda: shards)
+                writer.save(payload(1), lambda: shards)
                 writer.wait()
                 fill_disk_of(rank, victim)
-                writer.save(content(2), lambda: shards)
+                writer.save(payload(2), lambda: shards)
                 if seen_by == "the next save":
-                    writer.save(content(3), lambda: shards)
+                    writer.save(payload(3), lambda: shards)
                 elif seen_by == "a look":
                     while not writer.has_failed:
                         time.sleep(0.01)
@@ -141,7 +141,7 @@ def test_a_failure_is_raised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     shards = LAYOUTS[0].shards(weights(), 0)
     monkeypatch.setattr(saver, "write", fail)
     with saver_of(tmp_path, shards) as writer:
-        writer.save(content(1), lambda: shards)
+        writer.save(payload(1), lambda: shards)
         assert failed(writer.wait) == "full"
         assert not writer.has_failed
         writer.wait()
@@ -156,7 +156,7 @@ def test_before_publishing_belongs_to_the_save(tmp_path: Path) -> None:
 
         def run() -> None:
             with saver_of(tmp_path, shards, first=refuse) as writer:
-                writer.save(content(1), lambda: shards)
+                writer.save(payload(1), lambda: shards)
 
         return failed(run)
 
@@ -169,7 +169,7 @@ def test_before_publishing_belongs_to_the_save(tmp_path: Path) -> None:
 def test_leaving_waits(tmp_path: Path, error: BaseException) -> None:
     shards, told = LAYOUTS[0].shards(weights(), 0), list[Saved]()
     with pytest.raises(type(error)), saver_of(tmp_path, shards, told) as writer, Gate().closed() as gate:
-        writer.save(content(1), lambda: shards)
+        writer.save(payload(1), lambda: shards)
         threading.Timer(0.2, gate.opened.set).start()
         raise error
     assert [saved.step for saved in told] == [1]
@@ -180,7 +180,7 @@ def test_an_error_is_not_hidden_by_that_of_the_save(tmp_path: Path, monkeypatch:
     shards = LAYOUTS[0].shards(weights(), 0)
     monkeypatch.setattr(saver, "write", fail)
     with pytest.raises(ValueError, match="a bug in the data") as caught, saver_of(tmp_path, shards) as writer:
-        writer.save(content(1), lambda: shards)
+        writer.save(payload(1), lambda: shards)
         raise ValueError("a bug in the data")
     assert caught.value.__notes__ == ["The checkpoint under way failed as well: full"]
 
@@ -189,7 +189,7 @@ def test_ctrl_c_does_not_wait(tmp_path: Path) -> None:
     shards, told = LAYOUTS[0].shards(weights(), 0), list[Saved]()
     with Gate().closed() as gate:
         with pytest.raises(KeyboardInterrupt), saver_of(tmp_path, shards, told) as writer:
-            writer.save(content(1), lambda: shards)
+            writer.save(payload(1), lambda: shards)
             raise KeyboardInterrupt
         assert not told and newest(tmp_path) is None
         gate.opened.set()
@@ -200,7 +200,7 @@ def test_waiting_leaves_no_thread(tmp_path: Path) -> None:
     """Tensors that a thread frees while the interpreter ends abort the process: `wait` waits for that too."""
     shards, freed = LAYOUTS[0].shards(weights(), 0), list[str]()
 
-    class Slow(Content):
+    class Slow(Payload):
         def __del__(self) -> None:
             time.sleep(0.5)
             freed.append(threading.current_thread().name)
@@ -219,7 +219,7 @@ def test_one_rank_that_fails_waits_for_the_save_of_all(tmp_path: Path) -> None:
         shards = Layout(dp=2, zero=True).shards(weights(), rank)
         error = ValueError if rank == 0 else RuntimeError  # the other loses its connection
         with pytest.raises(error), saver_of(tmp_path, shards) as writer, Gate().closed() as gate:
-            writer.save(content(1), lambda: shards)
+            writer.save(payload(1), lambda: shards)
             threading.Timer(0.2, gate.opened.set).start()
             if rank == 0:
                 raise ValueError("in the data of this rank")
@@ -234,13 +234,13 @@ def test_a_rank_that_has_gone_ends_the_others_save(tmp_path: Path) -> None:
     def train(rank: int, num_ranks: int) -> None:
         shards = Layout(dp=2, zero=True).shards(weights(), rank)
         group = background_group(60.0)
-        writer = Saver(Place(tmp_path, 2), shards, asynchronous=True, group=group)
+        writer = Saver(Target(tmp_path, 2), shards, asynchronous=True, group=group)
         if rank == 1:
             torch.distributed.barrier()
             torch.distributed.destroy_process_group()
             return
         with pytest.raises(RuntimeError, match=r"Connection closed|Connection reset"), writer:
-            writer.save(content(1), lambda: shards)
+            writer.save(payload(1), lambda: shards)
             torch.distributed.barrier()
         assert newest(tmp_path) is None
 
@@ -270,7 +270,7 @@ def save_forever(folder: Path, first: int) -> None:
         for step in range(first, first + 1_000_000):
             for shard in shards:
                 shard.data.fill_(step)
-            writer.save(content(step), lambda: shards)
+            writer.save(payload(step), lambda: shards)
 
 
 def test_killed_at_any_moment_the_last_whole_one_stays(tmp_path: Path) -> None:
@@ -289,4 +289,4 @@ def test_killed_at_any_moment_the_last_whole_one_stays(tmp_path: Path) -> None:
         assert contents.step >= first and len(checkpoints_in(tmp_path)) <= 3
         x = torch.zeros(50_000)
         load(path, [Shard("w3", (50_000,), (0,), x)], unread=("w",))
-        assert x.eq(contents.facts["value"]).all()
+        assert x.eq(contents.metadata["value"]).all()

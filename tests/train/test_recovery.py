@@ -411,7 +411,7 @@ def test_a_run_never_goes_on_from_nothing(finished: Finished, tmp_path: Path) ->
 def rewritten(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Change a checkpoint's facts, as if it had been saved with them."""
     contents = read_manifest(path)
-    change(contents.facts)
+    change(contents.metadata)
     (path / MANIFEST).write_text(to_json(contents))
 
 

@@ -175,7 +175,7 @@ def check_model(path: Path, contents: Manifest, model: Mapping[str, Any] | None)
     if model is None:
         return
     assumed = {key: value for key, value in before_it_was_saved().items() if key in model}
-    differences = compare_facts({**assumed, **contents.facts.get("model", {})}, json.loads(json.dumps(model)))
+    differences = compare_facts({**assumed, **contents.metadata.get("model", {})}, json.loads(json.dumps(model)))
     if differences:
         raise CheckpointError(
             f"{path} is of another model:\n  "

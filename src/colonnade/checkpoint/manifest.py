@@ -66,7 +66,7 @@ class Manifest:
     """A checkpoint's table of contents."""
 
     step: int
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
     tensors: dict[str, SavedTensor]
     files: dict[str, SavedFile]
     digest: str = ""
@@ -99,7 +99,7 @@ def to_json(manifest: Manifest) -> str:
         for name, tensor in manifest.tensors.items()
     }
     files = {name: asdict(file) for name, file in manifest.files.items()}
-    content = {"format": FORMAT, "version": VERSION, "step": manifest.step, "facts": manifest.facts}
+    content = {"format": FORMAT, "version": VERSION, "step": manifest.step, "facts": manifest.metadata}
     content |= {"tensors": tensors, "files": files}
     return json.dumps(content | {"sha256": _digest(content)}, indent=1)
 

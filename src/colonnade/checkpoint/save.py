@@ -56,7 +56,7 @@ COPY_AHEAD = 10_000_000  # bytes that are on their way from a GPU while others a
 
 
 @dataclass(frozen=True)
-class Place:
+class Target:
     """Where a run's checkpoints go."""
 
     folder: Path
@@ -71,11 +71,11 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Content:
+class Payload:
     """What a checkpoint is besides its tensors. Only rank 0's counts."""
 
     step: int
-    facts: Mapping[str, Any]
+    metadata: Mapping[str, Any]
     """JSON: whatever the run wants to find again."""
     extra_files: Mapping[str, bytes] = field(default_factory=dict)
 
@@ -84,7 +84,7 @@ def save(
     folder: Path,
     step: int,
     shards: Sequence[Shard],
-    facts: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     *,
     keep: int = 2,
     extra_files: Mapping[str, bytes] | None = None,
@@ -92,18 +92,20 @@ def save(
     """Write `folder/step_…` from every rank's shards, delete all but the `keep` newest, and return its path.
 
     Every rank of the run calls this, with its own shards and the same other arguments (only rank 0's are used). The
-    shards of all ranks must cover each tensor; equal boxes of several ranks are written once. `facts` is JSON.
+    shards of all ranks must cover each tensor; equal boxes of several ranks are written once. `metadata` is JSON.
     CheckpointError if the disk is full: the older checkpoints stay. Source of the storage format:
     `torch.distributed.checkpoint`, whose own `FileSystemReader` can read these folders.
     """
     agreement = agree(shards)
     with alone_is_fine():
-        return write(Place(folder, keep), Content(step, facts, extra_files or {}), agreement, agreement.parts(shards))
+        return write(
+            Target(folder, keep), Payload(step, metadata, extra_files or {}), agreement, agreement.parts(shards)
+        )
 
 
 def write(
-    place: Place,
-    content: Content,
+    target: Target,
+    payload: Payload,
     agreement: Agreement,
     parts: Mapping[Key, Tensor],
     *,
@@ -116,7 +118,7 @@ def write(
     `failure.alone_is_fine`.
     """
     copy_ahead = 0 if all(x.is_cpu for x in parts.values()) else COPY_AHEAD
-    writer = _Writer(place, content, agreement, copy_ahead)
+    writer = _Writer(target, payload, agreement, copy_ahead)
     computes_crc32 = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)  # the manifest has SHA-256; the CRC would halve the speed
     try:
@@ -158,10 +160,10 @@ class _AsAgreed(SavePlanner):
 class _Writer(FileSystemWriter):
     """The writer of `torch.distributed.checkpoint`, with a temporary name, hashes, a manifest and clear words."""
 
-    def __init__(self, place: Place, content: Content, agreement: Agreement, copy_ahead: int) -> None:
-        self.place, self.content, self.agreement, self.folder = place, content, agreement, place.folder
-        name = folder_name(content.step)
-        self.partial, self.final = place.folder / f".{name}.partial", place.folder / name
+    def __init__(self, target: Target, payload: Payload, agreement: Agreement, copy_ahead: int) -> None:
+        self.target, self.payload, self.agreement, self.folder = target, payload, agreement, target.folder
+        name = folder_name(payload.step)
+        self.partial, self.final = target.folder / f".{name}.partial", target.folder / name
         super().__init__(self.partial, sync_files=True, thread_count=1, per_thread_copy_ahead=copy_ahead)
         self.fs: HashingFileSystem = HashingFileSystem()
 
@@ -192,20 +194,20 @@ class _Writer(FileSystemWriter):
         written = [result for rank in results for result in rank if result.index.fqn != HASHES]
         for result in (result for rank in results for result in rank if result.index.fqn == HASHES):
             self.fs.files |= result.storage_data
-        content, metadata = self.content, replace(self.agreement.metadata)
-        with self._no_space_said_clearly(sum(map(len, content.extra_files.values()))):
+        payload, metadata = self.payload, replace(self.agreement.metadata)
+        with self._no_space_said_clearly(sum(map(len, payload.extra_files.values()))):
             super().finish(metadata, [written])
-            for name, data in content.extra_files.items():
+            for name, data in payload.extra_files.items():
                 self._write_file(name, data)
-            manifest = Manifest(content.step, dict(content.facts), _tensors(metadata, written), dict(self.fs.files))
+            manifest = Manifest(payload.step, dict(payload.metadata), _tensors(metadata, written), dict(self.fs.files))
             self._write_file(MANIFEST, to_json(manifest).encode())
         self._check_that_all_files_are_here(manifest)
-        self.place.before_publishing()
-        publish(self.partial, self.final, self.place.keep, self.place.spared)
+        self.target.before_publishing()
+        publish(self.partial, self.final, self.target.keep, self.target.spared)
 
-    def _write_file(self, name: str, content: bytes) -> None:
+    def _write_file(self, name: str, data: bytes) -> None:
         with self.fs.create_stream(self.partial / name, "wb") as stream:
-            stream.write(content)
+            stream.write(data)
             os.fsync(stream.fileno())
 
     def _check_that_all_files_are_here(self, manifest: Manifest) -> None:
@@ -234,9 +236,9 @@ class _Writer(FileSystemWriter):
             stays = f"{whole[-1].name}, the last whole checkpoint, stays" if whole else "No checkpoint was there before"
             free = shutil.disk_usage(self.folder if self.folder.exists() else self.folder.parent).free
             raise CheckpointError(
-                f"The disk is full: {self.folder} has {free / 1e6:,.1f} MB free, and saving step {self.content.step} "
+                f"The disk is full: {self.folder} has {free / 1e6:,.1f} MB free, and saving step {self.payload.step} "
                 f"needed {needed / 1e6:,.1f} MB more ({error.strerror}). {stays}. Free some space, or set "
-                f"checkpoint.keep = 1 (now {self.place.keep}), and start the run again: it goes on from there."
+                f"checkpoint.keep = 1 (now {self.target.keep}), and start the run again: it goes on from there."
             ) from None
 
 

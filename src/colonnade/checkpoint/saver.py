@@ -26,7 +26,7 @@ from colonnade.checkpoint.agree import Key, agree
 from colonnade.checkpoint.failure import alone_is_fine
 from colonnade.checkpoint.folders import tidy
 from colonnade.checkpoint.plan import Shard
-from colonnade.checkpoint.save import Content, Place, write
+from colonnade.checkpoint.save import Payload, Target, write
 from colonnade.checkpoint.snapshot import Snapshot
 from colonnade.launch.launch import BACKGROUND
 from colonnade.mesh.background import Group
@@ -56,7 +56,7 @@ class Saver:
 
     def __init__(
         self,
-        place: Place,
+        target: Target,
         shards: Sequence[Shard],
         *,
         asynchronous: bool,
@@ -64,8 +64,8 @@ class Saver:
         overlap: bool = False,
         on_saved: Callable[[Saved], object] = lambda saved: None,
     ) -> None:
-        self._place, self._group, self._overlap, self._on_saved = place, group, overlap, on_saved
-        self._agreement = agree(shards, group, then=lambda: tidy(place.folder, place.keep, place.spared))
+        self._target, self._group, self._overlap, self._on_saved = target, group, overlap, on_saved
+        self._agreement = agree(shards, group, then=lambda: tidy(target.folder, target.keep, target.spared))
         pinned = any(shard.data.is_cuda for shard in shards)
         self._snapshot = Snapshot(self._agreement.items, pinned=pinned) if asynchronous else None
         self._under_way: Future[None] | None = None
@@ -88,7 +88,7 @@ class Saver:
         """Whether the last checkpoint has failed, and `wait` would raise."""
         return self._under_way is not None and self._under_way.done() and self._under_way.exception() is not None
 
-    def save(self, content: Content, shards: Callable[[], Sequence[Shard]]) -> None:
+    def save(self, payload: Payload, shards: Callable[[], Sequence[Shard]]) -> None:
         """Write a checkpoint of what `shards()` returns now; if asynchronous, return when that may be changed.
 
         First waits for the save under way, and raises its failure. CheckpointError as `checkpoint.save.save`.
@@ -97,15 +97,15 @@ class Saver:
         self.wait()
         parts = self._agreement.parts(shards())
         if self._snapshot is None:
-            path = write(self._place, content, self._agreement, parts, group=self._group)
+            path = write(self._target, payload, self._agreement, parts, group=self._group)
             seconds = time.perf_counter() - started
-            self._on_saved(Saved(path, content.step, seconds, seconds))
+            self._on_saved(Saved(path, payload.step, seconds, seconds))
             return
         self._snapshot.wait_for_originals()
         self._copied.clear()
         self._blocked = time.perf_counter() - started
         self._under_way, self._thread = _in_background(
-            partial(self._copy_and_write, content, self._snapshot, parts, started)
+            partial(self._copy_and_write, payload, self._snapshot, parts, started)
         )
         if not self._overlap:
             self.copied()
@@ -145,7 +145,7 @@ class Saver:
                 error.add_note(f"The checkpoint under way failed as well: {failure}")
 
     def _copy_and_write(
-        self, content: Content, snapshot: Snapshot, parts: Mapping[Key, Tensor], started: float
+        self, payload: Payload, snapshot: Snapshot, parts: Mapping[Key, Tensor], started: float
     ) -> None:
         def copy() -> None:
             snapshot.take(parts)
@@ -154,10 +154,10 @@ class Saver:
             self._copied.set()
 
         try:
-            path = write(self._place, content, self._agreement, snapshot.parts, group=self._group, first=copy)
+            path = write(self._target, payload, self._agreement, snapshot.parts, group=self._group, first=copy)
         finally:
             self._copied.set()  # a failure before the copy: nobody is to wait for it
-        self._on_saved(Saved(path, content.step, self._blocked, time.perf_counter() - started))
+        self._on_saved(Saved(path, payload.step, self._blocked, time.perf_counter() - started))
 
 
 def _in_background(work: Callable[[], None]) -> tuple[Future[None], threading.Thread]:

@@ -74,7 +74,7 @@ class Facts(BaseModel):
 def facts_of(path: Path, manifest: Manifest) -> Facts:
     """The facts of the checkpoint in folder `path`. CheckpointError if no run of Colonnade has written them."""
     try:
-        facts = Facts.model_validate(manifest.facts)
+        facts = Facts.model_validate(manifest.metadata)
     except ValidationError as error:
         raise CheckpointError(
             f"{path} has facts that no run of Colonnade writes: {first_fault(error)}. {remedy(path)}"

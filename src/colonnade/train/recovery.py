@@ -20,7 +20,7 @@ from colonnade.checkpoint.copies import Copies
 from colonnade.checkpoint.load import load_found
 from colonnade.checkpoint.manifest import Manifest, checkpoints_in, newest
 from colonnade.checkpoint.plan import Box, Shard, shards_of_range
-from colonnade.checkpoint.save import Content, Place
+from colonnade.checkpoint.save import Payload, Target
 from colonnade.checkpoint.saver import Saved, Saver
 from colonnade.checkpoint.schema import clip
 from colonnade.config.compare import model_facts
@@ -94,8 +94,8 @@ class Checkpoints:
                 f"Saving step {state.step} waits: the checkpoint before it is still being written. A larger "
                 f"checkpoint.every (now {self.config.checkpoint.every}) or a faster disk saves this time."
             )
-        content = Content(state.step, _facts(state, self.config, self.mesh, self.corpus), self.files)
-        self.saver.save(content, partial(self._compared, state))
+        payload = Payload(state.step, _facts(state, self.config, self.mesh, self.corpus), self.files)
+        self.saver.save(payload, partial(self._compared, state))
 
     def compare(self, state: TrainState) -> None:
         """CheckpointError on all ranks unless all copies of `state` are equal; every rank calls this."""
@@ -133,7 +133,7 @@ def saving(
     """
     asynchronous = config.checkpoint.asynchronous
     saver = Saver(
-        _place(config, monitor),
+        _target(config, monitor),
         shards_of(state),
         asynchronous=asynchronous,
         overlap=overlap,
@@ -151,10 +151,10 @@ def _files(config: Config, corpus: Corpus) -> dict[str, bytes]:
     return files
 
 
-def _place(config: Config, monitor: Monitor) -> Place:
+def _target(config: Config, monitor: Monitor) -> Target:
     run, kept = Path(config.run.folder), config.checkpoint
-    place = Place(checkpoints(run), kept.keep, before_publishing=monitor.sync)
-    return replace(place, spared=partial(best_steps, run)) if kept.keep_best else place
+    target = Target(checkpoints(run), kept.keep, before_publishing=monitor.sync)
+    return replace(target, spared=partial(best_steps, run)) if kept.keep_best else target
 
 
 def best(config: Config) -> Best | None:
