@@ -46,7 +46,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_plainly
 from benchmarks.hardware import command_line, describe, machine_name
 from colonnade.checkpoint.load import load
 from colonnade.checkpoint.plan import Shard
-from colonnade.checkpoint.save import Content, Place, save
+from colonnade.checkpoint.save import Payload, Target, save
 from colonnade.checkpoint.saver import Saved, Saver
 from colonnade.launch import launch
 from colonnade.mesh.background import background_group
@@ -187,7 +187,7 @@ def measure_blocking(folder: Path, rounds: int) -> dict[str, list[float]]:
 
     group = background_group(600.0)
     with Saver(
-        Place(folder / "later", 1), shards, asynchronous=True, group=group, overlap=True, on_saved=told.append
+        Target(folder / "later", 1), shards, asynchronous=True, group=group, overlap=True, on_saved=told.append
     ) as saver:
         for step in range(1, rounds + 2):
             seconds["training alone"].append(train())
@@ -196,7 +196,7 @@ def measure_blocking(folder: Path, rounds: int) -> dict[str, list[float]]:
             save(folder / "ours", step, shards, {}, keep=1)
             seconds[AT_ONCE].append(time.perf_counter() - start)
             barrier()
-            saver.save(Content(step, {}), lambda: shards)
+            saver.save(Payload(step, {}), lambda: shards)
             seconds["training beside an asynchronous save"].append(train())
             saver.copied()
             saver.wait()

@@ -6,7 +6,7 @@ import pytest
 
 from colonnade.launch.explanation import Operation, Picture, Report, awaited, explain, last_step, together
 from colonnade.mesh.layout import Layout
-from colonnade.mesh.life import Life
+from colonnade.mesh.process import ProcessId
 
 LAYOUT = Layout(tp=2, pp=2, dp=2)
 
@@ -40,7 +40,7 @@ def report(rank: int, waiting: Operation | None = None, *, step: int | None = 41
         numbers=numbers,
         step_numbers=dict.fromkeys(numbers, 5),
         recent=(done,) if waiting is None else (done, waiting),
-        life=Life("here", 100 + rank, "7"),
+        process=ProcessId("here", 100 + rank, "7"),
     )
     return replace(basic, **more)  # type: ignore[arg-type]
 

@@ -22,8 +22,8 @@ from colonnade.mesh.collectives import (
     reduce_scatter_into_,
 )
 from colonnade.mesh.layout import Layout
-from colonnade.mesh.life import mine
 from colonnade.mesh.mesh import build_mesh
+from colonnade.mesh.process import mine
 from colonnade.mesh.shared_memory import SLOT_BYTES, Segment, SharedMemoryTransport
 from colonnade.mesh.transport import TorchTransport
 from tests.distributed import run_on_ranks

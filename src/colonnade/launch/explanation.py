@@ -12,7 +12,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 
-from colonnade.mesh.life import Life
+from colonnade.mesh.process import ProcessId
 
 _NAMED = 3  # awaited ranks named on a line
 _LINES = 8  # ranks on the way to the cause
@@ -70,7 +70,7 @@ class Report:
     """`numbers` at the start of the step."""
     recent: tuple[Operation, ...]
     """The last operations, newest last."""
-    life: Life
+    process: ProcessId
     beat: int = 0
     """Grows while the rank lives."""
     left: str = ""
@@ -88,7 +88,7 @@ class Report:
     @classmethod
     def from_json(cls, text: str) -> "Report":
         raw = json.loads(text)
-        raw["life"] = Life(**raw["life"])
+        raw["process"] = ProcessId(**raw["process"])
         raw["recent"] = tuple(Operation(**each) for each in raw["recent"])
         raw["waiting"] = None if raw["waiting"] is None else Operation(**raw["waiting"])
         raw["waiting_ranks"] = tuple(raw["waiting_ranks"])

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from colonnade.launch.board import Board
 from colonnade.launch.explanation import Picture, Report, involved
-from colonnade.mesh.life import Life, has_ended
+from colonnade.mesh.process import ProcessId, has_ended
 
 _POST = 1.0  # seconds between reports within one step
 _SETTLE = 1.0  # seconds in which, after an alarm, every rank that lives reports anew
@@ -38,7 +38,7 @@ class Reporter:
         self.gone: dict[int, str] = {}
         """Ranks whose process has ended without a word, and how."""
         self._neighbours = {other: None for other in neighbours if other != rank}
-        self._lives: dict[int, Life] = {}
+        self._processes: dict[int, ProcessId] = {}
         self._left, self._explained = "", False
         self._posted: tuple[int | None, float] = (None, 0.0)
         self._picture = Picture({})
@@ -91,11 +91,11 @@ class Reporter:
 
     def _look_after(self, rank: int) -> None:
         """Whether a rank of this machine still lives; if not, whether it had said why."""
-        if rank not in self._lives:
+        if rank not in self._processes:
             report = self._read(rank)
             if report is not None:
-                self._lives[rank] = report.life
-        elif rank not in self.gone and has_ended(self._lives[rank]):
+                self._processes[rank] = report.process
+        elif rank not in self.gone and has_ended(self._processes[rank]):
             report = self._read(rank)
             if report is None or not (report.left or report.explained):
                 self.gone[rank] = NO_WORD
@@ -120,7 +120,7 @@ class Reporter:
             self._post()
         reports = self._read_involved()
         there = {rank: report for rank, report in reports.items() if not (report.left or report.explained)}
-        self.gone |= {rank: NO_WORD for rank, report in there.items() if has_ended(report.life)} | self.board.ended()
+        self.gone |= {rank: NO_WORD for rank, report in there.items() if has_ended(report.process)} | self.board.ended()
         silent = {rank for rank in there if rank in before and there[rank].beat == before[rank].beat}
         self._picture = Picture(reports, silent=silent - {self.rank, *self.gone})
         self._explained = True

@@ -25,7 +25,7 @@ from typing import IO
 from colonnade.launch.board import ended_file, explanation_file, report_file
 from colonnade.launch.explanation import together
 from colonnade.launch.guard import line_of
-from colonnade.mesh.life import life_of
+from colonnade.mesh.process import process_id_of
 
 TICK = 0.1  # seconds between looks at rank 0's error stream
 HOLD = 0.7  # seconds that rank 0's error stream is held back, in case it is the consequence of another rank's failure
@@ -195,7 +195,7 @@ class Supervisor:
     def _tell_guard(self, pid: int) -> None:
         assert self.guard is not None and self.guard.stdin is not None, "the guard is there before any rank"
         with suppress(BrokenPipeError):  # it was killed: ranks end with their supervisor by themselves
-            self.guard.stdin.write(line_of(life_of(pid)))
+            self.guard.stdin.write(line_of(process_id_of(pid)))
             self.guard.stdin.flush()
 
     def _open_file(self) -> IO[bytes]:

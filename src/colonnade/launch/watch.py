@@ -30,8 +30,8 @@ from colonnade.launch.explanation import Operation, Report, explain
 from colonnade.launch.reporter import IN_ORDER, Reporter
 from colonnade.launch.supervisor import STUCK
 from colonnade.mesh.ledger import Entry, Ledger
-from colonnade.mesh.life import kill, mine
 from colonnade.mesh.mesh import Axis, Mesh
+from colonnade.mesh.process import kill, mine
 
 RECENT = 6  # operations that a rank tells
 _PATIENT = 0.5  # seconds that a rank waits on after an alarm: the others may have been on their way
@@ -49,7 +49,7 @@ class Watch:
         self.mesh, self.timeout, self.board = mesh, timeout, board
         self._timer = WaitTimer(mesh.ledger)
         self._waiting: tuple[Entry | None, float] = (None, 0.0)
-        self._life, self._beats = mine(), count(1)
+        self._process, self._beats = mine(), count(1)
         self._over = threading.Event()
         self._error = ""
         self._reporter = Reporter(mesh.world.ranks, mesh.rank, board, self._describe, neighbours)
@@ -102,7 +102,7 @@ class Watch:
         if reports:
             time.sleep(_LAST)
         for report in reports:
-            kill(report.life)
+            kill(report.process)
 
     def _describe(self, left: str, explained: bool) -> Report:
         """This rank's report."""
@@ -120,7 +120,7 @@ class Watch:
             numbers=dict(ledger.numbers),
             step_numbers=ledger.step_numbers,
             recent=tuple(_operation(each, mesh) for each in recent),
-            life=self._life,
+            process=self._process,
             beat=next(self._beats),
             left=left,
             explained=explained,

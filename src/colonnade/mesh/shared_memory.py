@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from colonnade.mesh.ledger import Ledger, Site
-from colonnade.mesh.life import Life, has_ended, mine
+from colonnade.mesh.process import ProcessId, has_ended, mine
 from colonnade.mesh.transport import Groups, Pending, TorchTransport
 
 SLOT_BYTES = 1 << 22
@@ -37,10 +37,10 @@ _COMBINE: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.max
 class Segment:
     """Memory that the ranks of one axis share: a counter and two slots each."""
 
-    def __init__(self, memory: mmap.mmap, rank: int, lives: Sequence[Life], timeout: float) -> None:
-        """`lives`: the processes of the axis. Waiting for one of them longer than `timeout` seconds fails."""
-        size = len(lives)
-        self.rank, self.size, self.lives, self.timeout = rank, size, lives, timeout
+    def __init__(self, memory: mmap.mmap, rank: int, processes: Sequence[ProcessId], timeout: float) -> None:
+        """`processes`: the processes of the axis. Waiting for one of them longer than `timeout` seconds fails."""
+        size = len(processes)
+        self.rank, self.size, self.processes, self.timeout = rank, size, processes, timeout
         words = memoryview(memory).cast("q")
         self._counters = words[: size * _LINE]
         slots = torch.frombuffer(memory, dtype=torch.uint8, offset=_header(size), count=2 * size * SLOT_BYTES)
@@ -74,7 +74,7 @@ class Segment:
                     self._check(rank, left)
 
     def _check(self, rank: int, left: float) -> None:
-        if has_ended(self.lives[rank]) and self._counters[rank * _LINE] < self._count:
+        if has_ended(self.processes[rank]) and self._counters[rank * _LINE] < self._count:
             raise ConnectionError(f"rank {rank} of the axis has ended")
         if left < 0:
             raise TimeoutError(f"rank {rank} of the axis has not come in {self.timeout:.0f} s")
@@ -156,11 +156,11 @@ def share_memory(group: dist.ProcessGroup, rank: int, size: int, timeout: float)
         offer = [(f"/proc/{os.getpid()}/fd/{made}", _sign(made))]
     dist.broadcast_object_list(offer, group=group, group_src=0)
     memory = _map(*offer[0], size) if offer[0] is not None else None
-    lives: list[Life | None] = [None] * size
-    dist.all_gather_object(lives, None if memory is None else mine(), group=group)
+    processes: list[ProcessId | None] = [None] * size
+    dist.all_gather_object(processes, None if memory is None else mine(), group=group)
     if made is not None:
         os.close(made)  # nameless: it lives as long as somebody has it mapped, and no longer
-    reached = [life for life in lives if life is not None]
+    reached = [process for process in processes if process is not None]
     return Segment(memory, rank, reached, timeout) if memory is not None and len(reached) == size else None
 
 

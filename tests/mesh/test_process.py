@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from colonnade.mesh.life import Life, has_ended, kill, mine
+from colonnade.mesh.process import ProcessId, has_ended, kill, mine
 from tests.distributed import fork
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks Linux's /proc")
@@ -21,16 +21,18 @@ def sleep() -> None:
 def test_a_process_ends() -> None:
     child = fork(sleep)
     assert child.pid is not None
-    life = Life(mine().host, child.pid, Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
-    assert not has_ended(life) and not has_ended(mine())
+    process = ProcessId(
+        mine().host, child.pid, Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19]
+    )
+    assert not has_ended(process) and not has_ended(mine())
     os.kill(child.pid, signal.SIGSTOP)
-    assert not has_ended(life), "it stands still"
-    kill(life)
+    assert not has_ended(process), "it stands still"
+    kill(process)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert has_ended(life), "its parent has not asked for its end yet"
+    assert has_ended(process), "its parent has not asked for its end yet"
     child.join()
-    assert has_ended(life)
-    kill(life)  # harmless
+    assert has_ended(process)
+    kill(process)  # harmless
 
 
 def test_a_number_that_is_used_again_is_another_process() -> None:
@@ -39,6 +41,6 @@ def test_a_number_that_is_used_again_is_another_process() -> None:
 
 
 def test_of_other_machines_nothing_is_known() -> None:
-    elsewhere = Life("another machine", 2**30, "5")
-    assert not has_ended(elsewhere) and not has_ended(Life(mine().host, 2**30, ""))
+    elsewhere = ProcessId("another machine", 2**30, "5")
+    assert not has_ended(elsewhere) and not has_ended(ProcessId(mine().host, 2**30, ""))
     kill(elsewhere)

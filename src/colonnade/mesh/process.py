@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Life:
+class ProcessId:
     """One process: which, where, and since when (numbers of processes are used again)."""
 
     host: str
@@ -17,33 +17,33 @@ class Life:
     """The time of its start in the kernel's clock ticks; "" where the system has no /proc to ask."""
 
 
-def mine() -> Life:
+def mine() -> ProcessId:
     """This process."""
-    return life_of(os.getpid())
+    return process_id_of(os.getpid())
 
 
-def life_of(pid: int) -> Life:
+def process_id_of(pid: int) -> ProcessId:
     """A process of this machine, by its number."""
-    return Life(_host(), pid, _state(pid)[1])
+    return ProcessId(_host(), pid, _state(pid)[1])
 
 
-def is_here(life: Life) -> bool:
+def is_here(process: ProcessId) -> bool:
     """Whether that process is one of this machine, or was."""
-    return life.host == _host()
+    return process.host == _host()
 
 
-def has_ended(life: Life) -> bool:
+def has_ended(process: ProcessId) -> bool:
     """Whether that process is known to have ended. False for one of another machine, of which nothing is known."""
-    if not life.born or not is_here(life):
+    if not process.born or not is_here(process):
         return False
-    state, born = _state(life.pid)
-    return born != life.born or state in ("Z", "X")
+    state, born = _state(process.pid)
+    return born != process.born or state in ("Z", "X")
 
 
-def kill(life: Life) -> None:
+def kill(process: ProcessId) -> None:
     """End a process of this machine at once, whatever it does; one that has ended, or is elsewhere, is left alone."""
-    if life.born and is_here(life) and _state(life.pid)[1] == life.born:
-        os.kill(life.pid, signal.SIGKILL)
+    if process.born and is_here(process) and _state(process.pid)[1] == process.born:
+        os.kill(process.pid, signal.SIGKILL)
 
 
 def _state(pid: int) -> tuple[str, str]:
