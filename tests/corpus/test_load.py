@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from colonnade.corpus.load import build, load, sections
+from colonnade.config.describe import sections
+from colonnade.corpus.load import build, load
 from colonnade.corpus.recipe import Recipe
 from colonnade.errors import ConfigError
 
@@ -59,14 +60,47 @@ def test_every_problem_is_told_at_once(whole: dict[str, dict[str, object]]) -> N
         "min_tokens": 3,
     }
     said = problems(content)
-    assert "[deduplicat] is not a step. Did you mean [deduplicate]?" in said
+    assert "[deduplicat] is not a section. Did you mean [deduplicate]?" in said
     assert "read.kye is not a key: did you mean read.key?" in said
-    assert "deduplicate.similarity = 1.5 is not possible: it has to be less than or equal to 1." in said
-    assert 'deduplicate.bands = "32" is not possible' in said
+    assert "deduplicate.similarity = 1.5 is out of range: it may be 1.0 at most." in said
+    assert 'deduplicate.bands = "32" is text, where a whole number of at least 1 is expected. Write' in said
     assert 'Did you mean "cld2"?' in said
     assert "min_tokens = 3 stands outside of any section. Write it as filter.min_tokens." in said
-    assert "write.folder is not set" in said
+    assert "write.folder is not set, and has no default: it needs text in quotes." in said
     assert said.startswith("recipe: 8 problems")
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "message"),
+    [
+        ("read", "paths", [], "read.paths = [] is empty, where a list of texts in quotes is expected."),
+        ("language", "keep", "en", 'language.keep = "en" is text, where a list of texts in quotes is expected.'),
+        (
+            "filter",
+            "quality",
+            ["gophr"],
+            'filter.quality has "gophr" in it, where a list of "gopher", "repetition" or "c4" is expected. '
+            'Did you mean "gopher"?',
+        ),
+        (
+            "split",
+            "shares",
+            {"train": -1},
+            "split.shares has -1 in it, where a table of numbers above 0 is expected.",
+        ),
+        ("deduplicate", "rows", 99, "deduplicate.rows = 99 is out of range: it may be 64 at most."),
+        (
+            "decontaminate",
+            "tests",
+            {"a": 1},
+            "decontaminate.tests has 1 in it, where a table of texts in quotes is expected.",
+        ),
+    ],
+)
+def test_values_are_told_of_as_in_a_configuration(
+    whole: dict[str, dict[str, object]], section: str, key: str, value: object, message: str
+) -> None:
+    assert f"  - {message}" in problems({**whole, section: {**whole.get(section, {}), key: value}}).splitlines()
 
 
 def test_what_does_not_go_together_and_what_is_missing(whole: dict[str, dict[str, object]]) -> None:
@@ -101,12 +135,12 @@ def test_a_fifo_is_no_input(tmp_path: Path, whole: dict[str, dict[str, object]])
 def test_overrides_of_another_form_are_told(tmp_path: Path) -> None:
     file = tmp_path / "recipe.toml"
     file.write_text("")
-    with pytest.raises(ConfigError, match=r"'folder' is not of the form section\.key=value"):
+    with pytest.raises(ConfigError, match=r"'folder' is not of the form section\.key=value. Write for instance write"):
         load(file, ["folder"])
 
 
 def test_every_key_has_a_meaning() -> None:
-    for name, section in sections().items():
+    for name, section in sections(Recipe).items():
         assert section.__doc__, name
         for key, field in section.model_fields.items():
             assert field.description, f"{name}.{key}"

@@ -1,10 +1,14 @@
-"""The schema, read as a list of keys: what the messages about values and the reference page are made from."""
+"""A schema, read as a list of keys: what the messages about values and the reference page are made from.
+
+`root` is the schema's outermost class: Config, or that of another kind of file (a cleaning recipe). Its fields are
+sections, which may be unset.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
 from functools import cache
 from types import MappingProxyType, NoneType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from annotated_types import Ge, Gt, Lt
 from pydantic import BaseModel
@@ -22,6 +26,7 @@ class Key(NamedTuple):
 
     name: str  # section.key, or section.section.key
     type: type[int] | type[float] | type[str] | type[bool] | type[dict[str, float]]
+    inner: Any  # the type of the values in a table; else the same
     choices: tuple[str | int, ...]  # empty: any value of the type
     many: bool  # a list of such values
     limits: tuple[str, ...]  # in words: "of at least 1"
@@ -36,31 +41,33 @@ class Key(NamedTuple):
 
 
 @cache
-def sections() -> Mapping[str, type[Section]]:
+def sections(root: type[BaseModel] = Config) -> Mapping[str, type[Section]]:
     """The sections of a configuration and their classes, in the schema's order; [model.rotary] is "model.rotary"."""
-    return MappingProxyType(dict(_sections(Config, "")))
+    return MappingProxyType(dict(_sections(root, "")))
 
 
 def _sections(of: type[BaseModel], prefix: str) -> Iterator[tuple[str, type[Section]]]:
     for name, field in of.model_fields.items():
-        if _is_section(field):
-            section = cast(type[Section], field.annotation)
+        if (section := _section_of(field)) is not None:
             yield prefix + name, section
             yield from _sections(section, f"{prefix}{name}.")
 
 
-def _is_section(field: FieldInfo) -> bool:
-    return isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+def _section_of(field: FieldInfo) -> type[Section] | None:
+    """The class of a section, which may be one that can be unset."""
+    kinds = [part for part in get_args(field.annotation) if part is not NoneType] or [field.annotation]
+    kind = kinds[0]
+    return kind if len(kinds) == 1 and isinstance(kind, type) and issubclass(kind, Section) else None
 
 
 @cache
-def all_keys() -> Mapping[str, Key]:
+def all_keys(root: type[BaseModel] = Config) -> Mapping[str, Key]:
     """Every key by its full name, in the schema's order."""
     found = {
         f"{name}.{key}": key_of(f"{name}.{key}", field, may_change=section.MAY_CHANGE)
-        for name, section in sections().items()
+        for name, section in sections(root).items()
         for key, field in section.model_fields.items()
-        if not _is_section(field)
+        if _section_of(field) is None
     }
     return MappingProxyType(found)
 
@@ -75,9 +82,9 @@ def short(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def keys_of(section: str) -> list[Key]:
+def keys_of(section: str, root: type[BaseModel] = Config) -> list[Key]:
     """The keys of one section, in the schema's order."""
-    return [key for name, key in all_keys().items() if section_of(name) == section]
+    return [key for name, key in all_keys(root).items() if section_of(name) == section]
 
 
 def key_of(name: str, field: FieldInfo, *, may_change: bool = False) -> Key:
@@ -91,8 +98,9 @@ def key_of(name: str, field: FieldInfo, *, may_change: bool = False) -> Key:
     return Key(
         name=name,
         type=dict if table else types[0] if types else str,
+        inner=types[-1] if types else str,
         choices=tuple(PRESETS) if name == "model.preset" else choices,
-        many=any(get_origin(part) is tuple for part in inner_types(field.annotation)),
+        many=any(get_origin(part) in (tuple, list) for part in inner_types(field.annotation)),
         limits=tuple(limit_in_words(part) for part in parts if isinstance(part, Ge | Gt | Lt)),
         required=field.is_required(),
         default=field.default,
@@ -139,16 +147,16 @@ def expectation(key: Key) -> str:
     """What a key accepts: 'a whole number of at least 1', '"fp32", "bf16" or "fp64"'."""
     if key.choices:
         *others, last = (as_toml(choice) for choice in key.choices)
-        return f"{', '.join(others)} or {last}" if others else last
-    if key.many:
-        return " ".join(["a list of whole numbers", *key.limits])
+        return ("a list of " if key.many else "") + (f"{', '.join(others)} or {last}" if others else last)
+    limits = " and ".join(key.limits)
+    if key.many or key.type is dict:
+        each = {int: "whole numbers", float: "numbers", bool: "truth values"}.get(key.inner, "texts in quotes")
+        return f"a {'list' if key.many else 'table'} of {each} {limits}".rstrip()
     if key.type is str:
         return "text in quotes"
     if key.type is bool:
         return "true or false"
-    if key.type is dict:
-        return " ".join(["a table of numbers", *key.limits])
-    return " ".join(["a whole number" if key.type is int else "a number", " and ".join(key.limits)]).rstrip()
+    return f"{'a whole number' if key.type is int else 'a number'} {limits}".rstrip()
 
 
 def limit_in_words(limit: Ge | Gt | Lt) -> str:
@@ -161,8 +169,10 @@ def kind_of(value: object, key: Key) -> str:
     """What a value of the wrong kind, or out of range, is: 'text', 'a list', 'out of range'."""
     if isinstance(value, bool):
         return "a truth value"
+    if value in ("", []):
+        return "empty"
     if isinstance(value, str):
-        return "text" if value else "empty"
+        return "text"
     if type(value) is (list if key.many else key.type) or (isinstance(value, int) and key.type is float):
         return "out of range"
     return {int: "a number", float: "a number with a decimal point or exponent", list: "a list", dict: "a section"}.get(

@@ -16,7 +16,7 @@ from typing import Any, cast
 from pydantic import BaseModel, ValidationError
 
 from colonnade.config.check import Problem, check
-from colonnade.config.describe import as_toml, sections, short
+from colonnade.config.describe import all_keys, as_toml, sections, short
 from colonnade.config.presets import with_preset
 from colonnade.config.problems import meant_by, sort_keys, values_refused
 from colonnade.config.schema import Config
@@ -46,10 +46,10 @@ def load(
     return build(content, problems, source=str(path), also=also)
 
 
-def read_with(path: Path, overrides: Sequence[str]) -> tuple[Content, list[Problem]]:
+def read_with(path: Path, overrides: Sequence[str], root: type[BaseModel] = Config) -> tuple[Content, list[Problem]]:
     """What a TOML file and the overrides say, and what is wrong with the form of these."""
     content = read(path)
-    return content, [problem for override in overrides for problem in apply_(content, override)]
+    return content, [problem for override in overrides for problem in apply_(content, override, root)]
 
 
 def loads(text: str, *, source: str = "configuration") -> Config:
@@ -126,13 +126,14 @@ def _inside(value: object) -> Collection[object]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def apply_(content: Content, override: str) -> list[Problem]:
-    """Puts one `section.key=value` into the content, in place. Gives a problem back where it has another form."""
+def apply_(content: Content, override: str, root: type[BaseModel] = Config) -> list[Problem]:
+    """Puts one `section.key=value` into the content, in place; where the key is a table, `section.key.name=value`.
+    Gives a problem back where it has another form."""
     name, equals, value = override.partition("=")
     section, dot, key = name.strip().rpartition(".")
-    if not (equals and dot and section and key and ("." not in section or section in sections())):
-        meant = meant_by(key, section) if key else meant_by(section)
-        example = f"{meant[0] if meant else 'train.steps'}={value.strip() or '…'}"
+    if not (equals and dot and section and key and _may_hold(section, root)):
+        meant = meant_by(key, section, root) if key else meant_by(section, root=root)
+        example = f"{meant[0] if meant else _example(root)}={value.strip() or '…'}"
         return [
             Problem(f"{override!r} is not of the form section.key=value. Write for instance {example}", tuple(meant))
         ]
@@ -146,6 +147,17 @@ def apply_(content: Content, override: str) -> list[Problem]:
     if isinstance(there, dict):
         there[key] = read
     return []
+
+
+def _may_hold(section: str, root: type[BaseModel]) -> bool:
+    """Whether what stands before the last point of an override may have keys: of unknown sections, others tell."""
+    known = all_keys(root).get(section)
+    return "." not in section or section in sections(root) or (known is not None and known.type is dict)
+
+
+def _example(root: type[BaseModel]) -> str:
+    keys = all_keys(root)
+    return "train.steps" if "train.steps" in keys else [name for name, key in keys.items() if key.required][-1]
 
 
 def value_of(text: str) -> Any:

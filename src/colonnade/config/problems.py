@@ -1,4 +1,5 @@
 """What a configuration file may get wrong, key by key, in words: unknown, misplaced, missing, mistyped, out of range.
+`root` is the class of its schema (see `describe`).
 
 {"train": {"step": 10}, "optim": {"num_layers": "2"}}
   -> train.step is not a key: did you mean train.steps?
@@ -11,12 +12,13 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from colonnade.config.check import Problem
 from colonnade.config.describe import Key, all_keys, as_toml, expectation, keys_of, kind_of, section_of, sections, short
 from colonnade.config.presets import PRESETS
+from colonnade.config.schema import Config
 
 # What other programs, or other versions, call the same thing.
 ALSO_CALLED: Mapping[str, str] = MappingProxyType(
@@ -63,60 +65,62 @@ class Sorted(NamedTuple):
     problems: list[Problem]
 
 
-def sort_keys(content: Mapping[str, Any]) -> Sorted:
+def sort_keys(content: Mapping[str, Any], root: type[BaseModel] = Config) -> Sorted:
     """Sections and keys that exist, as they were written; a problem for each that does not."""
     known: dict[str, dict[str, Any]] = {}
     problems: list[Problem] = []
     for section, values in content.items():
-        if section not in sections():
-            problems += unknown_section(section, values)
+        if section not in sections(root):
+            problems += unknown_section(section, values, root)
         elif not isinstance(values, dict):
-            problems.append(not_a_section(section, values))
+            problems.append(not_a_section(section, values, root))
         else:
             known[section] = {}
-            problems += _sort_section(section, values, known[section])
+            problems += _sort_section(section, values, known[section], root)
     return Sorted(known, problems)
 
 
-def _sort_section(section: str, values: Mapping[str, Any], known: dict[str, Any]) -> Iterator[Problem]:
+def _sort_section(
+    section: str, values: Mapping[str, Any], known: dict[str, Any], root: type[BaseModel]
+) -> Iterator[Problem]:
     """Puts what exists into `known`, with the sections within."""
     for key, value in values.items():
         name = f"{section}.{key}"
-        if name in all_keys():
+        if name in all_keys(root):
             known[key] = value
-        elif name not in sections():
-            yield unknown_key(section, key)
+        elif name not in sections(root):
+            yield unknown_key(section, key, root)
         elif isinstance(value, dict):
             known[key] = {}
-            yield from _sort_section(name, value, known[key])
+            yield from _sort_section(name, value, known[key], root)
         else:
-            yield not_a_section(name, value)
+            yield not_a_section(name, value, root)
 
 
-def not_a_section(section: str, value: object) -> Problem:
+def not_a_section(section: str, value: object, root: type[BaseModel]) -> Problem:
     message = f"{section} = {as_toml(value)} gives a value to a section. Write [{section}] and its keys under it."
-    return Problem(message, tuple(key for key in all_keys() if key.startswith(f"{section}.")))
+    return Problem(message, tuple(key for key in all_keys(root) if key.startswith(f"{section}.")))
 
 
-def unknown_section(section: str, values: object) -> Iterator[Problem]:
+def unknown_section(section: str, values: object, root: type[BaseModel]) -> Iterator[Problem]:
     """A section that does not exist, or a key that stands before the first section."""
     if not isinstance(values, dict):
-        meant = meant_by(section)
-        where = f" Write it as {' or '.join(meant)}." if meant else sections_there_are()
+        meant = meant_by(section, root=root)
+        where = f" Write it as {' or '.join(meant)}." if meant else sections_there_are(root)
         yield Problem(f"{section} = {as_toml(values)} stands outside of any section.{where}", tuple(meant))
         return
-    close = get_close_matches(section, list(sections()), n=1)
-    guess = f" Did you mean [{close[0]}]?" if close else sections_there_are()
+    close = get_close_matches(section, list(sections(root)), n=1)
+    guess = f" Did you mean [{close[0]}]?" if close else sections_there_are(root)
     yield Problem(f"[{section}] is not a section.{guess}", tuple(f"{close[0]}.{key}" for key in values if close))
 
 
-def sections_there_are() -> str:
-    return f" The sections are {', '.join(f'[{name}]' for name in sections())}."
+def sections_there_are(root: type[BaseModel]) -> str:
+    return f" The sections are {', '.join(f'[{name}]' for name in sections(root))}."
 
 
-def unknown_key(section: str, key: str) -> Problem:
+def unknown_key(section: str, key: str, root: type[BaseModel] = Config) -> Problem:
     """A key that its section does not have: misplaced, misspelled, another program's word, or nonsense."""
-    meant = meant_by(key, section)
+    meant = meant_by(key, section, root)
     elsewhere = [name for name in meant if short(name) == key]
     if elsewhere:
         owners = " and ".join(f"[{section_of(name)}]" for name in elsewhere)
@@ -124,18 +128,18 @@ def unknown_key(section: str, key: str) -> Problem:
     elif meant:
         message = f"{section}.{key} is not a key: did you mean {' or '.join(meant)}?"
     else:
-        there = ", ".join(short(each.name) for each in keys_of(section))
+        there = ", ".join(short(each.name) for each in keys_of(section, root))
         message = f"{section}.{key} is not a key. [{section}] has {there}."
     return Problem(message, tuple(meant))
 
 
-def meant_by(key: str, section: str = "") -> list[str]:
+def meant_by(key: str, section: str = "", root: type[BaseModel] = Config) -> list[str]:
     """Full names of the keys that `key` may stand for: the same word elsewhere, a known synonym, the most alike."""
-    keys = all_keys()
+    keys = all_keys(root)
     same = [name for name in keys if short(name) == key]
-    if same or key in ALSO_CALLED:
+    if same or ALSO_CALLED.get(key) in keys:
         return same or [ALSO_CALLED[key]]
-    own = [short(each.name) for each in keys_of(section)]
+    own = [short(each.name) for each in keys_of(section, root)]
     close = get_close_matches(key, own, n=1)
     if close:
         return [f"{section}.{close[0]}"]
@@ -143,21 +147,23 @@ def meant_by(key: str, section: str = "") -> list[str]:
     return [name for name in keys if close and short(name) == close[0]]
 
 
-def values_refused(error: ValidationError) -> list[Problem]:
+def values_refused(error: ValidationError, root: type[BaseModel] = Config) -> list[Problem]:
     """One problem for each value that the schema refuses, and for each key that is missing."""
-    return [problem for details in error.errors(include_url=False) for problem in value_refused(details)]
+    return [problem for details in error.errors(include_url=False) for problem in value_refused(details, root)]
 
 
-def value_refused(details: ErrorDetails) -> Iterator[Problem]:
-    parts = [str(part) for part in details["loc"]]
-    depth = next((n for n in range(len(parts), 1, -1) if ".".join(parts[:n]) in all_keys()), len(parts))
+def value_refused(details: ErrorDetails, root: type[BaseModel]) -> Iterator[Problem]:
+    keys, parts = all_keys(root), [str(part) for part in details["loc"]]
+    depth = next((n for n in range(len(parts), 1, -1) if ".".join(parts[:n]) in keys), len(parts))
     name = ".".join(parts[:depth])
     if details["type"] == "missing":
-        yield from missing(name)
+        yield from missing(name, root)
         return
-    key, value = all_keys()[name], details["input"]
+    key, value = keys[name], details["input"]
     if (key.many or key.type is dict) and len(parts) > depth:
-        yield Problem(f"{name} has {as_toml(value)} in it, where {expectation(key)} is expected.", (name,))
+        close = close_choices(key, value)
+        guess = f' Did you mean "{close[0]}"?' if close else ""
+        yield Problem(f"{name} has {as_toml(value)} in it, where {expectation(key)} is expected.{guess}", (name,))
         return
     if details["type"] == "less_than_equal":
         most = details["ctx"]["le"]
@@ -167,9 +173,9 @@ def value_refused(details: ErrorDetails) -> Iterator[Problem]:
     yield Problem(f"{name} = {as_toml(value)} {why_not(key, value)}{remedy(key, value)}", uncertain)
 
 
-def missing(name: str) -> Iterator[Problem]:
+def missing(name: str, root: type[BaseModel]) -> Iterator[Problem]:
     """A required key, or all required keys of a section that is not there."""
-    for full, key in all_keys().items():
+    for full, key in all_keys(root).items():
         if key.required and (full == name or full.startswith(f"{name}.")):
             yield Problem(f"{full} is not set, and has no default: it needs {expectation(key)}.", (full,))
 

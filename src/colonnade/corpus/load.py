@@ -1,136 +1,53 @@
 """A recipe from its file and the command line. All that is wrong with it is reported at once, before any work.
 
-TOML ─┐
-      ├─▶ known keys ─▶ schema ─▶ go together? ─▶ files there? ─▶ Recipe
-a.b=c ┘
+    TOML ─┐
+          ├─▶ known keys ─▶ schema ─▶ go together? ─▶ files there? ─▶ Recipe
+    a.b=c ┘
+
+What is read, and what is said of keys and values, is `config`'s, as for a run's configuration.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, cast, get_args
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import ValidationError
 
-from colonnade.config.describe import as_toml
-from colonnade.config.load import read, value_of
+from colonnade.config.check import Problem
+from colonnade.config.describe import as_toml, sections
+from colonnade.config.load import Content, listed, read_with
+from colonnade.config.problems import sort_keys, values_refused
 from colonnade.corpus.formats import KINDS_IN_WORDS, kind_of
 from colonnade.corpus.recipe import Recipe, RunSection
 from colonnade.errors import ConfigError
 
-Content = dict[str, Any]
-
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe in a TOML file, with `section.key=value` overrides. Raises ConfigError with every problem."""
-    content = read(path)
-    problems = [problem for override in overrides for problem in _apply(content, override)]
+    content, problems = read_with(path, overrides, Recipe)
     return build(content, problems, source=str(path))
 
 
-def build(content: Content, problems: Sequence[str] = (), *, source: str = "recipe") -> Recipe:
+def build(content: Content, problems: Sequence[Problem] = (), *, source: str = "recipe") -> Recipe:
     """The Recipe of a file's content. Raises ConfigError with the problems so far and all others."""
-    found = [*problems, *_unknown(content)]
-    known = _known(content)
+    known, of_keys = sort_keys(content, Recipe)
+    found = [*problems, *of_keys]
     try:
         recipe = _without_disabled(Recipe.model_validate(known))
     except ValidationError as error:
-        found += [message for details in error.errors(include_url=False) for message in _refused(details)]
+        found += values_refused(error, Recipe)
         recipe = _of_sound_sections(known)
-    found += [*_disagreements(recipe), *_missing_files(recipe)]
+    found += [Problem(message, ()) for message in (*_disagreements(recipe), *_missing_files(recipe))]
     if found:
-        count = "1 problem" if len(found) == 1 else f"{len(found)} problems"
-        raise ConfigError("\n".join([f"{source}: {count}", *(f"  - {problem}" for problem in dict.fromkeys(found))]))
+        raise ConfigError(listed(found, source))
     return recipe
-
-
-def sections() -> dict[str, type[BaseModel]]:
-    """The sections of a recipe and their classes."""
-    return {name: _section_of(field.annotation) for name, field in Recipe.model_fields.items()}
-
-
-def _section_of(annotation: object) -> type[BaseModel]:
-    options = [option for option in get_args(annotation) if option is not type(None)] or [annotation]
-    return cast(type[BaseModel], options[0])
-
-
-def _apply(content: Content, override: str) -> Iterator[str]:
-    name, equals, value = override.partition("=")
-    section, dot, key = name.strip().partition(".")
-    if not (equals and dot and section and key):
-        yield f"{override!r} is not of the form section.key=value. Write for instance write.folder=clean"
-        return
-    there = content.setdefault(section, {})
-    *outer, last = key.split(".")
-    for part in outer:
-        there = there.setdefault(part, {}) if isinstance(there, dict) else {}
-    if isinstance(there, dict):
-        there[last] = value_of(value.strip())
-
-
-def _unknown(content: Content) -> Iterator[str]:
-    for section, values in content.items():
-        if section not in sections():
-            yield _unknown_section(section, values)
-        elif not isinstance(values, dict):
-            yield f"{section} = {as_toml(values)} gives a value to a section. Write [{section}] and its keys under it."
-        else:
-            yield from (_unknown_key(section, key) for key in values if key not in sections()[section].model_fields)
-
-
-def _unknown_section(section: str, values: object) -> str:
-    owners = [name for name, kind in sections().items() if section in kind.model_fields]
-    if not isinstance(values, dict) and owners:
-        named = " or ".join(f"{owner}.{section}" for owner in owners)
-        return f"{section} = {as_toml(values)} stands outside of any section. Write it as {named}."
-    close = get_close_matches(section, sections(), n=1, cutoff=0.5)
-    there = ", ".join(f"[{name}]" for name in sections())
-    return f"[{section}] is not a step. {f'Did you mean [{close[0]}]? ' if close else ''}The sections are {there}."
-
-
-def _unknown_key(section: str, key: str) -> str:
-    own = list(sections()[section].model_fields)
-    owners = [f"{name}.{key}" for name, kind in sections().items() if key in kind.model_fields and key != "enabled"]
-    close = get_close_matches(key, own, n=1)
-    if close:
-        return f"{section}.{key} is not a key: did you mean {section}.{close[0]}?"
-    if owners:
-        return f"{section}.{key} is not a key: did you mean {' or '.join(owners)}?"
-    return f"{section}.{key} is not a key. [{section}] has {', '.join(own)}."
-
-
-def _known(content: Content) -> Content:
-    return {
-        section: {key: value for key, value in values.items() if key in sections()[section].model_fields}
-        for section, values in content.items()
-        if section in sections() and isinstance(values, dict)
-    }
-
-
-def _refused(details: ErrorDetails) -> Iterator[str]:
-    parts = [str(part) for part in details["loc"]]
-    name = ".".join(parts)
-    if details["type"] == "missing":
-        if len(parts) == 1:
-            needed = [key for key, field in sections()[parts[0]].model_fields.items() if field.is_required()]
-            yield f"{parts[0]}.{needed[0]} is not set, and has no default. Add [{parts[0]}] with it."
-        else:
-            yield f"{name} is not set, and has no default."
-        return
-    value, message = details["input"], details["msg"].removeprefix("Input should be ").replace("'", '"')
-    choices = details.get("ctx", {}).get("expected", "") if details["type"] == "literal_error" else ""
-    close = get_close_matches(str(value), [choice.strip("' ") for choice in choices.replace(" or ", ",").split(",")], 1)
-    guess = f' Did you mean "{close[0]}"?' if close else ""
-    yield f"{name} = {as_toml(value)} is not possible: it has to be {message}.{guess}"
 
 
 def _of_sound_sections(known: Content) -> Recipe:
     """A Recipe of the sections that are right in themselves, good only for further checks; the others are None."""
     sound: Content = {}
-    for name, section in sections().items():
+    for name, section in sections(Recipe).items():
         try:
             sound[name] = section.model_validate(known[name]) if name in known or name == "run" else None
         except (ValidationError, KeyError):
@@ -140,7 +57,7 @@ def _of_sound_sections(known: Content) -> Recipe:
 
 def _without_disabled(recipe: Recipe) -> Recipe:
     """The recipe without the steps that are switched off."""
-    off = {name: None for name in sections() if getattr(getattr(recipe, name), "enabled", True) is False}
+    off = {name: None for name in sections(Recipe) if getattr(getattr(recipe, name), "enabled", True) is False}
     return recipe.model_copy(update=off)
 
 
