@@ -103,6 +103,17 @@ def test_only_the_collectives_branch_on_the_size_of_an_axis(module: str) -> None
             assert not of_size, f"{module}:{node.lineno} {condition}"
 
 
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_only_a_family_knows_the_names_of_its_units(module: str) -> None:
+    """Others ask what a unit states of itself: whether it ends with the loss, whether it is computed again."""
+    if module.split(".")[0] in ("architecture", "model", "tasks"):
+        return
+    for node in ast.walk(TREES[module]):
+        if isinstance(node, ast.Compare):
+            found = re.search(r"\bunit\.kind\b|['\"](embedding|blocks?|head|encoder|decoder)['\"]", ast.unparse(node))
+            assert not found, f"{module}:{node.lineno} {ast.unparse(node)}"
+
+
 @pytest.mark.parametrize("file", FILES, ids=name_of)
 def test_sizes_and_state(file: Path) -> None:
     text = file.read_text()

@@ -126,11 +126,10 @@ def test_an_unknown_reduction_is_refused_on_paper_too() -> None:
         collectives.all_reduce(torch.ones(2), paper_mesh(LAYOUT, 0).tp, "median")
 
 
-def in_model(file: str, call: Callable[[], Any]) -> Any:
-    """`call`, as if a file of model/ had called it."""
-    scope: dict[str, Any] = {}
-    path = Path(collectives.__file__).parents[1] / "model" / f"{file}.py"
-    exec(compile("def run(call):\n    return call()", str(path), "exec"), scope)
+def in_part(part: str | None, call: Callable[[], Any]) -> Any:
+    """`call`, as if a file had called it that names itself a part of a unit, or one that does not."""
+    scope: dict[str, Any] = {} if part is None else {"LEDGER_PART": part}
+    exec("def run(call):\n    return call()", scope)
     return scope["run"](call)
 
 
@@ -141,11 +140,11 @@ def test_entries_name_the_layer_forward_and_backward() -> None:
     def layer() -> torch.Tensor:
         return reduce_from(copy_to(x, mesh.tp), mesh.tp)
 
-    for unit, file in (("blocks.7", "mlp"), ("blocks.8", "attention"), ("head", "gpt")):
+    for unit, part in (("blocks.7", "mlp"), ("blocks.8", "attention"), ("head", None)):
         mesh.ledger.unit = unit
-        y = in_model(file, layer)
+        y = in_part(part, layer)
     mesh.ledger.unit = "blocks.7"
-    in_model("mlp", layer).sum().backward()
+    in_part("mlp", layer).sum().backward()
     mesh.ledger.unit = "another"
     y.sum().backward()  # the backward of a layer is that layer's, whatever is at work
     assert [(entry.layer, entry.backward) for entry in mesh.ledger.entries] == [

@@ -19,9 +19,8 @@ import torch
 
 _HERE = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
-_MODEL = str(Path(__file__).parents[1] / "model")
-_WHOLE_UNITS = ("gpt", "transformer")  # files of model/ that stand for a unit, not for a part of one
-_DEPTH = 24  # frames above the call site in which a file of model/ is looked for
+_PART = "LEDGER_PART"  # a constant by which a file of a layer names the part of a unit that it is
+_DEPTH = 24  # frames above the call site in which such a file is looked for
 
 
 @dataclass
@@ -152,7 +151,7 @@ class Site:
 
     where: str
     part: str = ""
-    """The file of model/ on the way, "mlp"; "" where there is none."""
+    """The part of a unit on the way, "mlp"; "" where none is."""
     backward: bool = False
     unit: str = ""
     """With `backward`: the unit whose forward this is the backward of."""
@@ -173,13 +172,12 @@ def call_site() -> Site:
 
 
 def _part(frame: FrameType | None) -> str:
-    """The innermost file of model/ on the stack above `frame`, unless it stands for a whole unit."""
+    """What the innermost file on the stack above `frame` that names itself a part calls itself."""
     for _ in range(_DEPTH):
         if frame is None:
             return ""
-        if frame.f_code.co_filename.startswith(_MODEL):
-            stem = Path(frame.f_code.co_filename).stem
-            return "" if stem in _WHOLE_UNITS else stem
+        if _PART in frame.f_globals:
+            return str(frame.f_globals[_PART])
         frame = frame.f_back
     return ""
 

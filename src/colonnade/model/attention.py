@@ -22,6 +22,9 @@ from colonnade.model.rotary import Rotary
 from colonnade.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, columns, shard_size
 from colonnade.tensor_parallel.parallel import Parallel
 
+LEDGER_PART = "attention"
+"""What the ledger calls the part of a block that sends from here."""
+
 
 @dataclass
 class KeyValueCache:

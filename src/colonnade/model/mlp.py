@@ -9,6 +9,8 @@ from colonnade.config.schema import ModelConfig
 from colonnade.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, columns
 from colonnade.tensor_parallel.parallel import Parallel
 
+LEDGER_PART = "mlp"
+"""What the ledger calls the part of a block that sends from here."""
 GELU = {"gelu": "none", "gelu_tanh": "tanh"}
 """torch's name of each approximation."""
 

@@ -16,7 +16,7 @@ Written from the papers and not from the program, so that the ledger can be held
 Bytes are those of the tensor that a rank puts in (or receives), as in the ledger.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -95,9 +95,9 @@ class Step:
         """The units of each chunk of this rank's stage."""
         return chunks_of_stage(self.architecture, self.parallel, self.place["pp"])
 
-    def count(self, kind: str) -> int:
-        """Units of this kind on this stage."""
-        return sum(unit.kind == kind for chunk in self.chunks for unit in chunk)
+    def count(self, which: Callable[[Unit], bool]) -> int:
+        """Such units on this stage."""
+        return sum(which(unit) for chunk in self.chunks for unit in chunk)
 
     @cached_property
     def weights(self) -> dict[str, list[Local]]:
@@ -197,7 +197,8 @@ def _over_tp(step: Step, operation: str, what: str, count: int) -> Flow:
 
 def _blocks(step: Step) -> Iterator[Flow]:
     twice = step.parallel.recompute == "full"
-    n, again = 2 * step.num_microbatches * step.count("block"), ", and again in recomputation" if twice else ""
+    again = ", and again in recomputation" if twice else ""
+    n = 2 * step.num_microbatches * step.count(lambda unit: unit.recomputes)
     forward = n * (1 + twice)
     if not step.parallel.sequence_parallel:
         yield _over_tp(step, "all_reduce", f"2 a layer forward, behind attention and MLP{again}", forward)
@@ -211,7 +212,8 @@ def _blocks(step: Step) -> Iterator[Flow]:
 
 
 def _embedding(step: Step) -> Iterator[Flow]:
-    n = step.num_microbatches * step.count("embedding")
+    first = step.architecture.units[0]
+    n = step.num_microbatches * step.count(lambda unit: unit == first)
     if not step.parallel.sequence_parallel:
         yield _over_tp(step, "all_reduce", "embedding forward", n)
         return
@@ -220,7 +222,7 @@ def _embedding(step: Step) -> Iterator[Flow]:
 
 
 def _head(step: Step) -> Iterator[Flow]:
-    n = step.num_microbatches * step.count("head")
+    n = step.num_microbatches * step.count(lambda unit: unit.is_loss)
     rows = vocab_rows_per_rank(step.vocab_size, step.parallel.tp)
     limit = CHUNK_LOGITS * CUDA_CHUNKS if step.cuda else CHUNK_LOGITS
     chunks = max(1, -(-step.tokens * rows // limit))
