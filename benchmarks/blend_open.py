@@ -20,6 +20,7 @@ from benchmarks.data_open import write_sparse
 from benchmarks.peers.sample_stopwatch import own_memory
 from colonnade.data.blend import Blend, whole_weights
 from colonnade.data.blended_dataset import BlendedDataset, Mixture, open_blend
+from colonnade.data.gpt_dataset import TextSamples
 from colonnade.data.indexed import bin_path, idx_path
 from colonnade.data.loader import load_batch
 
@@ -34,6 +35,7 @@ def main() -> None:
         before, started = own_memory(), time.perf_counter()
         datasets = open_blend(
             Mixture(dict(zip(names, weights, strict=True))),
+            samples=TextSamples(),
             split=(29, 1, 0),
             seq_length=1_024,
             vocab_size=50_257,

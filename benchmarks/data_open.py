@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from colonnade.data.gpt_dataset import GPTDataset, open_datasets
+from colonnade.data.datasets import open_datasets
+from colonnade.data.gpt_dataset import GPTDataset, TextSamples
 from colonnade.data.indexed import HEADER, MAGIC, VERSION, bin_path, idx_path
 from colonnade.data.loader import load_batch
 
@@ -32,7 +33,9 @@ def main() -> None:
         index_bytes = idx_path(prefix).stat().st_size
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         started = time.perf_counter()
-        datasets = open_datasets(train=str(prefix), split=(29, 1, 0), seq_length=2_048, vocab_size=50_257, seed=1)
+        datasets = open_datasets(
+            samples=TextSamples(), train=str(prefix), split=(29, 1, 0), seq_length=2_048, vocab_size=50_257, seed=1
+        )
         opened = time.perf_counter()
         batch = load_batch(datasets.train, range(10**6, 10**6 + 512))
         read = time.perf_counter()

@@ -17,6 +17,7 @@ FLOORS = [
     {"launch", "data", "tensor_parallel", "optim"},
     {"model", "data_parallel", "pipeline"},
     {"checkpoint", "evaluation", "generation"},
+    {"tasks"},
     {"train"},
     {"planner"},
     {"verify", "serving"},

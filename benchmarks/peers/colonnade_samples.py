@@ -1,7 +1,8 @@
 """Colonnade's GPT samples of one token file: `benchmarks.samples_start` starts it as a process of its own."""
 
 from benchmarks.peers.sample_stopwatch import VOCABULARY, measure, read_line
-from colonnade.data.gpt_dataset import Dataset, open_datasets
+from colonnade.data.datasets import Dataset, open_datasets
+from colonnade.data.gpt_dataset import TextSamples
 from colonnade.data.loader import load_batch
 
 
@@ -10,7 +11,12 @@ def main() -> None:
 
     def open_data() -> Dataset:
         data = open_datasets(
-            train=line.prefix, split=(29, 1, 0), seq_length=line.seq_length, vocab_size=VOCABULARY, seed=1
+            samples=TextSamples(),
+            train=line.prefix,
+            split=(29, 1, 0),
+            seq_length=line.seq_length,
+            vocab_size=VOCABULARY,
+            seed=1,
         )
         return data.train
 

@@ -22,7 +22,8 @@ from colonnade.data.loader import Batch
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import paper_mesh
 from colonnade.model.dropout import Masks
-from colonnade.model.gpt import GPT, Inputs
+from colonnade.model.gpt import GPT
+from colonnade.model.inputs import Inputs
 from colonnade.model.precision import DTYPES
 from colonnade.optim.adamw import AdamW
 from colonnade.optim.param_slice import ParamSlice

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from colonnade.data.blended_dataset import BlendBy, BlendedDataset, Mixture, open_blend
-from colonnade.data.gpt_dataset import Datasets, open_datasets
+from colonnade.data.datasets import Datasets, open_datasets
+from colonnade.data.gpt_dataset import STREAM, TextSamples
 from colonnade.data.loader import load_batch, rank_positions
 from colonnade.data.rows import Cut
 from colonnade.errors import DataError
@@ -21,10 +22,15 @@ VOCAB = 60_000
 
 
 def opened(
-    numbers: dict[str, float], *, by: BlendBy = "samples", temperature: float | None = None, **settings: object
+    numbers: dict[str, float],
+    *,
+    by: BlendBy = "samples",
+    temperature: float | None = None,
+    cut: Cut = STREAM,
+    **settings: object,
 ) -> Datasets:
     defaults: dict[str, object] = {"split": (1.0, 0.0, 0.0), "seq_length": 4, "vocab_size": VOCAB, "seed": 1}
-    return open_blend(Mixture(numbers, by, temperature), **(defaults | settings))  # type: ignore[arg-type]
+    return open_blend(Mixture(numbers, by, temperature), samples=TextSamples(cut), **(defaults | settings))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -46,7 +52,9 @@ def test_shares_are_exact(files: tuple[str, str, str]) -> None:
 
 def test_each_file_has_the_order_that_it_has_alone(files: tuple[str, str, str]) -> None:
     datasets = opened({files[0]: 1, files[1]: 1})
-    alone = open_datasets(train=files[0], split=(1, 0, 0), seq_length=4, vocab_size=VOCAB, seed=1)
+    alone = open_datasets(
+        samples=TextSamples(), train=files[0], split=(1, 0, 0), seq_length=4, vocab_size=VOCAB, seed=1
+    )
     mine = [position for position, source in enumerate(sources(datasets, range(40))) if source == 0]
     assert datasets.train.rows(mine).tokens.tolist() == alone.train.rows(range(20)).tokens.tolist()
 

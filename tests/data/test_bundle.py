@@ -7,7 +7,7 @@ import lzma
 
 from colonnade.config.schema import parse_split
 from colonnade.data import bundle
-from colonnade.data.gpt_dataset import split_documents
+from colonnade.data.datasets import split_documents
 
 
 def test_the_stories() -> None:

@@ -11,8 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from colonnade.data.blended_dataset import Mixture, open_blend
-from colonnade.data.curriculum import Curriculum, CurriculumDataset
-from colonnade.data.gpt_dataset import Dataset, GPTDataset, open_datasets
+from colonnade.data.curriculum import Curriculum
+from colonnade.data.curriculum_dataset import CurriculumDataset
+from colonnade.data.datasets import Dataset, open_datasets
+from colonnade.data.gpt_dataset import GPTDataset, TextSamples
 from colonnade.data.indexed import TokenFile
 from colonnade.data.loader import load_batch, rank_positions
 from colonnade.data.rows import Cut
@@ -67,7 +69,9 @@ def test_without_a_curriculum_positions_are_samples(write_tokens: Write) -> None
     same = {"micro_batch_size": 2, "dp_rank": 1, "dp_size": 3}
     assert curriculum.rank_positions(24, **same) == rank_positions(24, global_batch_size=12, **same)
     assert (curriculum.next(24), curriculum.steps(3), curriculum.unit) == (36, 36, 4)
-    plain = open_datasets(train=write_tokens(101), split=(1, 0, 0), seq_length=4, vocab_size=60_000, seed=1).train
+    plain = open_datasets(
+        samples=TextSamples(), train=write_tokens(101), split=(1, 0, 0), seq_length=4, vocab_size=60_000, seed=1
+    ).train
     batch, expected = load_batch(CurriculumDataset(plain, curriculum), range(90)), load_batch(plain, range(90))
     assert batch.tokens.tolist() == expected.tokens.tolist()
 
@@ -78,7 +82,9 @@ def test_every_token_is_used_once_an_epoch(
     write_tokens: Write, curriculum: Curriculum, num_samples: int, seed: int
 ) -> None:
     prefix = write_tokens(12 * num_samples + 1, name=f"of-{num_samples}")
-    plain = open_datasets(train=prefix, split=(1, 0, 0), seq_length=12, vocab_size=60_000, seed=seed).train
+    plain = open_datasets(
+        samples=TextSamples(), train=prefix, split=(1, 0, 0), seq_length=12, vocab_size=60_000, seed=seed
+    ).train
     dataset = CurriculumDataset(plain, curriculum)
     labels = labels_of(dataset, positions_of(curriculum, 0, 3 * len(dataset)))
     for epoch in range(3):
@@ -91,7 +97,9 @@ def test_every_token_is_used_once_an_epoch(
 @given(curricula(), st.integers(0, 99))
 def test_epochs_of_blended_files_do_not_mix_either(write_tokens: Write, curriculum: Curriculum, seed: int) -> None:
     files = {write_tokens(12 * 5 + 1, name="a"): 2.0, write_tokens(12 * 9 + 1, name="b", vocab_size=1_000): 1.0}
-    plain = open_blend(Mixture(files), split=(1, 0, 0), seq_length=12, vocab_size=60_000, seed=seed).train
+    plain = open_blend(
+        Mixture(files), samples=TextSamples(), split=(1, 0, 0), seq_length=12, vocab_size=60_000, seed=seed
+    ).train
     dataset = CurriculumDataset(plain, curriculum)
     seen: dict[tuple[int, int], Counter[int]] = {}
     for step in positions_of(curriculum, 0, 60 * 12 // curriculum.unit):
@@ -110,7 +118,9 @@ def test_a_restart_on_another_layout_goes_on_with_the_same_sequences(
     write_tokens: Write, stop: int, dp_size: int, micro: int
 ) -> None:
     curriculum = Curriculum([0, 300, 900], [4, 8, 16], [4, 4, 8])
-    plain = open_datasets(train=write_tokens(701), split=(1, 0, 0), seq_length=16, vocab_size=60_000, seed=1).train
+    plain = open_datasets(
+        samples=TextSamples(), train=write_tokens(701), split=(1, 0, 0), seq_length=16, vocab_size=60_000, seed=1
+    ).train
     dataset = CurriculumDataset(plain, curriculum)
     whole = positions_of(curriculum, 0, curriculum.steps(120))
     resumed: list[list[int]] = []

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colonnade.data.gpt_dataset import GPTDataset, open_datasets, split_documents
+from colonnade.data.datasets import open_datasets, split_documents
+from colonnade.data.gpt_dataset import GPTDataset, TextSamples
 from colonnade.data.indexed import TokenFile
 from colonnade.data.rows import Cut
 from colonnade.data.sampler import EpochOrder
@@ -91,19 +92,23 @@ def test_splits_are_all_documents_in_the_right_shares(num_documents: int, weight
 
 
 def opened(prefix: str, **settings: object) -> object:
-    return open_datasets(**{"train": prefix, "seq_length": 4, "vocab_size": VOCAB, "seed": 1} | settings)  # type: ignore[arg-type]
+    return open_datasets(
+        samples=TextSamples(), **{"train": prefix, "seq_length": 4, "vocab_size": VOCAB, "seed": 1} | settings
+    )  # type: ignore[arg-type]
 
 
 def test_opening_a_run(write_tokens: Write) -> None:
     prefix = write_tokens(*[10] * 30)
-    datasets = open_datasets(train=prefix, split=(28, 1, 1), seq_length=4, vocab_size=VOCAB, seed=1)
+    datasets = open_datasets(
+        samples=TextSamples(), train=prefix, split=(28, 1, 1), seq_length=4, vocab_size=VOCAB, seed=1
+    )
     assert datasets.train.documents == range(28)
     assert datasets.train.num_samples == 69
     assert datasets.train.order == EpochOrder(69, 1)
     assert datasets.validation is not None and datasets.test is not None
     assert (datasets.validation.documents, datasets.test.documents) == (range(28, 29), range(29, 30))
     assert datasets.validation.sample(0).tolist() == [280, 281, 282, 283, 284]
-    alone = open_datasets(train=prefix, split=(1, 0, 0), seq_length=4, vocab_size=VOCAB, seed=1)
+    alone = open_datasets(samples=TextSamples(), train=prefix, split=(1, 0, 0), seq_length=4, vocab_size=VOCAB, seed=1)
     assert alone.validation is None and alone.test is None
 
 
@@ -112,7 +117,9 @@ def test_every_part_is_cut_alike(write_tokens: Write) -> None:
     prefix, other = write_tokens(*[9] * 20, name="a"), write_tokens(*[9] * 4, name="b")
     cut = Cut(separate=True, best_fit=True, no_loss_on=(2,))
     for own in ({}, {"validation": other, "test": other}):
-        found = open_datasets(train=prefix, **own, split=(8, 1, 1), seq_length=9, vocab_size=VOCAB, seed=0, cut=cut)
+        found = open_datasets(
+            samples=TextSamples(cut), train=prefix, **own, split=(8, 1, 1), seq_length=9, vocab_size=VOCAB, seed=0
+        )
         for part in (found.train, found.validation, found.test):
             assert part is not None
             rows = part.rows(range(len(part)))
@@ -122,11 +129,15 @@ def test_every_part_is_cut_alike(write_tokens: Write) -> None:
 
 def test_files_of_their_own(write_tokens: Write) -> None:
     train, other = write_tokens(*[10] * 30, name="train"), write_tokens(9, 9, name="other")
-    datasets = open_datasets(train=train, validation=other, split=(29, 1, 0), seq_length=4, vocab_size=VOCAB, seed=1)
+    datasets = open_datasets(
+        samples=TextSamples(), train=train, validation=other, split=(29, 1, 0), seq_length=4, vocab_size=VOCAB, seed=1
+    )
     assert datasets.train.documents == range(30)
     assert datasets.validation is not None
     assert (datasets.validation.file.prefix, datasets.validation.documents) == (other, range(2))
-    datasets = open_datasets(train=train, validation=other, split=(8, 1, 1), seq_length=4, vocab_size=VOCAB, seed=1)
+    datasets = open_datasets(
+        samples=TextSamples(), train=train, validation=other, split=(8, 1, 1), seq_length=4, vocab_size=VOCAB, seed=1
+    )
     assert datasets.test is not None
     assert (datasets.train.documents, datasets.test.documents) == (range(27), range(27, 30))
 
@@ -143,7 +154,12 @@ def test_a_split_without_documents(write_tokens: Write) -> None:
 
 def test_one_document_is_enough_where_nothing_is_evaluated(write_tokens: Write) -> None:
     datasets = open_datasets(
-        train=write_tokens(50), needed=frozenset({"train"}), seq_length=4, vocab_size=VOCAB, seed=1
+        samples=TextSamples(),
+        train=write_tokens(50),
+        needed=frozenset({"train"}),
+        seq_length=4,
+        vocab_size=VOCAB,
+        seed=1,
     )
     assert datasets.train.documents == range(1)
     assert datasets.validation is None and datasets.test is None
@@ -157,7 +173,14 @@ def test_a_corpus_shorter_than_a_sample(write_tokens: Write) -> None:
 def test_orders(write_tokens: Write) -> None:
     prefix = write_tokens(101)
     mixed = open_datasets(
-        train=prefix, split=(1, 0, 0), seq_length=5, vocab_size=VOCAB, seed=1, order="all_epochs", epochs=3
+        samples=TextSamples(),
+        train=prefix,
+        split=(1, 0, 0),
+        seq_length=5,
+        vocab_size=VOCAB,
+        seed=1,
+        order="all_epochs",
+        epochs=3,
     ).train
     starts = (mixed.samples(range(60))[:, 0] // 5).tolist()
     assert sorted(starts) == sorted([*range(20)] * 3)
@@ -188,6 +211,7 @@ def test_data_of_a_larger_vocabulary(write_tokens: Write) -> None:
 
 def test_megatrons_own_files_open(megatron: Path) -> None:
     datasets = open_datasets(
+        samples=TextSamples(),
         train=str(megatron / "meg-gpt2-openwebtext_text_document"),
         split=(29, 1, 0),
         seq_length=1_024,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from colonnade.data.gpt_dataset import GPTDataset
 from colonnade.data.indexed import TokenFile
-from colonnade.data.loader import evaluation_batches, evaluation_positions, load_batch, load_batches, rank_positions
+from colonnade.data.loader import evaluation_batches, evaluation_positions, load_batch, rank_positions
 from colonnade.data.sampler import EpochOrder
 
 Write = Callable[..., str]
@@ -80,7 +81,11 @@ def test_uneven_shares_are_filled_with_what_does_not_count(write_tokens: Write, 
     """As many micro-batches on every rank, every label once."""
     dataset = GPTDataset(TokenFile(write_tokens(101)), range(1), 5, vocab_size=60_000)
     ranks = [
-        list(evaluation_batches(dataset, num_samples, micro_batch_size=2, dp_rank=rank, dp_size=dp_size))
+        list(
+            evaluation_batches(
+                partial(load_batch, dataset), num_samples, micro_batch_size=2, dp_rank=rank, dp_size=dp_size
+            )
+        )
         for rank in range(dp_size)
     ]
     assert len({len(batches) for batches in ranks}) == 1
@@ -91,6 +96,6 @@ def test_uneven_shares_are_filled_with_what_does_not_count(write_tokens: Write, 
 def test_a_step(write_tokens: Write) -> None:
     dataset = GPTDataset(TokenFile(write_tokens(101)), range(1), 5, vocab_size=60_000)
     parts = rank_positions(4, global_batch_size=8, micro_batch_size=2, dp_rank=1, dp_size=2)
-    batches = list(load_batches(dataset, parts))
+    batches = [load_batch(dataset, positions) for positions in parts]
     assert [batch.samples.tolist() for batch in batches] == [[8, 9], [10, 11]]
     assert batches[1].tokens[0].tolist() == [50, 55]

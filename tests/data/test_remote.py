@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from colonnade.data import remote
-from colonnade.data.gpt_dataset import open_datasets
+from colonnade.data.datasets import open_datasets
+from colonnade.data.gpt_dataset import TextSamples
 from colonnade.data.indexed import TokenFile
 from colonnade.data.remote import RemoteTokenFile, open_token_file
 from colonnade.data.sidecar import Sidecar, read_sidecar, sidecar_path
@@ -110,8 +111,8 @@ def test_a_block_that_is_cut_short_is_fetched_again(uploaded: tuple[str, TokenFi
 def test_a_run_reads_by_url(uploaded: tuple[str, TokenFile], tmp_path: Path) -> None:
     url, local = uploaded
     settings: dict[str, Any] = {"split": (1, 0, 0), "seq_length": 8, "vocab_size": 60_000, "seed": 1}
-    by_url = open_datasets(train=url, cache=str(tmp_path), **settings).train
-    by_path = open_datasets(train=local.prefix, **settings).train
+    by_url = open_datasets(samples=TextSamples(), train=url, cache=str(tmp_path), **settings).train
+    by_path = open_datasets(samples=TextSamples(), train=local.prefix, **settings).train
     assert np.array_equal(by_url.rows(range(20)).tokens, by_path.rows(range(20)).tokens)
 
 

@@ -168,5 +168,5 @@ def attention(tokens: torch.Tensor, positions: torch.Tensor, visible: torch.Tens
 def test_rows_of_one_kind_only() -> None:
     one = Rows(np.zeros((1, 2), int), np.zeros((1, 2), int), np.ones((1, 2), bool), None)
     other = Rows(one.tokens, one.labels, one.counted, one.tokens)
-    with pytest.raises(AssertionError, match="all rows know their documents, or none"):
+    with pytest.raises(AssertionError, match="all samples have a field, or none"):
         Rows.stack([one, other])

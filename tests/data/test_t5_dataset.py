@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from colonnade.data.datasets import open_datasets
 from colonnade.data.draws import Draws, SamplePurpose
-from colonnade.data.gpt_dataset import open_datasets
+from colonnade.data.gpt_dataset import TextSamples
 from colonnade.data.t5_dataset import Corruption, T5Dataset, spans, text_length
 from colonnade.errors import DataError
 
@@ -20,7 +21,9 @@ CORRUPTION = Corruption(sentinels=tuple(range(50_099, 49_999, -1)), end=END, sta
 
 
 def dataset(prefix: str, length: int, seed: int = 1) -> T5Dataset:
-    texts = open_datasets(train=prefix, split=(1, 0, 0), seq_length=length, vocab_size=60_000, seed=seed).train
+    texts = open_datasets(
+        samples=TextSamples(), train=prefix, split=(1, 0, 0), seq_length=length, vocab_size=60_000, seed=seed
+    ).train
     return T5Dataset(texts, corruption=CORRUPTION, seed=seed)  # type: ignore[arg-type]
 
 
@@ -40,7 +43,9 @@ def test_texts_can_be_put_together_again(write_tokens: Write) -> None:
     length = text_length(64, CORRUPTION)
     prefix = write_tokens(length * 40 + 1)
     data = dataset(prefix, length)
-    texts = open_datasets(train=prefix, split=(1, 0, 0), seq_length=length, vocab_size=60_000, seed=1).train
+    texts = open_datasets(
+        samples=TextSamples(), train=prefix, split=(1, 0, 0), seq_length=length, vocab_size=60_000, seed=1
+    ).train
     batch = data.batch(range(30))
     assert batch.tokens.shape == (64, 30)
     assert (len(batch.tokens), len(batch.labels)) == CORRUPTION.widths(length)

@@ -14,7 +14,8 @@ from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.model.attend import attend, attend_with_dropout
 from colonnade.model.attention import KeyValueCache
 from colonnade.model.dropout import Masks
-from colonnade.model.gpt import GPT, Inputs
+from colonnade.model.gpt import GPT
+from colonnade.model.inputs import Inputs
 from colonnade.model.mask import Mask, Pairs
 from colonnade.model.position import Positions
 from colonnade.pipeline.carry import Carry

@@ -13,8 +13,9 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh
 from colonnade.model.attention import KeyValueCache
 from colonnade.model.dropout import Masks
-from colonnade.model.gpt import GPT, Inputs
+from colonnade.model.gpt import GPT
 from colonnade.model.initialize import initialize_
+from colonnade.model.inputs import Inputs
 from colonnade.tensor_parallel.parallel import Parallel
 from tests.distributed import run_on_ranks
 from tests.model.plain import Drops, leaves, plain_logits, plain_loss

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from colonnade.config.schema import ModelConfig, RotaryConfig
 from colonnade.mesh.mesh import Mesh
-from colonnade.model.gpt import GPT, Inputs
+from colonnade.model.gpt import GPT
 from colonnade.model.initialize import initialize_
+from colonnade.model.inputs import Inputs
 from colonnade.model.rotary import attention_scale, inverse_wavelengths
 from colonnade.tensor_parallel.parallel import Parallel
 

@@ -60,7 +60,8 @@ def unit_names(num_blocks: int) -> list[str]:
 def units(names: Sequence[str]) -> list[Unit]:
     """As a model's statement has them."""
     return [
-        Unit(name, name.split(".")[0], (name,), 1, recomputes="." in name, is_loss=name == "head") for name in names
+        Unit(name, name.split(".")[0], (name,), 1, recomputes="." in name, losses=("loss",) if name == "head" else ())
+        for name in names
     ]
 
 

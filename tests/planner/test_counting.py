@@ -40,7 +40,7 @@ def stated(num_blocks: int, ends: bool = True) -> Architecture:
     """Each unit keeps 100 besides the stream, 2, and has a bucket of its own."""
     units = [Unit(f"blocks.{i}", "block", (f"blocks.{i}",), 1, recomputes=True) for i in range(num_blocks)]
     if ends:
-        head = Unit("head", "loss", ("head",), 1, is_loss=True)
+        head = Unit("head", "loss", ("head",), 1, losses=("loss",))
         units = [Unit("embedding", "first", ("embedding",), 0), *units, head]
     return Architecture(tuple(units), {unit.name: (Weight("weight", (LENGTH,)),) for unit in units})
 
@@ -170,7 +170,10 @@ def kept_by(pair: Pair, architecture: Architecture) -> dict[str, Kept]:
 
 def pair_statement(pair: Pair) -> Architecture:
     """Every unit is a kind of its own."""
-    units = [Unit(name, name, (name,), 1, recomputes="." in name, is_loss=name == "head") for name in pair.names]
+    units = [
+        Unit(name, name, (name,), 1, recomputes="." in name, losses=("loss",) if name == "head" else ())
+        for name in pair.names
+    ]
     return Architecture(tuple(units), {name: (Weight("weight", (LENGTH,)),) for name in pair.names})
 
 

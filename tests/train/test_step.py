@@ -111,7 +111,7 @@ def test_a_step_tells_what_it_did() -> None:
     config, state = fresh(case)
     batches = in_microbatches(case, 0)
     first, second = step(case, state, batches), step(case, state, batches)
-    assert first.loss_tokens == sum(int(batch.loss_mask.sum()) for batch in batches)
+    assert first.counts[0] == sum(int(batch.loss_mask.sum()) for batch in batches)
     peak = config.optim.learning_rate
     assert [first.learning_rate, second.learning_rate] == pytest.approx([peak / 2, peak], rel=1e-14)
     assert state.step == 2 and state.samples == 2 * GLOBAL_BATCH
@@ -149,9 +149,9 @@ def test_every_loss_token_counts_the_same() -> None:
     """The loss is the mean over tokens, not a mean of the samples' or micro-batches' means."""
     case = Case(drop=0.0, mask="differ")
     singles = [after(case, [part(global_batch(case, 0), [i])])[0] for i in range(GLOBAL_BATCH)]
-    total = sum(single.loss * single.loss_tokens for single in singles)
-    tokens = sum(single.loss_tokens for single in singles)
-    assert len({single.loss_tokens for single in singles}) > 2, "masks differ"
+    total = sum(single.loss * single.counts[0] for single in singles)
+    tokens = sum(single.counts[0] for single in singles)
+    assert len({single.counts[0] for single in singles}) > 2, "masks differ"
     assert after(case, in_microbatches(case, 0))[0].loss == pytest.approx(total / tokens, rel=1e-12)
 
 
@@ -173,7 +173,7 @@ def test_a_batch_without_a_single_label_only_decays() -> None:
     before = tensors(state, "master")
     batches = [replace(batch, loss_mask=torch.zeros_like(batch.loss_mask)) for batch in in_microbatches(case, 0)]
     result = step(case, state, batches)
-    assert (result.loss, result.grad_norm, result.loss_tokens) == (0.0, 0.0, 0)
+    assert (result.loss, result.grad_norm, result.counts[0]) == (0.0, 0.0, 0)
     shrunk = 1 - result.learning_rate * config.optim.weight_decay
     for name, weight in tensors(state, "master").items():
         expected = before[name] * (shrunk if weight.ndim == 2 else 1.0)

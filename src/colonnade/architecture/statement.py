@@ -64,8 +64,13 @@ class Unit(NamedTuple):
     """Of a forward pass, for each token of a full-length sample: matrix products and attention."""
     recomputes: bool = False
     """Whether parallel.recompute = "full" computes it again in backward."""
-    is_loss: bool = False
-    """Ends the model with the loss, and adds to its weights' gradients in forward already."""
+    losses: tuple[str, ...] = ()
+    """Names of the losses with which it ends the model; it adds to its weights' gradients in forward already."""
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether the model ends with it."""
+        return bool(self.losses)
 
 
 @dataclass(frozen=True)

@@ -14,22 +14,22 @@ from fractions import Fraction
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from colonnade.data.blend import Blend, whole_weights
-from colonnade.data.gpt_dataset import (
+from colonnade.data.datasets import (
     SPLITS,
-    STREAM,
     Datasets,
-    GPTDataset,
+    FileDataset,
     Passes,
+    Positions,
+    SampleKind,
     check_documents,
     open_tokens,
     order_of,
     split_documents,
 )
 from colonnade.data.indexed import TokenFile
-from colonnade.data.rows import Cut, Rows
+from colonnade.data.rows import Samples
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 
@@ -48,7 +48,7 @@ class Mixture:
 class BlendedDataset:
     """The samples of several data sets in one order."""
 
-    def __init__(self, parts: Sequence[GPTDataset], blend: Blend, *, end: int | None = None) -> None:
+    def __init__(self, parts: Sequence[FileDataset], blend: Blend, *, end: int | None = None) -> None:
         """`end`: positions there are; None: any number, each part begins again when it is used up."""
         assert len(parts) == len(blend.weights), "a weight for each data set"
         assert len({part.seq_length for part in parts}) == 1, "samples of one length"
@@ -63,16 +63,17 @@ class BlendedDataset:
         """Samples until the first of the data sets begins again, or the end."""
         return self.num_samples
 
-    def rows(self, positions: Sequence[int] | NDArray[np.int64]) -> Rows:
+    def rows(self, positions: Positions) -> Samples:
         """The samples at positions [b] of the run."""
         asked = np.asarray(positions, dtype=np.int64)
         self.check_length(int(asked.max(initial=-1)) + 1)
         place = self.blend.locate(asked)
         groups = [np.flatnonzero(place.sets == number) for number in np.unique(place.sets)]
         rows = [self.parts[place.sets[group[0]]].rows(place.indices[group]) for group in groups]
-        return Rows.stack(rows).take(np.argsort(np.concatenate(groups)))
+        stacked: Samples = type(rows[0]).stack(rows)
+        return stacked.take(np.argsort(np.concatenate(groups)))
 
-    def passes(self, positions: Sequence[int] | NDArray[np.int64]) -> Passes:
+    def passes(self, positions: Positions) -> Passes:
         """Which pass over which part each sample [b] is of."""
         place = self.blend.locate(np.asarray(positions, dtype=np.int64))
         epochs = np.empty_like(place.indices)
@@ -95,17 +96,17 @@ class BlendedDataset:
 def open_blend(
     mixture: Mixture,
     *,
+    samples: SampleKind,
     split: tuple[float, float, float],
     seq_length: int,
     vocab_size: int,
     seed: int,
     order: Literal["epoch", "all_epochs"] = "epoch",
     tokenizer: Tokenizer | None = None,
-    cut: Cut = STREAM,
     cache: str | None = None,
 ) -> Datasets:
     """The data sets of a blended run: `split` cuts each file by documents, and the parts are blended alike."""
-    found: list[list[GPTDataset]] = [[], [], []]
+    found: list[list[FileDataset]] = [[], [], []]
     shares: list[list[float]] = [[], [], []]
     for number, (prefix, value) in enumerate(mixture.numbers.items()):
         file = open_tokens(prefix, vocab_size=vocab_size, tokenizer=tokenizer, cache=cache)
@@ -113,7 +114,7 @@ def open_blend(
             if part and not _fills_a_sample(file, documents, seq_length):
                 continue
             check_documents(file, SPLITS[part], documents, split)
-            in_order = GPTDataset(file, documents, seq_length, vocab_size=vocab_size, cut=cut)
+            in_order = samples.dataset(file, documents, seq_length, vocab_size=vocab_size)
             found[part].append(in_order if part else _shuffled(in_order, mixture, value, order, seed + (number << 32)))
             shares[part].append(value)
     opened = [_blended(parts, mixture, values) for parts, values in zip(found[1:], shares[1:], strict=True)]
@@ -125,27 +126,27 @@ def _fills_a_sample(file: TokenFile, documents: range, seq_length: int) -> bool:
 
 
 def _shuffled(
-    dataset: GPTDataset, mixture: Mixture, number: float, order: Literal["epoch", "all_epochs"], seed: int
-) -> GPTDataset:
+    dataset: FileDataset, mixture: Mixture, number: float, order: Literal["epoch", "all_epochs"], seed: int
+) -> FileDataset:
     """The data set in its own random order; the first file's is the one that it has alone."""
     epochs = int(number) if mixture.by == "epochs" else None
     dataset.order = order_of(dataset.num_samples, order=order, epochs=epochs, seed=seed)
     return dataset
 
 
-def _training(parts: list[GPTDataset], mixture: Mixture, numbers: Sequence[float]) -> BlendedDataset:
+def _training(parts: list[FileDataset], mixture: Mixture, numbers: Sequence[float]) -> BlendedDataset:
     if mixture.by != "epochs":
         return BlendedDataset(parts, Blend(_weights(parts, mixture, numbers)))
     counts = [max(1, round(Fraction(str(number)) * len(part))) for part, number in zip(parts, numbers, strict=True)]
     return BlendedDataset(parts, Blend(counts), end=sum(counts))
 
 
-def _blended(parts: list[GPTDataset], mixture: Mixture, numbers: Sequence[float]) -> BlendedDataset | None:
+def _blended(parts: list[FileDataset], mixture: Mixture, numbers: Sequence[float]) -> BlendedDataset | None:
     """A validation or test part: the same proportions, without an end."""
     return BlendedDataset(parts, Blend(_weights(parts, mixture, numbers))) if parts else None
 
 
-def _weights(parts: list[GPTDataset], mixture: Mixture, numbers: Sequence[float]) -> tuple[int, ...]:
+def _weights(parts: list[FileDataset], mixture: Mixture, numbers: Sequence[float]) -> tuple[int, ...]:
     """Whole numbers in the proportions in which samples are drawn; all samples have the same number of tokens."""
     if mixture.by == "epochs":
         return whole_weights([Fraction(str(n)) * len(part) for part, n in zip(parts, numbers, strict=True)])

@@ -19,11 +19,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 
-import numpy as np
-from numpy.typing import NDArray
-
-from colonnade.data.gpt_dataset import Dataset, Passes
-from colonnade.data.rows import Integers, Rows
 from colonnade.data.sampler import cut_in_microbatches
 
 
@@ -60,6 +55,11 @@ class Curriculum:
                 sample += max(groups, 0) * batch
                 begin = sample * (self.seq_length // self.unit)
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Every sequence length once, in the order of the run."""
+        return tuple(dict.fromkeys(phase.seq_length for phase in self.phases))
+
     @classmethod
     def constant(cls, seq_length: int, global_batch_size: int) -> Curriculum:
         """One phase: positions are samples."""
@@ -92,54 +92,3 @@ class Curriculum:
 
     def _stride(self, phase: Phase) -> int:
         return phase.seq_length // self.unit
-
-
-class CurriculumDataset:
-    """The sequences of a run under a curriculum, by their positions."""
-
-    def __init__(self, dataset: Dataset, curriculum: Curriculum) -> None:
-        assert dataset.seq_length == curriculum.seq_length, "samples are as long as the last phase's sequences"
-        self.dataset, self.curriculum, self.seq_length = dataset, curriculum, dataset.seq_length
-
-    def __len__(self) -> int:
-        """Positions of one pass."""
-        return len(self.dataset) * (self.seq_length // self.curriculum.unit)
-
-    def rows(self, positions: Sequence[int] | NDArray[np.int64]) -> Rows:
-        """The sequences at positions [b], all of one phase: [b, the phase's length]."""
-        asked = np.asarray(positions, dtype=np.int64)
-        phase = self.curriculum.phase(int(asked.min()))
-        assert phase is self.curriculum.phase(int(asked.max())), "sequences of one length"
-        numbers = (asked - phase.begin) * self.curriculum.unit // phase.seq_length
-        samples, pieces = self._cut(phase, numbers)
-        return self.dataset.rows(samples).pieces(pieces * phase.seq_length, phase.seq_length)
-
-    def passes(self, positions: Sequence[int] | NDArray[np.int64]) -> Passes:
-        """Which pass over which data each sequence is of."""
-        asked = np.asarray(positions, dtype=np.int64)
-        return self.dataset.passes(asked * self.curriculum.unit // self.seq_length)
-
-    def _cut(self, phase: Phase, numbers: Integers) -> tuple[Integers, Integers]:
-        """The sample and the piece of each of a phase's sequences [b]."""
-        if phase.num_pieces == 1:
-            return phase.sample + numbers, np.zeros_like(numbers)
-        groups, within = np.divmod(numbers, phase.global_batch_size * phase.num_pieces)
-        samples, pieces = np.empty_like(numbers), np.empty_like(numbers)
-        for group in np.unique(groups):
-            chosen = groups == group
-            first = phase.sample + int(group) * phase.global_batch_size
-            order = self._group(np.arange(first, first + phase.global_batch_size), phase.num_pieces)
-            samples[chosen] = first + order[within[chosen]] // phase.num_pieces
-            pieces[chosen] = order[within[chosen]] % phase.num_pieces
-        return samples, pieces
-
-    def _group(self, samples: Integers, num_pieces: int) -> Integers:
-        """The order of a group's sequences [b · r], each named by sample · r + piece.
-
-        All first pieces, then all second; but where a new pass over some data begins within the group, its sequences
-        come after all others, so that no token comes twice before all came once.
-        """
-        passes = self.dataset.passes(samples)
-        rounds = np.array([epoch - passes.epochs[passes.sets == s].min() for s, epoch in zip(*passes, strict=True)])
-        numbers = np.arange(len(samples) * num_pieces)
-        return np.lexsort((numbers // num_pieces, numbers % num_pieces, np.repeat(rounds, num_pieces)))

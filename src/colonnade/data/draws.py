@@ -7,8 +7,6 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from colonnade.randomness import stream_keys, uniform
-
 _BLOCK = 1_024
 
 
@@ -24,14 +22,23 @@ class Draws:
     """A sample's numbers, in the order in which they are asked for."""
 
     def __init__(self, seed: int, purpose: SamplePurpose, epoch: int, sample: int) -> None:
-        self._key = stream_keys(seed, purpose, epoch, last=[sample])
+        from colonnade.randomness import stream_keys, uniform  # with torch, which opening a dataset does without
+
+        self._uniform, self._key = uniform, stream_keys(seed, purpose, epoch, last=[sample])
         self._left: NDArray[np.float64] = np.empty(0)
         self._drawn = 0
+
+    @staticmethod
+    def key(seed: int, purpose: SamplePurpose, number: int) -> int:
+        """A whole number of 64 bits, the same for all samples."""
+        from colonnade.randomness import stream_keys
+
+        return int(stream_keys(seed, purpose, last=[number])[0])
 
     def uniform(self, count: int) -> NDArray[np.float64]:
         """Numbers in (0, 1): [count]."""
         while len(self._left) < count:
-            block = uniform(self._key, self._drawn, _BLOCK).numpy()[0]
+            block = self._uniform(self._key, self._drawn, _BLOCK).numpy()[0]
             self._left, self._drawn = np.concatenate([self._left, block]), self._drawn + _BLOCK
         numbers, self._left = self._left[:count], self._left[count:]
         return numbers

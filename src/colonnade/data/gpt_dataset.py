@@ -5,57 +5,32 @@
     sample 1          4 5 6 7 8           inputs 4..7, labels 5..8
 
 Each token is a label once (but the first, and a last piece shorter than a sample). Documents end with the
-end-of-document token and attention sees across it, as in GPT-2 and Megatron-LM, unless a `Cut` says otherwise. Splits
-are cut between documents, so that no document is in two of them.
+end-of-document token and attention sees across it, as in GPT-2 and Megatron-LM, unless a `Cut` says otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from colonnade.config.numbers import counted
+from colonnade.config.schema import DataConfig
+from colonnade.data.curriculum import Curriculum
+from colonnade.data.curriculum_dataset import CurriculumDataset
+from colonnade.data.datasets import Dataset, Passes, Positions
 from colonnade.data.indexed import TokenFile
-from colonnade.data.remote import open_token_file
-from colonnade.data.rows import Cut, PackedRows, RowReader, Rows, StreamRows, Text, unknown_token
-from colonnade.data.sampler import AllEpochsOrder, EpochOrder, InOrder, Order
-from colonnade.data.sidecar import read_sidecar
-from colonnade.data.tokenizer import Tokenizer
+from colonnade.data.rows import Cut, PackedRows, RowReader, Rows, StreamRows, Text
+from colonnade.data.sampler import AllEpochsOrder, InOrder, Order
 from colonnade.errors import DataError
 
-SPLITS = ("train", "validation", "test")
 STREAM = Cut()
 
 
-class Passes(NamedTuple):
-    """Which pass over which data each of some positions [b] belongs to."""
-
-    sets: NDArray[np.int64]
-    """Number of the data set [b]."""
-    epochs: NDArray[np.int64]
-    """How many times all of it came before [b]; 0 where all epochs are shuffled as one."""
-
-
-class Dataset(Protocol):
-    """Samples in the order of a run."""
-
-    seq_length: int
-
-    def __len__(self) -> int:
-        """Samples of one pass."""
-        ...
-
-    def rows(self, positions: Sequence[int] | NDArray[np.int64]) -> Rows:
-        """The samples at positions [b] of the run."""
-        ...
-
-    def passes(self, positions: Sequence[int] | NDArray[np.int64]) -> Passes:
-        """Which pass over which data each sample [b] is of."""
-        ...
+def cut_of(data: DataConfig) -> Cut:
+    """How [data] makes samples of documents: for training, for validation, and for measuring the trained model."""
+    return Cut(data.documents == "separate", data.packing == "best_fit", data.no_loss_on)
 
 
 class GPTDataset:
@@ -89,12 +64,12 @@ class GPTDataset:
     def __len__(self) -> int:
         return self.num_samples
 
-    def rows(self, positions: Sequence[int] | NDArray[np.int64]) -> Rows:
+    def rows(self, positions: Positions) -> Rows:
         """The samples at positions [b] of the run."""
         indices = self.order.samples(np.asarray(positions, dtype=np.int64))
         return Rows.stack([self._reader.row(index) for index in indices.tolist()])
 
-    def passes(self, positions: Sequence[int] | NDArray[np.int64]) -> Passes:
+    def passes(self, positions: Positions) -> Passes:
         """Which pass over the data each sample [b] is of."""
         asked = np.asarray(positions, dtype=np.int64)
         mixed = isinstance(self.order, AllEpochsOrder)
@@ -104,115 +79,21 @@ class GPTDataset:
         """Token ids [seq_length + 1] at a position of the run."""
         return self.samples([position]).reshape(-1)
 
-    def samples(self, positions: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    def samples(self, positions: Positions) -> NDArray[np.int64]:
         """Token ids [b, seq_length + 1] at positions [b] of the run: the tokens and the last one's label."""
         rows = self.rows(positions)
         return np.concatenate([rows.tokens, rows.labels[:, -1:]], axis=1)
 
 
 @dataclass(frozen=True)
-class Datasets:
-    """What a run trains and evaluates on; None where the split gives nothing."""
+class TextSamples:
+    """Samples of text that goes on: a language model's (`datasets.SampleKind`)."""
 
-    train: Dataset
-    validation: Dataset | None
-    test: Dataset | None
+    cut: Cut = STREAM
 
+    def dataset(self, file: TokenFile, documents: range, seq_length: int, *, vocab_size: int) -> GPTDataset:
+        return GPTDataset(file, documents, seq_length, vocab_size=vocab_size, cut=self.cut)
 
-def open_datasets(
-    *,
-    train: str,
-    validation: str | None = None,
-    test: str | None = None,
-    split: tuple[float, float, float] = (29, 1, 0),
-    needed: frozenset[str] = frozenset(SPLITS),
-    seq_length: int,
-    vocab_size: int,
-    seed: int,
-    order: Literal["epoch", "all_epochs"] = "epoch",
-    epochs: int | None = None,
-    tokenizer: Tokenizer | None = None,
-    cut: Cut = STREAM,
-    cache: str | None = None,
-) -> Datasets:
-    """The datasets of a run: `split` cuts `train` by documents, among those of the three without a file."""
-    own = {"validation": validation, "test": test}
-    weights = {name: 0 if own.get(name) else weight for name, weight in zip(SPLITS, split, strict=True)}
-    file = open_tokens(train, vocab_size=vocab_size, tokenizer=tokenizer, cache=cache)
-    parts = dict(zip(SPLITS, split_documents(file.num_documents, tuple(weights.values())), strict=True))
-    opened: dict[str, GPTDataset] = {}
-    for name in SPLITS[1:]:
-        prefix = own[name]
-        if prefix is not None:
-            other = open_tokens(prefix, vocab_size=vocab_size, tokenizer=tokenizer, cache=cache)
-            opened[name] = GPTDataset(other, range(other.num_documents), seq_length, vocab_size=vocab_size, cut=cut)
-        elif weights[name] and (parts[name] or name in needed):
-            check_documents(file, name, parts[name], split)
-            opened[name] = GPTDataset(file, parts[name], seq_length, vocab_size=vocab_size, cut=cut)
-    check_documents(file, "train", parts["train"], split)
-    in_order = GPTDataset(file, parts["train"], seq_length, vocab_size=vocab_size, cut=cut)
-    shuffled = order_of(in_order.num_samples, order=order, epochs=epochs, seed=seed)
-    dataset = GPTDataset(file, parts["train"], seq_length, vocab_size=vocab_size, order=shuffled, cut=cut)
-    return Datasets(dataset, opened.get("validation"), opened.get("test"))
-
-
-def order_of(num_samples: int, *, order: Literal["epoch", "all_epochs"], epochs: int | None, seed: int) -> Order:
-    """The order that `data.order` names."""
-    if order == "epoch":
-        return EpochOrder(num_samples, seed)
-    if epochs is None or epochs < 1:
-        raise DataError(
-            'data.order = "all_epochs" shuffles all epochs as one and has to know how many: data.epochs is '
-            f'{epochs}. Set data.epochs to 1 or more, or data.order = "epoch".'
-        )
-    return AllEpochsOrder(num_samples, epochs, seed)
-
-
-def open_tokens(
-    prefix: str, *, vocab_size: int, tokenizer: Tokenizer | None = None, cache: str | None = None
-) -> TokenFile:
-    """Open a token file and hold it against the tokenizer and the model's vocabulary, as far as it says itself."""
-    file = open_token_file(prefix, cache)
-    sidecar = read_sidecar(file)
-    if sidecar is not None and tokenizer is not None and sidecar.tokenizer_sha256 != tokenizer.sha256:
-        raise DataError(
-            f"{prefix} was made with another tokenizer than data.tokenizer: its {sidecar.vocab_size:,} ids have sha256 "
-            f"{sidecar.tokenizer_sha256[:12]}…, the tokenizer's {tokenizer.vocab_size:,} ids "
-            f"{tokenizer.sha256[:12]}…. The same id would mean different text. Set data.tokenizer to the one that "
-            "made the file, or tokenize again."
-        )
-    if sidecar is not None and sidecar.vocab_size > vocab_size:
-        raise DataError(
-            f"{prefix} was made with a vocabulary of {sidecar.vocab_size:,} ids, but model.vocab_size = "
-            f"{vocab_size:,}. Set model.vocab_size to {sidecar.vocab_size:,}, or leave it out to take the tokenizer's."
-        )
-    first = file.read(0, min(file.num_tokens, 1 << 14))
-    if int(first.max()) >= vocab_size or int(first.min()) < 0:
-        raise DataError(unknown_token(file, first, 0, vocab_size))
-    return file
-
-
-def split_documents(num_documents: int, weights: tuple[float, ...]) -> list[range]:
-    """Consecutive runs of documents whose numbers are as the weights, to the nearest document."""
-    total, before = sum(weights), 0.0
-    parts: list[range] = []
-    start = 0
-    for weight in weights:
-        before += weight
-        stop = int(num_documents * before / total + 0.5)
-        parts.append(range(start, stop))
-        start = stop
-    return parts
-
-
-def check_documents(file: TokenFile, name: str, documents: range, split: tuple[float, float, float]) -> None:
-    """Refuse a part of a split without a document."""
-    if documents:
-        return
-    shares = ":".join(f"{share:g}" for share in split)
-    remedy = "" if name == "train" else f", or name a file in data.{name}"
-    raise DataError(
-        f'{file.prefix} has {counted(file.num_documents, "document")}, of which data.split = "{shares}" leaves none '
-        f"for {name}: a split is cut between documents. Give {name} a larger share, use a file of more "
-        f"documents{remedy}."
-    )
+    def training(self, of_length: Callable[[int], Dataset], curriculum: Curriculum) -> Dataset:
+        """Samples of the last phase's length, cut in pieces in the phases before."""
+        return CurriculumDataset(of_length(curriculum.seq_length), curriculum)

@@ -9,18 +9,28 @@ The global batch of a step is the same positions for any dp and any micro-batch 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from colonnade.data.gpt_dataset import Dataset
+from colonnade.data.datasets import Dataset
 from colonnade.data.rows import Rows, positions_within
 from colonnade.data.sampler import cut_in_microbatches
 from colonnade.upload import upload
+
+
+class Uncounted(Protocol):
+    """A batch that can be made to count nothing."""
+
+    def uncounted(self) -> Self: ...
+
+
+Counted = TypeVar("Counted", bound=Uncounted)
 
 
 @dataclass(frozen=True)
@@ -46,10 +56,16 @@ class Batch:
         parts = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "samples"}
         return replace(self, **{name: upload(part, device) for name, part in parts.items() if part is not None})
 
+    def uncounted(self) -> Batch:
+        """The same batch, none of whose labels counts."""
+        return replace(self, loss_mask=torch.zeros_like(self.loss_mask))
+
 
 def load_batch(dataset: Dataset, positions: Sequence[int], *, loss_mask: Tensor | None = None) -> Batch:
     """The samples at positions [b] of the run; `loss_mask` [s, b] None: what the dataset says."""
-    return as_batch(dataset.rows(positions), list(positions), loss_mask=loss_mask)
+    rows = dataset.rows(positions)
+    assert isinstance(rows, Rows), "samples of text"
+    return as_batch(rows, list(positions), loss_mask=loss_mask)
 
 
 def as_batch(rows: Rows, samples: Sequence[int], *, loss_mask: Tensor | None = None) -> Batch:
@@ -86,9 +102,10 @@ def evaluation_positions(num_samples: int, *, micro_batch_size: int, dp_rank: in
 
 
 def evaluation_batches(
-    dataset: Dataset, num_samples: int, *, micro_batch_size: int, dp_rank: int, dp_size: int
-) -> Iterator[Batch]:
-    """The first `num_samples` samples shared by the dp ranks, in as many micro-batches on each of them.
+    load: Callable[[range], Counted], num_samples: int, *, micro_batch_size: int, dp_rank: int, dp_size: int
+) -> Iterator[Counted]:
+    """The first `num_samples` samples shared by the dp ranks, in as many micro-batches on each of them; `load` makes a
+    micro-batch of samples.
 
     A rank that would have fewer ends with one that counts nothing: where the ranks share the weights, all of them have
     to come along for as long as one has work.
@@ -98,12 +115,6 @@ def evaluation_batches(
         for rank in range(dp_size)
     ]
     mine, rounds = shares[dp_rank], max(map(len, shares))
-    yield from (load_batch(dataset, positions) for positions in mine)
+    yield from map(load, mine)
     for _ in range(rounds - len(mine)):
-        batch = load_batch(dataset, range(min(micro_batch_size, num_samples)))
-        yield replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
-
-
-def load_batches(dataset: Dataset, microbatches: Sequence[range]) -> Iterator[Batch]:
-    """The batches of a step, one micro-batch after the other."""
-    return (load_batch(dataset, positions) for positions in microbatches)
+        yield load(range(min(micro_batch_size, num_samples))).uncounted()

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, Self
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,30 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Rows:
+class Samples:
+    """Samples [b] of some kind: every field is an array [b, …], or None in all of them."""
+
+    @classmethod
+    def stack(cls, several: Sequence[Self]) -> Self:
+        """Samples [b_1], [b_2], … as one [b_1 + b_2 + …]."""
+        if len(several) == 1:
+            return several[0]
+        return cls(*(_stacked([getattr(each, field.name) for each in several]) for field in fields(cls)))
+
+    def take(self, order: Integers) -> Self:
+        """The samples of these numbers."""
+        columns = (getattr(self, field.name) for field in fields(self))
+        return type(self)(*(None if column is None else column[order] for column in columns))
+
+
+def _stacked(columns: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
+    there = [column for column in columns if column is not None]
+    assert len(there) in (0, len(columns)), "all samples have a field, or none"
+    return np.concatenate(there) if there else None
+
+
+@dataclass(frozen=True)
+class Rows(Samples):
     """Samples [b] of s tokens each."""
 
     tokens: Integers
@@ -55,25 +78,6 @@ class Rows:
     """[b, s]: whether the label counts in the loss."""
     documents: Integers | None
     """[b, s]: the number of each token's document within its row, rising from 0; None: rows are of one piece."""
-
-    @classmethod
-    def stack(cls, rows: Sequence[Self]) -> Self:
-        """Rows [b_1], [b_2], … as one [b_1 + b_2 + …]."""
-        if len(rows) == 1:
-            return rows[0]
-        documents = [row.documents for row in rows if row.documents is not None]
-        assert len(documents) in (0, len(rows)), "all rows know their documents, or none"
-        return cls(
-            np.concatenate([row.tokens for row in rows]),
-            np.concatenate([row.labels for row in rows]),
-            np.concatenate([row.counted for row in rows]),
-            np.concatenate(documents) if documents else None,
-        )
-
-    def take(self, order: Integers) -> Self:
-        """The rows of these numbers."""
-        documents = None if self.documents is None else self.documents[order]
-        return type(self)(self.tokens[order], self.labels[order], self.counted[order], documents)
 
     def pieces(self, begins: Integers, length: int) -> Self:
         """From row i, the tokens `begins[i] … begins[i] + length`."""

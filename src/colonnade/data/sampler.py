@@ -42,6 +42,10 @@ class Order(Protocol):
         """Sample indices [b] of positions [b]."""
         ...
 
+    def epochs(self, positions: Integers) -> Integers:
+        """Which of its times each position's sample comes [b], counted from 0: no two of a sample are the same."""
+        ...
+
 
 @dataclass(frozen=True)
 class InOrder:
@@ -51,6 +55,9 @@ class InOrder:
 
     def samples(self, positions: Integers) -> Integers:
         return positions % self.num_samples
+
+    def epochs(self, positions: Integers) -> Integers:
+        return positions // self.num_samples
 
 
 @dataclass(frozen=True)
@@ -68,26 +75,37 @@ class EpochOrder:
             result[chosen] = permute(within[chosen], self.num_samples, key=(self.seed, epoch))
         return result
 
+    def epochs(self, positions: Integers) -> Integers:
+        return positions // self.num_samples
+
 
 @dataclass(frozen=True)
 class AllEpochsOrder:
     """All epochs laid end to end and shuffled as one, as BLOOM did: a sample may return before the others were seen."""
 
     num_samples: int
-    epochs: int
+    num_epochs: int
     seed: int
 
     def samples(self, positions: Integers) -> Integers:
-        total = self.num_samples * self.epochs
+        return self._places(positions) % self.num_samples
+
+    def epochs(self, positions: Integers) -> Integers:
+        return self._places(positions) // self.num_samples
+
+    def _places(self, positions: Integers) -> Integers:
+        """In all epochs, laid end to end."""
+        total = self.num_samples * self.num_epochs
         beyond = positions[positions >= total]
         if beyond.size:
             raise DataError(
-                f"the run asks for sample {int(beyond[0]):,}, but data.epochs = {self.epochs} of {self.num_samples:,} "
-                f'samples end at {total:,}: data.order = "all_epochs" shuffles all epochs at once and has to know how '
-                f"many there are. Set data.epochs = {int(beyond[0]) // self.num_samples + 1} or more (which reorders "
+                f"the run asks for sample {int(beyond[0]):,}, but data.epochs = {self.num_epochs} of "
+                f'{self.num_samples:,} samples end at {total:,}: data.order = "all_epochs" shuffles all epochs at once '
+                f"and has to know how many there are. Set data.epochs = {int(beyond[0]) // self.num_samples + 1} or "
+                "more (which reorders "
                 'the run), or data.order = "epoch".'
             )
-        return permute(positions, total, key=(self.seed, self.epochs)) % self.num_samples
+        return permute(positions, total, key=(self.seed, self.num_epochs))
 
 
 def permute(indices: Integers, size: int, *, key: tuple[int, ...]) -> Integers:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from colonnade.corpus.documents import Rejected, chunks, expand, parse
-from colonnade.data.gpt_dataset import open_tokens
+from colonnade.data.datasets import open_tokens
 from colonnade.data.indexed import bin_path, idx_path
 from colonnade.data.rows import Cut
 from colonnade.data.sidecar import not_checked, read_sidecar

@@ -23,7 +23,8 @@ from colonnade.errors import ConfigError, DataError
 from colonnade.evaluation.rows import PackedText, ScoredRows, TokenText, WindowRows, batches_of
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Axis
-from colonnade.model.gpt import GPT, Inputs
+from colonnade.model.gpt import GPT
+from colonnade.model.inputs import Inputs
 from colonnade.pipeline.carry import Carry
 from colonnade.pipeline.inference import on_one_stage
 
@@ -58,6 +59,11 @@ class Perplexity:
     the model's."""
     notes: tuple[str, ...] = ()
     """What could not be checked or is left out, and why."""
+
+    def numbers(self) -> dict[str, float]:
+        """For metrics."""
+        known = {} if self.bits_per_byte is None else {"bits_per_byte": self.bits_per_byte}
+        return {"loss": self.loss, "perplexity": self.perplexity, **known}
 
     def summary(self) -> str:
         """One line for people."""

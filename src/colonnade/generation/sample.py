@@ -24,7 +24,8 @@ from colonnade.generation.sampling import Sampling
 from colonnade.mesh.collectives import all_gather, broadcast_
 from colonnade.mesh.mesh import Axis
 from colonnade.model.attention import KeyValueCache
-from colonnade.model.gpt import GPT, Inputs
+from colonnade.model.gpt import GPT
+from colonnade.model.inputs import Inputs
 from colonnade.pipeline.carry import Carry
 from colonnade.pipeline.inference import on_one_stage
 

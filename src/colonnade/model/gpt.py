@@ -1,33 +1,20 @@
 """GPT-2 as in the Megatron-LM paper, and its relatives: BLOOM (ALiBi, embedding norm), YaLM (fp32 residual stream).
 
-The model is an ordered list of *units*: an embedding, the blocks, a head. A pipeline cuts between units, and a rank
-builds only its own. What ownership (data parallelism) works on are *parts*: a unit is a part, except that the token
-table is one of its own, because a tied head needs it too.
-
-    unit          parts it multiplies with
-    embedding     embedding.tokens, embedding (positions, embedding norm)
-    blocks.i      blocks.i
-    head          head (norm, untied output layer); embedding.tokens where tied
-
-A weight's logical name is its part's name and its name in there. It says nothing of ranks: a last stage with tied
-embeddings has a token table of its own, under the same name and with the same initial numbers as the first stage's.
+unit          parts it multiplies with
+embedding     embedding.tokens, embedding (positions, embedding norm)
+blocks.i      blocks.i
+head          head (norm, untied output layer); embedding.tokens where tied
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from torch import Tensor
 
-import torch
-from torch import Tensor, nn
-
-from colonnade.architecture.families import architecture_of
-from colonnade.architecture.gpt import TABLE
 from colonnade.config.schema import ModelConfig
 from colonnade.model.attention import KeyValueCache
 from colonnade.model.dropout import Masks, dropout
-from colonnade.model.mask import Pairs
+from colonnade.model.inputs import Inputs
 from colonnade.model.norm import norm_of
 from colonnade.model.position import Positions
+from colonnade.model.stack import FirstUnit, LastUnit, Stack
 from colonnade.model.transformer import Block, residual_dtype
 from colonnade.randomness import Purpose
 from colonnade.tensor_parallel.cross_entropy import local_logits, output_loss, token_losses
@@ -35,35 +22,7 @@ from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
 from colonnade.tensor_parallel.parallel import Parallel
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """What units read besides the residual stream, of one micro-batch; None where no unit of this rank reads it."""
-
-    tokens: Tensor | None = None
-    """int64 [s, b]: the embedding's."""
-    labels: Tensor | None = None
-    """int64 [s, b]: the head's."""
-    loss_weights: Tensor | None = None
-    """[s, b]: the head's. What each token's loss counts in the result."""
-    masks: Masks | None = None
-    """Dropout of embedding and blocks. None: nothing is dropped."""
-    documents: Tensor | None = None
-    """int64 [s, b]: the document of each token, any numbers. Tokens of different ones do not see each other. None: a
-    sample is one document."""
-    positions: Tensor | None = None
-    """int64 [s, b]: the place of each token in its document. None: 0 … s - 1, or from `first_position` on."""
-    caches: Mapping[str, KeyValueCache] | None = None
-    """Each block's keys and values of the positions before these tokens: generation's."""
-    first_position: int = 0
-    """Of these tokens, in their text."""
-
-    @cached_property
-    def pairs(self) -> Pairs:
-        """Which tokens may see each other, for all layers."""
-        return Pairs(self.documents)
-
-
-class Embedding(nn.Module):
+class Embedding(FirstUnit):
     """Tokens, and learned positions where the model has them, into the residual stream."""
 
     def __init__(self, model: ModelConfig, vocab_size: int, parallel: Parallel) -> None:
@@ -90,7 +49,7 @@ class Embedding(nn.Module):
         return dropout(x, self.drop, masks, Purpose.EMBEDDING_DROPOUT, first=first)
 
 
-class Head(nn.Module):
+class Head(LastUnit):
     """The final norm (of pre-norm models) and the output layer, whose weight is the token table when tied.
 
     Post-norm models end with their last block's own norm, and have none here, as GPT-1 and BERT.
@@ -132,93 +91,31 @@ class Head(nn.Module):
         return x.to(self.output.weight.dtype) if self.norm is None else self.norm(x)
 
 
-class GPT(nn.Module):
-    """Embedding, blocks, head, or those of them that a rank has. The token table is cut over tp; so is every block.
-
-    Under sequence parallelism the gradients of weights whose `Placement.dim` is None are partial sums over tp. `units`:
-    None, or the names of those to build, in the order of the model.
-    """
+class GPT(Stack):
+    """A left-to-right language model."""
 
     embedding: Embedding
     head: Head
 
-    def __init__(
-        self, model: ModelConfig, vocab_size: int, parallel: Parallel, *, units: Sequence[str] | None = None
-    ) -> None:
-        super().__init__()
-        self.vocab_size, self.parallel = vocab_size, parallel
-        self.tied, self.fp32_residual = model.tie_embeddings, model.fp32_residual
-        self.hidden_size, self.seq_length = model.hidden_size, model.seq_length
-        self.longest = model.seq_length if model.position == "learned" else None
-        self.architecture = architecture_of(model, vocab_size)
-        chosen = self.architecture.unit_names if units is None else units
-        if "embedding" in chosen:
-            self.embedding = Embedding(model, vocab_size, parallel)
-        self.blocks = nn.ModuleDict()
-        for layer in [int(name.removeprefix("blocks.")) for name in chosen if name.startswith("blocks.")]:
-            self.blocks[str(layer)] = Block(model, layer, parallel)
-        if "head" in chosen:
-            tied = self.embedding.tokens if self.tied and "embedding" in chosen else None
-            self.head = Head(model, vocab_size, parallel, tied)
+    def make_embedding(self, model: ModelConfig) -> Embedding:
+        return Embedding(model, self.vocab_size, self.parallel)
 
-    def units(self) -> dict[str, nn.Module]:
-        """This rank's units in the order of a forward pass."""
-        blocks = {f"blocks.{layer}": block for layer, block in self.blocks.items()}
-        every = {"embedding": getattr(self, "embedding", None), **blocks, "head": getattr(self, "head", None)}
-        return {name: unit for name, unit in every.items() if unit is not None}
+    def make_head(self, model: ModelConfig, tied: VocabParallelEmbedding | None) -> Head:
+        return Head(model, self.vocab_size, self.parallel, tied)
 
-    def run(self, unit: str, carry: tuple[Tensor, ...], inputs: Inputs) -> tuple[Tensor, ...]:
-        """One unit: the residual stream, (x,), into the next one's; the embedding reads none, (); the head -> the loss,
-        ([],).
-        """
-        if unit == "embedding":
-            assert inputs.tokens is not None, "the embedding reads tokens"
-            return (self.embedding(inputs.tokens, inputs.masks, inputs.first_position, inputs.positions),)
-        (x,) = carry
-        if unit == "head":
-            assert inputs.labels is not None and inputs.loss_weights is not None, "the head reads labels and weights"
-            return (self.head(x, inputs.labels, inputs.loss_weights),)
-        assert inputs.caches is None or inputs.documents is None, "a text that goes on from a cache is one document"
-        cache = None if inputs.caches is None else inputs.caches[unit]
-        block = self.blocks[unit.removeprefix("blocks.")]
-        return (block(x, inputs.masks, cache, pairs=inputs.pairs.tensor(), positions=inputs.positions),)
+    def embed(self, inputs: Inputs) -> Tensor:
+        assert inputs.tokens is not None, "the embedding reads tokens"
+        x: Tensor = self.embedding(inputs.tokens, inputs.masks, inputs.first_position, inputs.positions)
+        return x
 
-    def carry_buffers(self, inputs: Inputs, into: str) -> tuple[Tensor, ...]:
-        """Memory for what a unit takes: the residual stream of a micro-batch, [s, b, h] or [s/tp, b, h]; the first unit
-        takes nothing.
-        """
-        if into == self.architecture.units[0].name:
-            return ()
-        assert inputs.tokens is not None, "every stage is told the tokens"
-        s, b = inputs.tokens.shape
-        rows = s // self.parallel.tp.size if self.parallel.sequence_parallel else s
-        weight = next(self.parameters())
-        dtype = residual_dtype(weight.dtype, self.fp32_residual)
-        return (torch.empty(rows, b, self.hidden_size, dtype=dtype, device=weight.device),)
-
-    def residual(self, carry: tuple[Tensor, ...]) -> Tensor:
-        """The whole residual stream on every tp rank, without gradient: (x,) between two units -> [s, b, h]."""
-        (x,) = carry
-        return self.parallel.gather(x)
+    def losses(self, x: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
+        assert inputs.labels is not None and inputs.loss_weights is not None, "the head reads labels and weights"
+        return (self.head(x, inputs.labels, inputs.loss_weights),)
 
     def empty_caches(self, capacity: int) -> dict[str, KeyValueCache]:
         """A cache for each block of this rank, of 2 · capacity · h/tp numbers: for one text of `capacity` tokens."""
         blocks = ((name, unit) for name, unit in self.units().items() if isinstance(unit, Block))
         return {name: block.attention.empty_cache(capacity) for name, block in blocks}
-
-    def parts(self) -> dict[str, nn.Module]:
-        """What this rank's weights belong to, in the order of a forward pass, by the names that weights start with.
-
-        A weight belongs to the first part that has it. Parts without weights of their own are left out.
-        """
-        units = self.units()
-        table = self._table_module()
-        found = ({} if table is None else {TABLE: table}) | units
-        return {name: module for name, module in found.items() if name == TABLE or _has_own(module, table)}
-
-    def needs(self, unit: str) -> list[str]:
-        """The parts whose weights `unit` multiplies with."""
-        return list(self.architecture.named([unit])[0].buckets)
 
     def hidden(
         self,
@@ -248,15 +145,3 @@ class GPT(nn.Module):
             carry = self.run(unit, carry, inputs)
         (loss,) = carry
         return loss
-
-    def _table_module(self) -> VocabParallelEmbedding | None:
-        """The token table of this rank, where it has one."""
-        if hasattr(self, "embedding"):
-            return self.embedding.tokens
-        return self.head.output if self.tied and hasattr(self, "head") else None
-
-
-def _has_own(module: nn.Module, table: nn.Module | None) -> bool:
-    """Whether `module` has weights besides the table's."""
-    shared = set() if table is None else {id(weight) for weight in table.parameters()}
-    return any(id(weight) not in shared for weight in module.parameters())

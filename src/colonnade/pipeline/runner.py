@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from colonnade.mesh.mesh import Axis
-from colonnade.pipeline.carry import Gradients, complete, gradient_buffers
+from colonnade.pipeline.carry import Carry, Gradients, complete, gradient_buffers
 from colonnade.pipeline.chunk import Chunk, Model, Owner
 from colonnade.pipeline.mailbox import Mailbox
 from colonnade.pipeline.messages import Message, chunk_number, sends
@@ -36,12 +36,14 @@ class Runner:
     owner: Owner
     schedule: str
     device: torch.device
-    """Where the loss is."""
+    """Where the losses are."""
+    num_losses: int = 1
+    """How many the model's last unit returns."""
 
     def run(self, inputs: Sequence[Any]) -> Tensor:
         """Forward and backward of every micro-batch, given what units read of each.
 
-        Returns the sum of their losses, float64 []; zero on stages without the loss. Sends the carry of each
+        Returns the sums of their losses, float64 [losses]; zeros on stages without them. Sends the carry of each
         micro-batch to the next stage and its gradients back, for every chunk.
         """
         schedules = [self._actions(stage, len(inputs)) for stage in range(self.pp.size)]
@@ -49,13 +51,14 @@ class Runner:
         self.owner.expect([unit for action in mine if action.kind != "W" for unit in self._uses(action)])
         last = {(action.kind, action.chunk): action for action in mine}
         mailbox = Mailbox(sends(schedules, self.num_chunks), self.pp, partial(self._buffers, inputs))
-        losses = [
+        computed = [
             self._do(action, inputs[action.microbatch], mailbox, last=action is last[action.kind, action.chunk])
             for action in mine
         ]
         mailbox.close()
-        nothing = torch.zeros((), dtype=torch.float64, device=self.device)
-        return torch.stack([nothing, *(loss.double() for loss in losses if loss is not None)]).sum()
+        nothing = torch.zeros(self.num_losses, dtype=torch.float64, device=self.device)
+        losses = [nothing, *(torch.stack(each).double() for each in computed if each is not None)]
+        return torch.stack(losses, -1).sum(-1)
 
     @property
     def num_chunks(self) -> int:
@@ -78,8 +81,8 @@ class Runner:
         carry = self.model.carry_buffers(inputs[message.microbatch], self.starts[start])
         return carry if message.kind == "F" else gradient_buffers(carry)
 
-    def _do(self, action: Action, inputs: Any, mailbox: Mailbox, *, last: bool) -> Tensor | None:
-        """Run one action; returns the loss where that is what it makes."""
+    def _do(self, action: Action, inputs: Any, mailbox: Mailbox, *, last: bool) -> Carry | None:
+        """Run one action; returns the losses where those are what it makes."""
         if action.kind == "F":
             return self._forward(action, inputs, mailbox)
         if action.kind == "B":
@@ -88,13 +91,12 @@ class Runner:
             self.chunks[action.chunk].weights(action.microbatch, last=last)
         return None
 
-    def _forward(self, action: Action, inputs: Any, mailbox: Mailbox) -> Tensor | None:
+    def _forward(self, action: Action, inputs: Any, mailbox: Mailbox) -> Carry | None:
         microbatch, number = action.microbatch, self._number(action)
         carry = complete(mailbox.take(Message("F", microbatch, number - 1))) if number > 0 else ()
         out = self.chunks[action.chunk].forward(microbatch, carry, inputs)
         if number == self.num_chunks - 1:
-            (loss,) = out
-            return loss
+            return out
         mailbox.put(Message("F", microbatch, number), out)
         return None
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from math import lcm
+from typing import cast
 
 import torch
 
@@ -10,7 +11,7 @@ from colonnade.config.describe import first_line
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config, ParallelConfig
 from colonnade.data.blended_dataset import BlendedDataset
-from colonnade.data.gpt_dataset import Dataset, GPTDataset
+from colonnade.data.datasets import Dataset, FileDataset
 from colonnade.data.sidecar import not_checked
 from colonnade.launch import launch
 from colonnade.mesh.collectives import all_gather
@@ -171,11 +172,11 @@ def _largest(own: Memory, mesh: Mesh) -> Memory:
     return max((Memory(*stage) for stage in stages), key=lambda memory: memory.total + memory.host)
 
 
-def _parts(dataset: Dataset) -> list[GPTDataset]:
+def _parts(dataset: Dataset) -> list[FileDataset]:
     if isinstance(dataset, BlendedDataset):
         return dataset.parts
-    assert isinstance(dataset, GPTDataset), "a run reads one token file, or a blend of several"
-    return [dataset]
+    assert hasattr(dataset, "documents"), "a run reads one token file, or a blend of several"
+    return [cast(FileDataset, dataset)]
 
 
 def _documents(dataset: Dataset) -> int:

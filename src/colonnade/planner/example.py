@@ -3,17 +3,16 @@
 import torch
 
 from colonnade.config.schema import ModelConfig, TrainConfig
-from colonnade.model.dropout import Masks
-from colonnade.model.gpt import Inputs
+from colonnade.model.inputs import Inputs
+from colonnade.tasks.tasks import TASKS
 
 
 def example_inputs(
     model: ModelConfig, train: TrainConfig, vocab_size: int, device: torch.device, *, separate_documents: bool = False
 ) -> Inputs:
-    """Random tokens, all of which count in the loss. `separate_documents`: tokens do not see other documents."""
-    shape = model.seq_length, train.micro_batch_size
-    tokens = torch.randint(0, vocab_size, shape).to(device)
-    weights = torch.full(shape, 1.0 / tokens.numel(), dtype=torch.float64).to(device)
-    masks = Masks(train.seed, torch.arange(train.micro_batch_size).numpy())
-    documents = torch.zeros_like(tokens) if separate_documents else None
-    return Inputs(tokens, tokens, weights, masks, documents=documents, positions=documents)
+    """Of random tokens. `separate_documents`: tokens do not see other documents."""
+    task = TASKS[model.kind]
+    batch = task.random_batch(
+        model.seq_length, train.micro_batch_size, vocab_size, separate_documents=separate_documents
+    ).to(device)
+    return task.inputs(batch, 1.0 / task.counts(batch), train.seed)

@@ -13,11 +13,13 @@ from colonnade.architecture.statement import Unit
 from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import paper_mesh
-from colonnade.model.dropout import Masks
-from colonnade.model.gpt import GPT, Inputs
 from colonnade.model.initialize import initialize_
+from colonnade.model.inputs import Inputs
 from colonnade.model.precision import DTYPES
+from colonnade.model.stack import Stack
 from colonnade.pipeline.carry import backward_from, leaves
+from colonnade.planner.example import example_inputs
+from colonnade.tasks.tasks import TASKS
 from colonnade.tensor_parallel.parallel import Parallel
 
 _TIMES = 3
@@ -31,27 +33,21 @@ def measured(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, v
         torch.set_num_threads(train.threads)
     tp = paper_mesh(Layout(tp=parallel.tp), 0).tp
     one = model.model_copy(update={"num_layers": 1})
-    gpt = GPT(one, vocab_size, Parallel(tp, recompute_attention=parallel.recompute == "selective"))
-    initialize_(gpt, tp, train.seed)
-    gpt = gpt.to(device=device, dtype=DTYPES[train.precision])
-    inputs = _inputs(model, train, vocab_size, device)
-    each = {unit.kind: _seconds(gpt, unit, inputs, device) for unit in gpt.architecture.units}
+    task, cut = TASKS[model.kind], Parallel(tp, recompute_attention=parallel.recompute == "selective")
+    small = task.build(one, vocab_size, cut, None)
+    initialize_(small, tp, train.seed)
+    small = small.to(device=device, dtype=DTYPES[train.precision])
+    inputs = example_inputs(model, train, vocab_size, device)
+    each = {unit.kind: _seconds(small, unit, inputs, device) for unit in small.architecture.units}
     return {unit.name: each[unit.kind] for unit in architecture_of(model, vocab_size).units}
 
 
-def _inputs(model: ModelConfig, train: TrainConfig, vocab_size: int, device: torch.device) -> Inputs:
-    tokens = torch.randint(0, vocab_size, (model.seq_length, train.micro_batch_size), device=device)
-    weights = torch.full(tokens.shape, 1.0 / tokens.numel(), dtype=torch.float64, device=device)
-    masks = Masks(train.seed, torch.arange(train.micro_batch_size).numpy())
-    return Inputs(tokens, tokens, weights, masks)
-
-
-def _seconds(gpt: GPT, unit: Unit, inputs: Inputs, device: torch.device) -> float:
+def _seconds(model: Stack, unit: Unit, inputs: Inputs, device: torch.device) -> float:
     times = []
     for _ in range(1 + _TIMES):
-        carry = leaves(tuple(x.normal_() for x in gpt.carry_buffers(inputs, unit.name)))
+        carry = leaves(tuple(x.normal_() for x in model.carry_buffers(inputs, unit.name)))
         started = _now(device)
-        out = gpt.run(unit.name, carry, inputs)
+        out = model.run(unit.name, carry, inputs)
         backward_from(out, None if unit.is_loss else tuple(torch.ones_like(x) for x in out))
         times.append(_now(device) - started)
     return min(times[1:])

@@ -6,10 +6,11 @@ Only on the very files that it was trained on: of others the part may be text th
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, cast
 
 from colonnade.checkpoint.manifest import read_manifest
 from colonnade.config.schema import Config
-from colonnade.data.gpt_dataset import Dataset
+from colonnade.data.datasets import Dataset
 from colonnade.errors import CheckpointError, ConfigError
 from colonnade.mesh.mesh import Mesh
 from colonnade.serving.trained import Trained
@@ -34,20 +35,26 @@ def measure_part(
     `checkpoint`: the folder that `trained` comes from. `samples`: at most so many, of which `batch_size` are read at
     once; None: as the run's own evaluations.
     """
-    config, stages = trained.config, trained.stages
+    config = trained.config
     corpus = _opened(checkpoint, config, mesh)
     part, note = _part(corpus, config, checkpoint, name), _not_known(checkpoint, corpus)
     wanted = config.train.evaluate_samples if samples is None else samples
     at_once = config.train.micro_batch_size if batch_size is None else batch_size
     result = evaluate_part(
-        stages.model, part, corpus, mesh, hidden=stages.hidden, samples=wanted, micro_batch_size=at_once
+        trained.model, part, corpus, mesh, hidden=trained.hidden, samples=wanted, micro_batch_size=at_once
     )
     if mesh.rank != 0:
         return
     read = min(wanted, len(part))
     notes = [f"the first {read:,} of {len(part):,} samples of the {name} part; --samples reads more"]
     notes = [*(notes if read < len(part) else []), *([note] if note else [])]
-    told = {"step": trained.step, "part": name, "samples": read, "samples_of_part": len(part), **asdict(result)}
+    told = {
+        "step": trained.step,
+        "part": name,
+        "samples": read,
+        "samples_of_part": len(part),
+        **asdict(cast(Any, result)),
+    }
     told["notes"] = notes
     print(json.dumps(told) if as_json else "\n".join([result.summary(), *(f"Note: {note}." for note in notes)]))
 

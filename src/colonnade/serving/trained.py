@@ -25,6 +25,7 @@ from colonnade.checkpoint.manifest import (
 from colonnade.checkpoint.plan import Shard
 from colonnade.config.compare import model_facts
 from colonnade.config.schema import Config, ModelConfig, ParallelConfig
+from colonnade.data.gpt_dataset import cut_of
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError, ConfigError, LayoutError
 from colonnade.evaluation.file import BATCH_SIZE, perplexity_of_file
@@ -35,14 +36,15 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.model.gpt import GPT
 from colonnade.model.precision import DTYPES
+from colonnade.model.stack import Stack
 from colonnade.pipeline.chunk import Chunk
 from colonnade.pipeline.inference import Inference, ResidentWeights
 from colonnade.pipeline.partition import chunks_of_stage
 from colonnade.serving.memory_limit import InUse, within_memory
 from colonnade.serving.options import device_problems, layout_problems
+from colonnade.tasks.task import Hidden
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
-from colonnade.train.corpus import cut_of
 from colonnade.train.facts import MOST_BYTES, Facts, config_of, facts_of
 from colonnade.train.recovery import OPTIMIZER, shard
 from colonnade.train.run_folder import checkpoints
@@ -53,10 +55,24 @@ from colonnade.train.state import build_model
 class Trained:
     """A checkpoint's model, with what is needed to use it."""
 
-    stages: Stages
+    model: Stack
+    """This rank's part."""
+    mesh: Mesh
+    hidden: Hidden
+    """How the ranks compute what goes into the losses."""
     tokenizer: Tokenizer
     config: Config
     step: int
+
+    @property
+    def stages(self) -> Stages:
+        """For what reads a text from left to right. ConfigError for a model that does not."""
+        if not isinstance(self.model, GPT):
+            raise ConfigError(
+                f'a model of kind "{self.config.model.kind}" does not go on with a text: it can be evaluated on the '
+                "held-out parts of its run's data (--part validation, --part test), and no more."
+            )
+        return Stages(self.model, self.mesh.tp, self.mesh.pp, self.hidden)
 
 
 @contextmanager
@@ -169,7 +185,7 @@ def open_trained(path: Path, mesh: Mesh, device: torch.device, precision: str | 
     load(path, list(_weights(model, mesh.tp)), model=model_facts(config.model, vocab_size), unread=(OPTIMIZER,))
     model = model.to(device=device, dtype=dtype).requires_grad_(False).eval()
     inference = Inference([Chunk(chunk, model, ResidentWeights())], model, mesh.pp, ResidentWeights())
-    return Trained(Stages(model, mesh.tp, mesh.pp, inference.hidden), _tokenizer_of(path, manifest), config, facts.step)
+    return Trained(model, mesh, inference.hidden, _tokenizer_of(path, manifest), config, facts.step)
 
 
 class _Described(NamedTuple):
@@ -219,7 +235,7 @@ def _tokenizer_of(path: Path, manifest: Manifest) -> Tokenizer:
     return Tokenizer.from_json(text, source=str(file))
 
 
-def _weights(model: GPT, tp: Axis) -> Iterator[Shard]:
+def _weights(model: Stack, tp: Axis) -> Iterator[Shard]:
     for part, places in named_placements(model.parts(), tp).items():
         for place in places:
             yield from shard(f"{part}.{place.name}", place, place.parameter.data)

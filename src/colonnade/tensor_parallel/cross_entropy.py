@@ -34,38 +34,55 @@ def output_loss(
     labels: Tensor,
     loss_weights: Tensor,
     *,
+    bias: Tensor | None = None,
     tp: Axis,
     vocab_size: int,
     sequence_parallel: bool = False,
 ) -> Tensor:
-    """Σ loss_weights · cross entropy(hidden Wᵀ, labels): hidden [s, b, h], W [v/tp, h], labels and loss_weights [s,
-    b] -> [].
+    """Σ loss_weights · cross entropy(hidden Wᵀ + bias, labels): hidden [s, b, h], W [v/tp, h], bias [v/tp], labels and
+    loss_weights [s, b] -> [].
 
     Sends 2 numbers a token forward, [s, b, h] backward (all-reduce). Sequence parallel: hidden is [s/tp, b, h], and is
-    all-gathered forward; its gradient is reduce-scattered. The gradient of W is added to `weight.grad` in forward
-    already, so the result must be the whole loss: call `backward()` on it (or on a sum with others), never on a
+    all-gathered forward; its gradient is reduce-scattered. The gradients of W and bias are added to their `grad` in
+    forward already, so the result must be the whole loss: call `backward()` on it (or on a sum with others), never on a
     multiple of it.
     """
     rows = real_rows(weight, tp, vocab_size)
     whole = Parallel(tp, sequence_parallel).enter(hidden)
-    loss: Tensor = apply(_OutputLoss, whole, weight, labels, loss_weights, tp, rows)
+    loss: Tensor = apply(_OutputLoss, whole, weight, bias, labels, loss_weights, tp, rows)
     return loss
 
 
 @torch.no_grad()
-def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor, *, tp: Axis, vocab_size: int) -> Tensor:
+def token_losses(
+    hidden: Tensor, weight: Tensor, labels: Tensor, *, bias: Tensor | None = None, tp: Axis, vocab_size: int
+) -> Tensor:
     """Cross entropy of each token, no gradient: hidden [s, b, h], labels [s, b] -> [s, b] in fp32 (fp64 for fp64)."""
+    return token_guesses(hidden, weight, labels, bias=bias, tp=tp, vocab_size=vocab_size)[0]
+
+
+@torch.no_grad()
+def token_guesses(
+    hidden: Tensor, weight: Tensor, labels: Tensor, *, bias: Tensor | None = None, tp: Axis, vocab_size: int
+) -> tuple[Tensor, Tensor]:
+    """As `token_losses`, and whether no other token is likelier than the label: [s, b] each. Sends 3 numbers per
+    token.
+    """
     x, labels_1d = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
     table = exact(weight[: real_rows(weight, tp, vocab_size)])
-    losses = []
+    found = []
     with products_of_16_bits(weight):
         for chunk in _chunks(len(x), weight):
-            logits = _logits(x[chunk], table)
+            logits = _logits(x[chunk], table, bias)
             label = _local_labels(labels_1d[chunk], weight.shape[0], tp, table.shape[0])
-            lse, target = _across_ranks(_log_sum_exp(logits), _label_logits(logits, label), tp)
-            losses.append(lse - target)
+            best = logits.amax(-1) if len(table) else logits.new_full((len(logits),), -torch.inf)
+            numbers = [_log_sum_exp(logits), _label_logits(logits, label), best]
+            every = all_gather(torch.stack(numbers)[None], tp)  # [tp, 3, c]
+            target = every[:, 1].sum(0)
+            found.append((torch.logsumexp(every[:, 0], 0) - target, target >= every[:, 2].amax(0)))
             del logits  # before the next chunk's are made
-    return torch.cat(losses).view(labels.shape)
+    losses, likeliest = (torch.cat(parts).view(labels.shape) for parts in zip(*found, strict=True))
+    return losses, likeliest
 
 
 @torch.no_grad()
@@ -84,24 +101,34 @@ def real_rows(weight: Tensor, tp: Axis, vocab_size: int) -> int:
 class _OutputLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, loss_weights: Tensor, tp: Axis, rows: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        loss_weights: Tensor,
+        tp: Axis,
+        rows: int,
     ) -> Tensor:
         x, dx = hidden.reshape(-1, hidden.shape[-1]), torch.empty_like(hidden).view(-1, hidden.shape[-1])
         used = _rows_to_multiply(weight, rows)
         table, gradient = exact(weight[:used]), gradient_of(weight)[:used]
+        of_bias = None if bias is None else gradient_of(bias)[:used]
         loss = torch.zeros((), dtype=gradient.dtype, device=hidden.device)
         weights = loss_weights.reshape(-1).to(gradient.dtype)
         chunks = _chunks(len(x), weight)
         buffer = _logits_buffer(x[chunks[0]], table)  # one for all chunks: fresh memory costs a page fault each 4 KB
         with products_of_16_bits(weight):
             for chunk in chunks:
-                logits = _logits(x[chunk], table, out=buffer)
+                logits = _logits(x[chunk], table, bias, out=buffer)
                 logits[:, rows:].fill_(-torch.inf)
                 label = _local_labels(labels.reshape(-1)[chunk], weight.shape[0], tp, rows)
                 found = _softmax(logits, label, weights[chunk], tp, apart=weight.dtype.itemsize == 2)
                 loss += (found.losses * weights[chunk]).sum()
                 add_gradients = _add_gradients_in_place if table.is_cuda else _add_gradients_apart
                 add_gradients(found, label, x[chunk], table, dx[chunk], gradient)
+                if of_bias is not None:
+                    _add_bias_gradient(found, label, of_bias)
                 del found  # before the next chunk's are made
         ctx.save_for_backward(dx.view(hidden.shape))
         return loss
@@ -111,7 +138,7 @@ class _OutputLoss(torch.autograd.Function):
         assert grad.is_cuda or grad.is_meta or grad.item() == 1.0, (
             "the output weight's gradient was computed for backward() of the loss itself"
         )
-        return ctx.saved_tensors[0], None, None, None, None, None
+        return ctx.saved_tensors[0], None, None, None, None, None, None
 
 
 def _chunks(num_tokens: int, weight: Tensor) -> list[slice]:
@@ -137,12 +164,16 @@ def _logits_buffer(x: Tensor, table: Tensor) -> Tensor:
     return table.new_empty((len(x), len(table)), dtype=torch.promote_types(table.dtype, torch.float32))
 
 
-def _logits(x: Tensor, table: Tensor, out: Tensor | None = None) -> Tensor:
-    """[c, h] · [rows, h] -> [c, rows] in fp32 (fp64 for fp64); in the memory of `out` [≥ c, rows] where given."""
+def _logits(x: Tensor, table: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
+    """[c, h] · [rows, h] + bias [≥ rows] -> [c, rows] in fp32 (fp64 for fp64); in the memory of `out` [≥ c, rows] where
+    given.
+    """
     out = _logits_buffer(x, table) if out is None else out[: len(x)]
     if table.dtype == out.dtype:
-        return torch.mm(x.to(table.dtype), table.t(), out=out)
-    return torch.mm(x, table.t(), out_dtype=out.dtype, out=out)
+        torch.mm(x.to(table.dtype), table.t(), out=out)
+    else:
+        torch.mm(x, table.t(), out_dtype=out.dtype, out=out)
+    return out if bias is None else out.add_(bias[: len(table)])
 
 
 def _log_sum_exp(logits: Tensor) -> Tensor:
@@ -250,6 +281,14 @@ def _add_gradients_in_place(
     slope = found.slope[:, None]
     torch.mul(_product(difference, table), slope, out=dx)
     add_product_(gradient, difference, (x.to(gradient.dtype) * slope).to(table.dtype))
+
+
+def _add_bias_gradient(found: _Softmax, label: tuple[Tensor, Tensor], gradient: Tensor) -> None:
+    """Add to the bias's gradient [rows]: that of the logits, summed over tokens."""
+    row, mine = label
+    if len(gradient):
+        gradient.addmv_(found.probabilities.t(), found.fraction * found.slope)
+        gradient.index_put_((row,), -(found.slope * mine), accumulate=True)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

@@ -73,6 +73,23 @@ def columns(x: Tensor, *layers: ColumnParallelLinear) -> tuple[Tensor, ...]:
     return linears(x, operands, weight_gradients=parallel.weight_gradients, keep=keep, entrance=parallel.entrance)
 
 
+class ReplicatedLinear(nn.Module):
+    """y = x Wᵀ + b on the stream, wherever this rank's part of it lies: nothing is cut, and nothing is sent.
+
+    Sequence parallel: gradients of both are partial sums over tp, as of every weight that works on the stream.
+    """
+
+    def __init__(self, in_size: int, out_size: int, parallel: Parallel, *, bias: bool = True) -> None:
+        super().__init__()
+        self.parallel = parallel
+        self.weight = nn.Parameter(torch.empty(out_size, in_size))
+        self.bias = nn.Parameter(torch.empty(out_size)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., i] -> [..., o]"""
+        return linear(x, self.weight, self.bias, weight_gradients=self.parallel.weight_gradients)
+
+
 class RowParallelLinear(nn.Module):
     """y = x Wᵀ + b with W [o, i] cut along i: every rank has a part of each sum.
 

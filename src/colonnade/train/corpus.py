@@ -5,28 +5,29 @@ Opening it takes no torch, so that what is wrong is told before any rank starts 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from colonnade.config.schema import Config, DataConfig, parse_split
+from colonnade.config.schema import Config, parse_split
 from colonnade.data.blended_dataset import BlendedDataset, Mixture, open_blend
-from colonnade.data.curriculum import Curriculum, CurriculumDataset
-from colonnade.data.gpt_dataset import Dataset, Datasets, GPTDataset, open_datasets, open_tokens
+from colonnade.data.curriculum import Curriculum
+from colonnade.data.datasets import Dataset, Datasets, FileDataset, SampleKind, open_datasets, open_tokens
 from colonnade.data.identity import DataIdentity, identify
 from colonnade.data.indexed import TokenFile
+from colonnade.data.kinds import samples_of
 from colonnade.data.remote import open_token_file
-from colonnade.data.rows import Cut
 from colonnade.data.sidecar import read_sidecar
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import ConfigError
 
 if TYPE_CHECKING:
-    from colonnade.data.loader import Batch
     from colonnade.mesh.mesh import Axis
+    from colonnade.tasks.task import Microbatch
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,12 @@ class Corpus:
 
     tokenizer: Tokenizer | None
     vocab_size: int
+    kind: str
+    """Of the model, `model.kind`: it has batches of its own."""
     datasets: Datasets
+    """Of samples of model.seq_length."""
+    training: Dataset
+    """What the run trains on, by the positions of the curriculum."""
     curriculum: Curriculum
     """Which positions are a step; a single stage where nothing grows."""
 
@@ -43,8 +49,8 @@ class Corpus:
     def files(self) -> dict[str, TokenFile]:
         """Every token file that the run opens, by the key that names it (of a blend with a number), in their order."""
         train, *own = (_files_of(part) for part in (self.datasets.train, self.datasets.validation, self.datasets.test))
-        named = {"data.train": train[0]} if isinstance(self.datasets.train, GPTDataset) else {}
-        if not named:
+        named = {"data.train": train[0]}
+        if isinstance(self.datasets.train, BlendedDataset):
             named = {f"data.blend, file {number}": file for number, file in enumerate(train, 1)}
         prefixes = {file.prefix for file in train}
         for key, files in zip(("data.validation", "data.test"), own, strict=True):
@@ -73,19 +79,19 @@ class Corpus:
         files = {key: str(identity) for key, identity in self.identities.items()}
         return {"data.tokenizer": known, "vocabulary": f"{self.vocab_size:,}", **files}
 
-    @property
-    def training(self) -> Dataset:
-        """What the run trains on, by the positions of the curriculum."""
-        return CurriculumDataset(self.datasets.train, self.curriculum)
-
-    def batches(self, position: int, *, micro_batch_size: int, dp: Axis) -> list[Batch]:
+    def batches(self, position: int, *, micro_batch_size: int, dp: Axis) -> list[Microbatch]:
         """A dp rank's micro-batches of the step that begins at `position`."""
         chunks = self.curriculum.rank_positions(
             position, micro_batch_size=micro_batch_size, dp_rank=dp.rank, dp_size=dp.size
         )
-        from colonnade.data.loader import load_batch
+        return [self.load(self.training, chunk) for chunk in chunks]
 
-        return [load_batch(self.training, chunk) for chunk in chunks]
+    def load(self, dataset: Dataset, positions: Sequence[int]) -> Microbatch:
+        """The samples at positions [b] of a dataset."""
+        from colonnade.tasks.tasks import TASKS
+
+        batch: Microbatch = TASKS[self.kind].batch(dataset.rows(positions), positions)
+        return batch
 
     @property
     def byte_lengths(self) -> NDArray[np.int64] | None:
@@ -100,20 +106,17 @@ def open_corpus(config: Config) -> Corpus:
     data = config.data
     tokenizer = Tokenizer.load(data.tokenizer) if data.tokenizer is not None else None
     vocab_size = vocab_size_of(config, tokenizer)
-    cut = cut_of(data)
-    datasets = (
-        _open(config, vocab_size, tokenizer, cut)
-        if data.blend is None
-        else _open_blend(config, vocab_size, tokenizer, cut)
-    )
-    curriculum = curriculum_of(config)
+    samples, curriculum = samples_of(config, tokenizer), curriculum_of(config)
+
+    @cache
+    def of_length(seq_length: int) -> Datasets:
+        opening = _open if data.blend is None else _open_blend
+        return opening(config, vocab_size, tokenizer, samples, seq_length)
+
+    datasets = of_length(config.model.seq_length)
     _check_length(config, datasets, curriculum)
-    return Corpus(tokenizer, vocab_size, datasets, curriculum)
-
-
-def cut_of(data: DataConfig) -> Cut:
-    """How [data] makes samples of documents: for training, for validation, and for measuring the trained model."""
-    return Cut(data.documents == "separate", data.packing == "best_fit", data.no_loss_on)
+    training = samples.training(lambda seq_length: of_length(seq_length).train, curriculum)
+    return Corpus(tokenizer, vocab_size, config.model.kind, datasets, training, curriculum)
 
 
 def open_together(config: Config, ranks: Axis) -> Corpus:
@@ -134,7 +137,12 @@ def _opened(config: Config) -> Corpus:
 def _files_of(dataset: Dataset | None) -> list[TokenFile]:
     if isinstance(dataset, BlendedDataset):
         return [part.file for part in dataset.parts]
-    return [dataset.file] if isinstance(dataset, GPTDataset) else []
+    return [] if dataset is None else [_of_one_file(dataset).file]
+
+
+def _of_one_file(dataset: Dataset) -> FileDataset:
+    assert hasattr(dataset, "file"), "a run reads one token file, or a blend of several"
+    return cast(FileDataset, dataset)
 
 
 def curriculum_of(config: Config) -> Curriculum:
@@ -145,46 +153,50 @@ def curriculum_of(config: Config) -> Curriculum:
     return Curriculum(stages.tokens, stages.seq_length, stages.global_batch_size)
 
 
-def _open(config: Config, vocab_size: int, tokenizer: Tokenizer | None, cut: Cut) -> Datasets:
+def _open(
+    config: Config, vocab_size: int, tokenizer: Tokenizer | None, samples: SampleKind, seq_length: int
+) -> Datasets:
     data = config.data
     assert data.train is not None, "load() refuses a configuration with neither data.train nor data.blend"
     return open_datasets(
+        samples=samples,
         train=data.train,
         validation=data.validation,
         test=data.test,
         split=parse_split(data.split),
         needed=frozenset({"train", "validation"} if config.train.evaluate_every else {"train"}),
-        seq_length=config.model.seq_length,
+        seq_length=seq_length,
         vocab_size=vocab_size,
         seed=config.train.seed,
         order=data.order,
         epochs=data.epochs,
         tokenizer=tokenizer,
-        cut=cut,
         cache=data.cache,
     )
 
 
-def _open_blend(config: Config, vocab_size: int, tokenizer: Tokenizer | None, cut: Cut) -> Datasets:
+def _open_blend(
+    config: Config, vocab_size: int, tokenizer: Tokenizer | None, samples: SampleKind, seq_length: int
+) -> Datasets:
     """The parts of all files of data.blend; a validation or test file of its own stands in place of their parts."""
-    data, seq_length = config.data, config.model.seq_length
+    data = config.data
     assert data.blend is not None, "called for a blend"
     blended = open_blend(
         Mixture(data.blend, data.blend_by, data.temperature),
+        samples=samples,
         split=data.shares,
         seq_length=seq_length,
         vocab_size=vocab_size,
         seed=config.train.seed,
         order=data.order,
         tokenizer=tokenizer,
-        cut=cut,
         cache=data.cache,
     )
     own: dict[str, Dataset] = {}
     for name, prefix in (("validation", data.validation), ("test", data.test)):
         if prefix is not None:
             file = open_tokens(prefix, vocab_size=vocab_size, tokenizer=tokenizer, cache=data.cache)
-            own[name] = GPTDataset(file, range(file.num_documents), seq_length, vocab_size=vocab_size, cut=cut)
+            own[name] = samples.dataset(file, range(file.num_documents), seq_length, vocab_size=vocab_size)
     return replace(blended, **own)
 
 

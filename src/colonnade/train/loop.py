@@ -21,12 +21,12 @@ from colonnade.checkpoint.manifest import folder_name
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.errors import ColonnadeError
-from colonnade.evaluation.perplexity import Perplexity
 from colonnade.launch.agreement import settings
 from colonnade.launch.join import joined
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
+from colonnade.tasks.task import Found
 from colonnade.train import recovery, run_folder
 from colonnade.train.best import LOSS
 from colonnade.train.corpus import Corpus, open_together
@@ -142,6 +142,7 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
     metrics: dict[str, float | int] = {
         "step": state.step,
         "loss": result.loss,
+        **_each_loss(state, result),
         "learning_rate": result.learning_rate,
         "grad_norm": result.grad_norm if math.isfinite(result.grad_norm) else 0.0,
         "tokens": state.samples * curriculum.unit,
@@ -157,6 +158,12 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
     return metrics
 
 
+def _each_loss(state: TrainState, result: StepResult) -> dict[str, float]:
+    """Of a task with several losses, each by its name."""
+    names = state.model.architecture.units[-1].losses
+    return {f"{name}_loss": loss for name, loss in zip(names, result.losses, strict=True)} if len(names) > 1 else {}
+
+
 def _check_finite(run: Run, state: TrainState, result: StepResult) -> None:
     """A non-finite loss or gradient has already corrupted the weights: stop before they are saved."""
     if math.isfinite(result.loss) and (math.isfinite(result.grad_norm) or result.skipped):
@@ -169,7 +176,7 @@ def _check_finite(run: Run, state: TrainState, result: StepResult) -> None:
     )
 
 
-def _evaluate(run: Run, state: TrainState) -> Perplexity | None:
+def _evaluate(run: Run, state: TrainState) -> Found | None:
     """Loss on the validation part, where there is one."""
     corpus, train = run.corpus, run.config.train
     if corpus.datasets.validation is None:
@@ -195,14 +202,9 @@ def _evaluate_at_start(run: Run, state: TrainState) -> None:
         run.monitor.say(f"  validation before step 1: {found.summary()}")
 
 
-def _numbers(found: Perplexity | None) -> dict[str, float | int]:
+def _numbers(found: Found | None) -> dict[str, float]:
     """An evaluation for metrics.jsonl."""
-    if found is None:
-        return {}
-    numbers: dict[str, float | int] = {LOSS: found.loss, "validation_perplexity": found.perplexity}
-    if found.bits_per_byte is not None:
-        numbers["validation_bits_per_byte"] = found.bits_per_byte
-    return numbers
+    return {} if found is None else {f"validation_{name}": number for name, number in found.numbers().items()}
 
 
 def _finish(config: Config, state: TrainState, monitor: Monitor) -> None:

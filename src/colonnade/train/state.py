@@ -13,9 +13,9 @@ from colonnade.data_parallel.buckets import Bucket, Storage, flatten
 from colonnade.data_parallel.param_slices import param_slices
 from colonnade.data_parallel.zero import Ownership
 from colonnade.mesh.mesh import Axis, Mesh
-from colonnade.model.gpt import GPT
 from colonnade.model.initialize import initialize_
 from colonnade.model.precision import DTYPES
+from colonnade.model.stack import Stack
 from colonnade.optim.adamw import AdamW
 from colonnade.optim.lamb import Lamb
 from colonnade.optim.loss_scale import LossScale
@@ -25,6 +25,8 @@ from colonnade.pipeline.chunk import Chunk, Model, Owner, WeightGradients
 from colonnade.pipeline.inference import Inference
 from colonnade.pipeline.partition import chunks
 from colonnade.pipeline.runner import Runner
+from colonnade.tasks.task import Task
+from colonnade.tasks.tasks import TASKS
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
 
@@ -37,7 +39,8 @@ OPTIMIZERS: Mapping[str, Callable[[float, float, float, float], Optimizer]] = Ma
 class TrainState:
     """This stage of the model, its flat buffers and optimizer state, and how far the run is."""
 
-    model: GPT
+    task: Task
+    model: Stack
     buckets: list[Bucket]
     optimizer_state: list[State]
     """One per bucket: the rule's, of this rank's slice."""
@@ -72,9 +75,9 @@ def parallel_of(parallel: ParallelConfig, tp: Axis) -> Parallel:
 
 def build_model(
     model: ModelConfig, vocab_size: int, parallel: Parallel, *, dtype: torch.dtype, units: Sequence[str]
-) -> GPT:
+) -> Stack:
     """This rank's shard of some units of the model, with empty weights, on the CPU."""
-    return GPT(model, vocab_size, parallel, units=units).to(torch.promote_types(dtype, torch.float32))
+    return TASKS[model.kind].build(model, vocab_size, parallel, units).to(torch.promote_types(dtype, torch.float32))
 
 
 def build_state(config: Config, mesh: Mesh, vocab_size: int, device: torch.device, *, draw: bool = True) -> TrainState:
@@ -93,7 +96,7 @@ def build_state(config: Config, mesh: Mesh, vocab_size: int, device: torch.devic
     buckets = flatten(named_placements(model.parts(), mesh.tp), mesh.reduce, storage_of(config.train, parallel, device))
     owner = Ownership(
         buckets,
-        {unit: model.needs(unit) for unit in names},
+        {unit.name: list(unit.buckets) for units in held for unit in units},
         mesh,
         zero=parallel.zero,
         sequence_parallel=parallel.sequence_parallel,
@@ -103,6 +106,7 @@ def build_state(config: Config, mesh: Mesh, vocab_size: int, device: torch.devic
     optimizer = _optimizer(config)
     optimizer_state: list[State] = [optimizer.init(bucket.master) for bucket in buckets]
     return TrainState(
+        task=TASKS[config.model.kind],
         model=model,
         drawn=draw,
         buckets=buckets,
@@ -118,7 +122,7 @@ def build_state(config: Config, mesh: Mesh, vocab_size: int, device: torch.devic
 
 
 @torch.no_grad()
-def _clear_(model: GPT) -> None:
+def _clear_(model: Stack) -> None:
     for parameter in model.parameters():
         parameter.zero_()
 
@@ -157,6 +161,7 @@ def runner_of(
         owner=owner,
         schedule=parallel.schedule,
         device=device,
+        num_losses=len(every[-1][-1].losses),
     )
 
 

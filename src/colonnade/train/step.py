@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from colonnade.config.schema import TrainConfig
-from colonnade.data.loader import Batch
 from colonnade.data_parallel.clip import clip_factor, gradient_norm
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Mesh
-from colonnade.model.dropout import Masks
-from colonnade.model.gpt import Inputs
+from colonnade.tasks.task import Microbatch
 from colonnade.train.state import TrainState
 
 
@@ -25,11 +23,14 @@ class StepResult:
     """What a step tells, equal on all ranks."""
 
     loss: float
-    """Mean over the loss tokens of the global batch."""
+    """The sum of `losses`."""
     grad_norm: float
     """Before clipping."""
     learning_rate: float
-    loss_tokens: int
+    losses: tuple[float, ...]
+    """Each the mean over what counts in it in the global batch, in the order of the architecture's `Unit.losses`."""
+    counts: tuple[int, ...]
+    """How much counted in each loss; of a language model, labels."""
     loss_scale: float
     """What the loss was multiplied with; 1 but under fp16."""
     skipped: bool
@@ -38,7 +39,7 @@ class StepResult:
 
 def train_step(
     state: TrainState,
-    microbatches: Sequence[Batch],
+    microbatches: Sequence[Microbatch],
     mesh: Mesh,
     train: TrainConfig,
     *,
@@ -48,32 +49,21 @@ def train_step(
 
     `before_update` is called when weights and moments are about to change: a save in the background copies until then.
     """
-    loss_tokens = all_reduce(torch.stack([batch.loss_mask.sum().double() for batch in microbatches]).sum(), mesh.reduce)
+    task = state.task
+    counts = all_reduce(torch.stack([task.counts(batch) for batch in microbatches], -1).sum(-1), mesh.reduce)
     scale = state.loss_scale.value
-    inputs = [_inputs(batch, scale / loss_tokens.clamp(min=1.0), train.seed) for batch in microbatches]
+    inputs = [task.inputs(batch, scale / counts.clamp(min=1.0), train.seed) for batch in microbatches]
 
     state.ownership.begin()
-    loss = state.runner.run(inputs) / scale  # forward and backward; gradients are summed over dp as it goes
+    losses = state.runner.run(inputs) / scale  # forward and backward; gradients are summed over dp as it goes
     state.ownership.finish()
 
     norm = gradient_norm(state.ownership) / scale
     before_update()
     rate, skipped = update_(state, norm, mesh, train)
     state.samples += train.global_batch_size
-    total = float(all_reduce(all_reduce(loss, mesh.reduce), mesh.pp))  # only the last stage has any
-    return StepResult(total, float(norm), rate, int(loss_tokens), scale, skipped)
-
-
-def _inputs(batch: Batch, token_weight: Tensor, seed: int) -> Inputs:
-    weights = batch.loss_mask.double() * token_weight
-    return Inputs(
-        batch.tokens,
-        batch.labels,
-        weights,
-        Masks(seed, batch.samples.numpy()),
-        documents=batch.documents,
-        positions=batch.positions,
-    )
+    means = tuple(all_reduce(all_reduce(losses, mesh.reduce), mesh.pp).tolist())  # only the last stage has any
+    return StepResult(sum(means), float(norm), rate, means, tuple(map(int, counts.tolist())), scale, skipped)
 
 
 def update_(state: TrainState, norm: Tensor, mesh: Mesh, train: TrainConfig) -> tuple[float, bool]:

@@ -1,0 +1,43 @@
+"""Samples that are made anew at the length of each phase of a curriculum.
+
+What cannot be cut in pieces (two texts between control tokens) is made of less text instead. A phase goes on in its own
+dataset where the run is, counted in sequences of its length: no sample of it comes twice in an epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from colonnade.data.curriculum import Curriculum
+from colonnade.data.datasets import Dataset, Passes, Positions
+from colonnade.data.rows import Integers, Samples
+
+
+class PhasedDataset:
+    """The samples of a run, by their positions under a curriculum."""
+
+    def __init__(self, datasets: Mapping[int, Dataset], curriculum: Curriculum) -> None:
+        """`datasets`: of samples of every length of the curriculum."""
+        self.datasets, self.curriculum, self.seq_length = datasets, curriculum, curriculum.seq_length
+
+    def __len__(self) -> int:
+        """Positions of one pass."""
+        return len(self.datasets[self.seq_length]) * (self.seq_length // self.curriculum.unit)
+
+    def rows(self, positions: Positions) -> Samples:
+        """The samples at positions [b], all of one phase."""
+        dataset, numbers = self._at(positions)
+        return dataset.rows(numbers)
+
+    def passes(self, positions: Positions) -> Passes:
+        """Which pass over which data each sample is of."""
+        dataset, numbers = self._at(positions)
+        return dataset.passes(numbers)
+
+    def _at(self, positions: Positions) -> tuple[Dataset, Integers]:
+        asked = np.asarray(positions, dtype=np.int64)
+        phase = self.curriculum.phase(int(asked.min()))
+        assert phase is self.curriculum.phase(int(asked.max())), "sequences of one length"
+        return self.datasets[phase.seq_length], asked * self.curriculum.unit // phase.seq_length

@@ -1,0 +1,141 @@
+"""An embedding, blocks and a head: what models of every family are, as a list of *units*.
+
+A pipeline cuts between units, and a rank builds only its own. What ownership (data parallelism) works on are *parts*: a
+unit is a part, except that the token table is one of its own, because a tied head needs it too. Which parts a unit
+multiplies with is the architecture's statement (`architecture/`).
+
+A weight's logical name is its part's name and its name in there. It says nothing of ranks: a last stage with tied
+embeddings has a token table of its own, under the same name and with the same initial numbers as the first stage's.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from colonnade.architecture.families import architecture_of
+from colonnade.architecture.gpt import TABLE
+from colonnade.config.schema import ModelConfig
+from colonnade.model.inputs import Inputs
+from colonnade.model.transformer import Block, residual_dtype
+from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
+from colonnade.tensor_parallel.parallel import Parallel
+
+
+class FirstUnit(nn.Module):
+    """Tokens into the residual stream."""
+
+    tokens: VocabParallelEmbedding
+
+
+class LastUnit(nn.Module):
+    """The residual stream into losses."""
+
+    output: VocabParallelEmbedding
+    """Its weight is the token table where that is tied."""
+
+
+class Stack(nn.Module):
+    """Embedding, blocks, head, or those of them that a rank has. The token table is cut over tp; so is every block.
+
+    Under sequence parallelism the gradients of weights whose `Placement.dim` is None are partial sums over tp. `units`:
+    None, or the names of those to build, in the order of the model.
+    """
+
+    embedding: FirstUnit
+    head: LastUnit
+
+    def __init__(
+        self, model: ModelConfig, vocab_size: int, parallel: Parallel, *, units: Sequence[str] | None = None
+    ) -> None:
+        super().__init__()
+        self.vocab_size, self.parallel = vocab_size, parallel
+        self.tied, self.fp32_residual = model.tie_embeddings, model.fp32_residual
+        self.hidden_size, self.seq_length = model.hidden_size, model.seq_length
+        self.longest = model.seq_length if model.position == "learned" else None
+        self.architecture = architecture_of(model, vocab_size)
+        chosen = self.architecture.unit_names if units is None else units
+        if "embedding" in chosen:
+            self.embedding = self.make_embedding(model)
+        self.blocks = nn.ModuleDict()
+        for layer in [int(name.removeprefix("blocks.")) for name in chosen if name.startswith("blocks.")]:
+            self.blocks[str(layer)] = Block(model, layer, parallel)
+        if "head" in chosen:
+            tied = self.embedding.tokens if self.tied and "embedding" in chosen else None
+            self.head = self.make_head(model, tied)
+
+    def make_embedding(self, model: ModelConfig) -> FirstUnit:
+        """The first unit."""
+        raise NotImplementedError
+
+    def make_head(self, model: ModelConfig, tied: VocabParallelEmbedding | None) -> LastUnit:
+        """The last unit; `tied`: the token table, where this rank has it already."""
+        raise NotImplementedError
+
+    def embed(self, inputs: Inputs) -> Tensor:
+        """The residual stream that the first block takes: [s, b, h], or [s/tp, b, h] under sequence parallelism."""
+        raise NotImplementedError
+
+    def losses(self, x: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
+        """The losses of a micro-batch, [] each, given what the last block hands on: those that `Unit.losses` names."""
+        raise NotImplementedError
+
+    def units(self) -> dict[str, nn.Module]:
+        """This rank's units in the order of a forward pass."""
+        blocks = {f"blocks.{layer}": block for layer, block in self.blocks.items()}
+        every = {"embedding": getattr(self, "embedding", None), **blocks, "head": getattr(self, "head", None)}
+        return {name: unit for name, unit in every.items() if unit is not None}
+
+    def run(self, unit: str, carry: tuple[Tensor, ...], inputs: Inputs) -> tuple[Tensor, ...]:
+        """One unit: the residual stream, (x,), into the next one's; the embedding reads none, (); the head returns the
+        losses.
+        """
+        if unit == "embedding":
+            return (self.embed(inputs),)
+        (x,) = carry
+        if unit == "head":
+            return self.losses(x, inputs)
+        assert inputs.caches is None or inputs.documents is None, "a text that goes on from a cache is one document"
+        cache = None if inputs.caches is None else inputs.caches[unit]
+        block = self.blocks[unit.removeprefix("blocks.")]
+        return (block(x, inputs.masks, cache, pairs=inputs.pairs.tensor(), positions=inputs.positions),)
+
+    def carry_buffers(self, inputs: Inputs, into: str) -> tuple[Tensor, ...]:
+        """Memory for what a unit takes: the residual stream of a micro-batch, [s, b, h] or [s/tp, b, h]; the first unit
+        takes nothing.
+        """
+        if into == self.architecture.units[0].name:
+            return ()
+        assert inputs.tokens is not None, "every stage is told the tokens"
+        s, b = inputs.tokens.shape
+        rows = s // self.parallel.tp.size if self.parallel.sequence_parallel else s
+        weight = next(self.parameters())
+        dtype = residual_dtype(weight.dtype, self.fp32_residual)
+        return (torch.empty(rows, b, self.hidden_size, dtype=dtype, device=weight.device),)
+
+    def residual(self, carry: tuple[Tensor, ...]) -> Tensor:
+        """The whole residual stream on every tp rank, without gradient: (x,) between two units -> [s, b, h]."""
+        (x,) = carry
+        return self.parallel.gather(x)
+
+    def parts(self) -> dict[str, nn.Module]:
+        """What this rank's weights belong to, in the order of a forward pass, by the names that weights start with.
+
+        A weight belongs to the first part that has it. Parts without weights of their own are left out.
+        """
+        units = self.units()
+        table = self._table_module()
+        found = ({} if table is None else {TABLE: table}) | units
+        return {name: module for name, module in found.items() if name == TABLE or _has_own(module, table)}
+
+    def _table_module(self) -> VocabParallelEmbedding | None:
+        """The token table of this rank, where it has one."""
+        if hasattr(self, "embedding"):
+            return self.embedding.tokens
+        return self.head.output if self.tied and hasattr(self, "head") else None
+
+
+def _has_own(module: nn.Module, table: nn.Module | None) -> bool:
+    """Whether `module` has weights besides the table's."""
+    shared = set() if table is None else {id(weight) for weight in table.parameters()}
+    return any(id(weight) not in shared for weight in module.parameters())

@@ -1,0 +1,1 @@
+"""What is trained on what, with which losses: a file per task."""

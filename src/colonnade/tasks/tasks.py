@@ -1,0 +1,9 @@
+"""Every task by the kind of model that it trains (`model.kind`)."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from colonnade.tasks.gpt import LanguageModeling
+from colonnade.tasks.task import Task
+
+TASKS: Mapping[str, Task] = MappingProxyType({"gpt": LanguageModeling()})
