@@ -25,6 +25,7 @@ from colonnade.data.packing import pack
 from colonnade.data.rows import WINDOW, Cut
 from colonnade.data.sampler import EpochOrder
 from colonnade.data.t5_dataset import Corruption, T5Dataset, text_length
+from colonnade.tasks.bert import as_bert_batch
 
 BATCH = 64
 
@@ -63,7 +64,11 @@ def kinds(file: TokenFile, s: int) -> dict[str, Callable[[range], object]]:
     loaders: dict[str, Callable[[range], object]] = {
         name: partial(load_batch, texts(s, cut)) for name, cut in cuts.items()
     }
-    return {**loaders, "BERT, sentence order": bert.batch, "T5": t5.batch}
+    return {
+        **loaders,
+        "BERT, sentence order": lambda positions: as_bert_batch(bert.rows(positions), positions),
+        "T5": t5.batch,
+    }
 
 
 def print_cuts(file: TokenFile, s: int) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -23,18 +24,31 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an output 
 Key = Annotated[str, typer.Option(help="The key of the text in a .jsonl line.")]
 
 
+class TokenizerKind(StrEnum):
+    """What `train-tokenizer` can make."""
+
+    bpe = "bpe"
+    wordpiece = "wordpiece"
+
+
 @data.command("train-tokenizer")
 def train_tokenizer(
     inputs: Inputs,
     output: Annotated[Path, typer.Option(help="Where to write the tokenizer.json.", show_default=False)],
-    vocab_size: Annotated[int, typer.Option(help="Tokens, the 256 bytes and the end of document among them.")] = 32768,
+    vocab_size: Annotated[
+        int, typer.Option(help="Tokens; of a BPE the 256 bytes and the end of document are among them.")
+    ] = 32768,
+    kind: Annotated[
+        TokenizerKind,
+        typer.Option(help="A byte-level BPE as GPT-2's, or a lower-cased WordPiece vocabulary as BERT's."),
+    ] = TokenizerKind.bpe,
     key: Key = "text",
     overwrite: Overwrite = False,
 ) -> None:
-    """Train a byte-level BPE tokenizer."""
+    """Train a tokenizer: a byte-level BPE, or a WordPiece vocabulary for BERT."""
     from colonnade.data import train_tokenizer as trainer
 
-    made = trainer.train_tokenizer(inputs, output, vocab_size, key=key, overwrite=overwrite)
+    made = trainer.train_tokenizer(inputs, output, vocab_size, kind=kind.value, key=key, overwrite=overwrite)
     print(made.summary(output))
 
 
@@ -50,7 +64,13 @@ def tokenize_command(
     ],
     key: Key = "text",
     workers: Annotated[int | None, typer.Option(help="Processes. Unset: one a core.", min=1)] = None,
-    append_end: Annotated[bool, typer.Option(help="Put the end-of-document token behind each document.")] = True,
+    append_end: Annotated[
+        bool | None,
+        typer.Option(
+            "--append-end/--no-append-end",
+            help="Put the end-of-document token behind each document. Unset: yes, but for --sentences.",
+        ),
+    ] = None,
     sentences: Annotated[
         bool, typer.Option("--sentences", help="Keep sentences apart, as BERT samples need it.")
     ] = False,
@@ -69,7 +89,7 @@ def tokenize_command(
         Tokenizer.load(tokenizer),
         key=key,
         workers=workers,
-        append_end=append_end,
+        append_end=not sentences if append_end is None else append_end,
         sentences=sentences,
         overwrite=overwrite,
     )

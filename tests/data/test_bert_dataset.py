@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,13 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colonnade.data.bert_dataset import BertBatch, BertCut, BertDataset
+from colonnade.data.bert_dataset import BertCut, BertDataset
 from colonnade.data.draws import Draws, SamplePurpose
 from colonnade.data.indexed import TokenFile
 from colonnade.data.masking import Masking, WordPieces, choose, shown_to_model
+from colonnade.data.sampler import EpochOrder
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import DataError
+from colonnade.tasks.bert import BertBatch, as_bert_batch
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 FIRST, LAST = 5, 2_000  # ordinary ids; each third goes on with the word before it
@@ -42,7 +45,13 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> TokenFile:
 
 def opened(file: TokenFile, cut: BertCut | None = None, *, seq_length: int = 64, seed: int = 1) -> BertDataset:
     documents = range(file.num_documents)
-    return BertDataset(file, documents, seq_length, pieces=PIECES, seed=seed, cut=cut or BertCut())
+    data = BertDataset(file, documents, seq_length, pieces=PIECES, seed=seed, cut=cut or BertCut())
+    data.order = EpochOrder(len(data), seed)
+    return data
+
+
+def batch_of(data: BertDataset, positions: Sequence[int]) -> BertBatch:
+    return as_bert_batch(data.rows(positions), positions)
 
 
 def texts(batch: BertBatch, column: int) -> tuple[list[int], list[int]]:
@@ -60,7 +69,7 @@ def is_run(tokens: list[int]) -> bool:
 
 def test_a_sample_is_two_texts_between_control_tokens(file: TokenFile) -> None:
     data = opened(file)
-    batch = data.batch(range(200))
+    batch = batch_of(data, range(200))
     assert batch.tokens.shape == (64, 200) and batch.loss_mask.dtype == batch.loss_mask.float().dtype
     for column in range(200):
         first, second = texts(batch, column)
@@ -71,7 +80,7 @@ def test_a_sample_is_two_texts_between_control_tokens(file: TokenFile) -> None:
 
 
 def test_half_of_the_pairs_are_exchanged(file: TokenFile) -> None:
-    batch = opened(file).batch(range(250))
+    batch = batch_of(opened(file), range(250))
     for column in range(250):
         first, second = texts(batch, column)
         if batch.pair_labels[column] and second:
@@ -82,7 +91,7 @@ def test_half_of_the_pairs_are_exchanged(file: TokenFile) -> None:
 
 
 def test_the_next_sentence_is_half_of_the_time_from_elsewhere(file: TokenFile) -> None:
-    batch = opened(file, BertCut(pairs="next")).batch(range(250))
+    batch = batch_of(opened(file, BertCut(pairs="next")), range(250))
     near: Counter[tuple[int, bool]] = Counter()
     for column in range(250):
         first, second = texts(batch, column)
@@ -94,28 +103,28 @@ def test_the_next_sentence_is_half_of_the_time_from_elsewhere(file: TokenFile) -
 
 
 def test_some_samples_are_short(file: TokenFile) -> None:
-    lengths = opened(file, BertCut(short=0.0)).batch(range(150)).real.sum(0)
-    with_short = opened(file, BertCut(short=0.5)).batch(range(150)).real.sum(0)
+    lengths = batch_of(opened(file, BertCut(short=0.0)), range(150)).real.sum(0)
+    with_short = batch_of(opened(file, BertCut(short=0.5)), range(150)).real.sum(0)
     assert float((lengths < 24).float().mean()) + 0.05 < float((with_short < 24).float().mean())
-    assert bool((opened(file, BertCut(short=1.0)).batch(range(60)).real.sum(0) >= 5 - 1).all())
+    assert bool((batch_of(opened(file, BertCut(short=1.0)), range(60)).real.sum(0) >= 5 - 1).all())
 
 
 def test_only_seed_sample_and_epoch_decide(file: TokenFile) -> None:
     data, again = opened(file), opened(file)
     positions = [3, 700, 12, 5_000]
-    together = data.batch(positions)
+    together = batch_of(data, positions)
     for column, position in enumerate(positions):
-        alone = again.batch([position])
+        alone = batch_of(again, [position])
         for name in ("tokens", "types", "real", "labels", "loss_mask"):
             assert getattr(alone, name)[:, 0].tolist() == getattr(together, name)[:, column].tolist()
-    other = opened(file, seed=2).batch(positions)
+    other = batch_of(opened(file, seed=2), positions)
     assert other.tokens.tolist() != together.tokens.tolist()
 
 
 def test_epochs_differ_and_use_most_of_the_text(file: TokenFile) -> None:
     data = opened(file)
     n = len(data)
-    epochs = [data.batch(range(e * n, e * n + n // 2)) for e in range(2)]
+    epochs = [batch_of(data, range(e * n, e * n + n // 2)) for e in range(2)]
     assert epochs[0].labels.tolist() != epochs[1].labels.tolist()
     used = sum(int((batch.labels[batch.real] >= FIRST).sum()) for batch in epochs)
     assert used > 0.5 * file.num_tokens
@@ -126,7 +135,7 @@ def test_the_same_text_is_cut_and_masked_anew_in_each_epoch(tmp_path: Path) -> N
     with TokenFileWriter(tmp_path / "one", np.dtype("<u2")) as writer:
         writer.add_document(FIRST + np.arange(61), lengths=[61])
     data = opened(TokenFile(tmp_path / "one"), BertCut(short=0.0))
-    batch = data.batch(range(20))
+    batch = batch_of(data, range(20))
     assert len(data) == 1
     pairs = [texts(batch, column) for column in range(20)]
     assert all(sorted(first + second) == [*range(FIRST, FIRST + 61)] for first, second in pairs)
@@ -154,7 +163,7 @@ def test_any_documents_make_samples(
     file = TokenFile(prefix)
     if file.num_tokens < 9:
         return
-    batch = opened(file, seq_length=12, seed=seed).batch(range(30))
+    batch = batch_of(opened(file, seq_length=12, seed=seed), range(30))
     for column in range(30):
         first, second = texts(batch, column)
         assert first or second

@@ -45,7 +45,7 @@ FREE: Mapping[str, Sequence[Any]] = MappingProxyType(
         "clipped": (True, False),
         "mask": ("differ", "second_half", "none"),
         "documents": ("joined", "separate"),
-        "block": ("gpt", "llama", "grouped", "window"),
+        "block": ("gpt", "llama", "grouped", "window", "bert"),
     }
 )
 FACTORS: Mapping[str, Sequence[Any]] = MappingProxyType({**CORE, **FREE})

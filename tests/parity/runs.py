@@ -10,7 +10,7 @@ left is rounding, 1e-16, and Adam divides it by its own size plus epsilon. With 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from unittest.mock import patch
 
 import torch
@@ -22,6 +22,7 @@ from colonnade.data.loader import Batch
 from colonnade.data_parallel.buckets import named_ranges
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
+from colonnade.tasks.bert import BertBatch
 from colonnade.tensor_parallel import cross_entropy
 from colonnade.tensor_parallel.placement import Placement
 from colonnade.train.state import TrainState, build_state
@@ -29,6 +30,7 @@ from colonnade.train.step import StepResult, train_step
 
 GLOBAL_BATCH, SEQ_LENGTH, STEPS = 8, 8, 5
 CPU = torch.device("cpu")
+Samples = TypeVar("Samples", Batch, BertBatch)
 
 Mask = Literal["none", "differ", "second_half"]
 """Labels that count: all; a different number in every sample; none in the second half of the batch."""
@@ -44,6 +46,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "grouped": {**LLAMA, "num_key_value_heads": 2, "query_key_norm": True},  # with tp 4 ranks have copies of the two
     "window": {"window": 3, "num_key_value_heads": 1},  # biases of copied heads too
+    "bert": {"kind": "bert", "position": "learned"},
 }
 
 
@@ -66,8 +69,8 @@ class Case:
     loss_scale: float = 1024.0
     """fp16: small enough for the first step not to overflow."""
     num_layers: int = 2
-    block: Literal["gpt", "llama", "grouped", "window"] = "gpt"
-    """What blocks are made of: see `BLOCKS`."""
+    block: Literal["gpt", "llama", "grouped", "window", "bert"] = "gpt"
+    """What the model is made of: see `BLOCKS`."""
     hidden_size: int = 16
     num_heads: int = 4
     seq_length: int = SEQ_LENGTH
@@ -178,8 +181,13 @@ def configured(case: Case, way: Way) -> Config:
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 
-def global_batch(case: Case, step: int) -> Batch:
+def global_batch(case: Case, step: int) -> Batch | BertBatch:
     """The samples of a step (from 0), on any layout."""
+    return pairs_of_texts(case, step) if case.model.kind == "bert" else text(case, step)
+
+
+def text(case: Case, step: int) -> Batch:
+    """Of a language model."""
     generator, s, b = torch.Generator().manual_seed(step), case.seq_length, case.global_batch_size
     tokens = torch.randint(0, case.vocab_size, (s + 1, b), generator=generator)
     chance = torch.linspace(0.2, 0.9, b)
@@ -193,6 +201,28 @@ def global_batch(case: Case, step: int) -> Batch:
     return batch if case.documents == "joined" else separated(batch, torch.rand(mask.shape, generator=generator) < 0.3)
 
 
+def pairs_of_texts(case: Case, step: int) -> BertBatch:
+    """Of a masked model: texts of all lengths, padded. In every sample another number of tokens is to be guessed."""
+    generator, s, b = torch.Generator().manual_seed(step), case.seq_length, case.global_batch_size
+    batch = text(replace(case, documents="joined"), step)
+    lengths, second = torch.randint(3, s + 1, (b,), generator=generator), torch.randint(1, 3, (b,), generator=generator)
+    place = torch.arange(s)[:, None]
+    counts = torch.ones(b)
+    if case.mask == "second_half":
+        counts[b // 2 :] = 0.0
+    labels = torch.randint(0, case.vocab_size, (s, b), generator=generator)
+    return BertBatch(
+        tokens=batch.tokens,
+        types=(place >= second).long(),
+        real=place < lengths,
+        labels=labels,
+        loss_mask=batch.loss_mask * (place < lengths),
+        pair_labels=torch.randint(0, 2, (b,), generator=generator),
+        pair_mask=counts,
+        samples=batch.samples,
+    )
+
+
 def separated(batch: Batch, begins: Tensor) -> Batch:
     """The batch with new documents where `begins` [s, b] says so."""
     place = torch.arange(len(begins))[:, None].expand_as(begins)
@@ -200,12 +230,12 @@ def separated(batch: Batch, begins: Tensor) -> Batch:
     return replace(batch, documents=begins.long().cumsum(0), positions=place - first)
 
 
-def part(batch: Batch, samples: slice | list[int]) -> Batch:
+def part(batch: Samples, samples: slice | list[int]) -> Samples:
     """Some of a batch's samples."""
     return replace(batch, **{name: each[..., samples] for name, each in vars(batch).items() if each is not None})
 
 
-def microbatches(case: Case, way: Way, step: int, mesh: Mesh) -> list[Batch]:
+def microbatches(case: Case, way: Way, step: int, mesh: Mesh) -> list[Batch] | list[BertBatch]:
     """A dp rank's share of a step's samples, cut into micro-batches."""
     share, size = case.global_batch_size // mesh.dp.size, way.micro_batch_size
     starts = range(mesh.dp.rank * share, (mesh.dp.rank + 1) * share, size)

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from colonnade.config.nature import Of
 from colonnade.config.numbers import divisors, one_of
-from colonnade.config.schema import Config
+from colonnade.config.schema import Config, MaskingConfig
 
 Messages = Iterator[str]
 NEEDS_LENGTH = ("yarn", "llama3")
@@ -84,7 +85,47 @@ def window_where_it_means_something(config: Config) -> Messages:
         )
 
 
+def keys_of_other_kinds(config: Config) -> Messages:
+    """A key that a kind of model has none of is not set."""
+    model = config.model
+    for name, field in type(model).model_fields.items():
+        kinds = [kind for mark in field.metadata if isinstance(mark, Of) for kind in mark.families]
+        if kinds and model.kind not in kinds and getattr(model, name) != field.default:
+            yield (
+                f'model.{name} = {getattr(model, name)} has no effect with model.kind = "{model.kind}": it is for '
+                f"{' and '.join(kinds)}. Leave it out."
+            )
+
+
+def samples_of_this_kind(config: Config) -> Messages:
+    """[data] says nothing about samples that the kind of model does not read."""
+    data, kind = config.data, config.model.kind
+    if kind == "bert":
+        set_keys = [key for key in TEXT_KEYS if getattr(data, key) != type(data).model_fields[key].default]
+        for key in set_keys:
+            yield (
+                f'data.{key} = {getattr(data, key)!r} has no effect with model.kind = "{kind}", whose samples are two '
+                "texts of one document. Leave it out; [data.masking] says how they are made."
+            )
+    elif data.masking != type(data.masking)():
+        yield (
+            f'[data.masking] has no effect with model.kind = "{kind}", which reads text as it is. Leave it out, or set '
+            'model.kind = "bert".'
+        )
+
+
+TEXT_KEYS = ("documents", "packing", "no_loss_on")
+"""Keys of [data] about text that goes on."""
 MODEL_CHECKS = (
+    (("model.kind", "model.token_types"), keys_of_other_kinds),
+    (
+        (
+            "model.kind",
+            *(f"data.{key}" for key in TEXT_KEYS),
+            *(f"data.masking.{key}" for key in MaskingConfig.model_fields),
+        ),
+        samples_of_this_kind,
+    ),
     (("model.num_heads", "model.num_key_value_heads"), key_value_heads_are_shared_evenly),
     (("model.num_heads", "model.num_key_value_heads", "parallel.tp"), key_value_heads_cut_by_tp),
     (("model.position", "model.head_dim", "model.hidden_size", "model.num_heads"), head_dim_is_even),

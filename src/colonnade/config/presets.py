@@ -3,7 +3,9 @@
 Sources: GPT-2 (124M and 355M are the published weights' shapes); "Megatron-LM: Training Multi-Billion Parameter
 Language Models Using Model Parallelism" (arXiv 1909.08053), the table of weak scaling; Turing-NLG (Microsoft, 2020);
 "BLOOM: A 176B-Parameter Open-Access Multilingual Language Model" (arXiv 2211.05100); "Llama 2" (arXiv 2307.09288);
-"The Llama 3 Herd of Models" (arXiv 2407.21783); the published configurations of SmolLM and Qwen 3.
+"The Llama 3 Herd of Models" (arXiv 2407.21783); the published configurations of SmolLM and Qwen 3; "BERT: Pre-training
+of Deep Bidirectional Transformers for Language Understanding" (arXiv 1810.04805) and its small relatives ("Well-Read
+Students Learn Better", arXiv 1908.08962).
 
 The paper has two shapes of 8.3B parameters: 32 heads in the scaling study, 24 heads in the model that was trained and
 evaluated. `gpt2-8.3b` is the trained one; add `num_heads = 32` for the scaling study. The paper's 2.5B is the same in
@@ -17,6 +19,7 @@ from typing import Any
 Shape = Mapping[str, Any]
 
 GPT2_VOCABULARY = 50_257
+BERT_VOCABULARY = 30_522
 
 
 def _shape(num_layers: int, hidden_size: int, num_heads: int, activation: str = "gelu") -> Shape:
@@ -65,6 +68,23 @@ def _llama(
     )
 
 
+def _bert(num_layers: int, hidden_size: int, num_heads: int, **more: Any) -> Shape:
+    """As trained with Megatron-LM: figure 7b."""
+    return MappingProxyType(
+        {
+            "kind": "bert",
+            "num_layers": num_layers,
+            "hidden_size": hidden_size,
+            "num_heads": num_heads,
+            "seq_length": 512,
+            "vocab_size": BERT_VOCABULARY,
+            **more,
+        }
+    )
+
+
+PUBLISHED_BERT: Mapping[str, Any] = {"norm_position": "post", "embedding_norm": True, "norm_epsilon": 1e-12}
+"""As first published (Devlin et al., 2019): figure 7a."""
 LLAMA2: Mapping[str, Any] = {"seq_length": 4096, "vocab_size": 32_000, "base": 10_000.0}
 LLAMA3: Mapping[str, Any] = {"seq_length": 8192, "vocab_size": 128_256, "base": 500_000.0}
 SMOLLM: Mapping[str, Any] = {"seq_length": 2048, "vocab_size": 49_152, "base": 10_000.0, "tie_embeddings": True}
@@ -106,6 +126,12 @@ PRESETS: Mapping[str, Shape] = MappingProxyType(
                 "embedding_norm": True,
             }
         ),
+        "bert-tiny": _bert(2, 128, 2, **PUBLISHED_BERT),
+        "bert-base": _bert(12, 768, 12, **PUBLISHED_BERT),
+        "bert-large": _bert(24, 1024, 16, **PUBLISHED_BERT),
+        "bert-336m": _bert(24, 1024, 16),
+        "bert-1.3b": _bert(24, 2048, 32),
+        "bert-3.9b": _bert(48, 2560, 40),
         "llama2-7b": _llama(32, 4096, 32, 32, 11_008, **LLAMA2),
         "llama2-13b": _llama(40, 5120, 40, 40, 13_824, **LLAMA2),
         "llama2-70b": _llama(80, 8192, 64, 8, 28_672, **LLAMA2),

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BaseModel, ConfigDict, Strict, field_validator, model_validator
 
-from colonnade.config.nature import MAY_CHANGE, NOT_THE_MODEL, Since
+from colonnade.config.nature import MAY_CHANGE, NOT_THE_MODEL, Of, Since
 from colonnade.config.presets import PRESETS, with_preset
 
 MOST = 10**18  # of anything that is counted: what 64-bit numbers hold, and products of a few do not wrap
@@ -74,8 +74,9 @@ class RotaryConfig(Section):
 class ModelConfig(Section):
     """The transformer: its shape, and what its layers are made of."""
 
-    kind: Literal["gpt"] = "gpt"
-    """The model: gpt is a left-to-right language model."""
+    kind: Literal["gpt", "bert"] = "gpt"
+    """The model: gpt is a left-to-right language model; bert reads a text from both sides, and is trained to guess
+    masked words and which of two texts came first."""
     preset: Annotated[Text | None, NOT_THE_MODEL] = None
     """A published model's shape, by name. Keys of [model] that are written beside it take precedence."""
     num_layers: Annotated[Size, Le(DEEPEST)] = 12
@@ -127,6 +128,8 @@ class ModelConfig(Section):
     """Keep the residual stream in fp32 under 16-bit precision (YaLM). Doubles the memory of what layers hand on."""
     tie_embeddings: bool = True
     """Use the token embedding as the output layer too. false adds vocab_size × hidden_size parameters."""
+    token_types: Annotated[Size, Ge(2), Since(2), Of(("bert",))] = 2
+    """[types] Rows of the table that tells the first text of a sample from the second."""
     init_std: Annotated[Positive, NOT_THE_MODEL] = 0.02
     """[standard deviation] Initial weights are normal with this width; those that write to the residual stream have it
     divided by √(2 × num_layers)."""
@@ -209,6 +212,20 @@ class ParallelConfig(Section):
         return self.tp * self.pp * self.dp
 
 
+class MaskingConfig(Section):
+    """Samples of a masked model (model.kind = "bert"): two texts of one document, with words to guess."""
+
+    pairs: Literal["order", "next"] = "order"
+    """The second task: order asks which of two consecutive texts came first (ALBERT, Megatron-LM); next asks whether
+    the second follows the first, or is from elsewhere (the first BERT)."""
+    share: Annotated[float, Gt(0), Lt(1)] = 0.15
+    """[share of the tokens] To be guessed: as whole words, of which 80 % are hidden, 10 % replaced and 10 % left."""
+    longest: Annotated[int, Ge(1), Le(100)] = 3
+    """[words] Side by side that are hidden together at most; n words with a chance in proportion to 1/n."""
+    short: Annotated[float, Ge(0), Le(1)] = 0.1
+    """[probability] Samples that are cut to a random length, so that short texts are known too."""
+
+
 class DataConfig(Section):
     """Token files, named by the prefix that their .bin and .idx share, relative to the current folder."""
 
@@ -248,6 +265,7 @@ class DataConfig(Section):
     so that few are cut, and needs documents = "separate"."""
     no_loss_on: CountsOrZero = ()
     """[token ids] Tokens whose prediction does not count in the loss."""
+    masking: MaskingConfig = MaskingConfig()
     cache: Annotated[Text | None, MAY_CHANGE] = None
     """Folder for copies of token files that are named by URL (s3://, gs://, https://, …): all of the
     index, and tokens as they are read. Needs room for the file, and the package of that kind of storage."""

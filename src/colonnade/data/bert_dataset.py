@@ -13,22 +13,24 @@ Megatron-LM paper uses), or the second is half of the time from elsewhere (next-
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from colonnade.config.schema import Config
+from colonnade.data.curriculum import Curriculum
+from colonnade.data.datasets import Dataset, Passes, Positions
 from colonnade.data.draws import Draws, SamplePurpose
 from colonnade.data.indexed import TokenFile
 from colonnade.data.masking import Flags, Integers, Masking, WordPieces, choose, shown_to_model
-from colonnade.data.rows import Text
-from colonnade.data.sampler import EpochOrder
+from colonnade.data.phased_dataset import PhasedDataset
+from colonnade.data.rows import Samples, Text
+from colonnade.data.sampler import InOrder, Order
+from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
-from colonnade.randomness import stream_keys
 
 WHOLE_WORDS = Masking()
 
@@ -45,85 +47,75 @@ class BertCut:
 
 
 @dataclass(frozen=True)
-class BertBatch:
-    """The samples of one micro-batch."""
+class PairRows(Samples):
+    """Samples [b] of s tokens each."""
 
-    tokens: Tensor
-    """int64 [s, b]: with words replaced."""
-    types: Tensor
-    """int64 [s, b]: 0 in the first text, 1 in the second."""
-    real: Tensor
-    """bool [s, b]: False on padding, which nothing attends to."""
-    labels: Tensor
-    """int64 [s, b]: the tokens as they were."""
-    loss_mask: Tensor
-    """float32 [s, b]: 1 where a token is to be guessed."""
-    pair_labels: Tensor
-    """int64 [b]: 0 for texts as they stood, 1 for exchanged ones, or where the second is from elsewhere."""
-    samples: Tensor
-    """int64 [b]: each sample's position in the run; dropout depends on it."""
-
-    def to(self, device: torch.device) -> BertBatch:
-        """The same batch on a device."""
-        return replace(self, **{field.name: getattr(self, field.name).to(device) for field in fields(self)})
-
-
-@dataclass(frozen=True)
-class _Sample:
-    """One sample: arrays [s], and the label of the pair."""
-
-    tokens: NDArray[np.generic]
-    types: NDArray[np.generic]
+    tokens: Integers
+    """[b, s]: with words replaced."""
+    types: Integers
+    """[b, s]: 0 in the first text, 1 in the second."""
     real: Flags
-    labels: NDArray[np.generic]
+    """[b, s]: False on padding, which nothing attends to."""
+    labels: Integers
+    """[b, s]: the tokens as they were."""
     chosen: Flags
-    pair_label: int
+    """[b, s]: whether a token is to be guessed."""
+    pair_labels: Integers
+    """[b]: 0 for texts as they stood, 1 for exchanged ones, or where the second is from elsewhere."""
 
 
 class BertDataset:
     """The samples of a run of documents, in the order of the run: a permutation an epoch."""
 
     def __init__(
-        self, file: TokenFile, documents: range, seq_length: int, *, pieces: WordPieces, seed: int, cut: BertCut
+        self,
+        file: TokenFile,
+        documents: range,
+        seq_length: int,
+        *,
+        pieces: WordPieces,
+        seed: int,
+        cut: BertCut,
+        order: Order | None = None,
     ) -> None:
+        """`order` None: one after the other."""
         assert documents.step == 1 and len(documents) > 0, "a run of documents"
-        self.seq_length, self._pieces, self._seed, self._cut = seq_length, pieces, seed, cut
+        if file.num_sequences == file.num_documents > 1:
+            raise DataError(
+                f"{file.prefix} has a single sequence in each of its {file.num_documents:,} documents: it was made for "
+                "a language model, and pairs of texts are made of sentences. Tokenize the text with `colonnade data "
+                "tokenize --sentences`."
+            )
+        self.file, self.documents, self.seq_length = file, documents, seq_length
+        self._pieces, self._seed, self._cut = pieces, seed, cut
         self._room = seq_length - 3  # for text, beside [CLS] and two [SEP]
         start = file.document_start(documents.start)
-        length = file.document_start(documents.stop) - start
-        self.num_samples = length // max(self._room, 1)
+        self.num_tokens = file.document_start(documents.stop) - start
+        self.num_samples = self.num_tokens // max(self._room, 1)
         if self._room < 2 or not self.num_samples:
             raise DataError(
-                f"{file.prefix}: documents {documents.start:,} to {documents.stop - 1:,} hold {length:,} tokens, and a "
-                f"sample of model.seq_length = {seq_length:,} takes {self._room:,} beside its control tokens. Add "
-                "text, or set another model.seq_length (5 or more)."
+                f"{file.prefix}: documents {documents.start:,} to {documents.stop - 1:,} hold {self.num_tokens:,} "
+                f"tokens, and a sample of model.seq_length = {seq_length:,} takes {self._room:,} beside its control "
+                "tokens. Add text, or set another model.seq_length (5 or more)."
             )
-        self._order = EpochOrder(self.num_samples, seed)
-        self._text = Text(file, start, length, seq_length, len(pieces.continues))
+        self.order: Order = order or InOrder(self.num_samples)
+        self._text = Text(file, start, self.num_tokens, seq_length, len(pieces.continues))
 
     def __len__(self) -> int:
         return self.num_samples
 
-    def batch(self, positions: Sequence[int]) -> BertBatch:
+    def rows(self, positions: Positions) -> PairRows:
         """The samples at positions [b] of the run."""
         asked = np.asarray(positions, dtype=np.int64)
-        numbers = zip(self._order.samples(asked).tolist(), (asked // self.num_samples).tolist(), strict=True)
-        made = [self._make(sample, epoch) for sample, epoch in numbers]
+        numbers = zip(self.order.samples(asked).tolist(), self.order.epochs(asked).tolist(), strict=True)
+        return PairRows.stack([self._make(sample, epoch) for sample, epoch in numbers])
 
-        def stacked(name: str) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(np.stack([getattr(each, name) for each in made], axis=1)))
+    def passes(self, positions: Positions) -> Passes:
+        """Which pass over the data each sample [b] is of."""
+        asked = np.asarray(positions, dtype=np.int64)
+        return Passes(np.zeros_like(asked), asked // self.num_samples)
 
-        return BertBatch(
-            tokens=stacked("tokens"),
-            types=stacked("types"),
-            real=stacked("real"),
-            labels=stacked("labels"),
-            loss_mask=stacked("chosen").float(),
-            pair_labels=torch.tensor([each.pair_label for each in made]),
-            samples=torch.tensor(list(positions)),
-        )
-
-    def _make(self, sample: int, epoch: int) -> _Sample:
+    def _make(self, sample: int, epoch: int) -> PairRows:
         draws = Draws(self._seed, SamplePurpose.BERT, epoch, sample)
         first, second, label = self._pair(sample, epoch, draws)
         p = self._pieces
@@ -131,13 +123,13 @@ class BertDataset:
         chosen = choose(text, p, self._cut.masking, draws)
         shown = shown_to_model(text, chosen, p, draws)
         types = np.repeat([0, 1], [len(first) + 2, len(second) + 1])
-        return _Sample(
-            self._padded(shown, p.pad),
-            self._padded(types, 0),
-            np.arange(self.seq_length) < len(text),
-            self._padded(text, p.pad),
-            self._padded(chosen, 0).astype(bool),
-            label,
+        return PairRows(
+            tokens=self._padded(shown, p.pad),
+            types=self._padded(types, 0),
+            real=(np.arange(self.seq_length) < len(text))[None],
+            labels=self._padded(text, p.pad),
+            chosen=self._padded(chosen, 0).astype(bool),
+            pair_labels=np.array([label]),
         )
 
     def _pair(self, sample: int, epoch: int, draws: Draws) -> tuple[Integers, Integers, int]:
@@ -158,7 +150,7 @@ class BertDataset:
 
     def _sentences(self, sample: int, epoch: int, room: int, draws: Draws) -> list[Integers]:
         """Sentences, at least one: of one document, begun in a sample's stretch and in `room` tokens from the first."""
-        shift = int(stream_keys(self._seed, SamplePurpose.BERT_GRID, last=[epoch])[0]) % self._room
+        shift = Draws.key(self._seed, SamplePurpose.BERT_GRID, epoch) % self._room
         begin = min(sample * self._room + shift, self._text.num_tokens - self._room)
         stop = min(begin + 2 * self._room, self._text.num_tokens)
         starts = np.append(self._text.sentences(begin, stop), stop)
@@ -172,8 +164,9 @@ class BertDataset:
         kept &= mine < mine[kept][0] + room
         return [self._text.read(a, b - a) for a, b in zip(mine[kept].tolist(), ends[kept].tolist(), strict=True)]
 
-    def _padded(self, values: NDArray[np.generic], with_: int) -> NDArray[np.generic]:
-        return np.pad(values, (0, self.seq_length - len(values)), constant_values=with_)
+    def _padded(self, values: NDArray[Any], with_: int) -> NDArray[Any]:
+        """[text] -> [1, s]"""
+        return np.pad(values, (0, self.seq_length - len(values)), constant_values=with_)[None]
 
 
 def _trimmed(first: Integers, second: Integers, room: int, draws: Draws) -> tuple[Integers, Integers]:
@@ -184,3 +177,33 @@ def _trimmed(first: Integers, second: Integers, room: int, draws: Draws) -> tupl
         longer = ends[int(ends[1][1] - ends[1][0] > ends[0][1] - ends[0][0])]
         longer[0 if at_front else 1] += 1 if at_front else -1
     return first[slice(*ends[0])], second[slice(*ends[1])]
+
+
+def pair_samples_of(config: Config, tokenizer: Tokenizer | None) -> PairSamples:
+    """How a run's samples are made. DataError where its tokenizer has not what masking needs."""
+    if tokenizer is None:
+        raise DataError(
+            f'model.kind = "{config.model.kind}" masks whole words, and data.tokenizer is not set: which ids are words '
+            "and which one is [MASK] is not known. Set data.tokenizer to the WordPiece vocabulary that made the token "
+            "file, such as bert-base-uncased's vocab.txt."
+        )
+    masking = config.data.masking
+    cut = BertCut(masking.pairs, masking.short, Masking(masking.share, masking.longest))
+    return PairSamples(WordPieces.of(tokenizer), config.train.seed, cut)
+
+
+@dataclass(frozen=True)
+class PairSamples:
+    """Samples of two texts with words to guess: a masked model's (`datasets.SampleKind`)."""
+
+    pieces: WordPieces
+    seed: int
+    cut: BertCut
+
+    def dataset(self, file: TokenFile, documents: range, seq_length: int, *, vocab_size: int) -> BertDataset:
+        """`vocab_size` is the model's; ids beyond the vocabulary that words are masked in are refused."""
+        return BertDataset(file, documents, seq_length, pieces=self.pieces, seed=self.seed, cut=self.cut)
+
+    def training(self, of_length: Callable[[int], Dataset], curriculum: Curriculum) -> Dataset:
+        """Pairs are built at each phase's own length: a sample cut in pieces would be none."""
+        return PhasedDataset({length: of_length(length) for length in curriculum.lengths}, curriculum)

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from colonnade.config.schema import Config
+from colonnade.data.bert_dataset import pair_samples_of
 from colonnade.data.datasets import SampleKind
 from colonnade.data.gpt_dataset import TextSamples, cut_of
 from colonnade.data.tokenizer import Tokenizer
 
 SAMPLE_KINDS: Mapping[str, Callable[[Config, Tokenizer | None], SampleKind]] = MappingProxyType(
-    {"gpt": lambda config, _: TextSamples(cut_of(config.data))}
+    {"gpt": lambda config, _: TextSamples(cut_of(config.data)), "bert": pair_samples_of}
 )
 
 

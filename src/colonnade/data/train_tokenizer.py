@@ -6,9 +6,11 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from colonnade.corpus.documents import Rejected, read_documents
 from colonnade.data.tokenizer import Tokenizer, train_bpe
+from colonnade.data.wordpiece import train_wordpiece
 from colonnade.errors import DataError
 
 _EXAMPLES = 10
@@ -39,12 +41,13 @@ def train_tokenizer(
     output: str | Path,
     vocab_size: int,
     *,
+    kind: Literal["bpe", "wordpiece"] = "bpe",
     key: str = "text",
     min_frequency: int = 2,
     overwrite: bool = False,
     progress: bool = True,
 ) -> TrainedTokenizer:
-    """Train a byte-level BPE on the documents of files and write its tokenizer.json."""
+    """Train a byte-level BPE, or a WordPiece vocabulary, on the documents of files and write its tokenizer.json."""
     if Path(output).exists() and not overwrite:
         raise DataError(f"{output} exists. Choose another output, or pass --overwrite.")
     seen, rejected = 0, list[Rejected]()
@@ -55,7 +58,11 @@ def train_tokenizer(
             seen += bool(text)
             yield text
 
-    made = train_bpe(texts(), vocab_size, min_frequency=min_frequency, progress=progress and sys.stderr.isatty())
+    shown = progress and sys.stderr.isatty()
+    if kind == "bpe":
+        made = train_bpe(texts(), vocab_size, min_frequency=min_frequency, progress=shown)
+    else:
+        made = Tokenizer(train_wordpiece(texts(), vocab_size, min_frequency=min_frequency, progress=shown))
     if not seen:
         raise DataError(_nothing_to_train_on(rejected, key))
     made.save(output)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from colonnade.errors import DataError
 
@@ -26,10 +27,39 @@ def load_wordpiece(path: Path) -> tokenizers.Tokenizer:
         what = f"has no {', '.join(missing)}" if missing else "has a token twice"
         raise DataError(f"{path} is no WordPiece vocabulary: it {what}. Use BERT's vocab.txt, one token a line.")
     lower = not any(name != name.lower() for name in names if not name.startswith("["))
-    ids = {name: number for number, name in enumerate(names)}
+    return _around({name: number for number, name in enumerate(names)}, lowercase=lower)
+
+
+def train_wordpiece(
+    texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2, progress: bool = False
+) -> tokenizers.Tokenizer:
+    """Train a lower-cased WordPiece vocabulary; smaller than asked for when the text has too few pairs.
+
+    The control tokens are its first ids.
+    """
+    if vocab_size <= len(CONTROL):
+        raise DataError(
+            f"a vocabulary of {vocab_size} is too small: BERT's control tokens alone are {len(CONTROL)}. Ask for some "
+            "thousands."
+        )
+    inner = _around({}, lowercase=True)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        min_frequency=min_frequency,
+        special_tokens=list(CONTROL),
+        continuing_subword_prefix="##",
+        show_progress=progress,
+    )
+    inner.train_from_iterator(texts, trainer=trainer)
+    return inner
+
+
+def _around(ids: dict[str, int], *, lowercase: bool) -> tokenizers.Tokenizer:
+    """BERT's way to cut text into words, around a vocabulary."""
     inner = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100))
-    inner.normalizer = normalizers.BertNormalizer(lowercase=lower)
+    inner.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     inner.decoder = decoders.WordPiece()
-    inner.add_special_tokens(list(CONTROL))
+    if ids:
+        inner.add_special_tokens(list(CONTROL))
     return inner

@@ -68,7 +68,7 @@ class Task(Protocol):
         ...
 
     def random_batch(self, seq_length: int, size: int, vocab_size: int, *, separate_documents: bool) -> Any:
-        """A full `Microbatch` of no text, for measuring. `separate_documents`: it tells documents apart, where it can."""
+        """A full `Microbatch` of no text, for measuring. `separate_documents`: it tells documents apart, if it can."""
         ...
 
     def counts(self, batch: Any) -> Tensor:

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from colonnade.tasks.bert import MaskedPairs
 from colonnade.tasks.gpt import LanguageModeling
 from colonnade.tasks.task import Task
 
-TASKS: Mapping[str, Task] = MappingProxyType({"gpt": LanguageModeling()})
+TASKS: Mapping[str, Task] = MappingProxyType({"gpt": LanguageModeling(), "bert": MaskedPairs()})

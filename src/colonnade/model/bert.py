@@ -1,0 +1,181 @@
+"""BERT as in the Megatron-LM paper: both orders of LayerNorm and residual (figure 7), by `model.norm_position`.
+
+    unit          parts it multiplies with
+    embedding     embedding.tokens, embedding (positions, token types, embedding norm)
+    blocks.i      blocks.i
+    head          head (final norm, masked-LM transform and bias, pooler, sentence order); embedding.tokens where tied
+
+    [s, b, h] ──norm of pre-norm models──┬─▶ dense, GELU, norm ─▶ × token tableᵀ + bias ─▶ masked tokens
+                                         └─▶ first token ─▶ pooler, tanh ─▶ 2 logits ─▶ which text came first
+
+Source: Devlin et al., "BERT", 2019; the heads' shapes are those of Hugging Face's `BertForPreTraining`.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from colonnade.architecture.statement import vocab_rows_per_rank
+from colonnade.config.schema import ModelConfig
+from colonnade.mesh.collectives import reduce_from
+from colonnade.model.dropout import dropout
+from colonnade.model.inputs import Inputs
+from colonnade.model.mask import Pairs
+from colonnade.model.mlp import GELU
+from colonnade.model.norm import norm_of
+from colonnade.model.position import Positions
+from colonnade.model.stack import FirstUnit, LastUnit, Stack
+from colonnade.model.transformer import residual_dtype
+from colonnade.randomness import Purpose
+from colonnade.tensor_parallel.cross_entropy import output_loss, token_guesses
+from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
+from colonnade.tensor_parallel.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
+from colonnade.tensor_parallel.parallel import Parallel
+
+
+@dataclass(frozen=True)
+class BertInputs(Inputs):
+    """What units read besides the residual stream; None where no unit of this rank reads it."""
+
+    types: Tensor | None = None
+    """int64 [s, b], 0 or 1: the embedding's."""
+    real: Tensor | None = None
+    """bool [s, b]: False on padding, which nothing attends to."""
+    pair_labels: Tensor | None = None
+    """int64 [b], 0 or 1: the head's."""
+    pair_weights: Tensor | None = None
+    """[b]: the head's. What each sample's second loss counts in the result."""
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        """Which tokens may see each other, for all layers."""
+        return Pairs(self.documents, self.real)
+
+
+class BertEmbedding(FirstUnit):
+    """Tokens, positions and token types into the residual stream."""
+
+    def __init__(self, model: ModelConfig, vocab_size: int, parallel: Parallel) -> None:
+        super().__init__()
+        self.drop, self.parallel, self.fp32_residual = model.dropout, parallel, model.fp32_residual
+        h = model.hidden_size
+        self.tokens = VocabParallelEmbedding(vocab_size, h, parallel)
+        self.positions = Positions(model.seq_length, h) if model.position == "learned" else None
+        self.types = Positions(model.token_types, h)
+        self.norm = norm_of(model) if model.embedding_norm else None
+
+    def forward(self, inputs: BertInputs) -> Tensor:
+        """[s, b, h], or [s/tp, b, h] under sequence parallelism."""
+        assert inputs.tokens is not None and inputs.types is not None, "the embedding reads tokens and their types"
+        x = self.tokens(inputs.tokens)
+        x = x.to(residual_dtype(x.dtype, self.fp32_residual))
+        first = self.parallel.first_position(len(x))
+        mine = slice(first, first + len(x))
+        if self.positions is not None:
+            x = self.positions(x, first)
+        x = self.types(x, inputs.types[mine])
+        if self.norm is not None:
+            x = self.norm(x, x.dtype)
+        return dropout(x, self.drop, inputs.masks, Purpose.EMBEDDING_DROPOUT, first=first)
+
+
+class BertHead(LastUnit):
+    """What is made of the last block's stream: the masked tokens, and the order of the two texts."""
+
+    sharded = {"bias": 0}
+
+    def __init__(
+        self, model: ModelConfig, vocab_size: int, parallel: Parallel, tied: VocabParallelEmbedding | None = None
+    ) -> None:
+        super().__init__()
+        self.parallel, self.vocab_size, h = parallel, vocab_size, model.hidden_size
+        self.full_shapes = {"bias": (vocab_size,)}
+        self.approximation = GELU.get(model.activation, "none")
+        self.norm = norm_of(model) if model.norm_position == "pre" else None
+        self.dense = ReplicatedLinear(h, h, parallel, bias=model.bias)
+        self.dense_norm = norm_of(model)
+        self.output = tied or VocabParallelEmbedding(vocab_size, h, parallel)
+        self.bias = nn.Parameter(torch.zeros(vocab_rows_per_rank(vocab_size, parallel.tp.size)))
+        self.pooler = ColumnParallelLinear(h, h, parallel, bias=model.bias)
+        self.order = RowParallelLinear(h, 2, parallel, bias=model.bias)
+
+    def forward(self, x: Tensor, inputs: BertInputs) -> tuple[Tensor, Tensor]:
+        """[s, b, h] (sequence parallel: [s/tp, b, h]) -> the weighted sums of both losses, [] each."""
+        assert inputs.labels is not None and inputs.loss_weights is not None, "the head reads labels and weights"
+        assert inputs.pair_labels is not None and inputs.pair_weights is not None, "and those of pairs"
+        x = self.normed(x)
+        masked = output_loss(
+            self.transformed(x),
+            self.output.weight,
+            inputs.labels,
+            inputs.loss_weights,
+            bias=self.bias,
+            tp=self.parallel.tp,
+            vocab_size=self.vocab_size,
+            sequence_parallel=self.parallel.sequence_parallel,
+        )
+        losses = _pair_losses(self.pair_logits(x), inputs.pair_labels)
+        first_rank = self.parallel.first_position(len(x)) == 0
+        weights = inputs.pair_weights if first_rank else torch.zeros_like(inputs.pair_weights)
+        order = (losses * weights.to(losses.dtype)).sum()
+        return masked, reduce_from(order, self.parallel.tp) if self.parallel.sequence_parallel else order
+
+    def normed(self, x: Tensor) -> Tensor:
+        """[..., h] -> [..., h]: what both heads read."""
+        return x.to(self.output.weight.dtype) if self.norm is None else self.norm(x)
+
+    def transformed(self, x: Tensor) -> Tensor:
+        """[..., h] -> [..., h]: what the output layer reads."""
+        y: Tensor = self.dense_norm(nn.functional.gelu(self.dense(x), approximate=self.approximation))
+        return y
+
+    def pair_logits(self, x: Tensor) -> Tensor:
+        """[s, b, h] -> [b, 2] of the first position. Sequence parallel: of the first position that this rank has."""
+        pooled = torch.tanh(self.pooler(x[:1]))  # sequence parallel: [tp, b, h/tp], the first position of each rank
+        logits: Tensor = self.order(pooled)
+        return logits[0]
+
+    @torch.no_grad()
+    def guesses(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Whole stream [s, b, h], labels [s, b] -> each token's loss, and whether its label is likeliest: [s, b]"""
+        hidden = self.transformed(self.normed(x))
+        return token_guesses(
+            hidden, self.output.weight, labels, bias=self.bias, tp=self.parallel.tp, vocab_size=self.vocab_size
+        )
+
+    @torch.no_grad()
+    def tell_order(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Whole stream [s, b, h], labels [b] -> each sample's loss, and whether its label is likelier: [b]"""
+        logits = self.pair_logits(self.normed(x))  # every rank has the first position
+        return _pair_losses(logits, labels), logits.argmax(-1) == labels
+
+
+def _pair_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """[b, 2], [b] -> [b], in fp32 (fp64 for fp64)."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return nn.functional.cross_entropy(wide, labels, reduction="none")
+
+
+class BERT(Stack):
+    """A model that reads a text from both sides."""
+
+    embedding: BertEmbedding
+    head: BertHead
+
+    def make_embedding(self, model: ModelConfig) -> BertEmbedding:
+        return BertEmbedding(model, self.vocab_size, self.parallel)
+
+    def make_head(self, model: ModelConfig, tied: VocabParallelEmbedding | None) -> BertHead:
+        return BertHead(model, self.vocab_size, self.parallel, tied)
+
+    def embed(self, inputs: Inputs) -> Tensor:
+        assert isinstance(inputs, BertInputs), "tokens have types"
+        x: Tensor = self.embedding(inputs)
+        return x
+
+    def losses(self, x: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
+        assert isinstance(inputs, BertInputs), "samples are pairs of texts"
+        found: tuple[Tensor, ...] = self.head(x, inputs)
+        return found

@@ -1,0 +1,210 @@
+"""BERT beside Hugging Face's own models: logits, both losses and every gradient, in float64, padded and in odd sizes.
+
+The post-norm order is `BertForPreTraining`'s, the pre-norm order `MegatronBertForPreTraining`'s.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from colonnade.config.schema import ModelConfig
+from colonnade.mesh.mesh import Mesh
+from colonnade.model.bert import BERT, BertInputs
+from colonnade.model.initialize import initialize_
+from colonnade.tensor_parallel.parallel import Parallel
+from colonnade.tensor_parallel.placement import named_placements
+
+transformers = pytest.importorskip("transformers")
+
+VOCAB, S, B = 61, 13, 3
+SHAPE: dict[str, Any] = {
+    "kind": "bert",
+    "num_layers": 3,
+    "hidden_size": 36,
+    "num_heads": 6,
+    "ffn_hidden_size": 50,
+    "seq_length": 16,
+    "init_std": 0.3,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "norm_epsilon": 1e-12,
+}
+POST: dict[str, Any] = {**SHAPE, "norm_position": "post", "embedding_norm": True}
+MODELS = {
+    "post": ModelConfig(**POST),
+    "post, untied, tanh": ModelConfig(**{**POST, "tie_embeddings": False, "activation": "gelu_tanh"}),
+    "pre": ModelConfig(**SHAPE),
+    "pre, three token types": ModelConfig(**{**SHAPE, "token_types": 3, "norm_epsilon": 1e-5}),
+}
+
+
+def theirs(model: ModelConfig) -> nn.Module:
+    """Hugging Face's model of these sizes."""
+    shape: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.ffn,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "max_position_embeddings": model.seq_length,
+        "type_vocab_size": model.token_types,
+        "layer_norm_eps": model.norm_epsilon,
+        "hidden_act": "gelu" if model.activation == "gelu" else "gelu_new",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "tie_word_embeddings": model.tie_embeddings,
+    }
+    if model.norm_position == "post":
+        return transformers.BertForPreTraining(transformers.BertConfig(**shape)).double()
+    return transformers.MegatronBertForPreTraining(transformers.MegatronBertConfig(**shape)).double()
+
+
+def names(model: ModelConfig) -> dict[str, list[str]]:
+    """Our weights, and those of theirs that lie in them."""
+    pre = model.norm_position == "pre"
+    found = {
+        "embedding.tokens.weight": ["bert.embeddings.word_embeddings.weight"],
+        "embedding.positions.weight": ["bert.embeddings.position_embeddings.weight"],
+        "embedding.types.weight": ["bert.embeddings.token_type_embeddings.weight"],
+        "head.bias": ["cls.predictions.bias"],
+    }
+    if not model.tie_embeddings:
+        found["head.output.weight"] = ["cls.predictions.decoder.weight"]
+        found["head.bias"] = ["cls.predictions.decoder.bias"]
+    for kind in ("weight", "bias"):
+        if pre:
+            found[f"head.norm.{kind}"] = [f"bert.encoder.ln.{kind}"]
+        if model.embedding_norm:
+            found[f"embedding.norm.{kind}"] = [f"bert.embeddings.LayerNorm.{kind}"]
+        found[f"head.dense.{kind}"] = [f"cls.predictions.transform.dense.{kind}"]
+        found[f"head.dense_norm.{kind}"] = [f"cls.predictions.transform.LayerNorm.{kind}"]
+        found[f"head.pooler.{kind}"] = [f"bert.pooler.dense.{kind}"]
+        found[f"head.order.{kind}"] = [f"cls.seq_relationship.{kind}"]
+        for layer in range(model.num_layers):
+            ours, their = f"blocks.{layer}", f"bert.encoder.layer.{layer}"
+            parts = ("query", "key", "value")
+            found[f"{ours}.attention.qkv.{kind}"] = [f"{their}.attention.self.{part}.{kind}" for part in parts]
+            found[f"{ours}.attention.output.{kind}"] = [f"{their}.attention.output.dense.{kind}"]
+            found[f"{ours}.mlp.up.{kind}"] = [f"{their}.intermediate.dense.{kind}"]
+            found[f"{ours}.mlp.down.{kind}"] = [f"{their}.output.dense.{kind}"]
+            first, second = ("attention.ln", "ln") if pre else ("attention.output.LayerNorm", "output.LayerNorm")
+            found[f"{ours}.attention_norm.{kind}"] = [f"{their}.{first}.{kind}"]
+            found[f"{ours}.mlp_norm.{kind}"] = [f"{their}.{second}.{kind}"]
+    return found
+
+
+def joined(parts: list[Tensor], head_dim: int) -> Tensor:
+    """Rows by head: [head, part, d], of weights and of biases."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.stack([part.view(-1, head_dim, *part.shape[1:]) for part in parts], 1).flatten(0, 2)
+
+
+def inputs(generator: torch.Generator) -> BertInputs:
+    """Texts of three lengths; what is to be guessed is spread over them."""
+    # theirs has no gradient for the embedding of token 0
+    tokens, labels = (torch.randint(1, VOCAB, (S, B), generator=generator) for _ in range(2))
+    place, lengths = torch.arange(S)[:, None], torch.tensor([S, 7, 10])
+    chosen = (torch.rand(S, B, generator=generator) < 0.4) & (place < lengths)
+    chosen[0] = True
+    return BertInputs(
+        tokens,
+        labels,
+        chosen.double() / chosen.sum(),
+        types=(place >= torch.tensor([5, 3, 9])).long(),
+        real=place < lengths,
+        pair_labels=torch.tensor([1, 0, 1]),
+        pair_weights=torch.full((B,), 1.0 / B, dtype=torch.float64),
+    )
+
+
+def run(bert: BERT, given: BertInputs) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The last block's stream, and the losses."""
+    carry: tuple[Tensor, ...] = ()
+    for unit in bert.units():
+        if unit == "head":
+            (x,) = carry
+        carry = bert.run(unit, carry, given)
+    return x, carry
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_losses_and_gradients_are_hugging_faces(name: str) -> None:
+    model, tp = MODELS[name], Mesh().tp
+    bert = BERT(model, VOCAB, Parallel(tp)).double()
+    initialize_(bert, tp, 1)
+    twin = theirs(model)
+    state, mine = twin.state_dict(), {}
+    for part, module in bert.parts().items():
+        mine |= {f"{part}.{key}": weight for key, weight in module.named_parameters()}
+    table = "embedding.tokens.weight"
+    mine = {key: weight for key, weight in mine.items() if key == table or weight is not mine[table]}
+    assert mine.keys() == names(model).keys()
+    with torch.no_grad():
+        for ours, parts in names(model).items():
+            weight = joined([state[part] for part in parts], model.head_width)
+            mine[ours][: len(weight)].copy_(weight)
+    given = inputs(torch.Generator().manual_seed(0))
+    x, (masked, order) = run(bert, given)
+    (masked + order).backward()
+
+    assert given.tokens is not None and given.types is not None and given.real is not None
+    assert given.labels is not None and given.loss_weights is not None
+    output = twin(input_ids=given.tokens.t(), token_type_ids=given.types.t(), attention_mask=given.real.t().long())
+    losses = nn.functional.cross_entropy(
+        output.prediction_logits.flatten(0, 1), given.labels.t().flatten(), reduction="none"
+    )
+    expected = (losses * given.loss_weights.t().flatten()).sum()
+    pairs = nn.functional.cross_entropy(output.seq_relationship_logits, given.pair_labels)
+    (expected + pairs).backward()
+
+    torch.testing.assert_close(
+        bert.head.pair_logits(bert.head.normed(x)), output.seq_relationship_logits, rtol=1e-10, atol=1e-12
+    )
+    every, hits = bert.head.guesses(x, given.labels)
+    right = output.prediction_logits.argmax(-1).t() == given.labels
+    torch.testing.assert_close(every[given.real], losses.view(B, S).t()[given.real], rtol=1e-10, atol=1e-12)
+    assert torch.equal(hits[given.real], right[given.real])
+    torch.testing.assert_close(masked, expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(order, pairs, rtol=1e-12, atol=0)
+    gradients = {key: parameter.grad for key, parameter in twin.named_parameters()}
+    for ours, parts in names(model).items():
+        if any(gradients.get(part) is None for part in parts):
+            assert parts == ["cls.predictions.decoder.weight"] and model.tie_embeddings
+            continue
+        theirs_ = joined([gradients[part] for part in parts], model.head_width)
+        grad = mine[ours].grad
+        assert grad is not None
+        torch.testing.assert_close(
+            grad[: len(theirs_)], theirs_, rtol=1e-9, atol=1e-12, msg=lambda m, n=ours: f"{n}: {m}"
+        )
+
+
+def test_padding_changes_nothing_that_is_read() -> None:
+    """What stands behind a text's end reaches neither of its losses nor any gradient of its tokens."""
+    tp = Mesh().tp
+    found = []
+    for filled in (0, 7):
+        bert = BERT(MODELS["post"], VOCAB, Parallel(tp)).double()
+        initialize_(bert, tp, 1)
+        given = inputs(torch.Generator().manual_seed(3))
+        assert given.tokens is not None and given.real is not None
+        given.tokens[~given.real] = filled
+        _, losses = run(bert, given)
+        sum(losses).backward()  # type: ignore[union-attr]
+        found.append([*losses, *(p.grad for n, p in bert.named_parameters() if "qkv" in n)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
+def test_weights_have_the_names_and_shapes_that_are_stated() -> None:
+    for model in MODELS.values():
+        bert, tp = BERT(model, VOCAB, Parallel(Mesh().tp)), Mesh().tp
+        built = {
+            f"{part}.{place.name}": place.shape
+            for part, places in named_placements(bert.parts(), tp).items()
+            for place in places
+        }
+        assert built == {name: weight.shape for name, weight in bert.architecture.weights().items()}
