@@ -177,8 +177,8 @@ MUTATIONS = [
     Mutation(
         "the loss is normalised by the rank's own tokens",
         "train/step.py",
-        "for batch in microbatches]).sum(), mesh.reduce)",
-        "for batch in microbatches]).sum(), mesh.pp)",
+        "for batch in microbatches], -1).sum(-1), mesh.reduce)",
+        "for batch in microbatches], -1).sum(-1), mesh.pp)",
         (PARITY, AUDIT),
     ),
     Mutation(
@@ -308,8 +308,8 @@ MUTATIONS = [
     Mutation(
         "the loss stays on the last stage",
         "train/step.py",
-        "all_reduce(all_reduce(loss, mesh.reduce), mesh.pp)",
-        "all_reduce(loss, mesh.reduce)",
+        "all_reduce(all_reduce(losses, mesh.reduce), mesh.pp)",
+        "all_reduce(losses, mesh.reduce)",
         (PARITY, AUDIT),
     ),
     Mutation(
@@ -553,10 +553,10 @@ MUTATIONS = [
     ),
     Mutation(
         "samples of a batch are numbered from 0",
-        "data/loader.py",
-        "return as_batch(dataset.rows(positions), list(positions), loss_mask=loss_mask)",
-        "return as_batch(dataset.rows(positions), list(range(len(positions))), loss_mask=loss_mask)",
-        (LOADER,),
+        "train/corpus.py",
+        ".batch(dataset.rows(positions), positions)",
+        ".batch(dataset.rows(positions), range(len(positions)))",
+        ("tests/train/test_loop.py",),
     ),
     Mutation(
         "a blend's samples stand in the order of their files",
@@ -569,8 +569,8 @@ MUTATIONS = [
     Mutation(
         "what fills uneven shares is scored too",
         "data/loader.py",
-        "yield replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))",
-        "yield batch",
+        "yield load(range(min(micro_batch_size, num_samples))).uncounted()",
+        "yield load(range(min(micro_batch_size, num_samples)))",
         (LOADER, BLENDED_RUN),
     ),
     Mutation(
@@ -652,10 +652,10 @@ MUTATIONS = [
         (INFERENCE,),
     ),
     Mutation(
-        "only the training part keeps documents apart",
+        "documents are never kept apart",
         "data/gpt_dataset.py",
-        "opened[name] = GPTDataset(file, parts[name], seq_length, vocab_size=vocab_size, cut=cut)",
-        "opened[name] = GPTDataset(file, parts[name], seq_length, vocab_size=vocab_size)",
+        "return GPTDataset(file, documents, seq_length, vocab_size=vocab_size, cut=self.cut)",
+        "return GPTDataset(file, documents, seq_length, vocab_size=vocab_size)",
         (DATASET,),
     ),
     Mutation(

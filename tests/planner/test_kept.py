@@ -11,7 +11,8 @@ from colonnade.architecture.statement import Unit
 from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
-from colonnade.model.gpt import GPT, Inputs
+from colonnade.model.gpt import GPT
+from colonnade.model.inputs import Inputs
 from colonnade.pipeline.carry import Carry, backward_from, leaves
 from colonnade.planner.example import example_inputs
 from colonnade.planner.kept import Deferred, Kept, kept_of
