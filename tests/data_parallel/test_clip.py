@@ -21,7 +21,9 @@ def owned(mesh: Mesh, *, tied: bool = False, zero: int = 0, dtype: torch.dtype =
     share = len(UNITS) // mesh.pp.size
     units = UNITS[mesh.pp.rank * share : (mesh.pp.rank + 1) * share]
     gpt, buckets = flat_model(storage(dtype, zero), tp=mesh.tp, dp=mesh.dp, tied=tied, units=units)
-    return Ownership(buckets, {unit.name: list(unit.buckets) for unit in gpt.architecture.named(units)}, mesh, zero=zero, tied=tied)
+    return Ownership(
+        buckets, {unit.name: list(unit.buckets) for unit in gpt.architecture.named(units)}, mesh, zero=zero, tied=tied
+    )
 
 
 def whole_gradients(tied: bool) -> dict[str, Tensor]:
