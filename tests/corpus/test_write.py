@@ -20,11 +20,13 @@ from hypothesis import strategies as st
 from colonnade.corpus.plan import make_plan
 from colonnade.corpus.report import write_report
 from colonnade.corpus.stages import stages
+from colonnade.corpus.step import Setting
 from colonnade.corpus.write import part_of
 from colonnade.data.cleaning import Tokenizers
 from colonnade.data.indexed import TokenFile, bin_path, idx_path
 from colonnade.data.overlap import overlap
 from colonnade.data.sidecar import read_sidecar
+from colonnade.data.token_stages import MakeTokens
 from colonnade.data.tokenize import tokenize_files
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.errors import DataError
@@ -229,6 +231,20 @@ def test_token_files_are_those_of_data_tokenize_however_many_tasks(
     listed = json.loads((several.folder / "tokens" / "tokens.json").read_bytes())
     assert sum(facts["documents"] for facts in listed.values()) == 60
     assert not (one.folder / "state" / "tokens").exists()
+
+
+def test_what_cannot_be_read_again_stops_the_token_files(
+    tmp_path: Path, run: Run, write_lines: Any, tokenizer: Tokenizer
+) -> None:
+    """An input may be damaged; what the run itself has written may not: nothing of it is left out silently."""
+    tokenizer.save(tmp_path / "tokenizer.json")
+    result = run(write_lines("in.jsonl", [f"document {number}" for number in range(40)]))
+    (file,) = (result.folder / "train").glob("*")
+    file.write_bytes(file.read_bytes()[:-9])
+    step = MakeTokens("tokens", str(tmp_path / "tokenizer.json"), ["train"], Setting(result.folder, 5), append_end=True)
+    with pytest.raises(DataError, match=r"00000.jsonl.zst, line \d+: file cut short.* manifest.json has its SHA-256"):
+        list(step.run())
+    assert not (result.folder / "state" / "tokens").exists()
 
 
 def test_no_step_grows_with_the_number_of_tasks(tmp_path: Path, write_lines: Any) -> None:

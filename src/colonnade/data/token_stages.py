@@ -1,7 +1,7 @@
 """The last stages of a cleaning run, if its recipe has them: token files of each part.
 
-    tokens    each task's documents of each part ──▶ a segment           a task each
-    join      the segments of up to JOINED tasks ──▶ PART.bin, .idx      one task, or one for each so many
+    tokens    each task's documents of each part ──▶ a segment           one per task of the run
+    join      the segments of up to JOINED tasks ──▶ PART.bin, .idx      one per JOINED tasks
     list      what was made ──▶ tokens.json                              one task
 
 Beyond JOINED tasks (256 GB of text, at the default run.piece_bytes) a part has several token files, PART-00000 and on:
@@ -30,6 +30,7 @@ from colonnade.data.sidecar import Sidecar
 from colonnade.data.tokenize import encoder_for, end_of_document
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.data.writer import TokenFileWriter
+from colonnade.errors import DataError
 
 JOINED = 1_024
 
@@ -61,8 +62,18 @@ class MakeTokens(Tokens):
                 segment = Segment()
                 for chunk in chunks(files):
                     segment.add(encode(chunk))
+                check_whole(segment)
                 segment.store(segment_path(self.setting.folder, part, rank))
         yield from ()
+
+
+def check_whole(segment: Segment) -> None:
+    """Raises DataError where something of what the run itself has written cannot be read again."""
+    for rejected in segment.facts.rejected:
+        raise DataError(
+            f"{rejected}. It was whole when it was written: manifest.json has its SHA-256. Restore it and start the "
+            "same command again, or clean into a new write.folder."
+        )
 
 
 class JoinTokens(Tokens):
