@@ -140,7 +140,7 @@ def generate(
     with trained.opened(
         chosen(checkpoint, best), tp=tp, pp=pp, device=device, precision=precision, to_take_less=fewer
     ) as (model, mesh):
-        trained.write_on(
+        trained.print_continuations(
             model,
             mesh,
             prompt,
@@ -248,7 +248,7 @@ def plan(
         width = shutil.get_terminal_size((120, 24)).columns
         print(pipeline_report.as_text(found, picture=draw, width=width), flush=True)
 
-    from colonnade.planner import ranks  # imports torch: what can be told without is told by now
+    from colonnade.planner import ranks  # imports torch: what can be said without is said by now
     from colonnade.planner.stand_in import device_of
 
     held = ranks.plan_ranks(

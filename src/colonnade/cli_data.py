@@ -132,8 +132,8 @@ def inspect_command(
     if as_json:
         print(json.dumps(found))
     else:
-        told = {name.replace("_", " "): in_words(value) for name, value in found.items() if value is not None}
-        print("\n".join(f"{name:24} {words}" for name, words in told.items()))
+        shown = {name.replace("_", " "): in_words(value) for name, value in found.items() if value is not None}
+        print("\n".join(f"{name:24} {words}" for name, words in shown.items()))
 
 
 Recipe = Annotated[Path, typer.Argument(help="Recipe (.toml).", show_default=False)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.errors import DataError
 from colonnade.generation.sample import End, Generated
-from colonnade.generation.stream import note_on, prompt_tokens, stream_text
+from colonnade.generation.stream import end_note, prompt_tokens, stream_text
 
 TOKENIZER = train_bpe(["the cat and the hat and the bat"] * 3, 270)
 
@@ -69,5 +69,5 @@ def test_an_empty_prompt_needs_an_end_of_document() -> None:
 
 
 def test_only_a_full_model_needs_a_note() -> None:
-    assert note_on("stop", seq_length=8) is None and note_on("length", seq_length=8) is None
-    assert "8 positions" in (note_on("full", seq_length=8) or "")
+    assert end_note("stop", seq_length=8) is None and end_note("length", seq_length=8) is None
+    assert "8 positions" in (end_note("full", seq_length=8) or "")

@@ -92,7 +92,7 @@ def test_text_is_shown_token_by_token(finished: Finished, monkeypatch: pytest.Mo
     monkeypatch.setattr(trained, "generate", watched)
     model = trained.open_trained(finished.newest, Mesh(), CPU)
     settings: dict[str, Any] = {"temperature": 0, "top_k": 0, "top_p": 1.0, "seed": 1}
-    trained.write_on(model, Mesh(), ["aeion", "tos"], max_new_tokens=5, **settings)
+    trained.print_continuations(model, Mesh(), ["aeion", "tos"], max_new_tokens=5, **settings)
     assert printed_before[0] == "" and printed_before[1].startswith("aeion") and len(printed_before) == 10
     assert all(len(before) <= len(after) for before, after in pairwise(printed_before))
     assert "tos" in printed_before[6] and "tos" not in printed_before[5]

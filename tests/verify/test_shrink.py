@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from colonnade.config.check import check
 from colonnade.config.schema import Config, ParallelConfig
 from colonnade.verify.layouts import Room, default_set, under
-from colonnade.verify.shrink import SHRUNK, shrunk, told
+from colonnade.verify.shrink import SHRUNK, shrunk, sizes_changed
 from tests.verify.test_layouts import config
 
 LARGE = {
@@ -31,7 +31,7 @@ def large(**more: Any) -> Config:
 def test_depth_and_width_shrink_and_nothing_else() -> None:
     base = large(preset="gpt2-355m", ffn_hidden_size=3000)
     small = shrunk(base, [ParallelConfig(tp=2)])
-    assert told(base.model, small.model) == {
+    assert sizes_changed(base.model, small.model) == {
         "num_layers": [24, 2],
         "hidden_size": [1024, 32],
         "num_heads": [16, 4],
@@ -55,7 +55,7 @@ def test_layouts_keep_what_they_need() -> None:
 def test_a_small_model_stays() -> None:
     small = config(model={"hidden_size": 8})
     assert shrunk(small, [ParallelConfig(tp=2), ParallelConfig(pp=2)]) == small
-    assert told(small.model, small.model) == {}
+    assert sizes_changed(small.model, small.model) == {}
 
 
 def test_the_files_own_layout_is_no_hindrance() -> None:

@@ -57,8 +57,8 @@ class Copies:
         if not bool(all_reduce(torch.tensor(int(bool(found))), self.mesh.world, "max")):
             return
         fine = self._unequal(counts, detail=True)
-        told = [json.loads(text) for text in gather_texts(json.dumps(fine or found), self.mesh.world)]
-        raise CheckpointError(_message(what, told))
+        gathered = [json.loads(text) for text in gather_texts(json.dumps(fine or found), self.mesh.world)]
+        raise CheckpointError(_message(what, gathered))
 
     def _unequal(self, counts: Mapping[str, float], *, detail: bool) -> dict[str, str]:
         """Of what this rank sees differing: name and ranks -> its own checksum."""
@@ -175,9 +175,9 @@ def _bits(number: float) -> Tensor:
     return torch.tensor(bits)
 
 
-def _message(what: str, told: Sequence[Mapping[str, str]]) -> str:
+def _message(what: str, gathered: Sequence[Mapping[str, str]]) -> str:
     by_copy: dict[str, dict[str, list[int]]] = {}
-    for rank, found in enumerate(told):
+    for rank, found in enumerate(gathered):
         for copy, value in found.items():
             by_copy.setdefault(copy, {}).setdefault(value, []).append(rank)
     lines = [f"  {copy.rpartition(' of ')[0]}: {_values(values)}" for copy, values in by_copy.items()]

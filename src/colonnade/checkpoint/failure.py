@@ -1,4 +1,4 @@
-"""One failure for all ranks: what `torch.distributed.checkpoint` gathers from them, told in one message."""
+"""One failure for all ranks: what `torch.distributed.checkpoint` gathers from them, in one message."""
 
 import traceback
 import warnings

@@ -172,7 +172,7 @@ class _Writer(FileSystemWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         needed = self.agreement.total_bytes
-        with self._no_space_said_clearly(needed):
+        with self._explaining_a_full_disk(needed):
             self.folder.mkdir(parents=True, exist_ok=True)
             remove_leftovers(self.folder)
             if shutil.disk_usage(self.folder).free < needed:
@@ -183,7 +183,7 @@ class _Writer(FileSystemWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         results: list[WriteResult] = []
         if plan.items:
-            with self._no_space_said_clearly(self.agreement.num_bytes):
+            with self._explaining_a_full_disk(self.agreement.num_bytes):
                 results = super().write_data(plan, planner).value()
         results.append(WriteResult(MetadataIndex(HASHES), 0, storage_data=self.fs.files))
         future: Future[list[WriteResult]] = Future()
@@ -195,7 +195,7 @@ class _Writer(FileSystemWriter):
         for result in (result for rank in results for result in rank if result.index.fqn == HASHES):
             self.fs.files |= result.storage_data
         payload, metadata = self.payload, replace(self.agreement.metadata)
-        with self._no_space_said_clearly(sum(map(len, payload.extra_files.values()))):
+        with self._explaining_a_full_disk(sum(map(len, payload.extra_files.values()))):
             super().finish(metadata, [written])
             for name, data in payload.extra_files.items():
                 self._write_file(name, data)
@@ -225,7 +225,7 @@ class _Writer(FileSystemWriter):
             shutil.rmtree(self.partial, ignore_errors=True)  # what cannot be removed now is removed by the next save
 
     @contextmanager
-    def _no_space_said_clearly(self, needed: int) -> Generator[None, None, None]:
+    def _explaining_a_full_disk(self, needed: int) -> Generator[None, None, None]:
         try:
             yield
         except (OSError, RuntimeError) as raised:  # torch ends its archive after a failed write, and that fails too

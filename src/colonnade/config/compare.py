@@ -70,7 +70,7 @@ def moved_files(before: Config, after: Config) -> list[str]:
 
 
 def _shown(config: Config, key: str) -> str:
-    """A value as it is stored and told."""
+    """A value as it is stored and shown."""
     return as_toml(hidden(value_at(config, key)))
 
 

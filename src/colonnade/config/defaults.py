@@ -1,4 +1,4 @@
-"""Values that keys had by default before, and what a run that began with them is told.
+"""Values that keys had by default before, and what is said to a run that began with them.
 
 A run keeps what it began with: where its folder's config.toml has a key with the default of then, and the
 configuration that the run goes on with does not mention the key, the folder's value stays.
@@ -59,10 +59,10 @@ def put(content: Content, values: Mapping[str, object]) -> None:
 
 def in_words(kept: Mapping[str, object], folder: str) -> str:
     """What to say of kept values; '' where there is nothing that one would not expect."""
-    told = {name: value for name, value in kept.items() if name != "train.precision"}
-    if not told:
+    shown = {name: value for name, value in kept.items() if name != "train.precision"}
+    if not shown:
         return ""
-    values = ", ".join(f"{name} = {as_toml(value)}" for name, value in told.items())
+    values = ", ".join(f"{name} = {as_toml(value)}" for name, value in shown.items())
     return f"Kept from {folder}/config.toml, as the defaults were when the run began: {values}."
 
 

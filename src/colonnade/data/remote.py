@@ -106,7 +106,7 @@ def _storage(url: str) -> tuple[Any, str]:
         storage, path = importlib.import_module("fsspec.core").url_to_fs(url)
     except (ImportError, ValueError) as error:
         raise DataError(
-            f"{url} cannot be opened: {_told(error, url)}. Install the package of its kind of storage (s3fs, gcsfs, "
+            f"{url} cannot be opened: {_reason(error, url)}. Install the package of its kind of storage (s3fs, gcsfs, "
             "aiohttp, …), or copy the file."
         ) from None
     return storage, path
@@ -135,7 +135,7 @@ def _stated(info: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={info[name]}" for name in _VERSIONS if info.get(name))
 
 
-def _told(error: Exception, url: str) -> str:
+def _reason(error: Exception, url: str) -> str:
     """What a library says, without the credentials of the URL, which it may have taken apart."""
     text = str(error) or type(error).__name__
     for secret in credentials_in(url):
@@ -151,13 +151,13 @@ def _try(name: str, ask: Callable[[], Any]) -> Any:
             return ask()
         except FileNotFoundError as error:
             raise DataError(
-                f"{name}: there is no {_told(error, name)}. Check the URL, which has no .bin or .idx at its end."
+                f"{name}: there is no {_reason(error, name)}. Check the URL, which has no .bin or .idx at its end."
             ) from None  # a traceback would show what is hidden here
         except Exception as error:  # noqa: BLE001  each storage's package raises its own kinds
             if attempt == _ATTEMPTS:
                 raise DataError(
-                    f"{name} cannot be read after {_ATTEMPTS} attempts: {_told(error, name)}. Check the connection and "
-                    "the rights."
+                    f"{name} cannot be read after {_ATTEMPTS} attempts: {_reason(error, name)}. Check the connection "
+                    "and the rights."
                 ) from None
             time.sleep(_PAUSE * 2 ** (attempt - 1))
     raise AssertionError("the last attempt returns or raises")

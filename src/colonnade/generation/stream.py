@@ -47,7 +47,7 @@ def stream_text(generated: Iterable[Generated], tokenizer: Tokenizer) -> Iterato
         yield TextDelta(new.prompt, text, new.end)
 
 
-def note_on(end: End, *, seq_length: int) -> str | None:
+def end_note(end: End, *, seq_length: int) -> str | None:
     """What to tell the reader about the end of a text; None where it ended as asked."""
     if end != "full":
         return None

@@ -5,7 +5,7 @@
 
 What differs is named key by key, with its ranks, on all of them; all end with exit status 2. What a machine may have of
 its own is in `MAY_DIFFER`; paths of data may differ too, for their content is compared. Differences of hardware change
-rounding and are told, not refused: copies that drift apart are found by `checkpoint/copies.py`.
+rounding and are reported, not refused: copies that drift apart are found by `checkpoint/copies.py`.
 """
 
 import hashlib
@@ -104,14 +104,14 @@ def on_all_ranks(make: Callable[[], Made], axis: Axis) -> Made:
         made.append(make())
     except ColonnadeError as error:
         mistake = error
-    told = [json.loads(text) for text in gather_texts(json.dumps(None if mistake is None else str(mistake)), axis)]
+    answers = [json.loads(text) for text in gather_texts(json.dumps(None if mistake is None else str(mistake)), axis)]
     ranks: dict[str, list[int]] = {}
-    for rank, text in enumerate(told):
+    for rank, text in enumerate(answers):
         if text is not None:
             ranks.setdefault(text, []).append(rank)
     if not ranks:
         return made[0]
-    if mistake is not None and len(ranks[str(mistake)]) == len(told):
+    if mistake is not None and len(ranks[str(mistake)]) == len(answers):
         raise mistake  # everyone's: who has made it does not matter
     raise ConfigError("\n".join(f"{ranks_in_words(which)}: {text}" for text, which in ranks.items()))
 

@@ -51,9 +51,9 @@ def disagreements(facts: Mapping[str, str], axis: Axis) -> dict[str, dict[str, l
     digests = all_gather(digest[None], axis)
     if bool((digests == digests[0]).all()):
         return {}
-    told: list[Facts] = [json.loads(theirs) for theirs in gather_texts(text, axis)]
-    names = dict.fromkeys(name for theirs in told for name in theirs)
-    found = {name: _ranks_by_value([theirs.get(name, NONE) for theirs in told]) for name in names}
+    gathered: list[Facts] = [json.loads(theirs) for theirs in gather_texts(text, axis)]
+    names = dict.fromkeys(name for theirs in gathered for name in theirs)
+    found = {name: _ranks_by_value([theirs.get(name, NONE) for theirs in gathered]) for name in names}
     return {name: ranks for name, ranks in found.items() if len(ranks) > 1}
 
 

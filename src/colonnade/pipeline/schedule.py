@@ -3,7 +3,7 @@
     actions("1f1b", stage, num_stages=4, num_microbatches=8) -> [F0, F1, F2, F3, B0, F4, B1, …]     for stage 0
 
 A stage runs its list from left to right. What links the lists is data: F of a chunk needs F of the chunk before it, B
-needs B of the chunk behind it and F of its own, all of the same micro-batch. The model is cut into num_stages ×
+needs B of the next chunk and F of its own, all of the same micro-batch. The model is cut into num_stages ×
 virtual_stages chunks; chunk c of stage s is number c · num_stages + s in the order of the model, so F always goes to
 the next stage (from the last one to the first) and B to the one before.
 
@@ -56,7 +56,7 @@ def gpipe(stage: int, num_stages: int, num_microbatches: int) -> list[Action]:
 
 
 def one_f_one_b(stage: int, num_stages: int, num_microbatches: int) -> list[Action]:
-    """As many forwards as there are stages behind this one, then one forward and one backward in turn.
+    """As many forwards as there are later stages, then one forward and one backward in turn.
 
     The bubble of gpipe, but activations of only num_stages − stage micro-batches live at once.
     """

@@ -1,4 +1,4 @@
-"""What a run is, told before its first step: on the terminal in one block, and as numbers in events.jsonl."""
+"""What a run is, said before its first step: on the terminal in one block, and as numbers in events.jsonl."""
 
 from collections.abc import Iterator
 from math import lcm
@@ -145,8 +145,8 @@ def _memory(memory: Memory) -> str:
         "buffers": memory.buffers,
         "activations": memory.activations,
     }
-    told = ", ".join(f"{name} {amount(size)}" for name, size in parts.items() if size)
-    return f"{amount(memory.total + memory.host)} predicted for a rank ({told}), and what operators and libraries need"
+    each = ", ".join(f"{name} {amount(size)}" for name, size in parts.items() if size)
+    return f"{amount(memory.total + memory.host)} predicted for a rank ({each}), and what operators and libraries need"
 
 
 def _free(free: Free | None, device: torch.device, ranks_here: int) -> str:

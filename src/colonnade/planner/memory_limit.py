@@ -23,7 +23,7 @@ _ASKED = re.compile(r"allocate ([\d.]+) (bytes|[KMGT]iB)")
 
 @contextmanager
 def within_memory(config: Config, vocab_size: int, mesh: Mesh, device: torch.device) -> Iterator[None]:
-    """Around what a run does: memory that is refused, by the system or by CUDA, is told as a MemoryShortError."""
+    """Around what a run does: memory that is refused, by the system or by CUDA, is reported as a MemoryShortError."""
     try:
         yield
     except (MemoryError, RuntimeError, OSError) as error:

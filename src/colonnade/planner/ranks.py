@@ -109,12 +109,12 @@ def _traffic(plan: RankPlan) -> list[str]:
     """Stages that send the same on the same lines; single numbers on which all ranks agree are left out."""
     alike: dict[tuple[Any, ...], list[int]] = {}
     for kind in plan.kinds:
-        told = sorted((axis, operation, *sent) for (operation, axis), sent in kind.traffic.items() if sent[1] >= SMALL)
-        alike.setdefault(tuple(told), []).extend(kind.stages)
+        flows = sorted((axis, operation, *sent) for (operation, axis), sent in kind.traffic.items() if sent[1] >= SMALL)
+        alike.setdefault(tuple(flows), []).extend(kind.stages)
     rows = [
         [_stages(sorted(stages)), axis, operation, f"{count:,}", amount(size)]
-        for told, stages in alike.items()
-        for axis, operation, count, size in told
+        for flows, stages in alike.items()
+        for axis, operation, count, size in flows
     ]
     if not rows:
         return ["traffic of a rank in a step: none"]

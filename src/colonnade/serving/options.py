@@ -33,7 +33,7 @@ def check_options(
 ) -> None:
     """ConfigError with everything that is wrong with how a checkpoint is to be used, and with what `more` tells.
 
-    A rank is told nothing that its launcher has told.
+    What the launcher has shown, its ranks do not show.
     """
     if launch.has_supervisor():
         return
@@ -45,7 +45,7 @@ def check_options(
 
 
 def chosen(checkpoint: Path, best: bool) -> Path:
-    """What to open: the best checkpoint of a run where `best` asks for it, which is told; else what was named."""
+    """What to open: the best checkpoint of a run where `best` asks for it, which is shown; else what was named."""
     if not best:
         return checkpoint
     found, lowest = best_checkpoint(checkpoint)

@@ -48,15 +48,15 @@ def measure_part(
     read = min(wanted, len(part))
     notes = [f"the first {read:,} of {len(part):,} samples of the {name} part; --samples reads more"]
     notes = [*(notes if read < len(part) else []), *([note] if note else [])]
-    told = {
+    report = {
         "step": trained.step,
         "part": name,
         "samples": read,
         "samples_of_part": len(part),
         **asdict(cast(Any, result)),
     }
-    told["notes"] = notes
-    print(json.dumps(told) if as_json else "\n".join([result.summary(), *(f"Note: {note}." for note in notes)]))
+    report["notes"] = notes
+    print(json.dumps(report) if as_json else "\n".join([result.summary(), *(f"Note: {note}." for note in notes)]))
 
 
 def _opened(checkpoint: Path, config: Config, mesh: Mesh) -> Corpus:

@@ -30,7 +30,7 @@ from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError, ConfigError, LayoutError
 from colonnade.evaluation.file import BATCH_SIZE, perplexity_of_file
 from colonnade.generation.sample import Stages, generate
-from colonnade.generation.stream import note_on, prompt_tokens, stream_text
+from colonnade.generation.stream import end_note, prompt_tokens, stream_text
 from colonnade.launch.join import joined
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh
@@ -101,7 +101,7 @@ def _check_layout(checkpoint: Path, model: ModelConfig, tp: int, pp: int) -> Non
         raise LayoutError("\n".join(problems))
 
 
-def write_on(
+def print_continuations(
     trained: Trained,
     mesh: Mesh,
     prompts: Sequence[str],
@@ -133,7 +133,7 @@ def write_on(
             print(prompts[begun], end="", flush=True)
         print(delta.text, end="", flush=True)
         if delta.end is not None:
-            note = note_on(delta.end, seq_length=trained.config.model.seq_length)
+            note = end_note(delta.end, seq_length=trained.config.model.seq_length)
             print("\n" if note is None else f"\n[{note}]\n", flush=True)
 
 
@@ -154,8 +154,8 @@ def measure(
     )
     if mesh.rank == 0:
         notes = [f"Note: {note}." for note in result.notes]
-        told = {"step": trained.step, **asdict(result)}
-        print(json.dumps(told) if as_json else "\n".join([result.summary(), *notes]))
+        report = {"step": trained.step, **asdict(result)}
+        print(json.dumps(report) if as_json else "\n".join([result.summary(), *notes]))
 
 
 def find(path: Path) -> Path:

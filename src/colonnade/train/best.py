@@ -32,7 +32,7 @@ def best_of(run: Path, steps: Collection[int]) -> Best | None:
     """Of the steps of a run that have a checkpoint, the one with the lowest validation loss; None: none has any."""
     there, losses = frozenset(steps), dict[int, float]()
     for line in _evaluated(run / "metrics.jsonl"):
-        losses[line["step"]] = line[LOSS]  # of a step that is told twice, what was told last
+        losses[line["step"]] = line[LOSS]  # of a step that is written twice, what was written last
     found = [Best(step, loss) for step, loss in losses.items() if step in there and math.isfinite(loss)]
     return min(found, key=lambda best: (best.validation_loss, best.step), default=None)
 

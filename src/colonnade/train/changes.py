@@ -1,4 +1,4 @@
-"""What a run that goes on does otherwise than before: told in a line, never silently."""
+"""What a run that goes on does otherwise than before: said in a line, never silently."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
 """What a run reads: its tokenizer, its vocabulary, and the datasets of its splits.
 
-Opening it takes no torch, so that what is wrong is told before any rank starts (`start.py`).
+Opening it takes no torch, so that what is wrong is reported before any rank starts (`start.py`).
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from colonnade.train.step import StepResult, train_step
 
 @dataclass(frozen=True)
 class Banner:
-    """A run in lines and in numbers, told before its first step."""
+    """A run in lines and in numbers, shown before its first step."""
 
     text: str
     facts: dict[str, Any]
@@ -84,11 +84,11 @@ def main(
         with watched, closing(_monitor(config, mesh, corpus, device)) as monitor:
             if mesh.rank == 0:
                 run_folder.occupy(config)
-            told = banner(config, mesh, device, corpus)
-            monitor.say(told.text)
+            summary = banner(config, mesh, device, corpus)
+            monitor.say(summary.text)
             state = build_state(config, mesh, corpus.vocab_size, device, draw=recovery.begins(config))
             recovery.resume(state, config, corpus, monitor)
-            monitor.event("setup", **told.facts)
+            monitor.event("setup", **summary.facts)
             saving = recovery.saving(state, config, mesh, corpus, monitor, overlap=True)
             with Interrupt() as interrupt, saving as checkpoints:
                 _train(Run(config, mesh, device, corpus, monitor, checkpoints), state, interrupt)

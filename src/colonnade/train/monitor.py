@@ -1,8 +1,8 @@
 """What a run tells while it goes on: progress lines, metrics.jsonl, events.jsonl, TensorBoard.
 
 Rank 0 writes; every other rank has a `Monitor` that does nothing. metrics.jsonl has one object a step. A resumed run
-first cuts off what lies after its checkpoint, and of a step that is told twice keeps what was written last, so that the
-file is what an uninterrupted run would have written (but for times).
+first cuts off what lies after its checkpoint, and of a step that is written twice keeps what was written last, so that
+the file is what an uninterrupted run would have written (but for times).
 """
 
 import json
@@ -44,7 +44,7 @@ class Monitor:
         self._board: Any = None
 
     def resume(self, step: int) -> None:
-        """Begin to write after `step`: forget what was told of later steps, and lines that were cut off in the middle.
+        """Begin to write after `step`: forget what was written of later steps, and lines that were cut off.
 
         Nothing is written before this.
         """

@@ -238,23 +238,23 @@ def resume(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor) 
 def _find(run: Path) -> Path | None:
     """The newest checkpoint of a run's folder; None only if the run has never saved one."""
     path = newest(checkpoints(run))
-    told = None if path is not None else _last_saved(run / "events.jsonl")
-    if told is not None:
+    last_saved = None if path is not None else _last_saved(run / "events.jsonl")
+    if last_saved is not None:
         raise CheckpointError(
-            f"{checkpoints(run)} has no checkpoint, but this run has saved {told} there: it was removed, or its disk "
-            f"is not mounted. Put it back, or delete {run} to start again from step 0."
+            f"{checkpoints(run)} has no checkpoint, but this run has saved {last_saved} there: it was removed, or its "
+            f"disk is not mounted. Put it back, or delete {run} to start again from step 0."
         )
     return path
 
 
 def _last_saved(events: Path) -> str | None:
     """The name of the last checkpoint that a run's events tell of."""
-    told: str | None = None
+    last_saved: str | None = None
     for line in events.read_text().splitlines() if events.exists() else ():
         with suppress(ValueError, TypeError, KeyError):  # a line that was cut off
             event = json.loads(line)
-            told = str(event["checkpoint"]) if event["event"] == SAVED else told
-    return told
+            last_saved = str(event["checkpoint"]) if event["event"] == SAVED else last_saved
+    return last_saved
 
 
 def _check(config: Config, corpus: Corpus, path: Path, manifest: Manifest) -> None:

@@ -33,7 +33,7 @@ def check(config: Config) -> None:
 
 
 def was_trained(folder: Path) -> bool:
-    """Whether a run has made a step there: it has told of one, or saved one, or has lost what it saved."""
+    """Whether a run has made a step there: it has reported one, or saved one, or has lost what it saved."""
     metrics = folder / "metrics.jsonl"
     return (metrics.exists() and metrics.stat().st_size > 0) or any(checkpoints(folder).glob("step_*"))
 

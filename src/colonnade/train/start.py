@@ -33,7 +33,7 @@ CUTS = ("data.", "model.seq_length", "train.steps", "train.global_batch_size", "
 def load_for_run(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The configuration of a run that is to start here. Raises ConfigError with every problem, of files and GPUs too.
 
-    A rank is told nothing that its launcher has told, and what rank 0 tells is not told again.
+    What the launcher has shown, its ranks do not show; what rank 0 shows, the others do not.
     """
     if launch.has_supervisor() or launch.rank_and_size()[0] != 0:
         return load(path, overrides, complete=complete)
@@ -56,11 +56,11 @@ def lines(path: Path, overrides: Sequence[str] = ()) -> list[str]:
     """What `complete` decides that one would not expect, in words."""
     content, _ = read_with(path, overrides)
     kept, folder = _kept(content), content["run"]["folder"]
-    told = [in_words(kept, folder)]
+    shown = [in_words(kept, folder)]
     if not has(content, "train.precision") and "train.precision" not in kept:
         bf16 = _precision(content, count_gpus()) == "bf16"
-        told += ["train.precision is not set: bf16, as this run computes on GPUs."] * bf16
-    return [line for line in told if line]
+        shown += ["train.precision is not set: bf16, as this run computes on GPUs."] * bf16
+    return [line for line in shown if line]
 
 
 def _kept(content: Content) -> dict[str, object]:

@@ -181,7 +181,7 @@ def judge(text: str, layout: Layout, comparison: Comparison, bound: Bound) -> Ve
         layout=text,
         num_ranks=layout.num_ranks,
         max_relative_difference=far.distance if math.isfinite(far.distance) else None,
-        furthest=_told(number, far, layout) if far.distance else None,
+        furthest=_described(number, far, layout) if far.distance else None,
         first_difference=first,
         ok=first is None,
     )
@@ -198,11 +198,11 @@ def _differences(layout: Layout, comparison: Comparison, bound: Bound) -> Iterat
         if number in comparison.missing:
             yield f"{number}: {comparison.missing[number]} of its elements are on no rank"
         if far.distance > bound(number):
-            yield _told(number, far, layout)
+            yield _described(number, far, layout)
     yield from (f"{number}, which the serial run does not have" for number in comparison.unknown)
 
 
-def _told(number: Number, far: Far, layout: Layout) -> str:
+def _described(number: Number, far: Far, layout: Layout) -> str:
     """ "gradient of blocks.1.mlp.up.weight in step 1 by 2.3e-02 at [12, 3] on rank 1 [pp0 dp0 tp1]"."""
     at = f" at {list(far.element)}" if far.element else ""
     place = " ".join(f"{axis}{rank}" for axis, rank in layout.coordinates(far.rank).items())

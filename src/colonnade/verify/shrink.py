@@ -34,7 +34,7 @@ def shrunk(base: Config, layouts: Sequence[ParallelConfig]) -> Config:
     return build(content, [], source="the shrunk configuration")
 
 
-def told(before: ModelConfig, after: ModelConfig) -> dict[str, list[int]]:
+def sizes_changed(before: ModelConfig, after: ModelConfig) -> dict[str, list[int]]:
     """What has shrunk: {"num_layers": [24, 2], …}."""
     pairs = {key: [getattr(before, key), getattr(after, key)] for key in SHRUNK}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}

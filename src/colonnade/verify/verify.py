@@ -30,7 +30,7 @@ from colonnade.mesh.layout import Layout
 from colonnade.train.start import complete
 from colonnade.verify import layouts
 from colonnade.verify.layouts import LeftOut, Room, Variant
-from colonnade.verify.shrink import shrunk, told
+from colonnade.verify.shrink import shrunk, sizes_changed
 from colonnade.verify.table import Report, as_json, as_text, shrunk_lines
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def make_plan(base: Config, texts: Sequence[str], *, shrink: bool, precision: st
     small = shrunk(base, [variant.config.parallel for variant in variants]) if shrink else base
     small = _with_train(small, device=room.device, steps=max(steps, base.train.steps))
     variants = [layouts.variant(small, each.layout, each.chosen, precision=precision) for each in variants]
-    return Plan(small, variants, left_out, precision, told(base.model, small.model))
+    return Plan(small, variants, left_out, precision, sizes_changed(base.model, small.model))
 
 
 def _with_train(config: Config, **values: object) -> Config:
