@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colonnade.corpus import matching
+from colonnade.corpus import duplicates, matching
 from colonnade.corpus.components import PAIR, components, decided
+from colonnade.corpus.duplicates import pairs_path, read_pairs
 from colonnade.corpus.matching import Groups, similar_pairs
 from colonnade.corpus.minhash import Bands, jaccard
 from colonnade.corpus.signatures import (
@@ -149,6 +150,32 @@ def test_components_are_those_of_union_find(pairs: list[tuple[int, int]]) -> Non
     ends = np.array(pairs, np.int64).reshape(-1, 2)
     found = components(ends[:, 0], ends[:, 1], 21)
     assert found.tolist() == [groups.find(member) for member in range(21)]
+
+
+def test_pairs_that_many_tasks_have_found_are_held_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two documents that agree in 30 bands are a pair in 30 tasks; what is held grows with the documents."""
+    monkeypatch.setattr(duplicates, "_PAIRS", 50)
+    draw, every, most = random.Random(0), list[Any](), 0
+    inner = duplicates.connecting
+
+    def measured(pairs: Any) -> Any:
+        nonlocal most
+        most = max(most, len(pairs))
+        return inner(pairs)
+
+    monkeypatch.setattr(duplicates, "connecting", measured)
+    lengths = [draw.randrange(1_000) for _ in range(100)]
+    ends = [sorted(draw.sample(range(100), 2)) for _ in range(60)]
+    for task in range(300):
+        rows = [((OWN << 32) + a, (OWN << 32) + b, 0.8, lengths[a], lengths[b]) for a, b in draw.sample(ends, 20)]
+        every.append(np.array(rows, PAIR))
+        pairs_path(tmp_path, task).parent.mkdir(parents=True, exist_ok=True)
+        every[-1].tofile(pairs_path(tmp_path, task))
+    found = read_pairs(tmp_path, 300)
+    assert most <= 100 + 100 + 20 and len(found) <= 200
+    for keep in ("first", "longest"):
+        for one, other in zip(decided(found, keep=keep), decided(np.concatenate(every), keep=keep), strict=True):
+            assert np.array_equal(one, other)
 
 
 @pytest.mark.parametrize(("keep", "stays"), [("first", [10, 10, 10, 40, 40]), ("longest", [20, 20, 20, 41, 41])])

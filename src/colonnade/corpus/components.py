@@ -1,7 +1,7 @@
 """Pairs of near-duplicates to groups, and which document of each group stays: on arrays, with no loop over documents.
 
 Connected components by hooking and pointer jumping (Shiloach and Vishkin, "An O(log n) Parallel Connectivity
-Algorithm", 1982). Memory is some 100 bytes for each document that has a near-duplicate; the others are not seen.
+Algorithm", 1982). Memory is some 130 bytes for each document that has a near-duplicate; the others are not seen.
 """
 
 from __future__ import annotations
@@ -56,15 +56,41 @@ class Decided(NamedTuple):
         ]
 
 
-def decided(pairs: NDArray[np.void], *, keep: str) -> Decided:
-    """Groups of the documents that PAIRs connect, however far. What stays: an earlier run's document; else the first,
-    or with keep = "longest" the first of the longest."""
+class Grouped(NamedTuple):
+    """Documents that have a near-duplicate."""
+
+    members: Numbers
+    """[documents] Their numbers, rising."""
+    lengths: Numbers
+    """[documents] Characters of each."""
+    group: Numbers
+    """[documents] The place in `members` of the least member of each one's group."""
+
+
+def grouped(pairs: NDArray[np.void]) -> Grouped:
+    """The documents that PAIRs connect, however far."""
     ends = np.concatenate([pairs["first"], pairs["second"]])
     members, places = np.unique(ends, return_inverse=True)
     first, second = np.split(places, 2)
     lengths = np.zeros(len(members), np.int64)
     lengths[first], lengths[second] = pairs["first_length"], pairs["second_length"]
-    group = components(first, second, len(members))
+    return Grouped(members, lengths, components(first, second, len(members)))
+
+
+def connecting(pairs: NDArray[np.void]) -> NDArray[np.void]:
+    """The fewest PAIRs that connect the same documents: each with the least of its group. None has a similarity."""
+    members, lengths, group = grouped(pairs)
+    others = np.flatnonzero(group != np.arange(len(members)))
+    found = np.zeros(len(others), PAIR)
+    found["first"], found["second"] = members[group[others]], members[others]
+    found["first_length"], found["second_length"] = lengths[group[others]], lengths[others]
+    return found
+
+
+def decided(pairs: NDArray[np.void], *, keep: str) -> Decided:
+    """Groups of the documents that PAIRs connect, however far. What stays: an earlier run's document; else the first,
+    or with keep = "longest" the first of the longest."""
+    members, lengths, group = grouped(pairs)
     best = group.copy()  # the least member
     if keep == "longest" and len(members):
         order = np.lexsort((np.arange(len(members)), -lengths, group))

@@ -26,7 +26,7 @@ from datatrove.pipeline.base import PipelineStep
 from numpy.typing import NDArray
 
 from colonnade.atomic import written
-from colonnade.corpus.components import DROP, PAIR, decided
+from colonnade.corpus.components import DROP, PAIR, connecting, decided
 from colonnade.corpus.matching import similar_pairs
 from colonnade.corpus.minhash import Bands
 from colonnade.corpus.recipe import DeduplicateStep
@@ -49,6 +49,7 @@ from colonnade.errors import DataError
 INDEX_FACTS = "index.json"
 _SHOWN = 40  # groups whose members are listed in the manifest
 _SHOWN_MEMBERS = 8
+_PAIRS = 1 << 22  # 160 MB of them are held at least
 
 
 class Sign(PipelineStep):
@@ -220,11 +221,22 @@ def earlier_sources(how: DeduplicateStep, index: Sequence[str]) -> list[Source]:
 
 
 def read_pairs(folder: Path, num_tasks: int) -> NDArray[Any]:
-    """The pairs of all match tasks. Raises DataError, with the tasks' numbers, where some are missing."""
+    """PAIRs of all match tasks, as many as connect the same documents. Raises DataError, with the tasks' numbers, where
+    some are missing.
+
+    Two documents that are much alike agree in most bands, and each task that has one of these stores the pair: so they
+    are reduced as they are read, and what is held grows with the documents.
+    """
     paths = [pairs_path(folder, task) for task in range(num_tasks)]
     if missing := [path.stem for path in paths if not path.exists()]:
         raise DataError(f"the pairs of {len(missing)} match tasks are missing: {', '.join(missing[:10])}.")
-    return np.concatenate([np.empty(0, PAIR), *(np.fromfile(path, PAIR) for path in paths)])
+    kept, waiting, num_waiting = np.empty(0, PAIR), list[NDArray[Any]](), 0
+    for path in paths:
+        waiting.append(np.fromfile(path, PAIR))
+        num_waiting += len(waiting[-1])
+        if num_waiting > max(_PAIRS, len(kept)):
+            kept, waiting, num_waiting = connecting(np.concatenate([kept, *waiting])), [], 0
+    return np.concatenate([kept, *waiting])
 
 
 def drops_of(folder: Path, task: int) -> NDArray[Any]:
