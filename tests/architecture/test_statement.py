@@ -85,7 +85,7 @@ def test_the_modules_have_what_is_stated(model: ModelConfig, vocab_size: int) ->
         built = GPT(model, vocab_size, Parallel(tp), units=names)
         units = stated.units if names is None else stated.named(names)
         assert list(built.units()) == [unit.name for unit in units]
-        places = named_placements(built.parts(), tp)
+        places = named_placements(built.bucket_modules(), tp)
         assert set(places) == {bucket for unit in units for bucket in unit.buckets}
         for bucket, found in places.items():
             expected = [

@@ -35,7 +35,7 @@ def flat_model(
     tp = tp or Mesh().tp
     gpt = GPT(MODEL.model_copy(update={"tie_embeddings": tied}), VOCAB, Parallel(tp), units=units).to(kept.exact)
     initialize_(gpt, tp, 1)
-    return gpt, flatten(named_placements(gpt.parts(), tp), dp or Mesh().dp, kept)
+    return gpt, flatten(named_placements(gpt.bucket_modules(), tp), dp or Mesh().dp, kept)
 
 
 def weights(shapes: Mapping[str, tuple[int, ...]]) -> list[Placement]:

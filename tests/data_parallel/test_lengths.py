@@ -23,7 +23,7 @@ VOCAB = 61
 def test_every_bucket_is_as_long_as_stated(tied: bool, tp_size: int, dp_size: int) -> None:
     model = ModelConfig(num_layers=2, hidden_size=24, num_heads=4, seq_length=10, tie_embeddings=tied)
     tp, dp = Axis("tp", tp_size, 1 % tp_size), Axis("dp", dp_size, 1 % dp_size)
-    places = named_placements(GPT(model, VOCAB, Parallel(tp)).parts(), tp)
+    places = named_placements(GPT(model, VOCAB, Parallel(tp)).bucket_modules(), tp)
     parallel = ParallelConfig(tp=tp_size, dp=dp_size)
     for bucket in flatten(places, dp, Storage(torch.float32, torch.device("cpu"))):
         assert bucket.size == bucket_length(architecture_of(model, VOCAB), bucket.name, parallel)

@@ -137,7 +137,7 @@ def test_logits_losses_and_gradients_are_hugging_faces(name: str) -> None:
     initialize_(bert, tp, 1)
     twin = theirs(model)
     state, mine = twin.state_dict(), {}
-    for part, module in bert.parts().items():
+    for part, module in bert.bucket_modules().items():
         mine |= {f"{part}.{key}": weight for key, weight in module.named_parameters()}
     table = "embedding.tokens.weight"
     mine = {key: weight for key, weight in mine.items() if key == table or weight is not mine[table]}
@@ -204,7 +204,7 @@ def test_weights_have_the_names_and_shapes_that_are_stated() -> None:
         bert, tp = BERT(model, VOCAB, Parallel(Mesh().tp)), Mesh().tp
         built = {
             f"{part}.{place.name}": place.shape
-            for part, places in named_placements(bert.parts(), tp).items()
+            for part, places in named_placements(bert.bucket_modules(), tp).items()
             for place in places
         }
         assert built == {name: weight.shape for name, weight in bert.architecture.weights().items()}

@@ -39,7 +39,7 @@ def built(config: ModelConfig, tp: Axis, units: list[str] | None = None, **how: 
 def logical(gpt: GPT, tp: Axis, *, gradients: bool = False) -> dict[str, Tensor]:
     """This rank's weights, or their gradients, by logical name."""
     found: dict[str, Tensor] = {}
-    for part, places in named_placements(gpt.parts(), tp).items():
+    for part, places in named_placements(gpt.bucket_modules(), tp).items():
         for place in places:
             t = place.parameter.grad if gradients else place.parameter
             assert t is not None
@@ -128,7 +128,7 @@ def test_parts_name_every_weight_once() -> None:
     ],
 )
 def test_parts(what: str, units: list[str] | None, parts: list[str]) -> None:
-    assert list(GPT(SHAPES[what], VOCAB, Parallel(Mesh().tp), units=units).parts()) == parts
+    assert list(GPT(SHAPES[what], VOCAB, Parallel(Mesh().tp), units=units).bucket_modules()) == parts
 
 
 def test_needs() -> None:
@@ -153,7 +153,7 @@ def test_what_a_unit_needs_is_what_it_multiplies_with(what: str) -> None:
         carry = gpt.run(unit, carry, given)
     for unit in gpt.units():
         lost = built(SHAPES[what], tp)
-        for part, places in named_placements(lost.parts(), tp).items():
+        for part, places in named_placements(lost.bucket_modules(), tp).items():
             for place in places:
                 if part not in needs(gpt, unit):
                     place.parameter.data.fill_(torch.nan)

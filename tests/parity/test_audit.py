@@ -148,7 +148,7 @@ def test_gradients_of_replicated_weights_are_summed_once_a_step() -> None:
 
 
 def over_dp(zero: Any) -> tuple[dict[str, int], list[Entry]]:
-    """(bytes of each part's buffer, what a step of two micro-batches sends over dp but single numbers)"""
+    """(bytes of each bucket, what a step of two micro-batches sends over dp but single numbers)"""
     way = Way(dp=2, micro_batch_size=2, zero=zero)
     sizes = {bucket.name: BYTES * bucket.size for bucket in built(way, paper_mesh(way.layout, 1)).buckets}
     entries = on_paper(way, 1)

@@ -1,6 +1,6 @@
 """BERT as in the Megatron-LM paper: both orders of LayerNorm and residual (figure 7), by `model.norm_position`.
 
-    unit          parts it multiplies with
+    unit          buckets it multiplies with
     embedding     embedding.tokens, embedding (positions, token types, embedding norm)
     blocks.i      blocks.i
     head          head (final norm, masked-LM transform and bias, pooler, sentence order); embedding.tokens where tied

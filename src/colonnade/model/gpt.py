@@ -1,6 +1,6 @@
 """GPT-2 as in the Megatron-LM paper, and its relatives: BLOOM (ALiBi, embedding norm), YaLM (fp32 residual stream).
 
-unit          parts it multiplies with
+unit          buckets it multiplies with
 embedding     embedding.tokens, embedding (positions, embedding norm)
 blocks.i      blocks.i
 head          head (norm, untied output layer); embedding.tokens where tied

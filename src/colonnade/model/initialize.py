@@ -19,9 +19,9 @@ _ELEMENTS_AT_ONCE = 1 << 16
 def initialize_(model: Stack, tp: Axis, seed: int) -> None:
     """Fill every weight of this rank (on the CPU, in fp32 or fp64; draw first, move and round afterwards)."""
     stated = model.architecture.weights()
-    for part, places in named_placements(model.parts(), tp).items():
+    for bucket, places in named_placements(model.bucket_modules(), tp).items():
         for place in places:
-            name = f"{part}.{place.name}"
+            name = f"{bucket}.{place.name}"
             std = stated[name].std
             if std is None:
                 place.parameter.fill_(stated[name].fill)

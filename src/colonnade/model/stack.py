@@ -1,10 +1,10 @@
 """An embedding, blocks and a head: what models of every family are, as a list of *units*.
 
-A pipeline cuts between units, and a rank builds only its own. What ownership (data parallelism) works on are *parts*: a
-unit is a part, except that the token table is one of its own, because a tied head needs it too. Which parts a unit
+A pipeline cuts between units, and a rank builds only its own. What ownership (data parallelism) works on are
+*buckets*: each unit has one, and the token table one of its own, because a tied head needs it too. Which buckets a unit
 multiplies with is the architecture's statement (`architecture/`).
 
-A weight's logical name is its part's name and its name in there. It says nothing of ranks: a last stage with tied
+A weight's logical name is its bucket's name and its name in there. It says nothing of ranks: a last stage with tied
 embeddings has a token table of its own, under the same name and with the same initial numbers as the first stage's.
 """
 
@@ -118,10 +118,10 @@ class Stack(nn.Module):
         (x,) = carry
         return self.parallel.gather(x)
 
-    def parts(self) -> dict[str, nn.Module]:
-        """What this rank's weights belong to, in the order of a forward pass, by the names that weights start with.
+    def bucket_modules(self) -> dict[str, nn.Module]:
+        """The modules whose weights make this rank's buckets, by bucket, in the order of a forward pass.
 
-        A weight belongs to the first part that has it. Parts without weights of their own are left out.
+        A weight belongs to the first bucket that has it. Buckets without weights of their own are left out.
         """
         units = self.units()
         table = self._table_module()

@@ -91,7 +91,7 @@ def kept_of(
     layers, names = parallel_of(parallel, tp), [unit.name for unit in reversed(units.values())]
     with META:
         built = build_model(model, vocab_size, layers, dtype=dtype, units=names)
-    flatten(named_placements(built.parts(), tp), Axis("dp"), Storage(dtype=dtype, device=META))
+    flatten(named_placements(built.bucket_modules(), tp), Axis("dp"), Storage(dtype=dtype, device=META))
     inputs = example_inputs(model, train, vocab_size, META, separate_documents=separate_documents)
     with StandIn(device):
         return {kind: unit_kept(built, unit, inputs, layers.weight_gradients) for kind, unit in units.items()}

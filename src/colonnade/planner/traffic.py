@@ -59,7 +59,7 @@ class Local(NamedTuple):
     is_cut: bool
     """Over tp: other ranks have other elements."""
     is_partial: bool
-    """All ranks of tp have it, and each uses a part: gradients are partial sums."""
+    """All ranks of tp have it, and each uses a shard: gradients are partial sums."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def _local(weight: Weight, tp: int) -> Local:
 
 def _replicated(step: Step) -> Iterator[Flow]:
     """Gradients of weights that all tp ranks have alike, of this rank's slice: under sequence parallelism all of them,
-    else those of which each rank uses a part.
+    else those of which each rank uses a shard.
     """
     every = step.parallel.sequence_parallel
     numbers = sum(
@@ -266,9 +266,9 @@ def _ranges(weights: Sequence[Local]) -> Iterator[tuple[tuple[bool, bool, bool],
         start += length
 
 
-def _in_slice(step: Step, part: str, start: int, stop: int) -> int:
+def _in_slice(step: Step, bucket: str, start: int, stop: int) -> int:
     """How many elements of a range of a bucket lie in this rank's slice."""
-    share = step.lengths[part] // step.shares
+    share = step.lengths[bucket] // step.shares
     first = share * (step.place["dp"] if step.parallel.zero else 0)
     return max(0, min(stop, first + share) - max(start, first))
 
@@ -282,25 +282,25 @@ def _gradients(step: Step) -> Iterator[Flow]:
     times, often = (n, "micro-batch") if zero >= 2 else (1, "step")
     operation = "reduce_scatter" if zero else "all_reduce"
     count, size = times * len(step.lengths), times * sum(step.lengths.values()) * width
-    yield Flow("dp", operation, f"gradients of each part once a {often}", count, size)
+    yield Flow("dp", operation, f"gradients of each bucket once a {often}", count, size)
 
 
 def _parameters(step: Step) -> Iterator[Flow]:
     zero = step.parallel.zero
     times = dict.fromkeys(step.lengths, int(zero in (1, 2) and not step.skipped)) if zero < 3 else _gathers(step)
-    size = sum(times[part] * length // step.parallel.dp * step.width for part, length in step.lengths.items())
-    what = "parameters of each part for each use" if zero == 3 else "updated parameters of each part"
+    size = sum(times[bucket] * length // step.parallel.dp * step.width for bucket, length in step.lengths.items())
+    what = "parameters of each bucket for each use" if zero == 3 else "updated parameters of each bucket"
     yield Flow("dp", "all_gather", what, sum(times.values()), size)
 
 
 def _gathers(step: Step) -> dict[str, int]:
-    """ZeRO 3: how often each part is gathered, if what is used twice in a row is kept."""
+    """ZeRO 3: how often each bucket is gathered, if what is used twice in a row is kept."""
     wanted = [set(unit.buckets) for unit in _uses(step)]
     counts, here = dict.fromkeys(step.lengths, 0), set[str]()
-    for parts in wanted:
-        for part in parts - here:
-            counts[part] += 1
-        here = parts
+    for buckets in wanted:
+        for bucket in buckets - here:
+            counts[bucket] += 1
+        here = buckets
     return counts
 
 

@@ -236,6 +236,6 @@ def _tokenizer_of(path: Path, manifest: Manifest) -> Tokenizer:
 
 
 def _weights(model: Stack, tp: Axis) -> Iterator[Shard]:
-    for part, places in named_placements(model.parts(), tp).items():
+    for bucket, places in named_placements(model.bucket_modules(), tp).items():
         for place in places:
-            yield from shard(f"{part}.{place.name}", place, place.parameter.data)
+            yield from shard(f"{bucket}.{place.name}", place, place.parameter.data)

@@ -93,7 +93,9 @@ def build_state(config: Config, mesh: Mesh, vocab_size: int, device: torch.devic
         initialize_(model, mesh.tp, config.train.seed)
     else:
         _clear_(model)
-    buckets = flatten(named_placements(model.parts(), mesh.tp), mesh.reduce, storage_of(config.train, parallel, device))
+    buckets = flatten(
+        named_placements(model.bucket_modules(), mesh.tp), mesh.reduce, storage_of(config.train, parallel, device)
+    )
     owner = Ownership(
         buckets,
         {unit.name: list(unit.buckets) for units in held for unit in units},

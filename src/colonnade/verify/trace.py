@@ -146,6 +146,6 @@ def _scalars(step: int, values: Mapping[str, float]) -> Iterator[Part]:
 
 def _backward_order(state: TrainState, mesh: Mesh) -> dict[str, int]:
     """The weights of this rank by when a backward pass comes to them."""
-    parts = named_placements(state.model.parts(), mesh.tp)
+    parts = named_placements(state.model.bucket_modules(), mesh.tp)
     names = [f"{part}.{place.name}" for part, places in parts.items() for place in places]
     return {name: place for place, name in enumerate(reversed(names))}
