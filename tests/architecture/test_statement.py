@@ -10,7 +10,7 @@ from colonnade.architecture.families import architecture_of
 from colonnade.architecture.statement import vocab_rows_per_rank
 from colonnade.config.schema import ModelConfig
 from colonnade.mesh.mesh import Axis
-from colonnade.model.gpt import GPT
+from colonnade.tasks.tasks import TASKS
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
 
@@ -46,6 +46,13 @@ MODELS += [
     ModelConfig(**BASE, num_key_value_heads=2, bias=True, norm="rmsnorm", embedding_norm=True),
     ModelConfig(**BASE, num_key_value_heads=1, bias=False),
 ]
+BERT = {**BASE, "kind": "bert"}
+MODELS += [
+    ModelConfig(**BERT),
+    ModelConfig(**BERT, norm_position="post", embedding_norm=True, tie_embeddings=False),
+    ModelConfig(**BERT, position="rotary", bias=False, norm="rmsnorm", activation="swiglu", token_types=3),
+    ModelConfig(**BERT, num_key_value_heads=2),
+]
 STAGES = [["embedding"], ["embedding", "blocks.0"], ["blocks.1"], ["blocks.1", "head"], ["head"], None]
 
 
@@ -62,6 +69,12 @@ PUBLISHED = {
     "smollm-1.7b": 1_711_376_384,
     "qwen3-0.6b": 596_049_920,
     "qwen3-8b": 8_190_735_360,
+    "bert-tiny": 4_433_468,  # these of transformers' BertForPreTraining and MegatronBertForPreTraining
+    "bert-base": 110_106_428,
+    "bert-large": 336_226_108,
+    "bert-336m": 336_226_108,
+    "bert-1.3b": 1_280_595_772,
+    "bert-3.9b": 3_869_081_404,
 }
 
 
@@ -82,7 +95,7 @@ def test_the_modules_have_what_is_stated(model: ModelConfig, vocab_size: int) ->
     stated = architecture_of(model, vocab_size)
     for names, tp_size in product(STAGES, (1, 2, 4)):
         tp = Axis("tp", tp_size, tp_size - 1)
-        built = GPT(model, vocab_size, Parallel(tp), units=names)
+        built = TASKS[model.kind].build(model, vocab_size, Parallel(tp), names)
         units = stated.units if names is None else stated.named(names)
         assert list(built.units()) == [unit.name for unit in units]
         places = named_placements(built.bucket_modules(), tp)

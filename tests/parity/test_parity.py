@@ -34,6 +34,9 @@ ALONE: list[Job] = [
     (Case(block="grouped", documents="separate"), Way(tp=4, micro_batch_size=4)),
     (Case(block="grouped"), Way(pp=2, micro_batch_size=2, schedule="zero_bubble", recompute="selective")),
     (Case(block="window", position="alibi"), Way(tp=2, dp=2, zero=2, micro_batch_size=2)),
+    (Case(block="bert"), Way(tp=2, sequence_parallel=True, micro_batch_size=4)),
+    (Case(block="bert", norm_position="post", embedding_norm=True), Way(dp=2, zero=3, micro_batch_size=2)),
+    (Case(block="bert", tied=False, mask="second_half"), Way(tp=2, pp=2, micro_batch_size=2, schedule="zero_bubble")),
     (Case(global_batch_size=12), Way(dp=3, zero=2, micro_batch_size=2)),
     (Case(num_layers=4), Way(pp=2, micro_batch_size=2, schedule="interleaved", virtual_stages=3)),
 ]

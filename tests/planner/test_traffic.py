@@ -66,6 +66,12 @@ def test_theory_is_what_the_ledger_sees(case: Case, way: Way) -> None:
     assert_agree(case, way)
 
 
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_two_losses(way: Way) -> None:
+    assert_agree(Case(drop=0.0, block="bert"), way)
+    assert_agree(Case(drop=0.0, block="bert", norm_position="post", tied=False, precision="bf16"), way)
+
+
 @pytest.mark.parametrize("zero", [0, 2])
 @pytest.mark.parametrize("block", ["grouped", "window"])
 def test_copied_heads_are_summed_over_tp(block: Literal["grouped", "window"], zero: Literal[0, 2]) -> None:

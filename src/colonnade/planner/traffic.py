@@ -123,6 +123,10 @@ class Step:
         return self.parallel.dp if self.parallel.zero else 1
 
     @property
+    def num_losses(self) -> int:
+        return len(self.architecture.units[-1].losses)
+
+    @property
     def num_microbatches(self) -> int:
         return self.train.num_microbatches(self.parallel.dp)
 
@@ -173,7 +177,19 @@ class Step:
 
 def traffic(step: Step) -> list[Flow]:
     """Everything that a rank sends in a step, by reason."""
-    kinds = (_blocks, _embedding, _head, _replicated, _gradients, _parameters, _tied, _pipeline, _numbers, _lamb)
+    kinds = (
+        _blocks,
+        _embedding,
+        _head,
+        _pairs,
+        _replicated,
+        _gradients,
+        _parameters,
+        _tied,
+        _pipeline,
+        _numbers,
+        _lamb,
+    )
     return [flow for kind in kinds for flow in kind(step) if flow.count and step.size(flow.axis) > 1]
 
 
@@ -233,6 +249,25 @@ def _head(step: Step) -> Iterator[Flow]:
         return
     yield _over_tp(step, "all_gather", "head forward", n)
     yield _over_tp(step, "reduce_scatter", "head backward", n)
+
+
+def _pairs(step: Step) -> Iterator[Flow]:
+    """A second loss, of each sample's first position: a column-parallel layer, and a row-parallel one of 2 outputs."""
+    if step.num_losses < 2:
+        return
+    n, tp = step.num_microbatches * step.count(lambda unit: unit.is_loss), step.parallel.tp
+    row = step.train.micro_batch_size * step.model.hidden_size * step.width
+    logits = step.train.micro_batch_size * 2 * step.width
+    if not step.parallel.sequence_parallel:
+        yield Flow("tp", "all_reduce", "logits of pairs forward", n, n * logits)
+        yield Flow("tp", "all_reduce", "first positions backward", n, n * row)
+        return
+    yield Flow("tp", "all_gather", "first positions forward", n, n * row)
+    yield Flow("tp", "reduce_scatter", "logits of pairs forward", n, n * logits * tp)
+    yield Flow("tp", "all_gather", "logits of pairs backward", n, n * logits)
+    yield Flow("tp", "reduce_scatter", "first positions backward", n, n * row * tp)
+    yield Flow("tp", "all_gather", "first positions backward, what a weight gradient is made of", n, n * row)
+    yield Flow("tp", "all_reduce", "loss of pairs, from the first rank", n, n * step.exact)
 
 
 def _local(weight: Weight, tp: int) -> Local:
@@ -336,8 +371,9 @@ def _pipeline(step: Step) -> Iterator[Flow]:
 
 
 def _numbers(step: Step) -> Iterator[Flow]:
-    yield Flow("dp", "all_reduce", "number of loss tokens, loss", 2, 2 * NUMBER)
-    yield Flow("pp", "all_reduce", "loss, from the last stage", 1, NUMBER)
+    k = step.num_losses
+    yield Flow("dp", "all_reduce", "what counts in each loss, losses", 2, 2 * k * NUMBER)
+    yield Flow("pp", "all_reduce", "losses, from the last stage", 1, k * NUMBER)
     yield Flow("world" if step.parallel.zero else "model", "all_reduce", "gradient norm", 1, NUMBER)
 
 

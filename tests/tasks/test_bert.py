@@ -1,0 +1,310 @@
+"""The two losses of a masked model: each over its own count; what an evaluation finds; and whole runs of it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from colonnade.config.load import load
+from colonnade.data.curriculum import Curriculum
+from colonnade.data.datasets import Dataset
+from colonnade.data.phased_dataset import PhasedDataset
+from colonnade.data.rows import Rows, Samples
+from colonnade.data.tokenize import tokenize_files
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.data.train_tokenizer import train_tokenizer
+from colonnade.errors import ConfigError, DataError
+from colonnade.mesh.mesh import Mesh
+from colonnade.model.bert import BERT
+from colonnade.tasks.bert import BertBatch, Guesses, MaskedPairs
+from colonnade.train.corpus import open_corpus
+from colonnade.train.state import build_state
+from colonnade.train.step import train_step
+from tests.commands import forked
+from tests.parity.runs import CPU, SERIAL, Case, configured, pairs_of_texts, part
+from tests.runs import metrics, tensors
+from tests.tiny import made_up
+
+CASE = Case(block="bert", drop=0.0)
+
+
+def test_each_loss_is_divided_by_its_own_count() -> None:
+    """A global batch has the mean masked loss + the mean sentence-order loss, whatever counts where."""
+    batch = pairs_of_texts(CASE, 0)
+    batch = replace(batch, pair_mask=torch.tensor([1.0, 0, 0, 1, 1, 0, 1, 1]))
+    config = configured(CASE, SERIAL)
+    state = build_state(config, Mesh(), CASE.vocab_size, CPU)
+    model, task = state.model, state.task
+    assert isinstance(model, BERT)
+    carry: tuple[Tensor, ...] = ()
+    inputs = task.inputs(batch, torch.ones(2, dtype=torch.float64), None)
+    with torch.no_grad():
+        for unit in list(model.units())[:-1]:
+            carry = model.run(unit, carry, inputs)
+        masked, _ = model.head.guesses(carry[0], batch.labels)
+        order, _ = model.head.tell_order(carry[0], batch.pair_labels)
+    means = [
+        float((masked * batch.loss_mask).sum() / batch.loss_mask.sum()),
+        float((order * batch.pair_mask).sum() / batch.pair_mask.sum()),
+    ]
+    result = train_step(state, [part(batch, slice(i, i + 2)) for i in range(0, 8, 2)], Mesh(), config.train)
+    assert result.losses == pytest.approx(means, rel=1e-12)
+    assert result.loss == pytest.approx(sum(means), rel=1e-12)
+    assert result.counts == (int(batch.loss_mask.sum()), 5)
+
+
+def test_a_batch_in_which_nothing_counts_has_no_loss_and_no_gradient() -> None:
+    batch, config = pairs_of_texts(CASE, 0).uncounted(), configured(CASE, SERIAL)
+    state = build_state(config, Mesh(), CASE.vocab_size, CPU)
+    result = train_step(state, [batch], Mesh(), config.train)
+    assert (result.losses, result.grad_norm, result.counts) == ((0.0, 0.0), 0.0, (0, 0))
+
+
+def found(case: Case, batches: list[BertBatch]) -> Guesses:
+    state = build_state(configured(case, SERIAL), Mesh(), case.vocab_size, CPU)
+    guesses = MaskedPairs().evaluate(
+        state.model,
+        batches,
+        dp=Mesh().dp,
+        pp=Mesh().pp,
+        hidden=state.inference.hidden,
+        byte_lengths=None,
+        tokenizer_checked=True,
+    )
+    state.inference.close()
+    return guesses
+
+
+def test_an_evaluation_counts_what_is_right() -> None:
+    """Labels set to what the model finds likeliest are all told; moved by one, none is."""
+    batch = pairs_of_texts(CASE, 0)
+    state = build_state(configured(CASE, SERIAL), Mesh(), CASE.vocab_size, CPU)
+    model = state.model
+    assert isinstance(model, BERT)
+    with torch.no_grad():
+        (x,) = state.inference.hidden(state.task.inputs(batch, None, None)) or ()
+        hidden = model.head.transformed(model.head.normed(x))
+        likeliest = (hidden @ model.head.output.weight.T + model.head.bias)[..., : CASE.vocab_size].argmax(-1)
+        order = model.head.pair_logits(model.head.normed(x)).argmax(-1)
+    right = found(CASE, [replace(batch, labels=likeliest, pair_labels=order)])
+    assert (right.masked_accuracy, right.order_accuracy) == (1.0, 1.0)
+    wrong = found(CASE, [replace(batch, labels=(likeliest + 1) % CASE.vocab_size, pair_labels=1 - order)])
+    assert (wrong.masked_accuracy, wrong.order_accuracy) == (0.0, 0.0)
+    assert right.loss < wrong.loss
+    assert (right.masked_tokens, right.samples) == (int(batch.loss_mask.sum()), 8)
+
+
+def test_evaluations_do_not_depend_on_batches() -> None:
+    batch = pairs_of_texts(CASE, 0)
+    whole = found(CASE, [batch])
+    cut = found(CASE, [*(part(batch, slice(i, i + 2)) for i in range(0, 8, 2)), batch.uncounted()])
+    assert cut.numbers() == pytest.approx(whole.numbers(), rel=1e-12)
+    with pytest.raises(DataError, match="no token to guess"):
+        found(CASE, [batch.uncounted()])
+
+
+class Numbered:
+    """A data set whose samples are their own numbers."""
+
+    def __init__(self, seq_length: int) -> None:
+        self.seq_length = seq_length
+
+    def __len__(self) -> int:
+        return 1_000
+
+    def rows(self, positions: object) -> Samples:
+        numbers = np.asarray(positions, dtype=np.int64)[:, None]
+        return Rows(numbers, numbers, numbers > -1, None)
+
+    def passes(self, positions: object) -> object:
+        raise NotImplementedError
+
+
+def test_phases_go_on_in_data_of_their_own_length() -> None:
+    """In each phase every sample comes once, and the first is the one behind as many tokens as were used."""
+    curriculum = Curriculum([0, 64, 160], [4, 8, 16], [2, 4, 4])
+    sets: dict[int, Dataset] = {length: Numbered(length) for length in (4, 8, 16)}  # type: ignore[dict-item]
+    data, position, seen = PhasedDataset(sets, curriculum), 0, {4: [], 8: [], 16: []}  # type: dict[int, list[int]]
+    while position * curriculum.unit < 400:
+        length, before = curriculum.phase(position).seq_length, position * curriculum.unit
+        for ranks in range(2):
+            for positions in curriculum.rank_positions(position, micro_batch_size=1, dp_rank=ranks, dp_size=2):
+                rows = data.rows(positions)
+                assert isinstance(rows, Rows)
+                seen[length] += rows.tokens[:, 0].tolist()
+        assert min(seen[length]) * length <= before
+        position = curriculum.next(position)
+    for length, numbers in seen.items():
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        assert length == 4 or numbers[0] > 0
+
+
+# --- whole runs -------------------------------------------------------------------------------------------------------
+
+CONFIG = """\
+[model]
+kind = "bert"
+num_layers = 2
+hidden_size = 16
+num_heads = 2
+seq_length = 16
+dropout = 0.1
+attention_dropout = 0.1
+
+[data]
+train = "{folder}/tokens"
+tokenizer = "{folder}/tokenizer.json"
+split = "5:1:1"
+
+[train]
+steps = 4
+global_batch_size = 4
+micro_batch_size = 2
+threads = 1
+device = "cpu"
+precision = "fp64"
+evaluate_every = 2
+evaluate_samples = 4
+
+[optim]
+learning_rate = 1e-2
+warmup_steps = 2
+
+[checkpoint]
+every = 2
+
+[run]
+folder = "{run}"
+"""
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents of sentences, a WordPiece vocabulary made of them, and their tokens by sentences."""
+    folder = tmp_path_factory.mktemp("bert")
+    documents = [" ".join(text.capitalize() for text in made_up(5, seed)) for seed in range(21)]
+    for number, document in enumerate(documents):
+        (folder / f"{number}.txt").write_text(document)
+    files = sorted(folder.glob("*.txt"))
+    train_tokenizer(files, folder / "tokenizer.json", 120, kind="wordpiece", progress=False)
+    tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    for name, sentences in (("tokens", True), ("no sentences", False)):
+        tokenize_files(
+            files, folder / name, tokenizer, workers=1, append_end=False, sentences=sentences, progress=False
+        )
+    return folder
+
+
+def write(texts: Path, folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / "config.toml"
+    path.write_text(CONFIG.format(folder=texts, run=folder / "run"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("alone")
+    answer = forked("train", write(texts, folder))
+    assert answer.status == 0, answer
+    assert "masked" in answer.out and "sentence order" in answer.out
+    return folder / "run"
+
+
+def test_metrics_tell_each_loss(alone: Path) -> None:
+    for line in metrics(alone):
+        assert line["loss"] == pytest.approx(line["masked_loss"] + line["sentence_order_loss"], rel=1e-12)
+    last = metrics(alone)[-1]
+    assert last["validation_loss"] == pytest.approx(
+        last["validation_masked_loss"] + last["validation_sentence_order_loss"], rel=1e-12
+    )
+    assert 0.0 <= last["validation_masked_accuracy"] <= 1.0
+    assert "validation_perplexity" not in last
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ("parallel.tp=2", "parallel.sequence_parallel=true"),
+        ("parallel.pp=2", "train.micro_batch_size=1"),
+        ("parallel.dp=2", "parallel.zero=3"),
+    ],
+    ids=str,
+)
+def test_every_layout_trains_the_same(alone: Path, texts: Path, tmp_path: Path, layout: tuple[str, ...]) -> None:
+    answer = forked("train", write(texts, tmp_path), *layout, num_ranks=2)
+    assert answer.status == 0, answer
+    for mine, expected in zip(metrics(tmp_path / "run"), metrics(alone), strict=True):
+        assert mine == pytest.approx(expected, rel=1e-10)
+    weights = tensors(alone)
+    for name, tensor in tensors(tmp_path / "run").items():
+        torch.testing.assert_close(tensor, weights[name], rtol=1e-8, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_run_goes_on_where_it_was(alone: Path, texts: Path, tmp_path: Path) -> None:
+    path = write(texts, tmp_path)
+    assert forked("train", path, "train.steps=2", "optim.decay_steps=4").status == 0
+    assert forked("train", path, "train.steps=4", "optim.decay_steps=4").status == 0
+    for mine, expected in zip(metrics(tmp_path / "run"), metrics(alone), strict=True):
+        assert mine["loss"] == pytest.approx(expected["loss"], rel=1e-10)
+
+
+def test_blends_and_curricula(texts: Path, tmp_path: Path) -> None:
+    path = write(texts, tmp_path)
+    path.write_text(path.read_text().replace(f'train = "{texts}/tokens"', f'blend = {{ "{texts}/tokens" = 1.0 }}'))
+    with path.open("a") as stream:
+        stream.write("[curriculum]\ntokens = [0, 64]\nseq_length = [8, 16]\nglobal_batch_size = [4, 4]\n")
+    answer = forked("train", path)
+    assert answer.status == 0, answer
+    assert [line["tokens"] for line in metrics(tmp_path / "run")] == [32, 64, 128, 192]
+
+
+def test_the_held_out_parts_are_measured(alone: Path) -> None:
+    answer = forked("evaluate", alone, "--part", "test")
+    assert answer.status == 0 and "masked" in answer.out, answer
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+def test_what_reads_on_is_refused(alone: Path, tmp_path: Path) -> None:
+    answer = forked("generate", alone, "--prompt", "once upon")
+    assert answer.status == 2 and 'a model of kind "bert" does not go on with a text' in answer.err, answer
+    (tmp_path / "text.txt").write_text("once upon a time")
+    answer = forked("evaluate", alone, "--data", tmp_path / "text.txt")
+    assert answer.status == 2 and "--part validation" in answer.err, answer
+
+
+def test_tokens_that_were_made_for_a_language_model(texts: Path, tmp_path: Path) -> None:
+    config = load(write(texts, tmp_path), [f"data.train={texts}/no sentences"])
+    with pytest.raises(DataError, match=r"single sequence in each of its 21 documents.*--sentences"):
+        open_corpus(config)
+
+
+def test_a_vocabulary_without_control_tokens(texts: Path, tmp_path: Path) -> None:
+    made = tmp_path / "bpe.json"
+    train_tokenizer(sorted(texts.glob("*.txt")), made, 300, progress=False)
+    with pytest.raises(DataError, match=r"no \[PAD\], \[UNK\], \[CLS\], \[SEP\], \[MASK\]"):
+        open_corpus(load(write(texts, tmp_path), [f"data.tokenizer={made}", "model.vocab_size=400"]))
+
+
+def test_words_cannot_be_masked_without_a_vocabulary(texts: Path, tmp_path: Path) -> None:
+    path = write(texts, tmp_path)
+    path.write_text("\n".join(line for line in path.read_text().splitlines() if not line.startswith("tokenizer")))
+    with pytest.raises(DataError, match=r"data\.tokenizer is not set"):
+        open_corpus(load(path, ["model.vocab_size=120"]))
+
+
+def test_options_of_other_kinds_are_named_all_at_once(texts: Path, tmp_path: Path) -> None:
+    path = write(texts, tmp_path)
+    wrong = ["model.window=4", "model.position=alibi", "data.documents=separate", "data.packing=best_fit"]
+    with pytest.raises(ConfigError) as caught:
+        load(path, wrong)
+    for key in ("model.window = 4", 'model.position = "alibi"', "data.documents", "data.packing"):
+        assert key in str(caught.value)
+    with pytest.raises(ConfigError, match=r"model\.token_types = 3.*it is for bert") as caught:
+        load(path, ["model.kind=gpt", "model.token_types=3", "data.masking.share=0.2"])
+    assert "[data.masking] has no effect" in str(caught.value)
