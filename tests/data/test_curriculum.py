@@ -16,8 +16,9 @@ from colonnade.data.curriculum_dataset import CurriculumDataset
 from colonnade.data.datasets import Dataset, open_datasets
 from colonnade.data.gpt_dataset import GPTDataset, TextSamples
 from colonnade.data.indexed import TokenFile
-from colonnade.data.loader import load_batch, rank_positions
+from colonnade.data.loader import load_batch
 from colonnade.data.rows import Cut
+from tests.data.positions import rank_positions
 
 Write = Callable[..., str]
 GROWING = Curriculum([0, 300, 900], [4, 8, 16], [2, 4, 8])

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from colonnade.data.gpt_dataset import GPTDataset
 from colonnade.data.indexed import TokenFile
-from colonnade.data.loader import evaluation_batches, evaluation_positions, load_batch, rank_positions
+from colonnade.data.loader import evaluation_batches, evaluation_positions, load_batch
 from colonnade.data.sampler import EpochOrder
+from tests.data.positions import rank_positions
 
 Write = Callable[..., str]
 sizes = st.integers(1, 6)

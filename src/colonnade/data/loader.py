@@ -20,7 +20,6 @@ from torch import Tensor
 
 from colonnade.data.datasets import Dataset
 from colonnade.data.rows import Rows, positions_within
-from colonnade.data.sampler import cut_in_microbatches
 from colonnade.upload import upload
 
 
@@ -85,14 +84,6 @@ def as_batch(rows: Rows, samples: Sequence[int], *, loss_mask: Tensor | None = N
 def _sequence_first(rows: NDArray[np.generic]) -> Tensor:
     """[b, s] -> [s, b]"""
     return torch.from_numpy(np.ascontiguousarray(rows.T))
-
-
-def rank_positions(
-    start: int, *, global_batch_size: int, micro_batch_size: int, dp_rank: int, dp_size: int
-) -> list[range]:
-    """Positions of each micro-batch of one dp rank, in the step whose global batch begins at `start`."""
-    numbers = cut_in_microbatches(global_batch_size, micro_batch_size, dp_rank=dp_rank, dp_size=dp_size)
-    return [range(start + each.start, start + each.stop) for each in numbers]
 
 
 def evaluation_positions(num_samples: int, *, micro_batch_size: int, dp_rank: int, dp_size: int) -> list[range]:
