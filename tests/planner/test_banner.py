@@ -16,6 +16,7 @@ from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.planner import banner as banners
 from colonnade.planner.banner import banner
 from colonnade.planner.memory import rank_memory
+from colonnade.planner.ranks import amount
 from colonnade.train.corpus import open_corpus
 from colonnade.train.loop import Banner
 from colonnade.train.machine import free_memory
@@ -44,7 +45,7 @@ def test_its_numbers_are_those_of_the_run(corpus: TinyCorpus, tmp_path: Path) ->
     config = tiny.config(corpus, tmp_path, ALL_EVALUATED)
     found, opened = told(config), open_corpus(config)
     parameters = sum(p.numel() for p in build_state(config, Mesh(), opened.vocab_size, CPU).model.parameters())
-    held = rank_memory(config.model, config.parallel, config.train, vocab_size=275)
+    held = rank_memory(config.model, config.parallel, config.train, vocab_size=275, device="cpu")
     file = TokenFile(corpus.prefix)
     assert found.facts["parameters"] == parameters and f"{parameters:,} parameters" in rows(found)["model"]
     assert found.facts["memory_predicted"] == held.total
@@ -60,7 +61,8 @@ def test_the_largest_stage_is_told_on_every_rank(corpus: TinyCorpus, tmp_path: P
     config = tiny.config(corpus, tmp_path, "parallel.pp=2", "model.num_layers=3", "train.micro_batch_size=1")
     found = run_on_ranks(lambda rank, _: told(config, build_mesh(Layout(pp=2), rank)), 2)
     stages = [
-        rank_memory(config.model, config.parallel, config.train, vocab_size=275, stage=stage).total for stage in (0, 1)
+        rank_memory(config.model, config.parallel, config.train, vocab_size=275, stage=stage, device="cpu").total
+        for stage in (0, 1)
     ]
     assert stages[0] != stages[1]
     assert [each.facts["memory_predicted"] for each in found] == [max(stages)] * 2
@@ -119,7 +121,9 @@ def test_a_trial_within_the_warm_up(corpus: TinyCorpus, tmp_path: Path) -> None:
 def test_more_than_there_is(corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(banners, "free_memory", lambda device: (100_000, 2_000_000))
     found = told(tiny.config(corpus, tmp_path))
-    assert "1 rank here will take 264 kB by prediction, more than is free: lower" in found.text
+    taken = amount(found.facts["memory_predicted"])
+    assert taken == "309 kB"
+    assert f"1 rank here will take {taken} by prediction, more than is free: lower" in found.text
     assert "100 kB of 2.00 MB of memory on this machine, for 1 rank" in found.text
 
 

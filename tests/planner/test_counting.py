@@ -1,6 +1,7 @@
 """A step that computes nothing: what is alive when, on numbers small enough to follow, and beside a real step."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -57,7 +58,8 @@ def peak(
 
 
 def test_one_stage_keeps_one_micro_batch() -> None:
-    assert peak(stated(2), 5) == Peaks(4 * INSIDE + 3 * STREAM, 0)
+    found = peak(stated(2), 5)
+    assert (found.activations, found.buffers) == (4 * INSIDE + 3 * STREAM, 0)
 
 
 def test_gpipe_keeps_all_micro_batches() -> None:
@@ -106,6 +108,19 @@ def test_what_is_handed_on_as_it_is_takes_memory_once() -> None:
     assert live == forward - 3 * INSIDE - STREAM + gradients, "after the backward of the last block but one"
 
 
+@pytest.mark.parametrize("what", ["forward", "backward"])
+def test_what_operators_need_comes_on_top_where_it_is_needed(what: str) -> None:
+    """A million bytes in a block: with all that is there when the last block runs, or when its backward does."""
+    keys = {what: 10**6}
+    found = peak(stated(2), 5, kept={**KEPT, "block": replace(KEPT["block"], **keys)})
+    there = 2 * INSIDE + 2 * STREAM if what == "forward" else 3 * INSIDE + 4 * STREAM
+    assert 0 <= found.activations + found.operators - (10**6 + there) <= 8, "and the number that starts a backward"
+    waits = Deferred(DEFERRED, **{what: 10**6}) if what == "backward" else Deferred(DEFERRED, weights=10**6)
+    kept = {**KEPT, "block": replace(KEPT["block"], deferred=waits)}
+    assert peak(stated(2), 9, kept=kept, stage=1, pp=2).operators < 10**6
+    assert peak(stated(2), 9, kept=kept, stage=1, pp=2, schedule="zero_bubble").operators > 10**6 - 5 * INSIDE
+
+
 # --- buffers ----------------------------------------------------------------------------------------------------------
 
 
@@ -145,9 +160,10 @@ def test_gradients_of_a_tied_table_stay_from_the_head_to_the_embedding() -> None
 def test_a_longer_step_keeps_no_more(pp: int, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = {"pp": pp, "schedule": schedule, "virtual_stages": 2 if schedule == "interleaved" else 1}
 
-    def found() -> list[Peaks]:
+    def found() -> list[tuple[int, int]]:
         some = product(range(pp), [(2, "full"), (3, "none")])
-        return [peak(stated(7), 5 * pp, stage=at, zero=zero, recompute=again, **keys) for at, (zero, again) in some]
+        peaks = [peak(stated(7), 5 * pp, stage=at, zero=zero, recompute=again, **keys) for at, (zero, again) in some]
+        return [(each.activations, each.buffers) for each in peaks]
 
     short = found()
     assert enough(ParallelConfig.model_validate(keys), 5 * pp) == 3 * pp

@@ -11,13 +11,13 @@ from colonnade.architecture.statement import Unit
 from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
-from colonnade.model.gpt import GPT
-from colonnade.model.inputs import Inputs
+from colonnade.model.stack import Stack
 from colonnade.pipeline.carry import Carry, backward_from, leaves
 from colonnade.planner.example import example_inputs
-from colonnade.planner.kept import Deferred, Kept, kept_of
+from colonnade.planner.kept import Kept, kept_of
 from colonnade.planner.live import LiveTensors
 from colonnade.planner.stand_in import META, StandIn
+from colonnade.tasks.tasks import TASKS
 from colonnade.tensor_parallel import gemm
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.train.state import DTYPES
@@ -76,42 +76,42 @@ def predicted(model: ModelConfig, parallel: ParallelConfig, precision: str, docu
     return kept_of(model, parallel, train, vocab_size=VOCAB, device="cpu", separate_documents=documents)
 
 
-def built(model: ModelConfig, parallel: ParallelConfig, precision: str, mesh: Mesh) -> GPT:
+def built(model: ModelConfig, parallel: ParallelConfig, precision: str, mesh: Mesh) -> Stack:
     dtype = DTYPES[precision]
     cut = Parallel(mesh.tp, parallel.sequence_parallel, parallel.recompute == "selective")
-    gpt = GPT(model, VOCAB, cut).to(dtype)
-    for weight in gpt.parameters():
+    stack: Stack = TASKS[model.kind].build(model, VOCAB, cut, None).to(dtype)
+    for weight in stack.parameters():
         torch.nn.init.normal_(weight, std=0.02)
         weight.grad_dtype = torch.promote_types(dtype, torch.float32)
         weight.grad = torch.zeros_like(weight, dtype=weight.grad_dtype)
-    return gpt
+    return stack
 
 
-def left_by_each_unit(gpt: GPT, inputs: Inputs) -> dict[str, tuple[int, int, int]]:
+def left_by_each_unit(stack: Stack, inputs: Any) -> dict[str, tuple[int, int, int]]:
     """Bytes of every unit but its losses: after its forward; of another one's beside it; of deferred weight gradients,
     with what they share with the rest of the program.
     """
     found, carry = {}, ()
-    for name in gpt.units():
-        (unit,) = gpt.architecture.named([name])
+    for name in stack.units():
+        (unit,) = stack.architecture.named([name])
         entry = leaves(carry)
         with LiveTensors() as live:
-            carry = gpt.run(name, entry, inputs)
+            carry = stack.run(name, entry, inputs)
             first = live.bytes.total()
-            beside = gpt.run(name, entry, inputs)
+            beside = stack.run(name, entry, inputs)
             second = live.bytes.total() - first
             del beside
         carry = tuple(x.detach() for x in carry)  # nothing of this unit is there when the next one runs
         losses = sum(x.untyped_storage().nbytes() for x in carry) if unit.is_loss else 0
-        found[name] = first - losses, second - losses, left_behind(gpt, unit, entry, inputs)
+        found[name] = first - losses, second - losses, left_behind(stack, unit, entry, inputs)
     return found
 
 
-def left_behind(gpt: GPT, unit: Unit, entry: Carry, inputs: Inputs) -> int:
+def left_behind(stack: Stack, unit: Unit, entry: Carry, inputs: Any) -> int:
     with LiveTensors() as live:
         fresh = tuple(torch.empty_like(x).copy_(x.detach()).requires_grad_(x.requires_grad) for x in entry)
-        out = gpt.run(unit.name, fresh, inputs)
-        with gpt.parallel.weight_gradients.deferred() as queue:
+        out = stack.run(unit.name, fresh, inputs)
+        with stack.parallel.weight_gradients.deferred() as queue:
             backward_from(out, None if unit.is_loss else tuple(torch.ones_like(x) for x in out))
         del fresh, out
         left = live.bytes.total()
@@ -120,10 +120,10 @@ def left_behind(gpt: GPT, unit: Unit, entry: Carry, inputs: Inputs) -> int:
     return left
 
 
-def compare(kept: Mapping[str, Kept], gpt: GPT, inputs: Inputs) -> None:
+def compare(kept: Mapping[str, Kept], stack: Stack, inputs: Any) -> None:
     stream = 0
-    for name, (first, second, left) in left_by_each_unit(gpt, inputs).items():
-        expected = kept[gpt.architecture.named([name])[0].kind]
+    for name, (first, second, left) in left_by_each_unit(stack, inputs).items():
+        expected = kept[stack.architecture.named([name])[0].kind]
         made = sum(each.size for each in expected.out if each.source is None)
         assert second == expected.inside + made, name
         assert first == second + expected.shared, name
@@ -135,9 +135,9 @@ def compare(kept: Mapping[str, Kept], gpt: GPT, inputs: Inputs) -> None:
 
 def check(model: ModelConfig, parallel: ParallelConfig, precision: str, documents: bool = False) -> None:
     mesh = paper_mesh(Layout(tp=parallel.tp), parallel.tp - 1)
-    gpt = built(model, parallel, precision, mesh)
+    stack = built(model, parallel, precision, mesh)
     inputs = example_inputs(model, train_of(precision), VOCAB, torch.device("cpu"), separate_documents=documents)
-    compare(predicted(model, parallel, precision, documents), gpt, inputs)
+    compare(predicted(model, parallel, precision, documents), stack, inputs)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "fp64"])
@@ -160,6 +160,17 @@ def test_what_each_option_of_llama_keeps_to_the_byte(option: str) -> None:
         check(model_of(LLAMAS[option]), ParallelConfig.model_validate(keys), precision)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_what_bert_keeps_to_the_byte(dropout: float) -> None:
+    """Padding is seen by all blocks; two losses, a pooler of linear layers that can wait."""
+    model = model_of({"kind": "bert", "dropout": dropout, "attention_dropout": dropout, "norm_position": "post"})
+    for precision, keys in [("fp32", {}), ("bf16", {"tp": 2, "sequence_parallel": True, "recompute": "selective"})]:
+        check(model, ParallelConfig.model_validate(keys), precision)
+    kept = predicted(model, ParallelConfig(), "fp32")
+    assert (kept["head"].losses, kept["head"].deferred.inside > 0) == (2, True)
+    assert kept["block"].shared == BATCH * SEQ_LENGTH**2
+
+
 @pytest.mark.parametrize("attention_dropout", [0.0, 0.1])
 def test_what_units_share_of_separate_documents(attention_dropout: float) -> None:
     model = model_of({**LLAMA, "attention_dropout": attention_dropout})
@@ -179,8 +190,8 @@ def test_ranks_that_really_talk_keep_as_much(sequence_parallel: bool) -> None:
     kept = predicted(model, parallel, "fp32")
 
     def on_rank(rank: int, num_ranks: int) -> None:
-        gpt = built(model, parallel, "fp32", build_mesh(Layout(tp=2), rank))
-        compare(kept, gpt, example_inputs(model, train_of("fp32"), VOCAB, torch.device("cpu")))
+        stack = built(model, parallel, "fp32", build_mesh(Layout(tp=2), rank))
+        compare(kept, stack, example_inputs(model, train_of("fp32"), VOCAB, torch.device("cpu")))
 
     run_on_ranks(on_rank, 2)
 
@@ -250,5 +261,5 @@ def test_a_branch_of_cuda_is_taken_forward_and_backward(monkeypatch: pytest.Monk
         for device in ("cpu", "cuda")
     )
     inputs = 2 * tokens * (32 + 32 + 32 + 4 * 32)
-    assert cpu == Deferred(inputs + 4 * tokens * (3 * 32 + 32 + 4 * 32 + 32))
-    assert cuda == Deferred(inputs + 2 * tokens * (3 * 32 + 32 + 4 * 32), gradients=(0,))
+    assert (cpu.inside, cpu.gradients) == (inputs + 4 * tokens * (3 * 32 + 32 + 4 * 32 + 32), ())
+    assert (cuda.inside, cuda.gradients) == (inputs + 2 * tokens * (3 * 32 + 32 + 4 * 32), (0,))

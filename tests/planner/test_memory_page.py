@@ -11,7 +11,7 @@ from colonnade.tensor_parallel import gemm
 from tests.planner.test_memory import bloom
 
 PAGE = Path(__file__).parents[2] / "docs" / "memory.md"
-COLUMNS = ("parameters", "gradients", "optimizer", "buffers", "activations")
+COLUMNS = ("parameters", "gradients", "optimizer", "buffers", "activations", "operators")
 EXAMPLES: dict[str, tuple[int, dict[str, Any]]] = {
     "zero 0": (0, {}),
     "zero 1": (0, {"zero": 1}),

@@ -66,7 +66,7 @@ def test_text_and_json() -> None:
     assert text.startswith("8,314,143,744 parameters on 512 ranks (pp1 dp64 tp8)")
     (kind,) = found["ranks"]
     assert kind["memory"]["total"] == sum(
-        kind["memory"][part] for part in ("parameters", "gradients", "optimizer", "buffers", "activations")
+        kind["memory"][part] for part in ("parameters", "gradients", "optimizer", "buffers", "activations", "operators")
     )
     assert amount(kind["memory"]["total"]) in text
     assert {"axis": "tp", "operation": "all_reduce", "count": 2320, "bytes": 2320 * 1024 * 3072 * 2} in kind["traffic"]

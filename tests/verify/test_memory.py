@@ -68,8 +68,9 @@ def test_a_step_that_fails_leaves_the_state_as_it_was() -> None:
 
 
 def test_the_table() -> None:
-    predicted = Memory(parameters=1_000_000, gradients=2_000_000, optimizer=0, buffers=500_000, activations=12_345_678)
-    measured = Memory(parameters=1_000_000, gradients=2_000_000, optimizer=0, buffers=400_000, activations=12_000_000)
+    state = {"parameters": 1_000_000, "gradients": 2_000_000, "optimizer": 0}
+    predicted = Memory(**state, buffers=500_000, activations=12_345_678, operators=250_000)
+    measured = Memory(**state, buffers=400_000, activations=12_000_000, operators=240_000)
     assert memory_table(predicted, measured).splitlines() == [
         "MB                               predicted      measured",
         "parameters                           1.000         1.000",
@@ -77,7 +78,8 @@ def test_the_table() -> None:
         "master weights and moments           0.000         0.000",
         "whole for a while, or sent           0.500         0.400",
         "activations                         12.346        12.000",
-        "together, at most                   15.846        15.400",
+        "operators while they run             0.250         0.240",
+        "together, at most                   16.096        15.640",
     ]
     offloaded = Memory(parameters=1, gradients=1, optimizer=0, buffers=0, activations=1, host=3_000_000)
     assert memory_table(offloaded, offloaded).splitlines()[-1].split() == ["in", "CPU", "memory", "3.000", "3.000"]

@@ -1,5 +1,6 @@
 """What a run is, said before its first step: on the terminal in one block, and as numbers in events.jsonl."""
 
+import dataclasses
 from collections.abc import Iterator
 from math import lcm
 from typing import cast
@@ -144,9 +145,10 @@ def _memory(memory: Memory) -> str:
         "optimizer": memory.optimizer + memory.host,
         "buffers": memory.buffers,
         "activations": memory.activations,
+        "operators": memory.operators,
     }
     each = ", ".join(f"{name} {amount(size)}" for name, size in parts.items() if size)
-    return f"{amount(memory.total + memory.host)} predicted for a rank ({each}), and what operators and libraries need"
+    return f"{amount(memory.total + memory.host)} predicted for a rank ({each}), and what libraries need"
 
 
 def _free(free: Free | None, device: torch.device, ranks_here: int) -> str:
@@ -167,7 +169,7 @@ def _too_much(memory: Memory, free: Free | None, ranks_here: int) -> Iterator[st
 
 def _largest(own: Memory, mesh: Mesh) -> Memory:
     """Of the pipeline's stages, the memory of the one that takes the most."""
-    numbers = (own.parameters, own.gradients, own.optimizer, own.buffers, own.activations, own.host)
+    numbers = dataclasses.astuple(own)
     stages = all_gather(torch.tensor([numbers], dtype=torch.int64), mesh.pp).tolist()
     return max((Memory(*stage) for stage in stages), key=lambda memory: memory.total + memory.host)
 

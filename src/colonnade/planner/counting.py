@@ -42,6 +42,8 @@ class Peaks:
     """What backward will need, gradients of the carry, and messages between stages."""
     buffers: int
     """Of parameters and gradients of which a rank keeps a slice, all while they are in use; and sums under way."""
+    operators: int = 0
+    """What operators make and let go of while they run, at the worst moment, beside `activations`."""
 
 
 def peaks(
@@ -59,11 +61,11 @@ def peaks(
     buckets = _buckets(weights, parallel, train, mesh)
     owner = Ownership(buckets, {unit.name: unit.buckets for unit in units}, mesh, zero=parallel.zero)
     later = WeightGradients()
-    model = CountingModel(architecture, kept, later)
+    model = CountingModel(architecture, kept, later, splits=parallel.schedule == "zero_bubble")
     with LiveTensors() as live:
         watch = Watch(owner, buckets, live)
         runner_of(parallel, every, model, watch, later, mesh.pp, META).run(range(enough(parallel, count)))
-    return Peaks(watch.activations, watch.buffers)
+    return Peaks(watch.activations, watch.buffers, watch.operators)
 
 
 def enough(parallel: ParallelConfig, num_microbatches: int) -> int:
@@ -77,8 +79,11 @@ def enough(parallel: ParallelConfig, num_microbatches: int) -> int:
 class CountingModel:
     """Units that make tensors of the sizes of the real ones, without memory, and keep as much for backward."""
 
-    def __init__(self, architecture: Architecture, kept: Mapping[str, Kept], later: WeightGradients) -> None:
-        self.later = later
+    def __init__(
+        self, architecture: Architecture, kept: Mapping[str, Kept], later: WeightGradients, *, splits: bool
+    ) -> None:
+        """`splits`: whether weight gradients wait in `later`."""
+        self.later, self.splits = later, splits
         self.kinds = {unit.name: unit.kind for unit in architecture.units}
         self.kept = {name: kept[kind] for name, kind in self.kinds.items()}
         self.loss = torch.empty((), dtype=torch.float64, device=META)
@@ -124,7 +129,8 @@ class _Unit(torch.autograd.Function):
         ctx.model, ctx.kept, ctx.later = model, kept, later
         ctx.lengths = [len(x) if x.is_floating_point() else None for x in carry]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(_bytes(kept.inside), shared)
+        _bytes(kept.forward)  # for a moment
+        ctx.left = [_bytes(kept.inside), shared]
         if kept.losses:
             return tuple(model.loss.detach() for _ in range(kept.losses))
         made = tuple(_tensor(each) for each in kept.out if each.source is None)
@@ -133,11 +139,20 @@ class _Unit(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
-        kept = ctx.kept
+        kept, waits = ctx.kept, ctx.model.splits
+        _bytes(kept.deferred.backward if waits else kept.backward)  # for a moment
+        ctx.left.clear()
         made = [place for place, each in enumerate(kept.out) if each.source is None]
         gradients = [x for place, x in zip(made, given, strict=False) if place in kept.deferred.gradients]
-        ctx.model.later.add(partial(len, (_bytes(kept.deferred.inside), *ctx.later, *gradients)))
+        if waits:
+            held = (_bytes(kept.deferred.inside), *ctx.later, *gradients)
+            ctx.model.later.add(partial(_compute, kept.deferred.weights, held))
         return None, None, None, None, None, *(None if length is None else _halves(length) for length in ctx.lengths)
+
+
+def _compute(size: int, held: tuple[Tensor, ...]) -> None:
+    """What weight gradients make while they are computed from what they hold on to."""
+    _bytes(size)
 
 
 class HoldingTransport(PaperTransport):

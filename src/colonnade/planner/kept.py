@@ -7,12 +7,14 @@ So whatever has a forward pass is counted, as it is written.
     after a forward                 inside + what it hands on + shared
     after another one beside it     inside + what it hands on, once more: what is not there twice is shared
     after a backward that defers    what deferred weight gradients hold on to
+
+So is the most that is alive at once while operators run: logits, operands in another type, gradients on their way.
 """
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,10 +31,11 @@ from colonnade.pipeline.chunk import Model
 from colonnade.planner.example import example_inputs
 from colonnade.planner.live import LiveTensors
 from colonnade.planner.stand_in import META, Device, StandIn
-from colonnade.tensor_parallel.gemm import Queue, WeightGradients
+from colonnade.tensor_parallel.gemm import WeightGradients
 from colonnade.tensor_parallel.placement import named_placements
 from colonnade.train.state import build_model, parallel_of
 
+T = TypeVar("T")
 _Storages = list[weakref.ref[torch.UntypedStorage] | None]
 
 
@@ -56,6 +59,10 @@ class Deferred:
     """Places in what comes in of tensors that they hold on to."""
     gradients: tuple[int, ...] = ()
     """Places in what is handed on of tensors whose gradients they hold on to."""
+    backward: int = 0
+    """[bytes] The most at once that such a backward makes."""
+    weights: int = 0
+    """[bytes] The most at once that they make when they are computed."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,10 @@ class Kept:
     keeps it."""
     unread: tuple[int, ...] = ()
     """Places in what comes in of tensors that it does not compute with: their gradients get nothing from it."""
+    forward: int = 0
+    """The most at once that its forward makes, what it leaves included, but nothing that is shared."""
+    backward: int = 0
+    """The most at once that its backward makes, beside what its forward has left."""
 
 
 def kept_of(
@@ -111,13 +122,21 @@ def _after_forward(model: Model, unit: Unit, inputs: Any, live: LiveTensors) -> 
     before = live.bytes.total()
     first = model.run(unit.name, entry, inputs)
     with_shared = live.bytes.total() - before
-    second = model.run(unit.name, entry, inputs)
+    second, most = most_of(lambda: model.run(unit.name, entry, inputs), live)
     own = live.bytes.total() - before - with_shared
     assert len(first) == len(second), "a unit hands on what it handed on before"
     handed = tuple(_handed(x, entry) for x in first)
     made = sum(each.size for each in handed if each.source is None)
     out, losses = ((), len(first)) if unit.is_loss else (handed, 0)
-    return Kept(own - made, out, losses, shared=with_shared - own)
+    return Kept(own - made, out, losses, shared=with_shared - own, forward=most)
+
+
+def most_of(run: Callable[[], T], live: LiveTensors) -> tuple[T, int]:
+    """What `run` returns, and the most bytes at once that it makes."""
+    before = live.bytes.total()
+    live.most.clear()
+    found = run()
+    return found, max(0, live.most.total() - before)
 
 
 def _handed(x: Tensor, entry: Carry) -> Handed:
@@ -129,32 +148,36 @@ def _after_backward(
     model: Model, unit: Unit, inputs: Any, later: WeightGradients, kept: Kept, live: LiveTensors
 ) -> Kept:
     """`kept`, and what backward tells."""
-    back = _backward(model, unit, inputs, later, [each.source is None and each.has_gradient for each in kept.out])
+    flows = [each.source is None and each.has_gradient for each in kept.out]
+    most = _backward(model, unit, inputs, flows, live).most
+    with later.deferred() as queue:
+        back = _backward(model, unit, inputs, flows, live)
     came, went = _alive(back.inputs), _alive(back.gradients)
     inside = live.bytes.total() - sum(storage.nbytes() for storage in (*came.values(), *went.values()))
-    deferred = Deferred(inside, tuple(came), tuple(went))
-    return replace(kept, deferred=deferred, unread=back.unread)
+    places = tuple(came), tuple(went)
+    del came, went
+    _, weights = most_of(queue.run, live)
+    return replace(kept, deferred=Deferred(inside, *places, back.most, weights), unread=back.unread, backward=most)
 
 
 @dataclass(frozen=True)
 class _Back:
-    """What a backward leaves, when all let go of it but the queue."""
+    """What a backward tells. It holds no tensor."""
 
-    queue: Queue
     unread: tuple[int, ...]
     inputs: _Storages
     gradients: _Storages
+    most: int
 
 
-def _backward(model: Model, unit: Unit, inputs: Any, later: WeightGradients, flows: Sequence[bool]) -> _Back:
+def _backward(model: Model, unit: Unit, inputs: Any, flows: Sequence[bool], live: LiveTensors) -> _Back:
     """`flows`: whether a gradient comes for what is handed on; none where it makes losses."""
     entry = leaves(model.carry_buffers(inputs, unit.name))
     out = model.run(unit.name, entry, inputs)
     gradients = None if unit.is_loss else tuple(map(_gradient, out, flows))
-    with later.deferred() as queue:
-        backward_from(out, gradients)
+    _, most = most_of(lambda: backward_from(out, gradients), live)
     unread = tuple(place for place, x in enumerate(entry) if x.is_floating_point() and x.grad is None)
-    return _Back(queue, unread, _storages(entry), _storages(gradients or ()))
+    return _Back(unread, _storages(entry), _storages(gradients or ()), most)
 
 
 def _gradient(x: Tensor, flows: bool) -> Tensor | None:

@@ -28,6 +28,8 @@ class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, label: str = "") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.label, self.bytes = label, Counter[str]()
+        self.most = Counter[str]()
+        """The most that was alive at once under each label."""
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(
@@ -54,6 +56,7 @@ class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.bytes[label] -= size
 
         self.bytes[label] += size
+        self.most[label] = max(self.most[label], self.bytes[label])
         self._storages[key] = weakref.ref(storage, gone)
 
 
@@ -63,10 +66,16 @@ class Watch:
     def __init__(self, owner: Owner, buckets: Sequence[Bucket], live: LiveTensors) -> None:
         self.owner, self.live = owner, live
         self.activations = self.buffers = 0
-        """[bytes] The most at once: of what a step makes, and of buffers beside those that are always there."""
+        """[bytes] The most at once when a chunk asks: of what a step makes, and of buffers beside those that are always
+        there."""
         cut = [bucket for bucket in buckets if bucket.storage.zero >= 2]  # the others keep theirs
         self._come_and_go = [buffer for bucket in cut for buffer in (bucket.parameters, bucket.gradients)]
         self._always = storage_bytes(self._come_and_go)
+
+    @property
+    def operators(self) -> int:
+        """[bytes] The most at once of what a step makes, beside `activations`: what is gone before a chunk asks."""
+        return max(0, self.live.most["activations"] - self.activations)
 
     def expect(self, uses: Sequence[str]) -> None:
         with self._look():

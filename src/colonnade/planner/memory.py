@@ -10,8 +10,10 @@ compute type, e of the exact one (4, or 8 under fp64):
     buffers                     what is gathered for a while, and sums under way        see `counting.py`
     activations                 the most that live micro-batches leave for backward     see `counting.py`, `kept.py`
 
-Not counted: what operators need while they run (the most is the head's: logits, some 16 million numbers at a time), and
-what the libraries take for themselves.
+    operators                   what they need besides while they run, at the worst moment: logits, operands in another
+                                type, gradients on their way
+
+Not counted: memory inside kernels, and what libraries take for themselves.
 """
 
 from collections.abc import Mapping
@@ -41,13 +43,15 @@ class Memory:
     """The most that is gathered for a while, where only slices are kept, or is on its way to other ranks."""
     activations: int
     """The most that is kept for backward at once, with gradients of the stream and messages between stages."""
+    operators: int = 0
+    """What operators make and let go of while they run, beside `activations`."""
     host: int = 0
     """In CPU memory, with parallel.offload: what would be in `optimizer`, and gradients brought to it."""
 
     @property
     def total(self) -> int:
         """All of it but `host`, as if every peak came at one moment."""
-        return self.parameters + self.gradients + self.optimizer + self.buffers + self.activations
+        return self.parameters + self.gradients + self.optimizer + self.buffers + self.activations + self.operators
 
 
 def rank_memory(
@@ -79,7 +83,7 @@ def stage_memory(
     """The same, given what a micro-batch leaves in a unit of each kind: for who asks of several stages."""
     most = peaks(architecture, kept, parallel, train, stage=stage)
     held = resident(architecture, parallel, train, stage=stage, device=device)
-    return replace(held, buffers=most.buffers, activations=most.activations)
+    return replace(held, buffers=most.buffers, activations=most.activations, operators=most.operators)
 
 
 def resident(

@@ -67,12 +67,13 @@ def message(head: str, error: BaseException, planned: Memory, settings: list[str
             ("optimizer", planned.optimizer + planned.host),
             ("buffers", planned.buffers),
             ("activations", planned.activations),
+            ("operators", planned.operators),
         )
         if size
     )
     return (
         f"{head}: {what}. {' '.join(there(device))} A rank of this layout is expected to take "
-        f"{amount(planned.total + planned.host)} ({kinds}), beside what operators and libraries need. To take less, "
+        f"{amount(planned.total + planned.host)} ({kinds}), beside what libraries need. To take less, "
         f"{'; or '.join(settings)}."
     )
 

@@ -19,7 +19,7 @@ from colonnade.planner.traffic import Step, totals, traffic
 
 SMALL = 1000
 """[bytes in a step] Traffic below this is in the JSON alone."""
-NOT_COUNTED = "without what operators need while they run, and what the libraries take for themselves"
+NOT_COUNTED = "without what libraries take for themselves"
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def as_text(plan: RankPlan) -> str:
     """Memory and traffic, a line for each kind of rank."""
     hosted = any(kind.memory.host for kind in plan.kinds)
     memory = [
-        ["stage", "ranks", "parameters", "gradients", "optimizer", "buffers", "activations", "in all"],
+        ["stage", "ranks", "parameters", "gradients", "optimizer", "buffers", "activations", "operators", "in all"],
         *([_stages(kind.stages), f"{kind.num_ranks:,}", *map(amount, _parts(kind.memory))] for kind in plan.kinds),
     ]
     if hosted:
@@ -169,7 +169,8 @@ def table(rows: Sequence[Sequence[str]], *, left: Sequence[int] = ()) -> list[st
 
 
 def _parts(memory: Memory) -> tuple[int, ...]:
-    return (memory.parameters, memory.gradients, memory.optimizer, memory.buffers, memory.activations, memory.total)
+    held = memory.parameters, memory.gradients, memory.optimizer, memory.buffers
+    return (*held, memory.activations, memory.operators, memory.total)
 
 
 def _stages(stages: Sequence[int]) -> str:

@@ -49,7 +49,8 @@ class StandIn(TorchFunctionMode):
         if function is torch.autograd.backward:
             return self._backward(*args)
         if function == Tensor.__getitem__ and _is_mask(args[1]):
-            args = args[0], args[1].new_empty(args[1].numel(), dtype=torch.int64)
+            x, mask = args
+            return x.new_empty((mask.numel(), *x.shape[mask.ndim :]))
         return function(*args, **kwargs)
 
     def _backward(self, ends: Tensor | tuple[Tensor, ...], *_: Any) -> None:

@@ -32,6 +32,7 @@ def memory_table(predicted: Memory, measured: Memory) -> str:
         ("master weights and moments", predicted.optimizer, measured.optimizer),
         ("whole for a while, or sent", predicted.buffers, measured.buffers),
         ("activations", predicted.activations, measured.activations),
+        ("operators while they run", predicted.operators, measured.operators),
         ("together, at most", predicted.total, measured.total),
     ]
     if predicted.host or measured.host:
@@ -59,6 +60,7 @@ def _taken(state: TrainState, watch: Watch) -> Memory:
         optimizer=0 if offloaded else apart,
         buffers=watch.buffers,
         activations=watch.activations,
+        operators=watch.operators,
         host=apart if offloaded else 0,
     )
 
