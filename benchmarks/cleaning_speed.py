@@ -24,6 +24,7 @@ from colonnade.corpus.repair import repair_text
 from colonnade.corpus.testsets import read_tests
 from colonnade.corpus.words import WordHashes, shingles_of, spans_of
 from colonnade.data.cleaning import token_counter
+from colonnade.data.tokenizer import Tokenizer
 
 Work = Callable[[str], object]
 
@@ -37,7 +38,7 @@ def steps(tokenizer: str, test: str) -> dict[str, Work]:
     for name in ("gopher", "repetition", "c4"):
         judge = quality_filter(name)
         cases[f"filter ({name})"] = lambda text, judge=judge: judge.filter(Document(text=text, id=""))  # type: ignore[misc]
-    cases["filter (tokens)"] = token_counter(tokenizer)
+    cases["filter (tokens)"] = token_counter(tokenizer, Tokenizer.load(tokenizer).sha256)
     cases["sign"] = lambda text: bands.of(shingles_of(text, 5, hashes))
     cases["decontaminate"] = lambda text: shared_runs(spans_of(text)[0], tests, hashes)
     return cases

@@ -241,10 +241,24 @@ def test_what_cannot_be_read_again_stops_the_token_files(
     result = run(write_lines("in.jsonl", [f"document {number}" for number in range(40)]))
     (file,) = (result.folder / "train").glob("*")
     file.write_bytes(file.read_bytes()[:-9])
-    step = MakeTokens("tokens", str(tmp_path / "tokenizer.json"), ["train"], Setting(result.folder, 5), append_end=True)
+    path, setting = str(tmp_path / "tokenizer.json"), Setting(result.folder, 5)
+    step = MakeTokens("tokens", path, ["train"], setting, sha256=tokenizer.sha256, append_end=True)
     with pytest.raises(DataError, match=r"00000.jsonl.zst, line \d+: file cut short.* manifest.json has its SHA-256"):
         list(step.run())
     assert not (result.folder / "state" / "tokens").exists()
+
+
+def test_a_tokenizer_that_is_another_meanwhile_stops_the_tasks(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """And the tasks of a process share one: 2 MB of each that was used stay for good."""
+    path = tmp_path / "tokenizer.json"
+    tokenizer.save(path)
+    make = Tokenizers().counter(str(path))
+    assert make() is make() and make()("two words") == len(tokenizer.encode("two words"))
+    other = train_bpe(["other words"] * 9, 300)
+    other.save(path)
+    assert Tokenizers().counter(str(path))()("two words") == len(other.encode("two words"))
+    with pytest.raises(DataError, match=r"has changed since the run was started.*Put the one with sha256"):
+        make()
 
 
 def test_no_step_grows_with_the_number_of_tasks(tmp_path: Path, write_lines: Any) -> None:

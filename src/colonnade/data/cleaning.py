@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from colonnade.corpus import run
 from colonnade.corpus.recipe import Recipe
 from colonnade.corpus.stages import CleaningStage
 from colonnade.corpus.step import MakeCounter, Setting
-from colonnade.data.token_stages import token_stages
+from colonnade.data.token_stages import token_stages, unchanged
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.data.word_cache import DocumentEncoder
 
@@ -36,14 +36,19 @@ class Tokenizers:
 
     def counter(self, tokenizer: str) -> MakeCounter:
         """What makes a counter of tokens; it is sent to the tasks."""
-        return partial(token_counter, tokenizer)
+        return partial(token_counter, tokenizer, Tokenizer.load(tokenizer).sha256)
 
     def stages(self, recipe: Recipe, num_tasks: int, setting: Setting) -> list[CleaningStage]:
         """The stages that make token files, if the recipe has them."""
         return token_stages(recipe, num_tasks, setting)
 
 
-def token_counter(path: str) -> Callable[[str], int]:
-    """Counts the tokens of a text by the tokenizer at `path`."""
-    encoder = DocumentEncoder(Tokenizer.load(path), _DTYPE)
+@lru_cache(maxsize=1)
+def token_counter(path: str, sha256: str) -> Callable[[str], int]:
+    """Counts the tokens of a text by the tokenizer at `path`. Raises DataError where that has changed since.
+
+    The tasks of a process share it: to load one takes half a second, and `tokenizers` gives some 2 MB of each one that
+    was used never back.
+    """
+    encoder = DocumentEncoder(unchanged(path, sha256), _DTYPE)
     return lambda text: len(encoder.encode(text)) // _DTYPE.itemsize

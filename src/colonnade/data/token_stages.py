@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,12 @@ from datatrove.data import Document
 from datatrove.pipeline.base import PipelineStep
 
 from colonnade.atomic import written
-from colonnade.corpus.documents import chunks
+from colonnade.corpus.documents import Chunk, chunks
 from colonnade.corpus.recipe import Recipe
 from colonnade.corpus.stages import CleaningStage
 from colonnade.corpus.step import Setting
 from colonnade.data.indexed import smallest_dtype
-from colonnade.data.segments import ENDING, Segment, append
+from colonnade.data.segments import ENDING, Encoded, Segment, append
 from colonnade.data.sidecar import Sidecar
 from colonnade.data.tokenize import encoder_for, end_of_document
 from colonnade.data.tokenizer import Tokenizer
@@ -40,14 +41,12 @@ class Tokens(PipelineStep):
 
     type = "colonnade"
 
-    def __init__(self, name: str, tokenizer: str, parts: Sequence[str], setting: Setting, *, append_end: bool) -> None:
+    def __init__(
+        self, name: str, tokenizer: str, parts: Sequence[str], setting: Setting, *, sha256: str, append_end: bool
+    ) -> None:
         self.name, self.tokenizer, self.parts, self.setting = name, tokenizer, tuple(parts), setting
-        self.append_end = append_end
+        self.sha256, self.append_end = sha256, append_end
         super().__init__()
-
-    def end(self, tokenizer: Tokenizer) -> int | None:
-        """What stands behind each document."""
-        return end_of_document(tokenizer) if self.append_end else None
 
 
 class MakeTokens(Tokens):
@@ -55,8 +54,7 @@ class MakeTokens(Tokens):
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
         """Gives nothing."""
-        tokenizer = Tokenizer.load(self.tokenizer)
-        encode = encoder_for(tokenizer, key="text", end=self.end(tokenizer))()
+        encode = encoder_of(self.tokenizer, self.sha256, append_end=self.append_end)
         for part in self.parts:
             if files := _written_files(self.setting.folder, part, rank):
                 segment = Segment()
@@ -65,6 +63,29 @@ class MakeTokens(Tokens):
                 check_whole(segment)
                 segment.store(segment_path(self.setting.folder, part, rank))
         yield from ()
+
+
+@lru_cache(maxsize=1)
+def encoder_of(tokenizer: str, sha256: str, *, append_end: bool) -> Callable[[Chunk], Encoded]:
+    """What makes tokens by the tokenizer at a path. The tasks of a process share it, as in `cleaning.token_counter`."""
+    loaded = unchanged(tokenizer, sha256)
+    return encoder_for(loaded, key="text", end=end_of(loaded, append_end=append_end))()
+
+
+def unchanged(path: str, sha256: str) -> Tokenizer:
+    """The tokenizer at `path`. Raises DataError where it is another than when the run was started."""
+    tokenizer = Tokenizer.load(path)
+    if tokenizer.sha256 != sha256:
+        raise DataError(
+            f"{path} has changed since the run was started: its tokens would be mixed with others. Put the one with "
+            f"sha256 {sha256[:12]}… back, or clean into a new write.folder."
+        )
+    return tokenizer
+
+
+def end_of(tokenizer: Tokenizer, *, append_end: bool) -> int | None:
+    """What stands behind each document."""
+    return end_of_document(tokenizer) if append_end else None
 
 
 def check_whole(segment: Segment) -> None:
@@ -85,7 +106,7 @@ class JoinTokens(Tokens):
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
         """Gives nothing."""
-        tokenizer = Tokenizer.load(self.tokenizer)
+        tokenizer = unchanged(self.tokenizer, self.sha256)
         tasks = range(rank * JOINED, min((rank + 1) * JOINED, self.num_tasks))
         made = {}
         for part in self.parts:
@@ -107,7 +128,7 @@ class JoinTokens(Tokens):
             sidecar = Sidecar(
                 tokenizer_sha256=tokenizer.sha256,
                 vocab_size=tokenizer.vocab_size,
-                end_of_document=self.end(tokenizer),
+                end_of_document=end_of(tokenizer, append_end=self.append_end),
                 documents=writer.num_documents,
                 tokens=writer.num_tokens,
                 text_bytes=text_bytes,
@@ -142,10 +163,12 @@ def token_stages(recipe: Recipe, num_tasks: int, setting: Setting) -> list[Clean
     tokenizer = recipe.tokenize and (recipe.tokenize.tokenizer or recipe.run.tokenizer)
     if not recipe.tokenize or not tokenizer:
         return []
-    parts, append_end, num_files = list(recipe.parts), recipe.tokenize.append_end, num_joins(num_tasks)
-    joining = JoinTokens("join", tokenizer, parts, setting, append_end=append_end, num_tasks=num_tasks)
+    parts, num_files, append_end = list(recipe.parts), num_joins(num_tasks), recipe.tokenize.append_end
+    sha256 = Tokenizer.load(tokenizer).sha256
+    making = MakeTokens("tokens", tokenizer, parts, setting, sha256=sha256, append_end=append_end)
+    joining = JoinTokens("join", tokenizer, parts, setting, sha256=sha256, append_end=append_end, num_tasks=num_tasks)
     return [
-        CleaningStage("tokens", [MakeTokens("tokens", tokenizer, parts, setting, append_end=append_end)], num_tasks),
+        CleaningStage("tokens", [making], num_tasks),
         CleaningStage("join", [joining], num_files),
         CleaningStage("list", [ListTokens(num_files, setting)], 1),
     ]
