@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.held_out import evaluate_part
 from colonnade.train.interrupt import Interrupt
 from colonnade.train.monitor import Monitor
+from colonnade.train.read_ahead import ReadAhead, pays
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import StepResult, train_step
 
@@ -56,6 +58,7 @@ class Run:
     corpus: Corpus
     monitor: Monitor
     checkpoints: recovery.Checkpoints
+    data: ReadAhead
 
 
 def main(
@@ -90,8 +93,10 @@ def main(
             recovery.resume(state, config, corpus, monitor)
             monitor.event("setup", **summary.facts)
             saving = recovery.saving(state, config, mesh, corpus, monitor, overlap=True)
-            with Interrupt() as interrupt, saving as checkpoints:
-                _train(Run(config, mesh, device, corpus, monitor, checkpoints), state, interrupt)
+            read = partial(corpus.batches, micro_batch_size=train.micro_batch_size, dp=mesh.data)
+            reading = ReadAhead(read, active=pays(device, corpus))
+            with Interrupt() as interrupt, saving as checkpoints, reading as data:
+                _train(Run(config, mesh, device, corpus, monitor, checkpoints, data), state, interrupt)
                 checkpoints.wait()
                 _finish(config, state, monitor)
 
@@ -133,10 +138,11 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
     config = run.config
     started = time.perf_counter()
     curriculum, position = run.corpus.curriculum, state.samples
-    loaded = run.corpus.batches(position, micro_batch_size=config.train.micro_batch_size, dp=run.mesh.data)
+    following = curriculum.next(position)
+    loaded = run.data.take(position, following if state.step + 1 < config.train.steps else None)
     batches = [batch.to(run.device) for batch in loaded]
     result = train_step(state, batches, run.mesh, config.train, before_update=run.checkpoints.copied)
-    state.samples = curriculum.next(position)
+    state.samples = following
     seconds = time.perf_counter() - started
     _check_finite(run, state, result)
     metrics: dict[str, float | int] = {
@@ -181,6 +187,7 @@ def _evaluate(run: Run, state: TrainState) -> Found | None:
     corpus, train = run.corpus, run.config.train
     if corpus.datasets.validation is None:
         return None
+    run.data.settle()
     found = evaluate_part(
         state.model,
         corpus.datasets.validation,
