@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from colonnade.tensor_parallel import gemm
+from colonnade.kernels import products
 
 PRODUCTS = {
     torch.mm: torch.mm,
@@ -90,7 +90,7 @@ def _sum(total: Tensor, a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None =
 def emulated_cuda() -> Iterator[None]:
     """Within: all tensors are on CUDA, as far as the program can see."""
     with pytest.MonkeyPatch.context() as patch, _Cuda():
-        patch.setattr(gemm, "multiplies_natively", lambda dtype, device_type: True)
+        patch.setattr(products, "multiplies_natively", lambda dtype, device_type: True)
         patch.setattr(torch.autograd, "backward", backward)
         assert torch.ones(1).is_cuda, "torch asks the mode"
         yield
@@ -111,7 +111,7 @@ class _Amx(TorchFunctionMode):
 def emulated_amx() -> Iterator[None]:
     """Within: the CPU multiplies bf16 natively, and rounds to it where it may."""
     with pytest.MonkeyPatch.context() as patch, _Amx():
-        patch.setattr(gemm, "multiplies_natively", lambda dtype, device_type: dtype is not torch.float16)
+        patch.setattr(products, "multiplies_natively", lambda dtype, device_type: dtype is not torch.float16)
         yield
 
 

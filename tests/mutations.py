@@ -29,9 +29,9 @@ COLLECTIVES = "tests/mesh/test_collectives.py"
 LINEAR = "tests/tensor_parallel/test_linear.py"
 LOSS = "tests/tensor_parallel/test_cross_entropy.py"
 EMBEDDING = "tests/tensor_parallel/test_embedding.py"
-DROPOUT = "tests/model/test_dropout.py"
+DROPOUT = "tests/kernels/test_dropout.py"
 ATTENTION = "tests/model/test_attention.py"
-ATTEND = "tests/model/test_attend.py"
+ATTEND = "tests/kernels/test_attention.py"
 SEQUENCE = "tests/model/test_sequence_parallel.py"
 MLP = "tests/model/test_mlp.py"
 INITIALIZE = "tests/model/test_initialize.py"
@@ -168,7 +168,7 @@ MUTATIONS = [
     ),
     Mutation(
         "dropout depends on the place in the micro-batch",
-        "model/dropout.py",
+        "kernels/dropout.py",
         "keys = stream_keys(self.seed, purpose, layer, last=self.samples)",
         "keys = stream_keys(self.seed, purpose, layer, last=range(len(self.samples)))",
         (PARITY, DROPOUT, STEP),
@@ -275,7 +275,7 @@ MUTATIONS = [
     # --- layers
     Mutation(
         "a linear layer's bias gets no gradient",
-        "tensor_parallel/gemm.py",
+        "kernels/products.py",
         "gradient.add_(grad.sum(0, dtype=gradient.dtype))",
         "gradient.add_(0.0)",
         (PARITY, LINEAR, GPT),
@@ -507,7 +507,7 @@ MUTATIONS = [
     # --- recomputation
     Mutation(
         "selective recomputation draws other masks",
-        "model/attend.py",
+        "kernels/attention.py",
         ", ctx.draw()",
         ", ctx.draw().flip(0)",
         (PARITY, ATTEND, ATTENTION),

@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from colonnade.config.schema import ModelConfig
 from colonnade.data.loader import Batch
+from colonnade.kernels.dropout import Masks
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import paper_mesh
-from colonnade.model.dropout import Masks
 from colonnade.model.gpt import GPT
 from colonnade.model.inputs import Inputs
 from colonnade.model.precision import DTYPES

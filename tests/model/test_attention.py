@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from colonnade.config.schema import ModelConfig
 from colonnade.errors import LayoutError
+from colonnade.kernels.dropout import Masks
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.model.attention import Attention
-from colonnade.model.dropout import Masks
 from colonnade.tensor_parallel.parallel import Parallel
 from tests.distributed import run_on_ranks
 from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_

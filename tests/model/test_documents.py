@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from colonnade.data.loader import Batch
+from colonnade.kernels.attention import attend, attend_with_dropout
+from colonnade.kernels.dropout import Masks
+from colonnade.kernels.mask import Mask, Pairs
 from colonnade.mesh.mesh import Mesh, build_mesh
-from colonnade.model.attend import attend, attend_with_dropout
 from colonnade.model.attention import KeyValueCache
-from colonnade.model.dropout import Masks
 from colonnade.model.gpt import GPT
 from colonnade.model.inputs import Inputs
-from colonnade.model.mask import Mask, Pairs
 from colonnade.model.position import Positions
 from colonnade.pipeline.carry import Carry
 from colonnade.tensor_parallel.parallel import Parallel

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from colonnade.config.schema import ModelConfig
+from colonnade.kernels.dropout import Masks
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh
 from colonnade.model.attention import KeyValueCache
-from colonnade.model.dropout import Masks
 from colonnade.model.gpt import GPT
 from colonnade.model.initialize import initialize_
 from colonnade.model.inputs import Inputs

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from colonnade.config.schema import ModelConfig
+from colonnade.kernels.dropout import Masks
+from colonnade.kernels.products import WeightGradients
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh, paper_mesh
-from colonnade.model.dropout import Masks
 from colonnade.model.gpt import GPT
 from colonnade.model.initialize import initialize_
 from colonnade.model.inputs import Inputs
 from colonnade.pipeline.carry import Carry, Gradients, backward_from, leaves
-from colonnade.tensor_parallel.gemm import WeightGradients
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
 from tests.distributed import run_on_ranks

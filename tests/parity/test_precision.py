@@ -13,8 +13,8 @@ from torch import Tensor
 
 from colonnade.config.schema import Config
 from colonnade.data.loader import Batch
+from colonnade.kernels.dropout import Masks
 from colonnade.mesh.mesh import Mesh, build_mesh
-from colonnade.model.dropout import Masks
 from colonnade.train.state import build_state
 from colonnade.train.step import train_step
 from tests.distributed import run_on_ranks

@@ -29,9 +29,9 @@ import torch
 from torch import Tensor, nn
 
 from colonnade.architecture.statement import Unit
+from colonnade.kernels.products import WeightGradients, linear
 from colonnade.mesh.autograd import apply
 from colonnade.pipeline.carry import Carry
-from colonnade.tensor_parallel.gemm import WeightGradients, linear
 
 HIDDEN, VOCAB, LENGTH, SAMPLES = 6, 11, 3, 2
 WIDTH, TARGETS = 4, 2

@@ -9,6 +9,7 @@ import torch
 
 from colonnade.architecture.statement import Unit
 from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
+from colonnade.kernels import products
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.model.stack import Stack
@@ -18,7 +19,6 @@ from colonnade.planner.kept import Kept, kept_of
 from colonnade.planner.live import LiveTensors
 from colonnade.planner.stand_in import META, StandIn
 from colonnade.tasks.tasks import TASKS
-from colonnade.tensor_parallel import gemm
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.train.state import DTYPES
 from tests.distributed import run_on_ranks
@@ -253,7 +253,7 @@ def test_fused_kernels_keep_no_matrix(device: str, precision: str, has_bias: boo
 
 def test_a_branch_of_cuda_is_taken_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU that widens bf16 keeps fp32 gradients for later, a GPU those that came."""
-    monkeypatch.setattr(gemm, "multiplies_natively", lambda dtype, device_type: device_type == "cuda")
+    monkeypatch.setattr(products, "multiplies_natively", lambda dtype, device_type: device_type == "cuda")
     model, train = model_of({"dropout": 0.0, "attention_dropout": 0.0}), train_of("bf16")
     tokens = SEQ_LENGTH * BATCH
     cpu, cuda = (

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from colonnade.kernels.products import add_product_, products_of_16_bits
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh
 from colonnade.tensor_parallel.cross_entropy import output_loss
-from colonnade.tensor_parallel.gemm import add_product_, products_of_16_bits
 from tests.distributed import run_on_ranks
 from tests.emulated import backward, emulated_amx, emulated_cuda
 

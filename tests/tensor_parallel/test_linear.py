@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from colonnade.errors import LayoutError
+from colonnade.kernels.products import WeightGradients
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh, paper_mesh
-from colonnade.tensor_parallel.gemm import WeightGradients
 from colonnade.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, shard_size
 from colonnade.tensor_parallel.parallel import Parallel
 from tests.data_parallel.late import LateTransport

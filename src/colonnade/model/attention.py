@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from colonnade.config.schema import ModelConfig
-from colonnade.model.attend import attend, attend_to_cache, attend_with_dropout
-from colonnade.model.dropout import Masks
-from colonnade.model.mask import Mask
-from colonnade.model.norm import rms_norm
+from colonnade.kernels.attention import attend, attend_to_cache, attend_with_dropout
+from colonnade.kernels.dropout import Masks
+from colonnade.kernels.mask import Mask
+from colonnade.kernels.norm import rms_norm
 from colonnade.model.position import alibi_slopes
 from colonnade.model.rotary import Rotary
 from colonnade.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, columns, shard_size

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from colonnade.architecture.statement import vocab_rows_per_rank
 from colonnade.config.schema import ModelConfig
+from colonnade.kernels.dropout import dropout
+from colonnade.kernels.mask import Pairs
 from colonnade.mesh.collectives import reduce_from
-from colonnade.model.dropout import dropout
 from colonnade.model.inputs import Inputs
-from colonnade.model.mask import Pairs
 from colonnade.model.mlp import GELU
 from colonnade.model.norm import norm_of
 from colonnade.model.position import Positions

@@ -9,8 +9,8 @@ head          head (norm, untied output layer); embedding.tokens where tied
 from torch import Tensor
 
 from colonnade.config.schema import ModelConfig
+from colonnade.kernels.dropout import Masks, dropout
 from colonnade.model.attention import KeyValueCache
-from colonnade.model.dropout import Masks, dropout
 from colonnade.model.inputs import Inputs
 from colonnade.model.norm import norm_of
 from colonnade.model.position import Positions

@@ -6,9 +6,9 @@ from functools import cached_property
 
 from torch import Tensor
 
+from colonnade.kernels.dropout import Masks
+from colonnade.kernels.mask import Pairs
 from colonnade.model.attention import KeyValueCache
-from colonnade.model.dropout import Masks
-from colonnade.model.mask import Pairs
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,10 @@
-"""Normalisations, computed in fp32 whatever the type of their input (YaLM's list of what stays exact).
-
-LayerNorm (Ba, Kiros, Hinton, 2016) and RMSNorm (Zhang, Sennrich: "Root Mean Square Layer Normalization", 2019).
-Their weight gradients are added to `weight.grad` and `bias.grad` in
-their own type, as those of linear layers are: never rounded to 16 bits between micro-batches or ranks.
-"""
-
-from typing import Any
+"""The normalisations of a model as modules; `kernels/norm.py` computes them."""
 
 import torch
 from torch import Tensor, nn
 
 from colonnade.config.schema import ModelConfig
-from colonnade.mesh.autograd import apply
-from colonnade.tensor_parallel.gemm import gradient_of
+from colonnade.kernels.norm import layer_norm, rms_norm
 
 
 def norm_of(model: ModelConfig, size: int | None = None) -> "Norm | RMSNorm":
@@ -36,31 +28,6 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.epsilon, dtype or self.weight.dtype)
 
 
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
-    """[..., h], weight [h] -> [..., h] in `dtype`. Backward adds to `weight.grad` directly."""
-    y: Tensor = apply(_RMSNorm, x, weight, epsilon, dtype)
-    return y
-
-
-class _RMSNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
-        wide = _exact(x)
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
-        ctx.save_for_backward(x, weight, scale)
-        return (wide * scale).mul_(_exact(weight)).to(dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, scale = ctx.saved_tensors
-        normed, g = _exact(x) * scale, _exact(grad)
-        rows = tuple(range(x.ndim - 1))
-        gradient_of(weight).add_((g * normed).sum(rows))
-        g = g * _exact(weight)
-        dx = g.sub_(normed.mul_((g * normed).mean(-1, keepdim=True))).mul_(scale)
-        return dx.to(x.dtype), None, None, None
-
-
 class Norm(nn.Module):
     """(x − mean) / √(variance + epsilon) · weight + bias, over the last dim."""
 
@@ -72,55 +39,4 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """[..., h] -> [..., h] in `dtype`; None: in the weights' type, which is that of the computation."""
-        y: Tensor = apply(_LayerNorm, x, self.weight, self.bias, self.epsilon, dtype or self.weight.dtype)
-        return y
-
-
-class _LayerNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, dtype: torch.dtype) -> Tensor:
-        operands = x, weight.shape, _beside(weight, x), None if bias is None else _beside(bias, x), epsilon
-        y, mean, deviation = torch.native_layer_norm(*operands)
-        ctx.save_for_backward(x, weight, bias, mean, deviation)
-        return y.to(dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, mean, deviation = ctx.saved_tensors
-        if x.is_cuda and x.dtype.itemsize == 2:
-            return _backward_of_16_bits(grad.to(x.dtype), *ctx.saved_tensors), None, None, None, None
-        # in fp32, inputs too: beside 16-bit inputs the kernels know weight gradients to 16 bits only
-        wide_bias = None if bias is None else _exact(bias)
-        wide = _exact(grad), _exact(x), weight.shape, _exact(mean), _exact(deviation), _exact(weight), wide_bias
-        dx, dw, db = torch.ops.aten.native_layer_norm_backward(*wide, [True, True, bias is not None])
-        gradient_of(weight).add_(dw)
-        if bias is not None:
-            gradient_of(bias).add_(db)
-        return dx.to(x.dtype), None, None, None, None
-
-
-def _backward_of_16_bits(
-    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor, deviation: Tensor
-) -> Tensor:
-    """dx by CUDA's kernel, which computes in fp32 inside; weight gradients in fp32 apart, with one fp32 copy of x."""
-    narrow_bias = None if bias is None else bias.to(x.dtype)
-    operands = grad, x, weight.shape, mean, deviation, weight.to(x.dtype), narrow_bias
-    dx: Tensor = torch.ops.aten.native_layer_norm_backward(*operands, [True, False, False])[0]
-    rows = tuple(range(x.ndim - 1))
-    if bias is not None:
-        gradient_of(bias).add_(grad.sum(rows, dtype=torch.float32))
-    gradient_of(weight).add_((x - mean).mul_(deviation).mul_(grad).sum(rows))  # mean [..., 1] in fp32 widens
-    return dx
-
-
-def _exact(x: Tensor) -> Tensor:
-    """`x` in fp32, or in fp64."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _beside(weight: Tensor, x: Tensor) -> Tensor:
-    """The weight in the type that the kernel wants beside x.
-
-    On CUDA that is x's own: it computes in fp32 inside. On CPUs it is fp32, or mean and deviation would be rounded.
-    """
-    return weight.to(x.dtype) if x.is_cuda else _exact(weight)
+        return layer_norm(x, self.weight, self.bias, self.epsilon, dtype or self.weight.dtype)

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from colonnade.kernels.products import gradient_of
 from colonnade.mesh.autograd import apply
-from colonnade.tensor_parallel.gemm import gradient_of
 from colonnade.tensor_parallel.rows import add_rows_
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from colonnade.config.schema import ModelConfig
+from colonnade.kernels.dropout import Masks, dropout
 from colonnade.model.attention import Attention, KeyValueCache
-from colonnade.model.dropout import Masks, dropout
 from colonnade.model.mlp import MLP
 from colonnade.model.norm import Norm, RMSNorm, norm_of
 from colonnade.randomness import Purpose

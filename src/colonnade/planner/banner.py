@@ -14,6 +14,7 @@ from colonnade.config.schema import Config, ParallelConfig
 from colonnade.data.blended_dataset import BlendedDataset
 from colonnade.data.datasets import Dataset, FileDataset
 from colonnade.data.sidecar import not_checked
+from colonnade.kernels.products import multiplies_natively
 from colonnade.launch import launch
 from colonnade.mesh.collectives import all_gather
 from colonnade.mesh.mesh import Mesh
@@ -22,7 +23,6 @@ from colonnade.model.precision import DTYPES
 from colonnade.planner.memory import Memory
 from colonnade.planner.predict import predict
 from colonnade.planner.ranks import amount
-from colonnade.tensor_parallel.gemm import multiplies_natively
 from colonnade.train.corpus import Corpus
 from colonnade.train.loop import Banner
 from colonnade.train.machine import Free, cpu_cores, device_name, free_memory

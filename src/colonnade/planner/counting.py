@@ -19,6 +19,7 @@ from colonnade.architecture.statement import Architecture, Weight
 from colonnade.config.schema import ParallelConfig, TrainConfig
 from colonnade.data_parallel.buckets import Bucket, flatten
 from colonnade.data_parallel.zero import Ownership
+from colonnade.kernels.products import WeightGradients
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.ledger import Site
 from colonnade.mesh.mesh import Axis, Mesh, paper_mesh
@@ -29,7 +30,6 @@ from colonnade.pipeline.schedule import actions
 from colonnade.planner.kept import Handed, Kept
 from colonnade.planner.live import LiveTensors, Watch
 from colonnade.planner.stand_in import META
-from colonnade.tensor_parallel.gemm import WeightGradients
 from colonnade.tensor_parallel.placement import Placement
 from colonnade.train.state import runner_of, storage_of
 

@@ -23,6 +23,7 @@ from colonnade.architecture.families import architecture_of
 from colonnade.architecture.statement import Unit
 from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
 from colonnade.data_parallel.buckets import Storage, flatten
+from colonnade.kernels.products import WeightGradients
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, paper_mesh
 from colonnade.model.precision import DTYPES
@@ -31,7 +32,6 @@ from colonnade.pipeline.chunk import Model
 from colonnade.planner.example import example_inputs
 from colonnade.planner.live import LiveTensors
 from colonnade.planner.stand_in import META, Device, StandIn
-from colonnade.tensor_parallel.gemm import WeightGradients
 from colonnade.tensor_parallel.placement import named_placements
 from colonnade.train.state import build_model, parallel_of
 

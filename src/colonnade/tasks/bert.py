@@ -20,10 +20,10 @@ from colonnade.config.schema import ModelConfig
 from colonnade.data.bert_dataset import PairRows
 from colonnade.data.rows import Samples
 from colonnade.errors import DataError
+from colonnade.kernels.dropout import Masks
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Axis
 from colonnade.model.bert import BERT, BertInputs
-from colonnade.model.dropout import Masks
 from colonnade.tasks.task import Hidden
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.upload import upload

@@ -10,8 +10,8 @@ from colonnade.config.schema import ModelConfig
 from colonnade.data.loader import Batch, as_batch
 from colonnade.data.rows import Rows, Samples
 from colonnade.evaluation.perplexity import Perplexity, evaluate
+from colonnade.kernels.dropout import Masks
 from colonnade.mesh.mesh import Axis
-from colonnade.model.dropout import Masks
 from colonnade.model.gpt import GPT
 from colonnade.model.inputs import Inputs
 from colonnade.tasks.task import Hidden

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from colonnade.kernels.products import add_product_, exact, gradient_of, products_of_16_bits
 from colonnade.mesh.autograd import apply
 from colonnade.mesh.collectives import all_gather
 from colonnade.mesh.mesh import Axis
-from colonnade.tensor_parallel.gemm import add_product_, exact, gradient_of, products_of_16_bits
 from colonnade.tensor_parallel.logits import CHUNK_LOGITS, CUDA_CHUNKS
 from colonnade.tensor_parallel.parallel import Parallel
 

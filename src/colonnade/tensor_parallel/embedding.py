@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from colonnade.architecture.statement import vocab_rows_per_rank
+from colonnade.kernels.products import gradient_of
 from colonnade.mesh.autograd import apply
-from colonnade.tensor_parallel.gemm import gradient_of
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.rows import add_rows_
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from colonnade.errors import LayoutError
+from colonnade.kernels.products import Input, Operand, add_bias, linear, linears
 from colonnade.mesh.mesh import Axis
-from colonnade.tensor_parallel.gemm import Input, Operand, add_bias, linear, linears
 from colonnade.tensor_parallel.parallel import Parallel
 
 

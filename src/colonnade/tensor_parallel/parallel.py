@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from torch import Tensor
 from torch.nn.functional import pad
 
+from colonnade.kernels.products import WeightGradients
 from colonnade.mesh.collectives import Entrance, all_gather, copy_to, gather_sequence, reduce_from, scatter_sequence
 from colonnade.mesh.mesh import Axis
-from colonnade.tensor_parallel.gemm import WeightGradients
 
 
 @dataclass(frozen=True)

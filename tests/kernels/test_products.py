@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from colonnade.tensor_parallel.gemm import WeightGradients, add_bias, add_product_, gradient_of, linear, widen
+from colonnade.kernels.products import WeightGradients, add_bias, add_product_, gradient_of, linear, widen
 from tests.tensor_parallel.shards import drawn
 
 

@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import scaled_dot_product_attention as _fused
 
+from colonnade.kernels.mask import Mask
+from colonnade.kernels.products import widen
 from colonnade.mesh.autograd import apply
-from colonnade.model.mask import Mask
 from colonnade.randomness import drop_probability
-from colonnade.tensor_parallel.gemm import widen
 
 CAUSAL = Mask()
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from colonnade.model.attend import attend, attend_to_cache, attend_with_dropout
-from colonnade.model.mask import Mask, Pairs
+from colonnade.kernels.attention import attend, attend_to_cache, attend_with_dropout
+from colonnade.kernels.mask import Mask, Pairs
 from tests.tensor_parallel.shards import drawn
 
 LENGTH, SAMPLES = 6, 2

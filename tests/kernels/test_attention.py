@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from colonnade.model.attend import attend, attend_to_cache, attend_with_dropout
+from colonnade.kernels.attention import attend, attend_to_cache, attend_with_dropout
+from colonnade.kernels.mask import Mask
 from colonnade.model.attention import KeyValueCache
-from colonnade.model.mask import Mask
 from tests.model.kept import Kept
 from tests.tensor_parallel.shards import drawn
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from colonnade.model.dropout import Masks, dropout
+from colonnade.kernels.dropout import Masks, dropout
 from colonnade.randomness import Purpose, drop_probability
 from tests.tensor_parallel.shards import drawn
 
