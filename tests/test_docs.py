@@ -9,7 +9,7 @@ import pytest
 from typer.main import get_command
 
 from colonnade.cli import app
-from colonnade.config.load import load
+from colonnade.config.load import load, loads
 from colonnade.reference import page
 
 ROOT = Path(__file__).parents[1]
@@ -40,6 +40,20 @@ def test_the_large_example_is_the_papers() -> None:
     config = load(ROOT / "examples/gpt2-8.3b.toml")
     assert config.parallel.num_ranks == 512
     assert (config.model.num_layers, config.model.hidden_size, config.train.global_batch_size) == (72, 3072, 512)
+
+
+def test_the_index_names_every_page() -> None:
+    index = (ROOT / "docs/README.md").read_text()
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    records = {page for page in pages if re.fullmatch(r"design/\d\d-.*", page)}
+    linked = set(re.findall(r"\]\(([^)#]+)\)", index)) - {"../README.md"}
+    assert linked == pages - records - {"README.md"}
+
+
+def test_the_tutorials_configuration_is_one() -> None:
+    (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/tutorial.md").read_text(), flags=re.DOTALL)
+    config = loads(text)
+    assert config.train.steps == 400 and config.model.hidden_size == 128
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
