@@ -244,7 +244,7 @@ def fitted(facts: Sequence[Sequence[float]], values: Sequence[float]) -> NDArray
         answer = np.zeros(known.shape[1])
         answer[chosen] = np.linalg.lstsq(known[:, chosen], wanted, rcond=None)[0]
         error = float(((known @ answer - wanted) ** 2).sum())
-        if (answer >= 0).all() and error < least * (1 - 1e-9):
+        if (answer >= 0).all() and error < least - 1e-9 * float((wanted**2).sum()):
             best, least = answer, error
     return best
 
@@ -252,6 +252,13 @@ def fitted(facts: Sequence[Sequence[float]], values: Sequence[float]) -> NDArray
 def facts_of(cost: Cost) -> list[float]:
     """What seconds and bytes grow with: text, tasks of the run, tasks of the stage where these are others."""
     return [cost.megabytes, cost.run_tasks, cost.tasks if cost.stage in (*SINGLE, "gather", "join") else 0]
+
+
+def alike(costs: Sequence[Cost]) -> Sequence[Cost]:
+    """The runs whose seconds and bytes say what those of a large one are. Two documents that are alike agree in up to
+    as many tasks of `match` as there are bands, and are compared in each: runs of fewer tasks say too little."""
+    many = [cost for cost in costs if cost.run_tasks >= DeduplicateStep().bands]
+    return many if many and costs[0].stage == "match" else costs
 
 
 def num_tasks_of(stage: str) -> int:
@@ -269,7 +276,8 @@ def measured_table(runs: Sequence[Sequence[Cost]]) -> str:
         "|---" * (len(head) + 8) + "|",
     ]
     for name, costs in _by_stage(runs):
-        by_mb, by_task, by_own = fitted([facts_of(cost) for cost in costs], [cost.seconds for cost in costs])
+        like = alike(costs)
+        by_mb, by_task, by_own = fitted([facts_of(cost) for cost in like], [cost.seconds for cost in like])
         shown = " | ".join(next((f"{c.seconds:.2f} s" for c in run if c.stage == name), "–") for run in runs)
         last = costs[-1]
         moved = f"{last.read / last.megabytes:.2f}, {last.written / last.megabytes:.2f} MB"
@@ -289,10 +297,11 @@ def computed_table(runs: Sequence[Sequence[Cost]], compared: Sequence[Comparing]
     ]
     total = np.zeros(4)
     for name, costs in _by_stage(runs):
-        facts, tasks = [facts_of(cost) for cost in costs], num_tasks_of(name)
+        like = alike(costs)
+        facts, tasks = [facts_of(cost) for cost in like], num_tasks_of(name)
         whole = np.array([TOTAL_BYTES / 1e6, NUM_TASKS, tasks])
         seconds, read, written = (
-            float(whole @ fitted(facts, [getattr(cost, key) for cost in costs]))
+            float(whole @ fitted(facts, [getattr(cost, key) for cost in like]))
             for key in ("seconds", "read", "written")
         )
         seconds += NUM_TASKS * _growth(name, compared) * NUM_TASKS
@@ -320,7 +329,9 @@ def _growth(stage: str, compared: Sequence[Comparing]) -> float:
 def _memory(stage: str, costs: Sequence[Cost]) -> str:
     """Peak of a task: grown with its bytes, with what it joins, or with the number of tasks whose counts it reads."""
     if stage == "group":
-        return "100 B per near-duplicate"
+        return "130 B per near-duplicate"
+    if stage == "join":
+        return "–"  # grows with what is joined, of which so little text says nothing
     facts = [[1, cost.run_tasks if stage == "account" else 0, *_held(cost)] for cost in costs]
     joined = JOINED * TASK_BYTES / 1e6 if stage == "join" else 0
     whole = np.array([1, NUM_TASKS, 0 if stage in SINGLE else TASK_BYTES / 1e6, joined])
