@@ -47,7 +47,8 @@ def train_step(
 ) -> StepResult:
     """One optimizer step on this rank's share of the global batch. `microbatches` are in the order of their samples.
 
-    `before_update` is called when weights and moments are about to change: a save in the background copies until then.
+    The data position, `state.samples`, is the caller's to move on. `before_update` is called when weights and moments
+    are about to change: a save in the background copies until then.
     """
     task = state.task
     counts = all_reduce(torch.stack([task.counts(batch) for batch in microbatches], -1).sum(-1), mesh.reduce)
@@ -61,7 +62,6 @@ def train_step(
     norm = gradient_norm(state.ownership) / scale
     before_update()
     rate, skipped = update_(state, norm, mesh, train)
-    state.samples += train.global_batch_size
     means = tuple(all_reduce(all_reduce(losses, mesh.reduce), mesh.pp).tolist())  # only the last stage has any
     return StepResult(sum(means), float(norm), rate, means, tuple(map(int, counts.tolist())), scale, skipped)
 
