@@ -43,7 +43,7 @@ def expression(q: Tensor, k: Tensor, v: Tensor, mask: Mask, documents: Tensor | 
 COMBINATIONS = [
     (causal, window, slopes, documents, real)
     for causal, window, slopes, documents, real in product(
-        (True, False), (None, 1, 3, 9), (None, SLOPES), (None, DOCUMENTS), (None, REAL)
+        (True, False), (None, 1, 3, LENGTH - 1, 9), (None, SLOPES), (None, DOCUMENTS), (None, REAL)
     )
     if causal or (window is None and slopes is None)
 ]
@@ -65,7 +65,7 @@ def test_every_combination(dropped: bool) -> None:
             torch.testing.assert_close(got, reference, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("window", [None, 1, 3, 9])
+@pytest.mark.parametrize("window", [None, 1, 3, LENGTH - 1, 9])
 @pytest.mark.parametrize("slopes", [None, SLOPES])
 def test_a_cache_sees_what_the_text_at_once_sees(window: int | None, slopes: list[float] | None) -> None:
     mask = Mask(True, window, slopes)

@@ -7,7 +7,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from colonnade.kernels.products import WeightGradients, add_bias, add_product_, gradient_of, linear, widen
+from colonnade.kernels import products
+from colonnade.kernels.products import (
+    WeightGradients,
+    add_bias,
+    add_product_,
+    gradient_of,
+    linear,
+    products_of_16_bits,
+    widen,
+)
 from tests.tensor_parallel.shards import drawn
 
 
@@ -157,3 +166,15 @@ def test_overflow_stays_visible(dtype: torch.dtype) -> None:
         linear(x, weight).backward(torch.full((2, 3), 60000.0, dtype=dtype))
         assert x.grad is not None and x.grad.isinf().all(), "3 × 60,000 is more than 65,504"
         assert weight.grad is not None
+
+
+def test_what_fp32_products_are_computed_in_is_as_it_was_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "multiplies_natively", lambda dtype, device_type: True)
+    setting = torch.backends.mkldnn.matmul
+    before = setting.fp32_precision
+    with products_of_16_bits(torch.zeros(1)):
+        assert setting.fp32_precision == before
+    with pytest.raises(ZeroDivisionError), products_of_16_bits(torch.zeros(1, dtype=torch.bfloat16)):
+        assert setting.fp32_precision == "bf16"
+        raise ZeroDivisionError
+    assert setting.fp32_precision == before

@@ -120,6 +120,14 @@ def inputs(generator: torch.Generator) -> BertInputs:
     )
 
 
+def vary_vectors_(twin: nn.Module) -> None:
+    """Biases and norms that begin as 0 and 1 would hide whoever forgets them."""
+    generator = torch.Generator().manual_seed(9)
+    for weight in twin.parameters():
+        if weight.ndim == 1:
+            weight.data += 0.3 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+
+
 def run(bert: BERT, given: BertInputs) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The last block's stream, and the losses."""
     carry: tuple[Tensor, ...] = ()
@@ -136,6 +144,7 @@ def test_logits_losses_and_gradients_are_hugging_faces(name: str) -> None:
     bert = BERT(model, VOCAB, Parallel(tp)).double()
     initialize_(bert, tp, 1)
     twin = theirs(model)
+    vary_vectors_(twin)
     state, mine = twin.state_dict(), {}
     for part, module in bert.bucket_modules().items():
         mine |= {f"{part}.{key}": weight for key, weight in module.named_parameters()}
@@ -197,6 +206,16 @@ def test_padding_changes_nothing_that_is_read() -> None:
         found.append([*losses, *(p.grad for n, p in bert.named_parameters() if "qkv" in n)])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
+def test_losses_of_pairs_are_computed_in_32_bits() -> None:
+    bert = BERT(MODELS["post"], VOCAB, Parallel(Mesh().tp)).bfloat16()
+    initialize_(bert, Mesh().tp, 1)
+    x, labels = torch.randn(S, B, 36, generator=torch.Generator().manual_seed(0)).bfloat16(), torch.tensor([1, 0, 1])
+    losses, _ = bert.head.tell_order(x, labels)
+    logits = bert.head.pair_logits(bert.head.normed(x)).double()
+    expected = nn.functional.cross_entropy(logits, labels, reduction="none")
+    torch.testing.assert_close(losses.double(), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_weights_have_the_names_and_shapes_that_are_stated() -> None:

@@ -1,5 +1,6 @@
 """The LLaMA block beside Hugging Face's own model: logits, loss and every gradient, in float64 and odd sizes."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from colonnade.config.schema import ModelConfig, RotaryConfig
 from colonnade.mesh.mesh import Mesh
+from colonnade.model.attention import KeyValueCache
 from colonnade.model.gpt import GPT
 from colonnade.model.initialize import initialize_
 from colonnade.model.inputs import Inputs
@@ -127,6 +129,9 @@ def test_logits_loss_and_gradients_are_hugging_faces(name: str) -> None:
     gpt, tp = GPT(model, VOCAB, Parallel(Mesh().tp)).double(), Mesh().tp
     initialize_(gpt, tp, 1)
     twin = theirs(model)
+    for weight in twin.parameters():
+        if weight.ndim == 1:  # norms, which begin as 1
+            weight.data += torch.linspace(-0.3, 0.3, len(weight), dtype=weight.dtype)
     state, mine = twin.state_dict(), {}
     for part, module in gpt.bucket_modules().items():
         mine |= {f"{part}.{key}": weight for key, weight in module.named_parameters()}
@@ -179,8 +184,12 @@ def test_logits_loss_and_gradients_are_hugging_faces(name: str) -> None:
             RotaryConfig(base=1e6, scaling="yarn", factor=4.0, original_length=4096),
             {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 4096},
         ),
+        (  # even the slowest plane turns within so long a text
+            RotaryConfig(base=1e4, scaling="yarn", factor=4.0, original_length=65536),
+            {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 65536},
+        ),
     ],
-    ids=["plain", "linear", "llama3", "yarn"],
+    ids=["plain", "linear", "llama3", "yarn", "yarn of a long text"],
 )
 def test_angles_are_hugging_faces(ours: RotaryConfig, rope: dict[str, Any]) -> None:
     config = transformers.LlamaConfig(
@@ -189,3 +198,17 @@ def test_angles_are_hugging_faces(ours: RotaryConfig, rope: dict[str, Any]) -> N
     rotary = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
     torch.testing.assert_close(inverse_wavelengths(ours, 64).float(), rotary.inv_freq, rtol=2e-6, atol=0.0)
     assert attention_scale(ours) == pytest.approx(rotary.attention_scaling, rel=1e-12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "grouped", "mistral"])
+@pytest.mark.parametrize("cuts", [[0, 3, 8, S], [*range(S + 1)]])
+def test_cached_pieces_are_the_whole(name: str, cuts: list[int]) -> None:
+    model = MODELS[name]
+    gpt = GPT(model, VOCAB, Parallel(Mesh().tp)).double()
+    initialize_(gpt, Mesh().tp, 1)
+    tokens = torch.randint(0, VOCAB, (S, 1), generator=torch.Generator().manual_seed(0))
+    shape = 1, model.key_value_heads, S, model.head_width
+    caches = [KeyValueCache(*torch.zeros(2, *shape, dtype=torch.float64)) for _ in range(model.num_layers)]
+    pieces = [gpt.hidden(tokens[start:stop], caches=caches) for start, stop in pairwise(cuts)]
+    torch.testing.assert_close(torch.cat(pieces), gpt.hidden(tokens), rtol=1e-12, atol=1e-12)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from colonnade.model.norm import Norm
+from colonnade.model.norm import Norm, RMSNorm
 from tests.emulated import emulated_cuda
 from tests.tensor_parallel.shards import drawn
 
@@ -68,6 +68,26 @@ def test_in_16_bits_only_inputs_and_results_are_rounded(
     for mine, reference in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert mine.grad is not None and mine.grad.dtype is torch.float32
         torch.testing.assert_close(mine.grad.double(), reference.grad, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_rms_norm_of_16_bits_rounds_only_its_inputs_and_results(dtype: torch.dtype) -> None:
+    ours, theirs = RMSNorm(H, epsilon=1e-5), nn.RMSNorm(H, eps=1e-5, dtype=torch.float64)
+    with torch.no_grad():
+        ours.weight.copy_(drawn(H, seed=0).to(dtype))
+        theirs.weight.copy_(ours.weight)
+    ours.to(dtype)
+    x, grad = drawn(64, H, seed=3).to(dtype).requires_grad_(), drawn(64, H, seed=4).to(dtype)
+    twin = x.detach().double().requires_grad_()
+    y, expected = ours(x), theirs(twin)
+    y.backward(grad)
+    expected.backward(grad.double())
+    half_a_digit = 1.01 * torch.finfo(dtype).eps / 2
+    assert x.grad is not None and twin.grad is not None and ours.weight.grad is not None
+    assert theirs.weight.grad is not None and ours.weight.grad.dtype is torch.float32
+    torch.testing.assert_close(y.double(), expected, rtol=half_a_digit, atol=1e-6)
+    torch.testing.assert_close(x.grad.double(), twin.grad, rtol=half_a_digit, atol=1e-5)
+    torch.testing.assert_close(ours.weight.grad.double(), theirs.weight.grad, rtol=1e-5, atol=1e-5)
 
 
 def test_the_result_has_the_type_that_is_asked_for() -> None:

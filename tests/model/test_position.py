@@ -42,3 +42,10 @@ def test_positions_are_added(first: int) -> None:
 def test_positions_that_were_not_learned_do_not_exist() -> None:
     with pytest.raises(AssertionError, match="positions 4 to 7 of 6"):
         Positions(6, 4)(torch.zeros(3, 2, 4), 4)
+
+
+def test_gradients_of_16_bits_are_summed_in_32() -> None:
+    positions, grad = Positions(3, 4).bfloat16(), drawn(3, 256, 4, seed=2).bfloat16()
+    positions(drawn(3, 256, 4, seed=1).bfloat16().requires_grad_(), 0).backward(grad)
+    assert positions.weight.grad is not None and positions.weight.grad.dtype is torch.float32
+    torch.testing.assert_close(positions.weight.grad.double(), grad.double().sum(1), rtol=1e-6, atol=1e-5)

@@ -97,6 +97,13 @@ def test_an_evaluation_counts_what_is_right() -> None:
     assert (right.masked_tokens, right.samples) == (int(batch.loss_mask.sum()), 8)
 
 
+def test_an_evaluation_finds_the_losses_that_are_trained_on() -> None:
+    batch, config = pairs_of_texts(CASE, 0), configured(CASE, SERIAL)
+    guesses = found(CASE, [batch])
+    result = train_step(build_state(config, Mesh(), CASE.vocab_size, CPU), [batch], Mesh(), config.train)
+    assert (guesses.masked_loss, guesses.order_loss) == pytest.approx(result.losses, rel=1e-12)
+
+
 def test_evaluations_do_not_depend_on_batches() -> None:
     batch = pairs_of_texts(CASE, 0)
     whole = found(CASE, [batch])

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh, paper_mesh
 from colonnade.tensor_parallel import cross_entropy
-from colonnade.tensor_parallel.cross_entropy import output_loss, token_losses
+from colonnade.tensor_parallel.cross_entropy import output_loss, token_guesses, token_losses
 from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
 from colonnade.tensor_parallel.parallel import Parallel
 from tests.distributed import run_on_ranks
@@ -101,6 +101,31 @@ def chunks_of(logits: int) -> Iterator[None]:
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
 def test_loss_and_gradients_are_torchs(tp_size: int) -> None:
     run_on_ranks(all_beside_torch, tp_size, [Setting(vocab_size) for vocab_size in (37, 40, 3)])
+
+
+def guesses_beside_torch(rank: int, num_ranks: int, vocab_sizes: list[int]) -> None:
+    tp = build_mesh(Layout(tp=num_ranks), rank).tp
+    for vocab_size in vocab_sizes:
+        hidden, table, labels, _ = problem(vocab_size)
+        bias = drawn(vocab_size, seed=5) - 50.0  # all logits are far below 0
+        logits = hidden @ table.t() + bias
+        labels[::2] = logits.argmax(-1)[::2]
+        layer = VocabParallelEmbedding(vocab_size, HIDDEN, Parallel(tp)).double()
+        load_shards_(layer, tp, {"weight": table})
+        rows = len(layer.weight)
+        mine = nn.functional.pad(bias, (0, rows * num_ranks - vocab_size))[rank * rows : (rank + 1) * rows]
+        losses, likeliest = token_guesses(hidden, layer.weight, labels, bias=mine, tp=tp, vocab_size=vocab_size)
+        expected = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(S, B)
+        torch.testing.assert_close(losses, expected, rtol=1e-12, atol=1e-12)
+        assert torch.equal(likeliest, labels == logits.argmax(-1))
+        alike = torch.ones_like(layer.weight)  # no token is likelier than another
+        losses, likeliest = token_guesses(torch.ones_like(hidden), alike, labels, tp=tp, vocab_size=vocab_size)
+        assert likeliest.all()
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+def test_a_label_is_likeliest_among_the_tokens_of_all_ranks(tp_size: int) -> None:
+    run_on_ranks(guesses_beside_torch, tp_size, [37, 3])  # of 3 tokens, the last of 4 ranks has none
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4])

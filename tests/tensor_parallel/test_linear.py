@@ -11,7 +11,7 @@ from colonnade.errors import LayoutError
 from colonnade.kernels.products import WeightGradients
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh, paper_mesh
-from colonnade.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, shard_size
+from colonnade.tensor_parallel.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear, shard_size
 from colonnade.tensor_parallel.parallel import Parallel
 from tests.data_parallel.late import LateTransport
 from tests.distributed import run_on_ranks
@@ -174,6 +174,27 @@ def test_column_keeps_its_own_part_of_a_cut_stream() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t), lambda _: torch.empty(0)):
         layer(x)
     assert {t.data_ptr() for t in kept} == {t.data_ptr() for t in (x, layer.weight, layer.bias)}
+
+
+@pytest.mark.parametrize("kind", [ColumnParallelLinear, RowParallelLinear, ReplicatedLinear])
+def test_weight_gradients_wait_where_they_are_deferred(kind: Any) -> None:
+    parallel = Parallel(Mesh().tp)
+    layer = kind(IN, OUT, parallel).double()
+    linear, x, _, grad = twin()
+    load_shards_(layer, parallel.tp, wholes(linear)[0])
+    with parallel.weight_gradients.deferred() as queue:
+        layer(x.detach().requires_grad_()).backward(grad)
+    assert layer.weight.grad is None or not layer.weight.grad.any()
+    queue.run()
+    torch.testing.assert_close(layer.weight.grad, wholes(linear)[1]["weight"], rtol=1e-12, atol=1e-12)
+
+
+def test_neighbours_share_a_group_of_outputs() -> None:
+    linear, x, y, _ = twin()
+    for rank in range(4):
+        layer = ColumnParallelLinear(IN, OUT, Parallel(paper_mesh(Layout(tp=4), rank).tp), groups=2).double()
+        layer.load_state_dict(linear.state_dict())
+        torch.testing.assert_close(layer(x), y.chunk(2, -1)[rank // 2], rtol=1e-13, atol=1e-13)
 
 
 def test_gradients_add_up_over_backwards() -> None:

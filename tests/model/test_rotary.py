@@ -1,0 +1,44 @@
+"""Rotary positions beside the sentence that says them: a pair of features, as a complex number, times e^(i·angle)."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from colonnade.config.schema import RotaryConfig
+from colonnade.model.rotary import Rotary
+from tests.tensor_parallel.shards import drawn
+
+WIDTH = 8
+FAR = torch.tensor([0, 1, 100_003, (1 << 24) + 1])  # the last one is no number of 32 bits
+
+
+def turned(x: Tensor, positions: Tensor, base: float) -> Tensor:
+    """[..., s, d], a position each -> the same, in float64."""
+    waves = base ** -(torch.arange(0, WIDTH, 2, dtype=torch.float64) / WIDTH)
+    first, second = x.double().chunk(2, -1)
+    angles = positions[:, None].double() * waves
+    planes = torch.complex(first, second) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([planes.real, planes.imag], -1)
+
+
+def test_far_positions_are_turned_exactly() -> None:
+    x = drawn(2, 3, len(FAR), WIDTH, seed=0)
+    (y,) = Rotary(RotaryConfig(base=5e5), WIDTH).turn(FAR, x)
+    torch.testing.assert_close(y, turned(x, FAR, 5e5), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_of_16_bits_only_the_result_is_rounded(dtype: torch.dtype) -> None:
+    x = drawn(2, 3, len(FAR), WIDTH, seed=0).to(dtype)
+    (y,) = Rotary(RotaryConfig(), WIDTH).turn(FAR, x)
+    assert y.dtype is dtype
+    half_a_digit = torch.finfo(dtype).eps / 2
+    torch.testing.assert_close(y.double(), turned(x, FAR, 1e4), rtol=1.01 * half_a_digit, atol=1e-6)
+
+
+def test_each_sample_has_positions_of_its_own() -> None:
+    x, positions = drawn(3, 2, 5, WIDTH, seed=0), torch.tensor([[0, 1, 2, 3, 4], [0, 1, 0, 1, 2], [0, 0, 1, 2, 0]])
+    rotary = Rotary(RotaryConfig(), WIDTH)
+    (y,) = rotary.turn(positions.t(), x)
+    for sample, at in enumerate(positions):
+        torch.testing.assert_close(y[sample], turned(x[sample], at, 1e4), rtol=1e-12, atol=1e-12)
