@@ -16,6 +16,7 @@ from colonnade.mesh.mesh import Axis, Mesh, build_mesh
 from colonnade.model.gpt import GPT
 from tests.distributed import run_on_ranks
 from tests.generation.tiny import tiny_gpt
+from tests.model.whole import hidden
 
 DP = Axis("dp")
 TEXT = np.random.default_rng(5).integers(0, 21, 31).astype(np.uint16)
@@ -34,7 +35,7 @@ def batches(sizes: list[int], length: int = 9) -> list[Batch]:
 def plain_losses(model: GPT, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Each token's loss [s, b], by torch's own cross entropy on whole logits. One rank."""
     with torch.no_grad():
-        logits = model.head.norm(model.hidden(tokens)) @ model.head.output.weight[: model.vocab_size].T
+        logits = model.head.norm(hidden(model, tokens)) @ model.head.output.weight[: model.vocab_size].T
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(
         labels.shape
     )

@@ -17,6 +17,7 @@ from colonnade.pipeline.chunk import Chunk
 from colonnade.pipeline.inference import Inference, ResidentWeights
 from tests.distributed import run_on_ranks
 from tests.generation.tiny import tiny_gpt
+from tests.model.whole import hidden
 
 SERIAL = Axis("tp")
 PROMPTS = [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5, 8]]
@@ -57,7 +58,7 @@ def test_cached_logits_are_those_of_the_whole_text(cuts: list[int]) -> None:
 
 def test_logits_are_those_of_a_plain_product() -> None:
     model = tiny_gpt(SERIAL, tie_embeddings=False)
-    x = model.hidden(torch.tensor([[4], [8]]))
+    x = hidden(model, torch.tensor([[4], [8]]))
     plain = model.head.norm(x)[-1, 0] @ model.head.output.weight.T
     np.testing.assert_allclose(next_logits(Stages(model, SERIAL), [4, 8]), plain.detach().numpy(), rtol=1e-12)
 

@@ -19,6 +19,7 @@ from colonnade.model.inputs import Inputs
 from colonnade.tensor_parallel.parallel import Parallel
 from tests.distributed import run_on_ranks
 from tests.model.plain import Drops, leaves, plain_logits, plain_loss
+from tests.model.whole import hidden, loss_of
 from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_, sum_replicated_
 
 S, B, VOCAB, SEED = 8, 3, 37, 99
@@ -74,7 +75,7 @@ def one_beside_the_plain_model(config: ModelConfig, tp: Axis, **how: Any) -> Non
     expected.backward()
     gpt = GPT(config, VOCAB, Parallel(tp, **how)).double()
     load_shards_(gpt, tp, whole)
-    loss = gpt(tokens, labels, weights, Masks(SEED, torch.tensor(SAMPLES).numpy()))
+    loss = loss_of(gpt, tokens, labels, weights, Masks(SEED, torch.tensor(SAMPLES).numpy()))
     loss.backward()
     if how.get("sequence_parallel"):
         sum_replicated_(gpt, tp)
@@ -112,19 +113,19 @@ def serial(config: ModelConfig) -> GPT:
 @torch.no_grad()
 def test_no_masks_no_dropout() -> None:
     tokens, labels, weights = inputs()
-    expected = serial(CONFIGURATIONS["no dropout"])(tokens, labels, weights)
-    assert torch.equal(serial(CONFIGURATIONS["dropout"])(tokens, labels, weights), expected)
+    expected = loss_of(serial(CONFIGURATIONS["no dropout"]), tokens, labels, weights)
+    assert torch.equal(loss_of(serial(CONFIGURATIONS["dropout"]), tokens, labels, weights), expected)
 
 
 @torch.no_grad()
 def test_logits_and_token_losses() -> None:
     config, (tokens, labels, weights) = configuration(), inputs()
     gpt = serial(config)
-    hidden = gpt.hidden(tokens)
+    stream = hidden(gpt, tokens)
     plain = plain_logits(config, whole_weights(config), tokens.t()).transpose(0, 1)
-    torch.testing.assert_close(gpt.head.logits(hidden), plain, rtol=1e-12, atol=1e-12)
-    losses = gpt.head.token_losses(hidden, labels)
-    torch.testing.assert_close((losses * weights).sum(), gpt(tokens, labels, weights), rtol=1e-12, atol=0)
+    torch.testing.assert_close(gpt.head.logits(stream), plain, rtol=1e-12, atol=1e-12)
+    losses = gpt.head.token_losses(stream, labels)
+    torch.testing.assert_close((losses * weights).sum(), loss_of(gpt, tokens, labels, weights), rtol=1e-12, atol=0)
 
 
 @torch.no_grad()
@@ -132,7 +133,7 @@ def test_a_token_changes_nothing_before_it() -> None:
     tokens, _, _ = inputs()
     gpt, changed = serial(configuration()), tokens.clone()
     changed[4] = (changed[4] + 1) % VOCAB
-    before, after = gpt.hidden(tokens), gpt.hidden(changed)
+    before, after = hidden(gpt, tokens), hidden(gpt, changed)
     assert torch.equal(before[:4], after[:4]) and not torch.isclose(before[4:], after[4:]).all(-1).any()
 
 
@@ -142,8 +143,8 @@ def test_cached_pieces_are_the_whole(cuts: list[int]) -> None:
     tokens, _, _ = inputs()
     gpt = serial(configuration())
     caches = [KeyValueCache(torch.zeros(B, 4, 9, 4).double(), torch.zeros(B, 4, 9, 4).double()) for _ in range(2)]
-    pieces = [gpt.hidden(tokens[start:stop], caches=caches) for start, stop in pairwise(cuts)]
-    torch.testing.assert_close(torch.cat(pieces), gpt.hidden(tokens), rtol=1e-12, atol=1e-12)
+    pieces = [hidden(gpt, tokens[start:stop], caches=caches) for start, stop in pairwise(cuts)]
+    torch.testing.assert_close(torch.cat(pieces), hidden(gpt, tokens), rtol=1e-12, atol=1e-12)
 
 
 @torch.no_grad()
@@ -154,9 +155,9 @@ def test_alibi_reads_beyond_the_trained_length(cuts: list[int]) -> None:
     assert len(tokens) > config.seq_length
     gpt = serial(config)
     expected = plain_logits(config, whole_weights(config), tokens.t()).transpose(0, 1)
-    torch.testing.assert_close(gpt.head.logits(gpt.hidden(tokens)), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gpt.head.logits(hidden(gpt, tokens)), expected, rtol=1e-12, atol=1e-12)
     caches = [KeyValueCache(torch.zeros(B, 4, 21, 4).double(), torch.zeros(B, 4, 21, 4).double()) for _ in range(2)]
-    pieces = [gpt.hidden(tokens[start:stop], caches=caches) for start, stop in pairwise(cuts)]
+    pieces = [hidden(gpt, tokens[start:stop], caches=caches) for start, stop in pairwise(cuts)]
     torch.testing.assert_close(gpt.head.logits(torch.cat(pieces)), expected, rtol=1e-12, atol=1e-12)
 
 
@@ -177,7 +178,7 @@ def loss_and_gradient(
     gpt = GPT(config, VOCAB, Parallel(Mesh().tp)).double()
     load_shards_(gpt, Mesh().tp, weights)
     gpt = gpt.to(dtype)
-    loss = gpt(tokens, labels, loss_weights * scale, Masks(SEED, torch.tensor(SAMPLES).numpy()))
+    loss = loss_of(gpt, tokens, labels, loss_weights * scale, Masks(SEED, torch.tensor(SAMPLES).numpy()))
     loss.backward()
     gradients = [w.grad for w in gpt.parameters() if w.grad is not None]
     assert len(gradients) == len(list(gpt.parameters()))
@@ -218,7 +219,7 @@ def test_overflow_reaches_every_gradient_before_it() -> None:
     gpt = GPT(configuration(dropout=0.1, attention_dropout=0.1), VOCAB, Parallel(Mesh().tp))
     initialize_(gpt, Mesh().tp, 1)
     gpt = gpt.half()
-    gpt(tokens, labels, weights * 2.0**40, Masks(SEED, torch.tensor(SAMPLES).numpy())).backward()
+    loss_of(gpt, tokens, labels, weights * 2.0**40, Masks(SEED, torch.tensor(SAMPLES).numpy())).backward()
     for name, weight in gpt.named_parameters():
         if name != "embedding.tokens.weight":
             assert weight.grad is not None and not weight.grad.isfinite().all(), name

@@ -13,6 +13,7 @@ from colonnade.model.transformer import Block
 from colonnade.tensor_parallel.parallel import Parallel
 from tests.model.test_attention import HIDDEN, N, renamed
 from tests.model.test_gpt import VOCAB, B, S, configuration
+from tests.model.whole import hidden, loss_of
 from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_
 
 
@@ -107,9 +108,9 @@ def compare(theirs: Any, config: ModelConfig, renamed: Any, *, tolerance: float)
 
     gpt, tp = GPT(config, VOCAB, Parallel(Mesh().tp)).double(), Mesh().tp
     load_shards_(gpt, tp, renamed(dict(theirs.named_parameters())))
-    ours = gpt.head.logits(gpt.hidden(tokens)).transpose(0, 1)
+    ours = gpt.head.logits(hidden(gpt, tokens)).transpose(0, 1)
     torch.testing.assert_close(ours, output.logits, rtol=tolerance, atol=tolerance)
-    loss = gpt(tokens[:-1], tokens[1:], torch.full((S, B), 1 / (S * B), dtype=torch.float64))
+    loss = loss_of(gpt, tokens[:-1], tokens[1:], torch.full((S, B), 1 / (S * B), dtype=torch.float64))
     loss.backward()
     torch.testing.assert_close(loss, expected, rtol=tolerance, atol=0)
     gradients = {name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}

@@ -17,6 +17,7 @@ from tests.distributed import run_on_ranks
 from tests.model.kept import Kept
 from tests.model.test_gpt import VOCAB, B, S, configuration, inputs
 from tests.model.test_units import batch, built
+from tests.model.whole import hidden
 from tests.tensor_parallel.shards import drawn
 
 H, LAYERS = 16, 3
@@ -64,7 +65,7 @@ def whole_streams(rank: int, num_ranks: int) -> None:
     serial, cut = built(config, Mesh().tp), built(config, tp, sequence_parallel=True)
     with torch.no_grad():
         for length in (S, S - 1, 3, 1):
-            expected, x = serial.hidden(tokens[:length]), cut.hidden(tokens[:length])
+            expected, x = hidden(serial, tokens[:length]), hidden(cut, tokens[:length])
             torch.testing.assert_close(x, expected, rtol=1e-12, atol=1e-12)
             scored = slice(length // 2, length)  # evaluation scores a part of a window
             losses = cut.head.token_losses(x[scored], labels[scored])
@@ -83,8 +84,8 @@ def test_no_cache_on_a_cut_stream() -> None:
     tp = paper_mesh(Layout(tp=2), 0).tp
     gpt = GPT(configuration(), VOCAB, Parallel(tp, sequence_parallel=True))
     cache = KeyValueCache(torch.zeros(B, 2, 9, 4), torch.zeros(B, 2, 9, 4))
-    with pytest.raises(AssertionError, match="cut along the sequence"):
-        gpt.hidden(inputs()[0], caches=[cache, cache])
+    with pytest.raises(AssertionError, match="a cache has whole sequences"):
+        hidden(gpt, inputs()[0], caches=[cache, cache])
 
 
 def test_initial_weights_do_not_depend_on_it() -> None:

@@ -18,6 +18,7 @@ from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.train.state import build_state
 from colonnade.train.step import train_step
 from tests.distributed import run_on_ranks
+from tests.model.whole import loss_of
 from tests.parity.compare import Outcome, judge
 from tests.parity.runs import (
     CPU,
@@ -183,7 +184,7 @@ def exact_sums() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         state.ownership.begin()
         weights = batch.loss_mask.double() / (8 * MICROBATCHES)
         masks = Masks(long_config(SERIAL).train.seed, batch.samples.numpy())
-        state.model(batch.tokens, batch.labels, weights, masks).backward()
+        loss_of(state.model, batch.tokens, batch.labels, weights, masks).backward()
         for name, gradient in whole(stretches(state, "reduced")).items():
             assert gradient.dtype is torch.float32
             sums[name] = sums.get(name, 0.0) + gradient.double()
@@ -228,9 +229,9 @@ def own_and_reduced(rank: int, num_ranks: int, way: Way) -> tuple[Stretches, dic
     own: dict[str, Tensor] = {}
 
     def noted(unit: str, *, last: bool) -> None:
-        for part in state.ownership._completes[unit]:
-            flat = state.ownership.buckets[part]
-            own.update({f"{part}.{param.placement.name}": param.view(flat.gradients).clone() for param in flat.ranges})
+        for bucket in state.ownership._completes[unit]:
+            gradients = {param.placement.name: param.view(bucket.gradients).clone() for param in bucket.ranges}
+            own.update({f"{bucket.name}.{name}": gradient for name, gradient in gradients.items()})
         ready(unit, last=last)
 
     ready = state.ownership.gradients_ready

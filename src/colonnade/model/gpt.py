@@ -116,32 +116,3 @@ class GPT(Stack):
         """A cache for each block of this rank, of 2 · capacity · h/tp numbers: for one text of `capacity` tokens."""
         blocks = ((name, unit) for name, unit in self.units().items() if isinstance(unit, Block))
         return {name: block.attention.empty_cache(capacity) for name, block in blocks}
-
-    def hidden(
-        self,
-        tokens: Tensor,
-        masks: Masks | None = None,
-        caches: list[KeyValueCache] | None = None,
-    ) -> Tensor:
-        """The whole residual stream after the last block: int64 [s, b] -> [s, b, h]. Needs all units.
-
-        With caches: positions after those cached. Under sequence parallelism: any s, no gradients, no caches (a model
-        that writes text is built without).
-        """
-        assert not (caches and self.parallel.sequence_parallel), (
-            "a stream that is cut along the sequence cannot go on from a cache"
-        )
-        first = caches[0].length if caches else 0
-        x: Tensor = self.embedding(self.parallel.pad(tokens), masks, first)
-        for i, block in enumerate(self.blocks.values()):
-            x = block(x, masks, caches[i] if caches else None)
-        return self.parallel.gather(x)[: len(tokens)]
-
-    def forward(self, tokens: Tensor, labels: Tensor, loss_weights: Tensor, masks: Masks | None = None) -> Tensor:
-        """tokens, labels, loss_weights [s, b] -> Σ loss_weights · cross entropy, []. Needs all units."""
-        inputs = Inputs(tokens, labels, loss_weights, masks)
-        carry: tuple[Tensor, ...] = ()
-        for unit in self.units():
-            carry = self.run(unit, carry, inputs)
-        (loss,) = carry
-        return loss

@@ -96,6 +96,7 @@ class Stack(nn.Module):
         if unit == "head":
             return self.losses(x, inputs)
         assert inputs.caches is None or inputs.documents is None, "a text that goes on from a cache is one document"
+        assert inputs.caches is None or not self.parallel.sequence_parallel, "a cache has whole sequences"
         cache = None if inputs.caches is None else inputs.caches[unit]
         block = self.blocks[unit.removeprefix("blocks.")]
         return (block(x, inputs.masks, cache, pairs=inputs.pairs.tensor(), positions=inputs.positions),)
