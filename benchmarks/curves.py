@@ -1,7 +1,7 @@
 """Loss curves of runs, drawn from their metrics.jsonl: `python -m benchmarks.curves OUT.svg NAME=RUN NAME=RUN …`
 
-Needs matplotlib (`pip install matplotlib`), which the program itself does not. `--key` names the number to draw (the loss);
-lines are means over `--window` steps, dots are the run's evaluations (`validation_KEY`), where it has any.
+Needs matplotlib (`pip install matplotlib`), which the program itself does not. `--key` names the number to draw; lines
+are means over `--window` steps, dots are the run's evaluations (`validation_KEY`), where it has any.
 """
 
 import argparse

@@ -626,7 +626,7 @@ MUTATIONS = [
         "train/corpus.py",
         ".batch(dataset.rows(positions), positions)",
         ".batch(dataset.rows(positions), range(len(positions)))",
-        ("tests/train/test_loop.py",),
+        ("tests/tasks/test_bert.py",),
     ),
     Mutation(
         "a blend's samples stand in the order of their files",

@@ -45,7 +45,7 @@ def train_tokenizer(
     key: Key = "text",
     overwrite: Overwrite = False,
 ) -> None:
-    """Train a tokenizer: a byte-level BPE, or a WordPiece vocabulary for BERT."""
+    """Train a byte-level BPE tokenizer, or a WordPiece one."""
     from colonnade.data import train_tokenizer as trainer
 
     made = trainer.train_tokenizer(inputs, output, vocab_size, kind=kind.value, key=key, overwrite=overwrite)

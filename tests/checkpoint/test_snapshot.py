@@ -16,7 +16,7 @@ from colonnade.checkpoint.saver import Saved
 from colonnade.checkpoint.snapshot import Snapshot
 from colonnade.errors import CheckpointError
 from tests.checkpoint.grids import Layout, model_shards, number
-from tests.checkpoint.saving import check, content, failed, multiply, saver_of, slow_copy, weights
+from tests.checkpoint.saving import check, failed, multiply, payload, saver_of, slow_copy, weights
 from tests.distributed import run_on_ranks
 
 
@@ -28,7 +28,7 @@ def test_the_copy_is_made_beside_training(tmp_path: Path) -> None:
         shards = layout.shards(weights(), rank)
         with saver_of(tmp_path, shards, told, overlap=True) as writer, slow_copy(begin):
             writer.copied()
-            writer.save(content(1), lambda: shards)
+            writer.save(payload(1), lambda: shards)
             torch.distributed.barrier()  # forward and backward of the next step
             assert writer.is_busy
             threading.Timer(0.6, begin.set).start()
@@ -36,12 +36,12 @@ def test_the_copy_is_made_beside_training(tmp_path: Path) -> None:
             multiply(shards, 2.0)
             writer.wait()
             assert 0.3 < told[0].blocked_seconds < told[0].seconds
-            writer.save(content(2), lambda: shards)
+            writer.save(payload(2), lambda: shards)
             while not writer._copied.is_set():  # a step that is longer than the copy
                 time.sleep(0.01)
             writer.copied()
             multiply(shards, 2.0)
-            writer.save(content(3), lambda: shards)
+            writer.save(payload(3), lambda: shards)
         assert told[1].blocked_seconds < 0.3
         for step in (2, 3):
             check(tmp_path / f"step_{step:08}", layout, rank, 2.0 ** (step - 1))
@@ -53,7 +53,7 @@ def test_without_overlap_a_save_returns_when_it_is_copied(tmp_path: Path) -> Non
     shards, begin = Layout().shards(weights(), 0), threading.Event()
     with saver_of(tmp_path, shards) as writer, slow_copy(begin):
         threading.Timer(0.2, begin.set).start()
-        writer.save(content(1), lambda: shards)
+        writer.save(payload(1), lambda: shards)
         assert begin.is_set()
         multiply(shards, 3.0)
     check(tmp_path / "step_00000001", Layout(), 0, 1.0)
@@ -71,7 +71,7 @@ def test_a_copy_that_fails_is_everyones_failure(tmp_path: Path) -> None:
 
         def run() -> None:
             with saver_of(tmp_path, shards, overlap=True) as writer:
-                writer.save(content(1), lambda: shards)
+                writer.save(payload(1), lambda: shards)
                 writer.copied()
 
         return failed(run)
@@ -86,7 +86,7 @@ def test_every_kind_of_number_is_copied(tmp_path: Path, dtype: torch.dtype) -> N
     x = number((7, 5), dtype)
     shards = [Shard("x", (7, 5), (0, 0), x), Shard("t", (5, 7), (0, 0), x.t()), Shard("one", (), (), x[1, 2])]
     with saver_of(tmp_path, shards) as writer:
-        writer.save(content(1), lambda: shards)
+        writer.save(payload(1), lambda: shards)
     found = [Shard(s.name, s.shape, s.offsets, torch.zeros(s.shape, dtype=dtype)) for s in shards]
     load(tmp_path / "step_00000001", found)
     assert all(torch.equal(have.data, want.data) for have, want in zip(found, shards, strict=True))
@@ -101,7 +101,7 @@ def test_a_gpu_is_copied_to_pinned_memory(tmp_path: Path) -> None:
         assert snapshot is not None and snapshot._memory.is_pinned()
         for step in (1, 2, 3):
             x.mul_(2.0)
-            writer.save(content(step), lambda: shards)
+            writer.save(payload(step), lambda: shards)
             writer.copied()
             x.add_(1.0)
         writer.wait()
@@ -132,7 +132,7 @@ def test_a_rank_copies_what_it_writes(tmp_path: Path) -> None:
             assert snapshot is not None
             places = {x.data_ptr() for x in snapshot.parts.values()}
             for step in (1, 2):
-                writer.save(content(step), lambda: shards)
+                writer.save(payload(step), lambda: shards)
             assert places == {x.data_ptr() for x in snapshot.parts.values()}
             return snapshot._memory.numel()
 
@@ -143,5 +143,5 @@ def test_a_rank_copies_what_it_writes(tmp_path: Path) -> None:
 def test_the_boxes_of_a_run_stay_the_same(tmp_path: Path) -> None:
     refused = pytest.raises(AssertionError, match="the boxes of a rank stay the same from save to save")
     with saver_of(tmp_path, model_shards(weights(), 0, 1)) as writer, refused:
-        writer.save(content(1), lambda: model_shards(weights(), 0, 2))
+        writer.save(payload(1), lambda: model_shards(weights(), 0, 2))
     assert newest(tmp_path) is None

@@ -79,7 +79,8 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
         (
             "zzz.tp=1",
             "[zzz] is not a section. The sections are "
-            "[model], [model.rotary], [parallel], [data], [curriculum], [train], [optim], [checkpoint], [run].",
+            "[model], [model.rotary], [parallel], [data], [data.masking], [curriculum], [train], [optim], "
+            "[checkpoint], [run].",
         ),
         ("steps=4", "'steps=4' is not of the form section.key=value. Write for instance train.steps=4"),
         ("train.steps", "'train.steps' is not of the form section.key=value. Write for instance train.steps=…"),
@@ -130,6 +131,7 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
             "model.preset=gpt2-125m",
             'model.preset = "gpt2-125m" is not one of the choices. Did you mean "gpt2-124m"? Use "tiny", "gpt2-124m", '
             '"gpt2-355m", "gpt2-1.2b", "gpt2-2.5b", "gpt2-4.2b", "gpt2-8.3b", "turing-nlg-17b", "bloom-176b", '
+            '"bert-tiny", "bert-base", "bert-large", "bert-336m", "bert-1.3b", "bert-3.9b", '
             '"llama2-7b", "llama2-13b", "llama2-70b", "llama3-8b", "llama3-70b", "llama3.1-8b", "llama3.2-1b", '
             '"smollm-135m", "smollm-360m", "smollm-1.7b", "qwen3-0.6b" or "qwen3-8b".',
         ),
@@ -193,7 +195,8 @@ def value_for(key: Key) -> st.SearchStrategy[Any]:
         return st.dictionaries(names, st.floats(1e-300, 1e300), max_size=3)
     if key.type is int:
         return st.integers(1, 10**5)
-    low_and_high = (0, 0.999) if "below 1" in key.limits else (1e-300, 1e300)
+    low = 1e-300 if "above 0" in key.limits else 0
+    low_and_high = (low, 0.999) if "below 1" in key.limits else (1e-300, 1e300)
     return st.floats(*low_and_high)
 
 

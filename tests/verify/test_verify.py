@@ -109,10 +109,10 @@ def no_sum_over_dp(rank: int) -> None:
 
 
 def another_seed_on_rank_1(rank: int) -> None:
-    from colonnade.train import step
+    from colonnade.tasks import gpt
 
-    masks = step.Masks
-    step.Masks = lambda seed, samples: masks(seed + rank, samples)  # type: ignore[assignment, misc]
+    masks = gpt.Masks
+    gpt.Masks = lambda seed, samples: masks(seed + rank, samples)  # type: ignore[assignment, misc]
 
 
 def no_sum_of_replicated_weights(rank: int) -> None:

@@ -220,9 +220,9 @@ class MaskingConfig(Section):
     the second follows the first, or is from elsewhere (the first BERT)."""
     share: Annotated[float, Gt(0), Lt(1)] = 0.15
     """[share of the tokens] To be guessed: as whole words, of which 80 % are hidden, 10 % replaced and 10 % left."""
-    longest: Annotated[int, Ge(1), Le(100)] = 3
+    longest: Size = 3
     """[words] Side by side that are hidden together at most; n words with a chance in proportion to 1/n."""
-    short: Annotated[float, Ge(0), Le(1)] = 0.1
+    short: Fraction = 0.1
     """[probability] Samples that are cut to a random length, so that short texts are known too."""
 
 

@@ -80,7 +80,7 @@ class BertDataset:
     ) -> None:
         """`order` None: one after the other."""
         assert documents.step == 1 and len(documents) > 0, "a run of documents"
-        if file.num_sequences == file.num_documents > 1:
+        if file.num_sequences == file.num_documents and file.num_tokens > file.num_documents * seq_length:
             raise DataError(
                 f"{file.prefix} has a single sequence in each of its {file.num_documents:,} documents: it was made for "
                 "a language model, and pairs of texts are made of sentences. Tokenize the text with `colonnade data "
