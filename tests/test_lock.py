@@ -127,3 +127,18 @@ def test_only_one_of_many_gets_it(tmp_path: Path) -> None:
         assert process.returncode == 0, said.decode()
     with locked(tmp_path, "after"):
         pass
+
+
+def test_a_lock_that_its_holder_has_just_removed_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between opening a file and locking it, its holder may have ended and taken it away."""
+    flock, files = module.fcntl.flock, []
+
+    def late(descriptor: int, how: int) -> None:
+        if not files:
+            (tmp_path / "lock").unlink()
+        files.append(descriptor)
+        flock(descriptor, how)
+
+    monkeypatch.setattr(module.fcntl, "flock", late)
+    with locked(tmp_path, "a test"):
+        assert len(files) == 2 and holder_of(tmp_path) is not None

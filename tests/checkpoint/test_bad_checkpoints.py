@@ -15,10 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from colonnade.checkpoint.files import _HashingStream
-from colonnade.checkpoint.load import load, load_found
-from colonnade.checkpoint.manifest import MANIFEST, Manifest, compare_facts, newest, read_manifest, verify
+from colonnade.checkpoint.load import check_model, load, load_found
+from colonnade.checkpoint.manifest import MANIFEST, Manifest, compare_facts, newest, read_manifest, remedy, verify
 from colonnade.checkpoint.plan import Shard
 from colonnade.checkpoint.save import save
+from colonnade.config.compare import before_it_was_saved, model_facts
+from colonnade.config.schema import ModelConfig
 from colonnade.errors import CheckpointError
 from tests.checkpoint.grids import MODEL, model_shards, number
 from tests.distributed import run_on_ranks
@@ -305,3 +307,22 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(Path, "mkdir", refuse)
     said = refused(lambda: save(tmp_path, 1, shards(), {}))
     assert said.startswith("Rank 0 could not read or write the checkpoint: [Errno 13] Permission denied")
+
+
+def test_the_remedy_is_the_next_older_checkpoint(tmp_path: Path) -> None:
+    paths = [tmp_path / f"step_{step:08d}" for step in (10, 20, 30)]
+    for path in paths:
+        path.mkdir()
+    assert remedy(paths[1]) == f"Delete {paths[1]} to go on from step 10."
+    assert "no older one" in remedy(paths[0]) and "step 20" in remedy(paths[2])
+
+
+def test_what_was_saved_counts_and_else_what_held_before_it_was(tmp_path: Path) -> None:
+    model = ModelConfig(position="alibi", bias=False, norm_position="post", embedding_norm=True)
+    facts = json.loads(json.dumps(model_facts(model, 99)))
+    check_model(tmp_path, Manifest(1, {"model": facts}, {}, {}), facts)
+    younger = before_it_was_saved()
+    old = {key: value for key, value in model_facts(ModelConfig(), 99).items() if key not in younger}
+    check_model(tmp_path, Manifest(1, {"model": old}, {}, {}), model_facts(ModelConfig(), 99))
+    with pytest.raises(CheckpointError, match="position: 'learned' in the checkpoint, 'alibi' wanted"):
+        check_model(tmp_path, Manifest(1, {"model": old}, {}, {}), facts)

@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from colonnade.checkpoint import confined
 from colonnade.checkpoint.load import load
 from colonnade.checkpoint.manifest import MANIFEST, newest, read_manifest, verify
 from colonnade.checkpoint.plan import Shard
@@ -298,6 +299,15 @@ def test_any_change_to_a_tensor_file_is_refused_or_read(path: Path, good: Path, 
     (path / DATA).write_bytes(content)
     forging.list_again(path, DATA)
     read_anyway(path)
+
+
+def test_a_file_that_becomes_another_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between a look at it and its opening, a name can be given to something else."""
+    file = tmp_path / MANIFEST
+    os.mkfifo(file)
+    monkeypatch.setattr(confined, "plain_size", lambda path: 1)
+    with pytest.raises(CheckpointError, match="is a FIFO"):
+        confined.read_plain(file, 1)
 
 
 # --- links among a run's own checkpoints ------------------------------------------------------------------------------

@@ -46,6 +46,8 @@ def problems(model: str, parallel: str = "") -> list[str]:
             "",
             "low_frequency_factor = 4 is not below high_frequency_factor = 4",
         ),
+        ('kind = "bert"\nwindow = 4', "", 'window = 4 does not go with model.kind = "bert"'),
+        ('kind = "bert"\nposition = "alibi"', "", 'position = "alibi"'),
         ("rotary.bas = 1.0", "", "model.rotary.bas is not a key: did you mean model.rotary.base?"),
         ("rotary = 3", "", "rotary = 3 gives a value to a section. Write [model.rotary]"),
     ],

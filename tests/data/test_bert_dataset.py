@@ -170,6 +170,27 @@ def test_any_documents_make_samples(
         assert bool(batch.loss_mask[:, column].any())
 
 
+def test_another_epoch_begins_its_samples_elsewhere(tmp_path: Path) -> None:
+    with TokenFileWriter(tmp_path / "file", np.dtype("<u2")) as writer:
+        writer.add_document(np.arange(FIRST, FIRST + 900), lengths=[1] * 900)
+    data = opened(TokenFile(tmp_path / "file"), seq_length=23)
+    begins = []
+    for epoch in range(4):
+        first, second, _ = data._pair(3, epoch, Draws(1, SamplePurpose.BERT, epoch, 3))
+        begins.append(min([*first, *second]) - FIRST)
+    assert len(set(begins)) > 1 and all(60 <= begin < 80 for begin in begins), begins
+
+
+def test_a_document_begins_with_its_first_sentence(tmp_path: Path) -> None:
+    with TokenFileWriter(tmp_path / "file", np.dtype("<u2")) as writer:
+        for begin in range(FIRST, FIRST + 900, 30):
+            writer.add_document(np.arange(begin, begin + 30), lengths=[1] * 30)
+    data = opened(TokenFile(tmp_path / "file"), seq_length=23)
+    for sample in range(len(data)):
+        first, second, _ = data._pair(sample, 0, Draws(1, SamplePurpose.BERT, 0, sample))
+        assert len({(token - FIRST) // 30 for token in [*first, *second]}) == 1, (first, second)
+
+
 # Masking
 
 

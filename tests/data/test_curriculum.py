@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from colonnade.data.blended_dataset import Mixture, open_blend
 from colonnade.data.curriculum import Curriculum
 from colonnade.data.curriculum_dataset import CurriculumDataset
-from colonnade.data.datasets import Dataset, open_datasets
+from colonnade.data.datasets import Dataset, Passes, Positions, open_datasets
 from colonnade.data.gpt_dataset import GPTDataset, TextSamples
 from colonnade.data.indexed import TokenFile
 from colonnade.data.loader import load_batch
@@ -158,3 +159,15 @@ def test_sequences_of_two_stages_are_not_of_one_length(write_tokens: Write) -> N
     plain = GPTDataset(TokenFile(write_tokens(1_601)), range(1), 16, vocab_size=60_000)
     with pytest.raises(AssertionError, match="one length"):
         CurriculumDataset(plain, GROWING).rows([79, 80])
+
+
+def test_files_of_a_blend_that_are_in_other_passes_stay_side_by_side() -> None:
+    class Blend:
+        seq_length = 8
+
+        def passes(self, samples: Positions) -> Passes:
+            return Passes(np.array([0, 0, 1, 1]), np.array([3, 4, 0, 0]))
+
+    blend: Any = Blend()
+    order = CurriculumDataset(blend, Curriculum([0, 64], [4, 8], [4, 4]))._group(np.arange(4), 2)
+    assert order.tolist() == [0, 4, 6, 1, 5, 7, 2, 3]  # file 0 begins a new pass with its second sample

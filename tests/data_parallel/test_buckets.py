@@ -263,6 +263,15 @@ def test_dropping_waits_however_late_the_parameters_arrive() -> None:
     assert transport.under_way == [] and buckets[1].parameters.untyped_storage().size() == 0
 
 
+def test_an_optimizer_elsewhere_is_handed_each_steps_gradients() -> None:
+    _, (bucket, *_) = flat_model()
+    bucket.optimizer_gradients = torch.zeros_like(bucket.reduced)  # as where it works on the CPU beside a GPU
+    for value in (1.0, 2.0):
+        bucket.reduced.fill_(value)
+        bucket.copy_to_optimizer()
+        assert torch.equal(bucket.optimizer_gradients, bucket.reduced)
+
+
 def test_a_sum_is_not_started_twice() -> None:
     bucket = Bucket("bucket", weights({"a": (40,)}), paper_mesh(Layout(dp=2), 0).dp, storage())
     bucket.start_reduction()

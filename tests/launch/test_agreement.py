@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from colonnade.config.describe import all_keys
 from colonnade.config.load import load
@@ -195,3 +196,9 @@ def test_one_rank_alone_raises_its_own_mistake(wrong: type[Exception]) -> None:
 
     with pytest.raises(wrong, match=r"^mine$"):
         agreement.on_all_ranks(fail, Axis("world"))
+
+
+def test_precision_of_products_is_part_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = agreement.program(torch.device("cpu"))
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+    assert agreement.program(torch.device("cpu")) != before

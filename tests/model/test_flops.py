@@ -25,6 +25,12 @@ def test_forward_and_backward_as_torch_counts_them() -> None:
     assert counter.get_total_flops() == 3 * 8 * (architecture_of(config, 37).flops_per_token + future)
 
 
+def test_a_masked_models_head_pools_one_position() -> None:
+    config = ModelConfig(kind="bert", num_layers=2, hidden_size=16, num_heads=2, seq_length=8)
+    head = architecture_of(config, 37).units[-1]
+    assert head.multiply_adds == (37 + 16) * 16 + 16 * 16 // 8  # output layer, transform, and the pooler's share
+
+
 def test_the_papers_model_needs_six_times_its_parameters_and_a_little() -> None:
     config = ModelConfig(preset="gpt2-8.3b")
     assert 6 * 8.3e9 < architecture_of(config, 51200).flops_per_token < 6 * 8.3e9 * 1.1

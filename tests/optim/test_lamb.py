@@ -168,7 +168,7 @@ def test_the_ratio_is_one_where_a_norm_is_zero() -> None:
     torch.testing.assert_close(step_once(zeros, ones), -0.1 * ones / (1 + EPSILON))
     assert torch.equal(step_once(zeros, zeros), zeros)
     plain = Lamb(BETA1, BETA2, EPSILON, 0.0)
-    assert torch.equal(step_once(ones, zeros, rule=plain), ones)
+    assert torch.equal(step_once(100 * ones, zeros, rule=plain), 100 * ones)
 
 
 def test_undecayed_weights_follow_adam() -> None:

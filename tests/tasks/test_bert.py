@@ -135,6 +135,7 @@ def test_phases_go_on_in_data_of_their_own_length() -> None:
     curriculum = Curriculum([0, 64, 160], [4, 8, 16], [2, 4, 4])
     sets: dict[int, Dataset] = {length: Numbered(length) for length in (4, 8, 16)}  # type: ignore[dict-item]
     data, position, seen = PhasedDataset(sets, curriculum), 0, {4: [], 8: [], 16: []}  # type: dict[int, list[int]]
+    assert len(data) == 4_000  # of 4 tokens: a pass is 1,000 samples of 16
     while position * curriculum.unit < 400:
         length, before = curriculum.phase(position).seq_length, position * curriculum.unit
         for ranks in range(2):

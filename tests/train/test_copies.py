@@ -1,6 +1,7 @@
 """What several ranks hold alike is proven equal to the bit before it is saved; one bit on one rank is named."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,10 @@ def one_step_skipped(state: TrainState) -> None:
     state.skipped += 1
 
 
+def another_scale(state: TrainState) -> None:
+    state.loss_scale = replace(state.loss_scale, value=state.loss_scale.value / 2)
+
+
 NORM, MATRIX = "attention_norm.weight", "mlp.up.weight"
 
 
@@ -94,12 +99,14 @@ NORM, MATRIX = "attention_norm.weight", "mlp.up.weight"
         (["dp=2", "zero=1"], 1, parameters, "parameters (float32) blocks.0."),
         (["tp=2", "dp=2", "zero=3"], 2, replicated, "over tp: rank 2 "),
         (["dp=2"], 1, one_step_skipped, "skipped steps over world: rank 0 "),
+        (["dp=2", "train.precision=bf16"], 1, parameters, "parameters (bfloat16) blocks.0."),
+        (["pp=2", "train.precision=fp16"], 1, another_scale, "loss scale over world: rank 0 "),
     ],
 )
 def test_one_bit_on_one_rank_is_named(
     config: Path, tmp_path: Path, layout: list[str], rank: int, corrupt: Corrupt, said: str
 ) -> None:
-    keys = [f"parallel.{key}" for key in layout]
+    keys = [key if "." in key else f"parallel.{key}" for key in layout]
     ranks = 4 if len(layout) == 3 else 2
     answers = start("train", config, *keys, num_ranks=ranks, first=corrupted(rank, corrupt)).answers()
     assert [answer.status for answer in answers] == [2] * ranks, answers

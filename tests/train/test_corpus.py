@@ -1,13 +1,18 @@
 """What a run reads: the vocabulary's size from wherever it is known, and data, tokenizer and model that must match."""
 
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from colonnade.config.schema import Config
+from colonnade.data.curriculum import Curriculum
 from colonnade.data.sidecar import sidecar_path
 from colonnade.errors import ColonnadeError, ConfigError, DataError
+from colonnade.train import corpus as module
 from colonnade.train.corpus import open_corpus
 from tests import tiny
 from tests.tiny import VOCAB_SIZE, TinyCorpus, config
@@ -76,3 +81,30 @@ def test_every_refusal_is_the_users_to_mend(corpus: TinyCorpus, tmp_path: Path) 
     for override in ("data.train=nowhere", "data.tokenizer=nowhere", "model.seq_length=100000", "data.test=nowhere"):
         with pytest.raises(ColonnadeError):
             open_corpus(config(corpus, tmp_path, override))
+
+
+def test_a_blends_vocabulary_is_its_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"a": 300, "b": 500, "c": 400}
+    monkeypatch.setattr(module, "open_token_file", lambda name, cache: name)
+    monkeypatch.setattr(module, "read_sidecar", lambda name: SimpleNamespace(vocab_size=sizes[name]))
+    data = SimpleNamespace(blend=sizes, train=None, cache=None)
+    stub: Any = SimpleNamespace(model=SimpleNamespace(vocab_size=None), data=data)
+    assert module.vocab_size_of(stub, None) == 500
+
+
+def test_a_part_of_a_sample_is_a_sample(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """Ten samples of 16 tokens, one epoch: 40 steps of 4 tokens are all there is."""
+    curriculum = Curriculum([0, 10_000], [4, 16], [1, 1])
+    datasets: Any = SimpleNamespace(train=range(10))
+    for steps in (40, 41):
+        settings = config(corpus, tmp_path, f"train.steps={steps}", "data.order=all_epochs", "data.epochs=1")
+        assert curriculum.steps(steps) * curriculum.unit == 4 * steps
+        with nullcontext() if steps == 40 else pytest.raises(ConfigError, match="= 11 samples"):
+            module._check_length(settings, datasets, curriculum)
+
+
+def test_a_blends_validation_file_is_read_whole(corpus: TinyCorpus, tmp_path: Path) -> None:
+    settings, prefix = config(corpus, tmp_path), str(corpus.prefix)
+    data = settings.data.model_copy(update={"train": None, "blend": {prefix: 1.0}, "validation": prefix})
+    part: Any = open_corpus(settings.model_copy(update={"data": data})).datasets.validation
+    assert part.documents == range(part.file.num_documents) and len(part.documents) > 1

@@ -401,6 +401,8 @@ def test_a_run_never_goes_on_from_nothing(finished: Finished, tmp_path: Path) ->
     run = tmp_path / "run"
     shutil.copytree(finished.folder, run)
     shutil.rmtree(run / "checkpoints")
+    with (run / "events.jsonl").open("a") as events:
+        events.write('{"event": "best", "checkpoint": "step_00000002"}\n')  # said of it, but not when it was saved
     before = (run / "metrics.jsonl").read_bytes()
     answer = forked("train", finished.config, f"run.folder={run}")
     assert answer.status == 2, answer

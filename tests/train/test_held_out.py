@@ -1,0 +1,33 @@
+"""What an evaluation of a held-out part is handed."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from colonnade.mesh.mesh import Mesh
+from colonnade.train import held_out
+
+
+@pytest.mark.parametrize(("unchecked", "checked"), [([], True), (["data/stories"], False)])
+def test_it_is_told_what_is_known_of_the_text_and_no_more_samples_than_asked_for(
+    monkeypatch: pytest.MonkeyPatch, unchecked: list[str], checked: bool
+) -> None:
+    told: dict[str, Any] = {}
+
+    class Task:
+        def evaluate(self, model: object, batches: Any, **given: Any) -> str:
+            told.update(given, batches=list(batches))
+            return "found"
+
+    monkeypatch.setattr(held_out, "TASKS", {"some": Task()})
+    corpus: Any = SimpleNamespace(
+        kind="some", byte_lengths=None, unchecked=unchecked, load=lambda part, positions: list(positions)
+    )
+    part: Any = range(7)
+    stub: Any = None
+    found: object = held_out.evaluate_part(
+        stub, part, corpus, Mesh(), hidden=lambda inputs: None, samples=5, micro_batch_size=2
+    )
+    assert found == "found" and told["tokenizer_checked"] is checked and told["byte_lengths"] is None
+    assert told["batches"] == [[0, 1], [2, 3], [4]]
