@@ -4,8 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from colonnade.config.schema import ModelConfig
 from colonnade.model.precision import DTYPES
-from colonnade.serving.options import device_problems
+from colonnade.serving.options import device_problems, layout_problems
 from tests.commands import here
 from tests.runs import Finished
 
@@ -43,3 +44,13 @@ except SystemExit as end:
 
 def test_every_precision_that_the_model_knows_is_an_option() -> None:
     assert [list(device_problems("cpu", name)) for name in DTYPES] == [[] for _ in DTYPES]
+
+
+def test_layouts_that_cut_heads_the_mlp_or_units_are_refused() -> None:
+    model = ModelConfig(num_layers=2, num_heads=4, hidden_size=16, ffn_hidden_size=30)
+
+    def refused(tp: int, pp: int) -> bool:
+        return bool(list(layout_problems(Path("step"), model, tp, pp)))
+
+    assert [tp for tp in (1, 2, 3, 4) if refused(tp, 1)] == [3, 4], "30 columns are cut in 2, 4 heads in 2 or 4"
+    assert [pp for pp in (1, 4, 5) if refused(1, pp)] == [5], "two blocks, the embedding and the head"
