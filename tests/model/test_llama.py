@@ -15,6 +15,7 @@ from colonnade.model.initialize import initialize_
 from colonnade.model.inputs import Inputs
 from colonnade.model.rotary import attention_scale, inverse_wavelengths
 from colonnade.tensor_parallel.parallel import Parallel
+from tests.model.whole import hidden
 
 transformers = pytest.importorskip("transformers")
 
@@ -210,5 +211,5 @@ def test_cached_pieces_are_the_whole(name: str, cuts: list[int]) -> None:
     tokens = torch.randint(0, VOCAB, (S, 1), generator=torch.Generator().manual_seed(0))
     shape = 1, model.key_value_heads, S, model.head_width
     caches = [KeyValueCache(*torch.zeros(2, *shape, dtype=torch.float64)) for _ in range(model.num_layers)]
-    pieces = [gpt.hidden(tokens[start:stop], caches=caches) for start, stop in pairwise(cuts)]
-    torch.testing.assert_close(torch.cat(pieces), gpt.hidden(tokens), rtol=1e-12, atol=1e-12)
+    pieces = [hidden(gpt, tokens[start:stop], caches=caches) for start, stop in pairwise(cuts)]
+    torch.testing.assert_close(torch.cat(pieces), hidden(gpt, tokens), rtol=1e-12, atol=1e-12)
