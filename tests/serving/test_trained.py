@@ -305,6 +305,23 @@ def test_no_memory_is_taken_for_a_model_that_is_not_there(
         trained.open_trained(path, Mesh(), CPU)
 
 
+def test_a_tokenizer_that_was_changed_is_refused(finished: Finished, tmp_path: Path) -> None:
+    """Of the same size: two tokens that have changed places give other text, and no message of their own."""
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(finished.newest, checkpoint)
+    file = checkpoint / "tokenizer.json"
+    text = file.read_text()
+    first, second = (re.search(rf'"{token}":\s*(\d+)', text) for token in "ab")
+    assert first and second and len(first[1]) == len(second[1]) and first.start() < second.start()
+    changed = (
+        f"{text[: first.start(1)]}{second[1]}{text[first.end(1) : second.start(1)]}{first[1]}{text[second.end(1) :]}"
+    )
+    file.write_text(changed)
+    assert len(changed) == len(text) and changed != text
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        trained.open_trained(checkpoint, Mesh(), CPU)
+
+
 @pytest.mark.parametrize("name", ["config.toml", "tokenizer.json"])
 def test_what_lies_beside_the_tensors_is_confined_too(finished: Finished, tmp_path: Path, name: str) -> None:
     path = forged(finished, tmp_path, lambda content: content["files"].pop(name))
