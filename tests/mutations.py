@@ -880,7 +880,7 @@ MUTATIONS = [
         "data_parallel/zero.py",
         "if group.is_partial or (self.sequence_parallel",
         "if (self.sequence_parallel",
-        ("tests/data_parallel/test_zero.py",),
+        (PARITY,),
     ),
     Mutation(
         "an offloaded optimizer reads the gradients of the step before",
