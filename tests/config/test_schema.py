@@ -1,7 +1,10 @@
+from typing import Annotated, get_args
+
 import pytest
 from pydantic import ValidationError
 
 from colonnade.config.describe import all_keys, expectation
+from colonnade.config.nature import MAY_CHANGE, NOT_THE_MODEL, Of, Since
 from colonnade.config.presets import PRESETS
 from colonnade.config.schema import (
     Config,
@@ -77,3 +80,12 @@ def test_the_sections_are_those_of_the_contract() -> None:
         "checkpoint",
         "run",
     ]
+
+
+def test_marks_of_different_kinds_are_never_one_annotation() -> None:
+    """Older Pythons keep annotations by equality: marks that are equal would take each other's place."""
+    marks = [MAY_CHANGE, NOT_THE_MODEL, Since(None), Of(()), Since(()), Of(("bert",))]
+    assert all((a == b) is (a is b) for a in marks for b in marks)
+    assert [get_args(Annotated[str | None, mark])[1] for mark in marks] == marks
+    assert all_keys()["data.cache"].may_change and all_keys()["train.timeout"].may_change
+    assert not all_keys()["model.preset"].may_change

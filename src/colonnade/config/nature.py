@@ -4,29 +4,36 @@ steps: Annotated[Count, MAY_CHANGE]                a run may go on with another 
 dropout: Annotated[Fraction, NOT_THE_MODEL]        not part of what a checkpoint's tensors are
 embedding_norm: Annotated[bool, Since(False)]      checkpoints that do not have it had this
 token_types: Annotated[bool, Of(("bert",))]           other families have no such option
+
+Marks are equal to marks of their own class alone: `typing` keeps one object for annotations that are equal.
 """
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 
-class MayChange(NamedTuple):
+@dataclass(frozen=True)
+class MayChange:
     """The same run goes on after it is changed: it says how long, where, how fast or how talkative. Steps computed so
     far stay as they were.
     """
 
 
-class NotTheModel(NamedTuple):
+@dataclass(frozen=True)
+class NotTheModel:
     """A key of [model] that changes neither names and shapes of weights nor what they mean."""
 
 
-class Since(NamedTuple):
+@dataclass(frozen=True)
+class Since:
     """A key of [model] that is younger than the first checkpoints."""
 
     before: Any
     """What held until it was saved."""
 
 
-class Of(NamedTuple):
+@dataclass(frozen=True)
+class Of:
     """A key of [model] that some families have."""
 
     families: tuple[str, ...]
