@@ -204,14 +204,14 @@ MUTATIONS = [
     ),
     Mutation(
         "token types are ignored",
-        "model/bert.py",
+        "model/stack.py",
         "x = self.types(x, inputs.types[mine])",
         "x = self.types(x, 0 * inputs.types[mine])",
         ("tests/model/test_bert.py",),
     ),
     Mutation(
         "token types are those of the sequence's beginning on every rank",
-        "model/bert.py",
+        "model/stack.py",
         "x = self.types(x, inputs.types[mine])",
         "x = self.types(x, inputs.types[: len(x)])",
         (PARITY,),
@@ -843,15 +843,15 @@ MUTATIONS = [
     Mutation(
         "a label is likeliest if its rank knows no likelier",
         "tensor_parallel/cross_entropy.py",
-        "target >= every[:, 2].amax(0)",
-        "target >= best",
+        "target >= numbers[:, 2].amax(0)",
+        "target >= numbers[tp.rank, 2]",
         ("tests/tensor_parallel/test_cross_entropy.py",),
     ),
     Mutation(
         "a rank without tokens offers logits of 0",
         "tensor_parallel/cross_entropy.py",
-        "logits.new_full((len(logits),), -torch.inf)",
-        "logits.new_zeros(len(logits))",
+        'logits.amax(-1) if logits.shape[-1] else logits.new_full((len(logits),), float("-inf"))',
+        "logits.amax(-1) if logits.shape[-1] else logits.new_zeros(len(logits))",
         ("tests/tensor_parallel/test_cross_entropy.py",),
     ),
     Mutation(

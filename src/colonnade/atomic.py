@@ -36,3 +36,9 @@ def written(path: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """`written`, of what is there already."""
+    with written(path) as stream:
+        stream.write(content)

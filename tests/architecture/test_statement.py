@@ -13,6 +13,7 @@ from colonnade.mesh.mesh import Axis
 from colonnade.tasks.tasks import TASKS
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
+from tests.blocks import LLAMA_BLOCK
 
 NAMED = {
     "gpt2-124m": 124e6,
@@ -33,10 +34,7 @@ MODELS = [
 ]
 LLAMA = {
     **BASE,
-    "position": "rotary",
-    "norm": "rmsnorm",
-    "activation": "swiglu",
-    "bias": False,
+    **LLAMA_BLOCK,
     "tie_embeddings": False,
 }
 MODELS += [

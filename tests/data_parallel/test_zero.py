@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from colonnade.architecture.gpt import TABLE
+from colonnade.architecture.stack import TABLE
 from colonnade.data_parallel.zero import Ownership
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh

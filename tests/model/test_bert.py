@@ -15,6 +15,7 @@ from colonnade.model.bert import BERT, BertInputs
 from colonnade.model.initialize import initialize_
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
+from tests.model.theirs import joined
 
 transformers = pytest.importorskip("transformers")
 
@@ -93,13 +94,6 @@ def names(model: ModelConfig) -> dict[str, list[str]]:
             found[f"{ours}.attention_norm.{kind}"] = [f"{their}.{first}.{kind}"]
             found[f"{ours}.mlp_norm.{kind}"] = [f"{their}.{second}.{kind}"]
     return found
-
-
-def joined(parts: list[Tensor], head_dim: int) -> Tensor:
-    """Rows by head: [head, part, d], of weights and of biases."""
-    if len(parts) == 1:
-        return parts[0]
-    return torch.stack([part.view(-1, head_dim, *part.shape[1:]) for part in parts], 1).flatten(0, 2)
 
 
 def inputs(generator: torch.Generator) -> BertInputs:

@@ -15,6 +15,8 @@ from colonnade.model.initialize import initialize_
 from colonnade.model.inputs import Inputs
 from colonnade.model.rotary import attention_scale, inverse_wavelengths
 from colonnade.tensor_parallel.parallel import Parallel
+from tests.blocks import LLAMA_BLOCK
+from tests.model.theirs import joined
 from tests.model.whole import hidden
 
 transformers = pytest.importorskip("transformers")
@@ -26,10 +28,7 @@ SHAPE: dict[str, Any] = {
     "num_heads": 6,
     "ffn_hidden_size": 50,
     "seq_length": 16,
-    "position": "rotary",
-    "norm": "rmsnorm",
-    "activation": "swiglu",
-    "bias": False,
+    **LLAMA_BLOCK,
     "tie_embeddings": False,
     "init_std": 0.3,
 }
@@ -106,13 +105,6 @@ def names(model: ModelConfig) -> dict[str, list[str]]:
             found[f"{ours}.attention.query_norm.weight"] = [f"{their}.self_attn.q_norm.weight"]
             found[f"{ours}.attention.key_norm.weight"] = [f"{their}.self_attn.k_norm.weight"]
     return found
-
-
-def joined(parts: list[Tensor], head_dim: int) -> Tensor:
-    """Rows by head: [head, part, d]."""
-    if len(parts) == 1:
-        return parts[0]
-    return torch.stack([part.view(-1, head_dim, part.shape[-1]) for part in parts], 1).flatten(0, 2)
 
 
 MODELS = {

@@ -27,6 +27,7 @@ from colonnade.tensor_parallel import cross_entropy
 from colonnade.tensor_parallel.placement import Placement
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import StepResult, train_step
+from tests.blocks import LLAMA_BLOCK
 
 GLOBAL_BATCH, SEQ_LENGTH, STEPS = 8, 8, 5
 CPU = torch.device("cpu")
@@ -40,11 +41,14 @@ KEPT: tuple[Buffer, ...] = ("master", "exp_avg", "exp_avg_sq")
 """What it keeps from step to step."""
 
 
-LLAMA: dict[str, Any] = {"position": "rotary", "norm": "rmsnorm", "activation": "swiglu", "bias": False}
 BLOCKS: dict[str, dict[str, Any]] = {
     "gpt": {},
-    "llama": LLAMA,
-    "grouped": {**LLAMA, "num_key_value_heads": 2, "query_key_norm": True},  # with tp 4 ranks have copies of the two
+    "llama": LLAMA_BLOCK,
+    "grouped": {
+        **LLAMA_BLOCK,
+        "num_key_value_heads": 2,
+        "query_key_norm": True,
+    },  # with tp 4 ranks have copies of the two
     "window": {"window": 3, "num_key_value_heads": 1},  # biases of copied heads too
     "bert": {"kind": "bert", "position": "learned"},
 }

@@ -3,6 +3,8 @@
 See `tests/emulated.py` for what is emulated; kernels and their order on a device are not.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from colonnade.mesh.mesh import build_mesh
@@ -51,3 +53,22 @@ def test_16_bits_stay_near_fp32(way: str, fp32: dict[float, Reference]) -> None:
 def test_fp32_differs_by_rounding_alone(fp32: dict[float, Reference]) -> None:
     (found,) = run_on_ranks(emulated_on_a_rank, 1, Way(micro_batch_size=4), [Case(precision="fp32")])
     assert distance(found, fp32[Case().drop]) < 1e-6
+
+
+@pytest.mark.parametrize("emulated", [False, True], ids=["cpu", "emulated"])
+@pytest.mark.parametrize("way", ["serial", "tp2 sequence parallel"])
+def test_a_masked_model_in_16_bits_stays_near_fp32(way: str, emulated: bool) -> None:
+    """Two losses, an output layer with a bias, padding: by the same bounds, on the branches of both devices."""
+    cases = [Case(block="bert", precision="bf16"), Case(block="bert", precision="fp16", norm_position="post")]
+    exact = [replace(case, precision="fp32") for case in cases]
+    (references,) = run_on_ranks(references_on_a_rank, 1, exact)
+    ranks = run_on_ranks(emulated_on_a_rank if emulated else on_a_rank, WAYS[way].layout.num_ranks, WAYS[way], cases)
+    for number, (case, reference) in enumerate(zip(cases, references, strict=True)):
+        unit, runs = UNIT[case.precision], [found[number] for found in ranks]
+        assert distance(runs, reference) <= 3 * 30**0.5 * unit, case
+        for step, other in zip(runs[0].steps, reference.results, strict=True):
+            assert abs(step.result.loss - other.loss) <= 10 * unit and not step.result.skipped, case
+
+
+def on_a_rank(rank: int, num_ranks: int, way: Way, cases: list[Case]) -> list[Run]:
+    return [train(case, way, build_mesh(way.layout, rank)) for case in cases]

@@ -21,6 +21,7 @@ from colonnade.planner.stand_in import META, StandIn
 from colonnade.tasks.tasks import TASKS
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.train.state import DTYPES
+from tests.blocks import LLAMA_BLOCK
 from tests.distributed import run_on_ranks
 
 VOCAB, SEQ_LENGTH, BATCH = 50, 16, 3
@@ -33,10 +34,7 @@ MODELS: list[dict[str, Any]] = [
     {"dropout": 0.1, "attention_dropout": 0.1, "ffn_hidden_size": 40},
 ]
 LLAMA: dict[str, Any] = {
-    "position": "rotary",
-    "norm": "rmsnorm",
-    "activation": "swiglu",
-    "bias": False,
+    **LLAMA_BLOCK,
     "tie_embeddings": False,
     "num_key_value_heads": 2,
     "ffn_hidden_size": 40,

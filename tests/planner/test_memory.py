@@ -22,6 +22,7 @@ from colonnade.planner.predict import predict
 from colonnade.train.state import build_state
 from colonnade.train.step import train_step
 from colonnade.verify.memory import measure
+from tests.blocks import LLAMA_BLOCK
 from tests.distributed import run_on_ranks
 
 VOCAB, SEQ_LENGTH, SAMPLES, MICROBATCHES, CPU = 50, 16, 2, 4, torch.device("cpu")
@@ -143,10 +144,7 @@ def test_deferred_weight_gradients_share_memory_with_the_rest(norm_position: str
 
 
 LLAMA = {
-    "position": "rotary",
-    "norm": "rmsnorm",
-    "activation": "swiglu",
-    "bias": False,
+    **LLAMA_BLOCK,
     "tie_embeddings": False,
     "num_key_value_heads": 2,
     "ffn_hidden_size": 40,

@@ -26,7 +26,7 @@ from colonnade.train.step import train_step
 from tests.commands import forked
 from tests.parity.runs import CPU, SERIAL, Case, configured, pairs_of_texts, part
 from tests.runs import metrics, tensors
-from tests.tiny import made_up
+from tests.tiny import TinyCorpus, made_up, write_config
 
 CASE = Case(block="bert", drop=0.0)
 
@@ -152,42 +152,6 @@ def test_phases_go_on_in_data_of_their_own_length() -> None:
 
 # --- whole runs -------------------------------------------------------------------------------------------------------
 
-CONFIG = """\
-[model]
-kind = "bert"
-num_layers = 2
-hidden_size = 16
-num_heads = 2
-seq_length = 16
-dropout = 0.1
-attention_dropout = 0.1
-
-[data]
-train = "{folder}/tokens"
-tokenizer = "{folder}/tokenizer.json"
-split = "5:1:1"
-
-[train]
-steps = 4
-global_batch_size = 4
-micro_batch_size = 2
-threads = 1
-device = "cpu"
-precision = "fp64"
-evaluate_every = 2
-evaluate_samples = 4
-
-[optim]
-learning_rate = 1e-2
-warmup_steps = 2
-
-[checkpoint]
-every = 2
-
-[run]
-folder = "{run}"
-"""
-
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -207,9 +171,18 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write(texts: Path, folder: Path) -> Path:
-    folder.mkdir(exist_ok=True)
-    path = folder / "config.toml"
-    path.write_text(CONFIG.format(folder=texts, run=folder / "run"))
+    """The tests' own small run, of a masked model in float64."""
+    path = write_config(TinyCorpus(texts), folder)
+    content = path.read_text()
+    for before, now in {
+        "[model]\n": '[model]\nkind = "bert"\n',
+        'split = "5:1"': 'split = "5:1:1"',
+        "steps = 6\n": 'steps = 4\nprecision = "fp64"\n',
+        "evaluate_every = 3": "evaluate_every = 2",
+    }.items():
+        assert content.count(before) == 1
+        content = content.replace(before, now)
+    path.write_text(content)
     return path
 
 
@@ -262,7 +235,9 @@ def test_a_run_goes_on_where_it_was(alone: Path, texts: Path, tmp_path: Path) ->
 
 def test_blends_and_curricula(texts: Path, tmp_path: Path) -> None:
     path = write(texts, tmp_path)
-    path.write_text(path.read_text().replace(f'train = "{texts}/tokens"', f'blend = {{ "{texts}/tokens" = 1.0 }}'))
+    alone = f'train = "{texts}/tokens"'
+    assert alone in path.read_text()
+    path.write_text(path.read_text().replace(alone, f'blend = {{ "{texts}/tokens" = 1.0 }}'))
     with path.open("a") as stream:
         stream.write("[curriculum]\ntokens = [0, 64]\nseq_length = [8, 16]\nglobal_batch_size = [4, 4]\n")
     answer = forked("train", path)

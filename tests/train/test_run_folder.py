@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from colonnade.atomic import write_whole
 from colonnade.config.load import load
 from colonnade.errors import ConfigError
-from colonnade.train.run_folder import occupy, write_whole
+from colonnade.train.run_folder import occupy
 from tests.distributed import run_on_ranks
 from tests.runs import snapshot
 from tests.tiny import TinyCorpus, config

@@ -9,7 +9,7 @@ head          head (final norm, masked-LM transform and bias, pooler, sentence o
 from collections.abc import Iterator
 
 from colonnade.architecture.block import norm_weights
-from colonnade.architecture.gpt import embedding_weights, stacked, table_weight
+from colonnade.architecture.stack import output_weights, stacked
 from colonnade.architecture.statement import Architecture, Weight
 from colonnade.config.schema import ModelConfig
 
@@ -23,29 +23,20 @@ def bert(model: ModelConfig, vocab_size: int) -> Architecture:
     return stacked(
         model,
         vocab_size,
-        embedding=_embedding(model),
+        token_types=model.token_types,
         head=tuple(_head(model, vocab_size)),
         head_multiply_adds=(vocab_size + h) * h + once,
         losses=LOSSES,
     )
 
 
-def _embedding(model: ModelConfig) -> tuple[Weight, ...]:
-    types = Weight("types.weight", (model.token_types, model.hidden_size), std=model.init_std)
-    positions = [weight for weight in embedding_weights(model) if weight.name.startswith("positions")]
-    return (*positions, types, *(norm_weights("norm", model) if model.embedding_norm else ()))
-
-
 def _head(model: ModelConfig, vocab_size: int) -> Iterator[Weight]:
     """In the order of the module tree."""
     h, std = model.hidden_size, model.init_std
     yield Weight("bias", (vocab_size,), cut=0, is_vocabulary=True)
-    if model.norm_position == "pre":
-        yield from norm_weights("norm", model)
+    yield from output_weights(model, vocab_size)
     yield from _linear("dense", model, Weight("weight", (h, h), std=std))
     yield from norm_weights("dense_norm", model)
-    if not model.tie_embeddings:
-        yield table_weight(model, vocab_size)._replace(name="output.weight")
     yield from _linear("pooler", model, Weight("weight", (h, h), cut=0, std=std))
     yield from _linear("order", model, Weight("weight", (2, h), cut=1, std=std))
 

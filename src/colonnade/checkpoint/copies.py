@@ -26,7 +26,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from colonnade.architecture.gpt import TABLE
+from colonnade.architecture.stack import TABLE
 from colonnade.checkpoint.checksum import Checksum
 from colonnade.data_parallel.buckets import Bucket
 from colonnade.errors import CheckpointError

@@ -13,22 +13,24 @@ Megatron-LM paper uses), or the second is half of the time from elsewhere (next-
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
-from colonnade.data.datasets import Dataset, Passes, Positions
+from colonnade.data.datasets import Dataset, FileDataset, Passes, Positions
 from colonnade.data.draws import Draws, SamplePurpose
 from colonnade.data.indexed import TokenFile
 from colonnade.data.masking import Flags, Integers, Masking, WordPieces, choose, shown_to_model
 from colonnade.data.phased_dataset import PhasedDataset
 from colonnade.data.rows import Samples, Text
 from colonnade.data.sampler import InOrder, Order
+from colonnade.data.sidecar import read_sidecar
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 
@@ -80,12 +82,6 @@ class BertDataset:
     ) -> None:
         """`order` None: one after the other."""
         assert documents.step == 1 and len(documents) > 0, "a run of documents"
-        if file.num_sequences == file.num_documents and file.num_tokens > file.num_documents * seq_length:
-            raise DataError(
-                f"{file.prefix} has a single sequence in each of its {file.num_documents:,} documents: it was made for "
-                "a language model, and pairs of texts are made of sentences. Tokenize the text with `colonnade data "
-                "tokenize --sentences`."
-            )
         self.file, self.documents, self.seq_length = file, documents, seq_length
         self._pieces, self._seed, self._cut = pieces, seed, cut
         self._room = seq_length - 3  # for text, beside [CLS] and two [SEP]
@@ -103,6 +99,10 @@ class BertDataset:
 
     def __len__(self) -> int:
         return self.num_samples
+
+    @property
+    def parts(self) -> Sequence[FileDataset]:
+        return (self,)
 
     def rows(self, positions: Positions) -> PairRows:
         """The samples at positions [b] of the run."""
@@ -192,6 +192,19 @@ def pair_samples_of(config: Config, tokenizer: Tokenizer | None) -> PairSamples:
     return PairSamples(WordPieces.of(tokenizer), config.train.seed, cut)
 
 
+def _check_sentences(file: TokenFile, seq_length: int) -> None:
+    """Refuse a file whose sequences are whole documents: as it says itself, or as their lengths say."""
+    sidecar = read_sidecar(file)
+    known = None if sidecar is None else sidecar.sentences
+    single = file.num_sequences == file.num_documents
+    if known is False or (known is None and single and file.num_tokens > file.num_documents * seq_length):
+        raise DataError(
+            f"{file.prefix} has a single sequence in each of its {counted(file.num_documents, 'document')}: it was "
+            "made for a language model, and pairs of texts are made of sentences. Tokenize the text with `colonnade "
+            "data tokenize --sentences`."
+        )
+
+
 @dataclass(frozen=True)
 class PairSamples:
     """Samples of two texts with words to guess: a masked model's (`datasets.SampleKind`)."""
@@ -202,6 +215,7 @@ class PairSamples:
 
     def dataset(self, file: TokenFile, documents: range, seq_length: int, *, vocab_size: int) -> BertDataset:
         """`vocab_size` is the model's; ids beyond the vocabulary that words are masked in are refused."""
+        _check_sentences(file, seq_length)
         return BertDataset(file, documents, seq_length, pieces=self.pieces, seed=self.seed, cut=self.cut)
 
     def training(self, of_length: Callable[[int], Dataset], curriculum: Curriculum) -> Dataset:

@@ -19,6 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 
+import numpy as np
+from numpy.typing import NDArray
+
 from colonnade.data.sampler import cut_in_microbatches
 
 
@@ -68,6 +71,12 @@ class Curriculum:
     def phase(self, position: int) -> Phase:
         """The phase that a position is in."""
         return [phase for phase in self.phases if phase.begin <= position][-1]
+
+    def phase_of(self, positions: NDArray[np.int64]) -> Phase:
+        """The phase that positions are in, all of them."""
+        phase = self.phase(int(positions.min()))
+        assert phase is self.phase(int(positions.max())), "sequences of one length"
+        return phase
 
     def next(self, position: int) -> int:
         """The position after the step that begins at one."""

@@ -56,8 +56,17 @@ class Dataset(Protocol):
         ...
 
 
-class FileDataset(Dataset, Protocol):
-    """The samples of one run of documents of one token file."""
+class SplitDataset(Dataset, Protocol):
+    """Samples of runs of documents."""
+
+    @property
+    def parts(self) -> Sequence[FileDataset]:
+        """Those of each token file."""
+        ...
+
+
+class FileDataset(SplitDataset, Protocol):
+    """The samples of one run of documents of one token file, which is its only part."""
 
     file: TokenFile
     documents: range
@@ -85,9 +94,9 @@ class SampleKind(Protocol):
 class Datasets:
     """What a run trains and evaluates on; None where the split gives nothing."""
 
-    train: Dataset
-    validation: Dataset | None
-    test: Dataset | None
+    train: SplitDataset
+    validation: SplitDataset | None
+    test: SplitDataset | None
 
 
 def open_datasets(

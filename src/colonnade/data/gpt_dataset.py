@@ -10,7 +10,7 @@ end-of-document token and attention sees across it, as in GPT-2 and Megatron-LM,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from colonnade.config.schema import DataConfig
 from colonnade.data.curriculum import Curriculum
 from colonnade.data.curriculum_dataset import CurriculumDataset
-from colonnade.data.datasets import Dataset, Passes, Positions
+from colonnade.data.datasets import Dataset, FileDataset, Passes, Positions
 from colonnade.data.indexed import TokenFile
 from colonnade.data.rows import Cut, PackedRows, RowReader, Rows, StreamRows, Text
 from colonnade.data.sampler import AllEpochsOrder, InOrder, Order
@@ -63,6 +63,10 @@ class GPTDataset:
 
     def __len__(self) -> int:
         return self.num_samples
+
+    @property
+    def parts(self) -> Sequence[FileDataset]:
+        return (self,)
 
     def rows(self, positions: Positions) -> Rows:
         """The samples at positions [b] of the run."""

@@ -10,10 +10,8 @@ version, so that a file that was replaced is fetched anew. Nothing is ever delet
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +20,7 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 
+from colonnade.atomic import write_whole
 from colonnade.data.indexed import TokenFile, Tokens, bin_path, idx_path
 from colonnade.data.sidecar import sidecar_path
 from colonnade.errors import HIDDEN, DataError, credentials_in, hidden
@@ -62,7 +61,7 @@ class RemoteTokenFile(TokenFile):
         key = hashlib.blake2b(f"{hidden(url)} {size} {version}".encode(), digest_size=12).hexdigest()
         self._folder = Path(cache) / key
         self._size = int(size)
-        _write_whole(self._folder / "url", hidden(url).encode())
+        _keep(self._folder / "url", hidden(url).encode())
         local = self._folder / "tokens"
         self._copy(url, ".idx", idx_path(local))
         if _try(url, lambda: self._storage.exists(f"{self._path}.json")):
@@ -93,12 +92,12 @@ class RemoteTokenFile(TokenFile):
                 f"{bin_path(self.prefix)} gave {len(data):,} bytes where {end - begin:,} from {begin:,} on were asked "
                 "for: it was replaced while it is read. Start again, so that it is opened anew."
             )
-        _write_whole(path, data)
+        _keep(path, data)
         return data
 
     def _copy(self, url: str, ending: str, target: Path) -> None:
         if not target.is_file():
-            _write_whole(target, _try(url, lambda: self._storage.cat_file(f"{self._path}{ending}")))
+            _keep(target, _try(url, lambda: self._storage.cat_file(f"{self._path}{ending}")))
 
 
 def _storage(url: str) -> tuple[Any, str]:
@@ -163,14 +162,9 @@ def _try(name: str, ask: Callable[[], Any]) -> Any:
     raise AssertionError("the last attempt returns or raises")
 
 
-def _write_whole(path: Path, data: bytes) -> None:
-    """Write a file under a temporary name, and rename it when it is complete."""
-    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
+def _keep(path: Path, data: bytes) -> None:
+    """Write a file of the cache."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(data)
-        partial.replace(path)
+        write_whole(path, data)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
         raise DataError(f"{path} cannot be written: {error}. Free some space, or set data.cache elsewhere.") from error

@@ -8,13 +8,16 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
+from colonnade.atomic import write_whole
 from colonnade.data.indexed import TokenFile
 from colonnade.errors import DataError
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -30,18 +33,14 @@ class Sidecar:
     text_bytes: int
     """Size of the text in UTF-8."""
     sources: tuple[str, ...]
+    sentences: bool | None = None
+    """Whether sequences are sentences, or else whole documents. None: not known."""
     index_sha256: str | None = field(default=None, compare=False)
     """Of the .idx, which is held against it when a run starts. None: written before, or by hand."""
 
     def write(self, prefix: str | Path) -> None:
         """Write `prefix.json`, under a temporary name until it is whole."""
-        path = sidecar_path(prefix)
-        partial = Path(f"{path}.partial-{os.getpid()}")
-        try:
-            partial.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_whole(sidecar_path(prefix), (json.dumps(dataclasses.asdict(self), indent=2) + "\n").encode())
 
 
 def sidecar_path(prefix: str | Path) -> Path:
@@ -105,8 +104,9 @@ def merge_sidecars(parts: Sequence[tuple[str, Sidecar | None]]) -> Sidecar | Non
         text_bytes=sum(sidecar.text_bytes for sidecar in sidecars),
         sources=tuple(source for sidecar in sidecars for source in sidecar.sources),
         end_of_document=_agreed([sidecar.end_of_document for sidecar in sidecars]),
+        sentences=_agreed([sidecar.sentences for sidecar in sidecars]),
     )
 
 
-def _agreed(values: Sequence[int | None]) -> int | None:
+def _agreed(values: Sequence[Value | None]) -> Value | None:
     return values[0] if len(set(values)) == 1 else None

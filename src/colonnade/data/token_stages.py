@@ -133,6 +133,7 @@ class JoinTokens(Tokens):
                 tokens=writer.num_tokens,
                 text_bytes=text_bytes,
                 sources=tuple(str(file) for task in tasks for file in _written_files(folder, part, task)),
+                sentences=False,
             )
             writer.close(sidecar)
         return {"documents": writer.num_documents, "tokens": writer.num_tokens, "dtype": str(dtype)}

@@ -177,6 +177,7 @@ class _Making:
             tokens=writer.num_tokens,
             text_bytes=text_bytes,
             sources=tuple(str(path) for path in self.paths),
+            sentences=self.sentences,
         )
 
 

@@ -7,7 +7,7 @@ a token table that the last pipeline stage shares with the first is counted by t
 import torch
 from torch import Tensor
 
-from colonnade.architecture.gpt import TABLE
+from colonnade.architecture.stack import TABLE
 from colonnade.data_parallel.buckets import Bucket, ParamGroup
 from colonnade.data_parallel.zero import Ownership
 from colonnade.mesh.collectives import all_reduce

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from colonnade.architecture.gpt import TABLE
+from colonnade.architecture.stack import TABLE
 from colonnade.data_parallel.buckets import Bucket
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Mesh

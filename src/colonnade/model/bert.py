@@ -11,6 +11,7 @@
 Source: Devlin et al., "BERT", 2019; the heads' shapes are those of Hugging Face's `BertForPreTraining`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,16 +20,12 @@ from torch import Tensor, nn
 
 from colonnade.architecture.statement import vocab_rows_per_rank
 from colonnade.config.schema import ModelConfig
-from colonnade.kernels.dropout import dropout
 from colonnade.kernels.mask import Pairs
 from colonnade.mesh.collectives import reduce_from
 from colonnade.model.inputs import Inputs
 from colonnade.model.mlp import GELU
 from colonnade.model.norm import norm_of
-from colonnade.model.position import Positions
-from colonnade.model.stack import FirstUnit, LastUnit, Stack
-from colonnade.model.transformer import residual_dtype
-from colonnade.randomness import Purpose
+from colonnade.model.stack import Head, Stack
 from colonnade.tensor_parallel.cross_entropy import output_loss, token_guesses
 from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
 from colonnade.tensor_parallel.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
@@ -39,8 +36,6 @@ from colonnade.tensor_parallel.parallel import Parallel
 class BertInputs(Inputs):
     """What units read besides the residual stream; None where no unit of this rank reads it."""
 
-    types: Tensor | None = None
-    """int64 [s, b], 0 or 1: the embedding's."""
     real: Tensor | None = None
     """bool [s, b]: False on padding, which nothing attends to."""
     pair_labels: Tensor | None = None
@@ -54,34 +49,7 @@ class BertInputs(Inputs):
         return Pairs(self.documents, self.real)
 
 
-class BertEmbedding(FirstUnit):
-    """Tokens, positions and token types into the residual stream."""
-
-    def __init__(self, model: ModelConfig, vocab_size: int, parallel: Parallel) -> None:
-        super().__init__()
-        self.drop, self.parallel, self.fp32_residual = model.dropout, parallel, model.fp32_residual
-        h = model.hidden_size
-        self.tokens = VocabParallelEmbedding(vocab_size, h, parallel)
-        self.positions = Positions(model.seq_length, h) if model.position == "learned" else None
-        self.types = Positions(model.token_types, h)
-        self.norm = norm_of(model) if model.embedding_norm else None
-
-    def forward(self, inputs: BertInputs) -> Tensor:
-        """[s, b, h], or [s/tp, b, h] under sequence parallelism."""
-        assert inputs.tokens is not None and inputs.types is not None, "the embedding reads tokens and their types"
-        x = self.tokens(inputs.tokens)
-        x = x.to(residual_dtype(x.dtype, self.fp32_residual))
-        first = self.parallel.first_position(len(x))
-        mine = slice(first, first + len(x))
-        if self.positions is not None:
-            x = self.positions(x, first)
-        x = self.types(x, inputs.types[mine])
-        if self.norm is not None:
-            x = self.norm(x, x.dtype)
-        return dropout(x, self.drop, inputs.masks, Purpose.EMBEDDING_DROPOUT, first=first)
-
-
-class BertHead(LastUnit):
+class BertHead(Head):
     """What is made of the last block's stream: the masked tokens, and the order of the two texts."""
 
     sharded = {"bias": 0}
@@ -89,14 +57,12 @@ class BertHead(LastUnit):
     def __init__(
         self, model: ModelConfig, vocab_size: int, parallel: Parallel, tied: VocabParallelEmbedding | None = None
     ) -> None:
-        super().__init__()
-        self.parallel, self.vocab_size, h = parallel, vocab_size, model.hidden_size
+        super().__init__(model, vocab_size, parallel, tied)
+        h = model.hidden_size
         self.full_shapes = {"bias": (vocab_size,)}
         self.approximation = GELU.get(model.activation, "none")
-        self.norm = norm_of(model) if model.norm_position == "pre" else None
         self.dense = ReplicatedLinear(h, h, parallel, bias=model.bias)
         self.dense_norm = norm_of(model)
-        self.output = tied or VocabParallelEmbedding(vocab_size, h, parallel)
         self.bias = nn.Parameter(torch.zeros(vocab_rows_per_rank(vocab_size, parallel.tp.size)))
         self.pooler = ColumnParallelLinear(h, h, parallel, bias=model.bias)
         self.order = RowParallelLinear(h, 2, parallel, bias=model.bias)
@@ -105,7 +71,7 @@ class BertHead(LastUnit):
         """[s, b, h] (sequence parallel: [s/tp, b, h]) -> the weighted sums of both losses, [] each."""
         assert inputs.labels is not None and inputs.loss_weights is not None, "the head reads labels and weights"
         assert inputs.pair_labels is not None and inputs.pair_weights is not None, "and those of pairs"
-        x = self.normed(x)
+        x = self.normed(x)  # what both losses read
         masked = output_loss(
             self.transformed(x),
             self.output.weight,
@@ -121,10 +87,6 @@ class BertHead(LastUnit):
         weights = inputs.pair_weights if first_rank else torch.zeros_like(inputs.pair_weights)
         order = (losses * weights.to(losses.dtype)).sum()
         return masked, reduce_from(order, self.parallel.tp) if self.parallel.sequence_parallel else order
-
-    def normed(self, x: Tensor) -> Tensor:
-        """[..., h] -> [..., h]: what both heads read."""
-        return x.to(self.output.weight.dtype) if self.norm is None else self.norm(x)
 
     def transformed(self, x: Tensor) -> Tensor:
         """[..., h] -> [..., h]: what the output layer reads."""
@@ -161,19 +123,15 @@ def _pair_losses(logits: Tensor, labels: Tensor) -> Tensor:
 class BERT(Stack):
     """A model that reads a text from both sides."""
 
-    embedding: BertEmbedding
     head: BertHead
 
-    def make_embedding(self, model: ModelConfig) -> BertEmbedding:
-        return BertEmbedding(model, self.vocab_size, self.parallel)
+    def __init__(
+        self, model: ModelConfig, vocab_size: int, parallel: Parallel, *, units: Sequence[str] | None = None
+    ) -> None:
+        super().__init__(model, vocab_size, parallel, units=units, token_types=model.token_types)
 
     def make_head(self, model: ModelConfig, tied: VocabParallelEmbedding | None) -> BertHead:
         return BertHead(model, self.vocab_size, self.parallel, tied)
-
-    def embed(self, inputs: Inputs) -> Tensor:
-        assert isinstance(inputs, BertInputs), "tokens have types"
-        x: Tensor = self.embedding(inputs)
-        return x
 
     def losses(self, x: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
         assert isinstance(inputs, BertInputs), "samples are pairs of texts"

@@ -33,6 +33,9 @@ class Inputs:
     first_position: int = 0
     """Of these tokens, in their text."""
 
+    types: Tensor | None = None
+    """int64 [s, b]: the embedding's, of models whose tokens have types."""
+
     @cached_property
     def pairs(self) -> Pairs:
         """Which tokens may see each other, for all layers."""

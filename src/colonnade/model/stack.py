@@ -8,45 +8,92 @@ A weight's logical name is its bucket's name and its name in there. It says noth
 embeddings has a token table of its own, under the same name and with the same initial numbers as the first stage's.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from colonnade.architecture.families import architecture_of
-from colonnade.architecture.gpt import TABLE
+from colonnade.architecture.stack import TABLE
 from colonnade.config.schema import ModelConfig
+from colonnade.kernels.dropout import dropout
 from colonnade.model.inputs import Inputs
+from colonnade.model.norm import norm_of
+from colonnade.model.position import Positions
 from colonnade.model.transformer import Block, residual_dtype
+from colonnade.randomness import Purpose
 from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
 from colonnade.tensor_parallel.parallel import Parallel
 
 
-class FirstUnit(nn.Module):
-    """Tokens into the residual stream."""
+class Embedding(nn.Module):
+    """Tokens into the residual stream, with learned positions and types of tokens where the model has them."""
 
-    tokens: VocabParallelEmbedding
+    def __init__(self, model: ModelConfig, vocab_size: int, parallel: Parallel, *, token_types: int) -> None:
+        super().__init__()
+        self.drop, self.parallel, self.fp32_residual = model.dropout, parallel, model.fp32_residual
+        h = model.hidden_size
+        self.tokens = VocabParallelEmbedding(vocab_size, h, parallel)
+        self.positions = Positions(model.seq_length, h) if model.position == "learned" else None
+        self.types = Positions(token_types, h) if token_types else None
+        self.norm = norm_of(model) if model.embedding_norm else None
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """[s, b, h], or [s/tp, b, h] under sequence parallelism."""
+        assert inputs.tokens is not None, "the embedding reads tokens"
+        x = self.tokens(inputs.tokens)
+        x = x.to(residual_dtype(x.dtype, self.fp32_residual))
+        first = self.parallel.first_position(len(x))
+        mine = slice(first, first + len(x))
+        if self.positions is not None:
+            x = self.positions(x, inputs.first_position + first if inputs.positions is None else inputs.positions[mine])
+        if self.types is not None:
+            assert inputs.types is not None, "and their types"
+            x = self.types(x, inputs.types[mine])
+        if self.norm is not None:
+            x = self.norm(x, x.dtype)
+        return dropout(x, self.drop, inputs.masks, Purpose.EMBEDDING_DROPOUT, first=first)
 
 
-class LastUnit(nn.Module):
-    """The residual stream into losses."""
+class Head(nn.Module):
+    """What every head has: the final norm (of pre-norm models), and the output layer, whose weight is the token table
+    where that is tied.
 
-    output: VocabParallelEmbedding
-    """Its weight is the token table where that is tied."""
+    Post-norm models end with their last block's own norm, and have none here, as GPT-1 and BERT.
+    """
+
+    def __init__(
+        self, model: ModelConfig, vocab_size: int, parallel: Parallel, tied: VocabParallelEmbedding | None = None
+    ) -> None:
+        super().__init__()
+        self.parallel, self.vocab_size = parallel, vocab_size
+        self.norm = norm_of(model) if model.norm_position == "pre" else None
+        self.output = tied or VocabParallelEmbedding(vocab_size, model.hidden_size, parallel)
+
+    def normed(self, x: Tensor) -> Tensor:
+        """[..., h] -> [..., h] in the output layer's type: what the head multiplies."""
+        return x.to(self.output.weight.dtype) if self.norm is None else self.norm(x)
 
 
-class Stack(nn.Module):
+class Stack(nn.Module, ABC):
     """Embedding, blocks, head, or those of them that a rank has. The token table is cut over tp; so is every block.
 
     Under sequence parallelism the gradients of weights whose `Placement.dim` is None are partial sums over tp. `units`:
-    None, or the names of those to build, in the order of the model.
+    None, or the names of those to build, in the order of the model. `token_types`: how many types tokens have, 0: none.
     """
 
-    embedding: FirstUnit
-    head: LastUnit
+    embedding: Embedding
+    head: Head
 
     def __init__(
-        self, model: ModelConfig, vocab_size: int, parallel: Parallel, *, units: Sequence[str] | None = None
+        self,
+        model: ModelConfig,
+        vocab_size: int,
+        parallel: Parallel,
+        *,
+        units: Sequence[str] | None = None,
+        token_types: int = 0,
     ) -> None:
         super().__init__()
         self.vocab_size, self.parallel = vocab_size, parallel
@@ -56,7 +103,7 @@ class Stack(nn.Module):
         self.architecture = architecture_of(model, vocab_size)
         chosen = self.architecture.unit_names if units is None else units
         if "embedding" in chosen:
-            self.embedding = self.make_embedding(model)
+            self.embedding = Embedding(model, vocab_size, parallel, token_types=token_types)
         self.blocks = nn.ModuleDict()
         for layer in [int(name.removeprefix("blocks.")) for name in chosen if name.startswith("blocks.")]:
             self.blocks[str(layer)] = Block(model, layer, parallel)
@@ -64,21 +111,13 @@ class Stack(nn.Module):
             tied = self.embedding.tokens if self.tied and "embedding" in chosen else None
             self.head = self.make_head(model, tied)
 
-    def make_embedding(self, model: ModelConfig) -> FirstUnit:
-        """The first unit."""
-        raise NotImplementedError
-
-    def make_head(self, model: ModelConfig, tied: VocabParallelEmbedding | None) -> LastUnit:
+    @abstractmethod
+    def make_head(self, model: ModelConfig, tied: VocabParallelEmbedding | None) -> Head:
         """The last unit; `tied`: the token table, where this rank has it already."""
-        raise NotImplementedError
 
-    def embed(self, inputs: Inputs) -> Tensor:
-        """The residual stream that the first block takes: [s, b, h], or [s/tp, b, h] under sequence parallelism."""
-        raise NotImplementedError
-
+    @abstractmethod
     def losses(self, x: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
         """The losses of a micro-batch, [] each, given what the last block hands on: those that `Unit.losses` names."""
-        raise NotImplementedError
 
     def units(self) -> dict[str, nn.Module]:
         """This rank's units in the order of a forward pass."""
@@ -91,7 +130,7 @@ class Stack(nn.Module):
         losses.
         """
         if unit == "embedding":
-            return (self.embed(inputs),)
+            return (self.embedding(inputs),)
         (x,) = carry
         if unit == "head":
             return self.losses(x, inputs)

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Iterator
 from math import lcm
-from typing import cast
 
 import torch
 
@@ -11,8 +10,7 @@ from colonnade.architecture.families import architecture_of
 from colonnade.config.describe import first_line
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config, ParallelConfig
-from colonnade.data.blended_dataset import BlendedDataset
-from colonnade.data.datasets import Dataset, FileDataset
+from colonnade.data.datasets import SplitDataset
 from colonnade.data.sidecar import not_checked
 from colonnade.kernels.products import multiplies_natively
 from colonnade.launch import launch
@@ -174,19 +172,12 @@ def _largest(own: Memory, mesh: Mesh) -> Memory:
     return max((Memory(*stage) for stage in stages), key=lambda memory: memory.total + memory.host)
 
 
-def _parts(dataset: Dataset) -> list[FileDataset]:
-    if isinstance(dataset, BlendedDataset):
-        return dataset.parts
-    assert hasattr(dataset, "documents"), "a run reads one token file, or a blend of several"
-    return [cast(FileDataset, dataset)]
+def _documents(dataset: SplitDataset) -> int:
+    return sum(len(part.documents) for part in dataset.parts)
 
 
-def _documents(dataset: Dataset) -> int:
-    return sum(len(part.documents) for part in _parts(dataset))
-
-
-def _tokens(dataset: Dataset) -> int:
-    return sum(part.num_tokens for part in _parts(dataset))
+def _tokens(dataset: SplitDataset) -> int:
+    return sum(part.num_tokens for part in dataset.parts)
 
 
 def _notes(config: Config, corpus: Corpus) -> Iterator[str]:
@@ -199,7 +190,7 @@ def _notes(config: Config, corpus: Corpus) -> Iterator[str]:
             yield "the tokenizer is not byte-level: no bits per byte"
         yield from (not_checked(prefix, "data.tokenizer") for prefix in corpus.unchecked)
     if data.blend is not None and data.validation is None and data.shares[1]:
-        there = 0 if datasets.validation is None else len(_parts(datasets.validation))
+        there = 0 if datasets.validation is None else len(datasets.validation.parts)
         if there < len(data.blend):
             yield (
                 f"{len(data.blend) - there} of {len(data.blend)} files of data.blend have too little text for a "

@@ -20,7 +20,7 @@ from colonnade.model.stack import Stack
 from colonnade.pipeline.carry import backward_from, leaves
 from colonnade.planner.example import example_inputs
 from colonnade.tasks.tasks import TASKS
-from colonnade.tensor_parallel.parallel import Parallel
+from colonnade.train.state import parallel_of
 
 _TIMES = 3
 """Each unit runs once to warm up and so often to be timed; the fastest counts, for others only disturb."""
@@ -33,8 +33,7 @@ def measured(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, v
         torch.set_num_threads(train.threads)
     tp = paper_mesh(Layout(tp=parallel.tp), 0).tp
     one = model.model_copy(update={"num_layers": 1})
-    task, cut = TASKS[model.kind], Parallel(tp, recompute_attention=parallel.recompute == "selective")
-    small = task.build(one, vocab_size, cut, None)
+    small = TASKS[model.kind].build(one, vocab_size, parallel_of(parallel, tp), None)
     initialize_(small, tp, train.seed)
     small = small.to(device=device, dtype=DTYPES[train.precision])
     inputs = example_inputs(model, train, vocab_size, device)

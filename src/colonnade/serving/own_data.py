@@ -30,7 +30,7 @@ def measure_part(
     batch_size: int | None,
     as_json: bool,
 ) -> None:
-    """Print perplexity and bits per byte on the part `name`, "validation" or "test", of the run's data (rank 0 prints).
+    """Print what the run's own evaluations tell, of its part `name`, "validation" or "test" (rank 0 prints).
 
     `checkpoint`: the folder that `trained` comes from. `samples`: at most so many, of which `batch_size` are read at
     once; None: as the run's own evaluations.

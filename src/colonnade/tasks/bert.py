@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from colonnade.config.schema import ModelConfig
-from colonnade.data.bert_dataset import PairRows
+from colonnade.data.bert_dataset import WHOLE_WORDS, PairRows
 from colonnade.data.rows import Samples
 from colonnade.errors import DataError
 from colonnade.kernels.dropout import Masks
@@ -131,9 +131,15 @@ class MaskedPairs:
     def random_batch(self, seq_length: int, size: int, vocab_size: int, *, separate_documents: bool) -> BertBatch:
         tokens = torch.randint(0, vocab_size, (seq_length, size))
         types = (torch.arange(seq_length)[:, None] > seq_length // 2).long().expand_as(tokens).contiguous()
-        chosen = (torch.rand(tokens.shape) < 0.15).float()
         return BertBatch(
-            tokens, types, torch.ones_like(tokens).bool(), tokens, chosen, types[-1], torch.ones(size), types[0]
+            tokens=tokens,
+            types=types,
+            real=torch.ones_like(tokens).bool(),
+            labels=tokens,
+            loss_mask=(torch.rand(tokens.shape) < WHOLE_WORDS.share).float(),
+            pair_labels=torch.arange(size) % 2,
+            pair_mask=torch.ones(size),
+            samples=torch.arange(size),
         )
 
     def counts(self, batch: BertBatch) -> Tensor:

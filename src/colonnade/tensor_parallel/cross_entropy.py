@@ -15,6 +15,7 @@ matrix:
 On CUDA the one-hot is written into the matrix that the products read, rounded once: no atomics, no indices.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -54,11 +55,13 @@ def output_loss(
 
 
 @torch.no_grad()
-def token_losses(
-    hidden: Tensor, weight: Tensor, labels: Tensor, *, bias: Tensor | None = None, tp: Axis, vocab_size: int
-) -> Tensor:
-    """Cross entropy of each token, no gradient: hidden [s, b, h], labels [s, b] -> [s, b] in fp32 (fp64 for fp64)."""
-    return token_guesses(hidden, weight, labels, bias=bias, tp=tp, vocab_size=vocab_size)[0]
+def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor, *, tp: Axis, vocab_size: int) -> Tensor:
+    """Cross entropy of each token, no gradient: hidden [s, b, h], labels [s, b] -> [s, b] in fp32 (fp64 for fp64).
+    Sends 2 numbers per token.
+    """
+    numbers = _token_numbers(hidden, weight, labels, None, tp, vocab_size, (_log_sum_exp,))
+    losses = torch.logsumexp(numbers[:, 1], 0) - numbers[:, 0].sum(0)
+    return losses.view(labels.shape)
 
 
 @torch.no_grad()
@@ -68,6 +71,22 @@ def token_guesses(
     """As `token_losses`, and whether no other token is likelier than the label: [s, b] each. Sends 3 numbers per
     token.
     """
+    numbers = _token_numbers(hidden, weight, labels, bias, tp, vocab_size, (_log_sum_exp, _largest))
+    target = numbers[:, 0].sum(0)
+    losses, likeliest = torch.logsumexp(numbers[:, 1], 0) - target, target >= numbers[:, 2].amax(0)
+    return losses.view(labels.shape), likeliest.view(labels.shape)
+
+
+def _token_numbers(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None,
+    tp: Axis,
+    vocab_size: int,
+    summaries: Sequence[Callable[[Tensor], Tensor]],
+) -> Tensor:
+    """Of each rank's logits of each token the label's (0 where it has not got it), and `summaries`: [tp, 1 + n, s·b]"""
     x, labels_1d = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
     table = exact(weight[: real_rows(weight, tp, vocab_size)])
     found = []
@@ -75,14 +94,10 @@ def token_guesses(
         for chunk in _chunks(len(x), weight):
             logits = _logits(x[chunk], table, bias)
             label = _local_labels(labels_1d[chunk], weight.shape[0], tp, table.shape[0])
-            best = logits.amax(-1) if len(table) else logits.new_full((len(logits),), -torch.inf)
-            numbers = [_log_sum_exp(logits), _label_logits(logits, label), best]
-            every = all_gather(torch.stack(numbers)[None], tp)  # [tp, 3, c]
-            target = every[:, 1].sum(0)
-            found.append((torch.logsumexp(every[:, 0], 0) - target, target >= every[:, 2].amax(0)))
+            numbers = [_label_logits(logits, label), *(summary(logits) for summary in summaries)]
+            found.append(all_gather(torch.stack(numbers)[None], tp))
             del logits  # before the next chunk's are made
-    losses, likeliest = (torch.cat(parts).view(labels.shape) for parts in zip(*found, strict=True))
-    return losses, likeliest
+    return torch.cat(found, -1)
 
 
 @torch.no_grad()
@@ -169,11 +184,12 @@ def _logits(x: Tensor, table: Tensor, bias: Tensor | None = None, *, out: Tensor
     given.
     """
     out = _logits_buffer(x, table) if out is None else out[: len(x)]
-    if table.dtype == out.dtype:
-        torch.mm(x.to(table.dtype), table.t(), out=out)
-    else:
+    if table.dtype != out.dtype:
         torch.mm(x, table.t(), out_dtype=out.dtype, out=out)
-    return out if bias is None else out.add_(bias[: len(table)])
+        return out if bias is None else out.add_(bias[: len(table)])
+    if bias is None:
+        return torch.mm(x.to(table.dtype), table.t(), out=out)
+    return torch.addmm(exact(bias[: len(table)]), x.to(table.dtype), table.t(), out=out)
 
 
 def _log_sum_exp(logits: Tensor) -> Tensor:
@@ -181,6 +197,11 @@ def _log_sum_exp(logits: Tensor) -> Tensor:
     if logits.shape[-1] == 0:
         return logits.new_full((len(logits),), float("-inf"))
     return torch.logsumexp(logits, -1)
+
+
+def _largest(logits: Tensor) -> Tensor:
+    """[c, rows] -> [c]; −inf where a rank has no rows."""
+    return logits.amax(-1) if logits.shape[-1] else logits.new_full((len(logits),), float("-inf"))
 
 
 def _softmax_(logits: Tensor) -> tuple[Tensor, Tensor]:

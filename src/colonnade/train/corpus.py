@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from colonnade.config.schema import Config, parse_split
 from colonnade.data.blended_dataset import BlendedDataset, Mixture, open_blend
 from colonnade.data.curriculum import Curriculum
-from colonnade.data.datasets import Dataset, Datasets, FileDataset, SampleKind, open_datasets, open_tokens
+from colonnade.data.datasets import Dataset, Datasets, SampleKind, SplitDataset, open_datasets, open_tokens
 from colonnade.data.identity import DataIdentity, identify
 from colonnade.data.indexed import TokenFile
 from colonnade.data.kinds import samples_of
@@ -134,15 +134,8 @@ def _opened(config: Config) -> Corpus:
     return corpus
 
 
-def _files_of(dataset: Dataset | None) -> list[TokenFile]:
-    if isinstance(dataset, BlendedDataset):
-        return [part.file for part in dataset.parts]
-    return [] if dataset is None else [_of_one_file(dataset).file]
-
-
-def _of_one_file(dataset: Dataset) -> FileDataset:
-    assert hasattr(dataset, "file"), "a run reads one token file, or a blend of several"
-    return cast(FileDataset, dataset)
+def _files_of(dataset: SplitDataset | None) -> list[TokenFile]:
+    return [] if dataset is None else [part.file for part in dataset.parts]
 
 
 def curriculum_of(config: Config) -> Curriculum:
@@ -192,7 +185,7 @@ def _open_blend(
         tokenizer=tokenizer,
         cache=data.cache,
     )
-    own: dict[str, Dataset] = {}
+    own: dict[str, SplitDataset] = {}
     for name, prefix in (("validation", data.validation), ("test", data.test)):
         if prefix is not None:
             file = open_tokens(prefix, vocab_size=vocab_size, tokenizer=tokenizer, cache=data.cache)

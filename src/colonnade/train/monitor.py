@@ -14,8 +14,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from colonnade.atomic import write_whole
 from colonnade.errors import ConfigError, hidden, without_credentials
-from colonnade.train.run_folder import write_whole
 
 Metrics = Mapping[str, float | int]
 

@@ -5,9 +5,9 @@ config.toml      metrics.jsonl      events.jsonl      checkpoints/step_00000100/
 Only checkpoints need torch to be read, so `check` takes none before there is one to name.
 """
 
-import os
 from pathlib import Path
 
+from colonnade.atomic import write_whole
 from colonnade.config.compare import difference
 from colonnade.config.load import load, to_toml
 from colonnade.config.schema import Config
@@ -66,20 +66,6 @@ def unwritable(config: Config, error: OSError) -> ConfigError:
         f"run.folder = {config.run.folder!r} cannot be written: {error.strerror} ({error.filename}). Choose another, "
         "or fix that."
     )
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or, if anything goes wrong, as it was before."""
-    partial = path.with_suffix(".partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def _check_same_run(written: Path, config: Config) -> None:
