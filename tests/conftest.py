@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import signal
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,9 @@ from tests.tiny import TinyCorpus
 # A machine that is busy with something else is not a failure, so examples have no time limit of their own.
 settings.register_profile("colonnade", deadline=None)
 settings.load_profile("colonnade")
+
+# Under nohup the suite inherits an ignored SIGHUP, and so would every run that a test starts and hangs up on.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # One thread: tensors here are tiny, and threads that wait for a core of a busy machine cost more than they bring.
 torch.set_num_threads(1)
