@@ -114,8 +114,8 @@ def page(results: dict[str, Any], total: int) -> str:
         f"{results['seconds'] / 60:.0f} minutes; Python {hardware['python']}, torch {hardware['torch']}, "
         f"{hardware['system']}; commit {hardware['commit']}; `{results['command']}`.",
         "",
-        f"{len(rows) - len(wrong)} are equal up to {TOLERANCE:.0e} (weights of {NEAR_NOTHING} up to "
-        f"{WHAT['qkv_biases']:.0e}), copies to the bit. The largest difference of each layout, "
+        f"{len(rows) - len(wrong)} are equal up to {TOLERANCE:.0e} ({' and '.join(NEAR_NOTHING)} up to "
+        f"{WHAT['key_biases']:.0e}), copies to the bit. The largest difference of each layout, "
         "relative to the largest element of its tensor:",
         "",
         f"| layout | combinations | {' | '.join(WHAT)} |",

@@ -109,7 +109,7 @@ def test_gradient_norms(outcomes: list[Outcome]) -> None:
 
 def test_final_weights(outcomes: list[Outcome]) -> None:
     """The optimizer's, and what the layers multiply with."""
-    near(outcomes, "master", "parameters", "qkv_biases")
+    near(outcomes, "master", "parameters", "key_biases")
 
 
 def test_final_moments(outcomes: list[Outcome]) -> None:
