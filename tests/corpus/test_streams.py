@@ -57,8 +57,11 @@ def test_several_streams_in_one_file(compression: str) -> None:
     assert unpacked(PACK[compression](b"one\n") + PACK[compression](b"two\n"), compression) == b"one\ntwo\n"
 
 
-def test_gzip_may_be_padded_with_zeros() -> None:
-    assert unpacked(gzip.compress(b"one") + bytes(50_000), ".gz") == b"one"
+@pytest.mark.parametrize("compression", [".gz", ".xz"])
+@pytest.mark.parametrize("behind", [b"", b"two"], ids=["at the end", "between streams"])
+def test_gzip_and_xz_may_be_padded_with_zeros(compression: str, behind: bytes) -> None:
+    more = PACK[compression](behind) if behind else b""
+    assert unpacked(PACK[compression](b"one") + bytes(100_000) + more, compression) == b"one" + behind
 
 
 @pytest.mark.parametrize("compression", COMPRESSED)

@@ -103,8 +103,6 @@ def lines(content: Iterator[bytes], *, max_bytes: int) -> Iterator[Line]:
         size += len(first)
         if size <= max_bytes:
             parts.append(first)
-        else:
-            parts.clear()
         for following in others:
             yield Line(number, b"".join(parts) if size <= max_bytes else None, size)
             number, size, parts = number + 1, len(following), [following]
@@ -173,8 +171,9 @@ def _decoded(
     data = file.read(feed_size)
     while data:
         if padded and num_streams and not started:
-            data = data.lstrip(b"\0") or file.read(feed_size)
-            started = bool(data.strip(b"\0"))
+            data = data.lstrip(b"\0")
+            started = bool(data)
+            data = data or file.read(feed_size)
             continue
         started = True
         try:
