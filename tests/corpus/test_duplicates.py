@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from colonnade.corpus import duplicates, matching
 from colonnade.corpus.components import PAIR, components, decided
-from colonnade.corpus.duplicates import pairs_path, read_pairs
+from colonnade.corpus.duplicates import pairs_path, publish, read_pairs
 from colonnade.corpus.matching import Groups, similar_pairs
 from colonnade.corpus.minhash import Bands, jaccard
+from colonnade.corpus.recipe import DeduplicateStep
 from colonnade.corpus.signatures import (
     ENTRY,
     GATHERED,
@@ -130,6 +131,37 @@ def test_the_index_has_what_was_kept_only(tmp_path: Path, run: Run, write_lines:
     assert run(write_lines("b.jsonl", [text]), folder="two", deduplicate=how).texts() == [text]
 
 
+def test_a_part_of_the_index_that_is_there_stays(tmp_path: Path, run: Run, write_lines: Any) -> None:
+    """A run that is started again after its end makes its part once more, and it is the one that goes."""
+    part, again = tmp_path / "0123456789abcdef", tmp_path / "0123456789abcdef.partial"
+    how = DeduplicateStep(index=str(tmp_path))
+    for folder, content in ((part, "first"), (again, "second")):
+        folder.mkdir()
+        (folder / "00000.sets").write_text(content)
+    publish(how, "0123456789abcdef0123", 1)
+    assert not again.exists() and (part / "00000.sets").read_text() == "first"
+
+
+def test_what_another_run_is_about_to_publish_is_not_in_the_index_yet(
+    tmp_path: Path, run: Run, write_lines: Any
+) -> None:
+    """It may have been killed between writing what its part is and giving it its name."""
+    text = " ".join(words(100, 5))
+    how = {"index": str(tmp_path / "index")}
+    run(write_lines("a.jsonl", [text]), folder="one", deduplicate=how)
+    (part,) = (tmp_path / "index").iterdir()
+    part.rename(part.with_suffix(".partial"))
+    assert run(write_lines("b.jsonl", [text]), folder="two", deduplicate=how).texts() == [text]
+
+
+def test_every_task_of_an_earlier_run_is_in_the_index(tmp_path: Path, run: Run, write_lines: Any) -> None:
+    texts = [" ".join(words(100, seed)) for seed in range(8)]
+    how = {"index": str(tmp_path / "index")}
+    first = run(write_lines("a.jsonl", texts), folder="one", deduplicate=how, run={"piece_bytes": 1_500})
+    assert len(first.manifest["inputs"]) > 2 and first.texts() == texts
+    assert run(write_lines("b.jsonl", texts), folder="two", deduplicate=how).texts() == []
+
+
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20))))
 def test_groups_are_connected_components(pairs: list[tuple[int, int]]) -> None:
     groups, sets = Groups(), {member: {member} for member in range(21)}
@@ -238,6 +270,29 @@ def matched(folder: Path, pages: list[np.ndarray]) -> tuple[list[tuple[int, int,
     with SignatureIndex(sources) as index:
         pairs, compared = similar_pairs(index, band_files(sources, folder), 0, 1, similarity=0.7)
     return [(first & 0xFFFFFFFF, second & 0xFFFFFFFF, found) for first, second, found in pairs], compared
+
+
+def test_a_pair_of_just_the_similarity_counts(tmp_path: Path) -> None:
+    """Of seven shingles of ten in common, and all of a page that has seven of another's ten."""
+    pages = [
+        np.arange(start, stop, dtype=np.uint64) << np.uint64(32)
+        for start, stop in ((0, 10), (3, 10), (20, 37), (23, 40))
+    ]
+    assert matched(tmp_path, pages)[0] == [(0, 1, 0.7), (2, 3, 0.7)]
+
+
+def test_documents_of_earlier_runs_are_not_compared_with_each_other(tmp_path: Path) -> None:
+    """They have been once; nothing is dropped of them."""
+    page = np.arange(50, dtype=np.uint64) << np.uint64(32)
+    sources = [Source(0, tmp_path, 0), Source(1, tmp_path, 1), Source(OWN, tmp_path, 2)]
+    for task in range(3):
+        writer = SignatureWriter(tmp_path, task, Bands(32, 4))
+        writer.add(str(task), 1, page)
+        writer.close()
+    with SignatureIndex(sources) as index:
+        pairs, compared = similar_pairs(index, band_files(sources, tmp_path), 0, 1, similarity=0.7)
+    assert compared == len(pairs) == 2
+    assert [second >> 32 for _, second, _ in pairs] == [OWN, OWN]
 
 
 def groups_of(pairs: list[tuple[int, int, float]]) -> list[list[int]]:

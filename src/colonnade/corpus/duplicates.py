@@ -47,6 +47,8 @@ from colonnade.corpus.words import WordHashes, shingles_of
 from colonnade.errors import DataError
 
 INDEX_FACTS = "index.json"
+PARTIAL = ".partial"
+"""Ends the name of a part of the index that a run is still making."""
 _SHOWN = 40  # groups whose members are listed in the manifest
 _SHOWN_MEMBERS = 8
 _PAIRS = 1 << 22  # 160 MB of them are held at least
@@ -190,7 +192,7 @@ class Remember(PipelineStep):
             kept.add(document.metadata["index"])
             yield document
         assert self.how.index is not None, "only with an index"
-        folder = Path(self.how.index) / f"{self.identity[:16]}.partial"
+        folder = Path(self.how.index) / f"{self.identity[:16]}{PARTIAL}"
         bands = Bands(self.how.bands, self.how.rows)
         copy_signatures(Source(OWN + rank, sign_folder(self.setting.folder), rank), folder, sorted(kept), bands)
 
@@ -198,7 +200,7 @@ class Remember(PipelineStep):
 def publish(how: DeduplicateStep, identity: str, num_tasks: int) -> None:
     """Gives this run's part of the index its name. Does nothing the second time."""
     assert how.index is not None, "only with an index"
-    partial, final = (Path(how.index) / f"{identity[:16]}{ending}" for ending in (".partial", ""))
+    partial, final = (Path(how.index) / f"{identity[:16]}{ending}" for ending in (PARTIAL, ""))
     if partial.exists() and final.exists():
         shutil.rmtree(partial)
     elif partial.exists():

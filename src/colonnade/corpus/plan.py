@@ -13,7 +13,7 @@ from typing import Any
 
 from colonnade.atomic import written
 from colonnade.corpus.archives import members
-from colonnade.corpus.duplicates import INDEX_FACTS, index_facts
+from colonnade.corpus.duplicates import INDEX_FACTS, PARTIAL, index_facts
 from colonnade.corpus.folders import entries
 from colonnade.corpus.formats import KINDS_IN_WORDS, InputSplit, kind_of
 from colonnade.corpus.load import source_of
@@ -189,7 +189,7 @@ def _index_parts(recipe: Recipe, identity: str) -> tuple[str, ...]:
     if recipe.deduplicate is None or recipe.deduplicate.index is None:
         return ()
     folder = Path(recipe.deduplicate.index)
-    found = sorted(path.parent for path in folder.glob(f"*/{INDEX_FACTS}"))
+    found = sorted(path.parent for path in folder.glob(f"*/{INDEX_FACTS}") if path.parent.suffix != PARTIAL)
     for part in found:
         facts, own = json.loads((part / INDEX_FACTS).read_bytes()), index_facts(recipe.deduplicate)
         if {key: facts.get(key) for key in own} != own or "tasks" not in facts:
