@@ -262,6 +262,16 @@ def test_too_little_space_is_seen_before_anything_is_written(path: Path, monkeyp
     assert newest(path.parent) == path and not list(path.parent.glob(".*"))
 
 
+def test_room_for_all_numbers_but_a_byte_is_too_little(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the user waits for no write that must fail: not one is begun."""
+    begun = list[Any]()
+    monkeypatch.setattr(_HashingStream, "write", lambda stream, data: begun.append(data))
+    needed = sum(shard.data.nbytes for shard in shards())
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**6, 0, needed - 1))
+    assert refused(lambda: save(path.parent, 30, shards(), {})).startswith("The disk is full: ")
+    assert not begun
+
+
 @pytest.mark.parametrize("limit", [0, 100, 2000, 30_000, 300_000, 800_000])
 def test_a_disk_that_fills_while_writing(tmp_path: Path, limit: int) -> None:
     """A limit on file sizes stands for the full disk: writes fail in the midst of one."""

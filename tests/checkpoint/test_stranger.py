@@ -168,6 +168,10 @@ FORGED: dict[str, tuple[Callable[[Content], object], str]] = {
     "twice": (lambda c: tensor(c)["pieces"].append(tensor(c)["pieces"][0]), "do not cover it, each element once"),
     "no piece at all": (put([], *T, "pieces"), "do not cover it, each element once"),
     "behind the end": (put(10**9, *P, 3), "which has"),
+    "a byte behind the end": (
+        lambda c: put(c["files"][DATA]["size"] - tensor(c)["pieces"][0][4] + 1, *P, 3)(c),
+        "embedding.weight ends at byte",
+    ),
     "far behind the end": (put(2**62, *P, 3), "which has"),
     "too many dims": (put([1] * 17, *T, "shape"), "(at tensors.embedding.weight.shape)"),
     "the same bytes": (lambda c: c["tensors"].update(copy=tensor(c)), "two tensors share bytes of __0_0.distcp"),

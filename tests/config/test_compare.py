@@ -2,7 +2,10 @@ from collections.abc import Callable
 
 from colonnade.config.compare import before_it_was_saved, difference, may_change_on_resume, model_facts
 from colonnade.config.describe import all_keys
+from colonnade.config.load import loads
 from colonnade.config.schema import Config, ModelConfig
+
+from .conftest import SMALL
 
 Loaded = Callable[..., Config]
 
@@ -51,6 +54,16 @@ def test_where_files_lie_is_no_difference_to_a_run(loaded: Loaded) -> None:
     assert forbidden(loaded(), loaded("data.train=elsewhere", "data.tokenizer=t")) == []
     assert forbidden(loaded("data.test=a"), loaded("data.test=b")) == []
     assert forbidden(loaded(), loaded("data.test=b")) == ['data.test: (unset) -> "b"']
+
+
+def test_numbers_of_a_blend_belong_to_their_places() -> None:
+    """Files may lie elsewhere, so that only the order tells which number is whose."""
+
+    def blended(blend: str) -> Config:
+        return loads(SMALL.replace('train = "corpus"', f"blend = {{{blend}}}"))
+
+    assert forbidden(blended("a = 1, b = 3"), blended("c = 1, d = 3")) == []
+    assert len(forbidden(blended("a = 1, b = 3"), blended("a = 3, b = 1"))) == 1
 
 
 def forbidden(before: Config, after: Config) -> list[str]:

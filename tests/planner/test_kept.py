@@ -15,7 +15,7 @@ from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.model.stack import Stack
 from colonnade.pipeline.carry import Carry, backward_from, leaves
 from colonnade.planner.example import example_inputs
-from colonnade.planner.kept import Kept, kept_of
+from colonnade.planner.kept import Kept, kept_of, most_of
 from colonnade.planner.live import LiveTensors
 from colonnade.planner.stand_in import META, StandIn
 from colonnade.tasks.tasks import TASKS
@@ -136,6 +136,16 @@ def check(model: ModelConfig, parallel: ParallelConfig, precision: str, document
     stack = built(model, parallel, precision, mesh)
     inputs = example_inputs(model, train_of(precision), VOCAB, torch.device("cpu"), separate_documents=documents)
     compare(predicted(model, parallel, precision, documents), stack, inputs)
+
+
+def test_the_most_of_a_run_is_its_own() -> None:
+    """Not what was alive at once before it, nor what was there when it began."""
+    with LiveTensors() as live:
+        large = torch.zeros(1_000)
+        small = torch.zeros(10)
+        del large
+        made, most = most_of(lambda: torch.zeros(5) + torch.zeros(5), live)
+    assert most == 3 * 5 * 4 and len(made) == 5 and len(small) == 10
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "fp64"])

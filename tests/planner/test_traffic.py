@@ -127,10 +127,11 @@ def test_theory_holds_in_any_combination(seed: int) -> None:
     assert_agree(*drawn(Random(seed)))
 
 
-def test_a_long_loss_is_gathered_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limit", [150, 50], ids=["as many as fit", "fewer, for their spans are equal"])
+def test_a_long_loss_is_gathered_in_chunks(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     """Of at most so many logits; and all ranks in as many, though the last has less of the vocabulary."""
     for module in (cross_entropy, planner_traffic):
-        monkeypatch.setattr(module, "CHUNK_LOGITS", 150)
+        monkeypatch.setattr(module, "CHUNK_LOGITS", limit)
     for case, way in ((Case(drop=0.0), Way(tp=2, micro_batch_size=2)), (Case(drop=0.0), Way(tp=4, micro_batch_size=4))):
         gathered = of(theory(case, way, 0), "tp", "all_gather")
         assert gathered[0] > 2 * 8 // way.micro_batch_size
