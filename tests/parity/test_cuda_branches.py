@@ -58,7 +58,11 @@ def test_fp32_differs_by_rounding_alone(fp32: dict[float, Reference]) -> None:
 @pytest.mark.parametrize("emulated", [False, True], ids=["cpu", "emulated"])
 @pytest.mark.parametrize("way", ["serial", "tp2 sequence parallel"])
 def test_a_masked_model_in_16_bits_stays_near_fp32(way: str, emulated: bool) -> None:
-    """Two losses, an output layer with a bias, padding: by the same bounds, on the branches of both devices."""
+    """Two losses, an output layer with a bias, padding: on the branches of both devices.
+
+    Weights by the same bounds; the loss relative to its size, for it is the sum of two, each over fewer labels (27 and
+    8 in place of 64), and the head's LayerNorm stretches small numbers.
+    """
     cases = [Case(block="bert", precision="bf16"), Case(block="bert", precision="fp16", norm_position="post")]
     exact = [replace(case, precision="fp32") for case in cases]
     (references,) = run_on_ranks(references_on_a_rank, 1, exact)
@@ -67,7 +71,7 @@ def test_a_masked_model_in_16_bits_stays_near_fp32(way: str, emulated: bool) -> 
         unit, runs = UNIT[case.precision], [found[number] for found in ranks]
         assert distance(runs, reference) <= 3 * 30**0.5 * unit, case
         for step, other in zip(runs[0].steps, reference.results, strict=True):
-            assert abs(step.result.loss - other.loss) <= 10 * unit and not step.result.skipped, case
+            assert abs(step.result.loss - other.loss) <= 10 * unit * other.loss and not step.result.skipped, case
 
 
 def on_a_rank(rank: int, num_ranks: int, way: Way, cases: list[Case]) -> list[Run]:
