@@ -39,6 +39,7 @@ def reference_config(task: Task) -> Config:
         ),
         optim=OptimConfig(
             learning_rate=task.learning_rate,
+            warmup_steps=0,
             decay="constant",
             weight_decay=task.weight_decay,
             beta1=task.beta1,

@@ -37,7 +37,7 @@ def config_with(dropout: float, precision: Literal["fp32", "bf16"]) -> Config:
         train=TrainConfig(
             steps=1000, global_batch_size=MICRO_BATCH, micro_batch_size=MICRO_BATCH, precision=precision, device="cpu"
         ),
-        optim=OptimConfig(learning_rate=6e-4, decay="constant"),
+        optim=OptimConfig(learning_rate=6e-4, warmup_steps=0, decay="constant"),
         run=RunConfig(folder="unused"),
     )
 

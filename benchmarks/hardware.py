@@ -40,10 +40,10 @@ def machine_name() -> str:
     return "-".join([*words, f"{describe()['cores']}cores", amx])
 
 
-def commit() -> str:
-    """The commit of this tree, `+ changes` where the tree differs from it by more than results."""
+def commit(tree: Path = ROOT) -> str:
+    """The commit of a tree, `+ changes` where it differs from that by more than results."""
     changes = ("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
-    answers = [_git("rev-parse", "--short=12", "HEAD"), _git(*changes)]
+    answers = [_git(tree, "rev-parse", "--short=12", "HEAD"), _git(tree, *changes)]
     return (answers[0] or "none") + (" + changes" if answers[1] else "")
 
 
@@ -54,9 +54,9 @@ def command_line() -> str:
     return " ".join(["python", program, *(re.sub(r"(^|=)/\S*/", r"\1…/", word) for word in sys.argv[1:])])
 
 
-def _git(*arguments: str) -> str:
+def _git(tree: Path, *arguments: str) -> str:
     try:
-        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(["git", *arguments], cwd=tree, capture_output=True, text=True, check=False)
     except FileNotFoundError:  # no git here: the commit is unknown
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""

@@ -8,6 +8,8 @@ from typing import Any
 Run = Mapping[str, Any]
 
 OURS = "colonnade"
+BEFORE = "before"
+"""The contestant that is another checkout of this project."""
 CROWDED = 0.25
 """Cores kept busy by other programs from which on a run is marked: its number is not to be trusted."""
 
@@ -47,7 +49,7 @@ def summarise(runs: Sequence[Run]) -> dict[str, Any]:
     """The rounds of one contestant in one row as one line."""
     speeds = [run["tokens_per_second"] for run in runs]
     return {
-        "name": runs[0]["peer"],
+        "name": runs[0]["peer"] + (f" ({BEFORE})" if runs[0]["contestant"] == BEFORE else ""),
         "tokens_per_second": statistics.median(speeds),
         "low": min(speeds),
         "high": max(speeds),
@@ -73,7 +75,10 @@ def rows(runs: Sequence[Run]) -> dict[str, dict[str, dict[str, Any]]]:
 def write(report: Mapping[str, Any]) -> str:
     """The whole results file, in Markdown."""
     table = rows(report["runs"])
-    parts = [heading(report), "## Against the best peer of each row\n\n" + verdict(table), "## All lines\n" + READING]
+    parts = [heading(report), "## Against the best peer of each row\n\n" + verdict(table)]
+    if report.get("before"):
+        parts.append(f"## Against commit {report['before']}\n\n" + progress_made(table))
+    parts.append("## All lines\n" + READING)
     parts += [f"### {row}\n\n{lines(contestants)}" for row, contestants in table.items()]
     failed = [progress(run) for run in report["runs"] if failure(run)]
     if failed:
@@ -104,7 +109,7 @@ def verdict(table: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     text = "| row | colonnade | best peer | its tokens/s | **ratio** | colonnade MB | its MB | least MB of a peer |\n"
     text += "|---|---|---|---|---|---|---|---|\n"
     for row, contestants in table.items():
-        peers = [line for name, line in contestants.items() if name != OURS]
+        peers = [line for name, line in contestants.items() if name not in (OURS, BEFORE)]
         ours = contestants.get(OURS)
         best = max(peers, key=lambda line: line["tokens_per_second"], default=None)
         if best is None:
@@ -115,6 +120,19 @@ def verdict(table: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
         least = min(line["peak_mb"] for line in peers)
         text += f"| {row} | {speed} | {best['name']} | {best['tokens_per_second']:.0f} | {ratio} "
         text += f"| {memory} | {best['peak_mb']} | {least} |\n"
+    return text
+
+
+def progress_made(table: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """Ours beside the other checkout."""
+    text = "| row | now | before | **ratio** | now MB | before MB |\n|---|---|---|---|---|---|\n"
+    for row, contestants in table.items():
+        if not {OURS, BEFORE} <= contestants.keys():
+            continue
+        now, before = contestants[OURS], contestants[BEFORE]
+        speeds = now["tokens_per_second"], before["tokens_per_second"]
+        text += f"| {row} | {speeds[0]:.0f} | {speeds[1]:.0f} | **{speeds[0] / speeds[1]:.3f}** "
+        text += f"| {now['peak_mb']} | {before['peak_mb']} |\n"
     return text
 
 

@@ -6,6 +6,7 @@ machine that slows down slows down all of them. Writes `results/<date>-<machine>
     python -m benchmarks.train_speed                          what this Python can import: about 25 minutes
     python -m benchmarks.train_speed --quick                  Colonnade and plain PyTorch, one round: a few minutes
     python -m benchmarks.train_speed --peer-python litgpt=/venvs/litgpt/bin/python --rows bf16-tp bf16-dp
+    python -m benchmarks.train_speed --before ../parent --contestants colonnade     beside another checkout
 """
 
 import argparse
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from benchmarks import hardware, speed_table
@@ -50,6 +51,8 @@ class Contestant:
     modes: tuple[str, ...] = MODES
     options: tuple[str, ...] = field(default=())
     python: str = sys.executable
+    root: Path = hardware.ROOT
+    """The checkout whose `benchmarks` and `src` run."""
 
     def is_installed(self) -> bool:
         code = "import sys, importlib.util as u\ntry: sys.exit(u.find_spec(sys.argv[1]) is None)\n"
@@ -88,6 +91,8 @@ def choose(line: argparse.Namespace) -> tuple[list[Contestant], list[str]]:
             present.append(contestant)
         else:
             absent.append(f"{known.name}: {known.imports} is not importable by {contestant.python}")
+    if line.before:
+        present.append(replace(CONTESTANTS[0], name=speed_table.BEFORE, root=line.before.resolve()))
     return present, absent
 
 
@@ -98,18 +103,19 @@ def run(contestant: Contestant, row: Row, line: argparse.Namespace) -> dict[str,
     module += ["--tiny"] if line.tiny else []
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if row.mode != "one" else []
     environment = {**os.environ, "OMP_NUM_THREADS": str(row.threads), "TOKENIZERS_PARALLELISM": "false"}
-    output, code = _finish([contestant.python, *launcher, *module], environment)
+    environment["PYTHONPATH"] = str(contestant.root / "src")
+    output, code = _finish([contestant.python, *launcher, *module], environment, contestant.root)
     for text in reversed(output.splitlines()):
         if text.startswith("RESULT ") and code == 0:
             return dict(json.loads(text.removeprefix("RESULT ")))
     return {"error": "\n".join(output.splitlines()[-80:]), "exit_code": code}
 
 
-def _finish(command: list[str], environment: dict[str, str]) -> tuple[str, int]:
-    """Output and exit code of `command`; it and all it started are stopped after `LIMIT_SECONDS`."""
+def _finish(command: list[str], environment: dict[str, str], folder: Path) -> tuple[str, int]:
+    """Output and exit code of `command`, run in `folder`; it and all it started are stopped after `LIMIT_SECONDS`."""
     process = subprocess.Popen(
         command,
-        cwd=hardware.ROOT,
+        cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -171,6 +177,7 @@ def read_line() -> argparse.Namespace:
     parser.add_argument("--rows", nargs="+", choices=rows, default=rows, metavar="ROW", help=", ".join(rows))
     parser.add_argument("--contestants", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--peer-python", action="append", default=[], metavar="NAME=PATH", help="Python of one peer")
+    parser.add_argument("--before", type=Path, metavar="FOLDER", help="another checkout, as a contestant")
     parser.add_argument("--rounds", type=int, help="times each contestant runs a row (3; quick: 1)")
     parser.add_argument("--steps", type=int, help="timed steps a run (10; quick: 5)")
     parser.add_argument("--warmup", type=int, default=3, help="steps before the clock starts")
@@ -204,6 +211,7 @@ def main() -> None:
         "warmup": line.warmup,
         "tiny": line.tiny,
         "absent": absent,
+        "before": hardware.commit(line.before) if line.before else None,
         "runs": runs,
     }
     for result in compare(contestants, line):
