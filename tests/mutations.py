@@ -581,8 +581,8 @@ MUTATIONS = [
     Mutation(
         "skipped steps are forgotten in a checkpoint",
         "train/recovery.py",
-        "state.step, state.samples, state.skipped = facts.step, facts.samples, facts.skipped_steps",
-        "state.step, state.samples, state.skipped = facts.step, facts.samples, 0",
+        "state.step, state.samples, state.skipped = metadata.step, metadata.samples, metadata.skipped_steps",
+        "state.step, state.samples, state.skipped = metadata.step, metadata.samples, 0",
         (ELASTIC,),
     ),
     # --- the order of the data

@@ -25,7 +25,7 @@ BEFORE = {
         import torch
         from colonnade.checkpoint.plan import Box, Shard, shards_of_range
         my_rows, my_slice = torch.zeros(25128, 768), torch.zeros(2000)
-        folder, step, facts, text = Path("run"), 10, {"model": {"num_layers": 1}}, b"x = 1"
+        folder, step, metadata, text = Path("run"), 10, {"model": {"num_layers": 1}}, b"x = 1"
         shards = [Shard("w", (3,), (0,), torch.ones(3))]
         """
 }

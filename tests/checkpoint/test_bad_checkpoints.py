@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from colonnade.checkpoint.files import _HashingStream
 from colonnade.checkpoint.load import check_model, load, load_found
-from colonnade.checkpoint.manifest import MANIFEST, Manifest, compare_facts, newest, read_manifest, remedy, verify
+from colonnade.checkpoint.manifest import MANIFEST, Manifest, compare_metadata, newest, read_manifest, remedy, verify
 from colonnade.checkpoint.plan import Shard
 from colonnade.checkpoint.save import save
-from colonnade.config.compare import before_it_was_saved, model_facts
+from colonnade.config.compare import before_it_was_saved, model_metadata
 from colonnade.config.schema import ModelConfig
 from colonnade.errors import CheckpointError
 from tests.checkpoint.grids import MODEL, model_shards, number
@@ -162,10 +162,10 @@ def test_a_model_saved_before_a_key_existed(tmp_path: Path) -> None:
     assert "\n  embedding_norm: False in the checkpoint, True wanted\n" in said
 
 
-def test_compare_facts() -> None:
-    facts = {"a": 1, "b": {"c": [1, 2]}}
-    assert compare_facts(facts, facts) == []
-    assert compare_facts(facts, {"a": 1, "b": {"c": [1]}}) == ["b.c: [1, 2] in the checkpoint, [1] wanted"]
+def test_compare_metadata() -> None:
+    metadata = {"a": 1, "b": {"c": [1, 2]}}
+    assert compare_metadata(metadata, metadata) == []
+    assert compare_metadata(metadata, {"a": 1, "b": {"c": [1]}}) == ["b.c: [1, 2] in the checkpoint, [1] wanted"]
 
 
 def test_other_shapes_are_named(path: Path) -> None:
@@ -329,10 +329,10 @@ def test_the_remedy_is_the_next_older_checkpoint(tmp_path: Path) -> None:
 
 def test_what_was_saved_counts_and_else_what_held_before_it_was(tmp_path: Path) -> None:
     model = ModelConfig(position="alibi", bias=False, norm_position="post", embedding_norm=True)
-    facts = json.loads(json.dumps(model_facts(model, 99)))
-    check_model(tmp_path, Manifest(1, {"model": facts}, {}, {}), facts)
+    metadata = json.loads(json.dumps(model_metadata(model, 99)))
+    check_model(tmp_path, Manifest(1, {"model": metadata}, {}, {}), metadata)
     younger = before_it_was_saved()
-    old = {key: value for key, value in model_facts(ModelConfig(), 99).items() if key not in younger}
-    check_model(tmp_path, Manifest(1, {"model": old}, {}, {}), model_facts(ModelConfig(), 99))
+    old = {key: value for key, value in model_metadata(ModelConfig(), 99).items() if key not in younger}
+    check_model(tmp_path, Manifest(1, {"model": old}, {}, {}), model_metadata(ModelConfig(), 99))
     with pytest.raises(CheckpointError, match="position: 'learned' in the checkpoint, 'alibi' wanted"):
-        check_model(tmp_path, Manifest(1, {"model": old}, {}, {}), facts)
+        check_model(tmp_path, Manifest(1, {"model": old}, {}, {}), metadata)

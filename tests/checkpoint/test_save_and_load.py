@@ -23,7 +23,7 @@ from colonnade.errors import CheckpointError
 from tests.checkpoint.grids import MODEL, Layout, grids, layouts, model_shards, number, shard_of
 from tests.distributed import fork, run_on_ranks
 
-FACTS: dict[str, Any] = {"model": {"num_layers": 2}, "samples": 12}
+METADATA: dict[str, Any] = {"model": {"num_layers": 2}, "samples": 12}
 
 
 def weights(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -40,16 +40,16 @@ def empty_like(shards: list[Shard], dtype: torch.dtype | None = None) -> list[Sh
 
 
 def write(rank: int, num_ranks: int, folder: Path, tp: int) -> None:
-    save(folder, 100, shards_on(rank, tp, weights()), FACTS, extra_files={"config.toml": b"[model]\n"})
+    save(folder, 100, shards_on(rank, tp, weights()), METADATA, extra_files={"config.toml": b"[model]\n"})
 
 
 def read_back(rank: int, num_ranks: int, path: Path, tp: int) -> dict[str, Any]:
     wanted = shards_on(rank, tp, weights())
     found = empty_like(wanted)
-    facts = load(path, found, model=FACTS["model"]).metadata
+    metadata = load(path, found, model=METADATA["model"]).metadata
     for have, want in zip(found, wanted, strict=True):
         assert torch.equal(have.data, want.data), have.name
-    return facts
+    return metadata
 
 
 @given(grids(), st.data(), st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.int64]))
@@ -98,12 +98,12 @@ def test_any_ranks_read_what_other_ranks_wrote(tmp_path: Path, number: int) -> N
     wrote, reads = GRIDS[number], GRIDS[(number + 3) % len(GRIDS)]
 
     def write_slices(rank: int, num_ranks: int) -> None:
-        save(tmp_path, 1, wrote.shards(weights(), rank), FACTS)
+        save(tmp_path, 1, wrote.shards(weights(), rank), METADATA)
 
     def read_slices(rank: int, num_ranks: int) -> list[str]:
         wanted = reads.shards(weights(), rank)
         found = empty_like(wanted)
-        load(tmp_path / "step_00000001", found, model=FACTS["model"])
+        load(tmp_path / "step_00000001", found, model=METADATA["model"])
         return [have.name for have, want in zip(found, wanted, strict=True) if not torch.equal(have.data, want.data)]
 
     run_on_ranks(write_slices, wrote.num_ranks)
@@ -129,9 +129,9 @@ def test_any_layout_reads_what_any_layout_wrote(tmp_path: Path, num_ranks: int, 
     run_on_ranks(write, num_ranks, tmp_path, tp)
     path = newest(tmp_path)
     assert path == tmp_path / "step_00000100"
-    assert read_back(0, 1, path, 1) == FACTS
+    assert read_back(0, 1, path, 1) == METADATA
     for readers, other in ((2, 2), (4, 4), (4, 1)):
-        assert run_on_ranks(read_back, readers, path, other) == [FACTS] * readers
+        assert run_on_ranks(read_back, readers, path, other) == [METADATA] * readers
 
 
 def test_copies_are_written_once_and_the_work_is_shared(tmp_path: Path) -> None:
@@ -211,11 +211,11 @@ def test_reading_unpickles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_lies_in_a_checkpoint(tmp_path: Path) -> None:
-    path = save(tmp_path, 7, model_shards(weights(), 0, 1), FACTS, extra_files={"config.toml": b"seed = 1"})
+    path = save(tmp_path, 7, model_shards(weights(), 0, 1), METADATA, extra_files={"config.toml": b"seed = 1"})
     assert sorted(p.name for p in path.iterdir()) == [".metadata", "__0_0.distcp", "config.toml", MANIFEST]
     assert (path / "config.toml").read_bytes() == b"seed = 1"
     content = json.loads((path / MANIFEST).read_text())
-    assert content["facts"] == FACTS and content["step"] == 7 and content["version"] == 1
+    assert content["facts"] == METADATA and content["step"] == 7 and content["version"] == 1
     assert content["tensors"]["down.weight"]["shape"] == [8, 32]
     assert not content["files"].keys() ^ {".metadata", "__0_0.distcp", "config.toml"}
     assert torch.serialization.get_crc32_options()  # the setting of the process is as it was

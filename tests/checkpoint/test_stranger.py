@@ -144,7 +144,7 @@ FORGED: dict[str, tuple[Callable[[Content], object], str]] = {
     "step is true": (put(True, "step"), "valid integer (at step)"),
     "step is negative": (put(-1, "step"), "greater than or equal to 0 (at step)"),
     "step is huge": (put(10**4000, "step"), "(at step)"),
-    "facts are a list": (put([], "facts"), "valid dictionary (at facts)"),
+    "metadata is a list": (put([], "facts"), "valid dictionary (at facts)"),
     "model is a list": (put([1], "facts", "model"), 'model" in it is no table (at facts)'),
     "files are null": (put(None, "files"), "(at files)"),
     "a size is a number": (put(0.5, "files", DATA, "size"), "valid integer (at files"),
@@ -175,7 +175,7 @@ FORGED: dict[str, tuple[Callable[[Content], object], str]] = {
     "far behind the end": (put(2**62, *P, 3), "which has"),
     "too many dims": (put([1] * 17, *T, "shape"), "(at tensors.embedding.weight.shape)"),
     "the same bytes": (lambda c: c["tensors"].update(copy=tensor(c)), "two tensors share bytes of __0_0.distcp"),
-    "deep facts": (
+    "deep metadata": (
         lambda c: c["facts"].update(x=json.loads("[" * 400 + "]" * 400)),
         "maximum validation depth exceeded",
     ),

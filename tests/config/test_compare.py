@@ -1,6 +1,6 @@
 from collections.abc import Callable
 
-from colonnade.config.compare import before_it_was_saved, difference, may_change_on_resume, model_facts
+from colonnade.config.compare import before_it_was_saved, difference, may_change_on_resume, model_metadata
 from colonnade.config.describe import all_keys
 from colonnade.config.load import loads
 from colonnade.config.schema import Config, ModelConfig
@@ -83,8 +83,8 @@ def test_layout_and_length_may_change_and_mathematics_may_not() -> None:
     assert may.isdisjoint({"train.seed", "train.global_batch_size", "train.precision", "model.dropout", "data.train"})
 
 
-def test_a_models_facts_leave_out_what_changes_no_weight_and_know_what_held_before() -> None:
-    facts = model_facts(ModelConfig(hidden_size=32, dropout=0.3), vocab_size=99)
-    assert {"dropout", "attention_dropout", "init_std", "fp32_residual", "preset"}.isdisjoint(facts)
-    assert (facts["hidden_size"], facts["ffn_hidden_size"], facts["vocab_size"]) == (32, 128, 99)
-    assert before_it_was_saved().items() <= model_facts(ModelConfig(), 99).items(), "defaults mean what they meant"
+def test_a_models_metadata_leaves_out_what_changes_no_weight_and_knows_what_held_before() -> None:
+    metadata = model_metadata(ModelConfig(hidden_size=32, dropout=0.3), vocab_size=99)
+    assert {"dropout", "attention_dropout", "init_std", "fp32_residual", "preset"}.isdisjoint(metadata)
+    assert (metadata["hidden_size"], metadata["ffn_hidden_size"], metadata["vocab_size"]) == (32, 128, 99)
+    assert before_it_was_saved().items() <= model_metadata(ModelConfig(), 99).items(), "defaults mean what they meant"

@@ -229,7 +229,7 @@ def test_token_files_are_those_of_data_tokenize_however_many_tasks(
         sidecar = read_sidecar(TokenFile(str(one.folder / "tokens" / part)))
         assert sidecar is not None and sidecar.tokenizer_sha256 == tokenizer.sha256
     listed = json.loads((several.folder / "tokens" / "tokens.json").read_bytes())
-    assert sum(facts["documents"] for facts in listed.values()) == 60
+    assert sum(entry["documents"] for entry in listed.values()) == 60
     assert not (one.folder / "state" / "tokens").exists()
 
 

@@ -231,7 +231,7 @@ def test_what_was_done_of_another_run_is_not_taken(tmp_path: Path, tokenizer: To
     segment = Segment()
     segment.add(making.encoder()()(next(chunks([jsonl(tmp_path / "b.jsonl", "Foreign.")]))))
     store.store(segment)
-    assert [facts.documents for facts in store.open(making.identity())] == [1]
+    assert [header.documents for header in store.open(making.identity())] == [1]
     if change == "input":
         jsonl(source, "One.", "Two!")
     if change == "tokenizer":

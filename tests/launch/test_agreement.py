@@ -15,7 +15,7 @@ from colonnade.config.load import load
 from colonnade.data.tokenizer import train_bpe
 from colonnade.errors import ConfigError, DataError
 from colonnade.launch import agreement, launch
-from colonnade.mesh.agreement import Facts, disagreements, gather_texts
+from colonnade.mesh.agreement import Properties, disagreements, gather_texts
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, build_mesh
 from colonnade.train import loop
@@ -169,10 +169,10 @@ def test_texts_of_any_length_arrive_whole() -> None:
 def _compared(rank: int, num_ranks: int) -> tuple[dict[str, dict[str, list[int]]], int]:
     axis = _mesh(rank, num_ranks)
     assert axis.transport is not None
-    facts: Facts = {"same": "1", "odd": str(rank % 2), "gone": "here"}
+    properties: Properties = {"same": "1", "odd": str(rank % 2), "gone": "here"}
     if rank == 2:
-        del facts["gone"]
-    found = disagreements(facts, axis)
+        del properties["gone"]
+    found = disagreements(properties, axis)
     before = axis.transport.ledger.bytes["all_gather", "world"]
     assert disagreements({"equal": "x" * 1000}, axis) == {}
     return found, axis.transport.ledger.bytes["all_gather", "world"] - before

@@ -89,15 +89,15 @@ def test_powers_of_two_stay_so_above_the_minimum(scale: LossScale, steps: str) -
 
 
 @given(SCALES, SCALES)
-def test_facts_through_json(ran: LossScale, configured: LossScale) -> None:
-    facts = json.loads(json.dumps(ran.facts()))
-    resumed = configured.resumed(facts)
+def test_metadata_through_json(ran: LossScale, configured: LossScale) -> None:
+    metadata = json.loads(json.dumps(ran.metadata()))
+    resumed = configured.resumed(metadata)
     assert (resumed.value, resumed.good_steps) == (ran.value, ran.good_steps)
     assert (resumed.window, resumed.minimum) == (configured.window, configured.minimum)
 
 
-def test_facts_of_other_number_formats() -> None:
+def test_metadata_of_other_number_formats() -> None:
     start = LossScale(65536.0, window=1000)
-    assert LossScale().facts() == {}
+    assert LossScale().metadata() == {}
     assert start.resumed({}) == start
-    assert LossScale().resumed(start.facts()) == LossScale()
+    assert LossScale().resumed(start.metadata()) == LossScale()

@@ -47,13 +47,13 @@ def test_its_numbers_are_those_of_the_run(corpus: TinyCorpus, tmp_path: Path) ->
     parameters = sum(p.numel() for p in build_state(config, Mesh(), opened.vocab_size, CPU).model.parameters())
     held = rank_memory(config.model, config.parallel, config.train, vocab_size=275, device="cpu")
     file = TokenFile(corpus.prefix)
-    assert found.facts["parameters"] == parameters and f"{parameters:,} parameters" in rows(found)["model"]
-    assert found.facts["memory_predicted"] == held.total
-    assert (found.facts["train_documents"], found.facts["train_samples"]) == (20, len(opened.datasets.train))
-    assert found.facts["train_tokens"] == file.document_start(20)
+    assert found.fields["parameters"] == parameters and f"{parameters:,} parameters" in rows(found)["model"]
+    assert found.fields["memory_predicted"] == held.total
+    assert (found.fields["train_documents"], found.fields["train_samples"]) == (20, len(opened.datasets.train))
+    assert found.fields["train_tokens"] == file.document_start(20)
     assert rows(found)["data"].startswith(f"train: 20 documents, {file.document_start(20):,} tokens,")
     assert "6 of 4 × 16 tokens, 384 tokens in all" in rows(found)["steps"]
-    assert found.facts["transport"] == "" and "talk" not in rows(found)["layout"]
+    assert found.fields["transport"] == "" and "talk" not in rows(found)["layout"]
     assert "note" not in rows(found)
 
 
@@ -65,7 +65,7 @@ def test_the_largest_stage_is_told_on_every_rank(corpus: TinyCorpus, tmp_path: P
         for stage in (0, 1)
     ]
     assert stages[0] != stages[1]
-    assert [each.facts["memory_predicted"] for each in found] == [max(stages)] * 2
+    assert [each.fields["memory_predicted"] for each in found] == [max(stages)] * 2
     assert "ranks talk through" in rows(found[0])["layout"] and "1f1b pipeline" in rows(found[0])["layout"]
 
 
@@ -121,7 +121,7 @@ def test_a_trial_within_the_warm_up(corpus: TinyCorpus, tmp_path: Path) -> None:
 def test_more_than_there_is(corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(banners, "free_memory", lambda device: (100_000, 2_000_000))
     found = told(tiny.config(corpus, tmp_path))
-    taken = amount(found.facts["memory_predicted"])
+    taken = amount(found.fields["memory_predicted"])
     assert taken == "309 kB"
     assert f"1 rank here will take {taken} by prediction, more than is free: lower" in found.text
     assert "100 kB of 2.00 MB of memory on this machine, for 1 rank" in found.text

@@ -267,19 +267,19 @@ def forged(finished: Finished, folder: Path, change: Callable[[dict[str, Any]], 
 
 
 @pytest.mark.parametrize(
-    ("facts", "said"),
+    ("metadata", "said"),
     [
         ({"model": {"vocab_size": 10**12}}, r"num_layers: absent in the checkpoint, 2 wanted"),
         ({"model": {}}, r"Field required \(at model.vocab_size\)"),
         ({"model": {"vocab_size": "many"}}, r"valid integer \(at model.vocab_size\)"),
-        ({"step": 7}, r"its manifest says step 6, its facts say 7"),
+        ({"step": 7}, r"its manifest says step 6, its metadata says 7"),
         ({"step": "six"}, r"valid integer \(at step\)"),
         ({"samples": None}, r"valid integer \(at samples\)"),
         ({"loss_scale": {"value": -1.0, "good_steps": 0}}, r"greater than 0 \(at loss_scale.value\)"),
     ],
 )
-def test_facts_that_no_run_writes(finished: Finished, tmp_path: Path, facts: dict[str, Any], said: str) -> None:
-    path = forged(finished, tmp_path, lambda content: content["facts"].update(facts))
+def test_metadata_that_no_run_writes(finished: Finished, tmp_path: Path, metadata: dict[str, Any], said: str) -> None:
+    path = forged(finished, tmp_path, lambda content: content["facts"].update(metadata))
     with pytest.raises(CheckpointError, match=said):
         trained.open_trained(path, Mesh(), CPU)
 
@@ -296,7 +296,7 @@ def test_facts_that_no_run_writes(finished: Finished, tmp_path: Path, facts: dic
 def test_no_memory_is_taken_for_a_model_that_is_not_there(
     finished: Finished, tmp_path: Path, key: str, value: int, said: str
 ) -> None:
-    """Facts and configuration agree on a size that the tensors do not have."""
+    """Metadata and configuration agree on a size that the tensors do not have."""
     path = forged(finished, tmp_path, lambda content: content["facts"]["model"].update({key: value}))
     text = re.sub(rf"(?m)^{key} = .*\n", "", (path / "config.toml").read_text())
     (path / "config.toml").write_text(text.replace("[model]", f"[model]\n{key} = {value}"))

@@ -120,8 +120,8 @@ def test_other_data_on_purpose(stopped: Path, tmp_path: Path) -> None:
     assert go_on(stopped).status == 0, "from then on this is the run's data"
 
 
-def without_data(facts: dict[str, Any]) -> None:
-    del facts["data"]
+def without_data(metadata: dict[str, Any]) -> None:
+    del metadata["data"]
 
 
 def test_a_checkpoint_from_before_says_that_it_cannot_tell(finished: Finished, tmp_path: Path) -> None:
@@ -148,6 +148,6 @@ def test_a_checkpoint_from_before_goes_on_with_its_own_paths_alone(
 def test_a_record_that_nobody_wrote(finished: Finished, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished.folder, run)
-    rewritten(run / "checkpoints" / "step_00000006", lambda facts: facts["data"].update({"data.train": [1]}))
+    rewritten(run / "checkpoints" / "step_00000006", lambda metadata: metadata["data"].update({"data.train": [1]}))
     answer = forked("train", finished.config, f"run.folder={run}")
     assert answer.status == 2 and "Traceback" not in answer.err and "data.train" in answer.err, answer

@@ -11,10 +11,10 @@ IDENTITY = DataIdentity(90, 3, 3, "uint16", 100, "0" * 64, ("0" * 16, "1" * 16))
 
 def differing(saved: list[str], now: list[str]) -> list[str]:
     written = SimpleNamespace(identity=lambda: IDENTITY)
-    facts: Any = SimpleNamespace(data=dict.fromkeys(saved, written))
+    metadata: Any = SimpleNamespace(data=dict.fromkeys(saved, written))
     files = {key: SimpleNamespace(prefix="data/file") for key in now}
     corpus: Any = SimpleNamespace(identities=dict.fromkeys(now, IDENTITY), files=files)
-    return other_data(facts, corpus)
+    return other_data(metadata, corpus)
 
 
 def test_files_that_come_and_go_are_told() -> None:

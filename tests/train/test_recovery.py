@@ -411,7 +411,7 @@ def test_a_run_never_goes_on_from_nothing(finished: Finished, tmp_path: Path) ->
 
 
 def rewritten(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change a checkpoint's facts, as if it had been saved with them."""
+    """Change a checkpoint's metadata, as if it had been saved with them."""
     contents = read_manifest(path)
     change(contents.metadata)
     (path / MANIFEST).write_text(to_json(contents))
@@ -420,7 +420,7 @@ def rewritten(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 def test_a_checkpoint_of_another_optimizer(finished: Finished, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished.folder, run)
-    rewritten(run / "checkpoints" / "step_00000006", lambda facts: facts.update(optimizer="lamb"))
+    rewritten(run / "checkpoints" / "step_00000006", lambda metadata: metadata.update(optimizer="lamb"))
     answer = forked("train", finished.config, f"run.folder={run}")
     assert (
         answer.status == 2
@@ -432,7 +432,7 @@ def test_a_checkpoint_of_another_optimizer(finished: Finished, tmp_path: Path) -
 def test_a_checkpoint_of_other_batches(finished: Finished, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished.folder, run)
-    rewritten(run / "checkpoints" / "step_00000006", lambda facts: facts.update(global_batch_size=8))
+    rewritten(run / "checkpoints" / "step_00000006", lambda metadata: metadata.update(global_batch_size=8))
     answer = forked("train", finished.config, f"run.folder={run}")
     assert (
         answer.status == 2
@@ -440,14 +440,14 @@ def test_a_checkpoint_of_other_batches(finished: Finished, tmp_path: Path) -> No
     )
 
 
-def test_a_checkpoint_from_before_these_facts(finished: Finished, tmp_path: Path) -> None:
+def test_a_checkpoint_from_before_this_metadata(finished: Finished, tmp_path: Path) -> None:
     """Written by the first version: it is gone on from, to the bit."""
 
-    def forget(facts: dict[str, Any]) -> None:
+    def forget(metadata: dict[str, Any]) -> None:
         for key in ("skipped_steps", "global_batch_size", "optimizer", "loss_scale"):
-            del facts[key]
+            del metadata[key]
         for key in ("position", "embedding_norm", "norm_position"):
-            del facts["model"][key]
+            del metadata["model"][key]
 
     run = tmp_path / "run"
     shutil.copytree(finished.folder, run)

@@ -33,7 +33,7 @@ from colonnade.checkpoint.manifest import (
     StoredShard,
     check_hash,
     check_sizes,
-    compare_facts,
+    compare_metadata,
     read_manifest,
     remedy,
 )
@@ -54,8 +54,8 @@ def load(
 ) -> Manifest:
     """Fill every shard's `data` in place from the checkpoint in folder `path`, and return its manifest.
 
-    Every rank of the run calls this with its own shards; layout and dtype may differ from those that wrote. `model`,
-    if given, must agree with the checkpoint's facts["model"]. `unread` has prefixes of tensor names that no rank need
+    Every rank of the run calls this with its own shards; layout and dtype may differ from those that wrote. `model`, if
+    given, must agree with the checkpoint's metadata["model"]. `unread` has prefixes of tensor names that no rank need
     want. CheckpointError, on all ranks alike, if the checkpoint is damaged, foreign, newer, or of another model; the
     contents of `data` are undefined then.
     """
@@ -171,11 +171,11 @@ def _check_that_all_see_the_same(seen: Sequence["_Sees"]) -> None:
 
 
 def check_model(path: Path, contents: Manifest, model: Mapping[str, Any] | None) -> None:
-    """CheckpointError with every difference between `model` and the checkpoint's facts["model"]."""
+    """CheckpointError with every difference between `model` and the checkpoint's metadata["model"]."""
     if model is None:
         return
     assumed = {key: value for key, value in before_it_was_saved().items() if key in model}
-    differences = compare_facts({**assumed, **contents.metadata.get("model", {})}, json.loads(json.dumps(model)))
+    differences = compare_metadata({**assumed, **contents.metadata.get("model", {})}, json.loads(json.dumps(model)))
     if differences:
         raise CheckpointError(
             f"{path} is of another model:\n  "

@@ -1,7 +1,7 @@
 """`manifest.json`: what a checkpoint holds, and how to tell that it is whole.
 
     {"format": "colonnade checkpoint", "version": 1, "step": 100,
-     "facts": {…},                                              whatever the run wants to find again
+     "facts": {…},                                              the metadata: whatever the run wants to find again
      "tensors": {"head.norm.weight": {"shape": [768], "dtype": "float32",
                  "pieces": [[[0], [768], "__0_0.distcp", 0, 4096]]}},       offsets, sizes, file, start, bytes
      "files": {"__0_0.distcp": {"size": 4096, "sha256": "…"}},
@@ -242,17 +242,17 @@ def hash_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def compare_facts(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+def compare_metadata(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """One line for each field that differs, nested ones by their dotted names. Empty if they agree."""
     lines = []
     for key in sorted(saved.keys() | wanted.keys()):
         old, new = saved.get(key), wanted.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            lines += [f"{key}.{line}" for line in compare_facts(old, new)]
+            lines += [f"{key}.{line}" for line in compare_metadata(old, new)]
         elif old != new:
             lines.append(f"{clip(key)}: {_value(saved, key)} in the checkpoint, {_value(wanted, key)} wanted")
     return lines
 
 
-def _value(facts: Mapping[str, Any], key: str) -> str:
-    return clip(repr(facts[key])) if key in facts else "absent"
+def _value(metadata: Mapping[str, Any], key: str) -> str:
+    return clip(repr(metadata[key])) if key in metadata else "absent"

@@ -43,19 +43,19 @@ def difference(before: Config, after: Config, *, only_what_forbids_resume: bool 
     return _lines(before, after, [key for key in fixed if meaning_at(before, key) != meaning_at(after, key)])
 
 
-def model_facts(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
-    """What makes a model this model: two runs with equal facts have tensors of the same names, shapes and meaning."""
+def model_metadata(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
+    """What makes a model this model: where it is equal, tensors have the same names, shapes and meaning."""
     keys = [name.removeprefix("model.") for name, key in all_keys().items() if key.is_the_model]
-    facts = {key: attrgetter(key)(model) for key in keys}
+    metadata = {key: attrgetter(key)(model) for key in keys}
     usual = {  # written as unset, as in checkpoints that are older than these keys
         **({"num_key_value_heads": None} if model.key_value_heads == model.num_heads else {}),
         **({"head_dim": None} if model.head_width * model.num_heads == model.hidden_size else {}),
     }
-    return {**facts, **usual, "ffn_hidden_size": model.ffn, "vocab_size": vocab_size}
+    return {**metadata, **usual, "ffn_hidden_size": model.ffn, "vocab_size": vocab_size}
 
 
 def before_it_was_saved() -> dict[str, Any]:
-    """What `model_facts` would have said of models of checkpoints that are older than some of its keys."""
+    """What `model_metadata` would have said of models of checkpoints that are older than some of its keys."""
     since = {name: key.since for name, key in all_keys().items() if key.is_the_model}
     return {name.removeprefix("model."): each.before for name, each in since.items() if each is not None}
 

@@ -46,7 +46,7 @@ from colonnade.corpus.tally import Account
 from colonnade.corpus.words import WordHashes, shingles_of
 from colonnade.errors import DataError
 
-INDEX_FACTS = "index.json"
+INDEX_METADATA = "index.json"
 PARTIAL = ".partial"
 """Ends the name of a part of the index that a run is still making."""
 _SHOWN = 40  # groups whose members are listed in the manifest
@@ -204,11 +204,11 @@ def publish(how: DeduplicateStep, identity: str, num_tasks: int) -> None:
     if partial.exists() and final.exists():
         shutil.rmtree(partial)
     elif partial.exists():
-        (partial / INDEX_FACTS).write_text(json.dumps({**index_facts(how), "tasks": num_tasks}))
+        (partial / INDEX_METADATA).write_text(json.dumps({**index_metadata(how), "tasks": num_tasks}))
         partial.rename(final)
 
 
-def index_facts(how: DeduplicateStep) -> dict[str, int]:
+def index_metadata(how: DeduplicateStep) -> dict[str, int]:
     """What signatures have to agree in to be compared."""
     return {"shingle": how.shingle, "bands": how.bands, "rows": how.rows}
 
@@ -218,7 +218,7 @@ def earlier_sources(how: DeduplicateStep, index: Sequence[str]) -> list[Source]:
     found: list[tuple[Path, int]] = []
     for name in index:
         folder = Path(str(how.index)) / name
-        found += [(folder, task) for task in range(json.loads((folder / INDEX_FACTS).read_bytes())["tasks"])]
+        found += [(folder, task) for task in range(json.loads((folder / INDEX_METADATA).read_bytes())["tasks"])]
     return [Source(place, folder, task) for place, (folder, task) in enumerate(found)]
 
 

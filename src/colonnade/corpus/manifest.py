@@ -61,7 +61,7 @@ def manifest(recipe: Recipe, plan: Plan, folder: Path) -> dict[str, Any]:
     """The content of manifest.json. It has no times in it: the same run gives the same bytes."""
     tallies = {step: [tally for _, tally in read_tallies(folder, step)] for step in STEPS}
     totals = {step: merged(found, samples=_SAMPLES) for step, found in tallies.items() if found}
-    outputs = [entry for _, facts in sorted(totals["write"].facts.items()) for entry in facts]
+    outputs = [entry for _, entries in sorted(totals["write"].metadata.items()) for entry in entries]
     return {
         "colonnade": "data clean",
         "identity": plan.identity,
@@ -73,7 +73,9 @@ def manifest(recipe: Recipe, plan: Plan, folder: Path) -> dict[str, Any]:
             step: {key: value for key, value in total.as_json().items() if key != "facts"}
             for step, total in totals.items()
         },
-        "facts": {step: total.facts for step, total in totals.items() if step not in ("read", "write") and total.facts},
+        "facts": {
+            step: total.metadata for step, total in totals.items() if step not in ("read", "write") and total.metadata
+        },
         "outputs": outputs,
         "parts": parts(outputs),
         **({"duplicates": duplicates(recipe.deduplicate, folder)} if recipe.deduplicate else {}),
@@ -94,7 +96,7 @@ def duplicates(how: DeduplicateStep, folder: Path) -> dict[str, Any]:
 
 def inputs(total: Tally) -> list[dict[str, Any]]:
     """One entry for each split that was read, in order."""
-    return [entry for _, facts in sorted(total.facts.items()) for entry in facts]
+    return [entry for _, entries in sorted(total.metadata.items()) for entry in entries]
 
 
 def parts(outputs: list[dict[str, Any]]) -> dict[str, dict[str, int]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from colonnade.atomic import written
 from colonnade.corpus.archives import members
-from colonnade.corpus.duplicates import INDEX_FACTS, PARTIAL, index_facts
+from colonnade.corpus.duplicates import INDEX_METADATA, PARTIAL, index_metadata
 from colonnade.corpus.folders import entries
 from colonnade.corpus.formats import KINDS_IN_WORDS, InputSplit, kind_of
 from colonnade.corpus.load import source_of
@@ -43,7 +43,7 @@ def make_plan(recipe: Recipe) -> Plan:
     """Looks at the inputs and shares them out."""
     splits = [split for path in recipe.read.paths for split in splits_of(path, recipe.run.piece_bytes)]
     tasks = tuple(tuple(task) for task in shared_out(splits, recipe.run.piece_bytes))
-    identity = hashlib.sha256(json.dumps(_facts(recipe, tasks), sort_keys=True).encode()).hexdigest()
+    identity = hashlib.sha256(json.dumps(_metadata(recipe, tasks), sort_keys=True).encode()).hexdigest()
     return Plan(tasks, _index_parts(recipe, identity), identity, left_aside(recipe.read.paths))
 
 
@@ -65,17 +65,17 @@ def keep_plan(plan: Plan, recipe: Recipe) -> Plan:
 
     Raises DataError where the folder holds another run."""
     path = Path(recipe.write.folder) / "state" / "run.json"
-    facts = json.loads(json.dumps(_facts(recipe, plan.tasks)))
+    metadata = json.loads(json.dumps(_metadata(recipe, plan.tasks)))
     if not path.exists():
         store_tasks(Path(recipe.write.folder), plan.tasks)
-        content = {"identity": plan.identity, "index": plan.index, "facts": facts}
+        content = {"identity": plan.identity, "index": plan.index, "facts": metadata}
         with written(path) as stream:
             stream.write(json.dumps(content, indent=1).encode())
         return plan
     stored: dict[str, Any] = json.loads(path.read_bytes())
     if stored["identity"] != plan.identity:
         raise DataError(
-            f"{recipe.write.folder} holds another run: {'; '.join(_differences(stored['facts'], facts))}. "
+            f"{recipe.write.folder} holds another run: {'; '.join(_differences(stored['facts'], metadata))}. "
             "Undo that to go on with it, or set write.folder to a new folder."
         )
     return replace(plan, index=tuple(stored["index"]))
@@ -162,7 +162,7 @@ def line_starts(file: Path, wanted: Sequence[int]) -> list[int]:
     return starts
 
 
-def _facts(recipe: Recipe, tasks: Sequence[Sequence[InputSplit]]) -> dict[str, Any]:
+def _metadata(recipe: Recipe, tasks: Sequence[Sequence[InputSplit]]) -> dict[str, Any]:
     content = recipe.model_dump(mode="json", exclude_none=True)
     content["run"] = {key: value for key, value in content["run"].items() if key in ("piece_bytes", "tokenizer")}
     content["write"].pop("folder")
@@ -189,12 +189,12 @@ def _index_parts(recipe: Recipe, identity: str) -> tuple[str, ...]:
     if recipe.deduplicate is None or recipe.deduplicate.index is None:
         return ()
     folder = Path(recipe.deduplicate.index)
-    found = sorted(path.parent for path in folder.glob(f"*/{INDEX_FACTS}") if path.parent.suffix != PARTIAL)
+    found = sorted(path.parent for path in folder.glob(f"*/{INDEX_METADATA}") if path.parent.suffix != PARTIAL)
     for part in found:
-        facts, own = json.loads((part / INDEX_FACTS).read_bytes()), index_facts(recipe.deduplicate)
-        if {key: facts.get(key) for key in own} != own or "tasks" not in facts:
+        metadata, own = json.loads((part / INDEX_METADATA).read_bytes()), index_metadata(recipe.deduplicate)
+        if {key: metadata.get(key) for key in own} != own or "tasks" not in metadata:
             raise DataError(
-                f"deduplicate.index = {folder} was made with {facts} and this recipe has {own}: their signatures "
+                f"deduplicate.index = {folder} was made with {metadata} and this recipe has {own}: their signatures "
                 "cannot be compared. Set the same values, or another index."
             )
     return tuple(part.name for part in found if part.name != identity[:16])

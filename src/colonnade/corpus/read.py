@@ -32,30 +32,30 @@ class Read(PipelineStep):
         """The documents of the task `rank`."""
         account = Account(self.setting.folder, "read", rank, samples=self.setting.samples)
         progress = Progress(self.setting.folder, "documents", rank)
-        account.tally.facts[f"{rank:05d}"] = splits = list[dict[str, Any]]()
+        account.tally.metadata[f"{rank:05d}"] = splits = list[dict[str, Any]]()
         for split in stored_task(self.setting.folder, rank):
-            facts = _facts(split)
-            splits.append(facts)
-            yield from self._split(split, facts, account, progress)
+            entry = _entry(split)
+            splits.append(entry)
+            yield from self._split(split, entry, account, progress)
         progress.close()
         account.close()
 
     def _split(
-        self, split: InputSplit, facts: dict[str, Any], account: Account, progress: Progress
+        self, split: InputSplit, entry: dict[str, Any], account: Account, progress: Progress
     ) -> Iterator[Document]:
         try:
             with open(split.path, "rb") as raw, content_of(split, raw, self.read) as file:
                 for row in rows(split, file, self.read):
                     document = self._document(row, split)
                     if isinstance(document, Document):
-                        facts["documents"] += 1
+                        entry["documents"] += 1
                         account.tally.left.add(document.metadata["bytes"])
                         progress.advance(file.num_bytes)
                         yield document
                     else:
-                        facts["rejected"] += 1
+                        entry["rejected"] += 1
                         self._reject(document, split, account)
-                facts["sha256"] = file.finish()
+                entry["sha256"] = file.finish()
                 progress.add_bytes(file.num_bytes)
                 if changed := _changed(raw.fileno(), split):
                     self._reject(Reject(0, "file changed while it was read", changed), split, account)
@@ -98,7 +98,7 @@ class Read(PipelineStep):
         account.drop(reject.reason, place=where, detail=reject.detail)
 
 
-def _facts(split: InputSplit) -> dict[str, Any]:
+def _entry(split: InputSplit) -> dict[str, Any]:
     return {
         "path": split.name,
         "source": split.source,

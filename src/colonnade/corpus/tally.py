@@ -58,7 +58,7 @@ class Tally:
     """Documents that were changed, by what was done."""
     samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     histograms: dict[str, Counter[str]] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
     """Whatever else a step has to say: of single tasks, by task."""
 
     def count(self, histogram: str, value: str, by: int = 1) -> None:
@@ -81,7 +81,7 @@ class Tally:
         for reason, found in other.samples.items():
             kept = self.samples.setdefault(reason, [])
             kept += found[: max(0, samples - len(kept))]
-        self.facts.update(other.facts)
+        self.metadata.update(other.metadata)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -91,7 +91,7 @@ class Tally:
             "changed": dict(sorted(self.changed.items())),
             "histograms": {name: dict(sorted(counts.items())) for name, counts in sorted(self.histograms.items())},
             "samples": dict(sorted(self.samples.items())),
-            "facts": dict(sorted(self.facts.items())),
+            "facts": dict(sorted(self.metadata.items())),
         }
 
     @classmethod
@@ -103,7 +103,7 @@ class Tally:
             changed=Counter(content["changed"]),
             samples=content["samples"],
             histograms={name: Counter(counts) for name, counts in content["histograms"].items()},
-            facts=content["facts"],
+            metadata=content["facts"],
         )
 
 

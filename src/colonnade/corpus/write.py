@@ -65,16 +65,16 @@ class Write(Step):
         """Closes the files, and tells their hashes."""
         self._sinks = {}
         self._open.close()
-        facts = []
+        entries = []
         for part, amount in sorted(self._amounts.items()):
             path = self._path(part)
             with path.open("rb") as stream:
                 digest = hashlib.file_digest(stream, "sha256").hexdigest()
             name = str(path.relative_to(self.setting.folder))
-            facts.append(
+            entries.append(
                 {"path": name, "part": part, **amount.as_json(), "size": path.stat().st_size, "sha256": digest}
             )
-        account.tally.facts[f"{self._rank:05d}"] = facts
+        account.tally.metadata[f"{self._rank:05d}"] = entries
 
     def _path(self, part: str) -> Path:
         ending = ".parquet" if self.how.format == "parquet" else ".jsonl"

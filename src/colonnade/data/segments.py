@@ -1,6 +1,6 @@
 """Tokens on their way to a token file, in segments on disk: what is done stays done when a run is stopped or killed.
 
-    SEGMENT   one JSON line (`Facts`) · int32 length of each sequence · int32 sequences of each document · tokens
+    SEGMENT   a JSON line (`SegmentHeader`) · int32 length of each sequence · int32 sequences of each document · tokens
 
 A segment is there as a whole or not at all. Joined in order, segments are the token file.
 """
@@ -42,7 +42,7 @@ class Encoded:
 
 
 @dataclass
-class Facts:
+class SegmentHeader:
     """What a segment holds."""
 
     chunks: int = 0
@@ -58,7 +58,7 @@ class Facts:
         return json.dumps(dataclasses.asdict(self)).encode()
 
     @classmethod
-    def from_json(cls, line: bytes) -> Facts:
+    def from_json(cls, line: bytes) -> SegmentHeader:
         content: dict[str, Any] = json.loads(line)
         return cls(**{**content, "rejected": [Rejected(**each) for each in content["rejected"]]})
 
@@ -67,22 +67,22 @@ class Segment:
     """Chunks that have been encoded, in memory."""
 
     def __init__(self) -> None:
-        self.facts = Facts()
+        self.header = SegmentHeader()
         self._tokens: list[bytes] = []
         self._lengths: list[bytes] = []
         self._sequences: list[bytes] = []
 
     def add(self, done: Encoded) -> None:
         """One chunk more."""
-        facts = self.facts
-        facts.chunks += 1
-        facts.documents += len(done.sequences) // 4
-        facts.num_sequences += len(done.lengths) // 4
-        facts.token_bytes += len(done.tokens)
-        facts.text_bytes += done.text_bytes
-        facts.read_bytes += done.read_bytes
-        facts.empty += done.empty
-        facts.rejected += done.rejected
+        header = self.header
+        header.chunks += 1
+        header.documents += len(done.sequences) // 4
+        header.num_sequences += len(done.lengths) // 4
+        header.token_bytes += len(done.tokens)
+        header.text_bytes += done.text_bytes
+        header.read_bytes += done.read_bytes
+        header.empty += done.empty
+        header.rejected += done.rejected
         self._tokens.append(done.tokens)
         self._lengths.append(done.lengths)
         self._sequences.append(done.sequences)
@@ -90,7 +90,7 @@ class Segment:
     def store(self, path: Path) -> None:
         """Writes it, under a temporary name until it is whole and on disk."""
         with written(path) as stream:
-            stream.write(self.facts.as_json() + b"\n")
+            stream.write(self.header.as_json() + b"\n")
             for part in (*self._lengths, *self._sequences, *self._tokens):
                 stream.write(part)
 
@@ -105,7 +105,7 @@ class SegmentFolder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def open(self, identity: str) -> list[Facts]:
+    def open(self, identity: str) -> list[SegmentHeader]:
         """What has been done of the run `identity`. What another run, or a killed one, has left is removed."""
         self._folder.mkdir(parents=True, exist_ok=True)
         remove_partial(self._folder)
@@ -115,7 +115,7 @@ class SegmentFolder:
             self._folder.mkdir()
             with written(named) as stream:
                 stream.write(identity.encode())
-        return [facts_of(path) for path in self.paths()]
+        return [header_of(path) for path in self.paths()]
 
     def paths(self) -> list[Path]:
         """The segments, in order."""
@@ -132,21 +132,21 @@ class SegmentFolder:
         self._folder.rmdir()
 
 
-def facts_of(path: Path) -> Facts:
+def header_of(path: Path) -> SegmentHeader:
     """What a stored segment holds."""
     with path.open("rb") as stream:
-        return Facts.from_json(stream.readline())
+        return SegmentHeader.from_json(stream.readline())
 
 
-def append(paths: Iterable[Path], writer: TokenFileWriter) -> Iterator[Facts]:
+def append(paths: Iterable[Path], writer: TokenFileWriter) -> Iterator[SegmentHeader]:
     """Adds stored segments to a token file, and gives what each of them holds."""
     for path in paths:
         with path.open("rb") as stream:
-            facts = Facts.from_json(stream.readline())
-            sizes = (facts.num_sequences * 4, facts.documents * 4, facts.token_bytes)
+            header = SegmentHeader.from_json(stream.readline())
+            sizes = (header.num_sequences * 4, header.documents * 4, header.token_bytes)
             lengths, sequences, tokens = map(stream.read, sizes)
         _append(writer, lengths, sequences, tokens)
-        yield facts
+        yield header
 
 
 def _append(writer: TokenFileWriter, lengths: bytes, sequences: bytes, tokens: bytes) -> None:

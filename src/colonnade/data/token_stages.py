@@ -90,7 +90,7 @@ def end_of(tokenizer: Tokenizer, *, append_end: bool) -> int | None:
 
 def check_whole(segment: Segment) -> None:
     """Raises DataError where something of what the run itself has written cannot be read again."""
-    for rejected in segment.facts.rejected:
+    for rejected in segment.header.rejected:
         raise DataError(
             f"{rejected}. It was whole when it was written: manifest.json has its SHA-256. Restore it and start the "
             "same command again, or clean into a new write.folder."
@@ -111,9 +111,9 @@ class JoinTokens(Tokens):
         made = {}
         for part in self.parts:
             name = part if world_size == 1 else f"{part}-{rank:05d}"
-            if facts := self._join(tokenizer, part, tasks, self.setting.folder / "tokens" / name):
-                made[name] = facts
-        with written(_facts_path(self.setting.folder, rank)) as stream:
+            if made_file := self._join(tokenizer, part, tasks, self.setting.folder / "tokens" / name):
+                made[name] = made_file
+        with written(_made_path(self.setting.folder, rank)) as stream:
             stream.write(json.dumps(made).encode())
         yield from ()
 
@@ -124,7 +124,7 @@ class JoinTokens(Tokens):
             return {}
         dtype = smallest_dtype(tokenizer.vocab_size)
         with TokenFileWriter(prefix, dtype) as writer:
-            text_bytes = sum(facts.text_bytes for facts in append(paths, writer))
+            text_bytes = sum(header.text_bytes for header in append(paths, writer))
             sidecar = Sidecar(
                 tokenizer_sha256=tokenizer.sha256,
                 vocab_size=tokenizer.vocab_size,
@@ -152,7 +152,7 @@ class ListTokens(PipelineStep):
         """Gives nothing."""
         made: dict[str, Any] = {}
         for each in range(self.num_files):
-            made |= json.loads(_facts_path(self.setting.folder, each).read_bytes())
+            made |= json.loads(_made_path(self.setting.folder, each).read_bytes())
         with written(self.setting.folder / "tokens" / "tokens.json") as stream:
             stream.write((json.dumps(dict(sorted(made.items())), indent=1) + "\n").encode())
         shutil.rmtree(self.setting.folder / "state" / "tokens", ignore_errors=True)
@@ -185,7 +185,7 @@ def segment_path(folder: Path, part: str, task: int) -> Path:
     return folder / "state" / "tokens" / part / f"{task:05d}{ENDING}"
 
 
-def _facts_path(folder: Path, rank: int) -> Path:
+def _made_path(folder: Path, rank: int) -> Path:
     return folder / "state" / "tokens" / f"{rank:05d}.json"
 
 

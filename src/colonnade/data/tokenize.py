@@ -29,7 +29,7 @@ from colonnade.config.numbers import counted
 from colonnade.corpus.documents import Chunk, Rejected, chunks, look_at, parse
 from colonnade.data.indexed import bin_path, idx_path, smallest_dtype
 from colonnade.data.parallel import ordered_map
-from colonnade.data.segments import Encoded, Facts, Segment, SegmentFolder, append
+from colonnade.data.segments import Encoded, Segment, SegmentFolder, SegmentHeader, append
 from colonnade.data.sentences import split_sentences
 from colonnade.data.sidecar import Sidecar, sidecar_path
 from colonnade.data.tokenizer import Tokenizer
@@ -161,8 +161,8 @@ class _Making:
     def identity(self) -> str:
         """Changes with everything that the result depends on."""
         files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in self.paths]
-        facts = [files, self.tokenizer.sha256, self.key, self.end, self.sentences, self.dtype.str]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        properties = [files, self.tokenizer.sha256, self.key, self.end, self.sentences, self.dtype.str]
+        return hashlib.sha256(json.dumps(properties).encode()).hexdigest()
 
     def encoder(self) -> Callable[[], Callable[[Chunk], Encoded]]:
         """What makes a worker's function."""
@@ -200,16 +200,16 @@ class _Done(NamedTuple):
 def _encode_all(making: _Making, store: SegmentFolder, bar: _Bar, *, workers: int, lock: Lock) -> _Done:
     """Encode what is not in a stored segment, and store it in segments of SEGMENT_BYTES; the last one is given."""
     before = store.open(making.identity())
-    documents, text_bytes = sum(facts.documents for facts in before), sum(facts.text_bytes for facts in before)
+    documents, text_bytes = sum(header.documents for header in before), sum(header.text_bytes for header in before)
     done = _Done(Segment(), documents)
-    bar.advance(sum(facts.read_bytes for facts in before), documents, text_bytes)
-    todo = islice(chunks(making.paths), sum(facts.chunks for facts in before), None)
+    bar.advance(sum(header.read_bytes for header in before), documents, text_bytes)
+    todo = islice(chunks(making.paths), sum(header.chunks for header in before), None)
     with closing(ordered_map(making.encoder(), todo, workers=workers, lock=lock)) as encoded:
         for each in encoded:
             done.last.add(each)
             documents, text_bytes = documents + len(each.sequences) // 4, text_bytes + each.text_bytes
             bar.advance(each.read_bytes, documents, text_bytes)
-            if done.last.facts.text_bytes >= SEGMENT_BYTES:
+            if done.last.header.text_bytes >= SEGMENT_BYTES:
                 store.store(done.last)
                 done = done._replace(last=Segment())
     return done
@@ -217,15 +217,15 @@ def _encode_all(making: _Making, store: SegmentFolder, bar: _Bar, *, workers: in
 
 def _join(making: _Making, store: SegmentFolder, done: _Done) -> TokenizeReport:
     """Make the token file of the stored segments and the last one."""
-    total = Facts()
+    total = SegmentHeader()
     with TokenFileWriter(making.prefix, making.dtype) as writer, _RejectedList(making.prefix) as rejected:
-        for facts in append(store.paths(), writer):
-            rejected.add(facts.rejected)
-            total.text_bytes, total.empty = total.text_bytes + facts.text_bytes, total.empty + facts.empty
+        for header in append(store.paths(), writer):
+            rejected.add(header.rejected)
+            total.text_bytes, total.empty = total.text_bytes + header.text_bytes, total.empty + header.empty
         done.last.append_to(writer)
-        rejected.add(done.last.facts.rejected)
-        total.text_bytes += done.last.facts.text_bytes
-        total.empty += done.last.facts.empty
+        rejected.add(done.last.header.rejected)
+        total.text_bytes += done.last.header.text_bytes
+        total.empty += done.last.header.empty
         _check_any(writer.num_documents, total.empty, rejected)
         writer.close(making.sidecar(writer, total.text_bytes))
     return TokenizeReport(

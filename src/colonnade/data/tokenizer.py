@@ -134,7 +134,7 @@ class Tokenizer:
         model = content["model"]
         if isinstance(content["pre_tokenizer"], dict):
             content["pre_tokenizer"].pop("trim_offsets", None)
-        facts = {
+        properties = {
             "model": {key: value for key, value in model.items() if value and key not in ("merges", "vocab")},
             "vocab": self._inner.get_vocab(with_added_tokens=True),
             "merges": [part.split(" ") if isinstance(part, str) else part for part in model.get("merges", ())],
@@ -143,8 +143,8 @@ class Tokenizer:
             "pre_tokenizer": content["pre_tokenizer"],
         }
         if isinstance(model.get("vocab"), list):  # Unigram: the scores decide, too; JSON may move their last bit
-            facts["scores"] = [float(np.float32(score)) for _, score in model["vocab"]]
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+            properties["scores"] = [float(np.float32(score)) for _, score in model["vocab"]]
+        return hashlib.sha256(json.dumps(properties, sort_keys=True).encode()).hexdigest()
 
     @cached_property
     def is_byte_level(self) -> bool:

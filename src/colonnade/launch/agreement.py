@@ -22,7 +22,7 @@ from colonnade.config.compare import NOT_COMPARED, meaning_at
 from colonnade.config.describe import all_keys, as_toml
 from colonnade.config.schema import Config
 from colonnade.errors import ColonnadeError, ConfigError
-from colonnade.mesh.agreement import Facts, disagreements, gather_texts
+from colonnade.mesh.agreement import Properties, disagreements, gather_texts
 from colonnade.mesh.mesh import Axis
 
 MAY_DIFFER = frozenset({"data.cache", "train.threads", "train.device"})
@@ -30,13 +30,13 @@ MAY_DIFFER = frozenset({"data.cache", "train.threads", "train.device"})
 Made = TypeVar("Made")
 
 
-def settings(config: Config) -> Facts:
+def settings(config: Config) -> Properties:
     """What a configuration asks for, key by key, without what is a machine's own."""
     keys = [key for key in all_keys() if key not in MAY_DIFFER | NOT_COMPARED]
     return {key: as_toml(meaning_at(config, key)) for key in keys}
 
 
-def program(device: torch.device) -> Facts:
+def program(device: torch.device) -> Properties:
     """What computes: all that may give other numbers from the same configuration."""
     return {
         "colonnade": __version__,
@@ -49,7 +49,7 @@ def program(device: torch.device) -> Facts:
     }
 
 
-def hardware(device: torch.device) -> Facts:
+def hardware(device: torch.device) -> Properties:
     """What may differ between machines of one run, and lets them round differently."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "none"
     return {"processor": torch.backends.cpu.get_cpu_capability(), "GPU": name}
@@ -69,13 +69,13 @@ def digest_of(package: Path) -> str:
     return digest.hexdigest()[:12]
 
 
-def agree_on_program(facts: Mapping[str, str], device: torch.device, axis: Axis) -> None:
-    """ConfigError on all ranks unless all have these facts and run the same program. Every rank calls this.
+def agree_on_program(properties: Mapping[str, str], device: torch.device, axis: Axis) -> None:
+    """ConfigError on all ranks unless all have these properties and run the same program. Every rank calls this.
 
     Rank 0 says where hardware differs.
     """
     code = program(device)
-    found = disagreements({**facts, **code}, axis)
+    found = disagreements({**properties, **code}, axis)
     if found:
         remedies = []
         if found.keys() - code.keys():
@@ -88,9 +88,9 @@ def agree_on_program(facts: Mapping[str, str], device: torch.device, axis: Axis)
         print("\n".join(["The ranks have different hardware, whose rounding may differ:", *lines(other)]), flush=True)
 
 
-def agree_on_data(facts: Mapping[str, str], axis: Axis) -> None:
+def agree_on_data(properties: Mapping[str, str], axis: Axis) -> None:
     """ConfigError on all ranks unless all read the same data. Every rank calls this."""
-    found = disagreements(facts, axis)
+    found = disagreements(properties, axis)
     if found:
         remedy = "Copy the files again from one source to all machines, or name the same ones."
         raise ConfigError(_message("The ranks do not read the same data", found, [remedy]))
@@ -117,7 +117,7 @@ def on_all_ranks(make: Callable[[], Made], axis: Axis) -> Made:
 
 
 def lines(found: Mapping[str, Mapping[str, Sequence[int]]]) -> list[str]:
-    """`  train.seed: ranks 0-2 have 1, rank 3 has 2`, a line for each fact."""
+    """`  train.seed: ranks 0-2 have 1, rank 3 has 2`, a line for each property."""
 
     def of_one(values: Mapping[str, Sequence[int]]) -> str:
         return ", ".join(

@@ -25,17 +25,18 @@ def joined(
     *,
     timeout: float = TIMEOUT,
     deterministic: bool = False,
-    facts: Mapping[str, str] = MappingProxyType({}),
+    properties: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[tuple[Mesh, torch.device]]:
     """This rank's mesh and device, for as long as the block runs; every rank of the layout enters it.
 
-    First the ranks prove to each other that they have the same layout, `facts` and program: ConfigError on all of them
-    where they differ. A rank that waits longer than `timeout` seconds for the others says for whom, and ends the run.
+    First the ranks prove to each other that they have the same layout, `properties` and program: ConfigError on all of
+    them where they differ. A rank that waits longer than `timeout` seconds for the others says for whom, and ends the
+    run.
     """
     limit = max(timeout, _START) + _LATER
     place = launch.connect(layout.num_ranks, device, threads=threads, timeout=limit, deterministic=deterministic)
     try:
-        agree_on_program(facts or {"layout": str(layout)}, place, all_ranks())
+        agree_on_program(properties or {"layout": str(layout)}, place, all_ranks())
         mesh = build_mesh(layout, launch.rank_and_size()[0], timeout=timeout + _LATER)
         board = launch.board()
         with nullcontext() if board is None else Watch(mesh, timeout, board, launch.neighbours()):

@@ -1,7 +1,7 @@
 """What ranks tell each other about themselves, to prove that they are ranks of one run.
 
-Each rank has facts, a text by name. All ranks gather a digest of them, 32 bytes a rank; only where digests differ do
-they gather the texts as well, so that every rank can name what differs, and where.
+Each rank has properties, a text by name. All ranks gather a digest of them, 32 bytes a rank; only where digests differ
+do they gather the texts as well, so that every rank can name what differs, and where.
 """
 
 import hashlib
@@ -16,8 +16,8 @@ from colonnade.mesh.ledger import Ledger
 from colonnade.mesh.mesh import Axis
 from colonnade.mesh.transport import Groups, TorchTransport
 
-Facts = dict[str, str]
-NONE = "(none)"  # what a rank has that lacks a fact
+Properties = dict[str, str]
+NONE = "(none)"  # what a rank has that lacks a property
 
 
 def all_ranks() -> Axis:
@@ -41,17 +41,17 @@ def gather_texts(text: str, axis: Axis) -> list[str]:
     return [row[:length].tobytes().decode() for row, length in zip(rows, lengths, strict=True)]
 
 
-def disagreements(facts: Mapping[str, str], axis: Axis) -> dict[str, dict[str, list[int]]]:
-    """The facts that are not the same on all ranks: name -> value -> its ranks. Equal on all ranks; empty is best.
+def disagreements(properties: Mapping[str, str], axis: Axis) -> dict[str, dict[str, list[int]]]:
+    """The properties that are not the same on all ranks: name -> value -> its ranks. Equal on all ranks; empty is best.
 
-    Sends 32 bytes, and the facts where some differ.
+    Sends 32 bytes, and the properties where some differ.
     """
-    text = json.dumps(facts)
+    text = json.dumps(properties)
     digest = torch.frombuffer(bytearray(hashlib.sha256(text.encode()).digest()), dtype=torch.uint8)
     digests = all_gather(digest[None], axis)
     if bool((digests == digests[0]).all()):
         return {}
-    gathered: list[Facts] = [json.loads(theirs) for theirs in gather_texts(text, axis)]
+    gathered: list[Properties] = [json.loads(theirs) for theirs in gather_texts(text, axis)]
     names = dict.fromkeys(name for theirs in gathered for name in theirs)
     found = {name: _ranks_by_value([theirs.get(name, NONE) for theirs in gathered]) for name in names}
     return {name: ranks for name, ranks in found.items() if len(ranks) > 1}

@@ -63,15 +63,15 @@ class LossScale:
 
     # --- what checkpoints remember of a run ---------------------------------------------------------------------------
 
-    def facts(self) -> dict[str, float | int]:
+    def metadata(self) -> dict[str, float | int]:
         """What a run that goes on needs to know; nothing where the scale is constant. JSON keeps it exactly."""
         return {"value": self.value, "good_steps": self.good_steps} if self.is_dynamic else {}
 
-    def resumed(self, facts: Mapping[str, float | int]) -> "LossScale":
-        """This scale, with this configuration's rules, as far as a run with these `facts` was.
+    def resumed(self, metadata: Mapping[str, float | int]) -> "LossScale":
+        """This scale, with this configuration's rules, as far as a run with this `metadata` was.
 
         A run that was no fp16 run has none, and one that is no fp16 run needs none: then it is this scale itself.
         """
-        if not facts or not self.is_dynamic:
+        if not metadata or not self.is_dynamic:
             return self
-        return replace(self, value=float(facts["value"]), good_steps=int(facts["good_steps"]))
+        return replace(self, value=float(metadata["value"]), good_steps=int(metadata["good_steps"]))

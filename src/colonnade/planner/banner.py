@@ -45,7 +45,7 @@ def banner(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus) -> 
     }
     lines = [] if launch.is_rank() else [first_line(config)]  # where ranks were started, that was said before
     lines += [f"  {name:<{_INDENT}}{row}" for name, row in rows.items()]
-    facts = {
+    fields = {
         "parameters": architecture_of(config.model, corpus.vocab_size).num_parameters,
         "layout": str(mesh.layout),
         "ranks": mesh.layout.num_ranks,
@@ -61,7 +61,7 @@ def banner(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus) -> 
         "memory_free": None if free is None else free[0],
         "notes": notes,
     }
-    return Banner("\n".join([*lines, *(f"  {'note':<{_INDENT}}{note}." for note in notes)]), facts)
+    return Banner("\n".join([*lines, *(f"  {'note':<{_INDENT}}{note}." for note in notes)]), fields)
 
 
 def transport(mesh: Mesh, device: torch.device) -> str:

@@ -16,8 +16,8 @@ from colonnade.mesh.mesh import Mesh
 from colonnade.serving.trained import Trained
 from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.data_record import other_data
-from colonnade.train.facts import facts_of
 from colonnade.train.held_out import evaluate_part
+from colonnade.train.metadata import metadata_of
 
 
 def measure_part(
@@ -64,7 +64,7 @@ def _opened(checkpoint: Path, config: Config, mesh: Mesh) -> Corpus:
     tokenizer = checkpoint / "tokenizer.json"
     data = config.data.model_copy(update={"tokenizer": str(tokenizer)})
     corpus = open_together(config.model_copy(update={"data": data}), mesh.world)
-    found = other_data(facts_of(checkpoint, read_manifest(checkpoint)), corpus)
+    found = other_data(metadata_of(checkpoint, read_manifest(checkpoint)), corpus)
     if found:
         raise CheckpointError(
             f"{checkpoint} was trained on other data than its [data] names now:\n"
@@ -86,7 +86,7 @@ def _part(corpus: Corpus, config: Config, checkpoint: Path, name: str) -> Datase
 
 
 def _not_known(checkpoint: Path, corpus: Corpus) -> str:
-    if facts_of(checkpoint, read_manifest(checkpoint)).data is not None:
+    if metadata_of(checkpoint, read_manifest(checkpoint)).data is not None:
         return ""
     files = ", ".join(file.prefix for file in corpus.files.values())
     return f"the checkpoint does not know its data: whether {files} are the files that it was trained on is not checked"

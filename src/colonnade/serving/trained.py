@@ -23,7 +23,7 @@ from colonnade.checkpoint.manifest import (
     remedy,
 )
 from colonnade.checkpoint.plan import Shard
-from colonnade.config.compare import model_facts
+from colonnade.config.compare import model_metadata
 from colonnade.config.schema import Config, ModelConfig, ParallelConfig
 from colonnade.data.gpt_dataset import cut_of
 from colonnade.data.tokenizer import Tokenizer
@@ -45,7 +45,7 @@ from colonnade.serving.options import device_problems, layout_problems
 from colonnade.tasks.task import Hidden
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
-from colonnade.train.facts import MOST_BYTES, Facts, config_of, facts_of
+from colonnade.train.metadata import MOST_BYTES, RunMetadata, config_of, metadata_of
 from colonnade.train.recovery import OPTIMIZER, shard
 from colonnade.train.run_folder import checkpoints
 from colonnade.train.state import build_model
@@ -87,9 +87,9 @@ def opened(
     problems = list(device_problems(device, precision))
     if problems:
         raise ConfigError("\n".join(problems))
-    _, config, facts = _described(checkpoint)
+    _, config, metadata = _described(checkpoint)
     _check_layout(checkpoint, config.model, tp, pp)
-    size = architecture_of(config.model, facts.model.vocab_size).num_parameters
+    size = architecture_of(config.model, metadata.model.vocab_size).num_parameters
     used = InUse(checkpoint, size, precision or config.train.precision, tuple(to_take_less))
     with joined(Layout(tp=tp, pp=pp), device) as (mesh, place), within_memory(used, mesh, place):
         yield open_trained(checkpoint, mesh, place, precision), mesh
@@ -174,18 +174,18 @@ def find(path: Path) -> Path:
 
 def open_trained(path: Path, mesh: Mesh, device: torch.device, precision: str | None = None) -> Trained:
     """Read the model of a checkpoint on any tp × pp ranks, whatever layout it was written under."""
-    manifest, config, facts = _described(path)
-    vocab_size = facts.model.vocab_size
+    manifest, config, metadata = _described(path)
+    vocab_size = metadata.model.vocab_size
     dtype = DTYPES[precision or config.train.precision]
     architecture = architecture_of(config.model, vocab_size)
     (chunk,) = chunks_of_stage(architecture, ParallelConfig(pp=mesh.pp.size), mesh.pp.rank)
     model = build_model(config.model, vocab_size, Parallel(mesh.tp), dtype=dtype, units=[unit.name for unit in chunk])
     for parameter in model.parameters():
         parameter.data.zero_()  # padding rows stay zero
-    load(path, list(_weights(model, mesh.tp)), model=model_facts(config.model, vocab_size), unread=(OPTIMIZER,))
+    load(path, list(_weights(model, mesh.tp)), model=model_metadata(config.model, vocab_size), unread=(OPTIMIZER,))
     model = model.to(device=device, dtype=dtype).requires_grad_(False).eval()
     inference = Inference([Chunk(chunk, model, ResidentWeights())], model, mesh.pp, ResidentWeights())
-    return Trained(model, mesh, inference.hidden, _tokenizer_of(path, manifest), config, facts.step)
+    return Trained(model, mesh, inference.hidden, _tokenizer_of(path, manifest), config, metadata.step)
 
 
 class _Described(NamedTuple):
@@ -193,30 +193,30 @@ class _Described(NamedTuple):
 
     manifest: Manifest
     config: Config
-    facts: Facts
+    metadata: RunMetadata
 
 
 def _described(path: Path) -> _Described:
     """CheckpointError if the model is not the one whose tensors the checkpoint holds.
 
-    Before memory is taken for it: configuration, facts and tensors may be a stranger's, but the files are there.
+    Before memory is taken for it: configuration, metadata and tensors may be a stranger's, but the files are there.
     """
     manifest = read_manifest(path)
     check_sizes(path, manifest)
-    config, facts = config_of(path, manifest), facts_of(path, manifest)
-    check_model(path, manifest, model_facts(config.model, facts.model.vocab_size))
+    config, metadata = config_of(path, manifest), metadata_of(path, manifest)
+    check_model(path, manifest, model_metadata(config.model, metadata.model.vocab_size))
     if config.model.num_layers > len(manifest.tensors):
         raise CheckpointError(
             f"{path} is damaged: its model has {config.model.num_layers} layers, and its manifest only "
             f"{len(manifest.tensors)} tensors. {remedy(path)}"
         )
     with torch.device("meta"):
-        units = architecture_of(config.model, facts.model.vocab_size).unit_names
+        units = architecture_of(config.model, metadata.model.vocab_size).unit_names
         model = build_model(
-            config.model, facts.model.vocab_size, Parallel(Axis("tp")), dtype=torch.float32, units=units
+            config.model, metadata.model.vocab_size, Parallel(Axis("tp")), dtype=torch.float32, units=units
         )
     check_tensors(path, manifest, list(_weights(model, Axis("tp"))))
-    return _Described(manifest, config, facts)
+    return _Described(manifest, config, metadata)
 
 
 def _tokenizer_of(path: Path, manifest: Manifest) -> Tokenizer:

@@ -72,7 +72,7 @@ class Corpus:
         return [prefix for prefix, file in files.items() if read_sidecar(file) is None]
 
     @property
-    def facts(self) -> dict[str, str]:
+    def properties(self) -> dict[str, str]:
         """What ranks must have alike, in words."""
         tokenizer = self.tokenizer
         known = "none" if tokenizer is None else f"{tokenizer.vocab_size:,} ids, sha256 {tokenizer.sha256[:12]}"
@@ -124,7 +124,7 @@ def open_together(config: Config, ranks: Axis) -> Corpus:
     from colonnade.launch.agreement import agree_on_data, on_all_ranks
 
     corpus = on_all_ranks(lambda: _opened(config), ranks)
-    agree_on_data(corpus.facts, ranks)
+    agree_on_data(corpus.properties, ranks)
     return corpus
 
 

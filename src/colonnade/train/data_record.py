@@ -10,33 +10,33 @@ from colonnade.config.schema import Config
 from colonnade.data.identity import differences
 from colonnade.errors import CheckpointError, ConfigError
 from colonnade.train.corpus import Corpus
-from colonnade.train.facts import Facts, config_of
+from colonnade.train.metadata import RunMetadata, config_of
 
 
-def data_facts(corpus: Corpus) -> dict[str, Any]:
+def data_metadata(corpus: Corpus) -> dict[str, Any]:
     """What a checkpoint is to know of the data."""
     return {key: identity.to_json() for key, identity in corpus.identities.items()}
 
 
-def check_data(path: Path, facts: Facts, config: Config, corpus: Corpus) -> None:
+def check_data(path: Path, metadata: RunMetadata, config: Config, corpus: Corpus) -> None:
     """CheckpointError if the checkpoint in `path` was trained on other data, unless the configuration allows that."""
-    if facts.data is None:
+    if metadata.data is None:
         _check_paths(path, config)
         return
-    found = other_data(facts, corpus)
+    found = other_data(metadata, corpus)
     if found and not config.checkpoint.allow_other_data:
         raise CheckpointError(
             f"{path} was trained on other data than the run would go on with:\n"
             + "\n".join(f"  {line}" for line in found)
-            + f"\nSample {facts.samples:,} of it is another one, so samples would come twice or never. Restore the "
+            + f"\nSample {metadata.samples:,} of it is another one, so samples would come twice or never. Restore the "
             "files as they were (where they lie is of no consequence), or start in another run.folder. "
             "checkpoint.allow_other_data = true goes on all the same."
         )
 
 
-def other_data(facts: Facts, corpus: Corpus) -> list[str]:
+def other_data(metadata: RunMetadata, corpus: Corpus) -> list[str]:
     """A line for each token file that is not what the checkpoint was trained on; empty where that is not known."""
-    saved, now = facts.data or {}, corpus.identities
+    saved, now = metadata.data or {}, corpus.identities
     found = []
     for key in dict.fromkeys([*saved, *now]) if saved else ():
         if key not in now or key not in saved:
@@ -47,15 +47,15 @@ def other_data(facts: Facts, corpus: Corpus) -> list[str]:
     return found
 
 
-def what_to_say(path: Path, facts: Facts, corpus: Corpus) -> tuple[str, list[str]]:
+def what_to_say(path: Path, metadata: RunMetadata, corpus: Corpus) -> tuple[str, list[str]]:
     """(a line for who resumes from the checkpoint, or nothing; what differs)."""
-    if facts.data is None:
+    if metadata.data is None:
         return (
             f"{path.name} was written before checkpoints knew their data: whether the token files are those that it "
             "was trained on cannot be checked. The next checkpoint will know.",
             [],
         )
-    found = other_data(facts, corpus)
+    found = other_data(metadata, corpus)
     lines = "".join(f"\n  {line}" for line in found)
     return (f"Going on over other data, as checkpoint.allow_other_data = true allows:{lines}" if found else "", found)
 

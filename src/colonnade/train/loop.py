@@ -44,7 +44,7 @@ class Banner:
     """A run in lines and in numbers, shown before its first step."""
 
     text: str
-    facts: dict[str, Any]
+    fields: dict[str, Any]
     """For events.jsonl: sizes in bytes."""
 
 
@@ -79,7 +79,7 @@ def main(
         train.threads,
         timeout=train.timeout,
         deterministic=train.deterministic,
-        facts=settings(config),
+        properties=settings(config),
     )
     with joining as (mesh, device):
         corpus = open_together(config, mesh.world)
@@ -91,7 +91,7 @@ def main(
             monitor.say(summary.text)
             state = build_state(config, mesh, corpus.vocab_size, device, draw=recovery.begins(config))
             recovery.resume(state, config, corpus, monitor)
-            monitor.event("setup", **summary.facts)
+            monitor.event("setup", **summary.fields)
             saving = recovery.saving(state, config, mesh, corpus, monitor, overlap=True)
             read = partial(corpus.batches, micro_batch_size=train.micro_batch_size, dp=mesh.data)
             reading = ReadAhead(read, active=pays(device, corpus))

@@ -1,7 +1,7 @@
 """State to disk and back: saving, and going on from what was saved.
 
 A checkpoint holds the serial run's tensors under their logical names, what the optimizer's rule keeps of them
-under `optimizer.<name>.<weight>` (AdamW: exp_avg, exp_avg_sq), and the facts that a resumed run is held against.
+under `optimizer.<name>.<weight>` (AdamW: exp_avg, exp_avg_sq), and the metadata that a resumed run is held against.
 """
 
 import json
@@ -23,7 +23,7 @@ from colonnade.checkpoint.plan import Box, Shard, shards_of_range
 from colonnade.checkpoint.save import Payload, Target
 from colonnade.checkpoint.saver import Saved, Saver
 from colonnade.checkpoint.schema import clip
-from colonnade.config.compare import model_facts
+from colonnade.config.compare import model_metadata
 from colonnade.config.load import to_toml
 from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError
@@ -33,8 +33,8 @@ from colonnade.tensor_parallel.placement import Placement
 from colonnade.train.best import Best, best_of, best_steps
 from colonnade.train.changes import changes, what_changed
 from colonnade.train.corpus import Corpus
-from colonnade.train.data_record import check_data, data_facts, what_to_say
-from colonnade.train.facts import facts_of
+from colonnade.train.data_record import check_data, data_metadata, what_to_say
+from colonnade.train.metadata import metadata_of
 from colonnade.train.monitor import Monitor
 from colonnade.train.run_folder import checkpoints
 from colonnade.train.state import TrainState
@@ -94,7 +94,7 @@ class Checkpoints:
                 f"Saving step {state.step} waits: the checkpoint before it is still being written. A larger "
                 f"checkpoint.every (now {self.config.checkpoint.every}) or a faster disk saves this time."
             )
-        payload = Payload(state.step, _facts(state, self.config, self.mesh, self.corpus), self.files)
+        payload = Payload(state.step, _metadata(state, self.config, self.mesh, self.corpus), self.files)
         self.saver.save(payload, partial(self._compared, state))
 
     def compare(self, state: TrainState) -> None:
@@ -176,17 +176,17 @@ def _tell(config: Config, monitor: Monitor, saved: Saved) -> None:
         monitor.event("best", step=saved.step, checkpoint=saved.path.name, validation_loss=lowest.validation_loss)
 
 
-def _facts(state: TrainState, config: Config, mesh: Mesh, corpus: Corpus) -> dict[str, Any]:
+def _metadata(state: TrainState, config: Config, mesh: Mesh, corpus: Corpus) -> dict[str, Any]:
     return {
         "step": state.step,
         "skipped_steps": state.skipped,
         "samples": state.samples,
         "global_batch_size": config.train.global_batch_size,
         "optimizer": config.optim.name,
-        "loss_scale": state.loss_scale.facts(),
-        "model": model_facts(config.model, corpus.vocab_size),
+        "loss_scale": state.loss_scale.metadata(),
+        "model": model_metadata(config.model, corpus.vocab_size),
         "tokenizer_sha256": None if corpus.tokenizer is None else corpus.tokenizer.sha256,
-        "data": data_facts(corpus),
+        "data": data_metadata(corpus),
         "layout": str(mesh.layout),
         "versions": {"colonnade": __version__, "torch": torch.__version__},
     }
@@ -205,7 +205,7 @@ def resume(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor) 
     found = load_found(
         partial(_find, Path(config.run.folder)),
         shards_of(state),
-        model=model_facts(config.model, corpus.vocab_size),
+        model=model_metadata(config.model, corpus.vocab_size),
         check=partial(_check, config, corpus),
     )
     if found is None:
@@ -217,18 +217,18 @@ def resume(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor) 
         monitor.resume(0)
         monitor.event("started", version=__version__)
         return
-    path, facts = found[0], facts_of(*found)
+    path, metadata = found[0], metadata_of(*found)
     state.ownership.publish()
-    state.step, state.samples, state.skipped = facts.step, facts.samples, facts.skipped_steps
-    if facts.loss_scale is not None:
-        state.loss_scale = state.loss_scale.resumed(facts.loss_scale.model_dump())
+    state.step, state.samples, state.skipped = metadata.step, metadata.samples, metadata.skipped_steps
+    if metadata.loss_scale is not None:
+        state.loss_scale = state.loss_scale.resumed(metadata.loss_scale.model_dump())
     monitor.resume(state.step)
     changed = changes(path, config)
     monitor.event("resumed", step=state.step, checkpoint=path.name, **({"changed": changed} if changed else {}))
     monitor.say(f"Resumed from {path} (step {state.step}, sample {state.samples:,}).")
     for said in what_changed(path, config, state.step):
         monitor.say(said)
-    line, others = what_to_say(path, facts, corpus)
+    line, others = what_to_say(path, metadata, corpus)
     if line:
         monitor.say(line)
     if others:
@@ -258,10 +258,10 @@ def _last_saved(events: Path) -> str | None:
 
 
 def _check(config: Config, corpus: Corpus, path: Path, manifest: Manifest) -> None:
-    """CheckpointError if what a checkpoint's facts tell of its run cannot be gone on from."""
-    facts = facts_of(path, manifest)
-    check_data(path, facts, config, corpus)
-    tokenizer = facts.tokenizer_sha256
+    """CheckpointError if what a checkpoint's metadata tells of its run cannot be gone on from."""
+    metadata = metadata_of(path, manifest)
+    check_data(path, metadata, config, corpus)
+    tokenizer = metadata.tokenizer_sha256
     if tokenizer is not None and corpus.tokenizer is not None and tokenizer != corpus.tokenizer.sha256:
         raise CheckpointError(
             f"{path} was trained with another tokenizer (sha256 {clip(tokenizer, 12)}) than data.tokenizer "
@@ -269,10 +269,10 @@ def _check(config: Config, corpus: Corpus, path: Path, manifest: Manifest) -> No
             f"{path / 'tokenizer.json'}."
         )
     for key, saved, wanted, why in (
-        ("optim.name", facts.optimizer, config.optim.name, "its moments are those of another rule"),
+        ("optim.name", metadata.optimizer, config.optim.name, "its moments are those of another rule"),
         (
             "train.global_batch_size",
-            config.train.global_batch_size if facts.global_batch_size is None else facts.global_batch_size,
+            config.train.global_batch_size if metadata.global_batch_size is None else metadata.global_batch_size,
             config.train.global_batch_size,
             "its steps counted other samples",
         ),

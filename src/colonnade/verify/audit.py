@@ -36,8 +36,8 @@ def audit(config: Config) -> bool:
     """
     parallel, train = config.parallel, config.train
     layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp)
-    facts = settings(config)
-    with joined(layout, train.device, train.threads, timeout=train.timeout, facts=facts) as (mesh, device):
+    properties = settings(config)
+    with joined(layout, train.device, train.threads, timeout=train.timeout, properties=properties) as (mesh, device):
         flows, seen, memory = one_step(config, mesh, device, open_together(config, mesh.world))
         agree = totals(flows) == seen
         shown = not agree or mesh.dp.rank == mesh.tp.rank == 0

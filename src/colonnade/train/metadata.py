@@ -1,4 +1,4 @@
-"""What a checkpoint's facts tell of its run, checked: the manifest only knows that they are JSON.
+"""What a checkpoint's metadata tells of its run, checked: the manifest only knows that it is JSON.
 
 A checkpoint may be a stranger's, so what is taken from it has the type and the range that it must have.
 """
@@ -21,20 +21,20 @@ MOST_BYTES = 1 << 28  # of a configuration or a tokenizer
 Finite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class ScaleFacts(BaseModel):
+class ScaleMetadata(BaseModel):
     """Of the loss scale of an fp16 run."""
 
     value: Finite
     good_steps: Count
 
 
-class ModelFacts(BaseModel):
+class ModelMetadata(BaseModel):
     """Of the model: what its configuration does not say. The rest of them is held against that."""
 
     vocab_size: Annotated[Count, Field(ge=1)]
 
 
-class DataFacts(BaseModel):
+class DataMetadata(BaseModel):
     """Of a token file: a `DataIdentity`."""
 
     tokens: Count
@@ -49,20 +49,20 @@ class DataFacts(BaseModel):
         return DataIdentity.from_json(self.model_dump())
 
 
-class Facts(BaseModel):
+class RunMetadata(BaseModel):
     """Of a run at the step of its checkpoint. What came after the first checkpoints has what held until then."""
 
     model_config = ConfigDict(frozen=True)
 
     step: Count
     samples: Count
-    model: ModelFacts
+    model: ModelMetadata
     skipped_steps: Count = 0
     global_batch_size: Count | None = None
     optimizer: str = "adamw"
-    loss_scale: ScaleFacts | None = None
+    loss_scale: ScaleMetadata | None = None
     tokenizer_sha256: str | None = None
-    data: dict[str, DataFacts] | None = None
+    data: dict[str, DataMetadata] | None = None
     """By the key of the configuration that names the file; None: nobody wrote it down."""
 
     @field_validator("loss_scale", mode="before")
@@ -71,19 +71,20 @@ class Facts(BaseModel):
         return written or None  # a scale that is constant is written as {}
 
 
-def facts_of(path: Path, manifest: Manifest) -> Facts:
-    """The facts of the checkpoint in folder `path`. CheckpointError if no run of Colonnade has written them."""
+def metadata_of(path: Path, manifest: Manifest) -> RunMetadata:
+    """The metadata of the checkpoint in folder `path`. CheckpointError if no run of Colonnade has written it."""
     try:
-        facts = Facts.model_validate(manifest.metadata)
+        metadata = RunMetadata.model_validate(manifest.metadata)
     except ValidationError as error:
         raise CheckpointError(
-            f"{path} has facts that no run of Colonnade writes: {first_fault(error)}. {remedy(path)}"
+            f"{path} has metadata that no run of Colonnade writes: {first_fault(error)}. {remedy(path)}"
         ) from None
-    if facts.step != manifest.step:
+    if metadata.step != manifest.step:
         raise CheckpointError(
-            f"{path} is damaged: its manifest says step {manifest.step}, its facts say {facts.step}. {remedy(path)}"
+            f"{path} is damaged: its manifest says step {manifest.step}, its metadata says {metadata.step}. "
+            f"{remedy(path)}"
         )
-    return facts
+    return metadata
 
 
 def config_of(path: Path, manifest: Manifest) -> Config:
