@@ -84,7 +84,7 @@ def train(
         raise typer.Exit(0 if audit_one_step(settings) else 1)
 
     with start.owned(settings) as keep:
-        greet(settings, start.lines(config, overrides or []))
+        say_first_lines(settings, start.lines(config, overrides or []))
         run_on_ranks(settings.parallel.num_ranks, arguments, keep, lambda: start.how_to_go_on(settings))
         from colonnade.planner.banner import banner
         from colonnade.planner.memory_limit import within_memory
@@ -331,7 +331,7 @@ def demo(
     demonstration.main(folder)
 
 
-def greet(settings: "Config", lines: Sequence[str]) -> None:
+def say_first_lines(settings: "Config", lines: Sequence[str]) -> None:
     """What is known of a run seconds before its ranks know the rest: said by the process that was started first."""
     from colonnade.config.describe import first_line
     from colonnade.launch import launch

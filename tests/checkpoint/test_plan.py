@@ -94,7 +94,7 @@ def test_a_box_reads_as_an_index() -> None:
     assert str(Box((2, 0), (2, 3))) == "[2:4, 0:3]"
 
 
-# --- stretches of flattened tensors -----------------------------------------------------------------------------------
+# --- ranges of flattened tensors -------------------------------------------------------------------------------------
 
 
 @st.composite
@@ -151,7 +151,7 @@ def test_shards_of_a_span_are_views_of_its_real_part(
 
 
 def test_a_box_is_cut_in_whole_rows_where_there_are_enough() -> None:
-    """So that each part lies in one stretch of memory."""
+    """So that each part lies in one range of memory."""
     assert cut(Box((2, 0), (4, 8)), [1, 3]) == [Box((2, 0), (1, 8)), Box((3, 0), (3, 8))]
     assert cut(Box((0, 0), (3, 8)), [1, 3]) == [Box((0, 0), (3, 2)), Box((0, 2), (3, 6))]
 

@@ -130,10 +130,10 @@ def test_a_rank_copies_what_it_writes(tmp_path: Path) -> None:
         with saver_of(tmp_path, shards) as writer:
             snapshot = writer._snapshot
             assert snapshot is not None
-            places = {x.data_ptr() for x in snapshot.parts.values()}
+            places = {x.data_ptr() for x in snapshot.tensors.values()}
             for step in (1, 2):
                 writer.save(payload(step), lambda: shards)
-            assert places == {x.data_ptr() for x in snapshot.parts.values()}
+            assert places == {x.data_ptr() for x in snapshot.tensors.values()}
             return snapshot._memory.numel()
 
     sizes = run_on_ranks(train, 4)

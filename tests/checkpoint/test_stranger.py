@@ -23,7 +23,7 @@ from tests.checkpoint import forging
 from tests.checkpoint.grids import MODEL, model_shards, number
 
 DATA = "__0_0.distcp"
-Content = dict[str, Any]
+Json = dict[str, Any]
 
 
 def shards() -> list[Shard]:
@@ -57,7 +57,7 @@ def moved(path: Path, to: Path, name: str) -> None:
     """The tensors' file lies elsewhere, and the manifest leads there, hash and size and all."""
     shutil.move(path / DATA, to)
 
-    def lead(content: Content) -> None:
+    def lead(content: Json) -> None:
         content["files"][name] = content["files"].pop(DATA)
         for tensor in content["tensors"].values():
             for piece in tensor["pieces"]:
@@ -120,13 +120,13 @@ def test_a_tensor_file_that_is_not_listed(path: Path) -> None:
     assert f"lies in {DATA}, which is not among the files" in refused(path)
 
 
-def tensor(content: Content) -> Content:
-    found: Content = content["tensors"]["embedding.weight"]
+def tensor(content: Json) -> Json:
+    found: Json = content["tensors"]["embedding.weight"]
     return found
 
 
-def put(value: object, *keys: Any) -> Callable[[Content], None]:
-    def change(content: Content) -> None:
+def put(value: object, *keys: Any) -> Callable[[Json], None]:
+    def change(content: Json) -> None:
         at: Any = content
         for key in keys[:-1]:
             at = at[key]
@@ -137,7 +137,7 @@ def put(value: object, *keys: Any) -> Callable[[Content], None]:
 
 T = ("tensors", "embedding.weight")
 P = (*T, "pieces", 0)
-FORGED: dict[str, tuple[Callable[[Content], object], str]] = {
+FORGED: dict[str, tuple[Callable[[Json], object], str]] = {
     "no tensors": (lambda c: c.pop("tensors"), "Field required (at tensors)"),
     "no pieces": (lambda c: tensor(c).pop("pieces"), "Field required (at tensors.embedding.weight.pieces)"),
     "step is text": (put("20", "step"), "valid integer (at step)"),

@@ -136,7 +136,7 @@ def test_labels_that_do_not_count_in_packed_rows(write_tokens: Write) -> None:
 
 def test_pieces_of_rows(write_tokens: Write) -> None:
     rows = dataset(TokenFile(write_tokens(7, 3, 8)), 8, SEPARATE).rows([0, 1])
-    cut = rows.pieces(np.array([4, 0]), 4)
+    cut = rows.narrow(np.array([4, 0]), 4)
     assert cut.tokens.tolist() == [[4, 5, 6, 7], [8, 9, 10, 11]]
     assert cut.labels.tolist() == [[5, 6, 7, 8], [9, 10, 11, 12]]
     batch = as_batch(cut, [8, 9])

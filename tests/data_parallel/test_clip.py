@@ -10,7 +10,7 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from tests.data_parallel.flat import flat_model, storage
 from tests.distributed import run_on_ranks
-from tests.parity.runs import Stretch
+from tests.parity.runs import LocalRange
 from tests.tensor_parallel.shards import drawn
 
 UNITS = ["embedding", "blocks.0", "blocks.1", "head"]
@@ -37,7 +37,7 @@ def norm_on_a_rank(rank: int, num_ranks: int, layout: Layout, tied: bool, zero: 
     for bucket in owner.buckets.values():
         for local in bucket.local_ranges():
             mine = bucket.reduced[local.at]
-            mine.copy_(Stretch.at(local.placement, local.first, mine).of(whole[local.name]))
+            mine.copy_(LocalRange.at(local.placement, local.first, mine).of(whole[local.name]))
     return gradient_norm(owner).item()
 
 

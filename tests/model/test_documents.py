@@ -26,7 +26,18 @@ from tests.distributed import run_on_ranks
 from tests.model.kept import Kept
 from tests.model.test_gpt import SAMPLES, SEED, VOCAB, configuration, inputs, serial
 from tests.model.test_units import through
-from tests.parity.runs import CPU, SEQ_LENGTH, SERIAL, Case, Stretches, Way, configured, global_batch, stretches, whole
+from tests.parity.runs import (
+    CPU,
+    SEQ_LENGTH,
+    SERIAL,
+    Case,
+    LocalRanges,
+    Way,
+    configured,
+    global_batch,
+    local_ranges,
+    whole,
+)
 from tests.tensor_parallel.shards import assert_gradients, drawn
 
 PACKED = [[3, 5], [8], [1, 2, 5]]
@@ -301,12 +312,12 @@ def batches(case: Case, size: int) -> list[Batch]:
     ]
 
 
-def step(case: Case, way: Way, mesh: Mesh) -> tuple[StepResult, Stretches]:
+def step(case: Case, way: Way, mesh: Mesh) -> tuple[StepResult, LocalRanges]:
     """One step, and this rank's part of its gradients."""
     config = configured(case, way)
     state = build_state(config, mesh, case.vocab_size, CPU)
     result = train_step(state, batches(case, way.micro_batch_size), mesh, config.train)
-    return result, stretches(state, "reduced")
+    return result, local_ranges(state, "reduced")
 
 
 def layout_is_serial(rank: int, num_ranks: int, way: Way) -> None:
@@ -316,8 +327,8 @@ def layout_is_serial(rank: int, num_ranks: int, way: Way) -> None:
         assert result.loss == pytest.approx(expected.loss, rel=1e-12)
         assert result.grad_norm == pytest.approx(expected.grad_norm, rel=1e-10)
         logical = whole(gradients)
-        for name, stretch in mine.items():
-            difference = (stretch.values - stretch.of(logical[name])).abs().max() / expected.grad_norm
+        for name, held in mine.items():
+            difference = (held.values - held.of(logical[name])).abs().max() / expected.grad_norm
             assert difference <= 1e-10, f"{position}: {name} {difference:.1e}"
 
 

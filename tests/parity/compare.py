@@ -22,10 +22,10 @@ from tests.distributed import run_on_ranks
 from tests.parity.runs import (
     Case,
     Job,
+    LocalRange,
+    LocalRanges,
     Reference,
     Run,
-    Stretch,
-    Stretches,
     Way,
     references_on_a_rank,
     train,
@@ -64,7 +64,7 @@ def _is_near_nothing(difference: Difference) -> bool:
 
 
 class Share(NamedTuple):
-    """Which elements of a weight a rank has: stretch `first` … `first` + `length` of the shard at `real`."""
+    """Which elements of a weight a rank has: elements `first` … `first` + `length` of the shard at `real`."""
 
     name: str
     shape: tuple[int, ...]
@@ -74,9 +74,9 @@ class Share(NamedTuple):
     length: int
 
     @classmethod
-    def of(cls, name: str, stretch: Stretch) -> "Share":
-        real = tuple((window.start, window.stop) for window in stretch.real)
-        return cls(name, stretch.shape, real, stretch.cut, stretch.first, len(stretch.values))
+    def of(cls, name: str, held: LocalRange) -> "Share":
+        real = tuple((window.start, window.stop) for window in held.real)
+        return cls(name, held.shape, real, held.cut, held.first, len(held.values))
 
 
 @dataclass(frozen=True)
@@ -198,9 +198,9 @@ def judge(run: Run, reference: Reference) -> Verdict:
         [step.result for step in run.steps],
         run.outside,
         {
-            (what, Share.of(name, stretch)): _digest(stretch.values)
+            (what, Share.of(name, held)): _digest(held.values)
             for what, mine in everything.items()
-            for name, stretch in mine.items()
+            for name, held in mine.items()
         },
     )
 
@@ -216,12 +216,12 @@ def _numbers(name: str, run: Run, reference: Reference) -> list[Difference]:
     ]
 
 
-def tensors(what: str, mine: Stretches, wholes: Mapping[str, Tensor]) -> Iterator[Difference]:
-    """Every stretch beside the same stretch of the whole tensor."""
-    for name, stretch in mine.items():
+def tensors(what: str, mine: LocalRanges, wholes: Mapping[str, Tensor]) -> Iterator[Difference]:
+    """Every range beside the same range of the whole tensor."""
+    for name, held in mine.items():
         whole = wholes[name]
-        distance = (stretch.values - stretch.of(whole)).abs().max().item()
-        yield Difference(relative(distance, whole.abs().max().item()), f"{what} {name} from {stretch.first}")
+        distance = (held.values - held.of(whole)).abs().max().item()
+        yield Difference(relative(distance, whole.abs().max().item()), f"{what} {name} from {held.first}")
 
 
 def relative(difference: float, scale: float) -> float:

@@ -250,8 +250,8 @@ def microbatches(case: Case, way: Way, step: int, mesh: Mesh) -> list[Batch] | l
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """A stretch of this rank's shard of a weight, or of a number kept for each of its elements."""
+class LocalRange:
+    """A range of this rank's shard of a weight, or of a number kept for each of its elements."""
 
     shape: tuple[int, ...]
     """The shard's, padding and all."""
@@ -260,33 +260,33 @@ class Stretch:
     cut: bool
     """Whether other tp ranks have other parts."""
     first: int
-    """Which element of the flattened shard the stretch begins with."""
+    """Which element of the flattened shard the range begins with."""
     values: Tensor
     """1-D."""
 
     @classmethod
-    def at(cls, place: Placement, first: int, values: Tensor) -> "Stretch":
+    def at(cls, place: Placement, first: int, values: Tensor) -> "LocalRange":
         shape = place.parameter.shape
         sizes = place.real(torch.empty(shape, device="meta")).shape
         window = tuple(slice(start, start + size) for start, size in zip(place.offsets, sizes, strict=True))
         return cls(tuple(shape), window, place.dim is not None, first, values)
 
     def of(self, whole: Tensor) -> Tensor:
-        """The same stretch of another tensor of the weight's logical shape; padding is zero."""
+        """The same range of another tensor of the weight's logical shape; padding is zero."""
         shard = torch.zeros(self.shape, dtype=whole.dtype)
         window = whole[self.real]
         shard[tuple(slice(size) for size in window.shape)] = window
         return shard.view(-1)[self.first : self.first + len(self.values)]
 
 
-Stretches = dict[str, Stretch]
-"""By logical name: a weight lies in one part, so a rank has at most one stretch of it."""
+LocalRanges = dict[str, LocalRange]
+"""By logical name: a weight lies in one bucket, so a rank has at most one range of it."""
 
 
-def stretches(state: TrainState, buffer: Buffer) -> Stretches:
+def local_ranges(state: TrainState, buffer: Buffer) -> LocalRanges:
     """A rank's slice of every weight, gradient or moment, padding and all: copies."""
     return {
-        local.name: Stretch.at(local.placement, local.first, flat[local.at].clone())
+        local.name: LocalRange.at(local.placement, local.first, flat[local.at].clone())
         for bucket, flat in zip(state.buckets, buffers(state, buffer), strict=True)
         for local in bucket.local_ranges()
     }
@@ -299,12 +299,12 @@ def buffers(state: TrainState, buffer: Buffer) -> list[Tensor]:
     return [kept[buffer] for kept in state.optimizer_state]
 
 
-def parameters(state: TrainState) -> Stretches:
+def parameters(state: TrainState) -> LocalRanges:
     """What the layers multiply with, made whole for it: copies of this rank's shards. All ranks call."""
     for bucket in state.buckets:
         bucket.unshard()
     found = {
-        name: Stretch.at(param.placement, 0, param.view(bucket.parameters).flatten().clone())
+        name: LocalRange.at(param.placement, 0, param.view(bucket.parameters).flatten().clone())
         for name, bucket, param in named_ranges(state.buckets)
     }
     for bucket in state.buckets:
@@ -312,9 +312,9 @@ def parameters(state: TrainState) -> Stretches:
     return found
 
 
-def whole(run_of_one_rank: Stretches) -> dict[str, Tensor]:
+def whole(run_of_one_rank: LocalRanges) -> dict[str, Tensor]:
     """Every tensor in its logical shape, without padding, from a run that had all of each."""
-    return {name: stretch.values.view(stretch.shape)[stretch.real] for name, stretch in run_of_one_rank.items()}
+    return {name: held.values.view(held.shape)[held.real] for name, held in run_of_one_rank.items()}
 
 
 def outside_weights(state: TrainState) -> float:
@@ -325,7 +325,7 @@ def outside_weights(state: TrainState) -> float:
             rest = flat.abs()
             for local in bucket.local_ranges():
                 ones = torch.ones(local.placement.shape, dtype=rest.dtype)
-                rest[local.at] *= 1.0 - Stretch.at(local.placement, local.first, rest[local.at]).of(ones)
+                rest[local.at] *= 1.0 - LocalRange.at(local.placement, local.first, rest[local.at]).of(ones)
             rests.append(rest.flatten())
     return torch.cat(rests).max().item()
 
@@ -338,7 +338,7 @@ class Step:
     """What one step produced on one rank."""
 
     result: StepResult
-    gradients: Stretches
+    gradients: LocalRanges
     """What the optimizer read: summed over all ranks."""
 
 
@@ -347,9 +347,9 @@ class Run:
     """What five steps produced on one rank."""
 
     steps: list[Step]
-    kept: dict[str, Stretches]
+    kept: dict[str, LocalRanges]
     """By buffer: this rank's slices of master weights and moments."""
-    parameters: Stretches
+    parameters: LocalRanges
     """What the layers multiply with."""
     outside: float
     """The largest |number| that belongs to no weight."""
@@ -374,8 +374,8 @@ def train(case: Case, way: Way, mesh: Mesh) -> Run:
     for number in range(STEPS):
         with patch.object(cross_entropy, "CHUNK_LOGITS", way.chunk_logits):
             result = train_step(state, microbatches(case, way, number, mesh), mesh, config.train)
-        steps.append(Step(result, stretches(state, "reduced")))
-    kept: dict[str, Stretches] = {buffer: stretches(state, buffer) for buffer in KEPT}
+        steps.append(Step(result, local_ranges(state, "reduced")))
+    kept: dict[str, LocalRanges] = {buffer: local_ranges(state, buffer) for buffer in KEPT}
     return Run(steps, kept, parameters(state), outside_weights(state))
 
 

@@ -23,12 +23,12 @@ from tests.parity.runs import (
     SERIAL,
     STEPS,
     Case,
-    Stretches,
+    LocalRanges,
     Way,
     configured,
+    local_ranges,
     microbatches,
     parameters,
-    stretches,
     whole,
 )
 
@@ -54,7 +54,7 @@ class Story:
     results: list[StepResult]
     unchanged: bool
     """Whether the poisoned step left every weight and moment as it was, to the bit."""
-    final: Stretches
+    final: LocalRanges
     counts: tuple[int, int]
     """Steps done, and skipped."""
 
@@ -97,7 +97,7 @@ def story(rank: int, num_ranks: int, way: Way, scale: LossScale | None, poisoned
         if step == POISONED:
             pairs = zip(before, everything(state), strict=True)
             unchanged = all(torch.equal(old, new) for old, new in pairs)
-    return Story(results, unchanged, stretches(state, "master"), (state.step, state.skipped))
+    return Story(results, unchanged, local_ranges(state, "master"), (state.step, state.skipped))
 
 
 def dynamic(value: float = SCALE, minimum: float = 1.0) -> LossScale:
@@ -156,14 +156,14 @@ def test_a_skipped_step_leaves_no_trace() -> None:
     plain = configured(CASE, SERIAL)
     config = plain.model_copy(update={"optim": plain.optim.model_copy(update={"warmup_steps": 0, "decay": "constant"})})
 
-    def after(steps: Sequence[int], poisoned: bool) -> Stretches:
+    def after(steps: Sequence[int], poisoned: bool) -> LocalRanges:
         state = build_state(config, Mesh(), CASE.vocab_size, CPU)
         state.loss_scale = dynamic()
         if poisoned:
             poison(state)
         for step in steps:
             train_step(state, microbatches(CASE, SERIAL, step, Mesh()), Mesh(), config.train)
-        return stretches(state, "master")
+        return local_ranges(state, "master")
 
     skipped, never_seen = after([0, 1, 2], True), after([1, 2], False)
     assert all(torch.equal(each.values, never_seen[name].values) for name, each in skipped.items())

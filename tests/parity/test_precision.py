@@ -24,14 +24,14 @@ from tests.parity.runs import (
     CPU,
     SERIAL,
     Case,
+    LocalRanges,
     Reference,
     Run,
-    Stretches,
     Way,
     configured,
+    local_ranges,
     microbatches,
     references_on_a_rank,
-    stretches,
     train,
     whole,
 )
@@ -88,9 +88,9 @@ def distance(ranks: list[Run], reference: Reference) -> float:
     """Of the first step's gradients, over all weights and ranks, relative: ‖g − g'‖ / ‖g'‖."""
     difference, size = 0.0, 0.0
     for run in ranks:
-        for name, stretch in run.steps[0].gradients.items():
-            exact = stretch.of(reference.gradients[0][name]).double()
-            difference += (stretch.values.double() - exact).square().sum().item()
+        for name, held in run.steps[0].gradients.items():
+            exact = held.of(reference.gradients[0][name]).double()
+            difference += (held.values.double() - exact).square().sum().item()
             size += exact.square().sum().item()
     return float((difference / size) ** 0.5)
 
@@ -166,12 +166,12 @@ def long_batches(mesh: Mesh) -> list[Batch]:
     ]
 
 
-def summed(rank: int, num_ranks: int, way: Way) -> Stretches:
+def summed(rank: int, num_ranks: int, way: Way) -> LocalRanges:
     """The gradients of 256 micro-batches."""
     mesh = build_mesh(way.layout, rank)
     state = build_state(long_config(way), mesh, LONG_CASE.vocab_size, CPU)
     train_step(state, long_batches(mesh), mesh, long_config(way).train)
-    return stretches(state, "reduced")
+    return local_ranges(state, "reduced")
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +185,7 @@ def exact_sums() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         weights = batch.loss_mask.double() / (8 * MICROBATCHES)
         masks = Masks(long_config(SERIAL).train.seed, batch.samples.numpy())
         loss_of(state.model, batch.tokens, batch.labels, weights, masks).backward()
-        for name, gradient in whole(stretches(state, "reduced")).items():
+        for name, gradient in whole(local_ranges(state, "reduced")).items():
             assert gradient.dtype is torch.float32
             sums[name] = sums.get(name, 0.0) + gradient.double()
             sizes[name] = sizes.get(name, 0.0) + gradient.double().abs()
@@ -200,9 +200,9 @@ def test_256_microbatches_add_up_in_fp32(way: str, exact_sums: tuple[dict[str, T
     sums, sizes = exact_sums
     ranks = run_on_ranks(summed, LONG[way].layout.num_ranks, LONG[way])
     assert set().union(*ranks) == set(sums)
-    for name, stretch in [each for rank in ranks for each in rank.items()]:
-        exact, bound = stretch.of(sums[name]), 2.0**-24 * MICROBATCHES * stretch.of(sizes[name])
-        assert ((stretch.values - exact).abs() <= bound).all(), name
+    for name, held in [each for rank in ranks for each in rank.items()]:
+        exact, bound = held.of(sums[name]), 2.0**-24 * MICROBATCHES * held.of(sizes[name])
+        assert ((held.values - exact).abs() <= bound).all(), name
         # the same sum in bf16 would be far outside: one rounding of the total alone
         lost = (exact[exact != 0].bfloat16() - exact[exact != 0]).abs()
         assert not len(lost) or (lost > bound[exact != 0]).double().mean() > 0.5, f"{name}: the bound tells them apart"
@@ -212,17 +212,19 @@ def test_a_step_smaller_than_bf16_can_tell_moves_the_master() -> None:
     config = long_config(SERIAL)
     optim = config.optim.model_copy(update={"learning_rate": 1e-3, "warmup_steps": 0})
     state = build_state(config.model_copy(update={"optim": optim}), Mesh(), LONG_CASE.vocab_size, CPU)
-    before = whole(stretches(state, "master"))
+    before = whole(local_ranges(state, "master"))
     train_step(state, long_batches(Mesh()), Mesh(), config.train)
     norm = "blocks.0.mlp_norm.weight"  # ones: bf16 next to 1 has steps of 2⁻⁸
-    after = whole(stretches(state, "master"))
+    after = whole(local_ranges(state, "master"))
     assert (after[norm] - before[norm]).abs().max() < 2.0**-9 and not torch.equal(after[norm], before[norm])
 
 
 # --- gradients that cross ranks in 16 bits ----------------------------------------------------------------------------
 
 
-def own_and_reduced(rank: int, num_ranks: int, way: Way) -> tuple[Stretches, dict[str, Tensor], list[tuple[str, int]]]:
+def own_and_reduced(
+    rank: int, num_ranks: int, way: Way
+) -> tuple[LocalRanges, dict[str, Tensor], list[tuple[str, int]]]:
     """One micro-batch a rank: (reduced gradients, this rank's own before, (dtype, bytes) of what carried them)."""
     mesh, case = build_mesh(way.layout, rank), Case(precision="bf16", clipped=False)
     state = build_state(configured(case, way), mesh, case.vocab_size, CPU)
@@ -238,7 +240,7 @@ def own_and_reduced(rank: int, num_ranks: int, way: Way) -> tuple[Stretches, dic
     state.ownership.gradients_ready = noted  # type: ignore[method-assign]
     train_step(state, microbatches(case, way, 0, mesh), mesh, configured(case, way).train)
     sent = [(e.dtype, e.bytes) for e in mesh.ledger.entries if "buckets" in e.site and e.operation != "all_gather"]
-    return stretches(state, "reduced"), own, sent
+    return local_ranges(state, "reduced"), own, sent
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
@@ -249,9 +251,9 @@ def test_16_bit_reduction_rounds_each_share_and_the_sum(zero: Any) -> None:
     wide = run_on_ranks(own_and_reduced, 2, Way(dp=2, micro_batch_size=4, zero=zero))
     unit, rounded = 2 * UNIT["bf16"] * (1 + 2.0**-8), 0
     for found, _, _ in narrow:
-        for name, stretch in found.items():
-            a, b = (stretch.of(own[name]).double() for _, own, _ in narrow)
-            error = (stretch.values - (a + b)).abs()
+        for name, held in found.items():
+            a, b = (held.of(own[name]).double() for _, own, _ in narrow)
+            error = (held.values - (a + b)).abs()
             assert (error <= unit * (a.abs() + b.abs() + (a + b).abs())).all(), name
             rounded += int((error > 2.0**-12 * (a + b).abs()).sum())
     assert rounded > 1000, "it does round"

@@ -24,8 +24,8 @@ from tests.parity.runs import (
     Case,
     configured,
     global_batch,
+    local_ranges,
     part,
-    stretches,
     whole,
 )
 
@@ -54,7 +54,7 @@ def in_microbatches(case: Case, number: int, size: int = 2) -> list[Batch]:
 
 
 def tensors(state: TrainState, buffer: Buffer) -> Tensors:
-    return whole(stretches(state, buffer))
+    return whole(local_ranges(state, buffer))
 
 
 def worst(mine: Tensors, expected: Tensors) -> tuple[float, str]:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from colonnade.mesh.layout import Layout
 from colonnade.verify.compare import (
     Far,
+    LocalShard,
     Number,
-    Part,
     Verdict,
     compare,
     distance,
@@ -20,7 +20,7 @@ from colonnade.verify.compare import (
     failed,
     judge,
     near,
-    whole,
+    of_serial_run,
 )
 from colonnade.verify.layouts import LeftOut
 from colonnade.verify.table import Report, as_json, as_text
@@ -32,11 +32,13 @@ def number(name: str, what: str = "gradient", step: int = 1) -> Number:
     return Number(what, name, step)
 
 
-def part(name: str, values: Sequence[object], *, at: tuple[int, ...] = (0,), shape: tuple[int, ...] = (2,)) -> Part:
-    return Part(number(name), shape, at, torch.tensor(values, dtype=torch.float64))
+def shard(
+    name: str, values: Sequence[object], *, at: tuple[int, ...] = (0,), shape: tuple[int, ...] = (2,)
+) -> LocalShard:
+    return LocalShard(number(name), shape, at, torch.tensor(values, dtype=torch.float64))
 
 
-def judged(serial: dict[str, list[float]], *ranks: list[Part]) -> Verdict:
+def judged(serial: dict[str, list[float]], *ranks: list[LocalShard]) -> Verdict:
     wholes = {number(name): torch.tensor(x, dtype=torch.float64) for name, x in serial.items()}
     return judge("tp=2", TP2, compare(wholes, ranks), exact)
 
@@ -44,8 +46,8 @@ def judged(serial: dict[str, list[float]], *ranks: list[Part]) -> Verdict:
 def test_the_first_difference_is_the_first_of_the_run_on_any_rank() -> None:
     told = judged(
         {"a": [1.0, 2.0], "b": [3.0, 4.0]},
-        [part("a", [1.0, 2.0]), part("b", [3.0, 4.4])],
-        [part("a", [1.0, 2.02]), part("b", [3.0, 4.0])],
+        [shard("a", [1.0, 2.0]), shard("b", [3.0, 4.4])],
+        [shard("a", [1.0, 2.02]), shard("b", [3.0, 4.0])],
     )
     assert not told.ok
     assert told.first_difference == "gradient of a in step 1 by 1.0e-02 at [1] on rank 1 [pp0 dp0 tp1]"
@@ -54,45 +56,45 @@ def test_the_first_difference_is_the_first_of_the_run_on_any_rank() -> None:
 
 
 def test_rounding_is_no_difference() -> None:
-    assert judged({"a": [1.0, 2.0]}, [part("a", [1.0 + 1e-11, 2.0])]).ok
-    assert not judged({"a": [1.0, 2.0]}, [part("a", [1.0 + 1e-9, 2.0])]).ok
+    assert judged({"a": [1.0, 2.0]}, [shard("a", [1.0 + 1e-11, 2.0])]).ok
+    assert not judged({"a": [1.0, 2.0]}, [shard("a", [1.0 + 1e-9, 2.0])]).ok
 
 
 def test_boxes_are_held_against_their_part_of_the_whole() -> None:
-    told = judged({"a": [1.0, 2.0]}, [part("a", [1.0])], [part("a", [2.0], at=(1,))])
+    told = judged({"a": [1.0, 2.0]}, [shard("a", [1.0])], [shard("a", [2.0], at=(1,))])
     assert told.ok and told.max_relative_difference == 0.0 and told.furthest is None
 
 
 def test_an_element_that_no_rank_has_is_a_difference() -> None:
-    told = judged({"a": [1.0, 2.0], "b": [0.0, 0.0]}, [part("a", [1.0, 2.0]), part("b", [0.0], at=(1,))])
+    told = judged({"a": [1.0, 2.0], "b": [0.0, 0.0]}, [shard("a", [1.0, 2.0]), shard("b", [0.0], at=(1,))])
     assert told.first_difference == "gradient of b in step 1: 1 of its elements are on no rank" and not told.ok
     nothing = judged({"a": [1.0, 2.0]}, [], [])
     assert nothing.first_difference == "gradient of a in step 1: 2 of its elements are on no rank"
 
 
 def test_a_number_that_the_serial_run_does_not_have() -> None:
-    told = judged({"a": [1.0, 2.0]}, [part("a", [1.0, 2.0]), part("z", [1.0, 2.0])])
+    told = judged({"a": [1.0, 2.0]}, [shard("a", [1.0, 2.0]), shard("z", [1.0, 2.0])])
     assert told.first_difference == "gradient of z in step 1, which the serial run does not have"
-    other = judged({"a": [1.0, 2.0]}, [part("a", [1.0, 2.0]), part("a", [1.0, 2.0], shape=(3,))])
+    other = judged({"a": [1.0, 2.0]}, [shard("a", [1.0, 2.0]), shard("a", [1.0, 2.0], shape=(3,))])
     assert not other.ok, "of another shape"
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
 def test_no_number_is_infinitely_far(wrong: float) -> None:
-    told = judged({"a": [1.0, 2.0]}, [part("a", [1.0, wrong])])
+    told = judged({"a": [1.0, 2.0]}, [shard("a", [1.0, wrong])])
     assert told.max_relative_difference is None and not told.ok
     assert told.first_difference == "gradient of a in step 1 by inf at [1] on rank 0 [pp0 dp0 tp0]"
 
 
 def test_what_should_be_zero() -> None:
-    assert judged({"a": [0.0, 0.0]}, [part("a", [0.0, 0.0])]).ok
-    assert not judged({"a": [0.0, 0.0]}, [part("a", [0.0, 1e-300])]).ok
+    assert judged({"a": [0.0, 0.0]}, [shard("a", [0.0, 0.0])]).ok
+    assert not judged({"a": [0.0, 0.0]}, [shard("a", [0.0, 1e-300])]).ok
 
 
 def test_scalars_and_empty_boxes() -> None:
-    loss = Part(Number("loss", "", 1), (), (), torch.tensor(2.0))
+    loss = LocalShard(Number("loss", "", 1), (), (), torch.tensor(2.0))
     assert distance(loss, torch.tensor(4.0), 3) == Far(0.5, 3, ())
-    assert distance(part("a", [], at=(2,)), torch.ones(2), 0).distance == 0.0
+    assert distance(shard("a", [], at=(2,)), torch.ones(2), 0).distance == 0.0
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data())
@@ -102,7 +104,7 @@ def test_the_furthest_element_is_named_in_the_whole(shape: list[int], data: st.D
     box = serial[tuple(slice(at, n) for at, n in zip(offsets, shape, strict=True))].clone()
     inside = tuple(data.draw(st.integers(0, n - 1)) for n in box.shape)
     box[inside] += 7.0
-    far = distance(Part(number("a"), tuple(shape), offsets, box), serial, 0)
+    far = distance(LocalShard(number("a"), tuple(shape), offsets, box), serial, 0)
     assert far.element == tuple(at + i for at, i in zip(offsets, inside, strict=True))
     assert far.distance == pytest.approx(7.0 / math.prod(shape))
 
@@ -118,9 +120,9 @@ def test_numbers_in_words() -> None:
 
 
 def test_whole_is_what_a_serial_run_has() -> None:
-    assert list(whole([part("b", [1.0, 2.0]), part("a", [3.0, 4.0])])) == [number("b"), number("a")]
+    assert list(of_serial_run([shard("b", [1.0, 2.0]), shard("a", [3.0, 4.0])])) == [number("b"), number("a")]
     with pytest.raises(AssertionError, match="has all of every tensor"):
-        whole([part("a", [1.0])])
+        of_serial_run([shard("a", [1.0])])
 
 
 # --- formats of fewer bits --------------------------------------------------------------------------------------------
@@ -131,7 +133,7 @@ def rounded_bounds(**own: float) -> dict[str, float]:
     numbers = [
         number(name, what, step) for name in own for what, step in (("gradient", 1), ("weight", 0), ("weight", 2))
     ]
-    parts = [Part(each, (2,), (0,), torch.tensor([1.0, 1.0 + own[each.name]])) for each in numbers]
+    parts = [LocalShard(each, (2,), (0,), torch.tensor([1.0, 1.0 + own[each.name]])) for each in numbers]
     bound = near(compare({each: torch.ones(2) for each in numbers}, [parts]), "bf16")
     return {f"{each.what} {each.name}{each.step}": bound(each) for each in numbers}
 
@@ -151,7 +153,7 @@ def test_a_layout_may_round_as_much_as_the_serial_run_does() -> None:
 
 def test_whether_a_step_overflows_has_no_rounding() -> None:
     overflow = Number("overflow", "", 1)
-    own = compare({overflow: torch.tensor(0.0)}, [[Part(overflow, (), (), torch.tensor(0.0))]])
+    own = compare({overflow: torch.tensor(0.0)}, [[LocalShard(overflow, (), (), torch.tensor(0.0))]])
     assert near(own, "fp16")(overflow) == 0.0
 
 

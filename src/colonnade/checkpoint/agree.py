@@ -33,7 +33,7 @@ from colonnade.checkpoint.plan import Box, Shard, narrow, overlap, relative, sha
 from colonnade.mesh.background import Group
 
 Key = tuple[str, Box]
-"""A tensor's name, and a part of it."""
+"""A tensor's name, and a box of it."""
 Kind = tuple[torch.Size, torch.dtype]
 """A tensor's whole shape and its dtype."""
 
@@ -64,13 +64,13 @@ class Agreement:
             t.size.numel() * t.properties.dtype.itemsize for t in tensors if isinstance(t, TensorStorageMetadata)
         )
 
-    def parts(self, shards: Sequence[Shard]) -> dict[Key, Tensor]:
+    def tensors(self, shards: Sequence[Shard]) -> dict[Key, Tensor]:
         """The numbers that this rank is to write, as views of its shards, which must be those that were agreed on."""
         assert _held(shards) == self.held, "the boxes of a rank stay the same from save to save"
         of_name: dict[str, list[Shard]] = defaultdict(list)
         for shard in shards:
             of_name[shard.name].append(shard)
-        return {key(item): _part(of_name[item.index.fqn], box_of(item)) for item in self.items}
+        return {key(item): _view_of(of_name[item.index.fqn], box_of(item)) for item in self.items}
 
 
 def agree(
@@ -220,7 +220,7 @@ def _metadata(kinds: Mapping[str, Kind], items: Iterable[Iterable[WriteItem]]) -
     )
 
 
-def _part(shards: Iterable[Shard], box: Box) -> Tensor:
+def _view_of(shards: Iterable[Shard], box: Box) -> Tensor:
     """`box` of the tensor that the shards are boxes of, as a view of the one that has it whole."""
     for shard in shards:
         if overlap(shard.box, box) == box:

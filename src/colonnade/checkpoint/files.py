@@ -99,8 +99,8 @@ def alone(x: Tensor) -> Tensor:
     return torch.frombuffer(numbers.view(-1).view(torch.uint8).numpy(), dtype=x.dtype).view(x.shape)
 
 
-def read_part(file: BinaryIO, stored: StoredShard, dtype: torch.dtype, part: Box, target: Tensor) -> None:
-    """Copy the box `part` of a stored shard (offsets within it) into `target`, which has the box's shape.
+def read_box(file: BinaryIO, stored: StoredShard, dtype: torch.dtype, box: Box, target: Tensor) -> None:
+    """Copy the box `box` of a stored shard (offsets within it) into `target`, which has the box's shape.
 
     Straight into memory where whole rows go to a contiguous CPU tensor of the same dtype, in blocks elsewhere. Raises
     BadZipFile or EOFError if there is no such tensor.
@@ -108,18 +108,18 @@ def read_part(file: BinaryIO, stored: StoredShard, dtype: torch.dtype, part: Box
     start = _numbers_start(file, stored, dtype)
     sizes = stored.box.sizes
     if not sizes:  # one number: a vector of one
-        sizes, part, target = (1,), Box((0,), (1,)), target.reshape(1)
+        sizes, box, target = (1,), Box((0,), (1,)), target.reshape(1)
     row = math.prod(sizes[1:])  # elements
-    start += part.offsets[0] * row * dtype.itemsize
-    if part.sizes[1:] == sizes[1:] and target.is_contiguous() and target.dtype == dtype and target.is_cpu:
+    start += box.offsets[0] * row * dtype.itemsize
+    if box.sizes[1:] == sizes[1:] and target.is_contiguous() and target.dtype == dtype and target.is_cpu:
         _read_into(file, start, target)
         return
     step = max(1, BLOCK // (row * dtype.itemsize))
-    for first in range(0, part.sizes[0], step):
-        num_rows = min(step, part.sizes[0] - first)
+    for first in range(0, box.sizes[0], step):
+        num_rows = min(step, box.sizes[0] - first)
         block = torch.empty((num_rows, *sizes[1:]), dtype=dtype)
         _read_into(file, start + first * row * dtype.itemsize, block)
-        inside = Box((0, *part.offsets[1:]), (num_rows, *part.sizes[1:]))
+        inside = Box((0, *box.offsets[1:]), (num_rows, *box.sizes[1:]))
         target.narrow(0, first, num_rows).copy_(narrow(block, inside))
 
 

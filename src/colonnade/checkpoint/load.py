@@ -26,7 +26,7 @@ from torch.futures import Future
 
 from colonnade.checkpoint.confined import open_plain
 from colonnade.checkpoint.failure import alone_is_fine, same_on_all_ranks
-from colonnade.checkpoint.files import read_part
+from colonnade.checkpoint.files import read_box
 from colonnade.checkpoint.manifest import (
     Manifest,
     SavedTensor,
@@ -277,10 +277,10 @@ class _Reader(StorageReader):
                 stored = tensor.shards[item.storage_index.index]
                 if stored.file not in files:
                     files[stored.file] = stack.enter_context(open_plain(path / stored.file))
-                part = Box(tuple(item.storage_offsets), tuple(item.lengths))
+                box = Box(tuple(item.storage_offsets), tuple(item.lengths))
                 target = planner.resolve_tensor(item)
                 try:
-                    read_part(files[stored.file], stored, tensor.dtype, part, target)
+                    read_box(files[stored.file], stored, tensor.dtype, box, target)
                 except (zipfile.BadZipFile, EOFError) as error:
                     raise CheckpointError(
                         f"{path / stored.file} is damaged: {item.storage_index.fqn} cannot be read from it "

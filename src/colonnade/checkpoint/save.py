@@ -99,7 +99,7 @@ def save(
     agreement = agree(shards)
     with alone_is_fine():
         return write(
-            Target(folder, keep), Payload(step, metadata, extra_files or {}), agreement, agreement.parts(shards)
+            Target(folder, keep), Payload(step, metadata, extra_files or {}), agreement, agreement.tensors(shards)
         )
 
 
@@ -107,23 +107,25 @@ def write(
     target: Target,
     payload: Payload,
     agreement: Agreement,
-    parts: Mapping[Key, Tensor],
+    tensors: Mapping[Key, Tensor],
     *,
     group: Group | None = None,
     first: Callable[[], object] = lambda: None,
 ) -> Path:
     """Write `folder/step_…` as agreed: the half of `save` that takes time, which may run in any thread.
 
-    `parts` are this rank's (`Agreement.parts`), or copies of them, whole when `first` has returned. Call this within
-    `failure.alone_is_fine`.
+    `tensors` are this rank's (`Agreement.tensors`), or copies of them, complete when `first` has returned. Call this
+    within `failure.alone_is_fine`.
     """
-    copy_ahead = 0 if all(x.is_cpu for x in parts.values()) else COPY_AHEAD
+    copy_ahead = 0 if all(x.is_cpu for x in tensors.values()) else COPY_AHEAD
     writer = _Writer(target, payload, agreement, copy_ahead)
     computes_crc32 = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)  # the manifest has SHA-256; the CRC would halve the speed
     try:
         with same_on_all_ranks():
-            save_distributed({}, storage_writer=writer, planner=_AsAgreed(agreement, parts, first), process_group=group)
+            save_distributed(
+                {}, storage_writer=writer, planner=_AsAgreed(agreement, tensors, first), process_group=group
+            )
     except BaseException:
         writer.clean_up()
         raise
@@ -135,8 +137,8 @@ def write(
 class _AsAgreed(SavePlanner):
     """Nothing is planned any more: every rank writes what the agreement says."""
 
-    def __init__(self, agreement: Agreement, parts: Mapping[Key, Tensor], first: Callable[[], object]) -> None:
-        self.agreement, self.parts, self.first = agreement, parts, first
+    def __init__(self, agreement: Agreement, tensors: Mapping[Key, Tensor], first: Callable[[], object]) -> None:
+        self.agreement, self.tensors, self.first = agreement, tensors, first
 
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
@@ -154,7 +156,7 @@ class _AsAgreed(SavePlanner):
         return replace(new_plan, items=list(self.agreement.items))
 
     def resolve_data(self, write_item: WriteItem) -> Tensor:
-        return alone(self.parts[key(write_item)])
+        return alone(self.tensors[key(write_item)])
 
 
 class _Writer(FileSystemWriter):

@@ -95,9 +95,9 @@ class Saver:
         """
         started = time.perf_counter()
         self.wait()
-        parts = self._agreement.parts(shards())
+        tensors = self._agreement.tensors(shards())
         if self._snapshot is None:
-            path = write(self._target, payload, self._agreement, parts, group=self._group)
+            path = write(self._target, payload, self._agreement, tensors, group=self._group)
             seconds = time.perf_counter() - started
             self._on_saved(Saved(path, payload.step, seconds, seconds))
             return
@@ -105,7 +105,7 @@ class Saver:
         self._copied.clear()
         self._blocked = time.perf_counter() - started
         self._under_way, self._thread = _in_background(
-            partial(self._copy_and_write, payload, self._snapshot, parts, started)
+            partial(self._copy_and_write, payload, self._snapshot, tensors, started)
         )
         if not self._overlap:
             self.copied()
@@ -145,16 +145,16 @@ class Saver:
                 error.add_note(f"The checkpoint under way failed as well: {failure}")
 
     def _copy_and_write(
-        self, payload: Payload, snapshot: Snapshot, parts: Mapping[Key, Tensor], started: float
+        self, payload: Payload, snapshot: Snapshot, tensors: Mapping[Key, Tensor], started: float
     ) -> None:
         def copy() -> None:
-            snapshot.take(parts)
+            snapshot.take(tensors)
             if self._waiting_since is not None:
                 self._blocked += time.perf_counter() - self._waiting_since
             self._copied.set()
 
         try:
-            path = write(self._target, payload, self._agreement, snapshot.parts, group=self._group, first=copy)
+            path = write(self._target, payload, self._agreement, snapshot.tensors, group=self._group, first=copy)
         finally:
             self._copied.set()  # a failure before the copy: nobody is to wait for it
         self._on_saved(Saved(path, payload.step, self._blocked, time.perf_counter() - started))

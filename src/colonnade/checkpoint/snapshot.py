@@ -22,14 +22,14 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # byte
 
 
 class Snapshot:
-    """Memory for the numbers of `items`. `take` fills it; `parts` has it as `save.write` wants it."""
+    """Memory for the numbers of `items`. `take` fills it; `tensors` has it as `save.write` wants it."""
 
     def __init__(self, items: Sequence[WriteItem], *, pinned: bool) -> None:
         sizes = [-(-num_bytes(item) // ALIGNMENT) * ALIGNMENT for item in items]
         self._pinned = pinned and bool(items)
         self._memory = _memory(sum(sizes), self._pinned)
         starts = itertools.accumulate(sizes, initial=0)
-        self.parts = {key(item): self._place(item, start) for item, start in zip(items, starts, strict=False)}
+        self.tensors = {key(item): self._place(item, start) for item, start in zip(items, starts, strict=False)}
         self._stream = torch.cuda.Stream() if self._pinned else None  # type: ignore[no-untyped-call]
 
     def _place(self, item: WriteItem, start: int) -> Tensor:
@@ -43,15 +43,15 @@ class Snapshot:
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream())
 
-    def take(self, parts: Mapping[Key, Tensor]) -> None:
-        """In any thread: copy `parts` (`Agreement.parts`); returns when they may be changed."""
+    def take(self, tensors: Mapping[Key, Tensor]) -> None:
+        """In any thread: copy `tensors` (`Agreement.tensors`); returns when they may be changed."""
         if self._stream is None:
-            for name, part in parts.items():
-                _copy(part, self.parts[name])
+            for name, tensor in tensors.items():
+                _copy(tensor, self.tensors[name])
             return
         with torch.cuda.stream(self._stream):
-            for name, part in parts.items():
-                self.parts[name].copy_(part, non_blocking=True)
+            for name, tensor in tensors.items():
+                self.tensors[name].copy_(tensor, non_blocking=True)
         self._stream.synchronize()
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from colonnade.config.describe import as_toml
 
-Content = dict[str, Any]
+TomlTable = dict[str, Any]
 
 BEFORE: Mapping[str, object] = MappingProxyType(
     {
@@ -31,7 +31,7 @@ TINY_SEQ_LENGTH = 64
 """model.seq_length of the preset `tiny` before."""
 
 
-def kept_from_run(content: Content, folder: Path) -> dict[str, object]:
+def kept_from_run(content: TomlTable, folder: Path) -> dict[str, object]:
     """Full name and value of each key that the run in `folder` keeps, as it is not in `content` (TOML as read)."""
     written = _written(folder)
     kept = {
@@ -48,7 +48,7 @@ def kept_from_run(content: Content, folder: Path) -> dict[str, object]:
     return kept
 
 
-def put(content: Content, values: Mapping[str, object]) -> None:
+def put(content: TomlTable, values: Mapping[str, object]) -> None:
     """Give keys of `content` these values, in place."""
     for name, value in values.items():
         section, key = name.split(".")
@@ -66,7 +66,7 @@ def in_words(kept: Mapping[str, object], folder: str) -> str:
     return f"Kept from {folder}/config.toml, as the defaults were when the run began: {values}."
 
 
-def _written(folder: Path) -> Content:
+def _written(folder: Path) -> TomlTable:
     """What the run's folder has; nothing where there is none, or none that can be read: others will say so."""
     try:
         return tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
@@ -74,13 +74,13 @@ def _written(folder: Path) -> Content:
         return {}
 
 
-def has(content: Content, name: str) -> bool:
+def has(content: TomlTable, name: str) -> bool:
     """Whether a file or an override gives a value to `section.key`."""
     section, key = name.split(".")
     return isinstance(content.get(section), dict) and key in content[section]
 
 
-def _at(content: Content, name: str) -> object:
+def _at(content: TomlTable, name: str) -> object:
     section, key = name.split(".")
     there = content.get(section)
     return there.get(key) if isinstance(there, dict) else None

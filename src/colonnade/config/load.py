@@ -22,7 +22,7 @@ from colonnade.config.problems import meant_by, sort_keys, values_refused
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError, hidden
 
-Content = dict[str, Any]
+TomlTable = dict[str, Any]
 DEEPEST = 8  # tables and lists within each other
 TOO_DEEP = f"it has more than {DEEPEST} lists or tables within each other, and no key takes that"
 TOO_LARGE = "it has a whole number that 64 bits cannot hold, and TOML has none"
@@ -33,7 +33,7 @@ def load(
     path: Path,
     overrides: Sequence[str] = (),
     *,
-    complete: Callable[[Content], None] = lambda content: None,
+    complete: Callable[[TomlTable], None] = lambda content: None,
     also: MoreChecks = lambda config, uncertain: [],
 ) -> Config:
     """The configuration in a TOML file, with `section.key=value` overrides. Raises ConfigError with every problem.
@@ -46,7 +46,7 @@ def load(
     return build(content, problems, source=str(path), also=also)
 
 
-def read_with(path: Path, overrides: Sequence[str], root: type[BaseModel] = Config) -> tuple[Content, list[Problem]]:
+def read_with(path: Path, overrides: Sequence[str], root: type[BaseModel] = Config) -> tuple[TomlTable, list[Problem]]:
     """What a TOML file and the overrides say, and what is wrong with the form of these."""
     content = read(path)
     return content, [problem for override in overrides for problem in apply_(content, override, root)]
@@ -67,7 +67,7 @@ def to_toml(config: Config, *, credentials: bool = False) -> str:
     return "\n\n".join(_blocks(content)) + "\n"
 
 
-def _blocks(content: Content, prefix: str = "") -> Iterator[str]:
+def _blocks(content: TomlTable, prefix: str = "") -> Iterator[str]:
     """A section at a time, each before those within it."""
     for name, values in content.items():
         inner = {key: value for key, value in values.items() if f"{prefix}{name}.{key}" in sections()}
@@ -76,7 +76,7 @@ def _blocks(content: Content, prefix: str = "") -> Iterator[str]:
         yield from _blocks(inner, f"{prefix}{name}.")
 
 
-def read(path: Path) -> Content:
+def read(path: Path) -> TomlTable:
     """The content of a TOML file. Raises ConfigError where there is none to be had."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -87,7 +87,7 @@ def read(path: Path) -> Content:
     return parse(text, str(path))
 
 
-def parse(text: str, source: str) -> Content:
+def parse(text: str, source: str) -> TomlTable:
     try:
         return _content_of(text)
     except _NotOurs as error:
@@ -102,7 +102,7 @@ class _NotOurs(ValueError):
     """TOML, perhaps, but with what no configuration needs."""
 
 
-def _content_of(text: str) -> Content:
+def _content_of(text: str) -> TomlTable:
     """The content of TOML text. TOMLDecodeError if it is none; _NotOurs if it is too deep, or has too large numbers."""
     try:
         content = tomllib.loads(text)
@@ -126,7 +126,7 @@ def _inside(value: object) -> Collection[object]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def apply_(content: Content, override: str, root: type[BaseModel] = Config) -> list[Problem]:
+def apply_(content: TomlTable, override: str, root: type[BaseModel] = Config) -> list[Problem]:
     """Puts one `section.key=value` into the content, in place; where the key is a table, `section.key.name=value`.
     Gives a problem back where it has another form."""
     name, equals, value = override.partition("=")
@@ -170,7 +170,7 @@ def value_of(text: str) -> Any:
 
 
 def build(
-    content: Content,
+    content: TomlTable,
     problems: list[Problem],
     *,
     source: str,
@@ -191,15 +191,15 @@ def build(
     return config
 
 
-def without(known: Content, uncertain: Collection[str]) -> Config:
+def without(known: TomlTable, uncertain: Collection[str]) -> Config:
     """A Config of the sound values alone, unchecked: good only for checks that read none of the uncertain keys."""
     known = {**known, "model": with_preset(known.get("model", {}))}
     return cast(Config, _sound(Config, known, uncertain, ""))
 
 
-def _sound(kind: type[BaseModel], values: Content, uncertain: Collection[str], prefix: str) -> BaseModel:
+def _sound(kind: type[BaseModel], values: TomlTable, uncertain: Collection[str], prefix: str) -> BaseModel:
     """A section, or all, of what is certain in `values`."""
-    kept: Content = {key: value for key, value in values.items() if prefix + key not in uncertain}
+    kept: TomlTable = {key: value for key, value in values.items() if prefix + key not in uncertain}
     for name, section in sections().items():
         if name.startswith(prefix) and "." not in name.removeprefix(prefix):
             key = short(name)

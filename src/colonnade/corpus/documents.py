@@ -181,8 +181,8 @@ def _text_chunk(path: Path, kind: str, content: Iterator[bytes], raw: IO[bytes])
 def _line_chunks(path: Path, kind: str, content: Iterator[bytes], raw: IO[bytes]) -> Iterator[Chunk]:
     line, read = 1, 0
     for data, damage in _whole_lines(content):
-        told, now = str(broken_off(damage, line, LINES_READ)) if damage else "", raw.tell()
-        yield Chunk(path, kind, line, data, now - read, told)
+        message, now = str(broken_off(damage, line, LINES_READ)) if damage else "", raw.tell()
+        yield Chunk(path, kind, line, data, now - read, message)
         line, read = line + data.count(b"\n"), now
 
 

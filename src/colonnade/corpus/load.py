@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from colonnade.config.check import Problem
 from colonnade.config.describe import as_toml, sections
-from colonnade.config.load import Content, listed, read_with
+from colonnade.config.load import TomlTable, listed, read_with
 from colonnade.config.problems import sort_keys, values_refused
 from colonnade.corpus.formats import KINDS_IN_WORDS, kind_of
 from colonnade.corpus.recipe import Recipe, RunSection
@@ -29,7 +29,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     return build(content, problems, source=str(path))
 
 
-def build(content: Content, problems: Sequence[Problem] = (), *, source: str = "recipe") -> Recipe:
+def build(content: TomlTable, problems: Sequence[Problem] = (), *, source: str = "recipe") -> Recipe:
     """The Recipe of a file's content. Raises ConfigError with the problems so far and all others."""
     known, of_keys = sort_keys(content, Recipe)
     found = [*problems, *of_keys]
@@ -44,9 +44,9 @@ def build(content: Content, problems: Sequence[Problem] = (), *, source: str = "
     return recipe
 
 
-def _of_sound_sections(known: Content) -> Recipe:
+def _of_sound_sections(known: TomlTable) -> Recipe:
     """A Recipe of the sections that are right in themselves, good only for further checks; the others are None."""
-    sound: Content = {}
+    sound: TomlTable = {}
     for name, section in sections(Recipe).items():
         try:
             sound[name] = section.model_validate(known[name]) if name in known or name == "run" else None

@@ -103,8 +103,8 @@ def decoded(data: bytes, read: ReadStep) -> str:
 def broken_off(error: Damaged, line: int, kept: str = "") -> Reject:
     """What is said of a file's rest that cannot be read, and of what stands before it."""
     kind = _kind_of_damage(error)
-    told = str(error).removeprefix(kind).removeprefix(": ")
-    return Reject(line, f"file {kind}", "; ".join(part for part in (told, kept) if part))
+    message = str(error).removeprefix(kind).removeprefix(": ")
+    return Reject(line, f"file {kind}", "; ".join(part for part in (message, kept) if part))
 
 
 def unreadable(error: OSError) -> Reject:

@@ -3,8 +3,8 @@
     tokens  [CLS] a a a a a [SEP] b b b b b b [SEP] [PAD] …
     types     0   0 0 0 0 0   0   1 1 1 1 1 1   1    0
 
-The token file has a sequence a sentence. Sample i is made of sentences that begin in the i-th of equal stretches of
-tokens, of one document; the stretches are shifted a little from epoch to epoch, so that other sentences meet. What is
+The token file has a sequence a sentence. Sample i is made of sentences that begin in the i-th of equal ranges of
+tokens, of one document; the ranges are shifted a little from epoch to epoch, so that other sentences meet. What is
 taken, how it is cut in two and what is masked are functions of (seed, sample, epoch): no map of sentences is built.
 
 The two texts are consecutive and half of the time exchanged (sentence-order prediction, Lan et al., "ALBERT", which the
@@ -149,12 +149,12 @@ class BertDataset:
         return (second, first, 1) if label and self._cut.pairs == "order" else (first, second, label)
 
     def _sentences(self, sample: int, epoch: int, room: int, draws: Draws) -> list[Integers]:
-        """Sentences, at least one: of one document, begun in a sample's stretch and in `room` tokens from the first."""
+        """Sentences, at least one: of one document, begun in a sample's range and in `room` tokens from the first."""
         shift = Draws.key(self._seed, SamplePurpose.BERT_GRID, epoch) % self._room
         begin = min(sample * self._room + shift, self._text.num_tokens - self._room)
         stop = min(begin + 2 * self._room, self._text.num_tokens)
         starts = np.append(self._text.sentences(begin, stop), stop)
-        if starts[0] >= begin + self._room:  # the stretch lies within one sentence
+        if starts[0] >= begin + self._room:  # the range lies within one sentence
             starts = np.append(begin, starts)
         mine = starts[starts < begin + self._room]
         ends = starts[1 : len(mine) + 1]

@@ -45,7 +45,7 @@ _SHORTEST_BLOCK, _LONGEST_BLOCK = 1 << 11, 1 << 17
 _KEPT_BLOCKS = 4
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where the samples of some positions [b] come from."""
 
     sets: Integers
@@ -70,7 +70,7 @@ class Blend:
         assert self.total < 2 * _MAX_TOTAL, "see whole_weights"
         self._mixed = _mixer(self.weights, self.total)
 
-    def locate(self, positions: Integers) -> Place:
+    def locate(self, positions: Integers) -> Location:
         """Where the samples at positions [b] come from."""
         return self._mixed.locate(positions)
 
@@ -106,17 +106,17 @@ class _Fair:
         longest = -(-total // min(weights))
         self.length = max(_SHORTEST_BLOCK, 1 << (longest - 1).bit_length())
         self._boundaries: OrderedDict[int, Integers] = OrderedDict()
-        self._blocks: OrderedDict[int, Place] = OrderedDict()
+        self._blocks: OrderedDict[int, Location] = OrderedDict()
 
-    def locate(self, positions: Integers) -> Place:
+    def locate(self, positions: Integers) -> Location:
         numbers, within = np.divmod(positions, self.length)
-        place = Place(np.empty_like(within), np.empty_like(within))
+        location = Location(np.empty_like(within), np.empty_like(within))
         for number in np.unique(numbers):
             chosen = numbers == number
             block = self._block(int(number))
-            place.sets[chosen] = block.sets[within[chosen]]
-            place.indices[chosen] = block.indices[within[chosen]]
-        return place
+            location.sets[chosen] = block.sets[within[chosen]]
+            location.indices[chosen] = block.indices[within[chosen]]
+        return location
 
     def counts(self, position: int) -> Integers:
         number, within = divmod(position, self.length)
@@ -126,7 +126,7 @@ class _Fair:
             return start
         return start + np.bincount(self._block(number).sets[:within], minlength=len(start))
 
-    def _block(self, number: int) -> Place:
+    def _block(self, number: int) -> Location:
         """The whole of one block: the last few are kept."""
         if number not in self._blocks:
             self._blocks[number] = self._make_block(number)
@@ -134,12 +134,12 @@ class _Fair:
                 self._blocks.popitem(last=False)
         return self._blocks[number]
 
-    def _make_block(self, number: int) -> Place:
+    def _make_block(self, number: int) -> Location:
         due, next_due = (_due(self._weights, self._total, (number + n) * self.length) for n in (0, 1))
         done = self._boundary(number)
         last = next_due.whole + self._boundary(number + 1) - due.whole
         sets = _earliest_deadline_first(due, done, last, self._weights, self._total, self.length)
-        return Place(sets, _ranks(sets, len(done)) + (due.whole + done)[sets])
+        return Location(sets, _ranks(sets, len(done)) + (due.whole + done)[sets])
 
     def _boundary(self, number: int) -> Integers:
         """0 or 1 for each data set [num_sets]: what it has at the start of a block beyond the whole part of its due."""
@@ -173,15 +173,15 @@ class _WithRare:
         self._rare, self._num_sets = sum(parts[1]), len(weights)
         self._orders = [Blend(part) for part in parts]
 
-    def locate(self, positions: Integers) -> Place:
+    def locate(self, positions: Integers) -> Location:
         before, after = self._num_rare(positions), self._num_rare(positions + 1)
-        place = Place(np.empty_like(positions), np.empty_like(positions))
+        location = Location(np.empty_like(positions), np.empty_like(positions))
         for rare, (group, order) in enumerate(zip(self._groups, self._orders, strict=True)):
             chosen = (after > before) == bool(rare)
             if chosen.any():
                 inner = order.locate((before if rare else positions - before)[chosen])
-                place.sets[chosen], place.indices[chosen] = group[inner.sets], inner.indices
-        return place
+                location.sets[chosen], location.indices[chosen] = group[inner.sets], inner.indices
+        return location
 
     def counts(self, position: int) -> Integers:
         rare = int(self._num_rare(np.array([position], dtype=np.int64))[0])

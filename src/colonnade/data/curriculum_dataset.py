@@ -28,7 +28,7 @@ class CurriculumDataset:
         samples, pieces = self._cut(phase, numbers)
         rows = self.dataset.rows(samples)
         assert isinstance(rows, Rows), "samples of text, which can be cut"
-        return rows.pieces(pieces * phase.seq_length, phase.seq_length)
+        return rows.narrow(pieces * phase.seq_length, phase.seq_length)
 
     def passes(self, positions: Positions) -> Passes:
         """Which pass over which data each sequence is of."""

@@ -77,9 +77,9 @@ class Rows(Samples):
     counted: Flags
     """[b, s]: whether the label counts in the loss."""
     documents: Integers | None
-    """[b, s]: the number of each token's document within its row, rising from 0; None: rows are of one piece."""
+    """[b, s]: the number of each token's document within its row, rising from 0; None: one document a row."""
 
-    def pieces(self, begins: Integers, length: int) -> Self:
+    def narrow(self, begins: Integers, length: int) -> Self:
         """From row i, the tokens `begins[i] … begins[i] + length`."""
         columns = begins[:, None] + np.arange(length)
         tokens, labels = (np.take_along_axis(part, columns, axis=1) for part in (self.tokens, self.labels))

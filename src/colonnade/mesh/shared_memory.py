@@ -7,8 +7,8 @@ up what it reads. One copy and one sum, no kernel in between.
 
     segment    [ counters, a cache line a rank | half 0: a slot a rank | half 1: a slot a rank | signature ]
 
-Pieces of a tensor use the two halves in turn, so that one wait a piece is enough: a rank writes a half again only
-when all have raised their counters for the piece between, which they do after they have read the half.
+Chunks of a tensor use the two halves in turn, so that one wait per chunk is enough: a rank writes a half again only
+when all have raised their counters for the chunk between, which they do after they have read the half.
 
 x86 only: it makes stores visible in their order, and Python has no memory fence to ask others for one. Elsewhere, and
 between machines, gloo carries everything.
@@ -47,15 +47,15 @@ class Segment:
         self._slots = slots.view(2, size, SLOT_BYTES)
         self._count = 0
 
-    def exchange(self, piece: Tensor) -> list[Tensor]:
-        """Every rank's `piece` (at most SLOT_BYTES), flat, in the order of ranks; valid until the next but one call."""
+    def exchange(self, chunk: Tensor) -> list[Tensor]:
+        """Every rank's `chunk` (at most SLOT_BYTES), flat, in the order of ranks; valid until the next but one call."""
         half = self._slots[self._count % 2]
-        count = piece.numel() * piece.element_size()
-        half[self.rank, :count].view(piece.dtype).view(piece.shape).copy_(piece)
+        count = chunk.numel() * chunk.element_size()
+        half[self.rank, :count].view(chunk.dtype).view(chunk.shape).copy_(chunk)
         self._count += 1
         self._counters[self.rank * _LINE] = self._count
         self._wait()
-        return [half[rank, :count].view(piece.dtype) for rank in range(self.size)]
+        return [half[rank, :count].view(chunk.dtype) for rank in range(self.size)]
 
     def _wait(self) -> None:
         """Until every rank has raised its counter: polling at first, giving the core away after that."""
@@ -114,22 +114,22 @@ class SharedMemoryTransport(TorchTransport):
         return Pending(None)
 
     def _all_reduce_(self, x: Tensor, op: str) -> None:
-        for piece in _pieces(x):
-            _combine_(piece, self.segment.exchange(piece), op)
+        for chunk in _chunks(x):
+            _combine_(chunk, self.segment.exchange(chunk), op)
 
     def _all_gather_into_(self, out: Tensor, x: Tensor) -> None:
         rows, at = out.view(self.size, -1), 0
-        for piece in _pieces(x):
-            for row, theirs in zip(rows, self.segment.exchange(piece), strict=True):
-                row[at : at + len(piece)] = theirs
-            at += len(piece)
+        for chunk in _chunks(x):
+            for row, theirs in zip(rows, self.segment.exchange(chunk), strict=True):
+                row[at : at + len(chunk)] = theirs
+            at += len(chunk)
 
     def _reduce_scatter_into_(self, out: Tensor, x: Tensor) -> None:
         """Every rank shows all of its x, and sums its own part of everybody's."""
         columns = max(1, SLOT_BYTES // x.element_size() // self.size)
         rows = x.view(self.size, -1)
-        for piece, total in zip(torch.split(rows, columns, 1), torch.split(out.view(-1), columns), strict=True):
-            parts = self.segment.exchange(piece)
+        for chunk, total in zip(torch.split(rows, columns, 1), torch.split(out.view(-1), columns), strict=True):
+            parts = self.segment.exchange(chunk)
             _combine_(total, [part.view(self.size, -1)[self.segment.rank] for part in parts], "sum")
 
 
@@ -205,5 +205,5 @@ def _map(path: str, signature: bytes, size: int) -> mmap.mmap | None:
     return memory if memory[-len(signature) :] == signature else None
 
 
-def _pieces(x: Tensor) -> tuple[Tensor, ...]:
+def _chunks(x: Tensor) -> tuple[Tensor, ...]:
     return torch.split(x.view(-1), SLOT_BYTES // x.element_size())

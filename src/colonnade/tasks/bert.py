@@ -174,14 +174,14 @@ class MaskedPairs:
         with torch.no_grad():
             for batch in batches:
                 sums += self._sums(model, batch.to(device), hidden)
-        masked, hits, tokens, order, told, samples = all_reduce(all_reduce(sums, dp), pp).tolist()
+        masked, hits, tokens, order, right_orders, samples = all_reduce(all_reduce(sums, dp), pp).tolist()
         if tokens == 0 or samples == 0:
             raise DataError("the evaluation has no token to guess: it has no samples. Give it more text.")
         return Guesses(
             masked_loss=masked / tokens,
             masked_accuracy=hits / tokens,
             order_loss=order / samples,
-            order_accuracy=told / samples,
+            order_accuracy=right_orders / samples,
             masked_tokens=round(tokens),
             samples=round(samples),
         )

@@ -62,12 +62,12 @@ def _placement(name: str, key: str, part: nn.Module, parameter: nn.Parameter, tp
     return Placement(name, parameter, shape, dim, offset, min(local, shape[dim] - offset))
 
 
-def named_placements(parts: Mapping[str, nn.Module], tp: Axis) -> dict[str, list[Placement]]:
-    """Every weight of every part once, under the first part that has it; names are without the part's own."""
+def named_placements(modules: Mapping[str, nn.Module], tp: Axis) -> dict[str, list[Placement]]:
+    """Every weight of every module once, under the first that has it; names are without the module's own."""
     seen: set[int] = set()
     found: dict[str, list[Placement]] = {}
-    for part, module in parts.items():
+    for name, module in modules.items():
         places = [place for place in placements(module, tp) if id(place.parameter) not in seen]
         seen.update(id(place.parameter) for place in places)
-        found[part] = places
+        found[name] = places
     return found

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from colonnade.config.check import Problem
-from colonnade.config.defaults import Content, has, in_words, kept_from_run, put
+from colonnade.config.defaults import TomlTable, has, in_words, kept_from_run, put
 from colonnade.config.load import load, read_with
 from colonnade.config.schema import Config
 from colonnade.errors import mistake
@@ -45,7 +45,7 @@ def load_for_plan(path: Path, overrides: Sequence[str] = ()) -> Config:
     return load(path, overrides, complete=lambda content: complete(content, num_gpus=1))
 
 
-def complete(content: Content, *, num_gpus: int | None = None) -> None:
+def complete(content: TomlTable, *, num_gpus: int | None = None) -> None:
     """Add what a file leaves to the run that it goes on with, and to the device. `num_gpus` None: this machine's."""
     put(content, _kept(content))
     if not has(content, "train.precision"):
@@ -63,7 +63,7 @@ def lines(path: Path, overrides: Sequence[str] = ()) -> list[str]:
     return [line for line in shown if line]
 
 
-def _kept(content: Content) -> dict[str, object]:
+def _kept(content: TomlTable) -> dict[str, object]:
     """What the run keeps that `content` goes on with; nothing from a folder in which nothing was trained."""
     run = content.get("run")
     folder = run.get("folder") if isinstance(run, dict) else None
@@ -72,7 +72,7 @@ def _kept(content: Content) -> dict[str, object]:
     return kept_from_run(content, Path(folder))
 
 
-def _precision(content: Content, num_gpus: int | None) -> str:
+def _precision(content: TomlTable, num_gpus: int | None) -> str:
     train = content.get("train")
     device = train.get("device", "auto") if isinstance(train, dict) else "auto"
     return "bf16" if device == "cuda" or (device == "auto" and num_gpus) else "fp32"

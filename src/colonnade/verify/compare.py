@@ -49,19 +49,19 @@ class Number(NamedTuple):
         return f"{self.what} {of}{self.name} {when}"
 
 
-class Part(NamedTuple):
+class LocalShard(NamedTuple):
     """What one rank has of a number."""
 
     number: Number
     shape: tuple[int, ...]
-    """Of the whole."""
+    """Of the logical tensor."""
     offsets: tuple[int, ...]
     values: Tensor
     """The box that begins at `offsets`."""
 
 
 class Far(NamedTuple):
-    """Where a rank's part is furthest from the serial run's."""
+    """Where a rank's shard is furthest from the serial run's."""
 
     distance: float
     """Relative to the whole tensor's largest element; infinite where one of the two is NaN."""
@@ -85,39 +85,39 @@ class Comparison:
     """Numbers that the serial run does not have."""
 
 
-def whole(parts: Iterable[Part]) -> dict[Number, Tensor]:
+def of_serial_run(shards: Iterable[LocalShard]) -> dict[Number, Tensor]:
     """The numbers of a serial run, in their order."""
-    parts = list(parts)
-    assert all(tuple(part.values.shape) == part.shape for part in parts), "a serial run has all of every tensor"
-    return {part.number: part.values for part in parts}
+    shards = list(shards)
+    assert all(tuple(shard.values.shape) == shard.shape for shard in shards), "a serial run has all of every tensor"
+    return {shard.number: shard.values for shard in shards}
 
 
-def compare(serial: Mapping[Number, Tensor], ranks: Iterable[Sequence[Part]]) -> Comparison:
-    """Hold every part of every rank against the serial run."""
+def compare(serial: Mapping[Number, Tensor], ranks: Iterable[Sequence[LocalShard]]) -> Comparison:
+    """Hold every shard of every rank against the serial run."""
     furthest: dict[Number, Far] = {}
     seen = {number: torch.zeros(values.shape, dtype=torch.bool) for number, values in serial.items()}
     unknown: list[Number] = []
-    for rank, parts in enumerate(ranks):
-        for part in parts:
-            if part.number not in serial or part.shape != tuple(serial[part.number].shape):
-                unknown.append(part.number)
+    for rank, shards in enumerate(ranks):
+        for shard in shards:
+            if shard.number not in serial or shard.shape != tuple(serial[shard.number].shape):
+                unknown.append(shard.number)
                 continue
-            seen[part.number][_window(part)] = True
-            far = distance(part, serial[part.number], rank)
-            furthest[part.number] = max(furthest.get(part.number, far), far, key=lambda each: each.distance)
+            seen[shard.number][_window(shard)] = True
+            far = distance(shard, serial[shard.number], rank)
+            furthest[shard.number] = max(furthest.get(shard.number, far), far, key=lambda each: each.distance)
     missing = {number: int((~mask).sum()) for number, mask in seen.items() if not bool(mask.all())}
     nothing = Far(0.0, 0, ())
     return Comparison({number: furthest.get(number, nothing) for number in serial}, missing, unknown)
 
 
-def distance(part: Part, serial: Tensor, rank: int) -> Far:
-    """Where a part is furthest from the serial run's tensor."""
-    if part.values.numel() == 0:
-        return Far(0.0, rank, part.offsets)
-    apart = (part.values.double() - serial[_window(part)].double()).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+def distance(shard: LocalShard, serial: Tensor, rank: int) -> Far:
+    """Where a shard is furthest from the serial run's tensor."""
+    if shard.values.numel() == 0:
+        return Far(0.0, rank, shard.offsets)
+    apart = (shard.values.double() - serial[_window(shard)].double()).abs().nan_to_num(nan=math.inf, posinf=math.inf)
     flat = int(apart.argmax())
     inside = torch.unravel_index(torch.tensor(flat), apart.shape) if apart.ndim else ()
-    element = tuple(at + int(i) for at, i in zip(part.offsets, inside, strict=True))
+    element = tuple(at + int(i) for at, i in zip(shard.offsets, inside, strict=True))
     return Far(_relative(float(apart.flatten()[flat]), float(serial.double().abs().max())), rank, element)
 
 
@@ -127,8 +127,8 @@ def _relative(apart: float, scale: float) -> float:
     return apart / scale if 0.0 < scale < math.inf else math.inf
 
 
-def _window(part: Part) -> tuple[slice, ...]:
-    return tuple(slice(at, at + size) for at, size in zip(part.offsets, part.values.shape, strict=True))
+def _window(shard: LocalShard) -> tuple[slice, ...]:
+    return tuple(slice(at, at + size) for at, size in zip(shard.offsets, shard.values.shape, strict=True))
 
 
 # --- what is equal ----------------------------------------------------------------------------------------------------

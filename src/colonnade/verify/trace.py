@@ -26,7 +26,7 @@ from colonnade.tensor_parallel.placement import named_placements
 from colonnade.train.corpus import Corpus, open_corpus
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import StepResult, train_step
-from colonnade.verify.compare import Number, Part
+from colonnade.verify.compare import LocalShard, Number
 
 
 def file_of(folder: Path, rank: int) -> Path:
@@ -34,10 +34,10 @@ def file_of(folder: Path, rank: int) -> Path:
     return folder / f"rank_{rank}.pt"
 
 
-def read(folder: Path, rank: int) -> list[Part]:
+def read(folder: Path, rank: int) -> list[LocalShard]:
     """What `trace` has written for a rank."""
     rows = torch.load(file_of(folder, rank), mmap=True)
-    return [Part(Number(what, name, step), shape, offsets, x) for what, name, step, shape, offsets, x in rows]
+    return [LocalShard(Number(what, name, step), shape, offsets, x) for what, name, step, shape, offsets, x in rows]
 
 
 def trace(config: Config, output: Path, steps: int) -> None:
@@ -46,14 +46,14 @@ def trace(config: Config, output: Path, steps: int) -> None:
     corpus = open_corpus(config)
     layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp)
     with joined(layout, train.device, train.threads, timeout=train.timeout) as (mesh, device):
-        parts = list(_run(config, corpus, mesh, device, steps))
+        shards = list(_run(config, corpus, mesh, device, steps))
         output.mkdir(parents=True, exist_ok=True)
         torch.save(
-            [(*part.number, part.shape, part.offsets, part.values) for part in parts], file_of(output, mesh.rank)
+            [(*shard.number, shard.shape, shard.offsets, shard.values) for shard in shards], file_of(output, mesh.rank)
         )
 
 
-def _run(config: Config, corpus: Corpus, mesh: Mesh, device: torch.device, steps: int) -> Iterator[Part]:
+def _run(config: Config, corpus: Corpus, mesh: Mesh, device: torch.device, steps: int) -> Iterator[LocalShard]:
     state = build_state(config, mesh, corpus.vocab_size, device)
     seen = SeenGradients(state.optimizer, state.buckets)
     state.optimizer = seen
@@ -63,7 +63,7 @@ def _run(config: Config, corpus: Corpus, mesh: Mesh, device: torch.device, steps
         mesh.ledger.begin_step(step)
         result = _step(state, config, corpus, mesh, device)
         yield from _scalars(step, {"loss": result.loss, "overflow": float(result.skipped)})
-        yield from sorted(seen.taken(step, result.loss_scale), key=lambda part: order[part.number.name])
+        yield from sorted(seen.taken(step, result.loss_scale), key=lambda shard: order[shard.number.name])
         yield from _scalars(step, {} if result.skipped else {"gradient norm": result.grad_norm})
     yield from _boxes("weight", steps, state.buckets, [bucket.master for bucket in state.buckets])
     for name in state.optimizer_state[0]:
@@ -110,42 +110,44 @@ class SeenGradients:
             slices, step=step, learning_rate=learning_rate, factor=factor, num_weights=num_weights, total=total
         )
 
-    def taken(self, step: int, loss_scale: float) -> Iterator[Part]:
+    def taken(self, step: int, loss_scale: float) -> Iterator[LocalShard]:
         """This rank's boxes of the gradients of the last step, without the loss scale; none if it was skipped."""
         flats, self._gradients = self._gradients, []
         if flats:
             yield from _boxes("gradient", step, self.buckets, [flat / loss_scale for flat in flats])
 
 
-def _boxes(what: str, step: int, buckets: Sequence[Bucket], flats: Sequence[Tensor]) -> Iterator[Part]:
+def _boxes(what: str, step: int, buckets: Sequence[Bucket], flats: Sequence[Tensor]) -> Iterator[LocalShard]:
     """This rank's boxes of every tensor, where `flats` has a number for each element of the buckets' slices."""
     for bucket, flat in zip(buckets, flats, strict=True):
         for local in bucket.local_ranges():
             place = local.placement
             held = Box(place.offsets, tuple(place.parameter.shape))
             for box in shards_of_range(local.name, place.shape, held, flat[local.at], local.first):
-                yield Part(Number(what, local.name, step), box.shape, box.offsets, box.data.detach().cpu().clone())
+                yield LocalShard(
+                    Number(what, local.name, step), box.shape, box.offsets, box.data.detach().cpu().clone()
+                )
 
 
-def _parameters(step: int, buckets: Sequence[Bucket]) -> Iterator[Part]:
+def _parameters(step: int, buckets: Sequence[Bucket]) -> Iterator[LocalShard]:
     """What layers multiply with, after it was gathered: the shards of every weight."""
     for name, bucket, param in named_ranges(buckets):
         bucket.unshard()
         place, shard = param.placement, param.view(bucket.parameters)
-        yield Part(
+        yield LocalShard(
             Number("parameter", name, step), place.shape, place.offsets, place.real(shard).detach().cpu().clone()
         )
     for bucket in buckets:
         bucket.reshard()
 
 
-def _scalars(step: int, values: Mapping[str, float]) -> Iterator[Part]:
+def _scalars(step: int, values: Mapping[str, float]) -> Iterator[LocalShard]:
     for what, value in values.items():
-        yield Part(Number(what, "", step), (), (), torch.tensor(value, dtype=torch.float64))
+        yield LocalShard(Number(what, "", step), (), (), torch.tensor(value, dtype=torch.float64))
 
 
 def _backward_order(state: TrainState, mesh: Mesh) -> dict[str, int]:
     """The weights of this rank by when a backward pass comes to them."""
-    parts = named_placements(state.model.bucket_modules(), mesh.tp)
-    names = [f"{part}.{place.name}" for part, places in parts.items() for place in places]
+    buckets = named_placements(state.model.bucket_modules(), mesh.tp)
+    names = [f"{bucket}.{place.name}" for bucket, places in buckets.items() for place in places]
     return {name: place for place, name in enumerate(reversed(names))}

@@ -154,8 +154,8 @@ def _yardstick(plan: Plan, steps: int, folder: Path) -> tuple[Plan, Yardstick]:
     if plan.precision == "fp64":
         return plan, Yardstick(exact, comparing.exact, f"up to {comparing.TOLERANCE:.0e} of a tensor's largest element")
     plan, rounded = _without_skipped_steps(plan, steps, folder)
-    parts = [comparing.Part(number, tuple(x.shape), (0,) * x.ndim, x) for number, x in rounded.items()]
-    own = comparing.compare(exact, [parts])
+    shards = [comparing.LocalShard(number, tuple(x.shape), (0,) * x.ndim, x) for number, x in rounded.items()]
+    own = comparing.compare(exact, [shards])
     words = (
         f"up to {comparing.TIMES:g} times as far from the serial fp64 run as the serial {plan.precision} run is "
         f"(after step 1: {comparing.LATER_TIMES:g} times), and {comparing.ROUNDINGS:g} roundings"
@@ -191,7 +191,7 @@ def _serial(plan: Plan, precision: str, steps: int, folder: Path) -> "dict[Numbe
     status = _run(layouts.serial(plan.base, precision=precision), name, steps, output)
     if status != 0:
         raise ColonnadeError(f"the serial run in {precision} failed (exit status {status}); its error is above.")
-    numbers = comparing.whole(read(output, 0))
+    numbers = comparing.of_serial_run(read(output, 0))
     for number, x in numbers.items():
         if not x.isfinite().all():
             raise ColonnadeError(
