@@ -19,6 +19,7 @@ from colonnade.data.train_tokenizer import train_tokenizer
 from colonnade.errors import ConfigError, DataError
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.bert import BERT
+from colonnade.planner.banner import banner
 from colonnade.tasks.bert import BertBatch, Guesses, MaskedPairs
 from colonnade.train.corpus import open_corpus
 from colonnade.train.state import build_state
@@ -279,6 +280,14 @@ def test_words_cannot_be_masked_without_a_vocabulary(texts: Path, tmp_path: Path
     path.write_text("\n".join(line for line in path.read_text().splitlines() if not line.startswith("tokenizer")))
     with pytest.raises(DataError, match=r"data\.tokenizer is not set"):
         open_corpus(load(path, ["model.vocab_size=120"]))
+
+
+def test_only_a_language_model_misses_bits_per_byte(texts: Path, tmp_path: Path) -> None:
+    masked = load(write(texts, tmp_path), [])
+    language = load(write_config(TinyCorpus(texts), tmp_path), [f"data.train={texts}/no sentences"])
+    for config, is_missed in ((masked, False), (language, True)):
+        notes = banner(config, Mesh(), CPU, open_corpus(config)).fields["notes"]
+        assert ("the tokenizer is not byte-level: no bits per byte" in notes) == is_missed
 
 
 def test_options_of_other_kinds_are_named_all_at_once(texts: Path, tmp_path: Path) -> None:

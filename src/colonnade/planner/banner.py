@@ -186,7 +186,7 @@ def _notes(config: Config, corpus: Corpus) -> Iterator[str]:
     if corpus.tokenizer is None:
         yield "data.tokenizer is not set: no bits per byte, and checkpoints that cannot write text"
     else:
-        if not corpus.tokenizer.is_byte_level:
+        if config.model.is_causal and not corpus.tokenizer.is_byte_level:
             yield "the tokenizer is not byte-level: no bits per byte"
         yield from (not_checked(prefix, "data.tokenizer") for prefix in corpus.unchecked)
     if data.blend is not None and data.validation is None and data.shares[1]:
