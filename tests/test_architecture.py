@@ -107,13 +107,19 @@ def test_only_the_collectives_branch_on_the_size_of_an_axis(module: str) -> None
 
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_only_a_family_knows_the_names_of_its_units(module: str) -> None:
-    """Others ask what a unit states of itself: whether it ends with the loss, whether it is computed again."""
-    if module.split(".")[0] in ("architecture", "model", "tasks"):
+    """Others ask what a unit states of itself: whether it reads tokens, which block it is, whether it is the loss."""
+    if module.split(".")[0] == "architecture":
         return
+    names = r"['\"](embedding|blocks?\.?|head|encoder|decoder)['\"]"
+    by_name = {
+        ast.Compare: rf"\bunit\.kind\b|{names}",
+        ast.Call: rf"\.(startswith|removeprefix)\({names}\)$",
+        ast.Subscript: r"\barchitecture\.units\[-?\d+\]$",
+    }
     for node in ast.walk(TREES[module]):
-        if isinstance(node, ast.Compare):
-            found = re.search(r"\bunit\.kind\b|['\"](embedding|blocks?|head|encoder|decoder)['\"]", ast.unparse(node))
-            assert not found, f"{module}:{node.lineno} {ast.unparse(node)}"
+        pattern = by_name.get(type(node))
+        found = pattern and re.search(pattern, ast.unparse(node))
+        assert not found, f"{module}:{node.lineno} {ast.unparse(node)}"
 
 
 @pytest.mark.parametrize("file", FILES, ids=name_of)

@@ -112,6 +112,15 @@ def test_the_modules_have_what_is_stated(model: ModelConfig, vocab_size: int) ->
             assert [(p.name, p.shape, p.dim, p.is_partial, tuple(p.parameter.shape)) for p in found] == expected
 
 
+@pytest.mark.parametrize("model", MODELS, ids=range(len(MODELS)))
+def test_units_say_what_they_are(model: ModelConfig) -> None:
+    stated = architecture_of(model, 61)
+    first, *blocks, last = stated.units
+    assert [unit for unit in stated.units if unit.reads_tokens] == [first]
+    assert [unit.layer for unit in blocks] == list(range(model.num_layers)) and first.layer is last.layer is None
+    assert [unit for unit in stated.units if unit.is_loss] == [last] and last.losses == stated.losses
+
+
 @pytest.mark.parametrize("name", sorted(NAMED))
 def test_a_preset_has_the_parameters_that_its_name_says(name: str) -> None:
     model = ModelConfig(preset=name)

@@ -86,6 +86,17 @@ def test_copied_heads_are_summed_over_tp(block: Literal["grouped", "window"], ze
     assert summed and all(summed), "of the slices that have such weights"
 
 
+def test_an_embedding_is_a_unit_that_reads_tokens_wherever_it_stands() -> None:
+    config = configured(Case(), Way(tp=2))
+    step = Step(config.model, config.parallel, config.train, config.optim.name, VOCAB, 0)
+    first, *blocks, head = step.architecture.units
+    decoder = first._replace(name="decoder", kind="decoder")
+    both = Step(config.model, config.parallel, config.train, config.optim.name, VOCAB, 0)
+    both.__dict__["architecture"] = replace(step.architecture, units=(first, *blocks, decoder, *blocks, head))
+    sent, twice = ([flow.count for flow in traffic(each) if flow.what == "embedding forward"] for each in (step, both))
+    assert sent == [step.num_microbatches] and twice == [2 * sent[0]]
+
+
 def drawn(chance: Random) -> tuple[Case, Way]:
     """A combination that can be."""
     pick = chance.choice

@@ -29,11 +29,14 @@ def stacked(
     def own(name: str) -> tuple[str, ...]:
         return (name,) if name in buckets else ()
 
-    block = block_multiply_adds(model)
+    def block(layer: int) -> Unit:
+        name = f"blocks.{layer}"
+        return Unit(name, "block", own(name), block_multiply_adds(model), layer=layer, recomputes=True)
+
     tied = (TABLE,) if model.tie_embeddings else ()
     units = (
-        Unit("embedding", "embedding", (TABLE, *own("embedding")), 0),
-        *(Unit(f"blocks.{layer}", "block", own(f"blocks.{layer}"), block, recomputes=True) for layer in layers),
+        Unit("embedding", "embedding", (TABLE, *own("embedding")), 0, reads_tokens=True),
+        *map(block, layers),
         Unit("head", "head", (*tied, *own("head")), head_multiply_adds, losses=losses),
     )
     return Architecture(units, buckets)

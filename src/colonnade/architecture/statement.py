@@ -57,11 +57,15 @@ class Unit(NamedTuple):
 
     name: str
     kind: str
-    """Units of one kind have the same shapes and take the same time."""
+    """Units of one kind have the same shapes and take the same time; nobody asks which kind it is."""
     buckets: tuple[str, ...]
     """The buckets whose weights it multiplies with, in the order of the model."""
     multiply_adds: int
     """Of a forward pass, for each token of a full-length sample: matrix products and attention."""
+    reads_tokens: bool = False
+    """Whether it looks tokens up, and takes nothing from another unit."""
+    layer: int | None = None
+    """Which block it is, from 0; None: it is none."""
     recomputes: bool = False
     """Whether parallel.recompute = "full" computes it again in backward."""
     losses: tuple[str, ...] = ()
@@ -84,6 +88,11 @@ class Architecture:
     @property
     def unit_names(self) -> list[str]:
         return [unit.name for unit in self.units]
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        """Names of the losses with which it ends."""
+        return tuple(loss for unit in self.units for loss in unit.losses)
 
     @property
     def num_parameters(self) -> int:

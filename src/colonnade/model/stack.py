@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from colonnade.architecture.families import architecture_of
 from colonnade.architecture.stack import TABLE
+from colonnade.architecture.statement import Unit
 from colonnade.config.schema import ModelConfig
 from colonnade.kernels.dropout import dropout
 from colonnade.model.inputs import Inputs
@@ -101,15 +102,15 @@ class Stack(nn.Module, ABC):
         self.hidden_size, self.seq_length = model.hidden_size, model.seq_length
         self.longest = model.seq_length if model.position == "learned" else None
         self.architecture = architecture_of(model, vocab_size)
-        chosen = self.architecture.unit_names if units is None else units
-        if "embedding" in chosen:
+        self.stated = {unit.name: unit for unit in self.architecture.units}
+        self.held = held = self.architecture.named(self.stated if units is None else units)
+        if any(unit.reads_tokens for unit in held):
             self.embedding = Embedding(model, vocab_size, parallel, token_types=token_types)
-        self.blocks = nn.ModuleDict()
-        for layer in [int(name.removeprefix("blocks.")) for name in chosen if name.startswith("blocks.")]:
-            self.blocks[str(layer)] = Block(model, layer, parallel)
-        if "head" in chosen:
-            tied = self.embedding.tokens if self.tied and "embedding" in chosen else None
-            self.head = self.make_head(model, tied)
+        self.blocks = nn.ModuleDict(
+            {str(unit.layer): Block(model, unit.layer, parallel) for unit in held if unit.layer is not None}
+        )
+        if any(unit.is_loss for unit in held):
+            self.head = self.make_head(model, self._table_module() if self.tied else None)
 
     @abstractmethod
     def make_head(self, model: ModelConfig, tied: VocabParallelEmbedding | None) -> Head:
@@ -121,30 +122,34 @@ class Stack(nn.Module, ABC):
 
     def units(self) -> dict[str, nn.Module]:
         """This rank's units in the order of a forward pass."""
-        blocks = {f"blocks.{layer}": block for layer, block in self.blocks.items()}
-        every = {"embedding": getattr(self, "embedding", None), **blocks, "head": getattr(self, "head", None)}
-        return {name: unit for name, unit in every.items() if unit is not None}
+        return {unit.name: self._module_of(unit) for unit in self.held}
+
+    def _module_of(self, unit: Unit) -> nn.Module:
+        if unit.reads_tokens:
+            return self.embedding
+        return self.head if unit.is_loss else self.blocks[str(unit.layer)]
 
     def run(self, unit: str, carry: tuple[Tensor, ...], inputs: Inputs) -> tuple[Tensor, ...]:
         """One unit: the residual stream, (x,), into the next one's; the embedding reads none, (); the head returns the
         losses.
         """
-        if unit == "embedding":
+        stated = self.stated[unit]
+        if stated.reads_tokens:
             return (self.embedding(inputs),)
         (x,) = carry
-        if unit == "head":
+        if stated.is_loss:
             return self.losses(x, inputs)
         assert inputs.caches is None or inputs.documents is None, "a text that goes on from a cache is one document"
         assert inputs.caches is None or not self.parallel.sequence_parallel, "a cache has whole sequences"
         cache = None if inputs.caches is None else inputs.caches[unit]
-        block = self.blocks[unit.removeprefix("blocks.")]
+        block = self.blocks[str(stated.layer)]
         return (block(x, inputs.masks, cache, pairs=inputs.pairs.tensor(), positions=inputs.positions),)
 
     def carry_buffers(self, inputs: Inputs, into: str) -> tuple[Tensor, ...]:
         """Memory for what a unit takes: the residual stream of a micro-batch, [s, b, h] or [s/tp, b, h]; the first unit
         takes nothing.
         """
-        if into == self.architecture.units[0].name:
+        if self.stated[into].reads_tokens:
             return ()
         assert inputs.tokens is not None, "every stage is told the tokens"
         s, b = inputs.tokens.shape

@@ -124,7 +124,7 @@ class Step:
 
     @property
     def num_losses(self) -> int:
-        return len(self.architecture.units[-1].losses)
+        return len(self.architecture.losses)
 
     @property
     def num_microbatches(self) -> int:
@@ -228,8 +228,7 @@ def _blocks(step: Step) -> Iterator[Flow]:
 
 
 def _embedding(step: Step) -> Iterator[Flow]:
-    first = step.architecture.units[0]
-    n = step.num_microbatches * step.count(lambda unit: unit == first)
+    n = step.num_microbatches * step.count(lambda unit: unit.reads_tokens)
     if not step.parallel.sequence_parallel:
         yield _over_tp(step, "all_reduce", "embedding forward", n)
         return

@@ -166,7 +166,7 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
 
 def _each_loss(state: TrainState, result: StepResult) -> dict[str, float]:
     """Of a task with several losses, each by its name."""
-    names = state.model.architecture.units[-1].losses
+    names = state.model.architecture.losses
     return {f"{name}_loss": loss for name, loss in zip(names, result.losses, strict=True)} if len(names) > 1 else {}
 
 
