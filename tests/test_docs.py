@@ -11,6 +11,7 @@ from typer.main import get_command
 from colonnade.cli import app
 from colonnade.config.load import load, loads
 from colonnade.reference import page
+from colonnade.verify.layouts import named
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.toml"))
@@ -50,10 +51,29 @@ def test_the_index_names_every_page() -> None:
     assert linked == pages - records - {"README.md"}
 
 
+def configuration_of(page: str) -> str:
+    """The one configuration that stands in a page as a whole, `mine.toml`."""
+    (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+    return str(text)
+
+
 def test_the_tutorials_configuration_is_one() -> None:
-    (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/tutorial.md").read_text(), flags=re.DOTALL)
-    config = loads(text)
+    config = loads(configuration_of("docs/tutorial.md"))
     assert config.train.steps == 400 and config.model.hidden_size == 128
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
+def test_commands_can_be_run_with_the_pages_own_configuration(page: str, tmp_path: Path) -> None:
+    """Its overrides, and the layouts that `verify` is given, go together with what it says."""
+    lines = [shlex.split(line, comments=True) for line in commands((ROOT / page).read_text()) if " mine.toml" in line]
+    (tmp_path / "mine.toml").write_text(configuration_of(page))
+    for command, _, *words in lines:
+        layouts = [words[at + 1] for at, word in enumerate(words) if word == "--layout"]
+        overrides = [word for word in words if "=" in word and not word.startswith("-") and word not in layouts]
+        config = load(tmp_path / "mine.toml", overrides)
+        assert len(named(config, layouts, precision="fp64")) == len(layouts)
+        assert command in ("train", "verify", "plan"), command
+    assert {command for command, *_ in lines} == {"train", "verify", "plan"}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from colonnade.config.check import CHECKS
 from colonnade.config.describe import all_keys
 from colonnade.config.load import loads
-from colonnade.config.numbers import divisors, multiples_around, nearest_divisors, one_of
+from colonnade.config.numbers import counted, divisors, multiples_around, nearest_divisors, one_of, size_of_text
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
 
@@ -224,3 +224,9 @@ def test_nearest(number: int, wanted: int) -> None:
 
 def test_lists_in_words() -> None:
     assert [one_of([1]), one_of([1, 2]), one_of([1, 2, 4])] == ["1", "1 or 2", "1, 2 or 4"]
+
+
+def test_counts_and_sizes_in_words() -> None:
+    assert [counted(n, "document") for n in (0, 1, 1234)] == ["0 documents", "1 document", "1,234 documents"]
+    sizes = (1, 20, 1_000, 99_949, 100_000, 1_234_500_000)
+    assert [size_of_text(n) for n in sizes] == ["1 byte", "20 bytes", "1.0 kB", "99.9 kB", "0.1 MB", "1,234.5 MB"]

@@ -106,7 +106,7 @@ def test_bad_lines_are_counted_listed_and_the_rest_kept(tmp_path: Path, tokenize
     assert [one["line"] for one in listed] == list(range(2, 24))
     assert listed[1] == {"file": str(file), "line": 3, "reason": "not JSON: Expecting value at column 1"}
     summary = report.summary()
-    assert "22 lines were no documents and were left out" in summary
+    assert "left out: 22 unusable lines, listed in " in summary
     assert f"{file}, line 2: not UTF-8" in summary
     tokenize_files([jsonl(file, "all good")], tmp_path / "a", tokenizer, overwrite=True, progress=False)
     assert not rejected_path(tmp_path / "a").exists()
@@ -127,10 +127,10 @@ def test_large_vocabularies_take_int32(tmp_path: Path, tokenizer: Tokenizer) -> 
 
 def test_nothing_to_tokenize(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "a.jsonl").write_text('{"body": "x"}\n{"text": ""}\n')
-    with pytest.raises(DataError, match=r"1 lines rejected, 1 empty documents. The first: .*line 1: no key 'text'"):
+    with pytest.raises(DataError, match=r"1 line rejected, 1 empty document. The first: .*line 1: no key 'text'"):
         tokenize_files([tmp_path / "a.jsonl"], tmp_path / "out", tokenizer, progress=False)
     (tmp_path / "b.txt").touch()
-    with pytest.raises(DataError, match="0 lines rejected, 1 empty"):
+    with pytest.raises(DataError, match="0 lines rejected, 1 empty document"):
         tokenize_files([tmp_path / "b.txt"], tmp_path / "out", tokenizer, progress=False)
     assert files(tmp_path) == {"a.jsonl", "b.txt"}
 
@@ -299,7 +299,9 @@ def test_training_a_tokenizer_on_files(tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path / "made").sha256 == made.tokenizer.sha256
     with pytest.raises(DataError, match="exists"):
         train_tokenizer([bundle.books()], tmp_path / "made" / "tokenizer.json", 400, progress=False)
-    with pytest.raises(DataError, match=r"(?s)Check --key \(it is 'body'\).* 37 lines .*line 1: no key 'body'"):
+    with pytest.raises(
+        DataError, match=r"(?s)Check --key \(it is 'body'\).* 37 unusable documents; .*line 1: no key 'body'"
+    ):
         train_tokenizer([bundle.books()], tmp_path / "none.json", 400, key="body", progress=False)
     assert not (tmp_path / "none.json").exists()
 
@@ -311,7 +313,7 @@ def test_files_that_a_tokenizer_is_not_trained_on_are_named(tmp_path: Path) -> N
     (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(b"words " * 1_000)[:-20])
     made = train_tokenizer([tmp_path], tmp_path / "made" / "tokenizer.json", 300, progress=False)
     said = made.summary("made")
-    assert made.rejected == 2 and "2 lines or files were no documents and were left out" in said
+    assert made.rejected == 2 and "left out: 2 unusable documents; the first:" in said
     assert (
         f"{tmp_path / 'latin.txt'}, line 1: not UTF-8" in said
         and f"{tmp_path / 'cut.txt.gz'}, line 1: file cut short" in said

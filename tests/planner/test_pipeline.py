@@ -60,6 +60,11 @@ def test_a_tied_table_counts_on_both_ends() -> None:
     assert plan.stages[-1].parameters == (1000 + 2) * 64
 
 
+def test_a_stage_that_has_both_ends_holds_a_tied_table_once() -> None:
+    (stage,) = plan_pipeline(SMALL, ParallelConfig(), num_microbatches=4, vocab_size=1000).stages
+    assert stage.parameters == architecture_of(SMALL, 1000).num_parameters
+
+
 def test_what_cannot_be_cut_is_refused() -> None:
     with pytest.raises(LayoutError, match="Use pp = 8"):
         plan_pipeline(SMALL, ParallelConfig(pp=9), num_microbatches=4, vocab_size=100)

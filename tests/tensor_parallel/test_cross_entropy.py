@@ -19,6 +19,7 @@ from colonnade.tensor_parallel.cross_entropy import output_loss, token_guesses, 
 from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
 from colonnade.tensor_parallel.parallel import Parallel
 from tests.distributed import run_on_ranks
+from tests.emulated import emulated_cuda
 from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_
 
 S, B, HIDDEN = 4, 5, 6
@@ -143,6 +144,18 @@ def test_chunks_change_nothing(tp_size: int) -> None:
     """Nor that some ranks have fewer real rows: all come to each chunk's gather."""
     settings = [Setting(chunk=chunk) for chunk in (1, 100, 37 * 20)] + [Setting(5, chunk=4)]
     run_on_ranks(all_beside_torch, tp_size, settings)
+
+
+def test_chunks_of_logits_are_as_large_as_the_device_needs() -> None:
+    """2^24 on a CPU; on CUDA 2^28, as products of a few hundred tokens would leave most of it idle."""
+    weight = torch.empty(50_304, 0)  # GPT-2's rows
+    counts = [len(cross_entropy._chunks(8_192, weight))]
+    with emulated_cuda():
+        counts.append(len(cross_entropy._chunks(8_192, weight)))
+        padded, shard = cross_entropy._rows_to_multiply(weight, 50_257), cross_entropy._rows_to_multiply(weight, 0)
+    assert counts == [25, 2]
+    assert (padded, shard) == (50_304, 0), "aligned rows are multiplied; of a rank without tokens none"
+    assert cross_entropy._rows_to_multiply(weight, 50_257) == 50_257
 
 
 def test_large_and_small_logits() -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from colonnade.train import loop
+from colonnade.train.changes import other_curve
 from tests.commands import Answer, forked
 from tests.runs import Finished, events, metrics
+from tests.tiny import TinyCorpus, config
 
 assert loop, "imported once, here, and not by every forked rank"
 
@@ -35,6 +37,16 @@ def test_a_longer_run_says_that_its_curve_changes(finished: Finished, run: Path)
     assert "Changed since: train.steps: 6 -> 9; optim.decay_steps: 6 -> 9" in answer.out
     (told,) = [event for event in events(run) if event["event"] == "resumed"]
     assert told["changed"][:2] == ["train.steps: 6 -> 9", "optim.decay_steps: 6 -> 9"]
+
+
+def test_the_first_step_that_has_another_rate_is_named(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """Within the warm-up both curves are the same, and a run that ends there notices nothing."""
+    before = config(corpus, tmp_path, "train.steps=4", "optim.warmup_steps=10")
+    assert other_curve(before, config(corpus, tmp_path, "train.steps=9", "optim.warmup_steps=10"), 4) == []
+    ((line),) = other_curve(before, config(corpus, tmp_path, "train.steps=20", "optim.warmup_steps=10"), 4)
+    assert "from step 11 on: its decay ends at step 20 instead of 4, so that step 11 has 0.00978 and not 0.001" in line
+    ((line),) = other_curve(before, config(corpus, tmp_path, "train.steps=20", "optim.warmup_steps=10"), 14)
+    assert "from step 15 on" in line
 
 
 def test_the_value_that_was_in_effect_is_no_change(finished: Finished, run: Path) -> None:

@@ -44,3 +44,10 @@ def in_words(value: object) -> str:
 def counted(number: int, noun: str) -> str:
     """'1 document', '0 documents', '1,234 documents'."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def size_of_text(num_bytes: float) -> str:
+    """'1,234.5 MB', '12.3 kB', '20 bytes'."""
+    if num_bytes < 1e3:
+        return counted(round(num_bytes), "byte")
+    return f"{num_bytes / 1e3:,.1f} kB" if num_bytes < 1e5 else f"{num_bytes / 1e6:,.1f} MB"

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from colonnade.atomic import remove_partial
+from colonnade.config.numbers import counted, size_of_text
 from colonnade.corpus.executors import local_executor, ray_executor, slurm_executor
 from colonnade.corpus.filters import list_of
 from colonnade.corpus.language import identifier
@@ -141,8 +142,9 @@ def summary(folder: Path, seconds: float) -> str:
     steps = content["steps"]
     read, kept = steps["read"]["out"], steps["write"]["out"]
     lines = [
-        f"{read['documents']:,} documents, {read['bytes'] / 1e6:,.1f} MB of text -> {kept['documents']:,} documents, "
-        f"{kept['bytes'] / 1e6:,.1f} MB in {folder}; {seconds:.1f} s, {read['documents'] / seconds:,.0f} documents/s"
+        f"{counted(read['documents'], 'document')}, {size_of_text(read['bytes'])} of text -> "
+        f"{counted(kept['documents'], 'document')}, {size_of_text(kept['bytes'])} in {folder}; "
+        f"{seconds:.1f} s, {read['documents'] / seconds:,.0f} documents/s"
     ]
     if content["left_aside"]:
         endings = ", ".join(f"{ending} {count:,}" for ending, count in content["left_aside"].items())
@@ -150,5 +152,5 @@ def summary(folder: Path, seconds: float) -> str:
     for step, counts in steps.items():
         for reason, amount in counts["dropped"].items():
             lines.append(f"  {step:14} {amount['documents']:>10,}  {reason}")
-    lines += [f"{part}: {total['documents']:,} documents" for part, total in content["parts"].items()]
+    lines += [f"{part}: {counted(total['documents'], 'document')}" for part, total in content["parts"].items()]
     return "\n".join(lines)

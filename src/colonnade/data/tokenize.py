@@ -25,7 +25,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from colonnade.config.numbers import counted
+from colonnade.config.numbers import counted, size_of_text
 from colonnade.corpus.documents import Chunk, Rejected, chunks, look_at, parse
 from colonnade.data.indexed import bin_path, idx_path, smallest_dtype
 from colonnade.data.parallel import ordered_map
@@ -68,21 +68,21 @@ class TokenizeReport:
     def summary(self) -> str:
         """Some lines for people."""
         lines = [
-            f"{counted(self.documents, 'document')}, {self.text_bytes / 1e6:,.1f} MB of text -> {self.tokens:,} tokens "
+            f"{counted(self.documents, 'document')}, {size_of_text(self.text_bytes)} of text -> {self.tokens:,} tokens "
             f"({self.dtype}, {self.text_bytes / self.tokens:.2f} bytes each) in {self.prefix}.bin and .idx; "
             f"{self.seconds:.1f} s, {self.documents / self.seconds:,.0f} documents/s, "
-            f"{self.text_bytes / 1e6 / self.seconds:.1f} MB/s"
+            f"{size_of_text(self.text_bytes / self.seconds)}/s"
         ]
         if self.resumed:
-            lines.append(f"it went on behind the {self.resumed:,} documents that were done when the run before stopped")
+            lines.append(f"it went on behind the {counted(self.resumed, 'document')} that the run before had done")
         if self.left_aside:
             endings = ", ".join(f"{ending} {count:,}" for ending, count in self.left_aside.items())
             lines.append(f"files of other kinds, left aside by ending: {endings}")
         if self.empty:
-            lines.append(f"{self.empty:,} documents had no text and were left out")
+            lines.append(f"left out: {counted(self.empty, 'document')} without text")
         if self.rejected:
             where = rejected_path(self.prefix)
-            lines.append(f"{self.rejected:,} lines were no documents and were left out; all are listed in {where}:")
+            lines.append(f"left out: {counted(self.rejected, 'unusable line')}, listed in {where}; the first:")
             lines += [f"  {example}" for example in self.examples]
         return "\n".join(lines)
 
@@ -329,7 +329,8 @@ def _check_any(documents: int, empty: int, rejected: _RejectedList) -> None:
         return
     first = f" The first: {rejected.examples[0]}." if rejected.examples else ""
     raise DataError(
-        f"the inputs hold no document with text: {rejected.count:,} lines rejected, {empty:,} empty documents.{first} "
+        f"the inputs hold no document with text: {counted(rejected.count, 'line')} rejected, "
+        f"{counted(empty, 'empty document')}.{first} "
         "Check the files, and --key for .jsonl."
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from colonnade.config.numbers import counted
 from colonnade.corpus.documents import Rejected, read_documents
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.data.wordpiece import train_wordpiece
@@ -31,7 +32,7 @@ class TrainedTokenizer:
         """Some lines for people."""
         lines = [f"{output}: {self.tokenizer.vocab_size:,} tokens."]
         if self.rejected:
-            lines.append(f"{self.rejected:,} lines or files were no documents and were left out; the first:")
+            lines.append(f"left out: {counted(self.rejected, 'unusable document')}; the first:")
             lines += [f"  {example}" for example in self.examples]
         return "\n".join(lines)
 
@@ -77,6 +78,6 @@ def _nothing_to_train_on(rejected: Sequence[Rejected], key: str) -> str:
         f"Check --key (it is {key!r})." if any("no key" in each.reason for each in rejected) else "Check the files."
     )
     return (
-        f"no document of the inputs can be used: nothing to train a tokenizer on. {advice} {len(rejected):,} lines or "
-        f"files were left out:{first}"
+        f"no document of the inputs can be used: nothing to train a tokenizer on. {advice} Left out: "
+        f"{counted(len(rejected), 'unusable document')}; the first:{first}"
     )

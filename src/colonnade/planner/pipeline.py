@@ -26,7 +26,7 @@ class PipelineStage:
     chunks: Sequence[Sequence[str]]
     """The units of each of its chunks."""
     parameters: int
-    """Those it computes with: the token table counts on both ends."""
+    """Those it computes with: a tied token table counts on both ends, and once where they are one stage."""
     work: float
     """[operations a token, or seconds where they were measured] Its forward and backward."""
     peak: int
@@ -122,9 +122,10 @@ def _stage(
     stage: int,
 ) -> PipelineStage:
     units = [unit for chunk in held for unit in chunk]
+    buckets = {bucket for unit in units for bucket in unit.buckets}
     return PipelineStage(
         chunks=[[unit.name for unit in chunk] for chunk in held],
-        parameters=sum(architecture.parameters_of(unit) for unit in units),
+        parameters=sum(weight.size for bucket in buckets for weight in architecture.buckets[bucket]),
         work=sum(work[unit.name] for unit in units),
         peak=simulation.peak[stage],
         busy=simulation.busy[stage] / simulation.makespan,

@@ -24,15 +24,23 @@ def what_changed(checkpoint: Path, config: Config, step: int) -> list[str]:
     if before is None:
         return [f"{checkpoint} has no readable config.toml: whether keys have changed since is unknown."]
     lines = difference(before, config)
-    return [*([f"Changed since: {'; '.join(lines)}."] if lines else []), *_curve(before, config, step)]
+    return [*([f"Changed since: {'; '.join(lines)}."] if lines else []), *other_curve(before, config, step)]
 
 
-def _curve(before: Config, now: Config, step: int) -> list[str]:
+def other_curve(before: Config, now: Config, step: int) -> list[str]:
+    """Where the learning rate of who goes on from `step` leaves the curve that it had, in a line; nothing if nowhere.
+
+    Rates that are written alike are no difference: within the warm-up all curves are one.
+    """
     old_end, new_end = value_at(before, DECAY), value_at(now, DECAY)
     if old_end == new_end:
         return []
-    was, will_be = (learning_rate_of(config)(step + 1) for config in (before, now))
-    return [
-        f"The learning rate follows another curve from here on: its decay ends at step {new_end} instead of {old_end}, "
-        f"so that step {step + 1} has {will_be:.3g} and not {was:.3g}. Set {DECAY} = {old_end} to keep the curve."
-    ]
+    was, will_be = learning_rate_of(before), learning_rate_of(now)
+    for at in range(step + 1, now.train.steps + 1):
+        old, new = f"{was(at):.3g}", f"{will_be(at):.3g}"
+        if old != new:
+            return [
+                f"The learning rate follows another curve from step {at} on: its decay ends at step {new_end} instead "
+                f"of {old_end}, so that step {at} has {new} and not {old}. Set {DECAY} = {old_end} to keep the curve."
+            ]
+    return []
