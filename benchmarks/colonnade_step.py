@@ -11,6 +11,7 @@ from colonnade.data.loader import Batch
 from colonnade.launch.launch import connect, disconnect
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import build_mesh
+from colonnade.train.products import settle
 from colonnade.train.state import build_state
 from colonnade.train.step import train_step
 
@@ -64,7 +65,8 @@ def build_step(task: Task) -> Callable[[], float]:
     device = connect(num_ranks(), config.train.device, threads=config.train.threads)
     parallel = config.parallel
     mesh = build_mesh(Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp), rank())
-    state = build_state(config, mesh, task.vocab_size, device)
+    products = settle(config, task.vocab_size, mesh.world, device).products
+    state = build_state(config, mesh, task.vocab_size, device, products=products)
     tokens, labels = (part.T.contiguous() for part in fixed_batch(task))  # [s, b]
     samples = torch.arange(task.micro_batch_size) + mesh.dp.rank * task.micro_batch_size
     batch = Batch(tokens=tokens, labels=labels, loss_mask=torch.ones(tokens.shape), samples=samples)

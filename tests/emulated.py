@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from colonnade.kernels import products
+from colonnade.kernels import choice
 
 PRODUCTS = {
     torch.mm: torch.mm,
@@ -90,7 +90,6 @@ def _sum(total: Tensor, a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None =
 def emulated_cuda() -> Iterator[None]:
     """Within: all tensors are on CUDA, as far as the program can see."""
     with pytest.MonkeyPatch.context() as patch, _Cuda():
-        patch.setattr(products, "multiplies_natively", lambda dtype, device_type: True)
         patch.setattr(torch.autograd, "backward", backward)
         assert torch.ones(1).is_cuda, "torch asks the mode"
         yield
@@ -99,19 +98,24 @@ def emulated_cuda() -> Iterator[None]:
 class _Amx(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        multiplies = function in PRODUCTS or function in SUMS
-        if multiplies and torch.backends.mkldnn.matmul.fp32_precision == "bf16":
-            operands = args[-2:]
-            assert all(t.dtype is torch.float32 for t in operands)
-            args = (*args[:-2], *(t.bfloat16().float() for t in operands))
+        if torch.backends.mkldnn.matmul.fp32_precision == "bf16":  # type: ignore[attr-defined]
+            if function is torch.nn.functional.linear:
+                args = (*map(_rounded, args[:2]), *args[2:])
+            elif function in PRODUCTS or function in SUMS:
+                args = (*args[:-2], *map(_rounded, args[-2:]))
         return function(*args, **kwargs)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    assert x.dtype is torch.float32
+    return x.bfloat16().float()
 
 
 @contextmanager
 def emulated_amx() -> Iterator[None]:
     """Within: the CPU multiplies bf16 natively, and rounds to it where it may."""
     with pytest.MonkeyPatch.context() as patch, _Amx():
-        patch.setattr(products, "multiplies_natively", lambda dtype, device_type: dtype is not torch.float16)
+        patch.setattr(choice, "has_bf16_units", lambda: True)
         yield
 
 

@@ -283,10 +283,8 @@ MUTATIONS = [
     Mutation(
         "the row-parallel bias is added on every rank",
         "tensor_parallel/linear.py",
-        "y = self.parallel.leave(linear(x, self.weight, weight_gradients=self.parallel.weight_gradients))\n"
-        "        return y if self.bias is None else add_bias(y, self.bias)",
-        "y = linear(x, self.weight, weight_gradients=self.parallel.weight_gradients)\n"
-        "        return self.parallel.leave(y if self.bias is None else add_bias(y, self.bias))",
+        "y = parallel.leave(y)\n        return y if self.bias is None else add_bias(y, self.bias)",
+        "return parallel.leave(y if self.bias is None else add_bias(y, self.bias))",
         (PARITY, LINEAR),
     ),
     Mutation(
@@ -808,8 +806,8 @@ MUTATIONS = [
     Mutation(
         "weight gradients of uncut layers are never deferred",
         "tensor_parallel/linear.py",
-        "return linear(x, self.weight, self.bias, weight_gradients=self.parallel.weight_gradients)",
-        "return linear(x, self.weight, self.bias)",
+        "x, self.weight, self.bias, weight_gradients=parallel.weight_gradients, products",
+        "x, self.weight, self.bias, products",
         ("tests/tensor_parallel/test_linear.py",),
     ),
     Mutation(
@@ -822,8 +820,8 @@ MUTATIONS = [
     Mutation(
         "an evaluation forgets the output bias",
         "model/bert.py",
-        "hidden, self.output.weight, labels, bias=self.bias,",
-        "hidden, self.output.weight, labels,",
+        "labels,\n            bias=self.bias,\n            tp=",
+        "labels,\n            tp=",
         ("tests/model/test_bert.py",),
     ),
     Mutation(

@@ -13,8 +13,8 @@ from colonnade.config.schema import (
     OptimConfig,
     ParallelConfig,
     TrainConfig,
-    parse_split,
 )
+from colonnade.config.split import parse_split
 
 # What the names say, in parameters.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 
-from colonnade.config.schema import parse_split
+from colonnade.config.split import parse_split
 from colonnade.data import bundle
 from colonnade.data.datasets import split_documents
 

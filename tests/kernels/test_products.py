@@ -6,17 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from colonnade.kernels import products
-from colonnade.kernels.products import (
-    WeightGradients,
-    add_bias,
-    add_product_,
-    gradient_of,
-    linear,
-    products_of_16_bits,
-    widen,
-)
+from colonnade.kernels.choice import AS_THEY_ARE, KERNELS, WIDENED, Kernel, Kernels, Products
+from colonnade.kernels.products import WeightGradients, add_bias, add_product_, computed_by, gradient_of, linear, widen
+from colonnade.kernels.timing import is_exact
 from tests.tensor_parallel.shards import drawn
 
 
@@ -85,10 +79,12 @@ def test_bf16_results_are_the_rounded_exact_ones() -> None:
     assert ((y - exact).abs() <= 2.0**-8 * (exact.abs() + bias.double().abs()) + 1e-5).all()
 
 
-def test_only_16_bits_are_ever_widened() -> None:
-    assert widen(torch.ones(1)).dtype is torch.float32 and widen(torch.ones(1).double()).dtype is torch.float64
-    assert widen(torch.ones(1).bfloat16()).dtype in (torch.float32, torch.bfloat16)
-    assert widen(torch.ones(1).half()).dtype is torch.float32
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_only_16_bits_are_ever_widened(kernel: Kernel) -> None:
+    assert widen(torch.ones(1), kernel).dtype is torch.float32
+    assert widen(torch.ones(1).double(), kernel).dtype is torch.float64
+    for narrow in (torch.bfloat16, torch.float16):
+        assert widen(torch.ones(1, dtype=narrow), kernel).dtype is (narrow if kernel == "native" else torch.float32)
 
 
 def test_weight_gradients_run_at_once_or_from_their_queue() -> None:
@@ -168,13 +164,61 @@ def test_overflow_stays_visible(dtype: torch.dtype) -> None:
         assert weight.grad is not None
 
 
-def test_what_fp32_products_are_computed_in_is_as_it_was_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "multiplies_natively", lambda dtype, device_type: True)
+def test_what_fp32_products_are_computed_by_is_as_it_was_before() -> None:
+    """Only oneDNN's needs a setting, and that is put back after an error too."""
     setting = torch.backends.mkldnn.matmul
-    before = setting.fp32_precision
-    with products_of_16_bits(torch.zeros(1)):
-        assert setting.fp32_precision == before
-    with pytest.raises(ZeroDivisionError), products_of_16_bits(torch.zeros(1, dtype=torch.bfloat16)):
-        assert setting.fp32_precision == "bf16"
-        raise ZeroDivisionError
-    assert setting.fp32_precision == before
+    before, seen = setting.fp32_precision, []
+    for kernel in KERNELS:
+        with pytest.raises(ZeroDivisionError), computed_by(kernel):
+            seen.append(setting.fp32_precision)
+            raise ZeroDivisionError
+    assert dict(zip(KERNELS, seen, strict=True)) == {"native": before, "blas": before, "onednn": "bf16"}
+    assert setting.fp32_precision == before != "bf16"
+
+
+def test_each_product_is_computed_by_the_kernel_of_its_use() -> None:
+    """Which setting holds, and which type of operands comes, at each product of a layer, forward and backward."""
+    setting = torch.backends.mkldnn.matmul
+    seen: list[tuple[str, str, torch.dtype]] = []
+
+    class Seeing(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name = function.overloadpacket.__name__
+            if name in ("mm", "addmm", "addmm_"):
+                seen.append((name, setting.fp32_precision, args[-1].dtype))
+            return function(*args, **(kwargs or {}))
+
+    plain, narrow, wide = setting.fp32_precision, torch.bfloat16, torch.float32
+    for kernels, expected in {
+        Kernels("native", "native", "blas"): [("mm", plain, narrow), ("mm", plain, narrow), ("addmm_", plain, wide)],
+        Kernels("onednn", "blas", "onednn"): [("mm", "bf16", wide), ("mm", plain, wide), ("addmm_", "bf16", wide)],
+        Kernels("blas", "onednn", "blas"): [("mm", plain, wide), ("mm", "bf16", wide), ("addmm_", plain, wide)],
+    }.items():
+        seen.clear()
+        x = drawn(4, 8, seed=0).bfloat16().requires_grad_()
+        with Seeing():
+            linear(x, nn.Parameter(drawn(5, 8, seed=1).bfloat16()), products=Products(bf16=kernels)).sum().backward()
+        assert seen == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_all_kernels_give_the_same_but_for_rounding(kernel: Kernel, dtype: torch.dtype) -> None:
+    if not all(is_exact(kernel, use, dtype) for use in ("forward", "input_gradient", "weight_gradient")):
+        pytest.skip(f"on this processor {kernel} rounds {dtype} to bf16, and is never chosen")
+    found = []
+    for kernels in (Kernels(kernel, kernel, "blas" if kernel == "native" else kernel), WIDENED):
+        x = drawn(64, 96, seed=0).to(dtype).requires_grad_()
+        weight = nn.Parameter(drawn(80, 96, seed=1).to(dtype))
+        y = linear(x, weight, products=Products(kernels, kernels, kernels))
+        y.backward(drawn(64, 80, seed=2).to(dtype))
+        assert x.grad is not None and weight.grad is not None and weight.grad.dtype is torch.float32
+        found.append((y.detach(), x.grad, weight.grad))
+    for (mine, expected), limit in zip(zip(*found, strict=True), (True, True, False), strict=True):
+        bound = 2 * torch.finfo(dtype).eps if limit else 1e-5
+        assert (mine.double() - expected.double()).norm() <= bound * expected.double().norm()
+
+
+def test_fp64_is_multiplied_as_it_is_whatever_is_decided() -> None:
+    others = Kernels("onednn", "onednn", "onednn", "onednn", "native")
+    assert Products(others, others, others).of(torch.ones(1).double()) == AS_THEY_ARE

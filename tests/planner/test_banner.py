@@ -20,6 +20,7 @@ from colonnade.planner.ranks import amount
 from colonnade.train.corpus import open_corpus
 from colonnade.train.loop import Banner
 from colonnade.train.machine import free_memory
+from colonnade.train.products import settle
 from colonnade.train.state import build_state
 from tests import tiny
 from tests.commands import colonnade, forked
@@ -34,7 +35,8 @@ ALL_EVALUATED = "checkpoint.every=3"
 
 
 def told(config: Config, mesh: Mesh | None = None) -> Banner:
-    return banner(config, mesh or Mesh(), CPU, open_corpus(config))
+    mesh, opened = mesh or Mesh(), open_corpus(config)
+    return banner(config, mesh, CPU, opened, settle(config, opened.vocab_size, mesh.world, CPU))
 
 
 def rows(found: Banner) -> dict[str, str]:
@@ -73,7 +75,8 @@ def test_it_comes_before_the_first_step_and_into_the_events(config: Path, tmp_pa
     answer = forked("train", config, ALL_EVALUATED)
     lines = answer.out.splitlines()
     assert lines[0] == f"Colonnade 0.1.0: training {tmp_path}/run on 1 rank."
-    assert lines[1].split()[0] == "model" and "step 1/6" not in "".join(lines[:9]) and "step 1/6" in lines[9]
+    assert lines[1].split()[0] == "model" and "step 1/6" not in "".join(lines[:10]) and "step 1/6" in lines[10]
+    assert lines[5].split(maxsplit=1) == ["products", "all blas (not measured: products are small)"]
     (setup,) = (event for event in events(tmp_path / "run") if event["event"] == "setup")
     assert setup["device"] == "cpu" and setup["precision"] == "fp32" and setup["layout"] == "pp1 dp1 tp1"
 

@@ -9,7 +9,7 @@ import torch
 
 from colonnade.architecture.statement import Unit
 from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
-from colonnade.kernels import products
+from colonnade.kernels import choice
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.model.stack import Stack
@@ -261,7 +261,7 @@ def test_fused_kernels_keep_no_matrix(device: str, precision: str, has_bias: boo
 
 def test_a_branch_of_cuda_is_taken_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU that widens bf16 keeps fp32 gradients for later, a GPU those that came."""
-    monkeypatch.setattr(products, "multiplies_natively", lambda dtype, device_type: device_type == "cuda")
+    monkeypatch.setattr(choice, "has_bf16_units", lambda: False)
     model, train = model_of({"dropout": 0.0, "attention_dropout": 0.0}), train_of("bf16")
     tokens = SEQ_LENGTH * BATCH
     cpu, cuda = (

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
-from colonnade.kernels import products
+from colonnade.kernels import choice
 from colonnade.planner.memory import Memory, rank_memory
 from tests.planner.test_memory import bloom
 
@@ -42,7 +42,7 @@ def small(stage: int, keys: dict[str, Any]) -> Memory:
     parallel = ParallelConfig.model_validate({"dp": 4, **keys})
     train = TrainConfig(steps=1, global_batch_size=32 * parallel.dp, micro_batch_size=4, precision="bf16")
     with pytest.MonkeyPatch.context() as patch:  # a CPU that widens bf16
-        patch.setattr(products, "multiplies_natively", lambda dtype, device_type: device_type != "cpu")
+        patch.setattr(choice, "has_bf16_units", lambda: False)
         return rank_memory(model, parallel, train, vocab_size=8192, stage=stage, device="cpu")
 
 

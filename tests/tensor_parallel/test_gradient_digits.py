@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from colonnade.kernels.products import add_product_, products_of_16_bits
+from colonnade.kernels.choice import WIDENED, Kernel, Kernels, Products, usual
+from colonnade.kernels.products import add_product_
+from colonnade.kernels.timing import is_exact
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh
 from colonnade.tensor_parallel.cross_entropy import output_loss
@@ -66,7 +68,7 @@ def error(found: Tensor, exact: Tensor) -> float:
     return float((found.double() - exact).norm() / exact.norm())
 
 
-def errors(given: Problem, tp: Axis, branch: Branch) -> tuple[float, float, float]:
+def errors(given: Problem, tp: Axis, branch: Branch, products: Products | None = None) -> tuple[float, float, float]:
     """Relative errors of the loss, dx and dW; of this rank's rows of W."""
     loss, dx, dw = exact_gradients(given)
     size = -(-VOCAB // tp.size)
@@ -74,7 +76,9 @@ def errors(given: Problem, tp: Axis, branch: Branch) -> tuple[float, float, floa
     weight = nn.Parameter(nn.functional.pad(given.table[mine], (0, 0, 0, size - len(dw[mine]))))
     hidden = given.hidden[:, None].clone().requires_grad_()
     with branch():
-        found = output_loss(hidden, weight, given.labels[:, None], given.weights[:, None], tp=tp, vocab_size=VOCAB)
+        found = output_loss(
+            hidden, weight, given.labels[:, None], given.weights[:, None], tp=tp, vocab_size=VOCAB, products=products
+        )
         backward(found)
     assert hidden.grad is not None and hidden.grad.dtype is given.hidden.dtype
     assert weight.grad is not None and weight.grad.dtype is torch.float32
@@ -112,17 +116,25 @@ def test_a_weight_gradient_is_never_rounded_to_16_bits(dtype: torch.dtype, name:
     total = torch.zeros(40, 24)
     with BRANCHES[name]():
         for _ in range(3):
-            add_product_(total, a, b)
+            add_product_(total, a, b, usual().of(a).weight_gradient)
     assert error(total, 3 * a.double().t() @ b.double()) < 2e-6
 
 
-def test_a_cpu_with_bf16_units_uses_them_and_puts_the_setting_back() -> None:
-    """An fp32 result from bf16 products: only within, only for bf16, and after an error too."""
-    setting = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    before, seen = setting.fp32_precision, []
+@pytest.mark.parametrize("kernel", ["blas", "onednn"])
+@pytest.mark.parametrize("dtype", [torch.float32, *BOUND], ids=str)
+def test_they_keep_them_by_each_kernel(dtype: torch.dtype, kernel: Kernel) -> None:
+    if not is_exact(kernel, "output", dtype):
+        pytest.skip(f"on this processor {kernel} rounds {dtype} to bf16, and is never chosen")
+    given = problem(1.0, torch.bfloat16)
+    given = given._replace(hidden=given.hidden.to(dtype), table=given.table.to(dtype))
+    kernels = Kernels(output=kernel)
+    loss, dx, dw = errors(given, Mesh().tp, nullcontext, Products(kernels, kernels, kernels))
+    assert loss < 1e-5 and max(dx, dw) < BOUND.get(dtype, 1e-5)
+
+
+def test_a_cpu_with_bf16_units_multiplies_bf16_in_them() -> None:
+    """An fp32 result from bf16 products, for bf16 alone."""
     with emulated_amx():
-        for dtype in (torch.bfloat16, torch.float16, torch.float32):
-            with pytest.raises(ZeroDivisionError), products_of_16_bits(torch.ones(1, dtype=dtype)):
-                seen.append(setting.fp32_precision)
-                _ = 1 / 0
-    assert seen == ["bf16", before, before] and setting.fp32_precision == before != "bf16"
+        found = {dtype: usual().of(torch.ones(1, dtype=dtype)) for dtype in (torch.float32, *BOUND)}
+    assert found[torch.float32] == found[torch.float16] == WIDENED
+    assert found[torch.bfloat16] == Kernels("native", "native", "onednn", "onednn", "native")

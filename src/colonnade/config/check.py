@@ -12,7 +12,8 @@ from colonnade.config.check_data import DATA_CHECKS
 from colonnade.config.check_layout import LAYOUT_CHECKS
 from colonnade.config.check_model import MODEL_CHECKS
 from colonnade.config.numbers import divisors, either, multiples_around, nearest_divisors, one_of
-from colonnade.config.schema import Config, parse_split
+from colonnade.config.schema import Config
+from colonnade.config.split import parse_split
 
 
 class Problem(NamedTuple):

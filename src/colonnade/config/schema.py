@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Strict, field_validator, model_valid
 
 from colonnade.config.nature import MAY_CHANGE, NOT_THE_MODEL, Of, Since
 from colonnade.config.presets import PRESETS, with_preset
+from colonnade.config.split import parse_split
 
 MOST = 10**18  # of anything that is counted: what 64-bit numbers hold, and products of a few do not wrap
 LARGEST = 10**9  # of any dimension, and of any number of ranks: factors are found by trying
@@ -331,6 +332,10 @@ class TrainConfig(Section):
     """[threads] CPU threads of a rank. 0: the machine's cores, shared evenly by its ranks."""
     device: Annotated[Literal["auto", "cpu", "cuda"], MAY_CHANGE] = "auto"
     """Where to compute. auto: cuda where there is a GPU for each rank, else cpu."""
+    products: Annotated[Literal["auto", "blas", "onednn", "native"], MAY_CHANGE] = "auto"
+    """What multiplies matrices on a CPU. auto: of each kind of product what is fastest on this processor, measured at
+    the start and kept when the run goes on there; blas and onednn: always that library, in fp32 (bf16 and fp16 are
+    widened); native: bf16 or fp16 as they are. fp32 stays fp32 with each. On CUDA, and in fp64, there is no choice."""
     deterministic: Annotated[bool, MAY_CHANGE] = False
     """On CUDA, only kernels that add in a fixed order, so that a run that was stopped and goes on is equal to
     the bit to one that was not. Slower: attention's backward adds its parts one after the other. CPUs always do."""
@@ -439,12 +444,3 @@ class Config(Section):
     optim: OptimConfig
     checkpoint: CheckpointConfig = CheckpointConfig()
     run: RunConfig
-
-
-def parse_split(split: str) -> tuple[float, float, float]:
-    """'29:1' or '969:30:1' -> three shares. Raises ValueError unless two or three numbers >= 0, the first > 0."""
-    shares = [float(part) for part in split.split(":")]
-    if len(shares) not in (2, 3) or not all(0 <= share < float("inf") for share in shares) or shares[0] == 0:
-        raise ValueError(split)
-    train, validation, test = (*shares, 0.0)[:3]
-    return train, validation, test

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import scaled_dot_product_attention as _fused
 
+from colonnade.kernels.choice import Products, usual
 from colonnade.kernels.mask import Mask
 from colonnade.kernels.products import widen
 from colonnade.mesh.autograd import apply
@@ -27,9 +28,9 @@ from colonnade.randomness import drop_probability
 CAUSAL = Mask()
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask = CAUSAL) -> Tensor:
-    """q, k, v [b, n, s, d] -> [b, n, s, d]"""
-    wide, s = (widen(q), widen(k), widen(v)), q.shape[2]
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask = CAUSAL, *, products: Products | None = None) -> Tensor:
+    """q, k, v [b, n, s, d] -> [b, n, s, d]. `products`: the kernels (None: the usual ones); so below."""
+    wide, s = _operands(products, q, k, v), q.shape[2]
     if mask.is_plain(s):
         return _fused(*wide, is_causal=mask.causal).to(q.dtype)
     compute = partial(mask.bias, s, s, wide[0].dtype, q.device)
@@ -38,9 +39,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask = CAUSAL) -> Tensor:
         return _fused(*wide, attn_mask=bias).to(q.dtype)
 
 
-def attend_to_cache(q: Tensor, k: Tensor, v: Tensor, mask: Mask = CAUSAL) -> Tensor:
+def attend_to_cache(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask = CAUSAL, *, products: Products | None = None
+) -> Tensor:
     """Attention of the newest positions to all: q [b, n, s, d], k and v [b, n, past + s, d] -> [b, n, s, d]."""
-    wide = widen(q), widen(k), widen(v)
+    wide = _operands(products, q, k, v)
     bias = mask.bias(q.shape[2], k.shape[2], wide[0].dtype, q.device)
     return _fused(*wide, attn_mask=bias).to(q.dtype)
 
@@ -54,6 +57,7 @@ def attend_with_dropout(
     *,
     mask: Mask = CAUSAL,
     recompute: bool = False,
+    products: Products | None = None,
 ) -> Tensor:
     """Attention with dropped probabilities: q, k, v [b, n, s, d] -> [b, n, s, d].
 
@@ -61,8 +65,14 @@ def attend_with_dropout(
     `recompute`: keep q, k and v alone, and in backward compute the probabilities and draw the mask again; else 2
     matrices of [b, n, s, s] are kept.
     """
-    y: Tensor = apply(_AttentionWithDropout, q, k, v, draw, drop, mask, recompute)
+    y: Tensor = apply(_AttentionWithDropout, q, k, v, draw, drop, mask, recompute, products or usual())
     return y
+
+
+def _operands(products: Products | None, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """In the type that their products are computed in."""
+    kernel = (products or usual()).of(q).attention
+    return widen(q, kernel), widen(k, kernel), widen(v, kernel)
 
 
 class _AttentionWithDropout(torch.autograd.Function):
@@ -76,10 +86,11 @@ class _AttentionWithDropout(torch.autograd.Function):
         drop: float,
         mask: Mask,
         again: bool,
+        products: Products,
     ) -> Tensor:
-        ctx.draw, ctx.mask, ctx.again = draw, mask, again
+        ctx.draw, ctx.mask, ctx.again, ctx.products = draw, mask, again, products
         ctx.kept_scale = 1.0 / (1.0 - drop_probability(drop))
-        wide = [widen(t).contiguous() for t in (q, k, v)]
+        wide = [t.contiguous() for t in _operands(products, q, k, v)]
         probabilities, keep = _probabilities(wide[0], wide[1], mask), draw()
         if again:
             ctx.save_for_backward(q, k, v)
@@ -90,16 +101,16 @@ class _AttentionWithDropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.again:
-            q, k, v = (widen(t).contiguous() for t in ctx.saved_tensors)
+            q, k, v = (t.contiguous() for t in _operands(ctx.products, *ctx.saved_tensors))
             probabilities, keep = _probabilities(q, k, ctx.mask), ctx.draw()
         else:
             q, k, v, probabilities, keep = ctx.saved_tensors
-        g = widen(grad).contiguous() * ctx.kept_scale
+        g = widen(grad, ctx.products.of(grad).attention).contiguous() * ctx.kept_scale
         dv = (probabilities * keep).transpose(-1, -2) @ g
         dp = (g @ v.transpose(-1, -2)).mul_(keep)
         ds = torch._softmax_backward_data(dp, probabilities, -1, probabilities.dtype).mul_(_scale(q))
         dq, dk = ds @ k, ds.transpose(-1, -2) @ q
-        return dq.to(grad.dtype), dk.to(grad.dtype), dv.to(grad.dtype), None, None, None, None
+        return dq.to(grad.dtype), dk.to(grad.dtype), dv.to(grad.dtype), None, None, None, None, None
 
 
 def _scale(q: Tensor) -> float:

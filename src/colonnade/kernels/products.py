@@ -4,39 +4,30 @@ Every parameter owns its gradient from the start (`parameter.grad`, a view of a 
 so a weight gradient is added by the product itself: `grad += gᵀ x` is one GEMM with its sum, where autograd would
 make a second tensor of the weight's size and add that. Nothing else in the program may replace `parameter.grad`.
 
-bf16 on a CPU without AMX: its bf16 units are slower than its fp32 units (measured on 2048 × 2048 matrices: 188
-against 365 GFLOP/s on two cores of an Emerald Rapids without AMX), so bf16 operands are multiplied in fp32 and the
-result is rounded to bf16. The sums are at least as exact as the hardware's own. fp16 is as fast as fp32 on that CPU and
-slower on those without fp16 units; it is multiplied in fp32 on all of them.
+By which kernel is the caller's decision (`choice.py`). Where 16-bit operands are multiplied in fp32, the result is
+rounded to 16 bits afterwards: its sums are at least as exact as those of 16-bit units. What is added up in fp32 is
+never a product that was rounded to 16 bits.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from colonnade.kernels.choice import Kernel, Products, usual
 from colonnade.mesh.autograd import apply
 from colonnade.mesh.collectives import Entrance
 from colonnade.mesh.mesh import Axis
 from colonnade.mesh.transport import Pending
 
 
-@cache
-def multiplies_natively(dtype: torch.dtype, device_type: str) -> bool:
-    """Whether matrices of `dtype` are multiplied fastest as they are; otherwise they are widened to fp32 first."""
-    if dtype not in (torch.bfloat16, torch.float16) or device_type != "cpu":
-        return True
-    return dtype is torch.bfloat16 and bool(torch.cpu._is_amx_tile_supported())
-
-
-def widen(x: Tensor) -> Tensor:
+def widen(x: Tensor, kernel: Kernel) -> Tensor:
     """`x` in the type that its products are computed in."""
-    return x if multiplies_natively(x.dtype, "cuda" if x.is_cuda else "cpu") else x.float()
+    return x if kernel == "native" or x.is_cuda or x.dtype.itemsize > 2 else x.float()
 
 
 def gradient_of(parameter: Tensor) -> Tensor:
@@ -49,12 +40,12 @@ def gradient_of(parameter: Tensor) -> Tensor:
 
 
 @contextmanager
-def products_of_16_bits(x: Tensor) -> Iterator[None]:
-    """Within, the CPU may multiply fp32 matrices in bf16 units with fp32 sums, if `x` is bf16 and it has them.
+def computed_by(kernel: Kernel) -> Iterator[None]:
+    """Within, fp32 products on the CPU go to oneDNN if that is the kernel, else where they went before.
 
-    The way to an fp32 result from such units: products of bf16 matrices round theirs to bf16.
+    torch's setting is global, so it is put back. Both together take 3 µs, of products that take hundreds.
     """
-    if x.is_cuda or x.dtype is not torch.bfloat16 or not multiplies_natively(x.dtype, "cpu"):
+    if kernel != "onednn":
         yield
         return
     products = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
@@ -70,12 +61,21 @@ def exact(x: Tensor) -> Tensor:
     return x if x.is_cuda or x.dtype.itemsize > 2 else x.float()
 
 
-def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
+def input_gradient(grads: Sequence[Tensor], weights: Sequence[Tensor], kernel: Kernel) -> Tensor:
+    """Σ g W over gradients [t, o], as they are multiplied, and their weights [o, i] -> [t, i]."""
+    with computed_by(kernel):
+        dx = grads[0] @ widen(weights[0], kernel)
+        for grad, weight in zip(grads[1:], weights[1:], strict=True):
+            dx.addmm_(grad, widen(weight, kernel))
+    return dx
+
+
+def add_product_(total: Tensor, a: Tensor, b: Tensor, kernel: Kernel = "blas") -> None:
     """total += aᵀ b, summed in the type of `total` and never rounded to 16 bits: a [k, m], b [k, n], total [m, n]."""
     if a.dtype.itemsize == 2 and a.is_cuda:
         torch.addmm(total, a.t(), b, out_dtype=total.dtype, out=total)
         return
-    with products_of_16_bits(a):
+    with computed_by(kernel):
         total.addmm_(exact(a).t(), exact(b))
 
 
@@ -152,14 +152,14 @@ class Operand(NamedTuple):
     def used(self) -> Tensor:
         return self.weight[self.rows]
 
-    def product(self, x: Tensor) -> Tensor:
+    def product(self, x: Tensor, kernel: Kernel) -> Tensor:
         """x [t, i], as it is multiplied -> [t, rows]"""
         bias = None if self.bias is None else self.bias[self.rows].to(x.dtype)
-        return nn.functional.linear(x, widen(self.used), bias)
+        return nn.functional.linear(x, widen(self.used, kernel), bias)
 
-    def add_gradients(self, grad: Tensor, x: Tensor) -> None:
+    def add_gradients(self, grad: Tensor, x: Tensor, kernel: Kernel) -> None:
         """Of the gradient of the product, [t, rows], and the layer's input, [t, i]."""
-        add_product_(gradient_of(self.weight)[self.rows], grad, x)
+        add_product_(gradient_of(self.weight)[self.rows], grad, x, kernel)
         if self.bias is not None:
             gradient = gradient_of(self.bias)[self.rows]
             gradient.add_(grad.sum(0, dtype=gradient.dtype))
@@ -174,36 +174,37 @@ class _Linear(torch.autograd.Function):
         kept: Tensor,
         whole: Any,
         entrance: Entrance,
+        products: Products,
         rows: Any,
         *pairs: Any,
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(kept, *pairs)
         x, ctx.entrance = entrance.enter(x)
-        ctx.later, ctx.whole, ctx.rows = later, whole, rows
-        wide = widen(x.reshape(-1, x.shape[-1]))
-        products = [operand.product(wide) for operand in _operands(pairs, rows)]
-        return tuple(y.to(x.dtype).view(*x.shape[:-1], -1) for y in products)
+        ctx.later, ctx.whole, ctx.rows, ctx.products = later, whole, rows, products
+        kernel = products.of(x).forward
+        wide = widen(x.reshape(-1, x.shape[-1]), kernel)
+        with computed_by(kernel):
+            found = [operand.product(wide, kernel) for operand in _operands(pairs, rows)]
+        return tuple(y.to(x.dtype).view(*x.shape[:-1], -1) for y in found)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         kept, *pairs = ctx.saved_tensors
-        operands, whole = _operands(pairs, ctx.rows), ctx.whole
-        wide = [widen(grad.reshape(-1, grad.shape[-1])) for grad in grads]
+        operands, whole, kernels = _operands(pairs, ctx.rows), ctx.whole, ctx.products.of(grads[0])
+        wide = [widen(grad.reshape(-1, grad.shape[-1]), kernels.input_gradient) for grad in grads]
         dx, arriving = None, Pending(None)
         if ctx.needs_input_grad[0]:
-            dx = wide[0] @ widen(operands[0].used)
-            for grad, operand in zip(wide[1:], operands[1:], strict=True):
-                dx.addmm_(grad, widen(operand.used))
+            dx = input_gradient(wide, [operand.used for operand in operands], kernels.input_gradient)
             dx, arriving = ctx.entrance.start_back(dx.to(grads[0].dtype).view(*grads[0].shape[:-1], -1))
 
         def add_gradients() -> None:
             x = whole(kept)
             for grad, operand in zip(wide, operands, strict=True):
-                operand.add_gradients(grad, x.reshape(-1, x.shape[-1]))
+                operand.add_gradients(grad, x.reshape(-1, x.shape[-1]), kernels.weight_gradient)
 
         ctx.later.add(add_gradients)  # while dx is on its way
         arriving.wait()
-        return dx, None, None, None, None, None, *(None for _ in pairs)
+        return dx, None, None, None, None, None, None, *(None for _ in pairs)
 
 
 def _operands(pairs: Sequence[Tensor | None], rows: Sequence[slice]) -> list[Operand]:
@@ -218,26 +219,32 @@ def linears(
     weight_gradients: WeightGradients | None = None,
     keep: Input | None = None,
     entrance: Entrance | None = None,
+    products: Products | None = None,
 ) -> tuple[Tensor, ...]:
     """x Wᵀ + b of each operand: [..., i] -> [..., o] each. Backward adds to `weight.grad` and `bias.grad` directly,
     when `weight_gradients` says (None: at once), from `keep` (None: x itself).
 
     `entrance`: x is what it is entered with (None: nothing is sent), once for all operands; the gradient of x is on its
-    way back while the weight gradients are computed.
+    way back while the weight gradients are computed. `products`: the kernels (None: the usual ones).
     """
     keep = Input(x.detach()) if keep is None else keep
     later, entrance = weight_gradients or WeightGradients(), entrance or Entrance(Axis("tp"), cut=False)
     pairs = [tensor for operand in operands for tensor in operand[:2]]
     rows = [operand.rows for operand in operands]
-    found: Any = apply(_Linear, x, later, keep.kept, keep.whole, entrance, rows, *pairs)
+    found: Any = apply(_Linear, x, later, keep.kept, keep.whole, entrance, products or usual(), rows, *pairs)
     return tuple(found)
 
 
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, weight_gradients: WeightGradients | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    weight_gradients: WeightGradients | None = None,
+    products: Products | None = None,
 ) -> Tensor:
     """As `linears`, of one weight, whose input is there already."""
-    (y,) = linears(x, [Operand(weight, bias)], weight_gradients=weight_gradients)
+    (y,) = linears(x, [Operand(weight, bias)], weight_gradients=weight_gradients, products=products)
     return y
 
 

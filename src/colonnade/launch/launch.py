@@ -163,6 +163,15 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def cache_folder() -> Path | None:
+    """Where this user's programs keep what can be made again; None where no home is known."""
+    try:
+        base = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+    except RuntimeError:
+        return None
+    return Path(os.environ.get("XDG_CACHE_HOME") or base) / "colonnade"
+
+
 def _check_size(size: int, num_ranks: int) -> None:
     if size == num_ranks:
         return

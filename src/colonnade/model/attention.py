@@ -61,7 +61,7 @@ class Attention(nn.Module):
         slopes = alibi_slopes(n)[self.heads.start : self.heads.stop] if model.position == "alibi" else None
         self.mask = Mask(model.is_causal, model.window, slopes)
         self.rotary = Rotary(model.rotary, d) if model.position == "rotary" else None
-        self.recompute = parallel.recompute_attention
+        self.recompute, self.products = parallel.recompute_attention, parallel.products
         self.qkv = ColumnParallelLinear(h, 3 * n * d, parallel, bias=model.bias) if m == n else None
         self.query = ColumnParallelLinear(h, n * d, parallel, bias=model.bias) if m != n else None
         self.key_value = ColumnParallelLinear(h, 2 * m * d, parallel, bias=model.bias, groups=m) if m != n else None
@@ -100,12 +100,14 @@ class Attention(nn.Module):
         k, v = (each_for_its_queries(heads, len(self.heads)) for heads in (k, v))
         mask = self.mask.with_pairs(pairs)
         if cache is not None:
-            y = attend_to_cache(q, k, v, mask)
+            y = attend_to_cache(q, k, v, mask, products=self.products)
         elif masks is None or self.drop == 0.0:
-            y = attend(q, k, v, mask)
+            y = attend(q, k, v, mask, products=self.products)
         else:
             draw = partial(masks.attention, layer, self.heads, s, s, self.drop, x.device)
-            y = attend_with_dropout(q, k, v, draw, self.drop, mask=mask, recompute=self.recompute)
+            y = attend_with_dropout(
+                q, k, v, draw, self.drop, mask=mask, recompute=self.recompute, products=self.products
+            )
         out: Tensor = self.output(y.permute(2, 0, 1, 3).reshape(s, b, -1))  # [s, b, h]
         return out
 

@@ -81,6 +81,7 @@ class BertHead(Head):
             tp=self.parallel.tp,
             vocab_size=self.vocab_size,
             sequence_parallel=self.parallel.sequence_parallel,
+            products=self.parallel.products,
         )
         losses = _pair_losses(self.pair_logits(x), inputs.pair_labels)
         first_rank = self.parallel.first_position(len(x)) == 0
@@ -104,7 +105,13 @@ class BertHead(Head):
         """Whole stream [s, b, h], labels [s, b] -> each token's loss, and whether its label is likeliest: [s, b]"""
         hidden = self.transformed(self.normed(x))
         return token_guesses(
-            hidden, self.output.weight, labels, bias=self.bias, tp=self.parallel.tp, vocab_size=self.vocab_size
+            hidden,
+            self.output.weight,
+            labels,
+            bias=self.bias,
+            tp=self.parallel.tp,
+            vocab_size=self.vocab_size,
+            products=self.parallel.products,
         )
 
     @torch.no_grad()

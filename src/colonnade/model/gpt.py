@@ -30,17 +30,29 @@ class GPTHead(Head):
             tp=self.parallel.tp,
             vocab_size=self.vocab_size,
             sequence_parallel=self.parallel.sequence_parallel,
+            products=self.parallel.products,
         )
 
     def token_losses(self, x: Tensor, labels: Tensor) -> Tensor:
         """Whole stream [s, b, h], labels [s, b] -> each token's loss [s, b]"""
-        return token_losses(self.normed(x), self.output.weight, labels, tp=self.parallel.tp, vocab_size=self.vocab_size)
+        parallel = self.parallel
+        return token_losses(
+            self.normed(x),
+            self.output.weight,
+            labels,
+            tp=parallel.tp,
+            vocab_size=self.vocab_size,
+            products=parallel.products,
+        )
 
     def logits(self, x: Tensor) -> Tensor:
         """Whole stream [s, b, h] -> this rank's real rows of the logits, [s, b, ≤ v/tp] in fp32 (generation gathers one
         position's).
         """
-        return local_logits(self.normed(x), self.output.weight, tp=self.parallel.tp, vocab_size=self.vocab_size)
+        parallel = self.parallel
+        return local_logits(
+            self.normed(x), self.output.weight, tp=parallel.tp, vocab_size=self.vocab_size, products=parallel.products
+        )
 
 
 class GPT(Stack):

@@ -12,32 +12,33 @@ from colonnade.config.numbers import counted
 from colonnade.config.schema import Config, ParallelConfig
 from colonnade.data.datasets import SplitDataset
 from colonnade.data.sidecar import not_checked
-from colonnade.kernels.products import multiplies_natively
 from colonnade.launch import launch
 from colonnade.mesh.collectives import all_gather
 from colonnade.mesh.mesh import Mesh
 from colonnade.mesh.shared_memory import SharedMemoryTransport
-from colonnade.model.precision import DTYPES
 from colonnade.planner.memory import Memory
 from colonnade.planner.predict import predict
 from colonnade.planner.ranks import amount
 from colonnade.train.corpus import Corpus
 from colonnade.train.loop import Banner
 from colonnade.train.machine import Free, cpu_cores, device_name, free_memory
+from colonnade.train.products import Decision
 
 _INDENT = 11
 
 
-def banner(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus) -> Banner:
+def banner(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus, decision: Decision) -> Banner:
     """Every rank calls this: the stages of a pipeline tell each other what they will take."""
-    memory = _largest(predict(config, corpus.vocab_size, stage=mesh.pp.rank, device=device), mesh)
+    own = predict(config, corpus.vocab_size, stage=mesh.pp.rank, device=device, products=decision.products)
+    memory = _largest(own, mesh)
     free, ranks_here = free_memory(device), 1 if device.type == "cuda" else launch.num_local_ranks()
-    notes = [*_notes(config, corpus), *_too_much(memory, free, ranks_here)]
+    notes = [*_notes(config, corpus), *decision.notes, *_too_much(memory, free, ranks_here)]
     rows = {
         "model": _model(config, corpus),
         "layout": _layout(config.parallel, transport(mesh, device)),
         "device": _device(device, config.train.device),
-        "precision": _precision(config, device),
+        "precision": config.train.precision,
+        **({"products": line} if (line := decision.line()) else {}),
         "data": _data(corpus),
         "steps": _steps(config, corpus),
         "memory": _memory(memory),
@@ -53,6 +54,7 @@ def banner(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus) -> 
         "device_name": device_name(device),
         "transport": transport(mesh, device),
         "precision": config.train.precision,
+        "products": decision.event(),
         "vocab_size": corpus.vocab_size,
         "train_documents": _documents(corpus.datasets.train),
         "train_tokens": _tokens(corpus.datasets.train),
@@ -106,13 +108,6 @@ def _device(device: torch.device, asked: str) -> str:
     fallen = device.type == "cpu" and asked == "auto"
     why = f' (train.device = "auto", and torch {torch.__version__} finds no GPU here)' if fallen else ""
     return ", ".join(filter(None, parts)) + why
-
-
-def _precision(config: Config, device: torch.device) -> str:
-    precision = config.train.precision
-    if not multiplies_natively(DTYPES[precision], device.type):
-        return f"{precision}, with products in fp32: this CPU has no matrix units for {precision}"
-    return precision
 
 
 def _data(corpus: Corpus) -> str:

@@ -23,6 +23,7 @@ from colonnade.architecture.families import architecture_of
 from colonnade.architecture.statement import Unit
 from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
 from colonnade.data_parallel.buckets import Storage, flatten
+from colonnade.kernels.choice import Products
 from colonnade.kernels.products import WeightGradients
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, paper_mesh
@@ -95,11 +96,12 @@ def kept_of(
     vocab_size: int,
     device: Device,
     separate_documents: bool = False,
+    products: Products | None = None,
 ) -> dict[str, Kept]:
     """What a micro-batch leaves in a unit of each kind, where ranks compute on `device`; a CPU is one of this kind."""
     units = {unit.kind: unit for unit in reversed(architecture_of(model, vocab_size).units)}  # the first of each
     tp, dtype = paper_mesh(Layout(tp=parallel.tp), 0).tp, DTYPES[train.precision]
-    layers, names = parallel_of(parallel, tp), [unit.name for unit in reversed(units.values())]
+    layers, names = parallel_of(parallel, tp, products), [unit.name for unit in reversed(units.values())]
     with META:
         built = build_model(model, vocab_size, layers, dtype=dtype, units=names)
     flatten(named_placements(built.bucket_modules(), tp), Axis("dp"), Storage(dtype=dtype, device=META))

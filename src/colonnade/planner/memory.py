@@ -24,6 +24,7 @@ from colonnade.architecture.families import architecture_of
 from colonnade.architecture.statement import Architecture
 from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
 from colonnade.data_parallel.lengths import buffer_length
+from colonnade.kernels.choice import Products
 from colonnade.pipeline.partition import chunks_of_stage
 from colonnade.planner.counting import peaks
 from colonnade.planner.kept import Kept, kept_of
@@ -63,11 +64,20 @@ def rank_memory(
     stage: int = 0,
     device: Device = "cuda",
     separate_documents: bool = False,
+    products: Products | None = None,
 ) -> Memory:
     """What a rank of this pipeline stage takes, where ranks compute on `device`; a CPU is one of this machine's kind.
     Raises LayoutError for what cannot be cut or scheduled.
     """
-    kept = kept_of(model, parallel, train, vocab_size=vocab_size, device=device, separate_documents=separate_documents)
+    kept = kept_of(
+        model,
+        parallel,
+        train,
+        vocab_size=vocab_size,
+        device=device,
+        separate_documents=separate_documents,
+        products=products,
+    )
     return stage_memory(architecture_of(model, vocab_size), kept, parallel, train, stage=stage, device=device)
 
 

@@ -3,12 +3,17 @@
 import torch
 
 from colonnade.config.schema import Config
+from colonnade.kernels.choice import Products
 from colonnade.planner.memory import Memory, rank_memory
 from colonnade.planner.stand_in import device_of
 
 
-def predict(config: Config, vocab_size: int, *, stage: int, device: torch.device) -> Memory:
-    """What the planner says of a rank of this stage on this kind of device."""
+def predict(
+    config: Config, vocab_size: int, *, stage: int, device: torch.device, products: Products | None = None
+) -> Memory:
+    """What the planner says of a rank of this stage on this kind of device. `products`: the kernels (None: the usual
+    ones).
+    """
     return rank_memory(
         config.model,
         config.parallel,
@@ -17,4 +22,5 @@ def predict(config: Config, vocab_size: int, *, stage: int, device: torch.device
         stage=stage,
         device=device_of(device.type),
         separate_documents=config.data.documents == "separate",
+        products=products,
     )

@@ -46,6 +46,7 @@ from colonnade.tasks.task import Hidden
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
 from colonnade.train.metadata import MOST_BYTES, RunMetadata, config_of, metadata_of
+from colonnade.train.products import served_by
 from colonnade.train.recovery import OPTIMIZER, shard
 from colonnade.train.run_folder import checkpoints
 from colonnade.train.state import build_model
@@ -179,7 +180,8 @@ def open_trained(path: Path, mesh: Mesh, device: torch.device, precision: str | 
     dtype = DTYPES[precision or config.train.precision]
     architecture = architecture_of(config.model, vocab_size)
     (chunk,) = chunks_of_stage(architecture, ParallelConfig(pp=mesh.pp.size), mesh.pp.rank)
-    model = build_model(config.model, vocab_size, Parallel(mesh.tp), dtype=dtype, units=[unit.name for unit in chunk])
+    parallel = Parallel(mesh.tp, products=served_by(metadata.products, precision or config.train.precision))
+    model = build_model(config.model, vocab_size, parallel, dtype=dtype, units=[unit.name for unit in chunk])
     for parameter in model.parameters():
         parameter.data.zero_()  # padding rows stay zero
     load(path, list(_weights(model, mesh.tp)), model=model_metadata(config.model, vocab_size), unread=(OPTIMIZER,))

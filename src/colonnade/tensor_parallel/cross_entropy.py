@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from colonnade.kernels.products import add_product_, exact, gradient_of, products_of_16_bits
+from colonnade.kernels.choice import Kernel, Products, usual
+from colonnade.kernels.products import add_product_, computed_by, exact, gradient_of
 from colonnade.mesh.autograd import apply
 from colonnade.mesh.collectives import all_gather
 from colonnade.mesh.mesh import Axis
@@ -39,6 +40,7 @@ def output_loss(
     tp: Axis,
     vocab_size: int,
     sequence_parallel: bool = False,
+    products: Products | None = None,
 ) -> Tensor:
     """Σ loss_weights · cross entropy(hidden Wᵀ + bias, labels): hidden [s, b, h], W [v/tp, h], bias [v/tp], labels and
     loss_weights [s, b] -> [].
@@ -46,32 +48,43 @@ def output_loss(
     Sends 2 numbers a token forward, [s, b, h] backward (all-reduce). Sequence parallel: hidden is [s/tp, b, h], and is
     all-gathered forward; its gradient is reduce-scattered. The gradients of W and bias are added to their `grad` in
     forward already, so the result must be the whole loss: call `backward()` on it (or on a sum with others), never on a
-    multiple of it.
+    multiple of it. `products`: the kernels (None: the usual ones); so below.
     """
     rows = real_rows(weight, tp, vocab_size)
     whole = Parallel(tp, sequence_parallel).enter(hidden)
-    loss: Tensor = apply(_OutputLoss, whole, weight, bias, labels, loss_weights, tp, rows)
+    loss: Tensor = apply(_OutputLoss, whole, weight, bias, labels, loss_weights, tp, rows, _kernel(weight, products))
     return loss
 
 
 @torch.no_grad()
-def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor, *, tp: Axis, vocab_size: int) -> Tensor:
+def token_losses(
+    hidden: Tensor, weight: Tensor, labels: Tensor, *, tp: Axis, vocab_size: int, products: Products | None = None
+) -> Tensor:
     """Cross entropy of each token, no gradient: hidden [s, b, h], labels [s, b] -> [s, b] in fp32 (fp64 for fp64).
     Sends 2 numbers per token.
     """
-    numbers = _token_numbers(hidden, weight, labels, None, tp, vocab_size, (_log_sum_exp,))
+    numbers = _token_numbers(hidden, weight, labels, None, tp, vocab_size, (_log_sum_exp,), _kernel(weight, products))
     losses = torch.logsumexp(numbers[:, 1], 0) - numbers[:, 0].sum(0)
     return losses.view(labels.shape)
 
 
 @torch.no_grad()
 def token_guesses(
-    hidden: Tensor, weight: Tensor, labels: Tensor, *, bias: Tensor | None = None, tp: Axis, vocab_size: int
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    *,
+    bias: Tensor | None = None,
+    tp: Axis,
+    vocab_size: int,
+    products: Products | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `token_losses`, and whether no other token is likelier than the label: [s, b] each. Sends 3 numbers per
     token.
     """
-    numbers = _token_numbers(hidden, weight, labels, bias, tp, vocab_size, (_log_sum_exp, _largest))
+    numbers = _token_numbers(
+        hidden, weight, labels, bias, tp, vocab_size, (_log_sum_exp, _largest), _kernel(weight, products)
+    )
     target = numbers[:, 0].sum(0)
     losses, likeliest = torch.logsumexp(numbers[:, 1], 0) - target, target >= numbers[:, 2].amax(0)
     return losses.view(labels.shape), likeliest.view(labels.shape)
@@ -85,12 +98,13 @@ def _token_numbers(
     tp: Axis,
     vocab_size: int,
     summaries: Sequence[Callable[[Tensor], Tensor]],
+    kernel: Kernel,
 ) -> Tensor:
     """Of each rank's logits of each token the label's (0 where it has not got it), and `summaries`: [tp, 1 + n, s·b]"""
     x, labels_1d = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
     table = exact(weight[: real_rows(weight, tp, vocab_size)])
     found = []
-    with products_of_16_bits(weight):
+    with computed_by(kernel):
         for chunk in _chunks(len(x), weight):
             logits = _logits(x[chunk], table, bias)
             label = _local_labels(labels_1d[chunk], weight.shape[0], tp, table.shape[0])
@@ -101,10 +115,12 @@ def _token_numbers(
 
 
 @torch.no_grad()
-def local_logits(hidden: Tensor, weight: Tensor, *, tp: Axis, vocab_size: int) -> Tensor:
+def local_logits(
+    hidden: Tensor, weight: Tensor, *, tp: Axis, vocab_size: int, products: Products | None = None
+) -> Tensor:
     """This rank's rows of the logits, without padding: [s, b, h] -> [s, b, ≤ v/tp] in fp32 (fp64 for fp64)."""
     table = exact(weight[: real_rows(weight, tp, vocab_size)])
-    with products_of_16_bits(weight):
+    with computed_by(_kernel(weight, products)):
         return _logits(hidden.reshape(-1, hidden.shape[-1]), table).view(*hidden.shape[:-1], -1)
 
 
@@ -124,6 +140,7 @@ class _OutputLoss(torch.autograd.Function):
         loss_weights: Tensor,
         tp: Axis,
         rows: int,
+        kernel: Kernel,
     ) -> Tensor:
         x, dx = hidden.reshape(-1, hidden.shape[-1]), torch.empty_like(hidden).view(-1, hidden.shape[-1])
         used = _rows_to_multiply(weight, rows)
@@ -133,7 +150,7 @@ class _OutputLoss(torch.autograd.Function):
         weights = loss_weights.reshape(-1).to(gradient.dtype)
         chunks = _chunks(len(x), weight)
         buffer = _logits_buffer(x[chunks[0]], table)  # one for all chunks: fresh memory costs a page fault each 4 KB
-        with products_of_16_bits(weight):
+        with computed_by(kernel):
             for chunk in chunks:
                 logits = _logits(x[chunk], table, bias, out=buffer)
                 logits[:, rows:].fill_(-torch.inf)
@@ -153,7 +170,11 @@ class _OutputLoss(torch.autograd.Function):
         assert grad.is_cuda or grad.is_meta or grad.item() == 1.0, (
             "the output weight's gradient was computed for backward() of the loss itself"
         )
-        return ctx.saved_tensors[0], None, None, None, None, None, None
+        return ctx.saved_tensors[0], None, None, None, None, None, None, None
+
+
+def _kernel(weight: Tensor, products: Products | None) -> Kernel:
+    return (products or usual()).of(weight).output
 
 
 def _chunks(num_tokens: int, weight: Tensor) -> list[slice]:

@@ -70,7 +70,14 @@ def columns(x: Tensor, *layers: ColumnParallelLinear) -> tuple[Tensor, ...]:
     parallel = layers[0].parallel
     keep = Input(x.detach(), parallel.gather)
     operands = [layer.operand for layer in layers]
-    return linears(x, operands, weight_gradients=parallel.weight_gradients, keep=keep, entrance=parallel.entrance)
+    return linears(
+        x,
+        operands,
+        weight_gradients=parallel.weight_gradients,
+        keep=keep,
+        entrance=parallel.entrance,
+        products=parallel.products,
+    )
 
 
 class ReplicatedLinear(nn.Module):
@@ -87,7 +94,8 @@ class ReplicatedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., i] -> [..., o]"""
-        return linear(x, self.weight, self.bias, weight_gradients=self.parallel.weight_gradients)
+        parallel = self.parallel
+        return linear(x, self.weight, self.bias, weight_gradients=parallel.weight_gradients, products=parallel.products)
 
 
 class RowParallelLinear(nn.Module):
@@ -112,5 +120,7 @@ class RowParallelLinear(nn.Module):
         Sequence parallel: [s, b, i/tp] -> [s/tp, b, o]. Forward reduce-scatters [s, b, o] over tp; backward
         all-gathers [s/tp, b, o].
         """
-        y = self.parallel.leave(linear(x, self.weight, weight_gradients=self.parallel.weight_gradients))
+        parallel = self.parallel
+        y = linear(x, self.weight, weight_gradients=parallel.weight_gradients, products=parallel.products)
+        y = parallel.leave(y)
         return y if self.bias is None else add_bias(y, self.bias)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 from torch.nn.functional import pad
 
+from colonnade.kernels.choice import Products, usual
 from colonnade.kernels.products import WeightGradients
 from colonnade.mesh.collectives import Entrance, all_gather, copy_to, gather_sequence, reduce_from, scatter_sequence
 from colonnade.mesh.mesh import Axis
@@ -41,6 +42,8 @@ class Parallel:
     """Backward computes attention probabilities again."""
     weight_gradients: WeightGradients = field(default_factory=WeightGradients)
     """When the weight gradients of linear layers are computed: shared by all layers of a rank."""
+    products: Products = field(default_factory=usual)
+    """Which kernels multiply matrices on a CPU: the same on all ranks."""
 
     def enter(self, x: Tensor) -> Tensor:
         """Of the stream, what every rank of a cut layer reads: [s/tp, b, h] or [s, b, h] -> [s, b, h]."""

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from colonnade.config.schema import Config, parse_split
+from colonnade.config.schema import Config
+from colonnade.config.split import parse_split
 from colonnade.data.blended_dataset import BlendedDataset, Mixture, open_blend
 from colonnade.data.curriculum import Curriculum
 from colonnade.data.datasets import Dataset, Datasets, SampleKind, SplitDataset, open_datasets, open_tokens

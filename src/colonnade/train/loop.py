@@ -34,6 +34,7 @@ from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.held_out import evaluate_part
 from colonnade.train.interrupt import Interrupt
 from colonnade.train.monitor import Monitor
+from colonnade.train.products import Decision, settle
 from colonnade.train.read_ahead import ReadAhead, pays
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import StepResult, train_step
@@ -63,7 +64,7 @@ class Run:
 
 def main(
     config: Config,
-    banner: Callable[[Config, Mesh, torch.device, Corpus], Banner],
+    banner: Callable[[Config, Mesh, torch.device, Corpus, Decision], Banner],
     within: Callable[[Config, int, Mesh, torch.device], AbstractContextManager[None]] = lambda *_: nullcontext(),
 ) -> None:
     """Train as `config` says, as one rank of its layout; every rank calls this.
@@ -87,12 +88,15 @@ def main(
         with watched, closing(_monitor(config, mesh, corpus, device)) as monitor:
             if mesh.rank == 0:
                 run_folder.occupy(config)
-            summary = banner(config, mesh, device, corpus)
+            decision = settle(config, corpus.vocab_size, mesh.world, device)
+            summary = banner(config, mesh, device, corpus, decision)
             monitor.say(summary.text)
-            state = build_state(config, mesh, corpus.vocab_size, device, draw=recovery.begins(config))
+            drawn, products = recovery.begins(config), decision.products
+            state = build_state(config, mesh, corpus.vocab_size, device, draw=drawn, products=products)
             recovery.resume(state, config, corpus, monitor)
             monitor.event("setup", **summary.fields)
-            saving = recovery.saving(state, config, mesh, corpus, monitor, overlap=True)
+            written = decision.metadata()
+            saving = recovery.saving(state, config, mesh, corpus, monitor, overlap=True, products=written)
             read = partial(corpus.batches, micro_batch_size=train.micro_batch_size, dp=mesh.data)
             reading = ReadAhead(read, active=pays(device, corpus))
             with Interrupt() as interrupt, saving as checkpoints, reading as data:

@@ -1,5 +1,6 @@
 """What this machine is and has: names and free memory, for the lines at the start of a run."""
 
+import platform
 from pathlib import Path
 
 import torch
@@ -7,6 +8,7 @@ import torch
 from colonnade.config.numbers import counted
 from colonnade.launch import launch
 
+_UNITS = ("avx", "fma", "f16c", "amx", "asimd", "sve", "bf16", "i8mm")  # beginnings of flags in /proc/cpuinfo
 Free = tuple[int, int]
 """[bytes] (free, in all)."""
 
@@ -20,6 +22,15 @@ def device_name(device: torch.device) -> str:
         if name.strip() == "model name":
             return " ".join(value.split())
     return ""
+
+
+def processor() -> str:
+    """What decides how fast this machine multiplies, and how it rounds: its name; what its vector units can do."""
+    lines = [line.partition(":")[::2] for line in _lines(Path("/proc/cpuinfo"))]
+    written = next((value for name, value in lines if name.strip() in ("flags", "Features")), "")
+    units = sorted(flag for flag in written.split() if flag.startswith(_UNITS))
+    name = device_name(torch.device("cpu")) or platform.processor() or platform.machine()
+    return f"{name}; {' '.join(units) or torch.backends.cpu.get_cpu_capability()}"
 
 
 def cpu_cores() -> str:

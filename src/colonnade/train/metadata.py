@@ -15,6 +15,7 @@ from colonnade.config.load import loads
 from colonnade.config.schema import Config
 from colonnade.data.identity import DataIdentity
 from colonnade.errors import CheckpointError
+from colonnade.kernels.choice import Kernel, Use
 
 MOST_BYTES = 1 << 28  # of a configuration or a tokenizer
 
@@ -49,6 +50,16 @@ class DataMetadata(BaseModel):
         return DataIdentity.from_json(self.model_dump())
 
 
+class ProductMetadata(BaseModel):
+    """By what matrices were multiplied, and where that was decided."""
+
+    precision: str
+    kernels: dict[Use, Kernel]
+    processor: str
+    torch: str
+    how: str
+
+
 class RunMetadata(BaseModel):
     """Of a run at the step of its checkpoint. What came after the first checkpoints has what held until then."""
 
@@ -64,6 +75,8 @@ class RunMetadata(BaseModel):
     tokenizer_sha256: str | None = None
     data: dict[str, DataMetadata] | None = None
     """By the key of the configuration that names the file; None: nobody wrote it down."""
+    products: ProductMetadata | None = None
+    """None: there was no choice, or nobody wrote it down."""
 
     @field_validator("loss_scale", mode="before")
     @classmethod

@@ -5,7 +5,7 @@ under `optimizer.<name>.<weight>` (AdamW: exp_avg, exp_avg_sq), and the metadata
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -83,6 +83,8 @@ class Checkpoints:
     mesh: Mesh
     corpus: Corpus
     monitor: Monitor
+    products: Mapping[str, Any] | None = None
+    """By what matrices are multiplied: see `ProductMetadata`."""
 
     def save(self, state: TrainState) -> None:
         """Save `state` as it is now; every rank calls this, and `copied` before it changes what was saved.
@@ -94,7 +96,7 @@ class Checkpoints:
                 f"Saving step {state.step} waits: the checkpoint before it is still being written. A larger "
                 f"checkpoint.every (now {self.config.checkpoint.every}) or a faster disk saves this time."
             )
-        payload = Payload(state.step, _metadata(state, self.config, self.mesh, self.corpus), self.files)
+        payload = Payload(state.step, self._metadata(state), self.files)
         self.saver.save(payload, partial(self._compared, state))
 
     def compare(self, state: TrainState) -> None:
@@ -102,6 +104,9 @@ class Checkpoints:
         counts = {"step": state.step, "samples": state.samples, "skipped steps": state.skipped}
         copies = Copies(state.buckets, state.optimizer_state, self.mesh)
         copies.check(f"Step {state.step}", {**counts, "loss scale": state.loss_scale.value})
+
+    def _metadata(self, state: TrainState) -> dict[str, Any]:
+        return {**_metadata(state, self.config, self.mesh, self.corpus), "products": self.products}
 
     def _compared(self, state: TrainState) -> list[Shard]:
         self.compare(state)
@@ -123,7 +128,14 @@ class Checkpoints:
 
 @contextmanager
 def saving(
-    state: TrainState, config: Config, mesh: Mesh, corpus: Corpus, monitor: Monitor, *, overlap: bool = False
+    state: TrainState,
+    config: Config,
+    mesh: Mesh,
+    corpus: Corpus,
+    monitor: Monitor,
+    *,
+    overlap: bool = False,
+    products: Mapping[str, Any] | None = None,
 ) -> Iterator[Checkpoints]:
     """What the run is saved with, as its [checkpoint] section says; every rank enters this after `resume`.
 
@@ -141,7 +153,7 @@ def saving(
         on_saved=partial(_tell, config, monitor),
     )
     with saver:
-        yield Checkpoints(saver, _files(config, corpus), config, mesh, corpus, monitor)
+        yield Checkpoints(saver, _files(config, corpus), config, mesh, corpus, monitor, products)
 
 
 def _files(config: Config, corpus: Corpus) -> dict[str, bytes]:

@@ -12,6 +12,7 @@ from colonnade.config.schema import Config, ModelConfig, ParallelConfig, TrainCo
 from colonnade.data_parallel.buckets import Bucket, Storage, flatten
 from colonnade.data_parallel.param_slices import param_slices
 from colonnade.data_parallel.zero import Ownership
+from colonnade.kernels.choice import Products, usual
 from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.model.initialize import initialize_
 from colonnade.model.precision import DTYPES
@@ -68,9 +69,9 @@ class TrainState:
         return sum(len(bucket.ranges) for bucket in self.buckets)
 
 
-def parallel_of(parallel: ParallelConfig, tp: Axis) -> Parallel:
-    """How layers are cut and run."""
-    return Parallel(tp, parallel.sequence_parallel, parallel.recompute == "selective")
+def parallel_of(parallel: ParallelConfig, tp: Axis, products: Products | None = None) -> Parallel:
+    """How layers are cut and run. `products`: the kernels (None: the usual ones); so below."""
+    return Parallel(tp, parallel.sequence_parallel, parallel.recompute == "selective", products=products or usual())
 
 
 def build_model(
@@ -80,7 +81,15 @@ def build_model(
     return TASKS[model.kind].build(model, vocab_size, parallel, units).to(torch.promote_types(dtype, torch.float32))
 
 
-def build_state(config: Config, mesh: Mesh, vocab_size: int, device: torch.device, *, draw: bool = True) -> TrainState:
+def build_state(
+    config: Config,
+    mesh: Mesh,
+    vocab_size: int,
+    device: torch.device,
+    *,
+    draw: bool = True,
+    products: Products | None = None,
+) -> TrainState:
     """The state before step 1: initial weights drawn, buffers laid out, moments zero. `draw` False: weights are zero,
     for who has others to load.
     """
@@ -88,7 +97,8 @@ def build_state(config: Config, mesh: Mesh, vocab_size: int, device: torch.devic
     every = chunks(architecture_of(config.model, vocab_size), parallel)
     held = every[mesh.pp.rank :: mesh.pp.size]
     names = [unit.name for units in held for unit in units]
-    model = build_model(config.model, vocab_size, parallel_of(parallel, mesh.tp), dtype=dtype, units=names)
+    layers = parallel_of(parallel, mesh.tp, products)
+    model = build_model(config.model, vocab_size, layers, dtype=dtype, units=names)
     if draw:
         initialize_(model, mesh.tp, config.train.seed)
     else:

@@ -1,0 +1,312 @@
+"""By which kernels a run multiplies: decided once, before its layers are built, and the same on all ranks.
+
+    train.products set               that, if it is exact on every rank's processor
+    the run goes on, same processor  what its checkpoint says: the same bits as before
+    the run goes on elsewhere        as below, and this is said
+    products too small to matter     the usual ones
+    otherwise                        measured (`kernels/timing.py`), once a machine: later runs remember it
+
+One rank of each kind of processor measures, and all ranks choose from all that was measured.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+
+from colonnade.architecture.families import architecture_of
+from colonnade.checkpoint.manifest import newest, read_manifest
+from colonnade.checkpoint.schema import clip
+from colonnade.config.schema import Config
+from colonnade.errors import ColonnadeError, ConfigError
+from colonnade.kernels import timing
+from colonnade.kernels.choice import USES, WIDENED, Kernel, Kernels, Products, has_onednn, usual
+from colonnade.kernels.timing import Seconds, Slices
+from colonnade.launch import launch
+from colonnade.launch.agreement import on_all_ranks
+from colonnade.mesh.agreement import gather_texts
+from colonnade.mesh.mesh import Axis
+from colonnade.model.precision import DTYPES
+from colonnade.train.machine import processor
+from colonnade.train.metadata import ProductMetadata, metadata_of
+from colonnade.train.remembered import recall, remember
+from colonnade.train.run_folder import checkpoints
+
+KEY = "train.products"
+WORTH_IT = 2.0**26
+"""[FLOP] Of the largest product of a micro-batch: where it is below a millisecond, nothing is measured."""
+LARGEST = Slices(tokens=256, inputs=1024, outputs=1024, rows=2048, width=1024, heads=8, positions=256, head_width=256)
+"""Of what is timed: whatever the model, it takes about a second."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """By which kernels all ranks of a run multiply, and why by these."""
+
+    precision: str
+    kernels: Kernels | None
+    """For operands of `precision`. None: there is nothing to choose."""
+    how: str = ""
+    """"set", "kept", "usual", "measured" or "remembered"."""
+    processors: tuple[str, ...] = ()
+    """Of all ranks, each once."""
+    rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """[GFLOP/s] Of a core, by use and kernel, as far as it was measured; of several processors the slowest's."""
+    notes: tuple[str, ...] = ()
+    """What one would not expect."""
+
+    @property
+    def products(self) -> Products:
+        """For the layers."""
+        return usual() if self.kernels is None else usual().having(self.precision, self.kernels)
+
+    def metadata(self) -> dict[str, Any] | None:
+        """For a checkpoint: what a run that goes on there needs to do the same."""
+        if self.kernels is None:
+            return None
+        return {
+            "precision": self.precision,
+            "kernels": self.kernels.table(),
+            "processor": _joined(self.processors),
+            "torch": torch.__version__,
+            "how": self.how,
+        }
+
+    def event(self) -> dict[str, Any] | None:
+        """For events.jsonl."""
+        metadata = self.metadata()
+        rounded = {use: {name: round(rate, 1) for name, rate in of.items()} for use, of in self.rates.items()}
+        return None if metadata is None else {**metadata, "gflops": rounded}
+
+    def line(self) -> str:
+        """For people: '' where there was nothing to choose."""
+        if self.kernels is None:
+            return ""
+        parts = [f"{_words(use)} {kernel}{self._rate(use, kernel)}" for use, kernel in self._shown()]
+        return f"{', '.join(parts)} ({WHY[self.how]})"
+
+    def _shown(self) -> list[tuple[str, str]]:
+        """Use and kernel, where there is more than one to choose from; all in one where that says as much."""
+        assert self.kernels is not None, "there is a choice"
+        several = [use for use in USES if len(timing.candidates(DTYPES[self.precision], use)) > 1]
+        shown = [(str(use), self.kernels.table()[use]) for use in several]
+        return [("all", shown[0][1])] if not self.rates and len({kernel for _, kernel in shown}) == 1 else shown
+
+    def _rate(self, use: str, kernel: str) -> str:
+        rate = self.rates.get(use, {}).get(kernel)
+        return "" if rate is None else f" {rate:,.0f}"
+
+
+WHY: Mapping[str, str] = MappingProxyType(
+    {
+        "set": f"as {KEY} says",
+        "kept": "as before",
+        "usual": "not measured: products are small",
+        "measured": "GFLOP/s of a core, measured now",
+        "remembered": "GFLOP/s of a core, measured before on this machine",
+    }
+)
+
+
+def settle(config: Config, vocab_size: int, world: Axis, device: torch.device) -> Decision:
+    """Decide; every rank calls this. ConfigError on all of them where train.products asks for what is not exact."""
+    train = config.train
+    if device.type == "cuda" or train.precision == "fp64":
+        return Decision(train.precision, None, notes=_without_effect(train.products, device, train.precision))
+    ranks = _ranks(train.precision, world)
+    if train.products != "auto":
+        by_all = on_all_ranks(lambda: by_hand(train.products, train.precision), world)
+        return Decision(train.precision, by_all, "set", ranks.processors, notes=ranks.notes)
+    before = _before(config, world)
+    if before.metadata is not None and _same_place(before.metadata, ranks.processors, train.precision):
+        kernels = Kernels(**before.metadata.kernels)
+        return Decision(train.precision, kernels, "kept", ranks.processors, notes=ranks.notes)
+    fresh = _fresh(config, vocab_size, world, ranks)
+    assert fresh.kernels is not None, "there is a choice"
+    again = _why_again(before, ranks.processors, other=fresh.kernels != ranks.usual)
+    return replace(fresh, notes=(*ranks.notes, *again))
+
+
+@dataclass(frozen=True)
+class _Ranks:
+    """Of all ranks: what they run on."""
+
+    processors: tuple[str, ...]
+    """Each once."""
+    measures: bool
+    """Whether this rank is the first of its processor."""
+    usual: Kernels
+    """That all of them have."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        names = _names(self.processors)
+        several = (f"ranks run on different processors ({names}): products are those that suit all of them",)
+        return several if len(self.processors) > 1 else ()
+
+
+def _ranks(precision: str, world: Axis) -> _Ranks:
+    own: Kernels = getattr(usual(), precision)
+    mine = {"processor": processor(), "usual": own.table()}
+    everyone = [json.loads(text) for text in gather_texts(json.dumps(mine), world)]
+    first = {each["processor"]: rank for rank, each in reversed(list(enumerate(everyone)))}
+    alike = all(each["usual"] == mine["usual"] for each in everyone)
+    return _Ranks(tuple(sorted(first)), world.rank in first.values(), own if alike else WIDENED)
+
+
+def _fresh(config: Config, vocab_size: int, world: Axis, ranks: _Ranks) -> Decision:
+    precision, sizes = config.train.precision, slices_of(config, vocab_size)
+    if sizes is None:
+        return Decision(precision, ranks.usual, "usual", ranks.processors)
+    found = _measured(sizes, precision, world, measures=ranks.measures)
+    seconds = [each for each, _ in found]
+    how = "measured" if any(now for _, now in found) else "remembered"
+    return Decision(precision, timing.chosen(seconds, ranks.usual), how, ranks.processors, _rates(sizes, seconds))
+
+
+def by_hand(kernel: str, precision: str) -> Kernels:
+    """What train.products says for each use. ConfigError if it is not to be had, or not exact, on this processor."""
+    dtype = DTYPES[precision]
+    if kernel == "native" and dtype.itemsize > 2:
+        raise _refused(
+            kernel, f"{precision} has one way to be multiplied as it is: it is native to bf16 and fp16", dtype
+        )
+    if kernel == "onednn" and not has_onednn():
+        raise _refused(kernel, "this torch was built without oneDNN", dtype)
+    table = {use: _nearest(kernel, timing.candidates(dtype, use)) for use in USES}
+    for use, each in table.items():
+        error, allowed = timing.error(each, use, dtype)
+        if error > allowed:
+            why = (
+                f"on this processor ({_names([processor()])}) its product of {precision} matrices ({_words(use)}) is "
+                f"off by {error:.1e} of its norm, where rounding explains {allowed:.1e}"
+            )
+            raise _refused(kernel, why, dtype)
+    return Kernels(**table)
+
+
+def _nearest(kernel: str, there: Sequence[Kernel]) -> Kernel:
+    """`kernel`, or where a use has not got it what comes closest: bf16 units with an fp32 result are oneDNN's."""
+    wanted = [kernel, "onednn", "blas"] if kernel == "native" else [kernel, "blas"]
+    return next(each for name in wanted for each in there if each == name)
+
+
+def _refused(kernel: str, why: str, dtype: torch.dtype) -> ConfigError:
+    exact = [each for each in timing.candidates(dtype, "forward") if timing.is_exact(each, "forward", dtype)]
+    there = ", ".join(f'"{name}"' for name in ["auto", *exact] if name != kernel)
+    return ConfigError(f'{KEY} = "{kernel}" cannot be used here: {why}. Use one of {there}.')
+
+
+def slices_of(config: Config, vocab_size: int) -> Slices | None:
+    """What of this model's products is timed, for a rank; None where they are too small to matter."""
+    model, tp = config.model, config.parallel.tp
+    weights = architecture_of(model, vocab_size).weights().values()
+    cut = [weight for weight in weights if len(weight.shape) == 2 and weight.cut is not None]
+    outputs, inputs = max(weight.local_shape(tp) for weight in cut if not weight.is_vocabulary)
+    rows, width = max(weight.local_shape(tp) for weight in cut if weight.is_vocabulary)
+    tokens = model.seq_length * config.train.micro_batch_size
+    if 2.0 * tokens * max(outputs * inputs, rows * width) < WORTH_IT:
+        return None
+    sizes = (tokens, inputs, outputs, rows, width, model.num_heads // tp, model.seq_length, model.head_width)
+    return Slices(*(min(size, most) for size, most in zip(sizes, LARGEST, strict=True)))
+
+
+def _measured(sizes: Slices, precision: str, world: Axis, *, measures: bool) -> list[tuple[Seconds, bool]]:
+    """By one rank of each processor: seconds, and whether they are fresh. Every rank gets all of them."""
+    mine: tuple[Seconds, bool] | None = None
+    if measures:
+        names = (processor(), torch.__version__, precision, dict(sizes._asdict()))
+        name, folder = json.dumps(names), launch.cache_folder()
+        seconds = recall(folder, name)
+        mine = (timing.measure(DTYPES[precision], sizes), True) if seconds is None else (seconds, False)
+        if seconds is None:
+            remember(folder, name, mine[0])
+    everyone = [json.loads(text) for text in gather_texts(json.dumps(mine), world)]
+    return [(seconds, fresh) for seconds, fresh in filter(None, everyone)]
+
+
+def _rates(sizes: Slices, measured: Sequence[Seconds]) -> dict[str, dict[str, float]]:
+    slowest: dict[str, dict[str, float]] = {}
+    for seconds in measured:
+        for use, times in seconds.items():
+            for kernel, each in times.items():
+                rates = slowest.setdefault(use, {})
+                rates[kernel] = min(rates.get(kernel, float("inf")), sizes.flops[use] / each / 1e9)
+    return slowest
+
+
+class _Before(NamedTuple):
+    """What the newest checkpoint of the run says."""
+
+    exists: bool
+    metadata: ProductMetadata | None = None
+
+
+def _before(config: Config, world: Axis) -> _Before:
+    """As rank 0 reads it: a faulty checkpoint is the business of who resumes."""
+    found = _read(Path(config.run.folder)) if world.rank == 0 else _Before(False)
+    mine = [found.exists, None if found.metadata is None else found.metadata.model_dump()]
+    exists, metadata = json.loads(gather_texts(json.dumps(mine), world)[0])
+    return _Before(exists, None if metadata is None else ProductMetadata.model_validate(metadata))
+
+
+def _read(run: Path) -> _Before:
+    try:
+        path = newest(checkpoints(run))
+        return _Before(False) if path is None else _Before(True, metadata_of(path, read_manifest(path)).products)
+    except (ColonnadeError, OSError):
+        return _Before(False)
+
+
+def _same_place(before: ProductMetadata, processors: Sequence[str], precision: str) -> bool:
+    here = (_joined(processors), torch.__version__, precision)
+    return before.how != "set" and (before.processor, before.torch, before.precision) == here
+
+
+def _why_again(before: _Before, processors: Sequence[str], *, other: bool) -> tuple[str, ...]:
+    """Why what a run did before is not kept. `other`: whether it now multiplies by others than the usual kernels."""
+    then = "numbers may differ in rounding from here on"
+    metadata = before.metadata
+    if metadata is None:
+        unknown = before.exists and other
+        return (f"the checkpoint does not say by what its matrices were multiplied: {then}",) if unknown else ()
+    if metadata.processor != _joined(processors):
+        there, here = clip(_names(metadata.processor.split(_AND))), _names(processors)
+        where = f"{there}, now {here}" if there != here else f"{there}, now with other vector units"
+        return (f"products were chosen on another processor ({where}), and are chosen again: {then}",)
+    if metadata.torch != torch.__version__:
+        return (f"products were chosen under torch {clip(metadata.torch)}, and are chosen again: {then}",)
+    return ()
+
+
+_AND = " + "
+
+
+def _joined(processors: Sequence[str]) -> str:
+    return _AND.join(processors)
+
+
+def _words(use: str) -> str:
+    return use.replace("_", " ")
+
+
+def _names(processors: Sequence[str]) -> str:
+    return _AND.join(dict.fromkeys(each.partition(";")[0] for each in processors))
+
+
+def _without_effect(products: str, device: torch.device, precision: str) -> tuple[str, ...]:
+    where = "on CUDA" if device.type == "cuda" else f"in {precision}"
+    note = f'{KEY} = "{products}" has no effect {where}, where matrices are multiplied as they are'
+    return () if products == "auto" else (note,)
+
+
+def served_by(metadata: ProductMetadata | None, precision: str) -> Products:
+    """For a trained model in use, without a measurement: what it was trained with, on the same processor."""
+    here = (processor(), torch.__version__, precision)
+    if metadata is None or (metadata.processor, metadata.torch, metadata.precision) != here:
+        return usual()
+    return usual().having(precision, Kernels(**metadata.kernels))

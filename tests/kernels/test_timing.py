@@ -1,0 +1,143 @@
+"""Which kernels are to be had, which of them are exact, and which is taken: with faked processors and clocks."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from colonnade.kernels import timing
+from colonnade.kernels.choice import BF16_UNITS, USES, WIDENED, Kernel, Kernels, Use
+from colonnade.kernels.timing import SMALL, Seconds, candidates, chosen, error, is_exact, measure
+from tests.emulated import emulated_amx
+
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+PRODUCTS: tuple[Use, ...] = ("forward", "input_gradient", "weight_gradient", "output")
+
+
+def test_fp32_stays_fp32_and_what_is_summed_in_fp32_is_never_native() -> None:
+    assert {use: candidates(FP32, use) for use in PRODUCTS} == dict.fromkeys(PRODUCTS, ("blas", "onednn"))
+    for dtype in (BF16, FP16):
+        assert [use for use in USES if "native" in candidates(dtype, use)] == ["forward", "input_gradient", "attention"]
+
+
+def test_without_onednn_there_are_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "has_onednn", lambda: False)
+    assert candidates(FP32, "forward") == ("blas",) and candidates(BF16, "output") == ("blas",)
+    assert candidates(BF16, "forward") == ("blas", "native")
+    assert measure(FP32, SMALL) == {}, "nothing to choose"
+    assert set(measure(BF16, SMALL)) == {"forward", "input_gradient", "attention"}
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16, FP16], ids=str)
+@pytest.mark.parametrize("use", USES)
+def test_blas_is_always_exact(use: Use, dtype: torch.dtype) -> None:
+    found, allowed = error("blas", use, dtype)
+    assert found <= allowed <= 0.01
+    assert use not in ("weight_gradient", "output") or allowed == timing.TRUE_FP32
+
+
+@pytest.mark.parametrize("use", ["forward", "weight_gradient", "output"])
+def test_what_rounds_fp32_to_bf16_is_refused(use: Use) -> None:
+    """A processor with bf16 units does so under oneDNN's setting: fine for bf16 operands, and for no others."""
+    with emulated_amx():
+        assert error("onednn", use, FP32)[0] > 1e-3
+        exact = {dtype: is_exact("onednn", use, dtype) for dtype in (FP32, BF16, FP16)}
+    assert exact == {FP32: False, BF16: True, FP16: False}
+
+
+def test_a_sum_in_16_bits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = torch.nn.functional.linear
+
+    def in_halves(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        parts = [plain(a, b) for a, b in zip(x.split(8, -1), weight.split(8, -1), strict=True)]
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+
+    monkeypatch.setattr(torch.nn.functional, "linear", in_halves)
+    assert not is_exact("native", "forward", BF16)
+
+
+@pytest.fixture
+def refused() -> list[Kernel]:
+    """What is not exact on this processor."""
+    return []
+
+
+@pytest.fixture
+def times(refused: list[Kernel], monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[Kernel, float]]:
+    """Seconds of every product by kernel, on this clock."""
+    told: dict[Kernel, float] = {"blas": 4.0, "onednn": 2.0, "native": 1.0}
+
+    def seconds(tried: object, kernel: Kernel, clock: Callable[[], float]) -> float:
+        return told[kernel]
+
+    monkeypatch.setattr(timing, "_seconds", seconds)
+    monkeypatch.setattr(timing, "is_exact", lambda kernel, use, dtype: kernel not in refused)
+    monkeypatch.setattr(timing, "SECONDS", 0.0)
+    yield told
+
+
+def test_the_fastest_of_each_use_is_chosen(times: dict[Kernel, float]) -> None:
+    found = measure(BF16, SMALL)
+    assert found["forward"] == times and found["output"] == {"blas": 4.0, "onednn": 2.0}
+    assert chosen([found], WIDENED) == Kernels("native", "native", "onednn", "onednn", "native")
+    assert chosen([measure(FP32, SMALL)], WIDENED) == Kernels("onednn", "onednn", "onednn", "onednn", "blas")
+
+
+@pytest.mark.usefixtures("times")
+def test_what_is_refused_is_never_chosen_however_fast(refused: list[Kernel]) -> None:
+    refused += ["onednn", "native"]
+    for dtype in (FP32, BF16, FP16):
+        found = measure(dtype, SMALL)
+        assert all(set(kernels) == {"blas"} for kernels in found.values()) and chosen([found], WIDENED) == WIDENED
+
+
+def test_what_is_hopeless_on_small_products_is_not_tried_on_large_ones(times: dict[Kernel, float]) -> None:
+    times["native"] = 2.0 * timing.HOPELESS + 0.1
+    assert set(measure(BF16, SMALL)["forward"]) == {"blas", "onednn"}
+
+
+def test_the_usual_kernel_is_left_only_for_a_clearly_faster_one() -> None:
+    def fp32(blas: float, onednn: float) -> Seconds:
+        return {use: {"blas": blas, "onednn": onednn} for use in PRODUCTS}
+
+    assert chosen([fp32(1.05, 1.0)], WIDENED) == WIDENED
+    assert chosen([fp32(1.2, 1.0)], WIDENED).forward == "onednn"
+    assert chosen([fp32(1.0, 1.05)], BF16_UNITS).output == "onednn"
+
+
+def test_several_processors_get_what_suits_the_one_that_likes_it_least() -> None:
+    one: Seconds = {"forward": {"blas": 2.0, "onednn": 1.0, "native": 1.8}}
+    other: Seconds = {"forward": {"blas": 1.0, "onednn": 5.0, "native": 1.1}}
+    assert chosen([one], WIDENED).forward == "onednn" and chosen([other], WIDENED).forward == "blas"
+    assert chosen([one, other], WIDENED).forward == "native"
+    del other["forward"]["native"]  # not exact there
+    assert chosen([one, other], WIDENED).forward == "blas"
+    assert chosen([other, one], WIDENED).forward == "blas", "in whatever order they are"
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16, FP16], ids=str)
+def test_measuring_takes_true_times_on_one_core_and_leaves_no_trace(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "SECONDS", 0.0)
+    setting = torch.backends.mkldnn.matmul
+    before, threads, seed = setting.fp32_precision, torch.get_num_threads(), torch.initial_seed()
+    state = torch.get_rng_state()
+    torch.set_num_threads(2)
+    try:
+        found = measure(dtype, SMALL._replace(tokens=64))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert all(seconds > 0.0 for kernels in found.values() for seconds in kernels.values())
+    assert all("blas" in kernels for kernels in found.values())
+    assert setting.fp32_precision == before and torch.initial_seed() == seed
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_flops_of_a_product() -> None:
+    flops = SMALL.flops
+    assert flops["forward"] == 2 * 48 * 256 * 96 and flops["output"] == 3 * 2 * 48 * 256 * 96

@@ -1,0 +1,350 @@
+"""By which kernels a run multiplies: one decision for all ranks, remembered, kept, and told."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from colonnade.checkpoint.manifest import MANIFEST, read_manifest, to_json
+from colonnade.config.load import load
+from colonnade.config.schema import Config
+from colonnade.errors import ConfigError
+from colonnade.kernels import choice, timing
+from colonnade.kernels.choice import BF16_UNITS, USES, WIDENED, Kernel, Kernels, Products, usual
+from colonnade.kernels.timing import Seconds, Slices
+from colonnade.launch import launch
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Mesh, build_mesh
+from colonnade.train import products
+from colonnade.train.metadata import ProductMetadata
+from colonnade.train.products import Decision, served_by, settle, slices_of
+from colonnade.train.remembered import FILE, MOST, recall, remember
+from tests import tiny
+from tests.commands import forked
+from tests.distributed import run_on_ranks
+from tests.emulated import emulated_amx
+from tests.runs import assert_same, events, tensors
+from tests.tiny import TinyCorpus
+
+CPU = torch.device("cpu")
+ONEDNN = Kernels("onednn", "onednn", "onednn", "onednn", "blas")
+
+
+class Timer:
+    """Stands in for measuring: counts, and says that one kernel is the fastest wherever it is to be had."""
+
+    def __init__(self, best: Kernel = "onednn") -> None:
+        self.calls, self.best = 0, best
+
+    def __call__(self, dtype: torch.dtype, sizes: Slices) -> Seconds:
+        self.calls += 1
+        every = {use: timing.candidates(dtype, use) for use in USES}
+        several = {use: kernels for use, kernels in every.items() if len(kernels) > 1}
+        return {use: {k: 1.0 if k == self.best else 2.0 for k in kernels} for use, kernels in several.items()}
+
+
+@pytest.fixture
+def timer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Timer]:
+    """Products are worth measuring, and what is measured is remembered in this test's folder."""
+    timer = Timer()
+    monkeypatch.setattr(products, "WORTH_IT", 0.0)
+    monkeypatch.setattr(timing, "measure", timer)
+    monkeypatch.setattr(launch, "cache_folder", lambda: tmp_path / "cache")
+    yield timer
+
+
+def settled(config: Config) -> Decision:
+    return settle(config, 275, Mesh().world, CPU)
+
+
+def test_small_products_are_not_measured(corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timer = Timer()
+    monkeypatch.setattr(timing, "measure", timer)
+    for precision in ("fp32", "bf16", "fp16"):
+        found = settled(tiny.config(corpus, tmp_path, f"train.precision={precision}"))
+        assert (found.kernels, found.how) == (getattr(usual(), precision), "usual")
+        assert found.products == usual()
+    assert timer.calls == 0
+
+
+def test_what_is_measured_are_slices_of_the_models_own_products(corpus: TinyCorpus, tmp_path: Path) -> None:
+    large = ["model.hidden_size=384", "model.num_heads=6", "model.seq_length=256", "train.micro_batch_size=4"]
+    config = tiny.config(corpus, tmp_path, *large)
+    assert slices_of(config, 50304) == Slices(256, 384, 1024, 2048, 384, 6, 256, 64)
+    halves = tiny.config(corpus, tmp_path, *large, "parallel.tp=2")
+    assert slices_of(halves, 50304) == Slices(256, 384, 768, 2048, 384, 3, 256, 64)
+    assert slices_of(tiny.config(corpus, tmp_path), 275) is None
+
+
+def test_a_measurement_is_remembered(corpus: TinyCorpus, tmp_path: Path, timer: Timer) -> None:
+    config = tiny.config(corpus, tmp_path, "train.precision=bf16")
+    first, second = settled(config), settled(config)
+    assert (timer.calls, first.how, second.how) == (1, "measured", "remembered")
+    assert first.kernels == second.kernels == Kernels("onednn", "onednn", "onednn", "onednn", "blas")
+    assert first.products.bf16 == first.kernels and first.products.fp32 == usual().fp32
+    assert first.rates == second.rates and first.rates["forward"].keys() == {"blas", "onednn", "native"}
+    settled(tiny.config(corpus, tmp_path, "train.precision=fp32"))
+    assert timer.calls == 2, "another number format"
+    settled(tiny.config(corpus, tmp_path, "train.precision=bf16", "model.hidden_size=32"))
+    assert timer.calls == 3, "another model"
+
+
+@pytest.mark.parametrize("damage", ["a file in the way", "no home", "not JSON", "another program's"])
+def test_without_a_memory_it_is_measured_each_time(
+    corpus: TinyCorpus, tmp_path: Path, timer: Timer, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "cache"
+    if damage == "a file in the way":
+        folder.write_text("")
+    elif damage == "no home":
+        monkeypatch.setattr(launch, "cache_folder", lambda: None)
+    else:
+        folder.mkdir()
+        (folder / FILE).write_text("{" if damage == "not JSON" else '{"a": {"forward": {"gpu": 1}}}')
+    config = tiny.config(corpus, tmp_path)
+    found = [settled(config).how for _ in range(2)]
+    lost = damage in ("a file in the way", "no home")
+    assert found == ["measured", "measured" if lost else "remembered"] and timer.calls == 1 + lost
+
+
+def test_the_memory_is_bounded(tmp_path: Path) -> None:
+    for number in range(MOST + 3):
+        remember(tmp_path, str(number), {"forward": {"blas": 1.0}})
+    known = [number for number in range(MOST + 3) if recall(tmp_path, str(number))]
+    assert known == list(range(3, MOST + 3))
+
+
+def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert launch.cache_folder() == tmp_path / "colonnade"
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = launch.cache_folder()
+    assert found is not None and found.parent.parent in (tmp_path, tmp_path / "Library")
+
+
+def on_ranks(config: Config, of_rank: Callable[[int], None]) -> list[tuple[Decision, int]]:
+    """What two ranks decide, and how often each has measured; `of_rank` makes them differ."""
+
+    def decide(rank: int, num_ranks: int) -> tuple[Decision, int]:
+        of_rank(rank)
+        timer = timing.measure
+        assert isinstance(timer, Timer)
+        found = settle(config, 275, build_mesh(Layout(tp=2), rank).world, CPU)
+        return found, timer.calls
+
+    return run_on_ranks(decide, 2)
+
+
+def patched(**named: Any) -> None:
+    for name, value in named.items():
+        setattr(products, name, value)
+
+
+@pytest.mark.usefixtures("timer")
+def test_ranks_take_the_decision_of_one(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """Each would measure something else."""
+
+    def differ(rank: int) -> None:
+        patched(timing=timing)
+        timing.measure = Timer("native" if rank else "onednn")
+
+    found = on_ranks(tiny.config(corpus, tmp_path, "train.precision=bf16"), differ)
+    assert [decision.kernels for decision, _ in found] == [ONEDNN, ONEDNN]
+    assert [calls for _, calls in found] == [1, 0]
+    assert found[0][0].notes == ()
+
+
+@pytest.mark.usefixtures("timer")
+def test_ranks_on_different_processors_take_what_suits_both_and_say_so(corpus: TinyCorpus, tmp_path: Path) -> None:
+    def times(rank: int) -> Timer:
+        timer = Timer()
+        seconds: Seconds = {"forward": {"blas": 2.0, "onednn": 1.0} if rank else {"blas": 1.0, "onednn": 9.0}}
+        timer.__class__ = type("Timer", (Timer,), {"__call__": lambda self, dtype, sizes: _counted(self, seconds)})
+        return timer
+
+    def differ(rank: int) -> None:
+        patched(processor=lambda: f"CPU {rank}; avx2")
+        timing.measure = times(rank)
+
+    found = on_ranks(tiny.config(corpus, tmp_path), differ)
+    assert [calls for _, calls in found] == [1, 1]
+    assert [decision.kernels for decision, _ in found] == [WIDENED, WIDENED], "9 times as slow on one is too slow"
+    note = "ranks run on different processors (CPU 0 + CPU 1): products are those that suit all of them"
+    assert all(decision.notes == (note,) for decision, _ in found)
+    assert found[0][0].rates["forward"]["onednn"] < found[0][0].rates["forward"]["blas"]
+
+
+def _counted(timer: Timer, seconds: Seconds) -> Seconds:
+    timer.calls += 1
+    return seconds
+
+
+def test_ranks_whose_usual_kernels_differ_take_blas(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """One has bf16 units, the other has not, and products are too small to be measured."""
+    config = tiny.config(corpus, tmp_path, "train.precision=bf16")
+
+    def decide(rank: int, num_ranks: int) -> Decision:
+        choice.has_bf16_units = lambda: rank == 0
+        patched(processor=lambda: f"CPU {rank}; avx2")
+        return settle(config, 275, build_mesh(Layout(tp=2), rank).world, CPU)
+
+    assert [decision.kernels for decision in run_on_ranks(decide, 2)] == [WIDENED, WIDENED]
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("precision", "kernel", "expected"),
+    [
+        ("fp32", "blas", WIDENED),
+        ("bf16", "blas", WIDENED),
+        ("bf16", "onednn", ONEDNN),
+        ("bf16", "native", BF16_UNITS),
+        ("fp16", "blas", WIDENED),
+    ],
+)
+def test_products_are_set_by_hand(
+    corpus: TinyCorpus, tmp_path: Path, timer: Timer, precision: str, kernel: str, expected: Kernels
+) -> None:
+    found = settled(tiny.config(corpus, tmp_path, f"train.precision={precision}", f"train.products={kernel}"))
+    assert (found.kernels, found.how, timer.calls) == (expected, "set", 0)
+    assert kernel in found.line() and found.line().endswith("(as train.products says)")
+
+
+def test_what_is_not_exact_here_is_refused(corpus: TinyCorpus, tmp_path: Path) -> None:
+    with emulated_amx(), pytest.raises(ConfigError) as refused:
+        settled(tiny.config(corpus, tmp_path, "train.products=onednn"))
+    said = str(refused.value)
+    assert said.startswith('train.products = "onednn" cannot be used here: on this processor (')
+    assert "(forward) is off by" in said and said.endswith('Use one of "auto", "blas".')
+
+
+def test_what_is_not_there_is_refused(corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match='"native" cannot be used here: fp32 has one way'):
+        settled(tiny.config(corpus, tmp_path, "train.products=native"))
+    for module in (timing, products):
+        monkeypatch.setattr(module, "has_onednn", lambda: False)
+    with pytest.raises(ConfigError, match="built without oneDNN"):
+        settled(tiny.config(corpus, tmp_path, "train.products=onednn"))
+
+
+def test_a_mistake_has_status_2_and_no_traceback(config: Path) -> None:
+    for value, said in (("native", "native to bf16 and fp16"), ("mkl", 'Use "auto", "blas", "onednn" or "native"')):
+        answer = forked("train", config, f"train.products={value}")
+        assert answer.status == 2 and said in answer.err and "Traceback" not in answer.err
+
+
+@pytest.mark.parametrize(("device", "precision", "where"), [("cuda", "bf16", "on CUDA"), ("cpu", "fp64", "in fp64")])
+def test_where_there_is_no_choice_the_key_has_no_effect_and_that_is_said(
+    corpus: TinyCorpus, tmp_path: Path, device: str, precision: str, where: str
+) -> None:
+    given = tiny.config(corpus, tmp_path, f"train.precision={precision}", "train.products=blas")
+    found = settle(given, 275, Mesh().world, torch.device(device))
+    assert found.kernels is None and found.products == usual() and found.metadata() is None and found.line() == ""
+    assert found.notes == (f'train.products = "blas" has no effect {where}, where matrices are multiplied as they are',)
+    unset = tiny.config(corpus, tmp_path, f"train.precision={precision}")
+    assert settle(unset, 275, Mesh().world, torch.device(device)).notes == ()
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+def train(config: Path, run: Path, *more: str, best: Kernel = "onednn", processor: str = "", num_ranks: int = 1) -> str:
+    """Train with products that are worth a measurement, of which `best` is the fastest; returns what was said."""
+
+    def first(rank: int) -> None:
+        products.WORTH_IT = 0.0
+        launch.cache_folder = lambda: None
+        timing.measure = Timer(best)
+        if processor:
+            products.processor = lambda: processor
+
+    answer = forked("train", config, f"run.folder={run}", *more, num_ranks=num_ranks, first=first)
+    assert answer.status == 0, answer
+    return answer.out
+
+
+BF16 = "train.precision=bf16"
+
+
+@pytest.mark.parametrize("layout", [(), ("parallel.tp=2",)], ids=["serial", "tp=2"])
+def test_a_run_that_goes_on_multiplies_as_before_to_the_bit(
+    config: Path, tmp_path: Path, layout: tuple[str, ...]
+) -> None:
+    """Though another kernel would be chosen now."""
+    ranks = 1 + len(layout)
+    train(config, tmp_path / "whole", BF16, *layout, best="native", num_ranks=ranks)
+    train(
+        config, tmp_path / "cut", BF16, "train.steps=3", "optim.decay_steps=6", *layout, best="native", num_ranks=ranks
+    )
+    said = train(config, tmp_path / "cut", BF16, *layout, best="onednn", num_ranks=ranks)
+    assert "forward native, input gradient native, weight gradient " in said and "(as before)" in said
+    assert_same(tmp_path / "cut", tmp_path / "whole")
+    ours, theirs = tensors(tmp_path / "cut"), tensors(tmp_path / "whole")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_kernels_are_told_and_written_down(config: Path, tmp_path: Path) -> None:
+    said = train(config, tmp_path / "run", BF16)
+    assert "  products   forward onednn " in said and "(GFLOP/s of a core, measured now)" in said
+    (setup,) = [event for event in events(tmp_path / "run") if event["event"] == "setup"]
+    assert setup["products"]["kernels"] == ONEDNN.table() and setup["products"]["how"] == "measured"
+    assert set(setup["products"]["gflops"]["output"]) == {"blas", "onednn"}
+    written = read_manifest(tmp_path / "run/checkpoints/step_00000006").metadata["products"]
+    metadata = ProductMetadata.model_validate(written)
+    assert metadata.kernels == ONEDNN.table() and metadata.precision == "bf16" and metadata.torch == torch.__version__
+    assert metadata.processor == products.processor()
+
+
+def test_on_another_processor_it_is_measured_again_and_said(config: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(config, run, BF16, "train.steps=2", "optim.decay_steps=6", best="native", processor="Old CPU; avx2")
+    said = train(config, run, BF16, "train.steps=4", "optim.decay_steps=6", best="onednn", processor="New CPU; avx2")
+    again = "products were chosen on another processor (Old CPU, now New CPU), and are chosen again"
+    assert again in said and "forward onednn" in said
+    said = train(config, run, BF16, best="native", processor="New CPU; avx2 avx512f")
+    assert "(New CPU, now with other vector units)" in said and "forward native" in said
+
+
+def test_setting_them_by_hand_ends_what_was_kept_and_unsetting_measures(config: Path, tmp_path: Path) -> None:
+    run, end = tmp_path / "run", "optim.decay_steps=6"
+    train(config, run, BF16, "train.steps=2", end, best="native")
+    said = train(config, run, BF16, "train.steps=4", end, "train.products=blas")
+    assert "all blas (as train.products says)" in said and 'train.products: "auto" -> "blas"' in said
+    said = train(config, run, BF16, best="onednn")
+    assert "forward onednn" in said and "measured now" in said and 'train.products: "blas" -> "auto"' in said
+
+
+def test_a_checkpoint_that_does_not_say_is_no_hindrance(config: Path, tmp_path: Path, timer: Timer) -> None:
+    run = tmp_path / "run"
+    train(config, run, "train.steps=2", "optim.decay_steps=6")
+    given = load(config, [f"run.folder={run}"])
+    path = run / "checkpoints/step_00000002" / MANIFEST
+    kept, manifest = path.read_text(), read_manifest(path.parent)
+    older = {name: fact for name, fact in manifest.metadata.items() if name != "products"}
+    path.write_text(to_json(replace(manifest, metadata=older)))
+    found = settled(given)
+    assert found.how == "measured" and "does not say by what its matrices were multiplied" in found.notes[0]
+    path.write_text("{")
+    assert settled(given).notes == (), "whoever resumes will tell what is wrong with it"
+    path.write_text(kept)
+    assert settled(given).how == "kept"
+    shutil.rmtree(run)
+    assert settled(given).notes == ()
+
+
+def test_a_trained_model_in_use_multiplies_as_it_was_trained() -> None:
+    metadata = ProductMetadata(
+        precision="bf16", kernels=ONEDNN.table(), processor=products.processor(), torch=torch.__version__, how="kept"
+    )
+    assert served_by(metadata, "bf16") == usual().having("bf16", ONEDNN) != usual()
+    assert isinstance(served_by(metadata, "bf16"), Products)
+    assert served_by(None, "bf16") == served_by(metadata, "fp32") == usual()
+    for other in ({"processor": "another"}, {"torch": "2.0"}):
+        assert served_by(metadata.model_copy(update=other), "bf16") == usual()
