@@ -22,7 +22,7 @@ from colonnade.data.blend import Blend, whole_weights
 from colonnade.data.blended_dataset import BlendedDataset, Mixture, open_blend
 from colonnade.data.gpt_dataset import TextSamples
 from colonnade.data.indexed import bin_path, idx_path
-from colonnade.data.loader import load_batch
+from colonnade.tasks.gpt import LanguageModeling
 
 BATCH = 512
 
@@ -57,7 +57,8 @@ def report_batches(data: BlendedDataset) -> None:
     position, times, before = 10**8, [], own_memory()
     for step in range(20):
         started = time.perf_counter()
-        load_batch(data, range(position + step * BATCH, position + (step + 1) * BATCH))
+        positions = range(position + step * BATCH, position + (step + 1) * BATCH)
+        LanguageModeling().batch(data.rows(positions), positions)
         times.append(time.perf_counter() - started)
     print(
         f"batches of {BATCH} samples from position {position:,} on: the first {times[0]:.3f} s, the others "

@@ -20,7 +20,7 @@ import numpy as np
 from colonnade.data.datasets import open_datasets
 from colonnade.data.gpt_dataset import GPTDataset, TextSamples
 from colonnade.data.indexed import HEADER, MAGIC, VERSION, bin_path, idx_path
-from colonnade.data.loader import load_batch
+from colonnade.tasks.gpt import LanguageModeling
 
 CHUNK = 1 << 22
 
@@ -37,7 +37,8 @@ def main() -> None:
             samples=TextSamples(), train=str(prefix), split=(29, 1, 0), seq_length=2_048, vocab_size=50_257, seed=1
         )
         opened = time.perf_counter()
-        batch = load_batch(datasets.train, range(10**6, 10**6 + 512))
+        positions = range(10**6, 10**6 + 512)
+        batch = LanguageModeling().batch(datasets.train.rows(positions), positions)
         read = time.perf_counter()
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         assert isinstance(datasets.train, GPTDataset)

@@ -19,13 +19,13 @@ import numpy as np
 from colonnade.data.bert_dataset import BertCut, BertDataset
 from colonnade.data.gpt_dataset import GPTDataset
 from colonnade.data.indexed import TokenFile
-from colonnade.data.loader import load_batch
 from colonnade.data.masking import WordPieces
 from colonnade.data.packing import pack
 from colonnade.data.rows import WINDOW, Cut
 from colonnade.data.sampler import EpochOrder
 from colonnade.data.t5_dataset import Corruption, T5Dataset, text_length
 from colonnade.tasks.bert import as_bert_batch
+from colonnade.tasks.gpt import LanguageModeling
 
 BATCH = 64
 
@@ -61,9 +61,11 @@ def kinds(file: TokenFile, s: int) -> dict[str, Callable[[range], object]]:
         "GPT, separate documents": Cut(separate=True),
         "GPT, best fit": Cut(separate=True, best_fit=True),
     }
-    loaders: dict[str, Callable[[range], object]] = {
-        name: partial(load_batch, texts(s, cut)) for name, cut in cuts.items()
-    }
+
+    def batch(data: GPTDataset, positions: range) -> object:
+        return LanguageModeling().batch(data.rows(positions), positions)
+
+    loaders: dict[str, Callable[[range], object]] = {name: partial(batch, texts(s, cut)) for name, cut in cuts.items()}
     return {
         **loaders,
         "BERT, sentence order": lambda positions: as_bert_batch(bert.rows(positions), positions),

@@ -1,9 +1,12 @@
 """Colonnade's GPT samples of one token file: `benchmarks.samples_start` starts it as a process of its own."""
 
+from collections.abc import Sequence
+
 from benchmarks.peers.sample_stopwatch import VOCABULARY, measure, read_line
 from colonnade.data.datasets import Dataset, open_datasets
 from colonnade.data.gpt_dataset import TextSamples
-from colonnade.data.loader import load_batch
+from colonnade.data.loader import Batch
+from colonnade.tasks.gpt import LanguageModeling
 
 
 def main() -> None:
@@ -20,7 +23,10 @@ def main() -> None:
         )
         return data.train
 
-    measure(line, open_data, lambda data, index: load_batch(data, [index]), load_batch)
+    def get_batch(data: Dataset, positions: Sequence[int]) -> Batch:
+        return LanguageModeling().batch(data.rows(positions), positions)
+
+    measure(line, open_data, lambda data, index: get_batch(data, [index]), get_batch)
 
 
 if __name__ == "__main__":

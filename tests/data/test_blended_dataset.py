@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from colonnade.data.blended_dataset import BlendBy, BlendedDataset, Mixture, open_blend
 from colonnade.data.datasets import Datasets, open_datasets
 from colonnade.data.gpt_dataset import STREAM, TextSamples
-from colonnade.data.loader import load_batch
 from colonnade.data.rows import Cut
 from colonnade.errors import DataError
+from tests.data.batches import load_batch
 from tests.data.positions import rank_positions
 
 Write = Callable[..., str]

@@ -17,8 +17,8 @@ from colonnade.data.curriculum_dataset import CurriculumDataset
 from colonnade.data.datasets import Dataset, Passes, Positions, open_datasets
 from colonnade.data.gpt_dataset import GPTDataset, TextSamples
 from colonnade.data.indexed import TokenFile
-from colonnade.data.loader import load_batch
 from colonnade.data.rows import Cut
+from tests.data.batches import load_batch
 from tests.data.positions import rank_positions
 
 Write = Callable[..., str]

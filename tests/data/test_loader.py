@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from colonnade.data.gpt_dataset import GPTDataset
 from colonnade.data.indexed import TokenFile
-from colonnade.data.loader import evaluation_batches, evaluation_positions, load_batch
+from colonnade.data.loader import evaluation_batches, evaluation_positions
 from colonnade.data.sampler import EpochOrder
+from tests.data.batches import load_batch
 from tests.data.positions import rank_positions
 
 Write = Callable[..., str]
@@ -32,14 +33,6 @@ def test_a_batch(write_tokens: Write) -> None:
     assert batch.tokens[:, 1].tolist() == dataset.sample(8)[:-1].tolist()
     moved = batch.to(torch.device("cpu"))
     assert torch.equal(moved.tokens, batch.tokens) and torch.equal(moved.samples, batch.samples)
-
-
-def test_a_mask_of_ones_own(write_tokens: Write) -> None:
-    dataset = GPTDataset(TokenFile(write_tokens(101)), range(1), 5, vocab_size=60_000)
-    mask = torch.zeros(5, 2)
-    assert torch.equal(load_batch(dataset, [0, 1], loss_mask=mask).loss_mask, mask)
-    with pytest.raises(AssertionError, match="one mask value a label"):
-        load_batch(dataset, [0, 1], loss_mask=torch.zeros(2, 5))
 
 
 @given(st.integers(0, 10**15), sizes, sizes, sizes)

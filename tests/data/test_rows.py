@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from colonnade.data.gpt_dataset import GPTDataset
 from colonnade.data.indexed import TokenFile
-from colonnade.data.loader import as_batch, load_batch
+from colonnade.data.loader import as_batch
 from colonnade.data.rows import WINDOW, Cut, Rows, positions_within
 from colonnade.data.writer import TokenFileWriter
+from tests.data.batches import load_batch
 
 Write = Callable[..., str]
 SEPARATE, PACKED = Cut(separate=True), Cut(separate=True, best_fit=True)

@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from colonnade.data.datasets import Dataset
 from colonnade.data.rows import Rows, positions_within
 from colonnade.upload import upload
 
@@ -60,22 +59,13 @@ class Batch:
         return replace(self, loss_mask=torch.zeros_like(self.loss_mask))
 
 
-def load_batch(dataset: Dataset, positions: Sequence[int], *, loss_mask: Tensor | None = None) -> Batch:
-    """The samples at positions [b] of the run; `loss_mask` [s, b] None: what the dataset says."""
-    rows = dataset.rows(positions)
-    assert isinstance(rows, Rows), "samples of text"
-    return as_batch(rows, list(positions), loss_mask=loss_mask)
-
-
-def as_batch(rows: Rows, samples: Sequence[int], *, loss_mask: Tensor | None = None) -> Batch:
-    """Rows [b, s] as a batch of sequences [s, b]; `samples` [b] name them."""
-    mask = _sequence_first(rows.counted.astype(np.float32)) if loss_mask is None else loss_mask
-    assert mask.shape == (rows.tokens.shape[1], rows.tokens.shape[0]), "one mask value a label"
+def as_batch(rows: Rows, positions: Sequence[int]) -> Batch:
+    """Rows [b, s] of the samples at `positions` [b] of the run, as a batch of sequences [s, b]."""
     return Batch(
         tokens=_sequence_first(rows.tokens),
         labels=_sequence_first(rows.labels),
-        loss_mask=mask,
-        samples=torch.tensor(list(samples), dtype=torch.int64),
+        loss_mask=_sequence_first(rows.counted.astype(np.float32)),
+        samples=torch.tensor(list(positions), dtype=torch.int64),
         documents=None if rows.documents is None else _sequence_first(rows.documents),
         positions=None if rows.documents is None else _sequence_first(positions_within(rows.documents)),
     )
