@@ -72,6 +72,18 @@ def test_the_examples_of_a_page_run(page: Path, place: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_step_that_is_walked_through_sends_what_the_page_says() -> None:
+    """Times, operation, axis, bytes and file of each collective; the page leaves line numbers out."""
+    page = ROOT / "docs/training_step.md"
+    (example,) = (example for example in examples(page) if not example.startswith(" "))
+    done = subprocess.run(
+        [sys.executable, "-c", example], env=environment(), capture_output=True, text=True, timeout=300
+    )
+    sent = re.compile(r"^\d+ \w+ \w+ \d+ [\w/]+\.py", flags=re.MULTILINE)
+    assert done.returncode == 0, done.stderr
+    assert sent.findall(page.read_text()) == sent.findall(done.stdout) != []
+
+
 def excerpts() -> list[str]:
     return [example for page in PAGES for example in examples(page) if example.startswith(" ")]
 

@@ -15,6 +15,7 @@ from colonnade.verify.layouts import named
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.toml"))
+FOLDERS = ("src", "tests", "benchmarks", "examples")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *EXAMPLES])
 
 
@@ -81,6 +82,17 @@ def test_make_targets_exist(path: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     named = set(re.findall(r"(?:^|`)make ([a-z][a-z-]*)", path.read_text(), flags=re.MULTILINE))
     assert named <= targets
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_source_files_that_a_page_names_exist(path: Path) -> None:
+    """Beside a file of a folder, others of it may stand by their own names."""
+    if re.fullmatch(r"\d\d-.*", path.name):
+        return  # a decision record says where things were then
+    files = [f"/{file.relative_to(ROOT)}" for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")]
+    quoted = re.findall(r"`([^`\n]+)`", path.read_text())
+    named = {name for words in quoted for name in re.findall(r"[\w/]+\.py\b", words)} - {"preprocess_data.py"}
+    assert not {name for name in named if not any(file.endswith(f"/{name}") for file in files)}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
