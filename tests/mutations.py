@@ -36,7 +36,7 @@ SEQUENCE = "tests/model/test_sequence_parallel.py"
 MLP = "tests/model/test_mlp.py"
 INITIALIZE = "tests/model/test_initialize.py"
 BUCKETS = "tests/data_parallel/test_buckets.py"
-PIECES = "tests/data_parallel/test_param_slices.py"
+PARAM_SLICES = "tests/data_parallel/test_param_slices.py"
 CLIP = "tests/data_parallel/test_clip.py"
 ZERO = "tests/data_parallel/test_zero.py"
 CHUNK = "tests/pipeline/test_chunk.py"
@@ -471,7 +471,7 @@ MUTATIONS = [
         "data_parallel/param_slices.py",
         "state=state_at(state, at),",
         "state=state_at(state, slice(0, at.stop - at.start)),",
-        (PARITY, PIECES),
+        (PARITY, PARAM_SLICES),
     ),
     Mutation(
         "each dp rank has a gradient norm of its own slice",

@@ -1,4 +1,4 @@
-"""The plan of the house, kept: floors, one door to torch.distributed, one to the environment, sizes, no rings."""
+"""The plan of the project, kept: floors, one door to torch.distributed, one to the environment, sizes, no rings."""
 
 import ast
 import re

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from colonnade.config.load import loads, to_toml
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
-from colonnade.verify.layouts import KEYS, Room, default_set, named, parse, serial, text_of, under
+from colonnade.verify.layouts import KEYS, Capacity, default_set, named, parse, serial, text_of, under
 
-ROOM = Room("cpu", 16, "too many.")
+CAPACITY = Capacity("cpu", 16, "too many.")
 TEXT = """
 [model]
 num_layers = 2
@@ -185,8 +185,8 @@ def test_ranks_read_the_same_configuration_from_a_file() -> None:
 # --- the default set --------------------------------------------------------------------------------------------------
 
 
-def chosen(base: Config, *, precision: str = "fp64", room: Room = ROOM) -> tuple[list[str], dict[str, str]]:
-    variants, left_out = default_set(base, precision=precision, room=room)
+def chosen(base: Config, *, precision: str = "fp64", capacity: Capacity = CAPACITY) -> tuple[list[str], dict[str, str]]:
+    variants, left_out = default_set(base, precision=precision, capacity=capacity)
     return [each.layout for each in variants], {each.layout: each.reason for each in left_out}
 
 
@@ -243,10 +243,10 @@ def test_an_own_layout_of_many_ranks_runs_in_small() -> None:
 
 
 def test_no_more_ranks_than_there_is_room_for() -> None:
-    layouts, left_out = chosen(config(), room=Room("cuda", 2, "2 GPUs."))
+    layouts, left_out = chosen(config(), capacity=Capacity("cuda", 2, "2 GPUs."))
     assert "tp=2" in layouts
     assert list(left_out.values()) == ["8 ranks: 2 GPUs."]
-    assert chosen(config(), room=Room("cuda", 1, "1 GPU."))[0] == ["recompute=full"]
+    assert chosen(config(), capacity=Capacity("cuda", 1, "1 GPU."))[0] == ["recompute=full"]
 
 
 @given(
@@ -262,7 +262,7 @@ def test_whatever_is_chosen_can_be(layers: int, heads: int, micro: int, times: i
         model={"num_layers": layers, "num_heads": heads, "hidden_size": 4 * heads, "seq_length": seq_length},
         train={"global_batch_size": micro * times, "micro_batch_size": micro},
     )
-    variants, left_out = default_set(base, precision="fp64", room=ROOM)
+    variants, left_out = default_set(base, precision="fp64", capacity=CAPACITY)
     assert len(variants) + len(left_out) == 11
     for each in variants:
         assert loads(to_toml(each.config)) == each.config

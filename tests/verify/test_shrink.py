@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from colonnade.config.check import check
 from colonnade.config.schema import Config, ParallelConfig
-from colonnade.verify.layouts import Room, default_set, under
+from colonnade.verify.layouts import Capacity, default_set, under
 from colonnade.verify.shrink import SHRUNK, shrunk, sizes_changed
 from tests.verify.test_layouts import config
 
@@ -78,7 +78,7 @@ def test_every_layout_of_the_large_model_fits_the_small_one(
         model={"num_layers": layers, "num_heads": heads, "hidden_size": heads * head_dim, "ffn_hidden_size": ffn},
         train={"global_batch_size": micro * times, "micro_batch_size": micro},
     )
-    variants, _ = default_set(base, precision="fp64", room=Room("cpu", 16, "too many."))
+    variants, _ = default_set(base, precision="fp64", capacity=Capacity("cpu", 16, "too many."))
     small = shrunk(base, [each.config.parallel for each in variants])
     for each in variants:
         assert check(under(small, each.chosen, precision="fp64", source=each.layout)) == []

@@ -36,7 +36,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class Setting:
-    """What every step of a run is told."""
+    """What every step of a run is given."""
 
     folder: Path
     """The folder of the result."""

@@ -30,14 +30,14 @@ class _AddPositions(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, first: int) -> Tensor:
         ctx.save_for_backward(weight)
-        ctx.span = slice(first, first + len(x))
-        return x + weight[ctx.span, None]
+        ctx.rows = slice(first, first + len(x))
+        return x + weight[ctx.rows, None]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (weight,) = ctx.saved_tensors
         gradient = gradient_of(weight)
-        gradient[ctx.span].add_(grad.sum(1, dtype=gradient.dtype))
+        gradient[ctx.rows].add_(grad.sum(1, dtype=gradient.dtype))
         return grad, None, None
 
 

@@ -87,7 +87,7 @@ class Lamb:
 
 
 def _add_squares_(squares: Tensor, params: ParamSlice, direction: Tensor) -> None:
-    """squares[number] += (‖w‖², ‖r‖²) of each span."""
+    """squares[number] += (‖w‖², ‖r‖²) of each range."""
     for number, at in params.ranges:
         mine = torch.stack([squared_norm(params.weights[at]), squared_norm(direction[at])])
         squares[number] += mine.to(squares.device)
@@ -101,7 +101,7 @@ def _trust_ratio(norms: Tensor) -> Tensor:
 
 
 def _apply_step_(params: ParamSlice, direction: Tensor, rates: Tensor) -> None:
-    """w −= rates[number] · r in each span; `direction` is used up."""
+    """w −= rates[number] · r in each range; `direction` is used up."""
     mine = rates.to(direction)
     for number, at in params.ranges:
         direction[at].mul_(mine[number])

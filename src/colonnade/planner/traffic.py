@@ -241,7 +241,7 @@ def _head(step: Step) -> Iterator[Flow]:
     rows = vocab_rows_per_rank(step.vocab_size, step.parallel.tp)
     limit = CHUNK_LOGITS * CUDA_CHUNKS if step.cuda else CHUNK_LOGITS
     chunks = max(1, -(-step.tokens * rows // limit))
-    chunks = -(-step.tokens // -(-step.tokens // chunks))  # equal spans of tokens: there may be fewer
+    chunks = -(-step.tokens // -(-step.tokens // chunks))  # equal chunks of tokens: there may be fewer
     yield Flow("tp", "all_gather", "loss, 2 numbers a token", n * chunks, n * 2 * step.tokens * step.exact)
     if not step.parallel.sequence_parallel:
         yield _over_tp(step, "all_reduce", "head backward", n)

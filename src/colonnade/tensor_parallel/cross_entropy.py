@@ -178,7 +178,7 @@ def _kernel(weight: Tensor, products: Products | None) -> Kernel:
 
 
 def _chunks(num_tokens: int, weight: Tensor) -> list[slice]:
-    """Equal spans of tokens with about CHUNK_LOGITS logits each, on CUDA CUDA_CHUNKS times as many.
+    """Equal chunks of tokens with about CHUNK_LOGITS logits each, on CUDA CUDA_CHUNKS times as many.
 
     They count the padding rows of W: as many on every rank, so that all of them come to each chunk's all-gather.
     """

@@ -43,20 +43,20 @@ class Placement:
 def placements(module: nn.Module, tp: Axis) -> Iterator[Placement]:
     """Every weight of `module` once (a tied weight under its first name), in the order of the module tree."""
     seen: set[int] = set()
-    for path, part in module.named_modules():
-        for key, parameter in part.named_parameters(recurse=False):
+    for path, layer in module.named_modules():
+        for key, parameter in layer.named_parameters(recurse=False):
             if id(parameter) in seen:
                 continue
             seen.add(id(parameter))
-            yield _placement(f"{path}.{key}".lstrip("."), key, part, parameter, tp)
+            yield _placement(f"{path}.{key}".lstrip("."), key, layer, parameter, tp)
 
 
-def _placement(name: str, key: str, part: nn.Module, parameter: nn.Parameter, tp: Axis) -> Placement:
-    dim: int | None = getattr(part, "sharded", {}).get(key)
+def _placement(name: str, key: str, layer: nn.Module, parameter: nn.Parameter, tp: Axis) -> Placement:
+    dim: int | None = getattr(layer, "sharded", {}).get(key)
     if dim is None:
-        is_partial = key in getattr(part, "partial", ())
+        is_partial = key in getattr(layer, "partial", ())
         return Placement(name, parameter, tuple(parameter.shape), None, 0, parameter.shape[0], is_partial)
-    shape: tuple[int, ...] = getattr(part, "full_shapes")[key]  # noqa: B009  (nn.Module types attributes as Tensor | Module)
+    shape: tuple[int, ...] = getattr(layer, "full_shapes")[key]  # noqa: B009  (nn.Module types attributes as Tensor | Module)
     local = parameter.shape[dim]
     offset = min(tp.rank * local, shape[dim])
     return Placement(name, parameter, shape, dim, offset, min(local, shape[dim] - offset))

@@ -51,7 +51,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
-class Room:
+class Capacity:
     """Where to compute; how many ranks may be started there unasked, and why no more."""
 
     device: Literal["cpu", "cuda"]
@@ -149,11 +149,11 @@ def named(base: Config, texts: Sequence[str], *, precision: str) -> list[Variant
 # --- the default set --------------------------------------------------------------------------------------------------
 
 
-def default_set(base: Config, *, precision: str, room: Room) -> tuple[list[Variant], list[LeftOut]]:
+def default_set(base: Config, *, precision: str, capacity: Capacity) -> tuple[list[Variant], list[LeftOut]]:
     """The configuration's own layout and one of each kind, those that fit; the others with the reason."""
     variants, left_out = [], []
-    for chosen in _each_once([*_own(base, precision, room), *_one_of_each_kind(base)]):
-        reason = _reason_against(base, chosen, precision, room)
+    for chosen in _each_once([*_own(base, precision, capacity), *_one_of_each_kind(base)]):
+        reason = _reason_against(base, chosen, precision, capacity)
         if reason is None:
             variants.append(variant(base, text_of(chosen), chosen, precision=precision))
         else:
@@ -165,18 +165,18 @@ def _each_once(layouts: Sequence[Chosen]) -> list[Chosen]:
     return list({text_of(chosen): chosen for chosen in layouts}.values())
 
 
-def _reason_against(base: Config, chosen: Chosen, precision: str, room: Room) -> str | None:
+def _reason_against(base: Config, chosen: Chosen, precision: str, capacity: Capacity) -> str | None:
     """Why this layout is not run; None where it is."""
     config = Config.model_validate(_content(base, chosen, precision))
     problems = check(config)
     if problems:
         return problems[0].message
-    if config.parallel.num_ranks > room.num_ranks:
-        return f"{config.parallel.num_ranks} ranks: {room.reason}"
+    if config.parallel.num_ranks > capacity.num_ranks:
+        return f"{config.parallel.num_ranks} ranks: {capacity.reason}"
     return None
 
 
-def _own(base: Config, precision: str, room: Room) -> Iterator[dict[str, Any]]:
+def _own(base: Config, precision: str, capacity: Capacity) -> Iterator[dict[str, Any]]:
     """The layout in the file, unless it is the serial one; one of more ranks than there is room for also in small."""
     defaults = ParallelConfig()
     own = {key: value for key, value in base.parallel if value != getattr(defaults, key)}
@@ -185,7 +185,7 @@ def _own(base: Config, precision: str, room: Room) -> Iterator[dict[str, Any]]:
     if not own:
         return
     yield own
-    if base.parallel.num_ranks > room.num_ranks:
+    if base.parallel.num_ranks > capacity.num_ranks:
         small = {key: min(value, 2) if key in SIZES else value for key, value in own.items() if key != "cuts"}
         dp, pp = small.get("dp", 1), small.get("pp", 1)
         yield small | _micro(base, dp=dp, pp=pp)

@@ -29,7 +29,7 @@ from colonnade.launch import launch
 from colonnade.mesh.layout import Layout
 from colonnade.train.start import complete
 from colonnade.verify import layouts
-from colonnade.verify.layouts import LeftOut, Room, Variant
+from colonnade.verify.layouts import Capacity, LeftOut, Variant
 from colonnade.verify.shrink import shrunk, sizes_changed
 from colonnade.verify.table import Report, as_json, as_text, shrunk_lines
 
@@ -109,14 +109,14 @@ def make_plan(base: Config, texts: Sequence[str], *, shrink: bool, precision: st
         raise ConfigError(f"--precision {precision} is not one of the choices. Use {', '.join(PRECISIONS)}.")
     precision = base.train.precision if precision == CONFIGURED else precision
     variants, left_out = layouts.named(base, texts, precision=precision), list[LeftOut]()
-    room = _room(base, variants)
+    capacity = _capacity(base, variants)
     if not texts:
-        variants, left_out = layouts.default_set(base, precision=precision, room=room)
+        variants, left_out = layouts.default_set(base, precision=precision, capacity=capacity)
     if not variants:
         reasons = "\n".join(f"  - {each.layout}: {each.reason}" for each in left_out)
         raise ConfigError(f"no layout fits this configuration and this machine. Name one with --layout.\n{reasons}")
     small = shrunk(base, [variant.config.parallel for variant in variants]) if shrink else base
-    small = _with_train(small, device=room.device, steps=max(steps, base.train.steps))
+    small = _with_train(small, device=capacity.device, steps=max(steps, base.train.steps))
     variants = [layouts.variant(small, each.layout, each.chosen, precision=precision) for each in variants]
     return Plan(small, variants, left_out, precision, sizes_changed(base.model, small.model))
 
@@ -125,9 +125,9 @@ def _with_train(config: Config, **values: object) -> Config:
     return config.model_copy(update={"train": config.train.model_copy(update=values)})
 
 
-def _room(base: Config, variants: Sequence[Variant]) -> Room:
+def _capacity(base: Config, variants: Sequence[Variant]) -> Capacity:
     """The device for all runs, as train.device asks. On GPUs each rank needs one of its own."""
-    on_cpu = Room("cpu", MOST_RANKS, f"more than {MOST_RANKS} are not started unasked: name it with --layout.")
+    on_cpu = Capacity("cpu", MOST_RANKS, f"more than {MOST_RANKS} are not started unasked: name it with --layout.")
     if base.train.device == "cpu":
         return on_cpu
     import torch
@@ -140,7 +140,9 @@ def _room(base: Config, variants: Sequence[Variant]) -> Room:
             f'train.device = "cuda", but this machine has {gpus} GPUs for up to {wanted} ranks: each needs one of its '
             "own. Set train.device=cpu, or name layouts of fewer ranks."
         )
-    return Room("cuda", gpus, f"each needs a GPU, and this machine has {gpus}: train.device=cpu compares it without.")
+    return Capacity(
+        "cuda", gpus, f"each needs a GPU, and this machine has {gpus}: train.device=cpu compares it without."
+    )
 
 
 # --- the runs ---------------------------------------------------------------------------------------------------------
