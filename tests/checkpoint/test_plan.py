@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import defaultdict
 
 import pytest
 import torch
@@ -70,6 +71,11 @@ def test_shares_are_even_where_all_hold_all(sizes: dict[int, int], num_ranks: in
     owner = share_out(sizes, {key: list(range(num_ranks)) for key in sizes}, num_ranks)
     load = [sum(n for key, n in sizes.items() if owner[key] == rank) for rank in range(num_ranks)]
     assert max(load) - min(load) <= max(sizes.values())
+
+
+def test_shares_are_even_by_size_and_not_by_number() -> None:
+    owner = share_out({"large": 100.0, **dict.fromkeys("abcdefghij", 10.0)}, defaultdict(lambda: [0, 1]), 2)
+    assert [owner[name] for name in ("large", *"abcdefghij")] == [0] + [1] * 10
 
 
 @given(st.dictionaries(st.integers(), st.lists(st.integers(0, 3), min_size=1)))

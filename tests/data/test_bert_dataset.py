@@ -223,6 +223,12 @@ def test_runs_of_words_are_as_one_to_a_half_to_a_third() -> None:
     assert set((edges[1::2] - edges[::2]).tolist()) >= {1, 2, 3}
 
 
+def test_runs_of_words_end_where_a_text_does() -> None:
+    tokens = np.array([CLS, *[FIRST, SEP] * 60])
+    chosen = choose(tokens, PIECES, Masking(share=0.5), draws(1))
+    assert chosen.sum() == 30 and set(tokens[chosen].tolist()) == {FIRST}
+
+
 def test_eighty_ten_ten() -> None:
     tokens = np.full(20_000, FIRST)
     chosen = np.arange(20_000) % 2 == 0

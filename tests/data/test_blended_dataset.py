@@ -128,6 +128,8 @@ def test_a_file_too_small_for_a_part_is_left_out_of_that_part(write_tokens: Writ
     assert isinstance(datasets.validation, BlendedDataset)
     assert len(datasets.validation.parts) == 1
     assert opened({write_tokens(30, name="c"): 1.0}, split=(8.0, 1.0, 1.0)).validation is None
+    a_label_short = opened({write_tokens(*[4] * 10, name="d"): 1.0}, split=(8.0, 1.0, 1.0))
+    assert a_label_short.validation is None and a_label_short.test is None
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

@@ -1,5 +1,6 @@
 """What a token file is known by: found where it is the same, and every kind of change told."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,9 @@ def test_other_counts_and_other_lengths(tokens: np.ndarray, before: DataIdentity
 def test_a_long_index_is_read_in_part(tokens: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[type-arg]
     file = written(tmp_path / "x", tokens, documents=100_000)
     whole = identify(file)
+    sidecar = Sidecar("0" * 64, 60_000, None, 100_000, LENGTH, LENGTH, ("a",))
+    replace(sidecar, index_sha256=whole.index_sha256).write(tmp_path / "x")
+    assert identify(file) == whole, "the sidecar knows the hash of all of it"
     monkeypatch.setattr(identity, "INDICES_IN_ALL", 1 << 20)
     part = identify(file)
     assert whole.index_bytes == Path(f"{tmp_path}/x.idx").stat().st_size > part.index_bytes == 1 << 20

@@ -73,6 +73,23 @@ def test_an_old_file_is_replaced_as_a_whole(tmp_path: Path, write_tokens: Write)
     assert TokenFile(prefix).document(0).tolist() == [70_000]
 
 
+def test_no_index_stands_beside_tokens_that_are_not_its_own(
+    tmp_path: Path, write_tokens: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the two names: better no index than the old one."""
+    prefix, rename = write_tokens(5, name="old"), Path.replace
+
+    def killed(path: Path, target: Path) -> Path:
+        if target.suffix == ".idx":
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt), TokenFileWriter(prefix, np.dtype("<u2")) as writer:
+        writer.add_document([1, 2, 3])
+    assert files(tmp_path) == ["old.bin"]
+
+
 def test_nothing_to_write(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nothing to write"), TokenFileWriter(tmp_path / "new", np.dtype("<u2")):
         pass

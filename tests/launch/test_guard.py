@@ -1,8 +1,11 @@
 """The guard ends what a killed supervisor has started, and nothing else."""
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,3 +34,19 @@ def test_a_process_that_was_given_an_old_number_is_left_alone(
     (tmp_path / "folder").mkdir()
     tidy([rank], str(tmp_path / "folder"))
     assert sleeper.wait(60) == -9 and not (tmp_path / "folder").exists()
+
+
+def test_what_a_rank_has_started_ends_with_it(tmp_path: Path) -> None:
+    """A child holds the other end of a pipe, which is at its end when nobody has it open any more."""
+    program = (
+        "import subprocess, sys, time; subprocess.Popen(['sleep', '600']); print(); sys.stdout.flush(); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE) as rank:
+        assert rank.stdout is not None and rank.stdout.readline() == b"\n"
+        tidy([process_id_of(rank.pid)], str(tmp_path / "folder"))
+        try:
+            assert rank.communicate(timeout=60) == (b"", None) and rank.returncode == -9
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(rank.pid, signal.SIGKILL)

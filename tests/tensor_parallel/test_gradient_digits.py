@@ -108,6 +108,18 @@ def test_they_do_where_the_vocabulary_is_cut(name: str) -> None:
     run_on_ranks(digits_on_a_rank, 3, torch.bfloat16, name)
 
 
+@pytest.mark.parametrize("dtype", BOUND, ids=str)
+def test_a_rank_may_have_no_row_but_the_label(dtype: torch.dtype) -> None:
+    """Of a vocabulary of one there is nothing to learn; without the label's row nothing is left of the softmax."""
+    weight, hidden = nn.Parameter(torch.ones(1, 4, dtype=dtype)), torch.ones(3, 1, 4, dtype=dtype, requires_grad=True)
+    labels, weights = torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1)
+    weight.grad_dtype = torch.float32
+    weight.grad = torch.zeros(1, 4)
+    loss = output_loss(hidden, weight, labels, weights, tp=Mesh().tp, vocab_size=1)
+    backward(loss)
+    assert loss == 0.0 and hidden.grad is not None and not hidden.grad.any() and not weight.grad.any()
+
+
 @pytest.mark.parametrize("name", BRANCHES)
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
 def test_a_weight_gradient_is_never_rounded_to_16_bits(dtype: torch.dtype, name: str) -> None:

@@ -31,3 +31,5 @@ def test_it_is_told_what_is_known_of_the_text_and_no_more_samples_than_asked_for
     )
     assert found == "found" and told["tokenizer_checked"] is checked and told["byte_lengths"] is None
     assert told["batches"] == [[0, 1], [2, 3], [4]]
+    held_out.evaluate_part(stub, part, corpus, Mesh(), hidden=lambda inputs: None, samples=100, micro_batch_size=4)
+    assert told["batches"] == [[0, 1, 2, 3], [4, 5, 6]], "each sample once, where there are fewer"
