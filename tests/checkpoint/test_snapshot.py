@@ -49,6 +49,16 @@ def test_the_copy_is_made_beside_training(tmp_path: Path) -> None:
     run_on_ranks(train, 2)
 
 
+def test_each_copy_begins_on_a_cache_line() -> None:
+    """Whatever stands before it: three bytes, say."""
+    shards = [
+        Shard(name, (3,), (0,), torch.zeros(3, dtype=dtype))
+        for name, dtype in (("a", torch.uint8), ("b", torch.float64))
+    ]
+    copies = Snapshot(agree(shards).items, pinned=False)
+    assert {part.data_ptr() % 64 for part in copies.parts.values()} == {0}
+
+
 def test_without_overlap_a_save_returns_when_it_is_copied(tmp_path: Path) -> None:
     shards, begin = Layout().shards(weights(), 0), threading.Event()
     with saver_of(tmp_path, shards) as writer, slow_copy(begin):

@@ -30,6 +30,15 @@ def test_near_the_limits(share: int, stories: list[str]) -> None:
     assert QUICK.filter(Document(text=text, id="")) == WHOLE.filter(Document(text=text, id=""))
 
 
+@pytest.mark.parametrize(("length", "stays"), [(7, False), (13, True)])
+def test_the_spaces_of_a_run_are_a_part_of_it(length: int, stays: bool) -> None:
+    """`a b` is a fourth of the first text, and a sixth without its space; a sixth of the second, of which it may be a
+    fifth."""
+    text = " ".join(f"a b {number:0{length}}" for number in range(100))
+    assert (QUICK.filter(Document(text=text, id="")) is True) == stays
+    assert QUICK.filter(Document(text=text, id="")) == WHOLE.filter(Document(text=text, id=""))
+
+
 def test_real_text(stories: list[str]) -> None:
     pieces = [story[start : start + 4000] for story in stories[:6] for start in range(0, 40_000, 4000)]
     for piece in pieces:

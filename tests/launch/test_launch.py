@@ -8,12 +8,14 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from colonnade.errors import LayoutError
 from colonnade.launch import launch
+from colonnade.launch.supervisor import USER_MISTAKE, _Rank
 from tests.distributed import run_on_ranks
 
 PRELUDE = """
@@ -558,3 +560,12 @@ def test_an_environment_that_does_not_say_where_the_others_are(monkeypatch: pyte
     monkeypatch.delenv(launch.FOLDER, raising=False)
     with pytest.raises(LayoutError, match=r"MASTER_ADDR is not.*torchrun"):
         launch.connect(2, "cpu", threads=torch.get_num_threads())
+
+
+def test_a_mistake_of_all_ranks_is_told_by_the_first(tmp_path: Path) -> None:
+    """Whichever ended first: the first one's output is on the terminal already."""
+    stub: Any = None
+    ranks = [
+        _Rank(number, stub, None, stub, tmp_path / f"{number}", USER_MISTAKE, ended=9.0 - number) for number in (1, 0)
+    ]
+    assert min(ranks, key=_Rank.cause_order).number == 0

@@ -103,6 +103,15 @@ def test_a_part_of_a_sample_is_a_sample(corpus: TinyCorpus, tmp_path: Path) -> N
             module._check_length(settings, datasets, curriculum)
 
 
+def test_a_file_that_is_split_is_read_once(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """It is known by what it is, and not by its parts."""
+    opened = open_corpus(config(corpus, tmp_path))
+    assert opened.datasets.validation is not None and list(opened.files) == ["data.train"]
+    shutil.copytree(Path(corpus.prefix).parent, tmp_path / "other")
+    own = open_corpus(config(corpus, tmp_path, f"data.validation={tmp_path / 'other' / Path(corpus.prefix).name}"))
+    assert list(own.files) == ["data.train", "data.validation"]
+
+
 def test_a_blends_validation_file_is_read_whole(corpus: TinyCorpus, tmp_path: Path) -> None:
     settings, prefix = config(corpus, tmp_path), str(corpus.prefix)
     data = settings.data.model_copy(update={"train": None, "blend": {prefix: 1.0}, "validation": prefix})

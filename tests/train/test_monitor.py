@@ -41,6 +41,13 @@ def test_a_line_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     ]
 
 
+def test_the_last_step_is_told_whatever_its_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = monitor(tmp_path, steps=13)
+    for step in range(1, 14):
+        told.step(numbers(step), 0.5)
+    assert [line.split("/")[0] for line in capsys.readouterr().out.splitlines()] == ["step  1", "step 10", "step 13"]
+
+
 def test_steps_of_a_curriculum_have_other_numbers_of_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = monitor(tmp_path, log_every=1)
     for step, tokens in ((1, 16), (2, 32), (3, 32)):
