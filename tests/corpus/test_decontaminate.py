@@ -56,6 +56,8 @@ def test_cutting_keeps_what_is_around(run: Run, write_lines: Any, exam: dict[str
     assert short.ids() == ["x#1", "x#2"]
     gone = {"tests": exam, "action": "cut", "min_piece_characters": 5_000}
     assert run(write_lines("in.jsonl", [row]), folder="gone", decontaminate=gone).ids() == []
+    just = {"tests": exam, "action": "cut", "cut_characters": 10, "min_piece_characters": min(len(one), len(other))}
+    assert run(write_lines("in.jsonl", [row]), folder="just", decontaminate=just).ids() == ["x#1", "x#2"]
     many = {"tests": exam, "action": "cut", "max_pieces": 1}
     assert "in too many pieces" in next(
         iter(run(write_lines("in.jsonl", [row]), folder="many", decontaminate=many).reasons("decontaminate"))

@@ -109,7 +109,7 @@ def test_a_bomb_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = zstandard.ZstdCompressor().compress(bytes(200 << 20))
     got, why = until_damage(blocks(HashedFile(io.BytesIO(packed)), ".zst", max_expansion=1_000))
     assert "bomb" in why and len(got) < 100 << 20
-    assert unpacked(gzip.compress(TEXT * 9), ".gz", max_expansion=1_000) == TEXT * 9
+    assert unpacked(gzip.compress(TEXT * 9), ".gz", max_expansion=20) == TEXT * 9, "long, and not dense"
 
 
 @given(st.lists(st.binary(max_size=40)), st.integers(1, 50))

@@ -44,3 +44,4 @@ def test_of_other_machines_nothing_is_known() -> None:
     elsewhere = ProcessId("another machine", 2**30, "5")
     assert not has_ended(elsewhere) and not has_ended(ProcessId(mine().host, 2**30, ""))
     kill(elsewhere)
+    kill(replace(mine(), host="another machine"))  # this process, by its number and its birth, is another's there

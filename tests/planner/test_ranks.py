@@ -7,8 +7,8 @@ import pytest
 from colonnade.config.load import load
 from colonnade.config.schema import Config
 from colonnade.mesh.layout import Layout
-from colonnade.planner.memory import rank_memory
-from colonnade.planner.ranks import RankPlan, amount, as_json, as_text, largest, plan_ranks
+from colonnade.planner.memory import Memory, rank_memory
+from colonnade.planner.ranks import RankKind, RankPlan, amount, as_json, as_text, largest, plan_ranks
 from colonnade.planner.traffic import Step, totals, traffic
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -30,6 +30,11 @@ def test_the_paper_s_512_ranks() -> None:
     all_reduces, size = kind.traffic["all_reduce", "tp"]
     assert all_reduces == 8 * (4 * 72 + 2)  # each micro-batch: 2 forward and 2 backward a layer, embedding and head
     assert size == all_reduces * 1024 * 3072 * 2
+
+
+def test_what_is_received_is_not_sent() -> None:
+    traffic = {("send", "pp"): (2, 20), ("receive", "pp"): (3, 300), ("all_reduce", "tp"): (1, 4_000)}
+    assert RankKind((0,), 1, Memory(0, 0, 0, 0, 0), traffic).sent == 4_020
 
 
 def test_every_stage_is_one_of_the_kinds() -> None:

@@ -4,9 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from colonnade.config.schema import ModelConfig
 from colonnade.model.precision import DTYPES
-from colonnade.serving.options import device_problems, layout_problems
+from colonnade.serving.options import device_problems, layout_problems, measure_problems
 from tests.commands import here
 from tests.runs import Finished
 
@@ -26,6 +28,33 @@ def test_evaluate_tells_all_wrong_options_at_once(tmp_path: Path) -> None:
     assert answer.status == 2 and answer.err.startswith("colonnade: 4 problems\n")
     for said in ("no task 'cloze'", "nope.txt does not exist", "is neither a checkpoint nor", "'tpu'"):
         assert said in answer.err, said
+
+
+@pytest.mark.parametrize(
+    ("data", "part", "stride", "samples", "said"),
+    [
+        ("text.txt", None, 8, None, []),
+        (None, "test", None, 5, []),
+        (None, None, None, None, ["neither --data nor --part is given"]),
+        ("text.txt", "test", None, None, ["--data text.txt and --part test are given"]),
+        (None, "train", None, None, ["--part 'train'"]),
+        (None, "test", 8, None, ["--stride 8 does not go with --part"]),
+        ("text.txt", None, None, 5, ["--samples 5 is of a --part"]),
+    ],
+)
+def test_what_is_measured_on_what(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    data: str | None,
+    part: str | None,
+    stride: int | None,
+    samples: int | None,
+    said: list[str],
+) -> None:
+    (tmp_path / "text.txt").write_text("a text")
+    monkeypatch.chdir(tmp_path)
+    found = list(measure_problems("perplexity", data, part, stride=stride, samples=samples))
+    assert len(found) == len(said) and all(text in problem for text, problem in zip(said, found, strict=True))
 
 
 def test_data_that_is_not_there_is_told_before_torch_is_imported(finished: Finished) -> None:
