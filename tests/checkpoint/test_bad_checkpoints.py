@@ -78,6 +78,8 @@ def test_a_damaged_byte_is_found_by_one_of_several_ranks_and_told_by_all(path: P
         return refused(lambda: load(path, shards()))
 
     said = set(run_on_ranks(read, 3))
+    model = read_manifest(path).metadata["model"]
+    said.add(refused(lambda: load_found(lambda: newest(path.parent), shards(), model=model, check=lambda *_: None)))
     assert said == {
         f"{file} is damaged: its bytes are not those that were written (SHA-256). Delete {path} to go on from step 10."
     }

@@ -56,7 +56,7 @@ def test_each_copy_begins_on_a_cache_line() -> None:
         for name, dtype in (("a", torch.uint8), ("b", torch.float64))
     ]
     copies = Snapshot(agree(shards).items, pinned=False)
-    assert {part.data_ptr() % 64 for part in copies.parts.values()} == {0}
+    assert {part.data_ptr() % 64 for part in copies.tensors.values()} == {0}
 
 
 def test_without_overlap_a_save_returns_when_it_is_copied(tmp_path: Path) -> None:
