@@ -71,7 +71,21 @@ def test_it_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "3 of 3 jobs" in text and "WRONG: broken | x | 0: OSError: no disk" in text
 
 
+def of_each_drill_and_variant() -> list[Job]:
+    """Each drill on two variants, of several ranks for one of them; each variant once."""
+    names = ["kills", "full disk", "signals", "SIGSTOP", "signals", "SIGSTOP", "kills", "full disk"]
+    wanted = {f"{name} | {variant.name} | 0" for name, variant in zip(names, VARIANTS, strict=True)}
+    found = [job for job in jobs(rounds=1, kills=5) if job.name in wanted]
+    assert len(found) == len(VARIANTS) == 8
+    return found
+
+
+@pytest.fixture(scope="module")
+def longer(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tmp_path_factory.mktemp("longer"))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("job", list(jobs(rounds=1, kills=5)), ids=lambda job: job.name)
-def test_each_drill_once(job: Job, tmp_path: Path) -> None:
-    assert run(job, Place(tmp_path))["problems"] == []
+@pytest.mark.parametrize("job", of_each_drill_and_variant(), ids=lambda job: job.name)
+def test_each_drill_and_each_variant_once(job: Job, longer: Place) -> None:
+    assert run(job, longer)["problems"] == []
