@@ -194,10 +194,18 @@ def value_for(key: Key) -> st.SearchStrategy[Any]:
         names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
         return st.dictionaries(names, st.floats(1e-300, 1e300), max_size=3)
     if key.type is int:
-        return st.integers(1, 10**5)
+        return st.integers(max([1, *(int(limit.rsplit(" ", 1)[1]) for limit in key.limits)]), 10**5)
     low = 1e-300 if "above 0" in key.limits else 0
     low_and_high = (low, 0.999) if "below 1" in key.limits else (1e-300, 1e300)
     return st.floats(*low_and_high)
+
+
+def test_a_key_has_one_lower_limit() -> None:
+    limits = {
+        name: [limit for limit in key.limits if "least" in limit or "above" in limit]
+        for name, key in all_keys().items()
+    }
+    assert not {name: several for name, several in limits.items() if len(several) > 1}
 
 
 @given(st.fixed_dictionaries({}, optional={name: value_for(key) for name, key in all_keys().items()}))

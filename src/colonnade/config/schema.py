@@ -129,7 +129,7 @@ class ModelConfig(Section):
     """Keep the residual stream in fp32 under 16-bit precision (YaLM). Doubles the memory of what layers hand on."""
     tie_embeddings: bool = True
     """Use the token embedding as the output layer too. false adds vocab_size × hidden_size parameters."""
-    token_types: Annotated[Size, Ge(2), Since(2), Of(("bert",))] = 2
+    token_types: Annotated[int, Ge(2), Le(LARGEST), Since(2), Of(("bert",))] = 2
     """[types] Rows of the table that tells the first text of a sample from the second."""
     init_std: Annotated[Positive, NOT_THE_MODEL] = 0.02
     """[standard deviation] Initial weights are normal with this width; those that write to the residual stream have it
