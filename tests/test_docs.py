@@ -50,6 +50,8 @@ def test_the_index_names_every_page() -> None:
     records = {page for page in pages if re.fullmatch(r"design/\d\d-.*", page)}
     linked = set(re.findall(r"\]\(([^)#]+)\)", index)) - {"../README.md"}
     assert linked == pages - records - {"README.md"}
+    kinds = [line.split()[1].rstrip(":") for line in index.splitlines() if line.startswith("## ")]
+    assert kinds == ["Tutorial", "How-to", "Explanation", "Reference"]
 
 
 def configuration_of(page: str) -> str:

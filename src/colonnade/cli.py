@@ -68,6 +68,9 @@ def train(
     audit: Annotated[
         bool, typer.Option("--audit", help="Run one step, and print what each axis sent beside what theory says.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Start all ranks, check and tell everything, and stop before step 1.")
+    ] = False,
 ) -> None:
     """Train a model, or go on with a run that was stopped.
 
@@ -76,7 +79,7 @@ def train(
     from colonnade.train import start
 
     settings = start.load_for_run(config, overrides or [])
-    arguments = ["train", str(config), *(overrides or []), *["--audit"] * audit]
+    arguments = ["train", str(config), *(overrides or []), *["--audit"] * audit, *["--dry-run"] * dry_run]
     if audit:
         run_on_ranks(settings.parallel.num_ranks, arguments)
         from colonnade.verify.audit import audit as audit_one_step
@@ -90,7 +93,7 @@ def train(
         from colonnade.planner.memory_limit import within_memory
         from colonnade.train import loop
 
-        loop.main(settings, banner, within_memory)
+        loop.main(settings, banner, within_memory, dry_run=dry_run)
 
 
 app.add_typer(data, name="data")
@@ -106,15 +109,19 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Best = Annotated[
     bool, typer.Option("--best", help="Of a run, the checkpoint with the lowest validation loss, not the newest.")
 ]
-Precision = Annotated[str | None, typer.Option(help="fp32, bf16 or fp64; the checkpoint's own where unset.")]
+Precision = Annotated[str | None, typer.Option(help="fp32, bf16, fp16 or fp64; the checkpoint's own where unset.")]
 
 
 @app.command()
 def generate(
     checkpoint: Checkpoint,
     prompt: Annotated[
-        list[str], typer.Option(help="Text to go on from; give several for several.", show_default=False)
-    ],
+        list[str] | None, typer.Option(help="Text to go on from; give several for several.", show_default=False)
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help='A file of prompts, one a line; of a .jsonl each line\'s "prompt".', show_default=False),
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to add, at most.", min=1)] = 100,
     temperature: Annotated[float, typer.Option(help="0: always the likeliest token; 1: as the model says.")] = 0.8,
     top_k: Annotated[int, typer.Option(help="Choose among the k likeliest tokens only; 0: all.")] = 0,
@@ -125,12 +132,13 @@ def generate(
     pp: PipelineParallel = 1,
     device: Device = "auto",
     precision: Precision = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Write on from a prompt, token by token."""
-    from colonnade.generation.sampling import sampling_problems
-    from colonnade.serving.options import check_options, chosen
+    """Write on from prompts, token by token."""
+    from colonnade.generation.sampling import Sampling, sampling_problems
+    from colonnade.serving.options import all_prompts, check_options, chosen, prompt_problems
 
-    wrong = sampling_problems(temperature, top_k, top_p, seed)
+    wrong = (*prompt_problems(prompt, prompts), *sampling_problems(temperature, top_k, top_p, seed))
     check_options(checkpoint, tp=tp, pp=pp, device=device, precision=precision, best=best, more=wrong)
     run_on_ranks(tp * pp, sys.argv[1:])
 
@@ -143,12 +151,10 @@ def generate(
         trained.print_continuations(
             model,
             mesh,
-            prompt,
+            all_prompts(prompt, prompts),
             max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
+            sampling=Sampling(temperature, top_k, top_p, seed),
+            as_json=as_json,
         )
 
 

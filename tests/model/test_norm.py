@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from colonnade.kernels import norm as norms
 from colonnade.model.norm import Norm, RMSNorm
-from tests.emulated import emulated_cuda
+from tests.emulated import backward, emulated_cuda
 from tests.tensor_parallel.shards import drawn
 
 H = 8
@@ -108,6 +109,16 @@ def test_gradients_of_many_microbatches_are_summed_in_fp32() -> None:
         total += grad.double().sum(0)
     assert ours.bias.grad is not None
     torch.testing.assert_close(ours.bias.grad.double(), total, rtol=1e-5, atol=1e-4)
+
+
+def test_backward_of_16_bits_on_cuda_widens_neither_gradient_nor_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel takes them as they are; weight gradients are of one fp32 copy of x, which is made apart."""
+    ours, _ = norm(torch.bfloat16)
+    x = drawn(5, 3, H, seed=9).bfloat16().requires_grad_()
+    monkeypatch.setattr(norms, "_exact", lambda x: pytest.fail(f"{tuple(x.shape)} was copied to fp32"))
+    with emulated_cuda():
+        backward(ours(x), drawn(5, 3, H, seed=10).bfloat16())
+    assert x.grad is not None and ours.weight.grad is not None and ours.weight.grad.dtype is torch.float32
 
 
 def test_overflow_stays_visible() -> None:

@@ -56,6 +56,11 @@ def test_the_table_has_a_line_a_stage() -> None:
     assert "stage 0 │" not in text
 
 
+def test_one_micro_batch_is_one() -> None:
+    plan = plan_pipeline(SMALL, ParallelConfig(), num_microbatches=1, vocab_size=1000)
+    assert as_text(plan).startswith("1f1b: 1 stage, 1 micro-batch a step\n")
+
+
 def test_virtual_stages_are_told_apart() -> None:
     text = as_text(small("interleaved", 2))
     assert text.startswith("interleaved: 4 stages × 2 virtual stages, 8 micro-batches a step\n")

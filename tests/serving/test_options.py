@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from colonnade.config.schema import ModelConfig
+from colonnade.generation.prompts import read_prompts
 from colonnade.model.precision import DTYPES
 from colonnade.serving.options import device_problems, layout_problems, measure_problems
 from tests.commands import here
@@ -21,6 +22,29 @@ def test_generate_tells_all_wrong_options_at_once(finished: Finished) -> None:
     assert answer.status == 2 and answer.out == "" and answer.err.startswith("colonnade: 8 problems\n  - ")
     for said in ("temperature = -1", "top_k = -2", "top_p = 3", "seed = -4", "--tp 3", "--pp 9", "'tpu'", "'fp8'"):
         assert said in answer.err, said
+
+
+def test_prompts_that_are_none_are_told_with_the_rest(finished: Finished, tmp_path: Path) -> None:
+    for name, content, said in (
+        ("nowhere.txt", None, "nowhere.txt cannot be read: No such file or directory"),
+        ("blank.txt", b" \n\n", "blank.txt holds no prompt"),
+        ("latin.txt", "schön".encode("latin-1"), "latin.txt is not UTF-8 (byte 3)"),
+        ("bad.jsonl", b'{"prompt": "a"}\nb\n', "bad.jsonl, line 2: not JSON"),
+        ("other.jsonl", b'{"text": "a"}\n', 'other.jsonl, line 1: no text under "prompt"'),
+    ):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        answer = here("generate", finished.folder, "--prompts", tmp_path / name, "--top-k", -2)
+        assert answer.status == 2 and answer.out == "" and "2 problems" in answer.err and said in answer.err, answer
+    answer = here("generate", finished.folder)
+    assert answer.status == 2 and answer.err.startswith("colonnade: neither --prompt nor --prompts is given"), answer
+
+
+def test_prompts_of_a_file_are_its_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("one \u2028still\r\n\n  two".encode())
+    (tmp_path / "a.jsonl").write_text('{"prompt": "x\\ny", "id": 3}\n{"prompt": ""}\n')
+    assert read_prompts(tmp_path / "a.txt") == ["one \u2028still", "  two"]
+    assert read_prompts(tmp_path / "a.jsonl") == ["x\ny", ""]
 
 
 def test_evaluate_tells_all_wrong_options_at_once(tmp_path: Path) -> None:

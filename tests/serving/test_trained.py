@@ -17,6 +17,7 @@ import torch
 from colonnade.data.indexed import TokenFile
 from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import CheckpointError, ConfigError, LayoutError
+from colonnade.generation.sampling import Sampling
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.precision import DTYPES
 from colonnade.serving import trained
@@ -69,7 +70,23 @@ def test_several_prompts_are_answered_as_each_alone(finished: Finished) -> None:
     prompts = ["aeion", "rst tos", ""]
     together = forked("generate", finished.folder, *(w for p in prompts for w in ("--prompt", p)), *GREEDY)
     alone = [forked("generate", finished.folder, "--prompt", prompt, *GREEDY).out for prompt in prompts]
-    assert together.out == "".join(alone)
+    assert together.out == "\n".join(alone), "an empty line between two, and none at the end"
+    assert all(text.count("\n") == 1 and text.endswith("\n") for text in alone[:2])
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_texts_as_json_and_prompts_from_a_file(cut: Path, tmp_path: Path, tp: int) -> None:
+    """One object and nothing else, with the texts that are streamed otherwise."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("aeion\n\nrst tos\r\n")
+    layout = ("--tp", tp)
+    shown = forked("generate", cut, "--prompt", "tos", "--prompts", prompts, *GREEDY, *layout, num_ranks=tp)
+    answer = forked("generate", cut, "--prompt", "tos", "--prompts", prompts, *GREEDY, *layout, "--json", num_ranks=tp)
+    told = json.loads(answer.out)
+    assert answer.status == 0 and answer.err == "" and told["step"] == 6
+    assert [text["prompt"] for text in told["texts"]] == ["tos", "aeion", "rst tos"]
+    assert shown.out == "\n\n".join(text["prompt"] + text["text"] for text in told["texts"]) + "\n"
+    assert all((text["tokens"], text["end"]) == (8, "length") or text["end"] == "stop" for text in told["texts"])
 
 
 def test_text_is_shown_token_by_token(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,9 +94,9 @@ def test_text_is_shown_token_by_token(finished: Finished, monkeypatch: pytest.Mo
     shown: list[str] = []
     printed_before: list[str] = []
 
-    def show(*text: str, end: str = "\n", flush: bool = False) -> None:
+    def show(*text: str, end: str = "\n", sep: str = "", flush: bool = False) -> None:
         assert flush
-        shown.append("".join(text) + end)
+        shown.append(sep.join(text) + end)
 
     made = trained.generate
 
@@ -91,8 +108,8 @@ def test_text_is_shown_token_by_token(finished: Finished, monkeypatch: pytest.Mo
     monkeypatch.setattr(trained, "print", show, raising=False)
     monkeypatch.setattr(trained, "generate", watched)
     model = trained.open_trained(finished.newest, Mesh(), CPU)
-    settings: dict[str, Any] = {"temperature": 0, "top_k": 0, "top_p": 1.0, "seed": 1}
-    trained.print_continuations(model, Mesh(), ["aeion", "tos"], max_new_tokens=5, **settings)
+    greedy = Sampling(temperature=0.0, seed=1)
+    trained.print_continuations(model, Mesh(), ["aeion", "tos"], max_new_tokens=5, sampling=greedy, as_json=False)
     assert printed_before[0] == "" and printed_before[1].startswith("aeion") and len(printed_before) == 10
     assert all(len(before) <= len(after) for before, after in pairwise(printed_before))
     assert "tos" in printed_before[6] and "tos" not in printed_before[5]

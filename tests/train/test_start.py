@@ -17,7 +17,7 @@ from colonnade.launch import launch
 from colonnade.train import start as begin
 from tests.commands import after_banner, forked, here
 from tests.commands import start as start_ranks
-from tests.runs import Finished, metrics
+from tests.runs import Finished, metrics, snapshot
 from tests.train.test_interrupt import LONG, await_steps
 
 IN_USE = "is in use by `colonnade train`, process "
@@ -207,6 +207,35 @@ def test_steps_that_were_told_twice_are_told_once_after_a_resume(finished: Finis
     assert [line["step"] for line in told] == [1, 2, 3, 4, 5, 6]
     before = metrics(finished.folder)
     assert told[1]["loss"] == float(f"1{before[1]['loss']}") and told[2:] == before[2:]
+
+
+# --- without a step ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_a_dry_run_tells_all_and_writes_nothing(config: Path, finished: Finished, tmp_path: Path, dp: int) -> None:
+    arguments = ("train", config, f"parallel.dp={dp}", "--dry-run")
+    answer = forked(*arguments, num_ranks=dp)
+    assert answer.status == 0 and answer.err == "", answer
+    assert "  memory " in answer.out and "step 1/" not in answer.out
+    assert answer.out.splitlines()[-1] == "Nothing was trained or saved. The run would begin with step 1."
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_of_a_run_that_goes_on_changes_nothing(finished: Finished, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished.folder, run)
+    before = snapshot(run)
+    command = ("train", finished.config, f"run.folder={run}", "--dry-run")
+    for steps, said in (
+        (9, f"go on from {run}/checkpoints/step_00000006 with step 7."),
+        (6, f"do nothing: {run}/checkpoints/step_00000006 is at step 6 of train.steps = 6."),
+    ):
+        answer = forked(*command, f"train.steps={steps}")
+        assert answer.status == 0 and answer.out.endswith(f"The run would {said}\n"), answer
+    refused = forked(*command, "train.global_batch_size=8")
+    assert refused.status == 2 and "train.global_batch_size: 4 -> 8" in refused.err, refused
+    assert snapshot(run) == before
 
 
 # --- after a loss -----------------------------------------------------------------------------------------------------

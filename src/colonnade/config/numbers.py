@@ -41,9 +41,9 @@ def in_words(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def counted(number: int, noun: str) -> str:
-    """'1 document', '0 documents', '1,234 documents'."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+def counted(number: int, noun: str, nouns: str = "") -> str:
+    """'1 document', '0 documents', '1,234 documents'. `nouns`: where it takes more than an s."""
+    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 
 
 def size_of_text(num_bytes: float) -> str:

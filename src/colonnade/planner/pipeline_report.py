@@ -5,6 +5,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from colonnade.config.numbers import counted
 from colonnade.errors import ConfigError
 from colonnade.pipeline import draw
 from colonnade.planner.pipeline import PipelinePlan
@@ -62,7 +63,9 @@ def heading(plan: PipelinePlan) -> str:
     """The schedule and its numbers."""
     virtual = f" × {plan.virtual_stages} virtual stages" if plan.virtual_stages > 1 else ""
     stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
-    return f"{plan.schedule}: {stages}{virtual}, {plan.num_microbatches} micro-batches a step"
+    return (
+        f"{plan.schedule}: {stages}{virtual}, {counted(plan.num_microbatches, 'micro-batch', 'micro-batches')} a step"
+    )
 
 
 def unit_ranges(units: Sequence[str]) -> str:

@@ -5,14 +5,15 @@ What only the checkpoint's content can tell is left to `trained.py`.
 
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from colonnade.config.describe import all_keys
 from colonnade.config.load import loads
 from colonnade.config.numbers import divisors
 from colonnade.config.schema import ModelConfig
-from colonnade.errors import CheckpointError, ConfigError
+from colonnade.errors import CheckpointError, ConfigError, DataError
+from colonnade.generation.prompts import read_prompts
 from colonnade.launch import launch
 from colonnade.train.best import best_checkpoint
 
@@ -77,6 +78,20 @@ def layout_problems(checkpoint: Path, model: ModelConfig, tp: int, pp: int) -> I
             f"--tp {tp} does not divide the heads and the MLP of {checkpoint} evenly: each tensor-parallel rank needs "
             f"whole heads, and as many columns as the others. Use {', '.join(map(str, possible))}."
         )
+
+
+def all_prompts(given: Sequence[str] | None, file: Path | None) -> list[str]:
+    """Those of --prompt, and then those of the file of --prompts."""
+    return [*(given or []), *([] if file is None else read_prompts(file))]
+
+
+def prompt_problems(given: Sequence[str] | None, file: Path | None) -> Iterator[str]:
+    """What is wrong with --prompt and --prompts."""
+    try:
+        if not all_prompts(given, file):
+            yield "neither --prompt nor --prompts is given: there is no text to go on from. Use --prompt TEXT."
+    except DataError as error:
+        yield str(error)
 
 
 def measure_problems(

@@ -2,11 +2,11 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,7 +30,8 @@ from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError, ConfigError, LayoutError
 from colonnade.evaluation.file import BATCH_SIZE, perplexity_of_file
 from colonnade.generation.sample import Stages, generate
-from colonnade.generation.stream import end_note, prompt_tokens, stream_text
+from colonnade.generation.sampling import Sampling
+from colonnade.generation.stream import TextDelta, end_note, prompt_tokens, stream_text
 from colonnade.launch.join import joined
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh
@@ -103,39 +104,49 @@ def _check_layout(checkpoint: Path, model: ModelConfig, tp: int, pp: int) -> Non
 
 
 def print_continuations(
-    trained: Trained,
-    mesh: Mesh,
-    prompts: Sequence[str],
-    *,
-    max_new_tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    seed: int,
+    trained: Trained, mesh: Mesh, prompts: Sequence[str], *, max_new_tokens: int, sampling: Sampling, as_json: bool
 ) -> None:
-    """Print every prompt with what the model makes of it, token by token (rank 0 prints)."""
+    """Print every prompt with what the model makes of it, token by token; as JSON all at the end (rank 0 prints)."""
     tokenizer = trained.tokenizer
     made = generate(
         trained.stages,
         [prompt_tokens(tokenizer, prompt) for prompt in prompts],
         max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
+        **asdict(sampling),
         stop=tokenizer.end_of_document,
     )
+    deltas = stream_text(made, tokenizer)
+    if mesh.rank != 0:
+        for _ in deltas:
+            pass
+    elif as_json:
+        print(json.dumps({"step": trained.step, "texts": _texts(prompts, deltas)}))
+    else:
+        _stream(prompts, deltas, trained.config.model.seq_length)
+
+
+def _stream(prompts: Sequence[str], deltas: Iterable[TextDelta], seq_length: int) -> None:
+    """Texts as they grow, with an empty line between two."""
     begun = -1
-    for delta in stream_text(made, tokenizer):
-        if mesh.rank != 0:
-            continue
+    for delta in deltas:
         if delta.prompt != begun:
+            print("\n" * (delta.prompt > 0), prompts[delta.prompt], sep="", end="", flush=True)
             begun = delta.prompt
-            print(prompts[begun], end="", flush=True)
         print(delta.text, end="", flush=True)
         if delta.end is not None:
-            note = end_note(delta.end, seq_length=trained.config.model.seq_length)
-            print("\n" if note is None else f"\n[{note}]\n", flush=True)
+            note = end_note(delta.end, seq_length=seq_length)
+            print("" if note is None else f"\n[{note}]", flush=True)
+
+
+def _texts(prompts: Sequence[str], deltas: Iterable[TextDelta]) -> list[dict[str, Any]]:
+    """What was added to each prompt, in how many tokens (the end of document is one), and why it ends."""
+    texts: list[dict[str, Any]] = [{"prompt": prompt, "text": "", "tokens": 0, "end": None} for prompt in prompts]
+    for delta in deltas:
+        text = texts[delta.prompt]
+        text["text"] += delta.text
+        text["tokens"] += 1
+        text["end"] = delta.end
+    return texts
 
 
 def measure(

@@ -66,8 +66,11 @@ def main(
     config: Config,
     banner: Callable[[Config, Mesh, torch.device, Corpus, Decision], Banner],
     within: Callable[[Config, int, Mesh, torch.device], AbstractContextManager[None]] = lambda *_: nullcontext(),
+    *,
+    dry_run: bool = False,
 ) -> None:
-    """Train as `config` says, as one rank of its layout; every rank calls this.
+    """Train as `config` says, as one rank of its layout; every rank calls this. `dry_run`: stop before the state is
+    made, with nothing written.
 
     `banner`: called by every rank, describes the run; what it predicts of memory is the business of higher floors, and
     so is `within` (`planner.memory_limit`), which tells of memory that is refused.
@@ -86,11 +89,14 @@ def main(
         corpus = open_together(config, mesh.world)
         watched = within(config, corpus.vocab_size, mesh, device)
         with watched, closing(_monitor(config, mesh, corpus, device)) as monitor:
-            if mesh.rank == 0:
+            if mesh.rank == 0 and not dry_run:
                 run_folder.occupy(config)
             decision = settle(config, corpus.vocab_size, mesh.world, device)
             summary = banner(config, mesh, device, corpus, decision)
             monitor.say(summary.text)
+            if dry_run:
+                monitor.say(f"Nothing was trained or saved. The run would {recovery.beginning(config, corpus)}.")
+                return
             drawn, products = recovery.begins(config), decision.products
             state = build_state(config, mesh, corpus.vocab_size, device, draw=drawn, products=products)
             recovery.resume(state, config, corpus, monitor)

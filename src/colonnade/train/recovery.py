@@ -17,8 +17,8 @@ from torch import Tensor
 
 from colonnade import __version__
 from colonnade.checkpoint.copies import Copies
-from colonnade.checkpoint.load import load_found
-from colonnade.checkpoint.manifest import Manifest, checkpoints_in, newest
+from colonnade.checkpoint.load import check_model, load_found
+from colonnade.checkpoint.manifest import Manifest, checkpoints_in, newest, read_manifest
 from colonnade.checkpoint.plan import Box, Shard, shards_of_range
 from colonnade.checkpoint.save import Payload, Target
 from colonnade.checkpoint.saver import Saved, Saver
@@ -210,6 +210,21 @@ def _metadata(state: TrainState, config: Config, mesh: Mesh, corpus: Corpus) -> 
 def begins(config: Config) -> bool:
     """Whether the run has no checkpoint to go on from, as far as this rank sees: then it needs initial weights."""
     return newest(checkpoints(Path(config.run.folder))) is None
+
+
+def beginning(config: Config, corpus: Corpus) -> str:
+    """Where a run would begin, in words, with nothing read but manifests. CheckpointError for what `resume` refuses,
+    but for what only the tensors of a checkpoint show.
+    """
+    path = _find(Path(config.run.folder))
+    if path is None:
+        return "begin with step 1"
+    manifest = read_manifest(path)
+    check_model(path, manifest, model_metadata(config.model, corpus.vocab_size))
+    _check(config, corpus, path, manifest)
+    if manifest.step >= config.train.steps:
+        return f"do nothing: {path} is at step {manifest.step:,} of train.steps = {config.train.steps:,}"
+    return f"go on from {path} with step {manifest.step + 1:,}"
 
 
 def resume(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor) -> None:
