@@ -147,3 +147,28 @@ def test_ctrl_c_is_status_130(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 130
+
+
+def test_ctrl_c_is_heard_in_whatever_runs_here_however_it_was_started() -> None:
+    """A script without job control starts processes in the background that ignore SIGINT."""
+    program = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+from colonnade import cli
+sys.argv = ["colonnade", "--version"]
+try:
+    cli.main()
+except SystemExit:
+    print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+"""
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert answer.stdout.endswith("\nTrue\n"), answer
+
+
+def test_every_command_ends_beside_threads_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that writes a checkpoint, while the interpreter ends, would abort the process."""
+    ended: list[object] = []
+    monkeypatch.setattr(launch, "end_beside_threads", ended.append)
+    here("--version")
+    here("frobnicate")
+    assert ended == [0, 2]
