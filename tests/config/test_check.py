@@ -134,8 +134,8 @@ Problems = Callable[..., list[str]]
             "parallel.zero = 4 is not one of the choices. Use 0, 1, 2 or 3.",
         ),
         (
-            ("optim.min_learning_rate=0.1",),
-            "optim.min_learning_rate = 0.1 is above optim.learning_rate = 0.001: the decay goes down. "
+            ("optim.min_learning_rate=0.0011",),
+            "optim.min_learning_rate = 0.0011 is above optim.learning_rate = 0.001: the decay goes down. "
             "Use at most 0.001.",
         ),
         (

@@ -22,6 +22,7 @@ from colonnade.corpus.minhash import Bands, jaccard
 from colonnade.corpus.recipe import DeduplicateStep
 from colonnade.corpus.signatures import (
     ENTRY,
+    FAN_IN,
     GATHERED,
     OWN,
     BandFile,
@@ -30,6 +31,7 @@ from colonnade.corpus.signatures import (
     Source,
     band_files,
     gather,
+    num_gathered,
     sorted_entries,
 )
 from colonnade.corpus.words import WordHashes, shingles_of
@@ -242,6 +244,22 @@ def test_gathered_bands_are_all_bands(
     for files in (apart, [BandFile(folder / "all", GATHERED, 0)]):
         found = [entry for part in range(num_parts) for entry in sorted_entries(files, part, num_parts).tolist()]
         assert found == sorted(expected)
+
+
+def test_a_task_may_have_millions_of_documents(tmp_path: Path) -> None:
+    source = Source(OWN + 3, tmp_path, 3)
+    np.arange(70_000, dtype="<i8").tofile(source.path("lengths"))
+    with SignatureIndex([source]) as index:
+        assert [index.length((OWN + 3 << 32) + number) for number in (0, 65_535, 65_536, 69_999)] == [
+            0,
+            65_535,
+            65_536,
+            69_999,
+        ]
+
+
+def test_only_many_tasks_are_gathered() -> None:
+    assert [num_gathered(count) for count in (1, FAN_IN, FAN_IN + 1, 2 * FAN_IN, 2 * FAN_IN + 1)] == [0, 0, 2, 2, 3]
 
 
 def template_pages(count: int, *, shared: int, own: int, copies: int = 0, seed: int = 0) -> list[np.ndarray]:

@@ -7,6 +7,7 @@ import gzip
 import io
 import lzma
 import random
+import tracemalloc
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -92,6 +93,16 @@ def test_a_flipped_bit_and_foreign_bytes_are_told(compression: str) -> None:
     assert got == b"ok" and why
 
 
+@pytest.mark.parametrize("compression", [".gz", ".xz"])
+def test_damage_within_a_later_stream_is_no_foreign_end(compression: str) -> None:
+    """Something of it was given: the file is not whole before it."""
+    later = bytearray(PACK[compression](random.Random(1).randbytes(300_000)))
+    later[200_000:200_040] = bytes(40)
+    with pytest.raises(Damaged) as caught:
+        unpacked(PACK[compression](b"whole\n") + bytes(later), compression)
+    assert not caught.value.ended and "foreign" not in str(caught.value)
+
+
 @pytest.mark.parametrize("compression", COMPRESSED)
 def test_an_empty_compressed_file_is_told(compression: str) -> None:
     assert until_damage(blocks(HashedFile(io.BytesIO(b"")), compression)) == (b"", "empty")
@@ -124,9 +135,12 @@ def test_lines_are_those_of_split(parts: list[bytes], max_bytes: int) -> None:
 
 
 def test_a_giant_line_is_not_held() -> None:
-    block = bytes(1 << 20)
-    content = (block for _ in range(200))
-    assert list(lines(content, max_bytes=1 << 20)) == [Line(1, None, 200 << 20)]
+    content = (bytes(1 << 18) for _ in range(200))
+    tracemalloc.start()
+    assert list(lines(content, max_bytes=1 << 20)) == [Line(1, None, 50 << 20)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3 << 20
 
 
 @given(st.binary(max_size=200), st.integers(0, 200), st.integers(0, 200))

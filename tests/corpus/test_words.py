@@ -49,6 +49,14 @@ def test_hashes_do_not_depend_on_the_process() -> None:
     assert int(WordHashes().of(["the"])[0]) == 0x2E3A97906CABDA5E
 
 
+def test_shingles_are_those_that_earlier_runs_have_in_their_index() -> None:
+    """Numbers of before: with others every document would be a new one."""
+    assert [hex(each) for each in shingles_of("the cat sat on the mat", 5, WordHashes()).tolist()] == [
+        "0x66c90b7677ce8a65",
+        "0xe53832b28c2be5b3",
+    ]
+
+
 @given(st.text(alphabet="ab .!?\n'語。", max_size=60))
 def test_sentences_cover_the_text(text: str) -> None:
     plain = PlainWords()

@@ -255,3 +255,10 @@ def test_a_damaged_middle_is_refused_where_it_is_read(write_tokens: Write, part:
     for read in (file.document_starts, *((file.sequence_starts,) if part == "offsets" else ())):
         with pytest.raises(DataError, match=r"is damaged: (document|sequence) [23] begins at"):
             read(0, file.num_tokens)
+
+
+def test_a_last_document_beyond_the_end_is_refused(write_tokens: Write) -> None:
+    """No other stands behind it, that would begin before it."""
+    file = damaged(write_tokens(*[4] * 5), HEADER.size + 12 * 5 + 8 * 4, 1 << 40)
+    with pytest.raises(DataError, match="is damaged: document 4 begins at"):
+        file.document_starts(0, file.num_tokens)

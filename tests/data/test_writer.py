@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from colonnade.data import writer as writer_module
 from colonnade.data.indexed import TokenFile, bin_path, idx_path
-from colonnade.data.sidecar import Sidecar, read_sidecar
+from colonnade.data.sidecar import Sidecar, merge_sidecars, read_sidecar
 from colonnade.data.writer import TokenFileWriter, merge
 from colonnade.errors import DataError
 
@@ -137,6 +138,14 @@ def test_merge(tmp_path: Path, write_tokens: Write, monkeypatch: pytest.MonkeyPa
     assert [len(file.document(index)) for index in range(3)] == [5, 6, 9]
     assert file.read(0, 20).tolist() == [*range(11), *range(9)]
     assert read_sidecar(file) == Sidecar("a" * 64, 60_000, 0, 3, 20, 60, ("1.txt", "2.txt"))
+
+
+def test_what_merged_files_do_not_agree_in_is_unknown() -> None:
+    one = sidecar(1, 5)
+    other = replace(one, end_of_document=None, sentences=True)
+    both = merge_sidecars([("a", one), ("b", other), ("c", one)])
+    assert both is not None and both.end_of_document is None and both.sentences is None
+    assert both.documents == 3 and merge_sidecars([("a", one), ("b", None)]) is None
 
 
 def test_merge_is_the_same_as_writing_at_once(tmp_path: Path, write_tokens: Write) -> None:

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import torch
 
 from colonnade.errors import LayoutError
 from colonnade.launch import launch
-from colonnade.launch.supervisor import USER_MISTAKE, _Rank
+from colonnade.launch.supervisor import USER_MISTAKE, Supervisor, _Rank
 from tests.distributed import run_on_ranks
 
 PRELUDE = """
@@ -569,3 +570,13 @@ def test_a_mistake_of_all_ranks_is_told_by_the_first(tmp_path: Path) -> None:
         _Rank(number, stub, None, stub, tmp_path / f"{number}", USER_MISTAKE, ended=9.0 - number) for number in (1, 0)
     ]
     assert min(ranks, key=_Rank.cause_order).number == 0
+
+
+def test_only_a_second_ctrl_c_kills(tmp_path: Path) -> None:
+    """Who asks a run to stop may ask twice: a machine that shuts down does."""
+    got: list[int] = []
+    rank: Any = SimpleNamespace(status=None, send=got.append)
+    supervisor = Supervisor([], 1, tmp_path, lambda number, pipe: {}, ranks=[rank])
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGINT):
+        supervisor._pass_on(number)
+    assert got == [signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGKILL]

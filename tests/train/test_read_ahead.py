@@ -96,6 +96,19 @@ def test_an_error_is_that_of_the_step_that_wants_the_data() -> None:
         assert taken(reader, 8, None) == [8]
 
 
+def test_what_was_taken_is_not_held() -> None:
+    asked: list[int] = []
+
+    def read(position: int) -> list[Microbatch]:
+        asked.append(position)
+        return [batch(position)]
+
+    with ReadAhead(read, active=True) as reader:
+        assert taken(reader, 0, 4) == [0] and taken(reader, 4, None) == [4]
+        assert taken(reader, 4, None) == [4], "who asks once more has it read once more"
+    assert asked == [0, 4, 4]
+
+
 def test_no_thread_is_left_after_an_error_either() -> None:
     def read(position: int) -> list[Microbatch]:
         time.sleep(0.05 if position else 0)

@@ -45,6 +45,8 @@ def test_depth_and_width_shrink_and_nothing_else() -> None:
 def test_layouts_keep_what_they_need() -> None:
     assert shrunk(large(), [ParallelConfig(tp=8)]).model.num_heads == 16, "two heads a rank"
     assert shrunk(large(), [ParallelConfig(tp=16)]).model.num_heads == 16, "as many as there are"
+    both = [ParallelConfig(tp=2), ParallelConfig(tp=3)]
+    assert shrunk(large(num_heads=24, hidden_size=960), both).model.num_heads == 12, "whole heads for either"
     assert shrunk(large(), [ParallelConfig(pp=8)]).model.num_layers == 6, "8 chunks: 6 blocks, embedding, head"
     interleaved = ParallelConfig(pp=4, schedule="interleaved", virtual_stages=3)
     assert shrunk(large(), [interleaved]).model.num_layers == 10

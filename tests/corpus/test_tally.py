@@ -1,0 +1,22 @@
+"""Counts of tasks, put together."""
+
+from colonnade.corpus.tally import Amount, Tally, merged
+
+
+def tally(task: int) -> Tally:
+    found = Tally(
+        entered=Amount(10, 100, 1_000), left=Amount(7, 70, 700), changed={"cut": 2}, metadata={f"{task}": "said"}
+    )
+    for number in range(3):
+        found.drop("short", 10, 100)
+        found.samples.setdefault("short", []).append({"id": f"{task}.{number}"})
+    found.count("languages", "en", 4)
+    return Tally.from_json(found.as_json())
+
+
+def test_counts_add_up_and_the_first_samples_are_kept() -> None:
+    total = merged([tally(task) for task in range(3)], samples=4)
+    assert (total.entered, total.left) == (Amount(30, 300, 3_000), Amount(21, 210, 2_100))
+    assert total.dropped == {"short": Amount(9, 90, 900)} and total.changed == {"cut": 6}
+    assert total.histograms == {"languages": {"en": 12}} and total.metadata == dict.fromkeys("012", "said")
+    assert [each["id"] for each in total.samples["short"]] == ["0.0", "0.1", "0.2", "1.0"]
