@@ -145,6 +145,9 @@ def test_a_stage_keeps_what_it_sends_itself() -> None:
     carry = torch.ones(2), torch.ones(3)
     box.put(Message("F", 0, 0), carry)
     assert box.take(Message("F", 0, 0)) is carry and diary == []
+    taken = weakref.ref(carry[0])
+    del carry
+    assert taken() is None, "no longer than until it is taken"
 
 
 def test_each_tensor_is_a_transfer_and_what_is_none_is_none() -> None:
