@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from colonnade.mesh.process import ProcessId, has_ended, kill, mine
+from colonnade.mesh.process import ProcessId, has_ended, kill, mine, process_id_of
 from tests.distributed import fork
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks Linux's /proc")
@@ -44,4 +44,10 @@ def test_of_other_machines_nothing_is_known() -> None:
     elsewhere = ProcessId("another machine", 2**30, "5")
     assert not has_ended(elsewhere) and not has_ended(ProcessId(mine().host, 2**30, ""))
     kill(elsewhere)
-    kill(replace(mine(), host="another machine"))  # this process, by its number and its birth, is another's there
+    child = fork(sleep)
+    assert child.pid is not None
+    kill(replace(process_id_of(child.pid), host="another machine"))  # of the same number and the same birth
+    child.join(0.2)
+    assert child.exitcode is None
+    kill(process_id_of(child.pid))
+    child.join()
