@@ -1,4 +1,7 @@
-"""What a number was measured on: processor, memory, versions, commit."""
+"""What a number was measured on: processor, memory, versions, commit.
+
+python -m benchmarks.hardware        all that, and what the processor can do: a few seconds
+"""
 
 import os
 import platform
@@ -66,3 +69,15 @@ def _cpuinfo(key: str) -> str:
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
     return next((line.split(":", 1)[1].strip() for line in lines if line.split(":")[0].strip() == key), "")
+
+
+def main() -> None:
+    from benchmarks.limits import described, measured  # which imports torch: not everyone's who asks for the commit
+
+    for name, value in describe().items():
+        print(f"{name:<10} {', '.join(value) if isinstance(value, list) else value}")
+    print(described(measured()))
+
+
+if __name__ == "__main__":
+    main()

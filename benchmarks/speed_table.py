@@ -21,6 +21,8 @@ READING = f"""
 * **MB**: the most resident memory a rank ever had (VmHWM: libraries, compilation and start-up included).
 * **loss**: first and last step on one fixed batch. A run whose loss does not fall is thrown out.
 * **others**: cores that other programs kept busy meanwhile. From {CROWDED} on the line is marked `!`: measure again.
+* **of the limit**: floating-point operations that the model needs (no more), as a share of what the cores of the row
+  could do if all of them were products at the best rate measured here (`python -m benchmarks.hardware`).
 * bf16 is autocast over fp32 parameters, unless a note says otherwise.
 """
 
@@ -79,7 +81,8 @@ def write(report: Mapping[str, Any]) -> str:
     if report.get("before"):
         parts.append(f"## Against commit {report['before']}\n\n" + progress_made(table))
     parts.append("## All lines\n" + READING)
-    parts += [f"### {row}\n\n{lines(contestants)}" for row, contestants in table.items()]
+    limits = report.get("limits")
+    parts += [f"### {row}\n\n{lines(contestants, limit_of(row, limits))}" for row, contestants in table.items()]
     failed = [progress(run) for run in report["runs"] if failure(run)]
     if failed:
         parts.append("## Runs that do not count\n\n```\n" + "\n".join(failed) + "\n```")
@@ -100,8 +103,32 @@ run.
 
 * has {", ".join(machine["has"]) or "none of the flags asked for"}; has not {", ".join(machine["has_not"]) or "–"}
 * {machine["memory_gb"]} GB memory, {machine["system"]}, Python {machine["python"]}, torch {machine["torch"]}
+* {can_do(report.get("limits"))}
 * commit {machine["commit"]}, {report["date"]}
 * `{report["command"]}`"""
+
+
+def can_do(limits: Mapping[str, Any] | None) -> str:
+    """What the processor can do, in a line."""
+    if limits is None:
+        return "what the processor can do was not measured"
+    best = {precision: best_rate(rates) for precision, rates in limits["gflops_per_core"].items()}
+    rates = ", ".join(f"{rate:.0f} GFLOP/s of a core in {precision}" for precision, rate in best.items())
+    return f"products at up to {rates}; memory {limits['memory_gb_per_second']} GB/s"
+
+
+def best_rate(rates: Mapping[str, Mapping[str, float]]) -> float:
+    """[GFLOP/s] Of one core, by the kernel and the product that reach most: use -> kernel -> rate."""
+    return max(rate for use, of_use in rates.items() if use != "attention" for rate in of_use.values())
+
+
+def limit_of(row: str, limits: Mapping[str, Any] | None) -> float | None:
+    """[tokens/s] If all that the model needs ran at the best rate, on each core of the row."""
+    if limits is None:
+        return None
+    precision, _, layout = row.partition("-")
+    cores = 1 if layout == "one-1" else 2
+    return float(cores * best_rate(limits["gflops_per_core"][precision]) * 1e9 / limits["flops_per_token"])
 
 
 def verdict(table: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
@@ -115,7 +142,8 @@ def verdict(table: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
         if best is None:
             continue
         speed = f"{ours['tokens_per_second']:.0f}" if ours else "–"
-        ratio = f"**{ours['tokens_per_second'] / best['tokens_per_second']:.2f}**" if ours else "–"
+        times = ours["tokens_per_second"] / best["tokens_per_second"] if ours else 0.0
+        ratio = f"**{times:.2f}{' slower' if times < 1.0 else ''}**" if ours else "–"
         memory = f"{ours['peak_mb']}" if ours else "–"
         least = min(line["peak_mb"] for line in peers)
         text += f"| {row} | {speed} | {best['name']} | {best['tokens_per_second']:.0f} | {ratio} "
@@ -136,13 +164,14 @@ def progress_made(table: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     return text
 
 
-def lines(contestants: Mapping[str, Mapping[str, Any]]) -> str:
-    """The contestants of one row, the fastest first."""
-    text = "| contestant | tokens/s | low – high | step ms | CPU ms | MB | loss | others | note |\n"
-    text += "|---|---|---|---|---|---|---|---|---|\n"
+def lines(contestants: Mapping[str, Mapping[str, Any]], limit: float | None = None) -> str:
+    """The contestants of one row, the fastest first. `limit`: tokens/s that the processor allows."""
+    text = "| contestant | tokens/s | low – high | of the limit | step ms | CPU ms | MB | loss | others | note |\n"
+    text += "|---|---|---|---|---|---|---|---|---|---|\n"
     for line in sorted(contestants.values(), key=lambda line: -line["tokens_per_second"]):
         mark = " !" if line["others"] >= CROWDED else ""
         text += f"| {line['name']} | {line['tokens_per_second']:.0f} | {line['low']:.0f} – {line['high']:.0f} "
+        text += "| – " if limit is None else f"| {line['tokens_per_second'] / limit:.0%} "
         text += f"| {line['step_ms']:.0f} | {line['cpu_ms']:.0f} | {line['peak_mb']} | {line['loss']} "
         text += f"| {line['others']:.2f}{mark} "
         text += f"| {line['note']} |\n"

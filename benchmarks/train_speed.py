@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from benchmarks import hardware, speed_table
+from benchmarks import hardware, limits, speed_table
 from benchmarks.peers.reference import MODES
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -211,6 +211,7 @@ def main() -> None:
         "warmup": line.warmup,
         "tiny": line.tiny,
         "absent": absent,
+        "limits": None if line.tiny else limits.measured(),
         "before": hardware.commit(line.before) if line.before else None,
         "runs": runs,
     }

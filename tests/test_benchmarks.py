@@ -34,3 +34,41 @@ def test_another_checkout_is_no_peer() -> None:
     table = speed_table.rows([run("colonnade", 300.0), run("before", 200.0)])
     assert "fp32-tp" not in speed_table.verdict(table)
     assert "| fp32-tp | 300 | 200 | **1.500** | 9 | 9 |" in speed_table.progress_made(table)
+
+
+LIMITS = {
+    "gflops_per_core": {"fp32": {"forward": {"blas": 60.0, "onednn": 120.0}, "attention": {"blas": 900.0}}},
+    "memory_gb_per_second": 20.0,
+    "flops_per_token": 1e8,
+}
+
+
+def test_the_table_says_what_share_of_the_processor_each_has() -> None:
+    """Two cores at 120 GFLOP/s are 2,400 tokens/s of 10⁸ operations each."""
+    assert speed_table.limit_of("fp32-tp", LIMITS) == speed_table.limit_of("fp32-one-2", LIMITS) == 2400.0
+    assert speed_table.limit_of("fp32-one-1", LIMITS) == 1200.0 and speed_table.limit_of("fp32-tp", None) is None
+    line = {
+        "name": "x",
+        "low": 1.0,
+        "high": 2.0,
+        "step_ms": 1.0,
+        "cpu_ms": 1.0,
+        "peak_mb": 9,
+        "loss": "",
+        "others": 0.0,
+    }
+    contestants = {"x": {**line, "tokens_per_second": 1800.0, "note": ""}}
+    assert "| x | 1800 | 1 – 2 | 75% | 1 |" in speed_table.lines(contestants, 2400.0)
+    assert "| x | 1800 | 1 – 2 | – | 1 |" in speed_table.lines(contestants)
+    assert "up to 120 GFLOP/s of a core in fp32; memory 20.0 GB/s" in speed_table.can_do(LIMITS)
+    assert "not measured" in speed_table.can_do(None), "results that are older"
+
+
+def test_rows_in_which_a_peer_is_faster_are_marked() -> None:
+    def told(ours: float) -> str:
+        row = {"colonnade": ours, "plain": 100.0}
+        return speed_table.verdict(
+            {"r": {name: {"name": name, "tokens_per_second": speed, "peak_mb": 9} for name, speed in row.items()}}
+        )
+
+    assert "| **0.90 slower** |" in told(90.0) and "| **1.10** |" in told(110.0)
