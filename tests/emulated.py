@@ -128,6 +128,21 @@ def backward(out: Tensor | Sequence[Tensor], grad: Tensor | Sequence[Tensor | No
     engine.run_backward(ends, starts, False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
+class Noted(TorchDispatchMode):
+    """Within: notes of each matrix product torch's setting for fp32 products, and the type of its operands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, str, torch.dtype]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        if name in ("mm", "addmm", "addmm_"):
+            setting = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+            self.seen.append((name, setting, args[-1].dtype))
+        return function(*args, **(kwargs or {}))
+
+
 class NoWaiting(TorchDispatchMode):
     """Within: operators that make a program wait for a CUDA device fail."""
 

@@ -5,8 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from colonnade.kernels.attention import attend, attend_to_cache, attend_with_dropout
+from colonnade.kernels.choice import Kernel, Kernels, Products
 from colonnade.kernels.mask import Mask
 from colonnade.model.attention import KeyValueCache
 from tests.model.kept import Kept
@@ -211,3 +213,19 @@ def test_overflow_stays_visible() -> None:
     y = attend_with_dropout(*qkv, lambda: keep, 0.125)
     grads = torch.autograd.grad(y, qkv, torch.full((B, N, S, D), torch.inf, dtype=torch.float16))
     assert not any(gradient.isfinite().all() for gradient in grads)
+
+
+@pytest.mark.parametrize(("kernel", "expected"), [("native", torch.bfloat16), ("blas", torch.float32)])
+def test_16_bits_are_attended_to_as_they_are_or_widened(kernel: Kernel, expected: torch.dtype) -> None:
+    """With dropout too, whose probabilities are kept in that type."""
+    chosen = Products(bf16=Kernels(attention=kernel))
+    qkv = [drawn(1, 2, 8, 4, seed=seed).bfloat16().requires_grad_() for seed in range(3)]
+    kept: list[torch.dtype] = []
+    keep = torch.ones(1, 2, 8, 8, dtype=torch.bool)
+    with saved_tensors_hooks(lambda t: kept.append(t.dtype) or t, lambda t: t):  # type: ignore[func-returns-value]
+        y = attend(*qkv, products=chosen)
+        fused = set(kept) - {torch.float32} if kernel == "native" else set(kept)
+        assert y.dtype is torch.bfloat16 and fused == {expected}
+        kept.clear()
+        assert attend_with_dropout(*qkv, lambda: keep, 0.125, products=chosen).dtype is torch.bfloat16
+        assert set(kept) == {expected, torch.bool}

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from colonnade.kernels.choice import AS_THEY_ARE, KERNELS, WIDENED, Kernel, Kernels, Products
 from colonnade.kernels.products import WeightGradients, add_bias, add_product_, computed_by, gradient_of, linear, widen
 from colonnade.kernels.timing import is_exact
+from tests.emulated import Noted
 from tests.tensor_parallel.shards import drawn
 
 
@@ -178,27 +178,16 @@ def test_what_fp32_products_are_computed_by_is_as_it_was_before() -> None:
 
 def test_each_product_is_computed_by_the_kernel_of_its_use() -> None:
     """Which setting holds, and which type of operands comes, at each product of a layer, forward and backward."""
-    setting = torch.backends.mkldnn.matmul
-    seen: list[tuple[str, str, torch.dtype]] = []
-
-    class Seeing(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            name = function.overloadpacket.__name__
-            if name in ("mm", "addmm", "addmm_"):
-                seen.append((name, setting.fp32_precision, args[-1].dtype))
-            return function(*args, **(kwargs or {}))
-
-    plain, narrow, wide = setting.fp32_precision, torch.bfloat16, torch.float32
+    plain, narrow, wide = torch.backends.mkldnn.matmul.fp32_precision, torch.bfloat16, torch.float32
     for kernels, expected in {
         Kernels("native", "native", "blas"): [("mm", plain, narrow), ("mm", plain, narrow), ("addmm_", plain, wide)],
         Kernels("onednn", "blas", "onednn"): [("mm", "bf16", wide), ("mm", plain, wide), ("addmm_", "bf16", wide)],
         Kernels("blas", "onednn", "blas"): [("mm", plain, wide), ("mm", "bf16", wide), ("addmm_", plain, wide)],
     }.items():
-        seen.clear()
         x = drawn(4, 8, seed=0).bfloat16().requires_grad_()
-        with Seeing():
+        with Noted() as products:
             linear(x, nn.Parameter(drawn(5, 8, seed=1).bfloat16()), products=Products(bf16=kernels)).sum().backward()
-        assert seen == expected
+        assert products.seen == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -18,7 +18,7 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh
 from colonnade.tensor_parallel.cross_entropy import output_loss
 from tests.distributed import run_on_ranks
-from tests.emulated import backward, emulated_amx, emulated_cuda
+from tests.emulated import Noted, backward, emulated_amx, emulated_cuda
 
 TOKENS, VOCAB, HIDDEN = 64, 500, 96
 LOSSES = (10.0, 1.0, 0.1, 1e-2, 1e-3, 1e-4)
@@ -150,3 +150,16 @@ def test_a_cpu_with_bf16_units_multiplies_bf16_in_them() -> None:
         found = {dtype: usual().of(torch.ones(1, dtype=dtype)) for dtype in (torch.float32, *BOUND)}
     assert found[torch.float32] == found[torch.float16] == WIDENED
     assert found[torch.bfloat16] == Kernels("native", "native", "onednn", "onednn", "native")
+
+
+def test_all_three_products_of_the_output_layer_are_computed_by_its_kernel() -> None:
+    given = problem(1.0, torch.bfloat16)
+    plain = torch.backends.mkldnn.matmul.fp32_precision
+    for kernel, setting in (("blas", plain), ("onednn", "bf16")):
+        other: Kernel = "onednn" if kernel == "blas" else "blas"
+        products = Products(bf16=Kernels(other, other, other, kernel))
+        with Noted() as noted:
+            errors(given, Mesh().tp, nullcontext, products)
+        of_ours = [each for each in noted.seen if each[2] is torch.float32]
+        assert of_ours == [(name, setting, torch.float32) for name in ("mm", "mm", "addmm_")]
+    assert torch.backends.mkldnn.matmul.fp32_precision == plain

@@ -19,7 +19,8 @@ from colonnade.kernels.timing import Seconds, Slices
 from colonnade.launch import launch
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
-from colonnade.train import products
+from colonnade.model.attention import Attention
+from colonnade.train import loop, products
 from colonnade.train.metadata import ProductMetadata
 from colonnade.train.products import Decision, served_by, settle, slices_of
 from colonnade.train.remembered import FILE, MOST, recall, remember
@@ -300,6 +301,27 @@ def test_kernels_are_told_and_written_down(config: Path, tmp_path: Path) -> None
     metadata = ProductMetadata.model_validate(written)
     assert metadata.kernels == ONEDNN.table() and metadata.precision == "bf16" and metadata.torch == torch.__version__
     assert metadata.processor == products.processor()
+
+
+@pytest.mark.parametrize("best", ["native", "onednn", "blas"])
+def test_the_layers_of_the_run_get_them(config: Path, tmp_path: Path, best: Kernel) -> None:
+    """A run's layers, not only its banner."""
+    build = loop.build_state
+
+    def first(rank: int) -> None:
+        products.WORTH_IT = 0.0
+        launch.cache_folder = lambda: None
+        timing.measure = Timer(best)
+        loop.build_state = tell
+
+    def tell(*given: Any, **more: Any) -> Any:
+        state = build(*given, **more)
+        blocks = [module for module in state.model.modules() if isinstance(module, Attention)]
+        print("layers have", state.model.parallel.products.bf16.forward, {b.products.bf16.forward for b in blocks})
+        return state
+
+    answer = forked("train", config, f"run.folder={tmp_path / 'run'}", BF16, first=first)
+    assert f"layers have {best} {{'{best}'}}" in answer.out, answer
 
 
 def test_on_another_processor_it_is_measured_again_and_said(config: Path, tmp_path: Path) -> None:
