@@ -89,9 +89,9 @@ def main(
         corpus = open_together(config, mesh.world)
         watched = within(config, corpus.vocab_size, mesh, device)
         with watched, closing(_monitor(config, mesh, corpus, device)) as monitor:
+            decision = settle(config, corpus.vocab_size, mesh.world, device)
             if mesh.rank == 0 and not dry_run:
                 run_folder.occupy(config)
-            decision = settle(config, corpus.vocab_size, mesh.world, device)
             summary = banner(config, mesh, device, corpus, decision)
             monitor.say(summary.text)
             if dry_run:
