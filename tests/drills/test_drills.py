@@ -20,6 +20,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return Place(tmp_path_factory.mktemp("drills"), steps=8)
 
 
+@pytest.mark.slow
 def test_kills(place: Place) -> None:
     rows = [kill_drill(place, variant, seed=0, kills=3) for variant in (SERIAL, TP2)]
     assert [row["problems"] for row in rows] == [[], []]

@@ -53,6 +53,7 @@ def trouble(folder: Path, number: int, *overrides: str) -> tuple[int, str, float
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the ranks through Linux's /proc")
 class TestTrain:
+    @pytest.mark.slow
     def test_a_rank_that_is_killed(self, tmp_path: Path) -> None:
         status, errors, seconds = trouble(tmp_path, signal.SIGKILL, "train.timeout=300")
         assert status == 137 and seconds < 15

@@ -215,7 +215,7 @@ def comparable(entries: list[Entry]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "way",
     [
-        TP8,
+        pytest.param(TP8, marks=pytest.mark.slow),
         Way(tp=2, dp=2, micro_batch_size=2, sequence_parallel=True, zero=3),
         Way(pp=2, dp=2, micro_batch_size=2, zero=2),
     ],

@@ -3,6 +3,7 @@
 from itertools import combinations, product
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,6 +78,7 @@ def test_it_is_small_and_the_same_each_time() -> None:
 THREE = (*CORE, "sequence_parallel", "zero", "tied")
 
 
+@pytest.mark.slow
 @given(any_combination)
 def test_three_at_a_time(combination: Combination) -> None:
     """Strength 3 covers every valid choice of three among the factors it is told."""

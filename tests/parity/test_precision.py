@@ -192,7 +192,12 @@ def exact_sums() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return sums, sizes
 
 
-@pytest.mark.parametrize("way", LONG)
+QUICK = ("serial", "pp2 zero_bubble", "dp2 zero3")
+
+
+@pytest.mark.parametrize(
+    "way", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in LONG]
+)
 def test_256_microbatches_add_up_in_fp32(way: str, exact_sums: tuple[dict[str, Tensor], dict[str, Tensor]]) -> None:
     """The sum is that of the micro-batches' own gradients, to fp32 rounding: 256 additions of 2⁻²⁴ each, on whatever
     rank and in whatever buffer a partial sum waits.

@@ -81,6 +81,7 @@ def test_it_comes_before_the_first_step_and_into_the_events(config: Path, tmp_pa
     assert setup["device"] == "cpu" and setup["precision"] == "fp32" and setup["layout"] == "pp1 dp1 tp1"
 
 
+@pytest.mark.slow
 def test_the_first_line_is_there_before_torch_is(config: Path) -> None:
     """Of several ranks: the process that starts them says it, once; the rest is rank 0's."""
     answer = colonnade("train", config, "train.steps=2", "parallel.tp=2")

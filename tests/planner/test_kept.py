@@ -148,7 +148,9 @@ def test_the_most_of_a_run_is_its_own() -> None:
     assert most == 3 * 5 * 4 and len(made) == 5 and len(small) == 10
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "fp64"])
+@pytest.mark.parametrize(
+    "precision", ["fp32", "bf16", *(pytest.param(p, marks=pytest.mark.slow) for p in ("fp16", "fp64"))]
+)
 @pytest.mark.parametrize("keys", MODELS, ids=lambda keys: "-".join(map(str, keys.values())))
 def test_what_each_unit_keeps_to_the_byte(keys: dict[str, Any], precision: str) -> None:
     for recompute, tp in product(("none", "selective"), (1, 2)):

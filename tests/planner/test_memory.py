@@ -80,19 +80,19 @@ def check(run: Config) -> None:
         compare(predict(run, VOCAB, stage=stage, device=CPU), measured(run, mesh), parallel.tp)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", pytest.param("fp64", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_every_stage_of_zero(zero: int, precision: str) -> None:
     check(config({"dp": 3, "zero": zero}, train={"precision": precision}))
 
 
-@pytest.mark.parametrize("zero", [0, 3])
+@pytest.mark.parametrize("zero", [pytest.param(0, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b", "zero_bubble"])
 def test_every_schedule(schedule: str, zero: int) -> None:
     check(config({"pp": 2, "dp": 2, "zero": zero, "schedule": schedule}))
 
 
-@pytest.mark.parametrize("zero", [0, 2])
+@pytest.mark.parametrize("zero", [pytest.param(0, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(("pp", "virtual_stages"), [(1, 2), (2, 2), (4, 2)])
 def test_virtual_stages(pp: int, virtual_stages: int, zero: int) -> None:
     check(config({"pp": pp, "dp": 2, "zero": zero, "schedule": "interleaved", "virtual_stages": virtual_stages}))
@@ -109,7 +109,7 @@ def test_tensor_and_sequence_parallel(pp: int, sequence_parallel: bool) -> None:
     [{"recompute": "selective"}, {"recompute": "full"}, {"recompute": "full", "recompute_every": 2}],
     ids=["selective", "full", "every-2"],
 )
-@pytest.mark.parametrize("pp", [1, 2])
+@pytest.mark.parametrize("pp", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_recomputation(pp: int, recompute: dict[str, Any]) -> None:
     check(config({"pp": pp, "dp": 2, "zero": 3, **recompute}))
 
@@ -179,7 +179,7 @@ def test_llama(parallel: dict[str, Any], model: dict[str, Any], documents: str) 
     check(config(parallel, model={**LLAMA, **model}, train={"precision": precision}, documents=documents))
 
 
-@pytest.mark.parametrize("attention_dropout", [0.0, 0.1])
+@pytest.mark.parametrize("attention_dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
 @pytest.mark.parametrize(
     "parallel",
     [
