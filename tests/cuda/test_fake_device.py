@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._decomp import decompositions
 from torch.utils.cpp_extension import include_paths
 
 HERE = Path(__file__).parent
@@ -42,6 +43,8 @@ CASES = {
 @pytest.fixture(scope="session")
 def guard(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`guard.cpp`, compiled."""
+    if "addmm_dtype" not in vars(decompositions):
+        pytest.skip(f"in torch {torch.__version__} fake tensors do not know addmm with out_dtype")
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no C++ compiler: a CUDA device cannot be invented")
