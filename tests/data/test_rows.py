@@ -171,3 +171,13 @@ def test_rows_of_one_kind_only() -> None:
     other = Rows(one.tokens, one.labels, one.counted, one.tokens)
     with pytest.raises(AssertionError, match="all samples have a field, or none"):
         Rows.stack([one, other])
+
+
+def test_packed_rows_tell_documents_apart_where_one_ends(tmp_path: Path) -> None:
+    """Each token's value is its place in the file, which tells its document."""
+    lengths = [5, 3, 6, 2, 4, 4, 1, 7, 2, 6, 8, 9]
+    data = dataset(written(tmp_path, lengths), 8, PACKED)
+    of_token = np.repeat(np.arange(len(lengths)), lengths)
+    rows = data.rows(list(range(len(data))))
+    assert rows.documents is not None and len(data) == 7
+    assert ((np.diff(rows.documents, axis=1) != 0) == (np.diff(of_token[rows.tokens], axis=1) != 0)).all()
