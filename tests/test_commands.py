@@ -75,7 +75,7 @@ def test_inspect_in_words_and_in_json(corpus: TinyCorpus) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--prompt", "a b " * 20, "--tp", 2], "reads at most 16 positions"),
+        pytest.param(["--prompt", "a b " * 20, "--tp", 2], "reads at most 16 positions", marks=pytest.mark.slow),
         pytest.param(["--prompt", "a", "--tp", 3], "--tp 3 does not divide the heads", marks=pytest.mark.slow),
     ],
 )

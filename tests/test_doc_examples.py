@@ -59,6 +59,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_examples_of_a_page_run(page: Path, place: Path) -> None:
     """In one process, from top to bottom. An indented one is an excerpt, and stands in the source."""

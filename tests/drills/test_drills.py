@@ -31,6 +31,7 @@ def test_a_full_disk(place: Place) -> None:
     assert disk_drill(place, SERIAL, seed=1) == {"failed saves": 1, "problems": []}
 
 
+@pytest.mark.slow
 def test_a_signal_and_a_pause(place: Place) -> None:
     assert signal_drill(place, SERIAL, seed=0)["problems"] == []
     assert stop_drill(place, TP2, seed=0)["problems"] == []

@@ -27,6 +27,7 @@ from colonnade.mesh.process import mine
 from colonnade.mesh.shared_memory import SLOT_BYTES, Segment, SharedMemoryTransport
 from colonnade.mesh.transport import TorchTransport
 from tests.distributed import run_on_ranks
+from tests.slow import first_fast
 
 can_share = pytest.mark.skipif(
     not shared_memory.is_possible(),
@@ -60,7 +61,7 @@ def _reduce_and_gather(rank: int, num_ranks: int) -> list[Any]:
 
 
 @can_share
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", first_fast([3, 2]))
 def test_all_reduce_and_all_gather_are_what_they_should_be(num_ranks: int) -> None:
     for rank in run_on_ranks(_reduce_and_gather, num_ranks):
         assert len(rank) == len(DTYPES) * 4 * 4 and all(rank)

@@ -12,6 +12,7 @@ from tests.distributed import run_on_ranks
 from tests.emulated import emulated_cuda
 from tests.parity.runs import Case, Reference, Run, Way, references_on_a_rank, train
 from tests.parity.test_precision import UNIT, distance, precision_of
+from tests.slow import first_fast
 
 CASES = {
     "bf16": Case(precision="bf16"),
@@ -39,7 +40,7 @@ def fp32() -> dict[float, Reference]:
     return {case.drop: reference for case, reference in zip(cases, found, strict=True)}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", first_fast(sorted(WAYS, reverse=True)))
 def test_16_bits_stay_near_fp32(way: str, fp32: dict[float, Reference]) -> None:
     """The bounds of `test_precision.py`."""
     ranks = run_on_ranks(emulated_on_a_rank, WAYS[way].layout.num_ranks, WAYS[way], list(CASES.values()))
@@ -56,7 +57,7 @@ def test_fp32_differs_by_rounding_alone(fp32: dict[float, Reference]) -> None:
 
 
 @pytest.mark.parametrize("emulated", [False, True], ids=["cpu", "emulated"])
-@pytest.mark.parametrize("way", ["serial", "tp2 sequence parallel"])
+@pytest.mark.parametrize("way", first_fast(["tp2 sequence parallel", "serial"]))
 def test_a_masked_model_in_16_bits_stays_near_fp32(way: str, emulated: bool) -> None:
     """Two losses, an output layer with a bias, padding: on the branches of both devices.
 

@@ -22,11 +22,13 @@ from colonnade.model.bert import BERT
 from colonnade.planner.banner import banner
 from colonnade.tasks.bert import BertBatch, Guesses, MaskedPairs
 from colonnade.train.corpus import open_corpus
+from colonnade.train.products import settle
 from colonnade.train.state import build_state
 from colonnade.train.step import train_step
 from tests.commands import forked
 from tests.parity.runs import CPU, SERIAL, Case, configured, pairs_of_texts, part
 from tests.runs import metrics, tensors
+from tests.slow import first_fast
 from tests.tiny import TinyCorpus, made_up, write_config
 
 CASE = Case(block="bert", drop=0.0)
@@ -209,14 +211,16 @@ def test_metrics_tell_each_loss(alone: Path) -> None:
 
 @pytest.mark.parametrize(
     "layout",
-    [
-        ("parallel.tp=2", "parallel.sequence_parallel=true"),
-        ("parallel.pp=2", "train.micro_batch_size=1"),
-        ("parallel.dp=2", "parallel.zero=3"),
-    ],
+    first_fast(
+        [
+            ["parallel.tp=2", "parallel.sequence_parallel=true"],
+            ["parallel.pp=2", "train.micro_batch_size=1"],
+            ["parallel.dp=2", "parallel.zero=3"],
+        ]
+    ),
     ids=str,
 )
-def test_every_layout_trains_the_same(alone: Path, texts: Path, tmp_path: Path, layout: tuple[str, ...]) -> None:
+def test_every_layout_trains_the_same(alone: Path, texts: Path, tmp_path: Path, layout: list[str]) -> None:
     answer = forked("train", write(texts, tmp_path), *layout, num_ranks=2)
     assert answer.status == 0, answer
     for mine, expected in zip(metrics(tmp_path / "run"), metrics(alone), strict=True):
@@ -286,7 +290,10 @@ def test_only_a_language_model_misses_bits_per_byte(texts: Path, tmp_path: Path)
     masked = load(write(texts, tmp_path), [])
     language = load(write_config(TinyCorpus(texts), tmp_path), [f"data.train={texts}/no sentences"])
     for config, is_missed in ((masked, False), (language, True)):
-        notes = banner(config, Mesh(), CPU, open_corpus(config)).fields["notes"]
+        opened = open_corpus(config)
+        notes = banner(config, Mesh(), CPU, opened, settle(config, opened.vocab_size, Mesh().world, CPU)).fields[
+            "notes"
+        ]
         assert ("the tokenizer is not byte-level: no bits per byte" in notes) == is_missed
 
 

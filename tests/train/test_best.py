@@ -11,6 +11,7 @@ from colonnade.errors import CheckpointError
 from colonnade.train.best import Best, best_checkpoint, best_of
 from tests.commands import forked, here
 from tests.runs import Finished, events, metrics, saved_steps
+from tests.slow import first_fast
 from tests.tiny import TinyCorpus, write_config
 
 EACH = ["train.evaluate_every=2", "checkpoint.every=2", "checkpoint.keep=1", "optim.decay_steps=8"]
@@ -45,7 +46,7 @@ def test_what_was_told_last_of_a_step_counts_and_no_number_never_wins(tmp_path: 
     assert best_of(tmp_path, [6]) is None
 
 
-@pytest.mark.parametrize("more", [[], ["checkpoint.asynchronous=true", "parallel.pp=2"]])
+@pytest.mark.parametrize("more", first_fast([["checkpoint.asynchronous=true", "parallel.pp=2"], []]))
 def test_the_best_checkpoint_is_never_rotated_away(corpus: TinyCorpus, tmp_path: Path, more: list[str]) -> None:
     """Also by a run that goes on, from which nothing but its folder is known."""
     config, run, ranks = write_config(corpus, tmp_path), tmp_path / "run", 2 if more else 1

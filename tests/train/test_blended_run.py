@@ -68,6 +68,7 @@ LAYOUTS = (
 )
 
 
+@pytest.mark.slow
 def test_packed_documents_train_alike_on_every_layout(config: Path, tmp_path: Path) -> None:
     run = [config, "train.precision=fp64", "train.steps=3", "train.evaluate_samples=3"]
     packed = [*run, "data.documents=separate", "data.packing=best_fit"]

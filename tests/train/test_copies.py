@@ -16,6 +16,7 @@ from colonnade.train.state import TrainState
 from tests.commands import start
 from tests.distributed import run_on_ranks
 from tests.runs import metrics, saved_steps
+from tests.slow import first_fast
 
 Corrupt = Callable[[TrainState], None]
 
@@ -136,12 +137,14 @@ def test_a_save_in_the_background_is_refused_as_well(config: Path, tmp_path: Pat
 
 @pytest.mark.parametrize(
     "layout",
-    [
-        ["tp=2", "dp=2", "zero=2", "train.precision=bf16"],
-        ["pp=2", "dp=2", "train.precision=bf16", "train.reduce_precision=16-bit"],
-        ["pp=3", "tp=2", "sequence_parallel=true", "zero=1"],
-        ["tp=2", "dp=2", "zero=3", "optim.name=lamb"],
-    ],
+    first_fast(
+        [
+            ["tp=2", "dp=2", "zero=2", "train.precision=bf16"],
+            ["pp=2", "dp=2", "train.precision=bf16", "train.reduce_precision=16-bit"],
+            ["pp=3", "tp=2", "sequence_parallel=true", "zero=1"],
+            ["tp=2", "dp=2", "zero=3", "optim.name=lamb"],
+        ]
+    ),
 )
 def test_sound_copies_are_equal_to_the_bit(config: Path, tmp_path: Path, layout: list[str]) -> None:
     """On layouts with every kind of copy, after each of six steps."""

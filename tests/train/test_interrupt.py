@@ -82,7 +82,7 @@ def test_one_rank_gets_the_signal(config: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "number"),
     [
-        ("tp=2", signal.SIGINT),
+        pytest.param("tp=2", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("serial", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("serial", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("dp=2", signal.SIGTERM, marks=pytest.mark.slow),

@@ -97,9 +97,9 @@ def test_what_is_printed(config: Path, tmp_path: Path) -> None:
     answer = forked("train", config, "train.log_every=2", "parallel.dp=2", num_ranks=2)
     assert (answer.status, answer.err) == (0, "")
     lines = answer.out.splitlines()
-    begins = [line.split()[0] for line in lines[:9]]
-    assert begins == ["model", "layout", "device", "precision", "data", "steps", "memory", "free", "note"]
-    assert [line.split("  ")[0] or line.strip()[:20] for line in lines[9:]] == [
+    begins = [line.split()[0] for line in lines[:10]]
+    assert begins == ["model", "layout", "device", "precision", "products", "data", "steps", "memory", "free", "note"]
+    assert [line.split("  ")[0] or line.strip()[:20] for line in lines[10:]] == [
         "step 1/6",
         "step 2/6",
         "validation at step 3",

@@ -22,6 +22,7 @@ from colonnade.data.tokenizer import train_bpe
 from colonnade.train import state
 from tests.commands import after_banner, environment, forked, start
 from tests.runs import Finished, assert_same, events, metrics, saved_steps, tensors, whole_tensors
+from tests.slow import first_fast
 from tests.tiny import VOCAB_SIZE, TinyCorpus, made_up, write_config
 
 LAYOUTS = {"serial": [], "tp=2": ["parallel.tp=2"], "dp=2": ["parallel.dp=2"]}
@@ -81,7 +82,7 @@ def live(config: Path, run: Path, layout: Sequence[str], *, until: int | None = 
     assert answer.status == (0 if until is None else -signal.SIGKILL), answer
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", first_fast(list(LAYOUTS)))
 def test_a_run_that_is_killed_again_and_again(config: Path, tmp_path: Path, name: str) -> None:
     layout = LAYOUTS[name]
     done = moments(config, tmp_path / "whole", layout, tmp_path / "log")
@@ -159,7 +160,7 @@ def test_a_command_that_is_killed_by_the_clock(config: Path, tmp_path: Path, nam
     assert_same(run, tmp_path / "whole")
 
 
-@pytest.mark.parametrize(("before", "after"), [("tp=2", "serial"), ("serial", "dp=2"), ("dp=2", "tp=2")])
+@pytest.mark.parametrize(("before", "after"), first_fast([("dp=2", "tp=2"), ("tp=2", "serial"), ("serial", "dp=2")]))
 def test_a_run_goes_on_under_another_layout(config: Path, tmp_path: Path, before: str, after: str) -> None:
     exact = ["train.precision=fp64", "optim.decay_steps=6"]
     whole, run = tmp_path / "whole", tmp_path / "run"
@@ -293,7 +294,7 @@ def saved(run: Path) -> list[dict[str, Any]]:
     return [event for event in events(run) if event["event"] == "saved"]
 
 
-@pytest.mark.parametrize("name", ["serial", "dp=2"])
+@pytest.mark.parametrize("name", first_fast(["dp=2", "serial"]))
 def test_saving_in_the_background_saves_the_same(config: Path, tmp_path: Path, name: str) -> None:
     """To the bit, though training has gone on when it is written."""
     layout = LAYOUTS[name]
@@ -324,7 +325,7 @@ def test_a_slow_disk_is_waited_for_and_told(config: Path, tmp_path: Path) -> Non
     assert told[-1] == "finished" and told.count("saved") == 3 and saved_steps(run) == [4, 6] and last["step"] == 6
 
 
-@pytest.mark.parametrize("name", ["serial", "tp=2"])
+@pytest.mark.parametrize("name", first_fast(["tp=2", "serial"]))
 def test_killed_while_saving_in_the_background(config: Path, tmp_path: Path, name: str) -> None:
     layout, chance = [*LAYOUTS[name], *ASYNCHRONOUS], random.Random(name)
     log = moments(config, tmp_path / "whole", layout, tmp_path / "log")
@@ -367,7 +368,7 @@ def full_disk(rank: int) -> None:
     files._HashingStream.write = refuse  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("steps", [4, 1000])
+@pytest.mark.parametrize("steps", first_fast([4, 1000]))
 def test_a_failure_in_the_background_ends_the_run(config: Path, tmp_path: Path, steps: int) -> None:
     """At the next step, or at the end where there is none; on all ranks, with the same words."""
     ranks = start("train", config, *ASYNCHRONOUS, f"train.steps={steps}", "parallel.dp=2", num_ranks=2, first=full_disk)
