@@ -1202,6 +1202,125 @@ MUTATIONS = [
         "max(1, *(parallel.tp for parallel in layouts))",
         ("tests/verify/test_shrink.py",),
     ),
+    Mutation(
+        "a GPU's chunks of logits are as small as a CPU's",
+        "tensor_parallel/logits.py",
+        "CUDA_CHUNKS = 16",
+        "CUDA_CHUNKS = 1",
+        (LOSS,),
+    ),
+    Mutation(
+        "a GPU's products leave out padded rows",
+        "tensor_parallel/cross_entropy.py",
+        "return len(weight) if weight.is_cuda and rows else rows",
+        "return rows",
+        (LOSS,),
+    ),
+    Mutation(
+        "a GPU's norm widens all that it reads",
+        "kernels/norm.py",
+        "        if x.is_cuda and x.dtype.itemsize == 2:",
+        "        if False:",
+        ("tests/model/test_norm.py",),
+    ),
+    Mutation(
+        "all files of signatures stay open",
+        "corpus/signatures.py",
+        "            if len(self._files) >= _OPEN_FILES:",
+        "            if False:",
+        ("tests/corpus/test_slurm.py",),
+    ),
+    Mutation(
+        "commands that a script has started do not hear Ctrl-C",
+        "cli.py",
+        "    launch.hear_ctrl_c()\n",
+        "",
+        ("tests/test_cli.py",),
+    ),
+    Mutation(
+        "a command waits for threads that save",
+        "cli.py",
+        "        launch.end_beside_threads(end.code)\n",
+        "        pass\n",
+        ("tests/test_cli.py",),
+    ),
+    Mutation(
+        "the first unit is taken for the embedding",
+        "planner/traffic.py",
+        "lambda unit: unit.reads_tokens",
+        "lambda unit: unit == step.architecture.units[0]",
+        ("tests/planner/test_traffic.py",),
+    ),
+    Mutation(
+        "masked models miss bits per byte too",
+        "planner/banner.py",
+        "config.model.is_causal and not corpus",
+        "not corpus",
+        ("tests/tasks/test_bert.py",),
+    ),
+    Mutation(
+        "every kernel is exact",
+        "kernels/timing.py",
+        "return found <= allowed",
+        "return True",
+        ("tests/kernels/test_timing.py",),
+    ),
+    Mutation(
+        "the usual kernel is left for a little",
+        "kernels/timing.py",
+        "slower[usual] <= CLEARLY * slower[best]",
+        "slower[usual] <= slower[best]",
+        ("tests/kernels/test_timing.py",),
+    ),
+    Mutation(
+        "fp64 has a choice of kernels",
+        "kernels/choice.py",
+        "if x.is_cuda or x.dtype not in _NAMES:",
+        "if x.is_cuda:",
+        ("tests/kernels/test_products.py",),
+    ),
+    Mutation(
+        "weight gradients take the kernel of input gradients",
+        "kernels/products.py",
+        "kernels.weight_gradient)",
+        "kernels.input_gradient)",
+        ("tests/kernels/test_products.py",),
+    ),
+    Mutation(
+        "the output layer takes the kernel of linear layers",
+        "tensor_parallel/cross_entropy.py",
+        "of(weight).output",
+        "of(weight).forward",
+        ("tests/tensor_parallel/test_gradient_digits.py",),
+    ),
+    Mutation(
+        "layers do not hear what was decided",
+        "train/loop.py",
+        "draw=drawn, products=products)",
+        "draw=drawn)",
+        ("tests/train/test_products.py",),
+    ),
+    Mutation(
+        "every rank measures",
+        "train/products.py",
+        "measures=ranks.measures)",
+        "measures=True)",
+        ("tests/train/test_products.py",),
+    ),
+    Mutation(
+        "a run that goes on measures again",
+        "train/products.py",
+        "if before.metadata is not None and _same_place(before.metadata, ranks.processors, train.precision):",
+        "if False:",
+        ("tests/train/test_products.py",),
+    ),
+    Mutation(
+        "ranks of other processors keep what suits rank 0",
+        "train/products.py",
+        "if alike else WIDENED)",
+        "if True else WIDENED)",
+        ("tests/train/test_products.py",),
+    ),
 ]
 
 
@@ -1216,7 +1335,7 @@ def mutated(mutation: Mutation, tree: Path = ROOT) -> str:
 
 def copy_tree(source: Path, target: Path) -> None:
     """What the tests need of a tree."""
-    for folder in ("src", "tests"):
+    for folder in ("src", "tests", "examples"):
         shutil.copytree(source / folder, target / folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(source / "pyproject.toml", target)
 
@@ -1231,8 +1350,11 @@ def failed_tests(tree: Path, tests: tuple[str, ...]) -> Counter[str]:
 
 
 def failed_tests_of_file(tree: Path, file: str, environment: dict[str, str]) -> Counter[str]:
-    """As `failed_tests`. A file whose run crashes, or does not end, has failed as a whole."""
+    """As `failed_tests`, its slow tests too (but for parity's, which take minutes). A file whose run crashes, or does
+    not end, has failed as a whole.
+    """
     command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", file]
+    command += [] if file == PARITY else ["-m", "slow or not slow"]
     output, name = subprocess.PIPE, file.removeprefix("tests/").removesuffix(".py")
     with subprocess.Popen(
         command, cwd=tree, env=environment, stdout=output, stderr=output, text=True, start_new_session=True
