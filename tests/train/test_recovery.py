@@ -123,11 +123,11 @@ def test_initial_weights_are_not_drawn_where_others_are_loaded(config: Path, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_run_that_is_killed_at_any_moment(config: Path, tmp_path: Path, name: str) -> None:
-    """Before what rank 0 does with a file: every third time (every seventh on a layout), and then to the end."""
+    """Before what rank 0 does with a file: every fifth time (every eleventh on a layout), and then to the end."""
     layout = LAYOUTS[name]
     done = moments(config, tmp_path / "whole", layout, tmp_path / "log")
     assert len(done) > 60
-    for moment in range(0, len(done), 7 if layout else 3):
+    for moment in range(0, len(done), 11 if layout else 5):
         live(config, tmp_path / "run", layout, until=moment)
         live(config, tmp_path / "run", layout)
         assert_same(tmp_path / "run", tmp_path / "whole")
