@@ -77,14 +77,14 @@ def of_each_drill_and_variant() -> list[Job]:
     """Each drill on two variants, of several ranks for one of them; each variant once."""
     names = ["kills", "full disk", "signals", "SIGSTOP", "signals", "SIGSTOP", "kills", "full disk"]
     wanted = {f"{name} | {variant.name} | 0" for name, variant in zip(names, VARIANTS, strict=True)}
-    found = [job for job in jobs(rounds=1, kills=5) if job.name in wanted]
+    found = [job for job in jobs(rounds=1, kills=3) if job.name in wanted]
     assert len(found) == len(VARIANTS) == 8
     return found
 
 
 @pytest.fixture(scope="module")
 def longer(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    return Place(tmp_path_factory.mktemp("longer"))
+    return Place(tmp_path_factory.mktemp("longer"), steps=16)
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from colonnade.launch import reporter
 from colonnade.launch.board import Board, FolderBoard, StoreBoard, explanation_file, report_file
 from colonnade.launch.explanation import Report
+from colonnade.launch.reporter import Reporter
 from colonnade.launch.supervisor import STUCK
 from colonnade.launch.watch import WaitTimer, Watch
 from colonnade.mesh import shared_memory
@@ -28,6 +29,7 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.ledger import Flight, Ledger, Site
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.mesh.point_to_point import receive_
+from colonnade.mesh.process import ProcessId
 from tests.distributed import fork
 
 LAYOUT = Layout(tp=2, dp=2)
@@ -351,3 +353,27 @@ def test_failures_are_no_ones_business_after_the_watch(tmp_path: Path) -> None:
         assert mesh.ledger.on_failure is not before
     assert mesh.ledger.on_failure is before
     assert Report.from_json(report_file(tmp_path, 0).read_text()).left == reporter.IN_ORDER
+
+
+def test_what_a_rank_says_last_counts_though_it_ended_while_reports_were_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 explains and ends between being read and being looked for: that is no end without a word."""
+    process = ProcessId("here", 1, "")
+
+    def report(rank: int, explained: bool) -> Report:
+        return Report(rank, "[]", 3, None, (), 0.0, "", {}, {}, (), process, explained=explained)
+
+    class Late(FolderBoard):
+        tick, reads = 0.0, 0
+
+        def read(self, rank: int) -> str:
+            self.reads += 1
+            return report(rank, explained=self.reads > 2).to_json()
+
+    monkeypatch.setattr(reporter, "has_ended", lambda _: True)
+    monkeypatch.setattr(reporter, "_SETTLE", 0.0)
+    with tempfile.TemporaryDirectory() as folder:
+        mine = Reporter([0, 1], 1, Late(Path(folder)), lambda left, explained: report(1, explained), [])
+        mine.start()
+        picture = mine.gather()
+        mine.stop(reporter.IN_ORDER)
+    assert mine.gone == {} and picture.gone == {} and picture.reports[0].explained

@@ -137,13 +137,13 @@ def test_a_run_that_is_killed_at_any_moment(config: Path, tmp_path: Path, name: 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_command_that_is_killed_by_the_clock(config: Path, tmp_path: Path, name: str) -> None:
-    """The whole process group at once, at a random time of its training, eight times."""
+    """The whole process group at once, at a random time of its training, four times."""
     layout = [*LAYOUTS[name], "train.steps=40"]
     whole = forked("train", config, f"run.folder={tmp_path / 'whole'}", *layout, num_ranks=num_ranks(LAYOUTS[name]))
     assert whole.status == 0, whole
     run, chance = tmp_path / "run", random.Random(name)
     command = [sys.executable, "-m", "colonnade", "train", str(config), f"run.folder={run}", *layout]
-    for _ in range(8):
+    for _ in range(4):
         before = (run / "metrics.jsonl").read_bytes() if run.exists() else b""
         process = subprocess.Popen(
             command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True

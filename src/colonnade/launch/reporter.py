@@ -5,7 +5,7 @@ It alone touches the board, which may be on a machine that is gone: whoever asks
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from colonnade.launch.board import Board
@@ -119,8 +119,12 @@ class Reporter:
         while time.monotonic() < end and not self._over.wait(self.board.tick):
             self._post()
         reports = self._read_involved()
-        there = {rank: report for rank, report in reports.items() if not (report.left or report.explained)}
-        self.gone |= {rank: NO_WORD for rank, report in there.items() if has_ended(report.process)} | self.board.ended()
+        ended = [rank for rank, report in _there(reports).items() if has_ended(report.process)]
+        reports |= {
+            rank: self._read(rank) or reports[rank] for rank in ended
+        }  # it may have explained since it was read
+        there = _there(reports)
+        self.gone |= {rank: NO_WORD for rank in ended if rank in there} | self.board.ended()
         silent = {rank for rank in there if rank in before and there[rank].beat == before[rank].beat}
         self._picture = Picture(reports, silent=silent - {self.rank, *self.gone})
         self._explained = True
@@ -138,3 +142,8 @@ class Reporter:
                 reports[rank] = report
                 asked += involved(report)
         return reports
+
+
+def _there(reports: Mapping[int, Report]) -> dict[int, Report]:
+    """Of ranks that have neither left nor explained."""
+    return {rank: report for rank, report in reports.items() if not (report.left or report.explained)}
