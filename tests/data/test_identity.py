@@ -1,5 +1,6 @@
 """What a token file is known by: found where it is the same, and every kind of change told."""
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,6 +88,20 @@ def test_a_long_index_is_read_in_part(tokens: np.ndarray, tmp_path: Path, monkey
     assert whole.index_bytes == Path(f"{tmp_path}/x.idx").stat().st_size > part.index_bytes == 1 << 20
     assert differences(whole, part) == [], "they were looked at differently, and tell no difference"
     assert identify(file) == part
+
+
+@pytest.mark.parametrize("num_files", [1, 16_384, 20_000, 1_000_000])
+def test_a_short_index_among_very_many_files_is_read_whole(
+    tokens: np.ndarray,  # type: ignore[type-arg]
+    tmp_path: Path,
+    num_files: int,
+) -> None:
+    """Its share of what is read of all indices is less than one block of those that are read in part."""
+    file = written(tmp_path / "x", tokens, documents=3_000)
+    index = Path(f"{tmp_path}/x.idx").read_bytes()
+    assert 1 << 15 < len(index) < 4 * identity.BLOCK
+    found = identify(file, num_files=num_files)
+    assert (found.index_bytes, found.index_sha256) == (len(index), hashlib.sha256(index).hexdigest())
 
 
 @given(st.integers(1, 10**6))

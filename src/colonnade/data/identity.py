@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from colonnade.data.indexed import HEADER, TokenFile, idx_path
+from colonnade.data.indexed import TokenFile, idx_path
 from colonnade.data.remote import is_remote
 from colonnade.data.sidecar import read_sidecar, sidecar_path
 from colonnade.errors import DataError
@@ -139,7 +139,7 @@ def _hash_index(path: Path, limit: int) -> tuple[int, str]:
     """(bytes, SHA-256) of a .idx: of all of it, or of its header and evenly spread blocks that make up `limit`."""
     size, digest = path.stat().st_size, hashlib.sha256()
     with path.open("rb", buffering=0) as stream:
-        if size <= max(limit, HEADER.size):
+        if size <= max(limit, 4 * BLOCK):
             while block := stream.read(1 << 22):
                 digest.update(block)
             return size, digest.hexdigest()

@@ -120,9 +120,8 @@ class Reporter:
             self._post()
         reports = self._read_involved()
         ended = [rank for rank, report in _there(reports).items() if has_ended(report.process)]
-        reports |= {
-            rank: self._read(rank) or reports[rank] for rank in ended
-        }  # it may have explained since it was read
+        # one that has ended may have explained since it was read
+        reports |= {rank: self._read(rank) or reports[rank] for rank in ended}
         there = _there(reports)
         self.gone |= {rank: NO_WORD for rank in ended if rank in there} | self.board.ended()
         silent = {rank for rank in there if rank in before and there[rank].beat == before[rank].beat}
