@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 
 from colonnade import lock as module
 from colonnade.errors import LockError
-from colonnade.lock import Lock, holder_of, locked
+from colonnade.lock import Holder, Lock, holder_of, locked
 
 HOLD = """
 import sys, time
@@ -142,3 +143,117 @@ def test_a_lock_that_its_holder_has_just_removed_is_no_lock(tmp_path: Path, monk
     monkeypatch.setattr(module.fcntl, "flock", late)
     with locked(tmp_path, "a test"):
         assert len(files) == 2 and holder_of(tmp_path) is not None
+
+
+# --- holders ----------------------------------------------------------------------------------------------------------
+
+
+def holder(pid: int, born: str, **more: str) -> Holder:
+    return Holder(
+        **{"purpose": "train", "host": socket.gethostname(), "pid": pid, "born": born, "since": "then"} | more
+    )
+
+
+def test_a_process_that_nobody_has_waited_for_is_dead() -> None:
+    """Its number is still there, and so is its birth: the kernel keeps both until its parent asks."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    found = holder(process.pid, module._born(process.pid))
+    assert found.born.isdigit() and not found.is_dead()
+    process.kill()
+    while not found.is_dead():
+        time.sleep(0.01)
+    process.communicate()
+
+
+def test_another_users_process_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kill(pid: int, number: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    found = holder(os.getpid(), module._born(os.getpid()))
+    monkeypatch.setattr(module.os, "kill", kill)
+    assert not found.is_dead()
+
+
+def test_where_the_kernel_tells_no_birth_a_number_is_believed() -> None:
+    assert not holder(os.getpid(), "").is_dead() and holder(os.getpid(), "1").is_dead()
+    assert not holder(2**22 + 1, "1", host="elsewhere").is_dead(), "nothing is known of other machines"
+    assert holder(2**22 + 1, "1").is_dead(), "no system has so large a number"
+
+
+def test_a_holder_in_words() -> None:
+    assert str(holder(7, "1", host="node3")) == "`train`, process 7 on node3, since then"
+    assert str(holder(7, "1", host="node3", user="ann")) == "`train`, process 7 of user ann on node3, since then"
+
+
+def test_a_user_without_a_name_is_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(module.pwd, "getpwuid", nobody)
+    with locked(tmp_path, "a test"):
+        found = holder_of(tmp_path)
+    assert found is not None and found.user == str(os.getuid())
+
+
+def test_a_lock_of_before_users_were_written_names_its_holder(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text(json.dumps({"purpose": "p", "host": "h", "pid": 7, "born": "", "since": "then"}))
+    assert holder_of(tmp_path) == Holder("p", "h", 7, "", "then", "")
+    for content in ("", "[]", '{"purpose": "p"}', "7"):
+        (tmp_path / "lock").write_text(content)
+        assert holder_of(tmp_path) is None
+
+
+def test_what_else_can_be_done_is_said(tmp_path: Path) -> None:
+    with locked(tmp_path, "a test"), pytest.raises(LockError) as caught, locked(tmp_path, "b", instead="go elsewhere"):
+        pass
+    assert str(caught.value).endswith("Wait until it has ended, stop it, or go elsewhere.")
+
+
+LEAVE_A_CHILD = """
+import os, signal, sys, time
+from pathlib import Path
+from colonnade.lock import locked
+with locked(Path(sys.argv[1]), "a parent") as lock:
+    if os.fork() == 0:
+        print("held", flush=True)
+        time.sleep(1.0)
+        os._exit(0)
+    time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_children_of_a_killed_holder_that_are_just_ending_are_waited_for(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", LEAVE_A_CHILD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    process.wait()
+    with locked(tmp_path, "me"):
+        pass
+    process.communicate()
+
+
+def test_but_not_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a lock that is held and whose holder is dead, whoever holds it is not going to end."""
+    monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(module, "_SIGN", 0.1)
+    with locked(tmp_path, "child"):
+        (tmp_path / "lock").write_text(json.dumps(holder(os.getpid(), "1")._asdict()))
+        with pytest.raises(LockError, match="is in use by `train`, process"), locked(tmp_path, "me"):
+            pass
+
+
+def test_who_is_refused_waits_until_the_holder_has_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a moment it has the lock, and its name is not in the file yet."""
+    monkeypatch.setattr(module, "_SIGN", 30.0)
+    with locked(tmp_path, "the holder"):
+        content = (tmp_path / "lock").read_bytes()
+        (tmp_path / "lock").write_bytes(b"")
+        signing = threading.Timer(0.2, (tmp_path / "lock").write_bytes, (content,))
+        signing.start()
+        with pytest.raises(LockError, match="in use by `the holder`"), locked(tmp_path, "me"):
+            pass
+        signing.join()
+        monkeypatch.setattr(module, "_SIGN", 0.1)
+        (tmp_path / "lock").write_bytes(b"")
+        with pytest.raises(LockError, match="in use by another process"), locked(tmp_path, "me"):
+            pass

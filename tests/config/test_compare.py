@@ -72,6 +72,14 @@ def forbidden(before: Config, after: Config) -> list[str]:
 
 def test_layout_and_length_may_change_and_mathematics_may_not() -> None:
     may = {key for key in all_keys() if may_change_on_resume(key)}
+    sections = {"parallel", "checkpoint", "run"}
+    assert {key for key in all_keys() if key.partition(".")[0] in sections} <= may
+    assert {key for key in may if key.partition(".")[0] not in sections} == {
+        "data.cache",
+        *(f"train.{key}" for key in ("steps", "micro_batch_size", "log_every", "threads", "device", "products")),
+        *(f"train.{key}" for key in ("evaluate_every", "evaluate_at_start", "evaluate_samples")),
+        *(f"train.{key}" for key in ("deterministic", "timeout")),
+    }
     assert may >= {
         "train.steps",
         "train.micro_batch_size",

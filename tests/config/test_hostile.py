@@ -88,3 +88,19 @@ def test_any_text(changes: list[tuple[int, str]]) -> None:
         loads(text)
     except ConfigError as error:
         assert len(str(error)) < 5000
+
+
+@pytest.mark.parametrize(("number", "said"), [(2**63 - 1, "is out of range"), (2**63, LARGE), (-(2**63) - 1, LARGE)])
+def test_whole_numbers_are_those_of_64_bits(number: int, said: str) -> None:
+    assert said in refused(lambda: loads(GOOD.replace("steps = 3", f"steps = {number}")))
+    assert said in refused(lambda: loads(GOOD.replace("steps = 3", f"steps = 3\nno_key = {number}"))) or (
+        "train.no_key is not a key" in refused(lambda: loads(GOOD.replace("steps = 3", "steps = 3\nno_key = 1")))
+    )
+    assert LARGE not in refused(lambda: loads(GOOD.replace("steps = 3", f"steps = {-(2**63)}")))
+
+
+def test_values_may_lie_eight_deep() -> None:
+    """A section is one, and what stands in the innermost list another."""
+    for depth, said in ((5, "train.steps = [[[[[1]]]]]"), (6, DEEP)):
+        value = "[" * depth + "1" + "]" * depth
+        assert said in refused(lambda value=value: loads(GOOD.replace("steps = 3", f"steps = {value}")))

@@ -30,6 +30,57 @@ def test_a_written_key_is_stronger_than_the_preset_and_the_preset_than_the_defau
     assert (model.num_layers, model.num_heads, model.activation, model.dropout) == (72, 32, "gelu", 0.0)
 
 
+# Heads, heads of keys and values, width of a head, positions, activation, epsilon of norms, base of rotary angles.
+LLAMA, GELU = ("swiglu", 1e-5), ("gelu", 1e-5)
+SHAPES = {
+    "gpt2-124m": (12, 12, 64, 1024, "gelu_tanh", 1e-5, None),
+    "gpt2-355m": (16, 16, 64, 1024, "gelu_tanh", 1e-5, None),
+    "gpt2-1.2b": (16, 16, 96, 1024, *GELU, None),
+    "gpt2-2.5b": (20, 20, 96, 1024, *GELU, None),
+    "gpt2-4.2b": (24, 24, 96, 1024, *GELU, None),
+    "gpt2-8.3b": (24, 24, 128, 1024, *GELU, None),
+    "turing-nlg-17b": (28, 28, 152, 1024, *GELU, None),
+    "bloom-176b": (112, 112, 128, 2048, "gelu_tanh", 1e-5, None),
+    "bert-tiny": (2, 2, 64, 512, "gelu", 1e-12, None),
+    "bert-base": (12, 12, 64, 512, "gelu", 1e-12, None),
+    "bert-large": (16, 16, 64, 512, "gelu", 1e-12, None),
+    "bert-336m": (16, 16, 64, 512, *GELU, None),
+    "bert-1.3b": (32, 32, 64, 512, *GELU, None),
+    "bert-3.9b": (40, 40, 64, 512, *GELU, None),
+    "llama2-7b": (32, 32, 128, 4096, *LLAMA, 1e4),
+    "llama2-13b": (40, 40, 128, 4096, *LLAMA, 1e4),
+    "llama2-70b": (64, 8, 128, 4096, *LLAMA, 1e4),
+    "llama3-8b": (32, 8, 128, 8192, *LLAMA, 5e5),
+    "llama3-70b": (64, 8, 128, 8192, *LLAMA, 5e5),
+    "llama3.1-8b": (32, 8, 128, 131_072, *LLAMA, 5e5),
+    "llama3.2-1b": (32, 8, 64, 131_072, *LLAMA, 5e5),
+    "smollm-135m": (9, 3, 64, 2048, *LLAMA, 1e4),
+    "smollm-360m": (15, 5, 64, 2048, *LLAMA, 1e4),
+    "smollm-1.7b": (32, 32, 64, 2048, *LLAMA, 1e4),
+    "qwen3-0.6b": (16, 8, 128, 40_960, "swiglu", 1e-6, 1e6),
+    "qwen3-8b": (32, 8, 128, 40_960, "swiglu", 1e-6, 1e6),
+}
+
+
+def test_presets_are_as_published_in_what_no_number_of_parameters_tells() -> None:
+    assert SHAPES.keys() == PRESETS.keys() - {"tiny"}
+    for name, expected in SHAPES.items():
+        m = ModelConfig(preset=name)
+        base = m.rotary.base if m.position == "rotary" else None
+        found = (m.num_heads, m.key_value_heads, m.head_width, m.seq_length, m.activation, m.norm_epsilon, base)
+        assert found == expected, name
+    scaled = {
+        name: (r.factor, r.original_length) for name in SHAPES if (r := ModelConfig(preset=name).rotary).factor > 1
+    }
+    assert scaled == {"llama3.1-8b": (8.0, 8192), "llama3.2-1b": (32.0, 8192)}
+    assert all(ModelConfig(preset=name).rotary.scaling == "llama3" for name in scaled)
+    assert {name for name in SHAPES if ModelConfig(preset=name).kind == "bert"} == {
+        n for n in SHAPES if n[:4] == "bert"
+    }
+    post = {name for name in SHAPES if ModelConfig(preset=name).norm_position == "post"}
+    assert post == {"bert-tiny", "bert-base", "bert-large"}
+
+
 def test_derived_values() -> None:
     assert ModelConfig().ffn == 3072
     assert ModelConfig(ffn_hidden_size=100).ffn == 100

@@ -115,6 +115,26 @@ def test_no_block_is_large_however_strongly_it_expands(compression: str) -> None
     assert max(sizes) <= 48 << 20
 
 
+def with_a_large_window(data: bytes, compression: str) -> bytes:
+    """As large as `data`, at least: a decoder has to hold so much of what it gave."""
+    if compression == ".xz":
+        return lzma.compress(data, preset=6)
+    parameters = zstandard.ZstdCompressionParameters(window_log=22)
+    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()  # without the size of the content
+    return packer.compress(data) + packer.flush()
+
+
+@pytest.mark.parametrize("compression", [".xz", ".zst"])
+def test_no_file_makes_its_decoder_take_more_memory_than_is_allowed(
+    compression: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = with_a_large_window(TEXT, compression)
+    assert unpacked(packed, compression) == TEXT
+    monkeypatch.setattr("colonnade.corpus.streams._WINDOW", 1 << 20)
+    got, why = until_damage(blocks(HashedFile(io.BytesIO(packed)), compression))
+    assert got == b"" and why.startswith("damaged: ")
+
+
 def test_a_bomb_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("colonnade.corpus.streams.BOMB_BYTES", 1 << 20)
     packed = zstandard.ZstdCompressor().compress(bytes(200 << 20))

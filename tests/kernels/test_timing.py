@@ -1,14 +1,16 @@
 """Which kernels are to be had, which of them are exact, and which is taken: with faked processors and clocks."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from colonnade.kernels import timing
 from colonnade.kernels.choice import BF16_UNITS, USES, WIDENED, Kernel, Kernels, Use
-from colonnade.kernels.timing import SMALL, Seconds, candidates, chosen, error, is_exact, measure
-from tests.emulated import emulated_amx
+from colonnade.kernels.timing import SMALL, Seconds, Slices, candidates, chosen, error, is_exact, measure, trial
+from tests.emulated import Noted, emulated_amx
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 PRODUCTS: tuple[Use, ...] = ("forward", "input_gradient", "weight_gradient", "output")
@@ -138,6 +140,63 @@ def test_measuring_takes_true_times_on_one_core_and_leaves_no_trace(
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_flops_of_a_product() -> None:
-    flops = SMALL.flops
-    assert flops["forward"] == 2 * 48 * 256 * 96 and flops["output"] == 3 * 2 * 48 * 256 * 96
+UNLIKE = Slices(tokens=8, inputs=16, outputs=24, rows=40, width=32, heads=3, positions=12, head_width=56)
+
+
+class Operators(TorchDispatchMode):
+    """Within: operations of matrix products, and the names of all operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.flops = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(function.overloadpacket.__name__)
+        if self.names[-1] in ("mm", "addmm", "addmm_"):
+            a, b = args[-2:]
+            self.flops += 2 * a.shape[0] * a.shape[1] * b.shape[1]
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("use", PRODUCTS)
+def test_what_is_timed_is_what_its_flops_say(use: Use) -> None:
+    """All three products of the output layer, one of the other uses."""
+    tried = trial(use, FP32, UNLIKE)
+    with Operators() as done:
+        tried.run("blas")
+    assert done.flops == UNLIKE.flops[use]
+
+
+def test_attention_is_timed_forward_and_backward() -> None:
+    """Seven products of [n, s, s, d], of which a causal half counts."""
+    with Operators() as done:
+        trial("attention", BF16, UNLIKE).run("blas")
+    names = [name for name in done.names if "attention" in name]
+    assert len(names) == 2 and names[1] == f"{names[0]}_backward"
+    assert UNLIKE.flops["attention"] == 7 * 2 * (3 * 12 * 12 * 56) / 2
+
+
+@pytest.mark.parametrize("use", PRODUCTS)
+def test_each_kernel_is_timed_as_itself(use: Use) -> None:
+    plain = torch.backends.mkldnn.matmul.fp32_precision
+    for kernel in candidates(BF16, use):
+        tried = trial(use, BF16, SMALL)
+        with Noted() as products:
+            tried.run(kernel)
+        made = "bf16" if kernel == "onednn" else plain, BF16 if kernel == "native" else FP32
+        assert {found[1:] for found in products.seen} == {made}
+
+
+def test_rounds_go_on_until_there_are_enough_and_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a slow product at least ROUNDS are timed, of quick ones as many as there is time for."""
+    calls: list[float] = []
+    monkeypatch.setattr(timing, "_seconds", lambda *_: calls.append(0.0) or 1.0)
+    monkeypatch.setattr(timing, "_promising", lambda dtype, use, kernels, clock: kernels[:1])
+    found = []
+    for seconds in (0.0, 0.05):
+        monkeypatch.setattr(timing, "SECONDS", seconds)
+        calls.clear()
+        measure(FP32, SMALL)
+        found.append(len(calls) / len(PRODUCTS))
+    assert found[0] == timing.ROUNDS < found[1]

@@ -2,6 +2,7 @@
 
 import ctypes
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +33,13 @@ def test_too_few_gpus_are_refused_with_what_to_set(device: str, num_gpus: int) -
     said = str(caught.value)
     assert f"train.device = '{device}', but this machine has {num_gpus} CUDA GPUs for 4 local ranks" in said
     assert "Set train.device = 'cpu'" in said and ("dp to 3." in said) == (num_gpus == 3)
+
+
+def test_one_is_said_as_one() -> None:
+    with pytest.raises(LayoutError, match=r"has 1 CUDA GPU for 2 local ranks: .*× parallel.dp to 1\.$"):
+        choose_device("auto", 1, 2)
+    with pytest.raises(LayoutError, match=r"has 0 CUDA GPUs for 1 local rank: .*Set train.device = 'cpu'\.$"):
+        choose_device("cuda", 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +75,25 @@ def test_gpus_are_counted_without_torch(
     monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: Spec)
     monkeypatch.setattr(ctypes, "CDLL", load)
     assert count_gpus() == count
+
+
+WITH_CUDA = "cuda: Optional[str] = '12.8'\nhip: Optional[str] = None\n"
+
+
+@pytest.mark.parametrize(("fails", "count"), [("cuInit", 0), ("cuDeviceGetCount", None)])
+def test_a_driver_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: str, count: int | None) -> None:
+    """One that cannot begin, as in a container that sees no device, has none; one that does not count is unknown."""
+    (tmp_path / "version.py").write_text(WITH_CUDA)
+    answers = {name: lambda *_, status=100 * (name == fails): status for name in ("cuInit", "cuDeviceGetCount")}
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: SimpleNamespace(origin=tmp_path / "x.py"))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(**answers))
+    assert count_gpus() == count
+
+
+@pytest.mark.parametrize("spec", [None, SimpleNamespace(origin=None), SimpleNamespace(origin="/nowhere/__init__.py")])
+def test_where_torch_does_not_say_nothing_is_known(monkeypatch: pytest.MonkeyPatch, spec: object) -> None:
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: spec)
+    assert count_gpus() is None
 
 
 def test_the_count_is_that_of_torch() -> None:

@@ -1,0 +1,84 @@
+"""What a process learns of its place from its environment."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from colonnade.launch import launch
+
+HERE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", launch.FOLDER, launch.PIPE, "MASTER_ADDR")
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """That of a user who has launched nothing yet."""
+    for name in HERE:
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def put(environment: pytest.MonkeyPatch, **values: object) -> None:
+    for name, value in values.items():
+        environment.setenv(name, str(value))
+
+
+def test_one_process_alone(environment: pytest.MonkeyPatch) -> None:
+    assert not launch.is_rank() and not launch.has_supervisor() and launch.speaks_first()
+    assert (launch.rank_and_size(), launch.local_rank(), launch.num_local_ranks()) == ((0, 1), 0, 1)
+    assert launch.neighbours() == range(1) and launch.board() is None
+
+
+@pytest.mark.parametrize("rank", [0, 5])
+def test_a_rank_of_torchrun(environment: pytest.MonkeyPatch, rank: int) -> None:
+    """Rank 0 introduces the run: nobody has before."""
+    put(environment, RANK=rank, WORLD_SIZE=8, LOCAL_RANK=rank % 4, LOCAL_WORLD_SIZE=4)
+    assert launch.is_rank() and not launch.has_supervisor() and launch.speaks_first() == (rank == 0)
+    assert launch.neighbours() == range(rank // 4 * 4, rank // 4 * 4 + 4), "those of its machine"
+
+
+def test_a_rank_of_our_own_launcher(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The launcher has spoken already."""
+    given = launch._environment(3, tmp_path, 1, 9)
+    assert (given["RANK"], given["WORLD_SIZE"], given["LOCAL_RANK"], given["LOCAL_WORLD_SIZE"]) == ("1", "3", "1", "3")
+    for rank in (0, 1):
+        for name in set(given := launch._environment(3, tmp_path, rank, 9)) & {*HERE, launch.FOLDER, launch.PIPE}:
+            environment.setenv(name, given[name])
+        assert launch.is_rank() and launch.has_supervisor() and not launch.speaks_first()
+        assert launch.rank_and_size() == (rank, 3) and launch.neighbours() == range(3)
+
+
+@pytest.mark.parametrize("own", ["", "tun0"])
+def test_ranks_of_one_machine_talk_over_its_loopback_unless_told_otherwise(
+    environment: pytest.MonkeyPatch, tmp_path: Path, own: str
+) -> None:
+    environment.setattr(launch.socket, "if_nameindex", lambda: [(1, "eth0"), (2, "lo")])
+    environment.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    if own:
+        environment.setenv("GLOO_SOCKET_IFNAME", own)
+    assert launch._environment(1, tmp_path, 0, 9)["GLOO_SOCKET_IFNAME"] == (own or "lo")
+    environment.setattr(launch.socket, "if_nameindex", lambda: [(1, "eth0")])
+    assert launch._environment(1, tmp_path, 0, 9).get("GLOO_SOCKET_IFNAME", "") == own
+
+
+def test_where_caches_lie(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    environment.setenv("HOME", str(tmp_path))
+    environment.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    assert launch.cache_folder() == tmp_path / "elsewhere" / "colonnade"
+    environment.setenv("XDG_CACHE_HOME", "")
+    environment.setattr(launch.sys, "platform", "linux")
+    assert launch.cache_folder() == tmp_path / ".cache" / "colonnade"
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    environment.setattr(Path, "home", homeless)
+    assert launch.cache_folder() is None
+
+
+def test_cores_are_those_that_this_process_may_use(environment: pytest.MonkeyPatch) -> None:
+    environment.setattr(os, "sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
+    assert launch.num_cores() == 3
+    environment.delattr(os, "sched_getaffinity")
+    environment.setattr(os, "cpu_count", lambda: None)
+    assert launch.num_cores() == 1
