@@ -209,6 +209,36 @@ def evaluate(
             trained.measure(model, mesh, data, stride=stride, batch_size=batch_size, as_json=as_json)
 
 
+@app.command()
+def convert(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="A local folder of Hugging Face, or a checkpoint, or a run's folder (its newest).", show_default=False
+        ),
+    ],
+    target: Annotated[Path, typer.Argument(help="A new folder: a checkpoint, or of Hugging Face.", show_default=False)],
+    dtype: Annotated[
+        str | None, typer.Option(help="fp32, bf16, fp16 or fp64. Unset: as the weights are stored.", show_default=False)
+    ] = None,
+    max_shard_size: Annotated[
+        str, typer.Option(help="Of a folder of Hugging Face: the largest file, like 500MB.")
+    ] = "5GB",
+    best: Best = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, list what would be taken, and write nothing.")
+    ] = False,
+) -> None:
+    """Turn a Hugging Face folder into a checkpoint, or a checkpoint into a Hugging Face folder.
+
+    A folder with config.json and safetensors becomes a checkpoint that any layout loads, with its tokenizer. A
+    checkpoint becomes a folder that transformers loads. Nothing is downloaded, and nothing is overwritten.
+    """
+    from colonnade.convert import convert as conversion
+
+    conversion.convert(source, target, dtype=dtype, max_shard_size=max_shard_size, dry_run=dry_run, best=best)
+
+
 @app.command(cls=CommandWithKeys)
 def plan(
     config: Annotated[Path, typer.Argument(help="Configuration file (.toml).", show_default=False)],

@@ -65,6 +65,10 @@ class Target:
     spared: Spared = lambda steps: ()
     before_publishing: Callable[[], object] = lambda: None
     """What rank 0 does when all of a checkpoint is written but its name; if it fails, the save has failed."""
+    when_full: str = (
+        "Free some space, or set checkpoint.keep = 1 (now {keep}), and start the run again: it goes on from there."
+    )
+    """What to do about a full disk."""
 
     def __post_init__(self) -> None:
         assert self.keep >= 1, f"keep = {self.keep}: the checkpoint that is being written is one"
@@ -118,14 +122,35 @@ def write(
     within `failure.alone_is_fine`.
     """
     copy_ahead = 0 if all(x.is_cpu for x in tensors.values()) else COPY_AHEAD
-    writer = _Writer(target, payload, agreement, copy_ahead)
+    return _written(_Writer(target, payload, agreement, copy_ahead), _AsAgreed(agreement, tensors, first), group)
+
+
+def save_made(
+    target: Target,
+    payload: Payload,
+    kinds: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+    make: Callable[[str], Tensor],
+) -> Path:
+    """Write a checkpoint in one process of tensors that are made when it is their turn, and held no longer.
+
+    `kinds`: shape and dtype of every tensor by its name, in the order in which they are made. `make` returns a tensor
+    in memory of its own, which is taken away from it as soon as the next one is asked for.
+    """
+    shards = [
+        Shard(name, shape, (0,) * len(shape), torch.empty(shape, dtype=dtype, device="meta"))
+        for name, (shape, dtype) in kinds.items()
+    ]
+    agreement = agree(shards)
+    with alone_is_fine():
+        return _written(_Writer(target, payload, agreement, 0), _MadeInTurn(agreement, make), None)
+
+
+def _written(writer: "_Writer", planner: SavePlanner, group: Group | None) -> Path:
     computes_crc32 = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)  # the manifest has SHA-256; the CRC would halve the speed
     try:
         with same_on_all_ranks():
-            save_distributed(
-                {}, storage_writer=writer, planner=_AsAgreed(agreement, tensors, first), process_group=group
-            )
+            save_distributed({}, storage_writer=writer, planner=planner, process_group=group)
     except BaseException:
         writer.clean_up()
         raise
@@ -157,6 +182,23 @@ class _AsAgreed(SavePlanner):
 
     def resolve_data(self, write_item: WriteItem) -> Tensor:
         return alone(self.tensors[key(write_item)])
+
+
+class _MadeInTurn(_AsAgreed):
+    """Makes each tensor when it is to be written. Its writer keeps all that it has written until the file is whole, so
+    the memory of what has been written is given back under it.
+    """
+
+    def __init__(self, agreement: Agreement, make: Callable[[str], Tensor]) -> None:
+        super().__init__(agreement, {}, lambda: None)
+        self.make = make
+        self._last: Tensor | None = None
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor:
+        if self._last is not None:
+            self._last.untyped_storage().resize_(0)
+        self._last = self.make(write_item.index.fqn)
+        return self._last
 
 
 class _Writer(FileSystemWriter):
@@ -239,8 +281,8 @@ class _Writer(FileSystemWriter):
             free = shutil.disk_usage(self.folder if self.folder.exists() else self.folder.parent).free
             raise CheckpointError(
                 f"The disk is full: {self.folder} has {free / 1e6:,.1f} MB free, and saving step {self.payload.step} "
-                f"needed {needed / 1e6:,.1f} MB more ({error.strerror}). {stays}. Free some space, or set "
-                f"checkpoint.keep = 1 (now {self.target.keep}), and start the run again: it goes on from there."
+                f"needed {needed / 1e6:,.1f} MB more ({error.strerror}). {stays}. "
+                + self.target.when_full.format(keep=self.target.keep)
             ) from None
 
 

@@ -89,7 +89,7 @@ def opened(
     problems = list(device_problems(device, precision))
     if problems:
         raise ConfigError("\n".join(problems))
-    _, config, metadata = _described(checkpoint)
+    _, config, metadata = described(checkpoint)
     _check_layout(checkpoint, config.model, tp, pp)
     size = architecture_of(config.model, metadata.model.vocab_size).num_parameters
     used = InUse(checkpoint, size, precision or config.train.precision, tuple(to_take_less))
@@ -186,7 +186,7 @@ def find(path: Path) -> Path:
 
 def open_trained(path: Path, mesh: Mesh, device: torch.device, precision: str | None = None) -> Trained:
     """Read the model of a checkpoint on any tp × pp ranks, whatever layout it was written under."""
-    manifest, config, metadata = _described(path)
+    manifest, config, metadata = described(path)
     vocab_size = metadata.model.vocab_size
     dtype = DTYPES[precision or config.train.precision]
     architecture = architecture_of(config.model, vocab_size)
@@ -198,10 +198,10 @@ def open_trained(path: Path, mesh: Mesh, device: torch.device, precision: str | 
     load(path, list(_weights(model, mesh.tp)), model=model_metadata(config.model, vocab_size), unread=(OPTIMIZER,))
     model = model.to(device=device, dtype=dtype).requires_grad_(False).eval()
     inference = Inference([Chunk(chunk, model, ResidentWeights())], model, mesh.pp, ResidentWeights())
-    return Trained(model, mesh, inference.hidden, _tokenizer_of(path, manifest), config, metadata.step)
+    return Trained(model, mesh, inference.hidden, tokenizer_of(path, manifest), config, metadata.step)
 
 
-class _Described(NamedTuple):
+class Described(NamedTuple):
     """What a checkpoint says of its model, all of it checked."""
 
     manifest: Manifest
@@ -209,8 +209,8 @@ class _Described(NamedTuple):
     metadata: RunMetadata
 
 
-def _described(path: Path) -> _Described:
-    """CheckpointError if the model is not the one whose tensors the checkpoint holds.
+def described(path: Path) -> Described:
+    """What the checkpoint in folder `path` is. CheckpointError if its model is not the one whose tensors it holds.
 
     Before memory is taken for it: configuration, metadata and tensors may be a stranger's, but the files are there.
     """
@@ -229,10 +229,11 @@ def _described(path: Path) -> _Described:
             config.model, metadata.model.vocab_size, Parallel(Axis("tp")), dtype=torch.float32, units=units
         )
     check_tensors(path, manifest, list(_weights(model, Axis("tp"))))
-    return _Described(manifest, config, metadata)
+    return Described(manifest, config, metadata)
 
 
-def _tokenizer_of(path: Path, manifest: Manifest) -> Tokenizer:
+def tokenizer_of(path: Path, manifest: Manifest) -> Tokenizer:
+    """The tokenizer that a checkpoint carries. CheckpointError where there is none."""
     file = path / "tokenizer.json"
     if file.name in manifest.files:
         check_hash(path, manifest, file.name)

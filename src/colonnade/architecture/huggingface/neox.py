@@ -1,0 +1,109 @@
+"""GPT-NeoX (Black et al., 2022) where it is one of our blocks: MLP after attention, whole heads turned (RedPajama).
+
+Rows of its q, k, v are [head, (q, k, v), d], as ours.
+"""
+
+import re
+from typing import Any
+
+from colonnade.architecture.huggingface.common import (
+    GELUS,
+    activation,
+    rotary,
+    standard_deviation,
+    their_activation,
+    their_rotary,
+)
+from colonnade.architecture.huggingface.keys import Keys, shown
+from colonnade.architecture.huggingface.statement import Family, Second, at
+from colonnade.config.schema import ModelConfig
+
+_BLOCK = "gpt_neox.layers.{i}"
+PLACES = {
+    "embedding.tokens": at("gpt_neox.embed_in"),
+    "blocks.{i}.attention_norm": at(f"{_BLOCK}.input_layernorm"),
+    "blocks.{i}.attention.qkv": at(f"{_BLOCK}.attention.query_key_value"),
+    "blocks.{i}.attention.output": at(f"{_BLOCK}.attention.dense"),
+    "blocks.{i}.mlp_norm": at(f"{_BLOCK}.post_attention_layernorm"),
+    "blocks.{i}.mlp.up": at(f"{_BLOCK}.mlp.dense_h_to_4h"),
+    "blocks.{i}.mlp.down": at(f"{_BLOCK}.mlp.dense_4h_to_h"),
+    "head.norm": at("gpt_neox.final_layer_norm"),
+    "head.output": at("embed_out"),
+}
+
+
+def _read(keys: Keys) -> dict[str, Any]:
+    if keys.take("use_parallel_residual", bool, True):
+        keys.refuse(
+            "use_parallel_residual = true: attention and MLP of a block read the same stream there, and the MLP reads "
+            "what attention has added to it here"
+        )
+    share = keys.take("rotary_pct", float, 0.25)
+    written = keys.get("rope_parameters")
+    share = written.get("partial_rotary_factor", share) if isinstance(written, dict) else share
+    if share != 1.0:
+        keys.refuse(f"rotary_pct = {shown(share)}: rotary positions turn whole heads here")
+    keys.fixed("attention_bias", True, why="all linear layers of a model have a bias here, or none has")
+    keys.fixed("is_decoder", False, True, why="it is no truth value")
+    keys.ignore("attention_dropout", "hidden_dropout", "partial_rotary_factor")
+    length = keys.take("max_position_embeddings", int, 2048)
+    return {
+        "num_layers": keys.take("num_hidden_layers", int, 44),
+        "hidden_size": keys.take("hidden_size", int, 6144),
+        "num_heads": keys.take("num_attention_heads", int, 64),
+        "ffn_hidden_size": keys.take("intermediate_size", int, 24_576),
+        "seq_length": length,
+        "vocab_size": keys.take("vocab_size", int, 50_432),
+        "position": "rotary",
+        "rotary": rotary(keys, length, keys.take("rotary_emb_base", float, 10_000.0)),
+        "activation": activation(keys, "hidden_act", "gelu", GELUS),
+        "norm_epsilon": keys.take("layer_norm_eps", float, 1e-5),
+        "tie_embeddings": keys.take("tie_word_embeddings", bool, False),
+        **standard_deviation(keys),
+    }
+
+
+def _write(model: ModelConfig) -> dict[str, Any]:
+    rope = their_rotary(model.rotary)
+    rope["rope_parameters"]["partial_rotary_factor"] = 1.0
+    if "rope_scaling" in rope:
+        rope["rope_scaling"] = {**rope["rope_scaling"], "partial_rotary_factor": 1.0}
+    return {
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.hidden_size,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "intermediate_size": model.ffn,
+        "hidden_act": their_activation(model) if model.activation != "swiglu" else "gelu",
+        "max_position_embeddings": model.seq_length,
+        "initializer_range": model.init_std,
+        "layer_norm_eps": model.norm_epsilon,
+        "tie_word_embeddings": model.tie_embeddings,
+        "hidden_dropout": model.dropout,
+        "attention_dropout": model.attention_dropout,
+        "use_parallel_residual": False,
+        "attention_bias": True,
+        "rotary_pct": 1.0,
+        "rotary_emb_base": model.rotary.base,
+        **rope,
+    }
+
+
+def _seconds(model: ModelConfig) -> tuple[Second, ...]:
+    return (Second("embed_out.weight", "embedding.tokens.weight", True, False),) if model.tie_embeddings else ()
+
+
+NEOX = Family(
+    model_type="gpt_neox",
+    title="GPT-NeoX",
+    architecture="GPTNeoXForCausalLM",
+    others=("GPTNeoXModel",),
+    base="gpt_neox.",
+    places=PLACES,
+    untied_places={},
+    read=_read,
+    write=_write,
+    seconds=_seconds,
+    also={},
+    constants=re.compile(r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)"),
+)

@@ -1,0 +1,117 @@
+"""A family as Hugging Face publishes it: one map of modules, read in both directions.
+
+    theirs   transformer.h.3.attn.c_attn.weight  [h, 3h]   columns q|k|v, each by heads
+    ours     blocks.3.attention.qkv.weight       [3h, h]   rows [head, (q, k, v), d]
+
+A family states which of their modules each of our modules is (`Place`), and how config.json says what [model] says.
+Which weights a model has is not stated again: it is the architecture's statement, so that a map has no entry for what
+the model lacks, and shapes of theirs follow from ours.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from colonnade.architecture.families import architecture_of
+from colonnade.architecture.huggingface.keys import Keys
+from colonnade.architecture.statement import Weight
+from colonnade.config.schema import ModelConfig
+
+_BLOCK = re.compile(r"blocks\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Their modules that one of our modules is made of. More than one, or `fused` > 1: they are joined by heads."""
+
+    names: tuple[str, ...]
+    """With {i} for the number of the block."""
+    conv: bool = False
+    """Their matrix is [in, out] (GPT-2's Conv1D): the transpose of ours."""
+    fused: int = 1
+    """Their rows are [part, head, d] of so many parts; ours are [head, part, d]."""
+
+
+def at(*names: str, conv: bool = False, fused: int = 1) -> Place:
+    """A `Place`, written shortly."""
+    return Place(names, conv, fused)
+
+
+class Source(NamedTuple):
+    """One of our weights, and their tensors that it is made of."""
+
+    ours: str
+    weight: Weight
+    theirs: tuple[str, ...]
+    shape: tuple[int, ...]
+    """Of each of theirs."""
+    transposed: bool
+    fused: int
+
+    @property
+    def parts(self) -> int:
+        """What its rows are joined of: each head has a row block of each part."""
+        return len(self.theirs) * self.fused
+
+
+class Second(NamedTuple):
+    """A second name of a weight in their files."""
+
+    name: str
+    ours: str
+    is_equal: bool
+    """Whether it must be the same numbers; else nothing reads it."""
+    is_written: bool
+    """Whether their model wants it in its files."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """How one kind of published model is one of ours."""
+
+    model_type: str
+    """As config.json says it."""
+    title: str
+    architecture: str
+    """The class of `transformers` that has all of the model."""
+    others: tuple[str, ...]
+    """Other classes that have the same tensors, or lack a tied output layer only."""
+    base: str
+    """Before the names of what their class without a head has; files may lack it."""
+    places: Mapping[str, Place]
+    """By our module, with {i} for the number of the block."""
+    untied_places: Mapping[str, Place]
+    """Those that are others where the output layer is not the token table."""
+    read: Callable[[Keys], dict[str, Any]]
+    """config.json to [model]."""
+    write: Callable[[ModelConfig], dict[str, Any]]
+    """[model] to config.json, as far as that can say it."""
+    seconds: Callable[[ModelConfig], tuple[Second, ...]]
+    also: Mapping[str, str]
+    """Other names of keys in config.json, by those that `read` takes."""
+    constants: re.Pattern[str]
+    """Names of tensors that are no weights: masks and angles that older files hold."""
+
+    def sources(self, model: ModelConfig, vocab_size: int) -> Iterator[Source]:
+        """Every weight of ours, in the order of the model. KeyError for one that the family has no place for."""
+        places = {**self.places, **({} if model.tie_embeddings else self.untied_places)}
+        for name, weight in architecture_of(model, vocab_size).weights().items():
+            yield _source(places, name, weight)
+
+
+def _source(places: Mapping[str, Place], name: str, weight: Weight) -> Source:
+    module, _, kind = name.rpartition(".")
+    block = _BLOCK.match(module)
+    place = places[_BLOCK.sub("blocks.{i}.", module)]
+    number = block[1] if block else ""
+    theirs = tuple(f"{each.replace('{i}', number)}.{kind}" for each in place.names)
+    transposed = place.conv and len(weight.shape) == 2
+    rows, *rest = weight.shape
+    shape = (rows // len(theirs), *rest)
+    return Source(name, weight, theirs, shape[::-1] if transposed else shape, transposed, place.fused)
+
+
+def tied_output(model: ModelConfig) -> tuple[Second, ...]:
+    """`lm_head.weight` of a language model whose output layer is its token table: files may hold it a second time."""
+    return (Second("lm_head.weight", "embedding.tokens.weight", True, False),) if model.tie_embeddings else ()

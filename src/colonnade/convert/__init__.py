@@ -1,0 +1,1 @@
+"""`colonnade convert`: a published model becomes a checkpoint, and a checkpoint one that others can load."""

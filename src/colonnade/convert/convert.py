@@ -1,0 +1,67 @@
+"""The command: which way a conversion goes, and what its options mean."""
+
+import re
+from pathlib import Path
+
+import torch
+
+from colonnade.convert.to_checkpoint import to_checkpoint
+from colonnade.convert.to_huggingface import to_huggingface
+from colonnade.errors import CheckpointError, ConfigError
+from colonnade.huggingface.folder import HUB_ID, is_published
+from colonnade.model.precision import DTYPES
+from colonnade.serving.options import chosen
+from colonnade.serving.trained import find
+
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+SMALLEST = 10**3
+
+
+def convert(source: Path, target: Path, *, dtype: str | None, max_shard_size: str, dry_run: bool, best: bool) -> None:
+    """Convert `source` and print what was done. A ColonnadeError says what cannot be."""
+    kind, most_bytes = _dtype(dtype), _size(max_shard_size)
+    if source.is_dir() and is_published(source) and not (source / "manifest.json").exists():
+        if best:
+            raise ConfigError(
+                f"--best is of a run's checkpoints, and {source} is a folder of Hugging Face. Leave it out."
+            )
+        lines = to_checkpoint(source, target, dtype=kind, dry_run=dry_run)
+    else:
+        _check_source(source)
+        checkpoint = find(chosen(source, best))
+        lines = to_huggingface(checkpoint, target, dtype=kind, most_bytes=most_bytes, dry_run=dry_run)
+    print("\n".join(lines), flush=True)
+
+
+def _check_source(source: Path) -> None:
+    if source.is_file():
+        raise CheckpointError(
+            f"{source} is a file. Name the folder that holds it: of Hugging Face with its config.json, or a checkpoint."
+        )
+    if not source.exists():
+        hub = HUB_ID.fullmatch(str(source))
+        fetch = (
+            f" If it is a model of the hub, fetch it first, for nothing is downloaded here: `hf download {source} "
+            f"--local-dir {source.name}`, and then convert {source.name}."
+            if hub
+            else ""
+        )
+        raise CheckpointError(
+            f"{source} does not exist: there is no such folder.{fetch} Name a folder of Hugging Face, a checkpoint or "
+            f"a run."
+        )
+
+
+def _dtype(name: str | None) -> torch.dtype | None:
+    if name is not None and name not in DTYPES:
+        raise ConfigError(f"--dtype {name!r}: there is no such number format. Use {', '.join(DTYPES)}.")
+    return None if name is None else DTYPES[name]
+
+
+def _size(text: str) -> int:
+    """'5GB' -> 5,000,000,000."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text.strip())
+    size = float(match[1]) * UNITS.get(match[2].upper(), 0) if match else 0
+    if size < SMALLEST:
+        raise ConfigError(f"--max-shard-size {text!r} is no size of at least 1KB. Write it as 5GB, 500MB or 2GiB.")
+    return int(size)

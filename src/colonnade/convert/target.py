@@ -1,0 +1,71 @@
+"""What a conversion writes: beside its target until it is whole, and then renamed. Nothing is ever overwritten."""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from colonnade.checkpoint.folders import remove, sync
+from colonnade.errors import CheckpointError
+from colonnade.lock import NAME, locked
+from colonnade.planner.ranks import amount
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+WHEN_FULL = "Free some space, or choose a TARGET on another disk, and run the command again."
+
+
+def check_target(target: Path) -> None:
+    """CheckpointError if there is something already."""
+    if os.path.lexists(target):
+        raise CheckpointError(
+            f"{target} exists already, and a conversion overwrites nothing. Choose another TARGET, or remove it."
+        )
+
+
+def check_space(target: Path, needed: int) -> None:
+    """CheckpointError if the target's disk has not so many bytes free."""
+    free = shutil.disk_usage(_existing(target)).free
+    if free < needed:
+        raise CheckpointError(f"{target} needs {amount(needed)}, and its disk has {amount(free)} free. {WHEN_FULL}")
+
+
+@contextmanager
+def workspace(target: Path) -> Iterator[Path]:
+    """A folder beside the target, on the same disk. Nothing of it is left at the end, whatever happens within.
+
+    One that was killed has left its own, and the next conversion to the same target removes that first.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = target.parent / f".{target.name}.partial"
+    with locked(folder, f"colonnade convert … {target}", instead="choose another TARGET"):
+        _clear(folder)
+        try:
+            yield folder
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            raise CheckpointError(f"The disk is full: {target} could not be written. {WHEN_FULL}") from None
+        finally:
+            _clear(folder)
+    folder.rmdir()
+
+
+def publish(made: Path, target: Path) -> None:
+    """Give what is whole its name."""
+    sync(made)
+    check_target(target)
+    made.rename(target)
+    sync(target.parent)
+
+
+def _clear(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.name != NAME:
+            remove(path)
+
+
+def _existing(path: Path) -> Path:
+    """The folder that the path will be made in, or the nearest that exists."""
+    return next(folder for folder in path.absolute().parents if folder.is_dir())

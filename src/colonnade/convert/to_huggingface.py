@@ -1,0 +1,212 @@
+"""A checkpoint becomes a folder that `transformers` loads as its own."""
+
+import json
+from collections.abc import Iterator
+from functools import reduce
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from colonnade.architecture.huggingface.families import family_of
+from colonnade.architecture.huggingface.keys import Refused, lines_of
+from colonnade.architecture.huggingface.statement import Family, Source
+from colonnade.checkpoint.confined import read_plain
+from colonnade.checkpoint.manifest import Manifest, verify
+from colonnade.checkpoint.whole import read_whole
+from colonnade.config.numbers import counted
+from colonnade.config.schema import Config
+from colonnade.convert.card import card
+from colonnade.convert.progress import Progress
+from colonnade.convert.target import check_space, check_target, publish, workspace
+from colonnade.convert.to_checkpoint import BESIDE, TOKEN_IDS
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.errors import CheckpointError
+from colonnade.huggingface.files import INDEX
+from colonnade.huggingface.folder import CONFIG, open_published
+from colonnade.huggingface.order import to_theirs
+from colonnade.huggingface.write import Planned, PlannedFile, Writer, index_of, plan_files
+from colonnade.planner.ranks import amount
+from colonnade.serving.trained import described, tokenizer_of
+from colonnade.train.metadata import MOST_BYTES, RunMetadata
+
+_SPECIAL = {
+    "unk_token": ("[UNK]", "<unk>"),
+    "cls_token": ("[CLS]",),
+    "sep_token": ("[SEP]",),
+    "pad_token": ("[PAD]", "<pad>"),
+    "mask_token": ("[MASK]",),
+}
+"""Names by which tokenizers of transformers know their control tokens."""
+
+
+class Opened(NamedTuple):
+    """A checkpoint, understood."""
+
+    path: Path
+    manifest: Manifest
+    config: Config
+    metadata: RunMetadata
+    family: Family
+    their_config: dict[str, Any]
+    sources: dict[str, Source]
+    tokenizer: Tokenizer | None
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """The narrowest that loses nothing of any weight."""
+        return reduce(torch.promote_types, (self.manifest.tensors[name].dtype for name in self.sources))
+
+
+def to_huggingface(
+    checkpoint: Path, target: Path, *, dtype: torch.dtype | None, most_bytes: int, dry_run: bool
+) -> list[str]:
+    """Convert, or only look; returns what is to be told. CheckpointError where something is wrong."""
+    check_target(target)
+    it = _open(checkpoint)
+    dtype = dtype or it.stored_dtype
+    files = plan_files(list(_planned(it, dtype)), most_bytes)
+    needed = sum(tensor.num_bytes for file in files for tensor in file.tensors)
+    told = _told(it, files, needed)
+    if dry_run:
+        return [*told, *_listed(it, dtype)]
+    check_space(target, needed)
+    _verify(it)
+    with workspace(target) as folder:
+        made = folder / "model"
+        made.mkdir()
+        Writer(made, files).write(_numbers(it, Progress("converted", needed), dtype))
+        for name, text in _beside(it, files, dtype).items():
+            (made / name).write_text(text, encoding="utf-8")
+        open_published(made)
+        publish(made, target)
+    return [*told, f"Written: {target}"]
+
+
+def _open(path: Path) -> Opened:
+    manifest, config, metadata = described(path)
+    try:
+        family, their_config = family_of(config.model, metadata.model.vocab_size)
+    except Refused as refused:
+        raise CheckpointError(
+            f"{path} holds a model that no family of transformers known here can say. {lines_of(refused.lines).strip()}"
+        ) from None
+    sources = {source.ours: source for source in family.sources(config.model, metadata.model.vocab_size)}
+    has_tokenizer = "tokenizer.json" in manifest.files or (path / "tokenizer.json").exists()
+    tokenizer = tokenizer_of(path, manifest) if has_tokenizer else None
+    return Opened(path, manifest, config, metadata, family, their_config, sources, tokenizer)
+
+
+def _verify(it: Opened) -> None:
+    """Every byte that is read, and the moments beside the weights: a file is damaged or it is not."""
+    progress = Progress("checked", sum(file.size for file in it.manifest.files.values()))
+    before = [0]
+
+    def next_file(name: str) -> None:
+        progress.advance(before[0])
+        before[0] = it.manifest.files[name].size
+
+    verify(it.path, next_file)
+
+
+def _planned(it: Opened, dtype: torch.dtype) -> Iterator[Planned]:
+    for source in it.sources.values():
+        yield from (Planned(name, source.shape, dtype) for name in source.theirs)
+        yield from (Planned(name, source.shape, dtype) for name in _written_again(it, source))
+
+
+def _written_again(it: Opened, source: Source) -> list[str]:
+    seconds = it.family.seconds(it.config.model)
+    return [second.name for second in seconds if second.is_written and second.ours == source.ours]
+
+
+def _numbers(it: Opened, progress: Progress, dtype: torch.dtype) -> Iterator[Tensor]:
+    """In the order of `_planned`; nothing is held that has been taken."""
+    for name, source in it.sources.items():
+        parts = to_theirs(source, read_whole(it.path, it.manifest, name), it.config.model.head_width)
+        parts += parts[:1] * len(_written_again(it, source))
+        while parts:
+            part = parts.pop(0)
+            progress.advance(part.numel() * dtype.itemsize)
+            yield part
+            del part
+
+
+def _beside(it: Opened, files: list[PlannedFile], dtype: torch.dtype) -> dict[str, str]:
+    """Every other file of the folder."""
+    kind = str(dtype).removeprefix("torch.")
+    ids = _ids(it)
+    config = {"architectures": [it.family.architecture], "model_type": it.family.model_type, "torch_dtype": kind}
+    texts = {CONFIG: _json(config | it.their_config | ids)}
+    if it.tokenizer is not None:
+        texts["tokenizer.json"] = it.tokenizer.to_json()
+        texts["tokenizer_config.json"] = _json(_tokenizer_config(it, it.tokenizer))
+    if it.config.model.is_causal:
+        texts["generation_config.json"] = _json({"_from_model_config": True, **ids})
+    for name in BESIDE:
+        if name in it.manifest.files:
+            texts[name] = read_plain(it.path / name, MOST_BYTES).decode()
+    index = index_of(files)
+    if index is not None:
+        texts[INDEX] = index
+    texts["README.md"] = card(it.config, it.metadata, it.manifest, it.family, kind, texts)
+    return texts
+
+
+def _ids(it: Opened) -> dict[str, Any]:
+    """Control tokens, all of them said: what is left out has a default that is an id of another vocabulary."""
+    came = it.manifest.metadata.get("converted_from")
+    if isinstance(came, dict):
+        return {key: came[key] if _is_id(came.get(key)) else None for key in TOKEN_IDS}
+    end = None if it.tokenizer is None else it.tokenizer.end_of_document
+    pad = None if it.tokenizer is None or it.config.model.is_causal else it.tokenizer.id_of("[PAD]")
+    return dict(zip(TOKEN_IDS, (end, end, pad), strict=True))
+
+
+def _is_id(value: object) -> bool:
+    """Of one token, or of several that end a text."""
+    return type(value) is int or (isinstance(value, list) and all(type(each) is int for each in value))
+
+
+def _tokenizer_config(it: Opened, tokenizer: Tokenizer) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": it.config.model.seq_length,
+    }
+    content["clean_up_tokenization_spaces"] = False
+    end = tokenizer.end_of_document
+    if end is not None:
+        content |= {"bos_token": tokenizer.names[end], "eos_token": tokenizer.names[end]}
+    for key, names in _SPECIAL.items():
+        found = next((name for name in names if tokenizer.id_of(name) is not None), None)
+        content |= {} if found is None else {key: found}
+    return content
+
+
+def _json(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=2) + "\n"
+
+
+def _told(it: Opened, files: list[PlannedFile], num_bytes: int) -> list[str]:
+    parameters = sum(source.weight.size for source in it.sources.values())
+    number = sum(len(file.tensors) for file in files)
+    known = "none in the checkpoint" if it.tokenizer is None else f"{it.tokenizer.vocab_size:,} ids"
+    return [
+        f"{it.path}: step {it.metadata.step:,} of a {it.config.model.kind}, {parameters:,} parameters",
+        f"  becomes    {it.family.title} ({it.family.architecture})",
+        f"  tokenizer  {known}",
+        f"  tensors    {number}, {amount(num_bytes)} in {counted(len(files), 'file')}",
+    ]
+
+
+def _listed(it: Opened, dtype: torch.dtype) -> list[str]:
+    after = str(dtype).removeprefix("torch.")
+    lines = []
+    for name, source in it.sources.items():
+        before = str(it.manifest.tensors[name].dtype).removeprefix("torch.")
+        change = before if before == after else f"{before} -> {after}"
+        lines.append(f"  {name} -> {' + '.join(source.theirs)} {list(source.shape)} {change}")
+    left = sorted(it.manifest.tensors.keys() - it.sources.keys())
+    moments = [f"  left: {len(left)} tensors of the optimizer"] if left else []
+    return [*lines, *moments, "Nothing was written (--dry-run)."]

@@ -1,0 +1,164 @@
+"""A published model in a local folder: its [model], and each of our weights, made of its tensors when asked for."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from colonnade.architecture.huggingface.families import model_of
+from colonnade.architecture.huggingface.keys import Refused, lines_of
+from colonnade.architecture.huggingface.statement import Family, Source
+from colonnade.checkpoint.plan import names_in_words
+from colonnade.checkpoint.schema import clip
+from colonnade.config.check import check
+from colonnade.config.schema import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
+from colonnade.errors import CheckpointError
+from colonnade.huggingface.files import Stored, read_json, tensors_in
+from colonnade.huggingface.order import to_ours
+
+CONFIG = "config.json"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
+_OLD = re.compile(r"LayerNorm\.(gamma|beta)$")
+_NEW = {"gamma": "LayerNorm.weight", "beta": "LayerNorm.bias"}
+MOST_LINES = 20  # of a message
+
+
+@dataclass(frozen=True)
+class Published:
+    """A folder, understood: everything in it has been looked at but the numbers."""
+
+    folder: Path
+    family: Family
+    model: ModelConfig
+    vocab_size: int
+    sources: Mapping[str, Source]
+    """By our name, in the order of the model."""
+    stored: Mapping[str, Stored]
+    """By their name, as the family spells it."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of most of its bytes."""
+        sizes: dict[torch.dtype, int] = {}
+        for name in self.sources:
+            dtype = self.dtype_of(name)
+            sizes[dtype] = sizes.get(dtype, 0) + self.sources[name].weight.size
+        return max(sizes, key=lambda dtype: sizes[dtype])
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Of our weight: that of its parts."""
+        return self.stored[self.sources[name].theirs[0]].dtype
+
+    def read(self, name: str) -> Tensor:
+        """Our weight `name`, in memory of its own."""
+        source = self.sources[name]
+        return to_ours(source, [self.stored[each].read() for each in source.theirs], self.model.head_width)
+
+    def check_seconds(self) -> None:
+        """CheckpointError if a second name of a tied weight has other numbers than the first. Reads both."""
+        for second in self.family.seconds(self.model):
+            (first,) = self.sources[second.ours].theirs
+            if not second.is_equal or second.name not in self.stored or self.stored[second.name] == self.stored[first]:
+                continue
+            if not torch.equal(self.stored[second.name].read(), self.stored[first].read()):
+                raise CheckpointError(
+                    f"{self.folder} has {second.name} and {first} with different numbers, and its {CONFIG} says (or "
+                    f"leaves at its default) tie_word_embeddings = true, which makes them one. Set it to false there "
+                    f"if the model has an output layer of its own."
+                )
+
+
+def is_published(path: Path) -> bool:
+    """Whether a path looks like a folder of Hugging Face."""
+    return (path / CONFIG).exists() or any(path.glob("*.safetensors"))
+
+
+def open_published(folder: Path) -> Published:
+    """Read all of a folder but its numbers. CheckpointError says everything that is wrong with it."""
+    if not (folder / CONFIG).exists():
+        raise CheckpointError(
+            f"{folder} has no {CONFIG}, so what its tensors mean is unknown. Copy the model's whole folder."
+        )
+    content = read_json(folder / CONFIG)
+    try:
+        family, model = model_of(content)
+    except Refused as refused:
+        raise CheckpointError(
+            f"{folder / CONFIG} describes a model that cannot be read:\n{lines_of(refused.lines)}\n"
+            "A key that changes nothing of what the model computes can be removed from it."
+        ) from None
+    assert model.vocab_size is not None, "every family reads it"
+    stub(folder, model, "fp32")
+    sources = {source.ours: source for source in family.sources(model, model.vocab_size)}
+    stored = _matched(folder, family, model, sources, tensors_in(folder))
+    return Published(folder, family, model, model.vocab_size, sources, stored)
+
+
+def stub(source: Path, model: ModelConfig, precision: str) -> Config:
+    """A configuration in which [model] alone means something. CheckpointError where its values do not go together."""
+    train = {"steps": 1, "global_batch_size": 1, "micro_batch_size": 1, "precision": precision}
+    config = Config(
+        model=model,
+        data=DataConfig(train="unknown"),
+        train=TrainConfig.model_validate(train),
+        optim=OptimConfig(learning_rate=1e-4),
+        run=RunConfig(folder="runs/converted"),
+    )
+    wrong = [each.message for each in check(config) if any(key.startswith("model.") for key in each.keys)]
+    if wrong:
+        raise CheckpointError(f"{source} describes a model that cannot be:\n{lines_of(wrong)}")
+    return config
+
+
+def _matched(
+    folder: Path, family: Family, model: ModelConfig, sources: Mapping[str, Source], found: Mapping[str, Stored]
+) -> dict[str, Stored]:
+    """The tensors that the model wants, under the family's names. CheckpointError for surplus, missing and odd ones."""
+    wanted = {name: source for source in sources.values() for name in source.theirs}
+    seconds = {second.name: second for second in family.seconds(model)}
+    stored: dict[str, Stored] = {}
+    surplus = []
+    for written, each in found.items():
+        new = _OLD.sub(lambda old: _NEW[old[1]], written)
+        name = next((name for name in (new, family.base + new) if name in wanted or name in seconds), None)
+        if name is not None:
+            stored[name] = each
+        elif not any(family.constants.fullmatch(name) for name in (written, family.base + written)):
+            surplus.append(written)
+    for second in seconds.values():  # some files hold the second name alone
+        (first,) = sources[second.ours].theirs
+        if second.is_equal and first not in stored and second.name in stored:
+            stored[first] = stored[second.name]
+    problems = [*_surplus(surplus), *_missing(wanted.keys() - stored.keys()), *_odd(wanted, stored)]
+    if problems:
+        raise CheckpointError(
+            f"{folder} is not the {family.title} ({family.architecture}) that its {CONFIG} describes:\n"
+            + lines_of(problems[:MOST_LINES])
+            + "\nGet config and weights from one place, and all of them."
+        )
+    return stored
+
+
+def _surplus(names: Sequence[str]) -> list[str]:
+    return [f"{len(names)} tensors that it does not have: {names_in_words(map(clip, names))}"] if names else []
+
+
+def _missing(names: set[str]) -> list[str]:
+    return [f"{len(names)} tensors are missing: {names_in_words(names)}"] if names else []
+
+
+def _odd(wanted: Mapping[str, Source], stored: Mapping[str, Stored]) -> list[str]:
+    shapes = [
+        f"{name} is {list(stored[name].shape)}, and should be {list(source.shape)}"
+        for name, source in wanted.items()
+        if name in stored and stored[name].shape != source.shape
+    ]
+    kinds = [
+        f"{' and '.join(source.theirs)} are one weight here, and have different number formats"
+        for source in dict.fromkeys(wanted.values())
+        if len({stored[name].dtype for name in source.theirs if name in stored}) > 1
+    ]
+    return shapes + kinds

@@ -1,0 +1,111 @@
+"""There and back, to the bit: every family, two number formats, cut in files at awkward places."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from colonnade.checkpoint.manifest import read_manifest, verify
+from colonnade.config.load import load
+from tests.commands import here
+from tests.convert.published import MODELS, classes, heard, saved, state_of
+from tests.runs import whole_tensors
+
+SHORT = ("gpt2", "qwen3")
+"""Those that the default suite converts in bf16 too."""
+OF_NO_EFFECT = {"_name_or_path", "max_window_layers", "seq_length", "n_inner", "rope_theta"}
+
+
+def converted(*arguments: object) -> str:
+    answer = here("convert", *arguments)
+    assert (answer.status, answer.err) == (0, ""), answer
+    return answer.out
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *(pytest.param(name, torch.float32, id=f"{name}, fp32") for name in MODELS),
+        *(
+            pytest.param(name, torch.bfloat16, id=f"{name}, bf16", marks=[] if name in SHORT else pytest.mark.slow)
+            for name in MODELS
+        ),
+    ],
+)
+def test_there_and_back(name: str, dtype: torch.dtype, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = saved(tmp_path / "theirs", name, dtype=dtype, size="7KB")
+    assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 2
+    converted(tmp_path / "theirs", tmp_path / "ours")
+    verify(tmp_path / "ours")
+    assert {each.dtype for each in read_manifest(tmp_path / "ours").tensors.values()} == {dtype}
+    converted(tmp_path / "ours", tmp_path / "back", "--max-shard-size", "5.5KB")
+    with heard(caplog) as said:
+        back, info = classes(name)[0].from_pretrained(tmp_path / "back", output_loading_info=True, dtype="auto")
+    assert said == [] and not any(info.values()), (said, info)
+    assert back.dtype == dtype
+    before, after = state_of(model), state_of(back)
+    assert before.keys() == after.keys()
+    assert [key for key in before if not torch.equal(before[key], after[key])] == []
+    assert what_counts(model.config) == what_counts(back.config)
+
+
+def what_counts(config: Any) -> dict[str, Any]:
+    """Of a configuration of theirs: everything but what says nothing of what is computed."""
+    return {
+        key: value
+        for key, value in config.to_dict().items()
+        if key not in OF_NO_EFFECT and not key.endswith(("dropout", "pdrop", "dropout_prob"))
+    }
+
+
+def test_the_checkpoint_knows_its_model(tmp_path: Path) -> None:
+    """Keys of [model] that are derived, none of which is a default."""
+    saved(tmp_path / "theirs", "mistral")
+    converted(tmp_path / "theirs", tmp_path / "ours")
+    model = load(tmp_path / "ours" / "config.toml").model
+    assert (model.position, model.norm, model.activation, model.bias) == ("rotary", "rmsnorm", "swiglu", False)
+    assert (model.num_layers, model.hidden_size, model.ffn, model.seq_length) == (3, 36, 50, 32)
+    assert (model.num_heads, model.key_value_heads, model.head_width, model.window) == (6, 2, 10, 4)
+    assert (model.vocab_size, model.tie_embeddings, model.norm_epsilon) == (61, False, 1e-6)
+    metadata = read_manifest(tmp_path / "ours").metadata
+    assert metadata["step"] == 0 and metadata["converted_from"]["family"] == "Mistral"
+
+
+def test_the_number_format_can_be_another(tmp_path: Path) -> None:
+    model = saved(tmp_path / "theirs", "gpt2")
+    converted(tmp_path / "theirs", tmp_path / "ours", "--dtype", "bf16")
+    assert load(tmp_path / "ours" / "config.toml").train.precision == "bf16"
+    table = model.transformer.wte.weight.detach()
+    assert torch.equal(whole_tensors(tmp_path / "ours")["embedding.tokens.weight"], table.bfloat16())
+    converted(tmp_path / "ours", tmp_path / "back", "--dtype", "fp64")
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["torch_dtype"] == "float64"
+    back = classes("gpt2")[0].from_pretrained(tmp_path / "back", dtype="auto")
+    assert torch.equal(back.transformer.wte.weight.detach(), table.bfloat16().double())
+
+
+def test_a_dry_run_lists_every_tensor_and_writes_nothing(tmp_path: Path) -> None:
+    saved(tmp_path / "theirs", "llama, grouped, tied, biases")
+    before = sorted(tmp_path.rglob("*"))
+    out = converted(tmp_path / "theirs", tmp_path / "ours", "--dry-run", "--dtype", "bf16")
+    assert sorted(tmp_path.rglob("*")) == before
+    keys = "model.layers.2.self_attn.k_proj.weight + model.layers.2.self_attn.v_proj.weight"
+    assert f"  {keys} -> blocks.2.attention.key_value.weight [24, 36] float32 -> bfloat16\n" in out
+    assert "Nothing was written" in out and "LLaMA (LlamaForCausalLM)" in out
+    converted(tmp_path / "theirs", tmp_path / "ours")
+    back = converted(tmp_path / "ours", tmp_path / "back", "--dry-run")
+    assert f"  blocks.2.attention.key_value.weight -> {keys} [12, 36] float32\n" in back
+    assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.parametrize("index", [True, False], ids=["index", "no index"])
+def test_one_file_or_several_with_and_without_an_index(tmp_path: Path, index: bool) -> None:
+    for size, folder in (("5GB", "one"), ("7KB", "many")):
+        saved(tmp_path / folder, "gpt2", size=size)
+    if not index:
+        (tmp_path / "many" / "model.safetensors.index.json").unlink()
+    for folder in ("one", "many"):
+        converted(tmp_path / folder, tmp_path / f"{folder}, ours")
+    one, many = (whole_tensors(tmp_path / f"{folder}, ours") for folder in ("one", "many"))
+    assert one.keys() == many.keys() and all(torch.equal(one[key], many[key]) for key in one)
