@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from colonnade.checkpoint.folders import remove, sync
@@ -39,17 +39,20 @@ def workspace(target: Path) -> Iterator[Path]:
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = target.parent / f".{target.name}.partial"
-    with locked(folder, f"colonnade convert … {target}", instead="choose another TARGET"):
-        _clear(folder)
-        try:
-            yield folder
-        except OSError as error:
-            if error.errno not in _FULL:
-                raise
-            raise CheckpointError(f"The disk is full: {target} could not be written. {WHEN_FULL}") from None
-        finally:
+    try:
+        with locked(folder, f"colonnade convert … {target}", instead="choose another TARGET"):
             _clear(folder)
-    folder.rmdir()
+            try:
+                yield folder
+            finally:
+                _clear(folder)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise CheckpointError(f"The disk is full: {target} could not be written. {WHEN_FULL}") from None
+    finally:
+        with suppress(OSError):  # another conversion is at work in it
+            folder.rmdir()
 
 
 def publish(made: Path, target: Path) -> None:

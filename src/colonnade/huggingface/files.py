@@ -17,6 +17,7 @@ from torch import Tensor
 
 from colonnade.checkpoint.plan import names_in_words
 from colonnade.checkpoint.schema import clip, parse
+from colonnade.config.numbers import counted
 from colonnade.errors import CheckpointError
 
 WHOLE = "model.safetensors"
@@ -111,7 +112,7 @@ def _check_index(folder: Path, found: Mapping[str, Stored]) -> None:
     wrong = {name for name, file in named.items() if name not in found or found[name].file.name != file}
     if wrong:
         raise CheckpointError(
-            f"{folder / INDEX} names {len(wrong)} tensors in files that do not have them: "
+            f"{folder / INDEX} names {counted(len(wrong), 'tensor')} in files that do not have them: "
             f"{names_in_words(map(clip, wrong))}. Its files belong to different models. {AGAIN}"
         )
 

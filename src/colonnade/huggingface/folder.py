@@ -14,6 +14,7 @@ from colonnade.architecture.huggingface.statement import Family, Source
 from colonnade.checkpoint.plan import names_in_words
 from colonnade.checkpoint.schema import clip
 from colonnade.config.check import check
+from colonnade.config.numbers import counted
 from colonnade.config.schema import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 from colonnade.errors import CheckpointError
 from colonnade.huggingface.files import Stored, read_json, tensors_in
@@ -92,8 +93,14 @@ def open_published(folder: Path) -> Published:
         ) from None
     assert model.vocab_size is not None, "every family reads it"
     stub(folder, model, "fp32")
+    found = tensors_in(folder)
+    if model.num_layers > len(found):
+        raise CheckpointError(
+            f"{folder} has {counted(len(found), 'tensor')}, and its {CONFIG} says that the model has "
+            f"{model.num_layers:,} layers: they do not belong together. Get both from one place."
+        )
     sources = {source.ours: source for source in family.sources(model, model.vocab_size)}
-    stored = _matched(folder, family, model, sources, tensors_in(folder))
+    stored = _matched(folder, family, model, sources, found)
     return Published(folder, family, model, model.vocab_size, sources, stored)
 
 
@@ -143,11 +150,15 @@ def _matched(
 
 
 def _surplus(names: Sequence[str]) -> list[str]:
-    return [f"{len(names)} tensors that it does not have: {names_in_words(map(clip, names))}"] if names else []
+    return [f"{_are(len(names))} there that it does not have: {names_in_words(map(clip, names))}"] if names else []
 
 
 def _missing(names: set[str]) -> list[str]:
-    return [f"{len(names)} tensors are missing: {names_in_words(names)}"] if names else []
+    return [f"{_are(len(names))} missing: {names_in_words(names)}"] if names else []
+
+
+def _are(number: int) -> str:
+    return f"{counted(number, 'tensor')} {'is' if number == 1 else 'are'}"
 
 
 def _odd(wanted: Mapping[str, Source], stored: Mapping[str, Stored]) -> list[str]:

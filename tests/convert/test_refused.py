@@ -1,0 +1,367 @@
+"""What cannot be converted is one message with the remedy, exit status 2, and nothing left behind."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import tokenizers
+import torch
+
+from colonnade.checkpoint import files as checkpoint_files
+from colonnade.convert import target as targets
+from colonnade.huggingface import write
+from colonnade.lock import locked
+from tests.commands import forked, here
+from tests.convert.published import saved
+from tests.convert.test_round_trip import converted
+from tests.runs import Finished
+from tests.tiny import TinyCorpus, write_config
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+WHOLE = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders that can be converted: of a kind and in one file, and in several."""
+    folder = tmp_path_factory.mktemp("folders")
+    for name in ("gpt2", "llama", "neox", "qwen3", "mistral", "bert"):
+        saved(folder / name, name)
+    saved(folder / "many", "gpt2", size="7KB")
+    return folder
+
+
+@pytest.fixture
+def copied(folders: Path, tmp_path: Path) -> Callable[[str], Path]:
+    def copy(name: str) -> Path:
+        return Path(shutil.copytree(folders / name, tmp_path / "theirs"))
+
+    return copy
+
+
+def refused(tmp_path: Path, *arguments: object) -> str:
+    """What `convert` says, having left everything as it was."""
+    before = {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*")}
+    answer = here("convert", *arguments)
+    assert answer.status == 2 and answer.out == "", answer
+    assert {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    assert answer.err.startswith("colonnade: ") and "Traceback" not in answer.err
+    return answer.err
+
+
+def change(folder: Path, **keys: Any) -> None:
+    """Set keys of config.json; ... takes one away."""
+    content = json.loads((folder / CONFIG).read_text()) | keys
+    content = {key: value for key, value in content.items() if value is not ...}
+    (folder / CONFIG).write_text(json.dumps(content))
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: x.clone() for name, x in safetensors.torch.load_file(folder / WHOLE).items()}
+
+
+def write_tensors(folder: Path, state: dict[str, torch.Tensor]) -> None:
+    safetensors.torch.save_file(state, folder / WHOLE, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "said"),
+    [
+        (
+            "gpt2",
+            {"model_type": "gemma3"},
+            'model_type = "gemma3" is none that can be built here. Known are gpt2, llama',
+        ),
+        ("gpt2", {"model_type": ...}, "model_type = null is none"),
+        ("gpt2", {"model_type": "qwen2"}, "queries, keys and values have a bias there and other layers none"),
+        ("gpt2", {"model_type": "mixtral"}, "mixture of experts"),
+        ("gpt2", {"auto_map": {"AutoModel": "code.Model"}}, "auto_map: the folder brings code of its own"),
+        ("gpt2", {"quantization_config": {"bits": 4}}, "quantization_config: the weights are quantized"),
+        ("gpt2", {"logit_softcap": 30.0}, "logit_softcap = 30.0 is not known here"),
+        (
+            "gpt2",
+            {"activation_function": "relu"},
+            'activation_function = "relu": this family can have gelu, gelu_python',
+        ),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scores are scaled alike in all layers here"),
+        ("gpt2", {"n_embd": "24"}, 'n_embd = "24" is no whole number'),
+        ("gpt2", {"n_embd": True}, "n_embd = true is no whole number"),
+        ("gpt2", {"n_layer": 0}, "num_layers: Input should be greater than or equal to 1"),
+        ("gpt2", {"n_layer": 90_000}, "says that the model has 90,000 layers"),
+        ("gpt2", {"n_head": 5}, "model.num_heads = 5"),
+        ("gpt2", {"n_layer": 4}, "12 tensors are missing: transformer.h.3.attn.c_attn.bias"),
+        ("gpt2", {"vocab_size": 62}, "transformer.wte.weight is [61, 24], and should be [62, 24]"),
+        ("gpt2", {"tie_word_embeddings": False}, "1 tensor is missing: lm_head.weight"),
+        ("gpt2", {"architectures": ["GPT2ForSequenceClassification"]}, "only GPT2LMHeadModel and GPT2Model have all"),
+        ("llama", {"attention_bias": True}, "attention_bias = true, mlp_bias = false: all linear layers"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, 'rope_type = "dynamic"'),
+        ("llama", {"rope_scaling": {"type": "longrope"}}, 'rope_type = "longrope"'),
+        (
+            "llama",
+            {"rope_scaling": {"type": "yarn", "factor": 4, "mscale": 0.7}},
+            "rope_scaling.mscale = 0.7: attention",
+        ),
+        ("llama", {"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
+        (
+            "llama",
+            {"rope_scaling": {"type": "linear", "factor": 2, "beta": 1}},
+            "rope_scaling.beta = 1 is not known here",
+        ),
+        (
+            "llama",
+            {"partial_rotary_factor": 0.5},
+            "partial_rotary_factor = 0.5: rotary positions turn whole heads here",
+        ),
+        ("llama", {"hidden_act": "gelu"}, 'hidden_act = "gelu": this family can have silu, swish'),
+        ("llama", {"num_attention_heads": ...}, "num_attention_heads is missing"),
+        ("neox", {"use_parallel_residual": True}, "attention and MLP of a block read the same stream there"),
+        ("neox", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.25}}, "rotary_pct = 0.25"),
+        (
+            "qwen3",
+            {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+            "all layers have the same",
+        ),
+        ("mistral", {"sliding_window": 0}, "window: Input should be greater than or equal to 1"),
+        ("bert", {"position_embedding_type": "relative_key"}, "positions are learned vectors here"),
+        ("bert", {"is_decoder": True}, "reads a text from both sides"),
+    ],
+)
+def test_what_config_json_says(
+    name: str, keys: dict[str, Any], said: str, copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = copied(name)
+    change(folder, **keys)
+    message = refused(tmp_path, folder, tmp_path / "ours")
+    assert said in message and str(folder) in message, message
+
+
+def test_several_problems_are_one_message(copied: Callable[[str], Path], tmp_path: Path) -> None:
+    change(folder := copied("llama"), hidden_act="relu", rms_norm_eps="small", logit_scale=2.0)
+    message = refused(tmp_path, folder, tmp_path / "ours")
+    for said in ('hidden_act = "relu"', 'rms_norm_eps = "small" is no number', "logit_scale = 2.0 is not known here"):
+        assert said in message
+
+
+def test_keys_that_are_null_or_change_nothing_are_let_pass(copied: Callable[[str], Path], tmp_path: Path) -> None:
+    change(copied("gpt2"), logit_softcap=None, top_k=50, summary_type="mean", task_specific_params={"a": 1})
+    converted(tmp_path / "theirs", tmp_path / "ours")
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda x: x.pop("transformer.h.1.mlp.c_fc.bias"), "1 tensor is missing: transformer.h.1.mlp.c_fc.bias"),
+        (lambda x: x.update(extra=torch.ones(2)), "1 tensor is there that it does not have: extra"),
+        (
+            lambda x: x.update({"transformer.h.1.mlp.c_fc.weight": torch.ones(50, 24)}),
+            "transformer.h.1.mlp.c_fc.weight is [50, 24], and should be [24, 50]",
+        ),
+        (
+            lambda x: x.update({"transformer.ln_f.bias": torch.ones(24, dtype=torch.int8)}),
+            "transformer.ln_f.bias in I8",
+        ),
+        (lambda x: x.update({"lm_head.weight": torch.ones(61, 24)}), "with different numbers"),
+        (lambda x: x.clear(), "has 0 tensors"),
+    ],
+)
+def test_tensors_that_are_not_the_models(
+    edit: Callable[[dict[str, torch.Tensor]], object], said: str, copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    state = tensors(folder := copied("gpt2"))
+    edit(state)
+    write_tensors(folder, state)
+    assert said in refused(tmp_path, folder, tmp_path / "ours")
+
+
+def test_parts_of_one_weight_have_one_number_format(copied: Callable[[str], Path], tmp_path: Path) -> None:
+    state = tensors(folder := copied("llama"))
+    state["model.layers.1.self_attn.k_proj.weight"] = state["model.layers.1.self_attn.k_proj.weight"].half()
+    write_tensors(folder, state)
+    assert "are one weight here, and have different number formats" in refused(tmp_path, folder, tmp_path / "ours")
+
+
+def lie(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Another header before the same numbers."""
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    edit(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "cut off": lambda path: os.truncate(path, path.stat().st_size - 5),
+    "empty": lambda path: path.write_bytes(b""),
+    "no header": lambda path: path.write_bytes(b"\x07\x00\x00\x00\x00\x00\x00\x00nothing"),
+    "a header longer than the file": lambda path: path.write_bytes(b"\xff" * 8 + path.read_bytes()[8:]),
+    "longer than it says": lambda path: path.write_bytes(path.read_bytes() + b"more"),
+    "a larger shape": lambda path: lie(path, lambda header: header["transformer.wpe.weight"].update(shape=[1000, 24])),
+    "a gigantic shape": lambda path: lie(
+        path, lambda header: header["transformer.wpe.weight"].update(shape=[2**62, 8])
+    ),
+    "numbers of another": lambda path: lie(
+        path, lambda header: header["transformer.ln_f.bias"].update(data_offsets=[0, 96])
+    ),
+    "a dtype that there is not": lambda path: lie(
+        path, lambda header: header["transformer.ln_f.bias"].update(dtype="X9")
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_files_and_headers_that_lie(damage: str, copied: Callable[[str], Path], tmp_path: Path) -> None:
+    DAMAGES[damage]((folder := copied("gpt2")) / WHOLE)
+    message = refused(tmp_path, folder, tmp_path / "ours")
+    assert f"{folder / WHOLE} cannot be read as safetensors" in message and "Fetch the folder again" in message
+
+
+def test_a_fifo_is_not_waited_for(copied: Callable[[str], Path], tmp_path: Path) -> None:
+    (folder := copied("gpt2")).joinpath(WHOLE).unlink()
+    os.mkfifo(folder / WHOLE)
+    assert "is no plain file" in refused(tmp_path, folder, tmp_path / "ours")
+
+
+def test_a_folder_of_links_as_in_the_hubs_cache_is_read(folders: Path, tmp_path: Path) -> None:
+    (tmp_path / "snapshot").mkdir()
+    for path in (folders / "gpt2").iterdir():
+        (tmp_path / "snapshot" / path.name).symlink_to(path)
+    converted(tmp_path / "snapshot", tmp_path / "ours")
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (
+            lambda map_: map_.update(a="../secret.safetensors"),
+            "names '../secret.safetensors', which is no file in its own",
+        ),
+        (lambda map_: map_.update(a="/etc/passwd"), "names '/etc/passwd', which is no file in its own"),
+        (lambda map_: map_.update(a=7), "has no weight_map"),
+        (lambda map_: map_.clear(), "has no weight_map"),
+        (lambda map_: map_.update(a="model-00009-of-00009.safetensors"), "lacks 1 of the"),
+        (
+            lambda map_: map_.update({"transformer.wte.weight": max(map_.values())}),
+            "names 1 tensor in files that do not have them: transformer.wte.weight",
+        ),
+    ],
+)
+def test_an_index_that_leads_astray(
+    edit: Callable[[dict[str, Any]], object], said: str, copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = copied("many")
+    content = json.loads((folder / INDEX).read_text())
+    edit(content["weight_map"])
+    (folder / INDEX).write_text(json.dumps(content))
+    assert said in refused(tmp_path, folder, tmp_path / "ours")
+
+
+def test_files_that_are_missing_or_of_two_models(copied: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = copied("many")
+    first, second, *_ = sorted(folder.glob("*.safetensors"))
+    shutil.copy(first, folder / "model-copy.safetensors")
+    (folder / INDEX).unlink()
+    assert "both have a tensor" in refused(tmp_path, folder, tmp_path / "ours")
+    (folder / "model-copy.safetensors").unlink()
+    second.unlink()
+    assert "are missing" in refused(tmp_path, folder, tmp_path / "ours")
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"pickled")
+    message = refused(tmp_path, folder, tmp_path / "ours")
+    assert "has no weights" in message and "pytorch_model.bin" in message
+    write_tensors(folder, {"a": torch.ones(1)})
+    (folder / CONFIG).write_text("{'no': json")
+    assert "cannot be read as JSON" in refused(tmp_path, folder, tmp_path / "ours")
+    (folder / CONFIG).unlink()
+    assert f"has no {CONFIG}" in refused(tmp_path, folder, tmp_path / "ours")
+
+
+def test_sources_and_targets(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    theirs = folders / "gpt2"
+    message = refused(tmp_path, "meta-llama/Llama-3-8B", "ours")
+    assert "`hf download meta-llama/Llama-3-8B --local-dir Llama-3-8B`" in message and "does not exist" in message
+    assert "hf download" not in refused(tmp_path, "/no/where/at/all", "ours")
+    assert "is a file. Name the folder" in refused(tmp_path, theirs / WHOLE, "ours")
+    (tmp_path / "empty").mkdir()
+    assert "is neither a checkpoint nor" in refused(tmp_path, "empty", "ours")
+    assert "exists already, and a conversion overwrites nothing" in refused(tmp_path, theirs, "empty")
+    assert "has the name of a checkpoint of another step" in refused(tmp_path, theirs, "step_00000007")
+    assert "--best is of a run's checkpoints" in refused(tmp_path, theirs, "ours", "--best")
+    assert "--dtype 'int8': there is no such number format" in refused(tmp_path, theirs, "ours", "--dtype", "int8")
+    for size in ("5", "big", "1KBB", "10B", "-5GB"):
+        assert f"--max-shard-size '{size}' is no size" in refused(tmp_path, theirs, "ours", f"--max-shard-size={size}")
+
+
+def test_tokenizers(copied: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = copied("gpt2")
+    large = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{n}": n for n in range(90)}, unk_token="w0"))
+    large.save(str(folder / "tokenizer.json"))
+    assert "has 90 ids, and the model has rows for 61" in refused(tmp_path, folder, tmp_path / "ours")
+    (folder / "tokenizer.json").write_text("{}")
+    assert "The tokenizer of" in refused(tmp_path, folder, tmp_path / "ours")
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": "code.T"}}))
+    out = converted(folder, tmp_path / "ours")
+    assert "tokenizer  none in the folder" in out
+    assert not (tmp_path / "ours" / "tokenizer_config.json").exists(), "it names code"
+
+
+def full(*arguments: object, **more: object) -> object:
+    raise OSError(28, "No space left on device")
+
+
+def test_full_disks(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen before, and at any write, in both directions."""
+    theirs, ours = folders / "gpt2", tmp_path / "ours"
+    with monkeypatch.context() as patch:
+        patch.setattr(targets.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))  # type: ignore[attr-defined]
+        message = refused(tmp_path, theirs, ours)
+        assert (
+            "needs 68.8 kB, and its disk has 1 B free." in message
+            and "Free some space, or choose a TARGET on another disk" in message
+        )
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_files._HashingStream, "write", full)
+        message = refused(tmp_path, theirs, ours)
+        assert "The disk is full" in message and "choose a TARGET on another disk" in message
+    converted(theirs, ours)
+    with monkeypatch.context() as patch:
+        patch.setattr(write, "_write", full)
+        assert "The disk is full" in refused(tmp_path, ours, tmp_path / "back")
+
+
+def test_what_a_killed_conversion_left_is_removed_and_one_that_goes_on_is_not(folders: Path, tmp_path: Path) -> None:
+    partial = tmp_path / ".ours.partial"
+    (partial / ".step_00000000.partial").mkdir(parents=True)
+    (partial / ".step_00000000.partial" / "__0_0.distcp").write_bytes(b"half")
+    with locked(partial, "colonnade convert"):
+        answer = here("convert", folders / "gpt2", tmp_path / "ours")
+        assert answer.status == 2 and "choose another TARGET" in answer.err
+        assert (partial / ".step_00000000.partial" / "__0_0.distcp").exists()
+    converted(folders / "gpt2", tmp_path / "ours")
+    assert [path.name for path in tmp_path.iterdir()] == ["ours"]
+
+
+def test_a_model_that_no_family_has(corpus: TinyCorpus, tmp_path: Path) -> None:
+    answer = forked("train", write_config(corpus, tmp_path), "train.steps=1", "model.norm_position=post")
+    assert answer.status == 0, answer
+    message = refused(tmp_path, tmp_path / "run", tmp_path / "back")
+    assert "GPT-2 (GPT2LMHeadModel) is nearest" in message
+    assert 'model.norm_position = "post": it would become "pre"' in message
+
+
+def test_checkpoints_that_cannot_be_given_on(finished: Finished, tmp_path: Path) -> None:
+    damaged = Path(shutil.copytree(finished.newest, tmp_path / finished.newest.name))
+    (file,) = damaged.glob("*.distcp")
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    file.write_bytes(raw)
+    assert "is damaged: its bytes are not those" in refused(tmp_path, damaged, tmp_path / "back")
