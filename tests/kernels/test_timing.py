@@ -7,13 +7,38 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from colonnade.kernels import timing
+from colonnade.kernels import compiled, timing
 from colonnade.kernels.choice import BF16_UNITS, USES, WIDENED, Kernel, Kernels, Use
 from colonnade.kernels.timing import SMALL, Seconds, Slices, candidates, chosen, error, is_exact, measure, trial
 from tests.emulated import Noted, emulated_amx
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 PRODUCTS: tuple[Use, ...] = ("forward", "input_gradient", "weight_gradient", "output")
+
+
+@pytest.fixture(autouse=True)
+def not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not another test has loaded the compiled kernels into this process."""
+    monkeypatch.setattr(compiled, "is_loaded", lambda: False)
+
+
+def test_compiled_kernels_are_candidates_for_what_is_summed_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "is_loaded", lambda: True)
+    for dtype in (BF16, FP16):
+        assert [use for use in USES if "compiled" in candidates(dtype, use)] == ["weight_gradient", "output"]
+    assert not any("compiled" in candidates(FP32, use) for use in USES)
+
+
+def test_compiled_kernels_that_this_processor_cannot_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def has_no_units(*_: object, **__: object) -> None:
+        raise RuntimeError("only supported on X64 with other units")
+
+    monkeypatch.setattr(compiled, "product_", has_no_units)
+    for use in ("weight_gradient", "output"):
+        assert not is_exact("compiled", use, BF16)
+    monkeypatch.setattr(torch, "mm", has_no_units)
+    with pytest.raises(RuntimeError, match="other units"):
+        error("blas", "output", BF16)  # of others it is an error of the program
 
 
 def test_fp32_stays_fp32_and_what_is_summed_in_fp32_is_never_native() -> None:

@@ -5,6 +5,7 @@ For confident tokens p − one-hot is small, and rounding p before the subtracti
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,9 +17,10 @@ from colonnade.kernels.products import add_product_
 from colonnade.kernels.timing import is_exact
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh
-from colonnade.tensor_parallel.cross_entropy import output_loss
+from colonnade.tensor_parallel.cross_entropy import local_logits, output_loss, token_guesses, token_losses
 from tests.distributed import run_on_ranks
 from tests.emulated import Noted, backward, emulated_amx, emulated_cuda
+from tests.kernels.loaded import load, shared_folder
 from tests.slow import first_fast
 
 TOKENS, VOCAB, HIDDEN = 64, 500, 96
@@ -92,6 +94,54 @@ def assert_digits(dtype: torch.dtype, tp: Axis, branch: Branch) -> None:
         loss, dx, dw = errors(given, tp, branch)
         assert loss < 1e-5, f"loss {target}: off by {loss:.1e}"
         assert max(dx, dw) < BOUND[dtype], f"loss {target}: dx off by {dx:.1e}, dW by {dw:.1e}"
+
+
+COMPILED = Products(bf16=Kernels("native", "native", "compiled", "compiled", "native"))
+
+
+def assert_digits_compiled(tp: Axis) -> None:
+    for target in LOSSES:
+        loss, dx, dw = errors(problem(target, torch.bfloat16), tp, nullcontext, COMPILED)
+        assert loss < 1e-5 and max(dx, dw) < BOUND[torch.bfloat16], f"loss {target}: {loss:.1e}, {dx:.1e}, {dw:.1e}"
+
+
+def digits_of_compiled_on_a_rank(rank: int, num_ranks: int, folder: Path) -> None:
+    load(folder)
+    assert_digits_compiled(build_mesh(Layout(tp=num_ranks), rank).tp)
+
+
+def test_they_keep_them_by_the_compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = shared_folder(tmp_path_factory)
+    load(folder)
+    if not is_exact("compiled", "output", torch.bfloat16):
+        pytest.skip("this processor has no units for products of bf16 with an fp32 result")
+    assert_digits_compiled(Mesh().tp)
+    run_on_ranks(digits_of_compiled_on_a_rank, 3, folder)
+
+
+def test_compiled_kernels_with_an_output_bias_and_without_gradients(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """BERT's output layer, and what evaluation and generation take from one."""
+    load(shared_folder(tmp_path_factory))
+    if not is_exact("compiled", "output", torch.bfloat16):
+        pytest.skip("this processor has no units for products of bf16 with an fp32 result")
+    given, tp = problem(1.0, torch.bfloat16), Mesh().tp
+    hidden = given.hidden[:, None].clone().requires_grad_()
+    weight, bias = nn.Parameter(given.table.clone()), nn.Parameter(torch.linspace(-1, 1, VOCAB).bfloat16())
+    labels, weights = given.labels[:, None], given.weights[:, None]
+    output_loss(hidden, weight, labels, weights, bias=bias, tp=tp, vocab_size=VOCAB, products=COMPILED).backward()
+    wide = [t.detach().double().requires_grad_() for t in (given.hidden, given.table, bias)]
+    logits = wide[0] @ wide[1].t() + wide[2]
+    losses = nn.functional.cross_entropy(logits, given.labels, reduction="none")
+    (losses * given.weights).sum().backward()
+    assert bias.grad is not None and hidden.grad is not None and weight.grad is not None
+    for found, right in zip((hidden.grad[:, 0], weight.grad, bias.grad), wide, strict=True):
+        assert right.grad is not None and error(found, right.grad) < BOUND[torch.bfloat16]
+    plain = given.hidden.double() @ given.table.double().t()
+    each = token_losses(hidden, weight, labels, tp=tp, vocab_size=VOCAB, products=COMPILED)[:, 0]
+    assert error(each, nn.functional.cross_entropy(plain, given.labels, reduction="none")) < 1e-5
+    guessed = token_guesses(hidden, weight, labels, tp=tp, vocab_size=VOCAB, products=COMPILED)[1][:, 0]
+    assert torch.equal(guessed, plain.argmax(-1) == given.labels)
+    assert error(local_logits(hidden, weight, tp=tp, vocab_size=VOCAB, products=COMPILED)[:, 0], plain) < 1e-6
 
 
 def digits_on_a_rank(rank: int, num_ranks: int, dtype: torch.dtype, name: str) -> None:

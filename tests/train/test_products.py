@@ -13,7 +13,7 @@ from colonnade.checkpoint.manifest import MANIFEST, read_manifest, to_json
 from colonnade.config.load import load
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
-from colonnade.kernels import choice, timing
+from colonnade.kernels import choice, compiled, timing
 from colonnade.kernels.choice import BF16_UNITS, USES, WIDENED, Kernel, Kernels, Products, usual
 from colonnade.kernels.timing import Seconds, Slices
 from colonnade.launch import launch
@@ -55,6 +55,8 @@ def timer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Timer]:
     monkeypatch.setattr(products, "WORTH_IT", 0.0)
     monkeypatch.setattr(timing, "measure", timer)
     monkeypatch.setattr(launch, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(compiled, "prepare", lambda folder, processor: "")
+    monkeypatch.setattr(compiled, "is_loaded", lambda: False)
     yield timer
 
 
@@ -235,8 +237,67 @@ def test_what_is_not_there_is_refused(corpus: TinyCorpus, tmp_path: Path, monkey
         settled(tiny.config(corpus, tmp_path, "train.products=onednn"))
 
 
+def lacking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "prepare", lambda folder, processor: "there is no C++ compiler")
+
+
+def test_without_a_compiler_there_are_the_others_and_that_is_said(
+    corpus: TinyCorpus, tmp_path: Path, timer: Timer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking(monkeypatch)
+    timer.best = "compiled"
+    found = settled(tiny.config(corpus, tmp_path, "train.precision=bf16"))
+    (note,) = found.notes
+    assert note.startswith("kernels of 16-bit products could not be compiled (there is no C++ compiler): ")
+    assert found.kernels == WIDENED and timer.calls == 1
+    assert settled(tiny.config(corpus, tmp_path, "train.precision=fp32")).notes == (), "which has no use for them"
+    with pytest.raises(
+        ConfigError, match=r'"compiled" cannot be used here: there is no C\+\+ compiler\. Use one of "auto"'
+    ):
+        settled(tiny.config(corpus, tmp_path, "train.precision=bf16", "train.products=compiled"))
+    with pytest.raises(ConfigError, match="fp32 has one way to be multiplied as it is: kernels are compiled for bf16"):
+        settled(tiny.config(corpus, tmp_path, "train.products=compiled"))
+
+
+def test_nothing_is_compiled_where_it_does_not_matter(
+    corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(folder: Path | None, processor: str) -> str:
+        raise AssertionError("7 seconds of a user's time")
+
+    monkeypatch.setattr(compiled, "prepare", prepare)
+    for given in (["train.precision=bf16"], ["train.precision=fp32"], ["train.precision=bf16", "train.products=blas"]):
+        settled(tiny.config(corpus, tmp_path, *given))
+    monkeypatch.setattr(products, "WORTH_IT", 0.0)
+    monkeypatch.setattr(timing, "measure", Timer())
+    monkeypatch.setattr(launch, "cache_folder", lambda: None)
+    settled(tiny.config(corpus, tmp_path, "train.precision=fp32"))
+
+
+@pytest.mark.usefixtures("timer")
+def test_compiled_kernels_are_used_where_every_rank_has_them(corpus: TinyCorpus, tmp_path: Path) -> None:
+    def has_them(*ranks: int) -> Callable[[int], None]:
+        def differ(rank: int) -> None:
+            timing.measure = Timer("compiled")
+            compiled.prepare = lambda folder, processor: "" if rank in ranks else "no compiler on that machine"
+            compiled.is_loaded = lambda: rank in ranks
+
+        return differ
+
+    config = tiny.config(corpus, tmp_path, "train.precision=bf16")
+    for decision, _ in on_ranks(config, has_them(0, 1)):
+        assert decision.kernels is not None and decision.notes == ()
+        assert (decision.kernels.weight_gradient, decision.kernels.output) == ("compiled", "compiled")
+    shutil.rmtree(tmp_path / "cache")
+    for decision, _ in on_ranks(config, has_them(0)):
+        assert decision.kernels == WIDENED and "no compiler on that machine" in decision.notes[0]
+
+
 def test_a_mistake_has_status_2_and_no_traceback(config: Path) -> None:
-    for value, said in (("native", "native to bf16 and fp16"), ("mkl", 'Use "auto", "blas", "onednn" or "native"')):
+    for value, said in (
+        ("native", "native to bf16 and fp16"),
+        ("mkl", 'Use "auto", "blas", "onednn", "native" or "compiled"'),
+    ):
         answer = forked("train", config, f"train.products={value}")
         assert answer.status == 2 and said in answer.err and "Traceback" not in answer.err
 
@@ -359,6 +420,30 @@ def test_a_checkpoint_that_does_not_say_is_no_hindrance(config: Path, tmp_path: 
     assert settled(given).how == "kept"
     shutil.rmtree(run)
     assert settled(given).notes == ()
+
+
+def test_a_run_that_goes_on_without_its_compiler_chooses_again_and_says_so(
+    corpus: TinyCorpus, config: Path, tmp_path: Path, timer: Timer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    train(config, run, BF16, "train.steps=2", "optim.decay_steps=6")
+    given = load(config, [f"run.folder={run}", BF16])
+    path = run / "checkpoints/step_00000002" / MANIFEST
+    manifest = read_manifest(path.parent)
+    written = manifest.metadata["products"]
+    kernels = {**written["kernels"], "output": "compiled"}
+    metadata = {**manifest.metadata, "products": {**written, "kernels": kernels}}
+    path.write_text(to_json(replace(manifest, metadata=metadata)))
+    assert settled(given).how == "kept" and settled(given).products.bf16.output == "compiled"
+    lacking(monkeypatch)
+    found = settled(given)
+    assert found.how == "measured" and found.products.bf16.output == "onednn"
+    assert any("there is no C++ compiler" in note for note in found.notes)
+    assert any("numbers may differ in rounding from here on" in note for note in found.notes)
+    in_use = ProductMetadata.model_validate(metadata["products"])
+    assert served_by(in_use, "bf16") == usual()
+    monkeypatch.setattr(compiled, "prepare", lambda folder, processor: "")
+    assert served_by(in_use, "bf16").bf16.output == "compiled"
 
 
 def test_a_trained_model_in_use_multiplies_as_it_was_trained() -> None:

@@ -332,10 +332,12 @@ class TrainConfig(Section):
     """[threads] CPU threads of a rank. 0: the machine's cores, shared evenly by its ranks."""
     device: Annotated[Literal["auto", "cpu", "cuda"], MAY_CHANGE] = "auto"
     """Where to compute. auto: cuda where there is a GPU for each rank, else cpu."""
-    products: Annotated[Literal["auto", "blas", "onednn", "native"], MAY_CHANGE] = "auto"
+    products: Annotated[Literal["auto", "blas", "onednn", "native", "compiled"], MAY_CHANGE] = "auto"
     """What multiplies matrices on a CPU. auto: of each kind of product what is fastest on this processor, measured at
     the start and kept when the run goes on there; blas and onednn: always that library, in fp32 (bf16 and fp16 are
-    widened); native: bf16 or fp16 as they are. fp32 stays fp32 with each. On CUDA, and in fp64, there is no choice."""
+    widened); native: bf16 or fp16 as they are; compiled: so too, and what is summed in fp32 by kernels that are
+    compiled on this machine, which takes a C++ compiler. fp32 stays fp32 with each. On CUDA, and in fp64, there is no
+    choice."""
     deterministic: Annotated[bool, MAY_CHANGE] = False
     """On CUDA, only kernels that add in a fixed order, so that a run that was stopped and goes on is equal to
     the bit to one that was not. Slower: attention's backward adds its parts one after the other. CPUs always do."""

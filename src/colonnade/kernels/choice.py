@@ -3,6 +3,7 @@
     native    as they are: bf16 units where the processor has them
     blas      in fp32 by torch's BLAS library (MKL on x86); 16-bit operands are widened first
     onednn    in fp32 by oneDNN; 16-bit operands are widened first
+    compiled  16-bit operands as they are, with an fp32 result, by kernels of our own (`compiled.py`)
 
 oneDNN gets fp32 products where `torch.backends.mkldnn.matmul.fp32_precision` is "bf16" (what
 `torch.set_float32_matmul_precision("medium")` sets too), on x86 with AVX-512. That allows it to round operands to bf16,
@@ -21,7 +22,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-Kernel = Literal["native", "blas", "onednn"]
+Kernel = Literal["native", "blas", "onednn", "compiled"]
 Use = Literal["forward", "input_gradient", "weight_gradient", "output", "attention"]
 KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 USES: tuple[Use, ...] = get_args(Use)
@@ -35,9 +36,9 @@ class Kernels:
     """Of linear layers; so are the next two."""
     input_gradient: Kernel = "blas"
     weight_gradient: Kernel = "blas"
-    """Adds up in fp32: its operands are never multiplied with a 16-bit result, so it is never "native"."""
+    """Adds up in fp32: its operands are never multiplied with a 16-bit result, so it is "compiled", never "native"."""
     output: Kernel = "blas"
-    """All three products of the output layer, whose results are fp32 too."""
+    """All three products of the output layer, whose results are fp32 too; so it is never "native" either."""
     attention: Kernel = "blas"
     """The fused kernel, on operands as they are or widened: "native" or "blas"."""
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from colonnade.kernels import compiled
 from colonnade.kernels.choice import Kernel, Products, usual
 from colonnade.mesh.autograd import apply
 from colonnade.mesh.collectives import Entrance
@@ -56,9 +57,21 @@ def computed_by(kernel: Kernel) -> Iterator[None]:
         products.fp32_precision = before
 
 
-def exact(x: Tensor) -> Tensor:
-    """`x` in a type whose products come out in fp32 or fp64: on CPUs, 16 bits are widened."""
-    return x if x.is_cuda or x.dtype.itemsize > 2 else x.float()
+def exact(x: Tensor, kernel: Kernel = "blas") -> Tensor:
+    """`x` in a type whose products by `kernel` come out in fp32 or fp64: on CPUs, most want 16 bits widened."""
+    return x if x.is_cuda or x.dtype.itemsize > 2 or kernel == "compiled" else x.float()
+
+
+def narrow_product_(total: Tensor, a: Tensor, b: Tensor, *, add: bool = False) -> Tensor:
+    """total = a b, or total += a b where `add`, and total again: a [m, k] and b [k, n] in 16 bits, total [m, n] in
+    fp32. On CPUs by the compiled kernels.
+    """
+    if not (a.is_cuda or a.is_meta):
+        compiled.product_(total, a, b, add=add)
+        return total
+    if add:
+        return torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    return torch.mm(a, b, out_dtype=total.dtype, out=total)
 
 
 def input_gradient(grads: Sequence[Tensor], weights: Sequence[Tensor], kernel: Kernel) -> Tensor:
@@ -72,8 +85,8 @@ def input_gradient(grads: Sequence[Tensor], weights: Sequence[Tensor], kernel: K
 
 def add_product_(total: Tensor, a: Tensor, b: Tensor, kernel: Kernel = "blas") -> None:
     """total += aᵀ b, summed in the type of `total` and never rounded to 16 bits: a [k, m], b [k, n], total [m, n]."""
-    if a.dtype.itemsize == 2 and a.is_cuda:
-        torch.addmm(total, a.t(), b, out_dtype=total.dtype, out=total)
+    if b.dtype.itemsize == 2 and (b.is_cuda or kernel == "compiled"):
+        narrow_product_(total, a.to(b.dtype).t(), b, add=True)  # what was widened from 16 bits has them still
         return
     with computed_by(kernel):
         total.addmm_(exact(a).t(), exact(b))

@@ -11,6 +11,7 @@ Of each use (`choice.Use`) every candidate is run on slices of a model's own mat
 A candidate includes what it does to its operands and its result: widening them, rounding it.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,8 +22,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from colonnade.kernels import compiled
 from colonnade.kernels.choice import USES, Kernel, Kernels, Use, has_onednn
-from colonnade.kernels.products import add_product_, computed_by, exact, input_gradient, widen
+from colonnade.kernels.products import add_product_, computed_by, exact, input_gradient, narrow_product_, widen
 
 TRUE_FP32 = 1e-6
 """[of the norm] A product of fp32 sums over a few hundred numbers is off by less."""
@@ -80,7 +82,9 @@ def candidates(dtype: torch.dtype, use: Use) -> tuple[Kernel, ...]:
         return fp32 if use != "attention" else ("blas",)
     if use == "attention":
         return ("blas", "native")
-    return (*fp32, "native") if use in ("forward", "input_gradient") else fp32
+    if use in ("forward", "input_gradient"):
+        return (*fp32, "native")
+    return (*fp32, "compiled") if compiled.is_loaded() else fp32
 
 
 @dataclass(frozen=True)
@@ -139,10 +143,13 @@ def _output(drawn: Draw, sizes: Slices) -> Trial:
     """Logits, then both gradients of them; exactness is judged by the logits alone: gradients bear one rounding of what
     they are computed from (`tensor_parallel/cross_entropy.py`).
     """
-    x, table = exact(drawn(sizes.tokens, sizes.width)), exact(drawn(sizes.rows, sizes.width))
+    narrow = drawn(sizes.tokens, sizes.width), drawn(sizes.rows, sizes.width)
+    x, table = exact(narrow[0]), exact(narrow[1])
     total, logits = torch.zeros_like(table), torch.empty(sizes.tokens, sizes.rows)
 
     def run(kernel: Kernel) -> Tensor:
+        if kernel == "compiled":
+            return _narrow_output(*narrow, logits, total)
         with computed_by(kernel):
             torch.mm(x, table.t(), out=logits)
             _ = logits @ table
@@ -150,6 +157,15 @@ def _output(drawn: Draw, sizes: Slices) -> Trial:
         return logits
 
     return Trial(run, lambda: x.double() @ table.double().t())
+
+
+def _narrow_output(x: Tensor, table: Tensor, logits: Tensor, total: Tensor) -> Tensor:
+    """The same three products, of 16-bit operands."""
+    narrow_product_(logits, x, table.t())
+    gradient = logits.to(x.dtype)
+    narrow_product_(torch.empty_like(x, dtype=logits.dtype), gradient, table)
+    add_product_(total, gradient, x, "compiled")
+    return logits
 
 
 def _attention(drawn: Draw, sizes: Slices) -> Trial:
@@ -181,7 +197,12 @@ def error(kernel: Kernel, use: Use, dtype: torch.dtype) -> tuple[float, float]:
     """(how far a kernel's product is from its float64 twin, how far it may be), both as shares of the norm."""
     tried = trial(use, dtype, SMALL)
     right = tried.right()
-    found = tried.run(kernel)
+    try:
+        found = tried.run(kernel)
+    except RuntimeError:
+        if kernel != "compiled":
+            raise
+        return math.inf, 0.0  # this processor has no units for it
     rounding = float((right.to(found.dtype).double() - right).norm() / right.norm())
     # the fused attention kernel rounds probabilities, which it multiplies with, to 16 bits too
     allowed = max(TRUE_FP32, ROUNDINGS * rounding * (2.0 if use == "attention" else 1.0))

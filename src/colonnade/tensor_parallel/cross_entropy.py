@@ -9,10 +9,11 @@ The gradient of a token's logits is slope·(fraction·p − one-hot), with p a s
 this rank's part of the whole. fp32 and fp64 take p over all rows, and the token's weight in the loss as the slope.
 Where p of the label is near 1, that difference loses digits, and 16-bit operands would have none left: 16-bit weights
 take p over all rows but the label's, and weight · (1 − p[label]) as the slope, which is known to all its digits
-whatever the loss is (docs/design/15-digits-of-the-loss.md). On a CPU neither slope nor one-hot touches a [c, v/tp]
-matrix:
+whatever the loss is (docs/design/15-digits-of-the-loss.md). Where products read fp32 or fp64, neither slope nor one-hot
+touches a [c, v/tp] matrix:
     dx = slope·fraction·(p W) − slope·W[label]         dW = pᵀ (slope·fraction·x) − Σ slope·x into row [label]
-On CUDA the one-hot is written into the matrix that the products read, rounded once: no atomics, no indices.
+Where they read 16 bits (CUDA; the compiled kernels of CPUs), fraction·p − one-hot is rounded once, into the matrix that
+they read: no atomics, no indices.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,8 +22,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from colonnade.kernels import compiled
 from colonnade.kernels.choice import Kernel, Products, usual
-from colonnade.kernels.products import add_product_, computed_by, exact, gradient_of
+from colonnade.kernels.products import add_product_, computed_by, exact, gradient_of, narrow_product_
 from colonnade.mesh.autograd import apply
 from colonnade.mesh.collectives import all_gather
 from colonnade.mesh.mesh import Axis
@@ -102,7 +104,7 @@ def _token_numbers(
 ) -> Tensor:
     """Of each rank's logits of each token the label's (0 where it has not got it), and `summaries`: [tp, 1 + n, s·b]"""
     x, labels_1d = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
-    table = exact(weight[: real_rows(weight, tp, vocab_size)])
+    table = exact(weight[: real_rows(weight, tp, vocab_size)], kernel)
     found = []
     with computed_by(kernel):
         for chunk in _chunks(len(x), weight):
@@ -119,8 +121,9 @@ def local_logits(
     hidden: Tensor, weight: Tensor, *, tp: Axis, vocab_size: int, products: Products | None = None
 ) -> Tensor:
     """This rank's rows of the logits, without padding: [s, b, h] -> [s, b, ≤ v/tp] in fp32 (fp64 for fp64)."""
-    table = exact(weight[: real_rows(weight, tp, vocab_size)])
-    with computed_by(_kernel(weight, products)):
+    kernel = _kernel(weight, products)
+    table = exact(weight[: real_rows(weight, tp, vocab_size)], kernel)
+    with computed_by(kernel):
         return _logits(hidden.reshape(-1, hidden.shape[-1]), table).view(*hidden.shape[:-1], -1)
 
 
@@ -144,7 +147,7 @@ class _OutputLoss(torch.autograd.Function):
     ) -> Tensor:
         x, dx = hidden.reshape(-1, hidden.shape[-1]), torch.empty_like(hidden).view(-1, hidden.shape[-1])
         used = _rows_to_multiply(weight, rows)
-        table, gradient = exact(weight[:used]), gradient_of(weight)[:used]
+        table, gradient = exact(weight[:used], kernel), gradient_of(weight)[:used]
         of_bias = None if bias is None else gradient_of(bias)[:used]
         loss = torch.zeros((), dtype=gradient.dtype, device=hidden.device)
         weights = loss_weights.reshape(-1).to(gradient.dtype)
@@ -155,10 +158,13 @@ class _OutputLoss(torch.autograd.Function):
                 logits = _logits(x[chunk], table, bias, out=buffer)
                 logits[:, rows:].fill_(-torch.inf)
                 label = _local_labels(labels.reshape(-1)[chunk], weight.shape[0], tp, rows)
-                found = _softmax(logits, label, weights[chunk], tp, apart=weight.dtype.itemsize == 2)
+                apart, rounded = weight.dtype.itemsize == 2, _rounds_at_once(kernel, table, bias)
+                found = _softmax(logits, label, weights[chunk], tp, apart=apart, rounded=rounded)
                 loss += (found.losses * weights[chunk]).sum()
-                add_gradients = _add_gradients_in_place if table.is_cuda else _add_gradients_apart
-                add_gradients(found, label, x[chunk], table, dx[chunk], gradient)
+                if table.is_cuda or table.dtype.itemsize == 2:
+                    _add_gradients_in_place(found, label, x[chunk], table, dx[chunk], gradient, kernel)
+                else:
+                    _add_gradients_apart(found, label, x[chunk], table, dx[chunk], gradient)
                 if of_bias is not None:
                     _add_bias_gradient(found, label, of_bias)
                 del found  # before the next chunk's are made
@@ -206,7 +212,7 @@ def _logits(x: Tensor, table: Tensor, bias: Tensor | None = None, *, out: Tensor
     """
     out = _logits_buffer(x, table) if out is None else out[: len(x)]
     if table.dtype != out.dtype:
-        torch.mm(x, table.t(), out_dtype=out.dtype, out=out)
+        narrow_product_(out, x.to(table.dtype), table.t())
         return out if bias is None else out.add_(bias[: len(table)])
     if bias is None:
         return torch.mm(x.to(table.dtype), table.t(), out=out)
@@ -264,21 +270,42 @@ class _Softmax(NamedTuple):
     losses: Tensor
     """[c]"""
     probabilities: Tensor
-    """[c, rows], of this rank alone: each token's sum to 1."""
+    """[c, rows], of this rank alone: each token's sum to 1; or rounded to 16 bits, and then those of all ranks do."""
     fraction: Tensor
-    """[c]: what this rank's probabilities are to be multiplied with, so that those of all ranks sum to 1."""
+    """[c]: what the probabilities are to be multiplied with, so that those of all ranks sum to 1."""
     slope: Tensor
     """[c]"""
 
 
-def _softmax(logits: Tensor, label: tuple[Tensor, Tensor], weights: Tensor, tp: Axis, *, apart: bool) -> _Softmax:
-    """In the memory of `logits` [c, rows]. `apart`: without the label, whose row gets no probability."""
+def _rounds_at_once(kernel: Kernel, table: Tensor, bias: Tensor | None) -> torch.dtype | None:
+    """What the compiled kernels round probabilities to as they compute them; None where others do it, or where the
+    bias's gradient wants them in fp32.
+    """
+    return table.dtype if kernel == "compiled" and bias is None and not table.is_meta and len(table) else None
+
+
+def _softmax(
+    logits: Tensor,
+    label: tuple[Tensor, Tensor],
+    weights: Tensor,
+    tp: Axis,
+    *,
+    apart: bool,
+    rounded: torch.dtype | None = None,
+) -> _Softmax:
+    """In the memory of `logits` [c, rows], or `rounded` to 16 bits beside it. `apart`: without the label, whose row
+    gets no probability.
+    """
     local_target = _label_logits(logits, label)
     if apart:
         _hide_labels_(logits, label)
-    local_lse, probabilities = _softmax_(logits)
-    lse, target = _across_ranks(local_lse, local_target, tp)
-    fraction = (local_lse - lse).exp()
+    if rounded is None:
+        local_lse, probabilities = _softmax_(logits)
+        lse, target = _across_ranks(local_lse, local_target, tp)
+        fraction = (local_lse - lse).exp()
+    else:
+        lse, target = _across_ranks(compiled.log_sum_exp(logits), local_target, tp)
+        probabilities, fraction = compiled.exponentials(logits, lse, rounded), torch.ones_like(lse)
     if not apart:
         return _Softmax(lse - target, probabilities, fraction, weights)
     behind = lse - target  # log of the odds against the label
@@ -314,15 +341,23 @@ def _add_gradients_apart(
 
 
 def _add_gradients_in_place(
-    found: _Softmax, label: tuple[Tensor, Tensor], x: Tensor, table: Tensor, dx: Tensor, gradient: Tensor
+    found: _Softmax,
+    label: tuple[Tensor, Tensor],
+    x: Tensor,
+    table: Tensor,
+    dx: Tensor,
+    gradient: Tensor,
+    kernel: Kernel,
 ) -> None:
     """The same by two products alone, whose operand is rounded once, with the label's −1 in its place."""
-    difference = torch.empty_like(found.probabilities, dtype=table.dtype)
-    torch.mul(found.probabilities, found.fraction[:, None], out=difference)
+    difference = found.probabilities
+    if difference.dtype.itemsize > 2:
+        difference = torch.empty_like(found.probabilities, dtype=table.dtype)
+        torch.mul(found.probabilities, found.fraction[:, None], out=difference)
     _subtract_one_hot_(difference, label)
     slope = found.slope[:, None]
     torch.mul(_product(difference, table), slope, out=dx)
-    add_product_(gradient, difference, (x.to(gradient.dtype) * slope).to(table.dtype))
+    add_product_(gradient, difference, (x.to(gradient.dtype) * slope).to(table.dtype), kernel)
 
 
 def _add_bias_gradient(found: _Softmax, label: tuple[Tensor, Tensor], gradient: Tensor) -> None:
@@ -334,7 +369,7 @@ def _add_bias_gradient(found: _Softmax, label: tuple[Tensor, Tensor], gradient: 
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a b, in fp32 for 16-bit operands on CUDA."""
+    """a b, in fp32 for 16-bit operands."""
     if a.dtype.itemsize == 2:
-        return torch.mm(a, b, out_dtype=torch.float32)
+        return narrow_product_(a.new_empty((len(a), b.shape[1]), dtype=torch.float32), a, b)
     return a @ b

@@ -6,7 +6,8 @@
     products too small to matter     the usual ones
     otherwise                        measured (`kernels/timing.py`), once a machine: later runs remember it
 
-One rank of each kind of processor measures, and all ranks choose from all that was measured.
+One rank of each kind of processor measures, and all ranks choose from all that was measured. The compiled kernels
+(`kernels/compiled.py`) are among what is measured where every rank has them.
 """
 
 import json
@@ -21,9 +22,9 @@ import torch
 from colonnade.architecture.families import architecture_of
 from colonnade.checkpoint.manifest import newest, read_manifest
 from colonnade.checkpoint.schema import clip
-from colonnade.config.schema import Config
+from colonnade.config.schema import Config, TrainConfig
 from colonnade.errors import ColonnadeError, ConfigError
-from colonnade.kernels import timing
+from colonnade.kernels import compiled, timing
 from colonnade.kernels.choice import USES, WIDENED, Kernel, Kernels, Products, has_onednn, usual
 from colonnade.kernels.timing import Seconds, Slices
 from colonnade.launch import launch
@@ -39,6 +40,8 @@ from colonnade.train.run_folder import checkpoints
 KEY = "train.products"
 WORTH_IT = 2.0**26
 """[FLOP] Of the largest product of a micro-batch: where it is below a millisecond, nothing is measured."""
+NARROW: Mapping[str, str] = MappingProxyType({"native": "it is native to", "compiled": "kernels are compiled for"})
+"""What is for 16 bits alone."""
 LARGEST = Slices(tokens=256, inputs=1024, outputs=1024, rows=2048, width=1024, heads=8, positions=256, head_width=256)
 """Of what is timed: whatever the model, it takes about a second."""
 
@@ -117,18 +120,20 @@ def settle(config: Config, vocab_size: int, world: Axis, device: torch.device) -
     train = config.train
     if device.type == "cuda" or train.precision == "fp64":
         return Decision(train.precision, None, notes=_without_effect(train.products, device, train.precision))
-    ranks = _ranks(train.precision, world)
+    ranks, before = _ranks(train.precision, world), _before(config, world)
+    sizes = slices_of(config, vocab_size)
+    lacking = _prepare(world, first=ranks.measures) if _wants_compiled(train, before, sizes) else ""
     if train.products != "auto":
-        by_all = on_all_ranks(lambda: by_hand(train.products, train.precision), world)
+        by_all = on_all_ranks(lambda: by_hand(train.products, train.precision, lacking), world)
         return Decision(train.precision, by_all, "set", ranks.processors, notes=ranks.notes)
-    before = _before(config, world)
     if before.metadata is not None and _same_place(before.metadata, ranks.processors, train.precision):
         kernels = Kernels(**before.metadata.kernels)
-        return Decision(train.precision, kernels, "kept", ranks.processors, notes=ranks.notes)
-    fresh = _fresh(config, vocab_size, world, ranks)
+        if not (lacking and _has_compiled(kernels)):
+            return Decision(train.precision, kernels, "kept", ranks.processors, notes=ranks.notes)
+    fresh = _fresh(train.precision, sizes, world, ranks, without="compiled" if lacking else "")
     assert fresh.kernels is not None, "there is a choice"
     again = _why_again(before, ranks.processors, other=fresh.kernels != ranks.usual)
-    return replace(fresh, notes=(*ranks.notes, *again))
+    return replace(fresh, notes=(*ranks.notes, *_without_compiled(lacking), *again))
 
 
 @dataclass(frozen=True)
@@ -158,23 +163,56 @@ def _ranks(precision: str, world: Axis) -> _Ranks:
     return _Ranks(tuple(sorted(first)), world.rank in first.values(), own if alike else WIDENED)
 
 
-def _fresh(config: Config, vocab_size: int, world: Axis, ranks: _Ranks) -> Decision:
-    precision, sizes = config.train.precision, slices_of(config, vocab_size)
+def _wants_compiled(train: TrainConfig, before: "_Before", sizes: Slices | None) -> bool:
+    """Whether it is worth a compilation to know how fast they are."""
+    if DTYPES[train.precision].itemsize > 2:
+        return False
+    kept = before.metadata is not None and "compiled" in before.metadata.kernels.values()
+    return train.products == "compiled" or (train.products == "auto" and (kept or sizes is not None))
+
+
+def _has_compiled(kernels: Kernels) -> bool:
+    return "compiled" in kernels.table().values()
+
+
+def _prepare(world: Axis, *, first: bool) -> str:
+    """Load the compiled kernels on every rank: '' or why some rank has none. `first`: on each processor one rank
+    compiles, the others find what it has made.
+    """
+    if first:
+        compiled.prepare(launch.cache_folder(), processor())
+    gather_texts("", world)  # whoever compiles has done so
+    mine = compiled.prepare(launch.cache_folder(), processor())
+    return next((why for why in gather_texts(mine, world) if why), "")
+
+
+def _without_compiled(lacking: str) -> tuple[str, ...]:
+    slower = "weight gradients and the output layer are multiplied in fp32, which may take twice as long"
+    return (f"kernels of 16-bit products could not be compiled ({clip(lacking)}): {slower}",) if lacking else ()
+
+
+def _fresh(precision: str, sizes: Slices | None, world: Axis, ranks: _Ranks, *, without: str) -> Decision:
+    """`without`: a kernel that some rank has and another has not."""
     if sizes is None:
         return Decision(precision, ranks.usual, "usual", ranks.processors)
     found = _measured(sizes, precision, world, measures=ranks.measures)
-    seconds = [each for each, _ in found]
+    seconds: list[Seconds] = [
+        {use: {k: t for k, t in times.items() if k != without} for use, times in each.items()} for each, _ in found
+    ]
     how = "measured" if any(now for _, now in found) else "remembered"
     return Decision(precision, timing.chosen(seconds, ranks.usual), how, ranks.processors, _rates(sizes, seconds))
 
 
-def by_hand(kernel: str, precision: str) -> Kernels:
-    """What train.products says for each use. ConfigError if it is not to be had, or not exact, on this processor."""
+def by_hand(kernel: str, precision: str, lacking: str = "") -> Kernels:
+    """What train.products says for each use. ConfigError if it is not to be had, or not exact, on this processor.
+    `lacking`: why there are no compiled kernels.
+    """
     dtype = DTYPES[precision]
-    if kernel == "native" and dtype.itemsize > 2:
-        raise _refused(
-            kernel, f"{precision} has one way to be multiplied as it is: it is native to bf16 and fp16", dtype
-        )
+    if kernel in ("native", "compiled") and dtype.itemsize > 2:
+        why = f"{precision} has one way to be multiplied as it is: {NARROW[kernel]} bf16 and fp16"
+        raise _refused(kernel, why, dtype)
+    if kernel == "compiled" and lacking:
+        raise _refused(kernel, lacking, dtype)
     if kernel == "onednn" and not has_onednn():
         raise _refused(kernel, "this torch was built without oneDNN", dtype)
     table = {use: _nearest(kernel, timing.candidates(dtype, use)) for use in USES}
@@ -191,7 +229,8 @@ def by_hand(kernel: str, precision: str) -> Kernels:
 
 def _nearest(kernel: str, there: Sequence[Kernel]) -> Kernel:
     """`kernel`, or where a use has not got it what comes closest: bf16 units with an fp32 result are oneDNN's."""
-    wanted = [kernel, "onednn", "blas"] if kernel == "native" else [kernel, "blas"]
+    next_best = {"native": ["onednn"], "compiled": ["native"]}
+    wanted = [kernel, *next_best.get(kernel, []), "blas"]
     return next(each for name in wanted for each in there if each == name)
 
 
@@ -219,7 +258,7 @@ def _measured(sizes: Slices, precision: str, world: Axis, *, measures: bool) -> 
     """By one rank of each processor: seconds, and whether they are fresh. Every rank gets all of them."""
     mine: tuple[Seconds, bool] | None = None
     if measures:
-        names = (processor(), torch.__version__, precision, dict(sizes._asdict()))
+        names = (processor(), torch.__version__, precision, dict(sizes._asdict()), compiled.is_loaded())
         name, folder = json.dumps(names), launch.cache_folder()
         seconds = recall(folder, name)
         mine = (timing.measure(DTYPES[precision], sizes), True) if seconds is None else (seconds, False)
@@ -280,6 +319,8 @@ def _why_again(before: _Before, processors: Sequence[str], *, other: bool) -> tu
         return (f"products were chosen on another processor ({where}), and are chosen again: {then}",)
     if metadata.torch != torch.__version__:
         return (f"products were chosen under torch {clip(metadata.torch)}, and are chosen again: {then}",)
+    if metadata.how != "set" and "compiled" in metadata.kernels.values():
+        return (f"products were computed by compiled kernels, and are chosen again without: {then}",)
     return ()
 
 
@@ -305,8 +346,13 @@ def _without_effect(products: str, device: torch.device, precision: str) -> tupl
 
 
 def served_by(metadata: ProductMetadata | None, precision: str) -> Products:
-    """For a trained model in use, without a measurement: what it was trained with, on the same processor."""
+    """For a trained model in use, without a measurement: what it was trained with, on the same processor, where it is
+    to be had.
+    """
     here = (processor(), torch.__version__, precision)
     if metadata is None or (metadata.processor, metadata.torch, metadata.precision) != here:
         return usual()
-    return usual().having(precision, Kernels(**metadata.kernels))
+    kernels = Kernels(**metadata.kernels)
+    if _has_compiled(kernels) and compiled.prepare(launch.cache_folder(), processor()):
+        return usual()
+    return usual().having(precision, kernels)

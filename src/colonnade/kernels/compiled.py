@@ -1,0 +1,124 @@
+"""Kernels for CPUs in C++ (`compiled.cpp`): compiled on the machine that runs them, where there is a compiler.
+
+They are never needed: what they compute is computed without them too, more slowly. On a CPU torch has no product of
+16-bit matrices with an fp32 result, so all that is summed in fp32 (weight gradients, the output layer) is otherwise
+multiplied in fp32: with AMX or avx512_bf16 half as fast as the processor can, or less.
+
+    prepare(folder, processor)    once in a process: compile them, or find them compiled, and load them
+    is_loaded()                   whether the rest may be called
+    product_, log_sum_exp, exponentials
+
+Loaded kernels are operators of torch (`torch.ops.colonnade`), so torch alone knows whether a process has them.
+"""
+
+import platform
+import shutil
+import subprocess
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from colonnade.atomic import written
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+COMPILERS = ("c++", "g++", "clang++")
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared", "-std=c++20")
+TIME_LIMIT = 300.0
+"""[seconds] Compiling takes about 7."""
+
+
+class _Missing(Exception):
+    """Why there are no compiled kernels."""
+
+
+def is_loaded() -> bool:
+    """Whether this process has the kernels."""
+    return hasattr(torch.ops.colonnade, "product_")
+
+
+def prepare(folder: Path | None, processor: str) -> str:
+    """Load the kernels into this process, compiled now or before, into `folder`: '' or why there are none.
+
+    They fit one `processor` and one torch: a home directory may be shared by machines that differ in both.
+    """
+    if is_loaded():
+        return ""
+    try:
+        file = _file(folder, processor)
+        found = file.exists()
+        if not found:
+            _compile(file)
+        try:
+            _load(file)
+        except OSError:
+            if not found:
+                raise
+            _compile(file)  # what lay there was damaged
+            _load(file)
+    except (_Missing, OSError) as error:
+        return str(error).strip().splitlines()[0]
+    return ""
+
+
+def _load(file: Path) -> None:
+    torch.ops.load_library(file)  # type: ignore[no-untyped-call]
+
+
+def product_(total: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
+    """total = a b, or total += a b: a [m, k] and b [k, n] in bf16 or fp16, total [m, n] in fp32, sums in fp32."""
+    torch.ops.colonnade.product_(total, _in_one_piece(a), _in_one_piece(b), add)
+
+
+def log_sum_exp(logits: Tensor) -> Tensor:
+    """log Σ exp of each row: [c, rows] in fp32 -> [c], in two passes over the logits."""
+    found: Tensor = torch.ops.colonnade.log_sum_exp(logits)
+    return found
+
+
+def exponentials(logits: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
+    """exp(logits − shift) rounded to 16 bits, in one pass: [c, rows] and [c], both in fp32 -> [c, rows].
+
+    `shift` is at least a row's largest logit, as its log-sum-exp is. What is below 1e-38 is 0.
+    """
+    out = torch.empty_like(logits, dtype=dtype)
+    torch.ops.colonnade.exponentials_(out, logits, shift)
+    return out
+
+
+def _in_one_piece(x: Tensor) -> Tensor:
+    return x if 1 in x.stride() else x.contiguous()
+
+
+def _file(folder: Path | None, processor: str) -> Path:
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        raise _Missing(f"torch has no kernel that they could use on {sys.platform} {platform.machine()}")
+    if folder is None:
+        raise _Missing("there is no folder to keep them in: the environment names no home")
+    parts = (SOURCE.read_text(), *FLAGS, torch.__version__, processor)
+    return folder / f"compiled-{sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
+
+
+def _compile(file: Path) -> None:
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
+        raise _Missing(f"there is no C++ compiler (none of {', '.join(COMPILERS)})")
+    torch_folder = Path(torch.__file__).parent
+    headers = [f"-I{torch_folder / 'include' / more}" for more in ("", "torch/csrc/api/include")]
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    libraries = [f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10"]
+    with written(file) as stream:
+        command = [compiler, *FLAGS, abi, *headers, str(SOURCE), "-o", stream.name, *libraries]
+        _run(command)
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIME_LIMIT)
+    except subprocess.TimeoutExpired:
+        raise _Missing(f"{command[0]} did not end within {TIME_LIMIT:.0f} seconds") from None
+    if done.returncode != 0:
+        faults = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
+        raise _Missing(f"{command[0]} failed: {faults[0]}")

@@ -1,0 +1,274 @@
+"""The compiled kernels beside float64, at sizes that fit no block, and what happens where they cannot be compiled."""
+
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from colonnade.kernels import compiled
+from colonnade.kernels.choice import Kernels, Products
+from colonnade.kernels.products import Operand, add_product_, linear, linears, narrow_product_
+from colonnade.kernels.timing import is_exact
+from tests.kernels.loaded import load, shared_folder
+
+BF16 = torch.bfloat16
+SIZES = [(1, 2, 1), (37, 101, 65), (64, 384, 1000), (300, 97, 513), (65, 1025, 70), (130, 64, 32)]
+"""m, k, n: below and above a block and a tile, odd depths, one column."""
+
+
+@pytest.fixture
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The compiled kernels are in this process; skips where there is no compiler."""
+    folder = shared_folder(tmp_path_factory)
+    load(folder)
+    return folder
+
+
+@pytest.fixture
+def units(loaded: Path) -> Path:
+    """And this processor can multiply by them."""
+    if not is_exact("compiled", "weight_gradient", BF16):
+        pytest.skip("this processor has no units for products of bf16 with an fp32 result")
+    return loaded
+
+
+def error(found: Tensor, right: Tensor) -> float:
+    return float((found.double() - right).norm() / right.norm())
+
+
+def lying(x: Tensor) -> list[Tensor]:
+    """The same matrix by rows, by columns, and as a part of a wider one."""
+    wider = torch.full((x.shape[0] + 3, x.shape[1] + 5), torch.nan, dtype=x.dtype)
+    wider[2:-1, 3:-2] = x
+    return [x.contiguous(), x.t().contiguous().t(), wider[2:-1, 3:-2]]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.usefixtures("units")
+def test_products_are_summed_in_fp32_however_their_matrices_lie(sizes: tuple[int, int, int], threads: int) -> None:
+    m, k, n = sizes
+    generator, before = torch.Generator().manual_seed(0), torch.get_num_threads()
+    a, b = (torch.randn(*shape, generator=generator).to(BF16) for shape in ((m, k), (k, n)))
+    right = a.double() @ b.double()
+    torch.set_num_threads(threads)
+    try:
+        for left in lying(a):
+            for other in lying(b):
+                total = torch.full((m, n + 2), 7.0)
+                compiled.product_(total[:, 1:-1], left, other, add=False)
+                assert error(total[:, 1:-1], right) < 1e-6
+                compiled.product_(total[:, 1:-1], left, other, add=True)
+                assert error(total[:, 1:-1], 2 * right) < 1e-6
+                assert (total[:, [0, -1]] == 7.0).all(), "nothing is written beside the result"
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("units")
+def test_products_do_not_depend_on_the_number_of_threads() -> None:
+    generator, before = torch.Generator().manual_seed(0), torch.get_num_threads()
+    a, b = (torch.randn(*shape, generator=generator).to(BF16) for shape in ((200, 1100), (1100, 300)))
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(torch.empty(200, 300))
+            compiled.product_(found[-1], a, b, add=False)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+@pytest.mark.usefixtures("units")
+def test_products_without_rows_columns_or_depth() -> None:
+    for m, k, n in ((0, 3, 2), (3, 0, 2), (3, 2, 0)):
+        total = torch.ones(m, n)
+        compiled.product_(total, torch.ones(m, k, dtype=BF16), torch.ones(k, n, dtype=BF16), add=True)
+        assert torch.equal(total, torch.ones(m, n))
+        compiled.product_(total, torch.ones(m, k, dtype=BF16), torch.ones(k, n, dtype=BF16), add=False)
+        assert torch.equal(total, torch.zeros(m, n))
+
+
+@pytest.mark.parametrize(
+    ("total", "a", "b"),
+    [
+        (torch.empty(2, 3), torch.empty(2, 4, dtype=BF16), torch.empty(5, 3, dtype=BF16)),
+        (torch.empty(3, 3), torch.empty(2, 4, dtype=BF16), torch.empty(4, 3, dtype=BF16)),
+        (torch.empty(2, 3, dtype=BF16), torch.empty(2, 4, dtype=BF16), torch.empty(4, 3, dtype=BF16)),
+        (torch.empty(2, 3), torch.empty(2, 4), torch.empty(4, 3)),
+        (torch.empty(2, 3), torch.empty(2, 4, dtype=BF16), torch.empty(4, 3, dtype=torch.float16)),
+        (torch.empty(3, 2).t(), torch.empty(2, 4, dtype=BF16), torch.empty(4, 3, dtype=BF16)),
+    ],
+    ids=["depths", "rows", "a 16-bit result", "fp32", "two types", "a result by columns"],
+)
+@pytest.mark.usefixtures("loaded")
+def test_what_is_no_such_product_is_refused_before_memory_is_touched(total: Tensor, a: Tensor, b: Tensor) -> None:
+    with pytest.raises(RuntimeError, match=r"sizes of a product|16-bit operands|in one piece"):
+        compiled.product_(total, a, b, add=False)
+
+
+@pytest.mark.usefixtures("loaded")
+def test_log_sum_exp_is_torchs() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for scale, shift in ((1.0, 0.0), (30.0, 500.0), (1e-3, -1e4)):
+        logits = torch.randn(5, 1003, generator=generator) * scale + shift
+        right = torch.logsumexp(logits.double(), -1)
+        assert ((compiled.log_sum_exp(logits).double() - right).abs() < 1e-6 * right.abs().clamp(min=1.0)).all()
+    rows = torch.tensor(
+        [[0.0, torch.nan], [-torch.inf, 5.0], [-torch.inf, -torch.inf], [torch.finfo().min, -torch.inf]]
+    )
+    found = compiled.log_sum_exp(rows)
+    assert found[0].isnan() and found[1:].tolist() == [5.0, -torch.inf, torch.finfo().min]
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16], ids=str)
+@pytest.mark.usefixtures("loaded")
+def test_exponentials_are_rounded_once(dtype: torch.dtype) -> None:
+    logits = torch.linspace(-20.0, 0.0, 4001)[None].repeat(2, 1)
+    shift = torch.tensor([0.0, 1.5])
+    found = compiled.exponentials(logits, shift, dtype)
+    right = (logits.double() - shift[:, None].double()).exp()
+    rounding = (right.to(dtype).double() - right).abs()
+    assert found.dtype is dtype and ((found.double() - right).abs() <= rounding + 3e-7 * right).all()
+    assert (found == right.to(dtype)).double().mean() > 0.99
+    odd = torch.tensor([[torch.nan, -torch.inf, torch.finfo().min, -87.5, 0.0]])
+    of_odd = compiled.exponentials(odd, torch.zeros(1), dtype)[0]
+    assert of_odd[0].isnan() and of_odd[1:].tolist() == [0.0, 0.0, 0.0, 1.0]
+
+
+@pytest.mark.usefixtures("units")
+def test_a_layers_weight_gradient_is_the_widened_products() -> None:
+    """Two weights of one input, the second cut; the input's gradient is not touched by the choice."""
+    generator = torch.Generator().manual_seed(0)
+    x, *weights = (torch.randn(*s, generator=generator).to(BF16) for s in ((9, 4, 40), (24, 40), (33, 40)))
+    grads = [torch.randn(9, 4, n, generator=generator).to(BF16) for n in (24, 20)]
+
+    def gradients(kernels: Kernels) -> list[Tensor]:
+        own = [torch.nn.Parameter(weight.clone()) for weight in weights]
+        given = x.clone().requires_grad_()
+        operands = [Operand(own[0]), Operand(own[1], rows=slice(5, 25))]
+        torch.autograd.backward(linears(given, operands, products=Products(bf16=kernels)), grads)
+        found = [given.grad, *(weight.grad for weight in own)]
+        return [grad for grad in found if grad is not None]
+
+    right = gradients(Kernels())
+    for kernels in (Kernels(weight_gradient="compiled"), Kernels("native", "native", "compiled", "blas", "native")):
+        found = gradients(kernels)
+        assert [each.dtype for each in found] == [BF16, torch.float32, torch.float32]
+        assert error(found[0], right[0].double()) < 0.004
+        for ours, theirs in zip(found[1:], right[1:], strict=True):
+            assert error(ours, theirs.double()) < 1e-6
+        assert not found[2][:5].any() and not found[2][25:].any()
+
+
+def test_on_the_meta_device_nothing_is_called() -> None:
+    a, b = torch.empty(3, 4, dtype=BF16, device="meta"), torch.empty(4, 5, dtype=BF16, device="meta")
+    total = torch.empty(3, 5, device="meta")
+    assert narrow_product_(total, a, b) is total and narrow_product_(total, a, b, add=True) is total
+    add_product_(torch.empty(4, 5, device="meta"), a, torch.empty(3, 5, dtype=BF16, device="meta"), "compiled")
+
+
+def test_others_kernels_do_not_need_them() -> None:
+    weight = torch.nn.Parameter(torch.ones(3, 4, dtype=BF16))
+    linear(torch.ones(2, 4, dtype=BF16), weight, products=Products(bf16=Kernels())).sum().backward()
+    assert weight.grad is not None and (weight.grad == 2.0).all()
+
+
+# --- compiling --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unloaded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """A process that has no kernels yet, and what it would load."""
+    would_load: list[Path] = []
+    monkeypatch.setattr(compiled, "is_loaded", lambda: False)
+    monkeypatch.setattr(torch.ops, "load_library", would_load.append)
+    return would_load
+
+
+def fake_compiler(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir(exist_ok=True)
+    program = folder / "c++"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(shutil, "which", lambda name: str(program) if name == "c++" else None)
+    monkeypatch.setattr(compiled.sys, "platform", "linux")
+    monkeypatch.setattr(compiled.platform, "machine", lambda: "x86_64")
+
+
+COMPILES = 'while [ "$1" != -o ]; do shift; done; echo "made for $*" > "$2"; echo x >> "$(dirname "$0")/count"'
+
+
+def test_they_are_compiled_once_for_a_processor_and_a_torch(
+    unloaded: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_compiler(tmp_path / "bin", COMPILES, monkeypatch)
+    cache = tmp_path / "cache"
+    assert [compiled.prepare(cache, name) for name in ("one", "one", "another")] == ["", "", ""]
+    assert unloaded[0] == unloaded[1] != unloaded[2] and {file.parent for file in unloaded} == {cache}
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    assert compiled.prepare(cache, "one") == "" and unloaded[3] not in unloaded[:3]
+    assert len((tmp_path / "bin/count").read_text().split()) == 3
+    assert sorted(cache.iterdir()) == sorted(set(unloaded)), "nothing else is left"
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ('echo "a.cpp:3: error: no such thing" >&2; exit 1', "failed: a.cpp:3: error: no such thing"),
+        ("exit 3", "failed: no message"),
+        ("sleep 20", "did not end within 1 seconds"),
+    ],
+)
+def test_a_compiler_that_fails_leaves_nothing_and_says_why(
+    unloaded: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, why: str
+) -> None:
+    fake_compiler(tmp_path / "bin", script, monkeypatch)
+    monkeypatch.setattr(compiled, "TIME_LIMIT", 1.0)
+    said = compiled.prepare(tmp_path / "cache", "one")
+    assert why in said and "\n" not in said
+    assert unloaded == [] and list((tmp_path / "cache").iterdir()) == []
+
+
+def test_what_is_missing_is_said(unloaded: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_compiler(tmp_path / "bin", COMPILES, monkeypatch)
+    assert "names no home" in compiled.prepare(None, "one")
+    (tmp_path / "file").write_text("")
+    assert "Not a directory" in compiled.prepare(tmp_path / "file", "one") or "exists" in compiled.prepare(
+        tmp_path / "file", "one"
+    )
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert compiled.prepare(tmp_path, "one") == "there is no C++ compiler (none of c++, g++, clang++)"
+    monkeypatch.setattr(compiled.platform, "machine", lambda: "aarch64")
+    assert "linux aarch64" in compiled.prepare(tmp_path, "one")
+    assert unloaded == []
+
+
+def test_a_damaged_library_is_compiled_again(
+    unloaded: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_compiler(tmp_path / "bin", COMPILES, monkeypatch)
+
+    def load(file: Path) -> None:
+        if "made for" not in file.read_text():
+            raise OSError(f"Could not load this library: {file}")
+        unloaded.append(file)
+
+    monkeypatch.setattr(torch.ops, "load_library", load)
+    assert compiled.prepare(tmp_path, "one") == ""
+    unloaded[0].write_text("rubbish")
+    assert compiled.prepare(tmp_path, "one") == "" and unloaded[0] == unloaded[1]
+    fake_compiler(tmp_path / "bin", COMPILES.replace("made for", "rubbish"), monkeypatch)
+    assert "Could not load this library" in compiled.prepare(tmp_path, "another") and len(unloaded) == 2
+
+
+def test_a_damaged_library_does_not_end_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded: Path
+) -> None:
+    fake_compiler(tmp_path / "bin", 'while [ "$1" != -o ]; do shift; done; echo rubbish > "$2"', monkeypatch)
+    monkeypatch.setattr(compiled, "is_loaded", lambda: False)
+    assert "Could not load this library" in compiled.prepare(tmp_path / "cache", "one")
