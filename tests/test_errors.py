@@ -1,12 +1,13 @@
 """Messages, and what is stored: no credentials of URLs, no control characters."""
 
+import errno
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colonnade.errors import ColonnadeError, DataError, credentials_in, hidden, without_credentials
+from colonnade.errors import ColonnadeError, DataError, credentials_in, hidden, mistake, without_credentials
 
 SECRET = "s3cr3t"
 URLS = {
@@ -59,5 +60,34 @@ def test_a_value_that_is_a_url_hides_any_secret(secret: str, form: str) -> None:
         assert "ZZ" not in hidden(form.format(marked))
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (DataError("a\nb"), "a\nb"),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            "No space left on device. Fix that, and run the command again.",
+        ),
+        (PermissionError(errno.EACCES, "Permission denied", "/a/b"), "/a/b: Permission denied. Fix that, and run"),
+        (OSError(errno.EACCES, "Permission denied", "s3://u:s3cr3t@bucket/x"), "s3://…@bucket/x: Permission denied."),
+        (OSError(errno.EIO, "Input/output error", "/a"), None),
+        (OSError("no number"), None),
+        (ValueError("ours"), None),
+        (KeyboardInterrupt(), None),
+    ],
+    ids=repr,
+)
+def test_what_is_the_users_to_mend(error: BaseException, told: str | None) -> None:
+    """Theirs, or their disk's; whatever else is raised is ours, with its traceback."""
+    found = mistake(error)
+    assert (found is None) if told is None else (found is not None and found.startswith(told))
+
+
+def test_parts_of_a_url_are_hidden_one_by_one_longest_first() -> None:
+    assert credentials_in("s3://user:s3cr3tly@b/x?sig=abcdef&v=1") == ["user:s3cr3tly", "s3cr3tly", "abcdef"]
+
+
 def test_no_control_characters_in_messages() -> None:
+    assert str(ColonnadeError("seen\rhidden")) == "seen�hidden", "a terminal would show the end alone"
+    assert str(ColonnadeError(ValueError("of another kind"))) == "of another kind" and str(ColonnadeError()) == ""
     assert str(ColonnadeError("a\x1b[31m\tb\nc\x00\u202ed")) == "a�[31m\tb\nc��d"

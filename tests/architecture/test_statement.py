@@ -121,6 +121,23 @@ def test_units_say_what_they_are(model: ModelConfig) -> None:
     assert [unit for unit in stated.units if unit.is_loss] == [last] and last.losses == stated.losses
 
 
+def test_only_a_tied_table_is_shared() -> None:
+    """Gradients of what units share are summed over the stages that have them."""
+    for kind in ("gpt", "bert"):
+        tied, untied = (ModelConfig(**BASE, kind=kind, tie_embeddings=tied) for tied in (True, False))
+        stated = architecture_of(tied, 61)
+        assert stated.shared_buckets() == ["embedding.tokens"] and architecture_of(untied, 61).shared_buckets() == []
+        first, *_, last = stated.units
+        own = sum(map(stated.parameters_of, stated.units)) - stated.num_parameters
+        assert own == 61 * 24 and "embedding.tokens" in first.buckets and "embedding.tokens" in last.buckets
+
+
+@pytest.mark.parametrize("model", MODELS, ids=range(len(MODELS)))
+def test_only_blocks_are_recomputed(model: ModelConfig) -> None:
+    for unit in architecture_of(model, 61).units:
+        assert unit.recomputes == (unit.layer is not None) == (unit.kind == "block")
+
+
 @pytest.mark.parametrize("name", sorted(NAMED))
 def test_a_preset_has_the_parameters_that_its_name_says(name: str) -> None:
     model = ModelConfig(preset=name)

@@ -91,6 +91,16 @@ def test_layout_and_length_may_change_and_mathematics_may_not() -> None:
     assert may.isdisjoint({"train.seed", "train.global_batch_size", "train.precision", "model.dropout", "data.train"})
 
 
+def test_what_is_spelled_out_makes_no_other_model() -> None:
+    """A width, or a number of heads, that would come out anyway is written as unset: as before there were such keys."""
+    plain = ModelConfig(hidden_size=32, num_heads=4)
+    spelled = ModelConfig(hidden_size=32, num_heads=4, head_dim=8, num_key_value_heads=4, ffn_hidden_size=128)
+    assert model_metadata(spelled, 99) == model_metadata(plain, 99)
+    other = model_metadata(ModelConfig(hidden_size=32, num_heads=4, head_dim=16, num_key_value_heads=2), 99)
+    assert (other["head_dim"], other["num_key_value_heads"]) == (16, 2)
+    assert other["rotary.base"] == plain.rotary.base and "dropout" not in other
+
+
 def test_a_models_metadata_leaves_out_what_changes_no_weight_and_knows_what_held_before() -> None:
     metadata = model_metadata(ModelConfig(hidden_size=32, dropout=0.3), vocab_size=99)
     assert {"dropout", "attention_dropout", "init_std", "fp32_residual", "preset"}.isdisjoint(metadata)

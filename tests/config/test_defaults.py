@@ -61,6 +61,14 @@ def test_the_preset_tiny_keeps_its_positions(run: Path) -> None:
     assert kept_from_run({"model": {"preset": "tiny"}}, run)["model.seq_length"] == 64
     assert "model.seq_length" not in kept_from_run({"model": {"preset": "tiny", "seq_length": 128}}, run)
     assert "model.seq_length" not in kept_from_run({"model": {}}, run)
+    (run / "config.toml").write_text(OLD.replace("seq_length = 64", "seq_length = 128"))
+    assert "model.seq_length" not in kept_from_run({"model": {"preset": "tiny"}}, run), "it was set to that"
+
+
+@pytest.mark.parametrize("written", ["", "[model", "model = 3", "[optim]\nbeta2 = 1\n"])
+def test_nothing_is_kept_of_what_says_nothing(tmp_path: Path, written: str) -> None:
+    (tmp_path / "config.toml").write_text(written)
+    assert kept_from_run({"model": {"preset": "tiny"}}, tmp_path) == {}
 
 
 def test_what_is_kept_is_told() -> None:

@@ -25,6 +25,11 @@ def test_a_file_with_overrides(loaded: Loaded) -> None:
     assert not config.model.tie_embeddings
 
 
+def test_spaces_around_a_name_and_a_value_are_none_of_theirs(loaded: Loaded) -> None:
+    config = loaded(" train.steps = 7 ", "run.folder= runs/a b ", "model.preset =tiny")
+    assert (config.train.steps, config.run.folder, config.model.preset) == (7, "runs/a b", "tiny")
+
+
 def test_the_last_override_of_a_key_counts(loaded: Loaded) -> None:
     assert loaded("train.steps=7", "train.steps=8").train.steps == 8
 
@@ -72,6 +77,11 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
     [
         ("model.num_layer=3", "model.num_layer is not a key: did you mean model.num_layers?"),
         ("train.num_layers=3", "train.num_layers: num_layers belongs to [model]. Write it as model.num_layers."),
+        (
+            "run.seq_length=[3]",
+            "run.seq_length: seq_length belongs to [model] and [curriculum]. Write it as model.seq_length or "
+            "curriculum.seq_length.",
+        ),
         ("optim.lr=3", "optim.lr is not a key: did you mean optim.learning_rate?"),
         ("optim.micro_batch_sizes=3", "optim.micro_batch_sizes is not a key: did you mean train.micro_batch_size?"),
         ("run.xyz=3", "run.xyz is not a key. [run] has folder, tensorboard."),

@@ -62,6 +62,11 @@ SHAPES = {
 }
 
 
+def test_what_is_given_as_unset_is_the_presets() -> None:
+    model = ModelConfig(preset="llama3-8b", num_key_value_heads=None, vocab_size=None, head_dim=None)
+    assert (model.key_value_heads, model.vocab_size, model.head_width) == (8, 128_256, 128)
+
+
 def test_presets_are_as_published_in_what_no_number_of_parameters_tells() -> None:
     assert SHAPES.keys() == PRESETS.keys() - {"tiny"}
     for name, expected in SHAPES.items():

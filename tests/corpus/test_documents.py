@@ -141,6 +141,11 @@ def test_folders_stand_for_their_documents(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     names = [str(path.relative_to(tmp_path)) for path in expand([tmp_path])]
     assert names == ["a.jsonl.gz", "b.txt", "sub/c.ndjson"]
+    for name in ("bare", "sub/Makefile", "sub/other.md"):
+        (tmp_path / name).touch()
+    found = look_at([tmp_path, tmp_path / "b.txt"])
+    assert len(found.files) == 4 and found.left_aside == {".md": 2, ".png": 1, "none": 2}
+    assert list(found.left_aside) == [".md", ".png", "none"]
 
 
 def test_inputs_that_are_none(tmp_path: Path) -> None:

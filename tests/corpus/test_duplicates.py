@@ -313,6 +313,20 @@ def test_documents_of_earlier_runs_are_not_compared_with_each_other(tmp_path: Pa
     assert [second >> 32 for _, second, _ in pairs] == [OWN, OWN]
 
 
+def test_a_document_joins_a_group_by_any_of_its_members(tmp_path: Path) -> None:
+    """And by the first that is like it: the others need no comparison."""
+    pages = [np.arange(start, start + 100, dtype=np.uint64) << np.uint64(32) for start in (0, 15, 30, 45, 1000)]
+    writer = SignatureWriter(tmp_path, 0, Bands(4, 2))
+    for number, page in enumerate(pages):
+        writer.add(str(number), 1, page)
+    writer.close()
+    with SignatureIndex([Source(OWN, tmp_path, 0)]) as index:
+        matcher = matching.Matcher(index, 0.7)
+        matcher.add([(OWN << 32) + number for number in range(5)])
+    assert [(first & 0xFF, second & 0xFF) for first, second, _ in matcher.pairs] == [(0, 1), (1, 2), (2, 3)]
+    assert matcher.num_compared == 1 + 2 + 3 + 4
+
+
 def groups_of(pairs: list[tuple[int, int, float]]) -> list[list[int]]:
     groups = Groups()
     for first, second, _ in pairs:

@@ -26,7 +26,7 @@ from colonnade.data.cleaning import Tokenizers
 from colonnade.data.indexed import TokenFile, bin_path, idx_path
 from colonnade.data.overlap import overlap
 from colonnade.data.sidecar import read_sidecar
-from colonnade.data.token_stages import MakeTokens
+from colonnade.data.token_stages import JOINED, MakeTokens, num_joins, token_stages
 from colonnade.data.tokenize import tokenize_files
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.errors import DataError
@@ -83,6 +83,12 @@ def test_the_manifest_adds_up(run: Run, write_lines: Any) -> None:
     assert [entry["sha256"] for entry in content["inputs"]] == [
         hashlib.sha256(Path(entry["path"]).read_bytes()).hexdigest() for entry in content["inputs"]
     ]
+    for entry in content["outputs"]:
+        rows = read_rows(result.folder / entry["path"])
+        texts = sum(len(row["text"].encode()) for row in rows)
+        size = (result.folder / entry["path"]).stat().st_size
+        assert (entry["documents"], entry["bytes"], entry["size"]) == (len(rows), texts, size) and size != texts
+    assert content["parts"] == {"train": {"files": 1, "documents": 3, "bytes": 5 + 2 + 11, "tokens": 0}}
     assert [entry["sha256"] for entry in content["outputs"]] == [
         hashlib.sha256((result.folder / entry["path"]).read_bytes()).hexdigest() for entry in content["outputs"]
     ]
@@ -231,6 +237,30 @@ def test_token_files_are_those_of_data_tokenize_however_many_tasks(
     listed = json.loads((several.folder / "tokens" / "tokens.json").read_bytes())
     assert sum(entry["documents"] for entry in listed.values()) == 60
     assert not (one.folder / "state" / "tokens").exists()
+
+
+def test_the_tokenizer_of_token_files_is_their_own_or_the_runs(
+    tmp_path: Path, write_lines: Any, tokenizer: Tokenizer
+) -> None:
+    source, paths = write_lines("in.jsonl", ["a"]), [tmp_path / "runs.json", tmp_path / "own.json"]
+    others = [tokenizer, train_bpe(["other words"] * 9, 300)]
+    for path, each in zip(paths, others, strict=True):
+        each.save(path)
+    for run, own, used in (([paths[0]], [], 0), ([], [paths[1]], 1), ([paths[0]], [paths[1]], 1)):
+        recipe = make_recipe(
+            source,
+            folder=tmp_path / "out",
+            run=dict.fromkeys(["tokenizer"] * len(run), *map(str, run)),
+            tokenize={**dict.fromkeys(["tokenizer"] * len(own), *map(str, own)), "append_end": False},
+        )
+        making, joining, listing = token_stages(recipe, 2 * JOINED + 1, Setting(tmp_path, 5))
+        for stage in (making, joining):
+            (step,) = stage.steps
+            assert (step.tokenizer, step.sha256) == (str(paths[used]), others[used].sha256)
+            assert step.append_end is False and step.parts == ("train",)
+        assert [stage.tasks for stage in (making, joining, listing)] == [2 * JOINED + 1, 3, 1]
+    assert token_stages(make_recipe(source, folder=tmp_path / "out"), 3, Setting(tmp_path, 5)) == []
+    assert [num_joins(tasks) for tasks in (1, JOINED, JOINED + 1)] == [1, 1, 2]
 
 
 def test_what_cannot_be_read_again_stops_the_token_files(

@@ -44,6 +44,18 @@ def test_the_same_content_elsewhere(tokens: np.ndarray, before: DataIdentity, tm
     assert str(now).startswith("1,000,003 tokens in 10 documents and 10 sequences of uint16 (index ")
 
 
+def test_its_line_differs_where_anything_does(before: DataIdentity) -> None:
+    """Ranks compare the lines."""
+    others = [
+        *(replace(before, **{name: getattr(before, name) + 1}) for name in ("tokens", "documents", "sequences")),
+        replace(before, dtype="int32"),
+        replace(before, index_sha256="0" * 64),
+        *(replace(before, blocks=(*before.blocks[:n], "0" * 16, *before.blocks[n + 1 :])) for n in (0, 1, 64)),
+        replace(before, blocks=before.blocks[::2]),
+    ]
+    assert len({str(each) for each in [before, *others]}) == 1 + len(others)
+
+
 @pytest.mark.parametrize("place", [0, 5, LENGTH // 2, LENGTH - 1])
 def test_a_stretch_of_a_64th_is_always_found(
     tokens: np.ndarray,  # type: ignore[type-arg]
@@ -88,6 +100,9 @@ def test_a_long_index_is_read_in_part(tokens: np.ndarray, tmp_path: Path, monkey
     assert whole.index_bytes == Path(f"{tmp_path}/x.idx").stat().st_size > part.index_bytes == 1 << 20
     assert differences(whole, part) == [], "they were looked at differently, and tell no difference"
     assert identify(file) == part
+    assert identify(file, num_files=2).index_bytes == 1 << 19, "what is read of all indices is bounded"
+    monkeypatch.setattr(identity, "INDICES_IN_ALL", whole.index_bytes)
+    assert identify(file) == whole and identify(file, num_files=2) != whole
 
 
 @pytest.mark.parametrize("num_files", [1, 16_384, 20_000, 1_000_000])

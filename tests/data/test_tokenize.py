@@ -10,18 +10,20 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from colonnade.corpus.documents import chunks
+from colonnade.corpus.documents import Rejected, chunks
 from colonnade.data import bundle, tokenize
 from colonnade.data.indexed import TokenFile, bin_path, idx_path
 from colonnade.data.inspect import inspect
 from colonnade.data.segments import Segment, SegmentFolder
 from colonnade.data.sidecar import read_sidecar, sidecar_path
-from colonnade.data.tokenize import rejected_path, tokenize_files
+from colonnade.data.tokenize import TokenizeReport, rejected_path, tokenize_files
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.data.train_tokenizer import train_tokenizer
 from colonnade.errors import DataError, LockError
@@ -222,6 +224,38 @@ def test_a_run_that_is_killed_goes_on_where_it_was(
         assert path(tmp_path / "out" / "a").read_bytes() == path(whole).read_bytes()
 
 
+@pytest.mark.parametrize("name", ["a", "a[1]", "a*", "a?"])
+def test_only_its_own_leftovers_are_removed(tmp_path: Path, name: str) -> None:
+    """Whatever characters a prefix has; another run may be writing beside it."""
+    endings = (".bin", ".idx", ".json", ".rejected.jsonl")
+    own = {f"{name}{ending}.partial-{pid}" for ending in endings for pid in (1, 23)}
+    others = {f"{other}{ending}.partial-1" for other in ("a1", "ab", "b", f"{name}2") for ending in endings} - own
+    others |= {f"{name}.bin", f"{name}.txt.partial-1"}
+    for path in own | others:
+        (tmp_path / path).touch()
+    tokenize._remove_leftovers(str(tmp_path / name))
+    assert files(tmp_path) == others
+
+
+def test_whatever_the_result_depends_on_makes_it_another_run(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    one, other = jsonl(tmp_path / "a.jsonl", "One."), jsonl(tmp_path / "b.jsonl", "Two.")
+    making = tokenize._Making(str(tmp_path / "a"), [one, other], tokenizer, "text", 5, False)
+    same = replace(making, prefix=str(tmp_path / "elsewhere")).identity()
+    assert same == making.identity()
+    others = [
+        replace(making, paths=[other, one]),
+        replace(making, paths=[one]),
+        replace(making, tokenizer=train_bpe(["other words"] * 9, 300)),
+        replace(making, key="content"),
+        replace(making, end=None),
+        replace(making, end=6),
+        replace(making, sentences=True),
+    ]
+    assert len({same, *(each.identity() for each in others)}) == 1 + len(others)
+    os.utime(one, ns=(1, 1))
+    assert making.identity() != same, "its content may be another"
+
+
 @pytest.mark.parametrize("change", ["input", "tokenizer", "option"])
 def test_what_was_done_of_another_run_is_not_taken(tmp_path: Path, tokenizer: Tokenizer, change: str) -> None:
     source = jsonl(tmp_path / "a.jsonl", "One.", "Two.")
@@ -286,10 +320,47 @@ def test_no_workers(tmp_path: Path, tokenizer: Tokenizer) -> None:
 
 
 def test_the_progress_bar_goes_to_standard_error(
-    tmp_path: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenize_files([jsonl(tmp_path / "a.jsonl", "One.")], tmp_path / "a", tokenizer)
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr() == ("", ""), "where that is no terminal, it is a file"
+    monkeypatch.setattr(Console, "is_terminal", True)
+    for progress in (False, True):
+        tokenize_files([tmp_path / "a.jsonl"], tmp_path / f"{progress}", tokenizer, progress=progress)
+        said = capsys.readouterr()
+        assert said.out == "" and ("1 documents" in said.err) == progress
+
+
+def test_what_was_made_is_told_in_lines() -> None:
+    report = TokenizeReport(
+        prefix="out/a",
+        documents=2_000,
+        tokens=50_000,
+        dtype="uint16",
+        text_bytes=200_000,
+        empty=0,
+        rejected=0,
+        examples=(),
+        seconds=4.0,
+        left_aside={},
+    )
+    first = (
+        "2,000 documents, 0.2 MB of text -> 50,000 tokens (uint16, 4.00 bytes each) in out/a.bin and .idx; 4.0 s, "
+        "500 documents/s, 50.0 kB/s"
+    )
+    assert report.summary() == first
+    example = Rejected("in.jsonl", 7, "not JSON")
+    whole = replace(
+        report, empty=1, rejected=3, examples=(example,), resumed=1_500, left_aside={".md": 1_200, "fifo": 1}
+    )
+    assert whole.summary().splitlines() == [
+        first,
+        "it went on behind the 1,500 documents that the run before had done",
+        "files of other kinds, left aside by ending: .md 1,200, fifo 1",
+        "left out: 1 document without text",
+        "left out: 3 unusable lines, listed in out/a.rejected.jsonl; the first:",
+        "  in.jsonl, line 7: not JSON",
+    ]
 
 
 def test_training_a_tokenizer_on_files(tmp_path: Path) -> None:

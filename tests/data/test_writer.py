@@ -14,7 +14,7 @@ import pytest
 from colonnade.data import writer as writer_module
 from colonnade.data.indexed import TokenFile, bin_path, idx_path
 from colonnade.data.sidecar import Sidecar, merge_sidecars, read_sidecar
-from colonnade.data.writer import TokenFileWriter, merge
+from colonnade.data.writer import TokenFileWriter, check_prefix, merge
 from colonnade.errors import DataError
 
 Write = Callable[..., str]
@@ -192,6 +192,30 @@ def test_two_writers_do_not_meet(tmp_path: Path) -> None:
     assert files(tmp_path) == [f"new.bin.partial-{os.getpid()}"]
     writer.discard()
     assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("ending", [".bin", ".idx"])
+def test_a_prefix_that_is_a_files_name_is_refused(tmp_path: Path, write_tokens: Write, ending: str) -> None:
+    with pytest.raises(DataError, match=rf"out{ending}{ending} would be made of it\. Write --output {tmp_path}/out\.$"):
+        check_prefix(tmp_path / f"out{ending}")
+    first = write_tokens(5, name="a")
+    with pytest.raises(DataError, match="would be made of it"):
+        merge([first], tmp_path / f"out{ending}")
+    check_prefix(tmp_path / "out.v2")
+
+
+def test_a_merged_file_knows_its_tokenizer_where_all_parts_do(tmp_path: Path, write_tokens: Write) -> None:
+    first, second = write_tokens(5, 6, name="a"), write_tokens(9, name="b")
+    sidecar(2, 11).write(first)
+    assert merge([first, second], tmp_path / "both") == [str(second)]
+    assert read_sidecar(TokenFile(tmp_path / "both")) is None
+    sidecar(1, 9).write(second)
+    assert merge([first, second], tmp_path / "both") == []
+    found = read_sidecar(TokenFile(tmp_path / "both"))
+    assert found is not None and (found.documents, found.tokens) == (3, 20)
+    assert found.tokenizer_sha256 == sidecar(1, 9).tokenizer_sha256
+    with pytest.raises(DataError, match=r"both\.bin and .*both\.idx exist already\. .*--overwrite"):
+        merge([first], tmp_path / "both", overwrite=False)
 
 
 class Endless:

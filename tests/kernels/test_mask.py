@@ -10,6 +10,7 @@ from torch import Tensor
 
 from colonnade.kernels.attention import attend, attend_to_cache, attend_with_dropout
 from colonnade.kernels.mask import Mask, Pairs
+from colonnade.model.position import alibi_slopes
 from tests.tensor_parallel.shards import drawn
 
 LENGTH, SAMPLES = 6, 2
@@ -74,6 +75,15 @@ def test_a_cache_sees_what_the_text_at_once_sees(window: int | None, slopes: lis
     for past in range(LENGTH):
         rest = attend_to_cache(q[:, :, past:], k, v, mask)
         torch.testing.assert_close(rest, whole[:, :, past:], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_16_bits_what_distance_costs_is_rounded_once(dtype: torch.dtype) -> None:
+    """Slopes of twelve heads are no numbers of 16 bits, and far distances neither."""
+    slopes, far = alibi_slopes(12), 3000
+    bias = Mask(slopes=slopes).bias(1, far, dtype, torch.device("cpu"))
+    exact = torch.tensor(slopes, dtype=torch.float64)[:, None, None] * torch.arange(1 - far, 1)
+    assert bias.dtype is dtype and torch.equal(bias[0], exact.float().to(dtype))
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=6, max_size=6), min_size=1, max_size=3))

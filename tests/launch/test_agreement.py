@@ -172,6 +172,7 @@ def _compared(rank: int, num_ranks: int) -> tuple[dict[str, dict[str, list[int]]
     properties: Properties = {"same": "1", "odd": str(rank % 2), "gone": "here"}
     if rank == 2:
         del properties["gone"]
+        properties["own"] = "here"
     found = disagreements(properties, axis)
     before = axis.transport.ledger.bytes["all_gather", "world"]
     assert disagreements({"equal": "x" * 1000}, axis) == {}
@@ -180,7 +181,11 @@ def _compared(rank: int, num_ranks: int) -> tuple[dict[str, dict[str, list[int]]
 
 def test_each_fact_that_differs_with_its_ranks() -> None:
     """Where nothing differs, a rank sends no more than a digest; the ledger has it."""
-    expected = {"gone": {"here": [0, 1], "(none)": [2]}, "odd": {"0": [0, 2], "1": [1]}}
+    expected = {
+        "gone": {"here": [0, 1], "(none)": [2]},
+        "odd": {"0": [0, 2], "1": [1]},
+        "own": {"(none)": [0, 1], "here": [2]},
+    }
     assert run_on_ranks(_compared, 3) == [(expected, 32)] * 3
 
 

@@ -1,12 +1,20 @@
 """What a checkpoint says of its run, checked."""
 
+import hashlib
+import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from colonnade.checkpoint.manifest import Manifest
+from colonnade.checkpoint.manifest import Manifest, SavedFile
+from colonnade.config.load import load, to_toml
+from colonnade.data.identity import identify
+from colonnade.data.indexed import DTYPES, TokenFile
+from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import CheckpointError
-from colonnade.train.metadata import metadata_of
+from colonnade.train.metadata import RunMetadata, config_of, metadata_of
 
 
 @pytest.mark.parametrize("step", [9, 10, 11])
@@ -18,3 +26,102 @@ def test_a_run_goes_on_from_one_step(step: int) -> None:
         return
     with pytest.raises(CheckpointError, match=f"its manifest says step 10, its metadata says {step}"):
         metadata_of(Path("step_00000010"), manifest)
+
+
+FILE = {
+    "tokens": 90,
+    "documents": 3,
+    "sequences": 3,
+    "dtype": "uint16",
+    "index_bytes": 100,
+    "index_sha256": "0" * 64,
+    "blocks": f"{'0' * 16} {'1' * 16}",
+}
+WRITTEN: dict[str, Any] = {
+    "step": 10,
+    "samples": 80,
+    "skipped_steps": 1,
+    "global_batch_size": 8,
+    "optimizer": "lamb",
+    "loss_scale": {"value": 1024.0, "good_steps": 7},
+    "model": {"vocab_size": 50},
+    "tokenizer_sha256": "0" * 64,
+    "data": {"data.train": FILE},
+}
+
+
+def read(**changes: Any) -> RunMetadata:
+    content = json.loads(json.dumps({**WRITTEN, **changes}))
+    return metadata_of(Path("step_00000010"), Manifest(10, content, {}, {}))
+
+
+def test_what_a_run_writes_is_read() -> None:
+    metadata = read()
+    assert metadata.loss_scale is not None and metadata.data is not None
+    assert (metadata.skipped_steps, metadata.global_batch_size, metadata.optimizer) == (1, 8, "lamb")
+    assert metadata.loss_scale.model_dump() == WRITTEN["loss_scale"] and metadata.tokenizer_sha256 == "0" * 64
+    assert metadata.data["data.train"].identity().to_json() == FILE
+    assert read(loss_scale={}).loss_scale is None, "a scale that is constant"
+
+
+def test_what_the_first_checkpoints_did_not_say() -> None:
+    metadata = metadata_of(Path("x"), Manifest(3, {"step": 3, "samples": 9, "model": {"vocab_size": 1}}, {}, {}))
+    assert (metadata.skipped_steps, metadata.global_batch_size, metadata.optimizer) == (0, None, "adamw")
+    assert metadata.loss_scale is metadata.tokenizer_sha256 is metadata.data is metadata.products is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+def test_data_of_any_type_of_token_is_known_again(tmp_path: Path, dtype: np.dtype[np.integer]) -> None:
+    with TokenFileWriter(tmp_path / "x", dtype) as writer:
+        writer.add_document([1, 2, 3])
+    identity = identify(TokenFile(tmp_path / "x"))
+    known = read(data={"data.train": identity.to_json()}).data
+    assert known is not None and known["data.train"].identity() == identity
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"samples": -1},
+        {"samples": 2**63},
+        {"samples": "80"},
+        {"skipped_steps": -1},
+        {"global_batch_size": -8},
+        {"model": {"vocab_size": 0}},
+        {"model": {}},
+        {"loss_scale": {"value": 0.0, "good_steps": 7}},
+        {"loss_scale": {"value": -1.0, "good_steps": 7}},
+        {"loss_scale": {"value": float("inf"), "good_steps": 7}},
+        {"loss_scale": {"value": 1.0, "good_steps": -7}},
+        {"optimizer": 3},
+        {"tokenizer_sha256": 3},
+        *({"data": {"data.train": {**FILE, name: -1}}} for name in ("tokens", "documents", "sequences", "index_bytes")),
+        {"data": {"data.train": {**FILE, "dtype": "float32"}}},
+        {"data": {"data.train": {**FILE, "index_sha256": "0" * 63}}},
+        {"data": {"data.train": {**FILE, "blocks": "0" * 16}}},
+        {"data": {"data.train": {**FILE, "blocks": f"{'0' * 16} {'1' * 15}"}}},
+        {"data": [FILE]},
+        {"products": {"precision": "bf16", "kernels": {"forward": "cublas"}, "processor": "", "torch": "", "how": ""}},
+    ],
+    ids=str,
+)
+def test_what_no_run_writes_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match="has metadata that no run of Colonnade writes: "):
+        read(**changes)
+
+
+def test_a_configuration_that_is_not_the_one_that_was_written(config: Path, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(to_toml(load(config)))
+    content = file.read_bytes()
+    files = {"config.toml": SavedFile(len(content), hashlib.sha256(content).hexdigest())}
+    assert config_of(tmp_path, Manifest(1, {}, {}, files)) == load(config)
+    file.write_bytes(content.replace(b"steps = 6", b"steps = 7"))
+    with pytest.raises(CheckpointError, match=r"config\.toml is damaged: its bytes are not those that were written"):
+        config_of(tmp_path, Manifest(1, {}, {}, files))
+    with pytest.raises(CheckpointError, match=r"has no config\.toml, so its model is unknown"):
+        config_of(tmp_path, Manifest(1, {}, {}, {}))
+    files = {"config.toml": SavedFile(2, hashlib.sha256(b"\xff\xfe").hexdigest())}
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(CheckpointError, match=r"config\.toml is damaged: it is not text"):
+        config_of(tmp_path, Manifest(1, {}, {}, files))
