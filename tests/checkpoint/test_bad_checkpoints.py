@@ -68,6 +68,28 @@ def json_equal(one: bytes, other: bytes) -> bool:
         return False
 
 
+def test_all_files_are_on_the_disk_before_they_get_their_name(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that loses its power afterwards has all of the checkpoint, or none."""
+    synced, fsync, rename = set[int](), os.fsync, Path.rename
+    wanted: list[set[int]] = []
+
+    def note(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def publish(self: Path, target: Path) -> Path:
+        if self.name.endswith(".partial"):
+            wanted.append({each.stat().st_ino for each in self.iterdir()} | {self.stat().st_ino})
+            assert wanted[-1] <= synced
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(Path, "rename", publish)
+    saved = save(path.parent, 30, shards(), {}, extra_files={"a.toml": b"x = 1"})
+    assert wanted and len(wanted[-1]) == 1 + len(list(saved.iterdir()))
+    assert path.parent.stat().st_ino in synced, "and its name, too"
+
+
 def test_a_damaged_byte_is_found_by_one_of_several_ranks_and_told_by_all(path: Path) -> None:
     file = path / "__0_0.distcp"
     content = bytearray(file.read_bytes())
@@ -93,6 +115,21 @@ def test_a_truncated_file(path: Path) -> None:
         f"{file} is damaged: it has {size - 1} bytes and was written with {size}. Delete {path} to go on from step 10."
     )
     assert refused(lambda: newest(path.parent)) == refused(lambda: load(path, shards())) == said
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_any_file_of_another_size(path: Path, change: int) -> None:
+    """Before anything is read of it, whether it is hashed or not."""
+    for name, written in read_manifest(path).files.items():
+        content = (path / name).read_bytes()
+        (path / name).write_bytes(content[:-1] if change < 0 else content + b"x")
+        said = f"{path / name} is damaged: it has {written.size + change} bytes and was written with {written.size}. "
+        for check_hashes in (True, False):
+            assert refused(
+                lambda check_hashes=check_hashes: load(path, shards(), check_hashes=check_hashes)
+            ).startswith(said)
+        (path / name).write_bytes(content)
+    verify(path)
 
 
 def test_a_missing_file(path: Path) -> None:

@@ -203,6 +203,45 @@ def test_numbers_that_lie_behind_their_piece(path: Path) -> None:
         load(path, shards())
 
 
+def test_every_shard_of_a_tensor_is_looked_at(tmp_path: Path) -> None:
+    """Not the first alone."""
+    x = number((6, 4))
+    two = [Shard("x", (6, 4), (row, 0), x[row : row + 3]) for row in (0, 3)]
+    path = save(tmp_path, 20, two, {})
+    assert len(read_manifest(path).tensors["x"].shards) == 2
+    content = forging.content_of(path)
+    for place in (0, 1):
+        for change, said in ((put(10**9, 4), "and its numbers alone 48"), (put([0], 0), "has other dims than its")):
+            forged = json.loads(json.dumps(content))
+            change(forged["tensors"]["x"]["pieces"][place])
+            forging.write(path, forged)
+            with pytest.raises(CheckpointError, match=said):
+                read_manifest(path)
+
+
+def test_shards_may_lie_in_a_file_in_any_order(path: Path) -> None:
+    """And be listed in any: only what they share is looked for."""
+    content = forging.content_of(path)
+    content["tensors"] = dict(reversed(content["tensors"].items()))
+    forging.write(path, content)
+    numbers = read_anyway(path)
+    assert numbers is not None and all(torch.equal(x, s.data) for x, s in zip(numbers, shards(), strict=True))
+
+
+def test_an_archive_of_a_kind_that_zipfile_does_not_know(path: Path) -> None:
+    content = bytearray((path / DATA).read_bytes())
+    place = 0
+    while (place := content.find(b"PK\x01\x02", place)) >= 0:
+        content[place + 6 : place + 8] = b"\xff\x00"  # the version that it takes to read an entry
+        place += 4
+    (path / DATA).write_bytes(content)
+    forging.list_again(path, DATA)
+    with pytest.raises(
+        CheckpointError, match="cannot be read from it \\(no archive where it should be: zip file version"
+    ):
+        load(path, shards())
+
+
 TEXTS = {
     "duplicated key": (lambda text: text[:-1] + b', "step": 3}', "the key 'step' stands twice"),
     "invalid UTF-8": (lambda text: text.replace(b"colonnade", b"colonnade\xff"), "it is not text"),
@@ -238,6 +277,9 @@ def test_a_renamed_checkpoint_is_not_the_newest(path: Path) -> None:
         newest(path.parent)
     path.with_name("step_00000030").rename(path.with_name("mine"))
     load(path.with_name("mine"), shards())  # any other name says nothing of its step
+    for before, name in (("mine", "step_20_copy"), ("step_20_copy", "step_best"), ("step_best", "step_30")):
+        path.with_name(before).rename(path.with_name(name))
+        load(path.with_name(name), shards())
 
 
 # --- anything at all --------------------------------------------------------------------------------------------------

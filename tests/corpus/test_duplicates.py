@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colonnade.corpus import duplicates, matching
-from colonnade.corpus.components import PAIR, components, decided
+from colonnade.corpus.components import DROP, PAIR, components, decided
 from colonnade.corpus.duplicates import pairs_path, publish, read_pairs
 from colonnade.corpus.matching import Groups, similar_pairs
 from colonnade.corpus.minhash import Bands, jaccard
@@ -79,6 +79,12 @@ def test_which_one_is_kept(run: Run, write_lines: Any, rule: str, kept: str) -> 
     assert result.ids() == [name for name in documents if name in (kept, "other")]
     assert all(entry["detail"] == f"of {kept}" for entry in result.dropped("deduplicate"))
     assert result.manifest["duplicates"]["sizes"] == {"3": 1}
+
+
+def test_the_longest_has_the_most_characters_not_bytes(run: Run, write_lines: Any) -> None:
+    text = " ".join(words(100, 9))
+    rows = [{"id": "bytes", "text": text + "…" * 10}, {"id": "characters", "text": text + "." * 15}]
+    assert run(write_lines("in.jsonl", rows), deduplicate={"keep": "longest"}).ids() == ["characters"]
 
 
 @pytest.mark.parametrize("rule", ["longest", "first"])
@@ -227,6 +233,32 @@ def test_who_stays_of_a_group(keep: str, stays: list[int]) -> None:
     assert sorted(found.drops()["document"].tolist()) == sorted(number[each] for each in gone)
 
 
+@pytest.mark.parametrize("keep", ["first", "longest"])
+def test_nothing_is_dropped_of_earlier_runs(keep: str) -> None:
+    """Two of their documents may fall into one group: the first stays, and only this run's are dropped."""
+    own = OWN << 32
+    lengths = {7: 1, (1 << 32) + 3: 9, own + 1: 5, own + 2: 50}
+    first, second, third, fourth = lengths
+    rows = [(a, b, 1.0, lengths[a], lengths[b]) for a, b in [(first, third), (second, third), (third, fourth)]]
+    found = decided(np.array(rows, PAIR), keep=keep)
+    assert found.stays.tolist() == [first] * 4 and found.sizes() == {"4": 1}
+    assert found.drops().tolist() == [(third, first), (fourth, first)]
+    assert found.first_groups(5, 3) == [[first, second, third]] and found.first_groups(0, 3) == []
+
+
+def test_what_is_dropped_of_a_task_is_found_by_its_numbers(tmp_path: Path) -> None:
+    """Of tasks before and behind it nothing, and documents beyond 65,536 too."""
+    drops = [((OWN + task << 32) + number, 5) for task in (0, 2, 3) for number in (0, 70_000, (1 << 32) - 1)]
+    duplicates.drops_path(tmp_path).parent.mkdir(parents=True)
+    np.array(drops, DROP).tofile(duplicates.drops_path(tmp_path))
+    for task in range(5):
+        found = duplicates.drops_of(tmp_path, task)["document"].tolist()
+        assert [number & 0xFFFFFFFF for number in found] == [0, 70_000, (1 << 32) - 1] * (task in (0, 2, 3))
+        assert all(number >> 32 == OWN + task for number in found)
+    duplicates.drops_path(tmp_path).write_bytes(b"")
+    assert len(duplicates.drops_of(tmp_path, 0)) == 0
+
+
 @given(st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=12), max_size=5), st.integers(1, 7))
 def test_gathered_bands_are_all_bands(
     tmp_path_factory: pytest.TempPathFactory, tasks: list[list[int]], num_parts: int
@@ -325,6 +357,24 @@ def test_a_document_joins_a_group_by_any_of_its_members(tmp_path: Path) -> None:
         matcher.add([(OWN << 32) + number for number in range(5)])
     assert [(first & 0xFF, second & 0xFF) for first, second, _ in matcher.pairs] == [(0, 1), (1, 2), (2, 3)]
     assert matcher.num_compared == 1 + 2 + 3 + 4
+
+
+def test_of_those_that_share_a_rare_shingle_the_first_and_the_ones_before_are_likely() -> None:
+    sets = [np.array([1, 1_000 + n, 2_000 + n], np.uint64) for n in range(2 * matching.NEIGHBOURS)]
+    near = range(1, matching.NEIGHBOURS + 1)
+    expected = {(a, b) for b in range(len(sets)) for a in range(b) if a == 0 or b - a in near}
+    found = matching.likely_pairs(sets, 0.01)
+    assert set(found) == expected and len(found) == len(expected)
+
+
+def test_of_many_that_are_likely_those_that_share_the_most_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most so many for each document."""
+    monkeypatch.setattr(matching, "MOST", 3)
+    last = np.arange(100, 110, dtype=np.uint64)
+    sets = [np.sort(np.r_[last[: 1 + n % 6], np.uint64(1_000 + n)]) for n in range(6)]
+    found = matching.likely_pairs([*sets, last], 0.01)
+    assert [pair for pair in found if pair[1] == 6] == [(5, 6), (4, 6), (3, 6)]
+    assert max(sum(second == place for _, second in found) for place in range(7)) == 3
 
 
 def groups_of(pairs: list[tuple[int, int, float]]) -> list[list[int]]:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from colonnade.corpus import progress
+from colonnade.corpus.formats import InputSplit
 from colonnade.corpus.progress import Done, Progress, progress_folder, so_far
+from colonnade.corpus.read import Read
+from colonnade.corpus.step import Setting
+from colonnade.corpus.tasks import store_tasks
+from tests.corpus.recipes import make_recipe
 
 
 def test_what_tasks_have_done_adds_up(tmp_path: Path) -> None:
@@ -34,3 +40,13 @@ def test_it_is_told_between_too_but_not_at_each_document(tmp_path: Path, monkeyp
         one.advance(1)
         told.append(so_far(tmp_path, "read").documents)
     assert sorted(set(told)) == [0, 32, 64]
+
+
+def test_a_task_that_has_read_all_has_said_so(tmp_path: Path, write_lines: Any) -> None:
+    """However short it was: documents that were kept, and all bytes of its files."""
+    paths = [write_lines(name, documents) for name, documents in (("a.jsonl", ["x", ""]), ("b.jsonl.gz", ["y"]))]
+    splits = [InputSplit(str(path), "in", path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    store_tasks(tmp_path, [[], splits])
+    documents = list(Read(make_recipe(*paths, folder=tmp_path).read, Setting(tmp_path, 5)).run(rank=1))
+    assert [document.text for document in documents] == ["x", "y"]
+    assert so_far(tmp_path, "documents") == Done(2, sum(split.size for split in splits))

@@ -216,6 +216,75 @@ def test_web_archives(tmp_path: Path, run: Run) -> None:
     assert len(cut.rows()) == 8 and cut.reasons("read") == {"file cut short": 1}
 
 
+def record(kind: str, body: bytes, http: str | None = None) -> bytes:
+    """A WARC record, not compressed. `http`: the type that a server has said, "" for none."""
+    if http is not None:
+        body = b"HTTP/1.0 200 OK\r\n" + (f"Content-Type: {http}\r\n".encode() if http else b"") + b"\r\n" + body
+    head = f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Target-URI: http://a.org\r\nWARC-Record-ID: <urn:1>\r\n"
+    head += f"WARC-Date: 2024-01-02T03:04:05Z\r\nContent-Type: application/http; msgtype={kind}\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body + b"\r\n\r\n"
+
+
+def test_records_that_are_no_documents_are_listed_with_their_number(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "in.warc").write_bytes(
+        record("response", b"plain words", "text/plain")
+        + record("request", b"GET", "")
+        + record("response", b"<p>words</p>", "")
+        + record("response", b"<html><body></body></html>", "text/html; charset=utf-8")
+        + record("conversion", b"caf\xe9")
+        + record("conversion", b"x" * 51)
+        + record("conversion", b"y" * 50)
+    )
+    result = run(tmp_path / "in.warc", read={"max_bytes": 50})
+    assert result.texts() == ["y" * 50]
+    assert (result.rows()[0]["url"], result.rows()[0]["id"]) == ("http://a.org", "<urn:1>")
+    assert result.rows()[0]["metadata"] == {"date": "2024-01-02T03:04:05Z"}
+    assert [(entry["line"], entry["reason"], entry["detail"]) for entry in result.dropped("read")] == [
+        (1, "not a page", "a response of type text/plain"),
+        (3, "not a page", "a response of type unknown"),
+        (4, "no main text", "trafilatura finds none in the page"),
+        (5, "not UTF-8", "byte 0xe9 at column 4"),
+        (6, "too long", "a record of more than read.max_bytes = 50 bytes"),
+    ]
+
+
+def test_damage_in_records_may_be_replaced_too(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "in.warc").write_bytes(record("conversion", b"caf\xe9"))
+    assert run(tmp_path / "in.warc", read={"damaged": "replace"}).texts() == ["caf\ufffd"]
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_an_empty_compressed_file_is_told_as_empty(tmp_path: Path, run: Run, ending: str) -> None:
+    (tmp_path / f"in.jsonl{ending}").write_bytes(b"")
+    result = run(tmp_path / f"in.jsonl{ending}")
+    assert [(entry["line"], entry["reason"]) for entry in result.dropped("read")] == [(1, "file empty")]
+
+
+def test_a_source_is_named_by_what_the_recipe_names(tmp_path: Path, run: Run) -> None:
+    """A folder gives its name to all files in it, a file its own, without endings."""
+    (tmp_path / "news" / "2024").mkdir(parents=True)
+    for name in ("news/a.jsonl", "news/2024/b.jsonl", "books.v2.jsonl"):
+        (tmp_path / name).write_text(json.dumps({"text": name}) + "\n")
+    result = run(tmp_path / "news", tmp_path / "books.v2.jsonl")
+    assert {row["text"]: row["source"] for row in result.rows()} == {
+        "news/a.jsonl": "news",
+        "news/2024/b.jsonl": "news",
+        "books.v2.jsonl": "books",
+    }
+
+
+def test_a_byte_order_mark_stands_at_the_beginning_of_a_file_alone(tmp_path: Path, run: Run) -> None:
+    """Elsewhere it is a character like others, in a later piece of a file too."""
+    mark, line = b"\xef\xbb\xbf", b'{"text": "%s"}\n' % (b"x" * 40)
+    (tmp_path / "in.jsonl").write_bytes(mark + line + mark + line + mark + line)
+    for number, size in enumerate((10_000, 50)):
+        result = run(tmp_path / "in.jsonl", folder=f"out{number}", run={"piece_bytes": size})
+        assert len(result.manifest["inputs"]) == (1 if number == 0 else 3)
+        assert result.texts() == ["x" * 40] and result.reasons("read") == {"not JSON": 2}
+    (tmp_path / "in.txt").write_bytes(mark + mark + b"words")
+    assert run(tmp_path / "in.txt", folder="text").texts() == ["\ufeffwords"]
+
+
 def test_what_libraries_log_stays_off_the_screen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from colonnade.corpus.slurm import check_no_jobs, remember_jobs
 from colonnade.data.cleaning import clean
 from colonnade.errors import DataError, LockError
 from tests.corpus.recipes import Result, make_recipe, words
@@ -99,6 +100,22 @@ def test_a_folder_with_jobs_in_the_queue_takes_no_others(tmp_path: Path, cluster
     with pytest.raises(LockError, match=r"in use by 2 Slurm jobs \(1000_2, 1003_\[0-2\]\).*scancel 1000 1001 "):
         start(corpus, tmp_path / "out")
     assert "--jobs=1000,1001," in (tmp_path / "asked").read_text()
+
+
+def test_where_nobody_knows_the_queue_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine without Slurm, or in a folder in which nothing was ever submitted."""
+    check_no_jobs(tmp_path)
+    remember_jobs(tmp_path, ["1000", "1001"])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    check_no_jobs(tmp_path)
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\necho 1 2 3 4 5 6\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(LockError, match=r"in use by 6 Slurm jobs \(1, 2, 3, 4, 5, …\)\. .*: scancel 1000 1001$"):
+        check_no_jobs(tmp_path)
+    squeue.write_text("#!/bin/sh\necho slurm_load_jobs error: Invalid job id specified >&2\nexit 1\n")
+    check_no_jobs(tmp_path)
 
 
 def test_more_tasks_than_files_may_be_open(tmp_path: Path, run: Run, write_lines: Any) -> None:

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colonnade.corpus.plan import make_plan
-from colonnade.corpus.report import write_report
+from colonnade.corpus.report import report, write_report
 from colonnade.corpus.stages import stages
 from colonnade.corpus.step import Setting
 from colonnade.corpus.write import part_of
@@ -118,6 +118,29 @@ def test_the_page_shows_all_of_it_and_nothing_from_elsewhere(run: Run, write_lin
         "&quot;threshold&quot;",
     ):
         assert part in text, part
+
+
+def test_the_page_tells_what_the_manifest_says(run: Run, write_lines: Any) -> None:
+    """Each number in its place."""
+    result = run(write_lines("in.jsonl", [{"text": text} for text in ("a b", "a b", "c d", "e f")]), deduplicate={})
+    content = result.manifest
+    content["duplicates"] = {
+        **content["duplicates"],
+        "compared": 12_345,
+        "similar": 678,
+        "sizes": {"2": 91, "10": 11, "9": 12},
+        "groups": [["first", "second"]],
+    }
+    text = report(content, title="A <title>")
+    assert "<title>A &lt;title&gt;</title>" in text
+    assert "12,345 times two documents were compared" in text and "678 pairs with a Jaccard similarity of 0.7" in text
+    bars = [text.index(f">{size} documents</text>") for size in (2, 9, 10)]
+    assert bars == sorted(bars) and "91 groups" in text and "first, second" in text
+    assert ">lines and files</text>" in text and "3 (−1)" in text
+    row = "<td>train</td>" + "".join(f'<td class="n">{number}</td>' for number in (3, 9, 0, 1))
+    assert row in text, "documents, bytes, tokens, files"
+    (part,) = content["outputs"]
+    assert f'<td class="n">{part["size"]}</td><td>{part["sha256"]}</td>' in text
 
 
 EVIL = "<script>alert(1)</script>"

@@ -17,7 +17,8 @@ from colonnade.data.tokenize import tokenize_files
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.data.train_tokenizer import train_tokenizer
 from colonnade.errors import ConfigError, DataError
-from colonnade.mesh.mesh import Mesh
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.model.bert import BERT
 from colonnade.planner.banner import banner
 from colonnade.tasks.bert import BertBatch, Guesses, MaskedPairs
@@ -26,6 +27,7 @@ from colonnade.train.products import settle
 from colonnade.train.state import build_state
 from colonnade.train.step import train_step
 from tests.commands import forked
+from tests.distributed import run_on_ranks
 from tests.parity.runs import CPU, SERIAL, Case, configured, pairs_of_texts, part
 from tests.runs import metrics, tensors
 from tests.slow import first_fast
@@ -114,6 +116,65 @@ def test_evaluations_do_not_depend_on_batches() -> None:
     assert cut.numbers() == pytest.approx(whole.numbers(), rel=1e-12)
     with pytest.raises(DataError, match="no token to guess"):
         found(CASE, [batch.uncounted()])
+
+
+@pytest.mark.parametrize("nothing", ["loss_mask", "pair_mask"])
+def test_an_evaluation_needs_both_kinds_of_guesses(nothing: str) -> None:
+    batch = pairs_of_texts(CASE, 0)
+    with pytest.raises(DataError, match="no token to guess"):
+        found(CASE, [replace(batch, **{nothing: torch.zeros_like(getattr(batch, nothing))})])
+
+
+def _over(rank: int, num_ranks: int, axis: str) -> Guesses:
+    """Each rank has some batches (dp), or the last one all of them (pp)."""
+    batch, mesh = pairs_of_texts(CASE, 0), build_mesh(Layout(**{axis: num_ranks}), rank)
+    state = build_state(configured(CASE, SERIAL), Mesh(), CASE.vocab_size, CPU)
+    mine = (
+        [part(batch, slice(0, 2)), part(batch, slice(2, 8))]
+        if axis == "pp"
+        else [part(batch, slice(6 * rank, 6 + 2 * rank))]
+    )
+    guesses = MaskedPairs().evaluate(
+        state.model,
+        mine,
+        dp=mesh.dp,
+        pp=mesh.pp,
+        hidden=state.inference.hidden if axis == "dp" or rank else lambda inputs: None,
+        byte_lengths=None,
+        tokenizer_checked=True,
+    )
+    state.inference.close()
+    return guesses
+
+
+@pytest.mark.parametrize("axis", ["dp", "pp"])
+def test_an_evaluation_adds_up_what_ranks_have_found(axis: str) -> None:
+    whole = found(CASE, [pairs_of_texts(CASE, 0)])
+    one, other = run_on_ranks(_over, 2, axis)
+    assert one == other and one.numbers() == pytest.approx(whole.numbers(), rel=1e-12)
+    assert (one.masked_tokens, one.samples) == (whole.masked_tokens, 8)
+
+
+def test_what_an_evaluation_tells() -> None:
+    guesses = Guesses(1.25, 0.5, 0.75, 0.875, 1_000, 2_000)
+    assert guesses.loss == 2.0 and guesses.numbers() == {
+        "loss": 2.0,
+        "masked_loss": 1.25,
+        "masked_accuracy": 0.5,
+        "sentence_order_loss": 0.75,
+        "sentence_order_accuracy": 0.875,
+    }
+    assert guesses.summary() == (
+        "loss 2.0000: masked 1.2500 (50.00% of 1,000 right), sentence order 0.7500 (87.50% of 2,000 right)"
+    )
+
+
+def test_a_batch_for_measuring_is_one_that_could_be() -> None:
+    batch = MaskedPairs().random_batch(9, 4, 30, separate_documents=False)
+    assert batch.tokens.shape == batch.types.shape == batch.labels.shape == batch.loss_mask.shape == (9, 4)
+    assert int(batch.tokens.min()) >= 0 and int(batch.tokens.max()) < 30 and bool(batch.real.all())
+    assert batch.types[:, 0].tolist() == [0] * 5 + [1] * 4 and batch.pair_labels.tolist() == [0, 1, 0, 1]
+    assert batch.pair_mask.tolist() == [1.0] * 4 and batch.samples.tolist() == [0, 1, 2, 3]
 
 
 class Numbered:

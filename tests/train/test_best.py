@@ -46,6 +46,17 @@ def test_what_was_told_last_of_a_step_counts_and_no_number_never_wins(tmp_path: 
     assert best_of(tmp_path, [6]) is None
 
 
+def test_lines_that_tell_no_loss_are_passed_over(tmp_path: Path) -> None:
+    """Of another version, by a hand, or cut off: none of them is an error."""
+    odd = ['{"step": 2, "validation_loss": null}', '{"step": 2, "validation_loss": "0.1"}', '{"validation_loss": 0.1}']
+    odd += ['{"step": "2", "validation_loss": 0.1}', '[2, "validation_loss"]', '{"step": 2, "validation_loss": 0.']
+    write_metrics(tmp_path, {2: 3.0}, end="\n".join([*odd, '{"step": 4, "validation_loss": 2.5}']))
+    assert best_of(tmp_path, [2, 4]) == Best(4, 2.5) and best_of(tmp_path, [2]) == Best(2, 3.0)
+    (tmp_path / "metrics.jsonl").write_bytes(b'\xff validation_loss\n{"step": 2, "validation_loss": 1.5}\n')
+    assert best_of(tmp_path, [2]) == Best(2, 1.5)
+    assert str(Best(2, 1.5)) == "validation loss 1.5000"
+
+
 @pytest.mark.parametrize("more", first_fast([["checkpoint.asynchronous=true", "parallel.pp=2"], []]))
 def test_the_best_checkpoint_is_never_rotated_away(corpus: TinyCorpus, tmp_path: Path, more: list[str]) -> None:
     """Also by a run that goes on, from which nothing but its folder is known."""

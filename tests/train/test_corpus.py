@@ -6,11 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
 from colonnade.data.sidecar import sidecar_path
+from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import ColonnadeError, ConfigError, DataError
 from colonnade.train import corpus as module
 from colonnade.train.corpus import open_corpus
@@ -117,3 +119,68 @@ def test_a_blends_validation_file_is_read_whole(corpus: TinyCorpus, tmp_path: Pa
     data = settings.data.model_copy(update={"train": None, "blend": {prefix: 1.0}, "validation": prefix})
     part: Any = open_corpus(settings.model_copy(update={"data": data})).datasets.validation
     assert part.documents == range(part.file.num_documents) and len(part.documents) > 1
+
+
+def blended(settings: Config, corpus: TinyCorpus, **more: Any) -> Config:
+    data = settings.data.model_copy(update={"train": None, "blend": {str(corpus.prefix): 1.0}, **more})
+    return settings.model_copy(update={"data": data})
+
+
+def test_parts_with_files_of_their_own_take_no_share_of_a_blend(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """And each has its own: what is tested on is not what is validated on."""
+    prefix = str(corpus.prefix)
+    other = tiny.make(tmp_path / "other", num_documents=30, seed=0)
+    opened = open_corpus(blended(config(corpus, tmp_path), corpus)).datasets
+    parts: list[Any] = [opened.train.parts[0], opened.validation.parts[0]]  # type: ignore[union-attr, attr-defined]
+    assert [len(part.documents) for part in parts] == [20, 4] and opened.test is None
+    settings = blended(config(corpus, tmp_path), corpus, validation=prefix, test=prefix)
+    own = open_corpus(settings).datasets
+    trained: Any = own.train
+    assert len(trained.parts[0].documents) == 24 and own.validation is not None and own.test is not None
+    tokenizer = settings.data.model_copy(update={"test": str(other.prefix), "tokenizer": None})
+    model = settings.model.model_copy(update={"vocab_size": VOCAB_SIZE})
+    both: Any = open_corpus(settings.model_copy(update={"data": tokenizer, "model": model})).datasets
+    assert (len(both.validation.documents), len(both.test.documents)) == (24, 30)
+
+
+def test_no_part_is_needed_for_evaluations_that_nobody_has_asked_for(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """Unset, evaluate_every evaluates where there is something to."""
+    with TokenFileWriter(tmp_path / "one", np.dtype("<u2")) as writer:
+        writer.add_document([1, 2] * 99)
+    settings = config(corpus, tmp_path, f"data.train={tmp_path / 'one'}")
+    train = settings.train
+    for every in (0, None):
+        opened = open_corpus(settings.model_copy(update={"train": train.model_copy(update={"evaluate_every": every})}))
+        assert opened.datasets.validation is None
+    with pytest.raises(DataError, match="leaves none for validation"):
+        open_corpus(settings)
+
+
+def test_files_that_do_not_say_whose_they_are(corpus: TinyCorpus, tmp_path: Path) -> None:
+    known = open_corpus(config(corpus, tmp_path))
+    prefix = bare(corpus, tmp_path)
+    silent = open_corpus(config(corpus, tmp_path, f"data.train={prefix}"))
+    assert known.unchecked == [] and silent.unchecked == [str(prefix)]
+
+
+def test_what_ranks_compare_tells_tokenizer_vocabulary_and_files(corpus: TinyCorpus, tmp_path: Path) -> None:
+    opened = open_corpus(config(corpus, tmp_path, "model.vocab_size=1300"))
+    assert opened.tokenizer is not None
+    assert opened.properties == {
+        "data.tokenizer": f"275 ids, sha256 {opened.tokenizer.sha256[:12]}",
+        "vocabulary": "1,300",
+        "data.train": str(opened.identities["data.train"]),
+    }
+    settings = config(corpus, tmp_path, "model.vocab_size=1300")
+    assert open_corpus(without_tokenizer(settings)).properties["data.tokenizer"] == "none"
+
+
+def test_files_of_a_blend_are_numbered_from_one(corpus: TinyCorpus, tmp_path: Path) -> None:
+    other = tiny.make(tmp_path / "other", seed=0)
+    settings = blended(config(corpus, tmp_path), corpus)
+    data = settings.data.model_copy(update={"blend": {str(corpus.prefix): 1.0, str(other.prefix): 2.0}})
+    opened = open_corpus(settings.model_copy(update={"data": data}))
+    assert {key: file.prefix for key, file in opened.files.items()} == {
+        "data.blend, file 1": str(corpus.prefix),
+        "data.blend, file 2": str(other.prefix),
+    }

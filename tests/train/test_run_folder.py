@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from colonnade.atomic import write_whole
-from colonnade.config.load import load
+from colonnade.config.load import load, to_toml
 from colonnade.errors import ConfigError
-from colonnade.train.run_folder import occupy
+from colonnade.train.run_folder import configuration_of, occupy, was_trained
 from tests.distributed import run_on_ranks
 from tests.runs import snapshot
 from tests.tiny import TinyCorpus, config
@@ -56,6 +56,32 @@ def test_a_folder_in_which_nothing_was_trained_belongs_to_nobody(
     smaller = config(corpus, tmp_path, "model.num_layers=1")
     occupy(smaller)
     assert load(tmp_path / "run/config.toml") == smaller
+
+
+def test_what_shows_that_a_run_was_trained(tmp_path: Path) -> None:
+    """A step that was reported, or a checkpoint; half of one shows nothing."""
+    assert not was_trained(tmp_path)
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / ".step_00000002.partial").mkdir()
+    assert not was_trained(tmp_path)
+    (tmp_path / "checkpoints" / "step_00000002").mkdir()
+    assert was_trained(tmp_path)
+    (tmp_path / "checkpoints" / "step_00000002").rmdir()
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    assert was_trained(tmp_path)
+
+
+def test_a_checkpoint_knows_its_own_configuration(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """Not the one that the run was started with since."""
+    now = config(corpus, tmp_path, "train.steps=9")
+    occupy(now)
+    folder = tmp_path / "run" / "checkpoints" / "step_00000002"
+    folder.mkdir()
+    assert configuration_of(folder) is None
+    then = config(corpus, tmp_path, "train.steps=6")
+    (folder / "config.toml").write_text(to_toml(then))
+    assert configuration_of(folder) == then != now
 
 
 @pytest.mark.parametrize("content", ["", "[model", "[model]\nnew_key = 3\n"])

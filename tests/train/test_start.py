@@ -117,6 +117,42 @@ def test_a_run_keeps_its_precision_wherever_it_goes_on(finished: Finished, monke
     assert begin.lines(finished.config, on_gpus) == []
 
 
+OLD = '[model]\ndropout = 0.1\n[train]\nevaluate_every = 0\nprecision = "fp64"\n'
+
+
+def test_what_a_run_keeps_is_told_and_of_one_that_has_not_begun_nothing_is(config: Path, tmp_path: Path) -> None:
+    """A folder in which nothing was trained belongs to nobody."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").write_text(OLD)
+    (run / "metrics.jsonl").touch()
+    config.write_text(config.read_text().replace("\ndropout = 0.1", "").replace("evaluate_every = 3\n", ""))
+    fresh = load(config, complete=begin.complete)
+    assert (fresh.model.dropout, fresh.train.evaluate_every, fresh.train.precision) == (0.0, None, "fp32")
+    assert begin.lines(config) == []
+    (run / "metrics.jsonl").write_text('{"step": 1}\n')
+    kept = load(config, complete=begin.complete)
+    assert (kept.model.dropout, kept.train.evaluate_every, kept.train.precision) == (0.1, 0, "fp64")
+    (line,) = begin.lines(config)
+    assert line.startswith(f"Kept from {run}/config.toml, as the defaults were when the run began: ")
+    assert line.endswith("model.dropout = 0.1, train.evaluate_every = 0.")
+    assert begin.lines(config, ["model.dropout=0.3", "train.evaluate_every=7"]) == []
+
+
+def test_the_newest_of_several_checkpoints_is_named_after_a_loss(config: Path, tmp_path: Path) -> None:
+    for step in (100, 20, 3):
+        (tmp_path / "run" / "checkpoints" / f"step_{step:08d}").mkdir(parents=True)
+    assert begin.how_to_go_on(load(config)).endswith("checkpoints/step_00000100.")
+
+
+def test_folders_that_were_there_stay(config: Path, tmp_path: Path) -> None:
+    """Also where they are empty: somebody has made them, perhaps as a link's end."""
+    (tmp_path / "run").mkdir()
+    with begin.owned(load(config)) as kept:
+        assert len(kept) == 1 and os.fstat(kept[0]).st_ino == (tmp_path / "run" / "lock").stat().st_ino
+    assert list((tmp_path / "run").iterdir()) == []
+
+
 def test_a_plan_is_of_what_train_would_run(config: Path) -> None:
     """bf16 weights and fp32 masters take more than fp32 weights alone."""
     device = [f"train.device={device}" for device in ("auto", "cpu")]

@@ -1,0 +1,92 @@
+"""What a rank says of its copies: every number of each is in its sum, and what differs is told in few lines."""
+
+from typing import Any
+
+import torch
+
+from colonnade.checkpoint import copies
+from colonnade.checkpoint.copies import SHOWN, Copies
+from colonnade.mesh.mesh import Mesh
+
+
+def test_every_number_is_in_the_sum_and_each_name_has_its_own() -> None:
+    first, second = torch.arange(13.0), torch.arange(13.0) + 1
+    before = copies._Sums().of_all(lambda: iter([("a", first), ("b", second)]))
+    assert int(before["a"]) != int(before["b"])
+    for at in range(13):
+        changed = first.clone()
+        changed[at] += 1
+        after = copies._Sums().of_all(lambda changed=changed: iter([("a", changed), ("b", second)]))  # type: ignore[misc]
+        assert int(after["a"]) != int(before["a"]) and int(after["b"]) == int(before["b"])
+
+
+def test_numbers_of_a_run_are_compared_to_the_bit() -> None:
+    bits = [int(copies._bits(number)) for number in (0.0, -0.0, 1.0, 1.0 + 2**-52, 65536.0, -65536.0)]
+    assert len(set(bits)) == 6
+
+
+def test_one_rank_alone_has_no_copies() -> None:
+    Copies([], [], Mesh()).check("Step 3", {"step": 3.0})
+
+
+def message(gathered: list[dict[str, str]]) -> list[str]:
+    return copies._message("Step 4", gathered).splitlines()
+
+
+def test_ranks_with_the_same_sum_stand_together() -> None:
+    name = "blocks.0.norm.weight over tp of 0,1,2"
+    head, line, rest = message([{name: "aa"}, {name: "bb"}, {name: "aa"}, {}])
+    assert head.startswith("Step 4: what several ranks hold as copies of each other is not equal any more")
+    assert line == "  blocks.0.norm.weight over tp: ranks 0 and 2 aa, rank 1 bb" and rest.startswith("Nothing of this")
+
+
+def test_groups_of_ranks_are_told_apart() -> None:
+    """The same weight, over two groups of tp."""
+    gathered = [
+        {"x over tp of 0,1": "a"},
+        {"x over tp of 0,1": "b"},
+        {"x over tp of 2,3": "a"},
+        {"x over tp of 2,3": "c"},
+    ]
+    _, first, second, _ = message(gathered)
+    assert (first, second) == ("  x over tp: rank 0 a, rank 1 b", "  x over tp: rank 2 a, rank 3 c")
+
+
+def test_few_of_many_are_listed() -> None:
+    for more in (0, 1, 5):
+        lines = message([{f"w{n} over dp of 0,1": sums for n in range(SHOWN + more)} for sums in "ab"])[1:-1]
+        assert [line for line in lines if " over dp: " in line] == [
+            f"  w{n} over dp: rank 0 a, rank 1 b" for n in range(SHOWN)
+        ]
+        assert lines[SHOWN:] == ([f"  and {more} more"] if more else [])
+
+
+def test_what_is_of_a_slice_has_another_name_than_what_is_of_the_whole() -> None:
+    """Sums are known by name: one of a rank's slice must not stand for one of the buffer."""
+    groups = [(slice(0, 4), True), (slice(4, 9), False)]
+    for zero, same in ((0, True), (1, False), (2, False)):
+        bucket: Any = _Bucket(zero, groups)
+        ranges = [name for name, *_ in copies._ranges(bucket, False)]
+        slices = [name for name, *_ in copies._slices(bucket, False)]
+        assert len(set(ranges)) == 2 and (ranges == slices) is same and set(ranges).isdisjoint(slices) is not same
+
+
+class _Bucket:
+    name = "blocks.0"
+
+    def __init__(self, zero: int, groups: list[tuple[slice, bool]]) -> None:
+        self.storage = _Storage(zero)
+        self.groups = [_Group(at.start, at.stop, cut) for at, cut in groups]
+
+    def local_groups(self) -> list[tuple["_Group", slice]]:
+        return [(group, slice(0, 2)) for group in self.groups]
+
+
+class _Storage:
+    def __init__(self, zero: int) -> None:
+        self.zero = zero
+
+
+class _Group:
+    def __init__(self, start: int, stop: int, cut: bool) -> None:
+        self.start, self.stop, self.cut = start, stop, cut

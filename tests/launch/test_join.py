@@ -1,0 +1,118 @@
+"""What ranks say of themselves before they train: hardware once, failures once, and mistakes of single ranks."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from colonnade.errors import ConfigError, DataError
+from colonnade.launch import agreement, launch
+from colonnade.launch.supervisor import Failure, note_of_failure
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Axis, build_mesh
+from tests.distributed import run_on_ranks
+
+CPU = torch.device("cpu")
+
+
+def _told(rank: int, num_ranks: int, processors: list[str]) -> list[str]:
+    lines: list[str] = []
+    agreement.__dict__["print"] = lambda text, **_: lines.extend(text.splitlines())
+    agreement.__dict__["hardware"] = lambda device: {"processor": processors[rank], "GPU": "none"}
+    agreement.agree_on_program({"x": "1"}, CPU, build_mesh(Layout(dp=num_ranks), rank).world)
+    return lines
+
+
+def test_other_hardware_is_told_by_rank_0_and_stops_nobody() -> None:
+    expected = [
+        "The ranks have different hardware, whose rounding may differ:",
+        "  processor: ranks 0 and 2 have AVX2, rank 1 has AVX512",
+    ]
+    assert run_on_ranks(_told, 3, ["AVX2", "AVX512", "AVX2"]) == [expected, [], []]
+    assert run_on_ranks(_told, 2, ["AVX2", "AVX2"]) == [[], []]
+
+
+def _made(rank: int, num_ranks: int, mistakes: list[str | None]) -> str:
+    def make() -> int:
+        if mistakes[rank] is not None:
+            raise DataError(mistakes[rank])
+        return rank
+
+    try:
+        return str(agreement.on_all_ranks(make, build_mesh(Layout(dp=num_ranks), rank).world))
+    except (ConfigError, DataError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize(
+    ("mistakes", "said"),
+    [
+        ([None, None, None], ["0", "1", "2"]),
+        (["é", "é", "é"], ["DataError: é"] * 3),
+        ([None, "gone", None], ["ConfigError: rank 1: gone"] * 3),
+        (["gone", None, "gone"], ["ConfigError: ranks 0 and 2: gone"] * 3),
+        (["gone", "cut", "gone"], ["ConfigError: ranks 0 and 2: gone\nrank 1: cut"] * 3),
+    ],
+)
+def test_a_mistake_of_any_rank_is_raised_on_all(mistakes: list[str | None], said: list[str]) -> None:
+    assert run_on_ranks(_made, 3, mistakes) == said
+
+
+def test_ranks_are_counted_in_words() -> None:
+    for ranks, words in {
+        (3,): "rank 3",
+        (0, 1): "ranks 0 and 1",
+        (0, 1, 2): "ranks 0-2",
+        (0, 2, 4): "ranks 0, 2 and 4",
+        (0, 1, 3, 4, 5, 9): "ranks 0, 1, 3-5 and 9",
+    }.items():
+        assert agreement.ranks_in_words(ranks) == words
+
+
+def test_one_process_is_a_world_of_its_own() -> None:
+    from colonnade.mesh.agreement import all_ranks, disagreements
+
+    assert all_ranks() == Axis("world") and disagreements({"x": "1"}, all_ranks()) == {}
+
+
+# --- what a rank notes when it fails ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    for name, value in {launch.FOLDER: str(tmp_path), "RANK": "3", "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    yield tmp_path
+
+
+def note(folder: Path) -> dict[str, Any] | None:
+    path = note_of_failure(folder, 3)
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def test_the_first_failure_is_the_one_that_counts(folder: Path) -> None:
+    """What is raised on the way out is a consequence."""
+    for quiet in (None, KeyboardInterrupt(), SystemExit(2)):
+        launch.note_failure(quiet)
+    assert note(folder) is None
+    launch.note_failure(DataError("the file is empty"))
+    first = note(folder)
+    assert first is not None and first["mistake"] == "the file is empty" and first["time"] > 0
+    launch.note_failure(RuntimeError("connection lost"))
+    assert note(folder) == first and [path.name for path in folder.iterdir()] == ["rank3.failed"]
+
+
+def test_a_bug_is_noted_without_words(folder: Path) -> None:
+    launch.note_failure(ZeroDivisionError("ours"))
+    found = note(folder)
+    assert found is not None and found["mistake"] is None
+    assert Failure(**found).to_json() == note_of_failure(folder, 3).read_text()
+
+
+def test_nobody_is_told_where_nobody_asks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(launch.FOLDER)
+    launch.note_failure(DataError("x"))
+    assert list(folder.iterdir()) == []

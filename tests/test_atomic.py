@@ -1,0 +1,47 @@
+"""Files that are there as a whole or not at all."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from colonnade.atomic import remove_partial, write_whole, written
+
+
+def test_what_is_written_has_its_name_when_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, synced = tmp_path / "deep" / "file", list[int]()
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        assert not path.exists()
+        synced.append(os.fstat(descriptor).st_size)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    with written(path) as stream:
+        stream.write(b"content")
+        assert not path.exists() and [each.name for each in path.parent.iterdir()] != ["file"]
+    assert path.read_bytes() == b"content" and synced == [7], "all of it, not what happens to be flushed"
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_what_fails_leaves_what_was_there(tmp_path: Path, error: type[BaseException]) -> None:
+    write_whole(tmp_path / "file", b"old")
+    with pytest.raises(error), written(tmp_path / "file") as stream:
+        stream.write(b"new")
+        raise error
+    assert (tmp_path / "file").read_bytes() == b"old" and [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_only_what_killed_writers_have_left_is_removed(tmp_path: Path) -> None:
+    left = ["file.7-0123abcd.partial", "deep/.hidden.123-ffffffff.partial"]
+    others = ["file", "mine.partial", "file.7-0123abcd.partial.txt", "x.7-0123ABCD.partial", "x.7-123abcd.partial"]
+    for name in (*left, *others):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    with written(tmp_path / "deep" / "now"):
+        names = {path.name for path in (tmp_path / "deep").iterdir()}
+        remove_partial(tmp_path / "nowhere")
+        assert {path.name for path in (tmp_path / "deep").iterdir()} == names
+    remove_partial(tmp_path)
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {*others, "deep/now"}
