@@ -31,6 +31,31 @@ def test_a_masked_models_head_pools_one_position() -> None:
     assert head.multiply_adds == (37 + 16) * 16 + 16 * 16 // 8  # output layer, transform, and the pooler's share
 
 
+SMALL = {"num_layers": 2, "hidden_size": 16, "num_heads": 4, "seq_length": 16}
+
+
+@pytest.mark.parametrize(
+    ("options", "linear", "attention"),
+    [
+        ({}, 16 * (4 * 16 + 2 * 64), 16 * 16),
+        ({"window": 4}, 16 * (4 * 16 + 2 * 64), 16 * (2 * 4 - 1)),
+        ({"window": 16}, 16 * (4 * 16 + 2 * 64), 16 * 16),
+        ({"window": 99}, 16 * (4 * 16 + 2 * 64), 16 * 16),
+        ({"kind": "bert"}, 16 * (4 * 16 + 2 * 64), 2 * 16 * 16),
+        ({"activation": "swiglu", "ffn_hidden_size": 40}, 16 * (4 * 16 + 3 * 40), 16 * 16),
+        ({"num_key_value_heads": 2, "head_dim": 10}, 16 * (2 * 40 + 2 * 20 + 2 * 64), 40 * 16),
+    ],
+    ids=str,
+)
+def test_what_a_block_multiplies_for_a_token(options: dict[str, object], linear: int, attention: int) -> None:
+    """Its matrices, and both products of attention: of the causal half, of a window's band, or of all pairs."""
+    stated = architecture_of(ModelConfig(**SMALL, **options), 37)
+    first, *blocks, last = stated.units
+    assert [block.multiply_adds for block in blocks] == [linear + attention] * 2
+    assert first.multiply_adds == 0 and last.multiply_adds >= 37 * 16
+    assert stated.flops_per_token == 6.0 * sum(unit.multiply_adds for unit in stated.units)
+
+
 def test_the_papers_model_needs_six_times_its_parameters_and_a_little() -> None:
     config = ModelConfig(preset="gpt2-8.3b")
     assert 6 * 8.3e9 < architecture_of(config, 51200).flops_per_token < 6 * 8.3e9 * 1.1

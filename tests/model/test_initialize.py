@@ -10,6 +10,7 @@ from colonnade.config.schema import ModelConfig
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, paper_mesh
 from colonnade.model import initialize
+from colonnade.model.bert import BERT
 from colonnade.model.gpt import GPT
 from colonnade.model.initialize import initialize_
 from colonnade.tensor_parallel.parallel import Parallel
@@ -37,6 +38,22 @@ def test_matrices_are_normal_and_narrower_before_a_residual() -> None:
             chances = torch.special.ndtr(weight.flatten() / std).sort().values
             distance = (chances - (torch.arange(n) + 0.5) / n).abs().max()
             assert distance * sqrt(n) < 2.7, f"{name} is no normal distribution"
+
+
+def test_a_masked_models_weights_begin_as_wide() -> None:
+    """Of its head too: only weights before a residual are narrower."""
+    model = ModelConfig(kind="bert", num_layers=2, hidden_size=64, num_heads=8, seq_length=32, tie_embeddings=False)
+    bert = BERT(model, VOCAB, Parallel(Mesh().tp)).double()
+    for parameter in bert.parameters():
+        torch.nn.init.constant_(parameter, torch.nan)
+    initialize_(bert, Mesh().tp, 1)
+    for name, weight in bert.named_parameters():
+        if weight.ndim == 1:
+            assert (weight == (1.0 if "norm" in name and name.endswith("weight") else 0.0)).all(), name
+            continue
+        std = 0.02 / sqrt(4) if name.endswith(("attention.output.weight", "mlp.down.weight")) else 0.02
+        values = weight[:VOCAB] if len(weight) > VOCAB else weight
+        assert abs(values.std() - std) < 5 * std / sqrt(2 * values.numel()), name
 
 
 def test_norms_are_one_and_biases_zero() -> None:

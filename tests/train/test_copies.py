@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,8 @@ def replicated(state: TrainState) -> None:
     flip(bucket.master[next(local.at for local in bucket.local_ranges() if local.placement.dim is None)])
 
 
-def parameters(state: TrainState) -> None:
-    bucket, _ = unit_of(state, "blocks.0")
+def parameters(state: TrainState, name: str = "blocks.0") -> None:
+    bucket, _ = unit_of(state, name)
     bucket.unshard()
     flip(bucket.parameters, bucket.ranges[0].start)
 
@@ -101,6 +102,12 @@ NORM, MATRIX = "attention_norm.weight", "mlp.up.weight"
         (["tp=2", "dp=2", "zero=3"], 2, replicated, "over tp: rank 2 "),
         (["dp=2"], 1, one_step_skipped, "skipped steps over world: rank 0 "),
         (["dp=2", "train.precision=bf16"], 1, parameters, "parameters (bfloat16) blocks.0."),
+        (
+            ["pp=2", "train.precision=bf16"],
+            1,
+            partial(parameters, name="embedding.tokens"),
+            "parameters (bfloat16) embedding.tokens.weight over ends: rank 0 ",
+        ),
         (["pp=2", "train.precision=fp16"], 1, another_scale, "loss scale over world: rank 0 "),
     ],
 )

@@ -1,0 +1,58 @@
+"""Which checkpoints of a run's folder stay."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+
+from colonnade.checkpoint.folders import publish, tidy
+from colonnade.checkpoint.manifest import checkpoints_in
+
+
+def make(folder: Path, *steps: int) -> None:
+    for step in steps:
+        (folder / f"step_{step:08d}").mkdir(parents=True)
+
+
+def none(steps: Collection[int]) -> Collection[int]:
+    return ()
+
+
+@pytest.mark.parametrize("keep", range(1, 8))
+@pytest.mark.parametrize("before", range(6))
+def test_the_newest_so_many_stay(tmp_path: Path, keep: int, before: int) -> None:
+    """All of them, where there are fewer; the new one always."""
+    steps = list(range(10, 10 * before + 1, 10))
+    make(tmp_path, *steps)
+    (tmp_path / ".step_00000099.partial").mkdir()
+    publish(tmp_path / ".step_00000099.partial", tmp_path / "step_00000099", keep, none)
+    assert list(checkpoints_in(tmp_path)) == [*steps, 99][-keep:]
+    tidy(tmp_path, keep, none)
+    assert list(checkpoints_in(tmp_path)) == [*steps, 99][-keep:]
+    assert all(path.name.startswith("step_") for path in tmp_path.iterdir())
+
+
+def test_what_is_written_again_stays_though_it_is_old(tmp_path: Path) -> None:
+    """A run that goes on from an older checkpoint comes by the same steps; what lay there was another."""
+    make(tmp_path, 10, 20, 30)
+    (tmp_path / "step_00000010" / "old").touch()
+    (tmp_path / ".step_00000010.deleted").mkdir()
+    (tmp_path / ".step_00000010.deleted" / "older").touch()
+    (tmp_path / ".step_00000010.partial").mkdir()
+    publish(tmp_path / ".step_00000010.partial", tmp_path / "step_00000010", 2, none)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000010", "step_00000030"]
+    assert list((tmp_path / "step_00000010").iterdir()) == []
+
+
+def test_what_is_spared_stays_and_is_asked_for_among_all(tmp_path: Path) -> None:
+    asked: list[list[int]] = []
+
+    def spared(steps: Collection[int]) -> Collection[int]:
+        asked.append(sorted(steps))
+        return [10]
+
+    make(tmp_path, 10, 20, 30, 40)
+    tidy(tmp_path, 2, spared)
+    assert list(checkpoints_in(tmp_path)) == [10, 30, 40] and asked == [[10, 20, 30, 40]]
+    tidy(tmp_path, 3, spared)
+    assert len(asked) == 1, "where nothing would go, nobody is asked"
