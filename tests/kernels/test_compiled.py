@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from colonnade.kernels import compiled
-from colonnade.kernels.choice import Kernels, Products
+from colonnade.kernels.attention import attend
+from colonnade.kernels.choice import AS_THEY_ARE, Kernels, Products
+from colonnade.kernels.mask import Mask
 from colonnade.kernels.products import Operand, add_product_, linear, linears, narrow_product_
 from colonnade.kernels.timing import is_exact
 from tests.kernels.loaded import load, shared_folder
@@ -176,6 +178,105 @@ def test_others_kernels_do_not_need_them() -> None:
     weight = torch.nn.Parameter(torch.ones(3, 4, dtype=BF16))
     linear(torch.ones(2, 4, dtype=BF16), weight, products=Products(bf16=Kernels())).sum().backward()
     assert weight.grad is not None and (weight.grad == 2.0).all()
+
+
+# --- attention --------------------------------------------------------------------------------------------------------
+
+COMPILED = Products(bf16=Kernels(attention="compiled"))
+
+
+def heads(b: int, n: int, s: int, d: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v as a layer's projection lies in memory, [s, b, n, 3 d]: [b, n, s, d] each."""
+    drawn = torch.randn(s, b, n, 3 * d, generator=torch.Generator().manual_seed(seed)).to(BF16)
+    q, k, v = drawn.permute(1, 2, 0, 3).split(d, -1)
+    return q, k, v
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, mask: Mask, products: Products) -> list[Tensor]:
+    """The result, and the gradients of q, k and v."""
+    given = [x.detach().clone(memory_format=torch.preserve_format).requires_grad_() for x in (q, k, v)]
+    y = attend(given[0], given[1], given[2], mask, products=products)
+    return [y.detach(), *torch.autograd.grad(y, given, grad)]
+
+
+ATTENTION = [(2, 3, 7, 6), (1, 2, 65, 64), (2, 1, 64, 16), (2, 2, 129, 80), (1, 1, 1, 2), (1, 2, 200, 32)]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("size", ATTENTION, ids=str)
+@pytest.mark.usefixtures("units")
+def test_attention_is_as_exact_as_torchs_fused_kernel(size: tuple[int, int, int, int], causal: bool) -> None:
+    q, k, v = heads(*size, seed=0)
+    grad, mask = heads(*size, seed=1)[0], Mask(causal=causal)
+    exact = attended(*(x.double() for x in (q, k, v, grad)), mask, Products())
+    found = attended(q, k, v, grad, mask, COMPILED)
+    torchs = attended(q, k, v, grad, mask, Products(bf16=AS_THEY_ARE))
+    for ours, theirs, right in zip(found, torchs, exact, strict=True):
+        assert ours.dtype is BF16 and ours.shape == right.shape
+        limit = max(1.5 * float((theirs.double() - right).norm()), 0.004 * float(right.norm()))
+        assert float((ours.double() - right).norm()) <= limit + 1e-6
+
+
+@pytest.mark.usefixtures("units")
+def test_attention_does_not_depend_on_the_number_of_threads() -> None:
+    (q, k, v), grad, before = heads(2, 3, 70, 8, 0), heads(2, 3, 70, 8, 1)[0], torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            found.append(attended(q, k, v, grad, Mask(), COMPILED))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.usefixtures("units")
+def test_a_query_does_not_depend_on_what_is_to_come() -> None:
+    q, k, v = heads(1, 2, 150, 16, 0)
+    whole = attend(q, k, v, products=COMPILED)
+    for length in (1, 63, 64, 65, 127):
+        part = attend(q[:, :, :length], k[:, :, :length], v[:, :, :length], products=COMPILED)
+        assert torch.equal(part, whole[:, :, :length])
+
+
+@pytest.mark.usefixtures("units")
+def test_large_scores_do_not_overflow() -> None:
+    q, k, v = (200.0 * x for x in heads(1, 1, 66, 8, 0))
+    found = attended(q, k, v, torch.ones_like(q), Mask(), COMPILED)
+    assert all(x.isfinite().all() for x in found)
+    exact = attended(q.double(), k.double(), v.double(), torch.ones_like(q).double(), Mask(), Products())
+    assert error(found[0], exact[0]) < 0.01
+
+
+@pytest.mark.parametrize("case", ["window", "documents", "alibi", "odd features", "fp16"])
+@pytest.mark.usefixtures("loaded")
+def test_what_there_is_no_compiled_attention_for_is_torchs(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr(compiled, "attend", never)
+    size = (2, 2, 12, 7 if case == "odd features" else 8)
+    q, k, v = (x.half() if case == "fp16" else x for x in heads(*size, 0))
+    documents = (torch.arange(12)[:, None] // 5 == torch.arange(12) // 5).expand(2, 1, 12, 12)
+    masks = {
+        "window": Mask(window=4),
+        "documents": Mask(pairs=documents),
+        "alibi": Mask(slopes=(0.5, 0.25)),
+    }
+    mask, kernels = masks.get(case, Mask()), Kernels(attention="compiled")
+    found = attend(q, k, v, mask, products=Products(bf16=kernels, fp16=kernels))
+    exact = attend(q.double(), k.double(), v.double(), mask)
+    assert found.dtype is q.dtype and error(found, exact) < 0.01
+
+
+@pytest.mark.usefixtures("loaded")
+def test_heads_that_do_not_fit_together_are_refused() -> None:
+    q, k, v = heads(1, 2, 6, 4, 0)
+    for wrong in (k[:, :, :5], k[:, :1], k.float(), k[..., :2]):
+        with pytest.raises(RuntimeError, match="all of one size"):
+            compiled.attend(q, wrong, v, 0.5, causal=True)
+        with pytest.raises(RuntimeError, match="all of one size"):
+            compiled.attend(q, k, wrong, 0.5, causal=True)
 
 
 # --- compiling --------------------------------------------------------------------------------------------------------

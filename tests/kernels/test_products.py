@@ -84,7 +84,9 @@ def test_only_16_bits_are_ever_widened(kernel: Kernel) -> None:
     assert widen(torch.ones(1), kernel).dtype is torch.float32
     assert widen(torch.ones(1).double(), kernel).dtype is torch.float64
     for narrow in (torch.bfloat16, torch.float16):
-        assert widen(torch.ones(1, dtype=narrow), kernel).dtype is (narrow if kernel == "native" else torch.float32)
+        assert widen(torch.ones(1, dtype=narrow), kernel).dtype is (
+            narrow if kernel in ("native", "compiled") else torch.float32
+        )
 
 
 def test_weight_gradients_run_at_once_or_from_their_queue() -> None:
@@ -172,7 +174,12 @@ def test_what_fp32_products_are_computed_by_is_as_it_was_before() -> None:
         with pytest.raises(ZeroDivisionError), computed_by(kernel):
             seen.append(setting.fp32_precision)
             raise ZeroDivisionError
-    assert dict(zip(KERNELS, seen, strict=True)) == {"native": before, "blas": before, "onednn": "bf16"}
+    assert dict(zip(KERNELS, seen, strict=True)) == {
+        "native": before,
+        "blas": before,
+        "onednn": "bf16",
+        "compiled": before,
+    }
     assert setting.fp32_precision == before != "bf16"
 
 

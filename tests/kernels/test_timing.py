@@ -24,8 +24,8 @@ def not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_compiled_kernels_are_candidates_for_what_is_summed_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "is_loaded", lambda: True)
-    for dtype in (BF16, FP16):
-        assert [use for use in USES if "compiled" in candidates(dtype, use)] == ["weight_gradient", "output"]
+    found = {dtype: [use for use in USES if "compiled" in candidates(dtype, use)] for dtype in (BF16, FP16)}
+    assert found == {BF16: ["weight_gradient", "output", "attention"], FP16: ["weight_gradient", "output"]}
     assert not any("compiled" in candidates(FP32, use) for use in USES)
 
 
@@ -33,6 +33,7 @@ def test_compiled_kernels_that_this_processor_cannot_run_are_refused(monkeypatch
     def has_no_units(*_: object, **__: object) -> None:
         raise RuntimeError("only supported on X64 with other units")
 
+    monkeypatch.setattr(compiled, "is_loaded", lambda: True)
     monkeypatch.setattr(compiled, "product_", has_no_units)
     for use in ("weight_gradient", "output"):
         assert not is_exact("compiled", use, BF16)

@@ -1,6 +1,6 @@
 """The core of causal attention, softmax(q kᵀ/√d + bias) v, on the heads of one rank: nothing crosses ranks.
 
-    attend                  torch's fused kernel: keeps no matrix of queries × keys for backward
+    attend                  a fused kernel: keeps no matrix of queries × keys for backward. Torch's, or a compiled one
     attend_with_dropout     spelled out, because the fused kernels take no mask of ours
     attend_to_cache         the newest positions to all
 
@@ -19,9 +19,10 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import scaled_dot_product_attention as _fused
 
-from colonnade.kernels.choice import Products, usual
+from colonnade.kernels import compiled
+from colonnade.kernels.choice import Kernel, Products, usual
 from colonnade.kernels.mask import Mask
-from colonnade.kernels.products import widen
+from colonnade.kernels.products import exact, widen
 from colonnade.mesh.autograd import apply
 from colonnade.randomness import drop_probability
 
@@ -32,6 +33,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask = CAUSAL, *, products: Pr
     """q, k, v [b, n, s, d] -> [b, n, s, d]. `products`: the kernels (None: the usual ones); so below."""
     wide, s = _operands(products, q, k, v), q.shape[2]
     if mask.is_plain(s):
+        if _kernel(q, products) == "compiled" and compiled.attends(q):
+            y: Tensor = apply(_CompiledAttention, q, k, v, mask.causal)
+            return y
         return _fused(*wide, is_causal=mask.causal).to(q.dtype)
     compute = partial(mask.bias, s, s, wide[0].dtype, q.device)
     bias = compute()
@@ -71,8 +75,26 @@ def attend_with_dropout(
 
 def _operands(products: Products | None, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """In the type that their products are computed in."""
-    kernel = (products or usual()).of(q).attention
+    kernel = _kernel(q, products)
     return widen(q, kernel), widen(k, kernel), widen(v, kernel)
+
+
+def _kernel(q: Tensor, products: Products | None) -> Kernel:
+    return (products or usual()).of(q).attention
+
+
+class _CompiledAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+        out, lse = compiled.attend(q, k, v, _scale(q), causal=causal)
+        ctx.causal = causal
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        return *compiled.attend_backward(grad, q, k, v, out, lse, _scale(q), causal=ctx.causal), None
 
 
 class _AttentionWithDropout(torch.autograd.Function):
@@ -132,7 +154,7 @@ def _scores(q: Tensor, k: Tensor) -> Tensor:
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
         flat = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(-1, -2), out_dtype=torch.float32)
         return flat.view(*q.shape[:2], q.shape[2], k.shape[2])
-    return q @ k.transpose(-1, -2)
+    return exact(q) @ exact(k).transpose(-1, -2)
 
 
 def _computed_again(bias: Tensor, compute: Callable[[], Tensor]) -> saved_tensors_hooks:

@@ -40,7 +40,8 @@ class Kernels:
     output: Kernel = "blas"
     """All three products of the output layer, whose results are fp32 too; so it is never "native" either."""
     attention: Kernel = "blas"
-    """The fused kernel, on operands as they are or widened: "native" or "blas"."""
+    """torch's fused kernel, on operands as they are or widened: "native" or "blas". Where nothing is masked but what is
+    to come, "compiled" is one of our own; elsewhere it is "native"."""
 
     def table(self) -> dict[str, str]:
         """Use -> kernel, for people and files."""

@@ -208,7 +208,7 @@ inline uint16_t rounded(float x) {
   if constexpr (std::is_same_v<T, at::Half>) {
     return at::Half(x).x;
   } else {
-    const auto bits = std::bit_cast<uint32_t>(x);  // of a number ≥ 0, or of a NaN
+    const auto bits = std::bit_cast<uint32_t>(x);  // to the nearest, to even between two
     return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
   }
 }
@@ -265,16 +265,205 @@ void exponentials_(const Tensor& out, const Tensor& logits, const Tensor& shift)
   }
 }
 
+// --- attention --------------------------------------------------------------------------------------------------------
+
+constexpr int64_t QUERIES = 64;  // at a time
+
+// One head of a sequence: rows of 16-bit numbers at some distance.
+struct Head {
+  uint16_t* data;
+  int64_t stride;
+  uint16_t* row(int64_t i) const { return data + i * stride; }
+  Matrix rows() const { return {data, stride, 1}; }
+  Matrix columns() const { return {data, 1, stride}; }  // transposed
+};
+
+// A tensor [b, n, s, d] whose last dim lies in one piece.
+struct Heads {
+  uint16_t* data;
+  int64_t batch, head, position, num_heads;
+  explicit Heads(const Tensor& x)
+      : data(static_cast<uint16_t*>(x.data_ptr())), batch(x.stride(0)), head(x.stride(1)), position(x.stride(2)),
+        num_heads(x.size(1)) {
+    TORCH_CHECK(x.dim() == 4 && (x.size(3) == 1 || x.stride(3) == 1), "heads whose features lie in one piece");
+  }
+  Head of(int64_t i) const { return {data + i / num_heads * batch + i % num_heads * head, position}; }
+};
+
+int64_t even(int64_t n) { return n + n % 2; }
+
+// What one thread works with: the scores of some queries, and matrices packed for the kernel.
+struct Scratch {
+  std::vector<float> scores, gradients, sums;
+  std::vector<uint16_t> probabilities, differences, transposed, keys, values, keys_by_rows, queries, outputs;
+  Scratch(int64_t keys_, int64_t d, bool backward)
+      : scores(QUERIES * keys_), sums(QUERIES * d), probabilities(QUERIES * even(keys_)), keys(even(d) * keys_),
+        values(even(keys_) * even(d)) {
+    if (!backward) return;
+    gradients.resize(QUERIES * keys_), differences.resize(QUERIES * even(keys_));
+    transposed.resize(QUERIES * keys_), keys_by_rows.resize(even(keys_) * d);
+    queries.resize(QUERIES * d), outputs.resize(QUERIES * d);
+  }
+};
+
+inline uint16_t narrow(float x) { return rounded<at::BFloat16>(x); }
+inline float wide(uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
+
+void multiply(int64_t m, int64_t n, int64_t k, const uint16_t* a, int64_t lda, const uint16_t* b, int64_t ldb, float* c,
+              int64_t ldc, bool add = false) {
+  at::native::cpublas::brgemm(m, n, k, lda, ldb, ldc, add, reinterpret_cast<const at::BFloat16*>(a),
+                              reinterpret_cast<const at::BFloat16*>(b), c);
+}
+
+// Of queries i ≥ first: how many keys query i sees.
+struct Sight {
+  int64_t keys;
+  bool causal;
+  int64_t of(int64_t query) const { return causal ? query + 1 : keys; }
+};
+
+void attend_head(const Head& q, const Head& k, const Head& v, const Head& out, float* lse, int64_t s, int64_t d,
+                 float scale, Sight sight, Scratch& scratch) {
+  pack_pairs(k.columns(), 0, 0, d, s, scratch.keys.data());
+  pack_pairs(v.rows(), 0, 0, s, d, scratch.values.data());
+  const int64_t width = even(s);
+  for (int64_t first = 0; first < s; first += QUERIES) {
+    const int64_t count = std::min(QUERIES, s - first), seen = sight.of(first + count - 1);
+    multiply(count, seen, d, q.row(first), q.stride, scratch.keys.data(), s, scratch.scores.data(), s);
+    float total[QUERIES];
+    for (int64_t i = 0; i < count; ++i) {
+      const float* x = scratch.scores.data() + i * s;
+      uint16_t* p = scratch.probabilities.data() + i * width;
+      const int64_t mine = sight.of(first + i);
+      float largest = -INFINITY, sum = 0.0f;
+#pragma omp simd reduction(max : largest)
+      for (int64_t j = 0; j < mine; ++j) largest = x[j] > largest ? x[j] : largest;
+      const float shift = largest * scale;
+#pragma omp simd reduction(+ : sum)
+      for (int64_t j = 0; j < mine; ++j) {
+        const float e = exponential(x[j] * scale - shift);
+        sum += e, p[j] = narrow(e);
+      }
+      std::fill(p + mine, p + even(seen), 0);
+      total[i] = sum, lse[first + i] = shift + std::log(sum);
+    }
+    multiply(count, d, even(seen), scratch.probabilities.data(), width, scratch.values.data(), d,
+                scratch.sums.data(), d);
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t f = 0; f < d; ++f) out.row(first + i)[f] = narrow(scratch.sums[i * d + f] / total[i]);
+  }
+}
+
+void attend_head_backward(const Head& dout, const Head& q, const Head& k, const Head& v, const Head& out,
+                          const float* lse, const Head& dq, float* dk, float* dv, int64_t s, int64_t d, float scale,
+                          Sight sight, Scratch& scratch) {
+  pack_pairs(k.columns(), 0, 0, d, s, scratch.keys.data());
+  pack_pairs(v.columns(), 0, 0, d, s, scratch.values.data());
+  pack_pairs(k.rows(), 0, 0, s, d, scratch.keys_by_rows.data());
+  std::fill(dk, dk + s * d, 0.0f), std::fill(dv, dv + s * d, 0.0f);
+  const int64_t width = even(s);
+  for (int64_t first = 0; first < s; first += QUERIES) {
+    const int64_t count = std::min(QUERIES, s - first), seen = sight.of(first + count - 1), deep = even(count);
+    multiply(count, seen, d, q.row(first), q.stride, scratch.keys.data(), s, scratch.scores.data(), s);
+    multiply(count, seen, d, dout.row(first), dout.stride, scratch.values.data(), s, scratch.gradients.data(), s);
+    for (int64_t i = 0; i < count; ++i) {
+      const float *x = scratch.scores.data() + i * s, *g = scratch.gradients.data() + i * s;
+      uint16_t *p = scratch.probabilities.data() + i * width, *ds = scratch.differences.data() + i * width;
+      const int64_t mine = sight.of(first + i);
+      const float shift = lse[first + i];
+      float mean = 0.0f;
+      for (int64_t f = 0; f < d; ++f) mean += wide(dout.row(first + i)[f]) * wide(out.row(first + i)[f]);
+#pragma omp simd
+      for (int64_t j = 0; j < mine; ++j) {
+        const float e = exponential(std::min(x[j] * scale - shift, 0.0f));
+        p[j] = narrow(e);
+        ds[j] = narrow(e * (g[j] - mean) * scale);
+      }
+      std::fill(p + mine, p + even(seen), 0), std::fill(ds + mine, ds + even(seen), 0);
+    }
+    multiply(count, d, even(seen), scratch.differences.data(), width, scratch.keys_by_rows.data(), d,
+                scratch.sums.data(), d);
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t f = 0; f < d; ++f) dq.row(first + i)[f] = narrow(scratch.sums[i * d + f]);
+    pack_pairs(q.rows(), first, 0, count, d, scratch.queries.data());
+    pack_pairs(dout.rows(), first, 0, count, d, scratch.outputs.data());
+    const Matrix probabilities{scratch.probabilities.data(), 1, width}, differences{scratch.differences.data(), 1, width};
+    pack_rows(probabilities, 0, 0, seen, count, deep, scratch.transposed.data());
+    multiply(seen, d, deep, scratch.transposed.data(), deep, scratch.outputs.data(), d, dv, d, true);
+    pack_rows(differences, 0, 0, seen, count, deep, scratch.transposed.data());
+    multiply(seen, d, deep, scratch.transposed.data(), deep, scratch.queries.data(), d, dk, d, true);
+  }
+}
+
+// Like `x`, its heads side by side: [b, n, s, d] as a view of [s, b, n, d].
+Tensor side_by_side(const Tensor& x) {
+  return at::empty({x.size(2), x.size(0), x.size(1), x.size(3)}, x.options()).permute({1, 2, 0, 3});
+}
+
+void check_heads(const Tensor& x, const Tensor& like) {
+  TORCH_CHECK(x.sizes() == like.sizes() && x.scalar_type() == at::kBFloat16, "heads of bf16, all of one size");
+  TORCH_CHECK(x.size(3) % 2 == 0 && x.size(3) > 0 && x.size(2) > 0, "an even number of features");
+}
+
+// softmax(scale · q kᵀ) v and its log-sum-exp: [b, n, s, d] -> [b, n, s, d] and fp32 [b, n, s]; d is even.
+std::tuple<Tensor, Tensor> attend(const Tensor& q, const Tensor& k, const Tensor& v, double scale, bool causal) {
+  for (const Tensor& x : {q, k, v}) check_heads(x, q);
+  Tensor out = side_by_side(q), lse = at::empty({q.size(0), q.size(1), q.size(2)}, q.options().dtype(at::kFloat));
+  const Heads of_q(q), of_k(k), of_v(v), of_out(out);
+  float* to = lse.mutable_data_ptr<float>();
+  const int64_t s = q.size(2), d = q.size(3);
+  at::parallel_for(0, q.size(0) * q.size(1), 1, [&](int64_t begin, int64_t end) {
+    Scratch scratch(s, d, false);
+    for (int64_t i = begin; i < end; ++i)
+      attend_head(of_q.of(i), of_k.of(i), of_v.of(i), of_out.of(i), to + i * s, s, d, scale, {s, causal},
+                                scratch);
+    at::native::cpublas::brgemm_release();
+  });
+  return {out, lse};
+}
+
+// Gradients of q, k and v, all [b, n, s, d].
+std::tuple<Tensor, Tensor, Tensor> attend_backward(const Tensor& dout, const Tensor& q, const Tensor& k,
+                                                   const Tensor& v, const Tensor& out, const Tensor& lse, double scale,
+                                                   bool causal) {
+  for (const Tensor& x : {dout, k, v, out}) check_heads(x, q);
+  TORCH_CHECK(lse.is_contiguous() && lse.scalar_type() == at::kFloat && lse.numel() * q.size(3) == q.numel(), "lse");
+  Tensor dq = side_by_side(q), dk = side_by_side(k), dv = side_by_side(v);
+  const Heads of_dout(dout), of_q(q), of_k(k), of_v(v), of_out(out), of_dq(dq), of_dk(dk), of_dv(dv);
+  const float* from = lse.const_data_ptr<float>();
+  const int64_t s = q.size(2), d = q.size(3);
+  at::parallel_for(0, q.size(0) * q.size(1), 1, [&](int64_t begin, int64_t end) {
+    Scratch scratch(s, d, true);
+    std::vector<float> sum_k(s * d), sum_v(s * d);
+    for (int64_t i = begin; i < end; ++i) {
+      attend_head_backward(of_dout.of(i), of_q.of(i), of_k.of(i), of_v.of(i), of_out.of(i), from + i * s,
+                                         of_dq.of(i), sum_k.data(), sum_v.data(), s, d, scale, {s, causal}, scratch);
+      const Head to_k = of_dk.of(i), to_v = of_dv.of(i);
+      for (int64_t j = 0; j < s; ++j)
+        for (int64_t f = 0; f < d; ++f)
+          to_k.row(j)[f] = narrow(sum_k[j * d + f]), to_v.row(j)[f] = narrow(sum_v[j * d + f]);
+    }
+    at::native::cpublas::brgemm_release();
+  });
+  return {dq, dk, dv};
+}
+
 }  // namespace
 
 TORCH_LIBRARY(colonnade, library) {
   library.def("product_(Tensor(a!) total, Tensor a, Tensor b, bool add) -> ()");
   library.def("log_sum_exp(Tensor logits) -> Tensor");
   library.def("exponentials_(Tensor(a!) out, Tensor logits, Tensor shift) -> ()");
+  library.def("attend(Tensor q, Tensor k, Tensor v, float scale, bool causal) -> (Tensor, Tensor)");
+  library.def(
+      "attend_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, float scale, bool causal) "
+      "-> (Tensor, Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(colonnade, CPU, library) {
   library.impl("product_", product_);
   library.impl("log_sum_exp", log_sum_exp);
   library.impl("exponentials_", exponentials_);
+  library.impl("attend", attend);
+  library.impl("attend_backward", attend_backward);
 }

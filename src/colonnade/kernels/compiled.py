@@ -6,7 +6,9 @@ multiplied in fp32: with AMX or avx512_bf16 half as fast as the processor can, o
 
     prepare(folder, processor)    once in a process: compile them, or find them compiled, and load them
     is_loaded()                   whether the rest may be called
-    product_, log_sum_exp, exponentials
+    product_                      a b with an fp32 result
+    log_sum_exp, exponentials     for the loss behind an output layer
+    attend, attend_backward       fused attention of bf16
 
 Loaded kernels are operators of torch (`torch.ops.colonnade`), so torch alone knows whether a process has them.
 """
@@ -86,6 +88,33 @@ def exponentials(logits: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
     out = torch.empty_like(logits, dtype=dtype)
     torch.ops.colonnade.exponentials_(out, logits, shift)
     return out
+
+
+def attends(q: Tensor) -> bool:
+    """Whether there is a kernel of attention for heads like these: bf16, with an even number of features."""
+    return q.dtype is torch.bfloat16 and not q.is_meta and q.shape[-1] % 2 == 0 and q.numel() > 0
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool) -> tuple[Tensor, Tensor]:
+    """softmax(scale · q kᵀ) v, and the log-sum-exp: [b, n, s, d] each -> [b, n, s, d], and [b, n, s] in fp32.
+
+    Scores and sums are fp32, probabilities bf16 where they are multiplied, as in torch's fused kernel.
+    """
+    out, lse = torch.ops.colonnade.attend(*map(_by_features, (q, k, v)), scale, causal)
+    return out, lse
+
+
+def attend_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, *, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v from that of `out`: [b, n, s, d] each. The probabilities are computed again."""
+    heads = map(_by_features, (grad, q, k, v, out))
+    dq, dk, dv = torch.ops.colonnade.attend_backward(*heads, lse, scale, causal)
+    return dq, dk, dv
+
+
+def _by_features(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _in_one_piece(x: Tensor) -> Tensor:

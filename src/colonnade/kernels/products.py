@@ -28,7 +28,7 @@ from colonnade.mesh.transport import Pending
 
 def widen(x: Tensor, kernel: Kernel) -> Tensor:
     """`x` in the type that its products are computed in."""
-    return x if kernel == "native" or x.is_cuda or x.dtype.itemsize > 2 else x.float()
+    return x if kernel in ("native", "compiled") or x.is_cuda or x.dtype.itemsize > 2 else x.float()
 
 
 def gradient_of(parameter: Tensor) -> Tensor:

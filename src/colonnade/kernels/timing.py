@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from colonnade.kernels import compiled
-from colonnade.kernels.choice import USES, Kernel, Kernels, Use, has_onednn
+from colonnade.kernels.attention import attend
+from colonnade.kernels.choice import USES, Kernel, Kernels, Products, Use, has_onednn
 from colonnade.kernels.products import add_product_, computed_by, exact, input_gradient, narrow_product_, widen
 
 TRUE_FP32 = 1e-6
@@ -81,7 +81,8 @@ def candidates(dtype: torch.dtype, use: Use) -> tuple[Kernel, ...]:
     if dtype is torch.float32:
         return fp32 if use != "attention" else ("blas",)
     if use == "attention":
-        return ("blas", "native")
+        ours = dtype is torch.bfloat16 and compiled.is_loaded()
+        return ("blas", "native", "compiled") if ours else ("blas", "native")
     if use in ("forward", "input_gradient"):
         return (*fp32, "native")
     return (*fp32, "compiled") if compiled.is_loaded() else fp32
@@ -171,15 +172,13 @@ def _narrow_output(x: Tensor, table: Tensor, logits: Tensor, total: Tensor) -> T
 def _attention(drawn: Draw, sizes: Slices) -> Trial:
     q, k, v = (drawn(1, sizes.heads, sizes.positions, sizes.head_width).requires_grad_() for _ in range(3))
 
-    def attended(as_read: Callable[[Tensor], Tensor]) -> Tensor:
-        return scaled_dot_product_attention(as_read(q), as_read(k), as_read(v), is_causal=True)
-
     def run(kernel: Kernel) -> Tensor:
-        y = attended(lambda x: widen(x, kernel)).to(q.dtype)
+        kernels = Kernels(attention=kernel)
+        y = attend(q, k, v, products=Products(kernels, kernels, kernels))
         torch.autograd.grad(y, (q, k, v), torch.ones_like(y))
         return y.detach()
 
-    return Trial(run, lambda: attended(lambda x: x.detach().double()))
+    return Trial(run, lambda: attend(q.detach().double(), k.detach().double(), v.detach().double()))
 
 
 _TRIALS: Mapping[Use, Callable[[Draw, Slices], Trial]] = MappingProxyType(
@@ -194,7 +193,12 @@ _TRIALS: Mapping[Use, Callable[[Draw, Slices], Trial]] = MappingProxyType(
 
 
 def error(kernel: Kernel, use: Use, dtype: torch.dtype) -> tuple[float, float]:
-    """(how far a kernel's product is from its float64 twin, how far it may be), both as shares of the norm."""
+    """(how far a kernel's product is from its float64 twin, how far it may be), both as shares of the norm.
+
+    (∞, 0) where this process or this processor has no such kernel.
+    """
+    if kernel == "compiled" and not compiled.is_loaded():
+        return math.inf, 0.0
     tried = trial(use, dtype, SMALL)
     right = tried.right()
     try:
@@ -202,7 +206,7 @@ def error(kernel: Kernel, use: Use, dtype: torch.dtype) -> tuple[float, float]:
     except RuntimeError:
         if kernel != "compiled":
             raise
-        return math.inf, 0.0  # this processor has no units for it
+        return math.inf, 0.0
     rounding = float((right.to(found.dtype).double() - right).norm() / right.norm())
     # the fused attention kernel rounds probabilities, which it multiplies with, to 16 bits too
     allowed = max(TRUE_FP32, ROUNDINGS * rounding * (2.0 if use == "attention" else 1.0))

@@ -316,14 +316,19 @@ def _hide_labels_(logits: Tensor, label: tuple[Tensor, Tensor]) -> None:
     """Give each token's label the lowest finite logit, on the rank that has it: [c, rows]."""
     row, mine = label[0][:, None], label[1][:, None]
     if logits.shape[-1]:
-        logits.scatter_(-1, row, logits.gather(-1, row).masked_fill_(mine, torch.finfo(logits.dtype).min))
+        _write_(logits, row, logits.gather(-1, row).masked_fill_(mine, torch.finfo(logits.dtype).min))
 
 
 def _subtract_one_hot_(matrix: Tensor, label: tuple[Tensor, Tensor]) -> None:
     """Subtract 1 from each token's label, on the rank that has it: [c, rows]."""
     row, mine = label[0][:, None], label[1][:, None]
     if matrix.shape[-1]:
-        matrix.scatter_(-1, row, matrix.gather(-1, row).sub_(mine.to(matrix.dtype)))
+        _write_(matrix, row, matrix.gather(-1, row).sub_(mine.to(matrix.dtype)))
+
+
+def _write_(matrix: Tensor, column: Tensor, values: Tensor) -> None:
+    """One element a row: matrix [c, rows], column and values [c, 1]. On CPUs `scatter_` copies the whole matrix."""
+    matrix.index_put_((torch.arange(len(matrix), device=matrix.device), column[:, 0]), values[:, 0])
 
 
 def _add_gradients_apart(
