@@ -19,7 +19,7 @@ from colonnade.lock import locked
 from tests.commands import forked, here
 from tests.convert.published import saved
 from tests.convert.test_round_trip import converted
-from tests.runs import Finished
+from tests.runs import Finished, whole_tensors
 from tests.tiny import TinyCorpus, write_config
 
 CONFIG = "config.json"
@@ -164,7 +164,7 @@ def test_keys_that_are_null_or_change_nothing_are_let_pass(copied: Callable[[str
         ),
         (
             lambda x: x.update({"transformer.ln_f.bias": torch.ones(24, dtype=torch.int8)}),
-            "transformer.ln_f.bias in I8",
+            "transformer.ln_f.bias is in I8: weights are read in F64, F32, F16, BF16",
         ),
         (lambda x: x.update({"lm_head.weight": torch.ones(61, 24)}), "with different numbers"),
         (lambda x: x.clear(), "has 0 tensors"),
@@ -177,6 +177,34 @@ def test_tensors_that_are_not_the_models(
     edit(state)
     write_tensors(folder, state)
     assert said in refused(tmp_path, folder, tmp_path / "ours")
+
+
+def test_masks_of_older_versions_and_names_without_the_prefix_are_read(
+    copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """As the first GPT-2 on the hub: the class without a head, and its masks."""
+    state = tensors(folder := copied("gpt2"))
+    bare = {name.removeprefix("transformer."): x for name, x in state.items()}
+    masks = {"h.0.attn.bias": torch.ones(1, 1, 8, 8, dtype=torch.bool), "h.2.attn.masked_bias": torch.tensor(-1e4)}
+    write_tensors(folder, bare | masks)
+    change(folder, architectures=["GPT2Model"])
+    converted(folder, tmp_path / "ours")
+    assert torch.equal(whole_tensors(tmp_path / "ours")["embedding.tokens.weight"], bare["wte.weight"])
+
+
+def test_old_names_of_norms_and_a_second_name_alone_are_read(copied: Callable[[str], Path], tmp_path: Path) -> None:
+    """As the first BERT on the hub; and a file that holds a tied table under its other name."""
+    state = tensors(folder := copied("bert"))
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): x
+        for name, x in state.items()
+    }
+    old["cls.predictions.decoder.weight"] = old.pop("bert.embeddings.word_embeddings.weight")
+    write_tensors(folder, old | {"bert.embeddings.position_ids": torch.arange(32)[None]})
+    converted(folder, tmp_path / "ours")
+    found = whole_tensors(tmp_path / "ours")
+    assert torch.equal(found["embedding.norm.weight"], state["bert.embeddings.LayerNorm.weight"])
+    assert torch.equal(found["embedding.tokens.weight"], state["bert.embeddings.word_embeddings.weight"])
 
 
 def test_parts_of_one_weight_have_one_number_format(copied: Callable[[str], Path], tmp_path: Path) -> None:

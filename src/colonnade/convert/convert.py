@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from colonnade.convert.freed import give_back_freed_memory
 from colonnade.convert.to_checkpoint import to_checkpoint
 from colonnade.convert.to_huggingface import to_huggingface
 from colonnade.errors import CheckpointError, ConfigError
@@ -19,6 +20,7 @@ SMALLEST = 10**3
 
 def convert(source: Path, target: Path, *, dtype: str | None, max_shard_size: str, dry_run: bool, best: bool) -> None:
     """Convert `source` and print what was done. A ColonnadeError says what cannot be."""
+    give_back_freed_memory()
     kind, most_bytes = _dtype(dtype), _size(max_shard_size)
     if source.is_dir() and is_published(source) and not (source / "manifest.json").exists():
         if best:

@@ -17,7 +17,7 @@ from colonnade.config.check import check
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 from colonnade.errors import CheckpointError
-from colonnade.huggingface.files import Stored, read_json, tensors_in
+from colonnade.huggingface.files import DTYPES, Stored, read_json, tensors_in
 from colonnade.huggingface.order import to_ours
 
 CONFIG = "config.json"
@@ -167,9 +167,14 @@ def _odd(wanted: Mapping[str, Source], stored: Mapping[str, Stored]) -> list[str
         for name, source in wanted.items()
         if name in stored and stored[name].shape != source.shape
     ]
+    unread = [
+        f"{name} is in {clip(stored[name].kind)}: weights are read in {', '.join(DTYPES)}, not quantized ones"
+        for name in wanted
+        if name in stored and stored[name].kind not in DTYPES
+    ]
     kinds = [
         f"{' and '.join(source.theirs)} are one weight here, and have different number formats"
         for source in dict.fromkeys(wanted.values())
-        if len({stored[name].dtype for name in source.theirs if name in stored}) > 1
+        if len({stored[name].kind for name in source.theirs if name in stored}) > 1
     ]
-    return shapes + kinds
+    return shapes + unread + kinds

@@ -1,0 +1,96 @@
+"""What a conversion takes: time, and memory at its peak, of a model that is large without being there.
+
+The folder of Hugging Face is one sparse file, which the file system reads as zeros; what is written is real. Each
+direction is a process of its own, and so is a model of one layer, whose memory is that of Python and torch.
+
+python -m benchmarks.convert [--preset llama3.2-1b] [--folder /tmp]
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from benchmarks import hardware
+from colonnade.architecture.huggingface.families import family_of
+from colonnade.config.schema import ModelConfig
+from colonnade.huggingface.files import WHOLE
+from colonnade.huggingface.write import Planned, PlannedFile, header_of
+
+
+class Taken(NamedTuple):
+    """What a process took."""
+
+    seconds: float
+    peak_bytes: int
+
+
+def sparse_folder(folder: Path, model: ModelConfig, dtype: torch.dtype) -> int:
+    """A folder as others publish it, whose numbers are all zero and take no space. Returns their bytes."""
+    assert model.vocab_size is not None, "a preset has one"
+    family, config = family_of(model, model.vocab_size)
+    tensors = [
+        Planned(name, source.shape, dtype)
+        for source in family.sources(model, model.vocab_size)
+        for name in source.theirs
+    ]
+    header = header_of(PlannedFile(WHOLE, tuple(tensors)))
+    size = sum(tensor.num_bytes for tensor in tensors)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": family.model_type, **config}))
+    (folder / WHOLE).write_bytes(header)
+    os.truncate(folder / WHOLE, len(header) + size)
+    return size
+
+
+def taken_by(*arguments: object) -> Taken:
+    """`colonnade arguments` in a process of its own."""
+    command = [sys.executable, "-m", "colonnade", *map(str, arguments)]
+    start = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+    return Taken(time.perf_counter() - start, usage.ru_maxrss * 1024)
+
+
+def both_ways(folder: Path, model: ModelConfig, dtype: torch.dtype) -> tuple[int, Taken, Taken]:
+    """Bytes of the weights, and what each direction takes. Nothing stays in `folder`."""
+    size = sparse_folder(folder / "theirs", model, dtype)
+    there = taken_by("convert", folder / "theirs", folder / "ours")
+    back = taken_by("convert", folder / "ours", folder / "back")
+    for path in folder.iterdir():
+        shutil.rmtree(path)
+    return size, there, back
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="llama3.2-1b")
+    parser.add_argument("--folder", type=Path, default=None, help="where to write (default: the system's own)")
+    given = parser.parse_args()
+    model = ModelConfig(preset=given.preset)
+    table = (model.vocab_size or 0) * model.hidden_size * torch.bfloat16.itemsize
+    with tempfile.TemporaryDirectory(dir=given.folder) as name:
+        _, small, small_back = both_ways(Path(name), model.model_copy(update={"num_layers": 1}), torch.bfloat16)
+        size, there, back = both_ways(Path(name), model, torch.bfloat16)
+    print(f"{hardware.cpu_name()}, commit {hardware.commit()}")
+    print(f"{given.preset} in bf16: {size / 1e9:.2f} GB, the largest tensor {table / 1e9:.2f} GB")
+    for what, it, least in (("to a checkpoint", there, small), ("to Hugging Face", back, small_back)):
+        print(
+            f"{what:>16}: {it.seconds:6.1f} s, peak {it.peak_bytes / 1e6:,.0f} MB "
+            f"({least.peak_bytes / 1e6:,.0f} MB with one layer)"
+        )
+
+
+if __name__ == "__main__":
+    main()
