@@ -25,7 +25,7 @@ COMPUTED: Mapping[str, str] = MappingProxyType(
 
 TOKEN_FILES = frozenset({"data.train", "data.validation", "data.test", "data.blend"})
 """Keys that name token files. Where these lie may change: a checkpoint knows their content."""
-FILES = TOKEN_FILES | {"data.tokenizer"}
+FILES = TOKEN_FILES | {"data.tokenizer", "train.init_from"}
 
 
 def may_change_on_resume(key: str) -> bool:

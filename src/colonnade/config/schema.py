@@ -296,6 +296,8 @@ class TrainConfig(Section):
 
     seed: CountOrZero = 1234
     """[number] The source of all randomness: initial weights, the order of samples, dropout."""
+    init_from: Text | None = None
+    """A checkpoint, a run or a folder of Hugging Face whose weights (no more) the run's first start takes."""
     steps: Annotated[Count, MAY_CHANGE]
     """[steps] Optimizer steps of the whole run, counted from its first start."""
     global_batch_size: Size

@@ -28,7 +28,7 @@ from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
 from colonnade.tasks.task import Found
-from colonnade.train import recovery, run_folder
+from colonnade.train import init_from, recovery, run_folder
 from colonnade.train.best import LOSS
 from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.held_out import evaluate_part
@@ -90,16 +90,21 @@ def main(
         watched = within(config, corpus.vocab_size, mesh, device)
         with watched, closing(_monitor(config, mesh, corpus, device)) as monitor:
             decision = settle(config, corpus.vocab_size, mesh.world, device)
+            drawn, products = recovery.begins(config), decision.products
+            origin = init_from.opened(config, corpus) if drawn else None
             if mesh.rank == 0 and not dry_run:
                 run_folder.occupy(config)
             summary = banner(config, mesh, device, corpus, decision)
             monitor.say(summary.text)
             if dry_run:
-                monitor.say(f"Nothing was trained or saved. The run would {recovery.beginning(config, corpus)}.")
+                weights = "" if origin is None else f", from the weights of {origin.path}"
+                beginning = recovery.beginning(config, corpus)
+                monitor.say(f"Nothing was trained or saved. The run would {beginning}{weights}.")
                 return
-            drawn, products = recovery.begins(config), decision.products
             state = build_state(config, mesh, corpus.vocab_size, device, draw=drawn, products=products)
             recovery.resume(state, config, corpus, monitor)
+            if origin is not None:
+                init_from.begin_from(origin, state, monitor)
             monitor.event("setup", **summary.fields)
             written = decision.metadata()
             saving = recovery.saving(state, config, mesh, corpus, monitor, overlap=True, products=written)

@@ -80,7 +80,7 @@ def _precision(content: TomlTable, num_gpus: int | None) -> str:
 
 def problems_of_files(config: Config, uncertain: Collection[str]) -> list[Problem]:
     """What is wrong with tokenizer, token files and GPUs, as far as keys that are not `uncertain` tell."""
-    return [*_data_problems(config, uncertain), *_device_problems(config, uncertain)]
+    return [*_data_problems(config, uncertain), *_device_problems(config, uncertain), *_weights_problems(config)]
 
 
 @contextmanager
@@ -152,6 +152,17 @@ def _data_problems(config: Config, uncertain: Collection[str]) -> Iterator[Probl
     if not found and not any(key.startswith(CUTS) for key in uncertain) and _is_quick(files, data.packing):
         found += _problems(lambda: open_corpus(config), "data.train")
     yield from found
+
+
+def _weights_problems(config: Config) -> Iterator[Problem]:
+    """Whether there are weights to begin from, where a run begins; what they are takes torch to see."""
+    source = config.train.init_from
+    if source is not None and not Path(source).is_dir() and not run_folder.was_trained(Path(config.run.folder)):
+        yield Problem(
+            f"train.init_from = {source!r} does not exist: there is no such folder. Name a checkpoint, the folder of a "
+            f"run, or a folder of Hugging Face on this machine (`hf download` fetches one).",
+            ("train.init_from",),
+        )
 
 
 def _open_header(name: str, cache: str | None) -> None:

@@ -1,0 +1,172 @@
+"""Beginning a run from weights that are there already: of a checkpoint, or of a published model.
+
+Weights alone: moments are zero, and step, samples and learning rate begin as in any run. What is read is held against
+the run before its memory is taken.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from colonnade.checkpoint.load import load
+from colonnade.checkpoint.manifest import MANIFEST, check_sizes, compare_metadata, newest, read_manifest
+from colonnade.checkpoint.plan import Shard, names_in_words, narrow
+from colonnade.config.compare import before_it_was_saved, model_metadata
+from colonnade.config.numbers import counted
+from colonnade.config.schema import Config
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.errors import CheckpointError
+from colonnade.huggingface.folder import Published, is_published, open_published
+from colonnade.train.corpus import Corpus
+from colonnade.train.metadata import metadata_of
+from colonnade.train.monitor import Monitor
+from colonnade.train.recovery import OPTIMIZER, shards_of
+from colonnade.train.run_folder import checkpoints
+from colonnade.train.state import TrainState
+
+MAY_DIFFER = ("num_layers", "window")
+"""Keys of [model], and those of [model.rotary], with which a model may go on otherwise than it was trained."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Weights to begin from."""
+
+    path: Path
+    what: str
+    """In words."""
+    model: Mapping[str, Any]
+    """As a checkpoint's metadata says it."""
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of the weights, by name."""
+    others: int
+    """Tensors that are no weights."""
+    tokenizer: str | None
+    """Its fingerprint; None: unknown."""
+    fill: Callable[[Sequence[Shard]], None]
+    """Reads into shards; every rank calls it."""
+
+
+def opened(config: Config, corpus: Corpus) -> Origin | None:
+    """What train.init_from names, held against the run; None where it is unset. CheckpointError says what differs."""
+    if config.train.init_from is None:
+        return None
+    path = Path(config.train.init_from)
+    found = _checkpoint(path)
+    origin = _of_published(path) if found is None and is_published(path) else _of_checkpoint(path, found)
+    _check_model(origin, config, corpus)
+    _check_tokenizer(origin, corpus)
+    return origin
+
+
+def _checkpoint(path: Path) -> Path | None:
+    """The checkpoint that a path is, or the newest of a run's folder."""
+    if (path / MANIFEST).exists():
+        return path
+    return next((found for folder in (checkpoints(path), path) if (found := newest(folder)) is not None), None)
+
+
+def _of_checkpoint(path: Path, found: Path | None) -> Origin:
+    if found is None:
+        raise CheckpointError(
+            f"train.init_from = {str(path)!r} is no checkpoint, no folder of a run that has one, and no folder of "
+            f"Hugging Face with config.json and safetensors. Name one of them."
+        )
+    manifest = read_manifest(found)
+    check_sizes(found, manifest)
+    metadata = metadata_of(found, manifest)
+    weights = {name: x.shape for name, x in manifest.tensors.items() if not name.startswith(OPTIMIZER)}
+    return Origin(
+        path=found,
+        what=f"the checkpoint of step {manifest.step:,}",
+        model={**before_it_was_saved(), **manifest.metadata.get("model", {})},
+        shapes=weights,
+        others=len(manifest.tensors) - len(weights),
+        tokenizer=metadata.tokenizer_sha256,
+        fill=partial(_fill_from_checkpoint, found, tuple(weights)),
+    )
+
+
+def _fill_from_checkpoint(path: Path, weights: tuple[str, ...], shards: Sequence[Shard]) -> None:
+    wanted = {shard.name for shard in shards}
+    load(path, shards, unread=(OPTIMIZER, *(name for name in weights if name not in wanted)))
+
+
+def _of_published(path: Path) -> Origin:
+    published = open_published(path)
+    published.check_seconds()
+    has_tokenizer = (path / "tokenizer.json").exists()
+    return Origin(
+        path=path,
+        what=f"a published {published.family.title}",
+        model=model_metadata(published.model, published.vocab_size),
+        shapes={name: source.weight.shape for name, source in published.sources.items()},
+        others=0,
+        tokenizer=Tokenizer.load(path).sha256 if has_tokenizer else None,
+        fill=partial(_fill_from_published, published),
+    )
+
+
+def _fill_from_published(published: Published, shards: Sequence[Shard]) -> None:
+    """Each tensor is read once, whole, by every rank that has a part of it."""
+    of_name: dict[str, list[Shard]] = {}
+    for shard in shards:
+        of_name.setdefault(shard.name, []).append(shard)
+    for name, parts in of_name.items():
+        whole: Tensor = published.read(name)
+        for shard in parts:
+            shard.data.detach().copy_(narrow(whole, shard.box))
+
+
+def _check_model(origin: Origin, config: Config, corpus: Corpus) -> None:
+    """The model is the same but for what may differ: depth, and how far it reads."""
+    wanted = model_metadata(config.model, corpus.vocab_size)
+    free = {key for key in wanted if key in MAY_DIFFER or key.startswith("rotary.")}
+    if config.model.position != "learned":
+        free.add("seq_length")
+    kept = [{key: value for key, value in each.items() if key not in free} for each in (origin.model, wanted)]
+    differences = compare_metadata(*kept)
+    if differences:
+        raise CheckpointError(
+            f"train.init_from = {str(origin.path)!r} has the weights of another model:\n  "
+            + "\n  ".join(differences[:40])
+            + "\nSet these keys of [model] as they are there, or leave train.init_from out."
+        )
+
+
+def _check_tokenizer(origin: Origin, corpus: Corpus) -> None:
+    if None not in (origin.tokenizer, corpus.tokenizer) and origin.tokenizer != corpus.tokenizer.sha256:  # type: ignore[union-attr]
+        raise CheckpointError(
+            f"train.init_from = {str(origin.path)!r} has another tokenizer than data.tokenizer: the same id would mean "
+            f"different text. Set data.tokenizer = {str(origin.path / 'tokenizer.json')!r}, and make the token files "
+            f"with it."
+        )
+
+
+@torch.no_grad()
+def begin_from(origin: Origin, state: TrainState, monitor: Monitor) -> None:
+    """Put the weights of `origin` in the place of those that were drawn; every rank calls this, before step 1."""
+    stated = state.model.architecture.weights()
+    mine = [shard for shard in shards_of(state) if not shard.name.startswith(OPTIMIZER)]
+    origin.fill([shard for shard in mine if shard.name in origin.shapes])
+    state.ownership.publish()
+    taken, left, new = (
+        stated.keys() & origin.shapes.keys(),
+        origin.shapes.keys() - stated.keys(),
+        stated.keys() - origin.shapes.keys(),
+    )
+    monitor.event("initialized", source=str(origin.path), taken=len(taken), left=sorted(left), new=sorted(new))
+    monitor.say(
+        f"Begun from {origin.path}, {origin.what}: {counted(len(taken), 'tensor')} taken; "
+        f"left {_named(left)}{f' and {origin.others:,} of the optimizer' if origin.others else ''}; "
+        f"drawn anew {_named(new)}."
+    )
+
+
+def _named(names: set[str]) -> str:
+    return f"{len(names):,} ({names_in_words(names)})" if names else "none"

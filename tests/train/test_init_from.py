@@ -1,0 +1,121 @@
+"""A run that begins from weights: of a checkpoint under another layout, of a published model, of another depth."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.commands import after_banner, forked, here
+from tests.runs import Finished, events, metrics, whole_tensors
+from tests.tiny import TinyCorpus, write_config
+
+WEIGHTS_ONLY = ("optim.learning_rate=1e-30", "optim.min_learning_rate=0.0", "optim.weight_decay=0.0", "train.steps=1")
+"""A step that moves nothing, so that what is saved is what the run began with."""
+
+
+def weights_of(path: Path) -> dict[str, torch.Tensor]:
+    return {name: x for name, x in whole_tensors(path).items() if not name.startswith("optimizer.")}
+
+
+def begun(corpus: TinyCorpus, folder: Path, source: Path, *more: str, num_ranks: int = 1) -> str:
+    config = write_config(corpus, folder)
+    answer = forked("train", config, f"train.init_from={source}", *WEIGHTS_ONLY, *more, num_ranks=num_ranks)
+    assert answer.status == 0, answer
+    return after_banner(answer.out)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ("parallel.dp=2", "parallel.zero=3"),
+        pytest.param(("parallel.tp=2",), marks=pytest.mark.slow),
+        pytest.param(("parallel.pp=2",), marks=pytest.mark.slow),
+        pytest.param((), marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
+)
+def test_a_checkpoints_weights_under_any_layout(
+    layout: tuple[str, ...], finished: Finished, corpus: TinyCorpus, tmp_path: Path
+) -> None:
+    said = begun(corpus, tmp_path, finished.folder, *layout, num_ranks=2 if layout else 1)
+    assert f"Begun from {finished.newest}, the checkpoint of step 6: " in said
+    assert "of the optimizer; drawn anew none." in said
+    before, after = weights_of(finished.newest), weights_of(tmp_path / "run" / "checkpoints" / "step_00000001")
+    assert before.keys() == after.keys()
+    for name, x in before.items():
+        torch.testing.assert_close(after[name], x, rtol=0, atol=1e-12)
+    (event,) = (event for event in events(tmp_path / "run") if event["event"] == "initialized")
+    assert (event["taken"], event["left"], event["new"]) == (len(before), [], [])
+
+
+def test_a_published_models_weights(finished: Finished, corpus: TinyCorpus, tmp_path: Path) -> None:
+    answer = here("convert", finished.folder, tmp_path / "theirs")
+    assert answer.status == 0, answer
+    said = begun(corpus, tmp_path, tmp_path / "theirs", "parallel.tp=2", num_ranks=2)
+    assert f"Begun from {tmp_path / 'theirs'}, a published GPT-2: " in said
+    before, after = weights_of(finished.newest), weights_of(tmp_path / "run" / "checkpoints" / "step_00000001")
+    for name, x in before.items():
+        torch.testing.assert_close(after[name], x, rtol=0, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_another_depth_says_what_is_left_and_new(finished: Finished, corpus: TinyCorpus, tmp_path: Path) -> None:
+    said = begun(corpus, tmp_path, finished.folder, "model.num_layers=3")
+    assert "drawn anew 12 (blocks.2.attention.output.bias, " in said
+    less = begun(corpus, tmp_path / "less", finished.folder, "model.num_layers=1")
+    assert "left 12 (blocks.1.attention.output.bias, " in less and "drawn anew none" in less
+
+
+def test_a_run_that_goes_on_does_not_begin_again(finished: Finished, corpus: TinyCorpus, tmp_path: Path) -> None:
+    """The weights may be gone by then."""
+    source = Path(shutil.copytree(finished.newest, tmp_path / finished.newest.name))
+    config = write_config(corpus, tmp_path)
+    options = ("train", config, f"train.init_from={source}", "train.steps=2")
+    first = forked(*options)
+    assert first.status == 0 and "Begun from" in first.out, first
+    shutil.rmtree(source)
+    again = forked(*options[:-1], "train.steps=3")
+    assert again.status == 0 and "Resumed from" in again.out and "Begun" not in again.out, again
+    assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("source", "override", "said"),
+    [
+        ("nowhere", "", "train.init_from = 'nowhere' does not exist"),
+        ("empty", "", "is no checkpoint, no folder of a run that has one, and no folder of Hugging Face"),
+        ("run", "model.activation=gelu_tanh", "activation: 'gelu' in the checkpoint, 'gelu_tanh' wanted"),
+        pytest.param("run", "model.num_heads=1", "num_heads", marks=pytest.mark.slow),
+        pytest.param("run", "model.seq_length=8", "seq_length: 16 in the checkpoint, 8", marks=pytest.mark.slow),
+    ],
+)
+def test_what_cannot_be_begun_from(
+    source: str,
+    override: str,
+    said: str,
+    finished: Finished,
+    corpus: TinyCorpus,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    path = finished.folder if source == "run" else source
+    answer = forked("train", write_config(corpus, tmp_path), f"train.init_from={path}", *filter(None, [override]))
+    assert answer.status == 2 and said in answer.err, answer
+    assert not (tmp_path / "run" / "config.toml").exists(), "the folder belongs to nobody"
+
+
+def test_another_tokenizer_is_refused(finished: Finished, corpus: TinyCorpus, tmp_path: Path) -> None:
+    """As many ids, and other text behind them."""
+    theirs = tmp_path / "theirs"
+    assert here("convert", finished.folder, theirs).status == 0
+    text = (theirs / "tokenizer.json").read_text()
+    content = json.loads(text)
+    vocab = content["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    (theirs / "tokenizer.json").write_text(json.dumps(content))
+    answer = forked("train", write_config(corpus, tmp_path), f"train.init_from={theirs}")
+    assert answer.status == 2 and "has another tokenizer than data.tokenizer" in answer.err, answer
