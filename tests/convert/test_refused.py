@@ -301,14 +301,58 @@ def test_files_that_are_missing_or_of_two_models(copied: Callable[[str], Path], 
     assert "are missing" in refused(tmp_path, folder, tmp_path / "ours")
     for path in folder.glob("*.safetensors"):
         path.unlink()
-    (folder / "pytorch_model.bin").write_bytes(b"pickled")
-    message = refused(tmp_path, folder, tmp_path / "ours")
-    assert "has no weights" in message and "pytorch_model.bin" in message
+    assert "has no weights" in refused(tmp_path, folder, tmp_path / "ours")
     write_tensors(folder, {"a": torch.ones(1)})
     (folder / CONFIG).write_text("{'no': json")
     assert "cannot be read as JSON" in refused(tmp_path, folder, tmp_path / "ours")
     (folder / CONFIG).unlink()
     assert f"has no {CONFIG}" in refused(tmp_path, folder, tmp_path / "ours")
+
+
+class Code:
+    """Leaves a trace where a pickle of it is read with all that pickles may do."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.trace,)
+
+
+def test_state_dicts_of_torch_are_read_as_data(copied: Callable[[str], Path], tmp_path: Path) -> None:
+    """In one file and in several, to the same bits."""
+    state = tensors(folder := copied("gpt2"))
+    (folder / WHOLE).unlink()
+    state["transformer.h.0.attn.bias"] = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+    state["lm_head.weight"] = state["transformer.wte.weight"]
+    torch.save(state, folder / "pytorch_model.bin")
+    converted(folder, tmp_path / "one")
+    (folder / "pytorch_model.bin").unlink()
+    names = sorted(state)
+    where = {name: f"pytorch_model-0000{1 + (name in names[9:])}-of-00002.bin" for name in names}
+    for file in set(where.values()):
+        torch.save({name: state[name] for name in names if where[name] == file}, folder / file)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": where}))
+    converted(folder, tmp_path / "two")
+    one, two = (whole_tensors(tmp_path / name) for name in ("one", "two"))
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+    assert torch.equal(one["embedding.tokens.weight"], state["transformer.wte.weight"])
+
+
+def test_pickles_of_anything_else_are_refused_and_not_run(copied: Callable[[str], Path], tmp_path: Path) -> None:
+    state: dict[str, Any] = dict(tensors(folder := copied("gpt2")))
+    (folder / WHOLE).unlink()
+    file, trace = folder / "pytorch_model.bin", tmp_path / "trace"
+    for content, said in (
+        (state | {"transformer.wte.weight": Code(trace)}, "cannot be read as a state dict of tensors alone"),
+        (list(state.values()), "is no state dict: it holds a list"),
+        (state | {"transformer.wte.weight": torch.ones(1).expand(10**9, 10**3)}, "is no plain tensor that lies in"),
+        (state | {"epoch": 3}, "has 'epoch', which is no plain tensor"),
+    ):
+        torch.save(content, file)
+        assert said in refused(tmp_path, folder, tmp_path / "ours") and not trace.exists()
+    file.write_bytes(file.read_bytes()[:-100])
+    assert "cannot be read as a state dict" in refused(tmp_path, folder, tmp_path / "ours")
 
 
 def test_sources_and_targets(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def _history(config: Config, metadata: RunMetadata, name: str) -> list[str]:
     tokens = metadata.samples * config.model.seq_length
     optimizer = f"{config.optim.name}, learning rate {config.optim.learning_rate:g}, {config.optim.decay} decay"
     lines = [
-        f"Trained by the run `{name}` with [Colonnade](https://pypi.org/project/colonnade/), step {metadata.step:,} of "
+        f"Trained by the run `{name}` with Colonnade, step {metadata.step:,} of "
         f"{config.train.steps:,}: {metadata.samples:,} samples, up to {tokens:,} tokens.",
         "",
         f"- optimizer: {optimizer}, {config.train.global_batch_size:,} samples a step, computed in "

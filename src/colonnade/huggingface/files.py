@@ -1,7 +1,8 @@
 """The tensors of a folder, found without reading them, and read one at a time.
 
 Files that may come from strangers: names of an index stay in the folder, what is opened is a plain file (or a link to
-one: the hub's own cache is made of links), headers are checked by `safetensors`, and nothing is unpickled.
+one: the hub's own cache is made of links), headers are checked by `safetensors`, and of pickles only tensors are let
+through (`pickled.py`).
 """
 
 import stat
@@ -19,11 +20,15 @@ from colonnade.checkpoint.plan import names_in_words
 from colonnade.checkpoint.schema import clip, parse
 from colonnade.config.numbers import counted
 from colonnade.errors import CheckpointError
+from colonnade.huggingface.pickled import load_pickled
 
 WHOLE = "model.safetensors"
 INDEX = f"{WHOLE}.index.json"
+PICKLED = "pytorch_model.bin"
+PICKLED_INDEX = f"{PICKLED}.index.json"
 MOST_BYTES = 1 << 26  # of a JSON file
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
 AGAIN = "Fetch the folder again (`hf download` goes on where it stopped)."
 
 
@@ -44,6 +49,8 @@ class Stored:
 
     def read(self) -> Tensor:
         """Its numbers, in memory of their own."""
+        if _is_pickled(self.file):
+            return load_pickled(self.file)[self.name].clone(memory_format=torch.contiguous_format)
         with opened(self.file) as file:
             found: Tensor = file.get_tensor(self.name)
             return found.clone()
@@ -65,38 +72,41 @@ def tensors_in(folder: Path) -> dict[str, Stored]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files that hold the model: model.safetensors, those of the index, or all that look like it."""
-    if (folder / WHOLE).exists():
-        return [folder / WHOLE]
-    if (folder / INDEX).exists():
-        names = sorted(set(_weight_map(folder).values()))
-        missing = [name for name in names if not (folder / name).exists()]
-        if missing:
-            raise CheckpointError(
-                f"{folder} lacks {len(missing)} of the {len(names)} files that its {INDEX} names: "
-                f"{names_in_words(missing)}. {AGAIN}"
-            )
-        return [folder / name for name in names]
-    found = sorted(folder.glob("model-*.safetensors")) or sorted(folder.glob("*.safetensors"))
-    if found:
-        return found
-    pickled = sorted(path.name for ending in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(ending))
-    has = f" It has {names_in_words(pickled)}, which may run code when read." if pickled else ""
+    """The files that hold the model: one, those of an index, or all that look like it; safetensors before others."""
+    for whole, index in ((WHOLE, INDEX), (PICKLED, PICKLED_INDEX)):
+        if (folder / whole).exists():
+            return [folder / whole]
+        if (folder / index).exists():
+            return _of_index(folder / index)
+        found = sorted(folder.glob("model-*.safetensors")) or sorted(folder.glob("*.safetensors"))
+        if found:
+            return found
     raise CheckpointError(
-        f"{folder} has no weights: there is no {WHOLE}, no {INDEX} and no other *.safetensors in it.{has} Fetch or "
-        f"save the model as safetensors (`save_pretrained` of transformers does)."
+        f"{folder} has no weights: there is no {WHOLE}, no {INDEX}, no other *.safetensors and no {PICKLED} in it. "
+        f"Fetch or save the model as safetensors (`save_pretrained` of transformers does)."
     )
 
 
-def _weight_map(folder: Path) -> dict[str, str]:
-    content = read_json(folder / INDEX)
+def _of_index(index: Path) -> list[Path]:
+    names = sorted(set(_weight_map(index).values()))
+    missing = [name for name in names if not (index.parent / name).exists()]
+    if missing:
+        raise CheckpointError(
+            f"{index.parent} lacks {len(missing)} of the {len(names)} files that its {index.name} names: "
+            f"{names_in_words(missing)}. {AGAIN}"
+        )
+    return [index.parent / name for name in names]
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    content = read_json(index)
     written = content.get("weight_map")
     if not isinstance(written, dict) or not written or not all(isinstance(name, str) for name in written.values()):
-        raise CheckpointError(f"{folder / INDEX} has no weight_map from tensors to files. {AGAIN}")
+        raise CheckpointError(f"{index} has no weight_map from tensors to files. {AGAIN}")
     outside = [name for name in written.values() if Path(name).name != name or name in ("", ".", "..")]
     if outside:
         raise CheckpointError(
-            f"{folder / INDEX} names {clip(repr(outside[0]))}, which is no file in its own folder: only those are "
+            f"{index} names {clip(repr(outside[0]))}, which is no file in its own folder: only those are "
             f"opened. Get the folder again from where it came from."
         )
     return written
@@ -104,18 +114,27 @@ def _weight_map(folder: Path) -> dict[str, str]:
 
 def _check_index(folder: Path, found: Mapping[str, Stored]) -> None:
     """A tensor lies where the index says, if there is one that counts."""
-    if (folder / WHOLE).exists() or not (folder / INDEX).exists():
+    index = folder / (PICKLED_INDEX if any(_is_pickled(stored.file) for stored in found.values()) else INDEX)
+    if index.with_name(index.name.removesuffix(".index.json")).exists() or not index.exists():
         return
-    named = _weight_map(folder)
+    named = _weight_map(index)
     wrong = {name for name, file in named.items() if name not in found or found[name].file.name != file}
     if wrong:
         raise CheckpointError(
-            f"{folder / INDEX} names {counted(len(wrong), 'tensor')} in files that do not have them: "
+            f"{index} names {counted(len(wrong), 'tensor')} in files that do not have them: "
             f"{names_in_words(map(clip, wrong))}. Its files belong to different models. {AGAIN}"
         )
 
 
+def _is_pickled(path: Path) -> bool:
+    return path.suffix == ".bin"
+
+
 def _in_file(path: Path) -> Iterator[Stored]:
+    if _is_pickled(path):
+        for name, x in load_pickled(path).items():
+            yield Stored(path, name, tuple(x.shape), _CODES.get(x.dtype, str(x.dtype)))
+        return
     with opened(path) as file:
         for name in file.keys():  # noqa: SIM118  it is no dict
             part = file.get_slice(name)
