@@ -48,6 +48,12 @@ class Timer:
         return {use: {k: 1.0 if k == self.best else 2.0 for k in kernels} for use, kernels in several.items()}
 
 
+@pytest.fixture(autouse=True)
+def not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not another test has loaded the compiled kernels into this process."""
+    monkeypatch.setattr(compiled, "is_loaded", lambda: False)
+
+
 @pytest.fixture
 def timer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Timer]:
     """Products are worth measuring, and what is measured is remembered in this test's folder."""
@@ -56,7 +62,6 @@ def timer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Timer]:
     monkeypatch.setattr(timing, "measure", timer)
     monkeypatch.setattr(launch, "cache_folder", lambda: tmp_path / "cache")
     monkeypatch.setattr(compiled, "prepare", lambda folder, processor: "")
-    monkeypatch.setattr(compiled, "is_loaded", lambda: False)
     yield timer
 
 
@@ -248,15 +253,13 @@ def test_without_a_compiler_there_are_the_others_and_that_is_said(
     timer.best = "compiled"
     found = settled(tiny.config(corpus, tmp_path, "train.precision=bf16"))
     (note,) = found.notes
-    assert note.startswith("kernels of 16-bit products could not be compiled (there is no C++ compiler): ")
+    assert note.startswith("kernels could not be compiled on this machine (there is no C++ compiler): ")
     assert found.kernels == WIDENED and timer.calls == 1
-    assert settled(tiny.config(corpus, tmp_path, "train.precision=fp32")).notes == (), "which has no use for them"
+    assert settled(tiny.config(corpus, tmp_path, "train.precision=fp32")).notes == found.notes
     with pytest.raises(
         ConfigError, match=r'"compiled" cannot be used here: there is no C\+\+ compiler\. Use one of "auto"'
     ):
         settled(tiny.config(corpus, tmp_path, "train.precision=bf16", "train.products=compiled"))
-    with pytest.raises(ConfigError, match="fp32 has one way to be multiplied as it is: kernels are compiled for bf16"):
-        settled(tiny.config(corpus, tmp_path, "train.products=compiled"))
 
 
 def test_nothing_is_compiled_where_it_does_not_matter(
@@ -269,9 +272,10 @@ def test_nothing_is_compiled_where_it_does_not_matter(
     for given in (["train.precision=bf16"], ["train.precision=fp32"], ["train.precision=bf16", "train.products=blas"]):
         settled(tiny.config(corpus, tmp_path, *given))
     monkeypatch.setattr(products, "WORTH_IT", 0.0)
-    monkeypatch.setattr(timing, "measure", Timer())
-    monkeypatch.setattr(launch, "cache_folder", lambda: None)
-    settled(tiny.config(corpus, tmp_path, "train.precision=fp32"))
+    settled(tiny.config(corpus, tmp_path, "train.precision=fp64"))
+    settled(tiny.config(corpus, tmp_path, "train.products=blas"))
+    with pytest.raises(AssertionError, match="7 seconds"):
+        settled(tiny.config(corpus, tmp_path))
 
 
 @pytest.mark.usefixtures("timer")

@@ -1,9 +1,9 @@
-// Products of 16-bit matrices with fp32 results, and the exponentials of an output layer, for CPUs.
+// Products with fp32 results, the exponentials of an output layer, and fused attention, for CPUs.
 //
-// torch has no operator for either on a CPU: its products of bf16 matrices come out in bf16, and a softmax from fp32
-// logits to bf16 probabilities is three passes. The innermost kernel of a product is torch's own (oneDNN's brgemm, which
-// takes AMX or avx512_bf16 where there is one and sums in fp32); here is what surrounds it: blocks that fit a cache,
-// packed in the order in which it reads them. `compiled.py` says when this file is compiled.
+// torch's products of bf16 matrices come out in bf16 on a CPU, a softmax from fp32 logits to bf16 probabilities is three
+// passes, and its fused attention multiplies slowly. The innermost kernel of a product is torch's own (oneDNN's brgemm,
+// which takes AMX or avx512_bf16 where there is one and sums in fp32); here is what surrounds it: blocks that fit a
+// cache, packed in the order in which it reads them. `compiled.py` says when this file is compiled.
 
 #include <ATen/Parallel.h>
 #include <ATen/native/CPUBlas.h>
@@ -75,18 +75,30 @@ void transpose(const U* from, int64_t from_stride, int64_t rows, int64_t columns
 
 // --- products ---------------------------------------------------------------------------------------------------------
 
-// A matrix of 16-bit numbers, one of whose strides is 1.
+// A number of a type T that brgemm knows, as it is stored: a float, or the bits of one of 16 bits.
+template <typename T>
+using Number = std::conditional_t<std::is_same_v<T, float>, float, uint16_t>;
+
+// What is multiplied pairs two numbers of 16 bits.
+template <typename N>
+int64_t padded(int64_t depth) {
+  return sizeof(N) == 2 ? depth + depth % 2 : depth;
+}
+
+// A matrix, one of whose strides is 1.
+template <typename N>
 struct Matrix {
-  const uint16_t* data;
+  const N* data;
   int64_t row, column;
   bool by_rows() const { return column == 1; }
-  const uint16_t* at(int64_t i, int64_t j) const { return data + i * row + j * column; }
+  const N* at(int64_t i, int64_t j) const { return data + i * row + j * column; }
 };
 
-// A part of a [rows, depth], rows one after the other, the depth made even by zeros.
-void pack_rows(const Matrix& a, int64_t i, int64_t k, int64_t rows, int64_t depth, int64_t stride, uint16_t* out) {
+// A part of a [rows, depth], rows one after the other, the depth padded with zeros.
+template <typename N>
+void pack_rows(const Matrix<N>& a, int64_t i, int64_t k, int64_t rows, int64_t depth, int64_t stride, N* out) {
   if (a.by_rows()) {
-    for (int64_t r = 0; r < rows; ++r) std::memcpy(out + r * stride, a.at(i + r, k), depth * sizeof(uint16_t));
+    for (int64_t r = 0; r < rows; ++r) std::memcpy(out + r * stride, a.at(i + r, k), depth * sizeof(N));
   } else {
     transpose(a.at(i, k), a.column, depth, rows, out, stride);
   }
@@ -94,8 +106,16 @@ void pack_rows(const Matrix& a, int64_t i, int64_t k, int64_t rows, int64_t dept
     for (int64_t r = 0; r < rows; ++r) out[r * stride + depth] = 0;
 }
 
-// A part of b [depth, columns] as the kernel wants it: [depth / 2, columns, 2], the depth made even by zeros.
-void pack_pairs(const Matrix& b, int64_t k, int64_t j, int64_t depth, int64_t columns, uint16_t* out) {
+// A part of b [depth, columns] as the kernel wants it: as it is, or for 16 bits [depth / 2, columns, 2].
+void pack(const Matrix<float>& b, int64_t k, int64_t j, int64_t depth, int64_t columns, float* out) {
+  if (b.by_rows()) {
+    for (int64_t r = 0; r < depth; ++r) std::memcpy(out + r * columns, b.at(k + r, j), columns * sizeof(float));
+  } else {
+    transpose(b.at(k, j), b.column, columns, depth, out, columns);
+  }
+}
+
+void pack(const Matrix<uint16_t>& b, int64_t k, int64_t j, int64_t depth, int64_t columns, uint16_t* out) {
   const int64_t pairs = depth / 2;
   if (b.by_rows()) {
     for (int64_t p = 0; p < pairs; ++p) {
@@ -123,31 +143,44 @@ struct Range {
 
 // total[rows, columns] = a b, or += a b: the part of one thread.
 template <typename T>
-void product_of(const Matrix& a, const Matrix& b, float* total, int64_t stride, Range rows, Range columns, int64_t depth,
+void multiply(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, float* c, int64_t ldc,
+              bool add) {
+  at::native::cpublas::brgemm(m, n, k, lda, ldb, ldc, add, a, b, c);
+}
+
+template <typename T>
+void product_of(const Matrix<Number<T>>& a, const Matrix<Number<T>>& b, float* total, int64_t stride, Range rows, Range columns, int64_t depth,
                 bool add) {
-  std::vector<uint16_t> packed_a(ROWS * DEPTH), packed_b(COLUMNS * DEPTH);
+  using N = Number<T>;
+  std::vector<N> packed_a(ROWS * DEPTH), packed_b(COLUMNS * DEPTH);
   for (int64_t j = columns.begin; j < columns.end; j += COLUMNS) {
     const int64_t width = std::min(COLUMNS, columns.end - j);
     for (int64_t k = 0; k < depth; k += DEPTH) {
-      const int64_t deep = std::min(DEPTH, depth - k), even = deep + deep % 2;
-      pack_pairs(b, k, j, deep, width, packed_b.data());
+      const int64_t deep = std::min(DEPTH, depth - k), even = padded<N>(deep);
+      pack(b, k, j, deep, width, packed_b.data());
       for (int64_t i = rows.begin; i < rows.end; i += ROWS) {
         const int64_t height = std::min(ROWS, rows.end - i);
         const bool as_it_lies = a.by_rows() && even == deep;
         if (!as_it_lies) pack_rows(a, i, k, height, deep, even, packed_a.data());
-        const uint16_t* block = as_it_lies ? a.at(i, k) : packed_a.data();
-        at::native::cpublas::brgemm(height, width, even, as_it_lies ? a.row : even, width, stride, add || k > 0,
-                                    reinterpret_cast<const T*>(block), reinterpret_cast<const T*>(packed_b.data()),
-                                    total + i * stride + j);
+        const N* block = as_it_lies ? a.at(i, k) : packed_a.data();
+        multiply(height, width, even, reinterpret_cast<const T*>(block), as_it_lies ? a.row : even,
+                 reinterpret_cast<const T*>(packed_b.data()), width, total + i * stride + j, stride, add || k > 0);
       }
     }
   }
-  at::native::cpublas::brgemm_release();
+  at::native::cpublas::brgemm_release(sizeof(N) == 2);
 }
 
 template <typename T>
-void product(const Matrix& a, const Matrix& b, float* total, int64_t stride, int64_t rows, int64_t columns,
-             int64_t depth, bool add) {
+Matrix<Number<T>> matrix_of(const Tensor& x) {
+  TORCH_CHECK(x.dim() == 2 && (x.stride(0) == 1 || x.stride(1) == 1), "a matrix with rows or columns in one piece");
+  return {static_cast<const Number<T>*>(x.const_data_ptr()), x.stride(0), x.stride(1)};
+}
+
+template <typename T>
+void product(const Tensor& left, const Tensor& right, float* total, int64_t stride, bool add) {
+  const auto a = matrix_of<T>(left), b = matrix_of<T>(right);
+  const int64_t rows = left.size(0), columns = right.size(1), depth = left.size(1);
   const bool over_rows = rows >= columns;  // threads share the longer side: what each packs is its own
   const int64_t length = over_rows ? rows : columns;
   const int64_t share = std::max(ROWS, (length + at::get_num_threads() - 1) / at::get_num_threads());
@@ -158,29 +191,22 @@ void product(const Matrix& a, const Matrix& b, float* total, int64_t stride, int
   });
 }
 
-Matrix matrix_of(const Tensor& x) {
-  TORCH_CHECK(x.dim() == 2 && (x.stride(0) == 1 || x.stride(1) == 1), "a matrix with rows or columns in one piece");
-  return {static_cast<const uint16_t*>(x.const_data_ptr()), x.stride(0), x.stride(1)};
-}
-
-// total = a b, or total += a b where `add`: a [m, k], b [k, n] in bf16 or fp16, total [m, n] in fp32.
+// total = a b, or total += a b where `add`: a [m, k] and b [k, n] in bf16 or fp16, total [m, n] in fp32.
 void product_(const Tensor& total, const Tensor& a, const Tensor& b, bool add) {
   const int64_t m = a.size(0), n = b.size(1), k = a.size(1);
   TORCH_CHECK(b.size(0) == k && total.size(0) == m && total.size(1) == n, "sizes of a product");
-  TORCH_CHECK(total.scalar_type() == at::kFloat && a.scalar_type() == b.scalar_type(), "16-bit operands, fp32 result");
+  TORCH_CHECK(total.scalar_type() == at::kFloat && a.scalar_type() == b.scalar_type(), "operands of one type, fp32 result");
   TORCH_CHECK(n == 1 || total.stride(1) == 1, "rows of the result in one piece");
   if (m == 0 || n == 0) return;
   if (k == 0) {
     if (!add) total.zero_();
     return;
   }
-  const Matrix left = matrix_of(a), right = matrix_of(b);
   float* to = total.mutable_data_ptr<float>();
-  if (a.scalar_type() == at::kBFloat16) {
-    product<at::BFloat16>(left, right, to, total.stride(0), m, n, k, add);
-  } else {
-    TORCH_CHECK(a.scalar_type() == at::kHalf, "16-bit operands");
-    product<at::Half>(left, right, to, total.stride(0), m, n, k, add);
+  switch (a.scalar_type()) {
+    case at::kBFloat16: return product<at::BFloat16>(a, b, to, total.stride(0), add);
+    case at::kHalf: return product<at::Half>(a, b, to, total.stride(0), add);
+    default: TORCH_CHECK(false, "operands of 16 bits");
   }
 }
 
@@ -203,15 +229,21 @@ inline float exponential(float x) {
   return x < LEAST ? 0.0f : p * power;  // a NaN stays one
 }
 
+// A number as it is stored, and as it is computed with.
 template <typename T>
-inline uint16_t rounded(float x) {
-  if constexpr (std::is_same_v<T, at::Half>) {
+inline Number<T> stored(float x) {
+  if constexpr (std::is_same_v<T, float>) {
+    return x;
+  } else if constexpr (std::is_same_v<T, at::Half>) {
     return at::Half(x).x;
   } else {
     const auto bits = std::bit_cast<uint32_t>(x);  // to the nearest, to even between two
     return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
   }
 }
+
+inline float computed(float x) { return x; }
+inline float computed(uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }  // of bf16
 
 // log Σ exp of each row: [c, rows] in fp32 -> [c].
 Tensor log_sum_exp(const Tensor& logits) {
@@ -236,15 +268,15 @@ Tensor log_sum_exp(const Tensor& logits) {
 }
 
 template <typename T>
-void exponentials(const float* data, int64_t stride, const float* shift, uint16_t* to, int64_t to_stride,
+void exponentials(const float* data, int64_t stride, const float* shift, Number<T>* to, int64_t to_stride,
                   int64_t rows, int64_t columns) {
   at::parallel_for(0, rows, 1, [=](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const float* x = data + i * stride;
-      uint16_t* y = to + i * to_stride;
+      Number<T>* y = to + i * to_stride;
       const float by = shift[i];
 #pragma omp simd
-      for (int64_t j = 0; j < columns; ++j) y[j] = rounded<T>(exponential(x[j] - by));
+      for (int64_t j = 0; j < columns; ++j) y[j] = stored<T>(exponential(x[j] - by));
     }
   });
 }
@@ -255,13 +287,14 @@ void exponentials_(const Tensor& out, const Tensor& logits, const Tensor& shift)
   TORCH_CHECK(logits.scalar_type() == at::kFloat && shift.scalar_type() == at::kFloat, "fp32 logits");
   TORCH_CHECK(out.sizes() == logits.sizes() && shift.size(0) == logits.size(0), "sizes of the exponentials");
   TORCH_CHECK(out.stride(1) == 1 && logits.stride(1) == 1 && shift.stride(0) == 1, "rows in one piece");
-  const float *from = logits.const_data_ptr<float>(), *by = shift.const_data_ptr<float>();
-  auto* to = static_cast<uint16_t*>(out.mutable_data_ptr());
-  if (out.scalar_type() == at::kBFloat16) {
-    exponentials<at::BFloat16>(from, logits.stride(0), by, to, out.stride(0), out.size(0), out.size(1));
-  } else {
-    TORCH_CHECK(out.scalar_type() == at::kHalf, "16-bit exponentials");
-    exponentials<at::Half>(from, logits.stride(0), by, to, out.stride(0), out.size(0), out.size(1));
+  const auto into = [&]<typename T>(T) {
+    exponentials<T>(logits.const_data_ptr<float>(), logits.stride(0), shift.const_data_ptr<float>(),
+                    static_cast<Number<T>*>(out.mutable_data_ptr()), out.stride(0), out.size(0), out.size(1));
+  };
+  switch (out.scalar_type()) {
+    case at::kBFloat16: return into(at::BFloat16());
+    case at::kHalf: return into(at::Half());
+    default: TORCH_CHECK(false, "exponentials of 16 bits");
   }
 }
 
@@ -269,156 +302,202 @@ void exponentials_(const Tensor& out, const Tensor& logits, const Tensor& shift)
 
 constexpr int64_t QUERIES = 64;  // at a time
 
-// One head of a sequence: rows of 16-bit numbers at some distance.
+// One head of a sequence: rows of numbers at some distance.
+template <typename N>
 struct Head {
-  uint16_t* data;
+  N* data;
   int64_t stride;
-  uint16_t* row(int64_t i) const { return data + i * stride; }
-  Matrix rows() const { return {data, stride, 1}; }
-  Matrix columns() const { return {data, 1, stride}; }  // transposed
+  N* row(int64_t i) const { return data + i * stride; }
+  Matrix<N> rows() const { return {data, stride, 1}; }
+  Matrix<N> columns() const { return {data, 1, stride}; }  // transposed
 };
 
 // A tensor [b, n, s, d] whose last dim lies in one piece.
+template <typename N>
 struct Heads {
-  uint16_t* data;
+  N* data;
   int64_t batch, head, position, num_heads;
   explicit Heads(const Tensor& x)
-      : data(static_cast<uint16_t*>(x.data_ptr())), batch(x.stride(0)), head(x.stride(1)), position(x.stride(2)),
+      : data(static_cast<N*>(x.data_ptr())), batch(x.stride(0)), head(x.stride(1)), position(x.stride(2)),
         num_heads(x.size(1)) {
-    TORCH_CHECK(x.dim() == 4 && (x.size(3) == 1 || x.stride(3) == 1), "heads whose features lie in one piece");
+    TORCH_CHECK(x.stride(3) == 1 || x.size(3) == 1, "heads whose features lie in one piece");
   }
-  Head of(int64_t i) const { return {data + i / num_heads * batch + i % num_heads * head, position}; }
+  Head<N> of(int64_t i) const { return {data + i / num_heads * batch + i % num_heads * head, position}; }
 };
 
-int64_t even(int64_t n) { return n + n % 2; }
-
-// What one thread works with: the scores of some queries, and matrices packed for the kernel.
-struct Scratch {
-  std::vector<float> scores, gradients, sums;
-  std::vector<uint16_t> probabilities, differences, transposed, keys, values, keys_by_rows, queries, outputs;
-  Scratch(int64_t keys_, int64_t d, bool backward)
-      : scores(QUERIES * keys_), sums(QUERIES * d), probabilities(QUERIES * even(keys_)), keys(even(d) * keys_),
-        values(even(keys_) * even(d)) {
-    if (!backward) return;
-    gradients.resize(QUERIES * keys_), differences.resize(QUERIES * even(keys_));
-    transposed.resize(QUERIES * keys_), keys_by_rows.resize(even(keys_) * d);
-    queries.resize(QUERIES * d), outputs.resize(QUERIES * d);
-  }
-};
-
-inline uint16_t narrow(float x) { return rounded<at::BFloat16>(x); }
-inline float wide(uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
-
-void multiply(int64_t m, int64_t n, int64_t k, const uint16_t* a, int64_t lda, const uint16_t* b, int64_t ldb, float* c,
-              int64_t ldc, bool add = false) {
-  at::native::cpublas::brgemm(m, n, k, lda, ldb, ldc, add, reinterpret_cast<const at::BFloat16*>(a),
-                              reinterpret_cast<const at::BFloat16*>(b), c);
-}
-
-// Of queries i ≥ first: how many keys query i sees.
+// How many keys a query sees.
 struct Sight {
   int64_t keys;
   bool causal;
   int64_t of(int64_t query) const { return causal ? query + 1 : keys; }
 };
 
-void attend_head(const Head& q, const Head& k, const Head& v, const Head& out, float* lse, int64_t s, int64_t d,
-                 float scale, Sight sight, Scratch& scratch) {
-  pack_pairs(k.columns(), 0, 0, d, s, scratch.keys.data());
-  pack_pairs(v.rows(), 0, 0, s, d, scratch.values.data());
-  const int64_t width = even(s);
-  for (int64_t first = 0; first < s; first += QUERIES) {
-    const int64_t count = std::min(QUERIES, s - first), seen = sight.of(first + count - 1);
-    multiply(count, seen, d, q.row(first), q.stride, scratch.keys.data(), s, scratch.scores.data(), s);
-    float total[QUERIES];
-    for (int64_t i = 0; i < count; ++i) {
-      const float* x = scratch.scores.data() + i * s;
-      uint16_t* p = scratch.probabilities.data() + i * width;
-      const int64_t mine = sight.of(first + i);
-      float largest = -INFINITY, sum = 0.0f;
+// Attention of one head after the other, of s positions and d features; d is even. The memory is one thread's own.
+template <typename T>
+class Attention {
+  using N = Number<T>;
+
+ public:
+  Attention(int64_t s, int64_t d, float scale, bool causal, bool backward)
+      : s_(s), d_(d), width_(padded<N>(s)), scale_(scale), sight_{s, causal}, scores_(QUERIES * s), sums_(QUERIES * d),
+        probabilities_(QUERIES * width_), keys_(d * s), values_(d * width_) {
+    if (!backward) return;
+    gradients_.resize(QUERIES * s), differences_.resize(QUERIES * width_), transposed_.resize(QUERIES * s);
+    keys_by_rows_.resize(d * width_), queries_.resize(QUERIES * d), outputs_.resize(QUERIES * d);
+    sum_k_.resize(s * d), sum_v_.resize(s * d);
+  }
+  ~Attention() { at::native::cpublas::brgemm_release(sizeof(N) == 2); }
+
+  void forward(const Head<N>& q, const Head<N>& k, const Head<N>& v, const Head<N>& out, float* lse) {
+    pack(k.columns(), 0, 0, d_, s_, keys_.data());
+    pack(v.rows(), 0, 0, s_, d_, values_.data());
+    for (int64_t first = 0; first < s_; first += QUERIES) {
+      const int64_t count = std::min(QUERIES, s_ - first), seen = sight_.of(first + count - 1);
+      times(count, seen, d_, q.row(first), q.stride, keys_, s_, scores_.data(), s_);
+      float totals[QUERIES];
+      for (int64_t i = 0; i < count; ++i) totals[i] = softmax(i, sight_.of(first + i), seen, lse[first + i]);
+      times(count, d_, padded<N>(seen), probabilities_.data(), width_, values_, d_, sums_.data(), d_);
+      for (int64_t i = 0; i < count; ++i) store(sums_.data() + i * d_, 1.0f / totals[i], out.row(first + i));
+    }
+  }
+
+  void backward(const Head<N>& dout, const Head<N>& q, const Head<N>& k, const Head<N>& v, const Head<N>& out,
+                const float* lse, const Head<N>& dq, const Head<N>& dk, const Head<N>& dv) {
+    pack(k.columns(), 0, 0, d_, s_, keys_.data());
+    pack(v.columns(), 0, 0, d_, s_, values_.data());
+    pack(k.rows(), 0, 0, s_, d_, keys_by_rows_.data());
+    std::fill(sum_k_.begin(), sum_k_.end(), 0.0f), std::fill(sum_v_.begin(), sum_v_.end(), 0.0f);
+    for (int64_t first = 0; first < s_; first += QUERIES) {
+      const int64_t count = std::min(QUERIES, s_ - first), seen = sight_.of(first + count - 1);
+      times(count, seen, d_, q.row(first), q.stride, keys_, s_, scores_.data(), s_);
+      times(count, seen, d_, dout.row(first), dout.stride, values_, s_, gradients_.data(), s_);
+      for (int64_t i = 0; i < count; ++i) {
+        const float mean = product_of_rows(dout.row(first + i), out.row(first + i));
+        softmax_backward(i, sight_.of(first + i), seen, lse[first + i], mean);
+      }
+      times(count, d_, padded<N>(seen), differences_.data(), width_, keys_by_rows_, d_, sums_.data(), d_);
+      for (int64_t i = 0; i < count; ++i) store(sums_.data() + i * d_, 1.0f, dq.row(first + i));
+      pack(q.rows(), first, 0, count, d_, queries_.data());
+      pack(dout.rows(), first, 0, count, d_, outputs_.data());
+      add_transposed(probabilities_, outputs_, seen, count, sum_v_);
+      add_transposed(differences_, queries_, seen, count, sum_k_);
+    }
+    for (int64_t j = 0; j < s_; ++j) {
+      store(sum_k_.data() + j * d_, 1.0f, dk.row(j));
+      store(sum_v_.data() + j * d_, 1.0f, dv.row(j));
+    }
+  }
+
+ private:
+  void times(int64_t m, int64_t n, int64_t k, const N* a, int64_t lda, const std::vector<N>& b, int64_t ldb, float* c,
+             int64_t ldc, bool add = false) {
+    multiply(m, n, k, reinterpret_cast<const T*>(a), lda, reinterpret_cast<const T*>(b.data()), ldb, c, ldc, add);
+  }
+
+  // Row i of the scores -> its exponentials, not yet divided by their sum, which is returned; 0 from `mine` to `seen`.
+  float softmax(int64_t i, int64_t mine, int64_t seen, float& lse) {
+    const float* x = scores_.data() + i * s_;
+    N* p = probabilities_.data() + i * width_;
+    float largest = -INFINITY, sum = 0.0f;
 #pragma omp simd reduction(max : largest)
-      for (int64_t j = 0; j < mine; ++j) largest = x[j] > largest ? x[j] : largest;
-      const float shift = largest * scale;
+    for (int64_t j = 0; j < mine; ++j) largest = x[j] > largest ? x[j] : largest;
+    const float shift = largest * scale_;
 #pragma omp simd reduction(+ : sum)
-      for (int64_t j = 0; j < mine; ++j) {
-        const float e = exponential(x[j] * scale - shift);
-        sum += e, p[j] = narrow(e);
-      }
-      std::fill(p + mine, p + even(seen), 0);
-      total[i] = sum, lse[first + i] = shift + std::log(sum);
+    for (int64_t j = 0; j < mine; ++j) {
+      const float e = exponential(x[j] * scale_ - shift);
+      sum += e, p[j] = stored<T>(e);
     }
-    multiply(count, d, even(seen), scratch.probabilities.data(), width, scratch.values.data(), d,
-                scratch.sums.data(), d);
-    for (int64_t i = 0; i < count; ++i)
-      for (int64_t f = 0; f < d; ++f) out.row(first + i)[f] = narrow(scratch.sums[i * d + f] / total[i]);
+    std::fill(p + mine, p + padded<N>(seen), N(0));
+    lse = shift + std::log(sum);
+    return sum;
   }
-}
 
-void attend_head_backward(const Head& dout, const Head& q, const Head& k, const Head& v, const Head& out,
-                          const float* lse, const Head& dq, float* dk, float* dv, int64_t s, int64_t d, float scale,
-                          Sight sight, Scratch& scratch) {
-  pack_pairs(k.columns(), 0, 0, d, s, scratch.keys.data());
-  pack_pairs(v.columns(), 0, 0, d, s, scratch.values.data());
-  pack_pairs(k.rows(), 0, 0, s, d, scratch.keys_by_rows.data());
-  std::fill(dk, dk + s * d, 0.0f), std::fill(dv, dv + s * d, 0.0f);
-  const int64_t width = even(s);
-  for (int64_t first = 0; first < s; first += QUERIES) {
-    const int64_t count = std::min(QUERIES, s - first), seen = sight.of(first + count - 1), deep = even(count);
-    multiply(count, seen, d, q.row(first), q.stride, scratch.keys.data(), s, scratch.scores.data(), s);
-    multiply(count, seen, d, dout.row(first), dout.stride, scratch.values.data(), s, scratch.gradients.data(), s);
-    for (int64_t i = 0; i < count; ++i) {
-      const float *x = scratch.scores.data() + i * s, *g = scratch.gradients.data() + i * s;
-      uint16_t *p = scratch.probabilities.data() + i * width, *ds = scratch.differences.data() + i * width;
-      const int64_t mine = sight.of(first + i);
-      const float shift = lse[first + i];
-      float mean = 0.0f;
-      for (int64_t f = 0; f < d; ++f) mean += wide(dout.row(first + i)[f]) * wide(out.row(first + i)[f]);
+  // Row i of the scores and of the gradients of the probabilities -> probabilities, and gradients of the scores.
+  void softmax_backward(int64_t i, int64_t mine, int64_t seen, float lse, float mean) {
+    const float *x = scores_.data() + i * s_, *g = gradients_.data() + i * s_;
+    N *p = probabilities_.data() + i * width_, *ds = differences_.data() + i * width_;
 #pragma omp simd
-      for (int64_t j = 0; j < mine; ++j) {
-        const float e = exponential(std::min(x[j] * scale - shift, 0.0f));
-        p[j] = narrow(e);
-        ds[j] = narrow(e * (g[j] - mean) * scale);
-      }
-      std::fill(p + mine, p + even(seen), 0), std::fill(ds + mine, ds + even(seen), 0);
+    for (int64_t j = 0; j < mine; ++j) {
+      const float e = exponential(std::min(x[j] * scale_ - lse, 0.0f));
+      p[j] = stored<T>(e), ds[j] = stored<T>(e * (g[j] - mean) * scale_);
     }
-    multiply(count, d, even(seen), scratch.differences.data(), width, scratch.keys_by_rows.data(), d,
-                scratch.sums.data(), d);
-    for (int64_t i = 0; i < count; ++i)
-      for (int64_t f = 0; f < d; ++f) dq.row(first + i)[f] = narrow(scratch.sums[i * d + f]);
-    pack_pairs(q.rows(), first, 0, count, d, scratch.queries.data());
-    pack_pairs(dout.rows(), first, 0, count, d, scratch.outputs.data());
-    const Matrix probabilities{scratch.probabilities.data(), 1, width}, differences{scratch.differences.data(), 1, width};
-    pack_rows(probabilities, 0, 0, seen, count, deep, scratch.transposed.data());
-    multiply(seen, d, deep, scratch.transposed.data(), deep, scratch.outputs.data(), d, dv, d, true);
-    pack_rows(differences, 0, 0, seen, count, deep, scratch.transposed.data());
-    multiply(seen, d, deep, scratch.transposed.data(), deep, scratch.queries.data(), d, dk, d, true);
+    std::fill(p + mine, p + padded<N>(seen), N(0)), std::fill(ds + mine, ds + padded<N>(seen), N(0));
   }
-}
 
-// Like `x`, its heads side by side: [b, n, s, d] as a view of [s, b, n, d].
+  // sum [seen, d] += matrixᵀ b: matrix [count, seen], b [count, d] packed.
+  void add_transposed(const std::vector<N>& matrix, const std::vector<N>& b, int64_t seen, int64_t count,
+                      std::vector<float>& sum) {
+    const int64_t deep = padded<N>(count);
+    pack_rows(Matrix<N>{matrix.data(), 1, width_}, 0, 0, seen, count, deep, transposed_.data());
+    times(seen, d_, deep, transposed_.data(), deep, b, d_, sum.data(), d_, true);
+  }
+
+  float product_of_rows(const N* a, const N* b) const {
+    float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t f = 0; f < d_; ++f) sum += computed(a[f]) * computed(b[f]);
+    return sum;
+  }
+
+  void store(const float* from, float factor, N* to) const {
+    for (int64_t f = 0; f < d_; ++f) to[f] = stored<T>(from[f] * factor);
+  }
+
+  int64_t s_, d_, width_;
+  float scale_;
+  Sight sight_;
+  std::vector<float> scores_, gradients_, sums_, sum_k_, sum_v_;
+  std::vector<N> probabilities_, differences_, transposed_, keys_, values_, keys_by_rows_, queries_, outputs_;
+};
+
+// Memory for something like `x`, its heads side by side: [b, n, s, d] as a view of [s, b, n, d].
 Tensor side_by_side(const Tensor& x) {
   return at::empty({x.size(2), x.size(0), x.size(1), x.size(3)}, x.options()).permute({1, 2, 0, 3});
 }
 
 void check_heads(const Tensor& x, const Tensor& like) {
-  TORCH_CHECK(x.sizes() == like.sizes() && x.scalar_type() == at::kBFloat16, "heads of bf16, all of one size");
+  TORCH_CHECK(x.dim() == 4 && x.sizes() == like.sizes() && x.scalar_type() == like.scalar_type(), "heads all of one size");
   TORCH_CHECK(x.size(3) % 2 == 0 && x.size(3) > 0 && x.size(2) > 0, "an even number of features");
 }
 
-// softmax(scale · q kᵀ) v and its log-sum-exp: [b, n, s, d] -> [b, n, s, d] and fp32 [b, n, s]; d is even.
+template <typename T>
+void attend_all(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, float* lse, float scale,
+                bool causal) {
+  using N = Number<T>;
+  const Heads<N> of_q(q), of_k(k), of_v(v), of_out(out);
+  const int64_t s = q.size(2);
+  at::parallel_for(0, q.size(0) * q.size(1), 1, [&](int64_t begin, int64_t end) {
+    Attention<T> attention(s, q.size(3), scale, causal, false);
+    for (int64_t i = begin; i < end; ++i)
+      attention.forward(of_q.of(i), of_k.of(i), of_v.of(i), of_out.of(i), lse + i * s);
+  });
+}
+
+template <typename T>
+void attend_all_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                         const float* lse, const Tensor& dq, const Tensor& dk, const Tensor& dv, float scale,
+                         bool causal) {
+  using N = Number<T>;
+  const Heads<N> of_dout(dout), of_q(q), of_k(k), of_v(v), of_out(out), of_dq(dq), of_dk(dk), of_dv(dv);
+  const int64_t s = q.size(2);
+  at::parallel_for(0, q.size(0) * q.size(1), 1, [&](int64_t begin, int64_t end) {
+    Attention<T> attention(s, q.size(3), scale, causal, true);
+    for (int64_t i = begin; i < end; ++i)
+      attention.backward(of_dout.of(i), of_q.of(i), of_k.of(i), of_v.of(i), of_out.of(i), lse + i * s, of_dq.of(i),
+                         of_dk.of(i), of_dv.of(i));
+  });
+}
+
+// softmax(scale · q kᵀ) v and its log-sum-exp: [b, n, s, d] in bf16 or fp32 -> the same, and fp32 [b, n, s]; d is even.
 std::tuple<Tensor, Tensor> attend(const Tensor& q, const Tensor& k, const Tensor& v, double scale, bool causal) {
   for (const Tensor& x : {q, k, v}) check_heads(x, q);
   Tensor out = side_by_side(q), lse = at::empty({q.size(0), q.size(1), q.size(2)}, q.options().dtype(at::kFloat));
-  const Heads of_q(q), of_k(k), of_v(v), of_out(out);
   float* to = lse.mutable_data_ptr<float>();
-  const int64_t s = q.size(2), d = q.size(3);
-  at::parallel_for(0, q.size(0) * q.size(1), 1, [&](int64_t begin, int64_t end) {
-    Scratch scratch(s, d, false);
-    for (int64_t i = begin; i < end; ++i)
-      attend_head(of_q.of(i), of_k.of(i), of_v.of(i), of_out.of(i), to + i * s, s, d, scale, {s, causal},
-                                scratch);
-    at::native::cpublas::brgemm_release();
-  });
+  switch (q.scalar_type()) {
+    case at::kBFloat16: attend_all<at::BFloat16>(q, k, v, out, to, scale, causal); break;
+    case at::kFloat: attend_all<float>(q, k, v, out, to, scale, causal); break;
+    default: TORCH_CHECK(false, "heads of bf16 or fp32");
+  }
   return {out, lse};
 }
 
@@ -429,22 +508,12 @@ std::tuple<Tensor, Tensor, Tensor> attend_backward(const Tensor& dout, const Ten
   for (const Tensor& x : {dout, k, v, out}) check_heads(x, q);
   TORCH_CHECK(lse.is_contiguous() && lse.scalar_type() == at::kFloat && lse.numel() * q.size(3) == q.numel(), "lse");
   Tensor dq = side_by_side(q), dk = side_by_side(k), dv = side_by_side(v);
-  const Heads of_dout(dout), of_q(q), of_k(k), of_v(v), of_out(out), of_dq(dq), of_dk(dk), of_dv(dv);
   const float* from = lse.const_data_ptr<float>();
-  const int64_t s = q.size(2), d = q.size(3);
-  at::parallel_for(0, q.size(0) * q.size(1), 1, [&](int64_t begin, int64_t end) {
-    Scratch scratch(s, d, true);
-    std::vector<float> sum_k(s * d), sum_v(s * d);
-    for (int64_t i = begin; i < end; ++i) {
-      attend_head_backward(of_dout.of(i), of_q.of(i), of_k.of(i), of_v.of(i), of_out.of(i), from + i * s,
-                                         of_dq.of(i), sum_k.data(), sum_v.data(), s, d, scale, {s, causal}, scratch);
-      const Head to_k = of_dk.of(i), to_v = of_dv.of(i);
-      for (int64_t j = 0; j < s; ++j)
-        for (int64_t f = 0; f < d; ++f)
-          to_k.row(j)[f] = narrow(sum_k[j * d + f]), to_v.row(j)[f] = narrow(sum_v[j * d + f]);
-    }
-    at::native::cpublas::brgemm_release();
-  });
+  switch (q.scalar_type()) {
+    case at::kBFloat16: attend_all_backward<at::BFloat16>(dout, q, k, v, out, from, dq, dk, dv, scale, causal); break;
+    case at::kFloat: attend_all_backward<float>(dout, q, k, v, out, from, dq, dk, dv, scale, causal); break;
+    default: TORCH_CHECK(false, "heads of bf16 or fp32");
+  }
   return {dq, dk, dv};
 }
 

@@ -2,13 +2,14 @@
 
 They are never needed: what they compute is computed without them too, more slowly. On a CPU torch has no product of
 16-bit matrices with an fp32 result, so all that is summed in fp32 (weight gradients, the output layer) is otherwise
-multiplied in fp32: with AMX or avx512_bf16 half as fast as the processor can, or less.
+multiplied in fp32: with AMX or avx512_bf16 half as fast as the processor can, or less. And its fused attention takes
+several times as long as its products should.
 
     prepare(folder, processor)    once in a process: compile them, or find them compiled, and load them
     is_loaded()                   whether the rest may be called
     product_                      a b with an fp32 result
     log_sum_exp, exponentials     for the loss behind an output layer
-    attend, attend_backward       fused attention of bf16
+    attend, attend_backward       fused attention
 
 Loaded kernels are operators of torch (`torch.ops.colonnade`), so torch alone knows whether a process has them.
 """
@@ -28,6 +29,8 @@ from colonnade.atomic import written
 SOURCE = Path(__file__).with_suffix(".cpp")
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared", "-std=c++20")
+ATTENTION = (torch.bfloat16, torch.float32)
+"""What there is attention for."""
 TIME_LIMIT = 300.0
 """[seconds] Compiling takes about 7."""
 
@@ -91,14 +94,15 @@ def exponentials(logits: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def attends(q: Tensor) -> bool:
-    """Whether there is a kernel of attention for heads like these: bf16, with an even number of features."""
-    return q.dtype is torch.bfloat16 and not q.is_meta and q.shape[-1] % 2 == 0 and q.numel() > 0
+    """Whether there is a kernel of attention for heads like these: with an even number of features."""
+    return q.dtype in ATTENTION and not q.is_meta and q.shape[-1] % 2 == 0 and q.numel() > 0
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool) -> tuple[Tensor, Tensor]:
     """softmax(scale · q kᵀ) v, and the log-sum-exp: [b, n, s, d] each -> [b, n, s, d], and [b, n, s] in fp32.
 
-    Scores and sums are fp32, probabilities bf16 where they are multiplied, as in torch's fused kernel.
+    Scores and sums are fp32; probabilities are rounded to the type of `q` before they are multiplied, as in torch's
+    fused kernel.
     """
     out, lse = torch.ops.colonnade.attend(*map(_by_features, (q, k, v)), scale, causal)
     return out, lse

@@ -78,11 +78,11 @@ SMALL = Slices(tokens=48, inputs=256, outputs=96, rows=96, width=256, heads=2, p
 def candidates(dtype: torch.dtype, use: Use) -> tuple[Kernel, ...]:
     """The kernels that there are for a use, the plainest first. One alone: there is nothing to choose."""
     fp32: tuple[Kernel, ...] = ("blas", "onednn") if has_onednn() else ("blas",)
-    if dtype is torch.float32:
-        return fp32 if use != "attention" else ("blas",)
     if use == "attention":
-        ours = dtype is torch.bfloat16 and compiled.is_loaded()
-        return ("blas", "native", "compiled") if ours else ("blas", "native")
+        ours: tuple[Kernel, ...] = ("compiled",) if compiled.is_loaded() and dtype in compiled.ATTENTION else ()
+        return ("blas", *ours) if dtype is torch.float32 else ("blas", "native", *ours)
+    if dtype is torch.float32:
+        return fp32
     if use in ("forward", "input_gradient"):
         return (*fp32, "native")
     return (*fp32, "compiled") if compiled.is_loaded() else fp32

@@ -40,8 +40,6 @@ from colonnade.train.run_folder import checkpoints
 KEY = "train.products"
 WORTH_IT = 2.0**26
 """[FLOP] Of the largest product of a micro-batch: where it is below a millisecond, nothing is measured."""
-NARROW: Mapping[str, str] = MappingProxyType({"native": "it is native to", "compiled": "kernels are compiled for"})
-"""What is for 16 bits alone."""
 LARGEST = Slices(tokens=256, inputs=1024, outputs=1024, rows=2048, width=1024, heads=8, positions=256, head_width=256)
 """Of what is timed: whatever the model, it takes about a second."""
 
@@ -165,8 +163,6 @@ def _ranks(precision: str, world: Axis) -> _Ranks:
 
 def _wants_compiled(train: TrainConfig, before: "_Before", sizes: Slices | None) -> bool:
     """Whether it is worth a compilation to know how fast they are."""
-    if DTYPES[train.precision].itemsize > 2:
-        return False
     kept = before.metadata is not None and "compiled" in before.metadata.kernels.values()
     return train.products == "compiled" or (train.products == "auto" and (kept or sizes is not None))
 
@@ -187,8 +183,8 @@ def _prepare(world: Axis, *, first: bool) -> str:
 
 
 def _without_compiled(lacking: str) -> tuple[str, ...]:
-    slower = "weight gradients and the output layer are multiplied in fp32, which may take twice as long"
-    return (f"kernels of 16-bit products could not be compiled ({clip(lacking)}): {slower}",) if lacking else ()
+    slower = "attention takes longer, and in 16 bits weight gradients and the output layer too"
+    return (f"kernels could not be compiled on this machine ({clip(lacking)}): {slower}",) if lacking else ()
 
 
 def _fresh(precision: str, sizes: Slices | None, world: Axis, ranks: _Ranks, *, without: str) -> Decision:
@@ -208,8 +204,8 @@ def by_hand(kernel: str, precision: str, lacking: str = "") -> Kernels:
     `lacking`: why there are no compiled kernels.
     """
     dtype = DTYPES[precision]
-    if kernel in ("native", "compiled") and dtype.itemsize > 2:
-        why = f"{precision} has one way to be multiplied as it is: {NARROW[kernel]} bf16 and fp16"
+    if kernel == "native" and dtype.itemsize > 2:
+        why = f"{precision} has one way to be multiplied as it is: it is native to bf16 and fp16"
         raise _refused(kernel, why, dtype)
     if kernel == "compiled" and lacking:
         raise _refused(kernel, lacking, dtype)
