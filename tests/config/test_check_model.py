@@ -57,6 +57,26 @@ def test_one_message(model: str, parallel: str, words: str) -> None:
     assert words in found
 
 
+@pytest.mark.parametrize(
+    ("model", "parallel"),
+    [
+        ('kind = "bert"\nposition = "rotary"', ""),
+        ('kind = "bert"\ntoken_types = 3', ""),
+        ("window = 4", ""),
+        ('position = "alibi"\nwindow = 4', ""),
+        ('position = "rotary"\nhead_dim = 6\nrotary.base = 500000.0', ""),
+        ('position = "learned"\nhead_dim = 7', ""),
+        ('position = "rotary"\nrotary.scaling = "linear"\nrotary.factor = 4.0', ""),
+        ('position = "rotary"\nrotary.scaling = "yarn"\nrotary.factor = 4.0\nrotary.original_length = 4096', ""),
+        ("num_key_value_heads = 3", "tp = 3"),
+        ("num_key_value_heads = 2", "tp = 6"),
+        ("num_key_value_heads = 6", "tp = 2"),
+    ],
+)
+def test_what_goes_together(model: str, parallel: str) -> None:
+    assert loads(BASE.format(model=model, parallel=parallel))
+
+
 def test_all_at_once() -> None:
     assert len(problems('num_key_value_heads = 4\nrotary.base = 3.0\nnorm = "batch"')) == 3
 

@@ -124,6 +124,12 @@ def test_a_text_that_is_not_utf8_is_left_out_as_a_whole(tmp_path: Path) -> None:
     assert str(found) == f"{tmp_path / 'a.txt'}, line 2: {found.reason}"
 
 
+def test_lines_of_white_space_are_no_lines(tmp_path: Path) -> None:
+    """Nor is the end of a file."""
+    (tmp_path / "a.jsonl").write_bytes(b'  \n\t\r\n{"text": "one"} \n \n\n')
+    assert everything(tmp_path / "a.jsonl") == ["one"]
+
+
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfwords")
     (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "words"}\n')

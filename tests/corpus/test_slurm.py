@@ -114,6 +114,9 @@ def test_where_nobody_knows_the_queue_a_run_goes_on(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(LockError, match=r"in use by 6 Slurm jobs \(1, 2, 3, 4, 5, …\)\. .*: scancel 1000 1001$"):
         check_no_jobs(tmp_path)
+    squeue.write_text("#!/bin/sh\necho 1001_7\n")
+    with pytest.raises(LockError, match=r"in use by 1 Slurm jobs \(1001_7\)\. "):
+        check_no_jobs(tmp_path)
     squeue.write_text("#!/bin/sh\necho slurm_load_jobs error: Invalid job id specified >&2\nexit 1\n")
     check_no_jobs(tmp_path)
 

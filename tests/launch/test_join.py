@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from colonnade.errors import ConfigError, DataError
-from colonnade.launch import agreement, launch
+from colonnade.launch import agreement, join, launch
 from colonnade.launch.supervisor import Failure, note_of_failure
 from colonnade.mesh.layout import Layout
-from colonnade.mesh.mesh import Axis, build_mesh
+from colonnade.mesh.mesh import Axis, Mesh, build_mesh
 from tests.distributed import run_on_ranks
 
 CPU = torch.device("cpu")
@@ -76,6 +76,46 @@ def test_one_process_is_a_world_of_its_own() -> None:
     from colonnade.mesh.agreement import all_ranks, disagreements
 
     assert all_ranks() == Axis("world") and disagreements({"x": "1"}, all_ranks()) == {}
+
+
+# --- joining ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the parts of joining are told, in their order."""
+    found: dict[str, Any] = {}
+    monkeypatch.setattr(launch, "connect", lambda *given, **more: (found.update(connect=(given, more)), CPU)[1])
+    monkeypatch.setattr(join, "agree_on_program", lambda properties, *_: found.update(agree=dict(properties)))
+    monkeypatch.setattr(join, "build_mesh", lambda layout, rank, **more: (found.update(mesh=more), Mesh())[1])
+    monkeypatch.setattr(launch, "note_failure", lambda error: found.update(failed=error))
+    monkeypatch.setattr(launch, "disconnect", lambda: found.update(left=True))
+    return found
+
+
+def test_ranks_prove_that_they_have_one_layout_at_least(told: dict[str, Any]) -> None:
+    with join.joined(Layout(tp=2, dp=3), "cpu"):
+        assert list(told) == ["connect", "agree", "mesh"], "a wrong layout would make other groups"
+    assert told["agree"] == {"layout": str(Layout(tp=2, dp=3))} and told["left"]
+    with join.joined(Layout(tp=2), "cpu", properties={"train.seed": "1"}):
+        assert told["agree"] == {"train.seed": "1"}
+
+
+@pytest.mark.parametrize(("timeout", "together"), [(5.0, 600.0), (600.0, 600.0), (7_200.0, 7_200.0)])
+def test_ranks_have_ten_minutes_to_come_together_however_short_their_patience(
+    told: dict[str, Any], timeout: float, together: float
+) -> None:
+    """And whatever fails on its own does so after the watch, which can say for whom a rank waits."""
+    with join.joined(Layout(tp=2), "auto", threads=3, timeout=timeout, deterministic=True):
+        given, more = told["connect"]
+        assert given == (2, "auto") and more.pop("timeout") > together
+        assert more == {"threads": 3, "deterministic": True} and told["mesh"]["timeout"] > timeout
+
+
+def test_who_fails_says_so_before_the_others_lose_it(told: dict[str, Any]) -> None:
+    with pytest.raises(ZeroDivisionError) as caught, join.joined(Layout(), "cpu"):
+        raise ZeroDivisionError
+    assert told["failed"] is caught.value and list(told)[-2:] == ["failed", "left"]
 
 
 # --- what a rank notes when it fails ----------------------------------------------------------------------------------
