@@ -203,6 +203,16 @@ def test_a_lock_of_before_users_were_written_names_its_holder(tmp_path: Path) ->
         assert holder_of(tmp_path) is None
 
 
+@pytest.mark.parametrize("left", ["", "x" * 1000, json.dumps(holder(2**22 + 1, "1")._asdict()) + " " * 500])
+def test_nothing_of_an_earlier_holder_stays_in_the_file(tmp_path: Path, left: str) -> None:
+    (tmp_path / "lock").write_text(left)
+    with locked(tmp_path, "x"):
+        content = (tmp_path / "lock").read_text()
+        found = holder_of(tmp_path)
+    assert content.endswith("}\n") and content.count("\n") == 1 and json.loads(content)["purpose"] == "x"
+    assert found is not None and (found.pid, found.host) == (os.getpid(), socket.gethostname())
+
+
 def test_what_else_can_be_done_is_said(tmp_path: Path) -> None:
     with locked(tmp_path, "a test"), pytest.raises(LockError) as caught, locked(tmp_path, "b", instead="go elsewhere"):
         pass

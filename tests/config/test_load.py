@@ -164,9 +164,12 @@ def test_keys_that_are_missing() -> None:
 
 def test_keys_and_values_that_stand_in_the_wrong_place() -> None:
     with pytest.raises(ConfigError) as caught:
-        loads("steps = 3\nzzz = 1\ntrain = 5\n[model.deep]\nx = 1\n[[optim]]\nlearning_rate = 1.0\n")
+        loads("steps = 3\nseq_length = 4\nzzz = 1\ntrain = 5\n[model.deep]\nx = 1\n[[optim]]\nlearning_rate = 1.0\n")
     message = str(caught.value)
     assert "steps = 3 stands outside of any section. Write it as train.steps." in message
+    assert (
+        "seq_length = 4 stands outside of any section. Write it as model.seq_length or curriculum.seq_leng" in message
+    )
     assert "zzz = 1 stands outside of any section. The sections are [model]," in message
     assert "train = 5 gives a value to a section. Write [train] and its keys under it." in message
     assert "model.deep is not a key." in message

@@ -324,8 +324,16 @@ def test_line_starts_are_line_starts(tmp_path: Path) -> None:
     assert starts == [place for place in range(1, len(data)) if data[place - 1 : place] == b"\n"]
 
 
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (b'{"text": "one"}\n{"text": "two"}\n', "16 bytes when the run was planned, 32 now"),
+        (b'{"text": "1ne"}\n', "16 bytes when the run was planned, 16 now"),
+    ],
+    ids=["longer", "as long"],
+)
 def test_a_file_that_changes_while_it_is_read_is_told(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, now: bytes, said: str
 ) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text('{"text": "one"}\n')
@@ -334,12 +342,14 @@ def test_a_file_that_changes_while_it_is_read_is_told(
     before: Any = read.rows
 
     def growing(*arguments: Any) -> Any:
-        path.write_text('{"text": "one"}\n{"text": "two"}\n')
+        path.write_bytes(now)
+        os.utime(path, ns=(1, 1))
         return before(*arguments)
 
     monkeypatch.setattr(read, "rows", growing)
     result = run(path)
-    assert result.reasons("read") == {"file changed while it was read": 1}
+    (entry,) = result.dropped("read")
+    assert entry["reason"] == "file changed while it was read" and said in entry["detail"]
 
 
 def test_ids_urls_titles_and_other_keys_come_through(run: Run, write_lines: Any) -> None:

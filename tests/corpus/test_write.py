@@ -88,6 +88,8 @@ def test_the_manifest_adds_up(run: Run, write_lines: Any) -> None:
         texts = sum(len(row["text"].encode()) for row in rows)
         size = (result.folder / entry["path"]).stat().st_size
         assert (entry["documents"], entry["bytes"], entry["size"]) == (len(rows), texts, size) and size != texts
+    assert [(entry["documents"], entry["rejected"]) for entry in content["inputs"]] == [(3, 1), (1, 0)]
+    assert (content["duplicates"]["compared"], content["duplicates"]["similar"]) == (1, 2)
     assert content["parts"] == {"train": {"files": 1, "documents": 3, "bytes": 5 + 2 + 11, "tokens": 0}}
     assert [entry["sha256"] for entry in content["outputs"]] == [
         hashlib.sha256((result.folder / entry["path"]).read_bytes()).hexdigest() for entry in content["outputs"]

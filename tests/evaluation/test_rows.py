@@ -68,7 +68,7 @@ def test_labels_that_do_not_count(num_tokens: int, lengths: tuple[int, int]) -> 
 
 def test_a_token_of_another_vocabulary_is_named() -> None:
     text = TokenText(np.array([1, 2, 9, 3]), np.array([0]), 9, 4)
-    with pytest.raises(DataError, match="token id 9 near token 0, but the model's vocabulary has 9"):
+    with pytest.raises(DataError, match=r"token id 9 near token 0, but the model's vocabulary has 9 ids .0 to 8.:"):
         WindowRows(text, 4, Cut()).row(0)
     for token, said in ((-1, "token id -1 near token 2, but"), (1 << 33, "token id 8,589,934,592 near token 2")):
         text = TokenText(np.array([1, 2, 8, token, 3]), np.array([0]), 9, 2)

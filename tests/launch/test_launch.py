@@ -16,7 +16,7 @@ import torch
 
 from colonnade.errors import LayoutError
 from colonnade.launch import launch
-from colonnade.launch.supervisor import USER_MISTAKE, Supervisor, _Rank
+from colonnade.launch.supervisor import USER_MISTAKE, Failure, Supervisor, _Rank
 from tests.distributed import run_on_ranks
 
 PRELUDE = """
@@ -570,6 +570,21 @@ def test_a_mistake_of_all_ranks_is_told_by_the_first(tmp_path: Path) -> None:
         _Rank(number, stub, None, stub, tmp_path / f"{number}", USER_MISTAKE, ended=9.0 - number) for number in (1, 0)
     ]
     assert min(ranks, key=_Rank.cause_order).number == 0
+
+
+@pytest.mark.parametrize("noted", [None, "the file is empty"])
+def test_a_mistake_is_shown_without_what_was_shown_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], noted: str | None
+) -> None:
+    """What rank 0 said while it ran is on the terminal already; a message that it has not come to say is added."""
+    with (tmp_path / "errors").open("w+b") as errors:
+        errors.write(b"a warning\n" + (b"" if noted else b"colonnade: seq_length = 0\n"))
+        errors.flush()
+        rank = _Rank(0, SimpleNamespace(), None, errors, tmp_path / "note", USER_MISTAKE, shown=len(b"a warning\n"))  # type: ignore[arg-type]
+        if noted:
+            rank.note.write_text(Failure(1.0, noted).to_json())
+        Supervisor([], 1, tmp_path, lambda number, pipe: {}, ranks=[rank])._show_mistake(rank)
+    assert capsys.readouterr().err == f"colonnade: {noted or 'seq_length = 0'}\n"
 
 
 def test_only_a_second_ctrl_c_kills(tmp_path: Path) -> None:

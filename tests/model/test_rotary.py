@@ -42,3 +42,13 @@ def test_each_sample_has_positions_of_its_own() -> None:
     (y,) = rotary.turn(positions.t(), x)
     for sample, at in enumerate(positions):
         torch.testing.assert_close(y[sample], turned(x[sample], at, 1e4), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("length", [2, 8, 4096, 10**9])
+def test_yarns_ramp_stays_between_its_ends_whatever_the_length(length: int) -> None:
+    """Also where both ends are one plane, before the first or behind the last: fast planes are left alone at least."""
+    plain = Rotary(RotaryConfig(), WIDTH).inverse
+    yarn = Rotary(RotaryConfig(scaling="yarn", factor=4.0, original_length=length), WIDTH).inverse
+    share = yarn / plain
+    assert bool(share.isfinite().all()) and float(share.min()) >= 0.25 and float(share.max()) <= 1.0
+    assert bool((share.diff() <= 1e-12).all()), "the slower a plane, the more it is slowed down"
