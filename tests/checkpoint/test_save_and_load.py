@@ -26,6 +26,9 @@ from tests.distributed import fork, run_on_ranks
 METADATA: dict[str, Any] = {"model": {"num_layers": 2}, "samples": 12}
 
 
+DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.float16]
+
+
 def weights(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     return {name: number(shape, dtype) for name, shape in MODEL.items()}
 
@@ -64,6 +67,16 @@ def test_any_boxes_are_read_back_as_any_other_boxes(
         path = save(Path(folder), 1, [shard_of("x", x, box) for box in written], {})
         load(path, [shard_of("x", y, box) for box in wanted])
     assert torch.equal(x, y)
+
+
+def test_each_tensor_is_found_by_its_own_archive(tmp_path: Path) -> None:
+    """What torch writes before the numbers is as long as their description: many dims, many bytes."""
+    shapes = [(3,), (1,) * 14 + (5,), (), (2, 1, 2), (1,) * 9 + (7,)]
+    logical = {f"x{n}": number(shape, dtype) for n, (shape, dtype) in enumerate(zip(shapes, DTYPES, strict=True))}
+    path = save(tmp_path, 1, [Shard(name, tuple(x.shape), (0,) * x.ndim, x) for name, x in logical.items()], {})
+    found = [Shard(name, tuple(x.shape), (0,) * x.ndim, torch.zeros_like(x)) for name, x in logical.items()]
+    load(path, found)
+    assert all(torch.equal(shard.data, logical[shard.name]) for shard in found)
 
 
 @given(layouts(), layouts())
