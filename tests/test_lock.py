@@ -141,8 +141,11 @@ def test_a_lock_that_its_holder_has_just_removed_is_no_lock(tmp_path: Path, monk
         flock(descriptor, how)
 
     monkeypatch.setattr(module.fcntl, "flock", late)
+    before = len(os.listdir("/dev/fd"))
     with locked(tmp_path, "a test"):
         assert len(files) == 2 and holder_of(tmp_path) is not None
+        assert len(os.listdir("/dev/fd")) == before + 1, "the other file is let go of"
+    assert len(os.listdir("/dev/fd")) == before
 
 
 # --- holders ----------------------------------------------------------------------------------------------------------

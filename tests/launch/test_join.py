@@ -11,6 +11,7 @@ import torch
 from colonnade.errors import ConfigError, DataError
 from colonnade.launch import agreement, join, launch
 from colonnade.launch.supervisor import Failure, note_of_failure
+from colonnade.mesh.agreement import all_ranks, disagreements, gather_texts
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh
 from tests.distributed import run_on_ranks
@@ -72,9 +73,18 @@ def test_ranks_are_counted_in_words() -> None:
         assert agreement.ranks_in_words(ranks) == words
 
 
-def test_one_process_is_a_world_of_its_own() -> None:
-    from colonnade.mesh.agreement import all_ranks, disagreements
+def _of_the_world(rank: int, num_ranks: int) -> tuple[int, int, tuple[int, ...], list[str], dict[str, Any]]:
+    axis = all_ranks()
+    return axis.rank, axis.size, tuple(axis.ranks), gather_texts(f"I am {rank}", axis), disagreements({"x": "1"}, axis)
 
+
+def test_all_ranks_are_reached_before_there_is_a_mesh() -> None:
+    """Whatever layout each of them believes in."""
+    said = ["I am 0", "I am 1", "I am 2"]
+    assert run_on_ranks(_of_the_world, 3) == [(rank, 3, (0, 1, 2), said, {}) for rank in range(3)]
+
+
+def test_one_process_is_a_world_of_its_own() -> None:
     assert all_ranks() == Axis("world") and disagreements({"x": "1"}, all_ranks()) == {}
 
 
