@@ -105,6 +105,19 @@ Problems = Callable[..., list[str]]
             "global_batch_size of 16 or 24.",
         ),
         (
+            (
+                "parallel.pp=2",
+                "parallel.dp=3",
+                "parallel.virtual_stages=2",
+                "parallel.schedule=interleaved",
+                "train.global_batch_size=36",
+            ),
+            "a step has 3 micro-batches (train.global_batch_size ÷ train.micro_batch_size ÷ parallel.dp = 36 ÷ 4 ÷ 3), "
+            "which parallel.pp = 2 does not divide: the interleaved schedule hands them round in groups of pp. Use a "
+            'micro_batch_size of 3 or 6, or pp = 3, or schedule = "1f1b" with virtual_stages = 1; or, in a new run, a '
+            "global_batch_size of 24 or 48.",
+        ),
+        (
             ("parallel.tp=2", "parallel.sequence_parallel=true", "model.seq_length=63"),
             "parallel.sequence_parallel cuts the sequence in parallel.tp = 2 equal parts, and model.seq_length = 63 is "
             "not divisible by it. Use a seq_length of 62 or 64, or sequence_parallel = false.",
