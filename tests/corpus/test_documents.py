@@ -152,6 +152,8 @@ def test_folders_stand_for_their_documents(tmp_path: Path) -> None:
     found = look_at([tmp_path, tmp_path / "b.txt"])
     assert len(found.files) == 4 and found.left_aside == {".md": 2, ".png": 1, "none": 2}
     assert list(found.left_aside) == [".md", ".png", "none"]
+    several = [tmp_path / "b.txt", tmp_path / "sub", tmp_path / "a.jsonl.gz", tmp_path / "sub"]
+    assert [path.name for path in expand(several)] == ["b.txt", "c.ndjson", "a.jsonl.gz", "c.ndjson"]
 
 
 def test_inputs_that_are_none(tmp_path: Path) -> None:

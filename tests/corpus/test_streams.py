@@ -143,6 +143,16 @@ def test_a_bomb_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unpacked(gzip.compress(TEXT * 9), ".gz", max_expansion=20) == TEXT * 9, "long, and not dense"
 
 
+@pytest.mark.parametrize("compression", COMPRESSED)
+def test_a_bomb_is_known_by_all_that_it_gave(compression: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little that is at a time."""
+    monkeypatch.setattr("colonnade.corpus.streams.BOMB_BYTES", 6 << 20)
+    packed = PACK[compression](bytes(24 << 20))
+    got, why = until_damage(blocks(HashedFile(io.BytesIO(packed)), compression, max_expansion=100))
+    assert "expands more than 100-fold: a decompression bomb" in why and len(got) < 20 << 20
+    assert compression == ".zst" or len(got) >= 4 << 20, "what was given before stays"
+
+
 @given(st.lists(st.binary(max_size=40)), st.integers(1, 50))
 def test_lines_are_those_of_split(parts: list[bytes], max_bytes: int) -> None:
     whole = b"".join(parts)
