@@ -86,6 +86,16 @@ def test_in_16_bits_what_distance_costs_is_rounded_once(dtype: torch.dtype) -> N
     assert bias.dtype is dtype and torch.equal(bias[0], exact.float().to(dtype))
 
 
+def test_pairs_are_made_once_for_all_layers_and_again_when_none_has_them() -> None:
+    """Recomputed layers ask in backward, long after the first have let go."""
+    pairs = Pairs(DOCUMENTS, REAL)
+    for _ in range(3):
+        made = pairs.tensor()
+        assert made is not None and pairs.tensor() is made
+        del made
+    assert Pairs().tensor() is None and Pairs(real=REAL).tensor() is not None
+
+
 @given(st.lists(st.lists(st.integers(0, 3), min_size=6, max_size=6), min_size=1, max_size=3))
 def test_pairs_of_documents(rows: list[list[int]]) -> None:
     pairs = Pairs(torch.tensor(rows).t()).tensor()
