@@ -95,6 +95,14 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
         ("steps=4", "'steps=4' is not of the form section.key=value. Write for instance train.steps=4"),
         ("train.steps", "'train.steps' is not of the form section.key=value. Write for instance train.steps=…"),
         (
+            "train.steps.x=3",  # nothing of it is dropped in silence, whether the key is there or not
+            "'train.steps.x=3' is not of the form section.key=value. Write for instance train.steps=3",
+        ),
+        (
+            "model.nothing.deep=3",
+            "'model.nothing.deep=3' is not of the form section.key=value. Write for instance train.steps=3",
+        ),
+        (
             "train.steps=1e3",
             "train.steps = 1000.0 is a number with a decimal point or exponent, where a whole number of at least 1 is "
             "expected. Write train.steps = 1000.",
