@@ -105,6 +105,25 @@ def test_a_long_index_is_read_in_part(tokens: np.ndarray, tmp_path: Path, monkey
     assert identify(file) == whole and identify(file, num_files=2) != whole
 
 
+def test_of_a_long_index_both_ends_are_read_and_what_is_evenly_spread_between(tmp_path: Path) -> None:
+    """Where the last documents begin stands at its end."""
+    path, content = tmp_path / "x.idx", bytearray(np.random.default_rng(0).bytes(1_000_001))
+    block, limit = 4 * identity.BLOCK, 5 * 4 * identity.BLOCK
+
+    def hashed() -> tuple[int, str]:
+        path.write_bytes(content)
+        return identity._hash_index(path, limit)
+
+    before, seen = hashed(), []
+    assert before[0] == limit
+    for place in [*range(0, len(content), block // 4), len(content) - 1]:
+        content[place] ^= 1
+        seen.append(hashed() != before)
+        content[place] ^= 1
+    assert seen[0] and seen[-1] and limit / len(content) == pytest.approx(sum(seen) / len(seen), abs=0.1)
+    assert seen == seen[::-1] or abs(sum(seen[: len(seen) // 2]) - sum(seen[len(seen) // 2 :])) <= 4
+
+
 @pytest.mark.parametrize("num_files", [1, 16_384, 20_000, 1_000_000])
 def test_a_short_index_among_very_many_files_is_read_whole(
     tokens: np.ndarray,  # type: ignore[type-arg]
