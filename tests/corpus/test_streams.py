@@ -153,6 +153,16 @@ def test_a_bomb_is_known_by_all_that_it_gave(compression: str, monkeypatch: pyte
     assert compression in (".gz", ".zst") or len(got) >= 4 << 20, "what was given before stays"
 
 
+@pytest.mark.parametrize("compression", COMPRESSED)
+def test_a_bomb_of_many_small_streams_is_one(compression: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte of the file counts once, however many streams it was fed beside."""
+    monkeypatch.setattr("colonnade.corpus.streams.BOMB_BYTES", 2 << 20)
+    one = PACK[compression](bytes(10_000))
+    assert 10_000 / len(one) > 60
+    got, why = until_damage(blocks(HashedFile(io.BytesIO(one * 900)), compression, max_expansion=50))
+    assert "a decompression bomb" in why and len(got) < 9_000_000
+
+
 @given(st.lists(st.binary(max_size=40)), st.integers(1, 50))
 def test_lines_are_those_of_split(parts: list[bytes], max_bytes: int) -> None:
     whole = b"".join(parts)
