@@ -33,6 +33,8 @@ S, B = 13, 2
 CPU = torch.device("cpu")
 GPTS = [name for name in MODELS if "bert" not in name]
 BERTS = [name for name in MODELS if "bert" in name]
+THREE_HEADS_OF_KEYS = ("smollm", "qwen3")
+"""Which two tensor-parallel ranks cannot share evenly."""
 TWO_RANKS = (Layout(tp=2), Layout(pp=2))
 TOKENS = torch.randint(0, VOCAB, (S, B), generator=torch.Generator().manual_seed(3))
 
@@ -127,7 +129,12 @@ def test_both_heads_of_bert_are_theirs(name: str, tmp_path: Path) -> None:
     [
         ("llama, grouped, tied, biases", Layout(tp=2)),
         ("gpt2", Layout(pp=2)),
-        *(pytest.param(name, layout, marks=pytest.mark.slow) for name in GPTS for layout in TWO_RANKS),
+        *(
+            pytest.param(name, layout, marks=pytest.mark.slow)
+            for name in GPTS
+            for layout in TWO_RANKS
+            if layout.tp == 1 or name not in THREE_HEADS_OF_KEYS
+        ),
     ],
     ids=str,
 )

@@ -15,6 +15,8 @@ from tests.runs import whole_tensors
 
 SHORT = ("gpt2", "qwen3")
 """Those that the default suite converts in bf16 too."""
+VARIANTS = ("gpt2, untied, exact gelu", "smollm", "qwen3, windows")
+"""Those whose way back is in the slow suite."""
 OF_NO_EFFECT = {"_name_or_path", "max_window_layers", "seq_length", "n_inner", "rope_theta"}
 
 
@@ -27,7 +29,10 @@ def converted(*arguments: object) -> str:
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        *(pytest.param(name, torch.float32, id=f"{name}, fp32") for name in MODELS),
+        *(
+            pytest.param(name, torch.float32, id=f"{name}, fp32", marks=pytest.mark.slow if name in VARIANTS else [])
+            for name in MODELS
+        ),
         *(
             pytest.param(name, torch.bfloat16, id=f"{name}, bf16", marks=[] if name in SHORT else pytest.mark.slow)
             for name in MODELS

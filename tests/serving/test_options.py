@@ -107,3 +107,14 @@ def test_layouts_that_cut_heads_the_mlp_or_units_are_refused() -> None:
 
     assert [tp for tp in (1, 2, 3, 4) if refused(tp, 1)] == [3, 4], "30 columns are cut in 2, 4 heads in 2 or 4"
     assert [pp for pp in (1, 4, 5) if refused(1, pp)] == [5], "two blocks, the embedding and the head"
+
+
+@pytest.mark.parametrize(
+    ("heads", "tp", "fits"), [(3, 2, False), (2, 3, False), (3, 3, True), (2, 6, True), (6, 2, True)]
+)
+def test_heads_of_keys_and_values_are_whole_on_each_rank(heads: int, tp: int, fits: bool) -> None:
+    """Six heads of queries: three of keys and values are not for two ranks, nor two for three."""
+    model = ModelConfig(num_layers=2, hidden_size=36, num_heads=6, num_key_value_heads=heads, ffn_hidden_size=48)
+    problems = list(layout_problems(Path("step"), model, tp, 1))
+    assert problems == [] if fits else f"goes neither with nor into the {heads} heads" in problems[0]
+    assert fits or "Use 1, 2" in problems[0] or "Use 1, 3, 6." in problems[0]

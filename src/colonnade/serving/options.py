@@ -72,11 +72,18 @@ def layout_problems(checkpoint: Path, model: ModelConfig, tp: int, pp: int) -> I
             f"--pp {pp} stages, but the embedding, {model.num_layers} blocks and the head of {checkpoint} are "
             f"{units} units: each stage needs one. Use at most {units}."
         )
-    possible = divisors(math.gcd(model.num_heads, model.ffn))
-    if tp not in possible:
+    m = model.key_value_heads
+    whole = divisors(math.gcd(model.num_heads, model.ffn))
+    possible = [size for size in whole if m == model.num_heads or m % size == 0 or size % m == 0]
+    if tp not in whole:
         yield (
             f"--tp {tp} does not divide the heads and the MLP of {checkpoint} evenly: each tensor-parallel rank needs "
             f"whole heads, and as many columns as the others. Use {', '.join(map(str, possible))}."
+        )
+    elif tp not in possible:
+        yield (
+            f"--tp {tp} goes neither with nor into the {m} heads of keys and values of {checkpoint}: each rank needs "
+            f"whole ones, or one of which others have copies. Use {', '.join(map(str, possible))}."
         )
 
 
