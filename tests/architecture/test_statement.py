@@ -119,6 +119,8 @@ def test_units_say_what_they_are(model: ModelConfig) -> None:
     assert [unit for unit in stated.units if unit.reads_tokens] == [first]
     assert [unit.layer for unit in blocks] == list(range(model.num_layers)) and first.layer is last.layer is None
     assert [unit for unit in stated.units if unit.is_loss] == [last] and last.losses == stated.losses
+    order = list(stated.buckets)
+    assert all(list(unit.buckets) == [name for name in order if name in unit.buckets] for unit in stated.units)
 
 
 def test_only_a_tied_table_is_shared() -> None:

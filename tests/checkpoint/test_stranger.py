@@ -242,6 +242,20 @@ def test_an_archive_of_a_kind_that_zipfile_does_not_know(path: Path) -> None:
         load(path, shards())
 
 
+@pytest.mark.parametrize("rows", [50, 52])
+def test_numbers_of_another_shape_than_is_said(path: Path, rows: int) -> None:
+    """A little less or more: what lies around the numbers would hide it."""
+
+    def change(content: Json) -> None:
+        put([rows, 8], *T, "shape")(content)
+        put([rows, 8], *P, 1)(content)
+
+    forging.forge(path, change)
+    wanted = [Shard("embedding.weight", (rows, 8), (0, 0), torch.zeros(rows, 8))]
+    with pytest.raises(CheckpointError, match=rf"\({51 * 8 * 4} bytes, not those of \({rows}, 8\) in torch.float32\)"):
+        load(path, wanted, unread=("",))
+
+
 TEXTS = {
     "duplicated key": (lambda text: text[:-1] + b', "step": 3}', "the key 'step' stands twice"),
     "invalid UTF-8": (lambda text: text.replace(b"colonnade", b"colonnade\xff"), "it is not text"),

@@ -45,6 +45,15 @@ def test_lines_and_texts_compressed_or_not(tmp_path: Path, ending: str) -> None:
     assert everything(lines, text) == ["one", "two é", "three", "all of\n\nit is one: é"]
 
 
+@pytest.mark.parametrize("ending", COMPRESS)
+def test_all_bytes_of_a_file_are_counted_as_read(tmp_path: Path, ending: str) -> None:
+    """For the share that is done: of texts too, and as they are stored."""
+    for name, content in (("a.jsonl", LINES * 9), ("b.txt", b"all of it"), ("empty.txt", b"")):
+        path = tmp_path / f"{name}{ending}"
+        path.write_bytes(COMPRESS[ending](content))
+        assert sum(chunk.read_bytes for chunk in chunks([path])) == path.stat().st_size
+
+
 def test_zstandard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "a.jsonl.zst"
     if importlib.util.find_spec("zstandard") is None:

@@ -70,6 +70,13 @@ def parameters(state: TrainState, name: str = "blocks.0") -> None:
     flip(bucket.parameters, bucket.ranges[0].start)
 
 
+def first_replicated_parameter(state: TrainState) -> None:
+    """Of those that tp does not cut: which those are is known of the parameters too, not of a rank's slice alone."""
+    bucket, _ = unit_of(state, "blocks.0")
+    bucket.unshard()
+    flip(bucket.parameters, next(each.start for each in bucket.ranges if each.placement.dim is None))
+
+
 def one_step_skipped(state: TrainState) -> None:
     state.skipped += 1
 
@@ -102,6 +109,12 @@ NORM, MATRIX = "attention_norm.weight", "mlp.up.weight"
         (["tp=2", "dp=2", "zero=3"], 2, replicated, "over tp: rank 2 "),
         (["dp=2"], 1, one_step_skipped, "skipped steps over world: rank 0 "),
         (["dp=2", "train.precision=bf16"], 1, parameters, "parameters (bfloat16) blocks.0."),
+        (
+            ["tp=2", "train.precision=bf16"],
+            1,
+            first_replicated_parameter,
+            "parameters (bfloat16) blocks.0.attention_norm.weight over tp: rank 0 ",
+        ),
         (
             ["pp=2", "train.precision=bf16"],
             1,

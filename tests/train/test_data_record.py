@@ -1,5 +1,6 @@
 """What differs between the data that a checkpoint knows and what a run reads."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,3 +24,12 @@ def test_files_that_come_and_go_are_told() -> None:
     assert differing(both, train) == ["data.validation: not read any more"]
     assert differing(train, both) == ["data.validation: not read before"]
     assert differing([], both) == [], "a checkpoint that knows nothing cannot tell"
+
+
+def test_what_was_and_what_is_are_told_in_this_order() -> None:
+    saved: Any = SimpleNamespace(data={"data.train": SimpleNamespace(identity=lambda: IDENTITY)})
+    now: Any = SimpleNamespace(
+        identities={"data.train": replace(IDENTITY, tokens=91, documents=4)},
+        files={"data.train": SimpleNamespace(prefix="data/file")},
+    )
+    assert other_data(saved, now) == ["data.train (data/file): 90 tokens, now 91; 3 documents, now 4"]
