@@ -68,6 +68,7 @@ CONTESTANTS = (
     Contestant("plain", "benchmarks.plain_gpt", "torch", ("one", "tp", "dp", "zero3")),
     Contestant("pipelining", "benchmarks.peers.torch_pipeline_step", "torch", ("pp",)),
     Contestant("compile", "benchmarks.plain_gpt", "torch", ("one", "dp"), ("--compile",)),
+    Contestant("compile-onednn", "benchmarks.plain_gpt", "torch", ("one", "dp"), ("--compile", "--onednn")),
     Contestant("transformers", "benchmarks.peers.transformers_step", "transformers", ("one", "dp")),
     Contestant("deepspeed", "benchmarks.peers.deepspeed_step", "deepspeed", ("one", "dp", "zero1", "zero2", "zero3")),
     Contestant("megatron", "benchmarks.peers.megatron_step", "megatron.core", ("one", "tp", "pp", "dp", "zero1")),
