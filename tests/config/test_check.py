@@ -200,6 +200,7 @@ def test_values_that_do_not_go_together(problems: Problems, overrides: tuple[str
         ("model.seq_length=65537", "model.attention_dropout=0.0"),
         ("model.seq_length=67108864", "model.dropout=0.1"),
         ("model.seq_length=67108865", "model.dropout=0.0"),
+        ("model.seq_length=65536", "model.hidden_size=65600", "model.attention_dropout=0.1", "model.dropout=0.0"),
         ("train.loss_scale=8.0", "train.min_loss_scale=8.0"),
         ("parallel.pp=4",),
         ("parallel.pp=2", "parallel.virtual_stages=2", "parallel.schedule=interleaved"),

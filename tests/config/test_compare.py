@@ -1,7 +1,7 @@
 from collections.abc import Callable
 
-from colonnade.config.compare import before_it_was_saved, difference, may_change_on_resume, model_metadata
-from colonnade.config.describe import all_keys
+from colonnade.config.compare import before_it_was_saved, difference, may_change_on_resume, model_metadata, moved_files
+from colonnade.config.describe import all_keys, first_line
 from colonnade.config.load import loads
 from colonnade.config.schema import Config, ModelConfig
 
@@ -106,3 +106,15 @@ def test_a_models_metadata_leaves_out_what_changes_no_weight_and_knows_what_held
     assert {"dropout", "attention_dropout", "init_std", "fp32_residual", "preset"}.isdisjoint(metadata)
     assert (metadata["hidden_size"], metadata["ffn_hidden_size"], metadata["vocab_size"]) == (32, 128, 99)
     assert before_it_was_saved().items() <= model_metadata(ModelConfig(), 99).items(), "defaults mean what they meant"
+
+
+def test_token_files_behind_credentials_have_moved_only_if_the_files_have(loaded: Loaded) -> None:
+    here = loaded("data.train=s3://someone:secret@bucket/books")
+    assert moved_files(here, loaded("data.train=s3://someone:other@bucket/books")) == []
+    (line,) = moved_files(here, loaded("data.train=s3://someone:secret@bucket/web"))
+    assert line.startswith("data.train: ") and "secret" not in line
+
+
+def test_a_run_introduces_itself_with_all_of_its_ranks(loaded: Loaded) -> None:
+    assert first_line(loaded("parallel.tp=2", "parallel.pp=2")).endswith("on 4 ranks.")
+    assert first_line(loaded()).endswith("on 1 rank.")

@@ -313,8 +313,19 @@ def test_large_files_of_lines_are_cut_between_lines(tmp_path: Path, run: Run) ->
     whole = run(tmp_path / "in.jsonl", folder="whole")
     cut = run(tmp_path / "in.jsonl", folder="cut", run={"piece_bytes": 1000})
     assert cut.texts() == whole.texts() and len(cut.texts()) == 200
-    assert len(cut.manifest["inputs"]) > 8
+    starts = [each["start"] for each in cut.manifest["inputs"]]
+    assert len(starts) > 10 and starts == sorted(starts), "the tenth piece is listed before the eleventh"
     assert len(set(cut.ids())) == 200
+
+
+def test_a_bad_line_in_a_later_piece_is_told_with_where_the_piece_begins(tmp_path: Path, run: Run) -> None:
+    lines = [json.dumps({"text": f"document {number} " + "x" * 60}) for number in range(30)]
+    (tmp_path / "in.jsonl").write_text("\n".join(["{", *lines, "["]))
+    result = run(tmp_path / "in.jsonl", run={"piece_bytes": 500})
+    first, last = sorted(result.dropped("read"), key=lambda entry: entry.get("offset", 0))
+    assert "offset" not in first and first["line"] == 1
+    starts = [each["start"] for each in result.manifest["inputs"]]
+    assert last["offset"] == max(starts) > 500
 
 
 def test_line_starts_are_line_starts(tmp_path: Path) -> None:

@@ -226,3 +226,11 @@ def test_rounds_go_on_until_there_are_enough_and_time_is_up(monkeypatch: pytest.
         measure(FP32, SMALL)
         found.append(len(calls) / len(PRODUCTS))
     assert found[0] == timing.ROUNDS < found[1]
+
+
+def test_fused_attention_may_be_off_by_two_roundings_more() -> None:
+    """It rounds the probabilities that it multiplies with, too."""
+    for use in ("forward", "attention"):
+        right = timing.trial(use, BF16, SMALL).right()
+        rounding = float((right.bfloat16().double() - right).norm() / right.norm())
+        assert error("native", use, BF16)[1] == pytest.approx((3.0 if use == "attention" else 1.5) * rounding)
