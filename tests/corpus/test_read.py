@@ -311,7 +311,7 @@ def test_large_files_of_lines_are_cut_between_lines(tmp_path: Path, run: Run) ->
     lines = [json.dumps({"text": f"document {number} " + "x" * (number % 50)}) for number in range(200)]
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
     whole = run(tmp_path / "in.jsonl", folder="whole")
-    cut = run(tmp_path / "in.jsonl", folder="cut", run={"piece_bytes": 1000})
+    cut = run(tmp_path / "in.jsonl", folder="cut", run={"piece_bytes": 500})
     assert cut.texts() == whole.texts() and len(cut.texts()) == 200
     starts = [each["start"] for each in cut.manifest["inputs"]]
     assert len(starts) > 10 and starts == sorted(starts), "the tenth piece is listed before the eleventh"

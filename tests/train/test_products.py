@@ -101,6 +101,16 @@ def test_a_measurement_is_remembered(corpus: TinyCorpus, tmp_path: Path, timer: 
     assert timer.calls == 3, "another model"
 
 
+def test_another_version_of_the_compiled_kernels_is_measured_again(
+    corpus: TinyCorpus, tmp_path: Path, timer: Timer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "is_loaded", lambda: True)
+    config = tiny.config(corpus, tmp_path, "train.precision=bf16")
+    found = [settled(config).how for _ in range(2)]
+    monkeypatch.setattr(compiled, "version", lambda: "after a change")
+    assert [*found, settled(config).how] == ["measured", "remembered", "measured"] and timer.calls == 2
+
+
 @pytest.mark.parametrize("damage", ["a file in the way", "no home", "not JSON", "another program's"])
 def test_without_a_memory_it_is_measured_each_time(
     corpus: TinyCorpus, tmp_path: Path, timer: Timer, damage: str, monkeypatch: pytest.MonkeyPatch

@@ -44,6 +44,11 @@ def is_loaded() -> bool:
     return hasattr(torch.ops.colonnade, "product_")
 
 
+def version() -> str:
+    """What the kernels are made of: another after a change of them, of how they are compiled, or of torch."""
+    return sha256("\0".join((SOURCE.read_text(), *FLAGS, torch.__version__)).encode()).hexdigest()[:16]
+
+
 def prepare(folder: Path | None, processor: str) -> str:
     """Load the kernels into this process, compiled now or before, into `folder`: '' or why there are none.
 
@@ -130,8 +135,7 @@ def _file(folder: Path | None, processor: str) -> Path:
         raise _Missing(f"torch has no kernel that they could use on {sys.platform} {platform.machine()}")
     if folder is None:
         raise _Missing("there is no folder to keep them in: the environment names no home")
-    parts = (SOURCE.read_text(), *FLAGS, torch.__version__, processor)
-    return folder / f"compiled-{sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
+    return folder / f"compiled-{version()}-{sha256(processor.encode()).hexdigest()[:8]}.so"
 
 
 def _compile(file: Path) -> None:

@@ -254,7 +254,8 @@ def _measured(sizes: Slices, precision: str, world: Axis, *, measures: bool) -> 
     """By one rank of each processor: seconds, and whether they are fresh. Every rank gets all of them."""
     mine: tuple[Seconds, bool] | None = None
     if measures:
-        names = (processor(), torch.__version__, precision, dict(sizes._asdict()), compiled.is_loaded())
+        ours = compiled.version() if compiled.is_loaded() else ""
+        names = (processor(), torch.__version__, precision, dict(sizes._asdict()), ours)
         name, folder = json.dumps(names), launch.cache_folder()
         seconds = recall(folder, name)
         mine = (timing.measure(DTYPES[precision], sizes), True) if seconds is None else (seconds, False)
