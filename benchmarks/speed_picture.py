@@ -33,7 +33,7 @@ def draw(output: Path, report: Mapping[str, Any]) -> None:
             axes.plot([most, most], [place - HEIGHT / 2, place + HEIGHT / 2], color="black", linewidth=1)
     axes.set_yticks(range(len(table)), list(table))
     axes.invert_yaxis()
-    axes.legend(loc="lower right")
+    figure.legend(loc="outside lower center", ncols=len(names))
     with rc_context({"svg.hashsalt": "colonnade"}):  # equal names of parts in every drawing
         figure.savefig(output, metadata={"Date": None})
 
