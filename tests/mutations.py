@@ -1303,8 +1303,8 @@ MUTATIONS = [
     Mutation(
         "compiled probabilities are those of this rank alone",
         "tensor_parallel/cross_entropy.py",
-        "compiled.exponentials(logits, lse, rounded)",
-        "compiled.exponentials(logits, compiled.log_sum_exp(logits), rounded)",
+        "compiled.exponentials_(rounded, logits, lse)",
+        "compiled.exponentials_(rounded, logits, compiled.log_sum_exp(logits))",
         ("tests/tensor_parallel/test_gradient_digits.py",),
     ),
     Mutation(

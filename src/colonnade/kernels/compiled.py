@@ -8,7 +8,7 @@ several times as long as its products should.
     prepare(folder, processor)    once in a process: compile them, or find them compiled, and load them
     is_loaded()                   whether the rest may be called
     product_                      a b with an fp32 result
-    log_sum_exp, exponentials     for the loss behind an output layer
+    log_sum_exp, exponentials_    for the loss behind an output layer
     attend, attend_backward       fused attention
 
 Loaded kernels are operators of torch (`torch.ops.colonnade`), so torch alone knows whether a process has them.
@@ -88,14 +88,12 @@ def log_sum_exp(logits: Tensor) -> Tensor:
     return found
 
 
-def exponentials(logits: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
-    """exp(logits − shift) rounded to 16 bits, in one pass: [c, rows] and [c], both in fp32 -> [c, rows].
+def exponentials_(out: Tensor, logits: Tensor, shift: Tensor) -> None:
+    """exp(logits − shift) into 16 bits, in one pass: logits [c, rows] and shift [c] in fp32, out [c, rows].
 
     `shift` is at least a row's largest logit, as its log-sum-exp is. What is below 1e-38 is 0.
     """
-    out = torch.empty_like(logits, dtype=dtype)
     torch.ops.colonnade.exponentials_(out, logits, shift)
-    return out
 
 
 def attends(q: Tensor) -> bool:

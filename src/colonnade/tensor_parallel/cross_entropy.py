@@ -153,13 +153,15 @@ class _OutputLoss(torch.autograd.Function):
         weights = loss_weights.reshape(-1).to(gradient.dtype)
         chunks = _chunks(len(x), weight)
         buffer = _logits_buffer(x[chunks[0]], table)  # one for all chunks: fresh memory costs a page fault each 4 KB
+        rounded = torch.empty_like(buffer, dtype=table.dtype) if _rounds_at_once(kernel, table, bias) else None
         with computed_by(kernel):
             for chunk in chunks:
                 logits = _logits(x[chunk], table, bias, out=buffer)
                 logits[:, rows:].fill_(-torch.inf)
                 label = _local_labels(labels.reshape(-1)[chunk], weight.shape[0], tp, rows)
-                apart, rounded = weight.dtype.itemsize == 2, _rounds_at_once(kernel, table, bias)
-                found = _softmax(logits, label, weights[chunk], tp, apart=apart, rounded=rounded)
+                narrow = None if rounded is None else rounded[: len(logits)]
+                apart = weight.dtype.itemsize == 2
+                found = _softmax(logits, label, weights[chunk], tp, apart=apart, rounded=narrow)
                 loss += (found.losses * weights[chunk]).sum()
                 if table.is_cuda or table.dtype.itemsize == 2:
                     _add_gradients_in_place(found, label, x[chunk], table, dx[chunk], gradient, kernel)
@@ -277,11 +279,11 @@ class _Softmax(NamedTuple):
     """[c]"""
 
 
-def _rounds_at_once(kernel: Kernel, table: Tensor, bias: Tensor | None) -> torch.dtype | None:
-    """What the compiled kernels round probabilities to as they compute them; None where others do it, or where the
-    bias's gradient wants them in fp32.
+def _rounds_at_once(kernel: Kernel, table: Tensor, bias: Tensor | None) -> bool:
+    """Whether probabilities are rounded to 16 bits as they are computed: the compiled kernels can, and the bias's
+    gradient wants them in fp32.
     """
-    return table.dtype if kernel == "compiled" and bias is None and not table.is_meta and len(table) else None
+    return kernel == "compiled" and bias is None and not table.is_meta and len(table) > 0
 
 
 def _softmax(
@@ -291,9 +293,9 @@ def _softmax(
     tp: Axis,
     *,
     apart: bool,
-    rounded: torch.dtype | None = None,
+    rounded: Tensor | None = None,
 ) -> _Softmax:
-    """In the memory of `logits` [c, rows], or `rounded` to 16 bits beside it. `apart`: without the label, whose row
+    """In the memory of `logits` [c, rows], or of `rounded` [c, rows] in 16 bits. `apart`: without the label, whose row
     gets no probability.
     """
     local_target = _label_logits(logits, label)
@@ -305,7 +307,8 @@ def _softmax(
         fraction = (local_lse - lse).exp()
     else:
         lse, target = _across_ranks(compiled.log_sum_exp(logits), local_target, tp)
-        probabilities, fraction = compiled.exponentials(logits, lse, rounded), torch.ones_like(lse)
+        compiled.exponentials_(rounded, logits, lse)
+        probabilities, fraction = rounded, torch.ones_like(lse)
     if not apart:
         return _Softmax(lse - target, probabilities, fraction, weights)
     behind = lse - target  # log of the odds against the label
