@@ -412,9 +412,12 @@ def test_the_work_on_pages_of_a_template_grows_with_their_number(
 def test_twenty_thousand_pages_of_a_template(tmp_path: Path) -> None:
     pages = template_pages(20_000, shared=60, own=40, copies=500)
     tracemalloc.start()
-    before = time.process_time()
-    pairs, compared = matched(tmp_path, pages)
-    seconds, peak = time.process_time() - before, tracemalloc.get_traced_memory()[1]
+    try:
+        before = time.process_time()
+        pairs, compared = matched(tmp_path, pages)
+        seconds, peak = time.process_time() - before, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()  # else every later test of this process is traced, and slow
     print(f"{seconds:.1f} s, {compared:,} pairs compared, peak {peak / 1e6:.0f} MB")
     assert len(groups_of(pairs)) == 500
     assert compared < 20_000 * matching.MOST and peak < 700e6

@@ -12,6 +12,8 @@ NAMES = [mutation.name for mutation in MUTATIONS]
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=NAMES)
 def test_it_matches_once_and_leaves_a_program(mutation: Mutation) -> None:
     broken = mutated(mutation)
+    if not mutation.file.endswith(".py"):
+        return  # it matches; whether it compiles is known where its tests run
     assert ast.dump(ast.parse(broken)) != ast.dump(ast.parse((ROOT / "src/colonnade" / mutation.file).read_text()))
 
 
