@@ -229,7 +229,7 @@ def convert(
         bool, typer.Option("--dry-run", help="Check everything, list what would be taken, and write nothing.")
     ] = False,
 ) -> None:
-    """Turn a Hugging Face folder into a checkpoint, or a checkpoint into a Hugging Face folder.
+    """Turn Hugging Face folders into checkpoints, and back.
 
     A folder with config.json and safetensors becomes a checkpoint that any layout loads, with its tokenizer. A
     checkpoint becomes a folder that transformers loads. Nothing is downloaded, and nothing is overwritten.
