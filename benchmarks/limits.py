@@ -13,12 +13,9 @@ import torch
 from benchmarks.colonnade_step import reference_config
 from benchmarks.peers.reference import Task
 from colonnade.architecture.families import architecture_of
-from colonnade.kernels import compiled
 from colonnade.kernels.timing import Slices, measure
-from colonnade.launch import launch
 from colonnade.model.precision import DTYPES
-from colonnade.train.machine import processor
-from colonnade.train.products import LARGEST
+from colonnade.train.products import LARGEST, prepare_here
 
 Rates = Mapping[str, Mapping[str, float]]
 """[GFLOP/s] Of one core: use -> kernel -> rate."""
@@ -28,7 +25,7 @@ ARRAY = 1 << 26
 
 def measured() -> dict[str, Any]:
     """All of it, for a results file."""
-    compiled.prepare(launch.cache_folder(), processor())
+    prepare_here()
     rates = {precision: gemm_rates(precision) for precision in ("fp32", "bf16")}
     model = reference_config(Task()).model
     flops = architecture_of(model, Task().vocab_size).flops_per_token

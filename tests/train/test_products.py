@@ -460,6 +460,21 @@ def test_a_run_that_goes_on_without_its_compiler_chooses_again_and_says_so(
     assert served_by(in_use, "bf16").bf16.output == "compiled"
 
 
+def test_a_kept_decision_without_compiled_kernels_compiles_nothing(
+    config: Path, tmp_path: Path, timer: Timer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, asked = tmp_path / "run", list[Path | None]()
+    train(config, run, BF16, "train.steps=2", "optim.decay_steps=6")
+
+    def prepare(folder: Path | None, processor: str) -> str:
+        asked.append(folder)
+        return ""
+
+    monkeypatch.setattr(compiled, "prepare", prepare)
+    found = settled(load(config, [f"run.folder={run}", BF16]))
+    assert (found.how, found.kernels, timer.calls, asked) == ("kept", ONEDNN, 0, [])
+
+
 def test_a_trained_model_in_use_multiplies_as_it_was_trained() -> None:
     metadata = ProductMetadata(
         precision="bf16", kernels=ONEDNN.table(), processor=products.processor(), torch=torch.__version__, how="kept"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from colonnade.checkpoint.manifest import MANIFEST
 from colonnade.convert.freed import give_back_freed_memory
 from colonnade.convert.to_checkpoint import to_checkpoint
 from colonnade.convert.to_huggingface import to_huggingface
@@ -22,7 +23,7 @@ def convert(source: Path, target: Path, *, dtype: str | None, max_shard_size: st
     """Convert `source` and print what was done. A ColonnadeError says what cannot be."""
     give_back_freed_memory()
     kind, most_bytes = _dtype(dtype), _size(max_shard_size)
-    if source.is_dir() and is_published(source) and not (source / "manifest.json").exists():
+    if source.is_dir() and is_published(source) and not (source / MANIFEST).exists():
         if best:
             raise ConfigError(
                 f"--best is of a run's checkpoints, and {source} is a folder of Hugging Face. Leave it out."

@@ -4,16 +4,11 @@ glibc raises the size from which blocks are mapped one by one as such blocks are
 ones for later: of tensors of many sizes in turn, hundreds of MB pile up. Set by hand, the size stays.
 """
 
-import ctypes
+from colonnade.launch import launch
 
-_M_MMAP_THRESHOLD = -3  # a parameter of glibc's mallopt, from malloc.h
 _SMALLEST = 1 << 20  # bytes
 
 
 def give_back_freed_memory() -> None:
-    """Of blocks from 1 MB on. Other C libraries, which have no `mallopt`, stay as they are."""
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return
-    mallopt(_M_MMAP_THRESHOLD, _SMALLEST)
+    """Of blocks from 1 MB on. Other C libraries stay as they are."""
+    launch.set_malloc(launch.M_MMAP_THRESHOLD, _SMALLEST)

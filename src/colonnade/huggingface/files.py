@@ -28,7 +28,7 @@ PICKLED = "pytorch_model.bin"
 PICKLED_INDEX = f"{PICKLED}.index.json"
 MOST_BYTES = 1 << 26  # of a JSON file
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_CODES = {dtype: code for code, dtype in DTYPES.items()}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
 AGAIN = "Fetch the folder again (`hf download` goes on where it stopped)."
 
 
@@ -133,7 +133,7 @@ def _is_pickled(path: Path) -> bool:
 def _in_file(path: Path) -> Iterator[Stored]:
     if _is_pickled(path):
         for name, x in load_pickled(path).items():
-            yield Stored(path, name, tuple(x.shape), _CODES.get(x.dtype, str(x.dtype)))
+            yield Stored(path, name, tuple(x.shape), CODES.get(x.dtype, str(x.dtype)))
         return
     with opened(path) as file:
         for name in file.keys():  # noqa: SIM118  it is no dict

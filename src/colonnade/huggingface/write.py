@@ -16,9 +16,8 @@ from typing import BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from colonnade.huggingface.files import DTYPES, WHOLE
+from colonnade.huggingface.files import CODES, WHOLE
 
-_CODES = {dtype: code for code, dtype in DTYPES.items()}
 ALIGNMENT = 8  # bytes
 BLOCK = 1 << 24  # bytes that are converted and written at a time
 
@@ -76,7 +75,7 @@ def header_of(file: PlannedFile) -> bytes:
     start = 0
     for tensor in file.tensors:
         end = start + tensor.num_bytes
-        content[tensor.name] = {"dtype": _CODES[tensor.dtype], "shape": tensor.shape, "data_offsets": [start, end]}
+        content[tensor.name] = {"dtype": CODES[tensor.dtype], "shape": tensor.shape, "data_offsets": [start, end]}
         start = end
     text = json.dumps(content, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT)

@@ -141,16 +141,17 @@ struct Range {
   int64_t begin, end;
 };
 
-// total[rows, columns] = a b, or += a b: the part of one thread.
+// c [m, n] = a b, or c += a b: a by rows, b packed; what fits a cache.
 template <typename T>
 void multiply(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, float* c, int64_t ldc,
               bool add) {
   at::native::cpublas::brgemm(m, n, k, lda, ldb, ldc, add, a, b, c);
 }
 
+// total[rows, columns] = a b, or += a b: the part of one thread.
 template <typename T>
-void product_of(const Matrix<Number<T>>& a, const Matrix<Number<T>>& b, float* total, int64_t stride, Range rows, Range columns, int64_t depth,
-                bool add) {
+void product_of(const Matrix<Number<T>>& a, const Matrix<Number<T>>& b, float* total, int64_t stride, Range rows,
+                Range columns, int64_t depth, bool add) {
   using N = Number<T>;
   std::vector<N> packed_a(ROWS * DEPTH), packed_b(COLUMNS * DEPTH);
   for (int64_t j = columns.begin; j < columns.end; j += COLUMNS) {
@@ -195,7 +196,8 @@ void product(const Tensor& left, const Tensor& right, float* total, int64_t stri
 void product_(const Tensor& total, const Tensor& a, const Tensor& b, bool add) {
   const int64_t m = a.size(0), n = b.size(1), k = a.size(1);
   TORCH_CHECK(b.size(0) == k && total.size(0) == m && total.size(1) == n, "sizes of a product");
-  TORCH_CHECK(total.scalar_type() == at::kFloat && a.scalar_type() == b.scalar_type(), "operands of one type, fp32 result");
+  TORCH_CHECK(total.scalar_type() == at::kFloat, "operands of 16 bits have an fp32 result");
+  TORCH_CHECK(a.scalar_type() == b.scalar_type(), "operands of one type");
   TORCH_CHECK(n == 1 || total.stride(1) == 1, "rows of the result in one piece");
   if (m == 0 || n == 0) return;
   if (k == 0) {
@@ -215,7 +217,8 @@ void product_(const Tensor& total, const Tensor& a, const Tensor& b, bool add) {
 constexpr float LEAST = -87.0f;  // exp of less is 0 here: it is no normal fp32 number
 
 // exp(x) of x ≤ 0, off by 2e-7 of itself: 2ⁿ · exp(r) with |r| ≤ log(2)/2, the latter by Cephes' polynomial of degree 7.
-inline float exponential(float x) {
+inline float exponential(float exact) {
+  const float x = exact < LEAST ? LEAST : exact;  // −inf has no whole number
   const float n = std::nearbyintf(x * 1.44269504088896341f);
   const float r = std::fmaf(n, 2.12194440e-4f, std::fmaf(n, -0.693359375f, x));
   float p = 1.9875691500e-4f;
@@ -226,7 +229,7 @@ inline float exponential(float x) {
   p = std::fmaf(p, r, 5.0000001201e-1f);
   p = std::fmaf(p * r, r, r) + 1.0f;
   const auto power = std::bit_cast<float>((static_cast<int32_t>(n) + 127) << 23);
-  return x < LEAST ? 0.0f : p * power;  // a NaN stays one
+  return exact < LEAST ? 0.0f : p * power;  // a NaN stays one
 }
 
 // A number as it is stored, and as it is computed with.
@@ -456,7 +459,8 @@ Tensor side_by_side(const Tensor& x) {
 }
 
 void check_heads(const Tensor& x, const Tensor& like) {
-  TORCH_CHECK(x.dim() == 4 && x.sizes() == like.sizes() && x.scalar_type() == like.scalar_type(), "heads all of one size");
+  TORCH_CHECK(x.dim() == 4 && x.sizes() == like.sizes(), "heads all of one size");
+  TORCH_CHECK(x.scalar_type() == like.scalar_type(), "heads all of one type");
   TORCH_CHECK(x.size(3) % 2 == 0 && x.size(3) > 0 && x.size(2) > 0, "an even number of features");
 }
 

@@ -121,11 +121,11 @@ def attend_backward(
 
 
 def _by_features(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
+    return x if x.stride(-1) == 1 and 0 not in x.stride() else x.contiguous()
 
 
 def _in_one_piece(x: Tensor) -> Tensor:
-    return x if 1 in x.stride() else x.contiguous()
+    return x if 1 in x.stride() and 0 not in x.stride() else x.contiguous()
 
 
 def _file(folder: Path | None, processor: str) -> Path:

@@ -42,7 +42,7 @@ PIPE = "COLONNADE_LAUNCH_PIPE"  # the descriptor that closes when the supervisor
 BACKGROUND = "checkpoint"  # the name of threads that compute beside training
 _WATCH = "end-with-supervisor"  # the thread that reads it
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt, from malloc.h
+_M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt, from malloc.h
 
 
 # --- in a rank --------------------------------------------------------------------------------------------------------
@@ -213,12 +213,17 @@ def _keep_freed_memory() -> None:
     Else every activation above a threshold costs a page fault for each 4 KB, every time it is made (figures:
     docs/design/11-freed-memory.md). Other C libraries, which have no `mallopt`, stay as they are.
     """
+    set_malloc(M_MMAP_THRESHOLD, 32 << 20)  # larger blocks, few and long, go back as before
+    set_malloc(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+def set_malloc(parameter: int, value: int) -> None:
+    """Set a parameter of glibc's memory allocator for this process, where the C library is glibc."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return
-    mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # larger blocks, few and long, go back as before
-    mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+    mallopt(parameter, value)
 
 
 def end_with_supervisor() -> None:

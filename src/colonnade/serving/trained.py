@@ -14,11 +14,9 @@ from colonnade.architecture.families import architecture_of
 from colonnade.checkpoint.confined import read_plain
 from colonnade.checkpoint.load import check_model, check_tensors, load
 from colonnade.checkpoint.manifest import (
-    MANIFEST,
     Manifest,
     check_hash,
     check_sizes,
-    newest,
     read_manifest,
     remedy,
 )
@@ -48,8 +46,7 @@ from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
 from colonnade.train.metadata import MOST_BYTES, RunMetadata, config_of, metadata_of
 from colonnade.train.products import served_by
-from colonnade.train.recovery import OPTIMIZER, shard
-from colonnade.train.run_folder import checkpoints
+from colonnade.train.recovery import OPTIMIZER, checkpoint_at, shard
 from colonnade.train.state import build_model
 
 
@@ -172,12 +169,9 @@ def measure(
 
 def find(path: Path) -> Path:
     """The checkpoint that `path` names: itself, or the newest of a run's folder."""
-    if os.path.lexists(path / MANIFEST):
-        return path
-    for folder in (checkpoints(path), path):
-        found = newest(folder) if folder.is_dir() else None
-        if found is not None:
-            return found
+    found = checkpoint_at(path)
+    if found is not None:
+        return found
     raise CheckpointError(
         f"{path} is neither a checkpoint nor the folder of a run that has one. Name a folder like "
         "RUN/checkpoints/step_00000100, or RUN itself for its newest."

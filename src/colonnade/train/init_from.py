@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from colonnade.checkpoint.load import load
-from colonnade.checkpoint.manifest import MANIFEST, check_sizes, compare_metadata, newest, read_manifest
+from colonnade.checkpoint.manifest import check_sizes, compare_metadata, read_manifest
 from colonnade.checkpoint.plan import Shard, names_in_words, narrow
 from colonnade.config.compare import before_it_was_saved, model_metadata
 from colonnade.config.numbers import counted
@@ -25,8 +25,7 @@ from colonnade.huggingface.folder import Published, is_published, open_published
 from colonnade.train.corpus import Corpus
 from colonnade.train.metadata import metadata_of
 from colonnade.train.monitor import Monitor
-from colonnade.train.recovery import OPTIMIZER, shards_of
-from colonnade.train.run_folder import checkpoints
+from colonnade.train.recovery import OPTIMIZER, checkpoint_at, shards_of
 from colonnade.train.state import TrainState
 
 MAY_DIFFER = ("num_layers", "window")
@@ -57,18 +56,11 @@ def opened(config: Config, corpus: Corpus) -> Origin | None:
     if config.train.init_from is None:
         return None
     path = Path(config.train.init_from)
-    found = _checkpoint(path)
+    found = checkpoint_at(path)
     origin = _of_published(path) if found is None and is_published(path) else _of_checkpoint(path, found)
     _check_model(origin, config, corpus)
     _check_tokenizer(origin, corpus)
     return origin
-
-
-def _checkpoint(path: Path) -> Path | None:
-    """The checkpoint that a path is, or the newest of a run's folder."""
-    if (path / MANIFEST).exists():
-        return path
-    return next((found for folder in (checkpoints(path), path) if (found := newest(folder)) is not None), None)
 
 
 def _of_checkpoint(path: Path, found: Path | None) -> Origin:

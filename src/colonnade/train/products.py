@@ -22,7 +22,7 @@ import torch
 from colonnade.architecture.families import architecture_of
 from colonnade.checkpoint.manifest import newest, read_manifest
 from colonnade.checkpoint.schema import clip
-from colonnade.config.schema import Config, TrainConfig
+from colonnade.config.schema import Config
 from colonnade.errors import ColonnadeError, ConfigError
 from colonnade.kernels import compiled, timing
 from colonnade.kernels.choice import USES, WIDENED, Kernel, Kernels, Products, has_onednn, usual
@@ -118,16 +118,18 @@ def settle(config: Config, vocab_size: int, world: Axis, device: torch.device) -
     train = config.train
     if device.type == "cuda" or train.precision == "fp64":
         return Decision(train.precision, None, notes=_without_effect(train.products, device, train.precision))
-    ranks, before = _ranks(train.precision, world), _before(config, world)
-    sizes = slices_of(config, vocab_size)
-    lacking = _prepare(world, first=ranks.measures) if _wants_compiled(train, before, sizes) else ""
+    ranks = _ranks(train.precision, world)
     if train.products != "auto":
+        lacking = _prepare(world, ranks) if train.products == "compiled" else ""
         by_all = on_all_ranks(lambda: by_hand(train.products, train.precision, lacking), world)
         return Decision(train.precision, by_all, "set", ranks.processors, notes=ranks.notes)
+    before = _before(config, world)
     if before.metadata is not None and _same_place(before.metadata, ranks.processors, train.precision):
         kernels = Kernels(**before.metadata.kernels)
-        if not (lacking and _has_compiled(kernels)):
+        if not _has_compiled(kernels) or not _prepare(world, ranks):
             return Decision(train.precision, kernels, "kept", ranks.processors, notes=ranks.notes)
+    sizes = slices_of(config, vocab_size)
+    lacking = "" if sizes is None else _prepare(world, ranks)
     fresh = _fresh(train.precision, sizes, world, ranks, without="compiled" if lacking else "")
     assert fresh.kernels is not None, "there is a choice"
     again = _why_again(before, ranks.processors, other=fresh.kernels != ranks.usual)
@@ -161,25 +163,23 @@ def _ranks(precision: str, world: Axis) -> _Ranks:
     return _Ranks(tuple(sorted(first)), world.rank in first.values(), own if alike else WIDENED)
 
 
-def _wants_compiled(train: TrainConfig, before: "_Before", sizes: Slices | None) -> bool:
-    """Whether it is worth a compilation to know how fast they are."""
-    kept = before.metadata is not None and "compiled" in before.metadata.kernels.values()
-    return train.products == "compiled" or (train.products == "auto" and (kept or sizes is not None))
-
-
 def _has_compiled(kernels: Kernels) -> bool:
     return "compiled" in kernels.table().values()
 
 
-def _prepare(world: Axis, *, first: bool) -> str:
-    """Load the compiled kernels on every rank: '' or why some rank has none. `first`: on each processor one rank
-    compiles, the others find what it has made.
+def prepare_here() -> str:
+    """Load the compiled kernels into this process: '' or why there are none."""
+    return compiled.prepare(launch.cache_folder(), processor())
+
+
+def _prepare(world: Axis, ranks: _Ranks) -> str:
+    """Load them on every rank: '' or why some rank has none. Of each processor one rank compiles, the others find what
+    it has made.
     """
-    if first:
-        compiled.prepare(launch.cache_folder(), processor())
+    if ranks.measures:
+        prepare_here()
     gather_texts("", world)  # whoever compiles has done so
-    mine = compiled.prepare(launch.cache_folder(), processor())
-    return next((why for why in gather_texts(mine, world) if why), "")
+    return next((why for why in gather_texts(prepare_here(), world) if why), "")
 
 
 def _without_compiled(lacking: str) -> tuple[str, ...]:
@@ -350,6 +350,6 @@ def served_by(metadata: ProductMetadata | None, precision: str) -> Products:
     if metadata is None or (metadata.processor, metadata.torch, metadata.precision) != here:
         return usual()
     kernels = Kernels(**metadata.kernels)
-    if _has_compiled(kernels) and compiled.prepare(launch.cache_folder(), processor()):
+    if _has_compiled(kernels) and prepare_here():
         return usual()
     return usual().having(precision, kernels)

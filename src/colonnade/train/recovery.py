@@ -5,6 +5,7 @@ under `optimizer.<name>.<weight>` (AdamW: exp_avg, exp_avg_sq), and the metadata
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from torch import Tensor
 from colonnade import __version__
 from colonnade.checkpoint.copies import Copies
 from colonnade.checkpoint.load import check_model, load_found
-from colonnade.checkpoint.manifest import Manifest, checkpoints_in, newest, read_manifest
+from colonnade.checkpoint.manifest import MANIFEST, Manifest, checkpoints_in, newest, read_manifest
 from colonnade.checkpoint.plan import Box, Shard, shards_of_range
 from colonnade.checkpoint.save import Payload, Target
 from colonnade.checkpoint.saver import Saved, Saver
@@ -205,6 +206,14 @@ def _metadata(state: TrainState, config: Config, mesh: Mesh, corpus: Corpus) -> 
 
 
 # --- going on ---------------------------------------------------------------------------------------------------------
+
+
+def checkpoint_at(path: Path) -> Path | None:
+    """The checkpoint that a path is, or the newest of a run's folder, or of a folder of checkpoints."""
+    if os.path.lexists(path / MANIFEST):
+        return path
+    folders = [folder for folder in (checkpoints(path), path) if folder.is_dir()]
+    return next((found for folder in folders if (found := newest(folder)) is not None), None)
 
 
 def begins(config: Config) -> bool:

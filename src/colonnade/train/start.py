@@ -80,7 +80,11 @@ def _precision(content: TomlTable, num_gpus: int | None) -> str:
 
 def problems_of_files(config: Config, uncertain: Collection[str]) -> list[Problem]:
     """What is wrong with tokenizer, token files and GPUs, as far as keys that are not `uncertain` tell."""
-    return [*_data_problems(config, uncertain), *_device_problems(config, uncertain), *_weights_problems(config)]
+    return [
+        *_data_problems(config, uncertain),
+        *_device_problems(config, uncertain),
+        *_weights_problems(config, uncertain),
+    ]
 
 
 @contextmanager
@@ -154,10 +158,12 @@ def _data_problems(config: Config, uncertain: Collection[str]) -> Iterator[Probl
     yield from found
 
 
-def _weights_problems(config: Config) -> Iterator[Problem]:
+def _weights_problems(config: Config, uncertain: Collection[str]) -> Iterator[Problem]:
     """Whether there are weights to begin from, where a run begins; what they are takes torch to see."""
     source = config.train.init_from
-    if source is not None and not Path(source).is_dir() and not run_folder.was_trained(Path(config.run.folder)):
+    if source is None or "train.init_from" in uncertain:
+        return
+    if not Path(source).is_dir() and not run_folder.was_trained(Path(config.run.folder)):
         yield Problem(
             f"train.init_from = {source!r} does not exist: there is no such folder. Name a checkpoint, the folder of a "
             f"run, or a folder of Hugging Face on this machine (`hf download` fetches one).",

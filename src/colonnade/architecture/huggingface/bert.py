@@ -104,7 +104,6 @@ def _family(model_type: str, title: str, name: str, places: Mapping[str, Place],
         read=partial(_read, norms),
         write=_write,
         seconds=_seconds,
-        also={},
         constants=re.compile(r"bert\.embeddings\.position_ids"),
     )
 

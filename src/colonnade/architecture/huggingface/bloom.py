@@ -1,6 +1,5 @@
 """BLOOM (arXiv 2211.05100): ALiBi, and a norm behind the embedding. Rows of its q, k, v are [head, (q, k, v), d]."""
 
-import re
 from typing import Any
 
 from colonnade.architecture.huggingface.common import standard_deviation
@@ -68,10 +67,8 @@ BLOOM = Family(
     others=("BloomModel",),
     base="transformer.",
     places=PLACES,
-    untied_places={},
     read=_read,
     write=_write,
     seconds=tied_output,
     also={"hidden_size": "n_embed", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"},
-    constants=re.compile(r"(?!)"),
 )

@@ -73,7 +73,6 @@ GPT2 = Family(
     others=("GPT2Model",),
     base="transformer.",
     places=PLACES,
-    untied_places={},
     read=_read,
     write=_write,
     seconds=tied_output,

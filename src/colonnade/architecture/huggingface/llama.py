@@ -154,11 +154,9 @@ def _family(
         others=(f"{name}Model",),
         base="model.",
         places=PLACES,
-        untied_places={},
         read=read,
         write=write,
         seconds=tied_output,
-        also={},
         constants=re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"),
     )
 

@@ -4,6 +4,7 @@ Rows of its q, k, v are [head, (q, k, v), d], as ours.
 """
 
 import re
+from functools import partial
 from typing import Any
 
 from colonnade.architecture.huggingface.common import (
@@ -15,7 +16,7 @@ from colonnade.architecture.huggingface.common import (
     their_rotary,
 )
 from colonnade.architecture.huggingface.keys import Keys, shown
-from colonnade.architecture.huggingface.statement import Family, Second, at
+from colonnade.architecture.huggingface.statement import Family, at, tied_output
 from colonnade.config.schema import ModelConfig
 
 _BLOCK = "gpt_neox.layers.{i}"
@@ -89,10 +90,6 @@ def _write(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _seconds(model: ModelConfig) -> tuple[Second, ...]:
-    return (Second("embed_out.weight", "embedding.tokens.weight", True, False),) if model.tie_embeddings else ()
-
-
 NEOX = Family(
     model_type="gpt_neox",
     title="GPT-NeoX",
@@ -100,10 +97,8 @@ NEOX = Family(
     others=("GPTNeoXModel",),
     base="gpt_neox.",
     places=PLACES,
-    untied_places={},
     read=_read,
     write=_write,
-    seconds=_seconds,
-    also={},
+    seconds=partial(tied_output, name="embed_out.weight"),
     constants=re.compile(r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)"),
 )

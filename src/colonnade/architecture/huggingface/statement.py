@@ -10,7 +10,7 @@ the model lacks, and shapes of theirs follow from ours.
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from colonnade.architecture.families import architecture_of
@@ -81,17 +81,17 @@ class Family:
     """Before the names of what their class without a head has; files may lack it."""
     places: Mapping[str, Place]
     """By our module, with {i} for the number of the block."""
-    untied_places: Mapping[str, Place]
-    """Those that are others where the output layer is not the token table."""
     read: Callable[[Keys], dict[str, Any]]
     """config.json to [model]."""
     write: Callable[[ModelConfig], dict[str, Any]]
     """[model] to config.json, as far as that can say it."""
     seconds: Callable[[ModelConfig], tuple[Second, ...]]
-    also: Mapping[str, str]
-    """Other names of keys in config.json, by those that `read` takes."""
-    constants: re.Pattern[str]
+    constants: re.Pattern[str] = re.compile(r"(?!)")
     """Names of tensors that are no weights: masks and angles that older files hold."""
+    also: Mapping[str, str] = field(default_factory=dict)
+    """Other names of keys in config.json, by those that `read` takes."""
+    untied_places: Mapping[str, Place] = field(default_factory=dict)
+    """Places that are others where the output layer is not the token table."""
 
     def sources(self, model: ModelConfig, vocab_size: int) -> Iterator[Source]:
         """Every weight of ours, in the order of the model. KeyError for one that the family has no place for."""
@@ -112,6 +112,6 @@ def _source(places: Mapping[str, Place], name: str, weight: Weight) -> Source:
     return Source(name, weight, theirs, shape[::-1] if transposed else shape, transposed, place.fused)
 
 
-def tied_output(model: ModelConfig) -> tuple[Second, ...]:
-    """`lm_head.weight` of a language model whose output layer is its token table: files may hold it a second time."""
-    return (Second("lm_head.weight", "embedding.tokens.weight", True, False),) if model.tie_embeddings else ()
+def tied_output(model: ModelConfig, name: str = "lm_head.weight") -> tuple[Second, ...]:
+    """The output layer of a language model that is its token table: files may hold it a second time."""
+    return (Second(name, "embedding.tokens.weight", True, False),) if model.tie_embeddings else ()
