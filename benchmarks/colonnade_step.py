@@ -6,7 +6,8 @@ import torch
 
 from benchmarks.peers.reference import Task, fixed_batch, measure, num_ranks, rank, read_task
 from colonnade import __version__
-from colonnade.config.schema import Config, ModelConfig, OptimConfig, ParallelConfig, RunConfig, TrainConfig
+from colonnade.config.model import ModelConfig
+from colonnade.config.schema import Config, OptimConfig, ParallelConfig, RunConfig, TrainConfig
 from colonnade.data.loader import Batch
 from colonnade.launch.launch import connect, disconnect
 from colonnade.mesh.layout import Layout

@@ -21,7 +21,7 @@ import torch
 
 from benchmarks import hardware
 from colonnade.architecture.huggingface.families import family_of
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 from colonnade.huggingface.files import WHOLE
 from colonnade.huggingface.write import Planned, PlannedFile, header_of
 

@@ -14,7 +14,8 @@ from typing import Literal
 import torch
 
 from benchmarks import hardware
-from colonnade.config.schema import Config, ModelConfig, OptimConfig, RunConfig, TrainConfig
+from colonnade.config.model import ModelConfig
+from colonnade.config.schema import Config, OptimConfig, RunConfig, TrainConfig
 from colonnade.data.loader import Batch
 from colonnade.mesh.mesh import Mesh
 from colonnade.train.state import TrainState, build_state

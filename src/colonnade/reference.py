@@ -10,8 +10,8 @@ from textwrap import fill
 
 from colonnade.architecture.families import architecture_of
 from colonnade.config.describe import Key, as_toml, expectation, keys_of, sections, short
+from colonnade.config.model import ModelConfig
 from colonnade.config.presets import PRESETS
-from colonnade.config.schema import ModelConfig
 
 HEADER = """\
 # Configuration: every key

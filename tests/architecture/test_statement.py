@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from colonnade.architecture.families import architecture_of
 from colonnade.architecture.statement import vocab_rows_per_rank
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 from colonnade.mesh.mesh import Axis
 from colonnade.tasks.tasks import TASKS
 from colonnade.tensor_parallel.parallel import Parallel

@@ -20,7 +20,7 @@ from colonnade.checkpoint.manifest import MANIFEST, Manifest, compare_metadata, 
 from colonnade.checkpoint.plan import Shard
 from colonnade.checkpoint.save import save
 from colonnade.config.compare import before_it_was_saved, model_metadata
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 from colonnade.errors import CheckpointError
 from tests.checkpoint.grids import MODEL, model_shards, number
 from tests.distributed import run_on_ranks

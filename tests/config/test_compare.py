@@ -3,7 +3,8 @@ from collections.abc import Callable
 from colonnade.config.compare import before_it_was_saved, difference, may_change_on_resume, model_metadata, moved_files
 from colonnade.config.describe import all_keys, first_line
 from colonnade.config.load import loads
-from colonnade.config.schema import Config, ModelConfig
+from colonnade.config.model import ModelConfig
+from colonnade.config.schema import Config
 
 from .conftest import SMALL
 

@@ -4,16 +4,10 @@ import pytest
 from pydantic import ValidationError
 
 from colonnade.config.describe import all_keys, expectation
+from colonnade.config.model import ModelConfig
 from colonnade.config.nature import MAY_CHANGE, NOT_THE_MODEL, Of, Since
 from colonnade.config.presets import PRESETS
-from colonnade.config.schema import (
-    Config,
-    DataConfig,
-    ModelConfig,
-    OptimConfig,
-    ParallelConfig,
-    TrainConfig,
-)
+from colonnade.config.schema import Config, DataConfig, OptimConfig, ParallelConfig, TrainConfig
 from colonnade.config.split import parse_split
 
 # What the names say, in parameters.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.convert import both_ways
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 from tests.blocks import LLAMA_BLOCK
 
 SHAPE = {**LLAMA_BLOCK, "hidden_size": 512, "num_heads": 8, "ffn_hidden_size": 2048, "vocab_size": 8192}

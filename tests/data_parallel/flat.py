@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 from colonnade.data_parallel.buckets import Bucket, Storage, flatten
 from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.model.gpt import GPT

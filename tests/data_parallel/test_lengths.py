@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colonnade.architecture.families import architecture_of
-from colonnade.config.schema import ModelConfig, ParallelConfig
+from colonnade.config.model import ModelConfig
+from colonnade.config.schema import ParallelConfig
 from colonnade.data_parallel.buckets import Storage, flatten
 from colonnade.data_parallel.lengths import buffer_length
 from colonnade.mesh.mesh import Axis

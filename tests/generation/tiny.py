@@ -2,7 +2,7 @@
 
 import torch
 
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 from colonnade.mesh.mesh import Axis
 from colonnade.model.gpt import GPT
 from colonnade.model.initialize import initialize_

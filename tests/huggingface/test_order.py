@@ -6,7 +6,7 @@ import torch
 from colonnade.architecture.huggingface.families import FAMILIES, family_of, model_of
 from colonnade.architecture.huggingface.statement import Source
 from colonnade.architecture.statement import Weight
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 from colonnade.huggingface.order import to_ours, to_theirs
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, layer_norm
 
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 from colonnade.randomness import Purpose, drop_probability, keep_mask, stream_keys
 
 Weights = Mapping[str, Tensor]

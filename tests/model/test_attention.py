@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 from colonnade.errors import LayoutError
 from colonnade.kernels.dropout import Masks
 from colonnade.mesh.layout import Layout

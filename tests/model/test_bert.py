@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.bert import BERT, BertInputs
 from colonnade.model.initialize import initialize_

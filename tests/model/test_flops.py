@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from colonnade.architecture.devices import peak_flops
 from colonnade.architecture.families import architecture_of
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.gpt import GPT
 from colonnade.tensor_parallel.parallel import Parallel

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, paper_mesh
 from colonnade.model import initialize

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from colonnade.config.schema import ModelConfig, RotaryConfig
+from colonnade.config.model import ModelConfig, RotaryConfig
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.attention import KeyValueCache
 from colonnade.model.gpt import GPT

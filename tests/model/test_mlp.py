@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 from colonnade.errors import LayoutError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import build_mesh, paper_mesh

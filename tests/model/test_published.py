@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.gpt import GPT
 from colonnade.model.transformer import Block

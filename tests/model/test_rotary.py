@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from colonnade.config.schema import RotaryConfig
+from colonnade.config.model import RotaryConfig
 from colonnade.model.rotary import Rotary
 from tests.tensor_parallel.shards import drawn
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 from colonnade.kernels.dropout import Masks
 from colonnade.kernels.products import WeightGradients
 from colonnade.mesh.layout import Layout

@@ -17,7 +17,8 @@ import torch
 import torch.fx.experimental.symbolic_shapes
 from torch import Tensor
 
-from colonnade.config.schema import Config, DataConfig, ModelConfig, OptimConfig, ParallelConfig, RunConfig, TrainConfig
+from colonnade.config.model import ModelConfig
+from colonnade.config.schema import Config, DataConfig, OptimConfig, ParallelConfig, RunConfig, TrainConfig
 from colonnade.data.loader import Batch
 from colonnade.data_parallel.buckets import named_ranges
 from colonnade.mesh.layout import Layout

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colonnade.architecture.families import architecture_of
-from colonnade.config.schema import ModelConfig, ParallelConfig
+from colonnade.config.model import ModelConfig
+from colonnade.config.schema import ParallelConfig
 from colonnade.errors import LayoutError
 from colonnade.pipeline import partition
 from colonnade.pipeline.partition import cut

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from colonnade.architecture.statement import Unit
-from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
+from colonnade.config.model import ModelConfig
+from colonnade.config.schema import ParallelConfig, TrainConfig
 from colonnade.kernels import choice
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh

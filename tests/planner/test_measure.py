@@ -1,6 +1,7 @@
 """Timing units: all of them, in proportion to their work."""
 
-from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
+from colonnade.config.model import ModelConfig
+from colonnade.config.schema import ParallelConfig, TrainConfig
 from colonnade.pipeline.partition import cut
 from colonnade.planner.measure import measured
 

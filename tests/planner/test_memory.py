@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colonnade.architecture.families import architecture_of
-from colonnade.config.schema import Config, ModelConfig, ParallelConfig, TrainConfig
+from colonnade.config.model import ModelConfig
+from colonnade.config.schema import Config, ParallelConfig, TrainConfig
 from colonnade.data.loader import Batch
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh

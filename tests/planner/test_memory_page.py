@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
+from colonnade.config.model import ModelConfig
+from colonnade.config.schema import ParallelConfig, TrainConfig
 from colonnade.kernels import choice
 from colonnade.planner.memory import Memory, rank_memory
 from tests.planner.test_memory import bloom

@@ -3,7 +3,8 @@
 import pytest
 
 from colonnade.architecture.families import architecture_of
-from colonnade.config.schema import ModelConfig, ParallelConfig
+from colonnade.config.model import ModelConfig
+from colonnade.config.schema import ParallelConfig
 from colonnade.errors import LayoutError
 from colonnade.pipeline import theory
 from colonnade.planner.pipeline import durations, plan_pipeline, unit_work

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from colonnade.config.schema import ModelConfig, ParallelConfig
+from colonnade.config.model import ModelConfig
+from colonnade.config.schema import ParallelConfig
 from colonnade.errors import ConfigError
 from colonnade.planner.pipeline import PipelinePlan, plan_pipeline
 from colonnade.planner.pipeline_report import as_json, as_text, unit_ranges, write_picture

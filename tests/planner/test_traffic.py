@@ -7,7 +7,8 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
+from colonnade.config.model import ModelConfig
+from colonnade.config.schema import ParallelConfig, TrainConfig
 from colonnade.mesh.mesh import paper_mesh
 from colonnade.planner import traffic as planner_traffic
 from colonnade.planner.traffic import Flow, Step, totals, traffic

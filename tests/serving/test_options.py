@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 from colonnade.generation.prompts import read_prompts
 from colonnade.model.precision import DTYPES
 from colonnade.serving.options import device_problems, layout_problems, measure_problems

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 from colonnade.data.loader import Batch
 from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.tasks.gpt import LanguageModeling

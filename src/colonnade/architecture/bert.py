@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from colonnade.architecture.block import norm_weights
 from colonnade.architecture.stack import output_weights, stacked
 from colonnade.architecture.statement import Architecture, Weight
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 
 LOSSES = ("masked", "sentence_order")
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from math import prod
 
 from colonnade.architecture.statement import Weight
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 
 
 def block_weights(model: ModelConfig) -> tuple[Weight, ...]:

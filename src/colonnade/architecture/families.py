@@ -6,7 +6,7 @@ from types import MappingProxyType
 from colonnade.architecture.bert import bert
 from colonnade.architecture.gpt import gpt
 from colonnade.architecture.statement import Architecture
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 
 FAMILIES: Mapping[str, Callable[[ModelConfig, int], Architecture]] = MappingProxyType({"gpt": gpt, "bert": bert})
 """What states a model, given [model] and the vocabulary's size."""

@@ -8,7 +8,7 @@ head          head (norm, untied output layer); embedding.tokens where tied
 
 from colonnade.architecture.stack import output_weights, stacked
 from colonnade.architecture.statement import Architecture
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 
 
 def gpt(model: ModelConfig, vocab_size: int) -> Architecture:

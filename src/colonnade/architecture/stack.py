@@ -2,7 +2,7 @@
 
 from colonnade.architecture.block import block_multiply_adds, block_weights, norm_weights
 from colonnade.architecture.statement import Architecture, Unit, Weight
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 
 TABLE = "embedding.tokens"
 

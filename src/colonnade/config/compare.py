@@ -6,7 +6,8 @@ from types import MappingProxyType
 from typing import Any
 
 from colonnade.config.describe import all_keys, as_toml
-from colonnade.config.schema import Config, ModelConfig
+from colonnade.config.model import ModelConfig
+from colonnade.config.schema import Config
 from colonnade.errors import hidden
 
 # A preset is only a name for its values, which are compared themselves.

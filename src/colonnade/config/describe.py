@@ -18,7 +18,8 @@ from colonnade import __version__
 from colonnade.config.nature import MayChange, NotTheModel, Of, Since
 from colonnade.config.numbers import counted
 from colonnade.config.presets import PRESETS
-from colonnade.config.schema import Config, Section
+from colonnade.config.schema import Config
+from colonnade.config.section import Section
 
 
 class Key(NamedTuple):

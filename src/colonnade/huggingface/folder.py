@@ -14,8 +14,9 @@ from colonnade.architecture.huggingface.statement import Family, Source
 from colonnade.checkpoint.plan import names_in_words
 from colonnade.checkpoint.schema import clip
 from colonnade.config.check import check
+from colonnade.config.model import ModelConfig
 from colonnade.config.numbers import counted
-from colonnade.config.schema import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
+from colonnade.config.schema import Config, DataConfig, OptimConfig, RunConfig, TrainConfig
 from colonnade.errors import CheckpointError
 from colonnade.huggingface.files import DTYPES, Stored, read_json, tensors_in
 from colonnade.huggingface.order import to_ours

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 from colonnade.kernels.attention import attend, attend_to_cache, attend_with_dropout
 from colonnade.kernels.dropout import Masks
 from colonnade.kernels.mask import Mask

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from colonnade.architecture.statement import vocab_rows_per_rank
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 from colonnade.kernels.mask import Pairs
 from colonnade.mesh.collectives import reduce_from
 from colonnade.model.inputs import Inputs

@@ -8,7 +8,7 @@ head          head (norm, untied output layer); embedding.tokens where tied
 
 from torch import Tensor
 
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 from colonnade.model.attention import KeyValueCache
 from colonnade.model.inputs import Inputs
 from colonnade.model.stack import Head, Stack

@@ -5,7 +5,7 @@ swiglu has two column layers, of which one gates the other (Shazeer: "GLU Varian
 
 from torch import Tensor, nn
 
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 from colonnade.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, columns
 from colonnade.tensor_parallel.parallel import Parallel
 

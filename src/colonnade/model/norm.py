@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 from colonnade.kernels.norm import layer_norm, rms_norm
 
 

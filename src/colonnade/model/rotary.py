@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from colonnade.config.schema import RotaryConfig
+from colonnade.config.model import RotaryConfig
 from colonnade.upload import upload
 
 

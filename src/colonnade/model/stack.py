@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from colonnade.architecture.families import architecture_of
 from colonnade.architecture.stack import TABLE
 from colonnade.architecture.statement import Unit
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 from colonnade.kernels.dropout import dropout
 from colonnade.model.inputs import Inputs
 from colonnade.model.norm import norm_of

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 from colonnade.kernels.dropout import Masks, dropout
 from colonnade.model.attention import Attention, KeyValueCache
 from colonnade.model.mlp import MLP

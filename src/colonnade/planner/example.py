@@ -2,7 +2,8 @@
 
 import torch
 
-from colonnade.config.schema import ModelConfig, TrainConfig
+from colonnade.config.model import ModelConfig
+from colonnade.config.schema import TrainConfig
 from colonnade.model.inputs import Inputs
 from colonnade.tasks.tasks import TASKS
 

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from colonnade.architecture.families import architecture_of
 from colonnade.architecture.statement import Unit
-from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
+from colonnade.config.model import ModelConfig
+from colonnade.config.schema import ParallelConfig, TrainConfig
 from colonnade.data_parallel.buckets import Storage, flatten
 from colonnade.kernels.choice import Products
 from colonnade.kernels.products import WeightGradients

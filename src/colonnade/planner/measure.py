@@ -10,7 +10,8 @@ import torch
 
 from colonnade.architecture.families import architecture_of
 from colonnade.architecture.statement import Unit
-from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
+from colonnade.config.model import ModelConfig
+from colonnade.config.schema import ParallelConfig, TrainConfig
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import paper_mesh
 from colonnade.model.initialize import initialize_

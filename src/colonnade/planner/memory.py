@@ -22,7 +22,8 @@ from math import prod
 
 from colonnade.architecture.families import architecture_of
 from colonnade.architecture.statement import Architecture
-from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
+from colonnade.config.model import ModelConfig
+from colonnade.config.schema import ParallelConfig, TrainConfig
 from colonnade.data_parallel.lengths import buffer_length
 from colonnade.kernels.choice import Products
 from colonnade.pipeline.partition import chunks_of_stage

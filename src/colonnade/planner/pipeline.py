@@ -12,7 +12,8 @@ from itertools import accumulate, pairwise
 
 from colonnade.architecture.families import architecture_of
 from colonnade.architecture.statement import Architecture, Unit
-from colonnade.config.schema import ModelConfig, ParallelConfig
+from colonnade.config.model import ModelConfig
+from colonnade.config.schema import ParallelConfig
 from colonnade.pipeline import theory
 from colonnade.pipeline.partition import chunks, cut
 from colonnade.pipeline.schedule import all_actions

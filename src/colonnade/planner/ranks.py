@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from colonnade.architecture.families import architecture_of
+from colonnade.config.model import ModelConfig
 from colonnade.config.numbers import counted
-from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
+from colonnade.config.schema import ParallelConfig, TrainConfig
 from colonnade.mesh.layout import Layout
 from colonnade.planner.kept import kept_of
 from colonnade.planner.memory import Memory, stage_memory

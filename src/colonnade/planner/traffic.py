@@ -25,7 +25,8 @@ from typing import NamedTuple
 
 from colonnade.architecture.families import architecture_of
 from colonnade.architecture.statement import Architecture, Unit, Weight, vocab_rows_per_rank
-from colonnade.config.schema import ModelConfig, ParallelConfig, TrainConfig
+from colonnade.config.model import ModelConfig
+from colonnade.config.schema import ParallelConfig, TrainConfig
 from colonnade.data_parallel.lengths import buffer_length, weights_length
 from colonnade.mesh.layout import Layout
 from colonnade.pipeline.messages import sends

@@ -1,6 +1,7 @@
 """The vocabulary's size without opening the data."""
 
-from colonnade.config.schema import DataConfig, ModelConfig
+from colonnade.config.model import ModelConfig
+from colonnade.config.schema import DataConfig
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import ConfigError
 

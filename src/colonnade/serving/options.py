@@ -10,8 +10,8 @@ from pathlib import Path
 
 from colonnade.config.describe import all_keys
 from colonnade.config.load import loads
+from colonnade.config.model import ModelConfig
 from colonnade.config.numbers import divisors
-from colonnade.config.schema import ModelConfig
 from colonnade.errors import CheckpointError, ConfigError, DataError
 from colonnade.generation.prompts import read_prompts
 from colonnade.launch import launch

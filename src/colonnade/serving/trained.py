@@ -22,7 +22,8 @@ from colonnade.checkpoint.manifest import (
 )
 from colonnade.checkpoint.plan import Shard
 from colonnade.config.compare import model_metadata
-from colonnade.config.schema import Config, ModelConfig, ParallelConfig
+from colonnade.config.model import ModelConfig
+from colonnade.config.schema import Config, ParallelConfig
 from colonnade.data.gpt_dataset import cut_of
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError, ConfigError, LayoutError

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 from colonnade.data.bert_dataset import WHOLE_WORDS, PairRows
 from colonnade.data.rows import Samples
 from colonnade.errors import DataError

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 from colonnade.data.loader import Batch, as_batch
 from colonnade.data.rows import Rows, Samples
 from colonnade.evaluation.perplexity import Perplexity, evaluate

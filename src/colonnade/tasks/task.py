@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 from colonnade.data.rows import Samples
 from colonnade.mesh.mesh import Axis
 from colonnade.model.inputs import Inputs

@@ -8,7 +8,8 @@ import torch
 
 from colonnade.architecture.families import architecture_of
 from colonnade.architecture.statement import Unit
-from colonnade.config.schema import Config, ModelConfig, ParallelConfig, TrainConfig
+from colonnade.config.model import ModelConfig
+from colonnade.config.schema import Config, ParallelConfig, TrainConfig
 from colonnade.data_parallel.buckets import Bucket, Storage, flatten
 from colonnade.data_parallel.param_slices import param_slices
 from colonnade.data_parallel.zero import Ownership

@@ -13,8 +13,9 @@ import math
 from collections.abc import Sequence
 
 from colonnade.config.load import build
+from colonnade.config.model import ModelConfig
 from colonnade.config.numbers import divisors
-from colonnade.config.schema import Config, ModelConfig, ParallelConfig
+from colonnade.config.schema import Config, ParallelConfig
 
 HEAD_DIM = 8
 SHRUNK = ("num_layers", "hidden_size", "num_heads", "ffn_hidden_size")

@@ -8,7 +8,7 @@ from typing import Any
 from colonnade.architecture.huggingface.common import GELUS, activation, standard_deviation, their_activation
 from colonnade.architecture.huggingface.keys import Keys
 from colonnade.architecture.huggingface.statement import Family, Place, Second, at
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 
 _BLOCK = "bert.encoder.layer.{i}"
 _SELF = f"{_BLOCK}.attention.self"

@@ -5,7 +5,7 @@ from typing import Any
 from colonnade.architecture.huggingface.common import standard_deviation
 from colonnade.architecture.huggingface.keys import Keys
 from colonnade.architecture.huggingface.statement import Family, at, tied_output
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 
 _BLOCK = "transformer.h.{i}"
 PLACES = {

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from colonnade.architecture.huggingface.keys import Keys, shown
-from colonnade.config.schema import ModelConfig, RotaryConfig
+from colonnade.config.model import ModelConfig, RotaryConfig
 
 GELUS: Mapping[str, str] = {
     "gelu": "gelu",

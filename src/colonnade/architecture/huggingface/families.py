@@ -14,7 +14,7 @@ from colonnade.architecture.huggingface.llama import LLAMA, MISTRAL, QWEN3
 from colonnade.architecture.huggingface.neox import NEOX
 from colonnade.architecture.huggingface.statement import Family
 from colonnade.config.compare import model_metadata
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {family.model_type: family for family in (GPT2, LLAMA, MISTRAL, QWEN3, BERT, MEGATRON_BERT, BLOOM, NEOX)}

@@ -16,7 +16,7 @@ from colonnade.architecture.huggingface.common import (
 )
 from colonnade.architecture.huggingface.keys import Keys, shown
 from colonnade.architecture.huggingface.statement import Family, at, tied_output
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 
 _BLOCK = "model.layers.{i}"
 _Q, _K, _V = (f"{_BLOCK}.self_attn.{part}_proj" for part in "qkv")

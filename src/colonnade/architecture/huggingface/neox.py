@@ -17,7 +17,7 @@ from colonnade.architecture.huggingface.common import (
 )
 from colonnade.architecture.huggingface.keys import Keys, shown
 from colonnade.architecture.huggingface.statement import Family, at, tied_output
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 
 _BLOCK = "gpt_neox.layers.{i}"
 PLACES = {

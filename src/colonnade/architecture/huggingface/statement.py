@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from colonnade.architecture.families import architecture_of
 from colonnade.architecture.huggingface.keys import Keys
 from colonnade.architecture.statement import Weight
-from colonnade.config.schema import ModelConfig
+from colonnade.config.model import ModelConfig
 
 _BLOCK = re.compile(r"blocks\.(\d+)\.")
 

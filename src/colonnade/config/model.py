@@ -1,0 +1,130 @@
+"""The keys of [model]: the transformer's shape, and what its layers are made of. See `schema.py`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Le
+from pydantic import field_validator, model_validator
+
+from colonnade.config.nature import NOT_THE_MODEL, Of, Since
+from colonnade.config.presets import PRESETS, with_preset
+from colonnade.config.section import DEEPEST, LARGEST, Fraction, Positive, Section, Size, Text
+
+
+class RotaryConfig(Section):
+    """Rotary positions (model.position = "rotary"): queries and keys are turned by angles that grow with position."""
+
+    base: Annotated[Positive, Since(10000.0)] = 10000.0
+    """[1] The slowest turn takes about 2π · base tokens."""
+    scaling: Annotated[Literal["none", "linear", "yarn", "llama3"], Since("none")] = "none"
+    """How a model that was trained on original_length positions reads factor times as many: linear divides all
+    angles; yarn and llama3 divide the slow ones alone, yarn with sharper attention."""
+    factor: Annotated[Positive, Since(1.0)] = 1.0
+    """[1] How many times longer the texts are. Needs scaling."""
+    original_length: Annotated[Size | None, Since(None)] = None
+    """[tokens] The length that the unscaled model was trained on. Needed by yarn and llama3."""
+    low_frequency_factor: Annotated[Positive, Since(1.0)] = 1.0
+    """[1] llama3: what turns less often than this in original_length is divided by factor."""
+    high_frequency_factor: Annotated[Positive, Since(4.0)] = 4.0
+    """[1] llama3: what turns more often than this in original_length is left as it is."""
+    beta_fast: Annotated[Positive, Since(32.0)] = 32.0
+    """[turns] yarn: what turns more often than this in original_length is left as it is."""
+    beta_slow: Annotated[Positive, Since(1.0)] = 1.0
+    """[turns] yarn: what turns less often than this in original_length is divided by factor."""
+
+
+class ModelConfig(Section):
+    """The transformer: its shape, and what its layers are made of."""
+
+    kind: Literal["gpt", "bert"] = "gpt"
+    """The model: gpt is a left-to-right language model; bert reads a text from both sides, and is trained to guess
+    masked words and which of two texts came first."""
+    preset: Annotated[Text | None, NOT_THE_MODEL] = None
+    """A published model's shape, by name. Keys of [model] that are written beside it take precedence."""
+    num_layers: Annotated[Size, Le(DEEPEST)] = 12
+    """[layers] Transformer layers. Parameters, memory and time grow in proportion."""
+    hidden_size: Size = 768
+    """[features] Width of the residual stream. Parameters and time grow with its square."""
+    num_heads: Size = 12
+    """[heads] Attention heads of a layer. Divides hidden_size, and parallel.tp divides it."""
+    num_key_value_heads: Annotated[Size | None, Since(None)] = None
+    """[heads] Heads of keys and values, each shared by num_heads ÷ num_key_value_heads queries (grouped-query
+    attention). Unset: num_heads. parallel.tp divides it, or is a multiple of it: then ranks have copies."""
+    head_dim: Annotated[Size | None, Since(None)] = None
+    """[features] Width of one attention head. Unset: hidden_size ÷ num_heads."""
+    ffn_hidden_size: Size | None = None
+    """[features] Inner width of the MLP. Unset: 4 × hidden_size. parallel.tp divides it."""
+    seq_length: Size = 1024
+    """[tokens] Length of a training sample, and the number of learned positions: the longest text that fits."""
+    vocab_size: Size | None = None
+    """[tokens] Rows of the vocabulary, without any padding. Unset: the tokenizer's."""
+    dropout: Annotated[Fraction, NOT_THE_MODEL] = 0.0
+    """[probability] Dropout after the embedding and before each residual addition. 0 is faster, and right where no
+    text is read more than a few times; 0.1 was usual when it was."""
+    attention_dropout: Annotated[Fraction, NOT_THE_MODEL] = 0.0
+    """[probability] Dropout of the attention weights. 0 is faster, as attention then runs in one kernel."""
+    position: Annotated[Literal["learned", "alibi", "rotary"], Since("learned")] = "learned"
+    """How positions enter: learned is one trained vector for each of seq_length positions; alibi lowers each attention
+    score in proportion to the distance between the two tokens; rotary turns queries and keys, so that a score depends
+    on the distance. alibi and rotary have no weights, and read texts longer than seq_length."""
+    rotary: RotaryConfig = RotaryConfig()
+    window: Annotated[Size | None, Since(None)] = None
+    """[tokens] Sliding window: a token sees itself and the window - 1 tokens before it. Unset: all before it."""
+    query_key_norm: Annotated[bool, Since(False)] = False
+    """Normalise each head's queries and keys before their product: steadier training at high learning rates."""
+    bias: Annotated[bool, Since(True)] = True
+    """Linear layers and normalisations add a bias."""
+    embedding_norm: Annotated[bool, Since(False)] = False
+    """A LayerNorm right after the embedding (BLOOM, YaLM): steadier training of very large models."""
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    """The normalisation layer: rmsnorm divides by the root of the mean square, without a mean or a bias."""
+    norm_epsilon: Positive = 1e-5
+    """[variance] Added to the variance in each normalisation, so that no division is by zero."""
+    activation: Literal["gelu", "gelu_tanh", "swiglu"] = "gelu"
+    """The MLP's non-linearity: gelu is exact; gelu_tanh is the approximation that GPT-2's published weights use; swiglu
+    multiplies SiLU of one linear layer with another (LLaMA), so that the MLP has three matrices."""
+    norm_position: Annotated[Literal["pre", "post"], Since("pre")] = "pre"
+    """Where the normalisation stands: pre is before attention and MLP, with the residual around both; post is after
+    each residual addition, as in the first BERT, and trains less steadily when deep."""
+    fp32_residual: Annotated[bool, NOT_THE_MODEL] = False
+    """Keep the residual stream in fp32 under 16-bit precision (YaLM). Doubles the memory of what layers hand on."""
+    tie_embeddings: bool = True
+    """Use the token embedding as the output layer too. false adds vocab_size × hidden_size parameters."""
+    token_types: Annotated[int, Ge(2), Le(LARGEST), Since(2), Of(("bert",))] = 2
+    """[types] Rows of the table that tells the first text of a sample from the second."""
+    init_std: Annotated[Positive, NOT_THE_MODEL] = 0.02
+    """[standard deviation] Initial weights are normal with this width; those that write to the residual stream have it
+    divided by √(2 × num_layers)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def fill_from_preset(cls, given: Any) -> Any:
+        return with_preset(given) if isinstance(given, dict) else given
+
+    @field_validator("preset")
+    @classmethod
+    def preset_is_known(cls, preset: str | None) -> str | None:
+        if preset is not None and preset not in PRESETS:
+            raise ValueError(f"there is no preset {preset!r}")
+        return preset
+
+    @property
+    def ffn(self) -> int:
+        """Inner width of the MLP: ffn_hidden_size, or 4 × hidden_size."""
+        return 4 * self.hidden_size if self.ffn_hidden_size is None else self.ffn_hidden_size
+
+    @property
+    def head_width(self) -> int:
+        """Width of one attention head: head_dim, or hidden_size ÷ num_heads."""
+        return self.hidden_size // self.num_heads if self.head_dim is None else self.head_dim
+
+    @property
+    def key_value_heads(self) -> int:
+        """Heads of keys and values: num_key_value_heads, or num_heads."""
+        return self.num_heads if self.num_key_value_heads is None else self.num_key_value_heads
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether a token sees only itself and what is before it."""
+        return self.kind == "gpt"
