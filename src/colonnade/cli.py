@@ -285,17 +285,8 @@ def plan(
         print(pipeline_report.as_text(found, picture=draw, width=width), flush=True)
 
     from colonnade.planner import ranks  # imports torch: what can be said without is said by now
-    from colonnade.planner.stand_in import device_of
 
-    held = ranks.plan_ranks(
-        settings.model,
-        settings.parallel,
-        settings.train,
-        optimizer=settings.optim.name,
-        vocab_size=size,
-        device=device_of(settings.train.device),
-        separate_documents=settings.data.documents == "separate",
-    )
+    held = ranks.plan_run(settings, size)
     if as_json:
         print(json.dumps({**pipeline_report.as_json(found), **ranks.as_json(held)}))
     else:

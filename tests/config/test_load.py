@@ -89,7 +89,7 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
         (
             "zzz.tp=1",
             "[zzz] is not a section. The sections are "
-            "[model], [model.rotary], [parallel], [data], [data.masking], [curriculum], [train], [optim], "
+            "[model], [model.rotary], [parallel], [data], [data.masking], [curriculum], [train], [optim], [parts], "
             "[checkpoint], [run].",
         ),
         ("steps=4", "'steps=4' is not of the form section.key=value. Write for instance train.steps=4"),
@@ -208,7 +208,8 @@ def value_for(key: Key) -> st.SearchStrategy[Any]:
     if key.type is bool:
         return st.booleans()
     if key.type is str:
-        return st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+        text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+        return st.lists(text, max_size=3) if key.many else text
     if key.many:
         return st.lists(st.integers(1, 10**9), max_size=3)
     if key.type is dict:

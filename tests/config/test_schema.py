@@ -127,6 +127,7 @@ def test_the_sections_are_those_of_the_contract() -> None:
         "curriculum",
         "train",
         "optim",
+        "parts",
         "checkpoint",
         "run",
     ]

@@ -148,7 +148,12 @@ class Outcome:
     def _copies(self, name: str, cut: Mapping[str, bool]) -> int:
         case, way = self.job
         ends = 2 if case.tied and way.pp > 1 and name == "embedding.tokens.weight" else 1
-        return ends * (way.dp if way.zero == 0 else 1) * (1 if cut.get(name, True) else way.tp)
+        is_frozen = name not in self.reference.kept["exp_avg"]  # only ZeRO 3 cuts what is frozen
+        return (
+            ends
+            * (way.dp if way.zero == 0 or (is_frozen and way.zero < 3) else 1)
+            * (1 if cut.get(name, True) else way.tp)
+        )
 
     def problems(self) -> list[str]:
         """Everything that is wrong, in words."""

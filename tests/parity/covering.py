@@ -45,6 +45,7 @@ FREE: Mapping[str, Sequence[Any]] = MappingProxyType(
         "clipped": (True, False),
         "mask": ("differ", "second_half", "none"),
         "documents": ("joined", "separate"),
+        "parts": ("all", "upper", "lower", "table", "factors"),
         "block": ("gpt", "llama", "grouped", "window", "bert"),
     }
 )

@@ -18,9 +18,10 @@ import torch.fx.experimental.symbolic_shapes
 from torch import Tensor
 
 from colonnade.config.model import ModelConfig
+from colonnade.config.parts import PartsConfig
 from colonnade.config.schema import Config, DataConfig, OptimConfig, ParallelConfig, RunConfig, TrainConfig
 from colonnade.data.loader import Batch
-from colonnade.data_parallel.buckets import named_ranges
+from colonnade.data_parallel.buckets import Bucket, named_ranges
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
 from colonnade.tasks.bert import BertBatch
@@ -55,6 +56,19 @@ BLOCKS: dict[str, dict[str, Any]] = {
 }
 
 
+PARTS: dict[str, dict[str, Any]] = {
+    "all": {},
+    "upper": {"frozen": ("embedding*", "blocks.0.*")},  # no backward below; a tied table is used, and stays
+    "lower": {"frozen": ("blocks.*", "!blocks.0.attention*", "!*.mlp_norm.*")},
+    "table": {"frozen": ("embedding.tokens.*", "*.mlp.down.weight", "*.output.*")},
+    "factors": {
+        "learning_rate": {"blocks.*": 0.5, "*norm*": 2.0, "blocks.0.mlp*": 0.1},
+        "weight_decay": {"*": 3.0, "*.attention.*": 0.0},
+    },
+}
+"""What is trained, and how: sections [parts]."""
+
+
 @dataclass(frozen=True)
 class Case:
     """What is trained, up to the layout."""
@@ -76,6 +90,8 @@ class Case:
     num_layers: int = 2
     block: Literal["gpt", "llama", "grouped", "window", "bert"] = "gpt"
     """What the model is made of: see `BLOCKS`."""
+    parts: Literal["all", "upper", "lower", "table", "factors"] = "all"
+    """What of it is trained: see `PARTS`."""
     hidden_size: int = 16
     num_heads: int = 4
     seq_length: int = SEQ_LENGTH
@@ -179,6 +195,7 @@ def configured(case: Case, way: Way) -> Config:
             weight_decay=0.1,
             epsilon=1e-5,
         ),
+        parts=PartsConfig(**PARTS[case.parts]),
         run=RunConfig(folder="unused"),
     )
 
@@ -288,16 +305,18 @@ def local_ranges(state: TrainState, buffer: Buffer) -> LocalRanges:
     """A rank's slice of every weight, gradient or moment, padding and all: copies."""
     return {
         local.name: LocalRange.at(local.placement, local.first, flat[local.at].clone())
-        for bucket, flat in zip(state.buckets, buffers(state, buffer), strict=True)
+        for bucket, flat in buffers(state, buffer)
         for local in bucket.local_ranges()
     }
 
 
-def buffers(state: TrainState, buffer: Buffer) -> list[Tensor]:
-    """This rank's slices, one a bucket."""
-    if buffer in ("master", "reduced"):
-        return [getattr(bucket, buffer) for bucket in state.buckets]
-    return [kept[buffer] for kept in state.optimizer_state]
+def buffers(state: TrainState, buffer: Buffer) -> list[tuple[Bucket, Tensor]]:
+    """This rank's slices, one a bucket that has such a buffer: of frozen weights there are weights alone."""
+    if buffer == "master":
+        return [(bucket, bucket.master) for bucket in state.buckets]
+    if buffer == "reduced":
+        return [(bucket, bucket.reduced) for bucket in state.trained]
+    return [(bucket, kept[buffer]) for bucket, kept in zip(state.buckets, state.optimizer_state, strict=True) if kept]
 
 
 def parameters(state: TrainState) -> LocalRanges:
@@ -322,7 +341,7 @@ def outside_weights(state: TrainState) -> float:
     """The largest |number| in this rank's buffers that belongs to no weight: rows that are no tokens, alignment."""
     rests = []
     for buffer in (*KEPT, "reduced"):
-        for bucket, flat in zip(state.buckets, buffers(state, buffer), strict=True):
+        for bucket, flat in buffers(state, buffer):
             rest = flat.abs()
             for local in bucket.local_ranges():
                 ones = torch.ones(local.placement.shape, dtype=rest.dtype)

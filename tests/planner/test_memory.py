@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from colonnade.architecture.block import block_weights
 from colonnade.architecture.families import architecture_of
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import Config, ParallelConfig, TrainConfig
@@ -36,13 +37,14 @@ def config(
     model: Mapping[str, Any] | None = None,
     train: Mapping[str, Any] | None = None,
     documents: str = "joined",
+    parts: Mapping[str, Any] | None = None,
 ) -> Config:
     shape = {"num_layers": 6, "hidden_size": 32, "num_heads": 4, "seq_length": SEQ_LENGTH}
     shape |= {"dropout": 0.1, "attention_dropout": 0.1}
     batch = SAMPLES * MICROBATCHES * parallel.get("dp", 1)
     length = {"steps": 3, "global_batch_size": batch, "micro_batch_size": SAMPLES}
     sections = {"model": {**shape, **(model or {})}, "parallel": dict(parallel), "train": {**length, **(train or {})}}
-    sections["data"] = {"documents": documents}
+    sections |= {"data": {"documents": documents}, "parts": dict(parts or {})}
     return Config.model_validate({**sections, "optim": {"learning_rate": 1e-3}, "run": {"folder": "unused"}})
 
 
@@ -113,6 +115,41 @@ def test_tensor_and_sequence_parallel(pp: int, sequence_parallel: bool) -> None:
 @pytest.mark.parametrize("pp", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_recomputation(pp: int, recompute: dict[str, Any]) -> None:
     check(config({"pp": pp, "dp": 2, "zero": 3, **recompute}))
+
+
+FROZEN = {
+    "upper": ["embedding*", "blocks.[0-2].*"],
+    "lower": ["blocks.[2-5].*", "head.*"],
+    "biases": ["*.weight", "!*norm.weight"],
+}
+
+
+@pytest.mark.parametrize("which", list(FROZEN))
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {"pp": 2, "schedule": "zero_bubble"},
+        {"dp": 2, "zero": 1},
+        {"dp": 2, "zero": 3, "recompute": "full", "recompute_every": 2},
+        {"tp": 2, "sequence_parallel": True},
+    ],
+    ids=["zero_bubble", "zero 1", "zero 3, full", "tp"],
+)
+def test_frozen_parts(which: str, parallel: dict[str, Any]) -> None:
+    for precision in ("fp32", "bf16"):
+        check(config(parallel, parts={"frozen": FROZEN[which]}, train={"precision": precision}))
+
+
+def test_what_is_frozen_takes_parameters_alone() -> None:
+    """In bf16 a trained weight takes 2 bytes, 4 of gradient, 4 of master weight and 8 of moments; a frozen one 2."""
+    every, half = (
+        predict(config({}, parts={"frozen": frozen}, train={"precision": "bf16"}), VOCAB, stage=0, device=CPU)
+        for frozen in ([], ["blocks.[0-2].*"])
+    )
+    assert half.parameters == every.parameters
+    frozen = 3 * sum(weight.size for weight in block_weights(config({}).model))
+    assert every.gradients - half.gradients == 4 * frozen
+    assert every.optimizer - half.optimizer == 12 * frozen
 
 
 @pytest.mark.parametrize("zero", [1, 3])

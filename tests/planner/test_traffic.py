@@ -7,6 +7,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
+from colonnade.architecture.parts import trained_architecture
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import ParallelConfig, TrainConfig
 from colonnade.mesh.mesh import paper_mesh
@@ -15,14 +16,17 @@ from colonnade.planner.traffic import Flow, Step, totals, traffic
 from colonnade.tensor_parallel import cross_entropy
 from colonnade.train.state import build_state
 from colonnade.train.step import train_step
-from tests.parity.runs import CPU, Case, Way, configured, microbatches
+from tests.parity.runs import CPU, PARTS, Case, Way, configured, microbatches
 
 VOCAB = 37
 
 
 def theory(case: Case, way: Way, rank: int, *, skipped: bool = False) -> list[Flow]:
     config = configured(case, way)
-    return traffic(Step(config.model, config.parallel, config.train, config.optim.name, VOCAB, rank, skipped=skipped))
+    stated = trained_architecture(config, VOCAB)
+    return traffic(
+        Step(config.model, config.parallel, config.train, config.optim.name, VOCAB, rank, skipped, stated=stated)
+    )
 
 
 def seen(case: Case, way: Way, rank: int) -> tuple[dict[tuple[str, str], tuple[int, int]], bool]:
@@ -130,6 +134,7 @@ def drawn(chance: Random) -> tuple[Case, Way]:
         fp32_residual=pick((False, True)),
         num_layers=pick((2, 3)),
         block=pick(("gpt", "llama", "grouped", "window")),
+        parts=pick([*PARTS]),
     )
     return case, way
 

@@ -33,6 +33,12 @@ class Weight(NamedTuple):
     """So many equal groups that stay whole: more ranks than groups have all of it, and use one group each."""
     is_partial: bool = False
     """Every rank has all of it and uses it for its own heads: gradients are partial sums over tp."""
+    is_frozen: bool = False
+    """It stays as it begins: no gradient, no optimizer state."""
+    learning_rate: float = 1.0
+    """[factor] On the run's."""
+    weight_decay: float = 1.0
+    """[factor] On the run's, where the weight has any."""
 
     @property
     def size(self) -> int:
@@ -70,11 +76,25 @@ class Unit(NamedTuple):
     """Whether parallel.recompute = "full" computes it again in backward."""
     losses: tuple[str, ...] = ()
     """Names of the losses with which it ends the model; it adds to its weights' gradients in forward already."""
+    has_backward: bool = True
+    """Whether something in it, or before it, is trained."""
+    sends_back: bool = True
+    """Whether something before it is trained, so that it hands on gradients of what it takes."""
 
     @property
     def is_loss(self) -> bool:
         """Whether the model ends with it."""
         return bool(self.losses)
+
+
+class Adapters(NamedTuple):
+    """What low-rank adapters have in common."""
+
+    rank: int
+    scale: float
+    """[factor] On B A x."""
+    dropout: float
+    """[probability] Of what they read."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +104,8 @@ class Architecture:
     units: tuple[Unit, ...]
     buckets: Mapping[str, tuple[Weight, ...]]
     """Each once, in the order of the model. Buckets without weights are left out."""
+    adapters: Adapters | None = None
+    """Of every module with weights lora_a and lora_b; None: there are none."""
 
     @property
     def unit_names(self) -> list[str]:
@@ -98,6 +120,11 @@ class Architecture:
     def num_parameters(self) -> int:
         """Over all ranks, without padding, each weight once."""
         return sum(weight.size for weights in self.buckets.values() for weight in weights)
+
+    @property
+    def num_trained(self) -> int:
+        """Parameters that are not frozen."""
+        return sum(weight.size for weight in self.weights().values() if not weight.is_frozen)
 
     @property
     def flops_per_token(self) -> float:

@@ -9,7 +9,7 @@ import json
 import os
 import zipfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -70,11 +70,14 @@ def load_found(
     *,
     model: Mapping[str, Any],
     check: Callable[[Path, Manifest], None],
+    unread: tuple[str, ...] = (),
+    lacks: Callable[[Manifest], Collection[str]] = lambda contents: (),
 ) -> tuple[Path, Manifest] | None:
     """Load the checkpoint that `find` finds, on every rank; None on all ranks where there is none to go on from.
 
     As `load`. `find` and `check` may raise CheckpointError, and all ranks do then, before anything is read; so they do
-    where they see different checkpoints, or only some see one: a run never goes on from two places.
+    where they see different checkpoints, or only some see one: a run never goes on from two places. `lacks`: names of
+    tensors that the checkpoint may lack; what `data` has of these stays.
     """
 
     def check_all(path: Path, contents: Manifest) -> None:
@@ -82,7 +85,7 @@ def load_found(
         check(path, contents)
 
     reader = _Reader(find, check_hashes=True)
-    _load(reader, _Planner(reader, shards, check_all, ()))
+    _load(reader, _Planner(reader, shards, check_all, unread, lacks))
     return None if reader.path is None else (reader.path, reader.contents)
 
 
@@ -110,8 +113,9 @@ class _Planner(LoadPlanner):
         shards: Sequence[Shard],
         check: Callable[[Path, Manifest], None],
         unread: tuple[str, ...],
+        lacks: Callable[[Manifest], Collection[str]] = lambda contents: (),
     ) -> None:
-        self.reader, self.shards, self.check, self.unread = reader, shards, check, unread
+        self.reader, self.shards, self.check, self.unread, self.lacks = reader, shards, check, unread, lacks
         self.items: list[ReadItem] = []
 
     def set_up_planner(
@@ -124,6 +128,8 @@ class _Planner(LoadPlanner):
         if path is None:
             return LoadPlan([], planner_data=_Sees("none", "", set()))
         self.check(path, contents)
+        left_out = set(self.lacks(contents)) - contents.tensors.keys()
+        self.shards = [shard for shard in self.shards if shard.name not in left_out]
         check_tensors(path, contents, self.shards)
         for number, shard in enumerate(self.shards):
             self.items += _read_items(number, shard, contents.tensors[shard.name])

@@ -1,6 +1,6 @@
 """Every key of a configuration: its type, its one default, its range and its meaning.
 
-    Config ── model · parallel · data · train · optim · checkpoint · run      (the sections of the TOML file)
+    Config ── model · parallel · data · train · optim · parts · checkpoint · run   (the sections of a file)
 
 The text under a field is its documentation: `colonnade train --help` and docs/reference/config.md are made from
 it. It starts with the unit in brackets where the value has one. Sections are frozen and strict: an unknown key, or
@@ -17,6 +17,7 @@ from annotated_types import Gt, Lt
 
 from colonnade.config.model import ModelConfig
 from colonnade.config.nature import MAY_CHANGE
+from colonnade.config.parts import PartsConfig
 from colonnade.config.section import (
     Count,
     CountOrZero,
@@ -315,5 +316,6 @@ class Config(Section):
     curriculum: CurriculumConfig = CurriculumConfig()
     train: TrainConfig
     optim: OptimConfig
+    parts: PartsConfig = PartsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     run: RunConfig

@@ -10,7 +10,11 @@ long slices:
 
     [ decayed, cut over tp | decayed, replicated | not decayed, cut | not decayed, replicated | padding ]
 
-(behind replicated ones, those whose gradients are partial sums over tp)
+(behind replicated ones, those whose gradients are partial sums over tp; each kind once more for every pair of factors
+on learning rate and weight decay)
+
+Frozen weights have buckets of their own, under the same names, which have parameters alone: no gradients, no moments,
+no reduction, and no master copy beside 16 bits. Only ZeRO 3 cuts them.
 
 **ZeRO** (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020): every
 buffer is cut over dp into equal slices, wherever the cuts fall. The stage says which buffers a rank has in full between
@@ -26,7 +30,7 @@ What a rank has only a slice of is gathered while it is needed and freed afterwa
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
@@ -67,6 +71,10 @@ class ParamGroup:
     """Whether each tp rank has a shard of its own (else all have the same)."""
     is_partial: bool = False
     """Whether gradients of replicated weights are partial sums over tp."""
+    learning_rate: float = 1.0
+    """[factor] On the run's."""
+    weight_decay: float = 1.0
+    """[factor] On the run's, where it applies."""
 
 
 @dataclass(frozen=True)
@@ -96,16 +104,26 @@ class Storage:
     """Type in which gradients cross ranks; None: as they are summed."""
 
     @property
+    def of_frozen(self) -> "Storage":
+        """The same, of weights that never change: nothing to share out but the parameters themselves."""
+        return replace(self, zero=3 if self.zero == 3 else 0, offload=False, reduce_dtype=None)
+
+    @property
     def exact(self) -> torch.dtype:
         """Type of master weights, gradients and moments."""
         return torch.promote_types(self.dtype, torch.float32)
 
 
 class Bucket:
-    """The flat buffers of some weights, and where each lies in them. Takes the weights over: they become views."""
+    """The flat buffers of some weights, all trained or all frozen, and where each lies in them. Takes the weights over:
+    they become views.
+    """
 
     def __init__(self, name: str, places: Sequence[Placement], dp: Axis, storage: Storage) -> None:
-        self.name, self.dp, self.storage = name, dp, storage
+        self.is_frozen = all(place.is_frozen for place in places)
+        assert self.is_frozen or not any(place.is_frozen for place in places), f"{name}: some weights are frozen"
+        self.name, self.dp, self.storage = name, dp, storage.of_frozen if self.is_frozen else storage
+        storage = self.storage
         self.ranges, self.groups, used = _lay_out(places)
         self.size = up(used, ALIGNMENT * dp.size)
         share = self.size // dp.size if storage.zero else self.size
@@ -116,8 +134,9 @@ class Bucket:
         for param in self.ranges:
             parameter = param.placement.parameter
             parameter.data = param.view(self.parameters)
-            parameter.grad_dtype = self.gradients.dtype
-            parameter.grad = param.view(self.gradients)
+            if not self.is_frozen:
+                parameter.grad_dtype = self.gradients.dtype
+                parameter.grad = param.view(self.gradients)
         self._arriving: Pending | None = None
         self._summing: tuple[Tensor, Pending] | None = None
         self._is_unsharded = storage.zero < 3
@@ -127,15 +146,16 @@ class Bucket:
             _free(self.gradients)
 
     def _initial(self) -> Tensor:
-        flat = torch.zeros(self.size, dtype=self.storage.exact, device=self.storage.device)
+        dtype = self.storage.dtype if self.is_frozen else self.storage.exact
+        flat = torch.zeros(self.size, dtype=dtype, device=self.storage.device)
         for param in self.ranges:
             param.view(flat).copy_(param.placement.parameter.detach())
         return flat
 
     def _make_weights(self, flat: Tensor) -> None:
         """`parameters`, `master` and `shard` (this rank's slice of the parameters), sharing memory where they can."""
-        same = self.storage.dtype == flat.dtype
-        self.parameters = flat if same else flat.to(self.storage.dtype)
+        same = self.is_frozen or self.storage.dtype == flat.dtype
+        self.parameters = flat.to(self.storage.dtype)
         self.shard = self.parameters[self.mine]
         if self.storage.zero == 3:
             self.shard = self.shard.clone()
@@ -144,8 +164,9 @@ class Bucket:
             self.master = _on_the_host(self.master)
 
     def _make_gradients(self) -> None:
-        self.gradients = torch.zeros(self.size, dtype=self.storage.exact, device=self.storage.device)
-        self.reduced = self.gradients[self.mine]
+        size, mine = (0, slice(0)) if self.is_frozen else (self.size, self.mine)
+        self.gradients = torch.zeros(size, dtype=self.storage.exact, device=self.storage.device)
+        self.reduced = self.gradients[mine]
         if self.storage.zero >= 2:
             self.reduced = self.reduced.clone()
         # what the optimizer reads: a copy where it works on the CPU
@@ -261,8 +282,13 @@ class Bucket:
 
 
 def flatten(named: Mapping[str, Sequence[Placement]], dp: Axis, storage: Storage) -> list[Bucket]:
-    """A bucket for each name's weights, in their order."""
-    return [Bucket(name, places, dp, storage) for name, places in named.items()]
+    """A bucket for each name's trained weights, and one for its frozen ones, in their order."""
+    parts = (
+        (name, [place for place in places if place.is_frozen == frozen])
+        for name, places in named.items()
+        for frozen in (False, True)
+    )
+    return [Bucket(name, places, dp, storage) for name, places in parts if places]
 
 
 def named_ranges(buckets: Sequence[Bucket]) -> Iterator[tuple[str, Bucket, ParamRange]]:
@@ -273,16 +299,17 @@ def named_ranges(buckets: Sequence[Bucket]) -> Iterator[tuple[str, Bucket, Param
 
 
 def _lay_out(places: Sequence[Placement]) -> tuple[list[ParamRange], list[ParamGroup], int]:
-    def kind(place: Placement) -> tuple[bool, bool, bool]:
-        return place.parameter.ndim < 2, place.dim is None, place.is_partial
+    def kind(place: Placement) -> tuple[bool, bool, bool, float, float]:
+        is_vector = place.parameter.ndim < 2
+        return is_vector, place.dim is None, place.is_partial, place.learning_rate, place.weight_decay
 
     ranges, groups, at = [], [], 0
-    for (plain, replicated, is_partial), members in groupby(sorted(places, key=kind), key=kind):
+    for (plain, replicated, is_partial, *factors), members in groupby(sorted(places, key=kind), key=kind):
         first = at
         for place in members:
             ranges.append(ParamRange(place, at))
             at += up(place.parameter.numel(), ALIGNMENT)
-        groups.append(ParamGroup(first, at, decayed=not plain, cut=not replicated, is_partial=is_partial))
+        groups.append(ParamGroup(first, at, not plain, not replicated, is_partial, *factors))
     return ranges, groups, at
 
 

@@ -17,7 +17,7 @@ from colonnade.optim.norm import squared_norm
 
 @torch.no_grad()
 def gradient_norm(owned: Ownership) -> Tensor:
-    """√Σ g² over the whole model, float64 [], equal on all ranks.
+    """√Σ g² over all trained weights of the model, float64 [], equal on all ranks.
 
     Sends one number, over pp and tp; under ZeRO, where each dp rank has a slice, over dp as well.
     """
@@ -28,7 +28,7 @@ def gradient_norm(owned: Ownership) -> Tensor:
         for group, at in bucket.local_groups()
         if is_counted(group, mesh.tp) and not _is_copy(bucket, mesh)
     ]
-    device = next(iter(owned.buckets.values())).reduced.device
+    device = owned.every[0].parameters.device
     mine = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=device)
     return all_reduce(mine, mesh.world if owned.zero else mesh.model).sqrt()
 

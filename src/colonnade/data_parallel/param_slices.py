@@ -9,9 +9,13 @@ from colonnade.optim.param_slice import ParamSlice, State, state_at
 
 
 def param_slices(buckets: Sequence[Bucket], states: Sequence[State], tp: Axis) -> list[ParamSlice]:
-    """Views of the buffers that an optimizer reads and writes. Weights are numbered as the buckets list them."""
+    """Views of the buffers that an optimizer reads and writes: nothing of frozen weights. Weights are numbered as the
+    buckets list them.
+    """
     found, first = [], 0
     for bucket, state in zip(buckets, states, strict=True):
+        if bucket.is_frozen:
+            continue
         found += list(_slices_of_bucket(bucket, state, tp, first))
         first += len(bucket.ranges)
     return found
@@ -24,6 +28,8 @@ def _slices_of_bucket(bucket: Bucket, state: State, tp: Axis, first_number: int)
             gradients=bucket.optimizer_gradients[at],
             state=state_at(state, at),
             decayed=group.decayed,
+            learning_rate=group.learning_rate,
+            weight_decay=group.weight_decay,
             counted=is_counted(group, tp),
             ranges=[
                 (first_number + number, within)

@@ -37,16 +37,20 @@ class Ownership:
         sequence_parallel: bool = False,
         tied: bool = False,
     ) -> None:
-        """`needs`: this rank's units in the order of the model, each with the buckets whose weights it multiplies with.
+        """`buckets`: of trained weights and of frozen ones. `needs`: this rank's units in the order of the model, each
+        with the buckets whose weights it multiplies with.
 
         `sequence_parallel`: each tp rank's gradients of replicated weights are of its part of the sequence alone.
         `tied`: the token table of the first stage is the output layer of the last.
         """
         self.mesh, self.zero, self.sequence_parallel, self.tied = mesh, zero, sequence_parallel, tied
-        self.buckets = {bucket.name: bucket for bucket in buckets}
-        self._needs = {unit: [self.buckets[name] for name in names] for unit, names in needs.items()}
+        self.every = list(buckets)
+        self.buckets = {bucket.name: bucket for bucket in buckets if not bucket.is_frozen}
+        self._needs = {unit: [each for each in buckets if each.name in names] for unit, names in needs.items()}
         completes = _first_needed(needs)
-        self._completes = {unit: [self.buckets[name] for name in names] for unit, names in completes.items()}
+        self._completes = {
+            unit: [self.buckets[name] for name in names if name in self.buckets] for unit, names in completes.items()
+        }
         self._uses: Sequence[str] = ()
         self._at = 0
         self._reducing: deque[Bucket] = deque()
@@ -81,7 +85,7 @@ class Ownership:
 
     def publish(self) -> None:
         """Hand all master weights, new from the optimizer or a checkpoint, to the layers."""
-        for bucket in self.buckets.values():
+        for bucket in self.every:
             self.mesh.ledger.unit = bucket.name
             bucket.publish()
         self.mesh.ledger.unit = ""

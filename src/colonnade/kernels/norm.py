@@ -33,7 +33,8 @@ class _RMSNorm(torch.autograd.Function):
         x, weight, scale = ctx.saved_tensors
         normed, g = _exact(x) * scale, _exact(grad)
         rows = tuple(range(x.ndim - 1))
-        gradient_of(weight).add_((g * normed).sum(rows))
+        if weight.requires_grad:
+            gradient_of(weight).add_((g * normed).sum(rows))
         g = g * _exact(weight)
         dx = g.sub_(normed.mul_((g * normed).mean(-1, keepdim=True))).mul_(scale)
         return dx.to(x.dtype), None, None, None
@@ -61,9 +62,11 @@ class _LayerNorm(torch.autograd.Function):
         # in fp32, inputs too: beside 16-bit inputs the kernels know weight gradients to 16 bits only
         wide_bias = None if bias is None else _exact(bias)
         wide = _exact(grad), _exact(x), weight.shape, _exact(mean), _exact(deviation), _exact(weight), wide_bias
-        dx, dw, db = torch.ops.aten.native_layer_norm_backward(*wide, [True, True, bias is not None])
-        gradient_of(weight).add_(dw)
-        if bias is not None:
+        trained = weight.requires_grad, bias is not None and bias.requires_grad
+        dx, dw, db = torch.ops.aten.native_layer_norm_backward(*wide, [True, *trained])
+        if weight.requires_grad:
+            gradient_of(weight).add_(dw)
+        if trained[1]:
             gradient_of(bias).add_(db)
         return dx.to(x.dtype), None, None, None, None
 
@@ -76,9 +79,10 @@ def _backward_of_16_bits(
     operands = grad, x, weight.shape, mean, deviation, weight.to(x.dtype), narrow_bias
     dx: Tensor = torch.ops.aten.native_layer_norm_backward(*operands, [True, False, False])[0]
     rows = tuple(range(x.ndim - 1))
-    if bias is not None:
+    if bias is not None and bias.requires_grad:
         gradient_of(bias).add_(grad.sum(rows, dtype=torch.float32))
-    gradient_of(weight).add_((x - mean).mul_(deviation).mul_(grad).sum(rows))  # mean [..., 1] in fp32 widens
+    if weight.requires_grad:
+        gradient_of(weight).add_((x - mean).mul_(deviation).mul_(grad).sum(rows))  # mean [..., 1] in fp32 widens
     return dx
 
 

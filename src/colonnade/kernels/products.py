@@ -2,7 +2,9 @@
 
 Every parameter owns its gradient from the start (`parameter.grad`, a view of a flat buffer, fp32 for 16-bit weights),
 so a weight gradient is added by the product itself: `grad += gᵀ x` is one GEMM with its sum, where autograd would
-make a second tensor of the weight's size and add that. Nothing else in the program may replace `parameter.grad`.
+make a second tensor of the weight's size and add that. Nothing else in the program may replace `parameter.grad`. A
+parameter that is frozen (`requires_grad` is False) has none: its product is left out, and what only that would read is
+not kept.
 
 By which kernel is the caller's decision (`choice.py`). Where 16-bit operands are multiplied in fp32, the result is
 rounded to 16 bits afterwards: its sums are at least as exact as those of 16-bit units. What is added up in fp32 is
@@ -170,12 +172,19 @@ class Operand(NamedTuple):
         bias = None if self.bias is None else self.bias[self.rows].to(x.dtype)
         return nn.functional.linear(x, widen(self.used, kernel), bias)
 
-    def add_gradients(self, grad: Tensor, x: Tensor, kernel: Kernel) -> None:
-        """Of the gradient of the product, [t, rows], and the layer's input, [t, i]."""
-        add_product_(gradient_of(self.weight)[self.rows], grad, x, kernel)
-        if self.bias is not None:
+    def add_gradients(self, grad: Tensor, x: Tensor | None, kernel: Kernel) -> None:
+        """Of the gradient of the product, [t, rows], and the layer's input, [.., i] (None: the weight is frozen)."""
+        if self.weight.requires_grad:
+            assert x is not None, "a weight gradient is made of the input"
+            add_product_(gradient_of(self.weight)[self.rows], grad, x.reshape(-1, x.shape[-1]), kernel)
+        if self.bias is not None and self.bias.requires_grad:
             gradient = gradient_of(self.bias)[self.rows]
             gradient.add_(grad.sum(0, dtype=gradient.dtype))
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it, or its bias, has a gradient."""
+        return self.weight.requires_grad or (self.bias is not None and self.bias.requires_grad)
 
 
 class _Linear(torch.autograd.Function):
@@ -191,13 +200,15 @@ class _Linear(torch.autograd.Function):
         rows: Any,
         *pairs: Any,
     ) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(kept, *pairs)
+        operands = _operands(pairs, rows)
+        reads = any(operand.weight.requires_grad for operand in operands)  # backward reads the input
+        ctx.save_for_backward(kept if reads else None, *pairs)
         x, ctx.entrance = entrance.enter(x)
         ctx.later, ctx.whole, ctx.rows, ctx.products = later, whole, rows, products
         kernel = products.of(x).forward
         wide = widen(x.reshape(-1, x.shape[-1]), kernel)
         with computed_by(kernel):
-            found = [operand.product(wide, kernel) for operand in _operands(pairs, rows)]
+            found = [operand.product(wide, kernel) for operand in operands]
         return tuple(y.to(x.dtype).view(*x.shape[:-1], -1) for y in found)
 
     @staticmethod
@@ -211,11 +222,12 @@ class _Linear(torch.autograd.Function):
             dx, arriving = ctx.entrance.start_back(dx.to(grads[0].dtype).view(*grads[0].shape[:-1], -1))
 
         def add_gradients() -> None:
-            x = whole(kept)
+            x = None if kept is None else whole(kept)
             for grad, operand in zip(wide, operands, strict=True):
-                operand.add_gradients(grad, x.reshape(-1, x.shape[-1]), kernels.weight_gradient)
+                operand.add_gradients(grad, x, kernels.weight_gradient)
 
-        ctx.later.add(add_gradients)  # while dx is on its way
+        if any(operand.is_trained for operand in operands):
+            ctx.later.add(add_gradients)  # while dx is on its way
         arriving.wait()
         return dx, None, None, None, None, None, None, *(None for _ in pairs)
 
@@ -270,8 +282,9 @@ class _AddBias(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (bias,) = ctx.saved_tensors
-        gradient = gradient_of(bias)
-        gradient.add_(grad.reshape(-1, grad.shape[-1]).sum(0, dtype=gradient.dtype))
+        if bias.requires_grad:
+            gradient = gradient_of(bias)
+            gradient.add_(grad.reshape(-1, grad.shape[-1]).sum(0, dtype=gradient.dtype))
         return grad, None
 
 

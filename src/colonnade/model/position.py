@@ -36,8 +36,9 @@ class _AddPositions(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (weight,) = ctx.saved_tensors
-        gradient = gradient_of(weight)
-        gradient[ctx.rows].add_(grad.sum(1, dtype=gradient.dtype))
+        if weight.requires_grad:
+            gradient = gradient_of(weight)
+            gradient[ctx.rows].add_(grad.sum(1, dtype=gradient.dtype))
         return grad, None, None
 
 
@@ -50,7 +51,8 @@ class _AddPositionsAt(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         weight, at = ctx.saved_tensors
-        add_rows_(gradient_of(weight), at, grad)
+        if weight.requires_grad:
+            add_rows_(gradient_of(weight), at, grad)
         return grad, None, None
 
 

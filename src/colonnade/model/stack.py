@@ -10,13 +10,14 @@ embeddings has a token table of its own, under the same name and with the same i
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from colonnade.architecture.families import architecture_of
 from colonnade.architecture.stack import TABLE
-from colonnade.architecture.statement import Unit
+from colonnade.architecture.statement import Architecture, Unit
 from colonnade.config.model import ModelConfig
 from colonnade.kernels.dropout import dropout
 from colonnade.model.inputs import Inputs
@@ -26,6 +27,7 @@ from colonnade.model.transformer import Block, residual_dtype
 from colonnade.randomness import Purpose
 from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
 from colonnade.tensor_parallel.parallel import Parallel
+from colonnade.tensor_parallel.placement import Placement, named_placements
 
 
 class Embedding(nn.Module):
@@ -119,6 +121,25 @@ class Stack(nn.Module, ABC):
     @abstractmethod
     def losses(self, x: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
         """The losses of a micro-batch, [] each, given what the last block hands on: those that `Unit.losses` names."""
+
+    def train_as(self, architecture: Architecture) -> None:
+        """Freeze the weights that this statement of the model says are frozen."""
+        self.architecture = architecture
+        stated = architecture.weights()
+        for bucket, places in named_placements(self.bucket_modules(), self.parallel.tp).items():
+            for place in places:
+                place.parameter.requires_grad_(not stated[f"{bucket}.{place.name}"].is_frozen)
+
+    def placements(self) -> dict[str, list[Placement]]:
+        """This rank's weights by bucket, with what the architecture says of how they are trained."""
+        stated = self.architecture.weights()
+
+        def treated(bucket: str, place: Placement) -> Placement:
+            weight = stated[f"{bucket}.{place.name}"]
+            return replace(place, learning_rate=weight.learning_rate, weight_decay=weight.weight_decay)
+
+        named = named_placements(self.bucket_modules(), self.parallel.tp)
+        return {bucket: [treated(bucket, place) for place in places] for bucket, places in named.items()}
 
     def units(self) -> dict[str, nn.Module]:
         """This rank's units in the order of a forward pass."""

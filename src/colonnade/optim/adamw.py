@@ -63,8 +63,8 @@ class AdamW:
             amsgrad=False,
             beta1=self.beta1,
             beta2=self.beta2,
-            lr=learning_rate,
-            weight_decay=self.weight_decay if params.decayed else 0.0,
+            lr=learning_rate * params.learning_rate,
+            weight_decay=self.weight_decay * params.weight_decay if params.decayed else 0.0,
             eps=self.epsilon,
             maximize=False,
         )

@@ -65,7 +65,7 @@ class Lamb:
                 _add_squares_(squares, params, self._direction(params, step))
         rates = learning_rate * _trust_ratio(total(squares).sqrt())
         for params in adapted:
-            _apply_step_(params, self._direction(params, step), rates)
+            _apply_step_(params, self._direction(params, step), rates * params.learning_rate)
         rest = [params for params in slices if not params.decayed]
         self._adam.update_(rest, step=step, learning_rate=learning_rate, factor=factor)
 
@@ -83,7 +83,9 @@ class Lamb:
         """r, before the trust ratio: a new tensor, as long as the slice."""
         size = params.state["exp_avg_sq"].div(1.0 - self.beta2**step).sqrt_().add_(self.epsilon)
         size.mul_(1.0 - self.beta1**step)
-        return torch.div(params.state["exp_avg"], size, out=size).add_(params.weights, alpha=self.weight_decay)
+        return torch.div(params.state["exp_avg"], size, out=size).add_(
+            params.weights, alpha=self.weight_decay * params.weight_decay
+        )
 
 
 def _add_squares_(squares: Tensor, params: ParamSlice, direction: Tensor) -> None:

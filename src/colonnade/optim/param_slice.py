@@ -44,6 +44,10 @@ class ParamSlice:
     ranges: Sequence[tuple[int, slice]] = ()
     """Each weight, or what of it lies here: its number, which is the same on all ranks, and where in the slice it is.
     What no range covers is padding, zero. An undecayed slice needs none."""
+    learning_rate: float = 1.0
+    """[factor] On the run's."""
+    weight_decay: float = 1.0
+    """[factor] On the run's, where it applies."""
 
 
 class Optimizer(Protocol):

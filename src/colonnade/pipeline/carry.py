@@ -21,9 +21,9 @@ Gradients = tuple[Tensor | None, ...]
 """One entry for each tensor of a carry; None where it has no gradient."""
 
 
-def leaves(carry: Carry) -> Carry:
-    """The same numbers as the start of a graph of its own. No copy."""
-    return tuple(x.detach().requires_grad_(x.is_floating_point()) for x in carry)
+def leaves(carry: Carry, *, gradients: bool = True) -> Carry:
+    """The same numbers as the start of a graph of its own. No copy. `gradients`: whether anybody wants theirs."""
+    return tuple(x.detach().requires_grad_(gradients and x.is_floating_point()) for x in carry)
 
 
 def complete(entries: Gradients) -> Carry:
@@ -49,7 +49,7 @@ def gradients_or_zeros(carry: Carry, gradients: Gradients) -> Gradients:
 def backward_from(out: Carry, gradients: Gradients | None) -> None:
     """Backward through the graph of `out`, given the gradients of its tensors. None: `out` is a loss."""
     if gradients is None:
-        torch.autograd.backward(out)
+        torch.autograd.backward([loss for loss in out if loss.requires_grad])
         return
     starts = [(x, g) for x, g in zip(out, gradients, strict=True) if g is not None and x.requires_grad]
     if starts:

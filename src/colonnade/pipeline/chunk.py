@@ -9,6 +9,8 @@ carries: tuples of tensors (`carry.py`).
 
 Recomputation (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016): of a group of units only the input
 is kept, and backward runs the group forward once more. Masks are pure functions, so no generator is rewound.
+
+Where nothing is trained in a unit or before it, there is no backward: nothing is kept, and gradients end behind it.
 """
 
 from collections.abc import Sequence
@@ -94,19 +96,16 @@ class Chunk:
         if kind == "F":
             return [unit.name for unit in self.units]
         every = [unit for group, again in reversed(self.groups) for unit in [*(group if again else []), *group[::-1]]]
-        return [unit.name for unit in every]
+        return [unit.name for unit in every if unit.has_backward]
 
     def forward(self, microbatch: int, carry: Carry, inputs: Any) -> Carry:
         """What goes into the chunk -> what comes out of it, without graph: the carry, or the micro-batch's loss []."""
         self._passed[microbatch] = []
         for group, again in self.groups:
-            entry = leaves(carry)
-            if again:
-                with torch.no_grad():
-                    passed = [_Passed(group, entry, ())]
-                    carry = entry
-                    for unit in group:
-                        carry = self._run(unit, carry, inputs)
+            entry = leaves(carry, gradients=group[0].sends_back)
+            if again or not group[0].has_backward:
+                passed = [_Passed(group, entry, ())] if again else []
+                carry = self._run_only(group, entry, inputs)
             else:
                 passed = self._pass(group, entry, inputs)
                 carry = passed[-1].out
@@ -129,7 +128,7 @@ class Chunk:
             del passed
             while again:
                 gradients = self._back_through(again, microbatch, gradients, last=last, split=split)
-        assert gradients is not None, "a chunk has a unit"
+        assert gradients is not None, "a chunk has a unit with a backward"
         return gradients_or_zeros(entry, gradients)
 
     def _back_through(
@@ -151,7 +150,7 @@ class Chunk:
 
     def weights(self, microbatch: int, *, last: bool) -> None:
         """Compute the weight gradients that a split `backward` has deferred."""
-        for unit, queue in self._deferred.pop(microbatch):
+        for unit, queue in self._deferred.pop(microbatch, []):
             self.owner.open(unit.name)
             queue.run()
             self.owner.gradients_ready(unit.name, last=last)
@@ -166,6 +165,13 @@ class Chunk:
                 self.owner.release(unit.name)
         return carry
 
+    @torch.no_grad()
+    def _run_only(self, units: Sequence[Unit], carry: Carry, inputs: Any) -> Carry:
+        """Run units, keeping nothing."""
+        for unit in units:
+            carry = self._run(unit, carry, inputs)
+        return carry
+
     def _pass(self, units: Sequence[Unit], entry: Carry, inputs: Any) -> list[_Passed]:
         """Run units one by one, keeping the graph of each."""
         passed: list[_Passed] = []
@@ -173,7 +179,7 @@ class Chunk:
             with torch.enable_grad():
                 out = self._run(unit, entry, inputs)
             passed.append(_Passed([unit], entry, out))
-            entry = leaves(out)
+            entry = leaves(out)  # what comes behind a unit with a backward sends back
         return passed
 
     def _run(self, unit: Unit, carry: Carry, inputs: Any) -> Carry:

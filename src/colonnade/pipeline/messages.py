@@ -38,8 +38,11 @@ def chunk_number(stage: int, chunk: int, num_stages: int) -> int:
     return chunk * num_stages + stage
 
 
-def sends(schedules: Sequence[Sequence[Action]], num_chunks: int) -> list[list[Sent]]:
-    """What each stage sends, in order, given every stage's actions. Messages of a stage to itself are among them."""
+def sends(schedules: Sequence[Sequence[Action]], num_chunks: int, first_trained: int = 0) -> list[list[Sent]]:
+    """What each stage sends, in order, given every stage's actions. Messages of a stage to itself are among them.
+
+    `first_trained`: the first chunk with a backward. Those before it get no gradients.
+    """
     num_stages = len(schedules)
     places = [{action: place for place, action in enumerate(actions)} for actions in schedules]
 
@@ -47,7 +50,7 @@ def sends(schedules: Sequence[Sequence[Action]], num_chunks: int) -> list[list[S
         for place, action in enumerate(schedules[stage]):
             number = chunk_number(stage, action.chunk, num_stages)
             target = {"F": number + 1, "B": number - 1}.get(action.kind)
-            if target is None or not 0 <= target < num_chunks:
+            if target is None or not (0 if action.kind == "F" else first_trained) <= target < num_chunks:
                 continue
             to, chunk = target % num_stages, target // num_stages
             use = places[to][Action(action.kind, action.microbatch, chunk)]

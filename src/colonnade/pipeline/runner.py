@@ -37,6 +37,8 @@ class Runner:
     schedule: str
     device: torch.device
     """Where the losses are."""
+    first_trained: int = 0
+    """The first chunk of the model with a backward, counted over all stages."""
     num_losses: int = 1
     """How many the model's last unit returns."""
 
@@ -50,7 +52,9 @@ class Runner:
         mine = schedules[self.pp.rank]
         self.owner.expect([unit for action in mine if action.kind != "W" for unit in self._uses(action)])
         last = {(action.kind, action.chunk): action for action in mine}
-        mailbox = Mailbox(sends(schedules, self.num_chunks), self.pp, partial(self._buffers, inputs))
+        mailbox = Mailbox(
+            sends(schedules, self.num_chunks, self.first_trained), self.pp, partial(self._buffers, inputs)
+        )
         computed = [
             self._do(action, inputs[action.microbatch], mailbox, last=action is last[action.kind, action.chunk])
             for action in mine
@@ -102,6 +106,8 @@ class Runner:
 
     def _backward(self, action: Action, inputs: Any, mailbox: Mailbox, *, last: bool) -> None:
         microbatch, number = action.microbatch, self._number(action)
+        if number < self.first_trained:
+            return
         gradients = self.chunks[action.chunk].backward(
             microbatch,
             mailbox.take(Message("B", microbatch, number + 1)) if number < self.num_chunks - 1 else None,
@@ -109,7 +115,7 @@ class Runner:
             last=last,
             split=self._splits,
         )
-        if number > 0:
+        if number > self.first_trained:
             mailbox.put(Message("B", microbatch, number), gradients)
 
     def _number(self, action: Action) -> int:

@@ -6,7 +6,8 @@ from math import lcm
 
 import torch
 
-from colonnade.architecture.families import architecture_of
+from colonnade.architecture.parts import trained_architecture
+from colonnade.architecture.statement import Architecture
 from colonnade.config.describe import first_line
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config, ParallelConfig
@@ -33,8 +34,9 @@ def banner(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus, dec
     memory = _largest(own, mesh)
     free, ranks_here = free_memory(device), 1 if device.type == "cuda" else launch.num_local_ranks()
     notes = [*_notes(config, corpus), *decision.notes, *_too_much(memory, free, ranks_here)]
+    architecture = trained_architecture(config, corpus.vocab_size)
     rows = {
-        "model": _model(config, corpus),
+        "model": _model(config, corpus, architecture),
         "layout": _layout(config.parallel, transport(mesh, device)),
         "device": _device(device, config.train.device),
         "precision": config.train.precision,
@@ -47,7 +49,8 @@ def banner(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus, dec
     lines = [] if launch.is_rank() else [first_line(config)]  # where ranks were started, that was said before
     lines += [f"  {name:<{_INDENT}}{row}" for name, row in rows.items()]
     fields = {
-        "parameters": architecture_of(config.model, corpus.vocab_size).num_parameters,
+        "parameters": architecture.num_parameters,
+        "trained_parameters": architecture.num_trained,
         "layout": str(mesh.layout),
         "ranks": mesh.layout.num_ranks,
         "device": device.type,
@@ -77,11 +80,11 @@ def transport(mesh: Mesh, device: torch.device) -> str:
     return " and ".join(sorted(carried, reverse=True))
 
 
-def _model(config: Config, corpus: Corpus) -> str:
-    model = config.model
-    parameters = architecture_of(model, corpus.vocab_size).num_parameters
+def _model(config: Config, corpus: Corpus, architecture: Architecture) -> str:
+    model, every, trained = config.model, architecture.num_parameters, architecture.num_trained
+    parameters = f"{every:,} parameters" if trained == every else f"{trained:,} of {every:,} parameters trained"
     return (
-        f"{model.kind}, {parameters:,} parameters: {counted(model.num_layers, 'layer')}, hidden {model.hidden_size:,}, "
+        f"{model.kind}, {parameters}: {counted(model.num_layers, 'layer')}, hidden {model.hidden_size:,}, "
         f"{counted(model.num_heads, 'head')}, sequences of {model.seq_length:,}, vocabulary {corpus.vocab_size:,}"
     )
 

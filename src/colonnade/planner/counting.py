@@ -195,8 +195,9 @@ def _buckets(
 
 def _placement(weight: Weight, tp: int) -> Placement:
     local = weight.local_shape(tp)
-    parameter, dim = nn.Parameter(torch.empty(local, device=META)), None if weight.is_shared(tp) else weight.cut
-    return Placement(weight.name, parameter, weight.shape, dim, 0, local[0], weight.is_partial)
+    parameter = nn.Parameter(torch.empty(local, device=META), requires_grad=not weight.is_frozen)
+    dim, factors = None if weight.is_shared(tp) else weight.cut, (weight.learning_rate, weight.weight_decay)
+    return Placement(weight.name, parameter, weight.shape, dim, 0, local[0], weight.is_partial, *factors)
 
 
 def _tensor(handed: Handed) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from colonnade.architecture.families import architecture_of
-from colonnade.architecture.statement import Unit
+from colonnade.architecture.statement import Architecture, Unit
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import ParallelConfig, TrainConfig
 from colonnade.data_parallel.buckets import Storage, flatten
@@ -34,7 +34,6 @@ from colonnade.pipeline.chunk import Model
 from colonnade.planner.example import example_inputs
 from colonnade.planner.live import LiveTensors
 from colonnade.planner.stand_in import META, Device, StandIn
-from colonnade.tensor_parallel.placement import named_placements
 from colonnade.train.state import build_model, parallel_of
 
 T = TypeVar("T")
@@ -98,14 +97,18 @@ def kept_of(
     device: Device,
     separate_documents: bool = False,
     products: Products | None = None,
+    architecture: Architecture | None = None,
 ) -> dict[str, Kept]:
-    """What a micro-batch leaves in a unit of each kind, where ranks compute on `device`; a CPU is one of this kind."""
-    units = {unit.kind: unit for unit in reversed(architecture_of(model, vocab_size).units)}  # the first of each
+    """What a micro-batch leaves in a unit of each kind, where ranks compute on `device`; a CPU is one of this kind.
+    `architecture`: with what of the model is trained; None: all.
+    """
+    architecture = architecture or architecture_of(model, vocab_size)
+    units = {unit.kind: unit for unit in reversed(architecture.units)}  # the first of each
     tp, dtype = paper_mesh(Layout(tp=parallel.tp), 0).tp, DTYPES[train.precision]
     layers, names = parallel_of(parallel, tp, products), [unit.name for unit in reversed(units.values())]
     with META:
-        built = build_model(model, vocab_size, layers, dtype=dtype, units=names)
-    flatten(named_placements(built.bucket_modules(), tp), Axis("dp"), Storage(dtype=dtype, device=META))
+        built = build_model(model, vocab_size, layers, dtype=dtype, units=names, architecture=architecture)
+    flatten(built.placements(), Axis("dp"), Storage(dtype=dtype, device=META))
     inputs = example_inputs(model, train, vocab_size, META, separate_documents=separate_documents)
     with StandIn(device):
         return {kind: unit_kept(built, unit, inputs, layers.weight_gradients) for kind, unit in units.items()}
@@ -121,7 +124,7 @@ def unit_kept(model: Model, unit: Unit, inputs: Any, later: WeightGradients) -> 
 
 
 def _after_forward(model: Model, unit: Unit, inputs: Any, live: LiveTensors) -> Kept:
-    entry = leaves(model.carry_buffers(inputs, unit.name))
+    entry = leaves(model.carry_buffers(inputs, unit.name), gradients=unit.sends_back)
     before = live.bytes.total()
     first = model.run(unit.name, entry, inputs)
     with_shared = live.bytes.total() - before
@@ -175,7 +178,7 @@ class _Back:
 
 def _backward(model: Model, unit: Unit, inputs: Any, flows: Sequence[bool], live: LiveTensors) -> _Back:
     """`flows`: whether a gradient comes for what is handed on; none where it makes losses."""
-    entry = leaves(model.carry_buffers(inputs, unit.name))
+    entry = leaves(model.carry_buffers(inputs, unit.name), gradients=unit.sends_back)
     out = model.run(unit.name, entry, inputs)
     gradients = None if unit.is_loss else tuple(map(_gradient, out, flows))
     _, most = most_of(lambda: backward_from(out, gradients), live)

@@ -13,7 +13,7 @@ compute type, e of the exact one (4, or 8 under fp64):
     operators                   what they need besides while they run, at the worst moment: logits, operands in another
                                 type, gradients on their way
 
-Not counted: memory inside kernels, and what libraries take for themselves.
+Frozen weights have parameters alone. Not counted: memory inside kernels, and what libraries take for themselves.
 """
 
 from collections.abc import Mapping
@@ -66,10 +66,13 @@ def rank_memory(
     device: Device = "cuda",
     separate_documents: bool = False,
     products: Products | None = None,
+    architecture: Architecture | None = None,
 ) -> Memory:
     """What a rank of this pipeline stage takes, where ranks compute on `device`; a CPU is one of this machine's kind.
-    Raises LayoutError for what cannot be cut or scheduled.
+    `architecture`: with what of the model is trained; None: all. Raises LayoutError for what cannot be cut or
+    scheduled.
     """
+    architecture = architecture or architecture_of(model, vocab_size)
     kept = kept_of(
         model,
         parallel,
@@ -78,8 +81,9 @@ def rank_memory(
         device=device,
         separate_documents=separate_documents,
         products=products,
+        architecture=architecture,
     )
-    return stage_memory(architecture_of(model, vocab_size), kept, parallel, train, stage=stage, device=device)
+    return stage_memory(architecture, kept, parallel, train, stage=stage, device=device)
 
 
 def stage_memory(
@@ -103,9 +107,13 @@ def resident(
     """What a rank holds all the time. Raises LayoutError for what cannot be cut."""
     units = [unit for chunk in chunks_of_stage(architecture, parallel, stage) for unit in chunk]
     buckets = dict.fromkeys(bucket for unit in units for bucket in unit.buckets)
-    held = _Buffers(sum(bucket_length(architecture, bucket, parallel) for bucket in buckets), parallel, train)
+    trained, frozen = (
+        sum(bucket_length(architecture, bucket, parallel, frozen=frozen) for bucket in buckets)
+        for frozen in (False, True)
+    )
+    held = _Buffers(trained, parallel, train)
     return Memory(
-        parameters=held.parameters,
+        parameters=held.parameters + _Buffers(frozen, parallel, train).parameters,
         gradients=held.gradients,
         optimizer=0 if parallel.offload else held.optimizer,
         host=held.optimizer + (0 if device == "cpu" else held.reduced) if parallel.offload else 0,
@@ -114,9 +122,10 @@ def resident(
     )
 
 
-def bucket_length(architecture: Architecture, bucket: str, parallel: ParallelConfig) -> int:
-    """[elements] A bucket's flat buffers on one rank."""
-    return buffer_length((prod(w.local_shape(parallel.tp)) for w in architecture.buckets[bucket]), parallel.dp)
+def bucket_length(architecture: Architecture, bucket: str, parallel: ParallelConfig, *, frozen: bool = False) -> int:
+    """[elements] The flat buffers of a bucket's trained weights, or of its frozen ones, on one rank."""
+    weights = [weight for weight in architecture.buckets[bucket] if weight.is_frozen == frozen]
+    return buffer_length((prod(weight.local_shape(parallel.tp)) for weight in weights), parallel.dp)
 
 
 @dataclass(frozen=True)

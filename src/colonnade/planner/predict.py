@@ -2,6 +2,7 @@
 
 import torch
 
+from colonnade.architecture.parts import trained_architecture
 from colonnade.config.schema import Config
 from colonnade.kernels.choice import Products
 from colonnade.planner.memory import Memory, rank_memory
@@ -23,4 +24,5 @@ def predict(
         device=device_of(device.type),
         separate_documents=config.data.documents == "separate",
         products=products,
+        architecture=trained_architecture(config, vocab_size),
     )

@@ -9,13 +9,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from colonnade.architecture.families import architecture_of
+from colonnade.architecture.parts import trained_architecture
+from colonnade.architecture.statement import Architecture
 from colonnade.config.model import ModelConfig
 from colonnade.config.numbers import counted
-from colonnade.config.schema import ParallelConfig, TrainConfig
+from colonnade.config.schema import Config, ParallelConfig, TrainConfig
 from colonnade.mesh.layout import Layout
 from colonnade.planner.kept import kept_of
 from colonnade.planner.memory import Memory, stage_memory
-from colonnade.planner.stand_in import Device
+from colonnade.planner.stand_in import Device, device_of
 from colonnade.planner.traffic import Step, totals, traffic
 
 SMALL = 1000
@@ -46,6 +48,8 @@ class RankPlan:
     layout: Layout
     parameters: int
     """Of the whole model."""
+    trained: int
+    """Of these, not frozen."""
     kinds: tuple[RankKind, ...]
 
 
@@ -58,22 +62,50 @@ def plan_ranks(
     vocab_size: int,
     device: Device = "cuda",
     separate_documents: bool = False,
+    architecture: Architecture | None = None,
 ) -> RankPlan:
-    """Memory and traffic of every kind of rank. Raises LayoutError for what cannot be cut or scheduled."""
-    layout, architecture = Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp), architecture_of(model, vocab_size)
-    kept = kept_of(model, parallel, train, vocab_size=vocab_size, device=device, separate_documents=separate_documents)
+    """Memory and traffic of every kind of rank. `architecture`: with what of the model is trained; None: all. Raises
+    LayoutError for what cannot be cut or scheduled.
+    """
+    layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp)
+    architecture = architecture or architecture_of(model, vocab_size)
+    kept = kept_of(
+        model,
+        parallel,
+        train,
+        vocab_size=vocab_size,
+        device=device,
+        separate_documents=separate_documents,
+        architecture=architecture,
+    )
     kinds: dict[tuple[Any, ...], list[int]] = {}
     for stage in range(parallel.pp):
         memory = stage_memory(architecture, kept, parallel, train, stage=stage, device=device)
-        step = Step(model, parallel, train, optimizer, vocab_size, layout.rank_at(pp=stage, dp=0, tp=0))
+        rank = layout.rank_at(pp=stage, dp=0, tp=0)
+        step = Step(model, parallel, train, optimizer, vocab_size, rank, stated=architecture)
         kinds.setdefault((memory, tuple(totals(traffic(step)).items())), []).append(stage)
     return RankPlan(
         layout,
         architecture.num_parameters,
+        architecture.num_trained,
         tuple(
             RankKind(tuple(stages), len(stages) * parallel.dp * parallel.tp, memory, dict(sent))
             for (memory, sent), stages in kinds.items()
         ),
+    )
+
+
+def plan_run(config: Config, vocab_size: int) -> RankPlan:
+    """`plan_ranks` of a whole configuration."""
+    return plan_ranks(
+        config.model,
+        config.parallel,
+        config.train,
+        optimizer=config.optim.name,
+        vocab_size=vocab_size,
+        device=device_of(config.train.device),
+        separate_documents=config.data.documents == "separate",
+        architecture=trained_architecture(config, vocab_size),
     )
 
 
@@ -94,8 +126,9 @@ def as_text(plan: RankPlan) -> str:
         for row, kind in zip(memory[1:], plan.kinds, strict=True):
             row.append(amount(kind.memory.host))
     ranks = counted(plan.layout.num_ranks, "rank")
+    trained = "" if plan.trained == plan.parameters else f", {plan.trained:,} of them trained,"
     lines = [
-        f"{plan.parameters:,} parameters on {ranks} ({plan.layout})",
+        f"{plan.parameters:,} parameters{trained} on {ranks} ({plan.layout})",
         "",
         f"memory of a rank, {NOT_COUNTED}:",
         "",
@@ -132,6 +165,7 @@ def as_json(plan: RankPlan) -> dict[str, Any]:
     return {
         "num_ranks": plan.layout.num_ranks,
         "parameters": plan.parameters,
+        "trained_parameters": plan.trained,
         "ranks": [
             {
                 "stages": list(kind.stages),

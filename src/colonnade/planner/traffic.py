@@ -12,27 +12,27 @@ Written from the papers and not from the program, so that the ledger can be held
     ZeRO 3                  each parameter gathered whenever its layer is about to run and is not there already
     pipeline                the residual stream forward and its gradient back, for each micro-batch and each cut
     full recomputation      everything that a layer sends forward, twice
+    frozen parts            no gradients over dp; no backward where nothing at or below is trained; no all-gather for a
+                            weight gradient that nobody wants
 
 Bytes are those of the tensor that a rank puts in (or receives), as in the ledger.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
-from math import prod
-from typing import NamedTuple
 
 from colonnade.architecture.families import architecture_of
-from colonnade.architecture.statement import Architecture, Unit, Weight, vocab_rows_per_rank
+from colonnade.architecture.statement import Architecture, Unit, vocab_rows_per_rank
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import ParallelConfig, TrainConfig
-from colonnade.data_parallel.lengths import buffer_length, weights_length
+from colonnade.data_parallel.lengths import buffer_length
 from colonnade.mesh.layout import Layout
 from colonnade.pipeline.messages import sends
-from colonnade.pipeline.partition import chunks_of_stage
+from colonnade.pipeline.partition import chunks, chunks_of_stage
 from colonnade.pipeline.recompute import groups
 from colonnade.pipeline.schedule import Action, actions
+from colonnade.planner.local import Local, local, ranges
 from colonnade.tensor_parallel.logits import CHUNK_LOGITS, CUDA_CHUNKS
 
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
@@ -51,18 +51,6 @@ class Flow:
     """In all, not each."""
 
 
-class Local(NamedTuple):
-    """One weight on one rank."""
-
-    size: int
-    """[elements]"""
-    is_vector: bool
-    is_cut: bool
-    """Over tp: other ranks have other elements."""
-    is_partial: bool
-    """All ranks of tp have it, and each uses a shard: gradients are partial sums."""
-
-
 @dataclass(frozen=True)
 class Step:
     """One rank's training step: all that decides about its traffic."""
@@ -77,6 +65,8 @@ class Step:
     """fp16: gradients overflowed, so that no weight was updated."""
     cuda: bool = False
     """Whether it runs on CUDA, where more of the loss is computed at once."""
+    stated: Architecture | None = None
+    """The model, with what of it is trained; None: all."""
 
     @property
     def layout(self) -> Layout:
@@ -89,7 +79,7 @@ class Step:
 
     @cached_property
     def architecture(self) -> Architecture:
-        return architecture_of(self.model, self.vocab_size)
+        return self.stated or architecture_of(self.model, self.vocab_size)
 
     @cached_property
     def chunks(self) -> list[list[Unit]]:
@@ -102,21 +92,35 @@ class Step:
 
     @cached_property
     def weights(self) -> dict[str, list[Local]]:
-        """What this rank has of every weight of its stage, by bucket."""
-        buckets = dict.fromkeys(bucket for chunk in self.chunks for unit in chunk for bucket in unit.buckets)
-        return {
-            bucket: [_local(weight, self.parallel.tp) for weight in weights]
-            for bucket in buckets
-            if (weights := self.architecture.buckets[bucket])
-        }
+        """What this rank has of every trained weight of its stage, by bucket."""
+        return self._held(frozen=False)
 
     @cached_property
     def lengths(self) -> dict[str, int]:
-        """The elements of every bucket's flat buffers."""
+        """The elements of every bucket's flat buffers of trained weights."""
+        return self._lengths(self.weights)
+
+    @cached_property
+    def frozen_lengths(self) -> dict[str, int]:
+        """Those of frozen ones."""
+        return self._lengths(self._held(frozen=True))
+
+    def _held(self, *, frozen: bool) -> dict[str, list[Local]]:
+        buckets = dict.fromkeys(bucket for chunk in self.chunks for unit in chunk for bucket in unit.buckets)
+        every = {bucket: [local(w, self.parallel.tp) for w in self.architecture.buckets[bucket]] for bucket in buckets}
+        found = {bucket: [w for w in weights if w.is_frozen == frozen] for bucket, weights in every.items()}
+        return {bucket: weights for bucket, weights in found.items() if weights}
+
+    def _lengths(self, held: Mapping[str, Sequence[Local]]) -> dict[str, int]:
         return {
             bucket: buffer_length((weight.size for weight in weights), self.parallel.dp)
-            for bucket, weights in self.weights.items()
+            for bucket, weights in held.items()
         }
+
+    def trains(self, unit: Unit, *names: str) -> bool:
+        """Whether a weight of a unit is trained whose name in its bucket begins so."""
+        weights = (weight for bucket in unit.buckets for weight in self.architecture.buckets[bucket])
+        return any(weight.name.startswith(names) and not weight.is_frozen for weight in weights)
 
     @property
     def shares(self) -> int:
@@ -139,6 +143,12 @@ class Step:
             actions(parallel.schedule, stage, parallel.pp, self.num_microbatches, parallel.virtual_stages)
             for stage in range(parallel.pp)
         ]
+
+    @property
+    def first_trained(self) -> int:
+        """The first chunk of the model with a backward."""
+        every = chunks(self.architecture, self.parallel)
+        return next(number for number, units in enumerate(every) if units[-1].has_backward)
 
     @property
     def tokens(self) -> int:
@@ -213,28 +223,56 @@ def _over_tp(step: Step, operation: str, what: str, count: int) -> Flow:
 
 
 def _blocks(step: Step) -> Iterator[Flow]:
-    twice = step.parallel.recompute == "full"
+    blocks = [unit for chunk in step.chunks for unit in chunk if unit.recomputes]
+    full = step.parallel.recompute == "full"
+    twice = sum(full and unit.has_backward for unit in blocks)
     again = ", and again in recomputation" if twice else ""
-    n = 2 * step.num_microbatches * step.count(lambda unit: unit.recomputes)
-    forward = n * (1 + twice)
+    n, forward = step.num_microbatches, 2 * step.num_microbatches * (len(blocks) + twice)
+    back = [_back(step, unit) for unit in blocks]
+    into, out, gathered = (n * sum(each[place] for each in back) for place in range(3))
     if not step.parallel.sequence_parallel:
         yield _over_tp(step, "all_reduce", f"2 a layer forward, behind attention and MLP{again}", forward)
-        yield _over_tp(step, "all_reduce", "2 a layer backward, before attention and MLP", n)
+        yield _over_tp(step, "all_reduce", "2 a layer backward, before attention and MLP", into)
         return
     yield _over_tp(step, "all_gather", f"2 a layer forward, before attention and MLP{again}", forward)
     yield _over_tp(step, "reduce_scatter", f"2 a layer forward, behind attention and MLP{again}", forward)
-    yield _over_tp(step, "all_gather", "2 a layer backward, behind attention and MLP", n)
-    yield _over_tp(step, "reduce_scatter", "2 a layer backward, before attention and MLP", n)
-    yield _over_tp(step, "all_gather", "2 a layer backward, what its weight gradients are made of", n)
+    yield _over_tp(step, "all_gather", "2 a layer backward, behind attention and MLP", out)
+    yield _over_tp(step, "reduce_scatter", "2 a layer backward, before attention and MLP", into)
+    yield _over_tp(step, "all_gather", "2 a layer backward, what its weight gradients are made of", gathered)
+
+
+def _back(step: Step, unit: Unit) -> tuple[int, int, int]:
+    """Of a layer's two halves: whose input has a gradient, whose output has one, which trains the weights that read its
+    input. All of them, where nothing is frozen.
+    """
+    pre, flows = step.model.norm_position == "pre", unit.sends_back
+    found = []
+    for half, row, columns in (
+        ("attention", "attention.output.weight", ("attention.qkv.", "attention.query.", "attention.key_value.")),
+        ("mlp", "mlp.down.weight", ("mlp.up.", "mlp.gate.")),
+    ):
+        into = flows or (pre and step.trains(unit, f"{half}_norm."))
+        inner = step.trains(unit, *columns, "attention.query_norm.", "attention.key_norm.", row)
+        reads = step.trains(unit, *(f"{column}weight" for column in columns))
+        found.append((into, into or inner, reads))
+        flows = into or step.trains(unit, f"{half}.", f"{half}_norm.")
+    into, out, reads = (sum(each) for each in zip(*found, strict=True))
+    return into, out, reads
 
 
 def _embedding(step: Step) -> Iterator[Flow]:
-    n = step.num_microbatches * step.count(lambda unit: unit.reads_tokens)
+    units = [unit for chunk in step.chunks for unit in chunk if unit.reads_tokens]
+    n, trained = step.num_microbatches * len(units), [unit for unit in units if _trains_table(step, unit)]
     if not step.parallel.sequence_parallel:
         yield _over_tp(step, "all_reduce", "embedding forward", n)
         return
     yield _over_tp(step, "reduce_scatter", "embedding forward", n)
-    yield _over_tp(step, "all_gather", "embedding backward", n)
+    yield _over_tp(step, "all_gather", "embedding backward", step.num_microbatches * len(trained))
+
+
+def _trains_table(step: Step, unit: Unit) -> bool:
+    """Whether the first of the buckets that a unit reads, its token table, is trained."""
+    return not all(weight.is_frozen for weight in step.architecture.buckets[unit.buckets[0]])
 
 
 def _head(step: Step) -> Iterator[Flow]:
@@ -244,11 +282,13 @@ def _head(step: Step) -> Iterator[Flow]:
     chunks = max(1, -(-step.tokens * rows // limit))
     chunks = -(-step.tokens // -(-step.tokens // chunks))  # equal chunks of tokens: there may be fewer
     yield Flow("tp", "all_gather", "loss, 2 numbers a token", n * chunks, n * 2 * step.tokens * step.exact)
+    units = [unit for chunk in step.chunks for unit in chunk if unit.is_loss]
+    back = step.num_microbatches * sum(unit.sends_back or step.trains(unit, "norm.", "dense") for unit in units)
     if not step.parallel.sequence_parallel:
-        yield _over_tp(step, "all_reduce", "head backward", n)
+        yield _over_tp(step, "all_reduce", "head backward", back)
         return
     yield _over_tp(step, "all_gather", "head forward", n)
-    yield _over_tp(step, "reduce_scatter", "head backward", n)
+    yield _over_tp(step, "reduce_scatter", "head backward", back)
 
 
 def _pairs(step: Step) -> Iterator[Flow]:
@@ -270,12 +310,6 @@ def _pairs(step: Step) -> Iterator[Flow]:
     yield Flow("tp", "all_reduce", "loss of pairs, from the first rank", n, n * step.exact)
 
 
-def _local(weight: Weight, tp: int) -> Local:
-    shared = weight.is_shared(tp)
-    size, is_cut = prod(weight.local_shape(tp)), weight.cut is not None and not shared
-    return Local(size, len(weight.shape) < 2, is_cut, weight.is_partial or shared)
-
-
 def _replicated(step: Step) -> Iterator[Flow]:
     """Gradients of weights that all tp ranks have alike, of this rank's slice: under sequence parallelism all of them,
     else those of which each rank uses a shard.
@@ -284,21 +318,10 @@ def _replicated(step: Step) -> Iterator[Flow]:
     numbers = sum(
         _in_slice(step, bucket, start, stop)
         for bucket, weights in step.weights.items()
-        for (_, is_cut, is_partial), start, stop in _ranges(weights)
-        if is_partial or (every and not is_cut)
+        for kind, start, stop in ranges(weights)
+        if kind.is_partial or (every and kind.is_replicated)
     )
     yield Flow("tp", "all_reduce", "gradients of replicated weights", int(numbers > 0), numbers * step.exact)
-
-
-def _ranges(weights: Sequence[Local]) -> Iterator[tuple[tuple[bool, bool, bool], int, int]]:
-    """(kind, from where, to where) in a bucket's buffers: matrices before vectors, within those what is cut first, and
-    partial sums last.
-    """
-    start = 0
-    for kind in product((False, True), (True, False), (False, True)):
-        length = weights_length(w.size for w in weights if (w.is_vector, w.is_cut, w.is_partial) == kind)
-        yield kind, start, start + length
-        start += length
 
 
 def _in_slice(step: Step, bucket: str, start: int, stop: int) -> int:
@@ -322,16 +345,23 @@ def _gradients(step: Step) -> Iterator[Flow]:
 
 def _parameters(step: Step) -> Iterator[Flow]:
     zero = step.parallel.zero
-    times = dict.fromkeys(step.lengths, int(zero in (1, 2) and not step.skipped)) if zero < 3 else _gathers(step)
-    size = sum(times[bucket] * length // step.parallel.dp * step.width for bucket, length in step.lengths.items())
-    what = "parameters of each bucket for each use" if zero == 3 else "updated parameters of each bucket"
-    yield Flow("dp", "all_gather", what, sum(times.values()), size)
+    if zero < 3:
+        times = dict.fromkeys(step.lengths, int(zero in (1, 2) and not step.skipped))
+        yield _gathered(step, "updated parameters of each bucket", times, step.lengths)
+        return
+    yield _gathered(step, "parameters of each bucket for each use", _gathers(step), step.lengths)
+    yield _gathered(step, "frozen parameters of each bucket for each use", _gathers(step), step.frozen_lengths)
+
+
+def _gathered(step: Step, what: str, times: Mapping[str, int], lengths: Mapping[str, int]) -> Flow:
+    size = sum(times[bucket] * length // step.parallel.dp * step.width for bucket, length in lengths.items())
+    return Flow("dp", "all_gather", what, sum(times[bucket] for bucket in lengths), size)
 
 
 def _gathers(step: Step) -> dict[str, int]:
     """ZeRO 3: how often each bucket is gathered, if what is used twice in a row is kept."""
     wanted = [set(unit.buckets) for unit in _uses(step)]
-    counts, here = dict.fromkeys(step.lengths, 0), set[str]()
+    counts, here = dict.fromkeys([*step.lengths, *step.frozen_lengths], 0), set[str]()
     for buckets in wanted:
         for bucket in buckets - here:
             counts[bucket] += 1
@@ -347,7 +377,7 @@ def _uses(step: Step) -> Iterator[Unit]:
             yield from step.chunks[action.chunk]
         elif action.kind == "B":
             for group, again in reversed(groups(step.chunks[action.chunk], every)):
-                yield from [*(group if again else []), *reversed(group)]
+                yield from (unit for unit in [*(group if again else []), *reversed(group)] if unit.has_backward)
 
 
 def _tied(step: Step) -> Iterator[Flow]:
@@ -361,7 +391,7 @@ def _tied(step: Step) -> Iterator[Flow]:
 
 def _pipeline(step: Step) -> Iterator[Flow]:
     stage = step.place["pp"]
-    sent = sends(step.schedules, step.parallel.pp * step.parallel.virtual_stages)
+    sent = sends(step.schedules, step.parallel.pp * step.parallel.virtual_stages, step.first_trained)
     out = [each for each in sent[stage] if each.to != stage]
     come = [each for other, all_ in enumerate(sent) if other != stage for each in all_ if each.to == stage]
     for operation, messages in (("send", out), ("receive", come)):

@@ -147,10 +147,10 @@ class _OutputLoss(torch.autograd.Function):
     ) -> Tensor:
         x, dx = hidden.reshape(-1, hidden.shape[-1]), torch.empty_like(hidden).view(-1, hidden.shape[-1])
         used = _rows_to_multiply(weight, rows)
-        table, gradient = exact(weight[:used], kernel), gradient_of(weight)[:used]
-        of_bias = None if bias is None else gradient_of(bias)[:used]
-        loss = torch.zeros((), dtype=gradient.dtype, device=hidden.device)
-        weights = loss_weights.reshape(-1).to(gradient.dtype)
+        table, gradient = exact(weight[:used], kernel), _gradient(weight, used)
+        of_bias = None if bias is None else _gradient(bias, used)
+        loss = torch.zeros((), dtype=torch.promote_types(weight.dtype, torch.float32), device=hidden.device)
+        weights = loss_weights.reshape(-1).to(loss.dtype)
         chunks = _chunks(len(x), weight)
         buffer = _logits_buffer(x[chunks[0]], table)  # one for all chunks: fresh memory costs a page fault each 4 KB
         rounded = torch.empty_like(buffer, dtype=table.dtype) if _rounds_at_once(kernel, table, bias) else None
@@ -179,6 +179,11 @@ class _OutputLoss(torch.autograd.Function):
             "the output weight's gradient was computed for backward() of the loss itself"
         )
         return ctx.saved_tensors[0], None, None, None, None, None, None, None
+
+
+def _gradient(weight: Tensor, rows: int) -> Tensor | None:
+    """Of the first rows of a weight; None where it is frozen."""
+    return gradient_of(weight)[:rows] if weight.requires_grad else None
 
 
 def _kernel(weight: Tensor, products: Products | None) -> Kernel:
@@ -335,14 +340,18 @@ def _write_(matrix: Tensor, column: Tensor, values: Tensor) -> None:
 
 
 def _add_gradients_apart(
-    found: _Softmax, label: tuple[Tensor, Tensor], x: Tensor, table: Tensor, dx: Tensor, gradient: Tensor
+    found: _Softmax, label: tuple[Tensor, Tensor], x: Tensor, table: Tensor, dx: Tensor, gradient: Tensor | None
 ) -> None:
-    """Write this rank's part of dx [c, h] and add to dW [rows, h]: the label's part apart from the probabilities'."""
+    """Write this rank's part of dx [c, h] and add to dW [rows, h] (None: it is frozen): the label's part apart from the
+    probabilities'.
+    """
     (row, mine), scale = label, found.fraction * found.slope
     d = (found.probabilities @ table) * scale[:, None]
     if len(table):
         d -= table[row] * (found.slope * mine)[:, None]
     dx.copy_(d)
+    if gradient is None:
+        return
     wide = x.to(gradient.dtype)
     add_product_(gradient, found.probabilities, wide * scale[:, None])
     gradient.index_add_(0, row[mine], wide[mine] * -found.slope[mine][:, None])
@@ -354,7 +363,7 @@ def _add_gradients_in_place(
     x: Tensor,
     table: Tensor,
     dx: Tensor,
-    gradient: Tensor,
+    gradient: Tensor | None,
     kernel: Kernel,
 ) -> None:
     """The same by two products alone, whose operand is rounded once, with the label's −1 in its place."""
@@ -365,7 +374,8 @@ def _add_gradients_in_place(
     _subtract_one_hot_(difference, label)
     slope = found.slope[:, None]
     torch.mul(_product(difference, table), slope, out=dx)
-    add_product_(gradient, difference, (x.to(gradient.dtype) * slope).to(table.dtype), kernel)
+    if gradient is not None:
+        add_product_(gradient, difference, (x.to(gradient.dtype) * slope).to(table.dtype), kernel)
 
 
 def _add_bias_gradient(found: _Softmax, label: tuple[Tensor, Tensor], gradient: Tensor) -> None:

@@ -29,6 +29,15 @@ class Placement:
     """How much of the shard along `dim` is real; the rest is padding. The shard's whole length where `dim` is None."""
     is_partial: bool = False
     """Every rank has all of it, and works with what its own heads need: its gradient is a partial sum over tp."""
+    learning_rate: float = 1.0
+    """[factor] On the run's."""
+    weight_decay: float = 1.0
+    """[factor] On the run's, where the weight has any."""
+
+    @property
+    def is_frozen(self) -> bool:
+        """It stays as it is: no gradient, no optimizer state."""
+        return not self.parameter.requires_grad
 
     @property
     def offsets(self) -> tuple[int, ...]:

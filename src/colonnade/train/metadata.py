@@ -71,6 +71,8 @@ class RunMetadata(BaseModel):
     skipped_steps: Count = 0
     global_batch_size: Count | None = None
     optimizer: str = "adamw"
+    frozen: tuple[str, ...] = ()
+    """Weights of which there are no moments."""
     loss_scale: ScaleMetadata | None = None
     tokenizer_sha256: str | None = None
     data: dict[str, DataMetadata] | None = None

@@ -20,12 +20,13 @@ from colonnade import __version__
 from colonnade.checkpoint.copies import Copies
 from colonnade.checkpoint.load import check_model, load_found
 from colonnade.checkpoint.manifest import MANIFEST, Manifest, checkpoints_in, newest, read_manifest
-from colonnade.checkpoint.plan import Box, Shard, shards_of_range
+from colonnade.checkpoint.plan import Box, Shard, names_in_words, shards_of_range
 from colonnade.checkpoint.save import Payload, Target
 from colonnade.checkpoint.saver import Saved, Saver
 from colonnade.checkpoint.schema import clip
 from colonnade.config.compare import model_metadata
 from colonnade.config.load import to_toml
+from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError
 from colonnade.mesh.background import background_group
@@ -35,7 +36,7 @@ from colonnade.train.best import Best, best_of, best_steps
 from colonnade.train.changes import changes, what_changed
 from colonnade.train.corpus import Corpus
 from colonnade.train.data_record import check_data, data_metadata, what_to_say
-from colonnade.train.metadata import metadata_of
+from colonnade.train.metadata import RunMetadata, metadata_of
 from colonnade.train.monitor import Monitor
 from colonnade.train.run_folder import checkpoints
 from colonnade.train.state import TrainState
@@ -196,6 +197,7 @@ def _metadata(state: TrainState, config: Config, mesh: Mesh, corpus: Corpus) -> 
         "samples": state.samples,
         "global_batch_size": config.train.global_batch_size,
         "optimizer": config.optim.name,
+        "frozen": _frozen(state),
         "loss_scale": state.loss_scale.metadata(),
         "model": model_metadata(config.model, corpus.vocab_size),
         "tokenizer_sha256": None if corpus.tokenizer is None else corpus.tokenizer.sha256,
@@ -243,6 +245,8 @@ def resume(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor) 
         shards_of(state),
         model=model_metadata(config.model, corpus.vocab_size),
         check=partial(_check, config, corpus),
+        unread=(OPTIMIZER,),  # of weights that are frozen now
+        lacks=partial(_lacks, state),
     )
     if found is None:
         if not state.drawn:
@@ -262,13 +266,35 @@ def resume(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor) 
     changed = changes(path, config)
     monitor.event("resumed", step=state.step, checkpoint=path.name, **({"changed": changed} if changed else {}))
     monitor.say(f"Resumed from {path} (step {state.step}, sample {state.samples:,}).")
-    for said in what_changed(path, config, state.step):
+    for said in (*what_changed(path, config, state.step), *_thawed(state, metadata)):
         monitor.say(said)
     line, others = what_to_say(path, metadata, corpus)
     if line:
         monitor.say(line)
     if others:
         monitor.event("other data", step=state.step, differences=others)
+
+
+def _frozen(state: TrainState) -> list[str]:
+    """The names of all weights of the model that are frozen."""
+    return [name for name, weight in state.model.architecture.weights().items() if weight.is_frozen]
+
+
+def _lacks(state: TrainState, manifest: Manifest) -> set[str]:
+    """The moments that a checkpoint has none of, because their weights were frozen."""
+    frozen = manifest.metadata.get("frozen", [])
+    kept = {name for each in state.optimizer_state for name in each}
+    return {f"{OPTIMIZER}{moment}.{name}" for moment in kept for name in frozen}
+
+
+def _thawed(state: TrainState, metadata: RunMetadata) -> Iterator[str]:
+    """What to say of weights that are trained from now on."""
+    names = sorted(set(metadata.frozen) - set(_frozen(state)))
+    if names:
+        yield (
+            f"Trained from now on: {counted(len(names), 'weight')} that {'was' if len(names) == 1 else 'were'} frozen "
+            f"({names_in_words(names)}). Their moments begin at zero."
+        )
 
 
 def _find(run: Path) -> Path | None:

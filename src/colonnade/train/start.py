@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from colonnade.architecture.parts import trained_architecture
 from colonnade.config.check import Problem
 from colonnade.config.defaults import TomlTable, has, in_words, kept_from_run, put
 from colonnade.config.load import load, read_with
@@ -84,6 +85,7 @@ def problems_of_files(config: Config, uncertain: Collection[str]) -> list[Proble
         *_data_problems(config, uncertain),
         *_device_problems(config, uncertain),
         *_weights_problems(config, uncertain),
+        *_parts_problems(config, uncertain),
     ]
 
 
@@ -169,6 +171,12 @@ def _weights_problems(config: Config, uncertain: Collection[str]) -> Iterator[Pr
             f"run, or a folder of Hugging Face on this machine (`hf download` fetches one).",
             ("train.init_from",),
         )
+
+
+def _parts_problems(config: Config, uncertain: Collection[str]) -> Iterator[Problem]:
+    """Patterns that match no weight, and the like; how large the vocabulary is does not matter."""
+    if not any(key.startswith(("model.", "parts.")) for key in uncertain):
+        yield from _problems(lambda: trained_architecture(config, config.model.vocab_size or 1), "parts.frozen")
 
 
 def _open_header(name: str, cache: str | None) -> None:

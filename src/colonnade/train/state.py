@@ -6,8 +6,8 @@ from types import MappingProxyType
 
 import torch
 
-from colonnade.architecture.families import architecture_of
-from colonnade.architecture.statement import Unit
+from colonnade.architecture.parts import trained_architecture
+from colonnade.architecture.statement import Architecture, Unit
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import Config, ParallelConfig, TrainConfig
 from colonnade.data_parallel.buckets import Bucket, Storage, flatten
@@ -30,7 +30,6 @@ from colonnade.pipeline.runner import Runner
 from colonnade.tasks.task import Task
 from colonnade.tasks.tasks import TASKS
 from colonnade.tensor_parallel.parallel import Parallel
-from colonnade.tensor_parallel.placement import named_placements
 
 OPTIMIZERS: Mapping[str, Callable[[float, float, float, float], Optimizer]] = MappingProxyType(
     {"adamw": AdamW, "lamb": Lamb}
@@ -45,7 +44,7 @@ class TrainState:
     model: Stack
     buckets: list[Bucket]
     optimizer_state: list[State]
-    """One per bucket: the rule's, of this rank's slice."""
+    """One per bucket: the rule's, of this rank's slice; nothing of frozen weights."""
     param_slices: list[ParamSlice]
     """What the optimizer steps through: views of the buffers."""
     ownership: Ownership
@@ -66,8 +65,13 @@ class TrainState:
 
     @property
     def num_weights(self) -> int:
-        """Weights of this stage, by which the optimizer numbers them."""
-        return sum(len(bucket.ranges) for bucket in self.buckets)
+        """Trained weights of this stage, by which the optimizer numbers them."""
+        return sum(len(bucket.ranges) for bucket in self.trained)
+
+    @property
+    def trained(self) -> list[Bucket]:
+        """The buckets that have gradients."""
+        return [bucket for bucket in self.buckets if not bucket.is_frozen]
 
 
 def parallel_of(parallel: ParallelConfig, tp: Axis, products: Products | None = None) -> Parallel:
@@ -76,10 +80,21 @@ def parallel_of(parallel: ParallelConfig, tp: Axis, products: Products | None = 
 
 
 def build_model(
-    model: ModelConfig, vocab_size: int, parallel: Parallel, *, dtype: torch.dtype, units: Sequence[str]
+    model: ModelConfig,
+    vocab_size: int,
+    parallel: Parallel,
+    *,
+    dtype: torch.dtype,
+    units: Sequence[str],
+    architecture: Architecture | None = None,
 ) -> Stack:
-    """This rank's shard of some units of the model, with empty weights, on the CPU."""
-    return TASKS[model.kind].build(model, vocab_size, parallel, units).to(torch.promote_types(dtype, torch.float32))
+    """This rank's shard of some units of the model, with empty weights, on the CPU. `architecture`: with what of it is
+    trained; None: all.
+    """
+    built = TASKS[model.kind].build(model, vocab_size, parallel, units)
+    if architecture is not None:
+        built.train_as(architecture)
+    return built.to(torch.promote_types(dtype, torch.float32))
 
 
 def build_state(
@@ -95,18 +110,17 @@ def build_state(
     for who has others to load.
     """
     parallel, dtype = config.parallel, DTYPES[config.train.precision]
-    every = chunks(architecture_of(config.model, vocab_size), parallel)
+    architecture = trained_architecture(config, vocab_size)
+    every = chunks(architecture, parallel)
     held = every[mesh.pp.rank :: mesh.pp.size]
     names = [unit.name for units in held for unit in units]
     layers = parallel_of(parallel, mesh.tp, products)
-    model = build_model(config.model, vocab_size, layers, dtype=dtype, units=names)
+    model = build_model(config.model, vocab_size, layers, dtype=dtype, units=names, architecture=architecture)
     if draw:
         initialize_(model, mesh.tp, config.train.seed)
     else:
         _clear_(model)
-    buckets = flatten(
-        named_placements(model.bucket_modules(), mesh.tp), mesh.reduce, storage_of(config.train, parallel, device)
-    )
+    buckets = flatten(model.placements(), mesh.reduce, storage_of(config.train, parallel, device))
     owner = Ownership(
         buckets,
         {unit.name: list(unit.buckets) for units in held for unit in units},
@@ -117,7 +131,7 @@ def build_state(
     )
     runner = runner_of(parallel, every, model, owner, model.parallel.weight_gradients, mesh.pp, device)
     optimizer = _optimizer(config)
-    optimizer_state: list[State] = [optimizer.init(bucket.master) for bucket in buckets]
+    optimizer_state: list[State] = [{} if each.is_frozen else optimizer.init(each.master) for each in buckets]
     return TrainState(
         task=TASKS[config.model.kind],
         model=model,
@@ -174,6 +188,7 @@ def runner_of(
         owner=owner,
         schedule=parallel.schedule,
         device=device,
+        first_trained=next(number for number, units in enumerate(every) if units[-1].has_backward),
         num_losses=len(every[-1][-1].losses),
     )
 

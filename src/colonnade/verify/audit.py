@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from colonnade.architecture.parts import trained_architecture
 from colonnade.config.schema import Config
 from colonnade.launch.agreement import settings
 from colonnade.launch.join import joined
@@ -71,6 +72,7 @@ def one_step(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus) -
         mesh.rank,
         skipped=result.skipped,
         cuda=device.type == "cuda",
+        stated=trained_architecture(config, corpus.vocab_size),
     )
     predicted = predict(config, corpus.vocab_size, stage=mesh.pp.rank, device=device)
     return traffic(step), seen, memory_table(predicted, measured)

@@ -55,7 +55,7 @@ def trace(config: Config, output: Path, steps: int) -> None:
 
 def _run(config: Config, corpus: Corpus, mesh: Mesh, device: torch.device, steps: int) -> Iterator[LocalShard]:
     state = build_state(config, mesh, corpus.vocab_size, device)
-    seen = SeenGradients(state.optimizer, state.buckets)
+    seen = SeenGradients(state.optimizer, state.trained)
     state.optimizer = seen
     order = _backward_order(state, mesh)
     yield from _boxes("weight", 0, state.buckets, [bucket.master for bucket in state.buckets])
@@ -66,8 +66,9 @@ def _run(config: Config, corpus: Corpus, mesh: Mesh, device: torch.device, steps
         yield from sorted(seen.taken(step, result.loss_scale), key=lambda shard: order[shard.number.name])
         yield from _scalars(step, {} if result.skipped else {"gradient norm": result.grad_norm})
     yield from _boxes("weight", steps, state.buckets, [bucket.master for bucket in state.buckets])
-    for name in state.optimizer_state[0]:
-        yield from _boxes(f"optimizer {name}", steps, state.buckets, [kept[name] for kept in state.optimizer_state])
+    moments = [kept for kept in state.optimizer_state if kept]
+    for name in moments[0] if moments else ():
+        yield from _boxes(f"optimizer {name}", steps, state.trained, [kept[name] for kept in moments])
     yield from _parameters(steps, state.buckets)
 
 
