@@ -255,12 +255,16 @@ def test_but_not_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             pass
 
 
-def test_who_is_refused_waits_until_the_holder_has_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a moment it has the lock, and its name is not in the file yet."""
+@pytest.mark.parametrize("left", [b"", json.dumps(holder(2**22 + 1, "1", purpose="dead")._asdict()).encode()])
+def test_who_is_refused_waits_until_the_holder_has_signed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: bytes
+) -> None:
+    """For a moment it has the lock, and its name is not in the file yet, or that of one who was killed still is."""
     monkeypatch.setattr(module, "_SIGN", 30.0)
+    monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.0)
     with locked(tmp_path, "the holder"):
         content = (tmp_path / "lock").read_bytes()
-        (tmp_path / "lock").write_bytes(b"")
+        (tmp_path / "lock").write_bytes(left)
         signing = threading.Timer(0.2, (tmp_path / "lock").write_bytes, (content,))
         signing.start()
         with pytest.raises(LockError, match="in use by `the holder`"), locked(tmp_path, "me"):

@@ -1,5 +1,6 @@
 """Data keys that do not go together: what is said, in whole sentences."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from colonnade.config.load import load, loads, to_toml
 from colonnade.config.schema import Config
+from colonnade.errors import ConfigError
 
 from .conftest import SMALL
 
@@ -164,3 +166,21 @@ def test_one_problem_in_words(problems: Problems, overrides: tuple[str, ...], me
 )  # fmt: skip
 def test_one_problem_of_a_blend(blended: Path, problems: Problems, overrides: tuple[str, ...], message: str) -> None:
     assert problems(*overrides) == [message]
+
+
+@pytest.mark.parametrize("blend_by", ["samples", "tokens", "epochs", "temperature"])
+@pytest.mark.parametrize("order", ["epoch", "all_epochs"])
+def test_which_keys_of_a_blend_go_together(blended: Path, blend_by: str, order: str) -> None:
+    """Every combination, with a temperature or without, with epochs of its own or without, of whole numbers or not."""
+    for temperature, epochs, share in itertools.product((None, 3.0), (None, 2), ("1", "1.5")):
+        given = {"data.temperature": temperature, "data.epochs": epochs}
+        keys = [f"{key}={value}" for key, value in given.items() if value is not None]
+        keys += [f"data.blend_by={blend_by}", f"data.order={order}", f'data.blend={{"a" = 2, "b" = {share}}}']
+        fits = (temperature is not None) == (blend_by == "temperature") and epochs is None
+        fits = fits and (order == "epoch" or (blend_by == "epochs" and share == "1"))
+        try:
+            load(blended, keys)
+        except ConfigError as error:
+            assert not fits, error
+        else:
+            assert fits, keys

@@ -159,6 +159,31 @@ def test_one_problem_in_words(problems: Problems, override: str, message: str) -
     assert problems(override) == [message]
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "meant"),
+    [
+        ("train.steps", "1e3", "1000"),
+        ("train.steps", "2.5", None),
+        ("train.steps", "'2.5'", None),
+        ("train.steps", "'1e3'", "1000"),
+        ("train.steps", "'1000 steps'", None),
+        ("train.steps", "inf", None),
+        ("train.steps", "true", None),
+        ("optim.learning_rate", "'2.5e-4'", "0.00025"),
+        ("optim.learning_rate", "'nan'", None),
+        ("optim.learning_rate", "true", None),
+        ("train.deterministic", "'True'", "true"),
+        ("train.deterministic", "'yes'", None),
+        ("train.deterministic", "1", None),
+    ],
+)
+def test_another_value_is_told_only_where_it_is_the_same_in_another_form(
+    problems: Problems, key: str, value: str, meant: str | None
+) -> None:
+    (said,) = problems(f"{key}={value}")
+    assert (f" Write {key} = {meant}" in said) if meant else ("Write" not in said)
+
+
 def test_keys_that_are_missing() -> None:
     with pytest.raises(ConfigError) as caught:
         loads('[data]\ntrain = "x"\ntokenizer = "y"\n[train]\nsteps = 3\n')
@@ -182,6 +207,28 @@ def test_keys_and_values_that_stand_in_the_wrong_place() -> None:
     assert "train = 5 gives a value to a section. Write [train] and its keys under it." in message
     assert "model.deep is not a key." in message
     assert "optim = [" in message
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "known"),
+    [
+        ("dta", {"train": "corpus/train"}, "data"),  # [data] without train: "there is nothing to train on"
+        ("optm", {"min_learning_rate": 1e-5, "learning_rate": 1e-6}, "optim"),
+        ("modle", {"num_heads": 5, "hidden_size": 64}, "model"),
+    ],
+)
+def test_of_a_misspelled_section_it_is_said_that_it_is_misspelled_and_nothing_of_what_is_in_it(
+    section: str, values: dict[str, object], known: str
+) -> None:
+    """Checks would be made with defaults that stand in for its values, and their answers would confuse."""
+    content = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+    with pytest.raises(ConfigError) as caught:
+        loads(f"[{section}]\n{content}")
+    lines = str(caught.value).split("\n")
+    assert f"  - [{section}] is not a section. Did you mean [{known}]?" in lines
+    own = [f"{known}.{key}" for key in values]
+    others = [line for line in lines[1:] if "is not set, and has no default" not in line and section not in line]
+    assert not [line for line in others if any(key in line for key in own)]
 
 
 def test_what_is_no_toml_is_reported_alone(tmp_path: Path) -> None:

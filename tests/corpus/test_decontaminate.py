@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colonnade.corpus.decontaminate import outside
-from colonnade.corpus.testsets import normal_title, passages, titles
+from colonnade.corpus.decontaminate import Shared, outside, shared_runs
+from colonnade.corpus.testsets import normal_title, passages, read_tests, titles
+from colonnade.corpus.words import WordHashes
 from colonnade.errors import DataError
 from tests.corpus.recipes import Result, words
 
@@ -69,6 +70,26 @@ def test_short_passages_count_whole(run: Run, write_lines: Any) -> None:
     tests = {"squad": str(write_lines("q.jsonl", [question]))}
     texts = [f"They asked: {question.lower()}? Nobody knew.", question.replace("narrow", "wide")]
     assert run(write_lines("in.jsonl", texts), decontaminate={"tests": tests}).texts() == texts[1:]
+
+
+@pytest.mark.parametrize(
+    ("ngram", "length", "looked_for"),
+    [(13, 7, 0), (13, 8, 8), (13, 12, 12), (13, 13, 13), (13, 20, 13), (8, 7, 0), (8, 8, 8), (5, 4, 0), (5, 5, 5)],
+)
+def test_which_passages_are_looked_for(write_lines: Any, ngram: int, length: int, looked_for: int) -> None:
+    """Of eight words or more, or of an n-gram where that is less: whole up to the length of an n-gram."""
+    passage = words(length, 1)
+    path = write_lines("exam.jsonl", [" ".join(passage), " ".join(words(30, 2))])
+    tests = read_tests({"exam": str(path)}, ngram=ngram, key="text")
+    before, after = words(5, 3), words(5, 4)
+    runs = shared_runs([*before, *passage, *after], tests, WordHashes())
+    assert runs == ([Shared("exam", 5, 5 + length)] if looked_for else [])
+    part = passage[: looked_for - 1]
+    assert shared_runs([*before, *part, *after], tests, WordHashes()) == []
+    alone = write_lines("alone.jsonl", [" ".join(passage)])
+    if not looked_for:
+        with pytest.raises(DataError, match=f"has no passage of {min(8, ngram)} words or more"):
+            read_tests({"exam": str(alone)}, ngram=ngram, key="text")
 
 
 def test_articles_go_by_title(tmp_path: Path, run: Run, write_lines: Any) -> None:

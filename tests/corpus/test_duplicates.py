@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from datatrove.data import Document
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colonnade.corpus import duplicates, matching
+from colonnade.corpus import duplicates, matching, signatures
 from colonnade.corpus.components import DROP, PAIR, components, decided
-from colonnade.corpus.duplicates import pairs_path, publish, read_pairs
+from colonnade.corpus.duplicates import Comparison, RemoveDuplicates, pairs_path, publish, read_pairs
 from colonnade.corpus.matching import Groups, similar_pairs
 from colonnade.corpus.minhash import Bands, jaccard
 from colonnade.corpus.recipe import DeduplicateStep
@@ -34,6 +35,8 @@ from colonnade.corpus.signatures import (
     num_gathered,
     sorted_entries,
 )
+from colonnade.corpus.step import Drop, Setting
+from colonnade.corpus.tally import Account
 from colonnade.corpus.words import WordHashes, shingles_of
 from colonnade.errors import DataError
 from tests.corpus.recipes import Result, words
@@ -170,6 +173,20 @@ def test_every_task_of_an_earlier_run_is_in_the_index(tmp_path: Path, run: Run, 
     assert run(write_lines("b.jsonl", texts), folder="two", deduplicate=how).texts() == []
 
 
+def test_tasks_of_earlier_runs_count_among_those_that_are_gathered(
+    run: Run, write_lines: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One task of this run, and more of earlier ones than are read one by one."""
+    for where in (signatures, duplicates):
+        monkeypatch.setattr(where, "FAN_IN", 2)
+    texts = [" ".join(words(100, seed)) for seed in range(8)]
+    how = {"index": str(tmp_path / "index")}
+    first = run(write_lines("a.jsonl", texts), folder="one", deduplicate=how, run={"piece_bytes": 1_500})
+    assert len(first.manifest["inputs"]) > 2 and first.texts() == texts
+    second = run(write_lines("b.jsonl", [*texts[2:6], "of its own"]), folder="two", deduplicate=how)
+    assert len(second.manifest["inputs"]) == 1 and second.texts() == ["of its own"]
+
+
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20))))
 def test_groups_are_connected_components(pairs: list[tuple[int, int]]) -> None:
     groups, sets = Groups(), {member: {member} for member in range(21)}
@@ -257,6 +274,23 @@ def test_what_is_dropped_of_a_task_is_found_by_its_numbers(tmp_path: Path) -> No
         assert all(number >> 32 == OWN + task for number in found)
     duplicates.drops_path(tmp_path).write_bytes(b"")
     assert len(duplicates.drops_of(tmp_path, 0)) == 0
+
+
+def test_documents_beyond_65536_of_a_task_are_dropped_and_those_with_the_same_last_bits_are_not(tmp_path: Path) -> None:
+    setting, own = Setting(tmp_path, 0), OWN << 32
+    writer = SignatureWriter(duplicates.sign_folder(tmp_path), 0, Bands(2, 1))
+    for name in ("first", "second"):
+        writer.add(name, 1, np.arange(3, dtype=np.uint64))
+    writer.close()
+    duplicates.drops_path(tmp_path).parent.mkdir(parents=True, exist_ok=True)
+    np.array([(own + 70_000, own + 1), (own + (1 << 31), own)], DROP).tofile(duplicates.drops_path(tmp_path))
+    step = RemoveDuplicates(Comparison(DeduplicateStep(), (), tmp_path, 1), setting)
+    step.prepare(0)
+    places = (0, 1, 70_000 - 65_536, 70_000, 1 << 31)
+    account = Account(tmp_path, step.name, 0, samples=0)
+    found = [step.examine(Document("", "", metadata={"index": place}), account) for place in places]
+    near = "near-duplicate"
+    assert found == [None, None, None, Drop(near, "of second"), Drop(near, "of first")]
 
 
 @given(st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=12), max_size=5), st.integers(1, 7))

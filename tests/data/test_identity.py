@@ -1,6 +1,7 @@
 """What a token file is known by: found where it is the same, and every kind of change told."""
 
 import hashlib
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,7 +69,11 @@ def test_a_stretch_of_a_64th_is_always_found(
     changed = tokens.copy()
     changed[start : start + size] ^= 1
     (found,) = differences(before, identify(written(tmp_path / "y", changed)))
-    assert "other tokens in " in found
+    told = re.fullmatch(
+        r"other tokens in \d of 65 blocks that were compared, the first at token ([\d,]+) or near it", found
+    )
+    assert told is not None
+    assert start - identity.BLOCK <= int(told[1].replace(",", "")) < start + size, "it is where it is said to be"
 
 
 def test_what_it_can_miss(tokens: np.ndarray, before: DataIdentity, tmp_path: Path) -> None:  # type: ignore[type-arg]

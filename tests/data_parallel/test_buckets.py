@@ -302,3 +302,19 @@ def test_gradients_of_one_rank_are_not_rounded_for_a_way_they_do_not_take(zero: 
     bucket.start_reduction()
     bucket.finish_reduction()
     assert (bucket.reduced == 1.0 + 2.0**-20).all()
+
+
+@pytest.mark.parametrize("zero", STAGES)
+def test_a_16_bit_sum_is_rounded_alike_whatever_is_cut(zero: int) -> None:
+    """1 + 2⁻⁹ is no bf16: no stage sums what was sent in a wider type than the others."""
+
+    def summed(rank: int, num_ranks: int) -> bool:
+        dp = build_mesh(Layout(dp=num_ranks), rank).dp
+        bucket = Bucket("bucket", weights({"a": (40,)}), dp, storage(torch.bfloat16, zero, torch.bfloat16))
+        bucket.open_gradients()
+        bucket.gradients.fill_((1.0, 2.0**-9)[rank])
+        bucket.start_reduction()
+        bucket.finish_reduction()
+        return bool((bucket.reduced == 1.0).all())
+
+    assert run_on_ranks(summed, 2) == [True, True]

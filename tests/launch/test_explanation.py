@@ -87,6 +87,26 @@ def test_a_rank_that_is_silent_and_one_that_never_spoke() -> None:
     assert first_line(3, picture(report(3, operation()))).endswith("; rank 2 has never reported")
 
 
+@pytest.mark.parametrize(
+    ("said", "known"),
+    [
+        ("stands still in step 41", {"silent": {4}}),
+        ("left step 41 (killed by signal 9 (SIGKILL))", {"gone": {4: "killed by signal 9 (SIGKILL)"}}),
+        ("left step 41 (raised ValueError: odd)", {}),
+    ],
+    ids=["silent", "killed", "left"],
+)
+def test_a_rank_that_waited_when_it_was_last_heard_of_is_the_cause_if_it_is_no_longer_there(
+    said: str, known: dict[str, object]
+) -> None:
+    """It waits for rank 0 itself, by its last report; but nobody waits there any more: that is no circle."""
+    receive = {0: operation("receive", "pp", peer=4, number=1), 4: operation("receive", "pp", peer=0, number=1)}
+    other = report(4, receive[4], left="" if known else "raised ValueError: odd")
+    lines = explain(0, picture(report(0, receive[0]), other, **known)).splitlines()
+    assert f"; rank 4 [pp1 dp0 tp0] {said}" in lines[0]
+    assert lines[1] == "" and not any("disagree" in line for line in lines)
+
+
 def test_a_rank_that_has_explained_and_ended_is_no_cause() -> None:
     """It waits for rank 0, has said so and is gone; its own peer still puts it in the right place."""
     known = picture(

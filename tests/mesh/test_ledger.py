@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from colonnade.mesh import collectives, shared_memory
+from colonnade.mesh import mesh as mesh_module
 from colonnade.mesh.collectives import copy_to, reduce_from
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.ledger import Entry, Ledger, Site
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.mesh.point_to_point import receive_, send
+from colonnade.mesh.shared_memory import SharedMemoryTransport
 from tests.distributed import run_on_ranks
 
 LAYOUT = Layout(tp=4, dp=2)
@@ -66,12 +68,30 @@ def test_every_collective_is_an_entry() -> None:
     assert [e["site"] for e in entries] == [f"{HERE}:{first + offset}" for offset in lines]
 
 
-def test_paper_and_real_ranks_write_the_same() -> None:
-    def program(rank: int, num_ranks: int) -> list[dict[str, Any]]:
-        return everything(build_mesh(LAYOUT, rank))
+def in_place(mesh: Mesh) -> list[dict[str, Any]]:
+    """What writes into memory that is there, and transfers."""
+    collectives.all_gather_into_(torch.empty(12), torch.ones(3), mesh.tp).wait()
+    collectives.reduce_scatter_into_(torch.empty(3, dtype=torch.bfloat16), torch.ones(12).bfloat16(), mesh.tp).wait()
+    number = torch.ones(7, dtype=torch.int64)
+    (send(number, mesh.dp, 1) if mesh.dp.rank == 0 else receive_(number, mesh.dp, 0)).wait()
+    return [without_times(entry) for entry in mesh.ledger.entries]
 
-    for rank, entries in enumerate(run_on_ranks(program, LAYOUT.num_ranks)):
-        assert entries == everything(paper_mesh(LAYOUT, rank))
+
+@pytest.mark.parametrize("one_machine", [True, False])
+@pytest.mark.parametrize("operations", [everything, in_place])
+def test_paper_and_real_ranks_write_the_same(
+    operations: Callable[[Mesh], list[dict[str, Any]]], one_machine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through memory that ranks share, and through torch's groups where they share none."""
+    if not one_machine:
+        monkeypatch.setattr(mesh_module, "share_memory", lambda *_: None)
+
+    def program(rank: int, num_ranks: int) -> tuple[bool, list[dict[str, Any]]]:
+        mesh = build_mesh(LAYOUT, rank)
+        return isinstance(mesh.tp.transport, SharedMemoryTransport), operations(mesh)
+
+    for rank, (shares, entries) in enumerate(run_on_ranks(program, LAYOUT.num_ranks)):
+        assert shares == one_machine and entries == operations(paper_mesh(LAYOUT, rank))
 
 
 def test_an_axis_of_one_rank_writes_nothing() -> None:

@@ -1,7 +1,11 @@
 """A rank's axes: who is on them, and which of them can talk."""
 
+from datetime import timedelta
+from typing import Any
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from colonnade.mesh.collectives import all_gather
 from colonnade.mesh.layout import AXES, Layout
@@ -83,3 +87,22 @@ def test_the_serial_mesh_is_the_mesh_of_one_rank() -> None:
 
     (built,) = run_on_ranks(axes, 1)
     assert built == [axis_of(Mesh(), name) for name in GROUPS] == [axis_of(paper_mesh(Layout(), 0), n) for n in GROUPS]
+
+
+def test_every_group_fails_after_the_time_that_an_operation_may_take() -> None:
+    """Torch's own limit would be half an hour."""
+
+    def limits(rank: int, num_ranks: int) -> set[float]:
+        found: list[timedelta] = []
+        new_group = dist.new_group
+
+        def noted(*arguments: Any, **more: Any) -> Any:
+            found.append(more["timeout"])
+            return new_group(*arguments, **more)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dist, "new_group", noted)
+            build_mesh(Layout(tp=2, dp=2), rank, timeout=77.0)
+        return {limit.total_seconds() for limit in found}
+
+    assert run_on_ranks(limits, 4) == [{77.0}] * 4

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from colonnade.errors import LayoutError
+from colonnade.kernels.choice import Kernels, Products
 from colonnade.kernels.products import WeightGradients
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh, paper_mesh
@@ -15,6 +16,7 @@ from colonnade.tensor_parallel.linear import ColumnParallelLinear, ReplicatedLin
 from colonnade.tensor_parallel.parallel import Parallel
 from tests.data_parallel.late import LateTransport
 from tests.distributed import run_on_ranks
+from tests.emulated import Noted
 from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_, sum_replicated_
 
 S, B, IN, OUT = 4, 2, 8, 12
@@ -226,3 +228,23 @@ def test_shard_sizes() -> None:
     assert shard_size(16, tp, "model.num_heads") == 4
     with pytest.raises(LayoutError, match=r"model\.num_heads = 6\. Use a divisor of 6"):
         shard_size(6, tp, "model.num_heads")
+
+
+@pytest.mark.parametrize("kind", [ColumnParallelLinear, RowParallelLinear, ReplicatedLinear])
+@pytest.mark.parametrize(
+    ("decided", "expected"),
+    [
+        (Kernels("native", "native", "blas"), ["bfloat16", "bfloat16", "float32"]),
+        (Kernels("blas", "native", "blas"), ["float32", "bfloat16", "float32"]),
+        (Kernels("native", "blas", "blas"), ["bfloat16", "float32", "float32"]),
+    ],
+)
+def test_every_kind_of_layer_multiplies_by_the_kernels_that_were_decided(
+    kind: Any, decided: Kernels, expected: list[str]
+) -> None:
+    """By the types of the operands of the product forward and of both backward."""
+    layer = kind(IN, OUT, Parallel(Mesh().tp, products=Products(bf16=decided)), bias=False).bfloat16()
+    torch.nn.init.ones_(layer.weight)
+    with Noted() as products:
+        layer(drawn(S, B, IN, seed=3).bfloat16().requires_grad_()).sum().backward()
+    assert [str(dtype).removeprefix("torch.") for _, _, dtype in products.seen] == expected

@@ -1,5 +1,6 @@
 """A run from start to end: what it prints, what it writes, when it evaluates and saves, and what its numbers are."""
 
+import json
 import math
 from contextlib import nullcontext
 from pathlib import Path
@@ -8,12 +9,15 @@ from typing import Any
 
 import pytest
 
+from colonnade.architecture.families import architecture_of
 from colonnade.config.load import load
 from colonnade.errors import ColonnadeError, ConfigError
+from colonnade.train import loop
 from colonnade.train.loop import _check_finite
+from tests import tiny
 from tests.commands import forked
 from tests.runs import Finished, events, metrics, saved_steps
-from tests.tiny import TinyCorpus
+from tests.tiny import TinyCorpus, write_config
 
 EVALUATION = {"validation_loss", "validation_perplexity", "validation_bits_per_byte"}
 
@@ -47,6 +51,18 @@ def test_metrics_have_every_step(finished: Finished) -> None:
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert [line["learning_rate"] for line in lines[:2]] == [0.005, 0.01]
     assert all(line["grad_norm"] > 0 for line in lines)
+
+
+def test_mfu_is_of_all_ranks_together(corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two devices compute twice as much at their best."""
+    monkeypatch.setattr(loop, "peak_flops", lambda name, precision: 1e8)
+    flops = architecture_of(tiny.config(corpus, tmp_path).model, tiny.VOCAB_SIZE).flops_per_token
+    for ranks in (1, 2):
+        run = tmp_path / str(ranks)
+        options = (f"parallel.dp={ranks}", "train.steps=1", "train.evaluate_every=0", f"run.folder={run}")
+        assert forked("train", write_config(corpus, tmp_path), *options, num_ranks=ranks).status == 0
+        line = json.loads((run / "metrics.jsonl").read_text())
+        assert 0 < line["mfu"] == pytest.approx(line["tokens_per_second"] * flops / (ranks * 1e8), rel=1e-2, abs=1e-4)
 
 
 def test_evaluations_are_in_the_metrics(finished: Finished) -> None:

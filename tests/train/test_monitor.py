@@ -73,6 +73,14 @@ def test_other_ranks_are_silent(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert not list(tmp_path.iterdir()) and capsys.readouterr().out == ""
 
 
+def test_credentials_of_urls_are_neither_said_nor_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told, url = monitor(tmp_path), "s3://me:s3cr3t@bucket/corpus"
+    told.say(f"Read {url}.")
+    told.event("read", path=url, several=[url])
+    shown = capsys.readouterr().out + (tmp_path / "events.jsonl").read_text(encoding="utf-8")
+    assert shown.count("bucket/corpus") == 3 and "s3cr3t" not in shown
+
+
 def test_steps_after_the_checkpoint_are_forgotten(tmp_path: Path) -> None:
     told = monitor(tmp_path)
     for step in range(1, 8):

@@ -398,12 +398,15 @@ def test_what_a_killed_run_has_left_is_tidied(finished: Finished, tmp_path: Path
 
 
 def test_a_run_never_goes_on_from_nothing(finished: Finished, tmp_path: Path) -> None:
-    """Its checkpoints are gone: perhaps a disk is not mounted. Nothing is begun anew over what it has done."""
+    """Its checkpoints are gone: perhaps a disk is not mounted. Nothing is begun anew over what it has done, whatever
+    else stands among its events: lines that were cut off in a crash, and what a disk made of them."""
     run = tmp_path / "run"
     shutil.copytree(finished.folder, run)
     shutil.rmtree(run / "checkpoints")
-    with (run / "events.jsonl").open("a") as events:
-        events.write('{"event": "best", "checkpoint": "step_00000002"}\n')  # said of it, but not when it was saved
+    torn = [b'{"time": 1.0, "eve', b"\xff\xfe\0", b"[3]", b"3", b'{"event": "saved"}']
+    said = (run / "events.jsonl").read_bytes().splitlines()
+    last = b'{"event": "best", "checkpoint": "step_00000002"}'  # said of it, but not when it was saved
+    (run / "events.jsonl").write_bytes(b"\n".join([*torn, *said, last, b""]))
     before = (run / "metrics.jsonl").read_bytes()
     answer = forked("train", finished.config, f"run.folder={run}")
     assert answer.status == 2, answer

@@ -312,7 +312,7 @@ def _find(run: Path) -> Path | None:
 def _last_saved(events: Path) -> str | None:
     """The name of the last checkpoint that a run's events tell of."""
     last_saved: str | None = None
-    for line in events.read_text().splitlines() if events.exists() else ():
+    for line in events.read_bytes().splitlines() if events.exists() else ():
         with suppress(ValueError, TypeError, KeyError):  # a line that was cut off
             event = json.loads(line)
             last_saved = str(event["checkpoint"]) if event["event"] == SAVED else last_saved
