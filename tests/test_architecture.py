@@ -19,7 +19,7 @@ FLOORS = [
     {"model", "data_parallel", "pipeline"},
     {"checkpoint", "evaluation", "generation"},
     {"tasks", "huggingface"},
-    {"train"},
+    {"train", "megatron"},
     {"planner"},
     {"verify", "serving"},
     {"demo", "reference", "convert"},

@@ -214,7 +214,8 @@ def convert(
     source: Annotated[
         Path,
         typer.Argument(
-            help="A local folder of Hugging Face, or a checkpoint, or a run's folder (its newest).", show_default=False
+            help="A local folder of Hugging Face or Megatron-LM, or a checkpoint, or a run's folder (its newest).",
+            show_default=False,
         ),
     ],
     target: Annotated[Path, typer.Argument(help="A new folder: a checkpoint, or of Hugging Face.", show_default=False)],
@@ -228,15 +229,30 @@ def convert(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, list what would be taken, and write nothing.")
     ] = False,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Of others' weights: a tokenizer in the place of theirs.", show_default=False)
+    ] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(help="Of Megatron-LM: rows of the padded table that are tokens.", show_default=False)
+    ] = None,
 ) -> None:
-    """Turn Hugging Face folders into checkpoints, and back.
+    """Turn weights of others into checkpoints, and checkpoints into Hugging Face folders.
 
-    A folder with config.json and safetensors becomes a checkpoint that any layout loads, with its tokenizer. A
-    checkpoint becomes a folder that transformers loads. Nothing is downloaded, and nothing is overwritten.
+    A folder of Hugging Face, or a checkpoint of Megatron-LM, becomes a checkpoint that any layout loads, with its
+    tokenizer. A checkpoint becomes a folder that transformers loads. Nothing is downloaded, and nothing is overwritten.
     """
     from colonnade.convert import convert as conversion
 
-    conversion.convert(source, target, dtype=dtype, max_shard_size=max_shard_size, dry_run=dry_run, best=best)
+    conversion.convert(
+        source,
+        target,
+        dtype=dtype,
+        max_shard_size=max_shard_size,
+        dry_run=dry_run,
+        best=best,
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+    )
 
 
 @app.command(cls=CommandWithKeys)

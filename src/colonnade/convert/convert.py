@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 
-from colonnade.checkpoint.manifest import MANIFEST
+from colonnade.convert.foreign import is_foreign, open_foreign, what_it_is
 from colonnade.convert.freed import give_back_freed_memory
-from colonnade.convert.to_checkpoint import to_checkpoint
+from colonnade.convert.to_checkpoint import check_new, to_checkpoint
 from colonnade.convert.to_huggingface import to_huggingface
 from colonnade.errors import CheckpointError, ConfigError
-from colonnade.huggingface.folder import HUB_ID, is_published
+from colonnade.huggingface.folder import HUB_ID
 from colonnade.model.precision import DTYPES
 from colonnade.serving.options import chosen
 from colonnade.serving.trained import find
@@ -19,18 +19,33 @@ UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**
 SMALLEST = 10**3
 
 
-def convert(source: Path, target: Path, *, dtype: str | None, max_shard_size: str, dry_run: bool, best: bool) -> None:
+def convert(
+    source: Path,
+    target: Path,
+    *,
+    dtype: str | None,
+    max_shard_size: str,
+    dry_run: bool,
+    best: bool,
+    tokenizer: Path | None = None,
+    vocab_size: int | None = None,
+) -> None:
     """Convert `source` and print what was done. A ColonnadeError says what cannot be."""
     give_back_freed_memory()
     kind, most_bytes = _dtype(dtype), _size(max_shard_size)
-    if source.is_dir() and is_published(source) and not (source / MANIFEST).exists():
+    if is_foreign(source):
         if best:
-            raise ConfigError(
-                f"--best is of a run's checkpoints, and {source} is a folder of Hugging Face. Leave it out."
-            )
-        lines = to_checkpoint(source, target, dtype=kind, dry_run=dry_run)
+            raise ConfigError(f"--best is of a run's checkpoints, and {source} is {what_it_is(source)}. Leave it out.")
+        check_new(target)
+        published, known = open_foreign(source, tokenizer, vocab_size)
+        lines = to_checkpoint(published, known, target, dtype=kind, dry_run=dry_run)
     else:
         _check_source(source)
+        for option, value in (("--tokenizer", tokenizer), ("--vocab-size", vocab_size)):
+            if value is not None:
+                raise ConfigError(
+                    f"{option} is of weights that others wrote, and {source} is a checkpoint. Leave it out."
+                )
         checkpoint = find(chosen(source, best))
         lines = to_huggingface(checkpoint, target, dtype=kind, most_bytes=most_bytes, dry_run=dry_run)
     print("\n".join(lines), flush=True)

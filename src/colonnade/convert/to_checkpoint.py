@@ -1,6 +1,5 @@
-"""A folder of Hugging Face becomes a checkpoint that any layout loads."""
+"""Weights of others become a checkpoint that any layout loads."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,13 @@ from colonnade.convert.target import WHEN_FULL, check_space, check_target, publi
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError, DataError
 from colonnade.huggingface.files import read_json
-from colonnade.huggingface.folder import CONFIG, Published, open_published, stub
+from colonnade.huggingface.folder import Published, stub
 from colonnade.model.precision import DTYPES
 from colonnade.planner.ranks import amount
 from colonnade.serving.trained import described
 
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 """Files of theirs that mean nothing here, and are kept for the way back."""
-TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-"""Keys of config.json that mean nothing here, and are kept for the way back."""
 _TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt")
 _HEADER = """\
 # Made by `colonnade convert` from {name}: [model] and train.precision are those of the weights. The other
@@ -35,12 +32,17 @@ _HEADER = """\
 """
 
 
-def to_checkpoint(source: Path, target: Path, *, dtype: torch.dtype | None, dry_run: bool) -> list[str]:
-    """Convert, or only look; returns what is to be told. CheckpointError where something is wrong."""
+def check_new(target: Path) -> None:
+    """CheckpointError if there is something already, or the name is not that of converted weights."""
     check_target(target)
     _check_name(target)
-    published = open_published(source)
-    tokenizer = _tokenizer_of(source, published)
+
+
+def to_checkpoint(
+    published: Published, tokenizer: Tokenizer | None, target: Path, *, dtype: torch.dtype | None, dry_run: bool
+) -> list[str]:
+    """Convert, or only look; returns what is to be told. CheckpointError where something is wrong."""
+    _check_tokenizer(published, tokenizer)
     wanted = {name: dtype or published.dtype_of(name) for name in published.sources}
     needed = sum(published.sources[name].weight.size * kind.itemsize for name, kind in wanted.items())
     told = _told(published, tokenizer, needed)
@@ -76,22 +78,24 @@ def _check_name(target: Path) -> None:
         )
 
 
-def _tokenizer_of(source: Path, published: Published) -> Tokenizer | None:
-    """The folder's tokenizer; None where there is none. CheckpointError if its ids are more than the model's."""
-    if not any((source / name).exists() for name in _TOKENIZERS) and not any(source.glob("*.model")):
+def tokenizer_at(path: Path) -> Tokenizer | None:
+    """The tokenizer of a folder; None where there is none. CheckpointError if it cannot be read."""
+    if not any((path / name).exists() for name in _TOKENIZERS) and not any(path.glob("*.model")):
         return None
     try:
-        tokenizer = Tokenizer.load(source)
+        return Tokenizer.load(path)
     except DataError as error:
         raise CheckpointError(
-            f"The tokenizer of {source} cannot be read: {error} Or remove its files to convert the weights alone."
+            f"The tokenizer of {path} cannot be read: {error} Or remove its files to convert the weights alone."
         ) from None
-    if tokenizer.vocab_size > published.vocab_size:
+
+
+def _check_tokenizer(published: Published, tokenizer: Tokenizer | None) -> None:
+    if tokenizer is not None and tokenizer.vocab_size > published.vocab_size:
         raise CheckpointError(
-            f"The tokenizer of {source} has {tokenizer.vocab_size:,} ids, and the model has rows for "
+            f"The tokenizer of {published.folder} has {tokenizer.vocab_size:,} ids, and the model has rows for "
             f"{published.vocab_size:,}: they do not belong together. Get both from one place."
         )
-    return tokenizer
 
 
 def _files(published: Published, tokenizer: Tokenizer | None, dtype: torch.dtype) -> dict[str, bytes]:
@@ -110,8 +114,6 @@ def _files(published: Published, tokenizer: Tokenizer | None, dtype: torch.dtype
 
 
 def _metadata(published: Published, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    config = (published.folder / CONFIG).read_bytes()
-    content = read_json(published.folder / CONFIG)
     return {
         "step": 0,
         "samples": 0,
@@ -120,8 +122,7 @@ def _metadata(published: Published, tokenizer: Tokenizer | None) -> dict[str, An
         "converted_from": {
             "name": published.folder.absolute().name,
             "family": published.family.title,
-            "config_sha256": hashlib.sha256(config).hexdigest(),
-            **{key: content[key] for key in TOKEN_IDS if key in content},
+            **published.facts,
         },
         "versions": {"colonnade": __version__, "torch": torch.__version__},
     }

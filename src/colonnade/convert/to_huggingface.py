@@ -20,11 +20,11 @@ from colonnade.config.schema import Config
 from colonnade.convert.card import card
 from colonnade.convert.progress import Progress
 from colonnade.convert.target import check_space, check_target, publish, workspace
-from colonnade.convert.to_checkpoint import BESIDE, TOKEN_IDS
+from colonnade.convert.to_checkpoint import BESIDE
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError
 from colonnade.huggingface.files import INDEX
-from colonnade.huggingface.folder import CONFIG, open_published
+from colonnade.huggingface.folder import CONFIG, TOKEN_IDS, open_published
 from colonnade.huggingface.order import to_theirs
 from colonnade.huggingface.write import Planned, PlannedFile, Writer, index_of, plan_files
 from colonnade.planner.ranks import amount

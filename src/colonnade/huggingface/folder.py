@@ -1,9 +1,11 @@
 """A published model in a local folder: its [model], and each of our weights, made of its tensors when asked for."""
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,28 +20,55 @@ from colonnade.config.model import ModelConfig
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config, DataConfig, OptimConfig, RunConfig, TrainConfig
 from colonnade.errors import CheckpointError
-from colonnade.huggingface.files import DTYPES, Stored, read_json, tensors_in
+from colonnade.huggingface.files import DTYPES, read_json, tensors_in
 from colonnade.huggingface.order import to_ours
 
 CONFIG = "config.json"
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""Keys of config.json that mean nothing here, and are kept for the way back."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 _OLD = re.compile(r"LayerNorm\.(gamma|beta)$")
 _NEW = {"gamma": "LayerNorm.weight", "beta": "LayerNorm.bias"}
 MOST_LINES = 20  # of a message
 
 
+class Readable(Protocol):
+    """One of their tensors, wherever it lies: read when asked for."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def kind(self) -> str:
+        """Its number format, as safetensors calls it. Only those of `DTYPES` can be read."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def read(self) -> Tensor:
+        """Its numbers, in memory of their own."""
+
+
 @dataclass(frozen=True)
 class Published:
-    """A folder, understood: everything in it has been looked at but the numbers."""
+    """A model of others, understood: everything of it has been looked at but the numbers."""
 
     folder: Path
+    """Or the one file that it is."""
     family: Family
     model: ModelConfig
     vocab_size: int
     sources: Mapping[str, Source]
     """By our name, in the order of the model."""
-    stored: Mapping[str, Stored]
+    stored: Mapping[str, Readable]
     """By their name, as the family spells it."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What a checkpoint made of it keeps: where it comes from, and ids of control tokens."""
+    tied_by: str = (
+        f"its {CONFIG} says (or leaves at its default) tie_word_embeddings = true, which makes them one. Set it to "
+        "false there if the model has an output layer of its own"
+    )
+    """Why a second name of a weight must have the same numbers, and what to do where it has not."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -67,9 +96,7 @@ class Published:
                 continue
             if not torch.equal(self.stored[second.name].read(), self.stored[first].read()):
                 raise CheckpointError(
-                    f"{self.folder} has {second.name} and {first} with different numbers, and its {CONFIG} says (or "
-                    f"leaves at its default) tie_word_embeddings = true, which makes them one. Set it to false there "
-                    f"if the model has an output layer of its own."
+                    f"{self.folder} has {second.name} and {first} with different numbers, and {self.tied_by}."
                 )
 
 
@@ -94,15 +121,13 @@ def open_published(folder: Path) -> Published:
         ) from None
     assert model.vocab_size is not None, "every family reads it"
     stub(folder, model, "fp32")
-    found = tensors_in(folder)
-    if model.num_layers > len(found):
-        raise CheckpointError(
-            f"{folder} has {counted(len(found), 'tensor')}, and its {CONFIG} says that the model has "
-            f"{model.num_layers:,} layers: they do not belong together. Get both from one place."
-        )
-    sources = {source.ours: source for source in family.sources(model, model.vocab_size)}
-    stored = _matched(folder, family, model, sources, found)
-    return Published(folder, family, model, model.vocab_size, sources, stored)
+    described = f"its {CONFIG}"
+    sources, stored = matched(folder, family, model, tensors_in(folder), described=described)
+    facts = {
+        "config_sha256": hashlib.sha256((folder / CONFIG).read_bytes()).hexdigest(),
+        **{key: content[key] for key in TOKEN_IDS if key in content},
+    }
+    return Published(folder, family, model, model.vocab_size, sources, stored, facts)
 
 
 def stub(source: Path, model: ModelConfig, precision: str) -> Config:
@@ -121,13 +146,22 @@ def stub(source: Path, model: ModelConfig, precision: str) -> Config:
     return config
 
 
-def _matched(
-    folder: Path, family: Family, model: ModelConfig, sources: Mapping[str, Source], found: Mapping[str, Stored]
-) -> dict[str, Stored]:
-    """The tensors that the model wants, under the family's names. CheckpointError for surplus, missing and odd ones."""
+def matched(
+    folder: Path, family: Family, model: ModelConfig, found: Mapping[str, Readable], *, described: str
+) -> tuple[dict[str, Source], dict[str, Readable]]:
+    """What each weight is made of, and the tensors that the model wants under the family's names. `described`: what
+    says so. CheckpointError for surplus, missing and odd ones.
+    """
+    if model.num_layers > len(found):
+        raise CheckpointError(
+            f"{folder} has {counted(len(found), 'tensor')}, and {described} says that the model has "
+            f"{model.num_layers:,} layers: they do not belong together. Get both from one place."
+        )
+    assert model.vocab_size is not None, "every family reads it"
+    sources = {source.ours: source for source in family.sources(model, model.vocab_size)}
     wanted = {name: source for source in sources.values() for name in source.theirs}
     seconds = {second.name: second for second in family.seconds(model)}
-    stored: dict[str, Stored] = {}
+    stored: dict[str, Readable] = {}
     surplus = []
     for written, each in found.items():
         new = _OLD.sub(lambda old: _NEW[old[1]], written)
@@ -143,11 +177,11 @@ def _matched(
     problems = [*_surplus(surplus), *_missing(wanted.keys() - stored.keys()), *_odd(wanted, stored)]
     if problems:
         raise CheckpointError(
-            f"{folder} is not the {family.title} ({family.architecture}) that its {CONFIG} describes:\n"
+            f"{folder} is not the {family.title} ({family.architecture}) that {described} describes:\n"
             + lines_of(problems[:MOST_LINES])
             + "\nGet config and weights from one place, and all of them."
         )
-    return stored
+    return sources, stored
 
 
 def _surplus(names: Sequence[str]) -> list[str]:
@@ -162,7 +196,7 @@ def _are(number: int) -> str:
     return f"{counted(number, 'tensor')} {'is' if number == 1 else 'are'}"
 
 
-def _odd(wanted: Mapping[str, Source], stored: Mapping[str, Stored]) -> list[str]:
+def _odd(wanted: Mapping[str, Source], stored: Mapping[str, Readable]) -> list[str]:
     shapes = [
         f"{name} is {list(stored[name].shape)}, and should be {list(source.shape)}"
         for name, source in wanted.items()

@@ -153,15 +153,15 @@ class Keys:
         except Refused as refused:
             self._problems += [f"{name}.{line}" for line in refused.lines]
 
-    def finish(self) -> None:
-        """Refused with every problem, and every key that nobody has taken."""
-        left = sorted(self._content.keys() - self._taken - OF_NO_EFFECT)
-        unknown = [
+    def finish(self, *, unknown: bool = True) -> None:
+        """Refused with every problem and, if `unknown` ones count, every key that nobody has taken."""
+        left = sorted(self._content.keys() - self._taken - OF_NO_EFFECT) if unknown else []
+        others = [
             f"{key} = {shown(self._content[key])} is not known here: it may change what the model computes"
             for key in left
         ]
-        if self._problems or unknown:
-            raise Refused([*self._problems, *unknown])
+        if self._problems or others:
+            raise Refused([*self._problems, *others])
 
 
 def shown(value: object) -> str:
