@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from colonnade.cli_data import AsJson, data
-from colonnade.errors import mistake
+from colonnade.errors import ConfigError, mistake
 
 if TYPE_CHECKING:
     from colonnade.config.schema import Config
@@ -29,6 +29,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+Skip = Annotated[int, typer.Option(help="After a rollback: pass over the batches of so many steps.", min=0)]
 
 
 class CommandWithKeys(TyperCommand):
@@ -71,6 +74,11 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Start all ranks, check and tell everything, and stop before step 1.")
     ] = False,
+    rollback: Annotated[
+        int | None,
+        typer.Option(help="Return to the checkpoint of this step first.", metavar="STEP", min=1, show_default=False),
+    ] = None,
+    skip: Skip = 0,
 ) -> None:
     """Train a model, or go on with a run that was stopped.
 
@@ -86,7 +94,11 @@ def train(
 
         raise typer.Exit(0 if audit_one_step(settings) else 1)
 
+    if skip and rollback is None:
+        raise ConfigError("--skip passes over batches behind a rollback. Give --rollback STEP too, or leave it out.")
     with start.owned(settings) as keep:
+        if rollback is not None:
+            print(start.roll_back(settings, rollback, skip=skip), flush=True)
         say_first_lines(settings, start.lines(config, overrides or []))
         run_on_ranks(settings.parallel.num_ranks, arguments, keep, lambda: start.how_to_go_on(settings))
         from colonnade.planner.banner import banner
@@ -94,6 +106,20 @@ def train(
         from colonnade.train import loop
 
         loop.main(settings, banner, within_memory, dry_run=dry_run)
+
+
+@app.command()
+def rollback(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)],
+    step: Annotated[int, typer.Argument(help="The step of one of its checkpoints; later ones are deleted.", min=1)],
+    skip: Skip = 0,
+    rate_factor: Annotated[float, typer.Option(help="Multiplies the learning rate for --rate-steps.", max=1)] = 1.0,
+    rate_steps: Annotated[int, typer.Option(help="Steps with the lowered learning rate.", min=0)] = 0,
+) -> None:
+    """Return a run to one of its checkpoints."""
+    from colonnade.train import start
+
+    print(start.roll_back_folder(run, step, skip=skip, rate_factor=rate_factor, rate_steps=rate_steps))
 
 
 app.add_typer(data, name="data")

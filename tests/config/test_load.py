@@ -88,9 +88,8 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
         ("paralel.tp=1", "[paralel] is not a section. Did you mean [parallel]?"),
         (
             "zzz.tp=1",
-            "[zzz] is not a section. The sections are "
-            "[model], [model.rotary], [parallel], [data], [data.masking], [curriculum], [train], [optim], [parts], "
-            "[checkpoint], [run].",
+            "[zzz] is not a section. The sections are [model], [model.rotary], [parallel], [data], [data.masking], "
+            "[curriculum], [train], [optim], [parts], [divergence], [checkpoint], [run].",
         ),
         ("steps=4", "'steps=4' is not of the form section.key=value. Write for instance train.steps=4"),
         ("train.steps", "'train.steps' is not of the form section.key=value. Write for instance train.steps=…"),

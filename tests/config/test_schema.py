@@ -128,6 +128,7 @@ def test_the_sections_are_those_of_the_contract() -> None:
         "train",
         "optim",
         "parts",
+        "divergence",
         "checkpoint",
         "run",
     ]

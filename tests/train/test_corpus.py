@@ -102,7 +102,7 @@ def test_a_part_of_a_sample_is_a_sample(corpus: TinyCorpus, tmp_path: Path) -> N
         settings = config(corpus, tmp_path, f"train.steps={steps}", "data.order=all_epochs", "data.epochs=1")
         assert curriculum.steps(steps) * curriculum.unit == 4 * steps
         with nullcontext() if steps == 40 else pytest.raises(ConfigError, match="= 11 samples"):
-            module._check_length(settings, datasets, curriculum)
+            module.check_length(settings, datasets, curriculum)
 
 
 def test_a_file_that_is_split_is_read_once(corpus: TinyCorpus, tmp_path: Path) -> None:

@@ -2,18 +2,14 @@
 
 import json
 import math
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from colonnade.architecture.families import architecture_of
 from colonnade.config.load import load
-from colonnade.errors import ColonnadeError, ConfigError
+from colonnade.errors import ConfigError
 from colonnade.train import loop
-from colonnade.train.loop import _check_finite
 from tests import tiny
 from tests.commands import forked
 from tests.runs import Finished, events, metrics, saved_steps
@@ -138,27 +134,6 @@ def test_bf16_trains(config: Path, tmp_path: Path, finished: Finished) -> None:
     assert forked("train", config, "train.precision=bf16").status == 0
     ours, theirs = metrics(tmp_path / "run")[-1], metrics(finished.folder)[-1]
     assert ours["loss"] == pytest.approx(theirs["loss"], rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("loss", "grad_norm", "skipped", "goes_on"),
-    [
-        (1.0, 1.0, False, True),
-        (1.0, math.inf, True, True),
-        (1.0, math.inf, False, False),
-        (math.nan, 1.0, False, False),
-        (math.nan, math.nan, True, False),
-    ],
-)
-def test_what_is_not_finite_ends_a_run_but_an_overflow(
-    loss: float, grad_norm: float, skipped: bool, goes_on: bool
-) -> None:
-    """Of gradients, in a step that is skipped. A loss that is none has no such excuse."""
-    run: Any = SimpleNamespace(monitor=SimpleNamespace(event=lambda *_, **told: None))
-    result: Any = SimpleNamespace(loss=loss, grad_norm=grad_norm, skipped=skipped)
-    state: Any = SimpleNamespace(step=3)
-    with nullcontext() if goes_on else pytest.raises(ColonnadeError, match="the run has diverged"):
-        _check_finite(run, state, result)
 
 
 def test_a_diverged_run_saves_nothing_of_it(config: Path, tmp_path: Path) -> None:

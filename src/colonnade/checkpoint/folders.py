@@ -25,6 +25,14 @@ def publish(partial: Path, final: Path, keep: int, spared: Spared) -> None:
     remove_leftovers(final.parent)
 
 
+def discard_after(folder: Path, step: int) -> None:
+    """Delete the checkpoints of later steps, the newest first: what stays has no gap."""
+    for later, path in reversed(checkpoints_in(folder).items()):
+        if later > step:
+            _set_aside(path)
+    remove_leftovers(folder)
+
+
 def tidy(folder: Path, keep: int, spared: Spared) -> None:
     """Delete what a run that was killed has left: half of a checkpoint, and more whole ones than `keep`."""
     _keep_newest(folder, keep, spared)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from colonnade.config.check_data import DATA_CHECKS
+from colonnade.config.check_divergence import DIVERGENCE_CHECKS
 from colonnade.config.check_layout import LAYOUT_CHECKS
 from colonnade.config.check_model import MODEL_CHECKS
 from colonnade.config.numbers import divisors, either, multiples_around, nearest_divisors, one_of
@@ -192,6 +193,7 @@ CHECKS: tuple[Check, ...] = (
     *(Check(keys, messages) for keys, messages in MODEL_CHECKS),
     *(Check(keys, messages) for keys, messages in DATA_CHECKS),
     *(Check(keys, messages) for keys, messages in LAYOUT_CHECKS),
+    *(Check(keys, messages) for keys, messages in DIVERGENCE_CHECKS),
 )
 
 

@@ -1,6 +1,6 @@
 """Every key of a configuration: its type, its one default, its range and its meaning.
 
-    Config ── model · parallel · data · train · optim · parts · checkpoint · run   (the sections of a file)
+    Config ── model · parallel · data · train · optim · parts · divergence · checkpoint · run   (sections of a file)
 
 The text under a field is its documentation: `colonnade train --help` and docs/reference/config.md are made from
 it. It starts with the unit in brackets where the value has one. Sections are frozen and strict: an unknown key, or
@@ -272,6 +272,36 @@ class OptimConfig(Section):
         return steps if self.decay_steps is None else self.decay_steps
 
 
+class DivergenceConfig(Section):
+    """When a run counts as diverged, and what it does then."""
+
+    MAY_CHANGE: ClassVar[bool] = True
+
+    then: Literal["stop", "roll_back"] = "stop"
+    """What a run does that has diverged: stop ends it with an explanation; roll_back returns to the newest healthy
+    checkpoint, does there what the keys below say, and goes on by itself."""
+    spike: NotNegative = 0.0
+    """[deviations] A loss counts as a sign where it exceeds the median of the last `window` losses by more than so many
+    of their standard deviations (estimated by the median absolute deviation, and 1 % of the median at least). 10 is
+    common. 0: only a loss or gradient that is not finite counts."""
+    window: Size = 100
+    """[steps] Losses from which a spike is told. Until there are so many, none is."""
+    patience: Size = 5
+    """[steps] So many signs in a row are a divergence; single ones, which training passes by itself, are not."""
+    healthy_for: CountOrZero = 20
+    """[steps] A checkpoint counts as healthy if at least so many steps without a sign followed it: what ends in a spike
+    may have begun earlier."""
+    skip_batches: bool = True
+    """Pass over the batches between the checkpoint and the divergence, and go on with those behind them."""
+    rate_factor: Annotated[float, Gt(0), Lt(1)] | None = None
+    """[1] The learning rate is multiplied with it after a rollback, and once more for each further try. Unset: it is
+    not lowered."""
+    rate_steps: CountOrZero = 0
+    """[steps] How long after the step of the divergence the rate stays lowered."""
+    tries: Count = 3
+    """[rollbacks] From about the same place. A run that diverges once more ends."""
+
+
 class CheckpointConfig(Section):
     """When the state is saved under run.folder/checkpoints, and whether a run goes on from there."""
 
@@ -317,5 +347,6 @@ class Config(Section):
     train: TrainConfig
     optim: OptimConfig
     parts: PartsConfig = PartsConfig()
+    divergence: DivergenceConfig = DivergenceConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     run: RunConfig

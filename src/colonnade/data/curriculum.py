@@ -83,13 +83,13 @@ class Curriculum:
         phase = self.phase(position)
         return position + phase.global_batch_size * self._stride(phase)
 
-    def steps(self, count: int) -> int:
-        """The position after `count` steps of a run: what they use up."""
-        position = 0
+    def steps(self, count: int, position: int = 0) -> int:
+        """The position after `count` steps from one on: from 0, what they use up."""
         for phase, after in zip(self.phases, [*self.phases[1:], None], strict=True):
-            step = phase.global_batch_size * self._stride(phase)
-            there = count if after is None else min(count, (after.begin - phase.begin) // step)
-            position, count = position + there * step, count - there
+            if after is None or position < after.begin:
+                step = phase.global_batch_size * self._stride(phase)
+                there = count if after is None else min(count, (after.begin - position) // step)
+                position, count = position + there * step, count - there
         return position
 
     def rank_positions(self, start: int, *, micro_batch_size: int, dp_rank: int, dp_size: int) -> list[range]:

@@ -192,6 +192,10 @@ class Bucket:
     def unshard(self) -> None:
         """Return when all parameters are there."""
         self.fetch()
+        self.settle()
+
+    def settle(self) -> None:
+        """Return when no gather is under way."""
         if self._arriving is not None:
             self._arriving.wait()
             self._arriving = None

@@ -90,6 +90,11 @@ class Ownership:
             bucket.publish()
         self.mesh.ledger.unit = ""
 
+    def settle(self) -> None:
+        """Return when nothing is under way: before anybody but the optimizer changes master weights."""
+        for bucket in self.buckets.values():
+            bucket.settle()
+
     # --- gradients ----------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:

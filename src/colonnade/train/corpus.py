@@ -115,7 +115,7 @@ def open_corpus(config: Config) -> Corpus:
         return opening(config, vocab_size, tokenizer, samples, seq_length)
 
     datasets = of_length(config.model.seq_length)
-    _check_length(config, datasets, curriculum)
+    check_length(config, datasets, curriculum)
     training = samples.training(lambda seq_length: of_length(seq_length).train, curriculum)
     return Corpus(tokenizer, vocab_size, config.model.kind, datasets, training, curriculum)
 
@@ -218,9 +218,14 @@ def vocab_size_of(config: Config, tokenizer: Tokenizer | None) -> int:
     )
 
 
-def _check_length(config: Config, datasets: Datasets, curriculum: Curriculum) -> None:
-    """With all epochs shuffled as one, and with epochs of each file, the run may not be longer than they are."""
-    wanted = -(-curriculum.steps(config.train.steps) * curriculum.unit // curriculum.seq_length)
+def check_length(
+    config: Config, datasets: Datasets, curriculum: Curriculum, *, step: int = 0, position: int = 0
+) -> None:
+    """With all epochs shuffled as one, and with epochs of each file, the run may not be longer than they are; it is at
+    `step`, and at `position` in the data.
+    """
+    end = curriculum.steps(max(0, config.train.steps - step), position)
+    wanted = -(-end * curriculum.unit // curriculum.seq_length)
     if isinstance(datasets.train, BlendedDataset):
         datasets.train.check_length(wanted)
     if config.data.order != "all_epochs" or config.data.epochs is None:

@@ -21,7 +21,6 @@ from colonnade.architecture.families import architecture_of
 from colonnade.checkpoint.manifest import folder_name
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
-from colonnade.errors import ColonnadeError
 from colonnade.launch.agreement import settings
 from colonnade.launch.join import joined
 from colonnade.mesh.collectives import all_reduce
@@ -31,6 +30,7 @@ from colonnade.tasks.task import Found
 from colonnade.train import init_from, recovery, run_folder
 from colonnade.train.best import LOSS
 from colonnade.train.corpus import Corpus, open_together
+from colonnade.train.divergence import Diverged
 from colonnade.train.held_out import evaluate_part
 from colonnade.train.interrupt import Interrupt
 from colonnade.train.monitor import Monitor
@@ -38,6 +38,7 @@ from colonnade.train.products import Decision, settle
 from colonnade.train.read_ahead import ReadAhead, pays
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import StepResult, train_step
+from colonnade.train.undo import roll_back
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,13 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt) -> None:
         _evaluate_at_start(run, state)
     while state.step < config.train.steps:
         run.mesh.ledger.begin_step(state.step + 1)
-        metrics = _step(run, state)
+        try:
+            metrics = _step(run, state)
+        except Diverged as diverged:
+            roll_back(
+                diverged.found, state, run.checkpoints, config=config, mesh=run.mesh, corpus=run.corpus, monitor=monitor
+            )
+            continue
         stop_requested = int(interrupt.requested or run.checkpoints.has_failed)
         stop = bool(all_reduce(torch.tensor(stop_requested), run.mesh.world, "max"))
         last = state.step == config.train.steps
@@ -159,7 +166,7 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
     result = train_step(state, batches, run.mesh, config.train, before_update=run.checkpoints.copied)
     state.samples = following
     seconds = time.perf_counter() - started
-    _check_finite(run, state, result)
+    _check_not_diverged(run, state, result)
     metrics: dict[str, float | int] = {
         "step": state.step,
         "loss": result.loss,
@@ -185,16 +192,14 @@ def _each_loss(state: TrainState, result: StepResult) -> dict[str, float]:
     return {f"{name}_loss": loss for name, loss in zip(names, result.losses, strict=True)} if len(names) > 1 else {}
 
 
-def _check_finite(run: Run, state: TrainState, result: StepResult) -> None:
-    """A non-finite loss or gradient has already corrupted the weights: stop before they are saved."""
-    if math.isfinite(result.loss) and (math.isfinite(result.grad_norm) or result.skipped):
-        return
-    run.monitor.event("not finite", step=state.step, loss=str(result.loss), grad_norm=str(result.grad_norm))
-    raise ColonnadeError(
-        f"step {state.step} has loss {result.loss} and gradient norm {result.grad_norm}: the run has diverged. What is "
-        "saved is from before. Lower optim.learning_rate or lengthen optim.warmup_steps, and start again in another "
-        "run.folder."
-    )
+def _check_not_diverged(run: Run, state: TrainState, result: StepResult) -> None:
+    """Diverged where a step shows it: a non-finite loss or gradient has already corrupted the weights, and they must
+    not be saved.
+    """
+    policy = run.config.divergence
+    found = state.watch.sees(policy, state.step, result.loss, result.grad_norm, skipped=result.skipped)
+    if found is not None:
+        raise Diverged(found)
 
 
 def _evaluate(run: Run, state: TrainState) -> Found | None:

@@ -16,6 +16,7 @@ from colonnade.config.schema import Config
 from colonnade.data.identity import DataIdentity
 from colonnade.errors import CheckpointError
 from colonnade.kernels.choice import Kernel, Use
+from colonnade.train.divergence import Rollback
 
 MOST_BYTES = 1 << 28  # of a configuration or a tokenizer
 
@@ -60,6 +61,13 @@ class ProductMetadata(BaseModel):
     how: str
 
 
+class WatchMetadata(BaseModel):
+    """Of the losses that tell a divergence: a `LossWatch`."""
+
+    losses: list[Annotated[float, Field(allow_inf_nan=False)]]
+    signs: Count
+
+
 class RunMetadata(BaseModel):
     """Of a run at the step of its checkpoint. What came after the first checkpoints has what held until then."""
 
@@ -79,6 +87,9 @@ class RunMetadata(BaseModel):
     """By the key of the configuration that names the file; None: nobody wrote it down."""
     products: ProductMetadata | None = None
     """None: there was no choice, or nobody wrote it down."""
+    rollbacks: list[Rollback] = []
+    """That the run has made on its way here."""
+    watch: WatchMetadata = WatchMetadata(losses=[], signs=0)
 
     @field_validator("loss_scale", mode="before")
     @classmethod

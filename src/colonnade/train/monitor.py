@@ -55,6 +55,17 @@ class Monitor:
         if self._open_board is not None:
             self._board = self._open_board(step + 1)
 
+    def go_back(self, step: int) -> None:
+        """Go on writing after `step`. What was written of later steps moves to undone.jsonl."""
+        if not self._active:
+            return
+        lines = self._metrics.read_bytes().split(b"\n") if self._metrics.exists() else []
+        undone = [_object_in(line) for line in lines if _step_of(line) > step]
+        for each in undone:
+            _append(self._metrics.with_name("undone.jsonl"), each or {})
+        self.close()
+        self.resume(step)
+
     def step(self, metrics: Metrics, seconds: float, *, tokens: int | None = None) -> None:
         """Record one step; `metrics` has its number under "step". `tokens`: of this step, where steps differ.
 

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,12 @@ from colonnade.errors import CheckpointError
 from colonnade.mesh.background import background_group
 from colonnade.mesh.mesh import Mesh
 from colonnade.tensor_parallel.placement import Placement
+from colonnade.train import rollbacks
 from colonnade.train.best import Best, best_of, best_steps
 from colonnade.train.changes import changes, what_changed
 from colonnade.train.corpus import Corpus
 from colonnade.train.data_record import check_data, data_metadata, what_to_say
+from colonnade.train.divergence import LossWatch
 from colonnade.train.metadata import RunMetadata, metadata_of
 from colonnade.train.monitor import Monitor
 from colonnade.train.run_folder import checkpoints
@@ -204,6 +206,8 @@ def _metadata(state: TrainState, config: Config, mesh: Mesh, corpus: Corpus) -> 
         "data": data_metadata(corpus),
         "layout": str(mesh.layout),
         "versions": {"colonnade": __version__, "torch": torch.__version__},
+        "rollbacks": [each.model_dump() for each in state.rollbacks],
+        "watch": asdict(state.watch),
     }
 
 
@@ -240,14 +244,7 @@ def beginning(config: Config, corpus: Corpus) -> str:
 
 def resume(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor) -> None:
     """Go on from the run's newest whole checkpoint, where there is one; every rank calls this."""
-    found = load_found(
-        partial(_find, Path(config.run.folder)),
-        shards_of(state),
-        model=model_metadata(config.model, corpus.vocab_size),
-        check=partial(_check, config, corpus),
-        unread=(OPTIMIZER,),  # of weights that are frozen now
-        lacks=partial(_lacks, state),
-    )
+    found = restore(state, config, corpus)
     if found is None:
         if not state.drawn:
             raise CheckpointError(
@@ -257,12 +254,9 @@ def resume(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor) 
         monitor.resume(0)
         monitor.event("started", version=__version__)
         return
-    path, metadata = found[0], metadata_of(*found)
-    state.ownership.publish()
-    state.step, state.samples, state.skipped = metadata.step, metadata.samples, metadata.skipped_steps
-    if metadata.loss_scale is not None:
-        state.loss_scale = state.loss_scale.resumed(metadata.loss_scale.model_dump())
-    monitor.resume(state.step)
+    path, metadata = found
+    returned = bool(state.rollbacks) and state.rollbacks[-1].to == state.step
+    (monitor.go_back if returned else monitor.resume)(state.step)
     changed = changes(path, config)
     monitor.event("resumed", step=state.step, checkpoint=path.name, **({"changed": changed} if changed else {}))
     monitor.say(f"Resumed from {path} (step {state.step}, sample {state.samples:,}).")
@@ -295,6 +289,32 @@ def _thawed(state: TrainState, metadata: RunMetadata) -> Iterator[str]:
             f"Trained from now on: {counted(len(names), 'weight')} that {'was' if len(names) == 1 else 'were'} frozen "
             f"({names_in_words(names)}). Their moments begin at zero."
         )
+
+
+def restore(state: TrainState, config: Config, corpus: Corpus) -> tuple[Path, RunMetadata] | None:
+    """Put `state` to where the run's newest whole checkpoint is, and tell which; None where there is none. Every rank
+    calls this.
+    """
+    run = Path(config.run.folder)
+    found = load_found(
+        partial(_find, run),
+        shards_of(state),
+        model=model_metadata(config.model, corpus.vocab_size),
+        check=partial(_check, config, corpus),
+        unread=(OPTIMIZER,),  # of weights that are frozen now
+        lacks=partial(_lacks, state),
+    )
+    if found is None:
+        return None
+    path, metadata = found[0], metadata_of(*found)
+    state.ownership.publish()
+    state.step, state.samples, state.skipped = metadata.step, metadata.samples, metadata.skipped_steps
+    if metadata.loss_scale is not None:
+        state.loss_scale = state.loss_scale.resumed(metadata.loss_scale.model_dump())
+    state.watch = LossWatch(**metadata.watch.model_dump())
+    recorded = rollbacks.read_together(run, state.ownership.mesh.world)
+    rollbacks.apply(state, config, corpus, recorded, metadata.rollbacks)
+    return path, metadata
 
 
 def _find(run: Path) -> Path | None:

@@ -21,7 +21,7 @@ from colonnade.config.check import Problem
 from colonnade.config.defaults import TomlTable, has, in_words, kept_from_run, put
 from colonnade.config.load import load, read_with
 from colonnade.config.schema import Config
-from colonnade.errors import mistake
+from colonnade.errors import ConfigError, mistake
 from colonnade.launch import launch
 from colonnade.launch.devices import choose_device, count_gpus
 from colonnade.lock import locked
@@ -106,9 +106,49 @@ def owned(config: Config) -> Iterator[tuple[int, ...]]:
         try:
             lock = stack.enter_context(locked(folder, "colonnade train", instead="set another run.folder"))
             run_folder.check(config)
+            _finish_rollback(folder)
         except OSError as error:
             raise run_folder.unwritable(config, error) from error
         yield (lock.fileno(),)
+
+
+def _finish_rollback(run: Path) -> None:
+    """Where the run has made rollbacks, and may have been killed in one; else nothing is imported."""
+    if (run / "rollbacks.json").exists():
+        from colonnade.train.rollbacks import finish
+
+        finish(run)
+
+
+def roll_back(config: Config, step: int, *, skip: int) -> str:
+    """Return the run to one of its checkpoints, in words; to be called while its folder is held."""
+    if launch.is_rank():
+        raise ConfigError(
+            "--rollback changes the run's folder, and a launcher of ranks may start them several times. Use it once, "
+            f"before: `colonnade rollback {config.run.folder} {step} --skip {skip}`."
+        )
+    return _rolled_back(Path(config.run.folder), step, skip=skip)
+
+
+def roll_back_folder(run: Path, step: int, *, skip: int, rate_factor: float, rate_steps: int) -> str:
+    """As `roll_back`, of a run that nobody holds."""
+    if not run_folder.checkpoints(run).is_dir():
+        raise ConfigError(f"{run} is not the folder of a run: it has no {run_folder.checkpoints(run).name}/. Name one.")
+    if (rate_factor < 1.0) != (rate_steps > 0):
+        raise ConfigError(
+            f"--rate-factor {rate_factor:g} and --rate-steps {rate_steps} go together: by what the learning rate is "
+            "multiplied, and for how many steps. Give both, or neither."
+        )
+    with locked(run, "colonnade rollback", instead="wait until it has ended"):
+        return _rolled_back(run, step, skip=skip, rate_factor=rate_factor, rate_steps=rate_steps)
+
+
+def _rolled_back(run: Path, step: int, *, skip: int, rate_factor: float = 1.0, rate_steps: int = 0) -> str:
+    from colonnade.train.rollbacks import by_hand
+
+    rollback, deleted = by_hand(run, step, skip=skip, rate_factor=rate_factor, rate_steps=rate_steps)
+    gone = f" The checkpoints of steps {', '.join(map(str, deleted))} are deleted." if deleted else ""
+    return f"{run} returns to step {step}, to {rollback}.{gone}"
 
 
 def _remove_if_empty(folder: Path) -> None:

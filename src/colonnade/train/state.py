@@ -1,7 +1,7 @@
 """Everything that changes while a run goes on: the only mutable object that crosses folders."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import torch
@@ -30,6 +30,7 @@ from colonnade.pipeline.runner import Runner
 from colonnade.tasks.task import Task
 from colonnade.tasks.tasks import TASKS
 from colonnade.tensor_parallel.parallel import Parallel
+from colonnade.train.divergence import LossWatch, Rollback
 
 OPTIMIZERS: Mapping[str, Callable[[float, float, float, float], Optimizer]] = MappingProxyType(
     {"adamw": AdamW, "lamb": Lamb}
@@ -61,7 +62,10 @@ class TrainState:
     skipped: int = 0
     """Steps whose gradients overflowed."""
     samples: int = 0
-    """Samples consumed: the data position, and the number of the next sample."""
+    """Samples consumed or passed over: the data position, and the number of the next sample."""
+    rollbacks: list[Rollback] = field(default_factory=list)
+    """That have brought the run here."""
+    watch: LossWatch = field(default_factory=LossWatch)
 
     @property
     def num_weights(self) -> int:

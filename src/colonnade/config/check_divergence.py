@@ -1,0 +1,62 @@
+"""What a run that diverges could not do: checks of [divergence]. Pure."""
+
+from collections.abc import Callable, Iterator
+
+from colonnade.config.schema import Config
+
+Messages = Iterator[str]
+
+
+def something_changes(config: Config) -> Messages:
+    """A run that returns does something else than before: what is computed is a function of the place."""
+    policy = config.divergence
+    if policy.then == "roll_back" and not policy.skip_batches and policy.rate_factor is None:
+        yield (
+            'divergence.then = "roll_back" with skip_batches = false and no rate_factor would go the same way '
+            "again, to the same divergence. Set skip_batches = true, or a rate_factor with rate_steps."
+        )
+    if policy.rate_factor is not None and not policy.rate_steps:
+        yield (
+            f"divergence.rate_factor = {policy.rate_factor:g} has no effect with rate_steps = 0: say for how many "
+            "steps behind the divergence the learning rate stays lowered."
+        )
+
+
+def a_healthy_checkpoint_is_kept(config: Config) -> Messages:
+    """Whenever a run diverges, one of the checkpoints that are kept was followed by enough steps without a sign."""
+    policy, saves = config.divergence, config.checkpoint
+    if policy.then != "roll_back":
+        return
+    if not saves.every:
+        yield (
+            'divergence.then = "roll_back" has nothing to return to with checkpoint.every = 0, which saves at the end '
+            "only. Set checkpoint.every."
+        )
+        return
+    back = policy.healthy_for + policy.patience
+    keep = -(-back // saves.every) + 1
+    if saves.keep < keep:
+        yield (
+            f"checkpoint.keep = {saves.keep} checkpoints, one every {saves.every} steps: right after a save, none of "
+            f"them is divergence.healthy_for + patience = {policy.healthy_for} + {policy.patience} = {back} steps old, "
+            f"so that a run that diverges then has nowhere to return to. Set checkpoint.keep = {keep}, or lower "
+            "divergence.healthy_for."
+        )
+
+
+DIVERGENCE_CHECKS: tuple[tuple[tuple[str, ...], Callable[[Config], Messages]], ...] = (
+    (
+        ("divergence.then", "divergence.skip_batches", "divergence.rate_factor", "divergence.rate_steps"),
+        something_changes,
+    ),
+    (
+        (
+            "divergence.then",
+            "divergence.healthy_for",
+            "divergence.patience",
+            "checkpoint.every",
+            "checkpoint.keep",
+        ),
+        a_healthy_checkpoint_is_kept,
+    ),
+)

@@ -1,0 +1,158 @@
+"""What counts as a divergence, and where a run returns to then. Pure: told from numbers that all ranks have alike, so
+that all decide the same, on any layout and after any restart.
+
+    losses   5.1 5.0 5.1 4.9 … 5.0 │ 9.3 9.8 14.2         median + spike × deviation is exceeded `patience` times
+    saved         ▲C1       ▲C2    │ first      └ step     C2 is healthy if healthy_for steps lie between it and `first`
+"""
+
+import math
+import statistics
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from colonnade.checkpoint.schema import Count
+from colonnade.config.schema import DivergenceConfig
+from colonnade.errors import ColonnadeError
+from colonnade.optim.schedule import LearningRate
+
+TO_DEVIATION = 1.4826  # from the median absolute deviation to the standard deviation of what is normal
+LEAST_DEVIATION = 0.01  # of the median: losses that hardly vary make no spike of a trifle
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A run that has diverged, as `step` showed."""
+
+    step: int
+    first: int
+    """The first of the signs that end with `step`."""
+    reason: str
+
+
+class Diverged(Exception):
+    """Raised in a step that showed it, on all ranks."""
+
+    def __init__(self, found: Divergence) -> None:
+        super().__init__(found.reason)
+        self.found = found
+
+
+class Rollback(BaseModel):
+    """A return to a checkpoint, as the run's folder and all later checkpoints remember it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    to: Count
+    """Step of the checkpoint."""
+    detected: Count | None = None
+    """The step that showed the divergence; None: somebody has asked for the rollback."""
+    skip: Count = 0
+    """Steps whose batches are passed over."""
+    rate_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
+    rate_until: Count = 0
+    """The last step with a lowered learning rate."""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        """What it changes, in words."""
+        batches = f"pass over the batches of {self.skip} steps" if self.skip else "take the same batches"
+        rate = f", with {self.rate_factor:g} × the learning rate to step {self.rate_until}"
+        return batches + (rate if self.rate_until > self.to else "")
+
+
+@dataclass
+class LossWatch:
+    """The losses that the next one is held against."""
+
+    losses: list[float] = field(default_factory=list)
+    """The newest, at most `window`, without those that were signs."""
+    signs: int = 0
+    """In a row, up to the last step."""
+
+    def sees(
+        self, policy: DivergenceConfig, step: int, loss: float, grad_norm: float, *, skipped: bool
+    ) -> Divergence | None:
+        """The divergence that a step shows. `skipped`: its gradients overflowed (fp16), and no weight was changed."""
+        if not (math.isfinite(loss) and (math.isfinite(grad_norm) or skipped)):
+            return Divergence(step, step - self.signs, f"has loss {loss} and gradient norm {grad_norm}")
+        limit = self._limit(policy)
+        if loss <= limit:
+            self.signs = 0
+            if policy.spike:
+                self.losses = [*self.losses, loss][-policy.window :]
+            return None
+        self.signs += 1
+        if self.signs < policy.patience:
+            return None
+        first = step - self.signs + 1
+        since = f"and those since step {first} exceed" if self.signs > 1 else "exceeds"
+        return Divergence(
+            step, first, f"has loss {loss:.4g}, which {since} {limit:.4g} (divergence.spike = {policy.spike:g})"
+        )
+
+    def _limit(self, policy: DivergenceConfig) -> float:
+        """[nats] Above it a loss is a sign."""
+        if not policy.spike or len(self.losses) < policy.window:
+            return math.inf
+        losses = self.losses[-policy.window :]
+        median = statistics.median(losses)
+        deviation = TO_DEVIATION * statistics.median(abs(loss - median) for loss in losses)
+        return median + policy.spike * max(deviation, LEAST_DEVIATION * abs(median))
+
+
+def decide(found: Divergence, saved: Collection[int], past: Sequence[Rollback], policy: DivergenceConfig) -> Rollback:
+    """Where the run returns to, given the steps of its checkpoints and all earlier rollbacks. ColonnadeError with the
+    reason where it does not.
+    """
+    healthy = [step for step in saved if step + policy.healthy_for < found.first]
+    if policy.then == "stop":
+        raise stopped(found, _remedy(healthy))
+    if not healthy:
+        there = f"the oldest of {len(saved)} is of step {min(saved)}" if saved else "there is none"
+        raise stopped(
+            found,
+            f"No checkpoint is healthy, that is, has divergence.healthy_for = {policy.healthy_for} steps between it "
+            f"and step {found.first}, the first with a sign: {there}. Lower optim.learning_rate or lengthen "
+            "optim.warmup_steps, and start again in another run.folder; or keep more checkpoints (checkpoint.keep).",
+        )
+    to = max(healthy)
+    tries = sum(each.detected is not None and each.detected >= to for each in past)
+    if tries >= policy.tries:
+        raise stopped(found, f"It has returned {tries} times already, which is divergence.tries. {_remedy(healthy)}")
+    return Rollback(
+        to=to,
+        detected=found.step,
+        skip=found.step - to if policy.skip_batches else 0,
+        rate_factor=1.0 if policy.rate_factor is None else policy.rate_factor,
+        rate_until=0 if policy.rate_factor is None else found.step + policy.rate_steps,
+        reason=f"step {found.step} {found.reason}",
+    )
+
+
+def stopped(found: Divergence, remedy: str) -> ColonnadeError:
+    """What ends a run that has diverged."""
+    return ColonnadeError(f"step {found.step} {found.reason}: the run has diverged. {remedy}")
+
+
+def _remedy(healthy: Collection[int]) -> str:
+    again = "Lower optim.learning_rate or lengthen optim.warmup_steps, and start again in another run.folder"
+    if not healthy:
+        return f"What is saved is from before. {again}."
+    return (
+        f"What is saved is from before. To go on from step {max(healthy)} behind the batches that came then, "
+        f"`colonnade rollback RUN {max(healthy)} --skip N` and the same command again (divergence.then = "
+        f'"roll_back" does that by itself). Or: {again[0].lower()}{again[1:]}.'
+    )
+
+
+def lowered(rate: LearningRate, rollbacks: Sequence[Rollback]) -> LearningRate:
+    """A learning rate with what rollbacks take off it."""
+
+    def lower(step: int) -> float:
+        factors = (each.rate_factor for each in rollbacks if each.to < step <= each.rate_until)
+        return rate(step) * math.prod(factors)
+
+    return lower

@@ -1,0 +1,103 @@
+"""The rollbacks of a run: rollbacks.json in its folder, and what they do to a state.
+
+A checkpoint knows the rollbacks that came before it. Those behind it that return to it are in the file: they are
+applied to what is read from it, in this process or in the next. So a run that is killed in the middle of a rollback
+goes on with it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from colonnade.atomic import write_whole
+from colonnade.checkpoint.folders import discard_after
+from colonnade.checkpoint.manifest import checkpoints_in, folder_name, read_manifest
+from colonnade.config.schema import Config
+from colonnade.errors import CheckpointError, ConfigError
+from colonnade.mesh.agreement import gather_texts
+from colonnade.mesh.mesh import Axis
+from colonnade.train.corpus import Corpus, check_length
+from colonnade.train.divergence import Rollback, lowered
+from colonnade.train.metadata import metadata_of
+from colonnade.train.run_folder import checkpoints
+from colonnade.train.state import TrainState, learning_rate_of
+
+FILE = "rollbacks.json"
+_LIST = TypeAdapter(list[Rollback])
+
+
+def read(run: Path) -> list[Rollback]:
+    """All rollbacks of a run, in their order."""
+    file = run / FILE
+    try:
+        return _LIST.validate_json(file.read_bytes())
+    except FileNotFoundError:
+        return []
+    except (OSError, ValidationError) as error:
+        raise ConfigError(
+            f"{file} cannot be read: {type(error).__name__}. It says which batches the run has passed over. Put it "
+            "back; without it (remove it) the run goes on as its newest checkpoint says."
+        ) from None
+
+
+def read_together(run: Path, ranks: Axis) -> list[Rollback]:
+    """As `read`, on all ranks what rank 0 reads."""
+    text = _LIST.dump_json(read(run)).decode() if ranks.rank == 0 else ""
+    return _LIST.validate_json(gather_texts(text, ranks)[0])
+
+
+def write(run: Path, rollbacks: Sequence[Rollback]) -> None:
+    write_whole(run / FILE, _LIST.dump_json(list(rollbacks), indent=1) + b"\n")
+
+
+def finish(run: Path) -> None:
+    """Do the rest of a rollback that was killed: take away the checkpoints behind the one that it returned to."""
+    recorded = read(run)
+    saved = checkpoints_in(checkpoints(run)) if recorded else {}
+    if not saved or max(saved) <= recorded[-1].to:
+        return
+    newest = saved[max(saved)]
+    if recorded[-1] not in metadata_of(newest, read_manifest(newest)).rollbacks:
+        discard_after(checkpoints(run), recorded[-1].to)
+
+
+def by_hand(run: Path, step: int, *, skip: int, rate_factor: float, rate_steps: int) -> tuple[Rollback, list[int]]:
+    """Return to the checkpoint of a step; also the steps of the checkpoints that were deleted. CheckpointError where
+    it is not there.
+
+    Whoever calls this holds the run's folder. Earlier rollbacks to this step or a later one are undone with it.
+    """
+    saved = checkpoints_in(checkpoints(run))
+    if step not in saved:
+        there = ", ".join(str(each) for each in saved) or "none"
+        raise CheckpointError(
+            f"{checkpoints(run)} has no {folder_name(step)}: a run returns to a step that it has saved. There are "
+            f"checkpoints of these steps: {there}."
+        )
+    rollback = Rollback(
+        to=step,
+        skip=skip,
+        rate_factor=rate_factor,
+        rate_until=step + rate_steps if rate_factor < 1.0 else 0,
+        reason="asked for",
+    )
+    write(run, [*(each for each in read(run) if each.to < step), rollback])
+    discard_after(checkpoints(run), step)
+    return rollback, [each for each in saved if each > step]
+
+
+def apply(
+    state: TrainState, config: Config, corpus: Corpus, recorded: Sequence[Rollback], done: Sequence[Rollback]
+) -> None:
+    """What rollbacks change in a state that was read from a checkpoint: the place in the data, and the learning rate.
+
+    `done`: those that the checkpoint knows. ConfigError where too little data is left.
+    """
+    to_do = [each for each in recorded if each.to == state.step and each not in done]
+    for each in to_do:
+        state.samples = corpus.curriculum.steps(each.skip, state.samples)
+    state.rollbacks = [*done, *to_do]
+    state.learning_rate = lowered(learning_rate_of(config), state.rollbacks)
+    if state.rollbacks:
+        check_length(config, corpus.datasets, corpus.curriculum, step=state.step, position=state.samples)

@@ -1,0 +1,63 @@
+"""A run that has diverged returns to a healthy checkpoint by itself, or ends with the reason why it does not."""
+
+import json
+from pathlib import Path
+
+from colonnade.checkpoint.folders import discard_after
+from colonnade.checkpoint.manifest import checkpoints_in, folder_name
+from colonnade.config.schema import Config
+from colonnade.mesh.agreement import gather_texts
+from colonnade.mesh.mesh import Mesh
+from colonnade.train import recovery, rollbacks
+from colonnade.train.corpus import Corpus
+from colonnade.train.divergence import Divergence, Rollback, decide
+from colonnade.train.monitor import Monitor
+from colonnade.train.run_folder import checkpoints
+from colonnade.train.state import TrainState
+
+
+def roll_back(
+    found: Divergence,
+    state: TrainState,
+    saving: recovery.Checkpoints,
+    *,
+    config: Config,
+    mesh: Mesh,
+    corpus: Corpus,
+    monitor: Monitor,
+) -> None:
+    """Put `state` back to where it was healthy, or raise ColonnadeError; every rank calls this with the same `found`.
+
+    What comes first is what a restart needs to finish the rest.
+    """
+    monitor.event("diverged", step=found.step, first_sign=found.first, reason=found.reason)
+    saving.wait()
+    run = Path(config.run.folder)
+    rollback = _decided(found, run, config, mesh)
+    if mesh.rank == 0:
+        rollbacks.write(run, [*rollbacks.read(run), rollback])
+        discard_after(checkpoints(run), rollback.to)
+    gather_texts("", mesh.world)  # the others look for the newest checkpoint only now
+    state.ownership.settle()
+    _clear_moments_(state)
+    recovery.restore(state, config, corpus)
+    monitor.go_back(state.step)
+    monitor.event("rolled back", **rollback.model_dump())
+    monitor.say(
+        f"Step {found.step} {found.reason}: the run has diverged. It returns to {folder_name(rollback.to)}, to "
+        f"{rollback}."
+    )
+
+
+def _clear_moments_(state: TrainState) -> None:
+    """Those of weights that were frozen when the checkpoint was written are not in it, and begin at zero."""
+    for kept in state.optimizer_state:
+        for moment in kept.values():
+            moment.zero_()
+
+
+def _decided(found: Divergence, run: Path, config: Config, mesh: Mesh) -> Rollback:
+    """The same on all ranks: of the checkpoints that rank 0 sees."""
+    past = rollbacks.read_together(run, mesh.world)
+    seen = json.dumps(list(checkpoints_in(checkpoints(run)))) if mesh.rank == 0 else ""
+    return decide(found, json.loads(gather_texts(seen, mesh.world)[0]), past, config.divergence)

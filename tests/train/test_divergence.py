@@ -1,0 +1,153 @@
+"""What counts as a divergence, and where a run returns to: pure functions of what all ranks have alike."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colonnade.config.schema import DivergenceConfig
+from colonnade.errors import ColonnadeError
+from colonnade.train.divergence import Divergence, LossWatch, Rollback, decide, lowered
+
+POLICY = DivergenceConfig(then="roll_back", spike=10.0, window=20, patience=3, healthy_for=4, tries=2)
+
+
+def seen(watch: LossWatch, losses: list[float], policy: DivergenceConfig = POLICY, first: int = 1) -> list[Divergence]:
+    found = [watch.sees(policy, first + at, loss, 1.0, skipped=False) for at, loss in enumerate(losses)]
+    return [each for each in found if each is not None]
+
+
+def steady(count: int) -> list[float]:
+    """Losses of a run that does well: about 3, a little lower each step."""
+    draw = random.Random(0)
+    return [3.0 - 0.002 * step + draw.gauss(0, 0.03) for step in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("loss", "grad_norm", "skipped", "goes_on"),
+    [
+        (1.0, 1.0, False, True),
+        (1.0, math.inf, True, True),
+        (1.0, math.inf, False, False),
+        (math.nan, 1.0, False, False),
+        (math.nan, math.nan, True, False),
+    ],
+)
+def test_what_is_not_finite_is_a_divergence_but_an_overflow(
+    loss: float, grad_norm: float, skipped: bool, goes_on: bool
+) -> None:
+    """Of gradients, in a step that is skipped. A loss that is none has no such excuse. No window is needed."""
+    found = LossWatch().sees(DivergenceConfig(), 3, loss, grad_norm, skipped=skipped)
+    assert found == (None if goes_on else Divergence(3, 3, f"has loss {loss} and gradient norm {grad_norm}"))
+
+
+def test_a_steady_run_shows_no_sign() -> None:
+    watch = LossWatch()
+    assert seen(watch, steady(300)) == [] and watch.signs == 0 and len(watch.losses) == POLICY.window
+
+
+def test_losses_far_above_those_before_are_one_when_patience_is_up() -> None:
+    watch = LossWatch()
+    assert seen(watch, [*steady(50), 9.0, 8.0]) == [] and watch.signs == 2
+    (found,) = seen(watch, [7.0], first=53)
+    assert (found.step, found.first) == (53, 51)
+    assert found.reason.startswith("has loss 7, which and those since step 51 exceed ")
+    assert max(watch.losses) < 4, "signs are not what others are held against"
+
+
+def test_a_single_high_loss_is_passed() -> None:
+    watch = LossWatch()
+    assert seen(watch, [*steady(50), 9.0, 9.0, 2.9, 9.0, 9.0, 2.9]) == [] and watch.signs == 0
+
+
+def test_without_a_full_window_or_a_spike_nothing_is_told() -> None:
+    assert seen(LossWatch(), [*steady(10), *[9.0] * 9]) == []
+    assert seen(LossWatch(), [*steady(50), *[9.0] * 9], DivergenceConfig(spike=0.0, window=20, patience=3)) == []
+
+
+def test_the_limit_is_the_median_and_so_many_deviations() -> None:
+    """Of 1, 2, … 20 the median is 10.5, and the median of the distances from it 5."""
+    policy = DivergenceConfig(spike=2.0, window=20, patience=1)
+    limit = 10.5 + 2.0 * 1.4826 * 5.0
+    losses = [float(loss) for loss in range(1, 21)]
+    assert LossWatch(losses, 0).sees(policy, 21, limit, 1.0, skipped=False) is None
+    assert LossWatch(losses, 0).sees(policy, 21, limit + 1e-9, 1.0, skipped=False) is not None
+
+
+def test_losses_that_hardly_vary_make_no_spike_of_a_trifle() -> None:
+    policy = DivergenceConfig(spike=10.0, window=20, patience=1)
+    assert LossWatch([2.0] * 20, 0).sees(policy, 21, 2.2, 1.0, skipped=False) is None
+    assert LossWatch([2.0] * 20, 0).sees(policy, 21, 2.2 + 1e-9, 1.0, skipped=False) is not None
+
+
+def test_signs_before_a_loss_that_is_no_number_count() -> None:
+    watch = LossWatch()
+    seen(watch, [*steady(50), 9.0, 9.0])
+    found = watch.sees(POLICY, 53, math.nan, 1.0, skipped=False)
+    assert found == Divergence(53, 51, "has loss nan and gradient norm 1.0")
+
+
+@given(st.lists(st.floats(0.1, 100.0), max_size=60), st.integers(0, 60))
+def test_a_watch_that_is_saved_and_read_goes_on_alike(losses: list[float], at: int) -> None:
+    whole, first = LossWatch(), LossWatch()
+    told = seen(whole, losses)
+    before = seen(first, losses[:at])
+    second = LossWatch(list(first.losses), first.signs)
+    assert before + seen(second, losses[at:], first=1 + len(losses[:at])) == told
+    assert second == whole
+
+
+# --- where to ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_that_was_followed_by_enough_healthy_steps() -> None:
+    """The sign is step 100: what is saved after step 96 has three steps behind it, 95 has four."""
+    found = Divergence(102, 100, "has loss 9")
+    assert decide(found, [80, 90, 95, 96, 100], [], POLICY) == Rollback(
+        to=95, detected=102, skip=7, reason="step 102 has loss 9"
+    )
+    assert decide(found, [80, 96], [], POLICY).to == 80
+    assert decide(found, [99], [], POLICY.model_copy(update={"healthy_for": 0})).to == 99
+
+
+def test_the_learning_rate_is_lowered_for_a_while_and_more_with_each_try() -> None:
+    policy = POLICY.model_copy(update={"skip_batches": False, "rate_factor": 0.5, "rate_steps": 10})
+    first = decide(Divergence(102, 100, "x"), [90], [], policy)
+    assert (first.skip, first.rate_factor, first.rate_until) == (0, 0.5, 112)
+    second = decide(Divergence(105, 104, "x"), [90], [first], policy)
+    rate = lowered(lambda step: float(step), [first, second])
+    assert [rate(step) for step in (90, 91, 112, 113, 115, 116)] == [90, 91 / 4, 28, 113 / 2, 115 / 2, 116]
+
+
+def refused(found: Divergence, saved: list[int], past: list[Rollback], policy: DivergenceConfig = POLICY) -> str:
+    with pytest.raises(ColonnadeError) as told:
+        decide(found, saved, past, policy)
+    return str(told.value)
+
+
+def test_a_run_that_is_to_stop_says_how_to_return_by_hand() -> None:
+    found = Divergence(102, 102, "has loss nan and gradient norm 1.0")
+    told = refused(found, [80, 90], [], DivergenceConfig(healthy_for=5))
+    assert told.startswith("step 102 has loss nan and gradient norm 1.0: the run has diverged. What is saved is from")
+    assert (
+        "`colonnade rollback RUN 90 --skip N`" in told and "Lower" not in told and "lower optim.learning_rate" in told
+    )
+    assert "rollback" not in refused(found, [], [], DivergenceConfig())
+
+
+def test_a_bounded_number_of_tries_from_the_same_place() -> None:
+    found, back = Divergence(102, 100, "x"), [Rollback(to=90, detected=94), Rollback(to=90, detected=101)]
+    assert "It has returned 2 times already, which is divergence.tries" in refused(found, [90], back)
+    assert decide(found, [90], back[:1], POLICY).to == 90
+    assert decide(found, [96, 95], back, POLICY).to == 95, "one of them was passed"
+    by_hand = [Rollback(to=90), Rollback(to=90)]
+    assert decide(found, [90], by_hand, POLICY).to == 90, "what somebody asked for is no try"
+
+
+def test_no_healthy_checkpoint_is_told_with_what_there_is() -> None:
+    found = Divergence(102, 100, "x")
+    told = refused(found, [96, 98], [])
+    assert "healthy_for = 4 steps between it and step 100" in told and "the oldest of 2 is of step 96" in told
+    assert "there is none. Lower" in refused(found, [], [])

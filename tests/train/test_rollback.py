@@ -1,0 +1,269 @@
+"""A run that diverges returns to a healthy checkpoint, on any layout and after any kill, as one that was told to."""
+
+import json
+import math
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colonnade.config.load import load
+from colonnade.train import loop, rollbacks
+from colonnade.train.divergence import Rollback
+from colonnade.train.state import learning_rate_of
+from tests.commands import Answer, colonnade, forked, here
+from tests.runs import Finished, assert_same, events, metrics, saved_steps, tensors
+from tests.slow import first_fast
+from tests.tiny import TinyCorpus, write_config
+
+assert loop, "imported once, here, and not by every forked rank"
+
+POISON = 9 * 4  # position of the batch of step 10
+RUN = [
+    "train.steps=16",
+    "train.evaluate_every=8",
+    "checkpoint.keep=3",
+    "divergence.then=roll_back",
+    "divergence.healthy_for=2",
+    "divergence.patience=1",
+]
+LAYOUTS = {"serial": [], "tp=2": ["parallel.tp=2"], "dp=2 zero=3": ["parallel.dp=2", "parallel.zero=3"]}
+LAYOUTS["dp=2 zero=1"] = ["parallel.dp=2", "parallel.zero=1", "checkpoint.asynchronous=true"]
+LAYOUTS["pp=2"] = ["parallel.pp=2"]
+
+
+def poisoned(rank: int, *, rate: float = math.nan, then: Callable[[Any], None] = lambda state: None) -> None:
+    """The batch at POISON makes a step with another learning rate: nan corrupts all weights."""
+    step = loop.train_step
+
+    def train_step(state: Any, *arguments: Any, **more: Any) -> Any:
+        if state.samples != POISON:
+            return step(state, *arguments, **more)
+        before, state.learning_rate = state.learning_rate, lambda number: rate
+        try:
+            return step(state, *arguments, **more)
+        finally:
+            state.learning_rate = before
+            then(state)
+
+    loop.train_step = train_step  # type: ignore[assignment]
+
+
+def clean(rank: int) -> None:
+    """Nothing is poisoned."""
+
+
+def train(config: Path, folder: Path, *more: str, first: Callable[[int], None] = poisoned) -> Answer:
+    ranks = 2 if any(each.startswith("parallel.") and each.endswith("=2") for each in more) else 1
+    return forked("train", config, f"run.folder={folder}", *RUN, *more, first=first, num_ranks=ranks)
+
+
+@pytest.mark.parametrize("layout", first_fast(["dp=2 zero=1", "serial", "tp=2", "dp=2 zero=3", "pp=2"]))
+def test_it_returns_and_passes_over_the_batches(config: Path, tmp_path: Path, layout: str) -> None:
+    """The nan shows at step 11; step 8 has the newest checkpoint with two good steps behind it. It goes on with the
+    batches that would have been those of step 12, as a run without poison that is told to.
+    """
+    run, by_hand = tmp_path / "run", tmp_path / "by hand"
+    answer = train(config, run, *LAYOUTS[layout])
+    assert answer.status == 0, answer
+    assert (
+        "Step 11 has loss nan and gradient norm nan: the run has diverged. It returns to step_00000008, to pass over "
+    )
+    assert "the batches of 3 steps." in answer.out and "Finished 16 steps" in answer.out
+    told = [each for each in events(run) if each["event"] in ("diverged", "rolled back")]
+    assert [(each["event"], each.get("first_sign"), each.get("to"), each.get("skip")) for each in told] == [
+        ("diverged", 11, None, None),
+        ("rolled back", None, 8, 3),
+    ]
+    assert [line["step"] for line in metrics(run)] == list(range(1, 17))
+    undone = [json.loads(line)["step"] for line in (run / "undone.jsonl").read_text().splitlines()]
+    assert undone == [9, 10], "and what the steps said that are not the run's any more is kept"
+
+    assert (
+        train(config, by_hand, *LAYOUTS[layout], "train.steps=8", "optim.decay_steps=16", first=lambda _: None).status
+        == 0
+    )
+    assert here("rollback", by_hand, 8, "--skip", 3).status == 0
+    assert train(config, by_hand, *LAYOUTS[layout], first=lambda _: None).status == 0
+    assert_same(run, by_hand)
+
+
+def test_every_layout_decides_alike(config: Path, tmp_path: Path) -> None:
+    """A spike this time, in float64, with a lowered learning rate: the same losses to rounding."""
+    more = ["train.precision=fp64", "divergence.spike=4", "divergence.window=5", "divergence.rate_factor=0.5"]
+    more += ["divergence.rate_steps=3"]
+
+    def spiked(rank: int) -> None:
+        poisoned(rank, rate=3.0)
+
+    for name, layout in {"serial": [], "tp": ["parallel.tp=2"], "pp": ["parallel.pp=2"]}.items():
+        answer = train(config, tmp_path / name, *more, *layout, first=spiked)
+        assert answer.status == 0 and "exceeds" in answer.out, answer
+        assert metrics(tmp_path / name) == [
+            pytest.approx(line, rel=1e-9, abs=1e-9) for line in metrics(tmp_path / "serial")
+        ]
+        ours, theirs = rollbacks.read(tmp_path / name), rollbacks.read(tmp_path / "serial")
+        assert [each.model_copy(update={"reason": ""}) for each in ours] == [
+            each.model_copy(update={"reason": ""}) for each in theirs
+        ]
+        (rollback,) = ours
+        assert (rollback.to, rollback.detected, rollback.skip, rollback.rate_until) == (8, 11, 3, 14)
+        rate = learning_rate_of(load(config, [*RUN, *more, *layout]))
+        expected = [rate(step) * (0.5 if 8 < step <= 14 else 1.0) for step in range(1, 17)]
+        assert [line["learning_rate"] for line in metrics(tmp_path / name)] == expected
+
+
+@pytest.mark.parametrize("moment", first_fast(["written", "discarded", "read"]))
+def test_a_rollback_that_is_killed_goes_on(config: Path, tmp_path: Path, moment: str) -> None:
+    """Between its parts. Whoever starts again needs no poison: it is behind."""
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    assert train(config, whole).status == 0
+
+    def killed(rank: int) -> None:
+        poisoned(rank)
+        from colonnade.train import undo
+
+        def die(*arguments: Any, **more: Any) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        if moment == "written":
+            undo.discard_after = die
+        elif moment == "discarded":
+            undo.gather_texts = lambda text, axis, real=undo.gather_texts: real(text, axis) if text else die()
+        else:
+            undo.recovery.restore = lambda *arguments, real=undo.recovery.restore: (
+                real(*arguments) if arguments[0].step < 9 else die()
+            )
+
+    assert train(config, run, first=killed).status == -signal.SIGKILL
+    assert (saved_steps(run) == [6, 8, 10]) == (moment == "written")
+    assert train(config, run).status == 0
+    assert_same(run, whole)
+
+
+def test_a_run_that_goes_on_later_knows_its_rollbacks(config: Path, tmp_path: Path) -> None:
+    """Stopped behind one: the checkpoint has the place in the data, and the lowered rate."""
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    more = ["divergence.rate_factor=0.25", "divergence.rate_steps=4", "train.evaluate_every=4"]
+    assert train(config, whole, *more).status == 0
+    assert train(config, run, *more, "train.steps=12", "optim.decay_steps=16").status == 0
+    assert train(config, run, *more, "parallel.dp=1").status == 0
+    assert_same(run, whole)
+
+
+@pytest.mark.slow
+def test_the_validation_loss_is_nearly_that_of_a_clean_run(config: Path, tmp_path: Path) -> None:
+    assert train(config, tmp_path / "clean", "train.steps=40", first=clean).status == 0
+    assert train(config, tmp_path / "run", "train.steps=40").status == 0
+    expected, found = (metrics(tmp_path / name)[-1]["validation_loss"] for name in ("clean", "run"))
+    assert found == pytest.approx(expected, rel=0.01) and found != expected
+
+
+def test_tries_end(config: Path, tmp_path: Path) -> None:
+    """Whatever is passed over, the same place in the run diverges: the poison follows the step, not the data."""
+
+    def hopeless(rank: int) -> None:
+        step = loop.train_step
+
+        def train_step(state: Any, *arguments: Any, **more: Any) -> Any:
+            state.learning_rate = (lambda number: math.nan) if state.step == 9 else (lambda number: 1e-3)
+            return step(state, *arguments, **more)
+
+        loop.train_step = train_step  # type: ignore[assignment]
+
+    answer = train(config, tmp_path / "run", "divergence.tries=2", first=hopeless)
+    assert answer.status == 2 and "It has returned 2 times already, which is divergence.tries." in answer.err, answer
+    assert [each["to"] for each in events(tmp_path / "run") if each["event"] == "rolled back"] == [8, 8]
+    assert saved_steps(tmp_path / "run") == [6, 8, 10], "the last time it was not taken away"
+
+
+def test_data_that_end_end_the_run_instead(config: Path, tmp_path: Path) -> None:
+    """As many epochs as the run needs, and no batch more: none may be passed over."""
+    samples = ["data.order=all_epochs"]
+    answer = train(config, tmp_path / "run", *samples, "data.epochs=1")
+    needed = int(answer.err.split("epochs of ")[1].split(" ")[0].replace(",", "")) if answer.status else 10**6
+    epochs = max(1, -(-64 // needed))
+    steps = epochs * needed // 4
+    answer = train(config, tmp_path / "run", *samples, f"data.epochs={epochs}", f"train.steps={steps}")
+    assert answer.status == 2 and "Traceback" not in answer.err and "samples" in answer.err, answer
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(finished: Finished, tmp_path: Path) -> Path:
+    """A copy of the run that has ended at step 6; steps 4 and 6 are saved."""
+    shutil.copytree(finished.folder, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_by_hand(finished: Finished, run: Path) -> None:
+    answer = here("rollback", run, 4, "--skip", 2, "--rate-factor", 0.5, "--rate-steps", 1)
+    assert answer.out == (
+        f"{run} returns to step 4, to pass over the batches of 2 steps, with 0.5 × the learning rate to step 5. "
+        "The checkpoints of steps 6 are deleted.\n"
+    )
+    assert saved_steps(run) == [4] and len(rollbacks.read(run)) == 1
+    before = metrics(run)
+    assert forked("train", finished.config, f"run.folder={run}").status == 0
+    after = metrics(run)
+    assert after[:4] == before[:4] and after[4]["loss"] != before[4]["loss"]
+    assert [x["learning_rate"] for x in after[4:]] == [before[4]["learning_rate"] / 2, before[5]["learning_rate"]]
+    assert after[-1]["tokens"] == before[-1]["tokens"] + 2 * 4 * 16
+
+
+def test_a_second_one_takes_the_place_of_the_first(run: Path) -> None:
+    assert here("rollback", run, 4, "--skip", 2).status == here("rollback", run, 4, "--skip", 5).status == 0
+    assert rollbacks.read(run) == [Rollback(to=4, skip=5, reason="asked for")]
+
+
+@pytest.mark.slow
+def test_train_does_it_first(finished: Finished, run: Path) -> None:
+    answer = colonnade("train", finished.config, f"run.folder={run}", "--rollback", 4, "--skip", 1, "parallel.dp=2")
+    assert answer.status == 0 and f"{run} returns to step 4, to pass over the batches of 1 steps" in answer.out, answer
+    assert metrics(run)[-1]["tokens"] == 7 * 4 * 16
+
+
+def test_what_cannot_be_returned_to(finished: Finished, run: Path, tmp_path: Path) -> None:
+    for arguments, told in {
+        (run, 5): "has no step_00000005: a run returns to a step that it has saved. There are checkpoints of these "
+        "steps: 4, 6.",
+        (tmp_path / "nowhere", 4): "is not the folder of a run",
+        (run, 4, "--rate-factor", 0.5): "--rate-factor 0.5 and --rate-steps 0 go together",
+    }.items():
+        answer = here("rollback", *arguments)
+        assert answer.status == 2 and told in answer.err and "Traceback" not in answer.err, answer
+    answer = forked("train", finished.config, f"run.folder={run}", "--rollback", 4, "parallel.dp=2", num_ranks=2)
+    assert answer.status == 2 and f"`colonnade rollback {run} 4 --skip 0`" in answer.err
+    answer = here("train", finished.config, "--skip", 4)
+    assert answer.status == 2 and "Give --rollback STEP too" in answer.err
+    assert saved_steps(run) == [4, 6] and not (tmp_path / "nowhere").exists()
+
+
+def test_a_damaged_list_is_told(finished: Finished, run: Path) -> None:
+    (run / rollbacks.FILE).write_text('[{"to": -4}]')
+    answer = forked("train", finished.config, f"run.folder={run}", "train.steps=7")
+    assert answer.status == 2 and "rollbacks.json cannot be read" in answer.err and "Traceback" not in answer.err
+
+
+def test_what_does_not_go_together_is_told_before_anything_runs(corpus: TinyCorpus, tmp_path: Path) -> None:
+    config = write_config(corpus, tmp_path)
+    for keys, told in {
+        ("divergence.then=roll_back", "divergence.skip_batches=false"): "would go the same way again",
+        ("divergence.rate_factor=0.5",): "has no effect with rate_steps = 0",
+        ("divergence.then=roll_back", "checkpoint.every=0"): "has nothing to return to",
+        ("divergence.then=roll_back",): "Set checkpoint.keep = 14",
+    }.items():
+        answer = here("train", config, *keys)
+        assert answer.status == 2 and told in answer.err, answer
+
+
+def test_weights_are_those_of_before(config: Path, tmp_path: Path) -> None:
+    """All tensors of the last checkpoint are finite, moments too."""
+    assert train(config, tmp_path / "run").status == 0
+    assert all(x.isfinite().all() for x in tensors(tmp_path / "run").values())
