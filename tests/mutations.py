@@ -318,8 +318,8 @@ MUTATIONS = [
     Mutation(
         "gelu is the other gelu",
         "model/mlp.py",
-        '{"gelu": "none", "gelu_tanh": "tanh"}',
-        '{"gelu": "tanh", "gelu_tanh": "none"}',
+        '{"gelu": "none", "gelu_tanh": "tanh",',
+        '{"gelu": "tanh", "gelu_tanh": "none",',
         (GPT, MLP),
     ),
     # --- memory between steps
@@ -355,14 +355,14 @@ MUTATIONS = [
     Mutation(
         "a tied embedding's gradients are not summed over both ends",
         "data_parallel/zero.py",
-        "tied.copy_(all_reduce(tied, self.mesh.ends))",
-        "tied.copy_(tied)",
+        "mine.copy_(all_reduce(mine, stages))",
+        "mine.copy_(mine)",
         (PARITY, AUDIT, ZERO),
     ),
     Mutation(
         "a tied table counts on both ends in the norm",
         "data_parallel/clip.py",
-        " and not _is_copy(bucket, mesh)",
+        " and not _is_copy(bucket, owned)",
         "",
         (PARITY, CLIP),
     ),
@@ -506,8 +506,8 @@ MUTATIONS = [
     Mutation(
         "selective recomputation draws other masks",
         "kernels/attention.py",
-        ", ctx.draw()",
-        ", ctx.draw().flip(0)",
+        "(q, k), how.keep()",
+        "(q, k), how.keep().flip(0)",
         (PARITY, ATTEND, ATTENTION),
     ),
     Mutation(

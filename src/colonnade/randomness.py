@@ -31,6 +31,8 @@ class Purpose(IntEnum):
     ATTENTION_DROPOUT = 3
     RESIDUAL_DROPOUT = 4
     SAMPLING = 5
+    INNER_DROPOUT = 6
+    FINAL_DROPOUT = 7
 
 
 _MASK64 = (1 << 64) - 1

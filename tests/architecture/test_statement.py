@@ -51,6 +51,22 @@ MODELS += [
     ModelConfig(**BERT, position="rotary", bias=False, norm="rmsnorm", activation="swiglu", token_types=3),
     ModelConfig(**BERT, num_key_value_heads=2),
 ]
+T5 = {**BASE, "kind": "t5"}
+T5_MODELS = [
+    ModelConfig(**T5),
+    ModelConfig(**T5, num_decoder_layers=3, activation="geglu_tanh", tie_embeddings=False, head_dim=10),
+    ModelConfig(**T5, num_decoder_layers=1, relative_buckets=6, decoder_seq_length=7),
+]
+T5_STAGES = [
+    ["embedding"],
+    ["embedding", "encoder.blocks.0"],
+    ["encoder.blocks.1", "decoder.embedding"],
+    ["decoder.embedding"],
+    ["encoder.blocks.1", "decoder.embedding", "decoder.blocks.0"],
+    ["decoder.blocks.0", "head"],
+    ["head"],
+    None,
+]
 STAGES = [["embedding"], ["embedding", "blocks.0"], ["blocks.1"], ["blocks.1", "head"], ["head"], None]
 
 
@@ -73,6 +89,16 @@ PUBLISHED = {
     "bert-336m": 336_226_108,
     "bert-1.3b": 1_280_595_772,
     "bert-3.9b": 3_869_081_404,
+    "t5-small": 60_506_624,  # these of the published files
+    "t5-base": 222_903_552,
+    "t5-large": 737_668_096,
+    "t5-3b": 2_851_598_336,
+    "t5-11b": 11_307_321_344,
+    "t5-v1.1-small": 76_961_152,
+    "t5-v1.1-base": 247_577_856,
+    "t5-v1.1-large": 783_150_080,
+    "t5-v1.1-xl": 2_849_757_184,
+    "t5-v1.1-xxl": 11_135_332_352,
 }
 
 
@@ -88,10 +114,10 @@ def parameters(model: ModelConfig, vocab_size: int) -> int:
 
 
 @pytest.mark.parametrize("vocab_size", [61, 5000], ids=["few rows", "rows in tiles"])
-@pytest.mark.parametrize("model", MODELS, ids=range(len(MODELS)))
+@pytest.mark.parametrize("model", MODELS + T5_MODELS, ids=range(len(MODELS + T5_MODELS)))
 def test_the_modules_have_what_is_stated(model: ModelConfig, vocab_size: int) -> None:
     stated = architecture_of(model, vocab_size)
-    for names, tp_size in product(STAGES, (1, 2, 4)):
+    for names, tp_size in product(T5_STAGES if model.kind == "t5" else STAGES, (1, 2, 4)):
         tp = Axis("tp", tp_size, tp_size - 1)
         built = TASKS[model.kind].build(model, vocab_size, Parallel(tp), names)
         units = stated.units if names is None else stated.named(names)
@@ -138,6 +164,25 @@ def test_only_a_tied_table_is_shared() -> None:
 def test_only_blocks_are_recomputed(model: ModelConfig) -> None:
     for unit in architecture_of(model, 61).units:
         assert unit.recomputes == (unit.layer is not None) == (unit.kind == "block")
+
+
+@pytest.mark.parametrize("model", T5_MODELS, ids=range(len(T5_MODELS)))
+def test_units_of_two_stacks_say_what_they_are(model: ModelConfig) -> None:
+    stated = architecture_of(model, 61)
+    first, *between, last = stated.units
+    assert len(stated.units) == model.num_units and first.is_first and not any(unit.is_first for unit in between)
+    assert [unit for unit in stated.units if unit.reads_tokens] == [first, between[model.num_layers]]
+    blocks = [unit for unit in between if unit.layer is not None]
+    assert [unit.layer for unit in blocks] == list(range(model.num_layers + model.decoder_layers))
+    assert [unit.stack for unit in stated.units] == [0] * (model.num_layers + 1) + [1] * (model.decoder_layers + 2)
+    assert all(unit.recomputes == (unit.layer is not None) for unit in stated.units)
+    assert [unit for unit in stated.units if unit.is_loss] == [last] and last.losses == ("language_model",)
+    order = list(stated.buckets)
+    assert all(list(unit.buckets) == [name for name in order if name in unit.buckets] for unit in stated.units)
+    tables = {"embedding.tokens": first, "encoder.positions": blocks[0], "decoder.positions": blocks[-1]}
+    assert {bucket for bucket in tables if bucket in tables[bucket].buckets} == set(tables)
+    shared = {bucket for bucket in stated.buckets if sum(bucket in unit.buckets for unit in stated.units) > 1}
+    assert set(stated.shared_buckets()) == shared <= set(tables) and "embedding.tokens" in shared
 
 
 @pytest.mark.parametrize("name", sorted(NAMED))

@@ -79,7 +79,7 @@ Problems = Callable[..., list[str]]
         ),
         (
             ("parallel.pp=2", "parallel.cuts=[1, 2]"),
-            "parallel.cuts = [1, 2] sums to 3, but the model has 4 units: the embedding, 2 blocks and the head. Give 2 "
+            "parallel.cuts = [1, 2] sums to 3, but the model has 4 units: 2 blocks, the embedding and the head. Give 2 "
             "numbers that sum to 4.",
         ),
         (

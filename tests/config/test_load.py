@@ -88,8 +88,9 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
         ("paralel.tp=1", "[paralel] is not a section. Did you mean [parallel]?"),
         (
             "zzz.tp=1",
-            "[zzz] is not a section. The sections are [model], [model.rotary], [parallel], [data], [data.masking], "
-            "[curriculum], [train], [optim], [parts], [divergence], [checkpoint], [run].",
+            "[zzz] is not a section. The sections are "
+            "[model], [model.rotary], [parallel], [data], [data.masking], [data.corruption], [curriculum], "
+            "[train], [optim], [parts], [divergence], [checkpoint], [run].",
         ),
         ("steps=4", "'steps=4' is not of the form section.key=value. Write for instance train.steps=4"),
         ("train.steps", "'train.steps' is not of the form section.key=value. Write for instance train.steps=…"),
@@ -138,7 +139,8 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
         ),
         (
             "model.position=rope",
-            'model.position = "rope" is not possible: it is called "rotary" here. Use "learned", "alibi" or "rotary".',
+            'model.position = "rope" is not possible: it is called "rotary" here. Use "learned", "alibi", "rotary" '
+            'or "relative".',
         ),
         (
             "parallel.cuts=[1, 0]",
@@ -149,6 +151,8 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
             'model.preset = "gpt2-125m" is not one of the choices. Did you mean "gpt2-124m"? Use "tiny", "gpt2-124m", '
             '"gpt2-355m", "gpt2-1.2b", "gpt2-2.5b", "gpt2-4.2b", "gpt2-8.3b", "turing-nlg-17b", "bloom-176b", '
             '"bert-tiny", "bert-base", "bert-large", "bert-336m", "bert-1.3b", "bert-3.9b", '
+            '"t5-small", "t5-base", "t5-large", "t5-3b", "t5-11b", "t5-v1.1-small", "t5-v1.1-base", "t5-v1.1-large", '
+            '"t5-v1.1-xl", "t5-v1.1-xxl", '
             '"llama2-7b", "llama2-13b", "llama2-70b", "llama3-8b", "llama3-70b", "llama3.1-8b", "llama3.2-1b", '
             '"smollm-135m", "smollm-360m", "smollm-1.7b", "qwen3-0.6b" or "qwen3-8b".',
         ),

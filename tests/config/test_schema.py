@@ -26,6 +26,7 @@ def test_a_written_key_is_stronger_than_the_preset_and_the_preset_than_the_defau
 
 # Heads, heads of keys and values, width of a head, positions, activation, epsilon of norms, base of rotary angles.
 LLAMA, GELU = ("swiglu", 1e-5), ("gelu", 1e-5)
+T5, T5_1_1 = ("relu", 1e-6), ("geglu_tanh", 1e-6)
 SHAPES = {
     "gpt2-124m": (12, 12, 64, 1024, "gelu_tanh", 1e-5, None),
     "gpt2-355m": (16, 16, 64, 1024, "gelu_tanh", 1e-5, None),
@@ -41,6 +42,16 @@ SHAPES = {
     "bert-336m": (16, 16, 64, 512, *GELU, None),
     "bert-1.3b": (32, 32, 64, 512, *GELU, None),
     "bert-3.9b": (40, 40, 64, 512, *GELU, None),
+    "t5-small": (8, 8, 64, 512, *T5, None),
+    "t5-base": (12, 12, 64, 512, *T5, None),
+    "t5-large": (16, 16, 64, 512, *T5, None),
+    "t5-3b": (32, 32, 128, 512, *T5, None),
+    "t5-11b": (128, 128, 128, 512, *T5, None),
+    "t5-v1.1-small": (6, 6, 64, 512, *T5_1_1, None),
+    "t5-v1.1-base": (12, 12, 64, 512, *T5_1_1, None),
+    "t5-v1.1-large": (16, 16, 64, 512, *T5_1_1, None),
+    "t5-v1.1-xl": (32, 32, 64, 512, *T5_1_1, None),
+    "t5-v1.1-xxl": (64, 64, 64, 512, *T5_1_1, None),
     "llama2-7b": (32, 32, 128, 4096, *LLAMA, 1e4),
     "llama2-13b": (40, 40, 128, 4096, *LLAMA, 1e4),
     "llama2-70b": (64, 8, 128, 4096, *LLAMA, 1e4),
@@ -73,9 +84,11 @@ def test_presets_are_as_published_in_what_no_number_of_parameters_tells() -> Non
     }
     assert scaled == {"llama3.1-8b": (8.0, 8192), "llama3.2-1b": (32.0, 8192)}
     assert all(ModelConfig(preset=name).rotary.scaling == "llama3" for name in scaled)
-    assert {name for name in SHAPES if ModelConfig(preset=name).kind == "bert"} == {
-        n for n in SHAPES if n[:4] == "bert"
-    }
+    for kind in ("bert", "t5"):
+        of_kind = {name for name in SHAPES if ModelConfig(preset=name).kind == kind}
+        assert of_kind == {name for name in SHAPES if name.startswith(f"{kind}-")}
+    untied = {name for name in SHAPES if name.startswith("t5") and not ModelConfig(preset=name).tie_embeddings}
+    assert untied == {name for name in SHAPES if name.startswith("t5-v1.1")}
     post = {name for name in SHAPES if ModelConfig(preset=name).norm_position == "post"}
     assert post == {"bert-tiny", "bert-base", "bert-large"}
 

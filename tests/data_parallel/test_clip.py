@@ -21,9 +21,9 @@ def owned(mesh: Mesh, *, tied: bool = False, zero: int = 0, dtype: torch.dtype =
     share = len(UNITS) // mesh.pp.size
     units = UNITS[mesh.pp.rank * share : (mesh.pp.rank + 1) * share]
     gpt, buckets = flat_model(storage(dtype, zero), tp=mesh.tp, dp=mesh.dp, tied=tied, units=units)
-    return Ownership(
-        buckets, {unit.name: list(unit.buckets) for unit in gpt.architecture.named(units)}, mesh, zero=zero, tied=tied
-    )
+    needs = {unit.name: list(unit.buckets) for unit in gpt.architecture.named(units)}
+    shared = {"embedding.tokens": mesh.ends} if tied and mesh.pp.size > 1 else {}
+    return Ownership(buckets, needs, mesh, zero=zero, shared=shared)
 
 
 def whole_gradients(tied: bool) -> dict[str, Tensor]:

@@ -216,7 +216,8 @@ def test_the_table_of_both_ends_gets_the_gradient_of_both(tied: bool) -> None:
         units = [["embedding"], ["blocks.0"], ["head"]][rank]
         lengths = {bucket: LENGTHS[bucket] for unit in units for bucket in NEEDS[unit]}
         buckets = toy_buckets(lengths, mesh.dp, storage())
-        owned = Ownership(buckets, {unit: NEEDS[unit] for unit in units}, mesh, zero=0, tied=tied)
+        shared = {"embedding.tokens": mesh.ends} if tied else {}
+        owned = Ownership(buckets, {unit: NEEDS[unit] for unit in units}, mesh, zero=0, shared=shared)
         for bucket in owned.buckets.values():
             bucket.gradients.add_(10.0**rank)
         owned.finish()

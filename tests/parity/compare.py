@@ -15,8 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from colonnade.architecture.families import architecture_of
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import build_mesh
+from colonnade.pipeline.partition import chunks, holders
 from colonnade.train.step import StepResult
 from tests.distributed import run_on_ranks
 from tests.parity.runs import (
@@ -147,10 +149,10 @@ class Outcome:
 
     def _copies(self, name: str, cut: Mapping[str, bool]) -> int:
         case, way = self.job
-        ends = 2 if case.tied and way.pp > 1 and name == "embedding.tokens.weight" else 1
+        stages = [len(held) for bucket, held in holders_of(case, way).items() if name.startswith(f"{bucket}.")]
         is_frozen = name not in self.reference.kept["exp_avg"]  # only ZeRO 3 cuts what is frozen
         return (
-            ends
+            max(stages, default=1)
             * (way.dp if way.zero == 0 or (is_frozen and way.zero < 3) else 1)
             * (1 if cut.get(name, True) else way.tp)
         )
@@ -167,6 +169,12 @@ class Outcome:
                 if verdict.outside != 0.0
             ),
         ]
+
+
+def holders_of(case: Case, way: Way) -> dict[str, tuple[int, ...]]:
+    """Which pipeline stages have a copy of each bucket that several have."""
+    stated = architecture_of(case.model, case.vocab_size)
+    return holders(stated, chunks(stated, way.parallel), way.pp)
 
 
 def _count(count: Tensor, share: Share) -> None:

@@ -46,7 +46,7 @@ FREE: Mapping[str, Sequence[Any]] = MappingProxyType(
         "mask": ("differ", "second_half", "none"),
         "documents": ("joined", "separate"),
         "parts": ("all", "upper", "lower", "table", "factors"),
-        "block": ("gpt", "llama", "grouped", "window", "bert"),
+        "block": ("gpt", "llama", "grouped", "window", "bert", "t5"),
     }
 )
 FACTORS: Mapping[str, Sequence[Any]] = MappingProxyType({**CORE, **FREE})
@@ -66,10 +66,11 @@ def job(combination: Mapping[str, Any]) -> Job:
     num_chunks = given["pp"] * virtual_stages
     num_layers = max(2, num_chunks - 2)
     how = {name: given.pop(name) for name in [*given] if name in Way.__dataclass_fields__}
+    case = Case(**given, num_layers=num_layers)
     if how.pop("partition") == "cuts":
-        how["cuts"] = uneven_cuts(num_layers + 2, num_chunks)
+        how["cuts"] = uneven_cuts(case.model.num_units, num_chunks)
     how |= {"virtual_stages": virtual_stages, "recompute": recompute, "recompute_every": int(every or 1)}
-    return Case(**given, num_layers=num_layers), Way(**how)
+    return case, Way(**how)
 
 
 def uneven_cuts(num_units: int, num_chunks: int) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ from colonnade.data_parallel.buckets import Bucket, named_ranges
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
 from colonnade.tasks.bert import BertBatch
+from colonnade.tasks.t5 import T5Batch
 from colonnade.tensor_parallel import cross_entropy
 from colonnade.tensor_parallel.placement import Placement
 from colonnade.train.state import TrainState, build_state
@@ -33,7 +34,8 @@ from tests.blocks import LLAMA_BLOCK
 
 GLOBAL_BATCH, SEQ_LENGTH, STEPS = 8, 8, 5
 CPU = torch.device("cpu")
-Samples = TypeVar("Samples", Batch, BertBatch)
+AnyBatch = Batch | BertBatch | T5Batch
+Samples = TypeVar("Samples", Batch, BertBatch, T5Batch)
 
 Mask = Literal["none", "differ", "second_half"]
 """Labels that count: all; a different number in every sample; none in the second half of the batch."""
@@ -53,7 +55,22 @@ BLOCKS: dict[str, dict[str, Any]] = {
     },  # with tp 4 ranks have copies of the two
     "window": {"window": 3, "num_key_value_heads": 1},  # biases of copied heads too
     "bert": {"kind": "bert", "position": "learned"},
+    "t5": {  # what is written is longer than what is read, and the decoder deeper than the encoder may be
+        "kind": "t5",
+        "position": "relative",
+        "norm": "rmsnorm",
+        "bias": False,
+        "activation": "geglu_tanh",
+        "norm_position": "pre",
+        "embedding_norm": False,
+        "num_decoder_layers": 3,
+        "decoder_seq_length": 12,
+        "relative_buckets": 8,
+        "relative_distance": 7,
+        "init_std": 1.5,
+    },
 }
+BLOCKS["t5 relu"] = {**BLOCKS["t5"], "activation": "relu", "head_dim": 6, "num_decoder_layers": 1}
 
 
 PARTS: dict[str, dict[str, Any]] = {
@@ -88,7 +105,7 @@ class Case:
     loss_scale: float = 1024.0
     """fp16: small enough for the first step not to overflow."""
     num_layers: int = 2
-    block: Literal["gpt", "llama", "grouped", "window", "bert"] = "gpt"
+    block: Literal["gpt", "llama", "grouped", "window", "bert", "t5", "t5 relu"] = "gpt"
     """What the model is made of: see `BLOCKS`."""
     parts: Literal["all", "upper", "lower", "table", "factors"] = "all"
     """What of it is trained: see `PARTS`."""
@@ -103,21 +120,22 @@ class Case:
 
     @property
     def model(self) -> ModelConfig:
-        return ModelConfig(
-            num_layers=self.num_layers,
-            hidden_size=self.hidden_size,
-            num_heads=self.num_heads,
-            ffn_hidden_size=24,
-            seq_length=self.seq_length,
-            dropout=self.drop,
-            attention_dropout=self.drop,
-            tie_embeddings=self.tied,
-            norm_position=self.norm_position,
-            embedding_norm=self.embedding_norm,
-            fp32_residual=self.fp32_residual,
-            init_std=0.3,
-            **{"position": self.position, **BLOCKS[self.block]},
-        )
+        shape = {
+            "num_layers": self.num_layers,
+            "hidden_size": self.hidden_size,
+            "num_heads": self.num_heads,
+            "ffn_hidden_size": 24,
+            "seq_length": self.seq_length,
+            "dropout": self.drop,
+            "attention_dropout": self.drop,
+            "tie_embeddings": self.tied,
+            "norm_position": self.norm_position,
+            "embedding_norm": self.embedding_norm,
+            "fp32_residual": self.fp32_residual,
+            "init_std": 0.3,
+            "position": self.position,
+        }
+        return ModelConfig(**{**shape, **BLOCKS[self.block]})
 
 
 @dataclass(frozen=True)
@@ -203,9 +221,9 @@ def configured(case: Case, way: Way) -> Config:
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 
-def global_batch(case: Case, step: int) -> Batch | BertBatch:
+def global_batch(case: Case, step: int) -> AnyBatch:
     """The samples of a step (from 0), on any layout."""
-    return pairs_of_texts(case, step) if case.model.kind == "bert" else text(case, step)
+    return {"gpt": text, "bert": pairs_of_texts, "t5": texts_with_spans}[case.model.kind](case, step)
 
 
 def text(case: Case, step: int) -> Batch:
@@ -245,6 +263,21 @@ def pairs_of_texts(case: Case, step: int) -> BertBatch:
     )
 
 
+def texts_with_spans(case: Case, step: int) -> T5Batch:
+    """Of an encoder and a decoder: texts of all lengths to be read, padded."""
+    generator, s, b = torch.Generator().manual_seed(step), case.seq_length, case.global_batch_size
+    lengths = torch.randint(3, s + 1, (b,), generator=generator)
+    written = text(replace(case, documents="joined", seq_length=case.model.decoder_length), step)
+    return T5Batch(
+        tokens=torch.randint(0, case.vocab_size, (s, b), generator=generator),
+        real=torch.arange(s)[:, None] < lengths,
+        decoder_tokens=written.tokens,
+        labels=written.labels,
+        loss_mask=written.loss_mask,
+        samples=written.samples,
+    )
+
+
 def separated(batch: Batch, begins: Tensor) -> Batch:
     """The batch with new documents where `begins` [s, b] says so."""
     place = torch.arange(len(begins))[:, None].expand_as(begins)
@@ -257,7 +290,7 @@ def part(batch: Samples, samples: slice | list[int]) -> Samples:
     return replace(batch, **{name: each[..., samples] for name, each in vars(batch).items() if each is not None})
 
 
-def microbatches(case: Case, way: Way, step: int, mesh: Mesh) -> list[Batch] | list[BertBatch]:
+def microbatches(case: Case, way: Way, step: int, mesh: Mesh) -> list[Any]:
     """A dp rank's share of a step's samples, cut into micro-batches."""
     share, size = case.global_batch_size // mesh.dp.size, way.micro_batch_size
     starts = range(mesh.dp.rank * share, (mesh.dp.rank + 1) * share, size)

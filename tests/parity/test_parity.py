@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from colonnade.mesh.layout import Layout
-from tests.parity.compare import WHAT, Outcome, by_layout, compare
+from tests.parity.compare import WHAT, Outcome, by_layout, compare, holders_of
 from tests.parity.covering import covering, handful, job
 from tests.parity.runs import Case, Job, Reference, Way, reference
 
@@ -39,6 +39,19 @@ ALONE: list[Job] = [
     (Case(block="bert", vocab_size=3, tied=False), Way(tp=4, micro_batch_size=4)),  # the last rank has no token
     (Case(block="bert", norm_position="post", embedding_norm=True), Way(dp=2, zero=3, micro_batch_size=2)),
     (Case(block="bert", tied=False, mask="second_half"), Way(tp=2, pp=2, micro_batch_size=2, schedule="zero_bubble")),
+    (Case(block="t5"), Way(tp=2, micro_batch_size=4)),
+    (Case(block="t5", tied=False), Way(tp=2, sequence_parallel=True, micro_batch_size=4, recompute="selective")),
+    (Case(block="t5 relu"), Way(pp=2, micro_batch_size=2)),
+    (Case(block="t5"), Way(pp=4, micro_batch_size=2, cuts=(2, 2, 2, 2))),  # five of the tables' holders
+    (Case(block="t5", optimizer="lamb"), Way(dp=2, zero=3, micro_batch_size=2, recompute="full")),
+    (
+        Case(block="t5 relu", vocab_size=3, mask="none"),
+        Way(tp=2, pp=2, dp=2, micro_batch_size=1, schedule="zero_bubble", sequence_parallel=True, zero=3),
+    ),
+    (
+        Case(block="t5", num_layers=4),
+        Way(pp=2, dp=2, micro_batch_size=2, schedule="interleaved", virtual_stages=3, zero=2, recompute="full"),
+    ),
     (Case(global_batch_size=12), Way(dp=3, zero=2, micro_batch_size=2)),
     (Case(num_layers=4), Way(pp=2, micro_batch_size=2, schedule="interleaved", virtual_stages=3)),
 ]
@@ -128,8 +141,8 @@ def test_copies_are_equal_to_the_bit(outcomes: list[Outcome]) -> None:
 
 def expected_holders(case: Case, way: Way) -> int:
     """Ranks that have the most widely held share: parameters of a replicated weight, or a tied table over both ends."""
-    ends = 2 if case.tied and way.pp > 1 else 1
-    return way.dp * max(way.tp, ends)
+    stages = max(map(len, holders_of(case, way).values()), default=1)
+    return way.dp * max(way.tp, stages)
 
 
 def test_every_element_is_kept_as_often_as_the_layout_says(outcomes: list[Outcome]) -> None:
@@ -148,7 +161,9 @@ def test_the_cases_are_what_they_say(outcomes: list[Outcome]) -> None:
         for result, gradients in zip(reference.results, reference.gradients, strict=True):
             assert (result.grad_norm > 1.5 * case.clip) == case.clipped, str(case)
             assert all(gradient.abs().max() > 1e-6 for gradient in gradients.values()), str(case)
-        assert any("positions" in name for name in reference.kept["master"]) == (case.model.position == "learned")
+        assert any("positions" in name for name in reference.kept["master"]) == (
+            case.model.position in ("learned", "relative")
+        )
         assert ("head.output.weight" in reference.kept["master"]) == (not case.tied)
 
 

@@ -26,7 +26,7 @@ def _attention(model: ModelConfig) -> Iterator[Weight]:
 
 
 def _mlp(model: ModelConfig) -> Iterator[Weight]:
-    for name in ("mlp.gate", "mlp.up") if model.activation == "swiglu" else ("mlp.up",):
+    for name in ("mlp.gate", "mlp.up") if model.is_gated else ("mlp.up",):
         yield from _columns(model, name, model.ffn, model.init_std)
     yield from _rows(model, "mlp.down", model.ffn, _before_residual(model))
 

@@ -17,7 +17,7 @@ def stacked(
     losses: tuple[str, ...],
 ) -> Architecture:
     """A whole model, given what its head has besides a tied token table, and how many types tokens have."""
-    layers = range(model.num_layers)
+    layers, stream = range(model.num_layers), (model.seq_length,)
     buckets = {
         TABLE: (table_weight(model, vocab_size),),
         "embedding": _embedding(model, token_types),
@@ -31,13 +31,23 @@ def stacked(
 
     def block(layer: int) -> Unit:
         name = f"blocks.{layer}"
-        return Unit(name, "block", own(name), block_multiply_adds(model), layer=layer, recomputes=True)
+        return Unit(
+            name,
+            "block",
+            own(name),
+            block_multiply_adds(model),
+            layer=layer,
+            recomputes=True,
+            takes=stream,
+            enters=2 * stream,
+            leaves=2 * stream,
+        )
 
     tied = (TABLE,) if model.tie_embeddings else ()
     units = (
-        Unit("embedding", "embedding", (TABLE, *own("embedding")), 0, reads_tokens=True),
+        Unit("embedding", "embedding", (TABLE, *own("embedding")), 0, reads_tokens=True, leaves=stream),
         *map(block, layers),
-        Unit("head", "head", (*tied, *own("head")), head_multiply_adds, losses=losses),
+        Unit("head", "head", (*tied, *own("head")), head_multiply_adds, takes=stream, enters=stream, losses=losses),
     )
     return Architecture(units, buckets)
 

@@ -69,17 +69,30 @@ class Unit(NamedTuple):
     multiply_adds: int
     """Of a forward pass, for each token of a full-length sample: matrix products and attention."""
     reads_tokens: bool = False
-    """Whether it looks tokens up, and takes nothing from another unit."""
+    """Whether it looks tokens up."""
     layer: int | None = None
-    """Which block it is, from 0; None: it is none."""
+    """Which block it is, from 0, counted through all stacks; None: it is none."""
+    stack: int = 0
+    """Which stack of blocks it belongs to, of models with several."""
     recomputes: bool = False
     """Whether parallel.recompute = "full" computes it again in backward."""
+    takes: tuple[int, ...] = ()
+    """[tokens of a sample] Of each stream that it takes from the unit before it; () begins the model."""
+    enters: tuple[int, ...] = ()
+    """[tokens of a sample] Of each stream that a layer cut over tp reads, all of it on every rank."""
+    leaves: tuple[int, ...] = ()
+    """[tokens of a sample] Of each stream that a layer cut over tp adds up, from a part on every rank."""
     losses: tuple[str, ...] = ()
     """Names of the losses with which it ends the model; it adds to its weights' gradients in forward already."""
     has_backward: bool = True
     """Whether something in it, or before it, is trained."""
     sends_back: bool = True
     """Whether something before it is trained, so that it hands on gradients of what it takes."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the model begins with it."""
+        return not self.takes
 
     @property
     def is_loss(self) -> bool:

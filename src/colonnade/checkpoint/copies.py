@@ -7,7 +7,7 @@ otherwise, a bit that flipped, an error of the program) it would be a mixture th
     dp      master weights and optimizer state                                           0
             parameters: the weights as layers have them, where they are other memory     0, 1, 2
     tp      the same, of weights that tp does not cut, in the rank's slice               0, 1, 2, 3 (parameters: not 3)
-    ends    the same, of a token table that the first and the last stage share           0, 1, 2, 3 (parameters: not 3)
+    stages  the same, of what they share: a token table (first and last), T5's tables    0, 1, 2, 3 (parameters: not 3)
     world   how far the run is: step, samples, skipped steps, loss scale                 all
 
 What ZeRO cuts over dp has no copy there: master weights and optimizer state from 1 on, parameters under 3. Neither has
@@ -20,13 +20,12 @@ by tensor, to name it.
 import json
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from colonnade.architecture.stack import TABLE
 from colonnade.checkpoint.checksum import Checksum
 from colonnade.data_parallel.buckets import Bucket
 from colonnade.errors import CheckpointError
@@ -47,6 +46,8 @@ class Copies:
     optimizer_state: Sequence[State]
     """One per bucket: of this rank's slice."""
     mesh: Mesh
+    shared: Mapping[str, Axis] = field(default_factory=dict)
+    """Of each bucket that several pipeline stages have a copy of, their axis."""
 
     def check(self, what: str, counts: Mapping[str, float]) -> None:
         """CheckpointError on all ranks, naming tensors and ranks, unless all copies are equal. Every rank calls this.
@@ -64,11 +65,12 @@ class Copies:
         """Of what this rank sees differing: name and ranks -> its own checksum."""
         sums = _Sums()
         found: dict[str, str] = {}
-        for axis, held in (
+        held_over: list[tuple[Axis, Callable[[bool], Named]]] = [
             (self.mesh.reduce, self._over_dp),
             (self.mesh.tp, self._over_tp),
-            (self.mesh.ends, self._over_ends),
-        ):
+            *((stages, partial(self._over_stages, bucket)) for bucket, stages in self.shared.items()),
+        ]
+        for axis, held in held_over:
             found |= _compare(axis, partial(sums.of_all, partial(held, detail)))
         found |= _compare(self.mesh.world, lambda: {name: _bits(number) for name, number in counts.items()})
         return found
@@ -89,9 +91,9 @@ class Copies:
                 if not cut:
                     yield from _parameters(name, bucket, at)
 
-    def _over_ends(self, detail: bool) -> Named:
+    def _over_stages(self, shared: str, detail: bool) -> Named:
         for bucket, kept in zip(self.buckets, self.optimizer_state, strict=True):
-            if bucket.name == TABLE:
+            if bucket.name == shared:
                 for name, at, _ in _slices(bucket, detail):
                     yield from _state(name, bucket, kept, at)
                 for name, at, _ in _ranges(bucket, detail):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from colonnade.config.model import ModelConfig
 from colonnade.config.numbers import divisors, either, multiples_around, nearest_divisors, one_of
 from colonnade.config.schema import Config
 
@@ -11,11 +12,11 @@ SIXTEEN_BIT = ("bf16", "fp16")
 
 def units_for_every_chunk(config: Config) -> Messages:
     """Every chunk of every stage holds at least one unit."""
-    parallel, units = config.parallel, num_units(config)
+    parallel, units = config.parallel, config.model.num_units
     chunks = parallel.pp * parallel.virtual_stages
     if chunks <= units:
         return
-    held = f"{config.model.num_layers} blocks, the embedding and the head are {units} units"
+    held = f"{units_in_words(config.model)} are {units} units"
     if parallel.virtual_stages > 1:
         yield (
             f"parallel.pp × parallel.virtual_stages = {parallel.pp} × {parallel.virtual_stages} = {chunks} chunks, but "
@@ -30,7 +31,7 @@ def units_for_every_chunk(config: Config) -> Messages:
 
 def cuts_fit(config: Config) -> Messages:
     """Explicit cuts name every unit once."""
-    parallel, units = config.parallel, num_units(config)
+    parallel, units = config.parallel, config.model.num_units
     chunks = parallel.pp * parallel.virtual_stages
     if parallel.cuts is None:
         return
@@ -41,8 +42,8 @@ def cuts_fit(config: Config) -> Messages:
         )
     elif sum(parallel.cuts) != units:
         yield (
-            f"parallel.cuts = {list(parallel.cuts)} sums to {sum(parallel.cuts)}, but the model has {units} units: the "
-            f"embedding, {config.model.num_layers} blocks and the head. Give {chunks} numbers that sum to {units}."
+            f"parallel.cuts = {list(parallel.cuts)} sums to {sum(parallel.cuts)}, but the model has {units} units: "
+            f"{units_in_words(config.model)}. Give {chunks} numbers that sum to {units}."
         )
 
 
@@ -89,20 +90,26 @@ def _samples_for(config: Config) -> str:
 
 def _stages_for(config: Config) -> str:
     """Another number of stages that divides the micro-batches, in words."""
-    possible = [pp for pp in divisors(config.train.num_microbatches(config.parallel.dp)) if 1 < pp <= num_units(config)]
+    possible = [
+        pp for pp in divisors(config.train.num_microbatches(config.parallel.dp)) if 1 < pp <= config.model.num_units
+    ]
     return f"pp = {one_of(possible)}, or " if possible else ""
 
 
 def sequence_cut_by_tp(config: Config) -> Messages:
     """Every tp rank has an equal part of the sequence."""
-    tp, length = config.parallel.tp, config.model.seq_length
-    if config.parallel.sequence_parallel and length % tp:
-        below, above = multiples_around(length, tp)
-        yield (
-            f"parallel.sequence_parallel cuts the sequence in parallel.tp = {tp} equal parts, and model.seq_length = "
-            f"{length} is not divisible by it. Use a seq_length of {either(below, above)}, or "
-            "sequence_parallel = false."
-        )
+    tp, model = config.parallel.tp, config.model
+    lengths = {"seq_length": model.seq_length}
+    if model.decoder_layers:
+        lengths["decoder_seq_length"] = model.decoder_length
+    for key, length in lengths.items():
+        if config.parallel.sequence_parallel and length % tp:
+            below, above = multiples_around(length, tp)
+            yield (
+                f"parallel.sequence_parallel cuts the sequence in parallel.tp = {tp} equal parts, and model.{key} = "
+                f"{length} is not divisible by it. Use a {key} of {either(below, above)}, or "
+                "sequence_parallel = false."
+            )
 
 
 def offload_has_a_master_copy(config: Config) -> Messages:
@@ -144,14 +151,19 @@ def loss_scale_above_its_minimum(config: Config) -> Messages:
         )
 
 
-def num_units(config: Config) -> int:
-    """Blocks, and the embedding and the head as one unit each."""
-    return config.model.num_layers + 2
+def units_in_words(model: ModelConfig) -> str:
+    """What there is to cut between."""
+    first, second = model.num_layers, model.decoder_layers
+    if not second:
+        return f"{first} blocks, the embedding and the head"
+    return f"{first} and {second} blocks, two embeddings and the head"
 
 
+UNITS = ("model.kind", "model.num_layers", "model.num_decoder_layers")
+"""Keys that say how many units there are."""
 LAYOUT_CHECKS = (
-    (("parallel.pp", "parallel.virtual_stages", "model.num_layers"), units_for_every_chunk),
-    (("parallel.cuts", "parallel.pp", "parallel.virtual_stages", "model.num_layers"), cuts_fit),
+    (("parallel.pp", "parallel.virtual_stages", *UNITS), units_for_every_chunk),
+    (("parallel.cuts", "parallel.pp", "parallel.virtual_stages", *UNITS), cuts_fit),
     (("parallel.virtual_stages", "parallel.schedule"), virtual_stages_have_their_schedule),
     (
         (
@@ -164,7 +176,16 @@ LAYOUT_CHECKS = (
         ),
         microbatches_fill_rounds,
     ),
-    (("parallel.sequence_parallel", "parallel.tp", "model.seq_length"), sequence_cut_by_tp),
+    (
+        (
+            "parallel.sequence_parallel",
+            "parallel.tp",
+            "model.kind",
+            "model.seq_length",
+            "model.decoder_seq_length",
+        ),
+        sequence_cut_by_tp,
+    ),
     (("parallel.offload", "train.precision"), offload_has_a_master_copy),
     (("train.reduce_precision", "train.precision"), narrow_reduction_of_narrow_gradients),
     (("parallel.recompute", "parallel.recompute_every"), groups_are_recomputed),

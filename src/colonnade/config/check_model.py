@@ -1,10 +1,12 @@
 """Options of [model] that do not go together, and what to write instead. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
+from colonnade.config.check_t5 import T5_CHECKS
 from colonnade.config.nature import Of
 from colonnade.config.numbers import divisors, one_of
-from colonnade.config.schema import Config, MaskingConfig
+from colonnade.config.schema import Config, CorruptionConfig, MaskingConfig
 
 Messages = Iterator[str]
 NEEDS_LENGTH = ("yarn", "llama3")
@@ -71,7 +73,7 @@ def rotary_where_read(config: Config) -> Messages:
 def window_where_it_means_something(config: Config) -> Messages:
     """Distance has a direction only where attention is causal."""
     model = config.model
-    if model.is_causal:
+    if model.is_causal or model.kind == "t5":  # which has neither
         return
     if model.window is not None:
         yield (
@@ -100,29 +102,47 @@ def keys_of_other_kinds(config: Config) -> Messages:
 def samples_of_this_kind(config: Config) -> Messages:
     """[data] says nothing about samples that the kind of model does not read."""
     data, kind = config.data, config.model.kind
-    if kind == "bert":
-        set_keys = [key for key in TEXT_KEYS if getattr(data, key) != type(data).model_fields[key].default]
-        for key in set_keys:
+    if kind in SAMPLES:
+        what, section = SAMPLES[kind]
+        for key in TEXT_KEYS:
+            if getattr(data, key) != type(data).model_fields[key].default:
+                yield (
+                    f'data.{key} = {getattr(data, key)!r} has no effect with model.kind = "{kind}", whose samples are '
+                    f"{what}. Leave it out; [data.{section}] says how they are made."
+                )
+    for other, (_, section) in SAMPLES.items():
+        if kind != other and getattr(data, section) != type(data).model_fields[section].default:
+            reads = f", whose samples are {SAMPLES[kind][0]}" if kind in SAMPLES else ", which reads text as it is"
             yield (
-                f'data.{key} = {getattr(data, key)!r} has no effect with model.kind = "{kind}", whose samples are two '
-                "texts of one document. Leave it out; [data.masking] says how they are made."
+                f'[data.{section}] has no effect with model.kind = "{kind}"{reads}. Leave it out, or set '
+                f'model.kind = "{other}".'
             )
-    elif data.masking != type(data.masking)():
-        yield (
-            f'[data.masking] has no effect with model.kind = "{kind}", which reads text as it is. Leave it out, or set '
-            'model.kind = "bert".'
-        )
 
 
+SAMPLES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {"bert": ("two texts of one document", "masking"), "t5": ("texts with spans cut out", "corruption")}
+)
+"""What samples are that are not text as it stands, and the section of [data] about them, by kind of model."""
 TEXT_KEYS = ("documents", "packing", "no_loss_on")
 """Keys of [data] about text that goes on."""
 MODEL_CHECKS = (
-    (("model.kind", "model.token_types"), keys_of_other_kinds),
+    (
+        (
+            "model.kind",
+            "model.token_types",
+            "model.num_decoder_layers",
+            "model.decoder_seq_length",
+            "model.relative_buckets",
+            "model.relative_distance",
+        ),
+        keys_of_other_kinds,
+    ),
     (
         (
             "model.kind",
             *(f"data.{key}" for key in TEXT_KEYS),
             *(f"data.masking.{key}" for key in MaskingConfig.model_fields),
+            *(f"data.corruption.{key}" for key in CorruptionConfig.model_fields),
         ),
         samples_of_this_kind,
     ),
@@ -141,4 +161,5 @@ MODEL_CHECKS = (
         rotary_where_read,
     ),
     (("model.kind", "model.window", "model.position"), window_where_it_means_something),
+    *T5_CHECKS,
 )

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le
 from pydantic import field_validator, model_validator
 
+from colonnade.config.corruption import Lengths
 from colonnade.config.nature import NOT_THE_MODEL, Of, Since
 from colonnade.config.presets import PRESETS, with_preset
 from colonnade.config.section import DEEPEST, LARGEST, Fraction, Positive, Section, Size, Text
@@ -37,13 +38,17 @@ class RotaryConfig(Section):
 class ModelConfig(Section):
     """The transformer: its shape, and what its layers are made of."""
 
-    kind: Literal["gpt", "bert"] = "gpt"
+    kind: Literal["gpt", "bert", "t5"] = "gpt"
     """The model: gpt is a left-to-right language model; bert reads a text from both sides, and is trained to guess
-    masked words and which of two texts came first."""
+    masked words and which of two texts came first; t5 reads a text with its encoder and writes another with its
+    decoder, and is trained to write what was cut out. With t5, keys that are unset are T5's: position relative, norm
+    rmsnorm, bias false, activation relu, norm_epsilon 1e-6, init_std 1."""
     preset: Annotated[Text | None, NOT_THE_MODEL] = None
     """A published model's shape, by name. Keys of [model] that are written beside it take precedence."""
     num_layers: Annotated[Size, Le(DEEPEST)] = 12
-    """[layers] Transformer layers. Parameters, memory and time grow in proportion."""
+    """[layers] Transformer layers; of t5, the encoder's. Parameters, memory and time grow in proportion."""
+    num_decoder_layers: Annotated[Size | None, Le(DEEPEST), Since(None), Of(("t5",))] = None
+    """[layers] The decoder's. Unset: num_layers."""
     hidden_size: Size = 768
     """[features] Width of the residual stream. Parameters and time grow with its square."""
     num_heads: Size = 12
@@ -56,7 +61,11 @@ class ModelConfig(Section):
     ffn_hidden_size: Size | None = None
     """[features] Inner width of the MLP. Unset: 4 × hidden_size. parallel.tp divides it."""
     seq_length: Size = 1024
-    """[tokens] Length of a training sample, and the number of learned positions: the longest text that fits."""
+    """[tokens] Length of a training sample, and the number of learned positions: the longest text that fits. Of t5, the
+    length of what the encoder reads."""
+    decoder_seq_length: Annotated[Size | None, NOT_THE_MODEL, Of(("t5",))] = None
+    """[tokens] Length of what the decoder writes in a training sample. Unset: what span corruption as published makes
+    of the text that fills seq_length, 114 beside 512. Samples are padded up to it, or cut shorter to fit."""
     vocab_size: Size | None = None
     """[tokens] Rows of the vocabulary, without any padding. Unset: the tokenizer's."""
     dropout: Annotated[Fraction, NOT_THE_MODEL] = 0.0
@@ -64,10 +73,15 @@ class ModelConfig(Section):
     text is read more than a few times; 0.1 was usual when it was."""
     attention_dropout: Annotated[Fraction, NOT_THE_MODEL] = 0.0
     """[probability] Dropout of the attention weights. 0 is faster, as attention then runs in one kernel."""
-    position: Annotated[Literal["learned", "alibi", "rotary"], Since("learned")] = "learned"
+    position: Annotated[Literal["learned", "alibi", "rotary", "relative"], Since("learned")] = "learned"
     """How positions enter: learned is one trained vector for each of seq_length positions; alibi lowers each attention
     score in proportion to the distance between the two tokens; rotary turns queries and keys, so that a score depends
-    on the distance. alibi and rotary have no weights, and read texts longer than seq_length."""
+    on the distance; relative is t5's: a trained number for each head and range of distances is added to the score.
+    alibi and rotary have no weights, and read texts longer than seq_length, as relative does."""
+    relative_buckets: Annotated[int, Ge(4), Le(LARGEST), Since(32), Of(("t5",))] = 32
+    """[ranges] Of distances that have a number of their own; even. The encoder has half of them for either side."""
+    relative_distance: Annotated[Size, Since(128), Of(("t5",))] = 128
+    """[tokens] From this distance on, all share one range. Below, ranges grow with the distance."""
     rotary: RotaryConfig = RotaryConfig()
     window: Annotated[Size | None, Since(None)] = None
     """[tokens] Sliding window: a token sees itself and the window - 1 tokens before it. Unset: all before it."""
@@ -81,21 +95,23 @@ class ModelConfig(Section):
     """The normalisation layer: rmsnorm divides by the root of the mean square, without a mean or a bias."""
     norm_epsilon: Positive = 1e-5
     """[variance] Added to the variance in each normalisation, so that no division is by zero."""
-    activation: Literal["gelu", "gelu_tanh", "swiglu"] = "gelu"
-    """The MLP's non-linearity: gelu is exact; gelu_tanh is the approximation that GPT-2's published weights use; swiglu
-    multiplies SiLU of one linear layer with another (LLaMA), so that the MLP has three matrices."""
+    activation: Literal["gelu", "gelu_tanh", "swiglu", "relu", "geglu_tanh"] = "gelu"
+    """The MLP's non-linearity: gelu is exact; gelu_tanh is the approximation that GPT-2's published weights use; relu
+    is T5's; swiglu multiplies SiLU of one linear layer with another (LLaMA), and geglu_tanh gelu_tanh (T5 1.1), so that
+    the MLP has three matrices."""
     norm_position: Annotated[Literal["pre", "post"], Since("pre")] = "pre"
     """Where the normalisation stands: pre is before attention and MLP, with the residual around both; post is after
     each residual addition, as in the first BERT, and trains less steadily when deep."""
     fp32_residual: Annotated[bool, NOT_THE_MODEL] = False
     """Keep the residual stream in fp32 under 16-bit precision (YaLM). Doubles the memory of what layers hand on."""
     tie_embeddings: bool = True
-    """Use the token embedding as the output layer too. false adds vocab_size × hidden_size parameters."""
+    """Use the token embedding as the output layer too (t5: on a stream divided by √hidden_size). false adds
+    vocab_size × hidden_size parameters."""
     token_types: Annotated[int, Ge(2), Le(LARGEST), Since(2), Of(("bert",))] = 2
     """[types] Rows of the table that tells the first text of a sample from the second."""
     init_std: Annotated[Positive, NOT_THE_MODEL] = 0.02
     """[standard deviation] Initial weights are normal with this width; those that write to the residual stream have it
-    divided by √(2 × num_layers)."""
+    divided by √(2 × num_layers). Of t5, a factor on the published widths, which follow from the sizes: unset, 1."""
 
     @model_validator(mode="before")
     @classmethod
@@ -128,3 +144,28 @@ class ModelConfig(Section):
     def is_causal(self) -> bool:
         """Whether a token sees only itself and what is before it."""
         return self.kind == "gpt"
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether one linear layer of the MLP gates another."""
+        return self.activation in ("swiglu", "geglu_tanh")
+
+    @property
+    def decoder_layers(self) -> int:
+        """Layers of a second stack: 0 where a model has one stack."""
+        if self.kind != "t5":
+            return 0
+        return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
+
+    @property
+    def decoder_length(self) -> int:
+        """Length of the second stack's sequences: decoder_seq_length, or that of span corruption as published."""
+        if self.decoder_seq_length is not None:
+            return self.decoder_seq_length
+        published = Lengths()
+        return published.widths(max(published.text(self.seq_length), 2))[1]
+
+    @property
+    def num_units(self) -> int:
+        """What a pipeline cuts between: layers, the embedding of each stack, and the head."""
+        return self.num_layers + 2 + (self.decoder_layers + 1 if self.decoder_layers else 0)

@@ -5,7 +5,8 @@ Language Models Using Model Parallelism" (arXiv 1909.08053), the table of weak s
 "BLOOM: A 176B-Parameter Open-Access Multilingual Language Model" (arXiv 2211.05100); "Llama 2" (arXiv 2307.09288);
 "The Llama 3 Herd of Models" (arXiv 2407.21783); the published configurations of SmolLM and Qwen 3; "BERT: Pre-training
 of Deep Bidirectional Transformers for Language Understanding" (arXiv 1810.04805) and its small relatives ("Well-Read
-Students Learn Better", arXiv 1908.08962).
+Students Learn Better", arXiv 1908.08962); "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+Transformer" (arXiv 1910.10683) and the published configurations of T5 1.1.
 
 The paper has two shapes of 8.3B parameters: 32 heads in the scaling study, 24 heads in the model that was trained and
 evaluated. `gpt2-8.3b` is the trained one; add `num_heads = 32` for the scaling study. The paper's 2.5B is the same in
@@ -20,6 +21,18 @@ Shape = Mapping[str, Any]
 
 GPT2_VOCABULARY = 50_257
 BERT_VOCABULARY = 30_522
+T5_VOCABULARY = 32_128  # 32,000 pieces, 100 sentinels, and rows up to a multiple of 128
+T5: Mapping[str, Any] = MappingProxyType(
+    {
+        "position": "relative",
+        "norm": "rmsnorm",
+        "norm_epsilon": 1e-6,
+        "bias": False,
+        "activation": "relu",
+        "init_std": 1.0,
+    }
+)
+"""What keys are that are unset with model.kind = "t5"."""
 
 
 def _shape(num_layers: int, hidden_size: int, num_heads: int, activation: str = "gelu") -> Shape:
@@ -83,6 +96,25 @@ def _bert(num_layers: int, hidden_size: int, num_heads: int, **more: Any) -> Sha
     )
 
 
+def _t5(num_layers: int, hidden_size: int, num_heads: int, head_dim: int, ffn_hidden_size: int, **more: Any) -> Shape:
+    """As published first: ReLU, and an output layer that is the token table."""
+    return MappingProxyType(
+        {
+            "kind": "t5",
+            "num_layers": num_layers,
+            "hidden_size": hidden_size,
+            "num_heads": num_heads,
+            "head_dim": head_dim,
+            "ffn_hidden_size": ffn_hidden_size,
+            "seq_length": 512,
+            "vocab_size": T5_VOCABULARY,
+            **more,
+        }
+    )
+
+
+T5_1_1: Mapping[str, Any] = {"activation": "geglu_tanh", "tie_embeddings": False}
+"""T5 version 1.1 (Shazeer: "GLU Variants Improve Transformer", 2020)."""
 PUBLISHED_BERT: Mapping[str, Any] = {"norm_position": "post", "embedding_norm": True, "norm_epsilon": 1e-12}
 """As first published (Devlin et al., 2019): figure 7a."""
 LLAMA2: Mapping[str, Any] = {"seq_length": 4096, "vocab_size": 32_000, "base": 10_000.0}
@@ -132,6 +164,16 @@ PRESETS: Mapping[str, Shape] = MappingProxyType(
         "bert-336m": _bert(24, 1024, 16),
         "bert-1.3b": _bert(24, 2048, 32),
         "bert-3.9b": _bert(48, 2560, 40),
+        "t5-small": _t5(6, 512, 8, 64, 2048),
+        "t5-base": _t5(12, 768, 12, 64, 3072),
+        "t5-large": _t5(24, 1024, 16, 64, 4096),
+        "t5-3b": _t5(24, 1024, 32, 128, 16_384),
+        "t5-11b": _t5(24, 1024, 128, 128, 65_536),
+        "t5-v1.1-small": _t5(8, 512, 6, 64, 1024, **T5_1_1),
+        "t5-v1.1-base": _t5(12, 768, 12, 64, 2048, **T5_1_1),
+        "t5-v1.1-large": _t5(24, 1024, 16, 64, 2816, **T5_1_1),
+        "t5-v1.1-xl": _t5(24, 2048, 32, 64, 5120, **T5_1_1),
+        "t5-v1.1-xxl": _t5(24, 4096, 64, 64, 10_240, **T5_1_1),
         "llama2-7b": _llama(32, 4096, 32, 32, 11_008, **LLAMA2),
         "llama2-13b": _llama(40, 5120, 40, 40, 13_824, **LLAMA2),
         "llama2-70b": _llama(80, 8192, 64, 8, 28_672, **LLAMA2),
@@ -151,10 +193,13 @@ PRESETS: Mapping[str, Shape] = MappingProxyType(
 
 
 def with_preset(given: dict[str, Any]) -> dict[str, Any]:
-    """The keys of [model] with those that are not given, or None, from the preset. An unknown preset adds none."""
+    """The keys of [model] with those that are not given, or None, from the preset, and from what the kind of model
+    has in place of the defaults. An unknown preset adds none.
+    """
     name = given.get("preset")
     shape = PRESETS.get(name, {}) if isinstance(name, str) else {}
-    return _over(shape, given)
+    merged = _over(shape, given)
+    return _over(T5, merged) if merged.get("kind") == "t5" else merged
 
 
 def _over(shape: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Gt, Lt
 
+from colonnade.config.corruption import MEAN_LENGTH, SHARE, Lengths
 from colonnade.config.model import ModelConfig
 from colonnade.config.nature import MAY_CHANGE
 from colonnade.config.parts import PartsConfig
@@ -97,6 +98,21 @@ class MaskingConfig(Section):
     """[probability] Samples that are cut to a random length, so that short texts are known too."""
 
 
+class CorruptionConfig(Section):
+    """Samples of an encoder and a decoder (model.kind = "t5"): spans of a text are cut out, and are what the decoder
+    has to write."""
+
+    share: Annotated[float, Gt(0), Lt(1)] = SHARE
+    """[share of the tokens] That are cut out."""
+    mean_length: Size = MEAN_LENGTH
+    """[tokens] Mean length of a span."""
+
+    @property
+    def lengths(self) -> Lengths:
+        """How long sequences become."""
+        return Lengths(self.share, self.mean_length)
+
+
 class DataConfig(Section):
     """Token files, named by the prefix that their .bin and .idx share, relative to the current folder."""
 
@@ -137,6 +153,7 @@ class DataConfig(Section):
     no_loss_on: CountsOrZero = ()
     """[token ids] Tokens whose prediction does not count in the loss."""
     masking: MaskingConfig = MaskingConfig()
+    corruption: CorruptionConfig = CorruptionConfig()
     cache: Annotated[Text | None, MAY_CHANGE] = None
     """Folder for copies of token files that are named by URL (s3://, gs://, https://, …): all of the
     index, and tokens as they are read. Needs room for the file, and the package of that kind of storage."""

@@ -9,10 +9,11 @@ from colonnade.config.schema import Config
 from colonnade.data.bert_dataset import pair_samples_of
 from colonnade.data.datasets import SampleKind
 from colonnade.data.gpt_dataset import TextSamples, cut_of
+from colonnade.data.t5_dataset import span_samples_of
 from colonnade.data.tokenizer import Tokenizer
 
 SAMPLE_KINDS: Mapping[str, Callable[[Config, Tokenizer | None], SampleKind]] = MappingProxyType(
-    {"gpt": lambda config, _: TextSamples(cut_of(config.data)), "bert": pair_samples_of}
+    {"gpt": lambda config, _: TextSamples(cut_of(config.data)), "bert": pair_samples_of, "t5": span_samples_of}
 )
 
 

@@ -1,28 +1,40 @@
 """T5 samples: spans of a text are cut out of the encoder's input and are what the decoder has to write.
 
-    text      a b c d e f g h i                (spans b c and g are cut)
-    encoder   a <0> d e f <1> h i </s>
-    decoder   <0> b c <1> g </s>               its inputs are these, shifted right by a start token
+    text      a b c d e f g h i                (spans c d and h i are cut)
+    encoder   a b <0> e f g <1> </s>
+    decoder   <0> c d <1> h i </s>             its inputs are these, shifted right by a start token
 
 15 % of the tokens are cut, in spans of three on average (Raffel et al. 2020, section 3.1.4). Which ones is a function
-of (seed, sample, epoch): each way to cut the two lengths into spans is equally likely, as in the paper's own code.
+of (seed, sample, epoch): each way to cut the two lengths into spans is equally likely, as in the paper's own code. A
+text begins with what stays and ends with a span.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from colonnade.config.corruption import Lengths
+from colonnade.config.schema import Config
+from colonnade.data.curriculum import Curriculum
+from colonnade.data.datasets import Dataset, FileDataset, Passes, Positions
 from colonnade.data.draws import Draws, SamplePurpose
 from colonnade.data.gpt_dataset import GPTDataset
+from colonnade.data.indexed import TokenFile
+from colonnade.data.phased_dataset import PhasedDataset
+from colonnade.data.rows import Samples
+from colonnade.data.sampler import Order
+from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 
 Integers = NDArray[np.int64]
+SENTINEL = "<extra_id_{}>"
+END, START = "</s>", "<pad>"
+SHORTEST = 3
+"""[tokens] Of either sequence: a token, a sentinel and the end."""
 
 
 @dataclass(frozen=True)
@@ -34,89 +46,143 @@ class Corruption:
     end: int
     """Id behind both sequences."""
     start: int
-    """Id before the decoder's input; T5 uses its padding."""
-    share: float = 0.15
-    mean_length: float = 3.0
+    """Id before the decoder's input, and behind what is shorter than its sequence; T5 uses its padding."""
+    lengths: Lengths = Lengths()  # noqa: RUF009  (it is frozen)
 
-    def lengths(self, text: int) -> tuple[int, int]:
-        """Tokens that are cut out of a text of so many, and in how many spans; always the same for one length."""
-        cut = min(max(round(text * self.share), 1), text - 1)
-        return cut, min(max(round(cut / self.mean_length), 1), cut, text - cut)
-
-    def widths(self, text: int) -> tuple[int, int]:
-        """Tokens of the encoder's and of the decoder's sequence for a text of so many."""
-        cut, spans = self.lengths(text)
-        return text - cut + spans + 1, cut + spans + 1
-
-
-def text_length(seq_length: int, corruption: Corruption) -> int:
-    """The longest text whose encoder sequence fits into `seq_length`."""
-    length = 2
-    if corruption.widths(length)[0] > seq_length:
-        raise DataError(f"model.seq_length = {seq_length} is too short for T5 samples. Set it to 3 or more.")
-    while corruption.widths(length + 1)[0] <= seq_length:
-        length += 1
-    return length
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, lengths: Lengths) -> Corruption:
+        """Of a vocabulary with sentinels; DataError for one without. The end is </s>, or what ends documents; the start
+        is <pad>, or the end.
+        """
+        sentinels: list[int] = []
+        while (found := tokenizer.id_of(SENTINEL.format(len(sentinels)))) is not None:
+            sentinels.append(found)
+        if not sentinels:
+            raise DataError(
+                f"the tokenizer's {tokenizer.vocab_size:,} ids have no {SENTINEL.format(0)}: T5 samples mark each span "
+                "that is cut out with a sentinel. Use the tokenizer.json of a T5, or train one with `colonnade data "
+                "train-tokenizer --sentinels 100`, and tokenize the text with it."
+            )
+        ends = (tokenizer.id_of(END), tokenizer.end_of_document)
+        end = next((token for token in ends if token is not None), None)
+        if end is None:
+            raise DataError(
+                f"the tokenizer has neither {END} nor another token that ends a document, which T5 samples end with. "
+                "Use the tokenizer.json of a T5, or one that `colonnade data train-tokenizer --sentinels 100` wrote."
+            )
+        start = tokenizer.id_of(START)
+        return cls(tuple(sentinels), end, end if start is None else start, lengths)
 
 
 @dataclass(frozen=True)
-class T5Batch:
-    """The samples of one micro-batch; all sequences are full, nothing is padded."""
+class SpanRows(Samples):
+    """Samples [b] of s tokens to be read and t to be written, padded at their ends."""
 
-    tokens: Tensor
-    """int64 [s, b]: the encoder's."""
-    decoder_tokens: Tensor
-    """int64 [s_d, b]: the labels, shifted right."""
-    labels: Tensor
-    """int64 [s_d, b]."""
-    samples: Tensor
-    """int64 [b]: each sample's position in the run; dropout depends on it."""
-
-    def to(self, device: torch.device) -> T5Batch:
-        """The same batch on a device."""
-        return replace(self, **{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+    tokens: Integers
+    """[b, s]: the encoder's."""
+    num_tokens: Integers
+    """[b]: of them, without padding."""
+    decoder_tokens: Integers
+    """[b, t]: the labels, shifted right."""
+    labels: Integers
+    """[b, t]."""
+    num_labels: Integers
+    """[b]: of them, without padding."""
 
 
 class T5Dataset:
-    """Texts of another data set, with spans cut out."""
+    """Texts of one split of one token file with spans cut out, in the order of the run."""
 
-    def __init__(self, texts: GPTDataset, *, corruption: Corruption, seed: int) -> None:
-        """`texts`: of `text_length(seq_length, corruption)` tokens each."""
-        self._texts, self._corruption, self._seed = texts, corruption, seed
-        _, spans = corruption.lengths(texts.seq_length)
+    def __init__(
+        self,
+        file: TokenFile,
+        documents: range,
+        seq_length: int,
+        *,
+        decoder_length: int,
+        vocab_size: int,
+        corruption: Corruption,
+        seed: int,
+        order: Order | None = None,
+    ) -> None:
+        """`order` None: one after the other."""
+        self.seq_length, self._decoder_length = seq_length, decoder_length
+        self._corruption, self._seed = corruption, seed
+        length = corruption.lengths.text(seq_length, decoder_length)
+        if length < 2:
+            raise DataError(
+                f"T5 samples of model.seq_length = {seq_length} and model.decoder_seq_length = {decoder_length} hold "
+                f"no text: each takes a token, a sentinel and an end. Set both to {SHORTEST} or more."
+            )
+        _, spans = corruption.lengths.cut(length)
         if spans > len(corruption.sentinels):
             raise DataError(
-                f"texts of {texts.seq_length:,} tokens have {spans} spans cut out, but the vocabulary has "
-                f"{len(corruption.sentinels)} sentinels. Use shorter sequences, or a tokenizer with more <extra_id_…>."
+                f"texts of {length:,} tokens have {spans} spans cut out, but the vocabulary has "
+                f"{len(corruption.sentinels)} sentinels. Use a shorter model.seq_length, longer spans "
+                "(data.corruption.mean_length), or a tokenizer with more <extra_id_…>."
             )
+        self.text_length = length
+        self._texts = GPTDataset(file, documents, length, vocab_size=vocab_size, order=order)
+        self.file, self.documents = file, documents
+        self.num_tokens, self.num_samples = self._texts.num_tokens, self._texts.num_samples
+
+    @property
+    def order(self) -> Order:
+        return self._texts.order
+
+    @order.setter
+    def order(self, order: Order) -> None:
+        self._texts.order = order
 
     def __len__(self) -> int:
-        return len(self._texts)
+        return self.num_samples
 
-    def batch(self, positions: Sequence[int]) -> T5Batch:
+    @property
+    def parts(self) -> Sequence[FileDataset]:
+        return (self,)
+
+    def rows(self, positions: Positions) -> SpanRows:
         """The samples at positions [b] of the run."""
-        rows = self._texts.rows(positions).tokens
-        passes = self._texts.passes(positions).epochs
-        pairs = [self._cut(*each) for each in zip(rows, passes.tolist(), positions, strict=True)]
-        encoder, labels = (torch.from_numpy(np.stack(side, axis=1)) for side in zip(*pairs, strict=True))
-        start = torch.full_like(labels[:1], self._corruption.start)
-        return T5Batch(encoder, torch.cat([start, labels[:-1]]), labels, torch.tensor(list(positions)))
+        asked = np.asarray(positions, dtype=np.int64)
+        texts = self._texts.rows(asked).tokens
+        numbers = zip(self.order.samples(asked).tolist(), self.order.epochs(asked).tolist(), strict=True)
+        return SpanRows.stack([self._make(text, *number) for text, number in zip(texts, numbers, strict=True)])
 
-    def _cut(self, text: Integers, epoch: int, position: int) -> tuple[Integers, Integers]:
+    def passes(self, positions: Positions) -> Passes:
+        """Which pass over the data each sample [b] is of."""
+        return self._texts.passes(positions)
+
+    def _make(self, text: Integers, sample: int, epoch: int) -> SpanRows:
+        read, written = self._cut(text, sample, epoch)
+        labels = self._padded(written, self._decoder_length)
+        return SpanRows(
+            tokens=self._padded(read, self.seq_length),
+            num_tokens=np.array([len(read)]),
+            decoder_tokens=np.concatenate([[[self._corruption.start]], labels[:, :-1]], axis=1),
+            labels=labels,
+            num_labels=np.array([len(written)]),
+        )
+
+    def _padded(self, tokens: Integers, length: int) -> Integers:
+        """[tokens] -> [1, length]"""
+        return np.pad(tokens, (0, length - len(tokens)), constant_values=self._corruption.start)[None]
+
+    def _cut(self, text: Integers, sample: int, epoch: int) -> tuple[Integers, Integers]:
         """What the encoder reads and what the decoder writes."""
-        kept, cut = spans(len(text), self._corruption, Draws(self._seed, SamplePurpose.T5, epoch, position))
+        corruption = self._corruption
+        kept, cut = spans(len(text), corruption.lengths, Draws(self._seed, SamplePurpose.T5, epoch, sample))
         edges = np.cumsum(np.stack([kept, cut], axis=1).reshape(-1))[:-1]
         parts = np.split(text, edges)
-        marks = [np.array([mark]) for mark in self._corruption.sentinels[: len(cut)]]
-        end = np.array([self._corruption.end])
+        marks = [np.array([mark]) for mark in corruption.sentinels[: len(cut)]]
+        end = np.array([corruption.end])
         encoder = [part for pair in zip(parts[::2], marks, strict=True) for part in pair]
         decoder = [part for pair in zip(marks, parts[1::2], strict=True) for part in pair]
         return np.concatenate([*encoder, end]), np.concatenate([*decoder, end])
 
 
-def spans(text: int, corruption: Corruption, draws: Draws) -> tuple[Integers, Integers]:
+def spans(text: int, lengths: Lengths, draws: Draws) -> tuple[Integers, Integers]:
     """Lengths of what stays and of what is cut, by turns, beginning with what stays: [spans] each, all positive."""
-    cut, count = corruption.lengths(text)
+    cut, count = lengths.cut(text)
     return _parts(text - cut, count, draws), _parts(cut, count, draws)
 
 
@@ -124,3 +190,39 @@ def _parts(total: int, count: int, draws: Draws) -> Integers:
     """`count` positive integers of a sum, every way alike likely."""
     edges = np.sort(draws.order(total - 1)[: count - 1]) + 1
     return np.diff(np.concatenate([[0], edges, [total]]))
+
+
+def span_samples_of(config: Config, tokenizer: Tokenizer | None) -> SpanSamples:
+    """How a run's samples are made. DataError where its tokenizer has no sentinels."""
+    if tokenizer is None:
+        raise DataError(
+            f'model.kind = "{config.model.kind}" marks what it cuts out with sentinels, and data.tokenizer is not set: '
+            "which ids these are is not known. Set data.tokenizer to the vocabulary that made the token file, with "
+            "<extra_id_0>, <extra_id_1>, …"
+        )
+    corruption = Corruption.of(tokenizer, config.data.corruption.lengths)
+    return SpanSamples(corruption, config.model.decoder_length, config.train.seed)
+
+
+@dataclass(frozen=True)
+class SpanSamples:
+    """Texts with spans cut out: an encoder's and a decoder's (`datasets.SampleKind`)."""
+
+    corruption: Corruption
+    decoder_length: int
+    seed: int
+
+    def dataset(self, file: TokenFile, documents: range, seq_length: int, *, vocab_size: int) -> T5Dataset:
+        return T5Dataset(
+            file,
+            documents,
+            seq_length,
+            decoder_length=self.decoder_length,
+            vocab_size=vocab_size,
+            corruption=self.corruption,
+            seed=self.seed,
+        )
+
+    def training(self, of_length: Callable[[int], Dataset], curriculum: Curriculum) -> Dataset:
+        """Samples are made at each phase's own length, and padded for the decoder up to the whole run's."""
+        return PhasedDataset({length: of_length(length) for length in curriculum.lengths}, curriculum)

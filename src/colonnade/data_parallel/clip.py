@@ -1,17 +1,16 @@
 """The norm of all gradients of the model, each weight counted once, and the factor that clips it.
 
 A weight that is cut over tp is counted by every tp rank (each has a shard of it), a replicated one by tp rank 0 alone;
-a token table that the last pipeline stage shares with the first is counted by the first.
+what several pipeline stages share (a tied token table) is counted by the first of them.
 """
 
 import torch
 from torch import Tensor
 
-from colonnade.architecture.stack import TABLE
 from colonnade.data_parallel.buckets import Bucket, ParamGroup
 from colonnade.data_parallel.zero import Ownership
 from colonnade.mesh.collectives import all_reduce
-from colonnade.mesh.mesh import Axis, Mesh
+from colonnade.mesh.mesh import Axis
 from colonnade.optim.norm import squared_norm
 
 
@@ -26,7 +25,7 @@ def gradient_norm(owned: Ownership) -> Tensor:
         squared_norm(bucket.reduced[at])
         for bucket in owned.buckets.values()
         for group, at in bucket.local_groups()
-        if is_counted(group, mesh.tp) and not _is_copy(bucket, mesh)
+        if is_counted(group, mesh.tp) and not _is_copy(bucket, owned)
     ]
     device = owned.every[0].parameters.device
     mine = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=device)
@@ -45,5 +44,6 @@ def is_counted(group: ParamGroup, tp: Axis) -> bool:
     return group.cut or tp.rank == 0
 
 
-def _is_copy(bucket: Bucket, mesh: Mesh) -> bool:
-    return bucket.name == TABLE and mesh.pp.rank > 0
+def _is_copy(bucket: Bucket, owned: Ownership) -> bool:
+    """Whether an earlier pipeline stage has the bucket too."""
+    return bucket.name in owned.shared and owned.shared[bucket.name].rank > 0

@@ -10,7 +10,8 @@ Whoever runs the model tells what it is about to use and what it is done with; o
     publish          after the optimizer                          ZeRO 1, 2: parameters on their way to the next forward
 
 A unit (what runs) needs the weights of buckets (what is owned): a head with tied embeddings needs the token table,
-which is a bucket of its own. A bucket's gradients are complete when those of the first unit that needs it are.
+which is a bucket of its own. A bucket's gradients are complete when those of the first unit that needs it are, and
+those of a bucket that units on several pipeline stages need, when these have added theirs.
 """
 
 from collections import deque
@@ -18,10 +19,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from colonnade.architecture.stack import TABLE
 from colonnade.data_parallel.buckets import Bucket
 from colonnade.mesh.collectives import all_reduce
-from colonnade.mesh.mesh import Mesh
+from colonnade.mesh.mesh import Axis, Mesh
 
 
 class Ownership:
@@ -35,15 +35,15 @@ class Ownership:
         *,
         zero: int,
         sequence_parallel: bool = False,
-        tied: bool = False,
+        shared: Mapping[str, Axis] | None = None,
     ) -> None:
         """`buckets`: of trained weights and of frozen ones. `needs`: this rank's units in the order of the model, each
         with the buckets whose weights it multiplies with.
 
         `sequence_parallel`: each tp rank's gradients of replicated weights are of its part of the sequence alone.
-        `tied`: the token table of the first stage is the output layer of the last.
+        `shared`: of each bucket that several pipeline stages have a copy of, their axis; those of other stages too.
         """
-        self.mesh, self.zero, self.sequence_parallel, self.tied = mesh, zero, sequence_parallel, tied
+        self.mesh, self.zero, self.sequence_parallel, self.shared = mesh, zero, sequence_parallel, shared or {}
         self.every = list(buckets)
         self.buckets = {bucket.name: bucket for bucket in buckets if not bucket.is_frozen}
         self._needs = {unit: [each for each in buckets if each.name in names] for unit, names in needs.items()}
@@ -125,10 +125,11 @@ class Ownership:
             self._reducing.popleft().finish_reduction()
         self.mesh.ledger.unit = ""
         self._sum_replicated()
-        if self.tied and TABLE in self.buckets:
-            tied = self.buckets[TABLE].reduced
-            self.mesh.ledger.unit = TABLE
-            tied.copy_(all_reduce(tied, self.mesh.ends))
+        for name, stages in self.shared.items():
+            if name in self.buckets:
+                mine = self.buckets[name].reduced
+                self.mesh.ledger.unit = name
+                mine.copy_(all_reduce(mine, stages))
         self.mesh.ledger.unit = ""
 
     @torch.no_grad()

@@ -2,6 +2,7 @@
 
     attend                  a fused kernel: keeps no matrix of queries × keys for backward. Torch's, or a compiled one
     attend_with_dropout     spelled out, because the fused kernels take no mask of ours
+    attend_unscaled         spelled out: softmax(q kᵀ + bias) v with a trained bias, for which they have no gradient
     attend_to_cache         the newest positions to all
 
 What a query sees is a `Mask`. The bias that it makes is a pure function, so it is computed again in backward and never
@@ -11,6 +12,7 @@ boolean mask in each layer, and keeps those.
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,6 +25,7 @@ from colonnade.kernels import compiled
 from colonnade.kernels.choice import Kernel, Products, usual
 from colonnade.kernels.mask import Mask
 from colonnade.kernels.products import exact, widen
+from colonnade.kernels.relative import RelativeBias
 from colonnade.mesh.autograd import apply
 from colonnade.randomness import drop_probability
 
@@ -69,8 +72,63 @@ def attend_with_dropout(
     `recompute`: keep q, k and v alone, and in backward compute the probabilities and draw the mask again; else 2
     matrices of [b, n, s, s] are kept.
     """
-    y: Tensor = apply(_AttentionWithDropout, q, k, v, draw, drop, mask, recompute, products or usual())
+    how = _How(mask, _scale(q), None, drop, draw, recompute, products or usual())
+    y: Tensor = apply(_SpelledOut, q, k, v, how)
     return y
+
+
+def attend_unscaled(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    bias: RelativeBias | None = None,
+    *,
+    draw: Callable[[], Tensor] | None = None,
+    drop: float = 0.0,
+    recompute: bool = False,
+    products: Products | None = None,
+) -> Tensor:
+    """T5's: q [b, n, s, d], k and v [b, n, t, d] -> [b, n, s, d]. Queries are the last of the keys where there is a
+    bias, or `mask` is causal. Backward adds to the gradient of the bias's table directly.
+
+    `draw` None: nothing is dropped. `recompute`: as above; else one matrix of [b, n, s, t] is kept, two with dropout.
+    """
+    how = _How(mask, 1.0, bias, drop, draw, recompute, products or usual())
+    y: Tensor = apply(_SpelledOut, q, k, v, how)
+    return y
+
+
+@dataclass(frozen=True)
+class _How:
+    mask: Mask
+    scale: float
+    bias: RelativeBias | None
+    drop: float
+    draw: Callable[[], Tensor] | None
+    """Gives what is kept; None: everything."""
+    recompute: bool
+    products: Products
+
+    @property
+    def kept_scale(self) -> float:
+        return 1.0 if self.draw is None else 1.0 / (1.0 - drop_probability(self.drop))
+
+    def keep(self) -> Tensor | None:
+        return None if self.draw is None else self.draw()
+
+    def probabilities(self, q: Tensor, k: Tensor) -> Tensor:
+        """softmax(scale · q kᵀ + bias), computed in fp32 or fp64, in the type of q: -> [b, n, s, t]."""
+        scores, positions = _scores(q, k), self.mask.with_pairs(None)
+        if self.scale != 1.0:
+            scores.mul_(self.scale)
+        if self.bias is not None:
+            self.bias.add_to_(scores)
+        if positions.causal or not positions.is_plain(k.shape[2]):
+            scores.add_(positions.bias(q.shape[2], k.shape[2], scores.dtype, q.device))
+        if self.mask.pairs is not None:
+            scores.masked_fill_(~self.mask.pairs, -math.inf)  # in place: a bias of all samples and heads is as large
+        return torch.softmax(scores, -1, out=scores).to(q.dtype)
 
 
 def _operands(products: Products | None, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -97,56 +155,46 @@ class _CompiledAttention(torch.autograd.Function):
         return *compiled.attend_backward(grad, q, k, v, out, lse, _scale(q), causal=ctx.causal), None
 
 
-class _AttentionWithDropout(torch.autograd.Function):
+class _SpelledOut(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        draw: Callable[[], Tensor],
-        drop: float,
-        mask: Mask,
-        again: bool,
-        products: Products,
-    ) -> Tensor:
-        ctx.draw, ctx.mask, ctx.again, ctx.products = draw, mask, again, products
-        ctx.kept_scale = 1.0 / (1.0 - drop_probability(drop))
-        wide = [t.contiguous() for t in _operands(products, q, k, v)]
-        probabilities, keep = _probabilities(wide[0], wide[1], mask), draw()
-        if again:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, how: _How) -> Tensor:
+        ctx.how = how
+        wide = [t.contiguous() for t in _operands(how.products, q, k, v)]
+        probabilities, keep = how.probabilities(wide[0], wide[1]), how.keep()
+        if how.recompute:
             ctx.save_for_backward(q, k, v)
         else:
             ctx.save_for_backward(*wide, probabilities, keep)
-        return ((probabilities * keep) @ wide[2]).mul_(ctx.kept_scale).to(q.dtype)
+        return (_kept(probabilities, keep) @ wide[2]).mul_(how.kept_scale).to(q.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.again:
-            q, k, v = (t.contiguous() for t in _operands(ctx.products, *ctx.saved_tensors))
-            probabilities, keep = _probabilities(q, k, ctx.mask), ctx.draw()
+        how: _How = ctx.how
+        if how.recompute:
+            q, k, v = (t.contiguous() for t in _operands(how.products, *ctx.saved_tensors))
+            probabilities, keep = how.probabilities(q, k), how.keep()
         else:
             q, k, v, probabilities, keep = ctx.saved_tensors
-        g = widen(grad, ctx.products.of(grad).attention).contiguous() * ctx.kept_scale
-        dv = (probabilities * keep).transpose(-1, -2) @ g
-        dp = (g @ v.transpose(-1, -2)).mul_(keep)
-        ds = torch._softmax_backward_data(dp, probabilities, -1, probabilities.dtype).mul_(_scale(q))
+        g = widen(grad, how.products.of(grad).attention).contiguous() * how.kept_scale
+        dv = _kept(probabilities, keep).transpose(-1, -2) @ g
+        dp = g @ v.transpose(-1, -2)
+        if keep is not None:
+            dp.mul_(keep)
+        ds = torch._softmax_backward_data(dp, probabilities, -1, probabilities.dtype)
+        if how.bias is not None:
+            how.bias.add_gradient_(ds)
+        if how.scale != 1.0:
+            ds.mul_(how.scale)
         dq, dk = ds @ k, ds.transpose(-1, -2) @ q
-        return dq.to(grad.dtype), dk.to(grad.dtype), dv.to(grad.dtype), None, None, None, None, None
+        return dq.to(grad.dtype), dk.to(grad.dtype), dv.to(grad.dtype), None
+
+
+def _kept(probabilities: Tensor, keep: Tensor | None) -> Tensor:
+    return probabilities if keep is None else probabilities * keep
 
 
 def _scale(q: Tensor) -> float:
     return 1.0 / math.sqrt(q.shape[-1])
-
-
-def _probabilities(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
-    """softmax(q kᵀ/√d + bias), computed in fp32 or fp64, in the type of q: [b, n, s, d] each -> [b, n, s, s]."""
-    scores = _scores(q, k)
-    positions = mask.with_pairs(None)
-    scores.mul_(_scale(q)).add_(positions.bias(q.shape[2], k.shape[2], scores.dtype, q.device))
-    if mask.pairs is not None:
-        scores.masked_fill_(~mask.pairs, -math.inf)  # in place: a bias of all samples and heads would be as large
-    return torch.softmax(scores, -1, out=scores).to(q.dtype)
 
 
 def _scores(q: Tensor, k: Tensor) -> Tensor:

@@ -32,6 +32,16 @@ class Masks:
         keys = stream_keys(self.seed, purpose, layer, last=self.samples)
         return keep_mask(keys, first * h, s * h, drop, device).view(b, s, h).transpose(0, 1)
 
+    def features(
+        self, purpose: Purpose, layer: int, shape: torch.Size, columns: range, drop: float, device: torch.device
+    ) -> Tensor:
+        """Mask for some columns (numbered in the whole layer) of an inner stream, bool [s, b, columns]: a stream for
+        each, so that ranks that have others need not draw them.
+        """
+        keys = [stream_keys(self.seed, purpose, layer, int(sample), last=columns) for sample in self.samples]
+        mask = keep_mask(np.concatenate(keys), 0, shape[0], drop, device)
+        return mask.view(len(self.samples), len(columns), shape[0]).permute(2, 0, 1)
+
     def attention(self, layer: int, heads: range, queries: int, keys: int, drop: float, device: torch.device) -> Tensor:
         """Mask for attention probabilities of these heads (numbered in the whole layer), bool [b, n, queries, keys]."""
         streams = [
@@ -61,5 +71,16 @@ def dropout(x: Tensor, drop: float, masks: Masks | None, purpose: Purpose, layer
     if masks is None or drop == 0.0:
         return x
     keep = masks.hidden(purpose, layer, x.shape, drop, x.device, first)
+    y: Tensor = apply(_Dropout, x, keep, 1.0 / (1.0 - drop_probability(drop)))
+    return y
+
+
+def dropout_of_columns(
+    x: Tensor, columns: range, drop: float, masks: Masks | None, purpose: Purpose, layer: int
+) -> Tensor:
+    """The same for the columns of a layer cut over tp: [s, b, columns]."""
+    if masks is None or drop == 0.0:
+        return x
+    keep = masks.features(purpose, layer, x.shape, columns, drop, x.device)
     y: Tensor = apply(_Dropout, x, keep, 1.0 / (1.0 - drop_probability(drop)))
     return y

@@ -6,6 +6,7 @@ Every tp group needs the fastest links (it talks inside each layer), dp the next
 (Megatron-LM paper, section 5; Megatron-DeepSpeed places BLOOM's ranks alike).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -63,9 +64,12 @@ class Layout:
         """The ranks split into pairs of first and last pipeline stage with equal dp and tp; whoever is in no pair is
         alone.
         """
-        paired = {}
-        if self.pp > 1:
-            for first in range(self.dp * self.tp):
-                paired[first] = (first, first + (self.pp - 1) * self.dp * self.tp)
-        last = {pair[1] for pair in paired.values()}
-        return [paired.get(rank, (rank,)) for rank in range(self.num_ranks) if rank not in last]
+        return self.holders(sorted({0, self.pp - 1}))
+
+    def holders(self, stages: Sequence[int]) -> list[tuple[int, ...]]:
+        """The ranks split into those of these pipeline stages with equal dp and tp; whoever is in none is alone."""
+        together = {}
+        for first in range(self.dp * self.tp):
+            ranks = tuple(first + stage * self.dp * self.tp for stage in stages)
+            together.update(dict.fromkeys(ranks, ranks))
+        return list(dict.fromkeys(together.get(rank, (rank,)) for rank in range(self.num_ranks)))

@@ -4,7 +4,7 @@ An `Axis` is one line of ranks through the mesh. Layers are handed the axis they
 about the layout. An axis of size 1 has no transport: its collectives are the identity (decided in `collectives.py`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -26,6 +26,7 @@ from colonnade.mesh.transport import (
 COMBINED = {"model": ("pp", "tp"), "stage": ("dp", "tp"), "world": AXES}  # products of axes
 TIMEOUT = 1800.0  # seconds
 Carry = Callable[[str, tuple[int, ...], bool, Ledger], Transport | None]
+Make = Callable[[str, Sequence[tuple[int, ...]]], "Axis"]
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,20 @@ class Mesh:
     world: Axis = Axis("world")
     """All ranks."""
     ends: Axis = Axis("ends")
-    """The first and the last stage with equal dp and tp, who share a tied embedding; a stage between them is alone."""
+    """The first and the last stage with equal dp and tp, who share a tied embedding; a stage between them is alone.
+    Other stages that share weights: `holders`."""
     ledger: Ledger = field(default_factory=Ledger)
+    make: Make = field(default=lambda name, groups: Axis(name), repr=False, compare=False)
+    """This rank's axis of a name, given the ranks split into groups: every rank makes it."""
+
+    def holders(self, stages: Sequence[int]) -> Axis:
+        """Those pipeline stages with equal dp and tp, who share weights; a stage that is not among them is alone.
+
+        Every rank must call this for the same stages in the same order (it makes groups, once for each).
+        """
+        if tuple(stages) == (0, self.pp.size - 1):
+            return self.ends
+        return self.make("holders", self.layout.holders(stages))
 
     @property
     def rank(self) -> int:
@@ -139,14 +152,14 @@ def paper_mesh(layout: Layout, rank: int) -> Mesh:
 
 def _assemble(layout: Layout, rank: int, carry: Carry) -> Mesh:
     ledger = Ledger()
-    axes = {}
-    for name, groups in _groups(layout).items():
-        for ranks in groups:
-            member = rank in ranks
-            transport = carry(name, ranks, member, ledger) if len(ranks) > 1 else None
-            if member:
-                axes[name] = Axis(name, len(ranks), ranks.index(rank), ranks, transport)
-    return Mesh(**axes, ledger=ledger)
+
+    def make(name: str, groups: Sequence[tuple[int, ...]]) -> Axis:
+        made = [(ranks, carry(name, ranks, rank in ranks, ledger) if len(ranks) > 1 else None) for ranks in groups]
+        ((ranks, transport),) = [each for each in made if rank in each[0]]
+        return Axis(name, len(ranks), ranks.index(rank), ranks, transport)
+
+    axes = {name: make(name, groups) for name, groups in _groups(layout).items()}
+    return Mesh(**axes, ledger=ledger, make=make)
 
 
 def _groups(layout: Layout) -> dict[str, list[tuple[int, ...]]]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from colonnade.mesh.mesh import Axis
-from colonnade.model.stack import Stack
+from colonnade.model.model import Transformer
 from colonnade.randomness import Purpose, name_id, normal, stream_keys
 from colonnade.tensor_parallel.placement import Placement, named_placements
 
@@ -16,7 +16,7 @@ _ELEMENTS_AT_ONCE = 1 << 16
 
 
 @torch.no_grad()
-def initialize_(model: Stack, tp: Axis, seed: int) -> None:
+def initialize_(model: Transformer, tp: Axis, seed: int) -> None:
     """Fill every weight of this rank (on the CPU, in fp32 or fp64; draw first, move and round afterwards)."""
     stated = model.architecture.weights()
     for bucket, places in named_placements(model.bucket_modules(), tp).items():

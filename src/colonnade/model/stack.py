@@ -8,26 +8,23 @@ A weight's logical name is its bucket's name and its name in there. It says noth
 embeddings has a token table of its own, under the same name and with the same initial numbers as the first stage's.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 
-from colonnade.architecture.families import architecture_of
 from colonnade.architecture.stack import TABLE
-from colonnade.architecture.statement import Architecture, Unit
+from colonnade.architecture.statement import Unit
 from colonnade.config.model import ModelConfig
 from colonnade.kernels.dropout import dropout
 from colonnade.model.inputs import Inputs
+from colonnade.model.model import Transformer
 from colonnade.model.norm import norm_of
 from colonnade.model.position import Positions
 from colonnade.model.transformer import Block, residual_dtype
 from colonnade.randomness import Purpose
 from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
 from colonnade.tensor_parallel.parallel import Parallel
-from colonnade.tensor_parallel.placement import Placement, named_placements
 
 
 class Embedding(nn.Module):
@@ -79,7 +76,7 @@ class Head(nn.Module):
         return x.to(self.output.weight.dtype) if self.norm is None else self.norm(x)
 
 
-class Stack(nn.Module, ABC):
+class Stack(Transformer):
     """Embedding, blocks, head, or those of them that a rank has. The token table is cut over tp; so is every block.
 
     Under sequence parallelism the gradients of weights whose `Placement.dim` is None are partial sums over tp. `units`:
@@ -98,14 +95,8 @@ class Stack(nn.Module, ABC):
         units: Sequence[str] | None = None,
         token_types: int = 0,
     ) -> None:
-        super().__init__()
-        self.vocab_size, self.parallel = vocab_size, parallel
-        self.tied, self.fp32_residual = model.tie_embeddings, model.fp32_residual
-        self.hidden_size, self.seq_length = model.hidden_size, model.seq_length
-        self.longest = model.seq_length if model.position == "learned" else None
-        self.architecture = architecture_of(model, vocab_size)
-        self.stated = {unit.name: unit for unit in self.architecture.units}
-        self.held = held = self.architecture.named(self.stated if units is None else units)
+        super().__init__(model, vocab_size, parallel, units=units)
+        held = self.held
         if any(unit.reads_tokens for unit in held):
             self.embedding = Embedding(model, vocab_size, parallel, token_types=token_types)
         self.blocks = nn.ModuleDict(
@@ -121,29 +112,6 @@ class Stack(nn.Module, ABC):
     @abstractmethod
     def losses(self, x: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
         """The losses of a micro-batch, [] each, given what the last block hands on: those that `Unit.losses` names."""
-
-    def train_as(self, architecture: Architecture) -> None:
-        """Freeze the weights that this statement of the model says are frozen."""
-        self.architecture = architecture
-        stated = architecture.weights()
-        for bucket, places in named_placements(self.bucket_modules(), self.parallel.tp).items():
-            for place in places:
-                place.parameter.requires_grad_(not stated[f"{bucket}.{place.name}"].is_frozen)
-
-    def placements(self) -> dict[str, list[Placement]]:
-        """This rank's weights by bucket, with what the architecture says of how they are trained."""
-        stated = self.architecture.weights()
-
-        def treated(bucket: str, place: Placement) -> Placement:
-            weight = stated[f"{bucket}.{place.name}"]
-            return replace(place, learning_rate=weight.learning_rate, weight_decay=weight.weight_decay)
-
-        named = named_placements(self.bucket_modules(), self.parallel.tp)
-        return {bucket: [treated(bucket, place) for place in places] for bucket, places in named.items()}
-
-    def units(self) -> dict[str, nn.Module]:
-        """This rank's units in the order of a forward pass."""
-        return {unit.name: self._module_of(unit) for unit in self.held}
 
     def _module_of(self, unit: Unit) -> nn.Module:
         if unit.reads_tokens:
@@ -167,17 +135,11 @@ class Stack(nn.Module, ABC):
         return (block(x, inputs.masks, cache, pairs=inputs.pairs.tensor(), positions=inputs.positions),)
 
     def carry_buffers(self, inputs: Inputs, into: str) -> tuple[Tensor, ...]:
-        """Memory for what a unit takes: the residual stream of a micro-batch, [s, b, h] or [s/tp, b, h]; the first unit
-        takes nothing.
-        """
-        if self.stated[into].reads_tokens:
+        """The residual stream; the first unit takes nothing."""
+        if self.stated[into].is_first:
             return ()
         assert inputs.tokens is not None, "every stage is told the tokens"
-        s, b = inputs.tokens.shape
-        rows = s // self.parallel.tp.size if self.parallel.sequence_parallel else s
-        weight = next(self.parameters())
-        dtype = residual_dtype(weight.dtype, self.fp32_residual)
-        return (torch.empty(rows, b, self.hidden_size, dtype=dtype, device=weight.device),)
+        return (self.stream_buffer(inputs.tokens, fp32=self.fp32_residual),)
 
     def residual(self, carry: tuple[Tensor, ...]) -> Tensor:
         """The whole residual stream on every tp rank, without gradient: (x,) between two units -> [s, b, h]."""

@@ -44,6 +44,17 @@ def chunks_of_stage(architecture: Architecture, parallel: ParallelConfig, stage:
     return chunks(architecture, parallel)[stage :: parallel.pp]
 
 
+def holders(architecture: Architecture, every: Sequence[Sequence[Unit]], num_stages: int) -> dict[str, tuple[int, ...]]:
+    """Which stages have a copy of each bucket that several have, given the units of every chunk."""
+    found: dict[str, tuple[int, ...]] = {}
+    for bucket in architecture.shared_buckets():
+        chunks_with = [number for number, units in enumerate(every) if any(bucket in unit.buckets for unit in units)]
+        stages = sorted({number % num_stages for number in chunks_with})
+        if len(stages) > 1:
+            found[bucket] = tuple(stages)
+    return found
+
+
 def cut(weights: Sequence[float], num_chunks: int) -> list[int]:
     """How many consecutive units each chunk gets, at least one, so that the heaviest chunk is as light as possible.
 

@@ -13,7 +13,7 @@ def example_inputs(
 ) -> Inputs:
     """Of random tokens. `separate_documents`: tokens do not see other documents."""
     task = TASKS[model.kind]
-    batch = task.random_batch(
-        model.seq_length, train.micro_batch_size, vocab_size, separate_documents=separate_documents
-    ).to(device)
+    batch = task.random_batch(model, train.micro_batch_size, vocab_size, separate_documents=separate_documents).to(
+        device
+    )
     return task.inputs(batch, 1.0 / task.counts(batch), train.seed)

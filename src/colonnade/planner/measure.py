@@ -16,8 +16,8 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import paper_mesh
 from colonnade.model.initialize import initialize_
 from colonnade.model.inputs import Inputs
+from colonnade.model.model import Transformer
 from colonnade.model.precision import DTYPES
-from colonnade.model.stack import Stack
 from colonnade.pipeline.carry import backward_from, leaves
 from colonnade.planner.example import example_inputs
 from colonnade.tasks.tasks import TASKS
@@ -42,7 +42,7 @@ def measured(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, v
     return {unit.name: each[unit.kind] for unit in architecture_of(model, vocab_size).units}
 
 
-def _seconds(model: Stack, unit: Unit, inputs: Inputs, device: torch.device) -> float:
+def _seconds(model: Transformer, unit: Unit, inputs: Inputs, device: torch.device) -> float:
     times = []
     for _ in range(1 + _TIMES):
         carry = leaves(tuple(x.normal_() for x in model.carry_buffers(inputs, unit.name)))

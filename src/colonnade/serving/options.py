@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from colonnade.config.check_layout import units_in_words
 from colonnade.config.describe import all_keys
 from colonnade.config.load import loads
 from colonnade.config.model import ModelConfig
@@ -66,11 +67,11 @@ def device_problems(device: str, precision: str | None) -> Iterator[str]:
 
 def layout_problems(checkpoint: Path, model: ModelConfig, tp: int, pp: int) -> Iterator[str]:
     """What is wrong with --tp and --pp for a model."""
-    units = model.num_layers + 2
+    units = model.num_units
     if pp > units:
         yield (
-            f"--pp {pp} stages, but the embedding, {model.num_layers} blocks and the head of {checkpoint} are "
-            f"{units} units: each stage needs one. Use at most {units}."
+            f"--pp {pp} stages, but {units_in_words(model)} of {checkpoint} are {units} units: each stage needs one. "
+            f"Use at most {units}."
         )
     m = model.key_value_heads
     whole = divisors(math.gcd(model.num_heads, model.ffn))

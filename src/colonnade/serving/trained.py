@@ -35,8 +35,8 @@ from colonnade.launch.join import joined
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.model.gpt import GPT
+from colonnade.model.model import Transformer
 from colonnade.model.precision import DTYPES
-from colonnade.model.stack import Stack
 from colonnade.pipeline.chunk import Chunk
 from colonnade.pipeline.inference import Inference, ResidentWeights
 from colonnade.pipeline.partition import chunks_of_stage
@@ -55,7 +55,7 @@ from colonnade.train.state import build_model
 class Trained:
     """A checkpoint's model, with what is needed to use it."""
 
-    model: Stack
+    model: Transformer
     """This rank's part."""
     mesh: Mesh
     hidden: Hidden
@@ -244,7 +244,7 @@ def tokenizer_of(path: Path, manifest: Manifest) -> Tokenizer:
     return Tokenizer.from_json(text, source=str(file))
 
 
-def _weights(model: Stack, tp: Axis) -> Iterator[Shard]:
+def _weights(model: Transformer, tp: Axis) -> Iterator[Shard]:
     for bucket, places in named_placements(model.bucket_modules(), tp).items():
         for place in places:
             yield from shard(f"{bucket}.{place.name}", place, place.parameter.data)

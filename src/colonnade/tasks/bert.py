@@ -128,7 +128,8 @@ class MaskedPairs:
         assert isinstance(samples, PairRows), "samples of two texts"
         return as_bert_batch(samples, positions)
 
-    def random_batch(self, seq_length: int, size: int, vocab_size: int, *, separate_documents: bool) -> BertBatch:
+    def random_batch(self, model: ModelConfig, size: int, vocab_size: int, *, separate_documents: bool) -> BertBatch:
+        seq_length = model.seq_length
         tokens = torch.randint(0, vocab_size, (seq_length, size))
         types = (torch.arange(seq_length)[:, None] > seq_length // 2).long().expand_as(tokens).contiguous()
         return BertBatch(

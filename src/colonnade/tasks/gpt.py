@@ -28,7 +28,8 @@ class LanguageModeling:
         assert isinstance(samples, Rows), "samples of text"
         return as_batch(samples, positions)
 
-    def random_batch(self, seq_length: int, size: int, vocab_size: int, *, separate_documents: bool) -> Batch:
+    def random_batch(self, model: ModelConfig, size: int, vocab_size: int, *, separate_documents: bool) -> Batch:
+        seq_length = model.seq_length
         tokens = torch.randint(0, vocab_size, (seq_length, size))
         documents = torch.zeros_like(tokens) if separate_documents else None
         return Batch(tokens, tokens, torch.ones(tokens.shape), torch.arange(size), documents, documents)

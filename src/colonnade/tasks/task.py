@@ -14,7 +14,7 @@ from colonnade.config.model import ModelConfig
 from colonnade.data.rows import Samples
 from colonnade.mesh.mesh import Axis
 from colonnade.model.inputs import Inputs
-from colonnade.model.stack import Stack
+from colonnade.model.model import Transformer
 from colonnade.pipeline.carry import Carry
 from colonnade.tensor_parallel.parallel import Parallel
 
@@ -59,7 +59,9 @@ class Found(Protocol):
 class Task(Protocol):
     """What is trained on what, with which losses. The losses are those that the architecture's last unit names."""
 
-    def build(self, model: ModelConfig, vocab_size: int, parallel: Parallel, units: Sequence[str] | None) -> Stack:
+    def build(
+        self, model: ModelConfig, vocab_size: int, parallel: Parallel, units: Sequence[str] | None
+    ) -> Transformer:
         """Some units of the model, or all, with empty weights."""
         ...
 
@@ -67,7 +69,7 @@ class Task(Protocol):
         """Samples [b], which stand at these positions of the run, as a `Microbatch`."""
         ...
 
-    def random_batch(self, seq_length: int, size: int, vocab_size: int, *, separate_documents: bool) -> Any:
+    def random_batch(self, model: ModelConfig, size: int, vocab_size: int, *, separate_documents: bool) -> Any:
         """A full `Microbatch` of no text, for measuring. `separate_documents`: it tells documents apart, if it can."""
         ...
 

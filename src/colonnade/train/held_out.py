@@ -7,7 +7,7 @@ import torch
 from colonnade.data.datasets import Dataset
 from colonnade.data.loader import evaluation_batches
 from colonnade.mesh.mesh import Mesh
-from colonnade.model.stack import Stack
+from colonnade.model.model import Transformer
 from colonnade.pipeline.inference import on_one_stage
 from colonnade.tasks.task import Found, Hidden
 from colonnade.tasks.tasks import TASKS
@@ -15,7 +15,7 @@ from colonnade.train.corpus import Corpus
 
 
 def evaluate_part(
-    model: Stack,
+    model: Transformer,
     part: Dataset,
     corpus: Corpus,
     mesh: Mesh,

@@ -106,7 +106,7 @@ class Checkpoints:
     def compare(self, state: TrainState) -> None:
         """CheckpointError on all ranks unless all copies of `state` are equal; every rank calls this."""
         counts = {"step": state.step, "samples": state.samples, "skipped steps": state.skipped}
-        copies = Copies(state.buckets, state.optimizer_state, self.mesh)
+        copies = Copies(state.buckets, state.optimizer_state, self.mesh, state.ownership.shared)
         copies.check(f"Step {state.step}", {**counts, "loss scale": state.loss_scale.value})
 
     def _metadata(self, state: TrainState) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from colonnade.data_parallel.zero import Ownership
 from colonnade.kernels.choice import Products, usual
 from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.model.initialize import initialize_
+from colonnade.model.model import Transformer
 from colonnade.model.precision import DTYPES
-from colonnade.model.stack import Stack
 from colonnade.optim.adamw import AdamW
 from colonnade.optim.lamb import Lamb
 from colonnade.optim.loss_scale import LossScale
@@ -25,7 +25,7 @@ from colonnade.optim.param_slice import Optimizer, ParamSlice, State
 from colonnade.optim.schedule import LearningRate, learning_rate
 from colonnade.pipeline.chunk import Chunk, Model, Owner, WeightGradients
 from colonnade.pipeline.inference import Inference
-from colonnade.pipeline.partition import chunks
+from colonnade.pipeline.partition import chunks, holders
 from colonnade.pipeline.runner import Runner
 from colonnade.tasks.task import Task
 from colonnade.tasks.tasks import TASKS
@@ -42,7 +42,7 @@ class TrainState:
     """This stage of the model, its flat buffers and optimizer state, and how far the run is."""
 
     task: Task
-    model: Stack
+    model: Transformer
     buckets: list[Bucket]
     optimizer_state: list[State]
     """One per bucket: the rule's, of this rank's slice; nothing of frozen weights."""
@@ -91,7 +91,7 @@ def build_model(
     dtype: torch.dtype,
     units: Sequence[str],
     architecture: Architecture | None = None,
-) -> Stack:
+) -> Transformer:
     """This rank's shard of some units of the model, with empty weights, on the CPU. `architecture`: with what of it is
     trained; None: all.
     """
@@ -131,7 +131,7 @@ def build_state(
         mesh,
         zero=parallel.zero,
         sequence_parallel=parallel.sequence_parallel,
-        tied=config.model.tie_embeddings,
+        shared={bucket: mesh.holders(stages) for bucket, stages in holders(architecture, every, mesh.pp.size).items()},
     )
     runner = runner_of(parallel, every, model, owner, model.parallel.weight_gradients, mesh.pp, device)
     optimizer = _optimizer(config)
@@ -153,7 +153,7 @@ def build_state(
 
 
 @torch.no_grad()
-def _clear_(model: Stack) -> None:
+def _clear_(model: Transformer) -> None:
     for parameter in model.parameters():
         parameter.zero_()
 

@@ -1,0 +1,232 @@
+"""T5: an encoder reads a text, a decoder writes another (Raffel et al., 2020; version 1.1 by its gated MLP).
+
+    unit                 takes          hands on       buckets that it multiplies with
+    embedding                           x              embedding.tokens
+    encoder.blocks.i     x              x              encoder.positions, encoder.blocks.i
+    decoder.embedding    x              y, memory      embedding.tokens, encoder.norm
+    decoder.blocks.i     y, memory      y, memory      decoder.positions, decoder.blocks.i
+    head                 y, memory      loss           head (norm, untied output layer); embedding.tokens where tied
+
+x [s, b, h] is the encoder's stream, y [t, b, h] the decoder's; the memory [s, b, h] is what the encoder has made of its
+text, normalised. Each block of the decoder reads it and hands it on as it is: so it gets from stage to stage, and its
+gradient back, summed on the way.
+
+While a text is written token by token, the encoder runs with the first token alone: each block of the decoder keeps the
+memory's keys and values, and from then on nothing but y is carried.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from colonnade.architecture.stack import TABLE
+from colonnade.architecture.statement import Unit
+from colonnade.architecture.t5 import MEMORY_NORM, POSITIONS
+from colonnade.config.model import ModelConfig
+from colonnade.kernels.dropout import Masks, dropout
+from colonnade.model.inputs import Inputs
+from colonnade.model.model import Transformer
+from colonnade.model.norm import norm_of
+from colonnade.model.stack import Head
+from colonnade.model.t5_block import DecoderCache, RelativePositions, T5Block
+from colonnade.model.transformer import residual_dtype
+from colonnade.randomness import Purpose
+from colonnade.tensor_parallel.cross_entropy import local_logits, output_loss, token_guesses
+from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
+from colonnade.tensor_parallel.parallel import Parallel
+
+
+@dataclass(frozen=True)
+class T5Inputs(Inputs):
+    """What units read besides the carry. `tokens` are the encoder's, `labels` and `loss_weights` [t, b] the decoder's.
+
+    While a text is written, `tokens` is None from its second token on.
+    """
+
+    decoder_tokens: Tensor | None = None
+    """int64 [t, b]: the labels, shifted right."""
+    real: Tensor | None = None
+    """bool [s, b]: False on padding of the encoder's text, which nothing attends to. None: there is none."""
+    decoder_caches: Mapping[str, DecoderCache] | None = None
+    """Of each block of the decoder: generation's."""
+
+    @property
+    def readable(self) -> Tensor | None:
+        """bool [b, 1, 1, s]: which of the encoder's positions are no padding."""
+        return None if self.real is None else self.real.t()[:, None, None]
+
+
+class T5Head(Head):
+    """The loss of what the decoder has to write. A tied output layer reads a stream divided by √hidden_size: its
+    rows are as wide as the embedding wants them.
+    """
+
+    def __init__(
+        self, model: ModelConfig, vocab_size: int, parallel: Parallel, tied: VocabParallelEmbedding | None = None
+    ) -> None:
+        super().__init__(model, vocab_size, parallel, tied)
+        self.drop, self.scale = model.dropout, model.hidden_size**-0.5 if model.tie_embeddings else 1.0
+
+    def normed(self, x: Tensor) -> Tensor:
+        y = super().normed(x)
+        return y if self.scale == 1.0 else y * self.scale
+
+    def forward(self, x: Tensor, labels: Tensor, loss_weights: Tensor, masks: Masks | None) -> Tensor:
+        """[t, b, h] (sequence parallel: [t/tp, b, h]), labels [t, b] -> Σ loss_weights · token loss, []"""
+        first = self.parallel.first_position(len(x))
+        return output_loss(
+            dropout(self.normed(x), self.drop, masks, Purpose.FINAL_DROPOUT, 1, first=first),
+            self.output.weight,
+            labels,
+            loss_weights,
+            tp=self.parallel.tp,
+            vocab_size=self.vocab_size,
+            sequence_parallel=self.parallel.sequence_parallel,
+            products=self.parallel.products,
+        )
+
+    def guesses(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Whole stream [t, b, h], labels [t, b] -> each token's loss, and whether its label is likeliest: [t, b]"""
+        parallel = self.parallel
+        return token_guesses(
+            self.normed(x),
+            self.output.weight,
+            labels,
+            tp=parallel.tp,
+            vocab_size=self.vocab_size,
+            products=parallel.products,
+        )
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Whole stream [t, b, h] -> this rank's real rows of the logits, [t, b, ≤ v/tp] in fp32."""
+        parallel = self.parallel
+        return local_logits(
+            self.normed(x), self.output.weight, tp=parallel.tp, vocab_size=self.vocab_size, products=parallel.products
+        )
+
+
+class T5(Transformer):
+    """A model that reads a text and writes another, or some units of it."""
+
+    def __init__(
+        self, model: ModelConfig, vocab_size: int, parallel: Parallel, *, units: Sequence[str] | None = None
+    ) -> None:
+        super().__init__(model, vocab_size, parallel, units=units)
+        self.drop = model.dropout
+        needed = {bucket for unit in self.held for bucket in unit.buckets}
+        self.table = VocabParallelEmbedding(vocab_size, model.hidden_size, parallel) if TABLE in needed else None
+        self.positions = nn.ModuleDict(
+            {
+                str(stack): RelativePositions(model, parallel, both_sides=stack == 0)
+                for stack, bucket in enumerate(POSITIONS)
+                if bucket in needed
+            }
+        )
+        self.blocks = nn.ModuleDict(
+            {
+                str(unit.layer): T5Block(model, unit, parallel, self._positions_of(unit))
+                for unit in self.held
+                if unit.layer is not None
+            }
+        )
+        if MEMORY_NORM in needed:
+            self.memory_norm = norm_of(model)
+        if any(unit.is_loss for unit in self.held):
+            self.head = T5Head(model, vocab_size, parallel, self.table if self.tied else None)
+
+    def _positions_of(self, unit: Unit) -> RelativePositions:
+        found = self.positions[str(unit.stack)]
+        assert isinstance(found, RelativePositions), "a stack's own"
+        return found
+
+    def _module_of(self, unit: Unit) -> nn.Module:
+        if unit.layer is not None:
+            return self.blocks[str(unit.layer)]
+        if unit.is_loss:
+            return self.head
+        assert self.table is not None, "a unit that looks tokens up has the table"
+        return self.table if unit.is_first else self.memory_norm
+
+    def run(self, unit: str, carry: tuple[Tensor, ...], inputs: Inputs) -> tuple[Tensor, ...]:
+        """One unit, as the table at the top says."""
+        assert isinstance(inputs, T5Inputs), "samples are two texts"
+        stated = self.stated[unit]
+        if stated.is_loss:
+            assert inputs.labels is not None and inputs.loss_weights is not None, "the head reads labels and weights"
+            return (self.head(carry[0], inputs.labels, inputs.loss_weights, inputs.masks),)
+        if stated.is_first:
+            return () if inputs.tokens is None else (self._looked_up(inputs.tokens, inputs.masks, stated.stack),)
+        if stated.reads_tokens:
+            assert inputs.decoder_tokens is not None, "the decoder reads tokens"
+            return (self._looked_up(inputs.decoder_tokens, inputs.masks, stated.stack), *self._memory(carry, inputs))
+        block = self.blocks[str(stated.layer)]
+        if stated.stack == 0:
+            return tuple(block(x, inputs.masks, readable=inputs.readable) for x in carry)
+        y, *memory = carry
+        cache = None if inputs.decoder_caches is None else inputs.decoder_caches[unit]
+        read = memory[0] if memory else None
+        return (block(y, inputs.masks, memory=read, readable=inputs.readable, cache=cache), *memory)
+
+    def _looked_up(self, tokens: Tensor, masks: Masks | None, stack: int) -> Tensor:
+        """int64 [s, b] -> [s, b, h], or [s/tp, b, h] under sequence parallelism."""
+        assert self.table is not None, "who looks tokens up has the table"
+        x = self.table(tokens)
+        x = x.to(residual_dtype(x.dtype, self.fp32_residual))
+        first = self.parallel.first_position(len(x))
+        return dropout(x, self.drop, masks, Purpose.EMBEDDING_DROPOUT, stack, first=first)
+
+    def _memory(self, carry: tuple[Tensor, ...], inputs: Inputs) -> tuple[Tensor, ...]:
+        """(x,) of the encoder's last block -> (memory,); () where the text was read before."""
+        return tuple(
+            dropout(
+                self.memory_norm(x),
+                self.drop,
+                inputs.masks,
+                Purpose.FINAL_DROPOUT,
+                first=self.parallel.first_position(len(x)),
+            )
+            for x in carry
+        )
+
+    def carry_buffers(self, inputs: Inputs, into: str) -> tuple[Tensor, ...]:
+        """Of the encoder's units its stream, of the decoder's theirs and the memory."""
+        assert isinstance(inputs, T5Inputs), "samples are two texts"
+        unit = self.stated[into]
+        if unit.is_first:
+            return ()
+        has_memory = len(unit.takes) > 1
+        read = () if inputs.tokens is None else (self.stream_buffer(inputs.tokens, fp32=self._is_fp32(has_memory)),)
+        if not has_memory:
+            return read
+        assert inputs.decoder_tokens is not None, "every stage is told the tokens"
+        return (self.stream_buffer(inputs.decoder_tokens, fp32=self.fp32_residual), *read)
+
+    def _is_fp32(self, is_memory: bool) -> bool:
+        """The memory is a norm's output, in the type of the computation."""
+        return self.fp32_residual and not is_memory
+
+    def residual(self, carry: tuple[Tensor, ...]) -> Tensor:
+        return self.parallel.gather(carry[0])
+
+    def bucket_modules(self) -> dict[str, nn.Module]:
+        units = {unit.name: unit for unit in self.held}
+        shared = {TABLE: self.table, **{POSITIONS[int(stack)]: each for stack, each in self.positions.items()}}
+        found: dict[str, nn.Module] = {}
+        for bucket in self.architecture.buckets:
+            module = shared.get(bucket)
+            if module is None and bucket in units:
+                module = self._module_of(units[bucket])
+            elif module is None and bucket == MEMORY_NORM and hasattr(self, "memory_norm"):
+                module = self.memory_norm
+            if module is not None:
+                found[bucket] = module
+        return found
+
+    def empty_caches(self, capacity: int) -> dict[str, DecoderCache]:
+        """A cache for each block of the decoder on this rank: for one text of at most `capacity` tokens."""
+        return {
+            unit.name: DecoderCache(block.attention.empty_cache(capacity))
+            for unit in self.held
+            if unit.layer is not None and unit.stack > 0 and isinstance(block := self._module_of(unit), T5Block)
+        }
