@@ -42,13 +42,18 @@ def train_tokenizer(
         TokenizerKind,
         typer.Option(help="A byte-level BPE as GPT-2's, or a lower-cased WordPiece vocabulary as BERT's."),
     ] = TokenizerKind.bpe,
+    sentinels: Annotated[
+        int, typer.Option(help="Tokens of a BPE that mark the spans of T5 samples; a T5 of 512 tokens needs 28.")
+    ] = 0,
     key: Key = "text",
     overwrite: Overwrite = False,
 ) -> None:
     """Train a byte-level BPE tokenizer, or a WordPiece one."""
     from colonnade.data import train_tokenizer as trainer
 
-    made = trainer.train_tokenizer(inputs, output, vocab_size, kind=kind.value, key=key, overwrite=overwrite)
+    made = trainer.train_tokenizer(
+        inputs, output, vocab_size, kind=kind.value, sentinels=sentinels, key=key, overwrite=overwrite
+    )
     print(made.summary(output))
 
 

@@ -71,7 +71,7 @@ def test_options_of_t5_are_refused_by_others(kind: str) -> None:
         ({"model.relative_buckets": 9}, "model.relative_buckets = 9 is odd"),
         ({"model.relative_distance": 16}, "model.relative_distance = 16 is not beyond 16"),
         ({"model.seq_length": 2}, "model.seq_length = 2 is too short for T5 samples. Set it to 3 or more."),
-        ({"data.corruption.share": 0.5}, "[data.corruption] makes decoder sequences of 48 tokens beside"),
+        ({"data.corruption.share": 0.5}, "[data.corruption] makes decoder sequences of 65 tokens beside"),
         ({"parallel.pp": 8}, "parallel.pp = 8 stages, but 2 and 2 blocks, two embeddings and the head are 7 units"),
         (
             {"parallel.tp": 2, "parallel.sequence_parallel": True, "model.decoder_seq_length": 15},

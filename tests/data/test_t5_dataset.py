@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from colonnade.config.corruption import Lengths
+from colonnade.data.curriculum import Curriculum
 from colonnade.data.datasets import open_datasets
 from colonnade.data.draws import Draws, SamplePurpose
 from colonnade.data.gpt_dataset import TextSamples
-from colonnade.data.t5_dataset import Corruption, T5Dataset, spans, text_length
+from colonnade.data.sampler import AllEpochsOrder
+from colonnade.data.t5_dataset import Corruption, SpanSamples, T5Dataset, spans
+from colonnade.data.tokenizer import Tokenizer, train_bpe
+from colonnade.data.train_tokenizer import train_tokenizer
 from colonnade.errors import DataError
 
 Write = Callable[..., str]
@@ -20,11 +27,18 @@ END, START = 1, 0
 CORRUPTION = Corruption(sentinels=tuple(range(50_099, 49_999, -1)), end=END, start=START)
 
 
-def dataset(prefix: str, length: int, seed: int = 1) -> T5Dataset:
-    texts = open_datasets(
-        samples=TextSamples(), train=prefix, split=(1, 0, 0), seq_length=length, vocab_size=60_000, seed=seed
+def dataset(prefix: str, length: int, seed: int = 1, decoder_length: int = 40) -> T5Dataset:
+    """Whose encoder sequences have `length` tokens."""
+    found = open_datasets(
+        samples=SpanSamples(CORRUPTION, decoder_length, seed),
+        train=prefix,
+        split=(1, 0, 0),
+        seq_length=length,
+        vocab_size=60_000,
+        seed=seed,
     ).train
-    return T5Dataset(texts, corruption=CORRUPTION, seed=seed)  # type: ignore[arg-type]
+    assert isinstance(found, T5Dataset)
+    return found
 
 
 def rebuilt(encoder: list[int], labels: list[int]) -> list[int]:
@@ -39,66 +53,122 @@ def rebuilt(encoder: list[int], labels: list[int]) -> list[int]:
     return [token for each in encoder[:-1] for token in behind.get(each, [each])]
 
 
-def test_texts_can_be_put_together_again(write_tokens: Write) -> None:
-    length = text_length(64, CORRUPTION)
+@pytest.mark.parametrize("decoder_length", [40, 10])
+def test_texts_can_be_put_together_again(write_tokens: Write, decoder_length: int) -> None:
+    """Where the decoder has little room, texts are shorter, and the encoder's sequence is padded."""
+    length = Lengths().text(64, decoder_length)
     prefix = write_tokens(length * 40 + 1)
-    data = dataset(prefix, length)
+    data = dataset(prefix, 64, decoder_length=decoder_length)
+    assert data.text_length == length and data.num_tokens == length * 40 + 1 and len(data) == 40
     texts = open_datasets(
         samples=TextSamples(), train=prefix, split=(1, 0, 0), seq_length=length, vocab_size=60_000, seed=1
     ).train
-    batch = data.batch(range(30))
-    assert batch.tokens.shape == (64, 30)
-    assert (len(batch.tokens), len(batch.labels)) == CORRUPTION.widths(length)
-    for column in range(30):
-        encoder, labels = batch.tokens[:, column].tolist(), batch.labels[:, column].tolist()
+    rows = data.rows(range(30))
+    assert rows.tokens.shape == (30, 64) and rows.labels.shape == rows.decoder_tokens.shape == (30, decoder_length)
+    read, written = Lengths().widths(length)
+    assert rows.num_tokens.tolist() == [read] * 30 and rows.num_labels.tolist() == [written] * 30
+    assert read <= 64 and written <= decoder_length and (read == 64 or written == decoder_length)
+    for row in range(30):
+        encoder, labels = rows.tokens[row, :read].tolist(), rows.labels[row, :written].tolist()
         assert encoder[-1] == labels[-1] == END
-        assert rebuilt(encoder, labels) == texts.rows([column]).tokens[0].tolist()
-        assert batch.decoder_tokens[:, column].tolist() == [START, *labels[:-1]]
+        assert rebuilt(encoder, labels) == texts.rows([row]).tokens[0].tolist()
+        assert rows.decoder_tokens[row].tolist() == [START, *rows.labels[row, :-1].tolist()]
+        assert set(rows.tokens[row, read:].tolist()) | set(rows.labels[row, written:].tolist()) <= {START}
 
 
 @given(st.integers(2, 2_000))
 def test_lengths_add_up(text: int) -> None:
-    cut, count = CORRUPTION.lengths(text)
-    kept, removed = spans(text, CORRUPTION, Draws(1, SamplePurpose.T5, 0, text))
+    cut, count = Lengths().cut(text)
+    kept, removed = spans(text, Lengths(), Draws(1, SamplePurpose.T5, 0, text))
     assert (len(kept), len(removed), int(removed.sum()), int(kept.sum())) == (count, count, cut, text - cut)
     assert int(kept.min()) >= 1 and int(removed.min()) >= 1
     assert abs(cut - 0.15 * text) <= 1
 
 
 def test_something_stays_however_much_is_cut() -> None:
-    assert [Corruption((9,), END, START, share=0.9).lengths(text)[0] for text in (2, 3, 4)] == [1, 2, 3]
-
-
-@pytest.mark.parametrize(("seq_length", "expected"), [(512, 568), (128, 141)])
-def test_the_text_that_fills_a_sequence(seq_length: int, expected: int) -> None:
-    length = text_length(seq_length, CORRUPTION)
-    assert length == expected or CORRUPTION.widths(length)[0] <= seq_length < CORRUPTION.widths(length + 1)[0]
+    assert [Lengths(share=0.9).cut(text)[0] for text in (2, 3, 4)] == [1, 2, 3]
 
 
 def test_every_way_to_cut_is_alike_likely() -> None:
-    seen = Counter(
-        tuple(spans(12, Corruption((9, 8, 7), 1, 0, 0.5, 2.0), Draws(1, SamplePurpose.T5, 0, i))[1].tolist())
-        for i in range(800)
-    )
+    seen = Counter(tuple(spans(12, Lengths(0.5, 2), Draws(1, SamplePurpose.T5, 0, i))[1].tolist()) for i in range(800))
     assert len(seen) == 10  # ways to write six as three positive integers
     assert max(seen.values()) - min(seen.values()) < 70
 
 
-def test_only_seed_and_position_decide(write_tokens: Write) -> None:
+def test_only_seed_sample_and_epoch_decide(write_tokens: Write) -> None:
     prefix = write_tokens(3_001)
-    data, again = dataset(prefix, 100), dataset(prefix, 100)
-    together = data.batch([5, 31, 64])
-    for column, position in enumerate([5, 31, 64]):
-        assert again.batch([position]).tokens[:, 0].tolist() == together.tokens[:, column].tolist()
-    assert dataset(prefix, 100, seed=2).batch([5]).tokens[:, 0].tolist() != together.tokens[:, 0].tolist()
+    data, again = dataset(prefix, 91), dataset(prefix, 91)
+    together = data.rows([5, 21, 24])
+    for row, position in enumerate([5, 21, 24]):
+        assert again.rows([position]).tokens[0].tolist() == together.tokens[row].tolist()
+    assert dataset(prefix, 91, seed=2).rows([5]).tokens[0].tolist() != together.tokens[0].tolist()
+
+
+def test_a_sample_is_cut_alike_wherever_it_stands_and_otherwise_in_each_epoch(write_tokens: Write) -> None:
+    """Its number decides, and how often it has come: not its place in the run, which a blend or a phase moves."""
+    data = dataset(write_tokens(3_001), 91)
+    plain = {int(sample): data.rows([place]) for place, sample in enumerate(data.order.samples(np.arange(len(data))))}
+    data.order = AllEpochsOrder(len(data), 2, seed=9)
+    places = np.arange(2 * len(data))
+    for place, sample, epoch in zip(places, data.order.samples(places), data.order.epochs(places), strict=True):
+        same = np.array_equal(data.rows([int(place)]).tokens, plain[int(sample)].tokens)
+        assert same == (epoch == 0)
 
 
 def test_too_few_sentinels(write_tokens: Write) -> None:
-    with pytest.raises(DataError, match=r"texts of 2,100 tokens have 105 spans cut out, but the vocabulary has 100"):
-        dataset(write_tokens(3_001), 2_100)
+    with pytest.raises(DataError, match=r"texts of 2,10\d tokens have 105 spans cut out, but the vocabulary has 100"):
+        dataset(write_tokens(3_001), 1_896, decoder_length=600)
 
 
-def test_a_sequence_too_short() -> None:
-    with pytest.raises(DataError, match="too short for T5 samples"):
-        text_length(2, CORRUPTION)
-    assert text_length(3, CORRUPTION) == 2
+def test_sequences_too_short(write_tokens: Write) -> None:
+    with pytest.raises(DataError, match="hold no text: each takes a token, a sentinel and an end. Set both to 3"):
+        dataset(write_tokens(100), 2)
+    assert dataset(write_tokens(100), 3, decoder_length=3).text_length == 2
+
+
+def test_phases_have_their_own_length_and_the_decoders_stays(write_tokens: Write) -> None:
+    prefix = write_tokens(3_001)
+    phases = Curriculum([0, 64], [16, 32], [2, 2])
+    rows = SpanSamples(CORRUPTION, 40, 1).training(lambda length: dataset(prefix, length), phases).rows([0])
+    assert rows.tokens.shape == (1, 16) and rows.labels.shape == (1, 40)
+
+
+# --- which ids mark spans ---------------------------------------------------------------------------------------------
+
+
+def with_tokens(folder: Path, *names: str) -> Tokenizer:
+    tokenizer = train_bpe(["some text " * 20], 270)
+    tokenizer._inner.add_special_tokens(list(names))
+    tokenizer.save(folder / "tokenizer.json")
+    return Tokenizer.load(folder / "tokenizer.json")
+
+
+def test_a_trained_vocabulary_has_the_sentinels_that_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("some text " * 200)
+    made = train_tokenizer([tmp_path / "text.txt"], tmp_path / "tokenizer.json", 280, sentinels=12, progress=False)
+    found = Corruption.of(Tokenizer.load(tmp_path / "tokenizer.json"), Lengths())
+    assert len(found.sentinels) == 12 and made.tokenizer.vocab_size <= 280
+    assert set(found.sentinels) <= made.tokenizer.special_ids
+    with pytest.raises(DataError, match="the 256 bytes, 30 sentinels and <.endoftext.> take 287. Ask for 287 or more"):
+        train_tokenizer([tmp_path / "text.txt"], tmp_path / "x.json", 280, sentinels=30, progress=False)
+    with pytest.raises(DataError, match="--sentinels 3 with --kind wordpiece: a BPE can have sentinels"):
+        train_tokenizer([tmp_path / "text.txt"], tmp_path / "x.json", 280, kind="wordpiece", sentinels=3)
+
+
+def test_marks_are_the_vocabularys(tmp_path: Path) -> None:
+    own = with_tokens(tmp_path, "<extra_id_0>", "<extra_id_1>")
+    found = Corruption.of(own, Lengths())
+    assert found.sentinels == (own.id_of("<extra_id_0>"), own.id_of("<extra_id_1>"))
+    assert found.end == found.start == own.end_of_document is not None
+    t5 = with_tokens(tmp_path, "<pad>", "</s>", "<extra_id_1>", "<extra_id_0>")
+    found = Corruption.of(t5, Lengths())
+    assert found.sentinels == (t5.id_of("<extra_id_0>"), t5.id_of("<extra_id_1>"))
+    assert (found.end, found.start) == (t5.id_of("</s>"), t5.id_of("<pad>"))
+
+
+def test_a_vocabulary_without_sentinels_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    plain = with_tokens(tmp_path)
+    with pytest.raises(DataError) as caught:
+        Corruption.of(plain, Lengths())
+    assert str(caught.value).startswith(f"the tokenizer's {plain.vocab_size} ids have no <extra_id_0>: T5 samples mark")
+    assert "train-tokenizer --sentinels 100`, and tokenize the text with it." in str(caught.value)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from colonnade.config.load import load
+from colonnade.config.model import ModelConfig
 from colonnade.data.curriculum import Curriculum
 from colonnade.data.datasets import Dataset
 from colonnade.data.phased_dataset import PhasedDataset
@@ -170,7 +171,7 @@ def test_what_an_evaluation_tells() -> None:
 
 
 def test_a_batch_for_measuring_is_one_that_could_be() -> None:
-    batch = MaskedPairs().random_batch(9, 4, 30, separate_documents=False)
+    batch = MaskedPairs().random_batch(ModelConfig(seq_length=9), 4, 30, separate_documents=False)
     assert batch.tokens.shape == batch.types.shape == batch.labels.shape == batch.loss_mask.shape == (9, 4)
     assert int(batch.tokens.min()) >= 0 and int(batch.tokens.max()) < 30 and bool(batch.real.all())
     assert batch.types[:, 0].tolist() == [0] * 5 + [1] * 4 and batch.pair_labels.tolist() == [0, 1, 0, 1]

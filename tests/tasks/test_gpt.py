@@ -37,7 +37,9 @@ def test_what_counts_is_what_its_mask_counts() -> None:
 
 
 def test_a_batch_for_measuring_has_documents_where_a_run_has_them() -> None:
-    joined, separate = (TASK.random_batch(5, 3, 20, separate_documents=apart) for apart in (False, True))
+    joined, separate = (
+        TASK.random_batch(ModelConfig(seq_length=5), 3, 20, separate_documents=apart) for apart in (False, True)
+    )
     for each in (joined, separate):
         assert each.tokens.shape == each.labels.shape == each.loss_mask.shape == (5, 3)
         assert int(each.tokens.min()) >= 0 and int(each.tokens.max()) < 20 and bool((each.loss_mask == 1).all())

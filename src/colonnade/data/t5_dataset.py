@@ -27,11 +27,10 @@ from colonnade.data.indexed import TokenFile
 from colonnade.data.phased_dataset import PhasedDataset
 from colonnade.data.rows import Samples
 from colonnade.data.sampler import Order
-from colonnade.data.tokenizer import Tokenizer
+from colonnade.data.tokenizer import SENTINEL, Tokenizer
 from colonnade.errors import DataError
 
 Integers = NDArray[np.int64]
-SENTINEL = "<extra_id_{}>"
 END, START = "</s>", "<pad>"
 SHORTEST = 3
 """[tokens] Of either sequence: a token, a sentinel and the end."""

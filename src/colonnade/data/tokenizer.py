@@ -23,6 +23,8 @@ from colonnade.data.sentencepiece import HIDDEN, load_sentencepiece
 from colonnade.data.wordpiece import load_wordpiece
 from colonnade.errors import DataError
 
+SENTINEL = "<extra_id_{}>"
+"""What stands for a span that is cut out, by its number: T5's names."""
 END_OF_DOCUMENT = "<|endoftext|>"
 _ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "<eos>", "</s>")
 _PAIRS = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
@@ -219,23 +221,28 @@ class StreamDecoder:
         return new
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2, progress: bool = False) -> Tokenizer:
-    """Train a byte-level BPE as GPT-2's; the vocabulary is smaller than asked for when the text has too few pairs."""
-    smallest = 256 + 1
+def train_bpe(
+    texts: Iterable[str], vocab_size: int, *, sentinels: int = 0, min_frequency: int = 2, progress: bool = False
+) -> Tokenizer:
+    """Train a byte-level BPE as GPT-2's; the vocabulary is smaller than asked for when the text has too few pairs.
+    `sentinels`: so many of its tokens are <extra_id_0>, <extra_id_1>, …, for T5.
+    """
+    smallest = 256 + 1 + sentinels
     if vocab_size < smallest:
+        marks = f", {sentinels} sentinels" if sentinels else ""
         raise DataError(
-            f"a vocabulary of {vocab_size} is too small for a byte-level BPE: the 256 bytes and {END_OF_DOCUMENT} take "
-            f"{smallest}. Ask for {smallest} or more."
+            f"a vocabulary of {vocab_size} is too small for a byte-level BPE: the 256 bytes{marks} and "
+            f"{END_OF_DOCUMENT} take {smallest}. Ask for {smallest} or more."
         )
     inner = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - 1,
+        vocab_size=vocab_size - 1 - sentinels,
         min_frequency=min_frequency,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=progress,
     )
     inner.train_from_iterator((_whole(text) for text in texts), trainer=trainer)
-    inner.add_special_tokens([END_OF_DOCUMENT])
+    inner.add_special_tokens([END_OF_DOCUMENT, *(SENTINEL.format(number) for number in range(sentinels))])
     return Tokenizer(inner)
 
 

@@ -43,12 +43,20 @@ def train_tokenizer(
     vocab_size: int,
     *,
     kind: Literal["bpe", "wordpiece"] = "bpe",
+    sentinels: int = 0,
     key: str = "text",
     min_frequency: int = 2,
     overwrite: bool = False,
     progress: bool = True,
 ) -> TrainedTokenizer:
-    """Train a byte-level BPE, or a WordPiece vocabulary, on the documents of files and write its tokenizer.json."""
+    """Train a byte-level BPE, or a WordPiece vocabulary, on the documents of files and write its tokenizer.json.
+    `sentinels`: so many tokens of a BPE mark the spans of T5 samples.
+    """
+    if sentinels < 0 or (sentinels and kind != "bpe"):
+        raise DataError(
+            f"--sentinels {sentinels} with --kind {kind}: a BPE can have sentinels, none or more. Use --kind bpe, or "
+            "leave --sentinels out."
+        )
     if Path(output).exists() and not overwrite:
         raise DataError(f"{output} exists. Choose another output, or pass --overwrite.")
     seen, rejected = 0, list[Rejected]()
@@ -61,7 +69,7 @@ def train_tokenizer(
 
     shown = progress and sys.stderr.isatty()
     if kind == "bpe":
-        made = train_bpe(texts(), vocab_size, min_frequency=min_frequency, progress=shown)
+        made = train_bpe(texts(), vocab_size, sentinels=sentinels, min_frequency=min_frequency, progress=shown)
     else:
         made = Tokenizer(train_wordpiece(texts(), vocab_size, min_frequency=min_frequency, progress=shown))
     if not seen:
