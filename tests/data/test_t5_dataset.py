@@ -121,7 +121,7 @@ def test_too_few_sentinels(write_tokens: Write) -> None:
 
 
 def test_sequences_too_short(write_tokens: Write) -> None:
-    with pytest.raises(DataError, match="hold no text: each takes a token, a sentinel and an end. Set both to 3"):
+    with pytest.raises(DataError, match=r"hold no text: each takes a token, a sentinel and an end. Set both to 3"):
         dataset(write_tokens(100), 2)
     assert dataset(write_tokens(100), 3, decoder_length=3).text_length == 2
 
@@ -149,7 +149,7 @@ def test_a_trained_vocabulary_has_the_sentinels_that_are_asked_for(tmp_path: Pat
     found = Corruption.of(Tokenizer.load(tmp_path / "tokenizer.json"), Lengths())
     assert len(found.sentinels) == 12 and made.tokenizer.vocab_size <= 280
     assert set(found.sentinels) <= made.tokenizer.special_ids
-    with pytest.raises(DataError, match="the 256 bytes, 30 sentinels and <.endoftext.> take 287. Ask for 287 or more"):
+    with pytest.raises(DataError, match=r"the 256 bytes, 30 sentinels and <.endoftext.> take 287. Ask for 287 or more"):
         train_tokenizer([tmp_path / "text.txt"], tmp_path / "x.json", 280, sentinels=30, progress=False)
     with pytest.raises(DataError, match="--sentinels 3 with --kind wordpiece: a BPE can have sentinels"):
         train_tokenizer([tmp_path / "text.txt"], tmp_path / "x.json", 280, kind="wordpiece", sentinels=3)

@@ -75,11 +75,11 @@ BLOCKS["t5 relu"] = {**BLOCKS["t5"], "activation": "relu", "head_dim": 6, "num_d
 
 PARTS: dict[str, dict[str, Any]] = {
     "all": {},
-    "upper": {"frozen": ("embedding*", "blocks.0.*")},  # no backward below; a tied table is used, and stays
-    "lower": {"frozen": ("blocks.*", "!blocks.0.attention*", "!*.mlp_norm.*")},
+    "upper": {"frozen": ("embedding*", "*blocks.0.*")},  # no backward below; a tied table is used, and stays
+    "lower": {"frozen": ("*blocks.*", "!*blocks.0.attention*", "!*.mlp_norm.*")},
     "table": {"frozen": ("embedding.tokens.*", "*.mlp.down.weight", "*.output.*")},
     "factors": {
-        "learning_rate": {"blocks.*": 0.5, "*norm*": 2.0, "blocks.0.mlp*": 0.1},
+        "learning_rate": {"*blocks.*": 0.5, "*norm*": 2.0, "*blocks.0.mlp*": 0.1},
         "weight_decay": {"*": 3.0, "*.attention.*": 0.0},
     },
 }

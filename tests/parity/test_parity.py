@@ -52,6 +52,8 @@ ALONE: list[Job] = [
         Case(block="t5", num_layers=4),
         Way(pp=2, dp=2, micro_batch_size=2, schedule="interleaved", virtual_stages=3, zero=2, recompute="full"),
     ),
+    (Case(block="t5", parts="upper"), Way(pp=4, micro_batch_size=2)),
+    (Case(block="t5", parts="lower"), Way(pp=2, tp=2, zero=1, micro_batch_size=2, schedule="zero_bubble")),
     (Case(global_batch_size=12), Way(dp=3, zero=2, micro_batch_size=2)),
     (Case(num_layers=4), Way(pp=2, micro_batch_size=2, schedule="interleaved", virtual_stages=3)),
 ]
