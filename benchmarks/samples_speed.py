@@ -16,6 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from colonnade.config.corruption import Lengths
 from colonnade.data.bert_dataset import BertCut, BertDataset
 from colonnade.data.gpt_dataset import GPTDataset
 from colonnade.data.indexed import TokenFile
@@ -23,9 +24,10 @@ from colonnade.data.masking import WordPieces
 from colonnade.data.packing import pack
 from colonnade.data.rows import WINDOW, Cut
 from colonnade.data.sampler import EpochOrder
-from colonnade.data.t5_dataset import Corruption, T5Dataset, text_length
+from colonnade.data.t5_dataset import Corruption, T5Dataset
 from colonnade.tasks.bert import as_bert_batch
 from colonnade.tasks.gpt import LanguageModeling
+from colonnade.tasks.t5 import as_t5_batch
 
 BATCH = 64
 
@@ -53,7 +55,9 @@ def kinds(file: TokenFile, s: int) -> dict[str, Callable[[range], object]]:
         return GPTDataset(file, whole, length, vocab_size=vocab_size, order=EpochOrder(count, 1), cut=cut)
 
     corruption = Corruption(sentinels=tuple(range(70_000, 71_000)), end=1, start=0)
-    t5 = T5Dataset(texts(text_length(s, corruption), Cut()), corruption=corruption, seed=1)
+    length = Lengths().widths(Lengths().text(s))[1]
+    t5 = T5Dataset(file, whole, s, decoder_length=length, vocab_size=vocab_size, corruption=corruption, seed=1)
+    t5.order = EpochOrder(len(t5), 1)
     pieces = WordPieces(70_000, 70_001, 70_002, 70_003, np.arange(1_000), np.arange(vocab_size) % 4 == 3)
     bert = BertDataset(file, whole, s, pieces=pieces, seed=1, cut=BertCut())
     cuts = {
@@ -69,7 +73,7 @@ def kinds(file: TokenFile, s: int) -> dict[str, Callable[[range], object]]:
     return {
         **loaders,
         "BERT, sentence order": lambda positions: as_bert_batch(bert.rows(positions), positions),
-        "T5": t5.batch,
+        "T5": lambda positions: as_t5_batch(t5.rows(positions), positions),
     }
 
 
