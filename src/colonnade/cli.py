@@ -430,6 +430,7 @@ def main() -> None:
 
     launch.end_with_supervisor()
     launch.hear_ctrl_c()
+    launch.outlive_sigusr1()
     try:
         app(prog_name="colonnade")
     except SystemExit as end:

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from colonnade.launch.supervisor import UNFINISHED
 from colonnade.train.interrupt import Interrupt
 from tests.commands import environment, forked, start
 from tests.runs import assert_same, events, metrics, saved_steps
+from tests.slow import first_fast
 from tests.train.test_recovery import LAYOUTS, num_ranks
 
 LONG = [
@@ -153,3 +155,76 @@ def test_a_second_ctrl_c_ends_at_once() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         assert interrupt.exit_code == 130
         os.kill(os.getpid(), signal.SIGINT)
+
+
+# --- files, clocks, and a save in between -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", first_fast(["dp=2", "serial"]))
+def test_a_stop_file_ends_a_run_and_keeps_it_from_starting(config: Path, tmp_path: Path, name: str) -> None:
+    layout, run = LAYOUTS[name], tmp_path / "run"
+    ranks = start("train", config, *LONG, *layout, num_ranks=num_ranks(layout))
+    await_steps(run, 3, lambda: True)
+    (run / "stop").touch()
+    answers = ranks.answers()
+    assert answers[0].status == UNFINISHED and {answer.status for answer in answers[1:]} <= {0}, answers
+    (step,) = saved_steps(run)
+    assert answers[0].out.splitlines()[-1] == (
+        f"Stopped after step {step} (there is a file {run / 'stop'}: remove it to train on); everything is saved. Run "
+        "the same command again to go on from here."
+    )
+    refused = forked("train", config, *LONG)
+    assert refused.status == 2 and f"{run / 'stop'} exists" in refused.err and "Remove the file" in refused.err
+    (run / "stop").unlink()
+    answer = forked("train", config, *LONG, f"train.steps={step + 2}")
+    assert answer.status == 0 and f"(step {step}, " in answer.out, answer
+
+
+def test_a_time_limit_ends_a_run_that_is_started_again_and_again(config: Path, tmp_path: Path) -> None:
+    """As a batch system would, after every step; the last time it has finished."""
+    for step in range(1, 6):
+        answer = forked("train", config, "run.time_limit=1e-9")
+        assert answer.status == UNFINISHED and f"Stopped after step {step} (run.time_limit)" in answer.out, answer
+    assert forked("train", config, "run.time_limit=1e-9").status == 0
+    assert forked("train", config, f"run.folder={tmp_path / 'whole'}").status == 0
+    ours, theirs = metrics(tmp_path / "run"), metrics(tmp_path / "whole")
+    assert ours == theirs
+
+
+def test_a_time_limit_far_away_is_none(config: Path) -> None:
+    assert forked("train", config, "run.time_limit=1e6").status == 0
+
+
+@pytest.mark.parametrize("name", first_fast(["tp=2", "serial"]))
+def test_a_signal_has_a_run_save_and_go_on(config: Path, tmp_path: Path, name: str) -> None:
+    """Sent to one rank; all save after the same step."""
+    layout, run = LAYOUTS[name], tmp_path / "run"
+    ranks = start("train", config, *LONG, *layout, num_ranks=num_ranks(layout))
+    await_steps(run, 3, lambda: True)
+    os.kill(ranks.pids[-1], signal.SIGUSR1)
+    end = time.monotonic() + 60
+    while not saved_steps(run) and time.monotonic() < end:
+        time.sleep(0.01)
+    (step,) = saved_steps(run)
+    await_steps(run, step + 3, lambda: True)
+    ranks.signal(signal.SIGTERM)
+    assert {answer.status for answer in ranks.answers()} == {128 + signal.SIGTERM}
+    assert len(saved_steps(run)) == 2 and [event["event"] for event in events(run)].count("saved") == 2
+
+
+@pytest.mark.slow
+def test_a_launcher_passes_the_signal_on_and_gives_the_status_back(config: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "colonnade", "train", str(config), *LONG, "parallel.dp=2"]
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGUSR1)  # while it starts, which must not end it
+    await_steps(run, 3, lambda: process.poll() is None)
+    process.send_signal(signal.SIGUSR1)
+    end = time.monotonic() + 60
+    while not saved_steps(run) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert saved_steps(run)
+    (run / "stop").touch()
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (UNFINISHED, ""), out

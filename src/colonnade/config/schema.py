@@ -350,6 +350,9 @@ class RunConfig(Section):
 
     folder: Text
     """Folder of the run, made when missing, relative to the current folder: configuration, metrics, checkpoints."""
+    time_limit: Positive | None = None
+    """[seconds] The run ends after the first step that ends later than this, counted from before its first step, with
+    everything saved and exit status 99. Leave room for a step and a save before the limit of a batch system."""
     tensorboard: bool = False
     """Write the metrics for TensorBoard too. Needs the extra `track`."""
 

@@ -39,7 +39,10 @@ CRASHES = (
     signal.SIGBUS,
     signal.SIGILL,
 )  # never a consequence of another rank's failure
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGUSR1)
+UNFINISHED = 99
+"""Exit status of a run that has stopped before its last step, with everything saved, and is to be started again
+(for which Grid Engine queues a job again)."""
 MAY_BE_IGNORED = (signal.SIGHUP, signal.SIGTSTP)  # nohup and the like stay in force; who asks a run to stop is heard
 CRASH, MISTAKE, EXCEPTION, WAIT = range(4)  # failures, from cause to consequence
 USER_MISTAKE = 2  # the exit status of a ColonnadeError
@@ -223,7 +226,8 @@ class Supervisor:
     def _pass_on(self, number: int) -> None:
         if number == signal.SIGINT and number in self.asked:
             number = signal.SIGKILL  # the second Ctrl-C: at once
-        self.asked.append(number)
+        if number != signal.SIGUSR1:  # which asks nobody to end
+            self.asked.append(number)
         for rank in self._running():
             rank.send(number)
 
@@ -244,7 +248,7 @@ class Supervisor:
         return [rank for rank in self.ranks if rank.status not in good or rank.note.name in notes]
 
     def _good(self) -> tuple[int, ...]:
-        return 0, *(128 + number for number in self.asked)
+        return 0, UNFINISHED, *(128 + number for number in self.asked)
 
     def _succeed(self) -> int:
         self._show_held(time.monotonic())

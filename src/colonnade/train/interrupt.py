@@ -1,25 +1,65 @@
-"""Ctrl-C, SIGTERM and SIGHUP end a run after the step under way, with everything saved; a second Ctrl-C at once.
+"""What ends a run before its last step, with everything saved, and what has it save in between.
+
+    SIGINT, SIGTERM, SIGHUP            end after the step under way; a second Ctrl-C at once   128 + the signal's number
+    run.folder/stop, run.time_limit    the same; rank 0 looks                                  UNFINISHED
+    SIGUSR1                            save after the step under way, and go on
 
 SIGHUP comes when a terminal or a connection is closed; under nohup, which ignores it, the run goes on.
 """
 
 import signal
+import time
+from enum import IntEnum
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from colonnade.launch.supervisor import UNFINISHED
+from colonnade.train.run_folder import STOP_FILE
+
+
+class Wish(IntEnum):
+    """What somebody wants of a run after a step. Of the wishes of several ranks the largest counts."""
+
+    NOTHING = 0
+    SAVE = 1
+    STOP = 2
+
 
 class Interrupt:
-    """While the `with` block runs: `requested` tells whether somebody asked the run to stop."""
+    """While the `with` block runs: what was asked for. `folder`: of the run, on the rank that looks for its stop file
+    and at the clock; None elsewhere. `time_limit`: [seconds] from now.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None, time_limit: float | None = None) -> None:
         self.requested = False
         self.exit_code = 0
+        self.reason = ""
+        self._saving = False
+        self._file = None if folder is None else folder / STOP_FILE
+        self._limit = None if folder is None or time_limit is None else time.monotonic() + time_limit
         self._before: dict[signal.Signals, Any] = {}
+
+    def wish(self) -> Wish:
+        """What was asked for since the last call, or to stop."""
+        if not self.requested:
+            self._look()
+        saving, self._saving = self._saving, False
+        return Wish.STOP if self.requested else Wish.SAVE if saving else Wish.NOTHING
+
+    def _look(self) -> None:
+        if self._file is not None and self._file.exists():
+            self.reason = f" (there is a file {self._file}: remove it to train on)"
+        elif self._limit is not None and time.monotonic() >= self._limit:
+            self.reason = " (run.time_limit)"
+        if self.reason:
+            self.requested, self.exit_code = True, UNFINISHED
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._request)
+        self._before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._save)
         return self
 
     def __exit__(
@@ -33,3 +73,6 @@ class Interrupt:
             raise KeyboardInterrupt
         self.requested = True
         self.exit_code = 128 + number
+
+    def _save(self, number: int, frame: FrameType | None) -> None:
+        self._saving = True

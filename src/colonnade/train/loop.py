@@ -32,7 +32,7 @@ from colonnade.train.best import LOSS
 from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.divergence import Diverged
 from colonnade.train.held_out import evaluate_part
-from colonnade.train.interrupt import Interrupt
+from colonnade.train.interrupt import Interrupt, Wish
 from colonnade.train.monitor import Monitor
 from colonnade.train.products import Decision, settle
 from colonnade.train.read_ahead import ReadAhead, pays
@@ -111,7 +111,8 @@ def main(
             saving = recovery.saving(state, config, mesh, corpus, monitor, overlap=True, products=written)
             read = partial(corpus.batches, micro_batch_size=train.micro_batch_size, dp=mesh.data)
             reading = ReadAhead(read, active=pays(device, corpus))
-            with Interrupt() as interrupt, saving as checkpoints, reading as data:
+            folder = Path(config.run.folder) if mesh.rank == 0 else None
+            with Interrupt(folder, config.run.time_limit) as interrupt, saving as checkpoints, reading as data:
                 _train(Run(config, mesh, device, corpus, monitor, checkpoints, data), state, interrupt)
                 checkpoints.wait()
                 _finish(config, state, monitor)
@@ -133,10 +134,10 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt) -> None:
                 diverged.found, state, run.checkpoints, config=config, mesh=run.mesh, corpus=run.corpus, monitor=monitor
             )
             continue
-        stop_requested = int(interrupt.requested or run.checkpoints.has_failed)
-        stop = bool(all_reduce(torch.tensor(stop_requested), run.mesh.world, "max"))
-        last = state.step == config.train.steps
-        if stop or last or (every and state.step % every == 0):
+        mine = Wish.STOP if run.checkpoints.has_failed else interrupt.wish()
+        wish = int(all_reduce(torch.tensor(int(mine)), run.mesh.world, "max"))
+        last, stop = state.step == config.train.steps, wish == Wish.STOP
+        if wish or last or (every and state.step % every == 0):
             run.checkpoints.save(state)
         elif compare_every and state.step % compare_every == 0:
             run.checkpoints.compare(state)
@@ -144,8 +145,8 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt) -> None:
             run.checkpoints.wait()
             monitor.event("interrupted", step=state.step, loss=metrics["loss"])
             monitor.say(
-                f"{after_ctrl_c(interrupt)}Stopped after step {state.step}; everything is saved. Run the same command "
-                "again to go on from here."
+                f"{after_ctrl_c(interrupt)}Stopped after step {state.step}{interrupt.reason}; everything is saved. "
+                "Run the same command again to go on from here."
             )
             raise SystemExit(interrupt.exit_code)
 

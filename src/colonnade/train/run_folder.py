@@ -13,6 +13,9 @@ from colonnade.config.load import load, to_toml
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
 
+STOP_FILE = "stop"
+"""A run in whose folder it is stops, and does not start."""
+
 
 def checkpoints(folder: Path) -> Path:
     """Where a run's checkpoints lie."""
@@ -25,6 +28,10 @@ def check(config: Config) -> None:
     A folder in which nothing was trained belongs to nobody: a model that did not fit is no hindrance for a smaller one.
     """
     folder = Path(config.run.folder)
+    if (folder / STOP_FILE).exists():
+        raise ConfigError(
+            f"{folder / STOP_FILE} exists: whoever made it wants this run to stop. Remove the file to train on."
+        )
     written = folder / "config.toml"
     if written.exists() and was_trained(folder):
         _check_same_run(written, config)
