@@ -77,6 +77,20 @@ def test_two_losses(way: Way) -> None:
     assert_agree(Case(drop=0.0, block="bert", norm_position="post", tied=False, precision="bf16"), way)
 
 
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_two_stacks(way: Way) -> None:
+    """Streams of two lengths, a memory that is read, sent on and sent back, and what three stages share."""
+    assert_agree(Case(drop=0.0, block="t5"), way)
+    assert_agree(Case(drop=0.0, block="t5 relu", tied=False, fp32_residual=True, precision="bf16"), way)
+
+
+@pytest.mark.parametrize("cuts", [(1, 1, 2, 4), (4, 2, 1, 1), (2, 2, 2, 2)])
+def test_two_stacks_wherever_they_are_cut(cuts: tuple[int, ...]) -> None:
+    for parts in ("all", "upper", "lower", "table"):
+        case = Case(drop=0.0, block="t5", parts=parts)  # type: ignore[arg-type]
+        assert_agree(case, Way(pp=4, tp=2, cuts=cuts, micro_batch_size=2, sequence_parallel=True))
+
+
 @pytest.mark.parametrize("zero", [0, 2])
 @pytest.mark.parametrize("block", ["grouped", "window"])
 def test_copied_heads_are_summed_over_tp(block: Literal["grouped", "window"], zero: Literal[0, 2]) -> None:

@@ -1,7 +1,7 @@
 """Embedding, blocks and a head, whatever the family: what `model/stack.py` builds."""
 
 from colonnade.architecture.block import block_multiply_adds, block_weights, norm_weights
-from colonnade.architecture.statement import Architecture, Unit, Weight
+from colonnade.architecture.statement import Architecture, Sublayer, Unit, Weight
 from colonnade.config.model import ModelConfig
 
 TABLE = "embedding.tokens"
@@ -38,16 +38,24 @@ def stacked(
             block_multiply_adds(model),
             layer=layer,
             recomputes=True,
+            length=model.seq_length,
             takes=stream,
-            enters=2 * stream,
-            leaves=2 * stream,
+            sublayers=(Sublayer("attention"), Sublayer("mlp")),
         )
 
     tied = (TABLE,) if model.tie_embeddings else ()
     units = (
-        Unit("embedding", "embedding", (TABLE, *own("embedding")), 0, reads_tokens=True, leaves=stream),
+        Unit("embedding", "embedding", (TABLE, *own("embedding")), 0, reads_tokens=True, length=model.seq_length),
         *map(block, layers),
-        Unit("head", "head", (*tied, *own("head")), head_multiply_adds, takes=stream, enters=stream, losses=losses),
+        Unit(
+            "head",
+            "head",
+            (*tied, *own("head")),
+            head_multiply_adds,
+            length=model.seq_length,
+            takes=stream,
+            losses=losses,
+        ),
     )
     return Architecture(units, buckets)
 

@@ -76,12 +76,12 @@ class Unit(NamedTuple):
     """Which stack of blocks it belongs to, of models with several."""
     recomputes: bool = False
     """Whether parallel.recompute = "full" computes it again in backward."""
+    length: int = 0
+    """[tokens of a sample] Of the stream that it works on."""
     takes: tuple[int, ...] = ()
     """[tokens of a sample] Of each stream that it takes from the unit before it; () begins the model."""
-    enters: tuple[int, ...] = ()
-    """[tokens of a sample] Of each stream that a layer cut over tp reads, all of it on every rank."""
-    leaves: tuple[int, ...] = ()
-    """[tokens of a sample] Of each stream that a layer cut over tp adds up, from a part on every rank."""
+    sublayers: tuple["Sublayer", ...] = ()
+    """Of a block."""
     losses: tuple[str, ...] = ()
     """Names of the losses with which it ends the model; it adds to its weights' gradients in forward already."""
     has_backward: bool = True
@@ -98,6 +98,15 @@ class Unit(NamedTuple):
     def is_loss(self) -> bool:
         """Whether the model ends with it."""
         return bool(self.losses)
+
+
+class Sublayer(NamedTuple):
+    """A norm, a layer cut by columns and one cut by rows, with the residual around them."""
+
+    name: str
+    """What the names of its weights begin with; its norm's with this and _norm."""
+    memory: int = 0
+    """[tokens of a sample] Of a second stream, of which keys and values are made; 0: they are of its own."""
 
 
 class Adapters(NamedTuple):

@@ -19,7 +19,7 @@ from math import prod
 
 from colonnade.architecture.block import norm_weights
 from colonnade.architecture.stack import TABLE, table_weight
-from colonnade.architecture.statement import Architecture, Unit, Weight
+from colonnade.architecture.statement import Architecture, Sublayer, Unit, Weight
 from colonnade.config.model import ModelConfig
 
 LOSSES = ("language_model",)
@@ -47,7 +47,7 @@ def t5(model: ModelConfig, vocab_size: int) -> Architecture:
 def _units(model: ModelConfig, vocab_size: int, encoder: list[str], decoder: list[str]) -> Iterator[Unit]:
     s, t, h = model.seq_length, model.decoder_length, model.hidden_size
     first, second = POSITIONS
-    yield Unit("embedding", "embedding", (TABLE,), 0, reads_tokens=True, leaves=(s,))
+    yield Unit("embedding", "embedding", (TABLE,), 0, reads_tokens=True, length=s)
     for layer, name in enumerate(encoder):
         yield Unit(
             name,
@@ -56,9 +56,9 @@ def _units(model: ModelConfig, vocab_size: int, encoder: list[str], decoder: lis
             _encoder_multiply_adds(model),
             layer=layer,
             recomputes=True,
+            length=s,
             takes=(s,),
-            enters=(s, s),
-            leaves=(s, s),
+            sublayers=(Sublayer("attention"), Sublayer("mlp")),
         )
     yield Unit(
         "decoder.embedding",
@@ -67,8 +67,8 @@ def _units(model: ModelConfig, vocab_size: int, encoder: list[str], decoder: lis
         0,
         reads_tokens=True,
         stack=1,
+        length=t,
         takes=(s,),
-        leaves=(t,),
     )
     for layer, name in enumerate(decoder, model.num_layers):
         yield Unit(
@@ -79,13 +79,13 @@ def _units(model: ModelConfig, vocab_size: int, encoder: list[str], decoder: lis
             layer=layer,
             stack=1,
             recomputes=True,
+            length=t,
             takes=(t, s),
-            enters=(t, t, s, t),
-            leaves=(t, t, t),
+            sublayers=(Sublayer("attention"), Sublayer("cross", memory=s), Sublayer("mlp")),
         )
     tied = (TABLE,) if model.tie_embeddings else ()
     head = vocab_size * h * t // s
-    yield Unit("head", "head", (*tied, "head"), head, stack=1, takes=(t, s), enters=(t,), losses=LOSSES)
+    yield Unit("head", "head", (*tied, "head"), head, stack=1, length=t, takes=(t, s), losses=LOSSES)
 
 
 def _block(model: ModelConfig, *, decodes: bool) -> tuple[Weight, ...]:

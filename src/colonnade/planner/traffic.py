@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from colonnade.architecture.families import architecture_of
-from colonnade.architecture.statement import Architecture, Unit, vocab_rows_per_rank
+from colonnade.architecture.statement import Architecture, Sublayer, Unit, vocab_rows_per_rank
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import ParallelConfig, TrainConfig
 from colonnade.data_parallel.lengths import buffer_length
 from colonnade.mesh.layout import Layout
 from colonnade.pipeline.messages import sends
-from colonnade.pipeline.partition import chunks, chunks_of_stage
+from colonnade.pipeline.partition import chunks, chunks_of_stage, holders
 from colonnade.pipeline.recompute import groups
 from colonnade.pipeline.schedule import Action, actions
 from colonnade.planner.local import Local, local, ranges
@@ -151,11 +151,6 @@ class Step:
         return next(number for number, units in enumerate(every) if units[-1].has_backward)
 
     @property
-    def tokens(self) -> int:
-        """Of a micro-batch."""
-        return self.model.seq_length * self.train.micro_batch_size
-
-    @property
     def width(self) -> int:
         """Bytes of a number of the computation."""
         return BYTES[self.train.precision]
@@ -165,25 +160,28 @@ class Step:
         """Bytes of a number of master weights, gradients and losses."""
         return max(self.width, 4)
 
-    @property
-    def stream(self) -> int:
+    def stream(self, length: int) -> int:
         """Bytes of a micro-batch's [s, b, h], as layers read and write it."""
-        return self.tokens * self.model.hidden_size * self.width
+        return length * self.train.micro_batch_size * self.model.hidden_size * self.width
 
-    @property
-    def message(self) -> int:
-        """Bytes of the residual stream between two stages."""
+    def message(self, unit: Unit) -> int:
+        """Bytes of what a unit takes from another stage: its residual stream, and others as layers read them."""
         cut = self.parallel.tp if self.parallel.sequence_parallel else 1
-        width = self.exact if self.model.fp32_residual else self.width
-        return self.tokens * self.model.hidden_size * width // cut
+        own, *others = unit.takes
+        stream = self.stream(own) // self.width * (self.exact if self.model.fp32_residual else self.width)
+        return (stream + sum(map(self.stream, others))) // cut
+
+    @cached_property
+    def holders(self) -> dict[str, tuple[int, ...]]:
+        """Which stages have a copy of each bucket that several have."""
+        return holders(self.architecture, chunks(self.architecture, self.parallel), self.parallel.pp)
 
     def size(self, axis: str) -> int:
         """The ranks along an axis of the mesh."""
         tp, pp, dp = self.parallel.tp, self.parallel.pp, self.parallel.dp
         ends = 2 if pp > 1 and self.place["pp"] in (0, pp - 1) else 1
-        return {"tp": tp, "pp": pp, "dp": dp, "model": pp * tp, "stage": dp * tp, "world": pp * dp * tp, "ends": ends}[
-            axis
-        ]
+        products = {"model": pp * tp, "stage": dp * tp, "world": pp * dp * tp}
+        return {"tp": tp, "pp": pp, "dp": dp, **products, "ends": ends, "holders": pp}[axis]
 
 
 def traffic(step: Step) -> list[Flow]:
@@ -196,7 +194,7 @@ def traffic(step: Step) -> list[Flow]:
         _replicated,
         _gradients,
         _parameters,
-        _tied,
+        _shared,
         _pipeline,
         _numbers,
         _lamb,
@@ -216,58 +214,85 @@ def totals(flows: Sequence[Flow]) -> dict[tuple[str, str], tuple[int, int]]:
 # --- inside the model: over tp ----------------------------------------------------------------------------------------
 
 
-def _over_tp(step: Step, operation: str, what: str, count: int) -> Flow:
-    """`count` operations on residual streams. Into an all-gather goes this rank's part of one."""
-    each = step.stream // step.parallel.tp if operation == "all_gather" else step.stream
-    return Flow("tp", operation, what, count, count * each)
+def _over_tp(step: Step, operation: str, what: str, lengths: Sequence[int]) -> Flow:
+    """An operation on a stream of each of these lengths, each micro-batch. Into an all-gather goes this rank's part."""
+    cut = step.parallel.tp if operation == "all_gather" else 1
+    n = step.num_microbatches
+    return Flow("tp", operation, what, n * len(lengths), n * sum(step.stream(length) // cut for length in lengths))
 
 
 def _blocks(step: Step) -> Iterator[Flow]:
     blocks = [unit for chunk in step.chunks for unit in chunk if unit.recomputes]
     full = step.parallel.recompute == "full"
-    twice = sum(full and unit.has_backward for unit in blocks)
-    again = ", and again in recomputation" if twice else ""
-    n, forward = step.num_microbatches, 2 * step.num_microbatches * (len(blocks) + twice)
-    back = [_back(step, unit) for unit in blocks]
-    into, out, gathered = (n * sum(each[place] for each in back) for place in range(3))
+    forward = [*blocks, *(unit for unit in blocks if full and unit.has_backward)]
+    again = ", and again in recomputation" if len(forward) > len(blocks) else ""
+    back = [each for unit in blocks for each in _back(step, unit)]
+    into, out, gathered = ([length for each in back for length in each[place]] for place in range(3))
+    entered = [length for unit in forward for each in unit.sublayers for length in _streams(unit, each)]
+    left = [unit.length for unit in forward for _ in unit.sublayers]
+    each, parts = _in_words(blocks)
     if not step.parallel.sequence_parallel:
-        yield _over_tp(step, "all_reduce", f"2 a layer forward, behind attention and MLP{again}", forward)
-        yield _over_tp(step, "all_reduce", "2 a layer backward, before attention and MLP", into)
+        yield _over_tp(step, "all_reduce", f"{each} a layer forward, behind {parts}{again}", left)
+        yield _over_tp(step, "all_reduce", f"{each} a layer backward, before {parts}", into)
         return
-    yield _over_tp(step, "all_gather", f"2 a layer forward, before attention and MLP{again}", forward)
-    yield _over_tp(step, "reduce_scatter", f"2 a layer forward, behind attention and MLP{again}", forward)
-    yield _over_tp(step, "all_gather", "2 a layer backward, behind attention and MLP", out)
-    yield _over_tp(step, "reduce_scatter", "2 a layer backward, before attention and MLP", into)
-    yield _over_tp(step, "all_gather", "2 a layer backward, what its weight gradients are made of", gathered)
+    yield _over_tp(step, "all_gather", f"{each} a layer forward, before {parts}{again}", entered)
+    yield _over_tp(step, "reduce_scatter", f"{each} a layer forward, behind {parts}{again}", left)
+    yield _over_tp(step, "all_gather", f"{each} a layer backward, behind {parts}", out)
+    yield _over_tp(step, "reduce_scatter", f"{each} a layer backward, before {parts}", into)
+    yield _over_tp(step, "all_gather", f"{each} a layer backward, what its weight gradients are made of", gathered)
 
 
-def _back(step: Step, unit: Unit) -> tuple[int, int, int]:
-    """Of a layer's two halves: whose input has a gradient, whose output has one, which trains the weights that read its
-    input. All of them, where nothing is frozen.
+def _in_words(blocks: Sequence[Unit]) -> tuple[str, str]:
+    """How many sublayers blocks have, and which."""
+    if any(each.memory for unit in blocks for each in unit.sublayers):
+        return "2 or 3", "attention, cross attention and MLP"
+    return "2", "attention and MLP"
+
+
+def _streams(unit: Unit, sublayer: Sublayer) -> tuple[int, ...]:
+    """Lengths of the streams that a sublayer reads."""
+    return (unit.length, sublayer.memory) if sublayer.memory else (unit.length,)
+
+
+def _back(step: Step, unit: Unit) -> Iterator[tuple[list[int], list[int], list[int]]]:
+    """Of each sublayer, lengths of streams: of those that it reads and that have a gradient, of what it adds if that
+    has one, of those that trained weights read. All of them, where nothing is frozen.
     """
     pre, flows = step.model.norm_position == "pre", unit.sends_back
-    found = []
-    for half, row, columns in (
-        ("attention", "attention.output.weight", ("attention.qkv.", "attention.query.", "attention.key_value.")),
-        ("mlp", "mlp.down.weight", ("mlp.up.", "mlp.gate.")),
-    ):
-        into = flows or (pre and step.trains(unit, f"{half}_norm."))
-        inner = step.trains(unit, *columns, "attention.query_norm.", "attention.key_norm.", row)
-        reads = step.trains(unit, *(f"{column}weight" for column in columns))
-        found.append((into, into or inner, reads))
-        flows = into or step.trains(unit, f"{half}.", f"{half}_norm.")
-    into, out, reads = (sum(each) for each in zip(*found, strict=True))
-    return into, out, reads
+    for sublayer in unit.sublayers:
+        name, length, memory = sublayer.name, unit.length, sublayer.memory
+        own = [f"{name}.qkv.", f"{name}.query.", f"{name}.up.", f"{name}.gate."]
+        others = [f"{name}.key_value."]
+        into = flows or (pre and step.trains(unit, f"{name}_norm."))
+        reads = step.trains(unit, *(f"{each}weight" for each in (own if memory else own + others)))
+        reads_memory = memory > 0 and step.trains(unit, f"{others[0]}weight")
+        inner = _trains_inside(step, unit, name)
+        has = into or inner or (memory > 0 and unit.sends_back)
+        yield (
+            [length] * into + [memory] * (memory > 0 and unit.sends_back),
+            [length] * has,
+            [length] * reads + [memory] * reads_memory,
+        )
+        flows = into or step.trains(unit, f"{name}.", f"{name}_norm.")
+
+
+def _trains_inside(step: Step, unit: Unit, name: str) -> bool:
+    """Whether something is trained in a sublayer before its sum over tp."""
+    columns = ("qkv.", "query.", "key_value.", "up.", "gate.", "query_norm.", "key_norm.")
+    rows = ("output.weight", "down.weight")
+    return step.trains(unit, *(f"{name}.{each}" for each in (*columns, *rows)))
 
 
 def _embedding(step: Step) -> Iterator[Flow]:
     units = [unit for chunk in step.chunks for unit in chunk if unit.reads_tokens]
-    n, trained = step.num_microbatches * len(units), [unit for unit in units if _trains_table(step, unit)]
+    every, trained = (
+        [unit.length for unit in units if _trains_table(step, unit) or not only] for only in (False, True)
+    )
     if not step.parallel.sequence_parallel:
-        yield _over_tp(step, "all_reduce", "embedding forward", n)
+        yield _over_tp(step, "all_reduce", "embedding forward", every)
         return
-    yield _over_tp(step, "reduce_scatter", "embedding forward", n)
-    yield _over_tp(step, "all_gather", "embedding backward", step.num_microbatches * len(trained))
+    yield _over_tp(step, "reduce_scatter", "embedding forward", every)
+    yield _over_tp(step, "all_gather", "embedding backward", trained)
 
 
 def _trains_table(step: Step, unit: Unit) -> bool:
@@ -276,19 +301,19 @@ def _trains_table(step: Step, unit: Unit) -> bool:
 
 
 def _head(step: Step) -> Iterator[Flow]:
-    n = step.num_microbatches * step.count(lambda unit: unit.is_loss)
-    rows = vocab_rows_per_rank(step.vocab_size, step.parallel.tp)
-    limit = CHUNK_LOGITS * CUDA_CHUNKS if step.cuda else CHUNK_LOGITS
-    chunks = max(1, -(-step.tokens * rows // limit))
-    chunks = -(-step.tokens // -(-step.tokens // chunks))  # equal chunks of tokens: there may be fewer
-    yield Flow("tp", "all_gather", "loss, 2 numbers a token", n * chunks, n * 2 * step.tokens * step.exact)
-    units = [unit for chunk in step.chunks for unit in chunk if unit.is_loss]
-    back = step.num_microbatches * sum(unit.sends_back or step.trains(unit, "norm.", "dense") for unit in units)
-    if not step.parallel.sequence_parallel:
-        yield _over_tp(step, "all_reduce", "head backward", back)
-        return
-    yield _over_tp(step, "all_gather", "head forward", n)
-    yield _over_tp(step, "reduce_scatter", "head backward", back)
+    for unit in (unit for chunk in step.chunks for unit in chunk if unit.is_loss):
+        n, tokens = step.num_microbatches, unit.length * step.train.micro_batch_size
+        rows = vocab_rows_per_rank(step.vocab_size, step.parallel.tp)
+        limit = CHUNK_LOGITS * CUDA_CHUNKS if step.cuda else CHUNK_LOGITS
+        chunks = max(1, -(-tokens * rows // limit))
+        chunks = -(-tokens // -(-tokens // chunks))  # equal chunks of tokens: there may be fewer
+        yield Flow("tp", "all_gather", "loss, 2 numbers a token", n * chunks, n * 2 * tokens * step.exact)
+        back = [unit.length] * (unit.sends_back or step.trains(unit, "norm.", "dense"))
+        if not step.parallel.sequence_parallel:
+            yield _over_tp(step, "all_reduce", "head backward", back)
+            return
+        yield _over_tp(step, "all_gather", "head forward", [unit.length])
+        yield _over_tp(step, "reduce_scatter", "head backward", back)
 
 
 def _pairs(step: Step) -> Iterator[Flow]:
@@ -380,10 +405,12 @@ def _uses(step: Step) -> Iterator[Unit]:
                 yield from (unit for unit in [*(group if again else []), *reversed(group)] if unit.has_backward)
 
 
-def _tied(step: Step) -> Iterator[Flow]:
-    for bucket in step.architecture.shared_buckets():
+def _shared(step: Step) -> Iterator[Flow]:
+    for bucket, stages in step.holders.items():
         size = step.lengths.get(bucket, 0) // step.shares * step.exact
-        yield Flow("ends", "all_reduce", "gradients of the token table of first and last stage", int(size > 0), size)
+        axis = "ends" if stages == (0, step.parallel.pp - 1) else "holders"
+        what = f"gradients of {bucket}, which stages {', '.join(map(str, stages))} have"
+        yield Flow(axis, "all_reduce", what, int(size > 0), size)
 
 
 # --- the pipeline, and what all ranks agree on ------------------------------------------------------------------------
@@ -394,10 +421,12 @@ def _pipeline(step: Step) -> Iterator[Flow]:
     sent = sends(step.schedules, step.parallel.pp * step.parallel.virtual_stages, step.first_trained)
     out = [each for each in sent[stage] if each.to != stage]
     come = [each for other, all_ in enumerate(sent) if other != stage for each in all_ if each.to == stage]
+    starts = [units[0] for units in chunks(step.architecture, step.parallel)]
     for operation, messages in (("send", out), ("receive", come)):
         for kind, what in (("F", "residual stream"), ("B", "its gradient")):
-            count = sum(each.message.kind == kind for each in messages)
-            yield Flow("pp", operation, f"{what}, each micro-batch", count, count * step.message)
+            taken = [starts[each.message.chunk + (kind == "F")] for each in messages if each.message.kind == kind]
+            tensors, size = sum(len(unit.takes) for unit in taken), sum(map(step.message, taken))
+            yield Flow("pp", operation, f"{what}, each micro-batch", tensors, size)
 
 
 def _numbers(step: Step) -> Iterator[Flow]:
