@@ -729,7 +729,7 @@ MUTATIONS = [
     Mutation(
         "a text of whole words goes on with the text before it",
         "generation/stream.py",
-        "            decoder = tokenizer.stream()\n        yield",
+        "            decoder = tokenizer.stream(skip_special=skip_special)\n        yield",
         "            pass\n        yield",
         (STREAM,),
     ),
@@ -1037,7 +1037,7 @@ MUTATIONS = [
     Mutation(
         "the plan's loss is cut in as many chunks as asked for",
         "planner/traffic.py",
-        "    chunks = -(-step.tokens // -(-step.tokens // chunks))  # equal chunks of tokens: there may be fewer\n",
+        "        chunks = -(-tokens // -(-tokens // chunks))  # equal chunks of tokens: there may be fewer\n",
         "",
         ("tests/planner/test_traffic.py",),
     ),
@@ -1247,8 +1247,8 @@ MUTATIONS = [
     Mutation(
         "the first unit is taken for the embedding",
         "planner/traffic.py",
-        "lambda unit: unit.reads_tokens",
-        "lambda unit: unit == step.architecture.units[0]",
+        "for unit in chunk if unit.reads_tokens]",
+        "for unit in chunk if unit == step.architecture.units[0]]",
         ("tests/planner/test_traffic.py",),
     ),
     Mutation(

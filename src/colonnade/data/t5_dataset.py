@@ -50,9 +50,7 @@ class Corruption:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, lengths: Lengths) -> Corruption:
-        """Of a vocabulary with sentinels; DataError for one without. The end is </s>, or what ends documents; the start
-        is <pad>, or the end.
-        """
+        """Of a vocabulary with sentinels; DataError for one without."""
         sentinels: list[int] = []
         while (found := tokenizer.id_of(SENTINEL.format(len(sentinels)))) is not None:
             sentinels.append(found)
@@ -62,15 +60,21 @@ class Corruption:
                 "that is cut out with a sentinel. Use the tokenizer.json of a T5, or train one with `colonnade data "
                 "train-tokenizer --sentinels 100`, and tokenize the text with it."
             )
-        ends = (tokenizer.id_of(END), tokenizer.end_of_document)
-        end = next((token for token in ends if token is not None), None)
-        if end is None:
-            raise DataError(
-                f"the tokenizer has neither {END} nor another token that ends a document, which T5 samples end with. "
-                "Use the tokenizer.json of a T5, or one that `colonnade data train-tokenizer --sentinels 100` wrote."
-            )
-        start = tokenizer.id_of(START)
-        return cls(tuple(sentinels), end, end if start is None else start, lengths)
+        end, start = end_and_start(tokenizer)
+        return cls(tuple(sentinels), end, start, lengths)
+
+
+def end_and_start(tokenizer: Tokenizer) -> tuple[int, int]:
+    """Ids behind every text, </s> or what ends documents, and before what is written: <pad>, or the end."""
+    ends = (tokenizer.id_of(END), tokenizer.end_of_document)
+    end = next((token for token in ends if token is not None), None)
+    if end is None:
+        raise DataError(
+            f"the tokenizer has neither {END} nor another token that ends a document, which texts of a T5 end with. "
+            "Use the tokenizer.json of a T5, or one that `colonnade data train-tokenizer --sentinels 100` wrote."
+        )
+    start = tokenizer.id_of(START)
+    return end, end if start is None else start
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
                        ▲                                                                                     │
                        └──────────────── the one new token; keys and values of all others are cached ◀───────┘
 
+A T5 reads the prompt with its encoder, once, and continues the start of another text (`texts.py`).
 Every rank runs this and chooses the same token from the same logits, which the last stage tells the others. Prompts
 are continued one after the other: no padding, no mask, and each text is by construction what its prompt would have
 given alone. What is lost is the throughput of a batch; what is gained is that a reader sees one text grow.
@@ -21,11 +22,13 @@ from torch import Tensor, nn
 from colonnade.errors import ConfigError, DataError
 from colonnade.generation.choose import choose
 from colonnade.generation.sampling import Sampling
+from colonnade.generation.texts import Answered, Continued, Text, column
 from colonnade.mesh.collectives import all_gather, broadcast_
 from colonnade.mesh.mesh import Axis
 from colonnade.model.attention import KeyValueCache
 from colonnade.model.gpt import GPT
 from colonnade.model.inputs import Inputs
+from colonnade.model.t5 import T5
 from colonnade.pipeline.carry import Carry
 from colonnade.pipeline.inference import on_one_stage
 
@@ -53,12 +56,21 @@ class Generated:
 class Stages:
     """A model on the ranks that hold one copy of it, tp × pp."""
 
-    model: GPT
+    model: GPT | T5
     """This rank's part."""
     tp: Axis
     pp: Axis = _ONE_STAGE
     hidden: Hidden | None = None
     """How the stages compute what goes into the loss; None: this rank has all units."""
+    start: int = 0
+    """Id before the first token that a decoder writes. A model that reads from left to right has none."""
+
+    def text(self, prompt: Sequence[int], max_new_tokens: int, limit: int | None) -> Text:
+        """A prompt to be continued, or answered by what the decoder writes."""
+        if isinstance(self.model, T5):
+            return Answered(self.model, prompt, max_new_tokens, self.start)
+        last = len(prompt) + max_new_tokens - 1
+        return Continued(self.model, prompt, last if limit is None else min(last, limit))
 
 
 def generate(
@@ -96,16 +108,22 @@ def generate(
 def next_logits(
     stages: Stages, tokens: Sequence[int], caches: Mapping[str, KeyValueCache] | None = None, first_position: int = 0
 ) -> NDArray[np.float64]:
-    """Logits [v] of the token behind `tokens`, which stand at `first_position` and follow what is cached.
+    """Logits [v] of the token behind `tokens`, which stand at `first_position` and follow what is cached, of a model
+    that reads from left to right.
+    """
+    inputs = Inputs(column(stages.model, tokens), caches=caches, first_position=first_position)
+    return logits_behind(stages, inputs)
+
+
+def logits_behind(stages: Stages, inputs: Inputs) -> NDArray[np.float64]:
+    """Logits [v] of the token behind those that units read.
 
     Every rank gets the same bits. Gathers [v/tp] over tp, and broadcasts [v] from the last stage.
     """
     model = stages.model
     weight = next(model.parameters())
     with torch.no_grad():
-        carry = _hidden(stages)(
-            Inputs(torch.tensor(tokens, device=weight.device)[:, None], caches=caches, first_position=first_position)
-        )
+        carry = _hidden(stages)(inputs)
         wide = torch.promote_types(weight.dtype, torch.float32)
         logits = torch.empty(model.vocab_size, dtype=wide, device=weight.device)
         if carry is not None:
@@ -138,25 +156,24 @@ def _continue(
     sampling: Sampling,
     stop: int | None,
 ) -> Iterator[Generated]:
-    last = len(prompt) + max_new_tokens - 1  # position of the last token that can come
+    text = stages.text(prompt, max_new_tokens, limit)
+    last = text.before + max_new_tokens - 1  # position of the last token that can come
     last = last if limit is None else min(last, limit)
-    caches = stages.model.empty_caches(last)
-    unread = prompt
-    for position in range(len(prompt), last + 1):
-        logits = next_logits(stages, unread, caches, position - len(unread))
-        token = choose(logits, sampling, prompt=number, position=position)
+    inputs = text.first()
+    for position in range(text.before, last + 1):
+        token = choose(logits_behind(stages, inputs), sampling, prompt=number, position=position)
         end: End | None = None
         if token == stop:
             end = "stop"
         elif position == last:
-            end = "length" if position - len(prompt) + 1 == max_new_tokens else "full"
+            end = "length" if position - text.before + 1 == max_new_tokens else "full"
         yield Generated(number, token, end)
         if end is not None:
             return
-        unread = [token]
+        inputs = text.following(token, position)
 
 
-def _positions(model: GPT, seq_length: int | None) -> int | None:
+def _positions(model: GPT | T5, seq_length: int | None) -> int | None:
     """The longest text that the model reads; None: any."""
     if seq_length is None:
         return model.longest

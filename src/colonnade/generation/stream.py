@@ -36,14 +36,19 @@ def prompt_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
     return [tokenizer.end_of_document]
 
 
-def stream_text(generated: Iterable[Generated], tokenizer: Tokenizer) -> Iterator[TextDelta]:
-    """The text that each token of `generate` adds, at once; each prompt's tokens must come one after the other."""
-    decoder = tokenizer.stream()
+def stream_text(
+    generated: Iterable[Generated], tokenizer: Tokenizer, *, skip_special: bool = True
+) -> Iterator[TextDelta]:
+    """The text that each token of `generate` adds, at once; each prompt's tokens must come one after the other.
+
+    `skip_special` False: control tokens are shown (T5's sentinels), but that which ends the text.
+    """
+    decoder = tokenizer.stream(skip_special=skip_special)
     for new in generated:
-        text = decoder.push(new.token)
+        text = "" if new.end == "stop" else decoder.push(new.token)
         if new.end is not None:
             text += decoder.finish()
-            decoder = tokenizer.stream()
+            decoder = tokenizer.stream(skip_special=skip_special)
         yield TextDelta(new.prompt, text, new.end)
 
 

@@ -83,9 +83,13 @@ def transport(mesh: Mesh, device: torch.device) -> str:
 def _model(config: Config, corpus: Corpus, architecture: Architecture) -> str:
     model, every, trained = config.model, architecture.num_parameters, architecture.num_trained
     parameters = f"{every:,} parameters" if trained == every else f"{trained:,} of {every:,} parameters trained"
+    layers, lengths = counted(model.num_layers, "layer"), f"{model.seq_length:,}"
+    if model.decoder_layers:
+        layers = f"{model.num_layers:,} encoder and {model.decoder_layers:,} decoder layers"
+        lengths = f"{model.seq_length:,} tokens to read and {model.decoder_length:,} to write"
     return (
-        f"{model.kind}, {parameters}: {counted(model.num_layers, 'layer')}, hidden {model.hidden_size:,}, "
-        f"{counted(model.num_heads, 'head')}, sequences of {model.seq_length:,}, vocabulary {corpus.vocab_size:,}"
+        f"{model.kind}, {parameters}: {layers}, hidden {model.hidden_size:,}, "
+        f"{counted(model.num_heads, 'head')}, sequences of {lengths}, vocabulary {corpus.vocab_size:,}"
     )
 
 

@@ -33,7 +33,8 @@ def measured(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, v
     if train.threads:
         torch.set_num_threads(train.threads)
     tp = paper_mesh(Layout(tp=parallel.tp), 0).tp
-    one = model.model_copy(update={"num_layers": 1})
+    decoder = {"num_decoder_layers": 1} if model.decoder_layers else {}
+    one = model.model_copy(update={"num_layers": 1, **decoder})
     small = TASKS[model.kind].build(one, vocab_size, parallel_of(parallel, tp), None)
     initialize_(small, tp, train.seed)
     small = small.to(device=device, dtype=DTYPES[train.precision])

@@ -25,6 +25,7 @@ from colonnade.config.compare import model_metadata
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import Config, ParallelConfig
 from colonnade.data.gpt_dataset import cut_of
+from colonnade.data.t5_dataset import end_and_start
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError, ConfigError, LayoutError
 from colonnade.evaluation.file import BATCH_SIZE, perplexity_of_file
@@ -37,6 +38,7 @@ from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.model.gpt import GPT
 from colonnade.model.model import Transformer
 from colonnade.model.precision import DTYPES
+from colonnade.model.t5 import T5
 from colonnade.pipeline.chunk import Chunk
 from colonnade.pipeline.inference import Inference, ResidentWeights
 from colonnade.pipeline.partition import chunks_of_stage
@@ -66,13 +68,38 @@ class Trained:
 
     @property
     def stages(self) -> Stages:
-        """For what reads a text from left to right. ConfigError for a model that does not."""
+        """For what writes text. ConfigError for a model that does not."""
+        if isinstance(self.model, T5):
+            return Stages(self.model, self.mesh.tp, self.mesh.pp, self.hidden, end_and_start(self.tokenizer)[1])
         if not isinstance(self.model, GPT):
-            raise ConfigError(
-                f'a model of kind "{self.config.model.kind}" does not go on with a text: it can be evaluated on the '
-                "held-out parts of its run's data (--part validation, --part test), and no more."
-            )
+            raise ConfigError(f"a model of kind {self._kind} does not go on with a text: {_HELD_OUT}")
         return Stages(self.model, self.mesh.tp, self.mesh.pp, self.hidden)
+
+    @property
+    def left_to_right(self) -> GPT:
+        """The model, if it gives every token of a text a chance. ConfigError for one that does not."""
+        if not isinstance(self.model, GPT):
+            raise ConfigError(f"a model of kind {self._kind} gives the tokens of a text no chances: {_HELD_OUT}")
+        return self.model
+
+    @property
+    def _kind(self) -> str:
+        return f'"{self.config.model.kind}"'
+
+    @property
+    def stop(self) -> int | None:
+        """The token that ends what is written."""
+        is_t5 = isinstance(self.model, T5)
+        return end_and_start(self.tokenizer)[0] if is_t5 else self.tokenizer.end_of_document
+
+    def prompt(self, text: str) -> list[int]:
+        """Its tokens: a T5 reads texts with an end."""
+        if isinstance(self.model, T5):
+            return [*self.tokenizer.encode(text), end_and_start(self.tokenizer)[0]]
+        return prompt_tokens(self.tokenizer, text)
+
+
+_HELD_OUT = "it can be evaluated on the held-out parts of its run's data (--part validation, --part test), and no more."
 
 
 @contextmanager
@@ -108,19 +135,21 @@ def print_continuations(
     tokenizer = trained.tokenizer
     made = generate(
         trained.stages,
-        [prompt_tokens(tokenizer, prompt) for prompt in prompts],
+        [trained.prompt(prompt) for prompt in prompts],
         max_new_tokens=max_new_tokens,
         **asdict(sampling),
-        stop=tokenizer.end_of_document,
+        stop=trained.stop,
     )
-    deltas = stream_text(made, tokenizer)
+    answers = isinstance(trained.model, T5)
+    deltas = stream_text(made, tokenizer, skip_special=not answers)
     if mesh.rank != 0:
         for _ in deltas:
             pass
     elif as_json:
         print(json.dumps({"step": trained.step, "texts": _texts(prompts, deltas)}))
     else:
-        _stream(prompts, deltas, trained.config.model.seq_length)
+        shown = [f"{prompt}\n" for prompt in prompts] if answers else prompts
+        _stream(shown, deltas, trained.config.model.seq_length)
 
 
 def _stream(prompts: Sequence[str], deltas: Iterable[TextDelta], seq_length: int) -> None:
@@ -151,13 +180,12 @@ def measure(
     trained: Trained, mesh: Mesh, data: str, *, stride: int | None, batch_size: int | None, as_json: bool
 ) -> None:
     """Print perplexity and bits per byte on a text or token file (rank 0 prints)."""
-    stages = trained.stages
     result = perplexity_of_file(
-        stages.model,
+        trained.left_to_right,
         data,
         tokenizer=trained.tokenizer,
         mesh=mesh,
-        hidden=stages.hidden,
+        hidden=trained.hidden,
         stride=stride,
         batch_size=BATCH_SIZE if batch_size is None else batch_size,
         cut=cut_of(trained.config.data),

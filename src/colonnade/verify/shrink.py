@@ -3,7 +3,8 @@
 Depth and width shrink. Everything that is a choice (tied or not, positions, norms, dropout, activation) stays, and so
 do vocabulary, sequence length, batch and data. Whatever cuts the large model evenly cuts the small one:
 
-    layers    as many as the layouts' chunks need, 2 at least; all of them where a layout has explicit cuts
+    layers    as many as the layouts' chunks need, 2 at least; all of them where a layout has explicit cuts; of both
+              stacks, where there are two
     heads     a divisor of the heads, two for each tp rank where there are as many
     width     heads × at most 8 features
     MLP       as much wider than the residual stream as it was
@@ -18,7 +19,7 @@ from colonnade.config.numbers import divisors
 from colonnade.config.schema import Config, ParallelConfig
 
 HEAD_DIM = 8
-SHRUNK = ("num_layers", "hidden_size", "num_heads", "ffn_hidden_size")
+SHRUNK = ("num_layers", "num_decoder_layers", "hidden_size", "num_heads", "ffn_hidden_size")
 
 
 def shrunk(base: Config, layouts: Sequence[ParallelConfig]) -> Config:
@@ -28,6 +29,8 @@ def shrunk(base: Config, layouts: Sequence[ParallelConfig]) -> Config:
     heads = _fewest(model.num_heads, cut)
     hidden = heads * min(model.head_width, HEAD_DIM)
     shape = {"num_layers": _layers(model.num_layers, layouts), "hidden_size": hidden, "num_heads": heads}
+    if model.num_decoder_layers is not None:
+        shape["num_decoder_layers"] = _layers(model.num_decoder_layers, layouts)
     if model.ffn_hidden_size is not None:
         shape["ffn_hidden_size"] = _up(model.ffn_hidden_size * hidden // model.hidden_size, cut)
     content = base.model_dump(exclude_none=True, exclude={"model": {"preset"}, "parallel": True})
