@@ -262,7 +262,7 @@ def convert(
         int | None, typer.Option(help="Of Megatron-LM: rows of the padded table that are tokens.", show_default=False)
     ] = None,
 ) -> None:
-    """Turn weights of others into checkpoints, and checkpoints into Hugging Face folders.
+    """Turn weights of others into checkpoints, and back.
 
     A folder of Hugging Face, or a checkpoint of Megatron-LM, becomes a checkpoint that any layout loads, with its
     tokenizer. A checkpoint becomes a folder that transformers loads. Nothing is downloaded, and nothing is overwritten.
