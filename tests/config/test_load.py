@@ -154,7 +154,9 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
             '"t5-small", "t5-base", "t5-large", "t5-3b", "t5-11b", "t5-v1.1-small", "t5-v1.1-base", "t5-v1.1-large", '
             '"t5-v1.1-xl", "t5-v1.1-xxl", '
             '"llama2-7b", "llama2-13b", "llama2-70b", "llama3-8b", "llama3-70b", "llama3.1-8b", "llama3.2-1b", '
-            '"smollm-135m", "smollm-360m", "smollm-1.7b", "qwen3-0.6b" or "qwen3-8b".',
+            '"smollm-135m", "smollm-360m", "smollm-1.7b", "pythia-160m", "pythia-410m", "pythia-1b", '
+            '"pythia-1.4b", "pythia-2.8b", "pythia-6.9b", "pythia-12b", "qwen2.5-0.5b", "qwen2.5-1.5b", '
+            '"qwen2.5-3b", "qwen2.5-7b", "qwen3-0.6b" or "qwen3-8b".',
         ),
     ],
 )
@@ -269,7 +271,7 @@ def value_for(key: Key) -> st.SearchStrategy[Any]:
         return st.integers(max([1, *(int(limit.rsplit(" ", 1)[1]) for limit in key.limits)]), 10**5)
     low = 1e-300 if "above 0" in key.limits else 0
     low_and_high = (low, 0.999) if "below 1" in key.limits else (1e-300, 1e300)
-    return st.floats(*low_and_high)
+    return st.floats(low, 1.0) if "at most 1.0" in key.limits else st.floats(*low_and_high)
 
 
 def test_a_key_has_one_lower_limit() -> None:

@@ -57,6 +57,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {**LLAMA, "num_key_value_heads": 3, "tie_word_embeddings": True, "rope_parameters": YARN},
     ),
     "mistral": ("MistralForCausalLM", {**LLAMA, "num_key_value_heads": 2, "sliding_window": 4, "head_dim": 10}),
+    "qwen2": ("Qwen2ForCausalLM", {**LLAMA, "num_key_value_heads": 2, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3ForCausalLM", {**LLAMA, "num_key_value_heads": 3, "head_dim": 10}),
     "qwen3, windows": (
         "Qwen3ForCausalLM",
@@ -74,6 +75,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "megatron-bert": ("MegatronBertForPreTraining", {**LLAMA, "hidden_act": "gelu_new"}),
     "bloom": ("BloomForCausalLM", {"vocab_size": VOCAB, "hidden_size": 24, "n_layer": 3, "n_head": 6, **NO_IDS}),
     "neox": ("GPTNeoXForCausalLM", {**LLAMA, "use_parallel_residual": False, "rotary_pct": 1.0}),
+    "pythia": ("GPTNeoXForCausalLM", {**LLAMA, "hidden_size": 48, "rotary_pct": 0.25}),
 }
 IDLE = {"cls.predictions.bias"}
 """What a model of theirs has and never reads."""

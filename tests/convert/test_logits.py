@@ -48,7 +48,7 @@ def in_float64(twin: Any, trained: Trained) -> Iterator[Any]:
         if type(module).__name__.endswith("RMSNorm"):
             module.forward = norm_in_float64(module)
     if model.position == "rotary":
-        inverse, scale = inverse_wavelengths(model.rotary, model.head_width), attention_scale(model.rotary)
+        inverse, scale = inverse_wavelengths(model.rotary, model.rotary_width), attention_scale(model.rotary)
         inner = twin.get_decoder() if hasattr(twin, "get_decoder") else twin.base_model
         inner.rotary_emb.forward = angles(inverse, scale)
     with pytest.MonkeyPatch.context() as patch:

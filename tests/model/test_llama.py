@@ -107,6 +107,10 @@ def names(model: ModelConfig) -> dict[str, list[str]]:
     return found
 
 
+NEOX = ModelConfig(
+    **{**SHAPE, "hidden_size": 48, "norm": "layernorm", "activation": "gelu", "bias": True, "parallel_residual": True},
+    rotary=RotaryConfig(share=0.5),
+)
 MODELS = {
     "llama": ModelConfig(**SHAPE),
     "grouped": ModelConfig(**{**SHAPE, "num_key_value_heads": 2}),
@@ -194,10 +198,10 @@ def test_angles_are_hugging_faces(ours: RotaryConfig, rope: dict[str, Any]) -> N
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["llama", "grouped", "mistral"])
+@pytest.mark.parametrize("name", ["llama", "grouped", "mistral", "side by side"])
 @pytest.mark.parametrize("cuts", [[0, 3, 8, S], [*range(S + 1)]])
 def test_cached_pieces_are_the_whole(name: str, cuts: list[int]) -> None:
-    model = MODELS[name]
+    model = MODELS.get(name, NEOX)
     gpt = GPT(model, VOCAB, Parallel(Mesh().tp)).double()
     initialize_(gpt, Mesh().tp, 1)
     tokens = torch.randint(0, VOCAB, (S, 1), generator=torch.Generator().manual_seed(0))

@@ -46,7 +46,7 @@ FREE: Mapping[str, Sequence[Any]] = MappingProxyType(
         "mask": ("differ", "second_half", "none"),
         "documents": ("joined", "separate"),
         "parts": ("all", "upper", "lower", "table", "factors"),
-        "block": ("gpt", "llama", "grouped", "window", "bert", "t5"),
+        "block": ("gpt", "llama", "grouped", "window", "bert", "t5", "neox"),
     }
 )
 FACTORS: Mapping[str, Sequence[Any]] = MappingProxyType({**CORE, **FREE})

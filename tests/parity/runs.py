@@ -52,6 +52,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
         **LLAMA_BLOCK,
         "num_key_value_heads": 2,
         "query_key_norm": True,
+        "query_key_value_bias": True,
     },  # with tp 4 ranks have copies of the two
     "window": {"window": 3, "num_key_value_heads": 1},  # biases of copied heads too
     "bert": {"kind": "bert", "position": "learned"},
@@ -69,6 +70,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
         "relative_distance": 7,
         "init_std": 1.5,
     },
+    "neox": {"parallel_residual": True, "norm_position": "pre", "position": "rotary", "rotary": {"share": 0.5}},
 }
 BLOCKS["t5 relu"] = {**BLOCKS["t5"], "activation": "relu", "head_dim": 6, "num_decoder_layers": 1}
 
@@ -105,7 +107,7 @@ class Case:
     loss_scale: float = 1024.0
     """fp16: small enough for the first step not to overflow."""
     num_layers: int = 2
-    block: Literal["gpt", "llama", "grouped", "window", "bert", "t5", "t5 relu"] = "gpt"
+    block: Literal["gpt", "llama", "grouped", "window", "bert", "t5", "t5 relu", "neox"] = "gpt"
     """What the model is made of: see `BLOCKS`."""
     parts: Literal["all", "upper", "lower", "table", "factors"] = "all"
     """What of it is trained: see `PARTS`."""

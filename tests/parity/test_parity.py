@@ -34,6 +34,8 @@ ALONE: list[Job] = [
     (Case(block="grouped", documents="separate"), Way(tp=4, micro_batch_size=4)),
     (Case(block="grouped"), Way(pp=2, micro_batch_size=2, schedule="zero_bubble", recompute="selective")),
     (Case(block="window", position="alibi"), Way(tp=2, dp=2, zero=2, micro_batch_size=2)),
+    (Case(block="neox", documents="separate"), Way(tp=2, sequence_parallel=True, micro_batch_size=4)),
+    (Case(block="neox"), Way(pp=2, dp=2, zero=3, micro_batch_size=2, recompute="full")),
     (Case(block="bert"), Way(tp=2, sequence_parallel=True, micro_batch_size=4)),
     (Case(block="bert", vocab_size=2_100), Way(tp=2, micro_batch_size=4, chunk_logits=20_000)),  # in tiles, in chunks
     (Case(block="bert", vocab_size=3, tied=False), Way(tp=4, micro_batch_size=4)),  # the last rank has no token

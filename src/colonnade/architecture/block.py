@@ -14,11 +14,12 @@ def block_weights(model: ModelConfig) -> tuple[Weight, ...]:
 
 def _attention(model: ModelConfig) -> Iterator[Weight]:
     n, m, d, std = model.num_heads, model.key_value_heads, model.head_width, model.init_std
+    bias = model.has_query_key_value_bias
     if m == n:
-        yield from _columns(model, "attention.qkv", 3 * n * d, std)
+        yield from _columns(model, "attention.qkv", 3 * n * d, std, bias=bias)
     else:
-        yield from _columns(model, "attention.query", n * d, std)
-        yield from _columns(model, "attention.key_value", 2 * m * d, std, groups=m)
+        yield from _columns(model, "attention.query", n * d, std, bias=bias)
+        yield from _columns(model, "attention.key_value", 2 * m * d, std, bias=bias, groups=m)
     if model.query_key_norm:
         yield Weight("attention.query_norm.weight", (d,), fill=1.0, is_partial=True)
         yield Weight("attention.key_norm.weight", (d,), fill=1.0, is_partial=True)
@@ -27,13 +28,15 @@ def _attention(model: ModelConfig) -> Iterator[Weight]:
 
 def _mlp(model: ModelConfig) -> Iterator[Weight]:
     for name in ("mlp.gate", "mlp.up") if model.is_gated else ("mlp.up",):
-        yield from _columns(model, name, model.ffn, model.init_std)
+        yield from _columns(model, name, model.ffn, model.init_std, bias=model.bias)
     yield from _rows(model, "mlp.down", model.ffn, _before_residual(model))
 
 
-def _columns(model: ModelConfig, name: str, out: int, std: float, *, groups: int | None = None) -> Iterator[Weight]:
+def _columns(
+    model: ModelConfig, name: str, out: int, std: float, *, bias: bool, groups: int | None = None
+) -> Iterator[Weight]:
     yield Weight(f"{name}.weight", (out, model.hidden_size), cut=0, std=std, groups=groups)
-    if model.bias:
+    if bias:
         yield Weight(f"{name}.bias", (out,), cut=0, groups=groups)
 
 

@@ -86,10 +86,9 @@ def _positions(keys: Keys) -> dict[str, Any]:
     if kind != "rope":
         return {}
     factor = keys.take("rotary_seq_len_interpolation_factor", int, None)
-    if keys.take("rotary_percent", float, 1.0) != 1.0:
-        keys.refuse("rotary_percent is not 1: rotary positions turn whole heads here")
     scaling = {} if factor in (None, 1) else {"scaling": "linear", "factor": float(factor)}
-    return {"position": "rotary", "rotary": {"base": float(keys.take("rotary_base", int, 10_000)), **scaling}}
+    share, base = keys.take("rotary_percent", float, 1.0), float(keys.take("rotary_base", int, 10_000))
+    return {"position": "rotary", "rotary": {"share": share, "base": base, **scaling}}
 
 
 def _norm(keys: Keys) -> dict[str, Any]:
@@ -108,8 +107,7 @@ def _read(kind: str, keys: Keys) -> dict[str, Any]:
     heads = keys.take("num_attention_heads", int)
     groups = keys.take("num_query_groups", int, 1) if keys.take("group_query_attention", bool, False) else heads
     bias = keys.take("add_bias_linear", bool, True)
-    if not bias and keys.take("add_qkv_bias", bool, False):
-        keys.refuse("add_qkv_bias = true without add_bias_linear: all linear layers have a bias here, or none has")
+    alone = {"query_key_value_bias": True} if not bias and keys.take("add_qkv_bias", bool, False) else {}
     std = keys.take("init_method_std", float, 0.02)
     return {
         "kind": kind,
@@ -123,6 +121,7 @@ def _read(kind: str, keys: Keys) -> dict[str, Any]:
         "vocab_size": keys.take("padded_vocab_size", int),
         "activation": _activation(keys),
         "bias": bias,
+        **alone,
         "query_key_norm": keys.take("qk_layernorm", bool, False),
         "tie_embeddings": not keys.take("untie_embeddings_and_output_weights", bool, False),
         **({"token_types": 2} if kind == "bert" else {}),

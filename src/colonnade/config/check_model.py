@@ -35,10 +35,19 @@ def key_value_heads_cut_by_tp(config: Config) -> Messages:
 
 def head_dim_is_even(config: Config) -> Messages:
     """Rotary positions turn pairs of features."""
-    if config.model.position == "rotary" and config.model.head_width % 2:
+    model = config.model
+    if model.position != "rotary":
+        return
+    if model.rotary.share == 1.0 and model.head_width % 2:
         yield (
-            f'model.position = "rotary" turns pairs of features, and heads are {config.model.head_width} wide. Use an '
-            "even head_dim."
+            f'model.position = "rotary" turns pairs of features, and heads are {model.head_width} wide. Use an even '
+            "head_dim."
+        )
+    if model.rotary.share < 1.0 and (model.rotary_width % 2 or model.rotary_width == 0):
+        yield (
+            f"model.rotary.share = {model.rotary.share:g} of heads that are {model.head_width} wide is "
+            f"{model.rotary_width} features, and rotary positions turn pairs of them. Use a share that gives an even "
+            f"number, like {max(2, model.rotary_width // 2 * 2) / model.head_width:g}."
         )
 
 
@@ -67,6 +76,15 @@ def rotary_where_read(config: Config) -> Messages:
         yield (
             f"model.rotary.low_frequency_factor = {rotary.low_frequency_factor:g} is not below high_frequency_factor = "
             f"{rotary.high_frequency_factor:g}: angles between them are blended. LLaMA 3 has 1 and 4."
+        )
+
+
+def parallel_residual_is_pre_norm(config: Config) -> Messages:
+    """With the norm behind the addition, there is one addition too few."""
+    if config.model.parallel_residual and config.model.norm_position == "post":
+        yield (
+            'model.parallel_residual = true does not go with model.norm_position = "post": attention and MLP add to '
+            'the stream at once, and a norm stands behind each addition there. Use norm_position = "pre".'
         )
 
 
@@ -148,10 +166,16 @@ MODEL_CHECKS = (
     ),
     (("model.num_heads", "model.num_key_value_heads"), key_value_heads_are_shared_evenly),
     (("model.num_heads", "model.num_key_value_heads", "parallel.tp"), key_value_heads_cut_by_tp),
-    (("model.position", "model.head_dim", "model.hidden_size", "model.num_heads"), head_dim_is_even),
+    (
+        ("model.position", "model.rotary.share", "model.head_dim", "model.hidden_size", "model.num_heads"),
+        head_dim_is_even,
+    ),
+    (("model.parallel_residual", "model.norm_position"), parallel_residual_is_pre_norm),
     (
         (
             "model.position",
+            "model.rotary.share",
+            "model.rotary.base",
             "model.rotary.scaling",
             "model.rotary.factor",
             "model.rotary.original_length",

@@ -18,6 +18,7 @@ COMPUTED: Mapping[str, str] = MappingProxyType(
         "model.ffn_hidden_size": "model.ffn",
         "model.num_key_value_heads": "model.key_value_heads",
         "model.head_dim": "model.head_width",
+        "model.query_key_value_bias": "model.has_query_key_value_bias",
         "optim.min_learning_rate": "optim.floor",
         "optim.warmup_steps": "optim.warmup",
     }
@@ -50,6 +51,7 @@ def model_metadata(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
     metadata = {key: attrgetter(key)(model) for key in keys}
     usual = {  # written as unset, as in checkpoints that are older than these keys
         **({"num_key_value_heads": None} if model.key_value_heads == model.num_heads else {}),
+        **({"query_key_value_bias": None} if model.has_query_key_value_bias == model.bias else {}),
         **({"head_dim": None} if model.head_width * model.num_heads == model.hidden_size else {}),
     }
     return {**metadata, **usual, "ffn_hidden_size": model.ffn, "vocab_size": vocab_size}

@@ -8,9 +8,9 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import cache
 from types import MappingProxyType, NoneType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeGuard, TypeVar, get_args, get_origin
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -102,7 +102,7 @@ def key_of(name: str, field: FieldInfo, *, may_change: bool = False) -> Key:
         inner=types[-1] if types else str,
         choices=tuple(PRESETS) if name == "model.preset" else choices,
         many=any(get_origin(part) in (tuple, list) for part in inner_types(field.annotation)),
-        limits=tuple(limit_in_words(part) for part in parts if isinstance(part, Ge | Gt | Lt)),
+        limits=tuple(limit_in_words(part) for part in parts if _is_told(part)),
         required=field.is_required(),
         default=field.default,
         unit=unit,
@@ -160,9 +160,14 @@ def expectation(key: Key) -> str:
     return f"{'a whole number' if key.type is int else 'a number'} {limits}".rstrip()
 
 
-def limit_in_words(limit: Ge | Gt | Lt) -> str:
-    if isinstance(limit, Ge):
-        return f"of at least {limit.ge}"
+def _is_told(part: object) -> TypeGuard[Ge | Gt | Le | Lt]:
+    """Whether it is a limit that somebody might not expect: those of counts are far above any use."""
+    return isinstance(part, Ge | Gt | Lt) or (isinstance(part, Le) and isinstance(part.le, float))
+
+
+def limit_in_words(limit: Ge | Gt | Le | Lt) -> str:
+    if isinstance(limit, Ge | Le):
+        return f"of at least {limit.ge}" if isinstance(limit, Ge) else f"at most {limit.le}"
     return f"above {limit.gt}" if isinstance(limit, Gt) else f"below {limit.lt}"
 
 

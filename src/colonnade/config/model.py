@@ -18,6 +18,8 @@ class RotaryConfig(Section):
 
     base: Annotated[Positive, Since(10000.0)] = 10000.0
     """[1] The slowest turn takes about 2π · base tokens."""
+    share: Annotated[Positive, Le(1.0), Since(1.0)] = 1.0
+    """[1] Share of a head's features that is turned, the first of them (GPT-NeoX: 0.25). The rest know no position."""
     scaling: Annotated[Literal["none", "linear", "yarn", "llama3"], Since("none")] = "none"
     """How a model that was trained on original_length positions reads factor times as many: linear divides all
     angles; yarn and llama3 divide the slow ones alone, yarn with sharper attention."""
@@ -89,6 +91,8 @@ class ModelConfig(Section):
     """Normalise each head's queries and keys before their product: steadier training at high learning rates."""
     bias: Annotated[bool, Since(True)] = True
     """Linear layers and normalisations add a bias."""
+    query_key_value_bias: Annotated[bool | None, Since(None), Of(("gpt", "bert"))] = None
+    """The linear layers of queries, keys and values add a bias, whatever the others do (Qwen 2). Unset: as bias."""
     embedding_norm: Annotated[bool, Since(False)] = False
     """A LayerNorm right after the embedding (BLOOM, YaLM): steadier training of very large models."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
@@ -102,6 +106,9 @@ class ModelConfig(Section):
     norm_position: Annotated[Literal["pre", "post"], Since("pre")] = "pre"
     """Where the normalisation stands: pre is before attention and MLP, with the residual around both; post is after
     each residual addition, as in the first BERT, and trains less steadily when deep."""
+    parallel_residual: Annotated[bool, Since(False), Of(("gpt", "bert"))] = False
+    """Attention and MLP of a layer read the same stream, each through its norm, and both are added to it (GPT-NeoX).
+    Off: the MLP reads what attention has added to."""
     fp32_residual: Annotated[bool, NOT_THE_MODEL] = False
     """Keep the residual stream in fp32 under 16-bit precision (YaLM). Doubles the memory of what layers hand on."""
     tie_embeddings: bool = True
@@ -134,6 +141,16 @@ class ModelConfig(Section):
     def head_width(self) -> int:
         """Width of one attention head: head_dim, or hidden_size ÷ num_heads."""
         return self.hidden_size // self.num_heads if self.head_dim is None else self.head_dim
+
+    @property
+    def rotary_width(self) -> int:
+        """Features of a head that rotary positions turn: rotary.share of them, rounded down."""
+        return int(self.head_width * self.rotary.share)
+
+    @property
+    def has_query_key_value_bias(self) -> bool:
+        """Whether queries, keys and values have a bias: query_key_value_bias, or bias."""
+        return self.bias if self.query_key_value_bias is None else self.query_key_value_bias
 
     @property
     def key_value_heads(self) -> int:

@@ -3,7 +3,8 @@
 Sources: GPT-2 (124M and 355M are the published weights' shapes); "Megatron-LM: Training Multi-Billion Parameter
 Language Models Using Model Parallelism" (arXiv 1909.08053), the table of weak scaling; Turing-NLG (Microsoft, 2020);
 "BLOOM: A 176B-Parameter Open-Access Multilingual Language Model" (arXiv 2211.05100); "Llama 2" (arXiv 2307.09288);
-"The Llama 3 Herd of Models" (arXiv 2407.21783); the published configurations of SmolLM and Qwen 3; "BERT: Pre-training
+"The Llama 3 Herd of Models" (arXiv 2407.21783); "Pythia" (arXiv 2304.01373);
+the published configurations of SmolLM, Qwen 2.5 and Qwen 3; "BERT: Pre-training
 of Deep Bidirectional Transformers for Language Understanding" (arXiv 1810.04805) and its small relatives ("Well-Read
 Students Learn Better", arXiv 1908.08962); "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
 Transformer" (arXiv 1910.10683) and the published configurations of T5 1.1.
@@ -81,6 +82,23 @@ def _llama(
     )
 
 
+def _neox(num_layers: int, hidden_size: int, num_heads: int, vocab_size: int = 50_304) -> Shape:
+    """GPT-NeoX (Black et al., 2022) as Pythia has it; its vocabulary is counted with the padding of its training."""
+    return MappingProxyType(
+        {
+            "num_layers": num_layers,
+            "hidden_size": hidden_size,
+            "num_heads": num_heads,
+            "seq_length": 2048,
+            "vocab_size": vocab_size,
+            "position": "rotary",
+            "rotary": {"share": 0.25},
+            "parallel_residual": True,
+            "tie_embeddings": False,
+        }
+    )
+
+
 def _bert(num_layers: int, hidden_size: int, num_heads: int, **more: Any) -> Shape:
     """As trained with Megatron-LM: figure 7b."""
     return MappingProxyType(
@@ -120,6 +138,13 @@ PUBLISHED_BERT: Mapping[str, Any] = {"norm_position": "post", "embedding_norm": 
 LLAMA2: Mapping[str, Any] = {"seq_length": 4096, "vocab_size": 32_000, "base": 10_000.0}
 LLAMA3: Mapping[str, Any] = {"seq_length": 8192, "vocab_size": 128_256, "base": 500_000.0}
 SMOLLM: Mapping[str, Any] = {"seq_length": 2048, "vocab_size": 49_152, "base": 10_000.0, "tie_embeddings": True}
+QWEN2: Mapping[str, Any] = {
+    "seq_length": 32_768,
+    "vocab_size": 151_936,
+    "base": 1_000_000.0,
+    "query_key_value_bias": True,
+    "norm_epsilon": 1e-6,
+}
 QWEN3: Mapping[str, Any] = {
     "seq_length": 40_960,
     "vocab_size": 151_936,
@@ -186,6 +211,17 @@ PRESETS: Mapping[str, Shape] = MappingProxyType(
         "smollm-135m": _llama(30, 576, 9, 3, 1536, **SMOLLM),
         "smollm-360m": _llama(32, 960, 15, 5, 2560, **SMOLLM),
         "smollm-1.7b": _llama(24, 2048, 32, 32, 8192, **SMOLLM),
+        "pythia-160m": _neox(12, 768, 12),
+        "pythia-410m": _neox(24, 1024, 16),
+        "pythia-1b": _neox(16, 2048, 8),
+        "pythia-1.4b": _neox(24, 2048, 16),
+        "pythia-2.8b": _neox(32, 2560, 32),
+        "pythia-6.9b": _neox(32, 4096, 32, 50_432),
+        "pythia-12b": _neox(36, 5120, 40, 50_688),
+        "qwen2.5-0.5b": _llama(24, 896, 14, 2, 4864, **QWEN2, tie_embeddings=True),
+        "qwen2.5-1.5b": _llama(28, 1536, 12, 2, 8960, **QWEN2, tie_embeddings=True),
+        "qwen2.5-3b": _llama(36, 2048, 16, 2, 11_008, **QWEN2, tie_embeddings=True),
+        "qwen2.5-7b": _llama(28, 3584, 28, 4, 18_944, **{**QWEN2, "vocab_size": 152_064, "seq_length": 131_072}),
         "qwen3-0.6b": _llama(28, 1024, 16, 8, 3072, **QWEN3, tie_embeddings=True),
         "qwen3-8b": _llama(36, 4096, 32, 8, 12_288, **QWEN3),
     }

@@ -54,17 +54,18 @@ class Attention(nn.Module):
     def __init__(self, model: ModelConfig, parallel: Parallel) -> None:
         super().__init__()
         h, n, m, d = model.hidden_size, model.num_heads, model.key_value_heads, model.head_width
+        bias = model.has_query_key_value_bias
         tp, self.head_dim, self.drop = parallel.tp, d, model.attention_dropout
         mine = shard_size(n, tp, "model.num_heads")
         self.heads = range(tp.rank * mine, (tp.rank + 1) * mine)
         self.key_value_heads = max(1, m // tp.size)
         slopes = alibi_slopes(n)[self.heads.start : self.heads.stop] if model.position == "alibi" else None
         self.mask = Mask(model.is_causal, model.window, slopes)
-        self.rotary = Rotary(model.rotary, d) if model.position == "rotary" else None
+        self.rotary = Rotary(model.rotary, model.rotary_width) if model.position == "rotary" else None
         self.recompute, self.products = parallel.recompute_attention, parallel.products
-        self.qkv = ColumnParallelLinear(h, 3 * n * d, parallel, bias=model.bias) if m == n else None
-        self.query = ColumnParallelLinear(h, n * d, parallel, bias=model.bias) if m != n else None
-        self.key_value = ColumnParallelLinear(h, 2 * m * d, parallel, bias=model.bias, groups=m) if m != n else None
+        self.qkv = ColumnParallelLinear(h, 3 * n * d, parallel, bias=bias) if m == n else None
+        self.query = ColumnParallelLinear(h, n * d, parallel, bias=bias) if m != n else None
+        self.key_value = ColumnParallelLinear(h, 2 * m * d, parallel, bias=bias, groups=m) if m != n else None
         self.query_norm = HeadNorm(model, parallel) if model.query_key_norm else None
         self.key_norm = HeadNorm(model, parallel) if model.query_key_norm else None
         self.output = RowParallelLinear(n * d, h, parallel, bias=model.bias)

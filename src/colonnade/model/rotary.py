@@ -54,21 +54,24 @@ def _llama3_kept(rotary: RotaryConfig, plain: Tensor, head_dim: int) -> Tensor:
 
 
 class Rotary:
-    """Turns what a layer's heads have."""
+    """Turns the first `width` features of each of a layer's heads; features i and i + width/2 are a plane then."""
 
-    def __init__(self, rotary: RotaryConfig, head_dim: int) -> None:
-        self.inverse, self.scale = inverse_wavelengths(rotary, head_dim), attention_scale(rotary)
+    def __init__(self, rotary: RotaryConfig, width: int) -> None:
+        self.inverse, self.scale = inverse_wavelengths(rotary, width), attention_scale(rotary)
 
     def turn(self, positions: Tensor, *heads: Tensor) -> tuple[Tensor, ...]:
         """[b, n, s, d] each, at int64 positions [s] or [s, b] -> the same, turned. Angles are computed in fp64."""
         places = upload(positions.to(torch.float64), heads[0].device)
-        angles = places[..., None] * upload(self.inverse, places.device)  # [s, d/2] or [s, b, d/2]
-        angles = angles[None, None] if positions.ndim == 1 else angles.transpose(0, 1)[:, None]  # [1 or b, 1, s, d/2]
+        angles = places[..., None] * upload(self.inverse, places.device)  # [s, w/2] or [s, b, w/2]
+        angles = angles[None, None] if positions.ndim == 1 else angles.transpose(0, 1)[:, None]  # [1 or b, 1, s, w/2]
         dtype = torch.promote_types(heads[0].dtype, torch.float32)
         cos, sin = ((of(angles) * self.scale).to(dtype) for of in (torch.cos, torch.sin))
         return tuple(_turn(x, cos, sin) for x in heads)
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.to(cos.dtype).chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+    width = 2 * cos.shape[-1]
+    turned, rest = x[..., :width], x[..., width:]
+    first, second = turned.to(cos.dtype).chunk(2, -1)
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+    return torch.cat([turned, rest], -1) if rest.shape[-1] else turned

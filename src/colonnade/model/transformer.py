@@ -1,7 +1,8 @@
 """One transformer block: attention and MLP, a norm with each, the residual around each.
 
-pre    x + sublayer(norm(x))     figure 7b of the Megatron-LM paper, the order in which large models train stably
-post   norm(x + sublayer(x))     figure 7a: the first transformer, GPT-1 and BERT
+pre        x + sublayer(norm(x))                        figure 7b of the Megatron-LM paper: large models train stably
+post       norm(x + sublayer(x))                        figure 7a: the first transformer, GPT-1 and BERT
+parallel   x + attention(norm(x)) + mlp(other_norm(x))  GPT-J and GPT-NeoX (Black et al., 2022)
 """
 
 from collections.abc import Callable
@@ -29,6 +30,7 @@ class Block(nn.Module):
     def __init__(self, model: ModelConfig, layer: int, parallel: Parallel) -> None:
         super().__init__()
         self.layer, self.drop, self.pre = layer, model.dropout, model.norm_position == "pre"
+        self.side_by_side = model.parallel_residual
         self.parallel = parallel
         self.attention_norm = norm_of(model)
         self.attention = Attention(model, parallel)
@@ -52,13 +54,14 @@ class Block(nn.Module):
             y: Tensor = self.attention(x, self.layer, masks, cache, pairs=pairs, positions=positions)
             return y
 
-        x = self._around(attention, self.attention_norm, x, masks, 2 * self.layer)
-        return self._around(self.mlp, self.mlp_norm, x, masks, 2 * self.layer + 1)
+        added = self._added(attention, self.attention_norm, x, masks, 2 * self.layer)
+        between = x + added if self.pre else self.attention_norm(x + added, x.dtype)
+        added = self._added(self.mlp, self.mlp_norm, x if self.side_by_side else between, masks, 2 * self.layer + 1)
+        return between + added if self.pre else self.mlp_norm(between + added, x.dtype)
 
-    def _around(
+    def _added(
         self, sublayer: Callable[[Tensor], Tensor], norm: Norm | RMSNorm, x: Tensor, masks: Masks | None, mask: int
     ) -> Tensor:
-        """The residual around a sublayer, and its norm. The sum has the stream's type, the sublayer its weights'."""
+        """What a sublayer adds to the stream. The sum has the stream's type, the sublayer its weights'."""
         y = sublayer(norm(x) if self.pre else x.to(norm.weight.dtype))
-        y = dropout(y, self.drop, masks, Purpose.RESIDUAL_DROPOUT, mask, first=self.parallel.first_position(len(x)))
-        return x + y if self.pre else norm(x + y, x.dtype)
+        return dropout(y, self.drop, masks, Purpose.RESIDUAL_DROPOUT, mask, first=self.parallel.first_position(len(x)))

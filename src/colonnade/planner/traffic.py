@@ -273,7 +273,8 @@ def _back(step: Step, unit: Unit) -> Iterator[tuple[list[int], list[int], list[i
             [length] * has,
             [length] * reads + [memory] * reads_memory,
         )
-        flows = into or step.trains(unit, f"{name}.", f"{name}_norm.")
+        if not step.model.parallel_residual:  # where the next sublayer does not read what this one has added to
+            flows = into or step.trains(unit, f"{name}.", f"{name}_norm.")
 
 
 def _trains_inside(step: Step, unit: Unit, name: str) -> bool:

@@ -15,7 +15,7 @@ GELUS: Mapping[str, str] = {
 }
 GATES: Mapping[str, str] = {"silu": "swiglu", "swish": "swiglu"}
 _THEIRS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "swiglu": "silu"}
-_WHOLE_HEADS = "rotary positions turn whole heads here"
+_WHOLE_HEADS = "rotary positions of this family turn whole heads here"
 _FIXED_LENGTH = ("yarn", "llama3")
 
 
@@ -37,24 +37,30 @@ def standard_deviation(keys: Keys) -> dict[str, Any]:
     return {"init_std": std} if std > 0 else {}
 
 
-def rotary(keys: Keys, length: int, default_base: float = 10_000.0) -> dict[str, Any]:
-    """[model.rotary] from `rope_parameters` (transformers 5), or from `rope_theta` and `rope_scaling` (before)."""
+def rotary(keys: Keys, length: int, default_base: float = 10_000.0, *, share: float | None = None) -> dict[str, Any]:
+    """[model.rotary] from `rope_parameters` (transformers 5), or from `rope_theta` and `rope_scaling` (before).
+    `share`: of a head, where the family may turn less than all of it; `partial_rotary_factor` takes precedence.
+    """
     base = keys.take("rope_theta", float, default_base)
     scaling, parameters = keys.take("rope_scaling", dict, None), keys.take("rope_parameters", dict, None)
-    keys.fixed("partial_rotary_factor", 1.0, 1, why=_WHOLE_HEADS)
     inner = Keys({"rope_theta": base} | (scaling or parameters or {}), {"rope_type": "type"})
     kind = inner.take("rope_type", str, "default")
-    found = {"base": inner.take("rope_theta", float)}
-    inner.fixed("partial_rotary_factor", 1.0, 1, why=_WHOLE_HEADS)
+    found: dict[str, Any] = {"base": inner.take("rope_theta", float)}
+    if share is None:
+        for each in (keys, inner):
+            each.fixed("partial_rotary_factor", 1.0, 1, why=_WHOLE_HEADS)
+    else:
+        outside = keys.take("partial_rotary_factor", float, share)
+        found["share"] = inner.take("partial_rotary_factor", float, outside)
     if kind not in ("default", "linear", "yarn", "llama3"):
         keys.refuse(f"rope_type = {shown(kind)}: rotary positions are scaled as default, linear, yarn or llama3 here")
         return found
     if kind != "default":
         found |= {"scaling": kind, "factor": inner.take("factor", float)}
     if kind in _FIXED_LENGTH:
-        outside = keys.take("original_max_position_embeddings", int, None)
+        length_outside = keys.take("original_max_position_embeddings", int, None)
         written = inner.take("original_max_position_embeddings", int, length)
-        found["original_length"] = written if outside is None else outside
+        found["original_length"] = written if length_outside is None else length_outside
     if kind == "llama3":
         found["low_frequency_factor"] = inner.take("low_freq_factor", float)
         found["high_frequency_factor"] = inner.take("high_freq_factor", float)

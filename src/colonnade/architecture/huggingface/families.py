@@ -10,18 +10,17 @@ from colonnade.architecture.huggingface.bert import BERT, MEGATRON_BERT
 from colonnade.architecture.huggingface.bloom import BLOOM
 from colonnade.architecture.huggingface.gpt2 import GPT2
 from colonnade.architecture.huggingface.keys import Keys, Refused, shown
-from colonnade.architecture.huggingface.llama import LLAMA, MISTRAL, QWEN3
+from colonnade.architecture.huggingface.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from colonnade.architecture.huggingface.neox import NEOX
 from colonnade.architecture.huggingface.statement import Family
 from colonnade.config.compare import model_metadata
 from colonnade.config.model import ModelConfig
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {family.model_type: family for family in (GPT2, LLAMA, MISTRAL, QWEN3, BERT, MEGATRON_BERT, BLOOM, NEOX)}
+    {family.model_type: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, BERT, MEGATRON_BERT, BLOOM, NEOX)}
 )
 OTHERS: Mapping[str, str] = MappingProxyType(
     {
-        "qwen2": "queries, keys and values have a bias there and other layers none; here all have one or none has",
         "smollm3": "every fourth of its layers has no positions, and here all layers have the same",
         "mixtral": "its MLP is a mixture of experts, and there are none here",
         "qwen3_moe": "its MLP is a mixture of experts, and there are none here",

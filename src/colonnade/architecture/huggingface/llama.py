@@ -1,5 +1,5 @@
-"""LLaMA (Touvron et al., 2023) and those that are built as it: SmolLM, Mistral, Qwen 3. Features i and i + d/2 of a
-head turn together, theirs as ours, so rows of q and k stay in their order.
+"""LLaMA (Touvron et al., 2023) and those that are built as it: SmolLM, Mistral, Qwen 2 and 3. Features i and i + d/2 of
+a head turn together, theirs as ours, so rows of q and k stay in their order.
 """
 
 import re
@@ -80,11 +80,23 @@ def _mistral(keys: Keys) -> dict[str, Any]:
     return {**found, "window": window}
 
 
+def _qwen2(keys: Keys) -> dict[str, Any]:
+    """Its queries, keys and values have a bias, which no key says."""
+    found = _block(keys, key_value_heads=32, length=32_768)
+    keys.ignore("use_mrope")
+    return {**found, "query_key_value_bias": True, "window": _qwen_window(keys, found["num_layers"])}
+
+
 def _qwen3(keys: Keys) -> dict[str, Any]:
     keys.fixed("attention_bias", False, why=_ALL_ALIKE)
     found = _block(keys, key_value_heads=32, length=32_768)
     found["head_dim"] = 128 if found["head_dim"] is None else found["head_dim"]
-    window, layers = keys.take("sliding_window", int, 4096), found["num_layers"]
+    return {**found, "query_key_norm": True, "window": _qwen_window(keys, found["num_layers"])}
+
+
+def _qwen_window(keys: Keys, layers: int) -> int | None:
+    """That of all layers; None where none has one."""
+    window: int | None = keys.take("sliding_window", int, 4096)
     first = keys.take("max_window_layers", int, 28)
     uses = keys.take("use_sliding_window", bool, False)
     kinds = keys.take("layer_types", list, None)
@@ -93,7 +105,7 @@ def _qwen3(keys: Keys) -> dict[str, Any]:
         keys.refuse(f"layer_types = {shown(kinds)}: all layers have the same window here, or none has one")
     if "sliding_attention" in kinds and not uses:
         keys.refuse("layer_types has sliding_attention, and use_sliding_window = false")
-    return {**found, "query_key_norm": True, "window": window if "sliding_attention" in kinds else None}
+    return window if "sliding_attention" in kinds else None
 
 
 def _qwen_kinds(layers: int, first: int) -> list[str]:
@@ -126,6 +138,10 @@ def _write_llama(model: ModelConfig) -> dict[str, Any]:
 
 def _write_mistral(model: ModelConfig) -> dict[str, Any]:
     return {**_write(model), "sliding_window": model.window}
+
+
+def _write_qwen2(model: ModelConfig) -> dict[str, Any]:
+    return {key: value for key, value in _write_qwen3(model).items() if key not in ("attention_bias", "head_dim")}
 
 
 def _write_qwen3(model: ModelConfig) -> dict[str, Any]:
@@ -163,4 +179,5 @@ def _family(
 
 LLAMA = _family("llama", "LLaMA", "Llama", _llama, _write_llama)
 MISTRAL = _family("mistral", "Mistral", "Mistral", _mistral, _write_mistral)
+QWEN2 = _family("qwen2", "Qwen 2", "Qwen2", _qwen2, _write_qwen2)
 QWEN3 = _family("qwen3", "Qwen 3", "Qwen3", _qwen3, _write_qwen3)

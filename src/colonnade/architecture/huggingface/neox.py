@@ -1,4 +1,4 @@
-"""GPT-NeoX (Black et al., 2022) where it is one of our blocks: MLP after attention, whole heads turned (RedPajama).
+"""GPT-NeoX (Black et al., 2022), Pythia and RedPajama-INCITE: with attention and MLP side by side or in turn.
 
 Rows of its q, k, v are [head, (q, k, v), d], as ours.
 """
@@ -15,7 +15,7 @@ from colonnade.architecture.huggingface.common import (
     their_activation,
     their_rotary,
 )
-from colonnade.architecture.huggingface.keys import Keys, shown
+from colonnade.architecture.huggingface.keys import Keys
 from colonnade.architecture.huggingface.statement import Family, at, tied_output
 from colonnade.config.model import ModelConfig
 
@@ -34,19 +34,9 @@ PLACES = {
 
 
 def _read(keys: Keys) -> dict[str, Any]:
-    if keys.take("use_parallel_residual", bool, True):
-        keys.refuse(
-            "use_parallel_residual = true: attention and MLP of a block read the same stream there, and the MLP reads "
-            "what attention has added to it here"
-        )
-    share = keys.take("rotary_pct", float, 0.25)
-    written = keys.get("rope_parameters")
-    share = written.get("partial_rotary_factor", share) if isinstance(written, dict) else share
-    if share != 1.0:
-        keys.refuse(f"rotary_pct = {shown(share)}: rotary positions turn whole heads here")
     keys.fixed("attention_bias", True, why="all linear layers of a model have a bias here, or none has")
     keys.fixed("is_decoder", False, True, why="it is no truth value")
-    keys.ignore("attention_dropout", "hidden_dropout", "partial_rotary_factor")
+    keys.ignore("attention_dropout", "hidden_dropout")
     length = keys.take("max_position_embeddings", int, 2048)
     return {
         "num_layers": keys.take("num_hidden_layers", int, 44),
@@ -56,7 +46,10 @@ def _read(keys: Keys) -> dict[str, Any]:
         "seq_length": length,
         "vocab_size": keys.take("vocab_size", int, 50_432),
         "position": "rotary",
-        "rotary": rotary(keys, length, keys.take("rotary_emb_base", float, 10_000.0)),
+        "rotary": rotary(
+            keys, length, keys.take("rotary_emb_base", float, 10_000.0), share=keys.take("rotary_pct", float, 0.25)
+        ),
+        "parallel_residual": keys.take("use_parallel_residual", bool, True),
         "activation": activation(keys, "hidden_act", "gelu", GELUS),
         "norm_epsilon": keys.take("layer_norm_eps", float, 1e-5),
         "tie_embeddings": keys.take("tie_word_embeddings", bool, False),
@@ -66,9 +59,9 @@ def _read(keys: Keys) -> dict[str, Any]:
 
 def _write(model: ModelConfig) -> dict[str, Any]:
     rope = their_rotary(model.rotary)
-    rope["rope_parameters"]["partial_rotary_factor"] = 1.0
+    rope["rope_parameters"]["partial_rotary_factor"] = model.rotary.share
     if "rope_scaling" in rope:
-        rope["rope_scaling"] = {**rope["rope_scaling"], "partial_rotary_factor": 1.0}
+        rope["rope_scaling"] = {**rope["rope_scaling"], "partial_rotary_factor": model.rotary.share}
     return {
         "vocab_size": model.vocab_size,
         "hidden_size": model.hidden_size,
@@ -82,9 +75,9 @@ def _write(model: ModelConfig) -> dict[str, Any]:
         "tie_word_embeddings": model.tie_embeddings,
         "hidden_dropout": model.dropout,
         "attention_dropout": model.attention_dropout,
-        "use_parallel_residual": False,
+        "use_parallel_residual": model.parallel_residual,
         "attention_bias": True,
-        "rotary_pct": 1.0,
+        "rotary_pct": model.rotary.share,
         "rotary_emb_base": model.rotary.base,
         **rope,
     }
