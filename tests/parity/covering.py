@@ -44,9 +44,9 @@ FREE: Mapping[str, Sequence[Any]] = MappingProxyType(
         "vocab_size": (37, 3, 40),  # no tp divides 37; of 3 tokens, the last of four tp ranks has none
         "clipped": (True, False),
         "mask": ("differ", "second_half", "none"),
+        "block": ("gpt", "llama", "grouped", "window", "bert", "t5", "neox"),
         "documents": ("joined", "separate"),
         "parts": ("all", "upper", "lower", "table", "factors"),
-        "block": ("gpt", "llama", "grouped", "window", "bert", "t5", "neox"),
     }
 )
 FACTORS: Mapping[str, Sequence[Any]] = MappingProxyType({**CORE, **FREE})
