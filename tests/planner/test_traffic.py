@@ -91,6 +91,12 @@ def test_two_stacks_wherever_they_are_cut(cuts: tuple[int, ...]) -> None:
         assert_agree(case, Way(pp=4, tp=2, cuts=cuts, micro_batch_size=2, sequence_parallel=True))
 
 
+@pytest.mark.parametrize("parts", ["all", "upper", "lower", "factors"])
+def test_a_parallel_residual_sends_as_often(parts: Literal["all", "upper", "lower", "factors"]) -> None:
+    """As attention and MLP in turn; frozen parts let the gradient stop elsewhere."""
+    assert_agree(Case(drop=0.0, block="neox", parts=parts), Way(tp=2, pp=2, sequence_parallel=True, micro_batch_size=2))
+
+
 @pytest.mark.parametrize("zero", [0, 2])
 @pytest.mark.parametrize("block", ["grouped", "window"])
 def test_copied_heads_are_summed_over_tp(block: Literal["grouped", "window"], zero: Literal[0, 2]) -> None:
