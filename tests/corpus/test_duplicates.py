@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 import tracemalloc
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from datatrove.data import Document
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from colonnade.corpus import duplicates, matching, signatures
@@ -391,6 +392,40 @@ def test_a_document_joins_a_group_by_any_of_its_members(tmp_path: Path) -> None:
         matcher.add([(OWN << 32) + number for number in range(5)])
     assert [(first & 0xFF, second & 0xFF) for first, second, _ in matcher.pairs] == [(0, 1), (1, 2), (2, 3)]
     assert matcher.num_compared == 1 + 2 + 3 + 4
+
+
+class Shingles:
+    """Stands for a SignatureIndex of one task; of the first `earlier` documents an earlier run is the source."""
+
+    def __init__(self, sets: list[set[int]], earlier: int) -> None:
+        self._sets, self._earlier = [np.array(sorted(each), np.uint64) for each in sets], earlier
+
+    def shingles(self, document: int) -> Any:
+        return self._sets[document]
+
+    def is_earlier(self, document: int) -> bool:
+        return document < self._earlier
+
+
+@given(
+    st.lists(st.lists(st.sets(st.integers(0, 7), min_size=1), min_size=2, max_size=7), min_size=1, max_size=3),
+    st.integers(0, 4),
+)
+@example([[{0, 1}, {2, 3}, {0, 1, 2, 3}, {0}, {2}]], 0)
+@example([[{0, 1}, {2, 3}, {4, 5}, {0, 1, 2, 3}, {2, 3, 4, 5}, {5}, {0}]], 2)
+def test_what_is_compared_connects_all_that_is_alike(buckets: list[list[set[int]]], earlier: int) -> None:
+    """A document may join several groups at once, and a later one any member of what they have become; documents of
+    earlier runs, which come first, are not compared with each other."""
+    sets = [each for bucket in buckets for each in bucket]
+    matcher, expected, first = matching.Matcher(Shingles(sets, earlier), 0.5), Groups(), 0  # type: ignore[arg-type]
+    for bucket in buckets:
+        places = range(first, first + len(bucket))
+        matcher.add(list(places))
+        first += len(bucket)
+        for one, other in itertools.combinations(places, 2):
+            if other >= earlier and len(sets[one] & sets[other]) >= 0.5 * len(sets[one] | sets[other]):
+                expected.join(one, other)
+    assert groups_of(matcher.pairs) == expected.sets()
 
 
 def test_of_those_that_share_a_rare_shingle_the_first_and_the_ones_before_are_likely() -> None:

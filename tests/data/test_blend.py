@@ -104,6 +104,13 @@ def test_weights_are_taken_as_they_are_written() -> None:
     assert whole_weights([1e-3, 1]) == (1, 1_000)
 
 
+@given(st.lists(st.integers(1, 1_000), min_size=1, max_size=9), st.integers(1, 10**15))
+def test_only_proportions_count_however_large_the_numbers_are(weights: list[int], factor: int) -> None:
+    """Numbers of tokens, say, whose sum is above 2⁴⁰ but whose proportions are those of small ones."""
+    divisor = math.gcd(*weights)
+    assert whole_weights([factor * weight for weight in weights]) == tuple(weight // divisor for weight in weights)
+
+
 @given(st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=50))
 def test_other_weights_are_rounded_far_below_a_sample(weights: list[float]) -> None:
     whole = whole_weights(weights)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from colonnade.data_parallel.buckets import ALIGNMENT, Bucket, named_ranges
+from colonnade.mesh import mesh as mesh_module
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh, paper_mesh
 from colonnade.model.gpt import GPT
@@ -304,9 +305,15 @@ def test_gradients_of_one_rank_are_not_rounded_for_a_way_they_do_not_take(zero: 
     assert (bucket.reduced == 1.0 + 2.0**-20).all()
 
 
+@pytest.mark.parametrize("one_machine", [True, False])
 @pytest.mark.parametrize("zero", STAGES)
-def test_a_16_bit_sum_is_rounded_alike_whatever_is_cut(zero: int) -> None:
-    """1 + 2⁻⁹ is no bf16: no stage sums what was sent in a wider type than the others."""
+def test_a_16_bit_sum_is_rounded_alike_whatever_is_cut(
+    zero: int, one_machine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 + 2⁻⁹ is no bf16: no stage sums what was sent in a wider type than the others. Through memory that ranks share,
+    and through torch's groups where they share none."""
+    if not one_machine:
+        monkeypatch.setattr(mesh_module, "share_memory", lambda *_: None)
 
     def summed(rank: int, num_ranks: int) -> bool:
         dp = build_mesh(Layout(dp=num_ranks), rank).dp
