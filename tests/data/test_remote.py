@@ -154,7 +154,11 @@ def test_mistakes(uploaded: tuple[str, TokenFile], storage: Any, tmp_path: Path)
     assert json.loads(sidecar_path(uploaded[1].prefix).read_text())["documents"] == 4
 
 
-@pytest.mark.parametrize("header", ["ETag", "Last-Modified", None])
+@pytest.mark.parametrize(
+    ("header", "of"),
+    [("ETag", (".bin", ".idx")), ("Last-Modified", (".bin", ".idx")), (None, ()), ("ETag", (".idx",))],
+    ids=["ETag", "Last-Modified", "nothing", "of the index alone"],
+)
 def test_a_file_that_was_replaced_on_a_web_server(
     uploaded: tuple[str, TokenFile],
     write_tokens: Write,
@@ -162,22 +166,27 @@ def test_a_file_that_was_replaced_on_a_web_server(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     header: str | None,
+    of: tuple[str, ...],
 ) -> None:
     """Over HTTP a storage's own key is the URL alone; of the same size, tokens came out of the old copy."""
     web = type(storage)
     monkeypatch.setattr(web, "protocol", ("http", "https"))
     monkeypatch.setattr(web, "ukey", lambda self, path: path)
     said = {header: "first"} if header else {}
-    monkeypatch.setattr(web, "info", lambda self, path, **_: {"size": len(self.store[path].getvalue()), **said})
+
+    def info(self: Any, path: str, **_: Any) -> dict[str, Any]:
+        return {"size": len(self.store[path].getvalue()), **(said if path.endswith(of) else {})}
+
+    monkeypatch.setattr(web, "info", info)
     url, local = uploaded
     before = open_token_file(url, str(tmp_path / "cache"))
     assert before.read(0, local.num_tokens).tolist() == local.read(0, local.num_tokens).tolist()
     requests = counted(monkeypatch, storage)
     open_token_file(url, str(tmp_path / "cache")).read(0, local.num_tokens)
-    assert len(requests) == (0 if header else 3), "an unchanged file is read from its copy"
+    assert len(requests) == (0 if len(of) == 2 else 3), "an unchanged file is read from its copy"
     tokens = bytearray(storage.cat_file("/bucket/corpus.bin"))
     tokens[-1] ^= 1
     storage.pipe_file("/bucket/corpus.bin", bytes(tokens))
-    said |= {header: "second"} if header else {}
+    said |= {header: "second"} if ".bin" in of else {}
     after = open_token_file(url, str(tmp_path / "cache"))
     assert after.read(0, local.num_tokens).tobytes() == bytes(tokens)

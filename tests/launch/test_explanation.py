@@ -1,6 +1,7 @@
 """Who waits for whom, in words: from reports alone, no process needed."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -175,6 +176,16 @@ def test_programs_that_disagree() -> None:
     )
 
 
+@pytest.mark.parametrize("more", [{"number": 10}, {"axis": "dp"}, {"layer": "blocks.8.mlp"}, {"backward": True}])
+def test_a_rank_in_another_operation_does_not_disagree(more: dict[str, Any]) -> None:
+    """It has left this one, or waits elsewhere; the same operation may be named otherwise."""
+    other = report(2, operation(**{"name": "all_gather", **more} if more.keys() <= {"number", "axis"} else more))
+    other.numbers["tp"] = max(9, other.numbers["tp"])
+    assert first_line(3, picture(other, report(3, operation()))).endswith(
+        "all that take part have come, but it does not end"
+    )
+
+
 def test_many_are_not_all_named() -> None:
     waiting = operation(axis="world", layer="")
     known = picture(*(report(rank) for rank in range(7)), report(7, waiting))
@@ -209,6 +220,15 @@ def test_the_step_that_a_rank_left_is_what_its_peers_know(number: int, step: int
     known = picture(waiting, dead, gone={2: "ended without a word"})
     assert last_step(dead, known) == step
     assert f"left step {step} (ended without a word)" in first_line(3, known)
+
+
+@pytest.mark.parametrize("silent", [(), (2,)])
+def test_what_a_rank_did_in_an_earlier_step_is_not_told_of_this_one(silent: tuple[int, ...]) -> None:
+    """It has met rank 3 in step 41 since it reported last."""
+    known = picture(report(3, operation()), report(2, step=30), silent=silent)
+    said = first_line(3, known).partition("; ")[2]
+    assert said.startswith(f"rank 2 [pp0 dp1 tp0] {'stands still' if silent else 'is busy'} in step 41")
+    assert ", after " not in said
 
 
 def test_before_the_first_step() -> None:

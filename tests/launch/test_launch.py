@@ -116,6 +116,20 @@ def test_the_failing_ranks_error_is_shown_whole_and_the_others_are_stopped(tmp_p
     assert_gone(pids(tmp_path / "r", 4))
 
 
+@pytest.mark.parametrize("noise", ["", "print(file=sys.stderr)"], ids=["nothing", "an empty line"])
+def test_what_a_rank_printed_is_shown_where_its_error_stream_says_nothing(tmp_path: Path, noise: str) -> None:
+    """Of other ranks than rank 0 the output is not seen otherwise."""
+    body = f"""
+    if rank == 1:
+        print("the disk is gone", flush=True)
+        {noise or "pass"}
+        sys.exit(1)
+    time.sleep(600)
+    """
+    status, _, errors, _ = run_to_end(2, tmp_path / "ranks", body)
+    assert status == 1 and errors == "rank 1 failed with exit status 1:\nthe disk is gone\n"
+
+
 def test_a_rank_that_ignores_being_stopped_is_killed(tmp_path: Path) -> None:
     body = """
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
