@@ -290,3 +290,17 @@ def test_killed_at_any_moment_the_last_whole_one_stays(tmp_path: Path) -> None:
         x = torch.zeros(50_000)
         load(path, [Shard("w3", (50_000,), (0,), x)], unread=("w",))
         assert x.eq(contents.metadata["value"]).all()
+
+
+@pytest.mark.parametrize(
+    "raised", [OSError("lost"), KeyboardInterrupt(), SystemExit(3)], ids=lambda each: type(each).__name__
+)
+def test_whatever_ends_a_thread_that_saves_reaches_who_waits_for_it(raised: BaseException) -> None:
+    """Else it would wait for ever."""
+
+    def work() -> None:
+        raise raised
+
+    future, thread = saver._in_background(work)
+    thread.join(30)
+    assert future.done() and future.exception() is raised

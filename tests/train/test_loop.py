@@ -8,7 +8,9 @@ import pytest
 
 from colonnade.architecture.families import architecture_of
 from colonnade.config.load import load
-from colonnade.errors import ConfigError
+from colonnade.errors import ColonnadeError, ConfigError
+from colonnade.launch.agreement import settings
+from colonnade.mesh.layout import Layout
 from colonnade.train import loop
 from tests import tiny
 from tests.commands import forked
@@ -47,6 +49,25 @@ def test_metrics_have_every_step(finished: Finished) -> None:
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert [line["learning_rate"] for line in lines[:2]] == [0.005, 0.01]
     assert all(line["grad_norm"] > 0 for line in lines)
+
+
+def test_what_is_set_of_the_machine_takes_effect(
+    corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is to be deterministic and is not would look the same."""
+    told: dict[str, Any] = {}
+
+    def joined(*given: Any, **more: Any) -> None:
+        told.update(given=given, **more)
+        raise ColonnadeError("far enough")
+
+    monkeypatch.setattr(loop, "joined", joined)
+    options = ["train.threads=3", "train.timeout=77", "train.deterministic=true", "parallel.dp=2"]
+    config = tiny.config(corpus, tmp_path, *options)
+    with pytest.raises(ColonnadeError, match="far enough"):
+        loop.main(config, banner=lambda *_: pytest.fail("there are no ranks"))
+    assert told.pop("given") == (Layout(dp=2), "cpu", 3)
+    assert told == {"timeout": 77.0, "deterministic": True, "properties": settings(config)}
 
 
 def test_mfu_is_of_all_ranks_together(corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
