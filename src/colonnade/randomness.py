@@ -33,6 +33,7 @@ class Purpose(IntEnum):
     SAMPLING = 5
     INNER_DROPOUT = 6
     FINAL_DROPOUT = 7
+    ADAPTER_DROPOUT = 8
 
 
 _MASK64 = (1 << 64) - 1

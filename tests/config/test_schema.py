@@ -152,6 +152,7 @@ def test_the_sections_are_those_of_the_contract() -> None:
         "train",
         "optim",
         "parts",
+        "lora",
         "divergence",
         "checkpoint",
         "run",

@@ -46,7 +46,7 @@ FREE: Mapping[str, Sequence[Any]] = MappingProxyType(
         "mask": ("differ", "second_half", "none"),
         "block": ("gpt", "llama", "grouped", "window", "bert", "t5", "neox"),
         "documents": ("joined", "separate"),
-        "parts": ("all", "upper", "lower", "table", "factors"),
+        "parts": ("all", "upper", "lower", "table", "factors", "lora"),
     }
 )
 FACTORS: Mapping[str, Sequence[Any]] = MappingProxyType({**CORE, **FREE})

@@ -18,7 +18,7 @@ import torch.fx.experimental.symbolic_shapes
 from torch import Tensor
 
 from colonnade.config.model import ModelConfig
-from colonnade.config.parts import PartsConfig
+from colonnade.config.parts import LoraConfig, PartsConfig
 from colonnade.config.schema import Config, DataConfig, OptimConfig, ParallelConfig, RunConfig, TrainConfig
 from colonnade.data.loader import Batch
 from colonnade.data_parallel.buckets import Bucket, named_ranges
@@ -86,6 +86,11 @@ PARTS: dict[str, dict[str, Any]] = {
     },
 }
 """What is trained, and how: sections [parts]."""
+LORA: dict[str, dict[str, Any]] = {
+    "lora": {"rank": 4, "dropout": 0.2, "targets": ("*",)},
+    "lora on some": {"rank": 2, "alpha": 5.0, "targets": ("blocks.1.attention.*", "mlp.down")},
+}
+"""And sections [lora]."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +114,8 @@ class Case:
     num_layers: int = 2
     block: Literal["gpt", "llama", "grouped", "window", "bert", "t5", "t5 relu", "neox"] = "gpt"
     """What the model is made of: see `BLOCKS`."""
-    parts: Literal["all", "upper", "lower", "table", "factors"] = "all"
-    """What of it is trained: see `PARTS`."""
+    parts: Literal["all", "upper", "lower", "table", "factors", "lora", "lora on some"] = "all"
+    """What of it is trained: see `PARTS` and `LORA`."""
     hidden_size: int = 16
     num_heads: int = 4
     seq_length: int = SEQ_LENGTH
@@ -215,7 +220,8 @@ def configured(case: Case, way: Way) -> Config:
             weight_decay=0.1,
             epsilon=1e-5,
         ),
-        parts=PartsConfig(**PARTS[case.parts]),
+        parts=PartsConfig(**PARTS.get(case.parts, {})),
+        lora=LoraConfig(**LORA.get(case.parts, {})),
         run=RunConfig(folder="unused"),
     )
 

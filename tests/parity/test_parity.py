@@ -56,6 +56,10 @@ ALONE: list[Job] = [
     ),
     (Case(block="t5", parts="upper"), Way(pp=4, micro_batch_size=2)),
     (Case(block="t5", parts="lower"), Way(pp=2, tp=2, zero=1, micro_batch_size=2, schedule="zero_bubble")),
+    (Case(parts="lora on some"), Way(tp=2, dp=2, zero=2, micro_batch_size=2, sequence_parallel=True)),
+    (Case(parts="lora", block="grouped"), Way(tp=4, micro_batch_size=4)),
+    (Case(parts="lora", num_layers=4), Way(pp=2, micro_batch_size=2, schedule="zero_bubble", recompute="full")),
+    (Case(parts="upper", num_layers=4), Way(pp=2, micro_batch_size=2, schedule="interleaved", virtual_stages=2)),
     (Case(global_batch_size=12), Way(dp=3, zero=2, micro_batch_size=2)),
     (Case(num_layers=4), Way(pp=2, micro_batch_size=2, schedule="interleaved", virtual_stages=3)),
 ]

@@ -38,13 +38,14 @@ def config(
     train: Mapping[str, Any] | None = None,
     documents: str = "joined",
     parts: Mapping[str, Any] | None = None,
+    lora: Mapping[str, Any] | None = None,
 ) -> Config:
     shape = {"num_layers": 6, "hidden_size": 32, "num_heads": 4, "seq_length": SEQ_LENGTH}
     shape |= {"dropout": 0.1, "attention_dropout": 0.1}
     batch = SAMPLES * MICROBATCHES * parallel.get("dp", 1)
     length = {"steps": 3, "global_batch_size": batch, "micro_batch_size": SAMPLES}
     sections = {"model": {**shape, **(model or {})}, "parallel": dict(parallel), "train": {**length, **(train or {})}}
-    sections |= {"data": {"documents": documents}, "parts": dict(parts or {})}
+    sections |= {"data": {"documents": documents}, "parts": dict(parts or {}), "lora": dict(lora or {})}
     return Config.model_validate({**sections, "optim": {"learning_rate": 1e-3}, "run": {"folder": "unused"}})
 
 
@@ -124,7 +125,7 @@ FROZEN = {
 }
 
 
-@pytest.mark.parametrize("which", list(FROZEN))
+@pytest.mark.parametrize("which", [*FROZEN, "lora"])
 @pytest.mark.parametrize(
     "parallel",
     [
@@ -137,7 +138,9 @@ FROZEN = {
 )
 def test_frozen_parts(which: str, parallel: dict[str, Any]) -> None:
     for precision in ("fp32", "bf16"):
-        check(config(parallel, parts={"frozen": FROZEN[which]}, train={"precision": precision}))
+        lora = {"rank": 4, "dropout": 0.1, "targets": ["attention.qkv", "mlp.*"]} if which == "lora" else {}
+        parts = {"frozen": FROZEN.get(which, [])}
+        check(config(parallel, parts=parts, lora=lora, train={"precision": precision}))
 
 
 def test_what_is_frozen_takes_parameters_alone() -> None:

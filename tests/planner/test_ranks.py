@@ -9,7 +9,8 @@ from colonnade.config.schema import Config
 from colonnade.mesh.layout import Layout
 from colonnade.planner.memory import Memory, rank_memory
 from colonnade.planner.ranks import RankKind, RankPlan, amount, as_json, as_text, largest, plan_ranks
-from colonnade.planner.traffic import Step, totals, traffic
+from colonnade.planner.step import Step
+from colonnade.planner.traffic import totals, traffic
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -12,11 +12,12 @@ from colonnade.config.model import ModelConfig
 from colonnade.config.schema import ParallelConfig, TrainConfig
 from colonnade.mesh.mesh import paper_mesh
 from colonnade.planner import traffic as planner_traffic
-from colonnade.planner.traffic import Flow, Step, totals, traffic
+from colonnade.planner.step import Step
+from colonnade.planner.traffic import Flow, totals, traffic
 from colonnade.tensor_parallel import cross_entropy
 from colonnade.train.state import build_state
 from colonnade.train.step import train_step
-from tests.parity.runs import CPU, PARTS, Case, Way, configured, microbatches
+from tests.parity.runs import CPU, LORA, PARTS, Case, Way, configured, microbatches
 
 VOCAB = 37
 
@@ -154,7 +155,7 @@ def drawn(chance: Random) -> tuple[Case, Way]:
         fp32_residual=pick((False, True)),
         num_layers=pick((2, 3)),
         block=pick(("gpt", "llama", "grouped", "window")),
-        parts=pick([*PARTS]),
+        parts=pick([*PARTS, *LORA]),
     )
     return case, way
 

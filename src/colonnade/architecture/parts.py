@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
+from colonnade.architecture.adapters import with_adapters
 from colonnade.architecture.families import architecture_of
 from colonnade.architecture.statement import Architecture, Unit, Weight
 from colonnade.config.parts import PartsConfig
@@ -24,11 +25,11 @@ NOT = "!"
 
 
 def trained_architecture(config: Config, vocab_size: int) -> Architecture:
-    """The statement of the model that a run trains: with what [parts] says.
+    """The statement of the model that a run trains: with its adapters, and with what [parts] says.
 
     ConfigError for patterns that match nothing, and where nothing is left to train.
     """
-    return with_parts(architecture_of(config.model, vocab_size), config.parts)
+    return with_parts(with_adapters(architecture_of(config.model, vocab_size), config.lora), config.parts)
 
 
 def with_parts(architecture: Architecture, parts: PartsConfig) -> Architecture:

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from colonnade.mesh.autograd import apply
-from colonnade.randomness import Purpose, drop_probability, keep_mask, stream_keys
+from colonnade.randomness import Purpose, drop_probability, keep_mask, name_id, stream_keys
+
+
+class CurrentMasks:
+    """The masks of the micro-batch that a unit runs for: whoever runs units sets them, and adapters ask."""
+
+    def __init__(self) -> None:
+        self.now: Masks | None = None
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,27 @@ class Masks:
         keys = [stream_keys(self.seed, purpose, layer, int(sample), last=columns) for sample in self.samples]
         mask = keep_mask(np.concatenate(keys), 0, shape[0], drop, device)
         return mask.view(len(self.samples), len(columns), shape[0]).permute(2, 0, 1)
+
+    def adapter_positions(
+        self, name: str, shape: torch.Size, drop: float, device: torch.device, first: int = 0
+    ) -> Tensor:
+        """Mask for what the adapter of this name reads of the stream, bool [s, b, i], whose positions begin with
+        `first`.
+        """
+        s, b, i = shape
+        return keep_mask(self._of_adapter(name), first * i, s * i, drop, device).view(b, s, i).transpose(0, 1)
+
+    def adapter_features(
+        self, name: str, shape: torch.Size, drop: float, device: torch.device, first: int = 0
+    ) -> Tensor:
+        """Mask for what the adapter of this name reads of features that are cut, bool [s, b, i/tp], which begin with
+        `first`.
+        """
+        s, b, i = shape
+        return keep_mask(self._of_adapter(name), first * s, i * s, drop, device).view(b, i, s).permute(2, 0, 1)
+
+    def _of_adapter(self, name: str) -> np.ndarray:
+        return stream_keys(self.seed, Purpose.ADAPTER_DROPOUT, name_id(name), last=self.samples)
 
     def attention(self, layer: int, heads: range, queries: int, keys: int, drop: float, device: torch.device) -> Tensor:
         """Mask for attention probabilities of these heads (numbered in the whole layer), bool [b, n, queries, keys]."""
@@ -70,7 +98,11 @@ def dropout(x: Tensor, drop: float, masks: Masks | None, purpose: Purpose, layer
     """
     if masks is None or drop == 0.0:
         return x
-    keep = masks.hidden(purpose, layer, x.shape, drop, x.device, first)
+    return scaled_dropout(x, masks.hidden(purpose, layer, x.shape, drop, x.device, first), drop)
+
+
+def scaled_dropout(x: Tensor, keep: Tensor, drop: float) -> Tensor:
+    """x where `keep`, scaled up by what is dropped on average, else 0."""
     y: Tensor = apply(_Dropout, x, keep, 1.0 / (1.0 - drop_probability(drop)))
     return y
 
@@ -81,6 +113,4 @@ def dropout_of_columns(
     """The same for the columns of a layer cut over tp: [s, b, columns]."""
     if masks is None or drop == 0.0:
         return x
-    keep = masks.features(purpose, layer, x.shape, columns, drop, x.device)
-    y: Tensor = apply(_Dropout, x, keep, 1.0 / (1.0 - drop_probability(drop)))
-    return y
+    return scaled_dropout(x, masks.features(purpose, layer, x.shape, columns, drop, x.device), drop)

@@ -11,11 +11,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from colonnade.architecture.adapters import LORA_A
 from colonnade.architecture.families import architecture_of
 from colonnade.architecture.statement import Architecture, Unit
 from colonnade.config.model import ModelConfig
 from colonnade.model.inputs import Inputs
 from colonnade.model.transformer import residual_dtype
+from colonnade.tensor_parallel.adapter import Adapted
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import Placement, named_placements
 
@@ -40,9 +42,13 @@ class Transformer(nn.Module, ABC):
         self.held = self.architecture.named(self.stated if units is None else units)
 
     def train_as(self, architecture: Architecture) -> None:
-        """Freeze the weights that this statement of the model says are frozen."""
+        """Add the adapters that this statement of the model has, and freeze what it says is frozen."""
         self.architecture = architecture
-        stated = architecture.weights()
+        stated, adapters = architecture.weights(), architecture.adapters
+        for bucket, module in self.bucket_modules().items() if adapters else ():
+            for name, layer in module.named_modules():
+                if isinstance(layer, Adapted) and adapters and f"{bucket}.{name}{LORA_A}" in stated:
+                    layer.adapt(f"{bucket}.{name}", adapters)
         for bucket, places in named_placements(self.bucket_modules(), self.parallel.tp).items():
             for place in places:
                 place.parameter.requires_grad_(not stated[f"{bucket}.{place.name}"].is_frozen)
@@ -66,9 +72,14 @@ class Transformer(nn.Module, ABC):
     def _module_of(self, unit: Unit) -> nn.Module:
         """What computes a unit of this rank."""
 
-    @abstractmethod
     def run(self, unit: str, carry: tuple[Tensor, ...], inputs: Inputs) -> tuple[Tensor, ...]:
         """One unit: what the one before hands on, into what it hands on; the last returns the losses."""
+        self.parallel.adapter_masks.now = inputs.masks
+        return self._run(unit, carry, inputs)
+
+    @abstractmethod
+    def _run(self, unit: str, carry: tuple[Tensor, ...], inputs: Inputs) -> tuple[Tensor, ...]:
+        """As `run`: how a family does it."""
 
     @abstractmethod
     def carry_buffers(self, inputs: Inputs, into: str) -> tuple[Tensor, ...]:

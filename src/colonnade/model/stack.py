@@ -118,7 +118,7 @@ class Stack(Transformer):
             return self.embedding
         return self.head if unit.is_loss else self.blocks[str(unit.layer)]
 
-    def run(self, unit: str, carry: tuple[Tensor, ...], inputs: Inputs) -> tuple[Tensor, ...]:
+    def _run(self, unit: str, carry: tuple[Tensor, ...], inputs: Inputs) -> tuple[Tensor, ...]:
         """One unit: the residual stream, (x,), into the next one's; the embedding reads none, (); the head returns the
         losses.
         """

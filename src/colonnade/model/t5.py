@@ -148,7 +148,7 @@ class T5(Transformer):
         assert self.table is not None, "a unit that looks tokens up has the table"
         return self.table if unit.is_first else self.memory_norm
 
-    def run(self, unit: str, carry: tuple[Tensor, ...], inputs: Inputs) -> tuple[Tensor, ...]:
+    def _run(self, unit: str, carry: tuple[Tensor, ...], inputs: Inputs) -> tuple[Tensor, ...]:
         """One unit, as the table at the top says."""
         assert isinstance(inputs, T5Inputs), "samples are two texts"
         stated = self.stated[unit]

@@ -30,7 +30,7 @@ from colonnade.pipeline.partition import chunks_of_stage
 from colonnade.planner.counting import peaks
 from colonnade.planner.kept import Kept, kept_of
 from colonnade.planner.stand_in import Device
-from colonnade.planner.traffic import BYTES
+from colonnade.planner.step import BYTES
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from colonnade.mesh.layout import Layout
 from colonnade.planner.kept import kept_of
 from colonnade.planner.memory import Memory, stage_memory
 from colonnade.planner.stand_in import Device, device_of
-from colonnade.planner.traffic import Step, totals, traffic
+from colonnade.planner.step import Step
+from colonnade.planner.traffic import totals, traffic
 
 SMALL = 1000
 """[bytes in a step] Traffic below this is in the JSON alone."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from colonnade.errors import LayoutError
 from colonnade.kernels.products import Input, Operand, add_bias, linear, linears
 from colonnade.mesh.mesh import Axis
+from colonnade.tensor_parallel.adapter import Adapted
 from colonnade.tensor_parallel.parallel import Parallel
 
 
@@ -25,7 +26,7 @@ def shard_size(size: int, tp: Axis, what: str) -> int:
     return size // tp.size
 
 
-class ColumnParallelLinear(nn.Module):
+class ColumnParallelLinear(Adapted):
     """y = x Wᵀ + b with W [o, i] cut along o: every rank computes its own outputs.
 
     `groups`: the outputs are so many equal groups, which stay whole. Where there are more ranks than groups, every rank
@@ -70,13 +71,17 @@ def columns(x: Tensor, *layers: ColumnParallelLinear) -> tuple[Tensor, ...]:
     parallel = layers[0].parallel
     keep = Input(x.detach(), parallel.gather)
     operands = [layer.operand for layer in layers]
-    return linears(
+    found = linears(
         x,
         operands,
         weight_gradients=parallel.weight_gradients,
         keep=keep,
         entrance=parallel.entrance,
         products=parallel.products,
+    )
+    return tuple(
+        y if layer.adapter is None else y + layer.adapter.of_columns(x, layer.rows)
+        for y, layer in zip(found, layers, strict=True)
     )
 
 
@@ -98,7 +103,7 @@ class ReplicatedLinear(nn.Module):
         return linear(x, self.weight, self.bias, weight_gradients=parallel.weight_gradients, products=parallel.products)
 
 
-class RowParallelLinear(nn.Module):
+class RowParallelLinear(Adapted):
     """y = x Wᵀ + b with W [o, i] cut along i: every rank has a part of each sum.
 
     The bias is added once, after the sum.
@@ -123,4 +128,6 @@ class RowParallelLinear(nn.Module):
         parallel = self.parallel
         y = linear(x, self.weight, weight_gradients=parallel.weight_gradients, products=parallel.products)
         y = parallel.leave(y)
+        if self.adapter is not None:
+            y = y + self.adapter.of_rows(x)
         return y if self.bias is None else add_bias(y, self.bias)

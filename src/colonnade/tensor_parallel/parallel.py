@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from colonnade.kernels.choice import Products, usual
+from colonnade.kernels.dropout import CurrentMasks
 from colonnade.kernels.products import WeightGradients
 from colonnade.mesh.collectives import Entrance, all_gather, copy_to, gather_sequence, reduce_from, scatter_sequence
 from colonnade.mesh.mesh import Axis
@@ -42,6 +43,8 @@ class Parallel:
     """Backward computes attention probabilities again."""
     weight_gradients: WeightGradients = field(default_factory=WeightGradients)
     """When the weight gradients of linear layers are computed: shared by all layers of a rank."""
+    adapter_masks: CurrentMasks = field(default_factory=CurrentMasks)
+    """What adapters drop: shared by all layers of a rank."""
     products: Products = field(default_factory=usual)
     """Which kernels multiply matrices on a CPU: the same on all ranks."""
 

@@ -19,7 +19,8 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.ledger import Ledger
 from colonnade.mesh.mesh import Mesh
 from colonnade.planner.predict import predict
-from colonnade.planner.traffic import Flow, Step, totals, traffic
+from colonnade.planner.step import Step
+from colonnade.planner.traffic import Flow, totals, traffic
 from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.state import build_state
 from colonnade.train.step import train_step
