@@ -23,7 +23,7 @@ FLOORS = [
     {"planner"},
     {"verify", "serving"},
     {"demo", "reference", "convert"},
-    {"cli_data"},
+    {"cli_data", "cli_merge"},
     {"cli"},
     {"__main__"},
 ]

@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from colonnade.cli_data import AsJson, data
+from colonnade.cli_merge import BaseFolder, Best, merge
 from colonnade.errors import ConfigError, mistake
 
 if TYPE_CHECKING:
@@ -132,9 +133,6 @@ TensorParallel = Annotated[
 ]
 PipelineParallel = Annotated[int, typer.Option(help="Pipeline stages; up to the number of layers + 2.", min=1)]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Best = Annotated[
-    bool, typer.Option("--best", help="Of a run, the checkpoint with the lowest validation loss, not the newest.")
-]
 Precision = Annotated[str | None, typer.Option(help="fp32, bf16, fp16 or fp64; the checkpoint's own where unset.")]
 
 
@@ -154,6 +152,7 @@ def generate(
     top_p: Annotated[float, typer.Option(help="Choose among the likeliest tokens that make up p in all.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Another seed gives another text.")] = 1234,
     best: Best = False,
+    base: BaseFolder = None,
     tp: TensorParallel = 1,
     pp: PipelineParallel = 1,
     device: Device = "auto",
@@ -172,7 +171,7 @@ def generate(
 
     fewer = [f"lower --max-new-tokens (now {max_new_tokens}), or give a shorter --prompt"]
     with trained.opened(
-        chosen(checkpoint, best), tp=tp, pp=pp, device=device, precision=precision, to_take_less=fewer
+        chosen(checkpoint, best), tp=tp, pp=pp, device=device, precision=precision, to_take_less=fewer, base=base
     ) as (model, mesh):
         trained.print_continuations(
             model,
@@ -208,6 +207,7 @@ def evaluate(
         typer.Option(help="Windows read at once; of a part, samples. Unset: 8; the run's.", min=1),
     ] = None,
     best: Best = False,
+    base: BaseFolder = None,
     tp: TensorParallel = 1,
     pp: PipelineParallel = 1,
     device: Device = "auto",
@@ -228,11 +228,17 @@ def evaluate(
 
     path = trained.find(chosen(checkpoint, best))
     fewer = ["set --batch-size 1" if batch_size is None else f"lower --batch-size (now {batch_size})"]
-    with trained.opened(path, tp=tp, pp=pp, device=device, precision=precision, to_take_less=fewer) as (model, mesh):
+    with trained.opened(path, tp=tp, pp=pp, device=device, precision=precision, to_take_less=fewer, base=base) as (
+        model,
+        mesh,
+    ):
         if part is not None:
             own_data.measure_part(model, mesh, path, part, samples=samples, batch_size=batch_size, as_json=as_json)
         elif data is not None:
             trained.measure(model, mesh, data, stride=stride, batch_size=batch_size, as_json=as_json)
+
+
+app.command()(merge)
 
 
 @app.command()

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import torch
 
+from colonnade.convert.adapted import has_adapters
 from colonnade.convert.foreign import is_foreign, open_foreign, what_it_is
 from colonnade.convert.freed import give_back_freed_memory
 from colonnade.convert.to_checkpoint import check_new, to_checkpoint
 from colonnade.convert.to_huggingface import to_huggingface
+from colonnade.convert.to_peft import to_peft
 from colonnade.errors import CheckpointError, ConfigError
 from colonnade.huggingface.folder import HUB_ID
 from colonnade.model.precision import DTYPES
@@ -47,7 +49,10 @@ def convert(
                     f"{option} is of weights that others wrote, and {source} is a checkpoint. Leave it out."
                 )
         checkpoint = find(chosen(source, best))
-        lines = to_huggingface(checkpoint, target, dtype=kind, most_bytes=most_bytes, dry_run=dry_run)
+        if has_adapters(checkpoint):
+            lines = to_peft(checkpoint, target, dtype=kind, dry_run=dry_run)
+        else:
+            lines = to_huggingface(checkpoint, target, dtype=kind, most_bytes=most_bytes, dry_run=dry_run)
     print("\n".join(lines), flush=True)
 
 

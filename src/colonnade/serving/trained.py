@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from colonnade.architecture.families import architecture_of
+from colonnade.architecture.parts import trained_architecture
 from colonnade.checkpoint.confined import read_plain
 from colonnade.checkpoint.load import check_model, check_tensors, load
 from colonnade.checkpoint.manifest import (
@@ -47,6 +47,8 @@ from colonnade.serving.options import device_problems, layout_problems
 from colonnade.tasks.task import Hidden
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
+from colonnade.train.base import BaseMetadata, base_path, check_base, content_together
+from colonnade.train.init_from import origin_at
 from colonnade.train.metadata import MOST_BYTES, RunMetadata, config_of, metadata_of
 from colonnade.train.products import served_by
 from colonnade.train.recovery import OPTIMIZER, checkpoint_at, shard
@@ -104,11 +106,19 @@ _HELD_OUT = "it can be evaluated on the held-out parts of its run's data (--part
 
 @contextmanager
 def opened(
-    path: Path, *, tp: int, pp: int = 1, device: str, precision: str | None, to_take_less: Sequence[str] = ()
+    path: Path,
+    *,
+    tp: int,
+    pp: int = 1,
+    device: str,
+    precision: str | None,
+    to_take_less: Sequence[str] = (),
+    base: Path | None = None,
 ) -> Iterator[tuple[Trained, Mesh]]:
     """A checkpoint's model, cut over tp × pp ranks whatever it was trained on; every rank enters this.
 
-    Memory that is refused within the block is a MemoryShortError; `to_take_less`: what its user can set.
+    Memory that is refused within the block is a MemoryShortError; `to_take_less`: what its user can set. `base`: where
+    the base of adapters lies; None: where it lay when they were trained.
     """
     checkpoint = find(path)
     problems = list(device_problems(device, precision))
@@ -116,10 +126,10 @@ def opened(
         raise ConfigError("\n".join(problems))
     _, config, metadata = described(checkpoint)
     _check_layout(checkpoint, config.model, tp, pp)
-    size = architecture_of(config.model, metadata.model.vocab_size).num_parameters
+    size = trained_architecture(config, metadata.model.vocab_size).num_parameters
     used = InUse(checkpoint, size, precision or config.train.precision, tuple(to_take_less))
     with joined(Layout(tp=tp, pp=pp), device) as (mesh, place), within_memory(used, mesh, place):
-        yield open_trained(checkpoint, mesh, place, precision), mesh
+        yield open_trained(checkpoint, mesh, place, precision, base=base), mesh
 
 
 def _check_layout(checkpoint: Path, model: ModelConfig, tp: int, pp: int) -> None:
@@ -207,21 +217,40 @@ def find(path: Path) -> Path:
     )
 
 
-def open_trained(path: Path, mesh: Mesh, device: torch.device, precision: str | None = None) -> Trained:
-    """Read the model of a checkpoint on any tp × pp ranks, whatever layout it was written under."""
+def open_trained(
+    path: Path, mesh: Mesh, device: torch.device, precision: str | None = None, *, base: Path | None = None
+) -> Trained:
+    """Read the model of a checkpoint on any tp × pp ranks, whatever layout it was written under, and beside adapters
+    that of their base.
+    """
     manifest, config, metadata = described(path)
     vocab_size = metadata.model.vocab_size
     dtype = DTYPES[precision or config.train.precision]
-    architecture = architecture_of(config.model, vocab_size)
+    architecture = trained_architecture(config, vocab_size)
     (chunk,) = chunks_of_stage(architecture, ParallelConfig(pp=mesh.pp.size), mesh.pp.rank)
     parallel = Parallel(mesh.tp, products=served_by(metadata.products, precision or config.train.precision))
-    model = build_model(config.model, vocab_size, parallel, dtype=dtype, units=[unit.name for unit in chunk])
+    names = [unit.name for unit in chunk]
+    model = build_model(config.model, vocab_size, parallel, dtype=dtype, units=names, architecture=architecture)
     for parameter in model.parameters():
         parameter.data.zero_()  # padding rows stay zero
-    load(path, list(_weights(model, mesh.tp)), model=model_metadata(config.model, vocab_size), unread=(OPTIMIZER,))
+    shards = list(_weights(model, mesh.tp))
+    if metadata.base is not None:
+        shards = _read_base(path, metadata.base, shards, mesh, base)
+    load(path, shards, model=model_metadata(config.model, vocab_size), unread=(OPTIMIZER,))
     model = model.to(device=device, dtype=dtype).requires_grad_(False).eval()
     inference = Inference([Chunk(chunk, model, ResidentWeights())], model, mesh.pp, ResidentWeights())
     return Trained(model, mesh, inference.hidden, tokenizer_of(path, manifest), config, metadata.step)
+
+
+def _read_base(
+    path: Path, wanted: BaseMetadata, shards: Sequence[Shard], mesh: Mesh, given: Path | None
+) -> list[Shard]:
+    """Fill those shards that are the base's, and give back the others. CheckpointError where the base has changed."""
+    origin = origin_at(base_path(path, wanted, given))
+    check_base(path, wanted, origin.path, content_together(origin.path, mesh.world))
+    names = frozenset(wanted.weights)
+    origin.fill([shard for shard in shards if shard.name in names])
+    return [shard for shard in shards if shard.name not in names]
 
 
 class Described(NamedTuple):
@@ -241,17 +270,23 @@ def described(path: Path) -> Described:
     check_sizes(path, manifest)
     config, metadata = config_of(path, manifest), metadata_of(path, manifest)
     check_model(path, manifest, model_metadata(config.model, metadata.model.vocab_size))
-    if config.model.num_layers > len(manifest.tensors):
+    if metadata.base is None and config.model.num_layers > len(manifest.tensors):
         raise CheckpointError(
             f"{path} is damaged: its model has {config.model.num_layers} layers, and its manifest only "
             f"{len(manifest.tensors)} tensors. {remedy(path)}"
         )
     with torch.device("meta"):
-        units = architecture_of(config.model, metadata.model.vocab_size).unit_names
+        architecture = trained_architecture(config, metadata.model.vocab_size)
         model = build_model(
-            config.model, metadata.model.vocab_size, Parallel(Axis("tp")), dtype=torch.float32, units=units
+            config.model,
+            metadata.model.vocab_size,
+            Parallel(Axis("tp")),
+            dtype=torch.float32,
+            units=architecture.unit_names,
+            architecture=architecture,
         )
-    check_tensors(path, manifest, list(_weights(model, Axis("tp"))))
+    elsewhere = frozenset(() if metadata.base is None else metadata.base.weights)
+    check_tensors(path, manifest, [each for each in _weights(model, Axis("tp")) if each.name not in elsewhere])
     return Described(manifest, config, metadata)
 
 

@@ -22,6 +22,8 @@ from colonnade.config.schema import Config
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError
 from colonnade.huggingface.folder import Published, is_published, open_published
+from colonnade.mesh.mesh import Axis
+from colonnade.train.base import Base, content_together
 from colonnade.train.corpus import Corpus
 from colonnade.train.metadata import metadata_of
 from colonnade.train.monitor import Monitor
@@ -55,12 +57,37 @@ def opened(config: Config, corpus: Corpus) -> Origin | None:
     """What train.init_from names, held against the run; None where it is unset. CheckpointError says what differs."""
     if config.train.init_from is None:
         return None
-    path = Path(config.train.init_from)
-    found = checkpoint_at(path)
-    origin = _of_published(path) if found is None and is_published(path) else _of_checkpoint(path, found)
+    origin = origin_at(Path(config.train.init_from))
     _check_model(origin, config, corpus)
     _check_tokenizer(origin, corpus)
     return origin
+
+
+def origin_at(path: Path) -> Origin:
+    """The weights that a path has. CheckpointError where there are none, or adapters alone."""
+    found = checkpoint_at(path)
+    return _of_published(path) if found is None and is_published(path) else _of_checkpoint(path, found)
+
+
+def based_on(origin: Origin, state: TrainState, ranks: Axis) -> Base:
+    """What a run with adapters takes from `origin` and does not save: frozen weights that are there as they are. Every
+    rank calls this.
+    """
+    stated = state.model.architecture.weights()
+    kept = (name for name, w in stated.items() if w.is_frozen and origin.shapes.get(name) == w.shape)
+    return Base(origin.path, content_together(origin.path, ranks), frozenset(kept))
+
+
+@torch.no_grad()
+def read_base(origin: Origin, state: TrainState, monitor: Monitor) -> None:
+    """Put the weights of the base in the place of those that a run with adapters goes on without; every rank calls
+    this.
+    """
+    assert state.base is not None, "a run with adapters and a base"
+    names = state.base.weights
+    origin.fill([shard for shard in shards_of(state, base=True) if shard.name in names])
+    state.ownership.publish()
+    monitor.say(f"Beside them the weights of {origin.path}, {origin.what}, as the run began with them.")
 
 
 def _of_checkpoint(path: Path, found: Path | None) -> Origin:
@@ -72,6 +99,11 @@ def _of_checkpoint(path: Path, found: Path | None) -> Origin:
     manifest = read_manifest(found)
     check_sizes(found, manifest)
     metadata = metadata_of(found, manifest)
+    if metadata.base is not None:
+        raise CheckpointError(
+            f"{found} has adapters alone, beside the weights of {metadata.base.path!r}. `colonnade merge {found} "
+            "TARGET` makes a checkpoint of both, to begin from."
+        )
     weights = {name: x.shape for name, x in manifest.tensors.items() if not name.startswith(OPTIMIZER)}
     return Origin(
         path=found,
@@ -144,7 +176,7 @@ def _check_tokenizer(origin: Origin, corpus: Corpus) -> None:
 def begin_from(origin: Origin, state: TrainState, monitor: Monitor) -> None:
     """Put the weights of `origin` in the place of those that were drawn; every rank calls this, before step 1."""
     stated = state.model.architecture.weights()
-    mine = [shard for shard in shards_of(state) if not shard.name.startswith(OPTIMIZER)]
+    mine = [shard for shard in shards_of(state, base=True) if not shard.name.startswith(OPTIMIZER)]
     origin.fill([shard for shard in mine if shard.name in origin.shapes])
     state.ownership.publish()
     taken, left, new = (

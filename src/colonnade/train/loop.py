@@ -92,20 +92,23 @@ def main(
         with watched, closing(_monitor(config, mesh, corpus, device)) as monitor:
             decision = settle(config, corpus.vocab_size, mesh.world, device)
             drawn, products = recovery.begins(config), decision.products
-            origin = init_from.opened(config, corpus) if drawn else None
+            has_base = config.lora.rank > 0 and config.train.init_from is not None
+            origin = init_from.opened(config, corpus) if drawn or has_base else None
             if mesh.rank == 0 and not dry_run:
                 run_folder.occupy(config)
             summary = banner(config, mesh, device, corpus, decision)
             monitor.say(summary.text)
             if dry_run:
-                weights = "" if origin is None else f", from the weights of {origin.path}"
+                weights = f", from the weights of {origin.path}" if drawn and origin is not None else ""
                 beginning = recovery.beginning(config, corpus)
                 monitor.say(f"Nothing was trained or saved. The run would {beginning}{weights}.")
                 return
             state = build_state(config, mesh, corpus.vocab_size, device, draw=drawn, products=products)
+            if has_base and origin is not None:
+                state.base = init_from.based_on(origin, state, mesh.world)
             recovery.resume(state, config, corpus, monitor)
             if origin is not None:
-                init_from.begin_from(origin, state, monitor)
+                (init_from.begin_from if drawn else init_from.read_base)(origin, state, monitor)
             monitor.event("setup", **summary.fields)
             written = decision.metadata()
             saving = recovery.saving(state, config, mesh, corpus, monitor, overlap=True, products=written)

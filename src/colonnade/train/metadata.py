@@ -16,6 +16,7 @@ from colonnade.config.schema import Config
 from colonnade.data.identity import DataIdentity
 from colonnade.errors import CheckpointError
 from colonnade.kernels.choice import Kernel, Use
+from colonnade.train.base import BaseMetadata
 from colonnade.train.divergence import Rollback
 
 MOST_BYTES = 1 << 28  # of a configuration or a tokenizer
@@ -81,6 +82,8 @@ class RunMetadata(BaseModel):
     optimizer: str = "adamw"
     frozen: tuple[str, ...] = ()
     """Weights of which there are no moments."""
+    base: BaseMetadata | None = None
+    """Where the rest of the weights is; None: they are all here."""
     loss_scale: ScaleMetadata | None = None
     tokenizer_sha256: str | None = None
     data: dict[str, DataMetadata] | None = None

@@ -33,6 +33,7 @@ from colonnade.mesh.background import background_group
 from colonnade.mesh.mesh import Mesh
 from colonnade.tensor_parallel.placement import Placement
 from colonnade.train import rollbacks
+from colonnade.train.base import check_base
 from colonnade.train.best import Best, best_of, best_steps
 from colonnade.train.changes import changes, what_changed
 from colonnade.train.corpus import Corpus
@@ -51,12 +52,17 @@ PATIENCE = 1800.0  # seconds, at least, that ranks wait for each other's writing
 # --- what a rank holds ------------------------------------------------------------------------------------------------
 
 
-def shards_of(state: TrainState) -> list[Shard]:
-    """Every box of weights and moments that this rank owns, as views: of its slices, under ZeRO."""
+def shards_of(state: TrainState, *, base: bool = False) -> list[Shard]:
+    """Every box of weights and moments that this rank owns, as views: of its slices, under ZeRO. `base`: also of
+    weights that are not saved, because they are those of the base.
+    """
+    elsewhere = frozenset[str]() if base or state.base is None else state.base.weights
     found: list[Shard] = []
     for bucket, kept in zip(state.buckets, state.optimizer_state, strict=True):
         flats = {"": bucket.master, **{f"{OPTIMIZER}{name}.": flat for name, flat in kept.items()}}
         for local in bucket.local_ranges():
+            if local.name in elsewhere:
+                continue
             for prefix, flat in flats.items():
                 found += shards_within(prefix + local.name, local.placement, flat[local.at], local.first)
     return found
@@ -200,6 +206,7 @@ def _metadata(state: TrainState, config: Config, mesh: Mesh, corpus: Corpus) -> 
         "global_batch_size": config.train.global_batch_size,
         "optimizer": config.optim.name,
         "frozen": _frozen(state),
+        **({} if state.base is None else {"base": state.base.metadata()}),
         "loss_scale": state.loss_scale.metadata(),
         "model": model_metadata(config.model, corpus.vocab_size),
         "tokenizer_sha256": None if corpus.tokenizer is None else corpus.tokenizer.sha256,
@@ -269,6 +276,19 @@ def resume(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor) 
         monitor.event("other data", step=state.step, differences=others)
 
 
+def _check_all(state: TrainState, config: Config, corpus: Corpus, path: Path, manifest: Manifest) -> None:
+    """`_check`, and that the base is the one that the run began with."""
+    _check(config, corpus, path, manifest)
+    wanted, base = metadata_of(path, manifest).base, state.base
+    if wanted is not None and base is not None:
+        check_base(path, wanted, base.path, base.files)
+    if (wanted is None) != (base is None):
+        raise CheckpointError(
+            f"{path} has {'adapters alone' if base is None else 'all weights'}, and the run would go on with "
+            f"{'all weights' if base is None else 'adapters alone'}: leave lora.rank and train.init_from as they were."
+        )
+
+
 def _frozen(state: TrainState) -> list[str]:
     """The names of all weights of the model that are frozen."""
     return [name for name, weight in state.model.architecture.weights().items() if weight.is_frozen]
@@ -300,7 +320,7 @@ def restore(state: TrainState, config: Config, corpus: Corpus) -> tuple[Path, Ru
         partial(_find, run),
         shards_of(state),
         model=model_metadata(config.model, corpus.vocab_size),
-        check=partial(_check, config, corpus),
+        check=partial(_check_all, state, config, corpus),
         unread=(OPTIMIZER,),  # of weights that are frozen now
         lacks=partial(_lacks, state),
     )

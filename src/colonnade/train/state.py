@@ -30,6 +30,7 @@ from colonnade.pipeline.runner import Runner
 from colonnade.tasks.task import Task
 from colonnade.tasks.tasks import TASKS
 from colonnade.tensor_parallel.parallel import Parallel
+from colonnade.train.base import Base
 from colonnade.train.divergence import LossWatch, Rollback
 
 OPTIMIZERS: Mapping[str, Callable[[float, float, float, float], Optimizer]] = MappingProxyType(
@@ -55,6 +56,8 @@ class TrainState:
     optimizer: Optimizer
     learning_rate: LearningRate
     loss_scale: LossScale
+    base: Base | None = None
+    """What is not saved with it; None: everything is."""
     drawn: bool = True
     """Whether the weights began as initial weights; False where they were to be loaded."""
     step: int = 0

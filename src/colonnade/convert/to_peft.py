@@ -1,0 +1,116 @@
+"""Adapters become a folder that Hugging Face's `peft` loads beside the same base: adapter_config.json and
+adapter_model.safetensors.
+
+Our weight may be several of theirs (rows of q, k and v in one): the adapter of each has a copy of A, and its own rows
+of B, so that it adds the same numbers. Where theirs is one weight too (GPT-2's c_attn), so is the adapter.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from colonnade.architecture.adapters import LORA_A, LORA_B, WEIGHT, is_adapter
+from colonnade.architecture.huggingface.families import family_of
+from colonnade.architecture.huggingface.keys import Refused, lines_of
+from colonnade.architecture.huggingface.statement import Source
+from colonnade.convert.adapted import Adapted, open_adapted
+from colonnade.convert.target import check_space, check_target, publish, workspace
+from colonnade.errors import CheckpointError
+from colonnade.huggingface.order import to_theirs
+from colonnade.huggingface.write import Planned, PlannedFile, Writer
+from colonnade.planner.ranks import amount
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+"""Before the names of the base's modules in their files."""
+
+
+def to_peft(checkpoint: Path, target: Path, *, dtype: torch.dtype | None, dry_run: bool) -> list[str]:
+    """Convert, or only look; returns what is to be told. CheckpointError where something is wrong."""
+    check_target(target)
+    it = open_adapted(checkpoint, None, with_base=False)
+    _check_only_adapters(it)
+    title, every = _sources(it)
+    sources = {module: every[module + WEIGHT] for module in it.modules}
+    planned = [Planned(name, tuple(x.shape), dtype or x.dtype) for name, x in _tensors(it, sources)]
+    needed = sum(each.num_bytes for each in planned)
+    told = [
+        f"{it.path}: step {it.metadata.step:,}, adapters of rank {it.adapters.rank} beside {len(sources)} weights",
+        f"  becomes    adapters of PEFT, of {title}",
+        f"  tensors    {len(planned)}, {amount(needed)}",
+    ]
+    if dry_run:
+        return [*told, *(f"  {each.name} {list(each.shape)}" for each in planned), "Nothing was written (--dry-run)."]
+    check_space(target, needed)
+    with workspace(target) as folder:
+        made = folder / "adapters"
+        made.mkdir()
+        Writer(made, [PlannedFile(WEIGHTS, tuple(planned))]).write(x for _, x in _tensors(it, sources))
+        (made / CONFIG).write_text(json.dumps(_config(it, sources, every), indent=2) + "\n", encoding="utf-8")
+        publish(made, target)
+    return [*told, f"Written: {target}"]
+
+
+def _check_only_adapters(it: Adapted) -> None:
+    others = [name for name, each in it.architecture.weights().items() if not each.is_frozen and not is_adapter(name)]
+    if others:
+        raise CheckpointError(
+            f"{it.path} has trained {len(others)} weights besides its adapters ({others[0]}, …), which a folder of "
+            f"PEFT would lose. `colonnade merge {it.path} TARGET` keeps all of it; convert what that makes."
+        )
+
+
+def _sources(it: Adapted) -> tuple[str, dict[str, Source]]:
+    """Title of the base's family, and each of its weights by our name."""
+    try:
+        family, _ = family_of(it.config.model, it.metadata.model.vocab_size)
+    except Refused as refused:
+        raise CheckpointError(
+            f"{it.path} adapts a model that no family of transformers known here can say. "
+            f"{lines_of(refused.lines).strip()}"
+        ) from None
+    return family.title, {each.ours: each for each in family.sources(it.config.model, it.metadata.model.vocab_size)}
+
+
+def _tensors(it: Adapted, sources: dict[str, Source]) -> Iterator[tuple[str, Tensor]]:
+    """Their names and numbers."""
+    for module, source in sources.items():
+        a, b = it.read(module + LORA_A), it.read(module + LORA_B)
+        rows = to_theirs(source._replace(transposed=False), b, it.config.model.head_width)
+        for theirs, part in zip(source.theirs, rows, strict=True):
+            name = PREFIX + theirs.removesuffix(WEIGHT)
+            yield f"{name}.lora_A.weight", a.contiguous()
+            yield f"{name}.lora_B.weight", part
+
+
+def _config(it: Adapted, sources: dict[str, Source], every: dict[str, Source]) -> dict[str, Any]:
+    base, scale = it.metadata.base, it.adapters.scale
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM" if it.config.model.is_causal else None,
+        "base_model_name_or_path": None if base is None else base.path,
+        "r": it.adapters.rank,
+        "lora_alpha": scale * it.adapters.rank,
+        "lora_dropout": it.adapters.dropout,
+        "target_modules": _targets(sources, every),
+        "fan_in_fan_out": any(source.transposed for source in sources.values()),
+        "bias": "none",
+        "use_rslora": False,
+        "use_dora": False,
+        "init_lora_weights": True,
+        "modules_to_save": None,
+        "inference_mode": True,
+    }
+
+
+def _targets(sources: dict[str, Source], every: dict[str, Source]) -> list[str]:
+    """Last parts of names, where these say which modules are meant; else whole names."""
+    wanted = {theirs.removesuffix(WEIGHT) for source in sources.values() for theirs in source.theirs}
+    modules = {theirs.removesuffix(WEIGHT) for source in every.values() for theirs in source.theirs}
+    short = {name.rpartition(".")[2] for name in wanted}
+    meant = {name for name in modules if name.rpartition(".")[2] in short}
+    return sorted(short if meant == wanted else wanted)

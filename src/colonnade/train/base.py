@@ -1,0 +1,100 @@
+"""The model beside which adapters are trained: named in their checkpoints, not written again, and never mistaken.
+
+A checkpoint of adapters has what is trained, and which content its base had: the digest of a checkpoint's manifest, or
+the SHA-256 of a published folder's config.json and weights. Going on, evaluating and merging begin with a look whether
+that is what lies there still.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from colonnade.checkpoint.manifest import MANIFEST, read_manifest
+from colonnade.checkpoint.schema import clip
+from colonnade.errors import CheckpointError
+from colonnade.mesh.agreement import gather_texts
+from colonnade.mesh.mesh import Axis
+
+BLOCK = 1 << 22  # bytes read at a time
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class BaseMetadata(BaseModel):
+    """Of a base, in a checkpoint's metadata."""
+
+    model_config = ConfigDict(frozen=True)
+
+    path: str
+    files: dict[str, Digest]
+    """Content by file: of a checkpoint, its manifest's digest, which knows all other files."""
+    weights: tuple[str, ...]
+    """What is not in the checkpoint but there, by logical name."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """What a run takes from its base, and does not save."""
+
+    path: Path
+    files: Mapping[str, str]
+    weights: frozenset[str]
+
+    def metadata(self) -> dict[str, object]:
+        return {"path": str(self.path.absolute()), "files": dict(self.files), "weights": sorted(self.weights)}
+
+
+def content_of(path: Path) -> dict[str, str]:
+    """What identifies the weights of a checkpoint or a published folder, by file. Reads all of a published one."""
+    if (path / MANIFEST).exists():
+        return {MANIFEST: read_manifest(path).digest}
+    files = sorted([path / "config.json", *path.glob("*.safetensors"), *path.glob("*.bin")])
+    return {file.name: _digest(file) for file in files if file.exists()}
+
+
+def content_together(path: Path, ranks: Axis) -> dict[str, str]:
+    """The same, read by the first rank alone; every rank calls this."""
+    lines = "" if ranks.rank else "\n".join(f"{digest} {name}" for name, digest in content_of(path).items())
+    told = gather_texts(lines, ranks)[0]
+    return {name: digest for digest, _, name in (line.partition(" ") for line in told.splitlines())}
+
+
+def check_base(what: Path, wanted: BaseMetadata, path: Path, found: Mapping[str, str]) -> None:
+    """CheckpointError unless the content `found` at `path` is that beside which the adapters in `what` were trained."""
+    lines = [
+        f"{name}: {_short(wanted.files.get(name))} when the adapters were trained, {_short(found.get(name))} now"
+        for name in sorted({*wanted.files, *found})
+        if wanted.files.get(name) != found.get(name)
+    ]
+    if lines:
+        raise CheckpointError(
+            f"{what} has adapters of another base than {str(path)!r} (SHA-256):\n  "
+            + "\n  ".join(map(clip, lines))
+            + f"\nThey mean nothing beside other weights. They were trained beside {wanted.path!r}: put that back, or "
+            "name where it lies now, with train.init_from or --base."
+        )
+
+
+def base_path(what: Path, wanted: BaseMetadata, given: Path | None) -> Path:
+    """Where the base of the adapters in `what` lies. CheckpointError where there is nothing."""
+    path = Path(wanted.path) if given is None else given
+    if path.is_dir():
+        return path
+    raise CheckpointError(
+        f"{what} has adapters alone, and their base {str(path)!r} is not there. Name where it lies with --base."
+    )
+
+
+def _digest(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _short(digest: str | None) -> str:
+    return "not there" if digest is None else f"{digest[:12]}…"

@@ -1,0 +1,216 @@
+"""Adapters beside a published model: loss and gradients of `peft`, and folders that it loads with the same logits."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import peft
+import pytest
+import torch
+from torch import Tensor
+
+from colonnade.config.parts import LoraConfig
+from colonnade.config.schema import Config, OptimConfig, RunConfig, TrainConfig
+from colonnade.data.loader import Batch
+from colonnade.data.writer import TokenFileWriter
+from colonnade.huggingface.folder import open_published
+from colonnade.huggingface.order import to_theirs
+from colonnade.mesh.mesh import Mesh
+from colonnade.serving.trained import open_trained
+from colonnade.train.init_from import origin_at
+from colonnade.train.recovery import shards_of
+from colonnade.train.state import TrainState, build_state
+from colonnade.train.step import train_step
+from tests.commands import forked, here
+from tests.convert.published import VOCAB, saved, transformers
+from tests.convert.test_logits import TOKENS, assert_equal, in_float64, logits_of
+from tests.parity.runs import local_ranges, whole
+from tests.runs import tensors
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # of peft to transformers
+NAMES = ["gpt2", "llama", "llama, grouped, tied, biases"]
+ALL = ["attention.*", "mlp.*"]
+
+
+def settings_of(folder: Path, **lora: Any) -> Config:
+    """Eight numbers in float64, no dropout, nothing clipped."""
+    model = open_published(folder).model
+    train = TrainConfig(steps=1, global_batch_size=2, micro_batch_size=2, precision="fp64", gradient_clip=0.0)
+    return Config(
+        model=model.model_copy(update={"dropout": 0.0, "attention_dropout": 0.0}),
+        train=train,
+        optim=OptimConfig(learning_rate=1e-3),
+        lora=LoraConfig(**{"rank": 4, "targets": ALL, **lora}),
+        run=RunConfig(folder="unused"),
+    )
+
+
+def begun(folder: Path, config: Config) -> TrainState:
+    """A state with the folder's weights, and adapters that are not zero."""
+    state = build_state(config, Mesh(), VOCAB, CPU)
+    origin = origin_at(folder)
+    origin.fill([shard for shard in shards_of(state) if shard.name in origin.shapes])
+    generator = torch.Generator().manual_seed(3)
+    for shard in shards_of(state):
+        if shard.name.endswith("lora_b") and not shard.name.startswith("optimizer."):
+            shard.data.detach().copy_(torch.randn(shard.data.shape, generator=generator) * 0.1)
+    state.ownership.publish()
+    return state
+
+
+def theirs_by_our_module(folder: Path, config: Config) -> dict[str, Any]:
+    published = open_published(folder)
+    return {name.removesuffix(".weight"): source for name, source in published.sources.items()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_loss_and_gradients_are_those_of_peft(name: str, tmp_path: Path) -> None:
+    model = saved(tmp_path, name)
+    config = settings_of(tmp_path, alpha=10.0)
+    state = begun(tmp_path, config)
+    weights = whole(local_ranges(state, "master"))
+    sources = theirs_by_our_module(tmp_path, config)
+    modules = [each.removesuffix(".lora_a") for each in weights if each.endswith(".lora_a")]
+    targets = [part.removesuffix(".weight") for module in modules for part in sources[module].theirs]
+    is_conv = any(sources[module].transposed for module in modules)
+    adapted = peft.get_peft_model(
+        model, peft.LoraConfig(r=4, lora_alpha=10.0, target_modules=targets, fan_in_fan_out=is_conv)
+    ).double()
+
+    def layer(theirs: str) -> Any:
+        return adapted.base_model.model.get_submodule(theirs.removesuffix(".weight"))
+
+    def rows(module: str, ours: Tensor) -> list[Tensor]:
+        return to_theirs(sources[module]._replace(transposed=False), ours, config.model.head_width)
+
+    for module in modules:
+        for theirs, part in zip(sources[module].theirs, rows(module, weights[f"{module}.lora_b"]), strict=True):
+            layer(theirs).lora_A.default.weight.data.copy_(weights[f"{module}.lora_a"])
+            layer(theirs).lora_B.default.weight.data.copy_(part)
+    labels = TOKENS.roll(-1, 0)
+    samples = torch.arange(TOKENS.shape[1])
+    result = train_step(state, [Batch(TOKENS, labels, torch.ones(TOKENS.shape), samples)], Mesh(), config.train)
+    with in_float64(adapted.base_model.model, SimpleNamespace(config=config)) as exact:  # type: ignore[arg-type]
+        logits = exact(input_ids=TOKENS.t()).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.t().flatten())
+        loss.backward()
+    assert result.loss == pytest.approx(loss.item(), rel=1e-10)
+    gradients = whole(local_ranges(state, "reduced"))
+    assert gradients.keys() == {f"{module}.{each}" for module in modules for each in ("lora_a", "lora_b")}
+    for module in modules:
+        layers = [layer(theirs) for theirs in sources[module].theirs]
+        assert_equal(gradients[f"{module}.lora_a"], sum(each.lora_A.default.weight.grad for each in layers))
+        for each, part in zip(layers, rows(module, gradients[f"{module}.lora_b"]), strict=True):
+            assert_equal(part, each.lora_B.default.weight.grad)
+
+
+# --- runs, and what is made of them -----------------------------------------------------------------------------------
+
+CONFIG = """\
+[model]
+{model}
+[data]
+train = "{data}"
+tokenizer = "{base}/tokenizer.json"
+split = "5:1"
+[train]
+init_from = "{base}"
+steps = 3
+global_batch_size = 4
+micro_batch_size = 2
+threads = 1
+device = "cpu"
+evaluate_every = 0
+[optim]
+learning_rate = 0.1
+warmup_steps = 1
+[lora]
+rank = 3
+alpha = 7.5
+dropout = 0.1
+targets = {targets}
+[run]
+folder = "{run}"
+"""
+
+
+def trained(base: Path, folder: Path, targets: list[str] = ALL) -> Path:
+    """A run of three steps beside a published base: its folder."""
+    published = open_published(base)
+    with TokenFileWriter(folder / "data", np.dtype("<u2")) as writer:
+        for first in range(60):
+            writer.add_document([(first * 7 + 3 * i) % VOCAB for i in range(40)])
+    model = published.model.model_dump(exclude_none=True, exclude={"rotary"})
+    rotary = published.model.rotary.model_dump(exclude_none=True)
+    lines = [f"{key} = {value!r}".replace("True", "true").replace("False", "false") for key, value in model.items()]
+    if published.model.position == "rotary":
+        inner = [
+            f"{key} = {value!r}".replace("True", "true").replace("False", "false") for key, value in rotary.items()
+        ]
+        lines += ["[model.rotary]", *inner]
+    text = CONFIG.format(model="\n".join(lines), data=folder / "data", base=base, run=folder / "run", targets=targets)
+    (folder / "config.toml").write_text(text)
+    answer = forked("train", folder / "config.toml")
+    assert answer.status == 0, answer
+    return folder / "run"
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Any]:
+    folder = tmp_path_factory.mktemp("adapters")
+    model = saved(folder / "base", request.param)
+    return trained(folder / "base", folder), folder / "base", model
+
+
+def test_peft_loads_an_export_with_our_logits(run: tuple[Path, Path, Any], tmp_path: Path) -> None:
+    folder, base, _ = run
+    answer = here("convert", folder, tmp_path / "peft")
+    assert answer.status == 0 and "adapters of PEFT" in answer.out, answer
+    newest = folder / "checkpoints" / "step_00000003"
+    ours = open_trained(newest, Mesh(), CPU, "fp64")
+    twin = peft.PeftModel.from_pretrained(transformers.AutoModelForCausalLM.from_pretrained(base), tmp_path / "peft")
+    for dtype, tolerance in ((torch.float64, 1e-10),):
+        with in_float64(twin.base_model.model, ours) as exact, torch.no_grad():
+            theirs = exact(input_ids=TOKENS.t()).logits.transpose(0, 1)
+        found = logits_of(ours)
+        assert found is not None
+        torch.testing.assert_close(found.to(dtype), theirs, rtol=tolerance, atol=tolerance)
+    single = peft.PeftModel.from_pretrained(
+        transformers.AutoModelForCausalLM.from_pretrained(base), tmp_path / "peft"
+    ).eval()
+    with torch.no_grad():
+        theirs = single(input_ids=TOKENS.t()).logits.transpose(0, 1)
+    found = logits_of(open_trained(newest, Mesh(), CPU, "fp32"))
+    torch.testing.assert_close(found, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_a_merged_checkpoint_computes_the_same(run: tuple[Path, Path, Any], tmp_path: Path) -> None:
+    folder, base, _ = run
+    answer = here("merge", folder, tmp_path / "merged")
+    assert answer.status == 0 and "adapters of rank 3" in answer.out, answer
+    before = logits_of(open_trained(folder / "checkpoints" / "step_00000003", Mesh(), CPU, "fp64"))
+    after = logits_of(open_trained(tmp_path / "merged", Mesh(), CPU, "fp64"))
+    assert before is not None and after is not None
+    torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)  # merged weights are rounded to fp32
+    without = logits_of(open_trained(converted_base(base, tmp_path), Mesh(), CPU, "fp64"))
+    assert without is not None and (without - before).abs().max() > 0.01, "the adapters do something"
+
+
+def converted_base(base: Path, folder: Path) -> Path:
+    assert here("convert", base, folder / "plain").status == 0
+    return folder / "plain"
+
+
+def test_what_was_trained_besides_adapters_is_not_lost_in_an_export(tmp_path: Path) -> None:
+    saved(tmp_path / "base", "gpt2")
+    folder = trained(tmp_path / "base", tmp_path, ["attention.qkv"])
+    assert not any("mlp" in name for name in tensors(folder))
+    config = (tmp_path / "config.toml").read_text().replace("[run]", '[parts]\nfrozen = ["!head.*"]\n[run]')
+    (tmp_path / "config.toml").write_text(config.replace(str(tmp_path / "run"), str(tmp_path / "more")))
+    assert forked("train", tmp_path / "config.toml").status == 0
+    assert "head.norm.weight" in tensors(tmp_path / "more")
+    answer = here("convert", tmp_path / "more", tmp_path / "peft")
+    assert answer.status == 2 and "colonnade merge" in answer.err, answer
+    assert here("merge", tmp_path / "more", tmp_path / "merged").status == 0

@@ -1,0 +1,122 @@
+"""A run with adapters: what it saves, and that it goes on beside the same base alone."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from colonnade.checkpoint.manifest import read_manifest
+from tests.commands import Answer, after_banner, forked, here
+from tests.runs import Finished, metrics, tensors
+from tests.tiny import TinyCorpus, write_config
+
+LORA = ("optim.decay_steps=6", "lora.rank=4", "lora.dropout=0.1", 'lora.targets=["attention.*", "mlp.up"]')
+
+
+def lora(corpus: TinyCorpus, folder: Path, base: Path, *more: str, num_ranks: int = 1) -> Answer:
+    return forked("train", write_config(corpus, folder), f"train.init_from={base}", *LORA, *more, num_ranks=num_ranks)
+
+
+@pytest.fixture(scope="module")
+def adapted(finished: Finished, corpus: TinyCorpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of six steps beside a run's newest checkpoint. Not to be changed."""
+    folder = tmp_path_factory.mktemp("adapted")
+    answer = lora(corpus, folder, finished.folder)
+    assert answer.status == 0 and "parameters trained" in answer.out, answer
+    return folder / "run"
+
+
+def test_adapters_and_their_moments_are_saved_alone(adapted: Path, finished: Finished) -> None:
+    names = tensors(adapted).keys()
+    of_adapters = {name for name in names if not name.startswith("optimizer.")}
+    assert of_adapters == {
+        f"blocks.{layer}.{module}.{each}"
+        for layer in (0, 1)
+        for module in ("attention.qkv", "attention.output", "mlp.up")
+        for each in ("lora_a", "lora_b")
+    }
+    moments = {f"optimizer.{moment}.{name}" for name in of_adapters for moment in ("exp_avg", "exp_avg_sq")}
+    assert names == of_adapters | moments
+    base = read_manifest(adapted / "checkpoints" / "step_00000006").metadata["base"]
+    assert base["path"] == str(finished.newest) and len(base["weights"]) == len(tensors(finished.folder)) // 3
+
+
+def test_a_run_goes_on_as_if_it_had_never_ended(
+    adapted: Path, finished: Finished, corpus: TinyCorpus, tmp_path: Path
+) -> None:
+    """On another layout too, up to rounding."""
+    first = lora(corpus, tmp_path, finished.folder, "train.steps=3")
+    assert first.status == 0
+    again = lora(corpus, tmp_path, finished.folder)
+    assert again.status == 0 and "Beside them the weights of" in again.out, again
+    for name, x in tensors(adapted).items():
+        assert torch.equal(tensors(tmp_path / "run")[name], x), name
+    other = lora(corpus, tmp_path / "tp", finished.folder, "train.steps=3")
+    assert other.status == 0
+    other = lora(
+        corpus, tmp_path / "tp", finished.folder, "parallel.tp=2", "parallel.sequence_parallel=true", num_ranks=2
+    )
+    assert other.status == 0
+    pairs = zip(metrics(tmp_path / "tp" / "run"), metrics(adapted), strict=True)
+    assert all(mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5) for mine, theirs in pairs)
+
+
+def test_evaluating_and_generating_beside_the_base(adapted: Path, finished: Finished, tmp_path: Path) -> None:
+    told = [here("evaluate", folder, "--part", "validation", "--json") for folder in (adapted, finished.folder)]
+    assert [answer.status for answer in told] == [0, 0], told
+    assert told[0].out != told[1].out
+    answer = here("generate", adapted, "--prompt", "a", "--max-new-tokens", "2", "--json")
+    assert answer.status == 0, answer
+
+
+def test_a_base_that_has_changed_or_moved(
+    adapted: Path, finished: Finished, corpus: TinyCorpus, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    assert forked("train", write_config(corpus, other), "train.seed=7", "train.steps=1").status == 0
+    answer = here("evaluate", adapted, "--part", "validation", "--base", other / "run")
+    assert answer.status == 2 and "adapters of another base" in answer.err and "manifest.json: " in answer.err, answer
+    run = Path(shutil.copytree(adapted, tmp_path / "run"))
+    moved = Path(shutil.copytree(finished.folder, tmp_path / "moved"))
+    assert here("evaluate", run, "--part", "validation", "--base", moved).status == 0
+    settings = write_config(corpus, tmp_path)
+    answer = forked("train", settings, f"train.init_from={other / 'run'}", *LORA, "train.steps=7")
+    assert answer.status == 2 and "adapters of another base" in answer.err, answer
+    answer = forked("train", settings, f"train.init_from={moved}", *LORA, "train.steps=7")
+    assert answer.status == 0 and "Resumed from" in after_banner(answer.out), answer
+
+
+def test_adapters_are_no_weights_to_begin_from(adapted: Path, corpus: TinyCorpus, tmp_path: Path) -> None:
+    answer = forked("train", write_config(corpus, tmp_path), f"train.init_from={adapted}")
+    assert answer.status == 2 and "has adapters alone" in answer.err and "colonnade merge" in answer.err, answer
+
+
+def test_without_a_base_everything_is_saved(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """The base are the initial weights then."""
+    answer = forked("train", write_config(corpus, tmp_path), "train.steps=2", *LORA)
+    assert answer.status == 0, answer
+    assert {"embedding.tokens.weight", "blocks.0.mlp.up.lora_a"} <= tensors(tmp_path / "run").keys()
+    assert here("evaluate", tmp_path / "run", "--part", "validation").status == 0
+    assert here("merge", tmp_path / "run", tmp_path / "merged").status == 0
+    answer = here("merge", tmp_path / "merged", tmp_path / "again")
+    assert answer.status == 2 and "has no adapters" in answer.err, answer
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("lora.rank=17", "lora.rank = 17 is larger than blocks."),
+        (
+            'lora.targets=["attention.qvk"]',
+            'lora.targets has "attention.qvk", which matches no linear layer',
+        ),
+        ("lora.targets=[]", "lora.targets is empty"),
+        ("lora.dropout=1.0", "lora.dropout = 1.0 is out of range"),
+        ("lora.alpha=0.0", "lora.alpha = 0.0 is out of range"),
+    ],
+)
+def test_what_cannot_be_is_said_before_ranks_start(config: Path, tmp_path: Path, override: str, said: str) -> None:
+    answer = here("train", config, f"run.folder={tmp_path / 'run'}", "lora.rank=4", override, "parallel.tp=2")
+    assert answer.status == 2 and said in answer.err and "on rank" not in answer.err, answer
+    assert not (tmp_path / "run").exists()
