@@ -21,7 +21,7 @@ def merge(
     base: BaseFolder = None,
     best: Best = False,
 ) -> None:
-    """Add adapters to the weights that they were trained beside: an ordinary checkpoint of both."""
+    """Add adapters to their base: an ordinary checkpoint of both."""
     from colonnade.convert import merge as merging
 
     merging.merge(source, target, base=base, best=best)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from colonnade.architecture.adapters import LORA_A
 from colonnade.mesh.layout import Layout
 from tests.parity.compare import WHAT, Outcome, by_layout, compare, holders_of
 from tests.parity.covering import covering, handful, job
@@ -163,12 +164,13 @@ def test_padding_stays_zero(outcomes: list[Outcome]) -> None:
 
 
 def test_the_cases_are_what_they_say(outcomes: list[Outcome]) -> None:
-    """Clipping bites where it should, every weight has a gradient."""
+    """Clipping bites where it should, every weight has a gradient: A of adapters when B is no longer zero."""
     for outcome in outcomes:
         case, reference = outcome.job[0], outcome.reference
-        for result, gradients in zip(reference.results, reference.gradients, strict=True):
+        for step, (result, gradients) in enumerate(zip(reference.results, reference.gradients, strict=True)):
             assert (result.grad_norm > 1.5 * case.clip) == case.clipped, str(case)
-            assert all(gradient.abs().max() > 1e-6 for gradient in gradients.values()), str(case)
+            some = [gradient for name, gradient in gradients.items() if step or not name.endswith(LORA_A)]
+            assert all(gradient.abs().max() > 1e-6 for gradient in some), str(case)
         assert any("positions" in name for name in reference.kept["master"]) == (
             case.model.position in ("learned", "relative")
         )
