@@ -19,7 +19,7 @@ FLOORS = [
     {"model", "data_parallel", "pipeline"},
     {"checkpoint", "evaluation", "generation"},
     {"tasks", "huggingface"},
-    {"train", "megatron"},
+    {"train", "megatron", "gguf"},
     {"planner"},
     {"verify", "serving"},
     {"demo", "reference", "convert"},

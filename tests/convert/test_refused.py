@@ -361,7 +361,7 @@ def test_sources_and_targets(folders: Path, tmp_path: Path, monkeypatch: pytest.
     message = refused(tmp_path, "meta-llama/Llama-3-8B", "ours")
     assert "`hf download meta-llama/Llama-3-8B --local-dir Llama-3-8B`" in message and "does not exist" in message
     assert "hf download" not in refused(tmp_path, "/no/where/at/all", "ours")
-    assert "is a file. Name the folder" in refused(tmp_path, theirs / WHOLE, "ours")
+    assert "is a file, and no GGUF. Name the folder" in refused(tmp_path, theirs / WHOLE, "ours")
     (tmp_path / "empty").mkdir()
     assert "is neither a checkpoint nor" in refused(tmp_path, "empty", "ours")
     assert "exists already, and a conversion overwrites nothing" in refused(tmp_path, theirs, "empty")

@@ -59,7 +59,8 @@ def convert(
 def _check_source(source: Path) -> None:
     if source.is_file():
         raise CheckpointError(
-            f"{source} is a file. Name the folder that holds it: of Hugging Face with its config.json, or a checkpoint."
+            f"{source} is a file, and no GGUF. Name the folder that holds it: of Hugging Face with its config.json, or "
+            "a checkpoint."
         )
     if not source.exists():
         hub = HUB_ID.fullmatch(str(source))

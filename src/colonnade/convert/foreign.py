@@ -6,41 +6,52 @@ from colonnade.checkpoint.manifest import MANIFEST
 from colonnade.convert.to_checkpoint import tokenizer_at
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError, ConfigError, DataError
+from colonnade.gguf.header import is_gguf
+from colonnade.gguf.source import open_gguf
+from colonnade.gguf.tokenizer import tokenizer_in
 from colonnade.huggingface.folder import Published, is_published, open_published
 from colonnade.megatron.ranks import is_megatron
 from colonnade.megatron.source import open_megatron, true_vocabulary
 
+NONE = "none in the folder"
+"""Why there is no tokenizer."""
+
 
 def is_foreign(source: Path) -> bool:
     """Whether a path is of a kind that others write."""
+    if source.is_file():
+        return is_gguf(source)
     return source.is_dir() and not (source / MANIFEST).exists() and (is_published(source) or is_megatron(source))
 
 
 def what_it_is(source: Path) -> str:
     """In words."""
+    if source.is_file():
+        return "a GGUF file"
     return "a folder of Hugging Face" if is_published(source) else "a checkpoint of Megatron-LM"
 
 
-def open_foreign(source: Path, tokenizer: Path | None, vocab_size: int | None) -> tuple[Published, Tokenizer | None]:
-    """Weights and tokenizer. `tokenizer`: in the place of the folder's own; `vocab_size`: rows that are tokens, where a
-    table is padded. A ColonnadeError says what is wrong.
+def open_foreign(source: Path, tokenizer: Path | None, vocab_size: int | None) -> tuple[Published, Tokenizer | str]:
+    """Weights, and the tokenizer or in words why there is none. `tokenizer`: in the place of the source's own;
+    `vocab_size`: rows that are tokens, where a table is padded. A ColonnadeError says what is wrong.
     """
+    if vocab_size is not None and (source.is_file() or is_published(source)):
+        raise ConfigError(
+            f"--vocab-size is of the padded tables of Megatron-LM, and {source} is {what_it_is(source)}. Leave it out."
+        )
+    if source.is_file():
+        published, header = open_gguf(source)
+        return published, tokenizer_in(header) if tokenizer is None else _named(tokenizer)
+    known = tokenizer_at(source) if tokenizer is None else _named(tokenizer)
     if is_published(source):
-        if vocab_size is not None:
-            raise ConfigError(
-                f"--vocab-size is of padded tables, and the config.json of {source} says it. Leave it out."
-            )
-        published = open_published(source)
-        return published, _tokenizer(source, tokenizer)
-    known = _tokenizer(source, tokenizer)
+        return open_published(source), known or NONE
     size = None if known is None else known.vocab_size
-    return open_megatron(source, lambda found: true_vocabulary(found, given=vocab_size, tokenizer=size)), known
+    published = open_megatron(source, lambda found: true_vocabulary(found, given=vocab_size, tokenizer=size))
+    return published, known or NONE
 
 
-def _tokenizer(source: Path, named: Path | None) -> Tokenizer | None:
-    if named is None:
-        return tokenizer_at(source)
+def _named(path: Path) -> Tokenizer:
     try:
-        return Tokenizer.load(named)
+        return Tokenizer.load(path)
     except DataError as error:
-        raise CheckpointError(f"--tokenizer {named}: {error}") from None
+        raise CheckpointError(f"--tokenizer {path}: {error}") from None

@@ -39,13 +39,16 @@ def check_new(target: Path) -> None:
 
 
 def to_checkpoint(
-    published: Published, tokenizer: Tokenizer | None, target: Path, *, dtype: torch.dtype | None, dry_run: bool
+    published: Published, known: Tokenizer | str, target: Path, *, dtype: torch.dtype | None, dry_run: bool
 ) -> list[str]:
-    """Convert, or only look; returns what is to be told. CheckpointError where something is wrong."""
+    """Convert, or only look; returns what is to be told. `known`: the tokenizer, or in words why there is none.
+    CheckpointError where something is wrong.
+    """
+    tokenizer = known if isinstance(known, Tokenizer) else None
     _check_tokenizer(published, tokenizer)
     wanted = {name: dtype or published.dtype_of(name) for name in published.sources}
     needed = sum(published.sources[name].weight.size * kind.itemsize for name, kind in wanted.items())
-    told = _told(published, tokenizer, needed)
+    told = _told(published, known, needed)
     if dry_run:
         return [*told, *_listed(published, wanted)]
     check_space(target, needed)
@@ -106,7 +109,7 @@ def _files(published: Published, tokenizer: Tokenizer | None, dtype: torch.dtype
     files = {"config.toml": text.encode()}
     if tokenizer is not None:
         files["tokenizer.json"] = tokenizer.to_json().encode()
-    for name in BESIDE:
+    for name in BESIDE if published.folder.is_dir() else ():
         path = published.folder / name
         if path.exists() and "auto_map" not in (content := read_json(path)):
             files[name] = (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
@@ -128,15 +131,15 @@ def _metadata(published: Published, tokenizer: Tokenizer | None) -> dict[str, An
     }
 
 
-def _told(published: Published, tokenizer: Tokenizer | None, num_bytes: int) -> list[str]:
+def _told(published: Published, known: Tokenizer | str, num_bytes: int) -> list[str]:
     model = published.model
     parameters = sum(source.weight.size for source in published.sources.values())
-    known = "none in the folder" if tokenizer is None else f"{tokenizer.vocab_size:,} ids"
+    ids = known if isinstance(known, str) else f"{known.vocab_size:,} ids"
     return [
         f"{published.folder}: {published.family.title} ({published.family.architecture}), {parameters:,} parameters",
         f"  model      {model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads, at most "
         f"{model.seq_length:,} positions, vocabulary {published.vocab_size:,}",
-        f"  tokenizer  {known}",
+        f"  tokenizer  {ids}",
         f"  tensors    {len(published.sources)}, {amount(num_bytes)}",
     ]
 

@@ -1,0 +1,68 @@
+"""The tokenizer within a GGUF file, where it is a byte-level BPE whose way to split text is known."""
+
+import json
+from typing import Any
+
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.errors import DataError
+from colonnade.gguf.header import Header
+
+_NUMBERS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{DIGITS}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SPLITS: dict[str, str | None] = {
+    "gpt-2": None,
+    "llama-bpe": _NUMBERS.replace("{DIGITS}", "{1,3}"),
+    "qwen2": _NUMBERS.replace("{DIGITS}", ""),
+}
+"""By the name of `tokenizer.ggml.pre`; None: as GPT-2."""
+_CONTROL, _USERS = 3, 4
+
+
+def tokenizer_in(header: Header) -> Tokenizer | str:
+    """The file's tokenizer, or in words why it must be named with --tokenizer."""
+    said = {key: header.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre", "tokens", "merges")}
+    kinds = header.metadata.get("tokenizer.ggml.token_type", [])
+    if said["model"] is None:
+        return "none in the file"
+    if said["model"] != "gpt2":
+        what = "tokenizer.model (SentencePiece)" if said["model"] == "llama" else "tokenizer.json"
+        return f"left: of kind {said['model']}. Name the original model's {what} with --tokenizer to have one"
+    tokens, merges = said["tokens"], said["merges"]
+    if said["pre"] not in _SPLITS or not isinstance(tokens, list) or not isinstance(merges, list):
+        return f"left: it splits text as {said['pre']}. Name the original model's tokenizer.json with --tokenizer"
+    special = {id_ for id_, kind in enumerate(kinds) if kind in (_CONTROL, _USERS)}
+    try:
+        return Tokenizer.from_json(json.dumps(_content(tokens, merges, special, _SPLITS[said["pre"]])))
+    except DataError:
+        return "left: it cannot be read. Name the original model's tokenizer.json with --tokenizer"
+
+
+def _content(tokens: list[str], merges: list[str], special: set[int], split: str | None) -> dict[str, Any]:
+    """Of a tokenizer.json."""
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": split is None}
+    first = {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": id_, "content": tokens[id_], **flags} for id_ in sorted(special) if id_ < len(tokens)],
+        "normalizer": None,
+        "pre_tokenizer": level if split is None else {"type": "Sequence", "pretokenizers": [first, level]},
+        "post_processor": None,
+        "decoder": {**level, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": split is not None,
+            "vocab": {token: id_ for id_, token in enumerate(tokens)},
+            "merges": merges,
+        },
+    }

@@ -1,0 +1,208 @@
+"""A GGUF file becomes a checkpoint that computes what transformers computes with the same numbers."""
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import tokenizers
+import torch
+
+from colonnade.data.tokenizer import Tokenizer, train_bpe
+from colonnade.gguf.header import FORMATS, read_header
+from colonnade.mesh.mesh import Mesh
+from colonnade.serving.trained import open_trained
+from tests.convert.published import LLAMA3, MODELS, random_model
+from tests.convert.test_logits import CPU, TOKENS, assert_equal, in_float64, logits_of
+from tests.convert.test_refused import refused
+from tests.convert.test_round_trip import converted
+from tests.gguf.written import words, write
+
+gguf = pytest.importorskip("gguf")
+F32, F16, BF16, Q8_0, Q4_0 = (gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0"))
+
+
+@pytest.fixture
+def shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes of whole blocks of quantized numbers."""
+    wide = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8, "num_key_value_heads": 2}
+    for name in ("llama", "qwen2", "qwen3"):
+        kind, keys = MODELS[name]
+        head = {"head_dim": 16} if name == "qwen3" else {}
+        scaled = {**LLAMA3, "rope_theta": 5e5, "original_max_position_embeddings": 8192}
+        rope = {"rope_parameters": scaled} if name == "llama" else {}
+        monkeypatch.setitem(MODELS, name, (kind, {**keys, **wide, **head, **rope}))
+
+
+@pytest.mark.usefixtures("shapes")
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("llama", F16),
+        ("llama", Q8_0),
+        ("qwen2", BF16),
+        ("qwen3", Q4_0),
+        ("llama, grouped, tied, biases", F32),
+        *(
+            pytest.param("llama", gguf.GGMLQuantizationType[each], marks=pytest.mark.slow)
+            for each in ("F32", "Q4_1", "Q5_0", "Q5_1")
+        ),
+    ],
+)
+def test_logits_are_those_of_transformers(name: str, kind: Any, tmp_path: Path) -> None:
+    twin = random_model(name)
+    state = write(tmp_path / "model.gguf", twin, name.split(",")[0], kind)
+    twin.load_state_dict(state, strict=False)
+    converted(tmp_path / "model.gguf", tmp_path / "ours", "--tokenizer", words(tmp_path))
+    trained = open_trained(tmp_path / "ours", Mesh(), CPU, "fp64")
+    if name == "llama":
+        assert (
+            trained.config.model.rotary.scaling == "llama3" and trained.config.model.rotary.factor == LLAMA3["factor"]
+        )
+    ours = logits_of(trained)
+    with in_float64(twin, trained) as exact, torch.no_grad():
+        assert ours is not None and ours.std() > 0.3
+        assert_equal(ours, exact(input_ids=TOKENS.t()).logits.transpose(0, 1))
+
+
+@pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
+def test_blocks_of_256_have_the_sizes_that_ggml_gives_them(name: str) -> None:
+    kind = gguf.GGMLQuantizationType[name]
+    assert FORMATS[int(kind)] == (name, *gguf.GGML_QUANT_SIZES[kind])
+    zeros = numpy.zeros((2, FORMATS[int(kind)].num_bytes), numpy.uint8)
+    assert gguf.quants.dequantize(zeros, kind).shape == (2, 256)
+
+
+def test_every_format_is_as_ggml_says() -> None:
+    for code, numbers in FORMATS.items():
+        assert (numbers.elements, numbers.num_bytes) == gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(code)]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    write(tmp_path / "model.gguf", random_model("llama, grouped, tied, biases"), "llama", F16)
+    return tmp_path / "model.gguf"
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2"])
+def test_a_byte_level_tokenizer_comes_along(pre: str, tmp_path: Path) -> None:
+    trained = train_bpe(["the cat sat on the mat, 1234 times; isn't that so?\n\n  Yes."] * 3, 300)
+    content = json.loads(trained.to_json())
+    tokens = sorted(content["model"]["vocab"], key=content["model"]["vocab"].get)
+    for added in content["added_tokens"]:
+        tokens = tokens if added["content"] in tokens else [*tokens, added["content"]]
+    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in content["model"]["merges"]]
+    special = {added["content"] for added in content["added_tokens"]}
+    with pytest.MonkeyPatch.context() as patch:
+        kind, keys = MODELS["llama, grouped, tied, biases"]
+        patch.setitem(MODELS, "llama, grouped, tied, biases", (kind, {**keys, "vocab_size": len(tokens)}))
+        patch.setattr("tests.gguf.written.VOCAB", len(tokens))
+        write(
+            tmp_path / "model.gguf",
+            random_model("llama, grouped, tied, biases"),
+            "llama",
+            F16,
+            add_tokenizer_model="gpt2",
+            add_tokenizer_pre=pre,
+            add_token_list=tokens,
+            add_token_merges=merges,
+            add_token_types=[3 if token in special else 1 for token in tokens],
+            add_eos_token_id=len(tokens) - 1,
+        )
+    out = converted(tmp_path / "model.gguf", tmp_path / "ours")
+    assert f"tokenizer  {len(tokens):,} ids" in out
+    made = Tokenizer.load(tmp_path / "ours" / "tokenizer.json")
+    text = "the cat isn't 12345 on\n\n the  mat: é?"
+    assert made.decode(made.encode(text)) == text
+    if pre == "gpt-2":
+        assert made.encode(text) == trained.encode(text)
+    assert isinstance(tokenizers.Tokenizer.from_str(made.to_json()), tokenizers.Tokenizer)
+
+
+def test_one_of_another_kind_is_left_with_the_file_to_name(tmp_path: Path) -> None:
+    write(
+        tmp_path / "model.gguf",
+        random_model("llama, grouped, tied, biases"),
+        "llama",
+        F16,
+        add_tokenizer_model="llama",
+        add_token_list=["a"] * 61,
+    )
+    out = converted(tmp_path / "model.gguf", tmp_path / "ours")
+    assert "tokenizer  left: of kind llama. Name the original model's tokenizer.model (SentencePiece) with --tok" in out
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"add_expert_count": 8}, "expert_count = 8: its MLP is a mixture of experts"),
+        ({"add_rope_dimension_count": 4}, "rope.dimension_count = 4: rotary positions of these families turn whole"),
+        ({"add_rope_scaling_type": gguf.RopeScalingType.LONGROPE}, 'rope.scaling.type = "longrope"'),
+        ({"add_logit_scale": 2.0}, "logit_scale = 2.0 is not known here"),
+    ],
+)
+def test_metadata_of_other_models(keys: dict[str, Any], said: str, tmp_path: Path) -> None:
+    write(tmp_path / "model.gguf", random_model("llama, grouped, tied, biases"), "llama", F16, **keys)
+    assert said in refused(tmp_path, tmp_path / "model.gguf", tmp_path / "ours")
+
+
+def test_other_architectures(tmp_path: Path) -> None:
+    write(tmp_path / "model.gguf", random_model("llama, grouped, tied, biases"), "gemma2", F16)
+    message = refused(tmp_path, tmp_path / "model.gguf", tmp_path / "ours")
+    assert 'general.architecture = "gemma2": llama, qwen2, qwen3 are read' in message
+
+
+def at(data: bytes, name: bytes, more: int) -> int:
+    return data.index(name) + len(name) + more
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda x: x[:20], "it is too short"),
+        (lambda x: x[:300], "it ends at byte 300"),
+        (lambda x: x[:-40], "lies up to"),
+        (lambda x: x[:4] + struct.pack("<I", 9) + x[8:], "it is of version 9"),
+        (lambda x: x[:8] + struct.pack("<Q", 2**60) + x[16:], "it ends at byte"),
+        (lambda x: x[:16] + struct.pack("<Q", 2**63) + x[24:], "it ends at byte"),
+        (lambda x: x[:24] + struct.pack("<Q", 2**50) + x[32:], "it ends at byte"),
+        (
+            lambda x: x[: (n := at(x, b"token_embd.weight", 20))] + struct.pack("<I", 99) + x[n + 4 :],
+            "token_embd.weight is stored in ggml's format 99; known are F32, F16",
+        ),
+        (
+            lambda x: x[: (n := at(x, b"token_embd.weight", 24))] + struct.pack("<Q", 2**62) + x[n + 8 :],
+            "token_embd.weight lies up to",
+        ),
+        (
+            lambda x: x[: (n := at(x, b"token_embd.weight", 4))] + struct.pack("<Q", 2**61) + x[n + 8 :],
+            "token_embd.weight lies up to",
+        ),
+        (lambda x: x.replace(b"blk.1.attn_q.weight", b"blk.1.attn_X.weight"), "blk.1.attn_X.weight"),
+    ],
+)
+def test_damage_and_lies(edit: Callable[[bytes], bytes], said: str, file: Path, tmp_path: Path) -> None:
+    file.write_bytes(edit(file.read_bytes()))
+    message = refused(tmp_path, file, tmp_path / "ours")
+    assert said in message and str(file) in message, message
+
+
+def test_a_list_that_lies_about_its_length_ends_at_once(tmp_path: Path) -> None:
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k"
+    for kind in (0, 8):
+        (tmp_path / "model.gguf").write_bytes(head + struct.pack("<IIQ", 9, kind, 2**62))
+        assert "it ends at byte" in refused(tmp_path, tmp_path / "model.gguf", tmp_path / "ours")
+
+
+def test_without_the_package_plain_numbers_are_read_and_quantized_ones_refused(
+    shapes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, kind in (("plain", F16), ("quantized", Q8_0)):
+        write(tmp_path / f"{name}.gguf", random_model("llama"), "llama", kind)
+    monkeypatch.setitem(__import__("sys").modules, "gguf", None)
+    assert "pip install 'colonnade[gguf]'" in refused(tmp_path, tmp_path / "quantized.gguf", tmp_path / "ours")
+    converted(tmp_path / "plain.gguf", tmp_path / "ours")
+    assert read_header(tmp_path / "plain.gguf").metadata["general.architecture"] == "llama"
