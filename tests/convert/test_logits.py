@@ -21,6 +21,7 @@ from colonnade.model.bert import BERT, BertInputs
 from colonnade.model.gpt import GPT
 from colonnade.model.inputs import Inputs
 from colonnade.model.rotary import attention_scale, inverse_wavelengths
+from colonnade.model.t5 import T5, T5Inputs
 from colonnade.serving.trained import Trained, open_trained
 from tests.commands import forked
 from tests.convert.published import MODELS, VOCAB, saved, transformers
@@ -31,7 +32,8 @@ from tests.runs import Finished
 
 S, B = 13, 2
 CPU = torch.device("cpu")
-GPTS = [name for name in MODELS if "bert" not in name]
+GPTS = [name for name in MODELS if "bert" not in name and "t5" not in name]
+T5S = [name for name in MODELS if "t5" in name]
 BERTS = [name for name in MODELS if "bert" in name]
 THREE_HEADS_OF_KEYS = ("smollm", "qwen3")
 """Which two tensor-parallel ranks cannot share evenly."""
@@ -122,6 +124,24 @@ def test_both_heads_of_bert_are_theirs(name: str, tmp_path: Path) -> None:
         theirs = out.prediction_logits.transpose(0, 1)
         assert_equal(words[real], theirs[real])
         assert_equal(bert.head.pair_logits(x), out.seq_relationship_logits)
+
+
+@pytest.mark.parametrize("name", T5S)
+def test_what_a_t5_writes_is_theirs(name: str, tmp_path: Path) -> None:
+    twin = saved(tmp_path / "theirs", name)
+    converted(tmp_path / "theirs", tmp_path / "ours")
+    trained = open_trained(tmp_path / "ours", Mesh(), CPU, "fp64")
+    t5 = trained.model
+    assert isinstance(t5, T5) and t5.tied == (name == "t5")
+    written = torch.randint(2, VOCAB, (7, B), generator=torch.Generator().manual_seed(3))
+    for module in twin.modules():
+        if type(module).__name__ == "T5LayerNorm":
+            module.forward = norm_in_float64(module)  # type: ignore[method-assign]
+    with torch.no_grad():
+        carry = trained.hidden(T5Inputs(TOKENS, decoder_tokens=written))
+        assert carry is not None
+        theirs = twin.double()(input_ids=TOKENS.t(), decoder_input_ids=written.t()).logits
+        assert_equal(t5.head.logits(carry[0])[..., :VOCAB], theirs.transpose(0, 1))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ SHORT = ("gpt2", "qwen3")
 """Those that the default suite converts in bf16 too."""
 VARIANTS = ("gpt2, untied, exact gelu", "smollm", "qwen3, windows")
 """Those whose way back is in the slow suite."""
-OF_NO_EFFECT = {"_name_or_path", "max_window_layers", "seq_length", "n_inner", "rope_theta"}
+T5_ALSO_HAS = ("n_positions", "bos_token_id", "decoder_start_token_id")
+OF_NO_EFFECT = {"dropout_rate", "_name_or_path", "max_window_layers", "seq_length", "n_inner", "rope_theta"}
 
 
 def converted(*arguments: object) -> str:
@@ -48,12 +49,17 @@ def test_there_and_back(name: str, dtype: torch.dtype, tmp_path: Path, caplog: p
     converted(tmp_path / "ours", tmp_path / "back", "--max-shard-size", "5.5KB")
     with heard(caplog) as said:
         back, info = classes(name)[0].from_pretrained(tmp_path / "back", output_loading_info=True, dtype="auto")
+    # of T5 1.1 they say so whoever wrote it: their class takes any config.json for tied, and then sees two tensors
+    said = [line for line in said if name != "t5, gated, untied" or "we will NOT tie them" not in line]
     assert said == [] and not any(info.values()), (said, info)
     assert back.dtype == dtype
     before, after = state_of(model), state_of(back)
     assert before.keys() == after.keys()
     assert [key for key in before if not torch.equal(before[key], after[key])] == []
-    assert what_counts(model.config) == what_counts(back.config)
+    after_all = what_counts(back.config)
+    if name.startswith("t5"):  # keys that their class does not have, and does not read
+        after_all = {key: value for key, value in after_all.items() if key not in T5_ALSO_HAS}
+    assert what_counts(model.config) == after_all
 
 
 def what_counts(config: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from colonnade.convert.card import card
 from colonnade.convert.progress import Progress
 from colonnade.convert.target import check_space, check_target, publish, workspace
 from colonnade.convert.to_checkpoint import BESIDE
+from colonnade.data.t5_dataset import end_and_start
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError
 from colonnade.huggingface.files import INDEX
@@ -138,7 +139,8 @@ def _beside(it: Opened, files: list[PlannedFile], dtype: torch.dtype) -> dict[st
     kind = str(dtype).removeprefix("torch.")
     ids = _ids(it)
     config = {"architectures": [it.family.architecture], "model_type": it.family.model_type, "torch_dtype": kind}
-    texts = {CONFIG: _json(config | it.their_config | ids)}
+    start = {"decoder_start_token_id": ids["pad_token_id"]} if it.family.has_decoder else {}
+    texts = {CONFIG: _json(config | it.their_config | ids | start)}
     if it.tokenizer is not None:
         texts["tokenizer.json"] = it.tokenizer.to_json()
         texts["tokenizer_config.json"] = _json(_tokenizer_config(it, it.tokenizer))
@@ -161,6 +163,8 @@ def _ids(it: Opened) -> dict[str, Any]:
         return {key: came[key] if _is_id(came.get(key)) else None for key in TOKEN_IDS}
     end = None if it.tokenizer is None else it.tokenizer.end_of_document
     pad = None if it.tokenizer is None or it.config.model.is_causal else it.tokenizer.id_of("[PAD]")
+    if it.tokenizer is not None and it.family.has_decoder:
+        end, pad = end_and_start(it.tokenizer)
     return dict(zip(TOKEN_IDS, (end, end, pad), strict=True))
 
 

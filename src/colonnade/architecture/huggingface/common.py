@@ -14,7 +14,7 @@ GELUS: Mapping[str, str] = {
     "gelu_fast": "gelu_tanh",
 }
 GATES: Mapping[str, str] = {"silu": "swiglu", "swish": "swiglu"}
-_THEIRS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "swiglu": "silu"}
+_THEIRS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "swiglu": "silu", "relu": "relu", "geglu_tanh": "gelu_new"}
 _WHOLE_HEADS = "rotary positions of this family turn whole heads here"
 _FIXED_LENGTH = ("yarn", "llama3")
 

@@ -13,11 +13,12 @@ from colonnade.architecture.huggingface.keys import Keys, Refused, shown
 from colonnade.architecture.huggingface.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from colonnade.architecture.huggingface.neox import NEOX
 from colonnade.architecture.huggingface.statement import Family
+from colonnade.architecture.huggingface.t5 import T5
 from colonnade.config.compare import model_metadata
 from colonnade.config.model import ModelConfig
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {family.model_type: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, BERT, MEGATRON_BERT, BLOOM, NEOX)}
+    {family.model_type: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, BERT, MEGATRON_BERT, BLOOM, NEOX, T5)}
 )
 OTHERS: Mapping[str, str] = MappingProxyType(
     {
@@ -55,7 +56,10 @@ def _check_whole(keys: Keys, family: Family) -> None:
         keys.refuse("auto_map: the folder brings code of its own, and code from a folder is never run")
     if keys.get("quantization_config") is not None:
         keys.refuse("quantization_config: the weights are quantized, and only plain numbers are read")
-    keys.fixed("is_encoder_decoder", False, why="a model with an encoder and a decoder is none of ours")
+    if family.has_decoder:
+        keys.fixed("is_encoder_decoder", True, why=f"a {family.title} is an encoder and a decoder here")
+    else:
+        keys.fixed("is_encoder_decoder", False, why="a model with an encoder and a decoder is another family")
     keys.fixed("pruned_heads", {}, why="all layers have the same heads here")
     classes = keys.get("architectures") or []
     whole = (family.architecture, *family.others)

@@ -18,7 +18,7 @@ from colonnade.architecture.huggingface.keys import Keys
 from colonnade.architecture.statement import Weight
 from colonnade.config.model import ModelConfig
 
-_BLOCK = re.compile(r"blocks\.(\d+)\.")
+_BLOCK = re.compile(r"\bblocks\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -93,16 +93,22 @@ class Family:
     untied_places: Mapping[str, Place] = field(default_factory=dict)
     """Places that are others where the output layer is not the token table."""
 
+    gated_places: Mapping[str, Place] = field(default_factory=dict)
+    """Places that are others where one layer of the MLP gates another."""
+    has_decoder: bool = False
+    """Whether it has an encoder and a decoder."""
+
     def sources(self, model: ModelConfig, vocab_size: int) -> Iterator[Source]:
         """Every weight of ours, in the order of the model. KeyError for one that the family has no place for."""
-        places = {**self.places, **({} if model.tie_embeddings else self.untied_places)}
+        untied, gated = {} if model.tie_embeddings else self.untied_places, self.gated_places if model.is_gated else {}
+        places = {**self.places, **untied, **gated}
         for name, weight in architecture_of(model, vocab_size).weights().items():
             yield _source(places, name, weight)
 
 
 def _source(places: Mapping[str, Place], name: str, weight: Weight) -> Source:
     module, _, kind = name.rpartition(".")
-    block = _BLOCK.match(module)
+    block = _BLOCK.search(module)
     place = places[_BLOCK.sub("blocks.{i}.", module)]
     number = block[1] if block else ""
     theirs = tuple(f"{each.replace('{i}', number)}.{kind}" for each in place.names)
