@@ -72,6 +72,15 @@ def test_theory_is_what_the_ledger_sees(case: Case, way: Way) -> None:
     assert_agree(case, way)
 
 
+@pytest.mark.parametrize("parts", ["upper", "lora", "lora on some"])
+@pytest.mark.parametrize("block", ["t5", "neox"])
+def test_parts_of_other_blocks(block: Any, parts: Any) -> None:
+    """A second stream has adapters too; both halves of a block may read one norm."""
+    case = Case(drop=0.0, block=block, parts=parts)
+    assert_agree(case, Way(tp=2, micro_batch_size=4, sequence_parallel=True, recompute="full"))
+    assert_agree(case, Way(tp=2, pp=2, micro_batch_size=4))
+
+
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_two_losses(way: Way) -> None:
     assert_agree(Case(drop=0.0, block="bert"), way)
