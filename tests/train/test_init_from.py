@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.errors import CheckpointError
+from colonnade.train.init_from import Origin, check_common_tokens
 from tests.commands import after_banner, forked, here
 from tests.runs import Finished, events, metrics, whole_tensors
 from tests.tiny import TinyCorpus, write_config
@@ -119,3 +122,59 @@ def test_another_tokenizer_is_refused(finished: Finished, corpus: TinyCorpus, tm
     (theirs / "tokenizer.json").write_text(json.dumps(content))
     answer = forked("train", write_config(corpus, tmp_path), f"train.init_from={theirs}")
     assert answer.status == 2 and "has another tokenizer than data.tokenizer" in answer.err, answer
+
+
+RESIZED = ("model.vocab_size=300", "model.seq_length=24", "train.init_from_resize=true")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ("parallel.tp=2",),
+        pytest.param(("parallel.dp=2", "parallel.zero=3"), marks=pytest.mark.slow),
+        pytest.param(("parallel.pp=2",), marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
+)
+def test_rows_that_both_have_are_taken_and_others_drawn_the_same_under_any_layout(
+    layout: tuple[str, ...], finished: Finished, corpus: TinyCorpus, tmp_path: Path
+) -> None:
+    before = weights_of(finished.newest)
+    rows, positions = before["embedding.tokens.weight"].shape[0], before["embedding.positions.weight"].shape[0]
+    assert (rows, positions) != (300, 24)
+    found = []
+    for how in ((), layout):
+        where = tmp_path / ("several" if how else "one")
+        said = begun(corpus, where, finished.folder, *RESIZED, *how, num_ranks=2 if how else 1)
+        assert f"of embedding.tokens.weight {rows} rows taken, {300 - rows} drawn and 0 left" in said
+        found.append(weights_of(where / "run" / "checkpoints" / "step_00000001"))
+    for after in found:
+        for name, x in before.items():
+            taken = after[name][tuple(slice(size) for size in x.shape)]
+            torch.testing.assert_close(taken, x[: taken.shape[0]], rtol=0, atol=1e-12)
+        assert after["embedding.tokens.weight"].shape[0] == 300 and after["embedding.tokens.weight"][rows:].std() > 0
+    for name in found[0]:
+        torch.testing.assert_close(found[0][name], found[1][name], rtol=0, atol=1e-12)
+
+
+def test_without_the_key_other_sizes_are_refused_with_its_name(
+    finished: Finished, corpus: TinyCorpus, tmp_path: Path
+) -> None:
+    config = write_config(corpus, tmp_path)
+    answer = forked("train", config, f"train.init_from={finished.folder}", "model.vocab_size=300")
+    assert answer.status == 2 and "train.init_from_resize = true" in answer.err and "vocab_size" in answer.err, answer
+
+
+def test_another_tokenizer_must_agree_on_the_ids_that_both_have(
+    finished: Finished, corpus: TinyCorpus, tmp_path: Path
+) -> None:
+    source = Path(shutil.copytree(finished.newest, tmp_path / finished.newest.name))
+    content = json.loads((source / "tokenizer.json").read_text())
+    names = {content["model"]["vocab"][key]: key for key in content["model"]["vocab"]}
+    content["model"]["vocab"] |= {names[40]: 41, names[41]: 40}
+    content["model"]["merges"] = []
+    (tmp_path / "other.json").write_text(json.dumps(content))
+    origin = Origin(source, "a checkpoint", {}, {}, 0, "?", source, lambda _: None)
+    with pytest.raises(CheckpointError, match="2 ids that both have: 40 is "):
+        check_common_tokens(origin, Tokenizer.load(tmp_path / "other.json"))
+    check_common_tokens(origin, Tokenizer.load(source))

@@ -185,6 +185,9 @@ class TrainConfig(Section):
     """[number] The source of all randomness: initial weights, the order of samples, dropout."""
     init_from: Text | None = None
     """A checkpoint, a run or a folder of Hugging Face whose weights (no more) the run's first start takes."""
+    init_from_resize: bool = False
+    """The weights of init_from may have a vocabulary or learned positions of another number: rows that both have are
+    taken, others of the run are drawn. Another tokenizer must have the same tokens under the ids that both have."""
     steps: Annotated[Count, MAY_CHANGE]
     """[steps] Optimizer steps of the whole run, counted from its first start."""
     global_batch_size: Size

