@@ -81,6 +81,17 @@ def test_all_epochs_end() -> None:
         AllEpochsOrder(10, 3, seed=0).samples(np.array([29, 30]))
 
 
+def test_no_epoch_repeats_another_nor_another_seeds() -> None:
+    """Also of numbers that are alike in their last bits."""
+    size, epochs = 60, [*range(20), 2**31, 2**32, 2**32 + 1, 2**40]
+    orders = {
+        (seed, epoch): EpochOrder(size, seed).samples(epoch * size + np.arange(size)).tobytes()
+        for seed in (0, 1, 2, 2**31, 2**32, 2**32 + 1, 2**64)
+        for epoch in epochs
+    }
+    assert len(set(orders.values())) == len(orders)
+
+
 def test_an_epoch_is_not_another_seeds_epoch() -> None:
     """Runs that differ in their seed by one do not see each other's orders, one epoch later."""
     first, other = (EpochOrder(1_000, seed).samples(np.arange(3_000)).reshape(3, -1) for seed in (5, 6))
