@@ -86,7 +86,7 @@ def test_no_epoch_repeats_another_nor_another_seeds() -> None:
     size, epochs = 60, [*range(20), 2**31, 2**32, 2**32 + 1, 2**40]
     orders = {
         (seed, epoch): EpochOrder(size, seed).samples(epoch * size + np.arange(size)).tobytes()
-        for seed in (0, 1, 2, 2**31, 2**32, 2**32 + 1, 2**64)
+        for seed in (0, 1, 2, 2**31, 2**32, 2**32 + 1)
         for epoch in epochs
     }
     assert len(set(orders.values())) == len(orders)
