@@ -30,7 +30,7 @@ from tests.runs import tensors
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # of peft to transformers
-NAMES = ["gpt2", "llama", "llama, grouped, tied, biases"]
+NAMES = ["gpt2", "llama", pytest.param("llama, grouped, tied, biases", marks=pytest.mark.slow)]
 ALL = ["attention.*", "mlp.*"]
 
 
