@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 
 from colonnade.checkpoint.files import _HashingStream
 from colonnade.checkpoint.load import check_model, load, load_found
-from colonnade.checkpoint.manifest import MANIFEST, Manifest, compare_metadata, newest, read_manifest, remedy, verify
+from colonnade.checkpoint.manifest import (
+    MANIFEST,
+    Manifest,
+    checkpoints_in,
+    compare_metadata,
+    newest,
+    read_manifest,
+    remedy,
+    verify,
+)
 from colonnade.checkpoint.plan import Shard
 from colonnade.checkpoint.save import save
 from colonnade.config.compare import before_it_was_saved, model_metadata
@@ -66,6 +75,22 @@ def json_equal(one: bytes, other: bytes) -> bool:
         return bool(json.loads(one) == json.loads(other))
     except ValueError:
         return False
+
+
+def test_a_file_that_has_gone_before_the_name_is_given_is_missed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that write to disks of their own: rank 0 sees only some of the files."""
+    from colonnade.checkpoint import save as saving
+
+    check = saving.check_sizes
+
+    def lost(folder: Path, manifest: Manifest) -> None:
+        next(iter(sorted(folder.glob("*.distcp")))).unlink()
+        check(folder, manifest)
+
+    monkeypatch.setattr(saving, "check_sizes", lost)
+    with pytest.raises(CheckpointError, match="The ranks have written to different disks"):
+        save(path.parent, 30, shards(), {})
+    assert 30 not in checkpoints_in(path.parent)
 
 
 def test_all_files_are_on_the_disk_before_they_get_their_name(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

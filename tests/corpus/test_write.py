@@ -60,10 +60,24 @@ def test_formats(run: Run, write_lines: Any, compression: str) -> None:
     table = run(write_lines("in.jsonl", rows), folder="table", write={"compression": compression, "format": "parquet"})
     found = pq.read_table(table.folder / "train" / "00000.parquet").to_pylist()
     assert [row["text"] for row in found] == lines.texts() == ["é", "two"]
+    packed = pq.ParquetFile(table.folder / "train" / "00000.parquet").metadata.row_group(0).column(0).compression
+    assert packed == {"none": "UNCOMPRESSED", "gz": "GZIP", "zst": "ZSTD"}[compression]
     assert json.loads(found[0]["metadata"]) == lines.rows()[0]["metadata"] == {"odd": {"k": [1]}}
     assert found[1]["title"] == "T"
     without = run(write_lines("in.jsonl", rows), folder="without", write={"metadata": False})
     assert "metadata" not in without.rows()[0]
+
+
+def test_the_summary_has_every_reason(run: Run, write_lines: Any) -> None:
+    """Two reasons of one step, each with its count."""
+    lines = write_lines("in.jsonl", ["a b c", {"x": 1}, {"text": 5}, {"text": 6}, {"text": "d e f"}])
+    result = run(lines)
+    reasons = result.reasons("read")
+    assert len(reasons) == 2 and sum(reasons.values()) == 3
+    for reason, count in reasons.items():
+        assert [line.split() for line in result.said.splitlines() if line.endswith(f"  {reason}")] == [
+            ["read", str(count), *reason.split()]
+        ]
 
 
 def test_the_manifest_adds_up(run: Run, write_lines: Any) -> None:

@@ -46,7 +46,7 @@ def test_ranks_with_other_values_are_named_key_by_key(config: Path) -> None:
     error = refused(config, *DP2, first=with_more(1, "train.seed=2", "optim.learning_rate=2e-3"))
     assert "train.seed: rank 0 has 1234, rank 1 has 2\n" in error
     assert "optim.learning_rate: rank 0 has 0.01, rank 1 has 0.002\n" in error
-    assert "same configuration file and overrides" in error
+    assert "same configuration file and overrides" in error and "Install" not in error
 
 
 def test_ranks_of_other_layouts_do_not_hang(config: Path) -> None:
@@ -124,7 +124,17 @@ def test_ranks_with_other_code(config: Path) -> None:
     error = refused(config, *DP2, first=patched)
     assert "colonnade: rank 0 has " in error and ", rank 1 has 9.9\n" in error
     assert "colonnade's source files: rank 0 has " in error and ", rank 1 has 0123456789ab\n" in error
-    assert "Install the same versions" in error
+    assert "Install the same versions" in error and "same configuration file" not in error
+
+
+def test_ranks_with_other_code_and_other_values_are_told_both_remedies(config: Path) -> None:
+    def patched(rank: int) -> None:
+        if rank == 1:
+            agreement.__dict__["source_digest"] = lambda: "0123456789ab"
+            sys.argv.append("train.seed=2")
+
+    error = refused(config, *DP2, first=patched)
+    assert "Install the same versions" in error and "same configuration file and overrides" in error
 
 
 def test_the_digest_is_of_the_packages_own_files(tmp_path: Path) -> None:
