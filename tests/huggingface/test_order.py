@@ -53,6 +53,9 @@ def test_every_family_has_a_place_for_what_its_models_hold_and_no_tensor_twice(m
             del content["intermediate_size"]
         if model_type == "gpt2":
             content["n_inner"] = content.pop("intermediate_size")
+        if model_type == "t5":
+            names = ("d_model", "num_layers", "num_heads", "d_ff")
+            content |= {ours: content.pop(name) for ours, name in zip(names, sizes, strict=True)}
         read, model = model_of(content)
         assert read is family and model.tie_embeddings is tied
         theirs = [name for each in family.sources(model, 7) for name in each.theirs]
