@@ -68,6 +68,9 @@ def test_purposes_keep_their_numbers() -> None:
         "ATTENTION_DROPOUT": 3,
         "RESIDUAL_DROPOUT": 4,
         "SAMPLING": 5,
+        "INNER_DROPOUT": 6,
+        "FINAL_DROPOUT": 7,
+        "ADAPTER_DROPOUT": 8,
     }
 
 
