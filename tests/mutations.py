@@ -1436,8 +1436,8 @@ MUTATIONS = [
     Mutation(
         "a parallel residual's MLP reads what attention has added",
         "model/transformer.py",
-        "x if self.side_by_side else between, masks",
-        "between, masks",
+        "x if self.side_by_side else y, y, masks",
+        "y, y, masks",
         ("tests/model/test_neox.py",),
     ),
     Mutation(

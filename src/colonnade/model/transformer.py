@@ -54,14 +54,21 @@ class Block(nn.Module):
             y: Tensor = self.attention(x, self.layer, masks, cache, pairs=pairs, positions=positions)
             return y
 
-        added = self._added(attention, self.attention_norm, x, masks, 2 * self.layer)
-        between = x + added if self.pre else self.attention_norm(x + added, x.dtype)
-        added = self._added(self.mlp, self.mlp_norm, x if self.side_by_side else between, masks, 2 * self.layer + 1)
-        return between + added if self.pre else self.mlp_norm(between + added, x.dtype)
+        y = self._around(attention, self.attention_norm, x, x, masks, 2 * self.layer)
+        return self._around(self.mlp, self.mlp_norm, x if self.side_by_side else y, y, masks, 2 * self.layer + 1)
 
-    def _added(
-        self, sublayer: Callable[[Tensor], Tensor], norm: Norm | RMSNorm, x: Tensor, masks: Masks | None, mask: int
+    def _around(
+        self,
+        sublayer: Callable[[Tensor], Tensor],
+        norm: Norm | RMSNorm,
+        read: Tensor,
+        x: Tensor,
+        masks: Masks | None,
+        mask: int,
     ) -> Tensor:
-        """What a sublayer adds to the stream. The sum has the stream's type, the sublayer its weights'."""
-        y = sublayer(norm(x) if self.pre else x.to(norm.weight.dtype))
-        return dropout(y, self.drop, masks, Purpose.RESIDUAL_DROPOUT, mask, first=self.parallel.first_position(len(x)))
+        """The residual x around a sublayer that reads `read`, and its norm. The sum has the stream's type, the sublayer
+        its weights'.
+        """
+        y = sublayer(norm(read) if self.pre else read.to(norm.weight.dtype))
+        y = dropout(y, self.drop, masks, Purpose.RESIDUAL_DROPOUT, mask, first=self.parallel.first_position(len(x)))
+        return x + y if self.pre else norm(x + y, x.dtype)
