@@ -92,6 +92,7 @@ def test_it_returns_and_passes_over_the_batches(config: Path, tmp_path: Path, la
     assert_same(run, by_hand)
 
 
+@pytest.mark.slow
 def test_every_layout_decides_alike(config: Path, tmp_path: Path) -> None:
     """A spike this time, in float64, with a lowered learning rate: the same losses to rounding."""
     more = ["train.precision=fp64", "divergence.spike=4", "divergence.window=5", "divergence.rate_factor=0.5"]
