@@ -1408,8 +1408,8 @@ MUTATIONS = [
     Mutation(
         "factors of parts on rate and decay change places",
         "data_parallel/buckets.py",
-        "not replicated, is_partial, *factors)",
-        "not replicated, is_partial, *reversed(factors))",
+        "learning_rate=rate,\n                weight_decay=decay,",
+        "learning_rate=decay,\n                weight_decay=rate,",
         ("tests/train/test_parts.py",),
     ),
     Mutation(

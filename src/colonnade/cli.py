@@ -246,7 +246,7 @@ def convert(
     source: Annotated[
         Path,
         typer.Argument(
-            help="A local folder of Hugging Face or Megatron-LM, or a checkpoint, or a run's folder (its newest).",
+            help="A local folder of Hugging Face or Megatron-LM, a GGUF file, a checkpoint, or a run's folder.",
             show_default=False,
         ),
     ],
@@ -270,8 +270,8 @@ def convert(
 ) -> None:
     """Turn weights of others into checkpoints, and back.
 
-    A folder of Hugging Face, or a checkpoint of Megatron-LM, becomes a checkpoint that any layout loads, with its
-    tokenizer. A checkpoint becomes a folder that transformers loads. Nothing is downloaded, and nothing is overwritten.
+    A folder of Hugging Face, a checkpoint of Megatron-LM or a GGUF file becomes a checkpoint that any layout loads,
+    with its tokenizer. A checkpoint becomes a folder that transformers loads. Nothing is downloaded or overwritten.
     """
     from colonnade.convert import convert as conversion
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from colonnade.config.schema import DivergenceConfig
 from colonnade.errors import ColonnadeError
-from colonnade.train.divergence import Divergence, LossWatch, Rollback, decide, lowered
+from colonnade.train import divergence
+from colonnade.train.divergence import Divergence, LossWatch, Rollback, lowered
 
 POLICY = DivergenceConfig(then="roll_back", spike=10.0, window=20, patience=3, healthy_for=4, tries=2)
 
@@ -99,6 +100,10 @@ def test_a_watch_that_is_saved_and_read_goes_on_alike(losses: list[float], at: i
     assert second == whole
 
 
+def decide(found: Divergence, saved: list[int], past: list[Rollback], policy: DivergenceConfig) -> Rollback:
+    return divergence.decide(found, saved, past, policy, folder="runs/mine")
+
+
 # --- where to ---------------------------------------------------------------------------------------------------------
 
 
@@ -131,9 +136,8 @@ def test_a_run_that_is_to_stop_says_how_to_return_by_hand() -> None:
     found = Divergence(102, 102, "has loss nan and gradient norm 1.0")
     told = refused(found, [80, 90], [], DivergenceConfig(healthy_for=5))
     assert told.startswith("step 102 has loss nan and gradient norm 1.0: the run has diverged. What is saved is from")
-    assert (
-        "`colonnade rollback RUN 90 --skip N`" in told and "Lower" not in told and "lower optim.learning_rate" in told
-    )
+    assert "`colonnade rollback runs/mine 90 --skip 12`" in told
+    assert "Lower" not in told and "lower optim.learning_rate" in told
     assert "rollback" not in refused(found, [], [], DivergenceConfig())
 
 

@@ -14,6 +14,7 @@ import pytest
 from colonnade.config.load import load
 from colonnade.train import loop, rollbacks
 from colonnade.train.divergence import Rollback
+from colonnade.train.run_folder import ROLLBACKS
 from colonnade.train.state import learning_rate_of
 from tests.commands import Answer, colonnade, forked, here
 from tests.runs import Finished, assert_same, events, metrics, saved_steps, tensors
@@ -211,9 +212,10 @@ def test_by_hand(finished: Finished, run: Path) -> None:
         "The checkpoints of steps 6 are deleted.\n"
     )
     assert saved_steps(run) == [4] and len(rollbacks.read(run)) == 1
-    before = metrics(run)
+    undone = [json.loads(line)["step"] for line in (run / "undone.jsonl").read_text().splitlines()]
+    assert undone == [5, 6] and [line["step"] for line in metrics(run)] == [1, 2, 3, 4]
     assert forked("train", finished.config, f"run.folder={run}").status == 0
-    after = metrics(run)
+    before, after = metrics(finished.folder), metrics(run)
     assert after[:4] == before[:4] and after[4]["loss"] != before[4]["loss"]
     assert [x["learning_rate"] for x in after[4:]] == [before[4]["learning_rate"] / 2, before[5]["learning_rate"]]
     assert after[-1]["tokens"] == before[-1]["tokens"] + 2 * 4 * 16
@@ -248,7 +250,7 @@ def test_what_cannot_be_returned_to(finished: Finished, run: Path, tmp_path: Pat
 
 
 def test_a_damaged_list_is_told(finished: Finished, run: Path) -> None:
-    (run / rollbacks.FILE).write_text('[{"to": -4}]')
+    (run / ROLLBACKS).write_text('[{"to": -4}]')
     answer = forked("train", finished.config, f"run.folder={run}", "train.steps=7")
     assert answer.status == 2 and "rollbacks.json cannot be read" in answer.err and "Traceback" not in answer.err
 

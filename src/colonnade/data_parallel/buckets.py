@@ -308,12 +308,22 @@ def _lay_out(places: Sequence[Placement]) -> tuple[list[ParamRange], list[ParamG
         return is_vector, place.dim is None, place.is_partial, place.learning_rate, place.weight_decay
 
     ranges, groups, at = [], [], 0
-    for (plain, replicated, is_partial, *factors), members in groupby(sorted(places, key=kind), key=kind):
+    for (plain, replicated, is_partial, rate, decay), members in groupby(sorted(places, key=kind), key=kind):
         first = at
         for place in members:
             ranges.append(ParamRange(place, at))
             at += up(place.parameter.numel(), ALIGNMENT)
-        groups.append(ParamGroup(first, at, not plain, not replicated, is_partial, *factors))
+        groups.append(
+            ParamGroup(
+                first,
+                at,
+                decayed=not plain,
+                cut=not replicated,
+                is_partial=is_partial,
+                learning_rate=rate,
+                weight_decay=decay,
+            )
+        )
     return ranges, groups, at
 
 

@@ -5,7 +5,6 @@ the SHA-256 of a published folder's config.json and weights. Going on, evaluatin
 that is what lies there still.
 """
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from colonnade.checkpoint.manifest import MANIFEST, read_manifest
 from colonnade.checkpoint.schema import clip
+from colonnade.data.sidecar import hash_file
 from colonnade.errors import CheckpointError
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Axis
 
-BLOCK = 1 << 22  # bytes read at a time
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -52,7 +51,7 @@ def content_of(path: Path) -> dict[str, str]:
     if (path / MANIFEST).exists():
         return {MANIFEST: read_manifest(path).digest}
     files = sorted([path / "config.json", *path.glob("*.safetensors"), *path.glob("*.bin")])
-    return {file.name: _digest(file) for file in files if file.exists()}
+    return {file.name: hash_file(file) for file in files if file.exists()}
 
 
 def content_together(path: Path, ranks: Axis) -> dict[str, str]:
@@ -86,14 +85,6 @@ def base_path(what: Path, wanted: BaseMetadata, given: Path | None) -> Path:
     raise CheckpointError(
         f"{what} has adapters alone, and their base {str(path)!r} is not there. Name where it lies with --base."
     )
-
-
-def _digest(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _short(digest: str | None) -> str:

@@ -103,13 +103,16 @@ class LossWatch:
         return median + policy.spike * max(deviation, LEAST_DEVIATION * abs(median))
 
 
-def decide(found: Divergence, saved: Collection[int], past: Sequence[Rollback], policy: DivergenceConfig) -> Rollback:
+def decide(
+    found: Divergence, saved: Collection[int], past: Sequence[Rollback], policy: DivergenceConfig, *, folder: str
+) -> Rollback:
     """Where the run returns to, given the steps of its checkpoints and all earlier rollbacks. ColonnadeError with the
-    reason where it does not.
+    reason where it does not. `folder`: of the run, for what to do by hand.
     """
     healthy = [step for step in saved if step + policy.healthy_for < found.first]
+    remedy = _remedy(found, healthy, folder)
     if policy.then == "stop":
-        raise stopped(found, _remedy(healthy))
+        raise stopped(found, remedy)
     if not healthy:
         there = f"the oldest of {len(saved)} is of step {min(saved)}" if saved else "there is none"
         raise stopped(
@@ -121,7 +124,7 @@ def decide(found: Divergence, saved: Collection[int], past: Sequence[Rollback], 
     to = max(healthy)
     tries = sum(each.detected is not None and each.detected >= to for each in past)
     if tries >= policy.tries:
-        raise stopped(found, f"It has returned {tries} times already, which is divergence.tries. {_remedy(healthy)}")
+        raise stopped(found, f"It has returned {tries} times already, which is divergence.tries. {remedy}")
     return Rollback(
         to=to,
         detected=found.step,
@@ -137,14 +140,14 @@ def stopped(found: Divergence, remedy: str) -> ColonnadeError:
     return ColonnadeError(f"step {found.step} {found.reason}: the run has diverged. {remedy}")
 
 
-def _remedy(healthy: Collection[int]) -> str:
+def _remedy(found: Divergence, healthy: Collection[int], folder: str) -> str:
     again = "Lower optim.learning_rate or lengthen optim.warmup_steps, and start again in another run.folder"
     if not healthy:
         return f"What is saved is from before. {again}."
     return (
-        f"What is saved is from before. To go on from step {max(healthy)} behind the batches that came then, "
-        f"`colonnade rollback RUN {max(healthy)} --skip N` and the same command again (divergence.then = "
-        f'"roll_back" does that by itself). Or: {again[0].lower()}{again[1:]}.'
+        f"What is saved is from before. To go on from step {max(healthy)} behind the batches that came then: "
+        f"`colonnade rollback {folder} {max(healthy)} --skip {found.step - max(healthy)}`, and the same command again "
+        f'(divergence.then = "roll_back" does that by itself). Or: {again[0].lower()}{again[1:]}.'
     )
 
 

@@ -18,8 +18,8 @@ from colonnade.launch.supervisor import UNFINISHED
 from colonnade.train.run_folder import STOP_FILE
 
 
-class Wish(IntEnum):
-    """What somebody wants of a run after a step. Of the wishes of several ranks the largest counts."""
+class Request(IntEnum):
+    """What a run was asked to do after a step. Of what several ranks were asked the largest counts."""
 
     NOTHING = 0
     SAVE = 1
@@ -40,12 +40,12 @@ class Interrupt:
         self._limit = None if folder is None or time_limit is None else time.monotonic() + time_limit
         self._before: dict[signal.Signals, Any] = {}
 
-    def wish(self) -> Wish:
+    def newest(self) -> Request:
         """What was asked for since the last call, or to stop."""
         if not self.requested:
             self._look()
         saving, self._saving = self._saving, False
-        return Wish.STOP if self.requested else Wish.SAVE if saving else Wish.NOTHING
+        return Request.STOP if self.requested else Request.SAVE if saving else Request.NOTHING
 
     def _look(self) -> None:
         if self._file is not None and self._file.exists():

@@ -32,7 +32,7 @@ from colonnade.train.best import LOSS
 from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.divergence import Diverged
 from colonnade.train.held_out import evaluate_part
-from colonnade.train.interrupt import Interrupt, Wish
+from colonnade.train.interrupt import Interrupt, Request
 from colonnade.train.monitor import Monitor
 from colonnade.train.products import Decision, settle
 from colonnade.train.read_ahead import ReadAhead, pays
@@ -137,10 +137,10 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt) -> None:
                 diverged.found, state, run.checkpoints, config=config, mesh=run.mesh, corpus=run.corpus, monitor=monitor
             )
             continue
-        mine = Wish.STOP if run.checkpoints.has_failed else interrupt.wish()
-        wish = int(all_reduce(torch.tensor(int(mine)), run.mesh.world, "max"))
-        last, stop = state.step == config.train.steps, wish == Wish.STOP
-        if wish or last or (every and state.step % every == 0):
+        mine = Request.STOP if run.checkpoints.has_failed else interrupt.newest()
+        request = int(all_reduce(torch.tensor(int(mine)), run.mesh.world, "max"))
+        last, stop = state.step == config.train.steps, request == Request.STOP
+        if request or last or (every and state.step % every == 0):
             run.checkpoints.save(state)
         elif compare_every and state.step % compare_every == 0:
             run.checkpoints.compare(state)

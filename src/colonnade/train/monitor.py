@@ -17,6 +17,7 @@ from typing import Any
 from colonnade.atomic import write_whole
 from colonnade.errors import ConfigError, hidden, without_credentials
 
+METRICS, UNDONE = "metrics.jsonl", "undone.jsonl"
 Metrics = Mapping[str, float | int]
 
 
@@ -37,7 +38,7 @@ class Monitor:
     ) -> None:
         self._active, self._steps, self._log_every = active, steps, log_every
         self._tokens_per_step, self._flops_per_token, self._peak = tokens_per_step, flops_per_token, peak_flops
-        self._metrics, self._events = folder / "metrics.jsonl", folder / "events.jsonl"
+        self._metrics, self._events = folder / METRICS, folder / "events.jsonl"
         self._recent: deque[float] = deque(maxlen=50)
         """Seconds of the last steps, for the rate and the time left."""
         self._open_board = _tensorboard(folder) if active and tensorboard else None
@@ -57,14 +58,10 @@ class Monitor:
 
     def go_back(self, step: int) -> None:
         """Go on writing after `step`. What was written of later steps moves to undone.jsonl."""
-        if not self._active:
-            return
-        lines = self._metrics.read_bytes().split(b"\n") if self._metrics.exists() else []
-        undone = [_object_in(line) for line in lines if _step_of(line) > step]
-        for each in undone:
-            _append(self._metrics.with_name("undone.jsonl"), each or {})
-        self.close()
-        self.resume(step)
+        if self._active:
+            set_aside(self._metrics.parent, step)
+            self.close()
+            self.resume(step)
 
     def step(self, metrics: Metrics, seconds: float, *, tokens: int | None = None) -> None:
         """Record one step; `metrics` has its number under "step". `tokens`: of this step, where steps differ.
@@ -120,6 +117,16 @@ class Monitor:
             parts.append(f"MFU {line['mfu']:.1%}")
         parts.append(f"{timedelta(seconds=round((self._steps - line['step']) * pace))} left")
         return "  ".join(parts)
+
+
+def set_aside(run: Path, step: int) -> None:
+    """Move the lines of later steps of a run's metrics.jsonl to undone.jsonl."""
+    metrics = run / METRICS
+    lines = metrics.read_bytes().split(b"\n") if metrics.exists() else []
+    for line in lines:
+        if _step_of(line) > step:
+            _append(run / UNDONE, _object_in(line) or {})
+    _rewrite(metrics, lambda lines: _of_steps(lines, step))
 
 
 def _append(path: Path, line: Mapping[str, Any]) -> None:

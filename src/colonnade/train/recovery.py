@@ -262,8 +262,7 @@ def resume(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor) 
         monitor.event("started", version=__version__)
         return
     path, metadata = found
-    returned = bool(state.rollbacks) and state.rollbacks[-1].to == state.step
-    (monitor.go_back if returned else monitor.resume)(state.step)
+    monitor.resume(state.step)
     changed = changes(path, config)
     monitor.event("resumed", step=state.step, checkpoint=path.name, **({"changed": changed} if changed else {}))
     monitor.say(f"Resumed from {path} (step {state.step}, sample {state.samples:,}).")

@@ -20,16 +20,16 @@ from colonnade.mesh.mesh import Axis
 from colonnade.train.corpus import Corpus, check_length
 from colonnade.train.divergence import Rollback, lowered
 from colonnade.train.metadata import metadata_of
-from colonnade.train.run_folder import checkpoints
+from colonnade.train.monitor import set_aside
+from colonnade.train.run_folder import ROLLBACKS, checkpoints
 from colonnade.train.state import TrainState, learning_rate_of
 
-FILE = "rollbacks.json"
 _LIST = TypeAdapter(list[Rollback])
 
 
 def read(run: Path) -> list[Rollback]:
     """All rollbacks of a run, in their order."""
-    file = run / FILE
+    file = run / ROLLBACKS
     try:
         return _LIST.validate_json(file.read_bytes())
     except FileNotFoundError:
@@ -48,7 +48,7 @@ def read_together(run: Path, ranks: Axis) -> list[Rollback]:
 
 
 def write(run: Path, rollbacks: Sequence[Rollback]) -> None:
-    write_whole(run / FILE, _LIST.dump_json(list(rollbacks), indent=1) + b"\n")
+    write_whole(run / ROLLBACKS, _LIST.dump_json(list(rollbacks), indent=1) + b"\n")
 
 
 def finish(run: Path) -> None:
@@ -84,6 +84,7 @@ def by_hand(run: Path, step: int, *, skip: int, rate_factor: float, rate_steps: 
     )
     write(run, [*(each for each in read(run) if each.to < step), rollback])
     discard_after(checkpoints(run), step)
+    set_aside(run, step)
     return rollback, [each for each in saved if each > step]
 
 

@@ -13,6 +13,8 @@ from colonnade.config.load import load, to_toml
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
 
+ROLLBACKS = "rollbacks.json"
+"""The rollbacks of a run: see `rollbacks.py`."""
 STOP_FILE = "stop"
 """A run in whose folder it is stops, and does not start."""
 

@@ -114,7 +114,7 @@ def owned(config: Config) -> Iterator[tuple[int, ...]]:
 
 def _finish_rollback(run: Path) -> None:
     """Where the run has made rollbacks, and may have been killed in one; else nothing is imported."""
-    if (run / "rollbacks.json").exists():
+    if (run / run_folder.ROLLBACKS).exists():
         from colonnade.train.rollbacks import finish
 
         finish(run)
@@ -215,7 +215,7 @@ def _weights_problems(config: Config, uncertain: Collection[str]) -> Iterator[Pr
 
 def _parts_problems(config: Config, uncertain: Collection[str]) -> Iterator[Problem]:
     """Patterns that match no weight, and the like; how large the vocabulary is does not matter."""
-    if not any(key.startswith(("model.", "parts.")) for key in uncertain):
+    if not any(key.startswith(("model.", "parts.", "lora.")) for key in uncertain):
         yield from _problems(lambda: trained_architecture(config, config.model.vocab_size or 1), "parts.frozen")
 
 

@@ -134,7 +134,7 @@ def build_state(
         mesh,
         zero=parallel.zero,
         sequence_parallel=parallel.sequence_parallel,
-        shared={bucket: mesh.holders(stages) for bucket, stages in holders(architecture, every, mesh.pp.size).items()},
+        shared=_axes_of(holders(architecture, every, mesh.pp.size), mesh),
     )
     runner = runner_of(parallel, every, model, owner, model.parallel.weight_gradients, mesh.pp, device)
     optimizer = _optimizer(config)
@@ -153,6 +153,12 @@ def build_state(
         learning_rate=learning_rate_of(config),
         loss_scale=_loss_scale(config),
     )
+
+
+def _axes_of(stages: Mapping[str, tuple[int, ...]], mesh: Mesh) -> dict[str, Axis]:
+    """The axis of each bucket that these stages share: one for all buckets of the same stages."""
+    axes = {each: mesh.holders(each) for each in dict.fromkeys(stages.values())}
+    return {bucket: axes[each] for bucket, each in stages.items()}
 
 
 @torch.no_grad()

@@ -60,4 +60,6 @@ def _decided(found: Divergence, run: Path, config: Config, mesh: Mesh) -> Rollba
     """The same on all ranks: of the checkpoints that rank 0 sees."""
     past = rollbacks.read_together(run, mesh.world)
     seen = json.dumps(list(checkpoints_in(checkpoints(run)))) if mesh.rank == 0 else ""
-    return decide(found, json.loads(gather_texts(seen, mesh.world)[0]), past, config.divergence)
+    return decide(
+        found, json.loads(gather_texts(seen, mesh.world)[0]), past, config.divergence, folder=config.run.folder
+    )
