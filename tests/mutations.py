@@ -820,8 +820,8 @@ MUTATIONS = [
     Mutation(
         "an evaluation forgets the output bias",
         "model/bert.py",
-        "labels,\n            bias=self.bias,\n            tp=",
-        "labels,\n            tp=",
+        "labels, self.bias)",
+        "labels)",
         ("tests/model/test_bert.py",),
     ),
     Mutation(

@@ -26,7 +26,6 @@ from colonnade.model.inputs import Inputs
 from colonnade.model.mlp import GELU
 from colonnade.model.norm import norm_of
 from colonnade.model.stack import Head, Stack
-from colonnade.tensor_parallel.cross_entropy import output_loss, token_guesses
 from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
 from colonnade.tensor_parallel.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from colonnade.tensor_parallel.parallel import Parallel
@@ -72,17 +71,7 @@ class BertHead(Head):
         assert inputs.labels is not None and inputs.loss_weights is not None, "the head reads labels and weights"
         assert inputs.pair_labels is not None and inputs.pair_weights is not None, "and those of pairs"
         x = self.normed(x)  # what both losses read
-        masked = output_loss(
-            self.transformed(x),
-            self.output.weight,
-            inputs.labels,
-            inputs.loss_weights,
-            bias=self.bias,
-            tp=self.parallel.tp,
-            vocab_size=self.vocab_size,
-            sequence_parallel=self.parallel.sequence_parallel,
-            products=self.parallel.products,
-        )
+        masked = self.loss_of(self.transformed(x), inputs.labels, inputs.loss_weights, self.bias)
         losses = _pair_losses(self.pair_logits(x), inputs.pair_labels)
         first_rank = self.parallel.first_position(len(x)) == 0
         weights = inputs.pair_weights if first_rank else torch.zeros_like(inputs.pair_weights)
@@ -103,16 +92,7 @@ class BertHead(Head):
     @torch.no_grad()
     def guesses(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Whole stream [s, b, h], labels [s, b] -> each token's loss, and whether its label is likeliest: [s, b]"""
-        hidden = self.transformed(self.normed(x))
-        return token_guesses(
-            hidden,
-            self.output.weight,
-            labels,
-            bias=self.bias,
-            tp=self.parallel.tp,
-            vocab_size=self.vocab_size,
-            products=self.parallel.products,
-        )
+        return self.guesses_of(self.transformed(self.normed(x)), labels, self.bias)
 
     @torch.no_grad()
     def tell_order(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

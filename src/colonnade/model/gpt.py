@@ -13,7 +13,7 @@ from colonnade.model.attention import KeyValueCache
 from colonnade.model.inputs import Inputs
 from colonnade.model.stack import Head, Stack
 from colonnade.model.transformer import Block
-from colonnade.tensor_parallel.cross_entropy import local_logits, output_loss, token_losses
+from colonnade.tensor_parallel.cross_entropy import token_losses
 from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
 
 
@@ -22,16 +22,7 @@ class GPTHead(Head):
 
     def forward(self, x: Tensor, labels: Tensor, loss_weights: Tensor) -> Tensor:
         """[s, b, h] (sequence parallel: [s/tp, b, h]), labels [s, b] -> Σ loss_weights · token loss, []"""
-        return output_loss(
-            self.normed(x),
-            self.output.weight,
-            labels,
-            loss_weights,
-            tp=self.parallel.tp,
-            vocab_size=self.vocab_size,
-            sequence_parallel=self.parallel.sequence_parallel,
-            products=self.parallel.products,
-        )
+        return self.loss_of(self.normed(x), labels, loss_weights)
 
     def token_losses(self, x: Tensor, labels: Tensor) -> Tensor:
         """Whole stream [s, b, h], labels [s, b] -> each token's loss [s, b]"""
@@ -49,10 +40,7 @@ class GPTHead(Head):
         """Whole stream [s, b, h] -> this rank's real rows of the logits, [s, b, ≤ v/tp] in fp32 (generation gathers one
         position's).
         """
-        parallel = self.parallel
-        return local_logits(
-            self.normed(x), self.output.weight, tp=parallel.tp, vocab_size=self.vocab_size, products=parallel.products
-        )
+        return self.logits_of(self.normed(x))
 
 
 class GPT(Stack):

@@ -23,6 +23,7 @@ from colonnade.model.norm import norm_of
 from colonnade.model.position import Positions
 from colonnade.model.transformer import Block, residual_dtype
 from colonnade.randomness import Purpose
+from colonnade.tensor_parallel.cross_entropy import local_logits, output_loss, token_guesses
 from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
 from colonnade.tensor_parallel.parallel import Parallel
 
@@ -74,6 +75,45 @@ class Head(nn.Module):
     def normed(self, x: Tensor) -> Tensor:
         """[..., h] -> [..., h] in the output layer's type: what the head multiplies."""
         return x.to(self.output.weight.dtype) if self.norm is None else self.norm(x)
+
+    def loss_of(self, y: Tensor, labels: Tensor, loss_weights: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Of what the output layer reads, [s, b, h] (sequence parallel: [s/tp, b, h]), and labels [s, b]:
+        Σ loss_weights · token loss, []
+        """
+        return output_loss(
+            y,
+            self.output.weight,
+            labels,
+            loss_weights,
+            bias=bias,
+            tp=self.parallel.tp,
+            vocab_size=self.vocab_size,
+            sequence_parallel=self.parallel.sequence_parallel,
+            products=self.parallel.products,
+        )
+
+    def guesses_of(self, y: Tensor, labels: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Of what the output layer reads, whole, [s, b, h], and labels [s, b]: each token's loss, and whether its label
+        is likeliest, [s, b]
+        """
+        return token_guesses(
+            y,
+            self.output.weight,
+            labels,
+            bias=bias,
+            tp=self.parallel.tp,
+            vocab_size=self.vocab_size,
+            products=self.parallel.products,
+        )
+
+    def logits_of(self, y: Tensor) -> Tensor:
+        """Of what the output layer reads, whole, [s, b, h]: this rank's real rows of the logits, [s, b, ≤ v/tp] in
+        fp32.
+        """
+        parallel = self.parallel
+        return local_logits(
+            y, self.output.weight, tp=parallel.tp, vocab_size=self.vocab_size, products=parallel.products
+        )
 
 
 class Stack(Transformer):

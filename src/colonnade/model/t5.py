@@ -32,7 +32,6 @@ from colonnade.model.stack import Head
 from colonnade.model.t5_block import DecoderCache, RelativePositions, T5Block
 from colonnade.model.transformer import residual_dtype
 from colonnade.randomness import Purpose
-from colonnade.tensor_parallel.cross_entropy import local_logits, output_loss, token_guesses
 from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
 from colonnade.tensor_parallel.parallel import Parallel
 
@@ -75,35 +74,16 @@ class T5Head(Head):
     def forward(self, x: Tensor, labels: Tensor, loss_weights: Tensor, masks: Masks | None) -> Tensor:
         """[t, b, h] (sequence parallel: [t/tp, b, h]), labels [t, b] -> Σ loss_weights · token loss, []"""
         first = self.parallel.first_position(len(x))
-        return output_loss(
-            dropout(self.normed(x), self.drop, masks, Purpose.FINAL_DROPOUT, 1, first=first),
-            self.output.weight,
-            labels,
-            loss_weights,
-            tp=self.parallel.tp,
-            vocab_size=self.vocab_size,
-            sequence_parallel=self.parallel.sequence_parallel,
-            products=self.parallel.products,
-        )
+        y = dropout(self.normed(x), self.drop, masks, Purpose.FINAL_DROPOUT, 1, first=first)
+        return self.loss_of(y, labels, loss_weights)
 
     def guesses(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Whole stream [t, b, h], labels [t, b] -> each token's loss, and whether its label is likeliest: [t, b]"""
-        parallel = self.parallel
-        return token_guesses(
-            self.normed(x),
-            self.output.weight,
-            labels,
-            tp=parallel.tp,
-            vocab_size=self.vocab_size,
-            products=parallel.products,
-        )
+        return self.guesses_of(self.normed(x), labels)
 
     def logits(self, x: Tensor) -> Tensor:
         """Whole stream [t, b, h] -> this rank's real rows of the logits, [t, b, ≤ v/tp] in fp32."""
-        parallel = self.parallel
-        return local_logits(
-            self.normed(x), self.output.weight, tp=parallel.tp, vocab_size=self.vocab_size, products=parallel.products
-        )
+        return self.logits_of(self.normed(x))
 
 
 class T5(Transformer):
