@@ -81,6 +81,16 @@ def test_parts_of_other_blocks(block: Any, parts: Any) -> None:
     assert_agree(case, Way(tp=2, pp=2, micro_batch_size=4))
 
 
+@pytest.mark.parametrize("half", ["lora_a", "lora_b"])
+@pytest.mark.parametrize("block", ["gpt", "t5", "neox"])
+def test_one_half_of_adapters_is_frozen(monkeypatch: pytest.MonkeyPatch, block: Any, half: str) -> None:
+    """A frozen A sends a gradient on only where what it reads has one."""
+    monkeypatch.setitem(PARTS, "lora", {"frozen": (f"*.{half}",)})
+    case = Case(drop=0.0, block=block, parts="lora")
+    assert_agree(case, Way(tp=2, micro_batch_size=4, sequence_parallel=True, recompute="full"))
+    assert_agree(case, Way(tp=2, pp=2, micro_batch_size=4))
+
+
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_two_losses(way: Way) -> None:
     assert_agree(Case(drop=0.0, block="bert"), way)

@@ -123,12 +123,10 @@ def _back(step: Step, unit: Unit) -> Iterator[tuple[list[int], list[int], list[i
     """Of each sublayer, lengths of streams: of those that it reads and that have a gradient, of what it adds if that
     has one, of those that trained weights read. All of them, where nothing is frozen.
     """
-    pre, flows = step.model.norm_position == "pre", unit.sends_back
-    for sublayer in unit.sublayers:
+    for sublayer, into in _sublayers(step, unit):
         name, length, memory = sublayer.name, unit.length, sublayer.memory
         own = [f"{name}.qkv.", f"{name}.query.", f"{name}.up.", f"{name}.gate."]
         others = [f"{name}.key_value."]
-        into = flows or (pre and step.trains(unit, f"{name}_norm."))
         reads = step.trains(unit, *(f"{each}weight" for each in (own if memory else own + others)))
         reads_memory = memory > 0 and step.trains(unit, f"{others[0]}weight")
         inner = _trains_inside(step, unit, name)
@@ -138,8 +136,17 @@ def _back(step: Step, unit: Unit) -> Iterator[tuple[list[int], list[int], list[i
             [length] * has,
             [length] * reads + [memory] * reads_memory,
         )
+
+
+def _sublayers(step: Step, unit: Unit) -> Iterator[tuple[Sublayer, bool]]:
+    """Each sublayer, and whether what it reads of the unit's own stream has a gradient."""
+    pre, flows = step.model.norm_position == "pre", unit.sends_back
+    for sublayer in unit.sublayers:
+        norm = f"{sublayer.name}_norm."
+        into = flows or (pre and step.trains(unit, norm))
+        yield sublayer, into
         if not step.model.parallel_residual:  # where the next sublayer does not read what this one has added to
-            flows = into or step.trains(unit, f"{name}.", f"{name}_norm.")
+            flows = into or step.trains(unit, f"{sublayer.name}.", norm)
 
 
 def _trains_inside(step: Step, unit: Unit, name: str) -> bool:
@@ -177,9 +184,7 @@ class _Between(NamedTuple):
 def _between(step: Step, unit: Unit) -> Iterator[_Between]:
     names = {weight.name: weight for bucket in unit.buckets for weight in step.architecture.buckets[bucket]}
     times = 2 if unit.recomputes and unit.has_backward and step.parallel.recompute == "full" else 1
-    pre, flows = step.model.norm_position == "pre", unit.sends_back
-    for sublayer in unit.sublayers:
-        into = flows or (pre and step.trains(unit, f"{sublayer.name}_norm."))
+    for sublayer, into in _sublayers(step, unit):
         for name in names:
             if not (name.endswith(LORA_A) and name.startswith(f"{sublayer.name}.")):
                 continue
@@ -189,7 +194,6 @@ def _between(step: Step, unit: Unit) -> Iterator[_Between]:
             before = before or (is_row and _trains_columns(step, unit, sublayer))
             length = sublayer.memory if of_memory else unit.length
             yield _Between(is_row, length, times, before or step.trains(unit, name), step.trains(unit, module + LORA_B))
-        flows = into or step.trains(unit, f"{sublayer.name}.", f"{sublayer.name}_norm.")
 
 
 def _trains_columns(step: Step, unit: Unit, sublayer: Sublayer) -> bool:
