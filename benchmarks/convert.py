@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +23,14 @@ from colonnade.architecture.huggingface.families import family_of
 from colonnade.config.model import ModelConfig
 from colonnade.huggingface.files import WHOLE
 from colonnade.huggingface.write import Planned, PlannedFile, header_of
+
+_STARTER = """
+import os, subprocess, sys, time
+start = time.perf_counter()
+process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
+_, status, usage = os.wait4(process.pid, 0)
+print(os.waitstatus_to_exitcode(status), time.perf_counter() - start, usage.ru_maxrss)
+"""
 
 
 class Taken(NamedTuple):
@@ -52,15 +59,15 @@ def sparse_folder(folder: Path, model: ModelConfig, dtype: torch.dtype) -> int:
 
 
 def taken_by(*arguments: object) -> Taken:
-    """`colonnade arguments` in a process of its own."""
+    """`colonnade arguments` in a process of its own, started by a small one: Linux counts the peak of whoever starts a
+    process as its own.
+    """
     command = [sys.executable, "-m", "colonnade", *map(str, arguments)]
-    start = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
-    return Taken(time.perf_counter() - start, usage.ru_maxrss * 1024)
+    done = subprocess.run([sys.executable, "-S", "-c", _STARTER, *command], stdout=subprocess.PIPE, check=True)
+    status, seconds, kilobytes = done.stdout.split()
+    if int(status):
+        raise SystemExit(f"{' '.join(command)} ended with {int(status)}")
+    return Taken(float(seconds), int(kilobytes) * 1024)
 
 
 def both_ways(folder: Path, model: ModelConfig, dtype: torch.dtype) -> tuple[int, Taken, Taken]:

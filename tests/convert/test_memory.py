@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.convert import both_ways
+from benchmarks.convert import both_ways, taken_by
 from colonnade.config.model import ModelConfig
 from tests.blocks import LLAMA_BLOCK
 
@@ -23,3 +23,9 @@ def test_seventeen_times_the_layers_take_no_more_memory(tmp_path: Path) -> None:
     assert many[0] - one[0] > 15 * table
     for little, much in zip(one[1:], many[1:], strict=True):
         assert much.peak_bytes - little.peak_bytes < 2 * table
+
+
+def test_the_memory_of_who_measures_is_not_counted() -> None:
+    size = 1 << 30
+    torch.ones(size, dtype=torch.uint8)
+    assert 0 < taken_by("--version").peak_bytes < size
