@@ -149,8 +149,12 @@ def test_several_problems_are_one_message(copied: Callable[[str], Path], tmp_pat
 
 
 def test_keys_that_are_null_or_change_nothing_are_let_pass(copied: Callable[[str], Path], tmp_path: Path) -> None:
-    change(copied("gpt2"), logit_softcap=None, top_k=50, summary_type="mean", task_specific_params={"a": 1})
-    converted(tmp_path / "theirs", tmp_path / "ours")
+    converted(folder := copied("gpt2"), tmp_path / "plain")
+    change(folder, logit_softcap=None, top_k=50, summary_type="mean", task_specific_params={"a": 1})
+    converted(folder, tmp_path / "ours")
+    assert (tmp_path / "ours" / "config.toml").read_text() == (tmp_path / "plain" / "config.toml").read_text()
+    plain, ours = (whole_tensors(tmp_path / name) for name in ("plain", "ours"))
+    assert plain.keys() == ours.keys() and all(torch.equal(x, ours[name]) for name, x in plain.items())
 
 
 @pytest.mark.parametrize(
@@ -261,6 +265,8 @@ def test_a_folder_of_links_as_in_the_hubs_cache_is_read(folders: Path, tmp_path:
     for path in (folders / "gpt2").iterdir():
         (tmp_path / "snapshot" / path.name).symlink_to(path)
     converted(tmp_path / "snapshot", tmp_path / "ours")
+    stored = tensors(folders / "gpt2")["transformer.wte.weight"]
+    assert torch.equal(whole_tensors(tmp_path / "ours")["embedding.tokens.weight"], stored)
 
 
 @pytest.mark.parametrize(
