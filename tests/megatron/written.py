@@ -63,7 +63,7 @@ LLAMA_LIKE: dict[str, Any] = {
 }
 
 
-def weights(args: dict[str, Any], *, bert: bool = False, seed: int = 0) -> dict[str, Tensor]:
+def weights(args: dict[str, Any], *, bert: bool = False, seed: int = 0, vocab: int = VOCAB) -> dict[str, Tensor]:
     """Every weight of a model, random, without a layout or padding."""
     generator = torch.Generator().manual_seed(seed)
     h, f, n, d = (args[key] for key in ("hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels"))
@@ -85,7 +85,7 @@ def weights(args: dict[str, Any], *, bert: bool = False, seed: int = 0) -> dict[
         if norm_bias:
             add(f"{name}.bias", h)
 
-    add("word_embeddings.weight", VOCAB, h)
+    add("word_embeddings.weight", vocab, h)
     if args.get("position_embedding_type", "learned_absolute") == "learned_absolute":
         add("position_embeddings.weight", args["max_position_embeddings"], h)
     if bert:
@@ -99,12 +99,12 @@ def weights(args: dict[str, Any], *, bert: bool = False, seed: int = 0) -> dict[
         linear(f"layers.{i}.dense_4h_to_h", h, f)
     norm("final_layernorm")
     if args.get("untie_embeddings_and_output_weights"):
-        add("output_layer.weight", VOCAB, h)
+        add("output_layer.weight", vocab, h)
     if bert:
         linear("pooler.dense", h, h)
         linear("lm_head.dense", h, h)
         norm("lm_head.layernorm")
-        add("lm_head.bias", VOCAB)
+        add("lm_head.bias", vocab)
         linear("binary_head", 2, h)
     return made
 
