@@ -7,6 +7,7 @@ import torch
 from benchmarks.peers.reference import Task, fixed_batch, measure, num_ranks, rank, read_task
 from colonnade import __version__
 from colonnade.config.model import ModelConfig
+from colonnade.config.parts import LoraConfig
 from colonnade.config.schema import Config, OptimConfig, ParallelConfig, RunConfig, TrainConfig
 from colonnade.data.loader import Batch
 from colonnade.launch.launch import connect, disconnect
@@ -61,8 +62,10 @@ def parallel_config(task: Task) -> ParallelConfig:
     return ParallelConfig.model_validate({"dp": ranks, "zero": zero.get(task.mode, 0)})
 
 
-def build_step(task: Task) -> Callable[[], float]:
+def build_step(task: Task, lora: LoraConfig | None = None) -> Callable[[], float]:
     config = reference_config(task)
+    if lora is not None:
+        config = config.model_copy(update={"lora": lora})
     device = connect(num_ranks(), config.train.device, threads=config.train.threads)
     parallel = config.parallel
     mesh = build_mesh(Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp), rank())

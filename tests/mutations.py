@@ -1350,6 +1350,13 @@ MUTATIONS = [
         ("tests/train/test_rollback.py",),
     ),
     Mutation(
+        "a restart forgets the losses that a spike is held against",
+        "train/recovery.py",
+        "    state.watch = LossWatch(**metadata.watch.model_dump())\n",
+        "",
+        ("tests/train/test_rollback.py",),
+    ),
+    Mutation(
         "a run forgets its rollbacks with its next checkpoint",
         "train/recovery.py",
         '"rollbacks": [each.model_dump() for each in state.rollbacks],',

@@ -158,6 +158,21 @@ def test_a_run_that_goes_on_later_knows_its_rollbacks(config: Path, tmp_path: Pa
     assert_same(run, whole)
 
 
+def test_a_restart_before_the_divergence_sees_it_alike(config: Path, tmp_path: Path) -> None:
+    """The losses that a spike is held against are in the checkpoint: behind it there are too few for a window."""
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    more = ["divergence.spike=4", "divergence.window=5", "train.evaluate_every=4"]
+
+    def spiked(rank: int) -> None:
+        poisoned(rank, rate=3.0)
+
+    assert train(config, whole, *more, first=spiked).status == 0
+    assert train(config, run, *more, "train.steps=8", "optim.decay_steps=16", first=spiked).status == 0
+    answer = train(config, run, *more, first=spiked)
+    assert answer.status == 0 and "It returns to step_00000008" in answer.out, answer
+    assert_same(run, whole)
+
+
 @pytest.mark.slow
 def test_the_validation_loss_is_nearly_that_of_a_clean_run(config: Path, tmp_path: Path) -> None:
     assert train(config, tmp_path / "clean", "train.steps=40", first=clean).status == 0
