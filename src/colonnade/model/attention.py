@@ -8,6 +8,7 @@ dim.
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,12 @@ class KeyValueCache:
     keys: Tensor
     values: Tensor
     length: int = 0
+
+    @classmethod
+    def empty(cls, like: Tensor, heads: int, capacity: int, head_dim: int) -> Self:
+        """For one text of at most `capacity` tokens, in the type and where `like` is."""
+        shape = (1, heads, capacity, head_dim)
+        return cls(like.new_empty(shape), like.new_empty(shape))
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append [b, n, s, d] each; returns all keys and values so far."""
@@ -72,8 +79,7 @@ class Attention(nn.Module):
 
     def empty_cache(self, capacity: int) -> KeyValueCache:
         """For one text of at most `capacity` tokens."""
-        weight, shape = self.output.weight, (1, self.key_value_heads, capacity, self.head_dim)
-        return KeyValueCache(weight.new_empty(shape), weight.new_empty(shape))
+        return KeyValueCache.empty(self.output.weight, self.key_value_heads, capacity, self.head_dim)
 
     def forward(
         self,
@@ -115,11 +121,11 @@ class Attention(nn.Module):
     def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The stream -> queries [b, n/tp, s, d], keys and values with their own heads, of the whole sequence."""
         if self.qkv is not None:
-            q, k, v = _heads(self.qkv(x), len(self.heads), 3)  # rows are ordered [head, (q, k, v), d]
+            q, k, v = heads_of(self.qkv(x), len(self.heads), 3)  # rows are ordered [head, (q, k, v), d]
             return q, k, v
         assert self.query is not None and self.key_value is not None, "one weight, or two"
         queries, others = columns(x, self.query, self.key_value)
-        (q,), (k, v) = _heads(queries, len(self.heads), 1), _heads(others, self.key_value_heads, 2)
+        (q,), (k, v) = heads_of(queries, len(self.heads), 1), heads_of(others, self.key_value_heads, 2)
         return q, k, v
 
 
@@ -138,7 +144,7 @@ class HeadNorm(nn.Module):
         return rms_norm(x, self.weight, self.epsilon, x.dtype)
 
 
-def _heads(rows: Tensor, num_heads: int, parts: int) -> tuple[Tensor, ...]:
+def heads_of(rows: Tensor, num_heads: int, parts: int) -> tuple[Tensor, ...]:
     """[s, b, n · parts · d], ordered [head, part, d] -> [b, n, s, d] of each part."""
     s, b, _ = rows.shape
     return tuple(part.permute(1, 2, 0, 3) for part in rows.view(s, b, num_heads, parts, -1).unbind(3))

@@ -110,8 +110,7 @@ class T5(Transformer):
                 if unit.layer is not None
             }
         )
-        if MEMORY_NORM in needed:
-            self.memory_norm = norm_of(model)
+        self.memory_norm = norm_of(model) if MEMORY_NORM in needed else None
         if any(unit.is_loss for unit in self.held):
             self.head = T5Head(model, vocab_size, parallel, self.table if self.tied else None)
 
@@ -125,8 +124,9 @@ class T5(Transformer):
             return self.blocks[str(unit.layer)]
         if unit.is_loss:
             return self.head
-        assert self.table is not None, "a unit that looks tokens up has the table"
-        return self.table if unit.is_first else self.memory_norm
+        found = self.table if unit.is_first else self.memory_norm
+        assert found is not None, "a unit has its buckets"
+        return found
 
     def _run(self, unit: str, carry: tuple[Tensor, ...], inputs: Inputs) -> tuple[Tensor, ...]:
         """One unit, as the table at the top says."""
@@ -158,6 +158,7 @@ class T5(Transformer):
 
     def _memory(self, carry: tuple[Tensor, ...], inputs: Inputs) -> tuple[Tensor, ...]:
         """(x,) of the encoder's last block -> (memory,); () where the text was read before."""
+        assert self.memory_norm is not None, "the decoder's embedding has it"
         return tuple(
             dropout(
                 self.memory_norm(x),
@@ -170,38 +171,29 @@ class T5(Transformer):
         )
 
     def carry_buffers(self, inputs: Inputs, into: str) -> tuple[Tensor, ...]:
-        """Of the encoder's units its stream, of the decoder's theirs and the memory."""
+        """Of the encoder's units its stream; of the decoder's theirs, and the memory: a norm's output, in the type of
+        the computation.
+        """
         assert isinstance(inputs, T5Inputs), "samples are two texts"
         unit = self.stated[into]
         if unit.is_first:
             return ()
         has_memory = len(unit.takes) > 1
-        read = () if inputs.tokens is None else (self.stream_buffer(inputs.tokens, fp32=self._is_fp32(has_memory)),)
+        fp32 = self.fp32_residual and not has_memory
+        read = () if inputs.tokens is None else (self.stream_buffer(inputs.tokens, fp32=fp32),)
         if not has_memory:
             return read
         assert inputs.decoder_tokens is not None, "every stage is told the tokens"
         return (self.stream_buffer(inputs.decoder_tokens, fp32=self.fp32_residual), *read)
 
-    def _is_fp32(self, is_memory: bool) -> bool:
-        """The memory is a norm's output, in the type of the computation."""
-        return self.fp32_residual and not is_memory
-
     def residual(self, carry: tuple[Tensor, ...]) -> Tensor:
         return self.parallel.gather(carry[0])
 
     def bucket_modules(self) -> dict[str, nn.Module]:
-        units = {unit.name: unit for unit in self.held}
-        shared = {TABLE: self.table, **{POSITIONS[int(stack)]: each for stack, each in self.positions.items()}}
-        found: dict[str, nn.Module] = {}
-        for bucket in self.architecture.buckets:
-            module = shared.get(bucket)
-            if module is None and bucket in units:
-                module = self._module_of(units[bucket])
-            elif module is None and bucket == MEMORY_NORM and hasattr(self, "memory_norm"):
-                module = self.memory_norm
-            if module is not None:
-                found[bucket] = module
-        return found
+        found = self.units() | {POSITIONS[int(stack)]: each for stack, each in self.positions.items()}
+        shared = {TABLE: self.table, MEMORY_NORM: self.memory_norm}
+        found |= {bucket: module for bucket, module in shared.items() if module is not None}
+        return {bucket: found[bucket] for bucket in self.architecture.buckets if bucket in found}
 
     def empty_caches(self, capacity: int) -> dict[str, DecoderCache]:
         """A cache for each block of the decoder on this rank: for one text of at most `capacity` tokens."""

@@ -21,7 +21,7 @@ from colonnade.kernels.attention import attend_unscaled
 from colonnade.kernels.dropout import Masks, dropout, dropout_of_columns
 from colonnade.kernels.mask import Mask
 from colonnade.kernels.relative import Ranges, RelativeBias
-from colonnade.model.attention import KeyValueCache
+from colonnade.model.attention import KeyValueCache, heads_of
 from colonnade.model.mlp import MLP
 from colonnade.model.norm import Norm, RMSNorm, norm_of
 from colonnade.randomness import Purpose
@@ -91,7 +91,7 @@ class UnscaledAttention(nn.Module):
         all of the model: dropout's.
         """
         queries, others = columns(x, self.query, self.key_value)
-        k, v = self._key_value(others)
+        k, v = heads_of(others, len(self.heads), 2)
         k, v = (k, v) if cache is None else cache.extend(k, v)
         return self._attended(queries, k, v, number, masks, mask, bias)
 
@@ -108,7 +108,7 @@ class UnscaledAttention(nn.Module):
         the cache has its keys and values.
         """
         if memory is not None:
-            k, v = self._key_value(self.key_value(memory))
+            k, v = heads_of(self.key_value(memory), len(self.heads), 2)
             if cache is not None:
                 cache.keys, cache.values = k, v
         else:
@@ -127,7 +127,7 @@ class UnscaledAttention(nn.Module):
         bias: RelativeBias | None,
     ) -> Tensor:
         s, b, _ = queries.shape
-        q = queries.view(s, b, len(self.heads), -1).permute(1, 2, 0, 3)
+        (q,) = heads_of(queries, len(self.heads), 1)
         draw = None
         if masks is not None and self.drop != 0.0:
             draw = partial(masks.attention, number, self.heads, s, k.shape[2], self.drop, queries.device)
@@ -137,16 +137,9 @@ class UnscaledAttention(nn.Module):
         out: Tensor = self.output(y.permute(2, 0, 1, 3).reshape(s, b, -1))
         return out
 
-    def _key_value(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """[s, b, 2n/tp·d], ordered [head, (k, v), d] -> [b, n/tp, s, d] each."""
-        s, b, _ = rows.shape
-        k, v = rows.view(s, b, len(self.heads), 2, -1).unbind(3)
-        return k.permute(1, 2, 0, 3), v.permute(1, 2, 0, 3)
-
     def empty_cache(self, capacity: int) -> KeyValueCache:
         """For one text of at most `capacity` tokens."""
-        weight, shape = self.output.weight, (1, len(self.heads), capacity, self.head_dim)
-        return KeyValueCache(weight.new_empty(shape), weight.new_empty(shape))
+        return KeyValueCache.empty(self.output.weight, len(self.heads), capacity, self.head_dim)
 
 
 class T5Block(nn.Module):
@@ -186,7 +179,7 @@ class T5Block(nn.Module):
         padding, bool [b, 1, 1, m]; None: all.
         """
         cross = self.cross
-        own = EVERYTHING.with_pairs(readable) if cross is None else self.mask
+        own = self.mask.with_pairs(readable if cross is None else None)
         to_itself = partial(
             self.attention.to_itself,
             number=self.first_attention,
