@@ -311,8 +311,8 @@ MUTATIONS = [
     Mutation(
         "q and k are exchanged",
         "model/attention.py",
-        "            q, k, v = _heads(",
-        "            k, q, v = _heads(",
+        "            q, k, v = heads_of(",
+        "            k, q, v = heads_of(",
         (GPT, ATTENTION),
     ),
     Mutation(
@@ -893,6 +893,13 @@ MUTATIONS = [
         "known = (weight > 0) & (direction > 0)",
         "known = weight > 0",
         ("tests/optim/test_lamb.py",),
+    ),
+    Mutation(
+        "copies over stages are not compared",
+        "checkpoint/copies.py",
+        "            *((stages, partial(self._over_stages, bucket)) for bucket, stages in self.shared.items()),\n",
+        "",
+        ("tests/train/test_copies.py",),
     ),
     Mutation(
         "16-bit parameters of ZeRO 0 are not compared",

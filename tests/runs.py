@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -62,6 +63,16 @@ def assert_same(run: Path, expected: Path) -> None:
     assert ours.keys() == theirs.keys()
     assert [name for name, x in ours.items() if not torch.equal(x, theirs[name])] == []
     assert saved_steps(run) == saved_steps(expected)
+
+
+def assert_near(run: Path, expected: Path) -> None:
+    """In float64: what every step told, and what it led to."""
+    for mine, theirs in zip(metrics(run), metrics(expected), strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-10)
+    ours, weights = tensors(run), tensors(expected)
+    assert ours.keys() == weights.keys()
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, weights[name], rtol=1e-8, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def snapshot(folder: Path) -> dict[str, bytes | None]:

@@ -95,6 +95,22 @@ def write_config(corpus: TinyCorpus, folder: Path) -> Path:
     return path
 
 
+def small_run_of(kind: str, corpus: TinyCorpus, folder: Path, *, model: str = "") -> Path:
+    """A configuration file of a run of another family in float64, with lines for [model]."""
+    path = write_config(corpus, folder)
+    content = path.read_text()
+    for before, now in {
+        "[model]\n": f'[model]\nkind = "{kind}"\n{model}',
+        'split = "5:1"': 'split = "5:1:1"',
+        "steps = 6\n": 'steps = 4\nprecision = "fp64"\n',
+        "evaluate_every = 3": "evaluate_every = 2",
+    }.items():
+        assert content.count(before) == 1
+        content = content.replace(before, now)
+    path.write_text(content)
+    return path
+
+
 def config(corpus: TinyCorpus, folder: Path, *overrides: str) -> Config:
     """The same, read, with overrides."""
     return load(write_config(corpus, folder), overrides)

@@ -30,9 +30,9 @@ from colonnade.train.step import train_step
 from tests.commands import forked
 from tests.distributed import run_on_ranks
 from tests.parity.runs import CPU, SERIAL, Case, configured, pairs_of_texts, part
-from tests.runs import metrics, tensors
+from tests.runs import assert_near, metrics
 from tests.slow import first_fast
-from tests.tiny import TinyCorpus, made_up, write_config
+from tests.tiny import TinyCorpus, made_up, small_run_of, write_config
 
 CASE = Case(block="bert", drop=0.0)
 
@@ -237,18 +237,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write(texts: Path, folder: Path) -> Path:
     """The tests' own small run, of a masked model in float64."""
-    path = write_config(TinyCorpus(texts), folder)
-    content = path.read_text()
-    for before, now in {
-        "[model]\n": '[model]\nkind = "bert"\n',
-        'split = "5:1"': 'split = "5:1:1"',
-        "steps = 6\n": 'steps = 4\nprecision = "fp64"\n',
-        "evaluate_every = 3": "evaluate_every = 2",
-    }.items():
-        assert content.count(before) == 1
-        content = content.replace(before, now)
-    path.write_text(content)
-    return path
+    return small_run_of("bert", TinyCorpus(texts), folder)
 
 
 @pytest.fixture(scope="module")
@@ -285,11 +274,7 @@ def test_metrics_tell_each_loss(alone: Path) -> None:
 def test_every_layout_trains_the_same(alone: Path, texts: Path, tmp_path: Path, layout: list[str]) -> None:
     answer = forked("train", write(texts, tmp_path), *layout, num_ranks=2)
     assert answer.status == 0, answer
-    for mine, expected in zip(metrics(tmp_path / "run"), metrics(alone), strict=True):
-        assert mine == pytest.approx(expected, rel=1e-10)
-    weights = tensors(alone)
-    for name, tensor in tensors(tmp_path / "run").items():
-        torch.testing.assert_close(tensor, weights[name], rtol=1e-8, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+    assert_near(tmp_path / "run", alone)
 
 
 def test_a_run_goes_on_where_it_was(alone: Path, texts: Path, tmp_path: Path) -> None:

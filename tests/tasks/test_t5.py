@@ -18,11 +18,12 @@ from colonnade.model.t5 import T5
 from colonnade.tasks.t5 import SpanCorruption, Written, as_t5_batch
 from colonnade.train.state import build_state
 from colonnade.train.step import train_step
-from tests.commands import forked
+from tests.commands import forked, start
 from tests.parity.runs import CPU, SERIAL, Case, configured, part, texts_with_spans
-from tests.runs import metrics, tensors
+from tests.runs import assert_near, metrics
 from tests.slow import first_fast
-from tests.tiny import TinyCorpus, made_up, write_config
+from tests.tiny import TinyCorpus, made_up, small_run_of
+from tests.train.test_copies import corrupted, weight
 
 CASE = Case(block="t5", drop=0.0)
 
@@ -101,18 +102,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write(texts: Path, folder: Path) -> Path:
     """The tests' own small run, of a T5 in float64."""
-    path = write_config(TinyCorpus(texts), folder)
-    content = path.read_text()
-    for before, now in {
-        "[model]\n": '[model]\nkind = "t5"\ndecoder_seq_length = 8\n',
-        'split = "5:1"': 'split = "5:1:1"',
-        "steps = 6\n": 'steps = 4\nprecision = "fp64"\n',
-        "evaluate_every = 3": "evaluate_every = 2",
-    }.items():
-        assert content.count(before) == 1
-        content = content.replace(before, now)
-    path.write_text(content)
-    return path
+    return small_run_of("t5", TinyCorpus(texts), folder, model="decoder_seq_length = 8\n")
 
 
 @pytest.fixture(scope="module")
@@ -139,13 +129,17 @@ def alone(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_layout_trains_the_same(alone: Path, texts: Path, tmp_path: Path, layout: list[str]) -> None:
     answer = forked("train", write(texts, tmp_path), *layout, num_ranks=2)
     assert answer.status == 0, answer
-    for mine, expected in zip(metrics(tmp_path / "run"), metrics(alone), strict=True):
-        assert mine == pytest.approx(expected, rel=1e-10)
-    weights = tensors(alone)
-    found = tensors(tmp_path / "run")
-    assert found.keys() == weights.keys()
-    for name, tensor in found.items():
-        torch.testing.assert_close(tensor, weights[name], rtol=1e-8, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+    assert_near(tmp_path / "run", alone)
+
+
+@pytest.mark.parametrize(("rank", "stack"), [(1, "encoder"), (2, "decoder")])
+def test_a_bit_of_a_shared_table_is_named(texts: Path, tmp_path: Path, rank: int, stack: str) -> None:
+    """Stages 0 and 1 have blocks of the encoder, 1 and 2 of the decoder: each table of positions has an axis."""
+    first = corrupted(rank, weight(f"{stack}.positions", "weight"))
+    answers = start("train", write(texts, tmp_path), "parallel.pp=3", num_ranks=3, first=first).answers()
+    assert [answer.status for answer in answers] == [2] * 3, answers
+    said = f"{stack}.positions.weight over holders: rank {rank - 1} "
+    assert "Step 4: " in answers[0].err and said in answers[0].err, answers[0].err
 
 
 def test_a_run_goes_on_where_it_was_on_another_layout(alone: Path, texts: Path, tmp_path: Path) -> None:
