@@ -6,6 +6,7 @@ The file may be a stranger's: every length is held against what is left of the f
 Source of the format: ggml's docs/gguf.md.
 """
 
+import math
 import mmap
 import stat
 import struct
@@ -64,10 +65,7 @@ class Laid(NamedTuple):
     @property
     def num_bytes(self) -> int:
         numbers = FORMATS[self.code]
-        elements = 1
-        for length in self.shape:
-            elements *= length
-        return elements // numbers.elements * numbers.num_bytes
+        return math.prod(self.shape) // numbers.elements * numbers.num_bytes
 
 
 @dataclass(frozen=True)

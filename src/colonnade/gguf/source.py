@@ -69,9 +69,9 @@ class Packed:
 
     def read(self) -> Tensor:
         """Its numbers, in memory of their own. CheckpointError where the package for quantized ones is missing."""
-        raw = np.memmap(self.path, np.uint8, "r", self.laid.start, (self.laid.num_bytes,))
+        raw = np.memmap(self.path, np.uint8, "c", self.laid.start, (self.laid.num_bytes,))
         if FORMATS[self.laid.code].name in _PLAIN:
-            x = torch.from_numpy(np.array(raw)).clone().view(self.dtype).view(self.shape)
+            x = torch.from_numpy(raw).clone().view(self.dtype).view(self.shape)
         else:
             x = self._dequantized(raw)
         if self.heads is None:
