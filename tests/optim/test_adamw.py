@@ -101,3 +101,13 @@ def test_state_of_some_weights_is_a_view() -> None:
     state_at(state, slice(5, 7))["exp_avg_sq"].fill_(2.0)
     assert state["exp_avg"].tolist() == [0, 0, 1, 1, 1, 0, 0, 0, 0, 0]
     assert state["exp_avg_sq"].tolist() == [0, 0, 0, 0, 0, 2, 2, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("beta2", "times"), [(0.95, 0.447), (0.999, 3.16)])
+def test_moments_of_zero_in_the_middle_of_a_run_change_the_first_steps_length(beta2: float, times: float) -> None:
+    """A weight that was frozen until then: no correction makes up for means that begin at zero."""
+    rule, weights = AdamW(0.9, beta2, 1e-12, 0.0), torch.zeros(3, dtype=torch.float64)
+    gradients = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
+    slices = [ParamSlice(weights, gradients, rule.init(weights), decayed=False)]
+    rule.update_(slices, step=100_000, learning_rate=1.0, factor=torch.ones((), dtype=torch.float64))
+    torch.testing.assert_close(weights, -times * gradients.sign(), rtol=2e-3, atol=0.0)
