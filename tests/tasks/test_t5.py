@@ -132,6 +132,22 @@ def test_every_layout_trains_the_same(alone: Path, texts: Path, tmp_path: Path, 
     assert_near(tmp_path / "run", alone)
 
 
+PRECISIONS = [
+    ["train.precision=bf16", "parallel.tp=2", "parallel.sequence_parallel=true"],
+    ["train.precision=bf16", "model.fp32_residual=true", "parallel.pp=2"],
+    ["train.precision=fp16", "train.loss_scale=1024", "model.fp32_residual=true", "parallel.dp=2", "parallel.zero=3"],
+    ["train.precision=bf16", "train.reduce_precision=16-bit", "parallel.dp=2", "parallel.offload=true"],
+]
+
+
+@pytest.mark.parametrize("keys", first_fast(PRECISIONS), ids=str)
+def test_16_bits_stay_near_float64(alone: Path, texts: Path, tmp_path: Path, keys: list[str]) -> None:
+    answer = forked("train", write(texts, tmp_path), *keys, num_ranks=2)
+    assert answer.status == 0, answer
+    ours, theirs = ([line["loss"] for line in metrics(run)] for run in (tmp_path / "run", alone))
+    assert ours == pytest.approx(theirs, rel=0.01) and ours != pytest.approx(theirs, rel=1e-6)
+
+
 @pytest.mark.parametrize(("rank", "stack"), [(1, "encoder"), (2, "decoder")])
 def test_a_bit_of_a_shared_table_is_named(texts: Path, tmp_path: Path, rank: int, stack: str) -> None:
     """Stages 0 and 1 have blocks of the encoder, 1 and 2 of the decoder: each table of positions has an axis."""
