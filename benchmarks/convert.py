@@ -1,9 +1,11 @@
 """What a conversion takes: time, and memory at its peak, of a model that is large without being there.
 
 The folder of Hugging Face is one sparse file, which the file system reads as zeros; what is written is real. Each
-direction is a process of its own, and so is a model of one layer, whose memory is that of Python and torch.
+direction is a process of its own, and so is a model of one layer, whose memory is that of Python and torch. Beside
+them `from_pretrained` and `save_pretrained` of transformers, which read and write the same numbers once, without
+hashes.
 
-python -m benchmarks.convert [--preset llama3.2-1b] [--folder /tmp]
+python -m benchmarks.convert [--preset llama3.2-1b] [--rounds 3] [--folder /tmp]
 """
 
 import argparse
@@ -33,6 +35,15 @@ print(os.waitstatus_to_exitcode(status), time.perf_counter() - start, usage.ru_m
 """
 
 
+_TRANSFORMERS = """
+import sys
+import torch
+from transformers import AutoModelForCausalLM
+AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16).save_pretrained(sys.argv[2])
+"""
+WAYS = ("to a checkpoint", "to Hugging Face", "transformers")
+
+
 class Taken(NamedTuple):
     """What a process took."""
 
@@ -59,10 +70,12 @@ def sparse_folder(folder: Path, model: ModelConfig, dtype: torch.dtype) -> int:
 
 
 def taken_by(*arguments: object) -> Taken:
-    """`colonnade arguments` in a process of its own, started by a small one: Linux counts the peak of whoever starts a
-    process as its own.
-    """
-    command = [sys.executable, "-m", "colonnade", *map(str, arguments)]
+    """`colonnade arguments` in a process of its own."""
+    return taken_by_command([sys.executable, "-m", "colonnade", *map(str, arguments)])
+
+
+def taken_by_command(command: list[str]) -> Taken:
+    """A command, started by a small process: Linux counts the peak of whoever starts a process as its own."""
     done = subprocess.run([sys.executable, "-S", "-c", _STARTER, *command], stdout=subprocess.PIPE, check=True)
     status, seconds, kilobytes = done.stdout.split()
     if int(status):
@@ -80,23 +93,38 @@ def both_ways(folder: Path, model: ModelConfig, dtype: torch.dtype) -> tuple[int
     return size, there, back
 
 
+def by_transformers(folder: Path, model: ModelConfig, dtype: torch.dtype) -> Taken:
+    """What transformers takes for the same folder. Nothing stays in `folder`."""
+    sparse_folder(folder / "theirs", model, dtype)
+    found = taken_by_command([sys.executable, "-c", _TRANSFORMERS, str(folder / "theirs"), str(folder / "again")])
+    for path in folder.iterdir():
+        shutil.rmtree(path)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="llama3.2-1b")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=None, help="where to write (default: the system's own)")
     given = parser.parse_args()
     model = ModelConfig(preset=given.preset)
     table = (model.vocab_size or 0) * model.hidden_size * torch.bfloat16.itemsize
+    print(f"{hardware.cpu_name()}, commit {hardware.commit()}", flush=True)
     with tempfile.TemporaryDirectory(dir=given.folder) as name:
-        _, small, small_back = both_ways(Path(name), model.model_copy(update={"num_layers": 1}), torch.bfloat16)
-        size, there, back = both_ways(Path(name), model, torch.bfloat16)
-    print(f"{hardware.cpu_name()}, commit {hardware.commit()}")
-    print(f"{given.preset} in bf16: {size / 1e9:.2f} GB, the largest tensor {table / 1e9:.2f} GB")
-    for what, it, least in (("to a checkpoint", there, small), ("to Hugging Face", back, small_back)):
-        print(
-            f"{what:>16}: {it.seconds:6.1f} s, peak {it.peak_bytes / 1e6:,.0f} MB "
-            f"({least.peak_bytes / 1e6:,.0f} MB with one layer)"
-        )
+        small = model.model_copy(update={"num_layers": 1})
+        _, *least = both_ways(Path(name), small, torch.bfloat16)
+        least.append(by_transformers(Path(name), small, torch.bfloat16))
+        for number in range(1, given.rounds + 1):
+            size, *found = both_ways(Path(name), model, torch.bfloat16)
+            found.append(by_transformers(Path(name), model, torch.bfloat16))
+            print(f"round {number}: {given.preset}, {size / 1e9:.2f} GB, largest tensor {table / 1e9:.2f} GB (bf16)")
+            for way, it, one_layer in zip(WAYS, found, least, strict=True):
+                print(
+                    f"{way:>16}: {it.seconds:6.1f} s, peak {it.peak_bytes / 1e6:,.0f} MB "
+                    f"({one_layer.peak_bytes / 1e6:,.0f} MB with one layer)",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":
