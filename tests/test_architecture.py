@@ -15,7 +15,7 @@ FLOORS = [
     {"config", "lock", "atomic", "dependent", "upload"},
     {"mesh", "architecture", "randomness", "corpus"},
     {"launch", "data", "kernels", "optim"},
-    {"tensor_parallel"},
+    {"tensor_parallel", "examples"},
     {"model", "data_parallel", "pipeline"},
     {"checkpoint", "evaluation", "generation"},
     {"tasks", "huggingface"},

@@ -101,6 +101,30 @@ def tokenize_command(
     print(report.summary())
 
 
+@data.command("examples")
+def examples_command(
+    format_: Annotated[
+        str, typer.Argument(metavar="FORMAT", help="mnli, qqp or another format of examples.", show_default=False)
+    ],
+    files: Annotated[list[Path], typer.Argument(help="Files as the benchmark publishes them.", show_default=False)],
+    output: Annotated[str, typer.Option(help="Prefix of the .bin and .idx to write.", show_default=False)],
+    tokenizer: Annotated[
+        Path, typer.Option(help="Of the model that is fine-tuned: tokenizer.json, vocab.txt, …", show_default=False)
+    ],
+    overwrite: Overwrite = False,
+) -> None:
+    """Turn labelled examples of a benchmark into a token file.
+
+    A document is an example: a sequence a text, and a last one of numbers, such as its label.
+    """
+    from colonnade.data.tokenizer import Tokenizer
+    from colonnade.examples.formats import format_of
+    from colonnade.examples.make import make_examples
+
+    made = make_examples(format_of(format_), files, output, Tokenizer.load(tokenizer), overwrite=overwrite)
+    print(made.summary())
+
+
 @data.command("merge")
 def merge_command(
     prefixes: Annotated[list[str], typer.Argument(help="Prefixes of token files, in order.", show_default=False)],

@@ -93,6 +93,8 @@ def test_the_sidecar_and_inspect(tmp_path: Path, tokenizer: Tokenizer) -> None:
         "tokenizer_sha256": tokenizer.sha256,
         "text_bytes": 8,
         "bytes_per_token": 8 / found["tokens"],
+        "examples": None,
+        "labels": None,
         "sources": [str(source)],
     }
     sidecar_path(tmp_path / "a").unlink()

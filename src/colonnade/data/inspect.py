@@ -29,5 +29,7 @@ def inspect(prefix: str | Path) -> dict[str, Any]:
         "tokenizer_sha256": sidecar.tokenizer_sha256 if sidecar else None,
         "text_bytes": sidecar.text_bytes if sidecar else None,
         "bytes_per_token": sidecar.text_bytes / sidecar.tokens if sidecar else None,
+        "examples": sidecar.examples.format if sidecar and sidecar.examples else None,
+        "labels": list(sidecar.examples.labels) if sidecar and sidecar.examples else None,
         "sources": list(sidecar.sources) if sidecar else None,
     }

@@ -8,16 +8,39 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from colonnade.atomic import write_whole
 from colonnade.data.indexed import TokenFile
 from colonnade.errors import DataError
 
 Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class ExampleFields:
+    """What the documents of a token file of examples are: a sequence a field, and a last one of numbers."""
+
+    format: str
+    """Name of the format that they were read from, like mnli."""
+    head: str
+    """What is trained on them: the model.head that fits, or another kind of training."""
+    fields: tuple[str, ...]
+    """Names of the sequences of text, in order; the numbers come behind them."""
+    labels: tuple[str, ...] = ()
+    """Names of the numbers from 0 on, where these are labels."""
+    scale: int = 1
+    """Numbers are stored times this: 1000 where they are scores."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What else its readers have to know."""
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> ExampleFields:
+        """As it stands in a sidecar."""
+        return cls(**{**fields, "fields": tuple(fields["fields"]), "labels": tuple(fields["labels"])})
 
 
 @dataclass(frozen=True)
@@ -37,10 +60,13 @@ class Sidecar:
     """Whether sequences are sentences, or else whole documents. None: not known."""
     index_sha256: str | None = field(default=None, compare=False)
     """Of the .idx, which is held against it when a run starts. None: written before, or by hand."""
+    examples: ExampleFields | None = None
+    """Of a file whose documents are examples of a task. None: they are text."""
 
     def write(self, prefix: str | Path) -> None:
         """Write `prefix.json`, under a temporary name until it is whole."""
-        write_whole(sidecar_path(prefix), (json.dumps(dataclasses.asdict(self), indent=2) + "\n").encode())
+        known = {name: value for name, value in dataclasses.asdict(self).items() if name != "examples" or value}
+        write_whole(sidecar_path(prefix), (json.dumps(known, indent=2) + "\n").encode())
 
 
 def sidecar_path(prefix: str | Path) -> Path:
@@ -55,7 +81,9 @@ def read_sidecar(file: TokenFile) -> Sidecar | None:
         return None
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-        sidecar = Sidecar(**{**fields, "sources": tuple(fields["sources"])})
+        examples = fields.get("examples")
+        made_of = None if examples is None else ExampleFields.from_json(examples)
+        sidecar = Sidecar(**{**fields, "sources": tuple(fields["sources"]), "examples": made_of})
     except (ValueError, TypeError, KeyError) as error:
         raise DataError(
             f"{path} does not describe a token file ({error}). Remove it to use the tokens without what it says about "
@@ -94,6 +122,11 @@ def merge_sidecars(parts: Sequence[tuple[str, Sidecar | None]]) -> Sidecar | Non
                 f"{known[0][0]} ({known[0][1].tokenizer_sha256[:12]}…): their token ids mean different text. "
                 "Tokenize both with one."
             )
+        if sidecar.examples != known[0][1].examples:
+            raise DataError(
+                f"{prefix} holds {_content(sidecar)}, {known[0][0]} {_content(known[0][1])}: their documents mean "
+                "different things. Join files of one format."
+            )
     if len(known) < len(parts):
         return None
     sidecars = [sidecar for _, sidecar in known]
@@ -106,6 +139,10 @@ def merge_sidecars(parts: Sequence[tuple[str, Sidecar | None]]) -> Sidecar | Non
         end_of_document=_agreed([sidecar.end_of_document for sidecar in sidecars]),
         sentences=_agreed([sidecar.sentences for sidecar in sidecars]),
     )
+
+
+def _content(sidecar: Sidecar) -> str:
+    return "text" if sidecar.examples is None else f"examples of {sidecar.examples.format}"
 
 
 def _agreed(values: Sequence[Value | None]) -> Value | None:

@@ -19,7 +19,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import IO, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from rich.console import Console
@@ -29,6 +29,7 @@ from colonnade.config.numbers import counted, size_of_text
 from colonnade.corpus.documents import Chunk, Rejected, chunks, look_at, parse
 from colonnade.data.indexed import bin_path, idx_path, smallest_dtype
 from colonnade.data.parallel import ordered_map
+from colonnade.data.rejected import RejectedList, rejected_path
 from colonnade.data.segments import Encoded, Segment, SegmentFolder, SegmentHeader, append
 from colonnade.data.sentences import split_sentences
 from colonnade.data.sidecar import Sidecar, sidecar_path
@@ -38,7 +39,6 @@ from colonnade.data.writer import TokenFileWriter, check_lengths, check_prefix
 from colonnade.errors import DataError
 from colonnade.lock import Lock, locked
 
-_EXAMPLES = 10
 SEGMENT_BYTES = 64 << 20
 """[bytes] Text that is stored at a time, for a run that is stopped to go on behind it."""
 _BYTES_A_WORKER = 4 << 20  # less work than this is done before another process has started
@@ -85,11 +85,6 @@ class TokenizeReport:
             lines.append(f"left out: {counted(self.rejected, 'unusable line')}, listed in {where}; the first:")
             lines += [f"  {example}" for example in self.examples]
         return "\n".join(lines)
-
-
-def rejected_path(prefix: str | Path) -> Path:
-    """Where the rejected lines of a prefix are listed, one JSON object a line: file, line, reason."""
-    return Path(f"{prefix}.rejected.jsonl")
 
 
 def tokenize_files(
@@ -218,7 +213,7 @@ def _encode_all(making: _Making, store: SegmentFolder, bar: _Bar, *, workers: in
 def _join(making: _Making, store: SegmentFolder, done: _Done) -> TokenizeReport:
     """Make the token file of the stored segments and the last one."""
     total = SegmentHeader()
-    with TokenFileWriter(making.prefix, making.dtype) as writer, _RejectedList(making.prefix) as rejected:
+    with TokenFileWriter(making.prefix, making.dtype) as writer, RejectedList(making.prefix) as rejected:
         for header in append(store.paths(), writer):
             rejected.add(header.rejected)
             total.text_bytes, total.empty = total.text_bytes + header.text_bytes, total.empty + header.empty
@@ -324,7 +319,7 @@ def _check_output(prefix: str, overwrite: bool) -> None:
         raise DataError(f"{sidecar_path(prefix)} exists already. Choose another output, or pass --overwrite.")
 
 
-def _check_any(documents: int, empty: int, rejected: _RejectedList) -> None:
+def _check_any(documents: int, empty: int, rejected: RejectedList) -> None:
     if documents:
         return
     first = f" The first: {rejected.examples[0]}." if rejected.examples else ""
@@ -333,39 +328,6 @@ def _check_any(documents: int, empty: int, rejected: _RejectedList) -> None:
         f"{counted(empty, 'empty document')}.{first} "
         "Check the files, and --key for .jsonl."
     )
-
-
-class _RejectedList:
-    """The list of rejected lines on disk, under a temporary name until the token file is whole; no list if none was."""
-
-    def __init__(self, prefix: str) -> None:
-        self.count, self.examples = 0, list[Rejected]()
-        self._path = rejected_path(prefix)
-        self._partial = Path(f"{self._path}.partial-{os.getpid()}")
-        self._stream: IO[str] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def add(self, lines: Iterable[Rejected]) -> None:
-        for line in lines:
-            self._stream = self._stream or self._partial.open("w", encoding="utf-8")
-            self._stream.write(json.dumps({"file": line.file, "line": line.line, "reason": line.reason}) + "\n")
-            self.count += 1
-            if self.count <= _EXAMPLES:
-                self.examples.append(line)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._stream is not None:
-            self._stream.close()
-        if kind is not None:
-            self._partial.unlink(missing_ok=True)
-        elif self.count:
-            self._partial.replace(self._path)
-        else:
-            self._path.unlink(missing_ok=True)
 
 
 class _Bar:

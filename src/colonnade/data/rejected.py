@@ -1,0 +1,53 @@
+"""The list of rows that could not be used, beside the token file that was made of the others."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from colonnade.corpus.documents import Rejected
+
+_EXAMPLES = 10
+
+
+def rejected_path(prefix: str | Path) -> Path:
+    """Where the rejected lines of a prefix are listed, one JSON object a line: file, line, reason."""
+    return Path(f"{prefix}.rejected.jsonl")
+
+
+class RejectedList:
+    """The list of rejected lines on disk, under a temporary name until the token file is whole; no list if none was."""
+
+    def __init__(self, prefix: str) -> None:
+        self.count, self.examples = 0, list[Rejected]()
+        self._path = rejected_path(prefix)
+        self._partial = Path(f"{self._path}.partial-{os.getpid()}")
+        self._stream: IO[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def add(self, lines: Iterable[Rejected]) -> None:
+        """Append some; the first few are kept in `examples`."""
+        for line in lines:
+            self._stream = self._stream or self._partial.open("w", encoding="utf-8")
+            self._stream.write(json.dumps({"file": line.file, "line": line.line, "reason": line.reason}) + "\n")
+            self.count += 1
+            if self.count <= _EXAMPLES:
+                self.examples.append(line)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._stream is not None:
+            self._stream.close()
+        if kind is not None:
+            self._partial.unlink(missing_ok=True)
+        elif self.count:
+            self._partial.replace(self._path)
+        else:
+            self._path.unlink(missing_ok=True)

@@ -1,0 +1,115 @@
+"""GLUE's tasks: one text or two with a label, or with a score.
+
+    .tsv            GLUE's own columns (Wang et al., "GLUE", 2019; https://gluebenchmark.com/tasks)
+    .json .jsonl    records with text_a, text_b and label, or with the columns of the .tsv
+
+Labels are numbered as in the `glue` data set of Hugging Face. A file without a column of labels, as the test sets are,
+gives examples without labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from colonnade.corpus.documents import Rejected
+from colonnade.data.sidecar import ExampleFields
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.errors import DataError
+from colonnade.examples.format import Document, Texts, encode_texts
+from colonnade.examples.rows import Row, json_rows, tsv_rows
+
+SCORES = 1000
+"""Scores are stored in thousandths."""
+_PLAIN = ("text_a", "text_b")
+_NO_GOLD = "-"  # annotators did not agree
+
+
+@dataclass(frozen=True)
+class GlueFormat:
+    """`Format` of one of GLUE's tasks."""
+
+    name: str
+    texts: tuple[str, ...]
+    """Columns."""
+    label: str
+    """Column."""
+    labels: tuple[str, ...] = ()
+    """By their number; none: a score."""
+    highest: float = 5.0
+    """Scores go from 0 to this."""
+    headless: tuple[str, ...] | None = None
+    """Columns of a .tsv without a line that names them."""
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def fields(self) -> ExampleFields:
+        texts = _PLAIN[: len(self.texts)]
+        return ExampleFields(self.name, "classification", texts, self.labels, 1 if self.labels else SCORES)
+
+    def read(self, path: Path) -> Iterator[Texts | Rejected]:
+        if path.suffix not in (".tsv", ".txt", ".json", ".jsonl"):
+            raise DataError(f"{path}: examples of {self.name} are read from .tsv, .json and .jsonl. Rename it.")
+        rows = json_rows(path) if path.suffix.startswith(".json") else tsv_rows(path, self.headless)
+        return (row if isinstance(row, Rejected) else self._example(row) for row in rows)
+
+    def encode(self, examples: Sequence[Texts], tokenizer: Tokenizer) -> Iterable[Document]:
+        return encode_texts(examples, tokenizer)
+
+    def _example(self, row: Row) -> Texts | Rejected:
+        plain = "text_a" in row.values
+        columns = _PLAIN[: len(self.texts)] if plain else self.texts
+        missing = [column for column in columns if not isinstance(row.values.get(column), str)]
+        if missing:
+            return row.rejected(f"no text in {' and '.join(missing)}; its columns are {', '.join(row.values)}")
+        texts = tuple(row.values[column].strip() for column in columns)
+        if not any(texts):
+            return row.rejected("all its texts are empty")
+        numbers = self._numbers(row.values.get("label" if plain else self.label, row.values.get("label")))
+        return row.rejected(numbers) if isinstance(numbers, str) else Texts(texts, numbers)
+
+    def _numbers(self, label: Any) -> tuple[int, ...] | str:
+        """What is stored of a label or score, or why it is none."""
+        if label is None or label in (-1, "-1"):
+            return ()
+        if label == _NO_GOLD:
+            return f'no gold label ("{_NO_GOLD}"): its annotators did not agree'
+        return self._label(str(label).strip()) if self.labels else self._score(label)
+
+    def _label(self, label: str) -> tuple[int, ...] | str:
+        if label in self.labels:
+            return (self.labels.index(label),)
+        if label.isdecimal() and int(label) < len(self.labels):
+            return (int(label),)
+        return f'label "{label}": there are {", ".join(self.labels)} (0 to {len(self.labels) - 1})'
+
+    def _score(self, label: Any) -> tuple[int, ...] | str:
+        try:
+            score = float(label)
+        except (TypeError, ValueError):
+            return f'score "{label}" is no number'
+        if not 0 <= score <= self.highest:
+            return f"score {score:g} is not within 0 to {self.highest:g}"
+        return (round(score * SCORES),)
+
+
+_NLI = ("entailment", "not_entailment")
+_SENTENCES = ("sentence1", "sentence2")
+GLUE = (
+    GlueFormat(
+        "cola", ("sentence",), "label", ("unacceptable", "acceptable"), headless=("source", "label", "star", "sentence")
+    ),
+    GlueFormat("sst2", ("sentence",), "label", ("negative", "positive")),
+    GlueFormat("mrpc", ("#1 String", "#2 String"), "Quality", ("not_equivalent", "equivalent")),
+    GlueFormat("stsb", _SENTENCES, "score"),
+    GlueFormat("qqp", ("question1", "question2"), "is_duplicate", ("not_duplicate", "duplicate")),
+    GlueFormat("mnli", _SENTENCES, "gold_label", ("entailment", "neutral", "contradiction")),
+    GlueFormat("qnli", ("question", "sentence"), "label", _NLI),
+    GlueFormat("rte", _SENTENCES, "label", _NLI),
+    GlueFormat("wnli", _SENTENCES, "label", ("not_entailment", "entailment")),
+)

@@ -1,0 +1,89 @@
+"""Rows of tables: TSV as GLUE writes it, and JSON, each with the line that it stands on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from colonnade.corpus.documents import Rejected
+from colonnade.errors import DataError
+
+
+class Row(NamedTuple):
+    """One row of a table."""
+
+    path: Path
+    line: int
+    """Counted from 1; in a .json that is one object or list, the number of the record."""
+    values: Mapping[str, Any]
+
+    def rejected(self, reason: str) -> Rejected:
+        """Why this row is no example."""
+        return Rejected(str(self.path), self.line, reason)
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(line from 1, text without its ending) of each line that is not blank. DataError for what is no UTF-8."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="\n") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield number, line.rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is no UTF-8 text: {error}. Copy it again from its source, or convert it.") from error
+
+
+def tsv_rows(path: Path, headless: Sequence[str] | None = None) -> Iterator[Row | Rejected]:
+    """Rows of tab-separated values, in which quotes mean nothing. The first line names the columns.
+
+    `headless`: the columns of a file whose first line names none of them; it is told from others by that.
+    """
+    columns: list[str] | None = None
+    for number, line in read_lines(path):
+        values = line.split("\t")
+        if columns is None:
+            begins_at_once = headless is not None and not set(values) & set(headless)
+            columns = list(headless or []) if begins_at_once else values
+            if not begins_at_once:
+                continue
+        if len(values) == len(columns):
+            yield Row(path, number, dict(zip(columns, values, strict=True)))
+        else:
+            yield Rejected(str(path), number, f"{len(values)} columns, where the table has {len(columns)}")
+
+
+def json_rows(path: Path) -> Iterator[Row | Rejected]:
+    """Records of a .json, an object of objects or a list of them, or of a .jsonl, one a line."""
+    if path.suffix == ".jsonl":
+        for number, line in read_lines(path):
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                yield Rejected(str(path), number, f"no JSON ({error})")
+                continue
+            yield _record(path, number, record)
+        return
+    found = whole_json(path)
+    records = found.values() if isinstance(found, dict) else found
+    if not isinstance(records, list) and not isinstance(found, dict):
+        raise DataError(f"{path} holds {type(found).__name__}, not an object or a list of records.")
+    for number, record in enumerate(records, 1):
+        yield _record(path, number, record)
+
+
+def whole_json(path: Path) -> Any:
+    """The content of a .json. DataError, with the line, for what is none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}, line {error.lineno:,}: no JSON ({error.msg}). Copy it again.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is no UTF-8 text: {error}. Copy it again from its source, or convert it.") from error
+
+
+def _record(path: Path, number: int, record: Any) -> Row | Rejected:
+    if isinstance(record, dict):
+        return Row(path, number, record)
+    return Rejected(str(path), number, f"{type(record).__name__} in the place of an object")

@@ -1,0 +1,177 @@
+"""GLUE's tables: its own columns of every task, JSON, rows that are none, and the token file that is made of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from colonnade.corpus.documents import Rejected
+from colonnade.data.indexed import TokenFile
+from colonnade.data.sidecar import read_sidecar
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.errors import DataError
+from colonnade.examples.format import Texts
+from colonnade.examples.formats import FORMATS, format_of
+from colonnade.examples.make import make_examples
+from tests.commands import here
+
+MNLI_TRAIN = (
+    "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\tsentence2_parse\t"
+    "sentence1\tsentence2\tlabel1\tgold_label\n"
+)
+ROWS = {
+    "cola": ("gj04\t1\t\tA dog ran.\nbc01\t0\t*\tRan dog a.\n", [(("A dog ran.",), (1,)), (("Ran dog a.",), (0,))]),
+    "sst2": ("sentence\tlabel\na good film \t1\n", [(("a good film",), (1,))]),
+    "mrpc": (
+        '\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\tThe "film.\tThe book.\r\n',
+        [(('The "film.', "The book."), (1,))],
+    ),
+    "stsb": (
+        "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n"
+        "0\tmain\tMSR\t2012\t1\tnone\tnone\tA dog.\tThe dog.\t3.667\n",
+        [(("A dog.", "The dog."), (3667,))],
+    ),
+    "qqp": (
+        "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n9\t1\t2\tA film?\tA book?\t0\n3\t4\t5\t\tA dog?\t1\n",
+        [(("A film?", "A book?"), (0,)), (("", "A dog?"), (1,))],
+    ),
+    "mnli": (
+        MNLI_TRAIN + "0\t1\t1e\tfiction\tx\tx\tx\tx\tA dog ran.\tA dog.\tneutral\tcontradiction\n",
+        [(("A dog ran.", "A dog."), (2,))],
+    ),
+    "qnli": ("index\tquestion\tsentence\tlabel\n0\tA dog?\tA film.\tnot_entailment\n", [(("A dog?", "A film."), (1,))]),
+    "rte": ("index\tsentence1\tsentence2\tlabel\n0\tA dog.\tA film.\tentailment\n", [(("A dog.", "A film."), (0,))]),
+    "wnli": ("index\tsentence1\tsentence2\tlabel\n0\tA dog.\tA film.\t1\n", [(("A dog.", "A film."), (1,))]),
+}
+
+
+def written(folder: Path, text: str, name: str = "rows.tsv") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("task", ROWS)
+def test_reads_the_columns_of_glue(task: str, tmp_path: Path) -> None:
+    text, expected = ROWS[task]
+    found = list(FORMATS[task].read(written(tmp_path, text)))
+    assert found == [Texts(*example) for example in expected]
+
+
+def test_every_glue_task_has_its_rows() -> None:
+    assert set(ROWS) <= set(FORMATS)
+
+
+def test_test_sets_have_no_labels(tmp_path: Path) -> None:
+    path = written(tmp_path, "index\tsentence\n0\tA dog ran.\n")
+    assert list(FORMATS["cola"].read(path)) == [Texts(("A dog ran.",), ())]
+    path = written(tmp_path, "index\tsentence1\tsentence2\n0\tA dog ran.\tA dog.\n")
+    assert list(FORMATS["mnli"].read(path)) == [Texts(("A dog ran.", "A dog."), ())]
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "reason"),
+    [
+        ("sst2", "good\t2", r'label "2": there are negative, positive (0 to 1)'),
+        ("sst2", "good\tgreat", 'label "great"'),
+        ("sst2", "good\t1\t1", "3 columns, where the table has 2"),
+        ("sst2", "good", "1 columns"),
+        ("sst2", " \t1", "all its texts are empty"),
+    ],
+)
+def test_tells_line_and_reason_of_a_row_that_is_none(task: str, row: str, reason: str, tmp_path: Path) -> None:
+    path = written(tmp_path, f"sentence\tlabel\nfine\t1\n{row}\n")
+    good, bad = FORMATS[task].read(path)
+    assert good == Texts(("fine",), (1,))
+    assert isinstance(bad, Rejected)
+    assert (bad.file, bad.line) == (str(path), 3)
+    assert reason in bad.reason
+
+
+@pytest.mark.parametrize(("score", "reason"), [("5.1", "5.1 is not within 0 to 5"), ("nan", "nan"), ("x", "no number")])
+def test_scores_out_of_range(score: str, reason: str, tmp_path: Path) -> None:
+    (bad,) = FORMATS["stsb"].read(written(tmp_path, f"sentence1\tsentence2\tscore\na\tb\t{score}\n"))
+    assert isinstance(bad, Rejected)
+    assert reason in bad.reason
+
+
+def test_an_example_that_annotators_did_not_agree_on_is_left_out(tmp_path: Path) -> None:
+    (bad,) = FORMATS["mnli"].read(written(tmp_path, "sentence1\tsentence2\tgold_label\na\tb\t-\n"))
+    assert isinstance(bad, Rejected)
+    assert "no gold label" in bad.reason
+
+
+def test_reads_json_of_records(tmp_path: Path) -> None:
+    record = {"text_a": "A dog.", "text_b": "A film.", "label": "neutral"}
+    columns = {"sentence1": "A dog.", "sentence2": "A film.", "label": 1, "idx": 0}
+    expected = [Texts(("A dog.", "A film."), (1,))]
+    for name, text in {
+        "a.json": json.dumps({"0": record}),
+        "b.json": json.dumps([record]),
+        "c.jsonl": json.dumps(columns) + "\n",
+    }.items():
+        assert list(FORMATS["mnli"].read(written(tmp_path, text, name))) == expected, name
+    broken = list(FORMATS["mnli"].read(written(tmp_path, json.dumps(columns) + "\n{oops\n[]\n", "d.jsonl")))
+    assert [row.line for row in broken[1:]] == [2, 3]
+    with pytest.raises(DataError, match=r"e.json, line 2: no JSON"):
+        list(FORMATS["mnli"].read(written(tmp_path, '{"0":\n oops}', "e.json")))
+
+
+def test_a_document_is_an_example_and_its_last_sequence_the_label(words: Tokenizer, tmp_path: Path) -> None:
+    made = make_examples(FORMATS["qqp"], [written(tmp_path, ROWS["qqp"][0])], tmp_path / "qqp", words)
+    file = TokenFile(tmp_path / "qqp")
+    sidecar = read_sidecar(file)
+    assert (made.examples, made.labels, made.rejected) == (2, {"not_duplicate": 1, "duplicate": 1}, 0)
+    assert file.num_documents == 2
+    assert file.boundaries.tolist() == [0, 3, 6]
+    assert file.document(0).tolist() == [*words.encode("A film?"), *words.encode("A book?"), 0]
+    assert file.document(1).tolist() == [*words.encode("A dog?"), 1]
+    assert file.lengths.tolist()[3] == 0
+    assert sidecar is not None
+    assert sidecar.examples == FORMATS["qqp"].fields
+    assert sidecar.tokenizer_sha256 == words.sha256
+
+
+def test_left_out_rows_are_listed_and_a_file_of_none_is_refused(words: Tokenizer, tmp_path: Path) -> None:
+    path = written(tmp_path, "sentence\tlabel\nfine\t1\nfine\t7\n")
+    made = make_examples(FORMATS["sst2"], [path], tmp_path / "sst", words)
+    assert (made.examples, made.rejected) == (1, 1)
+    assert "line 3" in made.summary()
+    listed = json.loads((tmp_path / "sst.rejected.jsonl").read_text())
+    assert (listed["file"], listed["line"]) == (str(path), 3)
+    for text, said in (("sentence\tlabel\nfine\t7\n", "line 2"), ("", "empty"), ("sentence\tlabel\n", "empty")):
+        with pytest.raises(DataError, match=said):
+            make_examples(FORMATS["sst2"], [written(tmp_path, text, "none.tsv")], tmp_path / "none", words)
+    assert not list(tmp_path.glob("none.*in*"))
+    with pytest.raises(DataError, match="exist already"):
+        make_examples(FORMATS["sst2"], [path], tmp_path / "sst", words)
+    with pytest.raises(DataError, match="does not exist"):
+        make_examples(FORMATS["sst2"], [tmp_path / "no.tsv"], tmp_path / "other", words)
+    with pytest.raises(DataError, match="below that"):
+        make_examples(FORMATS["stsb"], [written(tmp_path, ROWS["stsb"][0])], tmp_path / "sts", words)
+
+
+def test_the_command(words: Tokenizer, tmp_path: Path) -> None:
+    words.save(tmp_path / "tokenizer.json")
+    path = written(tmp_path, ROWS["mnli"][0])
+    options = ["--output", tmp_path / "mnli", "--tokenizer", tmp_path / "tokenizer.json"]
+    answer = here("data", "examples", "mnli", path, *options)
+    assert answer.status == 0, answer
+    assert "1 example of mnli" in answer.out
+    answer = here("data", "examples", "mnlu", path, *options)
+    assert answer.status == 2
+    assert "mnli, " in answer.err
+    shown = here("data", "inspect", tmp_path / "mnli")
+    assert "mnli" in shown.out
+
+
+def test_real_rows(shared: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(shared / "bert-vocab" / "vocab.txt")
+    for task, name in (("mnli", "mnli_dev_matched"), ("qqp", "qqp_dev")):
+        table = list(FORMATS[task].read(shared / "glue" / "tsv" / f"{name}.tsv"))
+        records = list(FORMATS[task].read(shared / "glue" / task.upper() / "dev.json"))
+        assert not [row for row in (*table, *records) if isinstance(row, Rejected)]
+        made = make_examples(format_of(task), [shared / "glue" / task.upper() / "dev.json"], tmp_path / task, tokenizer)
+        assert made.examples == len(records) == sum(made.labels.values())
