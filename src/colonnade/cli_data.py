@@ -104,24 +104,34 @@ def tokenize_command(
 @data.command("examples")
 def examples_command(
     format_: Annotated[
-        str, typer.Argument(metavar="FORMAT", help="mnli, qqp or another format of examples.", show_default=False)
+        str, typer.Argument(metavar="FORMAT", help="mnli, qqp, chat, preferences, …", show_default=False)
     ],
-    files: Annotated[list[Path], typer.Argument(help="Files as the benchmark publishes them.", show_default=False)],
+    files: Annotated[list[Path], typer.Argument(help="Files as they are published.", show_default=False)],
     output: Annotated[str, typer.Option(help="Prefix of the .bin and .idx to write.", show_default=False)],
     tokenizer: Annotated[
         Path, typer.Option(help="Of the model that is fine-tuned: tokenizer.json, vocab.txt, …", show_default=False)
     ],
+    template: Annotated[
+        str | None,
+        typer.Option(
+            help="Of chat and preferences: plain, chatml, bare, or a file of Jinja. Unset: the tokenizer's own.",
+            show_default=False,
+        ),
+    ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Turn labelled examples of a benchmark into a token file.
+    """Turn examples of a task into a token file.
 
-    A document is an example: a sequence a text, and a last one of numbers, such as its label.
+    Of a benchmark: a document is an example, with a sequence a text, and a last one of numbers, such as its label. Of
+    chat: a document is a conversation, whose sequences are given and answered by turns.
     """
     from colonnade.data.tokenizer import Tokenizer
     from colonnade.examples.formats import format_of
     from colonnade.examples.make import make_examples
 
-    made = make_examples(format_of(format_), files, output, Tokenizer.load(tokenizer), overwrite=overwrite)
+    loaded = Tokenizer.load(tokenizer)
+    format = format_of(format_, loaded, tokenizer, template)
+    made = make_examples(format, files, output, loaded, overwrite=overwrite)
     print(made.summary())
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,23 @@ class TokenFile:
             first += _AT_ONCE
         starts = np.array(found, dtype=np.int64)
         return np.unique(starts[(start <= starts) & (starts < stop)])
+
+    def answered(self, start: int, stop: int) -> NDArray[np.bool_]:
+        """Of tokens `start … stop` of conversations, whether each is a part of an answer: [stop - start].
+
+        What is given and what is answered are the sequences of a document by turns.
+        """
+        assert 0 <= start <= stop <= self.num_tokens, "a range within the file"
+        size, numbers = self.dtype.itemsize, range(self.num_sequences)
+        first = max(0, bisect_right(numbers, start * size, key=lambda number: int(self._offsets[number])) - 1)
+        last = bisect_left(numbers, stop * size, first, key=lambda number: int(self._offsets[number]))
+        sequences = np.arange(first, max(last, first + 1))
+        starts = self._offsets[first : sequences[-1] + 1] // size
+        self._check_rising("sequence", first, starts, self.num_tokens)
+        documents = np.searchsorted(self._boundaries, sequences, side="right") - 1
+        turns = (sequences - self._boundaries[documents]) % 2 == 1
+        edges = np.clip(np.append(starts, stop), start, stop)
+        return np.repeat(turns, np.diff(edges))
 
     def _starts(self, first: int, stop: int) -> list[int]:
         """Where some documents begin; they cost one look at each part of the index."""

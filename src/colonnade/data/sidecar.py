@@ -20,6 +20,10 @@ from colonnade.errors import DataError
 Value = TypeVar("Value")
 
 
+ANSWERS, PREFERENCES = "answers", "preferences"
+"""`ExampleFields.head` of conversations, and of pairs of answers of which one is preferred."""
+
+
 @dataclass(frozen=True)
 class ExampleFields:
     """What the documents of a token file of examples are: a sequence a field, and a last one of numbers."""

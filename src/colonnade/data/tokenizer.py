@@ -92,6 +92,28 @@ class Tokenizer:
         encodings = self._inner.encode_batch_fast([_whole(text) for text in texts], add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
+    def encode_marked(
+        self, texts: Sequence[tuple[str, Sequence[tuple[int, int]]]]
+    ) -> list[tuple[list[int], list[bool]]]:
+        """Token ids of texts that a program has put together, in which names of control tokens are these; and which
+        tokens lie, wholly or in part, in spans of characters.
+        """
+        encodings = self._with_control.encode_batch([_whole(text) for text, _ in texts], add_special_tokens=False)
+        found = []
+        for encoding, (_, spans) in zip(encodings, texts, strict=True):
+            places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+            marked = np.zeros(len(places), dtype=bool)
+            for start, end in spans:
+                marked |= (places[:, 0] < end) & (places[:, 1] > start)
+            found.append((encoding.ids, marked.tolist()))
+        return found
+
+    @cached_property
+    def _with_control(self) -> tokenizers.Tokenizer:
+        inner = tokenizers.Tokenizer.from_str(self.to_json())
+        inner.encode_special_tokens = False
+        return inner
+
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD, control tokens nothing if `skip_special`."""
         return self._inner.decode([int(token) for token in ids], skip_special_tokens=skip_special)

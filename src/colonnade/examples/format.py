@@ -27,6 +27,8 @@ class Document:
     """
     text_bytes: int
     """Size of its text in UTF-8."""
+    has_numbers: bool = True
+    """Whether the last sequence is numbers; False: all of them are text."""
 
 
 class Format(Protocol):

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
+from colonnade.data.chat_template import ChatTemplate, chosen_template
+from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
+from colonnade.examples.chat import ChatFormat, PreferencesFormat
 from colonnade.examples.format import Format
 from colonnade.examples.glue import GLUE
 
 FORMATS: Mapping[str, Format] = MappingProxyType({**{task.name: task for task in GLUE}})
 
 
-def format_of(name: str) -> Format:
-    """The format of a name. DataError for none."""
+WITH_TEMPLATE: Mapping[str, Callable[[ChatTemplate], Format]] = MappingProxyType(
+    {"chat": ChatFormat, "preferences": PreferencesFormat}
+)
+"""Formats of conversations, which a chat template writes down."""
+
+
+def format_of(
+    name: str, tokenizer: Tokenizer | None = None, path: str | Path = "", template: str | None = None
+) -> Format:
+    """The format of a name. DataError for none.
+
+    Conversations are written down for the `tokenizer` at `path`, by the chat template that is named; None: its own.
+    """
+    if name in WITH_TEMPLATE:
+        assert tokenizer is not None, "a template writes the tokenizer's control tokens"
+        return WITH_TEMPLATE[name](chosen_template(template, tokenizer, path))
     if name not in FORMATS:
-        raise DataError(f'"{name}" is no format of examples. There are: {", ".join(FORMATS)}.')
+        raise DataError(f'"{name}" is no format of examples. There are: {", ".join([*FORMATS, *WITH_TEMPLATE])}.')
+    if template is not None:
+        raise DataError(
+            f'--template "{template}" is for conversations ({", ".join(WITH_TEMPLATE)}), not for {name}. Leave it out.'
+        )
     return FORMATS[name]

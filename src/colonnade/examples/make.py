@@ -147,6 +147,11 @@ class _Counts:
 
     def add(self, document: Document) -> None:
         """One more. DataError for a number that cannot be stored."""
+        if not document.has_numbers:
+            self.examples += 1
+            self.longest = max(self.longest, sum(map(len, document.sequences)))
+            self.text_bytes += document.text_bytes
+            return
         *texts, numbers = document.sequences
         wrong = [number for number in numbers if not 0 <= number < self._vocab_size]
         if wrong:

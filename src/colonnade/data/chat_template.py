@@ -1,0 +1,316 @@
+"""Chat templates: a conversation to one text, and which characters of it are answers.
+
+A template is Jinja, as tokenizer_config.json (or chat_template.jinja) has it beside a published tokenizer. It is a
+stranger's program: it runs in Jinja's sandbox, which cannot change what it is given, and sees nothing but messages and
+the names of control tokens. The environment is that of transformers (utils/chat_template_utils.py), whose blocks
+`{% generation %}` … `{% endgeneration %}` say what the assistant writes.
+
+    plain     <|user|>        for tokenizers without control tokens of their own: roles are spelled out,
+              Hello           and the end of document ends an answer
+              <|assistant|>
+              Hi!<end>
+    chatml    <|im_start|>user … <|im_end|>, where the tokenizer has these
+    bare      prompt and answer one behind the other, and the end of document
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.errors import DataError
+
+Message = Mapping[str, Any]
+CONFIG, JINJA = "tokenizer_config.json", "chat_template.jinja"
+_ROLE = "{{ '<|' + message['role'] + '|>\n' }}"
+_ANSWER = "{% generation %}{{ message['content'] | trim + eos_token }}{% endgeneration %}"
+BUILT_IN: Mapping[str, str] = MappingProxyType(
+    {
+        "plain": (
+            "{% for message in messages %}" + _ROLE + "{% if message['role'] == 'assistant' %}" + _ANSWER + "{{ '\n' }}"
+            "{% else %}{{ message['content'] | trim + '\n' }}{% endif %}{% endfor %}"
+            "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+        ),
+        "chatml": (
+            "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+            "{% if message['role'] == 'assistant' %}"
+            "{% generation %}{{ message['content'] | trim + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}"
+            "{% else %}{{ message['content'] | trim + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+            "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+        ),
+        "bare": (
+            "{% for message in messages %}{% if message['role'] == 'assistant' %}" + _ANSWER + "{% else %}"
+            "{{ message['content'] }}{% endif %}{% endfor %}"
+        ),
+    }
+)
+_CHATML = ("<|im_start|>", "<|im_end|>")
+
+
+class TemplateFault(Exception):
+    """A template does not take a conversation, or cannot say what of it is answered; the reason is its text."""
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A conversation as one text."""
+
+    text: str
+    answers: tuple[tuple[int, int], ...]
+    """Where what the assistant writes begins and ends, in characters."""
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A template with the names of the control tokens that it may write."""
+
+    text: str
+    tokens: Mapping[str, str] = field(default_factory=dict)
+    """By Jinja's name: bos_token, eos_token, …"""
+
+    def to_json(self) -> dict[str, str]:
+        """As it stands in a sidecar, and in tokenizer_config.json."""
+        return {"chat_template": self.text, **self.tokens}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> ChatTemplate | None:
+        """The inverse, also of a published tokenizer_config.json; None where there is no template in it."""
+        text = content.get("chat_template")
+        if isinstance(text, list):  # several by name
+            named = {each.get("name"): each.get("template") for each in text if isinstance(each, dict)}
+            text = named.get("default")
+        if not isinstance(text, str):
+            return None
+        return cls(text, _control_tokens(content))
+
+    def render(
+        self, messages: Sequence[Message], *, tools: Any = None, add_generation_prompt: bool = False
+    ) -> Rendered:
+        """One text with its answers; `add_generation_prompt`: with what comes before the next answer.
+
+        TemplateFault if the template refuses, or does not say which of it is answered, and that cannot be told either.
+        """
+        text, answers = self._generate(messages, tools, add_generation_prompt)
+        if not self.marks_answers:
+            answers = self._found(messages, tools, text)
+        return Rendered(text, tuple(answers))
+
+    def prompt(self, messages: Sequence[Message]) -> str:
+        """What comes before the next answer."""
+        return self._generate(messages, None, True)[0]
+
+    @cached_property
+    def marks_answers(self) -> bool:
+        """Whether the template says itself what is answered."""
+        calls = _environment().parse(self.text).find_all(nodes.Call)
+        return any(isinstance(call.node, nodes.ExtensionAttribute) for call in calls)
+
+    def check(self) -> None:
+        """DataError if it is no template."""
+        try:
+            assert self._compiled, "made"
+        except jinja2.TemplateSyntaxError as error:
+            raise DataError(
+                f"the chat template is no Jinja: {error.message} (line {error.lineno}). Fix it, or choose another with "
+                f"--template: {', '.join(BUILT_IN)}, or a file."
+            ) from error
+
+    @cached_property
+    def _compiled(self) -> tuple[jinja2.Template, _Answers]:
+        environment = _environment()
+        return environment.from_string(self.text), environment.extensions[_Answers.identifier]  # type: ignore[return-value]
+
+    def _generate(
+        self, messages: Sequence[Message], tools: Any, add_generation_prompt: bool
+    ) -> tuple[str, list[tuple[int, int]]]:
+        template, answers = self._compiled
+        values = {"tools": tools, "documents": None, "add_generation_prompt": add_generation_prompt}
+        blocks: list[str] = []
+        try:
+            with answers.found(blocks) as spans:
+                for block in template.generate(messages=list(messages), **values, **self.tokens):
+                    blocks.append(block)
+        except jinja2.TemplateError as error:
+            raise TemplateFault(f"the chat template refuses it: {error.message or type(error).__name__}") from error
+        except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise TemplateFault(f"the chat template fails on it: {error}") from error
+        return "".join(blocks), spans
+
+    def _found(self, messages: Sequence[Message], tools: Any, whole: str) -> list[tuple[int, int]]:
+        """Answers by rendering the conversation turn by turn: what an assistant's turn adds behind its prompt."""
+        spans = []
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before = self._generate(messages[:number], tools, True)[0]
+            behind = self._generate(messages[: number + 1], tools, False)[0]
+            if not (whole.startswith(behind) and behind.startswith(before)):
+                raise TemplateFault(
+                    f"the chat template does not mark answers, and writes earlier turns in another way where turn "
+                    f"{number + 1} is the last: where that begins and ends cannot be told. Put {{% generation %}} and "
+                    "{% endgeneration %} around what the assistant writes"
+                )
+            spans.append((len(before), len(before) + self._until_its_end(whole[len(before) : len(behind)])))
+        return spans
+
+    def _until_its_end(self, answer: str) -> int:
+        """Its length without white space behind a last control token: nobody has to learn to write that."""
+        short = answer.rstrip()
+        closed = short.endswith((*(name for name in self.tokens.values() if name), "|>", "</s>"))
+        return len(short) if closed else len(answer)
+
+
+def chosen_template(named: str | None, tokenizer: Tokenizer, path: str | Path) -> ChatTemplate:
+    """The template of a name (`BUILT_IN`), of a file, or (None) that beside the tokenizer at `path`.
+
+    DataError where there is none, or the tokenizer lacks a token of it.
+    """
+    there = _read_config(Path(path))
+    tokens = _control_tokens(there)
+    end = tokenizer.end_of_document
+    if "eos_token" not in tokens and end is not None:
+        tokens = {**tokens, "eos_token": tokenizer.names[end]}
+    if named is None:
+        own = template_beside(path)
+        if own is None:
+            raise DataError(
+                f"{path} has no chat template: there is no {JINJA} beside it, and no chat_template in a {CONFIG}. "
+                f"Choose one with --template: {', '.join(BUILT_IN)}, or a file of Jinja."
+            )
+        found = ChatTemplate(own.text, tokens)
+    else:
+        found = ChatTemplate(_text_of(named), tokens)
+    found.check()
+    missing = [name for name in _CHATML if named == "chatml" and tokenizer.id_of(name) not in tokenizer.special_ids]
+    if missing:
+        raise DataError(
+            f"the template chatml writes {' and '.join(missing)}, which the tokenizer {path} has not got as control "
+            "tokens. Use --template plain, or a tokenizer with them."
+        )
+    if named in ("plain", "bare") and "eos_token" not in tokens:
+        raise DataError(
+            f"the template {named} ends an answer with the end-of-document token, and the tokenizer {path} has none. "
+            "Use another tokenizer, or a template of your own."
+        )
+    return found
+
+
+def template_beside(path: str | Path) -> ChatTemplate | None:
+    """The template beside a tokenizer: that of its folder; None where there is none."""
+    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    content, file = _read_config(Path(path)), folder / JINJA
+    if file.is_file():
+        content = {**content, "chat_template": _read(file)}
+    return ChatTemplate.from_json(content)
+
+
+def _text_of(named: str) -> str:
+    if named in BUILT_IN:
+        return BUILT_IN[named]
+    if not Path(named).is_file():
+        raise DataError(
+            f'--template "{named}": there is no such template and no such file. Use {", ".join(BUILT_IN)}, or a file '
+            "of Jinja."
+        )
+    return _read(Path(named))
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (UnicodeDecodeError, OSError) as error:
+        raise DataError(f"{file} cannot be read as text: {error}. Copy it again from its source.") from error
+
+
+def _read_config(path: Path) -> Mapping[str, Any]:
+    """The tokenizer_config.json beside a tokenizer; empty where there is none."""
+    file = (path if path.is_dir() else path.parent) / CONFIG
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(_read(file))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file} is no JSON ({error}). Copy it again from its source.") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{file} holds no object. Copy it again from its source.")
+    return content
+
+
+def _control_tokens(content: Mapping[str, Any]) -> dict[str, str]:
+    """bos_token and its like: names, or objects that have them as content."""
+    found: dict[str, str] = {}
+    for key, value in content.items():
+        name = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(name, str):
+            found[key] = name
+    return found
+
+
+class _Answers(jinja2.ext.Extension):
+    """The tag `generation`: notes where its text stands in what has been rendered."""
+
+    tags = {"generation"}
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        self._blocks: list[str] = []
+        self._spans: list[tuple[int, int]] = []
+
+    def parse(self, parser: Any) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_note"), [], [], body).set_lineno(line)
+
+    def _note(self, caller: Any) -> str:
+        text = str(caller())
+        start = sum(map(len, self._blocks))
+        self._spans.append((start, start + len(text)))
+        return text
+
+    @contextmanager
+    def found(self, blocks: list[str]) -> Iterator[list[tuple[int, int]]]:
+        """The spans of a rendering whose text so far is `blocks`."""
+        self._blocks, self._spans = blocks, []
+        yield self._spans
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Answers, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = _now
+    return environment
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own escapes HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

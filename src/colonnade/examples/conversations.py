@@ -1,0 +1,143 @@
+"""What records of chat and instructions look like, whoever wrote them down.
+
+messages        [{"role": "user", "content": …}, {"role": "assistant", "content": …}, …]
+conversations   [{"from": "human", "value": …}, {"from": "gpt", "value": …}, …]           ShareGPT
+prompt, completion                                                                       one turn; or lists of messages
+instruction, input, output                                                               Alpaca
+prompt, chosen, rejected            preferences: texts, or lists of messages; without a prompt, what both lists
+                                    begin with is the prompt
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from colonnade.data.conversation import messages_problem
+
+Messages = list[dict[str, Any]]
+_SHAREGPT: Mapping[str, str] = MappingProxyType(
+    {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+)
+
+
+class NoConversation(Exception):
+    """A record is none; the reason is its text."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages, and the descriptions of tools that the assistant may call."""
+
+    messages: Messages
+    tools: Any = None
+
+
+@dataclass(frozen=True)
+class Preference:
+    """Two answers to one prompt."""
+
+    prompt: Messages
+    chosen: str
+    rejected: str
+
+
+def conversation_of(record: Mapping[str, Any]) -> Conversation:
+    """The conversation of a record. NoConversation where there is none, or nothing in it is answered."""
+    messages = _messages(record)
+    _check(messages)
+    answers = [message for message in messages if message["role"] == "assistant"]
+    if not answers:
+        raise NoConversation("no message of the assistant: nothing is answered")
+    if not any((message.get("content") or "").strip() or message.get("tool_calls") for message in answers):
+        raise NoConversation("its answers are empty")
+    return Conversation(messages, record.get("tools"))
+
+
+def preference_of(record: Mapping[str, Any]) -> Preference:
+    """The preference of a record. NoConversation where there is none."""
+    missing = [key for key in ("chosen", "rejected") if key not in record]
+    if missing:
+        raise NoConversation(f"no {' and no '.join(missing)}; its keys are {', '.join(record)}")
+    before = _prompt(record["prompt"]) if "prompt" in record else []
+    chosen, rejected = (_answer_list(record[key], key) for key in ("chosen", "rejected"))
+    if "prompt" not in record:
+        shared = next(
+            (n for n, pair in enumerate(zip(chosen, rejected, strict=False)) if pair[0] != pair[1]),
+            min(len(chosen), len(rejected)),
+        )
+        shared = min(shared, len(chosen) - 1, len(rejected) - 1)
+        before, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
+    texts = [_one_answer(messages, key) for messages, key in ((chosen, "chosen"), (rejected, "rejected"))]
+    if texts[0].strip() == texts[1].strip():
+        raise NoConversation("chosen and rejected are the same: nothing is preferred")
+    if not before:
+        raise NoConversation("no prompt: chosen and rejected share no message")
+    return Preference(before, *texts)
+
+
+def _messages(record: Mapping[str, Any]) -> Messages:
+    if "messages" in record:
+        return record["messages"]  # type: ignore[no-any-return]
+    if "conversations" in record:
+        return _from_sharegpt(record["conversations"])
+    if "prompt" in record and "completion" in record:
+        answer = record["completion"]
+        return [*_prompt(record["prompt"]), *([_said("assistant", answer)] if isinstance(answer, str) else answer)]
+    if "instruction" in record and "output" in record:
+        more = record.get("input") or ""
+        asked = _text(record["instruction"], "instruction") + (f"\n\n{_text(more, 'input')}" if more else "")
+        return [_said("user", asked), _said("assistant", _text(record["output"], "output"))]
+    raise NoConversation(
+        "none of messages, conversations, prompt with completion, and instruction with output; its keys are "
+        f"{', '.join(record) or 'none'}"
+    )
+
+
+def _from_sharegpt(turns: Any) -> Messages:
+    if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
+        raise NoConversation("conversations is no list of objects with from and value")
+    unknown = [turn.get("from") for turn in turns if turn.get("from") not in _SHAREGPT]
+    if unknown:
+        raise NoConversation(f"a turn is from {unknown[0]!r}: there are {', '.join(_SHAREGPT)}")
+    return [_said(_SHAREGPT[turn["from"]], turn.get("value")) for turn in turns]
+
+
+def _prompt(prompt: Any) -> Messages:
+    if isinstance(prompt, list):
+        return prompt
+    return [_said("user", _text(prompt, "prompt"))]
+
+
+def _answer_list(given: Any, key: str) -> Messages:
+    if isinstance(given, list):
+        _check(given)
+        return given
+    return [_said("assistant", _text(given, key))]
+
+
+def _one_answer(messages: Messages, key: str) -> str:
+    if len(messages) != 1 or messages[0]["role"] != "assistant" or not isinstance(messages[0].get("content"), str):
+        raise NoConversation(f"{key} is not one message of the assistant behind what both begin with")
+    text: str = messages[0]["content"]
+    if not text.strip():
+        raise NoConversation(f"{key} is empty")
+    return text
+
+
+def _check(messages: Any) -> None:
+    problem = messages_problem(messages)
+    if problem is not None:
+        raise NoConversation(problem)
+
+
+def _text(value: Any, key: str) -> str:
+    if not isinstance(value, str):
+        raise NoConversation(f"{key} is {type(value).__name__}, where text belongs")
+    return value
+
+
+def _said(role: str, content: Any) -> dict[str, Any]:
+    return {"role": role, "content": content}

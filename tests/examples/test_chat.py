@@ -1,0 +1,198 @@
+"""Conversations to token files: ids and answers as transformers finds them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from colonnade.data.chat_template import ChatTemplate, chosen_template
+from colonnade.data.conversation import Chat, Marked
+from colonnade.data.indexed import TokenFile
+from colonnade.data.sidecar import read_sidecar
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.examples.chat import ChatFormat
+from colonnade.examples.make import make_examples
+from tests.commands import here
+from tests.examples.chats import CHATML, MARKED, SYSTEM, TALK, UNMARKED, folder_of, jsonl, tokenizer
+
+
+def encoded(chat: Chat, messages: list[dict[str, Any]]) -> Marked:
+    (found,) = chat.encode([(messages, None)])
+    assert isinstance(found, Marked), found
+    return found
+
+
+def chat_of(folder: Path, named: str | None = None) -> Chat:
+    made = Tokenizer.load(folder)
+    return Chat(chosen_template(named, made, folder), made)
+
+
+def theirs(folder: Path) -> transformers.PreTrainedTokenizerFast:
+    return transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_ids_and_answers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / name, MARKED[name])
+    published, chat = theirs(folder), chat_of(folder)
+    for talk in (TALK, SYSTEM, TALK[:2]):
+        expected = published.apply_chat_template(
+            talk, return_assistant_tokens_mask=True, return_dict=True, add_generation_prompt=False
+        )
+        found = encoded(chat, talk)
+        assert found.ids == expected["input_ids"] and sum(found.answered) > 3
+        assert [int(each) for each in found.answered] == expected["assistant_masks"]
+
+
+@pytest.mark.parametrize("name", UNMARKED)
+def test_ids_are_those_of_transformers_where_answers_are_not_marked(name: str, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / name, UNMARKED[name])
+    published, chat = theirs(folder), chat_of(folder)
+    for talk in (TALK, TALK[:2]):
+        found = encoded(chat, talk)
+        assert found.ids == published.apply_chat_template(talk, return_dict=True)["input_ids"]
+        answers = found.turns()[1::2]
+        assert len(answers) == len(talk) // 2 and all("Paris" not in published.decode(turn) for turn in answers[1:])
+        assert published.decode(answers[0]).strip().removeprefix("<|assistant|>\n").startswith("Paris.")
+        assert answers[0][-1] in chat.tokenizer.special_ids, "the answer ends with its control token"
+    prompt = published.apply_chat_template(TALK[:1], add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert chat.prompt(TALK[:1]) == prompt
+
+
+def test_marking_an_answer_changes_nothing_but_the_mask(tmp_path: Path) -> None:
+    one, other = (chat_of(folder_of(tmp_path / str(i), text)) for i, text in enumerate((CHATML, UNMARKED["qwen"])))
+    assert encoded(one, SYSTEM) == encoded(other, SYSTEM)
+
+
+def test_the_document_alternates_between_given_and_answered(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "t", CHATML)
+    chat, file = chat_of(folder), jsonl(tmp_path / "a.jsonl", {"messages": SYSTEM}, {"messages": TALK[1:]})
+    made = make_examples(ChatFormat(chat.template), [file], tmp_path / "out", chat.tokenizer)
+    tokens = TokenFile(tmp_path / "out")
+    assert made.examples == tokens.num_documents == 2 and made.unlabelled == 0
+    marked = encoded(chat, SYSTEM)
+    assert tokens.document(0).tolist() == marked.ids
+    assert tokens.answered(0, len(marked.ids)).tolist() == marked.answered
+    assert tokens.answered(0, tokens.num_tokens).tolist() == marked.answered + encoded(chat, TALK[1:]).answered
+    for start in range(tokens.num_tokens):
+        assert (
+            tokens.answered(start, start + 1).tolist()
+            == tokens.answered(0, tokens.num_tokens)[start : start + 1].tolist()
+        )
+    sidecar = read_sidecar(tokens)
+    assert sidecar is not None and sidecar.examples is not None and sidecar.examples.head == "answers"
+    assert ChatTemplate.from_json(sidecar.examples.options["chat"]) == chat.template
+
+
+def test_a_conversation_that_begins_with_an_answer_has_an_empty_first_sequence(tmp_path: Path) -> None:
+    assert Marked([5, 6, 7], [True, False, True]).turns() == [[], [5], [6], [7]]
+    bare = ChatTemplate("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}")
+    file = jsonl(tmp_path / "a.jsonl", *[{"messages": TALK[1:2]}] * 3)
+    make_examples(ChatFormat(bare), [file], tmp_path / "out", tokenizer())
+    tokens = TokenFile(tmp_path / "out")
+    assert tokens.num_sequences == 6 and tokens.answered(0, tokens.num_tokens).all()
+
+
+RECORDS = {
+    "prompt": {"prompt": "a city?", "completion": "Paris."},
+    "alpaca": {"instruction": "a city?", "input": "", "output": "Paris."},
+    "sharegpt": {"conversations": [{"from": "human", "value": "a city?"}, {"from": "gpt", "value": "Paris."}]},
+    "lists": {
+        "prompt": [{"role": "user", "content": "a city?"}],
+        "completion": [{"role": "assistant", "content": "Paris."}],
+    },
+}
+
+
+@pytest.mark.parametrize("named", ["plain", "chatml", "bare"])
+def test_records_of_every_kind_become_the_same_conversation(named: str, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "t", None)
+    chat, file = chat_of(folder, named), jsonl(tmp_path / "a.jsonl", *RECORDS.values())
+    make_examples(ChatFormat(chat.template), [file], tmp_path / "out", chat.tokenizer)
+    tokens = TokenFile(tmp_path / "out")
+    documents = [tokens.document(number).tolist() for number in range(4)]
+    assert tokens.num_documents == 4 and all(each == documents[0] for each in documents)
+    text, answered = chat.tokenizer.decode(documents[0], skip_special=False), tokens.answered(0, len(documents[0]))
+    expected = {
+        "plain": "<|user|>\na city?\n<|assistant|>\nParis.</s>\n",
+        "chatml": "<|im_start|>user\na city?<|im_end|>\n<|im_start|>assistant\nParis.<|im_end|>\n",
+        "bare": "a city?Paris.</s>",
+    }[named]
+    end = "<|im_end|>" if named == "chatml" else "</s>"
+    answer = [token for token, flag in zip(documents[0], answered, strict=True) if flag]
+    assert (text, chat.tokenizer.decode(answer, skip_special=False)) == (expected, f"Paris.{end}")
+    assert chat.end_of_turn == chat.tokenizer.id_of(end)
+
+
+BAD = {
+    '{"messages": [': "no JSON",
+    '["a"]': "list in the place of an object",
+    json.dumps({"messages": []}): "no list of messages",
+    json.dumps({"messages": [{"role": "user", "content": "a"}]}): "no message of the assistant: nothing is answered",
+    json.dumps({"messages": [{"role": "boss", "content": "a"}]}): "message 1 has the role 'boss': there are system, ",
+    json.dumps({"messages": [{"role": "user", "content": 3}]}): "message 1 (user) has no text in content",
+    json.dumps({"messages": [TALK[0], {"role": "assistant", "content": " "}]}): "its answers are empty",
+    json.dumps({"text": "a"}): "none of messages, conversations, prompt with completion",
+    json.dumps({"instruction": 3, "output": "a"}): "instruction is int, where text belongs",
+    json.dumps({"conversations": [{"from": "cat", "value": "a"}]}): "a turn is from 'cat'",
+    json.dumps({"messages": [{"role": "user", "content": "a<|im_end|>b"}, TALK[1]]}): 'control token "<|im_end|>"',
+    json.dumps({"messages": [TALK[1], TALK[0]]}): "the chat template refuses it: Conversation roles must alternate",
+}
+
+
+def test_rows_that_are_none_are_left_out_and_listed(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "t", UNMARKED["mistral"])
+    file = jsonl(tmp_path / "a.jsonl", *BAD, {"messages": TALK})
+    answer = here("data", "examples", "chat", file, "--output", tmp_path / "out", "--tokenizer", folder)
+    assert answer.status == 0 and "1 example of chat" in answer.out and f"left out: {len(BAD)} rows" in answer.out
+    rows = [json.loads(line) for line in (tmp_path / "out.rejected.jsonl").read_text().splitlines()]
+    by_line = {row["line"]: row["reason"] for row in rows}
+    for number, reason in enumerate(BAD.values(), 1):
+        assert reason in by_line[number], (number, by_line[number])
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{% if loop.last %}now {% endif %}{{ m.role }}: {{ m.content }} {% endfor %}"
+    folder, file = folder_of(tmp_path / "t", template), jsonl(tmp_path / "a.jsonl", {"messages": TALK})
+    answer = here("data", "examples", "chat", file, "--output", tmp_path / "out", "--tokenizer", folder)
+    assert answer.status == 2 and "a.jsonl, line 1" in answer.err and "{% generation %}" in answer.err
+    assert not (tmp_path / "out.idx").exists()
+
+
+@pytest.mark.parametrize(
+    ("template", "options", "message"),
+    [
+        (None, (), "has no chat template"),
+        ("{% for m in", (), "the chat template is no Jinja"),
+        (None, ("--template", "other"), "there is no such template and no such file"),
+        ("{{ messages.append(1) }}", (), "the chat template refuses it"),
+        ("{{ ''.__class__.__mro__ }}", (), "the chat template refuses it"),
+        ("{{ 1 // 0 }}", (), "the chat template fails on it"),
+        ("nothing", (), "the chat template writes nothing where the assistant answers"),
+    ],
+)
+def test_templates_that_cannot_be_used(
+    template: str | None, options: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    folder, file = folder_of(tmp_path / "t", template), jsonl(tmp_path / "a.jsonl", {"messages": TALK})
+    answer = here("data", "examples", "chat", file, "--output", tmp_path / "out", "--tokenizer", folder, *options)
+    assert answer.status == 2 and message in answer.err and "Traceback" not in answer.err
+
+
+def test_templates_need_their_control_tokens(tmp_path: Path) -> None:
+    folder = tmp_path / "t"
+    folder.mkdir()
+    tokenizer(control=False).save(folder / "tokenizer.json")
+    file = jsonl(tmp_path / "a.jsonl", {"messages": TALK})
+    answer = here(
+        "data", "examples", "chat", file, "--output", tmp_path / "o", "--tokenizer", folder, "--template", "chatml"
+    )
+    assert answer.status == 2 and "<|im_start|> and <|im_end|>" in answer.err
+    answer = here(
+        "data", "examples", "mnli", file, "--output", tmp_path / "o", "--tokenizer", folder, "--template", "a"
+    )
+    assert answer.status == 2 and "is for conversations (chat, preferences)" in answer.err
