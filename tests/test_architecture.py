@@ -23,7 +23,8 @@ FLOORS = [
     {"planner"},
     {"verify", "serving"},
     {"demo", "reference", "convert"},
-    {"cli_data", "cli_merge"},
+    {"cli_data", "cli_merge", "cli_ranks"},
+    {"cli_evaluate"},
     {"cli"},
     {"__main__"},
 ]

@@ -54,7 +54,7 @@ def test_evaluate_in_words_and_in_json(corpus: TinyCorpus, run: Path) -> None:
     told = one_object(forked("evaluate", run, "perplexity", "--data", corpus.prefix, "--json").out)
     assert told.keys() == {
         "step", "loss", "perplexity", "bits_per_byte", "tokens", "bytes", "words", "word_perplexity",
-        "tokenizer_checked", "notes",
+        "tokenizer_checked", "notes", "protocol", "parameters", "checkpoint", "data", "layout", "precision", "versions",
     }  # fmt: skip
     words = forked("evaluate", run, "perplexity", "--data", corpus.prefix).out
     assert words.startswith(f"loss {told['loss']:.4f}, perplexity ")

@@ -7,7 +7,7 @@ takes seconds to import, is read from disk.
 import json
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +15,9 @@ import typer
 from typer.core import TyperCommand
 
 from colonnade.cli_data import AsJson, data
+from colonnade.cli_evaluate import evaluate
 from colonnade.cli_merge import BaseFolder, Best, merge
+from colonnade.cli_ranks import Checkpoint, Device, PipelineParallel, Precision, TensorParallel, run_on_ranks
 from colonnade.errors import ConfigError, mistake
 
 if TYPE_CHECKING:
@@ -125,16 +127,6 @@ def rollback(
 
 app.add_typer(data, name="data")
 
-Checkpoint = Annotated[
-    Path, typer.Argument(help="A checkpoint, or the folder of a run (its newest one).", show_default=False)
-]
-TensorParallel = Annotated[
-    int, typer.Option(help="Tensor-parallel ranks; any number that divides heads and MLP.", min=1)
-]
-PipelineParallel = Annotated[int, typer.Option(help="Pipeline stages; up to the number of layers + 2.", min=1)]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Precision = Annotated[str | None, typer.Option(help="fp32, bf16, fp16 or fp64; the checkpoint's own where unset.")]
-
 
 @app.command()
 def generate(
@@ -183,61 +175,7 @@ def generate(
         )
 
 
-@app.command()
-def evaluate(
-    checkpoint: Checkpoint,
-    task: Annotated[str, typer.Argument(help="What to measure.")] = "perplexity",
-    data: Annotated[
-        str | None,
-        typer.Option(help="Token file prefix, or text (.txt, .jsonl, compressed or not).", show_default=False),
-    ] = None,
-    part: Annotated[
-        str | None,
-        typer.Option(help="Instead: validation or test, a part of the run's own data.", show_default=False),
-    ] = None,
-    samples: Annotated[
-        int | None,
-        typer.Option(help="Of a part, at most so many samples. Unset: train.evaluate_samples of the run.", min=1),
-    ] = None,
-    stride: Annotated[
-        int | None, typer.Option(help="Tokens that the window moves; only these are scored. Unset: a whole window.")
-    ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(help="Windows read at once; of a part, samples. Unset: 8; the run's.", min=1),
-    ] = None,
-    best: Best = False,
-    base: BaseFolder = None,
-    tp: TensorParallel = 1,
-    pp: PipelineParallel = 1,
-    device: Device = "auto",
-    precision: Precision = None,
-    as_json: AsJson = False,
-) -> None:
-    """Measure a checkpoint: perplexity and bits per byte.
-
-    On a text, or on a held-out part of the data that its run was trained on.
-    """
-    from colonnade.serving.options import check_options, chosen, measure_problems
-
-    wrong = measure_problems(task, data, part, stride=stride, samples=samples)
-    check_options(checkpoint, tp=tp, pp=pp, device=device, precision=precision, best=best, more=wrong)
-    run_on_ranks(tp * pp, sys.argv[1:])
-
-    from colonnade.serving import own_data, trained
-
-    path = trained.find(chosen(checkpoint, best))
-    fewer = ["set --batch-size 1" if batch_size is None else f"lower --batch-size (now {batch_size})"]
-    with trained.opened(path, tp=tp, pp=pp, device=device, precision=precision, to_take_less=fewer, base=base) as (
-        model,
-        mesh,
-    ):
-        if part is not None:
-            own_data.measure_part(model, mesh, path, part, samples=samples, batch_size=batch_size, as_json=as_json)
-        elif data is not None:
-            trained.measure(model, mesh, data, stride=stride, batch_size=batch_size, as_json=as_json)
-
-
+app.command()(evaluate)
 app.command()(merge)
 
 
@@ -414,20 +352,6 @@ def say_first_lines(settings: "Config", lines: Sequence[str]) -> None:
     several = [first_line(settings)] if settings.parallel.num_ranks > 1 else []
     for line in [*several, *lines] if launch.speaks_first() else []:
         print(line, flush=True)
-
-
-def run_on_ranks(
-    num_ranks: int, arguments: list[str], keep: Sequence[int] = (), after_a_loss: Callable[[], str] = lambda: ""
-) -> None:
-    """Returns where this process is a rank or the only one. Else runs `colonnade arguments` on local ranks; exits.
-
-    `keep`: descriptors that the ranks inherit. `after_a_loss`: what to do when a rank was lost, in words.
-    """
-    from colonnade.launch import launch
-
-    if num_ranks > 1 and not launch.is_rank():
-        command = [sys.executable, "-m", "colonnade", *arguments]
-        raise typer.Exit(launch.run_ranks(num_ranks, command, keep=keep, after_a_loss=after_a_loss))
 
 
 def main() -> None:

@@ -9,7 +9,8 @@ import pytest
 from colonnade.config.model import ModelConfig
 from colonnade.generation.prompts import read_prompts
 from colonnade.model.precision import DTYPES
-from colonnade.serving.options import device_problems, layout_problems, measure_problems
+from colonnade.serving.measurement import Measurement, measurement_problems
+from colonnade.serving.options import device_problems, layout_problems
 from tests.commands import here
 from tests.runs import Finished
 
@@ -77,7 +78,7 @@ def test_what_is_measured_on_what(
 ) -> None:
     (tmp_path / "text.txt").write_text("a text")
     monkeypatch.chdir(tmp_path)
-    found = list(measure_problems("perplexity", data, part, stride=stride, samples=samples))
+    found = list(measurement_problems(Measurement(data=data, part=part, stride=stride, samples=samples)))
     assert len(found) == len(said) and all(text in problem for text, problem in zip(said, found, strict=True))
 
 

@@ -194,7 +194,7 @@ def test_a_text_is_measured_as_its_token_file_is(corpus: TinyCorpus, tmp_path: P
             json.loads(forked("evaluate", tmp_path / "run", "perplexity", "--data", data, *stride, "--json").out)
             for data in (corpus.prefix, corpus.text)
         )
-        assert tokens | {"notes": text["notes"]} == text and text["words"] is None
+        assert tokens | {"notes": text["notes"], "data": text["data"]} == text and text["words"] is None
         documents, ends = TokenFile(corpus.prefix).num_documents, 1
         assert tokens["tokens"] == TokenFile(corpus.prefix).num_tokens - ends - documents
 
@@ -221,7 +221,8 @@ def test_evaluation_under_any_layout(cut: Path, whole: Path, corpus: TinyCorpus)
     told = [json.loads(answer.out) for answer in answers]
     for other in told[1:]:
         assert other.keys() == told[0].keys()
-        assert [v for v in other.values() if v] == pytest.approx([v for v in told[0].values() if v], rel=1e-9)
+        for name in ("loss", "perplexity", "bits_per_byte", "tokens", "bytes"):
+            assert other[name] == pytest.approx(told[0][name], rel=1e-9)
 
 
 def test_text_and_token_file_agree(finished: Finished, corpus: TinyCorpus) -> None:

@@ -22,6 +22,8 @@ from colonnade.data.sidecar import not_checked, read_sidecar
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 from colonnade.evaluation.perplexity import JOINED, Hidden, Perplexity, evaluate_tokens
+from colonnade.evaluation.progress import Progress
+from colonnade.evaluation.wikitext import WikiText
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.gpt import GPT
 
@@ -55,6 +57,7 @@ def perplexity_of_file(
     words: int | None = None,
     key: str = "text",
     cut: Cut = JOINED,
+    progress: Progress | None = None,
 ) -> Perplexity:
     """Evaluate `file`: the prefix of a token file, a .txt or .jsonl (also compressed), or a folder of those.
 
@@ -81,9 +84,40 @@ def perplexity_of_file(
         batch_size=batch_size,
         byte_lengths=lengths,
         words=text.words if words is None and cut == JOINED else words,
+        progress=progress,
     )
     notes = tuple(_notes(file, text, tokenizer, cut))
     return replace(result, tokenizer_checked=text.checked, notes=notes)
+
+
+def perplexity_of_wikitext(
+    model: GPT,
+    test: WikiText,
+    *,
+    tokenizer: Tokenizer,
+    mesh: Mesh,
+    hidden: Hidden | None = None,
+    seq_length: int,
+    stride: int,
+    batch_size: int = BATCH_SIZE,
+    progress: Progress | None = None,
+) -> Perplexity:
+    """Evaluate a test set of words as one text; its `word_perplexity` is the one that the paper gives."""
+    lengths = torch.from_numpy(tokenizer.byte_lengths()) if tokenizer.is_byte_level else None
+    result = evaluate_tokens(
+        model,
+        np.array(tokenizer.encode(test.text), dtype=np.int64),
+        dp=mesh.data,
+        pp=mesh.pp,
+        hidden=hidden,
+        seq_length=seq_length,
+        stride=stride,
+        batch_size=batch_size,
+        byte_lengths=lengths,
+        words=test.original_tokens,
+        progress=progress,
+    )
+    return result if tokenizer.is_byte_level else replace(result, notes=(NO_BYTES,))
 
 
 def _notes(file: str, text: Tokenized, tokenizer: Tokenizer, cut: Cut) -> Iterator[str]:

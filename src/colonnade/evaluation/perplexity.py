@@ -9,7 +9,7 @@ Tokens that stand for no text (end of document) have a loss and no bytes: predic
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from torch import Tensor
 from colonnade.data.loader import Batch, evaluation_positions
 from colonnade.data.rows import Cut
 from colonnade.errors import ConfigError, DataError
+from colonnade.evaluation.progress import Progress
 from colonnade.evaluation.rows import PackedText, ScoredRows, TokenText, WindowRows, batches_of
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Axis
@@ -121,6 +122,7 @@ def evaluate_tokens(
     words: int | None = None,
     cut: Cut = JOINED,
     starts: NDArray[np.int64] = NO_STARTS,
+    progress: Progress | None = None,
 ) -> Perplexity:
     """Score tokens 1, 2, … of one long text by sliding windows (see `windows`), shared by the dp ranks.
 
@@ -142,8 +144,19 @@ def evaluate_tokens(
     packed = cut.best_fit and stride is None
     rows: ScoredRows = PackedText(text, cut) if packed else WindowRows(text, stride or seq_length, cut)
     microbatches = evaluation_positions(len(rows), micro_batch_size=batch_size, dp_rank=dp.rank, dp_size=dp.size)
-    batches = batches_of(rows, microbatches)
+    batches = _watched(batches_of(rows, microbatches), microbatches, seq_length, progress or Progress("", shown=False))
     return evaluate(model, batches, dp=dp, pp=pp, hidden=hidden, byte_lengths=byte_lengths, words=words)
+
+
+def _watched(
+    batches: Iterable[Batch], microbatches: Sequence[range], seq_length: int, progress: Progress
+) -> Iterator[Batch]:
+    """The batches, each counted when the next is asked for."""
+    windows = sum(map(len, microbatches))
+    progress.begin(windows, windows * seq_length)
+    for numbers, batch in zip(microbatches, batches, strict=True):
+        yield batch
+        progress.advance(len(numbers), len(numbers) * seq_length)
 
 
 def _loss_tokens_bytes(model: GPT, batch: Batch, hidden: Hidden, lengths: Tensor | None) -> Tensor:
@@ -169,16 +182,16 @@ def _lengths_of_all(byte_lengths: Tensor, vocab_size: int) -> Tensor:
 def _perplexity(loss: float, tokens: int, num_bytes: int | None, words: int | None) -> Perplexity:
     return Perplexity(
         loss=loss / tokens,
-        perplexity=_exp(loss / tokens),
+        perplexity=exp_of(loss / tokens),
         bits_per_byte=loss / math.log(2.0) / num_bytes if num_bytes else None,
         tokens=tokens,
         bytes=num_bytes,
         words=words,
-        word_perplexity=_exp(loss / words) if words and loss / words < _LARGEST_EXPONENT else None,
+        word_perplexity=exp_of(loss / words) if words and loss / words < _LARGEST_EXPONENT else None,
     )
 
 
-def _exp(x: float) -> float:
+def exp_of(x: float) -> float:
     return math.inf if x > _LARGEST_EXPONENT else math.exp(x)
 
 

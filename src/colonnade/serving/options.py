@@ -19,8 +19,6 @@ from colonnade.launch import launch
 from colonnade.train.best import best_checkpoint
 
 DEVICES = ("auto", "cpu", "cuda")
-PARTS = ("validation", "test")
-"""Of a run's data: what it is not trained on."""
 
 
 def check_options(
@@ -100,34 +98,6 @@ def prompt_problems(given: Sequence[str] | None, file: Path | None) -> Iterator[
             yield "neither --prompt nor --prompts is given: there is no text to go on from. Use --prompt TEXT."
     except DataError as error:
         yield str(error)
-
-
-def measure_problems(
-    task: str, data: str | None, part: str | None, *, stride: int | None, samples: int | None
-) -> Iterator[str]:
-    """What is wrong with what `evaluate` is to measure, and on which text."""
-    if task != "perplexity":
-        yield f"there is no task {task!r}. Use perplexity."
-    if (data is None) == (part is None):
-        both = "neither --data nor --part is given" if data is None else f"--data {data} and --part {part} are given"
-        yield f"{both}: one of them says what to measure on. Use --data FILE, or --part test for the run's own data."
-    if part is not None and part not in PARTS:
-        yield f"--part {part!r}: there is no such held-out part. Use {' or '.join(PARTS)}."
-    if part is not None and stride is not None:
-        yield f"--stride {stride} does not go with --part, which is read as the run reads it. Leave out --stride."
-    if data is not None and samples is not None:
-        yield f"--samples {samples} is of a --part; --data is read whole. Leave out --samples."
-    if data is not None:
-        yield from data_problems(data)
-
-
-def data_problems(data: str) -> Iterator[str]:
-    """What is wrong with --data: nothing of that name, as a text or as a token file."""
-    if "://" not in data and not any(Path(f"{data}{ending}").exists() for ending in ("", ".bin", ".idx")):
-        yield (
-            f"{data} does not exist, and there is no {data}.bin with {data}.idx. Name a text (.txt, .jsonl, also "
-            "compressed), or the prefix of a token file."
-        )
 
 
 def _best(path: Path, best: bool) -> Iterator[str]:

@@ -3,7 +3,6 @@
 Only on the very files that it was trained on: of others the part may be text that the model has read.
 """
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +12,7 @@ from colonnade.config.schema import Config
 from colonnade.data.datasets import Dataset
 from colonnade.errors import CheckpointError, ConfigError
 from colonnade.mesh.mesh import Mesh
+from colonnade.serving.measure import Measured, Report, about
 from colonnade.serving.trained import Trained
 from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.data_record import other_data
@@ -43,20 +43,23 @@ def measure_part(
     result = evaluate_part(
         trained.model, part, corpus, mesh, hidden=trained.hidden, samples=wanted, micro_batch_size=at_once
     )
+    known = about(trained, mesh, checkpoint, None)
     if mesh.rank != 0:
         return
     read = min(wanted, len(part))
     notes = [f"the first {read:,} of {len(part):,} samples of the {name} part; --samples reads more"]
     notes = [*(notes if read < len(part) else []), *([note] if note else [])]
-    report = {
-        "step": trained.step,
-        "part": name,
-        "samples": read,
-        "samples_of_part": len(part),
-        **asdict(cast(Any, result)),
-    }
-    report["notes"] = notes
-    print(json.dumps(report) if as_json else "\n".join([result.summary(), *(f"Note: {note}." for note in notes)]))
+    numbers = {"part": name, "samples": read, "samples_of_part": len(part), **asdict(cast(Any, result))}
+    numbers.pop("notes", None)
+    measured = Measured("perplexity", {"batch_size": at_once}, numbers, result.summary(), tuple(notes))
+    Report(measured, known).show(as_json=as_json)
+
+
+def own_corpus(trained: Trained, mesh: Mesh, checkpoint: Path) -> list[Path]:
+    """The prefixes of the token files that a checkpoint was trained on. CheckpointError where they are not those."""
+    corpus = _opened(checkpoint, trained.config, mesh)
+    training = [file for key, file in corpus.files.items() if key not in ("data.validation", "data.test")]
+    return [Path(file.prefix) for file in training]
 
 
 def _opened(checkpoint: Path, config: Config, mesh: Mesh) -> Corpus:

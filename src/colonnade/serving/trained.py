@@ -24,11 +24,9 @@ from colonnade.checkpoint.plan import Shard
 from colonnade.config.compare import model_metadata
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import Config, ParallelConfig
-from colonnade.data.gpt_dataset import cut_of
 from colonnade.data.t5_dataset import end_and_start
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError, ConfigError, LayoutError
-from colonnade.evaluation.file import BATCH_SIZE, perplexity_of_file
 from colonnade.generation.sample import Stages, generate
 from colonnade.generation.sampling import Sampling
 from colonnade.generation.stream import TextDelta, end_note, prompt_tokens, stream_text
@@ -67,6 +65,10 @@ class Trained:
     tokenizer: Tokenizer
     config: Config
     step: int
+    precision: str
+    """In which it computes."""
+    base: BaseMetadata | None = None
+    """Of adapters."""
 
     @property
     def stages(self) -> Stages:
@@ -110,12 +112,14 @@ def opened(
     *,
     tp: int,
     pp: int = 1,
+    dp: int = 1,
     device: str,
     precision: str | None,
     to_take_less: Sequence[str] = (),
     base: Path | None = None,
 ) -> Iterator[tuple[Trained, Mesh]]:
-    """A checkpoint's model, cut over tp × pp ranks whatever it was trained on; every rank enters this.
+    """A checkpoint's model, cut over tp × pp ranks whatever it was trained on, of which each of the dp
+    groups has one; every rank enters this.
 
     Memory that is refused within the block is a MemoryShortError; `to_take_less`: what its user can set. `base`: where
     the base of adapters lies; None: where it lay when they were trained.
@@ -128,7 +132,7 @@ def opened(
     _check_layout(checkpoint, config.model, tp, pp)
     size = trained_architecture(config, metadata.model.vocab_size).num_parameters
     used = InUse(checkpoint, size, precision or config.train.precision, tuple(to_take_less))
-    with joined(Layout(tp=tp, pp=pp), device) as (mesh, place), within_memory(used, mesh, place):
+    with joined(Layout(tp=tp, pp=pp, dp=dp), device) as (mesh, place), within_memory(used, mesh, place):
         yield open_trained(checkpoint, mesh, place, precision, base=base), mesh
 
 
@@ -186,26 +190,6 @@ def _texts(prompts: Sequence[str], deltas: Iterable[TextDelta]) -> list[dict[str
     return texts
 
 
-def measure(
-    trained: Trained, mesh: Mesh, data: str, *, stride: int | None, batch_size: int | None, as_json: bool
-) -> None:
-    """Print perplexity and bits per byte on a text or token file (rank 0 prints)."""
-    result = perplexity_of_file(
-        trained.left_to_right,
-        data,
-        tokenizer=trained.tokenizer,
-        mesh=mesh,
-        hidden=trained.hidden,
-        stride=stride,
-        batch_size=BATCH_SIZE if batch_size is None else batch_size,
-        cut=cut_of(trained.config.data),
-    )
-    if mesh.rank == 0:
-        notes = [f"Note: {note}." for note in result.notes]
-        report = {"step": trained.step, **asdict(result)}
-        print(json.dumps(report) if as_json else "\n".join([result.summary(), *notes]))
-
-
 def find(path: Path) -> Path:
     """The checkpoint that `path` names: itself, or the newest of a run's folder."""
     found = checkpoint_at(path)
@@ -239,7 +223,8 @@ def open_trained(
     load(path, shards, model=model_metadata(config.model, vocab_size), unread=(OPTIMIZER,))
     model = model.to(device=device, dtype=dtype).requires_grad_(False).eval()
     inference = Inference([Chunk(chunk, model, ResidentWeights())], model, mesh.pp, ResidentWeights())
-    return Trained(model, mesh, inference.hidden, tokenizer_of(path, manifest), config, metadata.step)
+    tokenizer, used = tokenizer_of(path, manifest), precision or config.train.precision
+    return Trained(model, mesh, inference.hidden, tokenizer, config, metadata.step, used, metadata.base)
 
 
 def _read_base(

@@ -1,0 +1,121 @@
+"""`colonnade evaluate`. Thin: parse, check, call."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from colonnade.cli_data import AsJson, extra_data
+from colonnade.cli_merge import BaseFolder, Best
+from colonnade.cli_ranks import Checkpoint, Device, PipelineParallel, Precision, TensorParallel, run_on_ranks
+
+Task = Annotated[str, typer.Argument(help="What to measure: perplexity, wikitext103 or lambada.")]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help="Text (.txt, .jsonl, compressed or not) or token file prefix; WikiText's .tokens or .raw; LAMBADA's "
+        ".jsonl, or a passage a line.",
+        show_default=False,
+    ),
+]
+Part = Annotated[
+    str | None,
+    typer.Option(help="Instead: validation or test, a part of the run's own data.", show_default=False),
+]
+Samples = Annotated[
+    int | None,
+    typer.Option(help="Of a part, at most so many samples. Unset: train.evaluate_samples of the run.", min=1),
+]
+Window = Annotated[
+    int | None,
+    typer.Option(help="Tokens that are read at once. Unset: model.seq_length; of wikitext103 at most 1024.", min=1),
+]
+Stride = Annotated[
+    int | None,
+    typer.Option(help="Tokens that the window moves; only these are scored. Unset: a whole window; of wikitext103 32."),
+]
+Variant = Annotated[
+    str | None,
+    typer.Option(
+        help="Of lambada, what is predicted: whole-word (the paper's), last-token or lm-eval. Unset: whole-word.",
+        show_default=False,
+    ),
+]
+Detokenizer = Annotated[
+    str | None,
+    typer.Option(
+        help="Of wikitext103, how words become text: invertible, megatron or none. Unset: invertible.",
+        show_default=False,
+    ),
+]
+Overlap = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Tell too how many 8-grams of the data this corpus has: texts, a folder, a token file prefix, or "
+        "run, what the checkpoint was trained on. Several.",
+        show_default=False,
+    ),
+]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(
+        help="Windows read at once; of a part, samples; of lambada, passages. Unset: 8; the run's; 32.", min=1
+    ),
+]
+DataParallel = Annotated[int, typer.Option(help="Copies of the model that share the text.", min=1)]
+
+
+def evaluate(
+    checkpoint: Checkpoint,
+    task: Task = "perplexity",
+    data: Data = None,
+    part: Part = None,
+    samples: Samples = None,
+    window: Window = None,
+    stride: Stride = None,
+    variant: Variant = None,
+    detokenizer: Detokenizer = None,
+    overlap: Overlap = None,
+    batch_size: BatchSize = None,
+    best: Best = False,
+    base: BaseFolder = None,
+    tp: TensorParallel = 1,
+    pp: PipelineParallel = 1,
+    dp: DataParallel = 1,
+    device: Device = "auto",
+    precision: Precision = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a checkpoint: perplexity, WikiText-103 or LAMBADA.
+
+    On a text, or on a held-out part of the data that its run was trained on.
+    """
+    from colonnade.serving.measurement import OWN, Measurement, measurement_problems
+    from colonnade.serving.options import check_options, chosen
+
+    asked = Measurement(
+        *(task, data, part, samples, window, stride, batch_size, variant, detokenizer, tuple(overlap or ())), as_json
+    )
+    wrong = measurement_problems(asked)
+    check_options(checkpoint, tp=tp, pp=pp, device=device, precision=precision, best=best, more=wrong)
+    if overlap:
+        with extra_data():
+            import colonnade.data.overlap  # noqa: F401  says what is not installed before ranks start
+    run_on_ranks(tp * pp * dp, sys.argv[1:])
+
+    from colonnade.serving import measure, own_data, trained
+
+    path = trained.find(chosen(checkpoint, best))
+    fewer = ["set --batch-size 1" if batch_size is None else f"lower --batch-size (now {batch_size})"]
+    with trained.opened(
+        path, tp=tp, pp=pp, dp=dp, device=device, precision=precision, to_take_less=fewer, base=base
+    ) as (model, mesh):
+        if part is not None:
+            own_data.measure_part(model, mesh, path, part, samples=samples, batch_size=batch_size, as_json=as_json)
+            return
+        own = own_data.own_corpus(model, mesh, path) if OWN in asked.overlap else []
+        report = measure.measure(model, mesh, path, asked)
+    if mesh.rank == 0 and data is not None:
+        corpus = [*own, *(Path(name) for name in asked.overlap if name != OWN)]
+        report.show(as_json=as_json, overlaps=measure.overlap_with(corpus, Path(data), path) if corpus else None)

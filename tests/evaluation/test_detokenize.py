@@ -1,0 +1,66 @@
+"""WikiText's words to natural text and back: rule by rule, on any text, and on the whole test set."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.evaluation import detokenize as module
+from colonnade.evaluation.detokenize import DETOKENIZERS, detokenize, retokenize
+from colonnade.evaluation.wikitext import count_words, read_wikitext
+from tests.evaluation.real import real_file
+
+WRITTEN = (
+    ' \n = = Early = = \n \n Mr. Boulter \'s band ( 1998 – 2004 ) was a well @-@ kept " indie " act in the U.S. ; '
+    "it sold 3 @.@ 5 million records , 1 @,@ 204 at $ 5 and / or 7 % . Didn 't it ? [ sic ] The players ' <unk> @-@ TV "
+    "show : no . \n"
+)
+NATURAL = (
+    '\n== Early ==\n\nMr. Boulter\'s band (1998 – 2004) was a well-kept "indie" act in the U.S.; it sold 3.5 '
+    "million records, 1,204 at $5 and/or 7%. Didn't it? [sic] The players' <unk>-TV show: no.\n"
+)
+PIECES = st.lists(
+    st.sampled_from([*"as1S .,'\"()=-/\n@$%:[]“”°", " @-@ ", " = ", "Mr", "U.S", "<unk>", "  "]), max_size=12
+)
+
+
+def test_words_become_natural_text_and_return() -> None:
+    assert detokenize(WRITTEN) == NATURAL
+    assert retokenize(NATURAL) == WRITTEN
+
+
+@given(PIECES.map("".join))
+def test_each_rule_is_its_own_inverse_on_any_text(text: str) -> None:
+    for rule in module._RULES:
+        assert rule(rule(text)) == text
+    assert retokenize(detokenize(text)) == text == detokenize(retokenize(text))
+
+
+@pytest.mark.parametrize("name", ["wikitext-103.test.tokens", "wikitext-103.valid.tokens", "wiki.test.raw"])
+def test_a_whole_set_returns(name: str) -> None:
+    words = real_file(f"wikitext/{name}").read_text()
+    text = detokenize(words)
+    assert retokenize(text) == words
+    assert text.count(" , ") + text.count(" . ") < 0.005 * (words.count(" , ") + words.count(" . ")), "it is undone"
+    assert text.count("@") < 0.02 * words.count("@")
+
+
+def test_the_paper_s_counts() -> None:
+    """T_o = 245,566 words, and T = 270,329 scored tokens of GPT-2's vocabulary by Megatron-LM's rules."""
+    file = real_file("wikitext/wikitext-103.test.tokens")
+    gpt2 = Tokenizer.load(real_file("gpt2-bpe"))
+    megatron, ours = (read_wikitext(file, name) for name in ("megatron", "invertible"))
+    assert megatron.original_tokens == ours.original_tokens == 245_566
+    assert len(gpt2.encode(megatron.text)) - 1 == 270_329
+    assert len(gpt2.encode(ours.text)) - 1 == 270_225
+    assert read_wikitext(file, "none").text == file.read_text()
+
+
+def test_megatron_s_rules_are_those_of_the_harness() -> None:
+    harness = pytest.importorskip("lm_eval.tasks.wikitext.preprocess_wikitext")
+    text = real_file("wikitext/wikitext-103.test.tokens").read_text()[:300_000] + " {  a } ' b ' \" c \" N  ° "
+    assert DETOKENIZERS["megatron"](text) == harness.wikitext_detokenizer({"page": text})
+
+
+def test_words_are_what_single_spaces_separate() -> None:
+    assert count_words(" \n = A = \n b c \n ") == len(["=", "A", "=", "\n", "b", "c"])

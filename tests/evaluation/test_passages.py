@@ -1,0 +1,91 @@
+"""LAMBADA's passages: how each variant cuts them, and lines that are none."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from colonnade.data.tokenizer import Tokenizer, train_bpe
+from colonnade.errors import DataError
+from colonnade.evaluation.passages import VARIANTS, Passage, examples, read_passages
+from tests.evaluation.real import real_file
+
+TEXT = '"Yes," said Ann.  She did not look at the\n\nstatuette'
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_bpe(["Yes said Ann. She did not look at the stat uette", " statue look"] * 3, 300)
+
+
+def written(folder: Path, content: str | bytes, name: str = "lambada.jsonl") -> Path:
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def test_what_is_context_and_what_is_to_be_predicted(tokenizer: Tokenizer) -> None:
+    cut = {name: variant(TEXT, tokenizer) for name, variant in VARIANTS.items()}
+    decoded = {name: (tokenizer.decode(context), tokenizer.decode(target)) for name, (context, target) in cut.items()}
+    bare = '"Yes," said Ann.  She did not look at the'
+    assert decoded["whole-word"] == (bare, " statuette")
+    assert decoded["lm-eval"] == (bare.removesuffix(" the"), " the\n\nstatuette"), "it is cut at the last space"
+    whole = tokenizer.encode(TEXT)
+    assert cut["last-token"] == (whole[:-1], whole[-1:]) and len(cut["whole-word"][1]) > 1
+
+
+def test_white_space_before_the_last_space_is_the_target_s_in_the_harness_variant(tokenizer: Tokenizer) -> None:
+    context, target = VARIANTS["lm-eval"]("She did not  look", tokenizer)
+    assert (tokenizer.decode(context), tokenizer.decode(target)) == ("She did not", "  look")
+
+
+def test_a_file_of_json_and_one_of_lines(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": TEXT}), "", json.dumps({"text": "a b"})]
+    wanted = [Passage(1, TEXT), Passage(3, "a b")]
+    assert read_passages(written(tmp_path, "\n".join(lines))) == wanted
+    assert read_passages(written(tmp_path, gzip.compress("\n".join(lines).encode()), "l.jsonl.gz")) == wanted
+    assert read_passages(written(tmp_path, "one two\r\n\nthree\u2028four\n", "lambada.txt")) == [
+        Passage(1, "one two"),
+        Passage(3, "three\u2028four"),
+    ]
+    assert read_passages(written(tmp_path, json.dumps({"body": "a b"})), key="body") == [Passage(1, "a b")]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"text": "a b"}\nnot JSON\n', "line 2: not JSON"),
+        ('{"text": "a b"}\n\n{"body": "a b"}\n', "line 3: no text under 'text'"),
+        ('["a b"]', "line 1: no text under 'text'"),
+        ('{"text": 3}', "line 1: no text under 'text'"),
+        ('{"text": " alone "}', "line 1: ' alone ' is one word"),
+        ("", "has no passage"),
+        (" \n\n", "has no passage"),
+        ('{"text": "a b"}\n{"text": "schön"}'.encode("latin-1"), "line 2: not UTF-8"),
+    ],
+)
+def test_lines_that_are_no_passages(tmp_path: Path, content: str | bytes, said: str) -> None:
+    with pytest.raises(DataError, match=rf"lambada\.jsonl.*{said}"):
+        read_passages(written(tmp_path, content))
+
+
+def test_a_passage_that_is_longer_than_the_model_reads(tokenizer: Tokenizer) -> None:
+    passages = [Passage(7, "She did look")]
+    (example,) = examples(Path("l.jsonl"), passages, tokenizer, variant="whole-word", longest=None)
+    read = len(example.context) + len(example.target) - 1
+    assert examples(Path("l.jsonl"), passages, tokenizer, variant="whole-word", longest=read) == [example]
+    with pytest.raises(DataError, match=rf"l\.jsonl, line 7: the passage has {read + 1} tokens, of which {read} are"):
+        examples(Path("l.jsonl"), passages, tokenizer, variant="whole-word", longest=read - 1)
+
+
+def test_the_whole_of_lambada() -> None:
+    passages = read_passages(real_file("lambada/lambada_test.jsonl"))
+    gpt2 = Tokenizer.load(real_file("gpt2-bpe"))
+    assert len(passages) == 5153
+    cut = {name: examples(Path("l"), passages, gpt2, variant=name, longest=1024) for name in VARIANTS}
+    assert all(len(example.target) == 1 for example in cut["last-token"])
+    tokens = {name: sum(len(example.target) for example in found) for name, found in cut.items()}
+    assert tokens["whole-word"] > 5153
+    differs = sum(a[1:] != b[1:] for a, b in zip(cut["whole-word"], cut["lm-eval"], strict=True))
+    assert 0 < differs < 0.05 * 5153, "most passages have their last word behind one space"
