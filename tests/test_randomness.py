@@ -71,6 +71,7 @@ def test_purposes_keep_their_numbers() -> None:
         "INNER_DROPOUT": 6,
         "FINAL_DROPOUT": 7,
         "ADAPTER_DROPOUT": 8,
+        "POOLED_DROPOUT": 9,
     }
 
 

@@ -34,6 +34,7 @@ class Purpose(IntEnum):
     INNER_DROPOUT = 6
     FINAL_DROPOUT = 7
     ADAPTER_DROPOUT = 8
+    POOLED_DROPOUT = 9
 
 
 _MASK64 = (1 << 64) - 1

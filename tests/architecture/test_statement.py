@@ -50,6 +50,9 @@ MODELS += [
     ModelConfig(**BERT, norm_position="post", embedding_norm=True, tie_embeddings=False),
     ModelConfig(**BERT, position="rotary", bias=False, norm="rmsnorm", activation="swiglu", token_types=3),
     ModelConfig(**BERT, num_key_value_heads=2),
+    ModelConfig(**BERT, head="classification", num_labels=3),
+    ModelConfig(**BERT, head="classification", num_labels=1, norm_position="post", tie_embeddings=False),
+    ModelConfig(**BERT, head="choice", num_labels=4, bias=False, norm="rmsnorm"),
 ]
 T5 = {**BASE, "kind": "t5"}
 T5_MODELS = [
@@ -130,7 +133,7 @@ def test_the_modules_have_what_is_stated(model: ModelConfig, vocab_size: int) ->
     stated = architecture_of(model, vocab_size)
     for names, tp_size in product(T5_STAGES if model.kind == "t5" else STAGES, (1, 2, 4)):
         tp = Axis("tp", tp_size, tp_size - 1)
-        built = TASKS[model.kind].build(model, vocab_size, Parallel(tp), names)
+        built = TASKS[model.kind_and_head].build(model, vocab_size, Parallel(tp), names)
         units = stated.units if names is None else stated.named(names)
         assert list(built.units()) == [unit.name for unit in units]
         places = named_placements(built.bucket_modules(), tp)

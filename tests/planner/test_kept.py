@@ -78,7 +78,7 @@ def predicted(model: ModelConfig, parallel: ParallelConfig, precision: str, docu
 def built(model: ModelConfig, parallel: ParallelConfig, precision: str, mesh: Mesh) -> Stack:
     dtype = DTYPES[precision]
     cut = Parallel(mesh.tp, parallel.sequence_parallel, parallel.recompute == "selective")
-    stack: Stack = TASKS[model.kind].build(model, VOCAB, cut, None).to(dtype)
+    stack: Stack = TASKS[model.kind_and_head].build(model, VOCAB, cut, None).to(dtype)
     for weight in stack.parameters():
         torch.nn.init.normal_(weight, std=0.02)
         weight.grad_dtype = torch.promote_types(dtype, torch.float32)

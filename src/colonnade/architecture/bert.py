@@ -4,6 +4,8 @@ unit          buckets that it multiplies with
 embedding     embedding.tokens, embedding (positions, token types, embedding norm)
 blocks.i      blocks.i
 head          head (final norm, masked-LM transform and bias, pooler, sentence order); embedding.tokens where tied
+
+With another `model.head` than that of pre-training, the last unit is a final norm, the pooler and a classifier.
 """
 
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from colonnade.architecture.statement import Architecture, Weight
 from colonnade.config.model import ModelConfig
 
 LOSSES = ("masked", "sentence_order")
+LABEL_LOSSES = ("label",)
 
 
 def bert(model: ModelConfig, vocab_size: int) -> Architecture:
@@ -28,6 +31,33 @@ def bert(model: ModelConfig, vocab_size: int) -> Architecture:
         head_multiply_adds=(vocab_size + h) * h + once,
         losses=LOSSES,
     )
+
+
+def bert_with_labels(model: ModelConfig, vocab_size: int) -> Architecture:
+    """A model that tells which label a text has, or which of several texts is the answer."""
+    h, outputs = model.hidden_size, label_outputs(model)
+    return stacked(
+        model,
+        vocab_size,
+        token_types=model.token_types,
+        head=tuple(_label_head(model, outputs)),
+        head_multiply_adds=(h + outputs) * h // model.seq_length,  # it reads one position of each sequence
+        losses=LABEL_LOSSES,
+    )
+
+
+def label_outputs(model: ModelConfig) -> int:
+    """Logits of a sequence."""
+    assert model.num_labels is not None, "the config check asks for it"
+    return 1 if model.head == "choice" else model.num_labels
+
+
+def _label_head(model: ModelConfig, outputs: int) -> Iterator[Weight]:
+    h, std = model.hidden_size, model.init_std
+    if model.norm_position == "pre":
+        yield from norm_weights("norm", model)
+    yield from _linear("pooler", model, Weight("weight", (h, h), cut=0, std=std))
+    yield from _linear("classifier", model, Weight("weight", (outputs, h), cut=1, std=std))
 
 
 def _head(model: ModelConfig, vocab_size: int) -> Iterator[Weight]:

@@ -1,20 +1,26 @@
-"""Every kind of model by the name that `model.kind` gives it."""
+"""Every kind of model by what `model.kind` and `model.head` say."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from colonnade.architecture.bert import bert
+from colonnade.architecture.bert import bert, bert_with_labels
 from colonnade.architecture.gpt import gpt
 from colonnade.architecture.statement import Architecture
 from colonnade.architecture.t5 import t5
 from colonnade.config.model import ModelConfig
 
-FAMILIES: Mapping[str, Callable[[ModelConfig, int], Architecture]] = MappingProxyType(
-    {"gpt": gpt, "bert": bert, "t5": t5}
+FAMILIES: Mapping[tuple[str, str], Callable[[ModelConfig, int], Architecture]] = MappingProxyType(
+    {
+        ("gpt", "pretraining"): gpt,
+        ("bert", "pretraining"): bert,
+        ("bert", "classification"): bert_with_labels,
+        ("bert", "choice"): bert_with_labels,
+        ("t5", "pretraining"): t5,
+    }
 )
 """What states a model, given [model] and the vocabulary's size."""
 
 
 def architecture_of(model: ModelConfig, vocab_size: int) -> Architecture:
     """The statement of the model that [model] describes."""
-    return FAMILIES[model.kind](model, vocab_size)
+    return FAMILIES[model.kind_and_head](model, vocab_size)

@@ -17,7 +17,7 @@ def stacked(
     losses: tuple[str, ...],
 ) -> Architecture:
     """A whole model, given what its head has besides a tied token table, and how many types tokens have."""
-    layers, stream = range(model.num_layers), (model.seq_length,)
+    layers, stream = range(model.num_layers), (model.sample_length,)
     buckets = {
         TABLE: (table_weight(model, vocab_size),),
         "embedding": _embedding(model, token_types),
@@ -38,21 +38,21 @@ def stacked(
             block_multiply_adds(model),
             layer=layer,
             recomputes=True,
-            length=model.seq_length,
+            length=model.sample_length,
             takes=stream,
             sublayers=(Sublayer("attention"), Sublayer("mlp")),
         )
 
-    tied = (TABLE,) if model.tie_embeddings else ()
+    tied = (TABLE,) if model.ties_output else ()
     units = (
-        Unit("embedding", "embedding", (TABLE, *own("embedding")), 0, reads_tokens=True, length=model.seq_length),
+        Unit("embedding", "embedding", (TABLE, *own("embedding")), 0, reads_tokens=True, length=model.sample_length),
         *map(block, layers),
         Unit(
             "head",
             "head",
             (*tied, *own("head")),
             head_multiply_adds,
-            length=model.seq_length,
+            length=model.sample_length,
             takes=stream,
             losses=losses,
         ),

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
+from colonnade.config.check_head import HEAD_CHECKS
 from colonnade.config.check_t5 import T5_CHECKS
 from colonnade.config.nature import Of
 from colonnade.config.numbers import divisors, one_of
@@ -147,6 +148,8 @@ MODEL_CHECKS = (
     (
         (
             "model.kind",
+            "model.head",
+            "model.num_labels",
             "model.token_types",
             "model.num_decoder_layers",
             "model.decoder_seq_length",
@@ -186,4 +189,5 @@ MODEL_CHECKS = (
     ),
     (("model.kind", "model.window", "model.position"), window_where_it_means_something),
     *T5_CHECKS,
+    *HEAD_CHECKS,
 )

@@ -45,6 +45,16 @@ class ModelConfig(Section):
     masked words and which of two texts came first; t5 reads a text with its encoder and writes another with its
     decoder, and is trained to write what was cut out. With t5, keys that are unset are T5's: position relative, norm
     rmsnorm, bias false, activation relu, norm_epsilon 1e-6, init_std 1."""
+    head: Annotated[Literal["pretraining", "classification", "choice"], Since("pretraining"), Of(("bert",))] = (
+        "pretraining"
+    )
+    """What a bert ends with: pretraining guesses masked words and the order of two texts; classification gives
+    num_labels logits of a text or two, or a score where num_labels = 1; choice gives each of num_labels texts a logit,
+    and the highest is the answer. These two read the first position through the pooler, and are trained on examples
+    that `colonnade data examples` wrote."""
+    num_labels: Annotated[Size | None, Since(None), Of(("bert",))] = None
+    """[labels] Of head classification, 1 for a score (regression by mean squared error); of head choice, the texts to
+    choose from."""
     preset: Annotated[Text | None, NOT_THE_MODEL] = None
     """A published model's shape, by name. Keys of [model] that are written beside it take precedence."""
     num_layers: Annotated[Size, Le(DEEPEST)] = 12
@@ -156,6 +166,26 @@ class ModelConfig(Section):
     def key_value_heads(self) -> int:
         """Heads of keys and values: num_key_value_heads, or num_heads."""
         return self.num_heads if self.num_key_value_heads is None else self.num_key_value_heads
+
+    @property
+    def kind_and_head(self) -> tuple[str, str]:
+        """What statements, samples and tasks are chosen by."""
+        return self.kind, self.head
+
+    @property
+    def ties_output(self) -> bool:
+        """Whether there is an output layer that is the token table."""
+        return self.tie_embeddings and self.head == "pretraining"
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a sample: the texts to choose from, else 1."""
+        return (self.num_labels or 1) if self.head == "choice" else 1
+
+    @property
+    def sample_length(self) -> int:
+        """[tokens] Of a sample, over all its sequences."""
+        return self.seq_length * self.sequences
 
     @property
     def is_causal(self) -> bool:

@@ -117,6 +117,22 @@ class TokenFile:
         start = self.document_start(document)
         return self.read(start, self.document_start(document + 1) - start)
 
+    def sequences(self, document: int) -> list[Tokens]:
+        """The tokens of each sequence of one document."""
+        start, stop = self.document_start(document), self.document_start(document + 1)
+        first, end = int(self._boundaries[document]), int(self._boundaries[document + 1])
+        ends = np.cumsum(self._lengths[first:end], dtype=np.int64)
+        if not 0 <= first < end or (self._lengths[first:end] < 0).any() or ends[-1] != stop - start:
+            raise DataError(self._broken(f"document {document:,} has other sequences than tokens"))
+        return np.split(self.read(start, stop - start), ends[:-1])
+
+    def sequence_ends(self, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Behind the last token of each of some sequences, by their numbers."""
+        ends = self._offsets[sequences] // self.dtype.itemsize + self._lengths[sequences]
+        if ((ends < 0) | (ends > self.num_tokens)).any():
+            raise DataError(self._broken(f"a sequence ends at token {int(ends.max()):,}"))
+        return np.asarray(ends)
+
     def document_at(self, token: int) -> int:
         """The document that holds a token: a binary search, for messages."""
         low, high = 0, self.num_documents

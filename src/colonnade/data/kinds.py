@@ -1,4 +1,4 @@
-"""How the samples of every kind of model are made (`model.kind`)."""
+"""How the samples of every kind of model are made (`model.kind` and `model.head`)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ from types import MappingProxyType
 from colonnade.config.schema import Config
 from colonnade.data.bert_dataset import pair_samples_of
 from colonnade.data.datasets import SampleKind
+from colonnade.data.example_dataset import example_samples_of
 from colonnade.data.gpt_dataset import TextSamples, cut_of
 from colonnade.data.t5_dataset import span_samples_of
 from colonnade.data.tokenizer import Tokenizer
 
-SAMPLE_KINDS: Mapping[str, Callable[[Config, Tokenizer | None], SampleKind]] = MappingProxyType(
-    {"gpt": lambda config, _: TextSamples(cut_of(config.data)), "bert": pair_samples_of, "t5": span_samples_of}
+SAMPLE_KINDS: Mapping[tuple[str, str], Callable[[Config, Tokenizer | None], SampleKind]] = MappingProxyType(
+    {
+        ("gpt", "pretraining"): lambda config, _: TextSamples(cut_of(config.data)),
+        ("bert", "pretraining"): pair_samples_of,
+        ("bert", "classification"): example_samples_of,
+        ("bert", "choice"): example_samples_of,
+        ("t5", "pretraining"): span_samples_of,
+    }
 )
 
 
 def samples_of(config: Config, tokenizer: Tokenizer | None) -> SampleKind:
     """How a run's samples are made. DataError where its tokenizer lacks what they need."""
-    return SAMPLE_KINDS[config.model.kind](config, tokenizer)
+    return SAMPLE_KINDS[config.model.kind_and_head](config, tokenizer)

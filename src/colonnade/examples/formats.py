@@ -12,8 +12,9 @@ from colonnade.errors import DataError
 from colonnade.examples.chat import ChatFormat, PreferencesFormat
 from colonnade.examples.format import Format
 from colonnade.examples.glue import GLUE
+from colonnade.examples.race import RaceFormat
 
-FORMATS: Mapping[str, Format] = MappingProxyType({**{task.name: task for task in GLUE}})
+FORMATS: Mapping[str, Format] = MappingProxyType({**{task.name: task for task in GLUE}, "race": RaceFormat()})
 
 
 WITH_TEMPLATE: Mapping[str, Callable[[ChatTemplate], Format]] = MappingProxyType(

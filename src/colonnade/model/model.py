@@ -34,7 +34,7 @@ class Transformer(nn.Module, ABC):
     ) -> None:
         super().__init__()
         self.vocab_size, self.parallel = vocab_size, parallel
-        self.tied, self.fp32_residual = model.tie_embeddings, model.fp32_residual
+        self.tied, self.fp32_residual = model.ties_output, model.fp32_residual
         self.hidden_size, self.seq_length = model.hidden_size, model.seq_length
         self.longest = model.seq_length if model.position == "learned" else None
         self.architecture = architecture_of(model, vocab_size)

@@ -124,7 +124,7 @@ class Stack(Transformer):
     """
 
     embedding: Embedding
-    head: Head
+    head: nn.Module
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Stack(Transformer):
             self.head = self.make_head(model, self._table_module() if self.tied else None)
 
     @abstractmethod
-    def make_head(self, model: ModelConfig, tied: VocabParallelEmbedding | None) -> Head:
+    def make_head(self, model: ModelConfig, tied: VocabParallelEmbedding | None) -> nn.Module:
         """The last unit; `tied`: the token table, where this rank has it already."""
 
     @abstractmethod
@@ -200,7 +200,10 @@ class Stack(Transformer):
         """The token table of this rank, where it has one."""
         if hasattr(self, "embedding"):
             return self.embedding.tokens
-        return self.head.output if self.tied and hasattr(self, "head") else None
+        if not self.tied or not hasattr(self, "head"):
+            return None
+        assert isinstance(self.head, Head), "what ties the token table has an output layer"
+        return self.head.output
 
 
 def _has_own(module: nn.Module, table: nn.Module | None) -> bool:

@@ -12,7 +12,7 @@ def example_inputs(
     model: ModelConfig, train: TrainConfig, vocab_size: int, device: torch.device, *, separate_documents: bool = False
 ) -> Inputs:
     """Of random tokens. `separate_documents`: tokens do not see other documents."""
-    task = TASKS[model.kind]
+    task = TASKS[model.kind_and_head]
     batch = task.random_batch(model, train.micro_batch_size, vocab_size, separate_documents=separate_documents).to(
         device
     )

@@ -35,7 +35,7 @@ def measured(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, v
     tp = paper_mesh(Layout(tp=parallel.tp), 0).tp
     decoder = {"num_decoder_layers": 1} if model.decoder_layers else {}
     one = model.model_copy(update={"num_layers": 1, **decoder})
-    small = TASKS[model.kind].build(one, vocab_size, parallel_of(parallel, tp), None)
+    small = TASKS[model.kind_and_head].build(one, vocab_size, parallel_of(parallel, tp), None)
     initialize_(small, tp, train.seed)
     small = small.to(device=device, dtype=DTYPES[train.precision])
     inputs = example_inputs(model, train, vocab_size, device)

@@ -1,11 +1,20 @@
-"""Every task by the kind of model that it trains (`model.kind`)."""
+"""Every task by the model that it trains: `model.kind` and `model.head`."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from colonnade.tasks.bert import MaskedPairs
 from colonnade.tasks.gpt import LanguageModeling
+from colonnade.tasks.labels import Labels
 from colonnade.tasks.t5 import SpanCorruption
 from colonnade.tasks.task import Task
 
-TASKS: Mapping[str, Task] = MappingProxyType({"gpt": LanguageModeling(), "bert": MaskedPairs(), "t5": SpanCorruption()})
+TASKS: Mapping[tuple[str, str], Task] = MappingProxyType(
+    {
+        ("gpt", "pretraining"): LanguageModeling(),
+        ("bert", "pretraining"): MaskedPairs(),
+        ("bert", "classification"): Labels(),
+        ("bert", "choice"): Labels(),
+        ("t5", "pretraining"): SpanCorruption(),
+    }
+)

@@ -37,8 +37,8 @@ class Corpus:
 
     tokenizer: Tokenizer | None
     vocab_size: int
-    kind: str
-    """Of the model, `model.kind`: it has batches of its own."""
+    kind: tuple[str, str]
+    """Of the model, `model.kind` and `model.head`: it has batches of its own."""
     datasets: Datasets
     """Of samples of model.seq_length."""
     training: Dataset
@@ -117,7 +117,7 @@ def open_corpus(config: Config) -> Corpus:
     datasets = of_length(config.model.seq_length)
     check_length(config, datasets, curriculum)
     training = samples.training(lambda seq_length: of_length(seq_length).train, curriculum)
-    return Corpus(tokenizer, vocab_size, config.model.kind, datasets, training, curriculum)
+    return Corpus(tokenizer, vocab_size, config.model.kind_and_head, datasets, training, curriculum)
 
 
 def open_together(config: Config, ranks: Axis) -> Corpus:

@@ -177,14 +177,14 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
         **_each_loss(state, result),
         "learning_rate": result.learning_rate,
         "grad_norm": result.grad_norm if math.isfinite(result.grad_norm) else 0.0,
-        "tokens": state.samples * curriculum.unit,
+        "tokens": state.samples * curriculum.unit * config.model.sequences,
     }
     if state.loss_scale.is_dynamic:
         metrics |= {"loss_scale": result.loss_scale, "skipped_steps": state.skipped}
     every = config.train.evaluation_interval
     found = _evaluate(run, state) if every and (state.step % every == 0 or state.step == config.train.steps) else None
     metrics |= _numbers(found)
-    run.monitor.step(metrics, seconds, tokens=(state.samples - position) * curriculum.unit)
+    run.monitor.step(metrics, seconds, tokens=(state.samples - position) * curriculum.unit * config.model.sequences)
     if found is not None:
         run.monitor.say(f"  validation at step {state.step}: {found.summary()}")
     return metrics
@@ -255,7 +255,7 @@ def _monitor(config: Config, mesh: Mesh, corpus: Corpus, device: torch.device) -
         active=mesh.rank == 0,
         steps=config.train.steps,
         log_every=config.train.log_every,
-        tokens_per_step=config.train.global_batch_size * config.model.seq_length,
+        tokens_per_step=config.train.global_batch_size * config.model.sample_length,
         flops_per_token=architecture_of(config.model, corpus.vocab_size).flops_per_token,
         peak_flops=None if peak is None else peak * mesh.layout.num_ranks,
         tensorboard=config.run.tensorboard,

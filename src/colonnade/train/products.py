@@ -243,7 +243,7 @@ def slices_of(config: Config, vocab_size: int) -> Slices | None:
     cut = [weight for weight in weights if len(weight.shape) == 2 and weight.cut is not None]
     outputs, inputs = max(weight.local_shape(tp) for weight in cut if not weight.is_vocabulary)
     rows, width = max(weight.local_shape(tp) for weight in cut if weight.is_vocabulary)
-    tokens = model.seq_length * config.train.micro_batch_size
+    tokens = model.sample_length * config.train.micro_batch_size
     if 2.0 * tokens * max(outputs * inputs, rows * width) < WORTH_IT:
         return None
     sizes = (tokens, inputs, outputs, rows, width, model.num_heads // tp, model.seq_length, model.head_width)

@@ -98,7 +98,7 @@ def build_model(
     """This rank's shard of some units of the model, with empty weights, on the CPU. `architecture`: with what of it is
     trained; None: all.
     """
-    built = TASKS[model.kind].build(model, vocab_size, parallel, units)
+    built = TASKS[model.kind_and_head].build(model, vocab_size, parallel, units)
     if architecture is not None:
         built.train_as(architecture)
     return built.to(torch.promote_types(dtype, torch.float32))
@@ -140,7 +140,7 @@ def build_state(
     optimizer = _optimizer(config)
     optimizer_state: list[State] = [{} if each.is_frozen else optimizer.init(each.master) for each in buckets]
     return TrainState(
-        task=TASKS[config.model.kind],
+        task=TASKS[config.model.kind_and_head],
         model=model,
         drawn=draw,
         buckets=buckets,

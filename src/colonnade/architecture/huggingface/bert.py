@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from colonnade.architecture.huggingface.common import GELUS, activation, standard_deviation, their_activation
@@ -26,6 +27,7 @@ _BOTH: Mapping[str, Place] = {
     "head.output": at("cls.predictions.decoder"),
     "head.pooler": at("bert.pooler.dense"),
     "head.order": at("cls.seq_relationship"),
+    "head.classifier": at("classifier"),
 }
 POST: Mapping[str, Place] = {
     **_BOTH,
@@ -39,6 +41,12 @@ PRE: Mapping[str, Place] = {
     "blocks.{i}.mlp_norm": at(f"{_BLOCK}.ln"),
     "head.norm": at("bert.encoder.ln"),
 }
+HEADS: Mapping[str, str] = MappingProxyType(
+    {"classification": "ForSequenceClassification", "choice": "ForMultipleChoice"}
+)
+"""How the names of their classes end, by model.head."""
+CHOICES = 4
+"""Of a folder for multiple choice that does not say, as theirs do not: RACE's and SWAG's number."""
 _POOLER = tuple(f"pooler_{key}" for key in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type"))
 
 
@@ -59,12 +67,46 @@ def _read(norms: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
         "activation": activation(keys, "hidden_act", "gelu", GELUS),
         "norm_epsilon": keys.take("layer_norm_eps", float, 1e-12),
         "tie_embeddings": keys.take("tie_word_embeddings", bool, True),
+        **_read_head(keys),
         **norms,
         **standard_deviation(keys),
     }
 
 
-def _write(model: ModelConfig) -> dict[str, Any]:
+def _read_head(keys: Keys) -> dict[str, Any]:
+    """Which head a folder has, by its class; how many labels, by their names or their number."""
+    classes = keys.get("architectures") or []
+    head = next((head for head, end in HEADS.items() for each in classes if str(each).endswith(end)), None)
+    names, number = keys.get("id2label"), keys.get("num_labels")
+    choices = keys.take("num_choices", int, CHOICES)
+    if head is None:
+        return {}
+    if head == "choice":
+        return {"head": head, "num_labels": choices}
+    counted = len(names) if isinstance(names, dict) else number if type(number) is int else 2  # their default
+    if counted > 1:
+        keys.fixed("problem_type", "single_label_classification", why="a text has one label here")
+    else:
+        keys.fixed("problem_type", "regression", why="one output is a score here")
+    return {"head": head, "num_labels": counted}
+
+
+def _write_head(name: str, model: ModelConfig) -> dict[str, Any]:
+    if model.head not in HEADS:
+        return {}
+    named = {"architectures": [f"{name}{HEADS[model.head]}"]}
+    if model.head == "choice":
+        return {**named, "num_choices": model.num_labels}
+    labels = [f"LABEL_{number}" for number in range(model.num_labels or 0)]
+    return {
+        **named,
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+        "label2id": {label: number for number, label in enumerate(labels)},
+        "problem_type": "regression" if len(labels) == 1 else "single_label_classification",
+    }
+
+
+def _write(name: str, model: ModelConfig) -> dict[str, Any]:
     return {
         "vocab_size": model.vocab_size,
         "hidden_size": model.hidden_size,
@@ -79,11 +121,14 @@ def _write(model: ModelConfig) -> dict[str, Any]:
         "initializer_range": model.init_std,
         "layer_norm_eps": model.norm_epsilon,
         "tie_word_embeddings": model.tie_embeddings,
+        **_write_head(name, model),
     }
 
 
 def _seconds(model: ModelConfig) -> tuple[Second, ...]:
     """Tied, the decoder's weight and bias are second names; untied, it has both, and the other bias lies idle."""
+    if model.head != "pretraining":
+        return ()
     if not model.tie_embeddings:
         return (Second("cls.predictions.bias", "head.bias", False, True),)
     return (
@@ -98,11 +143,12 @@ def _family(model_type: str, title: str, name: str, places: Mapping[str, Place],
         title=title,
         architecture=f"{name}ForPreTraining",
         others=(f"{name}ForMaskedLM", f"{name}ForNextSentencePrediction", f"{name}Model"),
+        heads={head: f"{name}{end}" for head, end in HEADS.items()},
         base="bert.",
         places=places,
         untied_places={"head": at("cls.predictions.decoder")},
         read=partial(_read, norms),
-        write=_write,
+        write=partial(_write, name),
         seconds=_seconds,
         constants=re.compile(r"bert\.embeddings\.position_ids"),
     )

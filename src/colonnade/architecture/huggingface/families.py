@@ -44,10 +44,11 @@ def model_of(content: Mapping[str, Any]) -> tuple[Family, ModelConfig]:
     given = family.read(keys)
     keys.finish()
     try:
-        return family, ModelConfig.model_validate(given)
+        model = ModelConfig.model_validate(given)
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False)]
         raise Refused([f"as [model], {line}" for line in lines]) from None
+    return family.with_head(model.head), model
 
 
 def _check_whole(keys: Keys, family: Family) -> None:
@@ -62,7 +63,7 @@ def _check_whole(keys: Keys, family: Family) -> None:
         keys.fixed("is_encoder_decoder", False, why="a model with an encoder and a decoder is another family")
     keys.fixed("pruned_heads", {}, why="all layers have the same heads here")
     classes = keys.get("architectures") or []
-    whole = (family.architecture, *family.others)
+    whole = (family.architecture, *family.others, *family.heads.values())
     if isinstance(classes, list) and not any(each in whole for each in classes) and classes:
         keys.refuse(f"architectures = {shown(classes)}: only {' and '.join(whole)} have all of a model's tensors")
 
@@ -78,7 +79,7 @@ def family_of(model: ModelConfig, vocab_size: int) -> tuple[Family, dict[str, An
     if lost:
         lines = [f"{family.title} ({family.architecture}) is nearest, and cannot say this:", *lost]
         raise Refused(lines)
-    return family, family.write(model)
+    return family.with_head(model.head), family.write(model)
 
 
 def _lost(family: Family, model: ModelConfig) -> Iterator[str]:

@@ -10,7 +10,7 @@ the model lacks, and shapes of theirs follow from ours.
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from colonnade.architecture.families import architecture_of
@@ -95,8 +95,14 @@ class Family:
 
     gated_places: Mapping[str, Place] = field(default_factory=dict)
     """Places that are others where one layer of the MLP gates another."""
+    heads: Mapping[str, str] = field(default_factory=dict)
+    """Their classes of models with another `model.head` than that of pre-training."""
     has_decoder: bool = False
     """Whether it has an encoder and a decoder."""
+
+    def with_head(self, head: str) -> "Family":
+        """The same, whose class is the one of a head."""
+        return replace(self, architecture=self.heads[head]) if head in self.heads else self
 
     def sources(self, model: ModelConfig, vocab_size: int) -> Iterator[Source]:
         """Every weight of ours, in the order of the model. KeyError for one that the family has no place for."""

@@ -1,0 +1,48 @@
+"""Heads with labels: whole runs on every layout, what an evaluation finds, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.commands import forked
+from tests.runs import assert_near
+from tests.slow import first_fast
+from tests.tasks.examples import write_config, write_examples
+
+LAYOUTS = [
+    ["parallel.tp=2", "parallel.sequence_parallel=true"],
+    ["parallel.tp=2"],
+    ["parallel.pp=2", "train.micro_batch_size=1"],
+    ["parallel.dp=2", "parallel.zero=3", "parallel.recompute=full"],
+    ["parallel.dp=2", "parallel.zero=1"],
+    ["parallel.dp=2", "parallel.zero=2", "parallel.recompute=selective"],
+]
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_examples(tmp_path_factory.mktemp("examples"))
+
+
+@pytest.fixture(scope="module")
+def alone(examples: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    found = {}
+    for task in ("mnli", "race"):
+        folder = tmp_path_factory.mktemp(task)
+        answer = forked("train", write_config(examples, task, folder))
+        assert answer.status == 0, answer
+        found[task] = folder / "run"
+    return found
+
+
+@pytest.mark.parametrize("task", ["mnli", "race"])
+@pytest.mark.parametrize("layout", first_fast(LAYOUTS), ids=str)
+def test_every_layout_trains_the_same(
+    alone: dict[str, Path], examples: Path, tmp_path: Path, layout: list[str], task: str
+) -> None:
+    """Losses, weights, and what the development set says: the same answers to every example."""
+    answer = forked("train", write_config(examples, task, tmp_path), *layout, num_ranks=2)
+    assert answer.status == 0, answer
+    assert_near(tmp_path / "run", alone[task])
