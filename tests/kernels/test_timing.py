@@ -234,3 +234,32 @@ def test_fused_attention_may_be_off_by_two_roundings_more() -> None:
         right = timing.trial(use, BF16, SMALL).right()
         rounding = float((right.bfloat16().double() - right).norm() / right.norm())
         assert error("native", use, BF16)[1] == pytest.approx((3.0 if use == "attention" else 1.5) * rounding)
+
+
+@pytest.mark.parametrize("use", ["output", "attention"])
+def test_compiled_kernels_that_are_not_loaded_are_infinitely_wrong(use: Use) -> None:
+    """Nothing is tried: who asks why a kernel is refused is told so."""
+    assert error("compiled", use, BF16) == (float("inf"), 0.0)
+
+
+def test_a_kernel_that_the_processor_lacks_is_infinitely_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    def has_no_units(*_: object, **__: object) -> None:
+        raise RuntimeError("only supported on X64 with other units")
+
+    monkeypatch.setattr(compiled, "is_loaded", lambda: True)
+    monkeypatch.setattr(compiled, "product_", has_no_units)
+    assert error("compiled", "output", BF16) == (float("inf"), 0.0)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+def test_errors_are_shares_of_the_norm(dtype: torch.dtype, size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what is right, whatever its size. What one rounding to 16 bits explains is allowed one and a half times."""
+    right = torch.tensor([[3.0, 4.0], [1.2, 0.7]], dtype=torch.float64) * size
+    wrong = (1.25 * right).to(dtype)
+    monkeypatch.setattr(timing, "trial", lambda *_: timing.Trial(lambda kernel: wrong, lambda: right))
+    found, allowed = error("blas", "forward", dtype)
+    assert found == pytest.approx(float((wrong.double() - right).norm() / right.norm())) == pytest.approx(0.25, 0.02)
+    rounding = float((right.to(dtype).double() - right).norm() / right.norm())
+    assert allowed == (timing.TRUE_FP32 if dtype is FP32 else pytest.approx(1.5 * rounding))
+    assert not is_exact("blas", "forward", dtype)

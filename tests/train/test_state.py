@@ -1,0 +1,90 @@
+"""What the state is built with: each key of [train], [optim] and [parallel] where it belongs."""
+
+import pytest
+import torch
+
+from colonnade.config.schema import Config
+from colonnade.data_parallel.buckets import Storage
+from colonnade.mesh.mesh import Mesh
+from colonnade.optim.adamw import AdamW
+from colonnade.optim.lamb import Lamb
+from colonnade.optim.loss_scale import LossScale
+from colonnade.train.state import build_state, learning_rate_of, parallel_of, storage_of
+from tests.parity.runs import CPU, SERIAL, Case, Way, configured
+
+
+def having(config: Config, section: str, **values: object) -> Config:
+    """A configuration with other values in one section."""
+    return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})
+
+
+CONFIG = configured(Case(), SERIAL)
+
+
+def test_only_fp16_has_a_loss_scale_with_all_that_the_configuration_says() -> None:
+    scaled = {"loss_scale": 64.0, "loss_scale_window": 7, "min_loss_scale": 4.0}
+    for precision, scale in {"fp16": LossScale(64.0, 0, 7, 4.0), "bf16": LossScale(), "fp64": LossScale()}.items():
+        config = having(CONFIG, "train", precision=precision, **scaled)
+        assert build_state(config, Mesh(), 37, CPU).loss_scale == scale
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_the_optimizer_has_all_that_the_configuration_says(name: str) -> None:
+    config = having(CONFIG, "optim", name=name, beta1=0.8, beta2=0.7, epsilon=1e-3, weight_decay=0.6)
+    expected = {"adamw": AdamW, "lamb": Lamb}[name](beta1=0.8, beta2=0.7, epsilon=1e-3, weight_decay=0.6)
+    assert build_state(config, Mesh(), 37, CPU).optimizer == expected
+
+
+def test_the_learning_rate_has_all_that_the_configuration_says() -> None:
+    given = {"learning_rate": 8.0, "min_learning_rate": 2.0, "warmup_steps": 4, "decay_steps": 10, "decay": "linear"}
+    rate = learning_rate_of(having(CONFIG, "optim", **given))
+    assert [rate(step) for step in (1, 4, 7, 10, 11)] == [2.0, 8.0, 5.0, 2.0, 2.0]
+    given = {**given, "decay_steps": None}
+    rate = learning_rate_of(having(having(CONFIG, "optim", **given), "train", steps=16))
+    assert [rate(step) for step in (10, 16)] == [5.0, 2.0], "train.steps, where nothing is said"
+
+
+@pytest.mark.parametrize(
+    ("precision", "reduce_precision", "dtype", "wire"),
+    [
+        ("fp32", "fp32", torch.float32, None),
+        ("bf16", "fp32", torch.bfloat16, None),
+        ("bf16", "16-bit", torch.bfloat16, torch.bfloat16),
+        ("fp16", "16-bit", torch.float16, torch.float16),
+    ],
+)
+def test_buffers_are_kept_as_the_configuration_says(
+    precision: str, reduce_precision: str, dtype: torch.dtype, wire: torch.dtype | None
+) -> None:
+    config = having(CONFIG, "train", precision=precision, reduce_precision=reduce_precision)
+    config = having(config, "parallel", zero=2, offload=True)
+    meta = torch.device("meta")
+    expected = Storage(dtype=dtype, device=meta, zero=2, offload=True, reduce_dtype=wire)
+    assert storage_of(config.train, config.parallel, meta) == expected
+
+
+def test_only_selective_recomputation_is_the_layers_affair_and_only_full_is_the_chunks() -> None:
+    for way, in_layers, in_chunks in (
+        (Way(), False, False),
+        (Way(recompute="selective", recompute_every=1), True, False),
+        (Way(recompute="full", recompute_every=1), False, True),
+    ):
+        state = build_state(configured(Case(), way), Mesh(), 37, CPU)
+        assert state.model.parallel.recompute_attention is in_layers
+        assert any(again for chunk in state.runner.chunks for _, again in chunk.groups) is in_chunks
+
+
+def test_layers_are_cut_as_the_configuration_says() -> None:
+    mesh = Mesh()
+    for sequence_parallel in (False, True):
+        built = parallel_of(Way(sequence_parallel=sequence_parallel).parallel, mesh.tp)
+        assert built.tp is mesh.tp and built.sequence_parallel is sequence_parallel
+
+
+def test_a_state_without_drawn_weights_has_zeros() -> None:
+    """For who has others to load."""
+    drawn, empty = (build_state(CONFIG, Mesh(), 37, CPU, draw=draw) for draw in (True, False))
+    assert (drawn.drawn, empty.drawn) == (True, False)
+    assert any(parameter.any() for parameter in drawn.model.parameters())
+    assert not any(parameter.any() for parameter in empty.model.parameters())
+    assert not any(bucket.master.any() for bucket in empty.buckets)
