@@ -116,25 +116,35 @@ def test_a_run_reads_by_url(uploaded: tuple[str, TokenFile], tmp_path: Path) -> 
     assert np.array_equal(by_url.rows(range(20)).tokens, by_path.rows(range(20)).tokens)
 
 
+class StorageFault(Exception):
+    """What a storage's package raises, which need be no OSError."""
+
+
 def test_connections_that_fail(
     uploaded: tuple[str, TokenFile], storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It is asked four times in all, ever later, whatever kind of error its package raises."""
     url, _ = uploaded
     file = open_token_file(url, str(tmp_path))
-    original, left = type(storage).cat_file, [2]
+    original, faults, waits = type(storage).cat_file, list[Exception](), list[float]()
 
     def flaky(self: Any, path: str, **settings: Any) -> bytes:
-        left[0] -= 1
-        if left[0] >= 0:
-            raise ConnectionResetError("reset by peer")
+        if faults:
+            raise faults.pop()
         found: bytes = original(self, path, **settings)
         return found
 
     monkeypatch.setattr(type(storage), "cat_file", flaky)
+    monkeypatch.setattr(remote, "_PAUSE", 0.5)
+    monkeypatch.setattr(remote.time, "sleep", waits.append)
+    faults += [StorageFault("slow down"), ConnectionResetError("reset by peer"), StorageFault("slow down")]
     assert file.read(0, 3).tolist() == [0, 1, 2]
-    left[0] = 99
-    with pytest.raises(DataError, match="cannot be read after 4 attempts: reset by peer"):
-        file.read(100, 3)
+    assert waits == [0.5, 1.0, 2.0]
+    for fault, said in ((ConnectionResetError("reset by peer"), "reset by peer"), (StorageFault(), "StorageFault")):
+        faults[:] = [fault] * 5
+        with pytest.raises(DataError, match=f"cannot be read after 4 attempts: {said}"):
+            file.read(100, 3)
+        assert len(faults) == 1
 
 
 def test_mistakes(uploaded: tuple[str, TokenFile], storage: Any, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from colonnade.pipeline import draw, theory
-from colonnade.pipeline.schedule import NAMES, all_actions
+from colonnade.pipeline.schedule import NAMES, Action, all_actions
 from colonnade.pipeline.simulate import Durations, Simulation, simulate
 from tests.pipeline.shapes import Shape, shapes
 
@@ -65,6 +65,15 @@ def test_actions_too_short_for_any_name_show_nothing() -> None:
     assert set(first) == {"·"}
     assert not set(second) & set("0123456789"), "no number without its letter"
     assert "F11" in third
+
+
+@pytest.mark.parametrize(
+    ("width", "name"), [(6, "F12.1"), (5, "F12.1"), (4, "F12"), (3, "F12"), (2, "F"), (1, "F"), (0, "")]
+)
+def test_an_action_has_the_longest_name_that_its_columns_hold(width: int, name: str) -> None:
+    action = Action("F", 12, 1)
+    assert draw._fitting(action, 2, width) == name
+    assert draw._fitting(action, 1, width) == name.removesuffix(".1")
 
 
 @given(shapes())
