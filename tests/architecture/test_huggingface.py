@@ -1,0 +1,65 @@
+"""What a config.json means that does not say everything, beside transformers' own reading of it."""
+
+from typing import Any
+
+import pytest
+
+from colonnade.architecture.huggingface.families import model_of
+from colonnade.architecture.huggingface.keys import Refused
+from tests.convert.published import MODELS, classes
+
+hub = pytest.importorskip("huggingface_hub")
+
+Content = dict[str, Any]
+
+
+def described(content: Content) -> Content | str:
+    """The [model] that a config.json describes, or why there is none."""
+    try:
+        _, model = model_of(content)
+    except Refused as refused:
+        return str(refused)
+    return {**model.model_dump(), "head_dim": model.head_width}
+
+
+def completed(name: str, content: Content) -> Content | None:
+    """`content` with transformers' defaults for what it lacks; None where it is none for transformers either."""
+    try:
+        found: Content = classes(name)[1](**content).to_dict()
+    except (ValueError, hub.errors.StrictDataclassError):
+        return None
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_key_that_is_left_out_has_the_default_of_transformers(name: str) -> None:
+    """Or has to be there: sizes that every published file says."""
+    whole = completed(name, MODELS[name][1])
+    assert whole is not None and isinstance(described(whole), dict)
+    compared = 0
+    for key in whole.keys() - {"model_type"}:
+        content = {other: value for other, value in whole.items() if other != key}
+        theirs, ours = completed(name, content), described(content)
+        if theirs is not None and ours != f"{key} is missing":
+            assert ours == described(theirs), f"without {key}"
+            compared += 1
+    assert compared > len(whole) - 10
+
+
+@pytest.mark.parametrize(("content", "window"), [({}, 4096), ({"sliding_window": None}, None)])
+def test_a_window_of_null_is_none(content: Content, window: int | None) -> None:
+    """As Mistral's later models say it; left out it is that of the first."""
+    whole = completed("mistral", MODELS["mistral"][1])
+    assert whole is not None
+    del whole["sliding_window"]
+    found = described(whole | content)
+    assert isinstance(found, dict) and found["window"] == window
+
+
+@pytest.mark.parametrize("key", ["attention_factor", "mscale", "mscale_all_dim"])
+def test_yarn_with_another_sharpness_is_refused_with_the_reason(key: str) -> None:
+    whole = completed("smollm", MODELS["smollm"][1])
+    assert whole is not None
+    whole["rope_parameters"] = {**whole["rope_parameters"], key: 0.7}
+    found = described(whole)
+    assert isinstance(found, str) and f"rope_parameters.{key} = 0.7: attention is as sharp as YaRN's paper" in found
