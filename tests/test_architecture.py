@@ -23,7 +23,7 @@ FLOORS = [
     {"planner"},
     {"verify", "serving"},
     {"demo", "reference", "convert"},
-    {"cli_data", "cli_merge", "cli_ranks"},
+    {"cli_data", "cli_weights", "cli_ranks"},
     {"cli_evaluate"},
     {"cli"},
     {"__main__"},

@@ -16,8 +16,8 @@ from typer.core import TyperCommand
 
 from colonnade.cli_data import AsJson, data
 from colonnade.cli_evaluate import evaluate
-from colonnade.cli_merge import BaseFolder, Best, merge
 from colonnade.cli_ranks import Checkpoint, Device, PipelineParallel, Precision, TensorParallel, run_on_ranks
+from colonnade.cli_weights import BaseFolder, Best, convert, merge
 from colonnade.errors import ConfigError, mistake
 
 if TYPE_CHECKING:
@@ -177,52 +177,7 @@ def generate(
 
 app.command()(evaluate)
 app.command()(merge)
-
-
-@app.command()
-def convert(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            help="A local folder of Hugging Face or Megatron-LM, a GGUF file, a checkpoint, or a run's folder.",
-            show_default=False,
-        ),
-    ],
-    target: Annotated[Path, typer.Argument(help="A new folder: a checkpoint, or of Hugging Face.", show_default=False)],
-    dtype: Annotated[
-        str | None, typer.Option(help="fp32, bf16, fp16 or fp64. Unset: as the weights are stored.", show_default=False)
-    ] = None,
-    max_shard_size: Annotated[
-        str, typer.Option(help="Of a folder of Hugging Face: the largest file, like 500MB.")
-    ] = "5GB",
-    best: Best = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, list what would be taken, and write nothing.")
-    ] = False,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="Of others' weights: a tokenizer in the place of theirs.", show_default=False)
-    ] = None,
-    vocab_size: Annotated[
-        int | None, typer.Option(help="Of Megatron-LM: rows of the padded table that are tokens.", show_default=False)
-    ] = None,
-) -> None:
-    """Turn weights of others into checkpoints, and back.
-
-    A folder of Hugging Face, a checkpoint of Megatron-LM or a GGUF file becomes a checkpoint that any layout loads,
-    with its tokenizer. A checkpoint becomes a folder that transformers loads. Nothing is downloaded or overwritten.
-    """
-    from colonnade.convert import convert as conversion
-
-    conversion.convert(
-        source,
-        target,
-        dtype=dtype,
-        max_shard_size=max_shard_size,
-        dry_run=dry_run,
-        best=best,
-        tokenizer=tokenizer,
-        vocab_size=vocab_size,
-    )
+app.command()(convert)
 
 
 @app.command(cls=CommandWithKeys)
@@ -246,6 +201,7 @@ def plan(
     Tells how a configuration cuts the model, how long its stages wait, and what each kind of rank holds and sends.
     Needs no machine but this one.
     """
+    from colonnade.architecture.parts import trained_architecture
     from colonnade.planner import pipeline_report
     from colonnade.planner.pipeline import plan_pipeline
     from colonnade.planner.vocabulary import vocab_size
@@ -263,6 +219,7 @@ def plan(
         num_microbatches=settings.train.num_microbatches(settings.parallel.dp),
         vocab_size=size,
         seconds=seconds,
+        architecture=trained_architecture(settings, size),
     )
     if output is not None:
         pipeline_report.write_picture(found, output)

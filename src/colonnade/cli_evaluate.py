@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from colonnade.cli_data import AsJson, extra_data
-from colonnade.cli_merge import BaseFolder, Best
 from colonnade.cli_ranks import Checkpoint, Device, PipelineParallel, Precision, TensorParallel, run_on_ranks
+from colonnade.cli_weights import BaseFolder, Best
 
 Task = Annotated[str, typer.Argument(help="What to measure: perplexity, wikitext103 or lambada.")]
 Data = Annotated[

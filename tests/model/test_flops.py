@@ -6,7 +6,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from colonnade.architecture.devices import peak_flops
 from colonnade.architecture.families import architecture_of
+from colonnade.architecture.parts import with_parts
 from colonnade.config.model import ModelConfig
+from colonnade.config.parts import PartsConfig
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.gpt import GPT
 from colonnade.tensor_parallel.parallel import Parallel
@@ -23,6 +25,46 @@ def test_forward_and_backward_as_torch_counts_them() -> None:
         plain_logits(config, weights, torch.zeros(3, 8, dtype=torch.int64)).sum().backward()
     future = 6 * config.num_layers * config.hidden_size * config.seq_length  # scores that a causal model does not need
     assert counter.get_total_flops() == 3 * 8 * (architecture_of(config, 37).flops_per_token + future)
+
+
+@pytest.mark.parametrize("frozen", [("*.mlp.*",), ("*.attention.qkv.weight", "head.*"), ("blocks.0.*",)], ids=str)
+def test_frozen_weights_have_no_gradients_to_compute(frozen: tuple[str, ...]) -> None:
+    """With the embedding trained, gradients go through all of the model."""
+    config = ModelConfig(num_layers=2, hidden_size=16, num_heads=2, seq_length=8, tie_embeddings=False)
+    stated = with_parts(architecture_of(config, 37), PartsConfig(frozen=frozen))
+    weights = dict(GPT(config, 37, Parallel(Mesh().tp)).named_parameters())
+    for name, parameter in weights.items():
+        torch.nn.init.normal_(parameter)
+        parameter.requires_grad_(not stated.weights()[name].is_frozen)
+    counter = FlopCounterMode(display=False)
+    with counter:
+        plain_logits(config, weights, torch.zeros(3, 8, dtype=torch.int64)).sum().backward()
+    future = 6 * config.num_layers * config.hidden_size * config.seq_length  # scores that a causal model does not need
+    assert stated.flops_per_token < architecture_of(config, 37).flops_per_token
+    assert counter.get_total_flops() == 3 * 8 * (stated.flops_per_token + future)
+
+
+def test_below_all_that_is_trained_there_is_a_forward_alone() -> None:
+    config = ModelConfig(num_layers=2, hidden_size=16, num_heads=2, seq_length=8)
+    stated = with_parts(architecture_of(config, 37), PartsConfig(frozen=("*", "!blocks.1.*")))
+    embedding, below, trained, head = stated.units
+    assert stated.flops_of(embedding) == 0
+    assert stated.flops_of(below) == 2 * below.multiply_adds
+    assert stated.flops_of(trained) == 6 * trained.multiply_adds
+    assert stated.flops_of(head) == 4 * head.multiply_adds
+
+
+def test_frozen_matrices_of_a_decoder_count_for_the_tokens_that_they_read() -> None:
+    config = ModelConfig(kind="t5", num_layers=1, hidden_size=16, num_heads=2, seq_length=64, decoder_seq_length=16)
+    whole = architecture_of(config, 128)
+    block = whole.unit_names.index("decoder.blocks.0")
+
+    def saved(pattern: str) -> float:
+        apart = with_parts(whole, PartsConfig(frozen=(pattern,)))
+        return whole.flops_of(whole.units[block]) - apart.flops_of(apart.units[block])
+
+    assert saved("decoder.blocks.0.cross.query.weight") == 2 * 16 * 16 / 4  # a quarter of the encoder's tokens
+    assert saved("decoder.blocks.0.cross.key_value.weight") == 2 * 32 * 16  # all of them
 
 
 def test_a_masked_models_head_pools_one_position() -> None:

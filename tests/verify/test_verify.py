@@ -58,6 +58,12 @@ def test_layouts_that_are_the_serial_run(verdict: Verdicts) -> None:
     told = verdict("--layout", layouts[0], "--layout", layouts[1])
     assert [each["layout"] for each in told["layouts"]] == layouts
     assert (told["steps"], told["precision"], told["shrunk"], told["left_out"]) == (2, "fp64", {}, [])
+
+
+@pytest.mark.parametrize("keys", [["lora.rank=2", "lora.dropout=0.2"], ['parts.frozen=["embedding*","*blocks.0.*"]']])
+def test_layouts_of_a_run_that_trains_some_parts(keys: list[str], verdict: Verdicts) -> None:
+    told = verdict(*keys, "--layout", "tp=2", "--layout", "pp=2,dp=2,zero=3")
+    assert all(layout["ok"] and layout["max_relative_difference"] < 1e-12 for layout in told["layouts"])
     for each in told["layouts"]:
         assert each.keys() == KEYS
         assert each["ok"] is True and each["first_difference"] is None

@@ -99,6 +99,11 @@ class Unit(NamedTuple):
         """Whether the model ends with it."""
         return bool(self.losses)
 
+    def tokens_of(self, weight: str) -> int:
+        """[tokens of a sample] That one of its matrices multiplies with: keys and values may be of a second stream."""
+        of_memory = (part.memory for part in self.sublayers if part.memory and weight.startswith(f"{part.name}.key_"))
+        return next(of_memory, self.length)
+
 
 class Sublayer(NamedTuple):
     """A norm, a layer cut by columns and one cut by rows, with the residual around them."""
@@ -152,10 +157,23 @@ class Architecture:
     def flops_per_token(self) -> float:
         """Of forward and backward, for one token of a full-length sample.
 
-        Two operations a multiply-add, and backward costs twice the forward. Recomputed work does not count (model
-        FLOPs, not hardware FLOPs); looking an embedding up costs nothing.
+        Recomputed work does not count (model FLOPs, not hardware FLOPs); looking an embedding up costs nothing.
         """
-        return 6.0 * sum(unit.multiply_adds for unit in self.units)
+        return sum(map(self.flops_of, self.units))
+
+    def flops_of(self, unit: Unit) -> float:
+        """A unit's share of `flops_per_token`: two operations a multiply-add, and backward costs twice the forward,
+        less the weight gradients of what is frozen; below all that is trained, there is no backward.
+        """
+        backward = 2 * unit.multiply_adds - self._frozen_multiply_adds(unit) if unit.has_backward else 0
+        return 2.0 * (unit.multiply_adds + backward)
+
+    def _frozen_multiply_adds(self, unit: Unit) -> int:
+        """Those with weights that are frozen."""
+        buckets = unit.buckets if unit.is_loss else [name for name in unit.buckets if name == unit.name]
+        frozen = (weight for name in buckets for weight in self.buckets[name] if weight.is_frozen)
+        tokens = sum(weight.size * unit.tokens_of(weight.name) for weight in frozen if len(weight.shape) == 2)
+        return min(tokens // max(1, self.units[0].length), unit.multiply_adds)
 
     def weights(self) -> dict[str, Weight]:
         """Every weight by its logical name."""

@@ -32,11 +32,11 @@ def chunks(architecture: Architecture, parallel: ParallelConfig) -> list[list[Un
     return [units[start:end] for start, end in pairwise(accumulate(counts, initial=0))]
 
 
-def _load(architecture: Architecture, unit: Unit, partition: str) -> int:
+def _load(architecture: Architecture, unit: Unit, partition: str) -> float:
     """What one unit counts when chunks are made equal."""
     if partition == "layers":
         return 1
-    return architecture.parameters_of(unit) if partition == "parameters" else unit.multiply_adds
+    return architecture.parameters_of(unit) if partition == "parameters" else architecture.flops_of(unit)
 
 
 def chunks_of_stage(architecture: Architecture, parallel: ParallelConfig, stage: int) -> list[list[Unit]]:

@@ -65,12 +65,14 @@ def plan_pipeline(
     num_microbatches: int,
     vocab_size: int,
     seconds: Mapping[str, float] | None = None,
+    architecture: Architecture | None = None,
 ) -> PipelinePlan:
     """Cut the model and run its schedule on paper. Raises LayoutError for what cannot be cut or scheduled.
 
-    `seconds`: measured, of each unit, in place of its operations (`measure.py`).
+    `seconds`: measured, of each unit, in place of its operations (`measure.py`). `architecture`: with what of the model
+    is trained; None: all.
     """
-    architecture = architecture_of(model, vocab_size)
+    architecture = architecture or architecture_of(model, vocab_size)
     held, work = chunks(architecture, parallel), seconds or unit_work(architecture)
     run = partial(_simulate, parallel, num_microbatches, list(work.values()))
     simulation, cuts_by_work = run([len(units) for units in held]), cut(list(work.values()), len(held))
@@ -112,7 +114,7 @@ def _simulate(
 
 def unit_work(architecture: Architecture) -> dict[str, float]:
     """Operations a token of each unit, forward and backward: those of matrix products."""
-    return {unit.name: 6.0 * unit.multiply_adds for unit in architecture.units}
+    return {unit.name: architecture.flops_of(unit) for unit in architecture.units}
 
 
 def _stage(

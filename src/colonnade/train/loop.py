@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from colonnade.architecture.devices import peak_flops
-from colonnade.architecture.families import architecture_of
+from colonnade.architecture.parts import trained_architecture
 from colonnade.checkpoint.manifest import folder_name
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
@@ -256,7 +256,7 @@ def _monitor(config: Config, mesh: Mesh, corpus: Corpus, device: torch.device) -
         steps=config.train.steps,
         log_every=config.train.log_every,
         tokens_per_step=config.train.global_batch_size * config.model.sample_length,
-        flops_per_token=architecture_of(config.model, corpus.vocab_size).flops_per_token,
+        flops_per_token=trained_architecture(config, corpus.vocab_size).flops_per_token,
         peak_flops=None if peak is None else peak * mesh.layout.num_ranks,
         tensorboard=config.run.tensorboard,
     )
