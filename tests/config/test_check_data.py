@@ -64,6 +64,22 @@ def test_a_curriculum_of_three_lists(loaded: Callable[..., Config]) -> None:
             '"stream".',
         ),
         (
+            ("data.packing=whole",),
+            'data.packing = "whole" puts documents side by side that have nothing to do with each other, but '
+            'data.documents = "joined" lets each see the one before. Set data.documents = "separate", or packing = '
+            '"stream".',
+        ),
+        (
+            ("data.too_long=drop",),
+            'data.too_long = "drop" has no effect with data.packing = "stream", which cuts documents. Set data.packing '
+            '= "whole", or leave too_long out.',
+        ),
+        (
+            ("model.kind=bert", "data.loss_on=answers"),
+            "data.loss_on = 'answers' has no effect with model.kind = \"bert\", whose samples are two texts of one "
+            "document. Leave it out; [data.masking] says how they are made.",
+        ),
+        (
             ("curriculum.tokens=[0, 5]", "curriculum.seq_length=[1024]", "curriculum.global_batch_size=[24]"),
             "curriculum.tokens has 2 places, curriculum.seq_length 1 and curriculum.global_batch_size 1: each phase "
             "needs one in all three lists.",

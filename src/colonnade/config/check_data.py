@@ -57,11 +57,21 @@ def epochs_of_a_blend(config: Config) -> Messages:
 
 
 def packing_keeps_documents_apart(config: Config) -> Messages:
-    if config.data.packing == "best_fit" and config.data.documents == "joined":
+    packing = config.data.packing
+    if packing != "stream" and config.data.documents == "joined":
         yield (
-            'data.packing = "best_fit" puts documents side by side that have nothing to do with each other, but '
+            f'data.packing = "{packing}" puts documents side by side that have nothing to do with each other, but '
             'data.documents = "joined" lets each see the one before. Set data.documents = "separate", or packing = '
             '"stream".'
+        )
+
+
+def only_wholes_are_too_long(config: Config) -> Messages:
+    data = config.data
+    if data.too_long != "cut" and data.packing != "whole":
+        yield (
+            f'data.too_long = "{data.too_long}" has no effect with data.packing = "{data.packing}", which cuts '
+            'documents. Set data.packing = "whole", or leave too_long out.'
         )
 
 
@@ -140,6 +150,7 @@ DATA_CHECKS: tuple[tuple[tuple[str, ...], Callable[[Config], Messages]], ...] = 
     (("data.blend", "data.blend_by", "data.temperature"), blend_keys_go_together),
     (("data.blend", "data.blend_by", "data.order", "data.epochs"), epochs_of_a_blend),
     (("data.packing", "data.documents"), packing_keeps_documents_apart),
+    (("data.packing", "data.too_long"), only_wholes_are_too_long),
     (("curriculum.tokens", "curriculum.seq_length", "curriculum.global_batch_size"), phases_listed_alike),
     (
         ("curriculum.seq_length", "curriculum.global_batch_size", "model.seq_length", "train.global_batch_size"),

@@ -142,7 +142,7 @@ SAMPLES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {"bert": ("two texts of one document", "masking"), "t5": ("texts with spans cut out", "corruption")}
 )
 """What samples are that are not text as it stands, and the section of [data] about them, by kind of model."""
-TEXT_KEYS = ("documents", "packing", "no_loss_on")
+TEXT_KEYS = ("documents", "packing", "no_loss_on", "too_long", "loss_on")
 """Keys of [data] about text that goes on."""
 MODEL_CHECKS = (
     (

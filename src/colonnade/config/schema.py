@@ -147,9 +147,16 @@ class DataConfig(Section):
     documents: Literal["joined", "separate"] = "joined"
     """Whether a token sees the document before its own: joined is GPT-2's way; separate restarts positions and cuts
     attention at every document, and counts no loss for the first token of the next one."""
-    packing: Literal["stream", "best_fit"] = "stream"
+    packing: Literal["stream", "best_fit", "whole"] = "stream"
     """How documents fill samples: stream cuts the text wherever a sample ends; best_fit puts whole documents together
-    so that few are cut, and needs documents = "separate"."""
+    so that few are cut; whole cuts none that fits into a sample, and fills samples up with padding, as conversations
+    need it. best_fit and whole need documents = "separate"."""
+    too_long: Literal["cut", "truncate", "drop"] = "cut"
+    """What becomes of a document that is longer than a sample with packing = "whole": cut, its parts are documents of
+    their own; truncate, what is behind a sample's length is left out; drop, all of it is."""
+    loss_on: Literal["all", "answers"] = "all"
+    """Which tokens count in the loss: answers are what the assistant says in token files of conversations (`colonnade
+    data examples chat`)."""
     no_loss_on: CountsOrZero = ()
     """[token ids] Tokens whose prediction does not count in the loss."""
     masking: MaskingConfig = MaskingConfig()

@@ -23,6 +23,8 @@ from colonnade.data.datasets import Dataset, FileDataset, Passes, Positions
 from colonnade.data.indexed import TokenFile
 from colonnade.data.rows import Cut, PackedRows, RowReader, Rows, StreamRows, Text
 from colonnade.data.sampler import AllEpochsOrder, InOrder, Order
+from colonnade.data.sidecar import ANSWERS, read_sidecar
+from colonnade.data.whole_rows import WholeRows
 from colonnade.errors import DataError
 
 STREAM = Cut()
@@ -30,7 +32,14 @@ STREAM = Cut()
 
 def cut_of(data: DataConfig) -> Cut:
     """How [data] makes samples of documents: for training, for validation, and for measuring the trained model."""
-    return Cut(data.documents == "separate", data.packing == "best_fit", data.no_loss_on)
+    return Cut(
+        separate=data.documents == "separate",
+        best_fit=data.packing == "best_fit",
+        no_loss_on=data.no_loss_on,
+        whole=data.packing == "whole",
+        too_long=data.too_long,
+        answers=data.loss_on == "answers",
+    )
 
 
 class GPTDataset:
@@ -49,16 +58,15 @@ class GPTDataset:
         """`order` None: one after the other. `vocab_size`: ids from it on are refused when they are read."""
         assert documents.step == 1 and len(documents) > 0, "a run of documents"
         self.file, self.documents, self.seq_length = file, documents, seq_length
+        if cut.answers:
+            check_answers(file)
         start = file.document_start(documents.start)
         text = Text(file, start, file.document_start(documents.stop) - start, seq_length, vocab_size)
-        self.num_tokens, self.num_samples = text.num_tokens, text.num_rows
+        whole = WholeRows(text, cut) if cut.whole else None
+        self.num_tokens, self.num_samples = text.num_tokens, text.num_rows if whole is None else len(whole)
         if self.num_samples < 1:
-            raise DataError(
-                f"{file.prefix}: documents {documents.start:,} to {documents.stop - 1:,} hold {self.num_tokens:,} "
-                f"tokens, and one sample takes model.seq_length + 1 = {seq_length + 1:,}. Give this split more "
-                f"documents (data.split), add text, or set model.seq_length to {max(self.num_tokens - 1, 1):,} or less."
-            )
-        self._reader: RowReader = PackedRows(text, cut) if cut.best_fit else StreamRows(text, cut)
+            raise DataError(_too_short(text, documents) if whole is None else _all_too_long(text, documents))
+        self._reader: RowReader = whole or (PackedRows(text, cut) if cut.best_fit else StreamRows(text, cut))
         self.order: Order = order or InOrder(self.num_samples)
 
     def __len__(self) -> int:
@@ -87,6 +95,37 @@ class GPTDataset:
         """Token ids [b, seq_length + 1] at positions [b] of the run: the tokens and the last one's label."""
         rows = self.rows(positions)
         return np.concatenate([rows.tokens, rows.labels[:, -1:]], axis=1)
+
+
+def _too_short(text: Text, documents: range) -> str:
+    return (
+        f"{text.file.prefix}: documents {documents.start:,} to {documents.stop - 1:,} hold {text.num_tokens:,} "
+        f"tokens, and one sample takes model.seq_length + 1 = {text.seq_length + 1:,}. Give this split more "
+        f"documents (data.split), add text, or set model.seq_length to {max(text.num_tokens - 1, 1):,} or less."
+    )
+
+
+def _all_too_long(text: Text, documents: range) -> str:
+    return (
+        f"{text.file.prefix}: all documents from {documents.start:,} to {documents.stop - 1:,} are longer than "
+        f'model.seq_length = {text.seq_length:,}, and data.too_long = "drop" leaves such documents out. Set '
+        'model.seq_length higher, or data.too_long = "truncate".'
+    )
+
+
+def check_answers(file: TokenFile) -> None:
+    """DataError for a token file whose sequences are not given and answered by turns."""
+    sidecar = read_sidecar(file)
+    examples = None if sidecar is None else sidecar.examples
+    if examples is not None and examples.head == ANSWERS:
+        return
+    if sidecar is None and file.num_sequences > file.num_documents:  # another program's, whose word counts
+        return
+    holds = f"holds examples of {examples.format}" if examples else "holds text"
+    raise DataError(
+        f'data.loss_on = "answers", but {file.prefix} {holds}, in which no answers are marked. Make it with `colonnade '
+        'data examples chat`, or set data.loss_on = "all".'
+    )
 
 
 @dataclass(frozen=True)

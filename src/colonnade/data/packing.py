@@ -42,6 +42,22 @@ def pack(starts: Sequence[int], capacity: int, num_bins: int) -> list[list[Docum
     return [sorted(spans) for spans in bins]
 
 
+def pack_whole(spans: Sequence[DocumentSpan], capacity: int) -> list[list[DocumentSpan]]:
+    """Spans that are no longer than `capacity` as wholes, in as few samples as best fit finds: the samples in the order
+    in which the text begins them, each one's spans in the order of the text.
+    """
+    bins: list[list[DocumentSpan]] = []
+    rooms: list[tuple[int, int]] = []  # sorted
+    for span in sorted(spans, key=_longest_first):
+        place = bisect_left(rooms, (span.length, -1))
+        if place == len(rooms):
+            bins.append([])
+            _put(span, (capacity, len(bins) - 1), bins, rooms)
+        else:
+            _put(span, rooms.pop(place), bins, rooms)
+    return sorted(sorted(each) for each in bins)
+
+
 def _spans(starts: Sequence[int], capacity: int, total: int) -> list[DocumentSpan]:
     """Documents, those that are longer than a sample in spans of a sample each and a rest."""
     ends = [*starts[1:], total]

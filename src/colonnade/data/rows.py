@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from colonnade.errors import DataError
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
+TooLong = Literal["cut", "truncate", "drop"]
 WINDOW = 128
 """Samples that are packed together."""
 _KEPT_WINDOWS = 16
@@ -38,9 +39,17 @@ class Cut:
     """Documents are packed whole where they fit; they are separate then."""
     no_loss_on: tuple[int, ...] = ()
     """Labels that do not count."""
+    whole: bool = False
+    """Documents stand in rows as wholes, beside padding (`whole_rows`); they are separate then."""
+    too_long: TooLong = "cut"
+    """Of whole documents, what becomes of those that are longer than a row."""
+    answers: bool = False
+    """Answers alone count: tokens of every second sequence of a document."""
 
     def __post_init__(self) -> None:
-        assert self.separate or not self.best_fit, "the config check lets only separate documents be packed"
+        assert self.separate or not (self.best_fit or self.whole), (
+            "the config check lets only separate documents be packed"
+        )
 
 
 @dataclass(frozen=True)
@@ -127,6 +136,10 @@ class Text:
         """Where documents begin in `begin … stop`, counted from the text's start."""
         return self.file.document_starts(self.start + begin, self.start + stop) - self.start
 
+    def answered(self, begin: int, stop: int) -> Flags:
+        """Whether each of the tokens `begin … stop`, counted from the text's start, is a part of an answer."""
+        return self.file.answered(self.start + begin, self.start + stop)
+
 
 class Readable(Protocol):
     """A text that can be cut into rows, whatever holds its tokens."""
@@ -137,9 +150,14 @@ class Readable(Protocol):
     @property
     def num_rows(self) -> int: ...
 
+    @property
+    def num_tokens(self) -> int: ...
+
     def read(self, begin: int, count: int) -> Integers: ...
 
     def documents(self, begin: int, stop: int) -> Integers: ...
+
+    def answered(self, begin: int, stop: int) -> Flags: ...
 
 
 class RowReader(Protocol):
@@ -165,7 +183,7 @@ class StreamRows:
 def stream_row(text: Readable, begin: int, length: int, cut: Cut) -> Rows:
     """The row [1, length] of tokens from `begin` on, wherever it cuts documents."""
     both = text.read(begin, length + 1)
-    counted, documents = _counted(both[1:], cut), None
+    counted, documents = counted_labels(text, begin + 1, both[1:], cut), None
     if cut.separate:
         begins = np.zeros(length + 1, dtype=bool)
         begins[text.documents(begin + 1, begin + length + 1) - begin] = True
@@ -193,7 +211,7 @@ class PackedRows:
     def _part(self, begin: int, length: int) -> tuple[Integers, Integers, Flags]:
         """Tokens, labels and what counts, [length] each, of one span."""
         both = self._text.read(begin, length + 1)
-        counted = _counted(both[1:], self._cut)
+        counted = counted_labels(self._text, begin + 1, both[1:], self._cut)
         counted[-1] &= not len(self._text.documents(begin + length, begin + length + 1))
         return both[:-1], both[1:], counted
 
@@ -209,8 +227,10 @@ class PackedRows:
         return self._windows[number]
 
 
-def _counted(labels: Integers, cut: Cut) -> Flags:
-    return ~np.isin(labels, cut.no_loss_on) if cut.no_loss_on else np.ones(len(labels), dtype=bool)
+def counted_labels(text: Readable, begin: int, labels: Integers, cut: Cut) -> Flags:
+    """Which labels, the text's tokens from `begin` on, count as far as each itself decides."""
+    counted = text.answered(begin, begin + len(labels)) if cut.answers else np.ones(len(labels), dtype=bool)
+    return counted & ~np.isin(labels, cut.no_loss_on) if cut.no_loss_on else counted
 
 
 def unknown_token(file: TokenFile, tokens: Tokens, start: int, vocab_size: int) -> str:

@@ -18,7 +18,7 @@ from colonnade.corpus.documents import Rejected, chunks, expand, parse
 from colonnade.data.datasets import open_tokens
 from colonnade.data.indexed import bin_path, idx_path
 from colonnade.data.rows import Cut
-from colonnade.data.sidecar import not_checked, read_sidecar
+from colonnade.data.sidecar import ANSWERS, not_checked, read_sidecar
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 from colonnade.evaluation.perplexity import JOINED, Hidden, Perplexity, evaluate_tokens
@@ -42,6 +42,8 @@ class Tokenized(NamedTuple):
     """What white space separates in the text, where that is at hand."""
     checked: bool = True
     """Whether the tokens are known to be this tokenizer's."""
+    answers: NDArray[np.bool_] | None = None
+    """Which of them are parts of answers; None: it is not marked."""
 
 
 def perplexity_of_file(
@@ -75,6 +77,7 @@ def perplexity_of_file(
         model,
         text.tokens,
         starts=text.starts,
+        answers=text.answers,
         cut=cut,
         dp=mesh.data,
         pp=mesh.pp,
@@ -130,6 +133,8 @@ def _notes(file: str, text: Tokenized, tokenizer: Tokenizer, cut: Cut) -> Iterat
             f"the tokenizer has no end-of-document token: the {len(text.starts):,} documents follow one another with "
             "nothing between them"
         )
+    if cut.answers and text.answers is None:
+        yield "no answers are marked in it: all of its tokens are scored, though the run counts answers alone"
     if text.words is not None and cut != JOINED:
         yield "no perplexity a word: the run's [data] leaves some tokens unscored, so that parts of words are missing"
 
@@ -143,7 +148,10 @@ def tokens_of_file(prefix: str, tokenizer: Tokenizer, vocab_size: int) -> Tokeni
     """All tokens of a token file but an end of document at its very end."""
     file = open_tokens(prefix, vocab_size=vocab_size, tokenizer=tokenizer)
     tokens = without_last_end(file.read(0, file.num_tokens), tokenizer)
-    return Tokenized(tokens, file.document_starts(0, len(tokens)), None, checked=read_sidecar(file) is not None)
+    sidecar, starts = read_sidecar(file), file.document_starts(0, len(tokens))
+    marked = sidecar is not None and sidecar.examples is not None and sidecar.examples.head == ANSWERS
+    answers = file.answered(0, len(tokens)) if marked else None
+    return Tokenized(tokens, starts, None, checked=sidecar is not None, answers=answers)
 
 
 def tokens_of_text(file: str, tokenizer: Tokenizer, *, key: str = "text") -> Tokenized:

@@ -10,7 +10,7 @@ Tokens that stand for no text (end of document) have a loss and no bytes: predic
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from colonnade.data.loader import Batch, evaluation_positions
 from colonnade.data.rows import Cut
+from colonnade.data.whole_rows import WholeRows
 from colonnade.errors import ConfigError, DataError
 from colonnade.evaluation.progress import Progress
 from colonnade.evaluation.rows import PackedText, ScoredRows, TokenText, WindowRows, batches_of
@@ -122,6 +123,7 @@ def evaluate_tokens(
     words: int | None = None,
     cut: Cut = JOINED,
     starts: NDArray[np.int64] = NO_STARTS,
+    answers: NDArray[np.bool_] | None = None,
     progress: Progress | None = None,
 ) -> Perplexity:
     """Score tokens 1, 2, … of one long text by sliding windows (see `windows`), shared by the dp ranks.
@@ -131,7 +133,8 @@ def evaluate_tokens(
     paper's WikiText-103 numbers: seq_length 1024, stride 32. Time grows as seq_length / stride.
 
     `cut`: how the model's training made samples of documents, which begin at the tokens `starts`. Packed documents are
-    scored as packed where no stride is given, and in sliding windows of separate documents where one is.
+    scored as packed where no stride is given, and in sliding windows of separate documents where one is. `answers`:
+    which tokens are answers, where these alone are scored (`Cut.answers`); None: it is not known, and all are.
     """
     seq_length = model.seq_length if seq_length is None else seq_length
     _check(seq_length, seq_length if stride is None else stride, batch_size, model.longest)
@@ -140,9 +143,10 @@ def evaluate_tokens(
             f"the text has {len(tokens)} tokens, and the first one has nothing before it to be predicted from. Give 2 "
             "tokens or more."
         )
-    text = TokenText(tokens, starts, model.vocab_size, seq_length)
-    packed = cut.best_fit and stride is None
-    rows: ScoredRows = PackedText(text, cut) if packed else WindowRows(text, stride or seq_length, cut)
+    text = TokenText(tokens, starts, model.vocab_size, seq_length, answers)
+    rows: ScoredRows = WindowRows(text, stride or seq_length, cut)
+    if stride is None and (cut.best_fit or cut.whole):
+        rows = PackedText(text, cut) if cut.best_fit else WholeRows(text, replace(cut, too_long="cut"))
     microbatches = evaluation_positions(len(rows), micro_batch_size=batch_size, dp_rank=dp.rank, dp_size=dp.size)
     batches = _watched(batches_of(rows, microbatches), microbatches, seq_length, progress or Progress("", shown=False))
     return evaluate(model, batches, dp=dp, pp=pp, hidden=hidden, byte_lengths=byte_lengths, words=words)

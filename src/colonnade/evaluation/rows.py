@@ -30,6 +30,12 @@ class TokenText:
     vocab_size: int
     """Of the model: ids from it on are refused when they are read."""
     seq_length: int
+    answers: NDArray[np.bool_] | None = None
+    """Which tokens [n] are parts of answers; None: it is not marked, and all are scored."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
 
     @property
     def num_rows(self) -> int:
@@ -52,6 +58,10 @@ class TokenText:
         """Where documents begin, of those that begin at tokens `begin … stop`."""
         first, last = np.searchsorted(self.starts, (begin, stop))
         return self.starts[first:last]
+
+    def answered(self, begin: int, stop: int) -> NDArray[np.bool_]:
+        """Whether each of the tokens `begin … stop` is scored."""
+        return np.ones(stop - begin, dtype=bool) if self.answers is None else self.answers[begin:stop]
 
 
 class ScoredRows(Protocol):

@@ -232,7 +232,7 @@ def _is_quick(files: Iterable[str], packing: str) -> bool:
     from colonnade.data.remote import is_remote
 
     names = list(files)
-    local = packing != "best_fit" and not any(is_remote(name) for name in names)
+    local = packing == "stream" and not any(is_remote(name) for name in names)
     return local and sum(idx_path(name).stat().st_size for name in names) < INDEX_BYTES
 
 

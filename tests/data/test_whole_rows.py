@@ -1,0 +1,147 @@
+"""Whole documents beside padding, and labels of answers alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from colonnade.data.gpt_dataset import GPTDataset
+from colonnade.data.indexed import TokenFile, idx_path
+from colonnade.data.loader import as_batch
+from colonnade.data.packing import DocumentSpan, pack_whole
+from colonnade.data.rows import Cut, TooLong
+from colonnade.data.sidecar import ANSWERS, ExampleFields, Sidecar, sidecar_path
+from colonnade.data.writer import TokenFileWriter
+from colonnade.errors import DataError
+
+Talk = list[int]
+"""Lengths of a conversation's turns."""
+talks_ = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5), min_size=1, max_size=12).filter(
+    lambda talks: any(map(sum, talks))
+)
+
+
+def written(folder: Path, talks: list[Talk]) -> TokenFile:
+    """A file of conversations whose tokens count up from 1 through all of them."""
+    first = 1
+    with TokenFileWriter(folder / "file", np.dtype("<u2")) as writer:
+        for talk in talks:
+            writer.add_document(np.arange(first, first + sum(talk)), lengths=talk)
+            first += sum(talk)
+    return TokenFile(folder / "file")
+
+
+def dataset(file: TokenFile, seq_length: int, **cut: object) -> GPTDataset:
+    how = Cut(separate=True, whole=True, **cut)  # type: ignore[arg-type]
+    return GPTDataset(file, range(file.num_documents), seq_length, vocab_size=60_000, cut=how)
+
+
+@settings(max_examples=100)
+@given(talks_, st.data())
+def test_answers_are_every_second_turn(
+    tmp_path_factory: pytest.TempPathFactory, talks: list[Talk], data: st.DataObject
+) -> None:
+    file = written(tmp_path_factory.mktemp("file"), talks)
+    expected = [turn % 2 == 1 for talk in talks for turn, length in enumerate(talk) for _ in range(length)]
+    start = data.draw(st.integers(0, file.num_tokens))
+    stop = data.draw(st.integers(start, file.num_tokens))
+    assert file.answered(start, stop).tolist() == expected[start:stop]
+
+
+@settings(max_examples=100)
+@given(talks_, st.integers(2, 9), st.sampled_from(["cut", "truncate", "drop"]), st.booleans())
+def test_each_document_stands_in_one_row_and_each_of_its_labels_counts_once(
+    tmp_path_factory: pytest.TempPathFactory, talks: list[Talk], s: int, too_long: TooLong, answers: bool
+) -> None:
+    file = written(tmp_path_factory.mktemp("file"), talks)
+    documents, asked = [], []
+    first = 1
+    for talk in talks:
+        tokens = list(range(first, first + sum(talk)))
+        answered = [turn % 2 == 1 for turn, length in enumerate(talk) for _ in range(length)]
+        first += len(tokens)
+        if too_long == "drop" and len(tokens) > s:
+            continue
+        read = tokens[: s + 1] if too_long == "truncate" else tokens
+        asked += [token for token, flag in list(zip(read, answered, strict=False))[1:] if flag or not answers]
+        kept = tokens[:s] if too_long == "truncate" else tokens
+        documents += [kept[at : at + s] for at in range(0, len(kept), s)]
+    if not documents:
+        with pytest.raises(DataError, match=r"data.too_long = \"drop\" leaves such documents out"):
+            dataset(file, s, too_long=too_long)
+        return
+    data = dataset(file, s, too_long=too_long)
+    rows = data.rows(range(len(data)))
+    if answers:
+        sidecar(file)
+        rows = dataset(file, s, too_long=too_long, answers=True).rows(range(len(data)))
+    assert rows.documents is not None
+    found = [
+        rows.tokens[row][rows.documents[row] == number].tolist()
+        for row in range(len(data))
+        for number in range(int(rows.documents[row].max()) + 1)
+    ]
+    assert sorted(each for each in found if any(each)) == sorted(documents)
+    assert sorted(rows.labels[rows.counted].tolist()) == sorted(asked)
+    assert bool((rows.labels[rows.counted] == rows.tokens[rows.counted] + 1).all())
+    assert len(data) * s >= sum(map(len, documents)) and len(data) <= len(documents)
+
+
+def sidecar(file: TokenFile, head: str | None = ANSWERS) -> None:
+    examples = None if head is None else ExampleFields("chat", head, ("given", "answered"))
+    Sidecar("0" * 64, 60_000, None, file.num_documents, file.num_tokens, 1, (), examples=examples).write(file.prefix)
+
+
+def test_a_row_restarts_positions_and_hides_padding(tmp_path: Path) -> None:
+    file = written(tmp_path, [[2, 3], [1, 2], [6, 1]])
+    sidecar(file)
+    batch = as_batch(dataset(file, 9, answers=True).rows([0, 1]), [0, 1])
+    assert batch.tokens[:, 0].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 0]
+    assert batch.documents is not None and batch.positions is not None
+    assert batch.documents[:, 0].tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 2]
+    assert batch.positions[:, 0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 0]
+    assert batch.labels[:, 0].tolist() == [2, 3, 4, 5, 0, 7, 8, 0, 0]
+    assert batch.loss_mask[:, 0].tolist() == [0, 1, 1, 1, 0, 1, 1, 0, 0]
+    assert batch.loss_mask[:, 1].tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 0]
+    assert batch.positions[:, 1].tolist() == [0, 1, 2, 3, 4, 5, 6, 0, 1]
+
+
+@pytest.mark.parametrize("cut", [Cut(answers=True), Cut(separate=True, best_fit=True, answers=True)])
+def test_answers_count_in_rows_of_every_kind(cut: Cut, tmp_path: Path) -> None:
+    talks = [[2, 3], [1, 2], [6, 1], [3, 9, 1, 2]]
+    file = written(tmp_path, talks)
+    sidecar(file)
+    rows = GPTDataset(file, range(4), 4, vocab_size=60_000, cut=cut).rows(range(7))
+    answered = np.flatnonzero(file.answered(0, 29)) + 1
+    assert sorted(rows.labels[rows.counted].tolist()) == answered.tolist()
+
+
+def test_best_fit_puts_the_longest_where_least_room_is_left() -> None:
+    spans = [DocumentSpan(begin, length) for begin, length in ((0, 3), (3, 7), (10, 2), (12, 5), (17, 1))]
+    assert pack_whole(spans, 8) == [[(0, 3), (12, 5)], [(3, 7), (17, 1)], [(10, 2)]]
+
+
+@pytest.mark.parametrize("head", [None, "classification"])
+def test_a_file_without_answers_is_refused(head: str | None, tmp_path: Path) -> None:
+    file = written(tmp_path, [[4, 5], [6]])
+    sidecar(file, head)
+    with pytest.raises(DataError, match="in which no answers are marked"):
+        dataset(file, 8, answers=True)
+    sidecar_path(file.prefix).unlink()
+    assert dataset(file, 8, answers=True).rows([0]).counted.sum() == 5, "another program's file is believed"
+    with pytest.raises(DataError, match="holds text, in which no answers are marked"):
+        dataset(written(tmp_path, [[9], [6]]), 8, answers=True)
+
+
+def test_a_damaged_index_is_said(tmp_path: Path) -> None:
+    file = written(tmp_path, [[2, 3], [1, 2], [6, 1]])
+    content = bytearray(idx_path(file.prefix).read_bytes())
+    place = 34 + 4 * 6 + 8 * 2
+    content[place : place + 8] = (10**6).to_bytes(8, "little")
+    idx_path(file.prefix).write_bytes(content)
+    with pytest.raises(DataError, match="is damaged"):
+        TokenFile(file.prefix).answered(0, 15)
