@@ -8,7 +8,8 @@ head          head (final norm, masked-LM transform and bias, pooler, sentence o
 With another `model.head` than that of pre-training, the last unit is a final norm, the pooler and a classifier.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from colonnade.architecture.block import norm_weights
 from colonnade.architecture.stack import output_weights, stacked
@@ -16,6 +17,8 @@ from colonnade.architecture.statement import Architecture, Weight
 from colonnade.config.model import ModelConfig
 
 LOSSES = ("masked", "sentence_order")
+COMMON = ("head.norm.", "head.pooler.")
+"""Of the last unit: what every head has."""
 LABEL_LOSSES = ("label",)
 
 
@@ -50,6 +53,23 @@ def label_outputs(model: ModelConfig) -> int:
     """Logits of a sequence."""
     assert model.num_labels is not None, "the config check asks for it"
     return 1 if model.head == "choice" else model.num_labels
+
+
+def taken_by_another_head(weights: Iterable[str]) -> set[str]:
+    """Of the names of a BERT's weights, those that mean the same whichever `model.head` it has: not its answers."""
+    return {name for name in weights if not name.startswith("head.") or name.startswith(COMMON)}
+
+
+def answers_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two models, each as `config.compare.model_metadata` says it, have a last unit that means the same."""
+    if one["head"] != other["head"]:
+        return False
+    return bool(one["head"] != "classification" or one["num_labels"] == other["num_labels"])
+
+
+def has_output_layer(model: Mapping[str, Any]) -> bool:
+    """Whether a model, as `config.compare.model_metadata` says it, tells tokens."""
+    return bool(model["head"] == "pretraining")
 
 
 def _label_head(model: ModelConfig, outputs: int) -> Iterator[Weight]:

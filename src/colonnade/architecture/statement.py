@@ -188,6 +188,12 @@ class Architecture:
         units = {unit.name: unit for unit in self.units}
         return [units[name] for name in names]
 
+    def weights_of_loss(self) -> set[str]:
+        """Names of those that the unit which ends the model has for itself."""
+        shared = self.shared_buckets()
+        own = (bucket for unit in self.units if unit.is_loss for bucket in unit.buckets if bucket not in shared)
+        return {f"{bucket}.{weight.name}" for bucket in own for weight in self.buckets[bucket]}
+
     def shared_buckets(self) -> list[str]:
         """Those that more than one unit multiplies with."""
         return [name for name in self.buckets if sum(name in unit.buckets for unit in self.units) > 1]

@@ -21,6 +21,7 @@ from colonnade.convert.card import card
 from colonnade.convert.progress import Progress
 from colonnade.convert.target import check_space, check_target, publish, workspace
 from colonnade.convert.to_checkpoint import BESIDE
+from colonnade.data.pair_template import with_control_tokens
 from colonnade.data.t5_dataset import end_and_start
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError
@@ -142,7 +143,8 @@ def _beside(it: Opened, files: list[PlannedFile], dtype: torch.dtype) -> dict[st
     start = {"decoder_start_token_id": ids["pad_token_id"]} if it.family.has_decoder else {}
     texts = {CONFIG: _json(config | it.their_config | ids | start)}
     if it.tokenizer is not None:
-        texts["tokenizer.json"] = it.tokenizer.to_json()
+        pairs = it.config.model.head != "pretraining"
+        texts["tokenizer.json"] = with_control_tokens(it.tokenizer) if pairs else it.tokenizer.to_json()
         texts["tokenizer_config.json"] = _json(_tokenizer_config(it, it.tokenizer))
     if it.config.model.is_causal:
         texts["generation_config.json"] = _json({"_from_model_config": True, **ids})
@@ -182,6 +184,8 @@ def _tokenizer_config(it: Opened, tokenizer: Tokenizer) -> dict[str, Any]:
     end = tokenizer.end_of_document
     if end is not None:
         content |= {"bos_token": tokenizer.names[end], "eos_token": tokenizer.names[end]}
+    if it.config.model.head != "pretraining":
+        content["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     for key, names in _SPECIAL.items():
         found = next((name for name in names if tokenizer.id_of(name) is not None), None)
         content |= {} if found is None else {key: found}

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from colonnade.architecture.families import architecture_of
 from colonnade.architecture.huggingface.families import model_of
 from colonnade.architecture.huggingface.keys import Refused, lines_of
 from colonnade.architecture.huggingface.statement import Family, Source
@@ -91,6 +92,8 @@ class Published:
     def check_seconds(self) -> None:
         """CheckpointError if a second name of a tied weight has other numbers than the first. Reads both."""
         for second in self.family.seconds(self.model):
+            if second.ours not in self.sources:
+                continue
             (first,) = self.sources[second.ours].theirs
             if not second.is_equal or second.name not in self.stored or self.stored[second.name] == self.stored[first]:
                 continue
@@ -105,8 +108,10 @@ def is_published(path: Path) -> bool:
     return (path / CONFIG).exists() or any(path.glob("*.safetensors"))
 
 
-def open_published(folder: Path) -> Published:
-    """Read all of a folder but its numbers. CheckpointError says everything that is wrong with it."""
+def open_published(folder: Path, *, whole: bool = True) -> Published:
+    """Read all of a folder but its numbers. CheckpointError says everything that is wrong with it. Not `whole`: the
+    weights of its last unit may be missing, as an encoder's are that was published without a head.
+    """
     if not (folder / CONFIG).exists():
         raise CheckpointError(
             f"{folder} has no {CONFIG}, so what its tensors mean is unknown. Copy the model's whole folder."
@@ -122,7 +127,8 @@ def open_published(folder: Path) -> Published:
     assert model.vocab_size is not None, "every family reads it"
     stub(folder, model, "fp32")
     described = f"its {CONFIG}"
-    sources, stored = matched(folder, family, model, tensors_in(folder), described=described)
+    lacks = set[str]() if whole else architecture_of(model, model.vocab_size).weights_of_loss()
+    sources, stored = matched(folder, family, model, tensors_in(folder), described=described, lacks=lacks)
     facts = {
         "config_sha256": hashlib.sha256((folder / CONFIG).read_bytes()).hexdigest(),
         **{key: content[key] for key in TOKEN_IDS if key in content},
@@ -147,10 +153,16 @@ def stub(source: Path, model: ModelConfig, precision: str) -> Config:
 
 
 def matched(
-    folder: Path, family: Family, model: ModelConfig, found: Mapping[str, Readable], *, described: str
+    folder: Path,
+    family: Family,
+    model: ModelConfig,
+    found: Mapping[str, Readable],
+    *,
+    described: str,
+    lacks: Collection[str] = (),
 ) -> tuple[dict[str, Source], dict[str, Readable]]:
     """What each weight is made of, and the tensors that the model wants under the family's names. `described`: what
-    says so. CheckpointError for surplus, missing and odd ones.
+    says so. `lacks`: weights of ours that may be missing. CheckpointError for surplus, missing and odd ones.
     """
     if model.num_layers > len(found):
         raise CheckpointError(
@@ -174,6 +186,8 @@ def matched(
         (first,) = sources[second.ours].theirs
         if second.is_equal and first not in stored and second.name in stored:
             stored[first] = stored[second.name]
+    there = {ours: each for ours, each in sources.items() if ours not in lacks or stored.keys() >= {*each.theirs}}
+    sources, wanted = there, {name: source for source in there.values() for name in source.theirs}
     problems = [*_surplus(surplus), *_missing(wanted.keys() - stored.keys()), *_odd(wanted, stored)]
     if problems:
         raise CheckpointError(

@@ -5,7 +5,7 @@ the run before its memory is taken.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from colonnade.architecture.bert import answers_alike, has_output_layer, taken_by_another_head
 from colonnade.architecture.statement import Weight
 from colonnade.checkpoint.load import load
 from colonnade.checkpoint.manifest import check_sizes, compare_metadata, read_manifest
@@ -31,7 +32,7 @@ from colonnade.train.monitor import Monitor
 from colonnade.train.recovery import OPTIMIZER, checkpoint_at, shards_of
 from colonnade.train.state import TrainState
 
-MAY_DIFFER = ("num_layers", "window")
+MAY_DIFFER = ("num_layers", "window", "head", "num_labels")
 """Keys of [model], and those of [model.rotary], with which a model may go on otherwise than it was trained."""
 
 
@@ -54,6 +55,8 @@ class Origin:
     """The folder that has it, if any has."""
     fill: Callable[[Sequence[Shard]], None]
     """Reads into shards; every rank calls it."""
+    unused: frozenset[str] = frozenset()
+    """Weights that are there, and mean something else than those of these names here."""
 
 
 def opened(config: Config, corpus: Corpus) -> Origin | None:
@@ -63,7 +66,16 @@ def opened(config: Config, corpus: Corpus) -> Origin | None:
     origin = origin_at(Path(config.train.init_from))
     _check_model(origin, config, corpus)
     _check_tokenizer(origin, corpus, resize=config.train.init_from_resize)
-    return origin
+    return _without_other_answers(origin, config, corpus)
+
+
+def _without_other_answers(origin: Origin, config: Config, corpus: Corpus) -> Origin:
+    """Without what its head makes of the pooled vector, where that is for other labels than the run's."""
+    if answers_alike(origin.model, model_metadata(config.model, corpus.vocab_size)):
+        return origin
+    kept = taken_by_another_head(origin.shapes)
+    shapes = {name: shape for name, shape in origin.shapes.items() if name in kept}
+    return replace(origin, shapes=shapes, unused=frozenset(origin.shapes.keys() - kept))
 
 
 def origin_at(path: Path) -> Origin:
@@ -126,7 +138,7 @@ def _fill_from_checkpoint(path: Path, weights: tuple[str, ...], shards: Sequence
 
 
 def _of_published(path: Path) -> Origin:
-    published = open_published(path)
+    published = open_published(path, whole=False)
     published.check_seconds()
     has_tokenizer = (path / "tokenizer.json").exists()
     return Origin(
@@ -156,6 +168,8 @@ def _check_model(origin: Origin, config: Config, corpus: Corpus) -> None:
     """The model is the same but for what may differ: depth, and how far it reads."""
     wanted = model_metadata(config.model, corpus.vocab_size)
     free = {key for key in wanted if key in MAY_DIFFER or key.startswith("rotary.")}
+    if not (has_output_layer(origin.model) and has_output_layer(wanted)):
+        free.add("tie_embeddings")
     if config.model.position != "learned" or config.train.init_from_resize:
         free.add("seq_length")
     if config.train.init_from_resize:
@@ -218,7 +232,7 @@ def begin_from(origin: Origin, state: TrainState, monitor: Monitor) -> None:
     state.ownership.publish()
     taken, left, new = (
         stated.keys() & origin.shapes.keys(),
-        origin.shapes.keys() - stated.keys(),
+        (origin.shapes.keys() - stated.keys()) | origin.unused,
         stated.keys() - origin.shapes.keys(),
     )
     resized = {name for name in taken if origin.shapes[name] != stated[name].shape}
