@@ -22,7 +22,7 @@ FLOORS = [
     {"train", "megatron", "gguf"},
     {"planner"},
     {"verify", "serving"},
-    {"demo", "reference", "convert"},
+    {"demo", "reference", "convert", "lm_eval"},
     {"cli_data", "cli_weights", "cli_ranks"},
     {"cli_evaluate"},
     {"cli"},

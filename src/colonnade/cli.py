@@ -288,6 +288,36 @@ def trace(
     tracing.trace(load(config), output, steps)
 
 
+@app.command("rank-of-answers", hidden=True)
+def answers(
+    checkpoint: Path,
+    tp: TensorParallel = 1,
+    pp: PipelineParallel = 1,
+    dp: Annotated[int, typer.Option(min=1)] = 1,
+    device: Device = "auto",
+    precision: Precision = None,
+    base: BaseFolder = None,
+) -> None:
+    """Ranks with a model that answer what comes on standard input, for another program."""
+    run_on_ranks(tp * pp * dp, sys.argv[1:])
+
+    from colonnade.mesh.agreement import gather_texts
+    from colonnade.serving import trained
+    from colonnade.serving.answers import answer
+    from colonnade.serving.ranks import serve
+
+    with trained.opened(checkpoint, tp=tp, pp=pp, dp=dp, device=device, precision=precision, base=base) as (
+        model,
+        mesh,
+    ):
+        serve(
+            lambda request: answer(model, mesh, request),
+            lambda line: gather_texts(line, mesh.world)[0],
+            asked=sys.stdin,
+            is_first=mesh.rank == 0,
+        )
+
+
 @app.command()
 def demo(
     folder: Annotated[Path, typer.Option(help="Where to write.")] = Path("runs/demo"),

@@ -1,0 +1,213 @@
+"""The model `colonnade` of the lm-evaluation-harness, against its own model `hf` on the same weights."""
+
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.errors import ColonnadeError, ConfigError, DataError
+from tests.commands import environment
+from tests.serving.published import Pair, make_pair
+
+pytest.importorskip("lm_eval")
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of what the harness imports
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.registry import get_model
+    from lm_eval.models.huggingface import HFLM
+
+    from colonnade.lm_eval.model import ColonnadeLM
+
+CONTEXTS = [
+    ("The man took his hat and his coat, and walked home through the", " rain"),
+    ("The man took his hat and his coat, and walked home through the", " snow"),
+    ("He had no doubt. ", "that the lamp was lit"),
+    ("", "It was morning"),
+    ("word " * 60, "and more words of the kind"),
+    ("a", "\n\nb"),
+]
+TEXTS = ["The lamp was lit. " * 12, "no", "It was morning, and nobody was there.\n"]
+PROMPTS = [
+    ("The man took his hat", {"until": ["e", "\n"], "max_gen_toks": 7}),
+    ("He had no doubt that the lamp " * 6, {"until": "zzz", "max_gen_toks": 9, "do_sample": False}),
+    ("It was", {"max_new_tokens": 4, "temperature": 0.0}),
+]
+
+
+def requests(kind: str, arguments: list[tuple[Any, ...]]) -> list[Instance]:
+    return [Instance(kind, {}, each, number) for number, each in enumerate(arguments)]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Pair:
+    return make_pair(tmp_path_factory.mktemp("pair"), tokenizer, seq_length=32)
+
+
+@pytest.fixture(scope="module")
+def hf(pair: Pair) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return HFLM(pretrained=str(pair.theirs), device="cpu", dtype="float64", batch_size=1, softmax_dtype="float64")
+
+
+@pytest.fixture(scope="module")
+def ours(pair: Pair) -> Iterator[ColonnadeLM]:
+    model = ColonnadeLM(checkpoint=str(pair.ours), precision="fp64", batch_size=2, device="cpu")
+    yield model
+    model.close()
+
+
+def answers(model: Any) -> list[Any]:
+    """To all kinds of requests."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # theirs only
+        return [
+            model.loglikelihood(requests("loglikelihood", CONTEXTS), disable_tqdm=True),
+            model.loglikelihood_rolling(requests("loglikelihood_rolling", [(text,) for text in TEXTS])),
+            model.generate_until(requests("generate_until", [(*prompt,) for prompt in PROMPTS]), disable_tqdm=True),
+        ]
+
+
+def assert_alike(mine: list[Any], theirs: list[Any], digits: float = 1e-10) -> None:
+    for (loss, greedy), (wanted, as_greedy) in zip(mine[0], theirs[0], strict=True):
+        assert loss == pytest.approx(wanted, rel=digits) and greedy == as_greedy
+    assert mine[1] == pytest.approx(theirs[1], rel=digits)
+    assert mine[2] == theirs[2]
+
+
+def test_the_harness_knows_it() -> None:
+    assert get_model("colonnade") is ColonnadeLM
+
+
+def test_it_answers_as_the_harness_own_model_does(ours: ColonnadeLM, hf: Any) -> None:
+    theirs = answers(hf)
+    assert_alike(answers(ours), theirs)
+    assert all(loss < 0 for loss, _ in theirs[0]) and any(text and "e" not in text for text in theirs[2])
+
+
+def test_what_likelihoods_are_asked_of_greedy_text_is_greedy(ours: ColonnadeLM) -> None:
+    context = "The man took his hat"
+    (text,) = ours.generate_until(requests("generate_until", [(context, {"max_gen_toks": 3})]))
+    ((_, greedy), (_, other)) = ours.loglikelihood(
+        requests("loglikelihood", [(context, text), (context, " rain")]), disable_tqdm=True
+    )
+    same = ours.tok_encode(context + text)[: len(ours.tok_encode(context))] == ours.tok_encode(context)
+    assert (greedy or not same) and not other
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [{"tp": 2}, pytest.param({"pp": 2}, marks=pytest.mark.slow), pytest.param({"dp": 2}, marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_ranks_that_stay_answer_as_one_does(pair: Pair, ours: ColonnadeLM, layout: dict[str, int]) -> None:
+    model = ColonnadeLM(checkpoint=str(pair.ours), precision="fp64", batch_size=2, device="cpu", **layout)
+    try:
+        serial = answers(ours)
+        for _ in range(2):  # they stay
+            assert_alike(answers(model), serial)
+        assert model.get_model_info()["layout"] == {"tp": 1, "pp": 1, "dp": 1} | layout
+        remote = model._ask.__self__  # type: ignore[attr-defined]
+        remote._process.stdin.close()
+        assert remote._process.wait(timeout=60) == 0, "they end with who asks"
+    finally:
+        model.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "names no checkpoint"),
+        ({"checkpoint": "nowhere"}, "nowhere is neither a checkpoint nor"),
+        ({"pretrained": "gpt2"}, "there is no pretrained"),
+        ({"tp": 3}, "--tp 3 does not divide"),
+        ({"tp": 0}, "tp = 0 is no number of 1 or more"),
+        ({"batch_size": "many"}, "--batch_size many"),
+        ({"device": "tpu"}, "--device 'tpu'"),
+        ({"max_length": 33}, "max_length = 33, but the model has learned 32 positions"),
+    ],
+)
+def test_arguments_that_are_none(pair: Pair, arguments: dict[str, Any], said: str) -> None:
+    if arguments and "pretrained" not in arguments:
+        arguments = {"checkpoint": str(pair.ours), **arguments}
+    with pytest.raises(ColonnadeError, match=said):
+        ColonnadeLM(**arguments)
+
+
+def test_requests_that_cannot_be_answered(ours: ColonnadeLM) -> None:
+    with pytest.raises(ConfigError, match="40 new tokens, and the model reads 32"):
+        ours.generate_until(requests("generate_until", [("a", {"max_gen_toks": 40})]))
+    with pytest.raises(DataError, match=r"a continuation of \d+ tokens cannot be scored"):
+        ours.loglikelihood(requests("loglikelihood", [("a", "word " * 60)]), disable_tqdm=True)
+    with pytest.raises(ConfigError, match="has no chat template"):
+        ours.apply_chat_template([{"role": "user", "content": "a"}])
+
+
+LAST_WORD = """\
+task: last_word
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}, cache_dir: {cache}}}
+output_type: loglikelihood
+test_split: test
+doc_to_text: "{{{{text.split(' ')[:-1]|join(' ')}}}}"
+doc_to_target: "{{{{' '+text.split(' ')[-1]}}}}"
+metric_list:
+  - {{metric: perplexity, aggregation: perplexity, higher_is_better: false}}
+  - {{metric: acc, aggregation: mean, higher_is_better: true}}
+"""
+
+
+@pytest.mark.slow
+def test_a_task_of_ones_own_from_the_command_line(pair: Pair, tmp_path: Path) -> None:
+    """The harness' whole way, on two ranks, and `evaluate lambada --variant lm-eval` finds the same."""
+    data = tmp_path / "test.jsonl"
+    passages = ["He had no doubt that the lamp was lit", "They came to the house and nobody was there"]
+    data.write_text("".join(json.dumps({"text": passage}) + "\n" for passage in passages))
+    (tmp_path / "last_word.yaml").write_text(LAST_WORD.format(data=data, cache=tmp_path / "cache"))
+    arguments = f"checkpoint={pair.ours},tp=2,precision=fp64"
+    command = [sys.executable, "-m", "colonnade.lm_eval", "--model", "colonnade", "--model_args", arguments]
+    options = ["--tasks", "last_word", "--include_path", tmp_path, "--output_path", tmp_path / "out", "--device", "cpu"]
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        [*command, *map(str, options)], capture_output=True, text=True, env=environment() | offline, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    (written,) = (tmp_path / "out").rglob("results*.json")
+    found = json.loads(written.read_text())
+    from tests.serving.published import measured
+
+    told = measured(pair, "lambada", "--data", data, "--variant", "lm-eval")
+    results = found["results"]["last_word"]
+    assert results["perplexity,none"] == pytest.approx(told["perplexity"], rel=1e-9)
+    assert results["acc,none"] == told["accuracy"]
+    assert found["config"]["model_sha"] == told["checkpoint"]["sha256"]
+
+
+def test_a_harness_that_is_not_installed_is_one_message() -> None:
+    program = "import sys; sys.modules['lm_eval'] = None; from colonnade.lm_eval.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment(), timeout=60
+    )
+    assert (done.returncode, done.stdout) == (2, "") and "Traceback" not in done.stderr
+    assert done.stderr.endswith("Run `pip install 'colonnade[lm-eval]'`.\n") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_user_s_mistake_is_one_message(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "colonnade.lm_eval", "--model", "colonnade", "--tasks", "wikitext"]
+    done = subprocess.run(
+        [*command, "--model_args", f"checkpoint={tmp_path}/none"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=300,
+    )
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("colonnade: ")
