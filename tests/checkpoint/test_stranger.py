@@ -135,6 +135,11 @@ def put(value: object, *keys: Any) -> Callable[[Json], None]:
     return change
 
 
+def pieces(content: Json) -> list[Any]:
+    """Of all tensors, in the order of the file."""
+    return sorted((piece for each in content["tensors"].values() for piece in each["pieces"]), key=lambda each: each[3])
+
+
 T = ("tensors", "embedding.weight")
 P = (*T, "pieces", 0)
 FORGED: dict[str, tuple[Callable[[Json], object], str]] = {
@@ -175,6 +180,10 @@ FORGED: dict[str, tuple[Callable[[Json], object], str]] = {
     "far behind the end": (put(2**62, *P, 3), "which has"),
     "too many dims": (put([1] * 17, *T, "shape"), "(at tensors.embedding.weight.shape)"),
     "the same bytes": (lambda c: c["tensors"].update(copy=tensor(c)), "two tensors share bytes of __0_0.distcp"),
+    "one byte of another's": (
+        lambda c: pieces(c)[-1].__setitem__(3, pieces(c)[-1][3] - 1),
+        "two tensors share bytes of __0_0.distcp",
+    ),
     "deep metadata": (
         lambda c: c["facts"].update(x=json.loads("[" * 400 + "]" * 400)),
         "maximum validation depth exceeded",
@@ -190,6 +199,14 @@ def test_forged_manifests(path: Path, name: str) -> None:
     change, said = FORGED[name]
     forging.forge(path, change)
     assert said in refused(path)
+
+
+@pytest.mark.parametrize("name", ["kept", "step_20", "step_00000021.old"])
+def test_a_checkpoint_may_have_a_name_that_is_no_steps(path: Path, name: str) -> None:
+    """Who keeps one beside a run gives it a name of its own."""
+    path = path.rename(path.parent / name)
+    verify(path)
+    assert load(path, shards()).step == 20
 
 
 def test_numbers_that_lie_behind_their_piece(path: Path) -> None:

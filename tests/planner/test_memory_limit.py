@@ -8,6 +8,10 @@ import pytest
 import torch
 
 from colonnade.config.load import load
+from colonnade.config.schema import Config
+from colonnade.errors import MemoryShortError
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import paper_mesh
 from colonnade.planner import memory_limit
 from colonnade.planner.memory import Memory
 from colonnade.planner.memory_limit import asked_for, is_refusal, remedies
@@ -34,6 +38,28 @@ def test_remedies_begin_with_what_helps_most(config: Path) -> None:
     assert "parallel.zero (now 0)" in remedies(settings, Memory(9, 9, 9, 1, activations=1))[0]
     sparing = load(config, ["train.micro_batch_size=1", "parallel.recompute=full", "parallel.zero=3"])
     assert [each.split()[0] for each in remedies(sparing, Memory(9, 9, 9, 1, 1))] == ["cut", "make"]
+
+
+@pytest.mark.parametrize("step", [None, 3])
+def test_what_is_refused_is_held_against_the_plan_of_this_stage(
+    config: Path, monkeypatch: pytest.MonkeyPatch, step: int | None
+) -> None:
+    asked: list[tuple[int, int, torch.device]] = []
+
+    def predict(config: Config, vocab_size: int, *, stage: int, device: torch.device) -> Memory:
+        asked.append((vocab_size, stage, device))
+        return Memory(9, 9, 9, 1, activations=1)
+
+    monkeypatch.setattr(memory_limit, "predict", predict)
+    mesh, device = paper_mesh(Layout(pp=4, tp=2), 5), torch.device("cpu")
+    mesh.ledger.step = step
+    when = "before step 1" if step is None else "in step 3"
+    with (
+        pytest.raises(MemoryShortError, match=f"^Rank 5 has run out of memory {when}: "),
+        memory_limit.within_memory(load(config), 77, mesh, device),
+    ):
+        raise MemoryError
+    assert mesh.pp.rank == 2 and asked == [(77, 2, device)]
 
 
 def limited(rank: int) -> None:

@@ -10,6 +10,7 @@ import torch
 from colonnade.architecture.parts import trained_architecture
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import ParallelConfig, TrainConfig
+from colonnade.errors import ConfigError
 from colonnade.mesh.mesh import paper_mesh
 from colonnade.planner import traffic as planner_traffic
 from colonnade.planner.step import Step
@@ -88,6 +89,45 @@ def test_one_half_of_adapters_is_frozen(monkeypatch: pytest.MonkeyPatch, block: 
     monkeypatch.setitem(PARTS, "lora", {"frozen": (f"*.{half}",)})
     case = Case(drop=0.0, block=block, parts="lora")
     assert_agree(case, Way(tp=2, micro_batch_size=4, sequence_parallel=True, recompute="full"))
+    assert_agree(case, Way(tp=2, pp=2, micro_batch_size=4))
+
+
+@pytest.mark.parametrize(
+    "trained",
+    [
+        *("norm.weight", "attention_norm.*", "mlp_norm.*", "cross_norm.*"),
+        *("attention.qkv.*", "attention.query.*", "attention.key_value.*", "cross.key_value.*", "cross.query.*"),
+        *("output.weight", "output.bias", "up.weight", "up.bias", "gate.*", "down.weight", "down.bias"),
+    ],
+)
+def test_one_kind_of_weight_is_trained(monkeypatch: pytest.MonkeyPatch, trained: str) -> None:
+    """Of the upper half of the layers: gradients go down to there alone, and what is sent is what they need."""
+    monkeypatch.setitem(PARTS, "upper", {"frozen": ("*", f"!*blocks.1.*{trained}")})
+    tried = 0
+    for block in ("gpt", "llama", "neox", "bert", "t5"):
+        case = Case(drop=0.0, block=block, parts="upper")  # type: ignore[arg-type]
+        try:
+            trained_architecture(configured(case, Way()), VOCAB)
+        except ConfigError:  # it has no such weight
+            continue
+        tried += 1
+        assert_agree(case, Way(tp=2, micro_batch_size=4, sequence_parallel=True))
+        assert_agree(case, Way(tp=2, pp=2, micro_batch_size=4, recompute="full"))
+    assert tried
+
+
+@pytest.mark.parametrize(
+    "trained",
+    [
+        *("norm.weight", "bias", "dense.weight", "dense.bias", "dense_norm.*", "pooler.weight", "pooler.bias"),
+        *("order.weight", "order.bias"),
+    ],
+)
+def test_one_weight_of_two_losses_is_trained(monkeypatch: pytest.MonkeyPatch, trained: str) -> None:
+    """Neither loss sends back what nothing before it needs."""
+    monkeypatch.setitem(PARTS, "upper", {"frozen": ("*", f"!head.{trained}")})
+    case = Case(drop=0.0, block="bert", parts="upper")
+    assert_agree(case, Way(tp=2, micro_batch_size=4, sequence_parallel=True))
     assert_agree(case, Way(tp=2, pp=2, micro_batch_size=4))
 
 

@@ -2,17 +2,22 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from colonnade.architecture.families import architecture_of
 from colonnade.config.load import load
+from colonnade.config.schema import DivergenceConfig
 from colonnade.errors import ColonnadeError, ConfigError
 from colonnade.launch.agreement import settings
 from colonnade.mesh.layout import Layout
 from colonnade.train import loop
+from colonnade.train.divergence import Diverged, LossWatch
+from colonnade.train.step import StepResult
 from tests import tiny
 from tests.commands import forked
 from tests.runs import Finished, events, metrics, saved_steps
@@ -164,6 +169,32 @@ def test_a_diverged_run_saves_nothing_of_it(config: Path, tmp_path: Path) -> Non
     assert "Traceback" not in answer.err
     step = len(metrics(tmp_path / "run"))
     assert step < 6 and all(saved <= step for saved in saved_steps(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_ends_a_run_whose_loss_is(number: float) -> None:
+    """A step that has left it out, as fp16's do, is none."""
+    run: Any = SimpleNamespace(config=SimpleNamespace(divergence=DivergenceConfig()))
+    state: Any = SimpleNamespace(step=7, watch=LossWatch())
+    result = StepResult(2.5, number, 0.1, (2.5,), (8,), 1.0, skipped=False)
+    with pytest.raises(Diverged, match=f"has loss 2.5 and gradient norm {number}") as caught:
+        loop._check_not_diverged(run, state, result)
+    assert caught.value.found.step == 7
+    loop._check_not_diverged(run, state, replace(result, skipped=True))
+    loop._check_not_diverged(run, state, replace(result, grad_norm=1.0))
+    with pytest.raises(Diverged):
+        loop._check_not_diverged(run, state, replace(result, loss=number, grad_norm=1.0))
+
+
+def test_spikes_are_told_by_the_rules_of_the_configuration() -> None:
+    rules = DivergenceConfig(spike=10.0, window=3, patience=1)
+    run: Any = SimpleNamespace(config=SimpleNamespace(divergence=rules))
+    state: Any = SimpleNamespace(step=7, watch=LossWatch())
+    result = StepResult(2.5, 1.0, 0.1, (2.5,), (8,), 1.0, skipped=False)
+    for loss in (2.5, 2.6, 2.4):
+        loop._check_not_diverged(run, state, replace(result, loss=loss))
+    with pytest.raises(Diverged, match="has loss 9"):
+        loop._check_not_diverged(run, state, replace(result, loss=9.0))
 
 
 def test_resuming_can_be_refused(finished: Finished) -> None:

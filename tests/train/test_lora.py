@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from colonnade.checkpoint.manifest import read_manifest
+from colonnade.errors import CheckpointError
+from colonnade.train.base import Base, BaseMetadata, base_path
 from tests.commands import Answer, after_banner, forked, here
 from tests.runs import Finished, metrics, tensors
 from tests.tiny import TinyCorpus, write_config
@@ -40,6 +42,22 @@ def test_adapters_and_their_moments_are_saved_alone(adapted: Path, finished: Fin
     assert names == of_adapters | moments
     base = read_manifest(adapted / "checkpoints" / "step_00000006").metadata["base"]
     assert base["path"] == str(finished.newest) and len(base["weights"]) == len(tensors(finished.folder)) // 3
+
+
+def test_a_base_is_known_by_where_it_lies_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who goes on may stand in another folder than who began."""
+    (tmp_path / "base").mkdir()
+    monkeypatch.chdir(tmp_path)
+    written = Base(Path("base"), {"manifest.json": "0" * 64}, frozenset({"b", "a"})).metadata()
+    assert written == {"path": str(tmp_path / "base"), "files": {"manifest.json": "0" * 64}, "weights": ["a", "b"]}
+    monkeypatch.chdir("/")
+    wanted = BaseMetadata.model_validate(written)
+    assert base_path(Path("adapters"), wanted, None) == tmp_path / "base"
+    assert base_path(Path("adapters"), wanted, tmp_path) == tmp_path
+    with pytest.raises(
+        CheckpointError, match=r"their base '.*elsewhere' is not there\. Name where it lies with --base"
+    ):
+        base_path(Path("adapters"), wanted, tmp_path / "elsewhere")
 
 
 def test_a_run_goes_on_as_if_it_had_never_ended(

@@ -14,7 +14,7 @@ from colonnade.config.load import load
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
 from colonnade.kernels import choice, compiled, timing
-from colonnade.kernels.choice import BF16_UNITS, USES, WIDENED, Kernel, Kernels, Products, usual
+from colonnade.kernels.choice import BF16_UNITS, USES, WIDENED, Kernel, Kernels, Products, Use, usual
 from colonnade.kernels.timing import Seconds, Slices
 from colonnade.launch import launch
 from colonnade.mesh.layout import Layout
@@ -241,6 +241,22 @@ def test_what_is_not_exact_here_is_refused(corpus: TinyCorpus, tmp_path: Path) -
     said = str(refused.value)
     assert said.startswith('train.products = "onednn" cannot be used here: on this processor (')
     assert "(forward) is off by" in said and said.endswith('Use one of "auto", "blas".')
+
+
+@pytest.mark.parametrize("use", USES)
+def test_each_use_is_judged_by_the_kernel_that_it_would_have(use: Use, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is set by hand may stand for another kernel, where a use has no such."""
+    judged: dict[Use, Kernel] = {}
+
+    def error(kernel: Kernel, of: Use, dtype: torch.dtype) -> tuple[float, float]:
+        judged[of] = kernel
+        return (0.5 if of == use else 0.01), 0.01
+
+    monkeypatch.setattr(timing, "error", error)
+    with pytest.raises(ConfigError, match=r"is off by 5\.0e-01 of its norm, where rounding explains 1\.0e-02"):
+        products.by_hand("native", "bf16")
+    expected = BF16_UNITS.table()
+    assert use in judged and judged.items() <= expected.items()
 
 
 def test_what_is_not_there_is_refused(corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -245,22 +245,26 @@ def _head(step: Step) -> Iterator[Flow]:
 
 
 def _pairs(step: Step) -> Iterator[Flow]:
-    """A second loss, of each sample's first position: a column-parallel layer, and a row-parallel one of 2 outputs."""
-    if step.num_losses < 2:
-        return
-    n, tp = step.num_microbatches * step.count(lambda unit: unit.is_loss), step.parallel.tp
-    row = step.train.micro_batch_size * step.model.hidden_size * step.width
-    logits = step.train.micro_batch_size * 2 * step.width
-    if not step.parallel.sequence_parallel:
-        yield Flow("tp", "all_reduce", "logits of pairs forward", n, n * logits)
-        yield Flow("tp", "all_reduce", "first positions backward", n, n * row)
-        return
-    yield Flow("tp", "all_gather", "first positions forward", n, n * row)
-    yield Flow("tp", "reduce_scatter", "logits of pairs forward", n, n * logits * tp)
-    yield Flow("tp", "all_gather", "logits of pairs backward", n, n * logits)
-    yield Flow("tp", "reduce_scatter", "first positions backward", n, n * row * tp)
-    yield Flow("tp", "all_gather", "first positions backward, what a weight gradient is made of", n, n * row)
-    yield Flow("tp", "all_reduce", "loss of pairs, from the first rank", n, n * step.exact)
+    """A second loss, of each sample's first position: a column-parallel layer, and a row-parallel one of 2 outputs.
+    Backward as far as something is trained.
+    """
+    for unit in (unit for chunk in step.chunks for unit in chunk if unit.is_loss and step.num_losses > 1):
+        n, tp = step.num_microbatches, step.parallel.tp
+        row = step.train.micro_batch_size * step.model.hidden_size * step.width
+        logits = step.train.micro_batch_size * 2 * step.width
+        into = n * (unit.sends_back or step.trains(unit, "norm."))
+        inner = n * (into > 0 or step.trains(unit, "pooler.", "order.weight"))
+        if not step.parallel.sequence_parallel:
+            yield Flow("tp", "all_reduce", "logits of pairs forward", n, n * logits)
+            yield Flow("tp", "all_reduce", "first positions backward", into, into * row)
+            return
+        read = n * step.trains(unit, "pooler.weight")
+        yield Flow("tp", "all_gather", "first positions forward", n, n * row)
+        yield Flow("tp", "reduce_scatter", "logits of pairs forward", n, n * logits * tp)
+        yield Flow("tp", "all_gather", "logits of pairs backward", inner, inner * logits)
+        yield Flow("tp", "reduce_scatter", "first positions backward", into, into * row * tp)
+        yield Flow("tp", "all_gather", "first positions backward, what a weight gradient is made of", read, read * row)
+        yield Flow("tp", "all_reduce", "loss of pairs, from the first rank", n, n * step.exact)
 
 
 def _replicated(step: Step) -> Iterator[Flow]:

@@ -1,0 +1,57 @@
+"""Where a model drops: each place with a mask of its own, in every family."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from colonnade.kernels.dropout import Masks
+from colonnade.mesh.mesh import Mesh
+from colonnade.randomness import Purpose
+from colonnade.train.state import build_state
+from colonnade.train.step import train_step
+from tests.parity.runs import CPU, SERIAL, Case, configured, microbatches
+
+BLOCKS = ("gpt", "llama", "neox", "bert", "t5")
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[Purpose, int]]:
+    """How often the masks of each place are asked for: what for, and its number."""
+    found = Counter[tuple[Purpose, int]]()
+
+    def recording(name: str) -> None:
+        original = getattr(Masks, name)
+
+        def draw(self: Masks, *given: Any, **more: Any) -> Tensor:
+            found[(Purpose.ATTENTION_DROPOUT, given[0]) if name == "attention" else given[:2]] += 1
+            mask: Tensor = original(self, *given, **more)
+            return mask
+
+        monkeypatch.setattr(Masks, name, draw)
+
+    for name in ("hidden", "features", "attention"):
+        recording(name)
+    return found
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_no_two_places_drop_alike(block: Any, drawn: Counter[tuple[Purpose, int]]) -> None:
+    """Attentions and sums into the stream are numbered through the model, as its sublayers are."""
+    case = Case(block=block, num_layers=4)
+    state = build_state(configured(case, SERIAL), Mesh(), case.vocab_size, CPU)
+    train_step(state, microbatches(case, SERIAL, 0, Mesh()), Mesh(), configured(case, SERIAL).train)
+    assert set(drawn.values()) == {1}
+    sublayers = [each.name for unit in state.model.architecture.units for each in unit.sublayers]
+    numbers = {purpose: sorted(number for found, number in drawn if found == purpose) for purpose, _ in drawn}
+    assert numbers[Purpose.RESIDUAL_DROPOUT] == list(range(len(sublayers)))
+    assert numbers[Purpose.ATTENTION_DROPOUT] == list(range(sum(name != "mlp" for name in sublayers)))
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_without_dropout_no_mask_is_drawn(block: Any, drawn: Counter[tuple[Purpose, int]]) -> None:
+    case = Case(block=block, drop=0.0)
+    state = build_state(configured(case, SERIAL), Mesh(), case.vocab_size, CPU)
+    train_step(state, microbatches(case, SERIAL, 0, Mesh()), Mesh(), configured(case, SERIAL).train)
+    assert not drawn
