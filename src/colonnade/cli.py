@@ -138,6 +138,13 @@ def generate(
         Path | None,
         typer.Option(help='A file of prompts, one a line; of a .jsonl each line\'s "prompt".', show_default=False),
     ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Each prompt is a question: write the answer, by the model's chat template.")
+    ] = False,
+    messages: Annotated[
+        Path | None,
+        typer.Option(help='A .jsonl of conversations to answer, {"messages": [...]} a line.', show_default=False),
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to add, at most.", min=1)] = 100,
     temperature: Annotated[float, typer.Option(help="0: always the likeliest token; 1: as the model says.")] = 0.8,
     top_k: Annotated[int, typer.Option(help="Choose among the k likeliest tokens only; 0: all.")] = 0,
@@ -153,9 +160,9 @@ def generate(
 ) -> None:
     """Write on from prompts, token by token."""
     from colonnade.generation.sampling import Sampling, sampling_problems
-    from colonnade.serving.options import all_prompts, check_options, chosen, prompt_problems
+    from colonnade.serving.options import all_conversations, all_prompts, check_options, chosen, prompt_problems
 
-    wrong = (*prompt_problems(prompt, prompts), *sampling_problems(temperature, top_k, top_p, seed))
+    wrong = (*prompt_problems(prompt, prompts, messages), *sampling_problems(temperature, top_k, top_p, seed))
     check_options(checkpoint, tp=tp, pp=pp, device=device, precision=precision, best=best, more=wrong)
     run_on_ranks(tp * pp, sys.argv[1:])
 
@@ -169,6 +176,7 @@ def generate(
             model,
             mesh,
             all_prompts(prompt, prompts),
+            chats=all_conversations(prompt, prompts, messages) if chat or messages is not None else None,
             max_new_tokens=max_new_tokens,
             sampling=Sampling(temperature, top_k, top_p, seed),
             as_json=as_json,

@@ -19,6 +19,7 @@ from colonnade.convert.adapted import Adapted, open_adapted
 from colonnade.convert.progress import Progress
 from colonnade.convert.target import WHEN_FULL, check_space, publish, workspace
 from colonnade.convert.to_checkpoint import check_new
+from colonnade.data.chat_template import CONFIG
 from colonnade.planner.ranks import amount
 from colonnade.serving.options import chosen
 from colonnade.serving.trained import described, find
@@ -71,6 +72,7 @@ def _files(it: Adapted) -> dict[str, bytes]:
     train = it.config.train.model_copy(update={"init_from": None})
     plain = it.config.model_copy(update={"lora": LoraConfig(), "train": train, "parts": type(it.config.parts)()})
     files = {"config.toml": to_toml(plain).encode()}
-    if "tokenizer.json" in it.manifest.files:
-        files["tokenizer.json"] = read_plain(it.path / "tokenizer.json", MOST_BYTES)
+    for name in ("tokenizer.json", CONFIG):
+        if name in it.manifest.files:
+            files[name] = read_plain(it.path / name, MOST_BYTES)
     return files

@@ -14,6 +14,7 @@ from colonnade.config.compare import model_metadata
 from colonnade.config.load import to_toml
 from colonnade.convert.progress import Progress
 from colonnade.convert.target import WHEN_FULL, check_space, check_target, publish, workspace
+from colonnade.data.chat_template import CONFIG, JINJA
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError, DataError
 from colonnade.huggingface.files import read_json
@@ -113,6 +114,10 @@ def _files(published: Published, tokenizer: Tokenizer | None, dtype: torch.dtype
         path = published.folder / name
         if path.exists() and "auto_map" not in (content := read_json(path)):
             files[name] = (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+    template = published.folder / JINJA  # where newer folders have it
+    if template.is_file() and CONFIG in files:
+        content = {**json.loads(files[CONFIG]), "chat_template": template.read_text(encoding="utf-8")}
+        files[CONFIG] = (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
     return files
 
 

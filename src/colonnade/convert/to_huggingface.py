@@ -21,6 +21,7 @@ from colonnade.convert.card import card
 from colonnade.convert.progress import Progress
 from colonnade.convert.target import check_space, check_target, publish, workspace
 from colonnade.convert.to_checkpoint import BESIDE
+from colonnade.data.chat_template import CONFIG as TOKENIZER_CONFIG
 from colonnade.data.pair_template import with_control_tokens
 from colonnade.data.t5_dataset import end_and_start
 from colonnade.data.tokenizer import Tokenizer
@@ -143,14 +144,17 @@ def _beside(it: Opened, files: list[PlannedFile], dtype: torch.dtype) -> dict[st
     start = {"decoder_start_token_id": ids["pad_token_id"]} if it.family.has_decoder else {}
     texts = {CONFIG: _json(config | it.their_config | ids | start)}
     if it.tokenizer is not None:
-        pairs = it.config.model.head != "pretraining"
+        pairs = it.config.model.kind == "bert" and it.config.model.head != "pretraining"
         texts["tokenizer.json"] = with_control_tokens(it.tokenizer) if pairs else it.tokenizer.to_json()
-        texts["tokenizer_config.json"] = _json(_tokenizer_config(it, it.tokenizer))
+        texts[TOKENIZER_CONFIG] = _json(_tokenizer_config(it, it.tokenizer))
     if it.config.model.is_causal:
         texts["generation_config.json"] = _json({"_from_model_config": True, **ids})
     for name in BESIDE:
         if name in it.manifest.files:
-            texts[name] = read_plain(it.path / name, MOST_BYTES).decode()
+            text = read_plain(it.path / name, MOST_BYTES).decode()
+            if name == TOKENIZER_CONFIG and name in texts and "tokenizer_class" not in (kept := json.loads(text)):
+                text = _json({**json.loads(texts[name]), **kept})  # a run's own, which has a chat template alone
+            texts[name] = text
     index = index_of(files)
     if index is not None:
         texts[INDEX] = index

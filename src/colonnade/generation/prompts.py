@@ -2,10 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+from colonnade.data.conversation import messages_problem
 from colonnade.errors import DataError
 
 KEY = "prompt"
+_CONVERSATION = '{"messages": [{"role": "user", "content": "some text"}]}'
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -13,6 +16,11 @@ def read_prompts(path: Path) -> list[str]:
 
     DataError names the first line that is no prompt.
     """
+    return [_in_json(path, *each) if path.suffix == ".jsonl" else each[1] for each in _lines(path)]
+
+
+def _lines(path: Path) -> list[tuple[int, str]]:
+    """(line from 1, text) of all lines that are not blank."""
     try:
         lines = path.read_bytes().decode().split("\n")
     except OSError as error:
@@ -22,7 +30,29 @@ def read_prompts(path: Path) -> list[str]:
     given = [(number, line.removesuffix("\r")) for number, line in enumerate(lines, 1) if line.strip()]
     if not given:
         raise DataError(f"{path} holds no prompt: it has no text. Write one a line.")
-    return [_in_json(path, *each) if path.suffix == ".jsonl" else each[1] for each in given]
+    return given
+
+
+def read_conversations(path: Path) -> list[list[dict[str, Any]]]:
+    """The messages of each line of a .jsonl, {"messages": [...]}, which end before the answer that is to be written.
+
+    DataError names the first line that has none.
+    """
+    return [_conversation(path, number, text) for number, text in _lines(path)]
+
+
+def _conversation(path: Path, number: int, line: str) -> list[dict[str, Any]]:
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        raise DataError(f"{path}, line {number}: not JSON. Write {_CONVERSATION}.") from None
+    messages = content.get("messages") if isinstance(content, dict) else None
+    problem = messages_problem(messages)
+    if problem is None and isinstance(messages, list) and messages[-1]["role"] == "assistant":
+        problem = "its last message is the assistant's: there is nothing to answer"
+    if problem is not None or not isinstance(messages, list):
+        raise DataError(f"{path}, line {number}: {problem}. Write {_CONVERSATION}.")
+    return messages
 
 
 def _in_json(path: Path, number: int, line: str) -> str:

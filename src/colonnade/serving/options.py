@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from colonnade.config.check_layout import units_in_words
 from colonnade.config.describe import all_keys
@@ -14,10 +15,11 @@ from colonnade.config.load import loads
 from colonnade.config.model import ModelConfig
 from colonnade.config.numbers import divisors
 from colonnade.errors import CheckpointError, ConfigError, DataError
-from colonnade.generation.prompts import read_prompts
+from colonnade.generation.prompts import read_conversations, read_prompts
 from colonnade.launch import launch
 from colonnade.train.best import best_checkpoint
 
+Messages = list[dict[str, Any]]
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -91,10 +93,16 @@ def all_prompts(given: Sequence[str] | None, file: Path | None) -> list[str]:
     return [*(given or []), *([] if file is None else read_prompts(file))]
 
 
-def prompt_problems(given: Sequence[str] | None, file: Path | None) -> Iterator[str]:
-    """What is wrong with --prompt and --prompts."""
+def all_conversations(given: Sequence[str] | None, file: Path | None, messages: Path | None) -> list[Messages]:
+    """A question for each prompt, and then the conversations of the file of --messages."""
+    asked = [[{"role": "user", "content": prompt}] for prompt in all_prompts(given, file)]
+    return [*asked, *([] if messages is None else read_conversations(messages))]
+
+
+def prompt_problems(given: Sequence[str] | None, file: Path | None, messages: Path | None = None) -> Iterator[str]:
+    """What is wrong with --prompt, --prompts and --messages."""
     try:
-        if not all_prompts(given, file):
+        if not all_conversations(given, file, messages):
             yield "neither --prompt nor --prompts is given: there is no text to go on from. Use --prompt TEXT."
     except DataError as error:
         yield str(error)

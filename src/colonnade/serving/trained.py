@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,9 @@ from colonnade.checkpoint.plan import Shard
 from colonnade.config.compare import model_metadata
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import Config, ParallelConfig
+from colonnade.data.chat_template import CONFIG as CHAT
+from colonnade.data.chat_template import ChatTemplate, Message
+from colonnade.data.conversation import Chat
 from colonnade.data.t5_dataset import end_and_start
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError, ConfigError, LayoutError
@@ -69,6 +73,18 @@ class Trained:
     """In which it computes."""
     base: BaseMetadata | None = None
     """Of adapters."""
+    template: ChatTemplate | None = None
+    """How conversations are written down, where the checkpoint says it."""
+
+    @cached_property
+    def chat(self) -> Chat:
+        """For what answers. ConfigError for a model that was not told how conversations are written down."""
+        if self.template is None or not isinstance(self.model, GPT):
+            raise ConfigError(
+                f"the checkpoint has no {CHAT} with a chat template, as runs on conversations have: how a question is "
+                "put is not known. Fine-tune it on files of `colonnade data examples chat`, or leave out --chat."
+            )
+        return Chat(self.template, self.tokenizer)
 
     @property
     def stages(self) -> Stages:
@@ -143,19 +159,29 @@ def _check_layout(checkpoint: Path, model: ModelConfig, tp: int, pp: int) -> Non
 
 
 def print_continuations(
-    trained: Trained, mesh: Mesh, prompts: Sequence[str], *, max_new_tokens: int, sampling: Sampling, as_json: bool
+    trained: Trained,
+    mesh: Mesh,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int,
+    sampling: Sampling,
+    as_json: bool,
+    chats: Sequence[Sequence[Message]] | None = None,
 ) -> None:
-    """Print every prompt with what the model makes of it, token by token; as JSON all at the end (rank 0 prints)."""
-    tokenizer = trained.tokenizer
-    made = generate(
-        trained.stages,
-        [trained.prompt(prompt) for prompt in prompts],
-        max_new_tokens=max_new_tokens,
-        **asdict(sampling),
-        stop=trained.stop,
-    )
-    answers = isinstance(trained.model, T5)
-    deltas = stream_text(made, tokenizer, skip_special=not answers)
+    """Print every prompt with what the model makes of it, token by token; as JSON all at the end (rank 0 prints).
+
+    `chats`: conversations to answer in place of the prompts.
+    """
+    tokenizer, stop = trained.tokenizer, trained.stop
+    if chats is None:
+        ids = [trained.prompt(prompt) for prompt in prompts]
+    else:
+        ids, stop = [trained.chat.prompt(each) for each in chats], trained.chat.end_of_turn
+        prompts = [each[-1]["content"] for each in chats]
+    made = generate(trained.stages, ids, max_new_tokens=max_new_tokens, **asdict(sampling), stop=stop)
+    is_t5 = isinstance(trained.model, T5)
+    answers = is_t5 or chats is not None
+    deltas = stream_text(made, tokenizer, skip_special=not is_t5)
     if mesh.rank != 0:
         for _ in deltas:
             pass
@@ -224,7 +250,8 @@ def open_trained(
     model = model.to(device=device, dtype=dtype).requires_grad_(False).eval()
     inference = Inference([Chunk(chunk, model, ResidentWeights())], model, mesh.pp, ResidentWeights())
     tokenizer, used = tokenizer_of(path, manifest), precision or config.train.precision
-    return Trained(model, mesh, inference.hidden, tokenizer, config, metadata.step, used, metadata.base)
+    template = template_of(path, manifest)
+    return Trained(model, mesh, inference.hidden, tokenizer, config, metadata.step, used, metadata.base, template)
 
 
 def _read_base(
@@ -290,6 +317,18 @@ def tokenizer_of(path: Path, manifest: Manifest) -> Tokenizer:
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{file} is damaged: it is not text ({error.reason}). {remedy(path)}") from None
     return Tokenizer.from_json(text, source=str(file))
+
+
+def template_of(path: Path, manifest: Manifest) -> ChatTemplate | None:
+    """The chat template that a checkpoint carries. CheckpointError if it is damaged."""
+    if CHAT not in manifest.files:
+        return None
+    check_hash(path, manifest, CHAT)
+    try:
+        content = json.loads(read_plain(path / CHAT, MOST_BYTES))
+    except (ValueError, RecursionError):
+        raise CheckpointError(f"{path / CHAT} is damaged: it is no JSON. {remedy(path)}") from None
+    return ChatTemplate.from_json(content) if isinstance(content, dict) else None
 
 
 def _weights(model: Transformer, tp: Axis) -> Iterator[Shard]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from colonnade.config.schema import Config
 from colonnade.config.split import parse_split
 from colonnade.data.blended_dataset import BlendedDataset, Mixture, open_blend
+from colonnade.data.chat_template import ChatTemplate, template_beside
 from colonnade.data.curriculum import Curriculum
 from colonnade.data.datasets import Dataset, Datasets, SampleKind, SplitDataset, open_datasets, open_tokens
 from colonnade.data.identity import DataIdentity, identify
@@ -45,6 +46,8 @@ class Corpus:
     """What the run trains on, by the positions of the curriculum."""
     curriculum: Curriculum
     """Which positions are a step; a single stage where nothing grows."""
+    tokenizer_chat: ChatTemplate | None = None
+    """The chat template beside data.tokenizer."""
 
     @property
     def files(self) -> dict[str, TokenFile]:
@@ -71,6 +74,15 @@ class Corpus:
         """Token files that do not say which tokenizer made them."""
         files = {file.prefix: file for file in self.files.values()}
         return [prefix for prefix, file in files.items() if read_sidecar(file) is None]
+
+    @property
+    def chat(self) -> ChatTemplate | None:
+        """What its conversations were written down with; where there are none, the template beside the tokenizer."""
+        for file in self.files.values():
+            sidecar = read_sidecar(file)
+            if sidecar is not None and sidecar.examples is not None and "chat" in sidecar.examples.options:
+                return ChatTemplate.from_json(sidecar.examples.options["chat"])
+        return self.tokenizer_chat
 
     @property
     def properties(self) -> dict[str, str]:
@@ -116,8 +128,9 @@ def open_corpus(config: Config) -> Corpus:
 
     datasets = of_length(config.model.seq_length)
     check_length(config, datasets, curriculum)
+    beside = template_beside(data.tokenizer) if data.tokenizer is not None else None
     training = samples.training(lambda seq_length: of_length(seq_length).train, curriculum)
-    return Corpus(tokenizer, vocab_size, config.model.kind_and_head, datasets, training, curriculum)
+    return Corpus(tokenizer, vocab_size, config.model.kind_and_head, datasets, training, curriculum, beside)
 
 
 def open_together(config: Config, ranks: Axis) -> Corpus:

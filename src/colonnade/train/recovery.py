@@ -28,6 +28,7 @@ from colonnade.config.compare import model_metadata
 from colonnade.config.load import to_toml
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
+from colonnade.data.chat_template import CONFIG
 from colonnade.errors import CheckpointError
 from colonnade.mesh.background import background_group
 from colonnade.mesh.mesh import Mesh
@@ -170,6 +171,9 @@ def _files(config: Config, corpus: Corpus) -> dict[str, bytes]:
     files = {"config.toml": to_toml(config).encode()}
     if corpus.tokenizer is not None:
         files["tokenizer.json"] = corpus.tokenizer.to_json().encode()
+        chat = corpus.chat
+        if chat is not None:
+            files[CONFIG] = (json.dumps(chat.to_json(), indent=2, ensure_ascii=False) + "\n").encode()
     return files
 
 
