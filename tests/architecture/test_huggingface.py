@@ -63,3 +63,14 @@ def test_yarn_with_another_sharpness_is_refused_with_the_reason(key: str) -> Non
     whole["rope_parameters"] = {**whole["rope_parameters"], key: 0.7}
     found = described(whole)
     assert isinstance(found, str) and f"rope_parameters.{key} = 0.7: attention is as sharp as YaRN's paper" in found
+
+
+@pytest.mark.parametrize(("share", "refused"), [(1.0, False), (1, False), (0.5, True)])
+@pytest.mark.parametrize("inside", [True, False])
+def test_llama_turns_whole_heads_wherever_its_file_says_so(share: float, refused: bool, inside: bool) -> None:
+    whole = completed("llama", MODELS["llama"][1])
+    assert whole is not None
+    plain, where = described(whole), whole["rope_parameters"] if inside else whole
+    where["partial_rotary_factor"] = share
+    found = described(whole)
+    assert isinstance(found, str) and "turn whole heads here" in found if refused else found == plain

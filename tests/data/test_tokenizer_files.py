@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from colonnade.data.tokenizer import Tokenizer
+from colonnade.data.wordpiece import train_wordpiece
 from colonnade.errors import DataError
 
 from .conftest import SHARED
@@ -24,6 +25,13 @@ def write_vocab(folder: Path, names: list[str]) -> Path:
 
 
 # WordPiece
+
+
+def test_a_trained_wordpiece_begins_with_berts_control_tokens_in_berts_order() -> None:
+    """Padding is 0, as in every vocabulary of BERT."""
+    trained = train_wordpiece(["the cat sat on the mat", "the dog sat on the cat"] * 3, 40)
+    assert [trained.token_to_id(each) for each in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")] == [0, 1, 2, 3, 4]
+    assert trained.encode("The cat [MASK] zzz").tokens[:3] == ["the", "cat", "[MASK]"]
 
 
 def test_wordpiece(tmp_path: Path) -> None:

@@ -2,14 +2,21 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from colonnade.config.model import ModelConfig
 from colonnade.kernels import norm as norms
+from colonnade.mesh.mesh import Mesh
+from colonnade.model.attention import HeadNorm
 from colonnade.model.norm import Norm, RMSNorm
+from colonnade.tensor_parallel.parallel import Parallel
+from colonnade.train.state import build_state
 from tests.emulated import backward, emulated_cuda
+from tests.parity.runs import CPU, SERIAL, Case, configured
 from tests.tensor_parallel.shards import drawn
 
 H = 8
@@ -131,3 +138,22 @@ def test_overflow_stays_visible() -> None:
     ours(x).backward(grad)
     gradients: list[Tensor | None] = [x.grad, ours.weight.grad, ours.bias.grad]
     assert all(gradient is not None and not gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("block", ["gpt", "llama", "grouped", "bert", "t5"])
+def test_every_norm_of_a_model_has_its_epsilon(block: Any) -> None:
+    """Those of the heads and of what is around blocks too."""
+    config = configured(Case(block=block, embedding_norm=True), SERIAL)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"norm_epsilon": 0.25})})
+    built = build_state(config, Mesh(), 37, CPU).model
+    epsilons = [module.epsilon for module in built.modules() if isinstance(module, (Norm, RMSNorm, HeadNorm))]
+    stated = [name for name in built.architecture.weights() if name.endswith("norm.weight")]
+    assert epsilons == [0.25] * len(stated) != []
+
+
+def test_the_norm_of_heads_adds_its_epsilon_to_the_mean_square() -> None:
+    norm = HeadNorm(ModelConfig(num_heads=2, hidden_size=8, norm_epsilon=0.5), Parallel(Mesh().tp)).double()
+    norm.weight.data = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
+    x = torch.randn(2, 3, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = x / (x.square().mean(-1, keepdim=True) + 0.5).sqrt() * norm.weight
+    torch.testing.assert_close(norm(x), expected, rtol=1e-13, atol=1e-14)
