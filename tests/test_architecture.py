@@ -24,7 +24,7 @@ FLOORS = [
     {"verify", "serving"},
     {"demo", "reference", "convert", "lm_eval"},
     {"cli_data", "cli_weights", "cli_ranks"},
-    {"cli_evaluate"},
+    {"cli_evaluate", "cli_predict"},
     {"cli"},
     {"__main__"},
 ]

@@ -16,6 +16,7 @@ from typer.core import TyperCommand
 
 from colonnade.cli_data import AsJson, data
 from colonnade.cli_evaluate import evaluate
+from colonnade.cli_predict import embed, fill_mask, predict
 from colonnade.cli_ranks import Checkpoint, Device, PipelineParallel, Precision, TensorParallel, run_on_ranks
 from colonnade.cli_weights import BaseFolder, Best, convert, merge
 from colonnade.errors import ConfigError, mistake
@@ -184,6 +185,9 @@ def generate(
 
 
 app.command()(evaluate)
+app.command()(predict)
+app.command("fill-mask")(fill_mask)
+app.command()(embed)
 app.command()(merge)
 app.command()(convert)
 

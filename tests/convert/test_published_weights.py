@@ -8,9 +8,8 @@ import safetensors.torch
 import torch
 
 from colonnade.mesh.mesh import Mesh
-from colonnade.model.bert import BERT, BertInputs
+from colonnade.serving.encoder import embeddings
 from colonnade.serving.trained import open_trained
-from tests.convert.published import transformers
 from tests.convert.test_logits import CPU
 from tests.convert.test_round_trip import converted
 
@@ -36,17 +35,8 @@ def test_sentence_embeddings_are_those_of_the_package(tmp_path: Path) -> None:
     )
     converted(theirs, tmp_path / "ours")
     trained = open_trained(tmp_path / "ours", Mesh(), CPU, "fp32")
-    assert isinstance(trained.model, BERT)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(package.get_model_path())
-    batch = tokenizer(list(SENTENCES), padding=True, return_tensors="pt")
-    real = batch.attention_mask.t().bool()
-    with torch.no_grad():
-        carry = trained.hidden(
-            BertInputs(batch.input_ids.t(), types=torch.zeros_like(real, dtype=torch.long), real=real)
-        )
-        assert carry is not None
-        x = trained.model.head.normed(carry[0]) * real[..., None]
-        ours = torch.nn.functional.normalize(x.sum(0) / real.sum(0)[:, None], dim=-1)
+    ours, cut = embeddings(trained, Mesh(), SENTENCES, batch_size=2)
+    assert cut == 0
     sentence_transformers = pytest.importorskip("sentence_transformers")
     reference = sentence_transformers.SentenceTransformer(str(package.get_model_path()), device="cpu")
     expected = reference.encode(list(SENTENCES), convert_to_tensor=True, normalize_embeddings=True)

@@ -11,25 +11,25 @@ KEY = "prompt"
 _CONVERSATION = '{"messages": [{"role": "user", "content": "some text"}]}'
 
 
-def read_prompts(path: Path) -> list[str]:
-    """The prompts of a file: of a .jsonl the "prompt" of each line, else each line as it is. Blank lines are none.
+def read_prompts(path: Path, key: str = KEY) -> list[str]:
+    """The prompts of a file: of a .jsonl what each line has under `key`, else each line as it is. Blank lines are none.
 
     DataError names the first line that is no prompt.
     """
-    return [_in_json(path, *each) if path.suffix == ".jsonl" else each[1] for each in _lines(path)]
+    return [_in_json(path, key, *each) if path.suffix == ".jsonl" else each[1] for each in _lines(path, key)]
 
 
-def _lines(path: Path) -> list[tuple[int, str]]:
+def _lines(path: Path, key: str) -> list[tuple[int, str]]:
     """(line from 1, text) of all lines that are not blank."""
     try:
         lines = path.read_bytes().decode().split("\n")
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}. Name a file with a prompt a line.") from None
+        raise DataError(f"{path} cannot be read: {error.strerror}. Name a file with a {key} a line.") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 (byte {error.start:,}). Convert it, or name another file.") from None
     given = [(number, line.removesuffix("\r")) for number, line in enumerate(lines, 1) if line.strip()]
     if not given:
-        raise DataError(f"{path} holds no prompt: it has no text. Write one a line.")
+        raise DataError(f"{path} holds no {key}: it has no text. Write one a line.")
     return given
 
 
@@ -38,7 +38,7 @@ def read_conversations(path: Path) -> list[list[dict[str, Any]]]:
 
     DataError names the first line that has none.
     """
-    return [_conversation(path, number, text) for number, text in _lines(path)]
+    return [_conversation(path, number, text) for number, text in _lines(path, "conversation")]
 
 
 def _conversation(path: Path, number: int, line: str) -> list[dict[str, Any]]:
@@ -55,12 +55,12 @@ def _conversation(path: Path, number: int, line: str) -> list[dict[str, Any]]:
     return messages
 
 
-def _in_json(path: Path, number: int, line: str) -> str:
+def _in_json(path: Path, key: str, number: int, line: str) -> str:
     try:
         content = json.loads(line)
     except (ValueError, RecursionError):
-        raise DataError(f'{path}, line {number}: not JSON. Write {{"{KEY}": "some text"}}.') from None
-    found = content.get(KEY) if isinstance(content, dict) else None
+        raise DataError(f'{path}, line {number}: not JSON. Write {{"{key}": "some text"}}.') from None
+    found = content.get(key) if isinstance(content, dict) else None
     if not isinstance(found, str):
-        raise DataError(f'{path}, line {number}: no text under "{KEY}". Write {{"{KEY}": "some text"}}.')
+        raise DataError(f'{path}, line {number}: no text under "{key}". Write {{"{key}": "some text"}}.')
     return found

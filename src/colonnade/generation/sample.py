@@ -17,13 +17,13 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from colonnade.errors import ConfigError, DataError
 from colonnade.generation.choose import choose
 from colonnade.generation.sampling import Sampling
 from colonnade.generation.texts import Answered, Continued, Text, column
-from colonnade.mesh.collectives import all_gather, broadcast_
+from colonnade.mesh.collectives import broadcast_
 from colonnade.mesh.mesh import Axis
 from colonnade.model.attention import KeyValueCache
 from colonnade.model.gpt import GPT
@@ -134,10 +134,8 @@ def logits_behind(stages: Stages, inputs: Inputs) -> NDArray[np.float64]:
 
 def _logits(stages: Stages, x: Tensor) -> Tensor:
     """Of the last position, whole: [s, 1, h] -> [v]."""
-    local = stages.model.head.logits(x[-1:])[0, 0]
-    padding = stages.model.head.output.weight.shape[0] - len(local)  # only the last ranks have some: real rows stay
-    padded = nn.functional.pad(local, (0, padding), value=float("-inf"))  # side by side
-    return all_gather(padded, stages.tp)[: stages.model.vocab_size].contiguous()
+    head = stages.model.head
+    return head.gathered(head.logits(x[-1:])[0])[0]
 
 
 def _hidden(stages: Stages) -> Hidden:

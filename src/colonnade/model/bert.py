@@ -95,6 +95,12 @@ class BertHead(Head):
         return self.guesses_of(self.transformed(self.normed(x)), labels, self.bias)
 
     @torch.no_grad()
+    def word_logits(self, x: Tensor) -> Tensor:
+        """Whole stream at n positions, [n, b, h] of b = 1 -> logits [n, v] on every rank, in fp32 (fp64 for fp64)."""
+        local = self.logits_of(self.transformed(self.normed(x)))[:, 0]
+        return self.gathered(local + self.bias[: local.shape[1]].to(local.dtype))
+
+    @torch.no_grad()
     def tell_order(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Whole stream [s, b, h], labels [b] -> each sample's loss, and whether its label is likelier: [b]"""
         logits = self.pair_logits(self.normed(x))  # every rank has the first position

@@ -17,6 +17,7 @@ from colonnade.architecture.stack import TABLE
 from colonnade.architecture.statement import Unit
 from colonnade.config.model import ModelConfig
 from colonnade.kernels.dropout import dropout
+from colonnade.mesh.collectives import all_gather
 from colonnade.model.inputs import Inputs
 from colonnade.model.model import Transformer
 from colonnade.model.norm import norm_of
@@ -114,6 +115,12 @@ class Head(nn.Module):
         return local_logits(
             y, self.output.weight, tp=parallel.tp, vocab_size=self.vocab_size, products=parallel.products
         )
+
+    def gathered(self, local: Tensor) -> Tensor:
+        """Real rows of n positions' logits on each rank, [n, ≤ v/tp] -> all of them on every rank, [n, v]."""
+        padding = self.output.weight.shape[0] - local.shape[1]  # only the last ranks have some: real rows stay
+        padded = nn.functional.pad(local, (0, padding), value=float("-inf"))  # side by side
+        return all_gather(padded.t().contiguous(), self.parallel.tp)[: self.vocab_size].t().contiguous()
 
 
 class Stack(Transformer):

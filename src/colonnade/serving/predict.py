@@ -1,0 +1,168 @@
+"""Labels, scores and choices of new examples, by a model that was fine-tuned for them.
+
+    file of a benchmark, or a token file of examples ──▶ logits [n, labels] ──▶ lines · GLUE's .tsv · .jsonl
+
+Where the examples have labels, the scores of all of them are told too.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colonnade.atomic import write_whole
+from colonnade.config.numbers import counted
+from colonnade.data.datasets import open_tokens
+from colonnade.data.example_dataset import ExampleDataset, PairTokens, Reading, fields_of
+from colonnade.data.indexed import idx_path
+from colonnade.data.loader import evaluation_batches
+from colonnade.data.sidecar import ExampleFields
+from colonnade.errors import ConfigError, DataError
+from colonnade.examples.formats import format_of
+from colonnade.examples.make import make_examples
+from colonnade.mesh.mesh import Mesh
+from colonnade.model.bert_labels import LabelBERT
+from colonnade.serving.trained import Trained
+from colonnade.tasks.labels import Labels
+from colonnade.tasks.scores import scores_of
+
+BATCH_SIZE = 32
+"""[examples] Read at once where nothing else is asked for."""
+AS_TEXT = frozenset({"mnli", "qnli", "rte"})
+"""Tasks whose predictions GLUE's server takes as names; of the others it takes numbers."""
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model tells of n examples, in their order."""
+
+    fields: ExampleFields
+    logits: Floats
+    """[n, labels]; of scores [n, 1]."""
+    targets: Floats
+    """[n]: what is right; NaN where it is not known."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the labels, or of the texts to choose from; none for scores."""
+        if self.fields.head == "choice":
+            return tuple(name.rpartition(" ")[2] for name in self.fields.fields[1:])
+        return self.fields.labels
+
+    @property
+    def probabilities(self) -> Floats:
+        """[n, labels]"""
+        shifted = np.exp(self.logits - self.logits.max(1, keepdims=True))
+        found: Floats = shifted / shifted.sum(1, keepdims=True)
+        return found
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """An object an example."""
+        probabilities = self.probabilities
+        for index, logits in enumerate(self.logits):
+            if not self.names:
+                yield {"index": index, "score": float(logits[0])}
+                continue
+            told = dict(zip(self.names, map(float, probabilities[index]), strict=True))
+            yield {"index": index, "prediction": self.names[int(logits.argmax())], "probabilities": told}
+
+    def submission(self) -> str:
+        """As GLUE's server takes it: a header, and a line an example."""
+        lines = ["index\tprediction"]
+        as_text = self.fields.head == "choice" or self.fields.format in AS_TEXT
+        for index, logits in enumerate(self.logits):
+            number = int(logits.argmax())
+            told = f"{logits[0]:.3f}" if not self.names else self.names[number] if as_text else str(number)
+            lines.append(f"{index}\t{told}")
+        return "\n".join(lines) + "\n"
+
+    def scores(self) -> dict[str, float]:
+        """Of all examples; nothing where one has no label."""
+        if np.isnan(self.targets).any():
+            return {}
+        binary = len(self.names) == 2 and self.fields.head != "choice"
+        return scores_of(self.logits, self.targets, binary=binary)
+
+    def save(self, path: Path) -> None:
+        """Write them whole: a .tsv for submission, or a .jsonl with probabilities."""
+        lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in self.records())
+        write_whole(path, (self.submission() if path.suffix == ".tsv" else "".join(lines)).encode())
+
+    def summary(self) -> str:
+        """One line for people."""
+        told = ", ".join(f"{name} {score:.4f}" for name, score in self.scores().items())
+        return f"{counted(len(self.logits), 'example')} of {self.fields.format}{f': {told}' if told else ''}"
+
+
+def predict(
+    trained: Trained, mesh: Mesh, inputs: Sequence[Path], *, format_name: str | None, batch_size: int
+) -> Predictions:
+    """Of one token file of examples, or files of a benchmark's `format_name`; every rank calls this, and gets it."""
+    model, head = trained.model, trained.config.model.head
+    if not isinstance(model, LabelBERT):
+        raise ConfigError(
+            f'the checkpoint has model.kind = "{trained.config.model.kind}" and model.head = "{head}", which tells no '
+            'labels. Fine-tune a BERT with model.head = "classification" or "choice" on the task.'
+        )
+    with _token_file(trained, inputs, format_name) as prefix:
+        file = open_tokens(prefix, vocab_size=model.vocab_size, tokenizer=trained.tokenizer)
+        reading = Reading(PairTokens.of(trained.tokenizer), head, model.num_logits, labelled=False)
+        length, everything = trained.config.model.seq_length, range(file.num_documents)
+        dataset = ExampleDataset(file, everything, length, vocab_size=model.vocab_size, reading=reading)
+        task = Labels()
+        batches = evaluation_batches(
+            lambda positions: task.batch(dataset.rows(positions), positions),
+            len(dataset),
+            micro_batch_size=batch_size,
+            dp_rank=mesh.data.rank,
+            dp_size=mesh.data.size,
+        )
+        logits, targets = task.logits(model, batches, dp=mesh.data, pp=mesh.pp, hidden=trained.hidden)
+        return Predictions(fields_of(file), logits.numpy(), targets.numpy())
+
+
+def tell(found: Predictions, output: Path | None, *, as_json: bool) -> None:
+    """Print them, or write them to a file and print what they are."""
+    if output is not None:
+        found.save(output)
+    if as_json:
+        written = {} if output is None else {"output": str(output)}
+        records = list(found.records()) if output is None else []
+        told = {"format": found.fields.format, "examples": len(found.logits), "scores": found.scores()}
+        print(json.dumps({**told, **written, **({"predictions": records} if output is None else {})}))
+        return
+    if output is None:
+        print("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in found.records()), end="")
+    where = "" if output is None else f" -> {output}"
+    print(f"{found.summary()}{where}", file=sys.stderr if output is None else sys.stdout, flush=True)
+
+
+@contextmanager
+def _token_file(trained: Trained, inputs: Sequence[Path], format_name: str | None) -> Iterator[str]:
+    """The prefix of a token file of the examples: the one that is named, or one that is made for the time."""
+    if format_name is None:
+        if len(inputs) != 1 or not idx_path(str(inputs[0])).exists():
+            raise ConfigError(
+                f"{' '.join(map(str, inputs))}: no token file, and --format is not given. Say how the file is to be "
+                "read, like --format mnli, or name the prefix of one that `colonnade data examples` made."
+            )
+        yield str(inputs[0])
+        return
+    with tempfile.TemporaryDirectory(prefix="colonnade-predict-") as folder:
+        made = make_examples(format_of(format_name), inputs, Path(folder) / "examples", trained.tokenizer)
+        if made.rejected:
+            raise DataError(
+                f"{counted(made.rejected, 'row')} of {' '.join(map(str, inputs))} are no examples of {format_name}, "
+                f"the first is {made.first[0]}. A prediction of every row needs all of them: mend or remove these."
+            )
+        yield made.prefix

@@ -1,0 +1,135 @@
+"""Words for gaps and vectors of texts: those of `transformers` with the same weights, on every layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from colonnade.data.tokenizer import Tokenizer
+from tests.commands import Answer, forked, here
+from tests.convert.published import transformers
+from tests.runs import Finished
+from tests.tasks.examples import WORDS, vocabulary
+
+TEXTS = ("the dog and the [MASK] stone", "[MASK] north river [MASK] boat")
+LAYOUTS = {"tp 2": ("--tp", 2), "pp 2": ("--pp", 2)}
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Tokenizer]:
+    """A checkpoint, the same model of transformers in float64, and their tokenizer."""
+    folder = tmp_path_factory.mktemp("bert")
+    tokenizer = vocabulary(folder / "theirs")
+    config = transformers.BertConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=50,
+        max_position_embeddings=16,
+        pad_token_id=0,
+    )
+    model = transformers.BertForPreTraining(config)
+    generator = torch.Generator().manual_seed(2)
+    for parameter in model.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3 + (parameter.ndim == 1)
+    model.save_pretrained(folder / "theirs")
+    answer = here("convert", folder / "theirs", folder / "ours")
+    assert (answer.status, answer.err) == (0, ""), answer
+    return folder / "ours", model.double().eval(), tokenizer
+
+
+def in_fp64(command: str, *arguments: object, num_ranks: int = 1) -> Answer:
+    answer = forked(command, *arguments, "--precision", "fp64", num_ranks=num_ranks)
+    assert answer.status == 0, answer
+    return answer
+
+
+def ids_of(tokenizer: Tokenizer, text: str) -> torch.Tensor:
+    cls, sep, mask = (tokenizer.id_of(name) for name in ("[CLS]", "[SEP]", "[MASK]"))
+    words = [[mask] if word == "[MASK]" else tokenizer.encode(word) for word in text.split()]
+    return torch.tensor([[cls, *(token for word in words for token in word), sep]])
+
+
+@pytest.mark.parametrize("layout", ["alone", *LAYOUTS])
+def test_the_likeliest_words_are_those_of_transformers(bert: tuple[Path, Any, Tokenizer], layout: str) -> None:
+    checkpoint, model, tokenizer = bert
+    options = LAYOUTS.get(layout, ())
+    answer = in_fp64(
+        "fill-mask", checkpoint, "--text", TEXTS[0], "--text", TEXTS[1], "--top", 3, "--json", *options,
+        num_ranks=2 if options else 1,
+    )  # fmt: skip
+    told = json.loads(answer.out)["texts"]
+    assert [each["text"] for each in told] == list(TEXTS)
+    for text, found in zip(TEXTS, told, strict=True):
+        ids = ids_of(tokenizer, text)
+        with torch.no_grad():
+            chances = model(ids).prediction_logits[0].softmax(-1)
+        gaps = [place for place, token in enumerate(ids[0].tolist()) if token == tokenizer.id_of("[MASK]")]
+        assert len(found["masks"]) == len(gaps)
+        for gap, fillings in zip(gaps, found["masks"], strict=True):
+            expected = chances[gap].topk(3)
+            assert [each["token"] for each in fillings] == [tokenizer.names[token] for token in expected.indices]
+            assert [each["probability"] for each in fillings] == pytest.approx(expected.values.tolist(), rel=1e-10)
+    word = told[1]["masks"][1][0]["token"]
+    filled = f"[MASK] north river {word} boat" if not word.startswith("##") else f"[MASK] north river{word[2:]} boat"
+    assert told[1]["masks"][1][0]["text"] == filled
+
+
+@pytest.mark.parametrize("layout", ["alone", *LAYOUTS])
+def test_vectors_are_the_mean_over_a_texts_tokens(
+    bert: tuple[Path, Any, Tokenizer], layout: str, tmp_path: Path
+) -> None:
+    """Whatever texts are read beside it; of the last one the end is cut, as the model reads 16 tokens."""
+    checkpoint, model, tokenizer = bert
+    options, output = LAYOUTS.get(layout, ()), tmp_path / "vectors.npy"
+    texts = ["dog", " ".join(WORDS[:6]), "the sun and the rain", " ".join(WORDS * 3)]
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    answer = in_fp64(
+        "embed", checkpoint, "--texts", tmp_path / "texts.txt", "--output", output, "--batch-size", 3, "--no-normalize",
+        *options, num_ranks=2 if options else 1,
+    )  # fmt: skip
+    assert "4 vectors of 24 numbers" in answer.out and "1 of 4 texts lost their end" in answer.err
+    vectors = np.load(output)
+    for text, vector in zip(texts, vectors, strict=True):
+        ids = ids_of(tokenizer, text)
+        ids = torch.cat([ids[:, :15], ids[:, -1:]], 1) if ids.shape[1] > 16 else ids
+        with torch.no_grad():
+            expected = model.bert(ids).last_hidden_state[0].mean(0)
+        np.testing.assert_allclose(vector, expected.numpy(), rtol=1e-6)  # they are kept in float32
+
+
+def test_vectors_have_the_length_of_one(bert: tuple[Path, Any, Tokenizer]) -> None:
+    answer = in_fp64("embed", bert[0], "--text", "dog", "--text", "the cat")
+    told = [json.loads(line) for line in answer.out.splitlines()]
+    assert [each["text"] for each in told] == ["dog", "the cat"]
+    assert [np.linalg.norm(each["vector"]) for each in told] == pytest.approx([1.0, 1.0], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["fill-mask", "--text", "no gap"], "has no [MASK]"),
+        (["fill-mask", "--text", "[MASK] " + "dog " * 20], "the model reads 16"),
+        (["fill-mask"], "neither --text nor --texts is given"),
+        (["embed", "--texts", "gone.txt"], "gone.txt cannot be read"),
+        (["embed", "--text", "dog", "--output", "vectors.txt"], "Use a name that ends so"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_one_message(bert: tuple[Path, Any, Tokenizer], command: list[str], words: str) -> None:
+    name, *arguments = command
+    answer = here(name, bert[0], *arguments)
+    assert (answer.status, answer.out) == (2, ""), answer
+    assert words in " ".join(answer.err.split())
+
+
+@pytest.mark.parametrize("command", ["fill-mask", "embed"])
+def test_a_language_model_is_no_encoder(finished: Finished, command: str) -> None:
+    answer = here(command, finished.folder, "--text", "[MASK]")
+    assert answer.status == 2 and 'model.kind = "bert"' in answer.err, answer

@@ -1,0 +1,133 @@
+"""Predictions of a fine-tuned model: what its run's evaluation found, on every layout, as others read them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands import forked, here
+from tests.runs import Finished, metrics
+from tests.slow import first_fast
+from tests.tasks.examples import write_config, write_examples
+
+TASKS = ("mnli", "qqp", "stsb", "race")
+LAYOUTS = {"tp 2": ("--tp", 2), "pp 2": ("--pp", 2), "dp 2": ("--dp", 2, "--batch-size", 3)}
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_examples(tmp_path_factory.mktemp("examples"), TASKS)
+
+
+@pytest.fixture(scope="module")
+def runs(examples: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    found = {}
+    for task in TASKS:
+        folder = tmp_path_factory.mktemp(task)
+        answer = forked("train", write_config(examples, task, folder))
+        assert answer.status == 0, answer
+        found[task] = folder / "run"
+    return found
+
+
+def predictions(run: Path, *arguments: object, num_ranks: int = 1) -> list[dict[str, Any]]:
+    answer = forked("predict", run, *arguments, "--json", num_ranks=num_ranks)
+    assert answer.status == 0, answer
+    return list(json.loads(answer.out)["predictions"])
+
+
+def rows(examples: Path, task: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (examples / f"{task}.jsonl").read_text().splitlines()]
+
+
+def test_the_chances_of_what_is_right_are_the_losses_of_the_runs_own_validation(
+    examples: Path, runs: dict[str, Path]
+) -> None:
+    names = ("entailment", "neutral", "contradiction")
+    told = predictions(runs["mnli"], examples / "mnli.jsonl", "--format", "mnli")
+    labels = [names[row["label"]] for row in rows(examples, "mnli")]
+    chances = [each["probabilities"][label] for each, label in zip(told, labels, strict=True)]
+    loss = sum(-math.log(chance) for chance in chances) / len(chances)
+    assert loss == pytest.approx(metrics(runs["mnli"])[-1]["validation_loss"], rel=1e-12)
+    right = [each["prediction"] == label for each, label in zip(told, labels, strict=True)]
+    answer = forked("predict", runs["mnli"], examples / "mnli", "--json")  # the token file of the same examples
+    assert json.loads(answer.out)["scores"] == {"accuracy": pytest.approx(sum(right) / len(right))}
+    assert json.loads(answer.out)["predictions"] == told
+
+
+@pytest.mark.parametrize("task", ["mnli", "race"])
+@pytest.mark.parametrize("layout", first_fast(list(LAYOUTS)))
+def test_every_layout_tells_the_same(examples: Path, runs: dict[str, Path], layout: str, task: str) -> None:
+    alone = predictions(runs[task], examples / task)
+    cut = predictions(runs[task], examples / task, *LAYOUTS[layout], num_ranks=2)
+    for one, other in zip(alone, cut, strict=True):
+        assert one["prediction"] == other["prediction"]
+        assert one["probabilities"] == pytest.approx(other["probabilities"], rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("task", "prediction"),
+    [
+        ("mnli", "entailment|neutral|contradiction"),
+        ("qqp", "0|1"),
+        ("stsb", r"-?\d+\.\d\d\d"),
+        ("race", "[ABCD]"),
+    ],
+)
+def test_submissions_are_as_the_benchmark_takes_them(
+    examples: Path, runs: dict[str, Path], tmp_path: Path, task: str, prediction: str
+) -> None:
+    """GLUE: a header, the row's number and a label; of some tasks its name, of others its number."""
+    output = tmp_path / "predictions.tsv"
+    answer = forked("predict", runs[task], examples / f"{task}.jsonl", "--format", task, "--output", output)
+    assert answer.status == 0 and f"11 examples of {task}" in answer.out and str(output) in answer.out, answer
+    header, *lines = output.read_text().splitlines()
+    assert header == "index\tprediction"
+    assert [line.split("\t")[0] for line in lines] == [str(number) for number in range(11)]
+    assert all(re.fullmatch(prediction, line.split("\t")[1]) for line in lines)
+
+
+def test_examples_without_labels_are_predicted_and_not_scored(
+    examples: Path, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    new, output = tmp_path / "test.jsonl", tmp_path / "predictions.jsonl"
+    new.write_text("".join(json.dumps({**row, "label": None}) + "\n" for row in rows(examples, "mnli")))
+    answer = forked("predict", runs["mnli"], new, "--format", "mnli", "--output", output)
+    assert answer.status == 0 and "accuracy" not in answer.out, answer
+    written = [json.loads(line) for line in output.read_text().splitlines()]
+    assert written == predictions(runs["mnli"], examples / "mnli")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["mnli.jsonl"], "--format is not given"),
+        (["mnli.jsonl", "--format", "nothing"], "no format of examples"),
+        (["race.jsonl", "--format", "race"], 'Set model.head = "choice"'),
+        (["qqp"], "Set model.num_labels = 2"),
+        (["mnli", "--output", "predictions.csv"], "Use a name that ends so"),
+        (["mnli", "--output", "nowhere/predictions.tsv"], "there is no folder"),
+        (["bad.jsonl", "--format", "mnli"], "bad.jsonl, line 2"),
+        (["gone.jsonl", "--format", "mnli"], "gone.jsonl does not exist"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_mistakes_are_one_message(
+    examples: Path, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
+) -> None:
+    monkeypatch.chdir(examples)
+    good = rows(examples, "mnli")[0]
+    Path("bad.jsonl").write_text(json.dumps(good) + "\n" + json.dumps({**good, "label": 7}) + "\n")
+    answer = here("predict", runs["mnli"], *arguments)
+    assert (answer.status, answer.out) == (2, ""), answer
+    assert words in " ".join(answer.err.split())
+
+
+def test_a_language_model_tells_no_labels(finished: Finished, examples: Path) -> None:
+    answer = here("predict", finished.folder, examples / "mnli")
+    assert answer.status == 2 and "tells no labels" in answer.err, answer
