@@ -118,6 +118,13 @@ def examples_command(
             show_default=False,
         ),
     ] = None,
+    doc_stride: Annotated[
+        int | None,
+        typer.Option(help="Of squad: tokens from one window of a text to the next. Unset: 128.", show_default=False),
+    ] = None,
+    max_query_length: Annotated[
+        int | None, typer.Option(help="Of squad: tokens of a question that are read. Unset: 64.", show_default=False)
+    ] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Turn examples of a task into a token file.
@@ -130,7 +137,9 @@ def examples_command(
     from colonnade.examples.make import make_examples
 
     loaded = Tokenizer.load(tokenizer)
-    format = format_of(format_, loaded, tokenizer, template)
+    asked = {"doc_stride": doc_stride, "max_query_length": max_query_length}
+    windows = {name: value for name, value in asked.items() if value is not None}
+    format = format_of(format_, loaded, tokenizer, template, windows)
     made = make_examples(format, files, output, loaded, overwrite=overwrite)
     print(made.summary())
 

@@ -20,8 +20,10 @@ from colonnade.errors import DataError
 Value = TypeVar("Value")
 
 
-ANSWERS, PREFERENCES = "answers", "preferences"
-"""`ExampleFields.head` of conversations, and of pairs of answers of which one is preferred."""
+ANSWERS, PREFERENCES, SPANS = "answers", "preferences", "spans"
+"""`ExampleFields.head` of conversations, of pairs of answers of which one is preferred, and of questions that a run of
+their text answers.
+"""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,96 @@
+"""Answers from scores: runs over windows, their order, no answer, and the official files."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from colonnade.data.question_windows import Windows, most_context
+from colonnade.evaluation.answers import Selection, WindowScores, answers_of, best_runs, submission
+
+TEXT = "ab cd ef gh"
+PLACES = np.array([[0, 2], [3, 5], [6, 8], [9, 11]])
+
+
+def window(
+    starts: list[float], ends: list[float], null: tuple[float, float] = (0.0, 0.0), first: int = 0, begins: str = ""
+) -> WindowScores:
+    here = np.array([letter != "." for letter in begins or "x" * len(starts)])
+    return WindowScores(first, np.array(starts), np.array(ends), here, null)
+
+
+def test_the_likeliest_run_begins_before_it_ends() -> None:
+    """Start 2 and end 0 are best, 6 + 5, and no run. Left: (0, 0) 2 + 5; (2, 2) 6 + 0.5; (2, 3) 6 + 0; (1, 2) 3.5."""
+    found = answers_of([window([2, 3, 6, 0], [5, 0, 0.5, 0])], TEXT, PLACES, Selection(), may_be_none=False)
+    assert [each.text for each in found.best[:4]] == ["ab", "ef", "ef gh", "cd ef"]
+    assert found.null_odds is None and found.prediction(0.0) == "ab"
+
+
+def test_runs_are_at_most_so_long() -> None:
+    """From 0 to 3 is 9 + 9, four tokens; of three at most (1, 3) 1 + 9 = 10 is best, then (0, 0) to (0, 2) 9 + 0."""
+    scores = [window([9, 1, 0, 0], [0, 0, 0, 9])]
+    assert answers_of(scores, TEXT, PLACES, Selection(longest=4), may_be_none=False).text == TEXT
+    assert answers_of(scores, TEXT, PLACES, Selection(longest=3), may_be_none=False).text == "cd ef gh"
+
+
+def test_runs_begin_where_most_text_is_around_them() -> None:
+    """Token 1 is in both windows; in the first one, where it scores 9 + 9, no answer begins with it."""
+    first = window([1, 9], [1, 9], begins="x.")
+    second = window([3, 0, 0], [2, 0, 0], first=1)
+    found = answers_of([first, second], TEXT, PLACES, Selection(), may_be_none=False)
+    assert [(each.text, each.start_logit, each.end_logit) for each in found.best[:2]] == [("ab cd", 1, 9), ("cd", 3, 2)]
+
+
+def test_no_answer_is_as_likely_as_where_it_is_least() -> None:
+    """Null: min(1 + 2, 0 + 1) = 1, of the second window. Best run 2 + 2 = 4: odds -3. e^4, e^1 of their sum and 2."""
+    windows = [window([2], [2], null=(1, 2)), window([1], [1], null=(0, 1), first=1)]
+    found = answers_of(windows, TEXT, PLACES, Selection(), may_be_none=True)
+    assert [each.text for each in found.best] == ["ab", "cd", ""]
+    assert found.null_odds == -3
+    chances = np.exp([4, 2, 1]) / np.exp([4, 2, 1]).sum()
+    assert [each.probability for each in found.best] == pytest.approx(chances)
+    assert (found.best[2].start_logit, found.best[2].end_logit) == (0, 1)
+    assert [found.prediction(threshold) for threshold in (-2.9, -3.0, -3.1)] == ["ab", "ab", ""]
+
+
+def test_the_official_files() -> None:
+    one = answers_of([window([2], [2], null=(3, 2))], TEXT, PLACES, Selection(), may_be_none=True)
+    files = submission({"q": one}, 0.0)
+    assert files["predictions"] == {"q": ""} and files["null_odds"] == {"q": 1.0}
+    entry = files["nbest_predictions"]["q"][1]
+    assert entry == {"text": "ab", "probability": pytest.approx(1 / (1 + np.e)), "start_logit": 2.0, "end_logit": 2.0}
+    without = answers_of([window([2], [2])], TEXT, PLACES, Selection(), may_be_none=False)
+    assert set(submission({"q": without}, 0.0)) == {"predictions", "nbest_predictions"}
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_the_best_of_all_runs_is_found(data: st.DataObject) -> None:
+    """Against every run of every window; with few scores to keep, against run_squad.py's choice of tokens."""
+    length, stride = data.draw(st.integers(5, 12)), data.draw(st.integers(1, 8))
+    tokens, longest = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 8))
+    ranges = Windows(stride).ranges(1, tokens, length)
+    draw = np.random.default_rng(data.draw(st.integers(0, 99)))
+    windows = [
+        WindowScores(each.start, draw.normal(size=len(each)), draw.normal(size=len(each)), begins, (0.0, 0.0))
+        for each, begins in zip(ranges, most_context(ranges), strict=True)
+    ]
+    text, places = "x" * tokens, np.stack([np.arange(tokens), np.arange(tokens) + 1], axis=1)
+
+    def all_runs(each: WindowScores, kept: int) -> list[float]:
+        starts, ends = (set(np.argsort(-scores)[:kept].tolist()) for scores in (each.starts, each.ends))
+        spans = ((i, j) for i, j in product(starts, ends) if i <= j < i + longest and each.begins[i])
+        return [float(each.starts[i] + each.ends[j]) for i, j in spans]
+
+    every = Selection(n_best=tokens, longest=longest)
+    best = max(score for each in windows for score in all_runs(each, tokens))
+    found = answers_of(windows, text, places, every, may_be_none=False).best[0]
+    assert found.start_logit + found.end_logit == best
+    few = Selection(n_best=3, longest=longest)
+    theirs = [score for each in windows for score in all_runs(each, 3)]
+    ours = [run.score for each in windows for run in best_runs(each, few)]
+    assert not theirs or max(ours) >= max(theirs)

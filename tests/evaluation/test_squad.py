@@ -1,0 +1,116 @@
+"""SQuAD's scores on made-up predictions: what evaluate-v1.1.py and evaluate-v2.0.py give, worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from colonnade.evaluation.squad import Threshold, best_threshold, normalize, score_1, score_2, scores_1, scores_2
+
+
+@pytest.mark.parametrize(
+    ("text", "normalized"),
+    [
+        ("The  Quick, brown\tFox!", "quick brown fox"),
+        ("a an the", ""),
+        ("The theory of a thean", "theory of thean"),  # articles are words of their own
+        ("the-other", "theother"),  # punctuation goes first, and leaves no space behind
+        ("U.S.A.", "usa"),
+        ("$5.50", "550"),
+        ("“Düsseldorf” – naïve", "“düsseldorf” – naïve"),  # only ASCII's punctuation goes
+        ("İstanbul", "i̇stanbul"),
+        ("a\u00a0b", "b"),  # a space of Unicode separates
+    ],
+)
+def test_what_is_compared(text: str, normalized: str) -> None:
+    assert normalize(text) == normalized
+
+
+@pytest.mark.parametrize(
+    ("predicted", "answers", "exact", "f1"),
+    [
+        ("the Eiffel Tower", ["Eiffel Tower!"], 1, 1),
+        ("Denver Broncos won", ["Denver Broncos"], 0, 0.8),  # 2 of 3 and 2 of 2: 2·(2/3)·1 / (5/3)
+        ("Broncos", ["Denver Broncos", "The Broncos"], 1, 1),  # the best of several
+        ("red red blue", ["red blue blue"], 0, 2 / 3),  # red once, blue once: 2 of 3 on both sides
+        ("Denver", ["Carolina"], 0, 0),
+        ("", ["Denver"], 0, 0),
+    ],
+)
+def test_one_answer_of_both(predicted: str, answers: list[str], exact: float, f1: float) -> None:
+    for score in (score_1, score_2):
+        assert score(predicted, answers) == pytest.approx((exact, f1), abs=1e-15)
+
+
+def test_where_no_word_is_left() -> None:
+    assert score_1("the", ["a"]) == (1, 0)  # equal, but no word in common
+    assert score_2("the", ["a"]) == (1, 1)  # a right answer of no word is no answer
+    assert score_2("", []) == (1, 1)
+    assert score_2("Denver", []) == (0, 0)
+    assert score_2("the", ["Denver"]) == (0, 0)
+
+
+def test_scores_of_1_1() -> None:
+    """Exact: 1, 0, 0 (missing) of 3. F1: 1, 0.8, 0."""
+    answers = {"1": ["Denver", "the city of Denver"], "2": ["Denver Broncos"], "3": ["Rome"]}
+    found = scores_1(answers, {"1": "DENVER.", "2": "Denver Broncos won"})
+    assert found.numbers() == pytest.approx({"exact_match": 100 / 3, "f1": 60.0})
+
+
+ANSWERS = {"a": ["Denver"], "b": ["Denver Broncos"], "c": [], "d": []}
+PREDICTIONS = {"a": "Denver", "b": "the Broncos", "c": "Rome", "d": "Paris"}
+NO_ANSWER = {"a": -3.0, "c": -2.0, "b": -1.0, "d": 4.0}
+
+
+def test_scores_of_2_0_with_a_threshold() -> None:
+    """Above 0 is d alone, so it is answered with nothing, and right.
+
+    exact: a 1, b 0, c 0, d 1. F1 of b: precision 1, recall 1/2: 2/3. Answering all gives F1 1 + 2/3 + 0 + 0 = 5/3.
+
+    Thresholds, from the surest on, beginning with 2 of nothing but "no answer":
+        exact   a: 3   c: 2    b: 2     d: 1       best 3 of 4, at -3
+        F1      a: 3   c: 2    b: 8/3   d: 5/3     best 3 of 4, at -3
+    """
+    found = scores_2(ANSWERS, PREDICTIONS, NO_ANSWER, threshold=0.0)
+    assert found.numbers() == pytest.approx(
+        {
+            "exact": 50.0,
+            "f1": 100 * (1 + 2 / 3 + 1) / 4,
+            "total": 4,
+            "HasAns_exact": 50.0,
+            "HasAns_f1": 100 * (1 + 2 / 3) / 2,
+            "HasAns_total": 2,
+            "NoAns_exact": 50.0,
+            "NoAns_f1": 50.0,
+            "NoAns_total": 2,
+            "best_exact": 75.0,
+            "best_exact_thresh": -3.0,
+            "best_f1": 75.0,
+            "best_f1_thresh": -3.0,
+        }
+    )
+
+
+def test_a_threshold_takes_answers_away_from_questions_that_have_one() -> None:
+    """Above -2: b and d are answered with nothing. a 1, b 0, c 0, d 1."""
+    found = scores_2(ANSWERS, PREDICTIONS, NO_ANSWER, threshold=-2.0)
+    assert (found.exact, found.f1) == (50.0, 50.0)
+
+
+def test_2_0_leaves_out_what_is_not_predicted() -> None:
+    """a 1, c (answered, and has none) 0: of 2. b and d are not counted."""
+    found = scores_2(ANSWERS, {"a": "Denver", "c": "Rome"}).numbers()
+    assert found["total"] == 2 and found["exact"] == found["f1"] == 50.0 and "best_f1" not in found
+
+
+def test_the_threshold_of_nothing_at_all_is_0() -> None:
+    """Answering any takes away from the 2 that "no answer" gives: a wrong, c and d have none; e is missing."""
+    has = {"a": True, "c": False, "d": False, "e": True}
+    scores = {"a": 0.0, "c": 0.0, "d": 1.0}
+    no_answer = {"a": -9.0, "c": 1.0, "d": 2.0, "e": -1.0}
+    assert best_threshold({"a": "x", "c": "y", "d": ""}, scores, no_answer, has) == Threshold(200 / 3, 0.0)
+
+
+def test_of_equal_thresholds_the_lowest_counts() -> None:
+    """a: 1 + 1 = 2. c has no answer and was given none: 2 again."""
+    has = {"a": True, "c": False}
+    assert best_threshold({"a": "x", "c": ""}, {"a": 1.0, "c": 1.0}, {"a": 0.5, "c": 0.7}, has) == Threshold(100, 0.5)

@@ -1,0 +1,209 @@
+"""SQuAD's files: questions, the tokens that answer them, windows, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colonnade.data.indexed import TokenFile
+from colonnade.data.question_windows import CONTROL_TOKENS, Windows, most_context
+from colonnade.data.sidecar import read_sidecar
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.errors import DataError
+from colonnade.examples.formats import FORMATS, format_of
+from colonnade.examples.make import make_examples
+from colonnade.examples.squad import questions_of, tokens_of
+from tests.commands import here
+
+CONTEXT = "The dog ran over\u00a0the h\u00edll; the book was good."  # í is a letter with an accent, of one character
+
+
+def asked(question: str, *answers: tuple[str, int], name: str = "q1", **more: Any) -> dict[str, Any]:
+    given = [{"text": text, "answer_start": start} for text, start in answers]
+    return {"id": name, "question": question, "answers": given, **more}
+
+
+def squad_file(folder: Path, *qas: Mapping[str, Any], context: str = CONTEXT, version: str = "1.1") -> Path:
+    content = {"version": version, "data": [{"title": "t", "paragraphs": [{"context": context, "qas": list(qas)}]}]}
+    path = folder / "squad.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def answered(prefix: Path, tokenizer: Tokenizer) -> list[str | None]:
+    """The tokens that answer each question, as text."""
+    file, found = TokenFile(prefix), list[str | None]()
+    for document in range(file.num_documents):
+        _, context, numbers = file.sequences(document)
+        found.append(tokenizer.decode(context[numbers[0] : numbers[1]].tolist()) if len(numbers) else None)
+    return found
+
+
+def test_answers_become_tokens_of_their_context(tmp_path: Path, words: Tokenizer) -> None:
+    path = squad_file(
+        tmp_path,
+        asked("what ran?", ("dog", 4)),
+        asked("where?", ("the híll", 17), ("hill", 0)),  # the first counts
+        asked("how was the book?", ("was good", 36)),
+        asked("what?", ("o", 5)),  # a part of a token: the token
+        asked("a film?", is_impossible=True, plausible_answers=[{"text": "book", "answer_start": 31}]),
+        {"id": "q6", "question": "of a test set?"},
+    )
+    report = make_examples(FORMATS["squad"], [path], tmp_path / "out", words)
+    assert answered(tmp_path / "out", words) == ["dog", "the hill", "was good", "dog", "", None]
+    assert (report.examples, report.unlabelled, report.rejected) == (6, 1, 0)
+    question, context, _ = TokenFile(tmp_path / "out").sequences(0)
+    assert question.tolist() == words.encode("what ran?") and context.tolist() == words.encode(CONTEXT)
+    sidecar = read_sidecar(TokenFile(tmp_path / "out"))
+    assert sidecar is not None and sidecar.examples == FORMATS["squad"].fields
+    assert sidecar.examples.options == {"doc_stride": 128, "max_query_length": 64}
+
+
+@pytest.mark.parametrize(
+    ("question", "reason"),
+    [
+        (
+            asked("what?", ("cat", 4)),
+            'question "q1": its answer "cat" is not in its context at character 4, where "dog"',
+        ),
+        (asked("what?", ("dog", 400)), 'is not in its context at character 400, where "" stands'),
+        (asked("what?", ("dog", -3)), "is not in its context at character -3"),
+        (asked("what?", (" ", 3)), 'its answer " " has no token'),
+        (asked("what?") | {"answers": "dog"}, "its answers are no list of objects with text and answer_start"),
+        (asked("what?") | {"answers": [{"text": "dog"}]}, "its answers are no list of objects"),
+        ({"question": "what?", "answers": []}, "question 1 has no id and text, but question, answers"),
+    ],
+)
+def test_refuses_answers_that_are_none(question: dict[str, Any], reason: str, tmp_path: Path, words: Tokenizer) -> None:
+    path = squad_file(tmp_path, question, asked("what ran?", ("dog", 4), name="q2"))
+    report = make_examples(FORMATS["squad"], [path], tmp_path / "out", words)
+    assert (report.examples, report.rejected) == (1, 1)
+    assert report.first[0].file == str(path) and report.first[0].line == 1 and reason in report.first[0].reason
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"data": [', "line 1: no JSON"),
+        ("[]", "the file has no list of objects data"),
+        (
+            '{"data": [{"paragraphs": [{"context": "a", "qas": [3]}]}]}',
+            "data[0].paragraphs[0] has no list of objects qas",
+        ),
+        ('{"data": [{"paragraphs": [{"qas": []}]}]}', "data[0].paragraphs[0] has no text in context"),
+        ('{"data": []}', "no example of squad"),
+    ],
+)
+def test_files_that_are_no_squad_are_refused(content: str, message: str, tmp_path: Path, words: Tokenizer) -> None:
+    path = tmp_path / "dev.json"
+    path.write_text(content)
+    with pytest.raises(DataError) as refused:
+        make_examples(FORMATS["squad"], [path], tmp_path / "out", words)
+    assert message in str(refused.value) and str(path) in str(refused.value)
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_a_context_without_tokens_is_left_out(tmp_path: Path, words: Tokenizer) -> None:
+    path = squad_file(tmp_path, asked("what?", is_impossible=True), context=" \n")
+    with pytest.raises(DataError, match="its context has no token"):
+        make_examples(FORMATS["squad"], [path], tmp_path / "out", words)
+
+
+def test_the_command_takes_how_windows_are_cut(tmp_path: Path, words: Tokenizer) -> None:
+    path = squad_file(tmp_path, asked("what ran over the hill yesterday?", ("dog", 4)))
+    words.save(tmp_path / "tokenizer.json")
+    made = ["data", "examples", "squad", path, "--output", tmp_path / "out", "--tokenizer", tmp_path / "tokenizer.json"]
+    answer = here(*made, "--doc-stride", "4", "--max-query-length", "3")
+    assert answer.status == 0, answer
+    file = TokenFile(tmp_path / "out")
+    assert [len(each) for each in file.sequences(0)] == [3, len(words.encode(CONTEXT)), 2]
+    sidecar = read_sidecar(file)
+    assert sidecar is not None and sidecar.examples is not None
+    assert sidecar.examples.options == {"doc_stride": 4, "max_query_length": 3}
+    answer = here(*made, "--overwrite", "--doc-stride", "0")
+    assert answer.status == 2 and "--doc-stride 0 leaves nothing to read" in answer.err
+    with pytest.raises(DataError, match=r"--doc-stride: for questions about texts \(squad\), not for race"):
+        format_of("race", words, windows={"doc_stride": 3})
+
+
+def test_windows_begin_a_stride_apart_and_end_with_the_text() -> None:
+    """Room of 10 - 3 - 2 = 5 tokens."""
+    assert Windows(2).ranges(2, 9, 10) == [range(5), range(2, 7), range(4, 9)]
+    assert Windows(2).ranges(2, 8, 10) == [range(5), range(2, 7), range(4, 8)]
+    assert Windows(128).ranges(2, 11, 10) == [range(5), range(5, 10), range(10, 11)]  # no token is left out
+    assert Windows(2).ranges(2, 5, 10) == [range(5)]
+    assert Windows(2).ranges(7, 5, 10) == []  # the question leaves no room
+
+
+def test_answers_begin_where_most_text_is_around_them() -> None:
+    """As run_squad.py's example: of "bought" in a window's end, at a window's beginning and in a middle, the middle."""
+    windows = [range(5), range(3, 8), range(6, 9)]
+    # token           0  1  2  3  4  5  6  7  8
+    # in window 0     0  1  2  1  0              + 0.05
+    # in window 1              0  1  2  1  0     + 0.05
+    # in window 2                       0  1  0  + 0.03
+    first, second, third = (each.tolist() for each in most_context(windows))
+    assert first == [True, True, True, True, False]
+    assert second == [False, True, True, True, False]
+    assert third == [False, True, True]
+
+
+@given(question=st.integers(0, 20), text=st.integers(1, 200), length=st.integers(4, 60), stride=st.integers(1, 70))
+def test_windows_cover_the_text(question: int, text: int, length: int, stride: int) -> None:
+    windows = Windows(stride)
+    found = windows.ranges(question, text, length)
+    assert len(found) == windows.counts(np.array([question]), np.array([text]), length)[0]
+    if question + CONTROL_TOKENS >= length:
+        assert not found
+        return
+    assert sorted({token for window in found for token in window}) == list(range(text))
+    assert all(question + len(window) + CONTROL_TOKENS <= length for window in found)
+    assert not any(set(window) <= set(found[0]) for window in found[1:]), "a window without a new token"
+    begins = np.zeros(text, dtype=int)
+    for window, begin in zip(found, most_context(found), strict=True):
+        begins[window.start : window.stop] += begin
+    assert (begins == 1).all()
+
+
+def test_tokens_of_characters() -> None:
+    places = np.array([[0, 3], [4, 6], [6, 8], [9, 12]])
+    assert [tokens_of(places, *span) for span in ((0, 3), (4, 8), (5, 7), (3, 4), (7, 12))] == [
+        range(1),
+        range(1, 3),
+        range(1, 3),
+        range(1, 1),
+        range(2, 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "impossible"), [("cs224n-dev-v2.0", 6078, 3168), ("xquad-en-v1.1", 1190, 0)]
+)
+def test_real_answers_come_back_from_their_tokens(
+    name: str, number: int, impossible: int, shared: Path, tmp_path: Path
+) -> None:
+    """Text of the context at the characters of the tokens is the answer, or holds it where a token is longer."""
+    tokenizer = Tokenizer.load(shared / "bert-vocab" / "vocab.txt")
+    questions: Sequence[Any] = list(questions_of(shared / "squad" / f"{name}.json"))[: 1500 if number > 1500 else None]
+    documents = list(FORMATS["squad"].encode(questions, tokenizer))
+    longer = 0
+    places = {each.context: None for each in questions}
+    places = dict(zip(places, (found for _, found in tokenizer.encode_places(list(places))), strict=True))
+    for question, document in zip(questions, documents, strict=True):
+        first, stop = document.sequences[-1]
+        if not question.answers:
+            assert (first, stop) == (0, 0)
+            continue
+        at = places[question.context]
+        said = question.context[at[first, 0] : at[stop - 1, 1]]
+        assert question.answers[0].text.strip() in said
+        longer += said != question.answers[0].text
+    assert longer <= 0.02 * len(questions)
+    assert len(list(questions_of(shared / "squad" / f"{name}.json"))) == number
