@@ -112,6 +112,43 @@ def train(
         loop.main(settings, banner, within_memory, dry_run=dry_run)
 
 
+@app.command(cls=CommandWithKeys)
+def finetune(
+    config: Annotated[Path, typer.Argument(help="Configuration file (.toml), with or without [sweep].")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Keys to replace.", metavar="SECTION.KEY=VALUE", show_default=False),
+    ] = None,
+) -> None:
+    """Train with every combination of the values in [sweep], one after the other.
+
+    A point that fails is written down, and the others go on. The same command again goes on where it was stopped. A
+    configuration without [sweep] is one run, as `train` makes it.
+    """
+    from colonnade.train import sweep
+
+    found = sweep.read_sweep(config, overrides or [])
+    if found is None:
+        train(config, overrides)
+        return
+    from colonnade.train.tuning import run_points
+
+    raise typer.Exit(run_points(found, run_point))
+
+
+def run_point(config: Path) -> int:
+    """The exit status of a run on local ranks, which this process watches over."""
+    from colonnade.launch import launch
+    from colonnade.train import start
+
+    settings = start.load_for_run(config)
+    with start.owned(settings) as keep:
+        command = [sys.executable, "-m", "colonnade", "train", str(config)]
+        return launch.run_ranks(
+            settings.parallel.num_ranks, command, keep=keep, after_a_loss=lambda: start.how_to_go_on(settings)
+        )
+
+
 @app.command()
 def rollback(
     run: Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)],

@@ -197,6 +197,12 @@ class TrainConfig(Section):
     taken, others of the run are drawn. Another tokenizer must have the same tokens under the ids that both have."""
     steps: Annotated[Count, MAY_CHANGE]
     """[steps] Optimizer steps of the whole run, counted from its first start."""
+    epochs: Annotated[Positive | None, MAY_CHANGE] = None
+    """[epochs] Passes over the training data in the place of steps, which then follow when a run is started: as many as
+    so many samples take, rounded up. Without effect where steps is set."""
+    patience: Annotated[CountOrZero, MAY_CHANGE] = 0
+    """[evaluations] The run ends after so many evaluations in a row without a lower validation loss than the lowest
+    before (early stopping). 0: it goes on to the last step."""
     global_batch_size: Size
     """[samples] Samples of one optimizer step over all ranks. Divisible by micro_batch_size × parallel.dp."""
     micro_batch_size: Annotated[Size, MAY_CHANGE]

@@ -37,6 +37,21 @@ def best_of(run: Path, steps: Collection[int]) -> Best | None:
     return min(found, key=lambda best: (best.validation_loss, best.step), default=None)
 
 
+def evaluations(run: Path) -> dict[int, dict[str, float]]:
+    """What the evaluations of a run found, by the step and by the name in metrics.jsonl: validation_loss and others."""
+    return {
+        line["step"]: {name: number for name, number in line.items() if name.startswith("validation_")}
+        for line in _evaluated(run / "metrics.jsonl")
+    }
+
+
+def evaluations_since_best(run: Path) -> int:
+    """Evaluations behind the one with the lowest validation loss."""
+    losses = [found[LOSS] for _, found in sorted(evaluations(run).items())]
+    lowest = min(losses, default=math.inf)
+    return len(losses) - 1 - losses.index(lowest) if losses else 0
+
+
 def best_steps(run: Path, steps: Collection[int]) -> frozenset[int]:
     """The best of `steps`, or nothing: what a rotation of checkpoints spares."""
     best = best_of(run, steps)

@@ -28,7 +28,7 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
 from colonnade.tasks.task import Found
 from colonnade.train import init_from, recovery, run_folder
-from colonnade.train.best import LOSS
+from colonnade.train.best import LOSS, evaluations_since_best
 from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.divergence import Diverged
 from colonnade.train.held_out import evaluate_part
@@ -39,6 +39,9 @@ from colonnade.train.read_ahead import ReadAhead, pays
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import StepResult, train_step
 from colonnade.train.undo import roll_back
+
+STOPPED_EARLY = "stopped early"
+"""The event of a run that train.patience has ended."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,8 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt) -> None:
         monitor.say(f"Nothing is left to do: train.steps = {config.train.steps:,}. To train on, raise it.")
     if state.step == 0 and config.train.evaluate_at_start:
         _evaluate_at_start(run, state)
-    while state.step < config.train.steps:
+    enough = _is_enough(run)
+    while state.step < config.train.steps and not enough:
         run.mesh.ledger.begin_step(state.step + 1)
         try:
             metrics = _step(run, state)
@@ -139,7 +143,8 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt) -> None:
             continue
         mine = Request.STOP if run.checkpoints.has_failed else interrupt.newest()
         request = int(all_reduce(torch.tensor(int(mine)), run.mesh.world, "max"))
-        last, stop = state.step == config.train.steps, request == Request.STOP
+        enough = LOSS in metrics and _is_enough(run)
+        last, stop = state.step == config.train.steps or enough, request == Request.STOP
         if request or last or (every and state.step % every == 0):
             run.checkpoints.save(state)
         elif compare_every and state.step % compare_every == 0:
@@ -152,6 +157,21 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt) -> None:
                 "Run the same command again to go on from here."
             )
             raise SystemExit(interrupt.exit_code)
+
+
+def _is_enough(run: Run) -> bool:
+    """Whether train.patience evaluations in a row, as rank 0 has written them down, were none the better. Every rank
+    calls this.
+    """
+    patience = run.config.train.patience
+    if not patience:
+        return False
+    since = evaluations_since_best(Path(run.config.run.folder)) if run.mesh.rank == 0 else 0
+    enough = bool(all_reduce(torch.tensor(int(since >= patience)), run.mesh.world, "max"))
+    if enough:
+        run.monitor.event(STOPPED_EARLY, evaluations=since)
+        run.monitor.say(f"The last {counted(since, 'evaluation')} found no lower loss (train.patience = {patience}).")
+    return enough
 
 
 def after_ctrl_c(interrupt: Interrupt) -> str:

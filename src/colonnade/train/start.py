@@ -11,6 +11,7 @@ lock; so it ends with the last of them, and a launcher that was killed gives it 
 torchrun rank 0 locks it.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -19,9 +20,9 @@ from pathlib import Path
 from colonnade.architecture.parts import trained_architecture
 from colonnade.config.check import Problem
 from colonnade.config.defaults import TomlTable, has, in_words, kept_from_run, put
-from colonnade.config.load import load, read_with
+from colonnade.config.load import build, load, read_with
 from colonnade.config.schema import Config
-from colonnade.errors import ConfigError, mistake
+from colonnade.errors import ColonnadeError, ConfigError, mistake
 from colonnade.launch import launch
 from colonnade.launch.devices import choose_device, count_gpus
 from colonnade.lock import locked
@@ -49,8 +50,23 @@ def load_for_plan(path: Path, overrides: Sequence[str] = ()) -> Config:
 def complete(content: TomlTable, *, num_gpus: int | None = None) -> None:
     """Add what a file leaves to the run that it goes on with, and to the device. `num_gpus` None: this machine's."""
     put(content, _kept(content))
+    if has(content, "train.epochs") and not has(content, "train.steps"):
+        put(content, {"train.steps": _steps_of_epochs(content)})
     if not has(content, "train.precision"):
         put(content, {"train.precision": _precision(content, count_gpus() if num_gpus is None else num_gpus)})
+
+
+def _steps_of_epochs(content: TomlTable) -> int:
+    """The steps that train.epochs take; 1 where something is wrong with the rest, which others tell."""
+    from colonnade.train.corpus import open_corpus
+
+    try:
+        config = build({**content, "train": {**content["train"], "steps": 1}}, [], source="the configuration")
+        samples = len(open_corpus(config).datasets.train)
+    except ColonnadeError:
+        return 1
+    assert config.train.epochs is not None, "called where it is set"
+    return max(1, math.ceil(config.train.epochs * samples / config.train.global_batch_size))
 
 
 def lines(path: Path, overrides: Sequence[str] = ()) -> list[str]:

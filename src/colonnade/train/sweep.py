@@ -1,0 +1,127 @@
+"""[sweep]: lists of values for keys of a configuration; every combination of them is a point, a run of its own. Pure.
+
+[sweep]
+optim.learning_rate = [1e-5, 2e-5]
+train.seed = [1, 2, 3]                 2 × 3 points, of which those that differ in the seed alone are one setting
+score = "accuracy"                     which of the validation scores tells the better setting
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from colonnade.config.describe import all_keys, as_toml
+from colonnade.config.load import TomlTable, read_with
+from colonnade.errors import ConfigError
+
+SECTION, SCORE, SEED = "sweep", "score", "train.seed"
+_ENTRY = "[sweep] lists values of keys, like `optim.learning_rate = [1e-5, 2e-5]`"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep."""
+
+    name: str
+    values: Mapping[str, Any]
+    """By key."""
+    content: TomlTable
+    """Of its configuration file."""
+
+    @property
+    def setting(self) -> tuple[str, ...]:
+        """Its values but the seed, in words."""
+        return tuple(f"{key} = {as_toml(value)}" for key, value in self.values.items() if key != SEED)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All runs, and where they are."""
+
+    folder: Path
+    """The base's run.folder: each point has a folder in it."""
+    points: Sequence[Point]
+    score: str | None
+    """Which validation score tells the better setting; None: the first known one that there is."""
+
+
+def read_sweep(path: Path, overrides: Sequence[str]) -> Sweep | None:
+    """The sweep of a configuration file; None where it has no [sweep]. ConfigError where it cannot be one.
+
+    What is wrong with the configurations of its points is told when they are read.
+    """
+    content, problems = read_with(path, overrides)
+    if SECTION not in content:
+        return None
+    if problems:
+        raise ConfigError("\n".join(problem.message for problem in problems))
+    section = content.pop(SECTION)
+    run = content.get("run")
+    folder = run.get("folder") if isinstance(run, dict) else None
+    if not isinstance(section, dict) or not isinstance(folder, str) or not folder:
+        raise ConfigError(f"{path}: {_ENTRY}, and run.folder names where its runs are. Set both.")
+    score = section.pop(SCORE, None)
+    if score is not None and not isinstance(score, str):
+        raise ConfigError(f"{path}: sweep.score = {as_toml(score)} is no name. Use accuracy, f1, matthews, … or loss.")
+    lists = dict(_lists(section))
+    _check(path, lists, content)
+    combinations = product(*(values for values in lists.values()))
+    points = [_point(content, folder, dict(zip(lists, values, strict=True))) for values in combinations]
+    return Sweep(Path(folder), points, score)
+
+
+def _lists(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The lists of [sweep] by their whole keys, however TOML has nested them."""
+    for name, value in section.items():
+        if isinstance(value, dict):
+            yield from _lists(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _check(path: Path, lists: Mapping[str, Any], content: TomlTable) -> None:
+    lines = [line for key, values in lists.items() for line in _wrong(key, values)]
+    train = content.get("train", {})
+    if not lists:
+        lines.append("it lists nothing")
+    if "train.epochs" in lists and ("train.steps" in lists or (isinstance(train, dict) and "steps" in train)):
+        lines.append("train.epochs has no effect where train.steps is set. Leave train.steps out")
+    if lines:
+        raise ConfigError("\n".join([f"{path}: {_ENTRY}, and", *(f"  - {line}." for line in lines)]))
+
+
+def _wrong(key: str, values: Any) -> Iterator[str]:
+    if key not in all_keys():
+        near = get_close_matches(key, all_keys(), n=1)
+        yield f"{key} is not a key{f': did you mean {near[0]}?' if near else ''}"
+    elif key.startswith("run."):
+        yield f"{key} is the same for all points, each of which has a folder in run.folder"
+    elif not isinstance(values, list) or not values:
+        yield f"{key} = {as_toml(values)} is no list of one value or more"
+    elif len({as_toml(value) for value in values}) < len(values):
+        yield f"{key} = {as_toml(values)} has a value twice"
+
+
+def _point(content: TomlTable, folder: str, values: dict[str, Any]) -> Point:
+    name = "_".join(f"{key.rpartition('.')[2]}-{_shown(value)}" for key, value in values.items())
+    own: TomlTable = {key: dict(value) if isinstance(value, dict) else value for key, value in content.items()}
+    for key, value in values.items():
+        section, _, last = key.rpartition(".")
+        place = own
+        for part in section.split("."):
+            place[part] = dict(place.get(part, {}))
+            place = place[part]
+        place[last] = value
+    own["run"] = {**own["run"], "folder": str(Path(folder) / name)}
+    return Point(name, values, own)
+
+
+def _shown(value: Any) -> str:
+    """A value as part of a folder's name."""
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return "".join(each if each.isalnum() or each in ".+-" else "_" for each in text)

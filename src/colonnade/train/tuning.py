@@ -1,0 +1,263 @@
+"""The runs of a sweep, one after the other, and what came of them.
+
+    run.folder/NAME.toml                the configuration of a point
+    run.folder/NAME/                    its run
+    run.folder/summary.json, .csv       every point; of each setting median, lowest and highest over the seeds; the best
+
+A point that has ended is not run again; one that was interrupted goes on, and one that failed is tried again.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from colonnade.atomic import write_whole
+from colonnade.checkpoint.manifest import checkpoints_in
+from colonnade.config.describe import as_toml
+from colonnade.config.load import TomlTable
+from colonnade.config.numbers import counted
+from colonnade.errors import ConfigError, mistake
+from colonnade.launch import launch
+from colonnade.launch.supervisor import UNFINISHED
+from colonnade.lock import locked
+from colonnade.train import run_folder
+from colonnade.train.best import LOSS, best_of, evaluations
+from colonnade.train.sweep import SEED, Point, Sweep
+
+FINISHED, STOPPED, DIVERGED, FAILED = "finished", "stopped early", "diverged", "failed"
+ENDED = (FINISHED, STOPPED, DIVERGED)
+"""States of a point that is not run again."""
+SCORES = ("accuracy", "spearman", "f1", "exact", "matthews")
+"""In the order of preference, where [sweep] names none. Of all of them more is better."""
+SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a point."""
+
+    point: Point
+    state: str
+    reason: str = ""
+    """Why it failed."""
+    step: int | None = None
+    """Of its best checkpoint, or of the best evaluation where none has one."""
+    scores: Mapping[str, float] | None = None
+    """Of the validation set at that step, by name."""
+    seconds: float = 0.0
+
+    def record(self) -> dict[str, Any]:
+        """As the summary has it."""
+        return {
+            "point": self.point.name,
+            **self.point.values,
+            "state": self.state,
+            "reason": self.reason,
+            "step": self.step,
+            **(self.scores or {}),
+            "seconds": round(self.seconds, 1),
+        }
+
+
+def run_points(sweep: Sweep, run: Callable[[Path], int]) -> int:
+    """Run every point that has not ended, and write the summary after each. Returns the exit status: 0; 1 where a point
+    failed or diverged; that of the point where one was interrupted. `run`: of a configuration file, gives the exit
+    status of its run.
+    """
+    if launch.is_rank():
+        raise ConfigError(
+            "`colonnade finetune` starts the ranks of each point itself, and was started by a launcher of ranks. Start "
+            "it once, alone; under torchrun `colonnade train` runs a single configuration."
+        )
+    sweep.folder.mkdir(parents=True, exist_ok=True)
+    with locked(sweep.folder, "colonnade finetune", instead="set another run.folder"):
+        done = _ended(sweep)
+        for number, point in enumerate(sweep.points, 1):
+            if point.name in done:
+                continue
+            print(f"Point {number} of {len(sweep.points)}: {_words(point)}", flush=True)
+            outcome, status = _run_point(sweep, point, run)
+            if outcome is None:
+                print(f"Interrupted. The same command goes on with point {number}.", flush=True)
+                return status
+            done[point.name] = outcome
+            _write(sweep, [done[each.name] for each in sweep.points if each.name in done])
+        outcomes = [done[point.name] for point in sweep.points]
+        _write(sweep, outcomes)
+        print(told(sweep, outcomes), flush=True)
+        return int(any(outcome.state in (DIVERGED, FAILED) for outcome in outcomes))
+
+
+def _run_point(sweep: Sweep, point: Point, run: Callable[[Path], int]) -> tuple[Outcome | None, int]:
+    """What came of it and its exit status; no outcome where it was interrupted, and is to go on later."""
+    config, began = sweep.folder / f"{point.name}.toml", time.perf_counter()
+    write_whole(config, toml_of(point.content).encode())
+    reason = ""
+    try:
+        status = run(config)
+        if status:
+            reason = f"exit status {status}"
+    except Exception as error:
+        message = mistake(error)
+        if message is None:
+            raise
+        status, reason = 2, message
+        print(f"colonnade: {message}", flush=True)
+    if status == UNFINISHED or status > 128:
+        return None, status
+    seconds = time.perf_counter() - began
+    return outcome_of(sweep.folder / point.name, point, reason=reason, seconds=seconds), status
+
+
+def outcome_of(run: Path, point: Point, *, reason: str, seconds: float) -> Outcome:
+    """What came of a run, as its folder says it. `reason`: why it failed, if it did."""
+    kinds = [line["event"] for line in _events(run)]
+    state = FINISHED
+    if reason:
+        state = DIVERGED if DIVERGED in kinds[-2:] else FAILED
+    elif STOPPED in kinds[-3:]:
+        state = STOPPED
+    found = evaluations(run)
+    saved = best_of(run, list(checkpoints_in(run_folder.checkpoints(run))))
+    finite = {step: each[LOSS] for step, each in found.items() if math.isfinite(each[LOSS])}
+    step = saved.step if saved is not None else min(finite, key=lambda each: (finite[each], each), default=None)
+    scores = None if step is None else {name.removeprefix("validation_"): n for name, n in found[step].items()}
+    return Outcome(point, state, reason, step, scores, seconds)
+
+
+def _events(run: Path) -> list[dict[str, Any]]:
+    path = run / "events.jsonl"
+    if not path.exists():
+        return []
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue  # a line that was cut off
+    return [line for line in found if isinstance(line, dict) and "event" in line]
+
+
+def _ended(sweep: Sweep) -> dict[str, Outcome]:
+    """Points that the summary of an earlier start knows as ended."""
+    path = sweep.folder / SUMMARY
+    if not path.exists():
+        return {}
+    try:
+        records = {each["point"]: each for each in json.loads(path.read_text(encoding="utf-8"))["points"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path} is no summary of a sweep ({error}). Remove it: the runs beside it are taken as they are."
+        ) from error
+    return {
+        point.name: outcome_of(
+            sweep.folder / point.name,
+            point,
+            reason=records[point.name]["reason"],
+            seconds=records[point.name]["seconds"],
+        )
+        for point in sweep.points
+        if records.get(point.name, {}).get("state") in ENDED
+    }
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Points that differ in their seeds alone."""
+
+    values: Mapping[str, Any]
+    points: int
+    """That have a score."""
+    median: float
+    lowest: float
+    highest: float
+
+    def record(self, score: str) -> dict[str, Any]:
+        """As the summary has it."""
+        numbers = {"median": self.median, "lowest": self.lowest, "highest": self.highest}
+        return {**self.values, "points": self.points, "score": score, **numbers}
+
+
+def settings_of(outcomes: Iterable[Outcome], score: str) -> list[Setting]:
+    """The settings with a score, the best first."""
+    groups: dict[tuple[str, ...], list[Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.scores is not None and score in outcome.scores and outcome.state != DIVERGED:
+            groups.setdefault(outcome.point.setting, []).append(outcome)
+    found = []
+    for group in groups.values():
+        numbers = [outcome.scores[score] for outcome in group if outcome.scores is not None]
+        values = {key: value for key, value in group[0].point.values.items() if key != SEED}
+        found.append(Setting(values, len(numbers), statistics.median(numbers), min(numbers), max(numbers)))
+    return sorted(found, key=lambda each: each.median if score == "loss" else -each.median)
+
+
+def score_of(sweep: Sweep, outcomes: Iterable[Outcome]) -> str:
+    """The name of the score that decides. ConfigError for one that no evaluation has found."""
+    there = dict.fromkeys(name for outcome in outcomes for name in outcome.scores or {})
+    if sweep.score is not None and there and sweep.score not in there:
+        raise ConfigError(f'sweep.score = "{sweep.score}" is none of the scores: {", ".join(there)}. Name one of them.')
+    return sweep.score or next((name for name in SCORES if name in there), "loss")
+
+
+def _write(sweep: Sweep, outcomes: Sequence[Outcome]) -> None:
+    score = score_of(sweep, outcomes)
+    records = [outcome.record() for outcome in outcomes]
+    settings = [setting.record(score) for setting in settings_of(outcomes, score)]
+    content = {"points": records, "settings": settings, "best": settings[0] if settings else None}
+    write_whole(sweep.folder / SUMMARY, (json.dumps(content, indent=2) + "\n").encode())
+    columns = list(dict.fromkeys(name for record in records for name in record))
+    text = io.StringIO()
+    table = csv.DictWriter(text, columns, lineterminator="\n")
+    table.writeheader()
+    table.writerows(records)
+    write_whole(sweep.folder / "summary.csv", text.getvalue().encode())
+
+
+def told(sweep: Sweep, outcomes: Sequence[Outcome]) -> str:
+    """What came of a sweep, in lines for people."""
+    score = score_of(sweep, outcomes)
+    states = {state: sum(outcome.state == state for outcome in outcomes) for state in (*ENDED, FAILED)}
+    lines = [
+        f"{counted(len(outcomes), 'point')}: "
+        + ", ".join(f"{count} {state}" for state, count in states.items() if count)
+    ]
+    for setting in settings_of(outcomes, score):
+        values = ", ".join(f"{key} = {as_toml(value)}" for key, value in setting.values.items()) or "all"
+        spread = f" ({setting.lowest:.4f} to {setting.highest:.4f})" if setting.points > 1 else ""
+        lines.append(f"  {score} {setting.median:.4f}{spread}, {counted(setting.points, 'run')}: {values}")
+    lines += [
+        f"  {each.state}: {each.point.name}: {each.reason}" for each in outcomes if each.state in (DIVERGED, FAILED)
+    ]
+    return "\n".join([*lines, f"Every point is in {sweep.folder / 'summary.csv'}; the best setting stands first here."])
+
+
+def toml_of(content: TomlTable) -> str:
+    """A configuration's content as TOML."""
+    return "\n".join(_lines(content, ""))
+
+
+def _lines(content: TomlTable, prefix: str) -> list[str]:
+    inner = {key: value for key, value in content.items() if isinstance(value, dict)}
+    own = [f"{as_toml_key(key)} = {as_toml(value)}" for key, value in content.items() if key not in inner]
+    head = [f"[{prefix.removesuffix('.')}]"] if prefix else []
+    rest = [line for key, value in inner.items() for line in _lines(value, f"{prefix}{as_toml_key(key)}.")]
+    return [*head, *own, *rest]
+
+
+def as_toml_key(key: str) -> str:
+    """A key as TOML reads it: in quotes where it has more than letters and digits."""
+    return key if key.replace("_", "").replace("-", "").isalnum() else as_toml(key)
+
+
+def _words(point: Point) -> str:
+    return ", ".join(f"{key} = {as_toml(value)}" for key, value in point.values.items())

@@ -1,0 +1,182 @@
+"""Sweeps: which points there are, what is written down of each, and a whole one from the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from colonnade.errors import ConfigError
+from colonnade.train.sweep import Sweep, read_sweep
+from colonnade.train.tuning import run_points, toml_of
+from tests.commands import colonnade, forked
+from tests.runs import events, metrics
+from tests.tasks.examples import write_config, write_examples
+
+BASE = """\
+[model]
+preset = "bert-base"
+[data]
+train = "tokens"
+[train]
+steps = 10
+[run]
+folder = "{folder}"
+"""
+
+
+def swept(folder: Path, lines: str) -> Sweep:
+    path = folder / "config.toml"
+    path.write_text(BASE.format(folder=folder / "runs") + f"[sweep]\n{lines}\n")
+    found = read_sweep(path, [])
+    assert found is not None
+    return found
+
+
+def test_every_combination_is_a_point(tmp_path: Path) -> None:
+    found = swept(tmp_path, "optim.learning_rate = [1e-5, 2e-5]\ntrain.seed = [1, 2, 3]\nparts.frozen = [[], ['a']]")
+    assert len(found.points) == 12 and len({point.name for point in found.points}) == 12
+    point = found.points[3]
+    assert point.name == "learning_rate-1e-05_seed-2_frozen-__a__"
+    assert point.content["optim"] == {"learning_rate": 1e-5} and point.content["train"] == {"steps": 10, "seed": 2}
+    assert point.content["run"] == {"folder": str(tmp_path / "runs" / point.name)}
+    assert found.points[0].setting == found.points[2].setting != point.setting
+    assert tomllib.loads(toml_of(point.content)) == point.content
+
+
+def test_a_plain_configuration_has_no_sweep(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(BASE.format(folder="runs"))
+    assert read_sweep(tmp_path / "config.toml", []) is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("", "lists nothing"),
+        ("optim.learning_rat = [1]", "did you mean optim.learning_rate"),
+        ("optim.learning_rate = 1e-5", "no list"),
+        ("optim.learning_rate = []", "no list"),
+        ("train.seed = [1, 1]", "twice"),
+        ("run.folder = ['a', 'b']", "same for all points"),
+        ("train.epochs = [2, 3]", "leave train.steps out"),
+        ("score = 3\ntrain.seed = [1]", "no name"),
+    ],
+)
+def test_a_sweep_that_is_none(lines: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"(?i){said}"):
+        swept(tmp_path, lines)
+
+
+def made(accuracy: Callable[[dict[str, object]], float | int]) -> Callable[[Path], int]:
+    """A run that finds an accuracy, or ends with an exit status."""
+
+    def run(config: Path) -> int:
+        content = tomllib.loads(config.read_text())
+        found, folder = accuracy(content), Path(content["run"]["folder"])
+        folder.mkdir(exist_ok=True)
+        kind = "finished" if isinstance(found, float) else "diverged" if found == 3 else "started"
+        with (folder / "events.jsonl").open("a") as stream:
+            stream.write(json.dumps({"event": kind}) + "\n")
+        if isinstance(found, int):
+            return found
+        line = {"step": 10, "validation_loss": 1 - found, "validation_accuracy": found}
+        (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+        return 0
+
+    return run
+
+
+def test_what_comes_of_the_points_is_written_down(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The median of the seeds decides; what diverges or fails is recorded, and the others go on."""
+    sweep = swept(tmp_path, "optim.learning_rate = [0.1, 0.2, 0.3]\ntrain.seed = [1, 2, 3]")
+    table: dict[tuple[float, int], float | int] = {
+        (0.1, 1): 0.5, (0.1, 2): 0.9, (0.1, 3): 0.6,
+        (0.2, 1): 0.7, (0.2, 2): 0.7, (0.2, 3): 0.8,
+        (0.3, 1): 3, (0.3, 2): 1, (0.3, 3): 0.1,
+    }  # fmt: skip
+    calls: list[tuple[float, int]] = []
+
+    def accuracy(content: dict[str, dict[str, float]]) -> float | int:  # type: ignore[misc]
+        calls.append((content["optim"]["learning_rate"], int(content["train"]["seed"])))
+        return table[calls[-1]]
+
+    assert run_points(sweep, made(accuracy)) == 1  # type: ignore[arg-type]
+    summary = json.loads((tmp_path / "runs" / "summary.json").read_text())
+    assert summary["best"] == {
+        "optim.learning_rate": 0.2, "points": 3, "score": "accuracy", "median": 0.7, "lowest": 0.7, "highest": 0.8,
+    }  # fmt: skip
+    assert [each["median"] for each in summary["settings"]] == [0.7, 0.6, 0.1]
+    rows = list(csv.DictReader((tmp_path / "runs" / "summary.csv").read_text().splitlines()))
+    assert [row["state"] for row in rows] == ["finished"] * 6 + ["diverged", "failed", "finished"]
+    assert rows[4]["accuracy"] == "0.7" and rows[4]["step"] == "10" and "exit status 1" in rows[7]["reason"]
+    told = capsys.readouterr().out
+    assert "9 points: 7 finished, 1 diverged, 1 failed" in told
+    assert "accuracy 0.7000 (0.7000 to 0.8000), 3 runs: optim.learning_rate = 0.2" in told
+    calls.clear()
+    table[0.3, 2] = 0.9
+    assert run_points(sweep, made(accuracy)) == 1  # type: ignore[arg-type]
+    assert calls == [(0.3, 2)], "what has ended is not run again, and what failed is"
+
+
+def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = swept(tmp_path, "train.seed = [1, 2, 3]")
+    calls: list[int] = []
+
+    def accuracy(content: dict[str, dict[str, int]]) -> float | int:  # type: ignore[misc]
+        calls.append(content["train"]["seed"])
+        return 130 if calls == [1, 2] else 0.5
+
+    assert run_points(sweep, made(accuracy)) == 130  # type: ignore[arg-type]
+    assert "goes on with point 2" in capsys.readouterr().out
+    assert run_points(sweep, made(accuracy)) == 0  # type: ignore[arg-type]
+    assert calls == [1, 2, 2, 3]
+
+
+def test_a_score_that_there_is_not(tmp_path: Path) -> None:
+    sweep = swept(tmp_path, 'train.seed = [1, 2]\nscore = "f2"')
+    with pytest.raises(ConfigError, match=r"f2.*loss, accuracy"):
+        run_points(sweep, made(lambda content: 0.5))
+
+
+# --- whole runs -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_examples(tmp_path_factory.mktemp("examples"), ("qqp",))
+
+
+def test_the_command(examples: Path, tmp_path: Path) -> None:
+    """Two learning rates, one of which is no number that trains; epochs in the place of steps."""
+    path = write_config(examples, "qqp", tmp_path)
+    text = path.read_text().replace("steps = 4\n", "epochs = 1.0\n").replace("warmup_steps = 2", "warmup_steps = 0")
+    path.write_text(text + "[sweep]\noptim.learning_rate = [1e-2, 1e300]\n")
+    answer = colonnade("finetune", path)
+    assert answer.status == 1, answer
+    assert "2 points: 1 finished, 1 diverged" in answer.out, answer
+    run = tmp_path / "run" / "learning_rate-0.01"
+    assert [line["step"] for line in metrics(run)] == [1, 2, 3], "11 examples are 3 batches of 4"
+    assert {"accuracy", "f1", "matthews"} <= json.loads((tmp_path / "run" / "summary.json").read_text())["points"][
+        0
+    ].keys()
+    again = colonnade("finetune", path)
+    assert again.status == 1 and "Point" not in again.out, again
+
+
+def test_a_run_ends_early(examples: Path, tmp_path: Path) -> None:
+    """With a learning rate that moves nothing, no evaluation is better than the first, and the same command again
+    trains no further.
+    """
+    path = write_config(examples, "qqp", tmp_path)
+    still = ["optim.learning_rate=1e-30", "train.steps=40", "train.patience=2", "train.evaluate_every=1"]
+    answer = forked("train", path, *still, "parallel.dp=2", num_ranks=2)
+    assert answer.status == 0 and "train.patience = 2" in answer.out, answer
+    assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 2, 3]
+    assert any(event["event"] == "stopped early" for event in events(tmp_path / "run"))
+    answer = forked("train", path, *still, "parallel.dp=2", num_ranks=2)
+    assert answer.status == 0 and "Finished" in answer.out, answer
+    assert len(metrics(tmp_path / "run")) == 3
