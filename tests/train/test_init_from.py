@@ -2,13 +2,17 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError
+from colonnade.train import init_from
 from colonnade.train.init_from import Origin, check_common_tokens
 from tests.commands import after_banner, forked, here
 from tests.runs import Finished, events, metrics, whole_tensors
@@ -178,3 +182,23 @@ def test_another_tokenizer_must_agree_on_the_ids_that_both_have(
     with pytest.raises(CheckpointError, match="2 ids that both have: 40 is "):
         check_common_tokens(origin, Tokenizer.load(tmp_path / "other.json"))
     check_common_tokens(origin, Tokenizer.load(source))
+
+
+@pytest.mark.parametrize("resize", [True, False])
+def test_a_run_asks_for_tokens_alike_whether_or_not_it_may_resize(
+    resize: bool, finished: Finished, tmp_path: Path
+) -> None:
+    """Of a tokenizer that is not known, nothing is said."""
+    content = json.loads((finished.newest / "tokenizer.json").read_text())
+    names = {number: name for name, number in content["model"]["vocab"].items()}
+    content["model"] |= {"vocab": content["model"]["vocab"] | {names[40]: 41, names[41]: 40}, "merges": []}
+    (tmp_path / "other.json").write_text(json.dumps(content))
+    ours: Any = SimpleNamespace(tokenizer=Tokenizer.load(tmp_path / "other.json"))
+    known = Tokenizer.load(finished.newest).sha256
+    origin = Origin(finished.newest, "a checkpoint", {}, {}, 0, known, finished.newest, lambda _: None)
+    said = "differ in 2 ids that both have" if resize else "the same id would mean different text"
+    with pytest.raises(CheckpointError, match=said):
+        init_from._check_tokenizer(origin, ours, resize=resize)
+    init_from._check_tokenizer(replace(origin, tokenizer=None), ours, resize=resize)
+    init_from._check_tokenizer(replace(origin, tokenizer=ours.tokenizer.sha256), ours, resize=resize)
+    init_from._check_tokenizer(origin, SimpleNamespace(tokenizer=None), resize=resize)  # type: ignore[arg-type]
