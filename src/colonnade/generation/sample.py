@@ -135,7 +135,7 @@ def logits_behind(stages: Stages, inputs: Inputs) -> NDArray[np.float64]:
 def _logits(stages: Stages, x: Tensor) -> Tensor:
     """Of the last position, whole: [s, 1, h] -> [v]."""
     head = stages.model.head
-    return head.gathered(head.logits(x[-1:])[0])[0]
+    return head.gathered(head.logits(x[-1:])[0, 0])
 
 
 def _hidden(stages: Stages) -> Hidden:

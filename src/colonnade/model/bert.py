@@ -98,7 +98,7 @@ class BertHead(Head):
     def word_logits(self, x: Tensor) -> Tensor:
         """Whole stream at n positions, [n, b, h] of b = 1 -> logits [n, v] on every rank, in fp32 (fp64 for fp64)."""
         local = self.logits_of(self.transformed(self.normed(x)))[:, 0]
-        return self.gathered(local + self.bias[: local.shape[1]].to(local.dtype))
+        return self.gathered((local + self.bias[: local.shape[1]].to(local.dtype)).t()).t().contiguous()
 
     @torch.no_grad()
     def tell_order(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -117,10 +117,10 @@ class Head(nn.Module):
         )
 
     def gathered(self, local: Tensor) -> Tensor:
-        """Real rows of n positions' logits on each rank, [n, ≤ v/tp] -> all of them on every rank, [n, v]."""
-        padding = self.output.weight.shape[0] - local.shape[1]  # only the last ranks have some: real rows stay
-        padded = nn.functional.pad(local, (0, padding), value=float("-inf"))  # side by side
-        return all_gather(padded.t().contiguous(), self.parallel.tp)[: self.vocab_size].t().contiguous()
+        """Each rank's real rows of the vocabulary, [≤ v/tp, …] -> all of them on every rank, [v, …]."""
+        padding = self.output.weight.shape[0] - len(local)  # only the last ranks have some: real rows stay side by side
+        padded = nn.functional.pad(local, (*[0, 0] * (local.ndim - 1), 0, padding), value=float("-inf"))
+        return all_gather(padded, self.parallel.tp)[: self.vocab_size].contiguous()
 
 
 class Stack(Transformer):
