@@ -30,6 +30,17 @@ def test_the_likeliest_run_begins_before_it_ends() -> None:
     assert found.null_odds is None and found.prediction(0.0) == "ab"
 
 
+def test_a_text_that_stands_there_often_leaves_room_for_others() -> None:
+    """ "to" is the likeliest three times, 1 + 3, 2 + 2 and 3 + 1, and counts once; then 1 + 2 and 1 + 1."""
+    places = np.array([[0, 2], [3, 5], [6, 8]])
+    found = answers_of([window([1, 2, 3], [3, 2, 1])], "to to to", places, Selection(n_best=3), may_be_none=False)
+    assert [(each.text, each.start_logit + each.end_logit) for each in found.best] == [
+        ("to", 4),
+        ("to to", 3),
+        ("to to to", 2),
+    ]
+
+
 def test_runs_are_at_most_so_long() -> None:
     """From 0 to 3 is 9 + 9, four tokens; of three at most (1, 3) 1 + 9 = 10 is best, then (0, 0) to (0, 2) 9 + 0."""
     scores = [window([9, 1, 0, 0], [0, 0, 0, 9])]

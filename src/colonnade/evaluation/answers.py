@@ -89,7 +89,9 @@ class Answers:
 
 
 def best_runs(window: WindowScores, selection: Selection) -> list[Run]:
-    """The likeliest runs of one window, from the likeliest on; of equal ones that with the higher start score."""
+    """The runs between the likeliest tokens of one window, from the likeliest on; of equal ones the higher start score
+    first.
+    """
     at_start = np.where(window.begins, window.starts, -np.inf)
     starts = _largest(at_start, min(selection.n_best, int(window.begins.sum())))
     reach = np.zeros(len(window.ends), dtype=bool)
@@ -103,7 +105,7 @@ def best_runs(window: WindowScores, selection: Selection) -> list[Run]:
     sums = np.where(
         (length >= 0) & (length < selection.longest), window.starts[starts][:, None] + window.ends[ends], -np.inf
     )
-    order = np.argsort(-sums, axis=None, kind="stable")[: selection.n_best]
+    order = np.argsort(-sums, axis=None, kind="stable")  # all: several may have one text
     pairs = zip(*np.unravel_index(order, sums.shape), strict=True)
     return [
         Run(
