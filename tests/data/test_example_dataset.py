@@ -1,0 +1,168 @@
+"""Examples as samples: control tokens, types, truncation as in Hugging Face `tokenizers`, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colonnade.config.load import load
+from colonnade.data.example_dataset import ExampleDataset, PairTokens, Reading, cut_longest_first
+from colonnade.data.indexed import TokenFile, smallest_dtype
+from colonnade.data.sidecar import ExampleFields, Sidecar
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.data.writer import TokenFileWriter
+from colonnade.errors import ConfigError, DataError
+from colonnade.train.corpus import open_corpus
+from tests.tasks.examples import vocabulary, write_config, write_examples
+
+PAIR = PairTokens(classify=90, separate=91, pad=99)
+
+
+def file_of(
+    folder: Path, documents: Sequence[Sequence[Sequence[int]]], fields: ExampleFields, *, vocab_size: int = 100
+) -> TokenFile:
+    with TokenFileWriter(folder / "made", smallest_dtype(vocab_size)) as writer:
+        for document in documents:
+            writer.add_document(
+                [token for part in document for token in part], lengths=[len(part) for part in document]
+            )
+        tokens = sum(len(part) for document in documents for part in document)
+        writer.close(Sidecar("0" * 64, vocab_size, None, len(documents), tokens, 0, (), examples=fields))
+    return TokenFile(folder / "made")
+
+
+LABELS = ExampleFields("mnli", "classification", ("text_a", "text_b"), ("x", "y", "z"))
+CHOICE = ExampleFields("race", "choice", ("passage", "option A", "option B"))
+SCORE = ExampleFields("stsb", "classification", ("text_a", "text_b"), (), 1000)
+
+
+def dataset(
+    folder: Path, documents: Sequence[Sequence[Sequence[int]]], fields: ExampleFields, labels: int, length: int = 8,
+    *, labelled: bool = True,
+) -> ExampleDataset:  # fmt: skip
+    file, reading = file_of(folder, documents, fields), Reading(PAIR, fields.head, labels, labelled)
+    return ExampleDataset(file, range(file.num_documents), length, vocab_size=100, reading=reading)
+
+
+def test_two_texts_and_a_label(tmp_path: Path) -> None:
+    rows = dataset(tmp_path, [[[1, 2], [3], [2]], [[], [3, 4], [0]]], LABELS, 3).rows([0, 1])
+    assert rows.tokens.tolist() == [[[90, 1, 2, 91, 3, 91, 99, 99]], [[90, 91, 3, 4, 91, 99, 99, 99]]]
+    assert rows.types.tolist() == [[[0, 0, 0, 0, 1, 1, 0, 0]], [[0, 0, 1, 1, 1, 0, 0, 0]]]
+    assert rows.real.sum(-1).tolist() == [[6], [5]] and rows.targets.tolist() == [2.0, 0.0]
+
+
+def test_one_text(tmp_path: Path) -> None:
+    fields = ExampleFields("sst2", "classification", ("text_a",), ("x", "y"))
+    rows = dataset(tmp_path, [[list(range(9)), [1]]], fields, 2).rows([0])
+    assert rows.tokens.tolist() == [[[90, 0, 1, 2, 3, 4, 5, 91]]] and not rows.types.any()
+
+
+def test_choices_stand_with_the_passage(tmp_path: Path) -> None:
+    rows = dataset(tmp_path, [[[1, 2], [3], [4, 5], [1]]], CHOICE, 2).rows([0])
+    assert rows.tokens.tolist() == [[[90, 1, 2, 91, 3, 91, 99, 99], [90, 1, 2, 91, 4, 5, 91, 99]]]
+    assert rows.targets.tolist() == [1.0]
+
+
+def test_scores_come_back_from_thousandths(tmp_path: Path) -> None:
+    fields = ExampleFields("stsb", "classification", ("text_a", "text_b"), (), 20)
+    assert dataset(tmp_path, [[[1], [2], [76]]], fields, 1).rows([0]).targets.tolist() == [3.8]
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(8, 40))
+def test_texts_are_cut_as_tokenizers_cuts_them(first: int, second: int, length: int) -> None:
+    words = {f"w{number}": number for number in range(100)} | {"[UNK]": 100}
+    theirs = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    theirs.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    theirs.enable_truncation(length - 3, strategy="longest_first")
+    texts = [" ".join(f"w{number}" for number in range(count)) for count in (first, second)]
+    expected = theirs.encode(*texts).ids
+    cut = cut_longest_first(np.arange(first), np.arange(second), length - 3)
+    assert np.concatenate(cut).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("document", "fields", "labels", "said"),
+    [
+        ([[1], [2], [3]], LABELS, 3, r"document 0 has label 3, and model.num_labels = 3 has 0 to 2"),
+        ([[1], [2], []], LABELS, 3, "1 example without a label"),
+        ([[1], [2], [1]], LABELS, 2, r"3 labels: x, y, z, and model.num_labels = 2"),
+        ([[1], [2], [1]], SCORE, 2, r"scores, and no labels.*Set model.num_labels = 1"),
+        ([[1], [2], [3], [2]], CHOICE, 2, "label 2"),
+        ([[1], [2], [3], [0]], CHOICE, 4, "2 texts to choose from.*Set model.num_labels = 2"),
+    ],
+)
+def test_labels_that_do_not_fit(
+    document: list[list[int]], fields: ExampleFields, labels: int, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=said):
+        dataset(tmp_path, [document], fields, labels)
+
+
+def test_options_of_another_number_and_unknown_tokens_are_told_when_they_are_read(tmp_path: Path) -> None:
+    made = dataset(tmp_path, [[[1], [2], [3], [0]], [[1], [2], [0]]], CHOICE, 2)
+    assert len(made.rows([0]).tokens) == 1
+    with pytest.raises(DataError, match=r"document 1 has 3 sequences, and an example of race has 4"):
+        made.rows([1])
+    with pytest.raises(DataError, match=r"document 0 has token id 100"):
+        dataset(tmp_path, [[[1], [100], [0]]], LABELS, 3).rows([0])
+
+
+def test_examples_without_labels_can_be_read_where_none_is_wanted(tmp_path: Path) -> None:
+    assert np.isnan(dataset(tmp_path, [[[1], [2], []]], LABELS, 3, labelled=False).rows([0]).targets).all()
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_examples(tmp_path_factory.mktemp("examples"))
+
+
+@pytest.mark.parametrize(
+    ("task", "overrides", "said"),
+    [
+        ("mnli", ["model.head=choice"], r"model.head = .classification., and model.head is .choice."),
+        ("race", ["model.head=classification"], r"Set model.head = .choice."),
+        ("mnli", ["model.num_labels=2"], "Set model.num_labels = 3"),
+        ("mnli", ["data.validation={folder}/race"], "examples of race"),
+        ("mnli", ["data.validation={folder}/nothing"], "nothing"),
+        ("mnli", ["data.train={folder}/plain"], "no .json beside it"),
+    ],
+)
+def test_files_that_do_not_fit_the_head(
+    task: str, overrides: list[str], said: str, examples: Path, tmp_path: Path
+) -> None:
+    with TokenFileWriter(examples / "plain", smallest_dtype(100)) as writer:
+        writer.add_document([1, 2, 3])
+    config = load(write_config(examples, task, tmp_path), [each.format(folder=examples) for each in overrides])
+    with pytest.raises(DataError, match=said):
+        open_corpus(config)
+
+
+def test_another_tokenizer(examples: Path, tmp_path: Path) -> None:
+    other = vocabulary(tmp_path / "other")
+    assert isinstance(other, Tokenizer)
+    from colonnade.data.wordpiece import train_wordpiece
+
+    Tokenizer(train_wordpiece(["another text of words"], 60, min_frequency=1)).save(tmp_path / "other.json")
+    config = load(write_config(examples, "mnli", tmp_path), [f"data.tokenizer={tmp_path / 'other.json'}"])
+    with pytest.raises((DataError, ConfigError), match="another tokenizer"):
+        open_corpus(config)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["model.head=pretraining"], "model.num_labels = 3 has no effect"),
+        (["model.head=choice", "model.num_labels=1"], "needs 2 or more"),
+        (["model.kind=gpt"], "model.head = classification has no effect"),
+        (["data.masking.share=0.2"], "no effect with model.head"),
+    ],
+)
+def test_keys_that_do_not_go_together(overrides: list[str], said: str, examples: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load(write_config(examples, "mnli", tmp_path), overrides)
