@@ -9,8 +9,10 @@ import pytest
 from typer.main import get_command
 
 from colonnade.cli import app
-from colonnade.config.load import load, loads
+from colonnade.config.load import build, load, loads
 from colonnade.reference import page
+from colonnade.train.start import complete
+from colonnade.train.sweep import read_sweep
 from colonnade.verify.layouts import named
 
 ROOT = Path(__file__).parents[1]
@@ -35,7 +37,13 @@ def test_the_reference_page_is_current() -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=name_of)
 def test_examples_load(path: Path) -> None:
-    assert load(path)
+    found = read_sweep(path, [])
+    if found is None:
+        assert load(path)
+        return
+    for point in found.points:
+        complete(point.content, num_gpus=0)
+        assert build(point.content, [], source=point.name)
 
 
 def test_the_large_example_is_the_papers() -> None:
