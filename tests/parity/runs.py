@@ -25,6 +25,7 @@ from colonnade.data_parallel.buckets import Bucket, named_ranges
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
 from colonnade.tasks.bert import BertBatch
+from colonnade.tasks.labels import LabelBatch
 from colonnade.tasks.t5 import T5Batch
 from colonnade.tensor_parallel import cross_entropy
 from colonnade.tensor_parallel.placement import Placement
@@ -34,8 +35,8 @@ from tests.blocks import LLAMA_BLOCK
 
 GLOBAL_BATCH, SEQ_LENGTH, STEPS = 8, 8, 5
 CPU = torch.device("cpu")
-AnyBatch = Batch | BertBatch | T5Batch
-Samples = TypeVar("Samples", Batch, BertBatch, T5Batch)
+AnyBatch = Batch | BertBatch | LabelBatch | T5Batch
+Samples = TypeVar("Samples", Batch, BertBatch, LabelBatch, T5Batch)
 
 Mask = Literal["none", "differ", "second_half"]
 """Labels that count: all; a different number in every sample; none in the second half of the batch."""
@@ -56,6 +57,8 @@ BLOCKS: dict[str, dict[str, Any]] = {
     },  # with tp 4 ranks have copies of the two
     "window": {"window": 3, "num_key_value_heads": 1},  # biases of copied heads too
     "bert": {"kind": "bert", "position": "learned"},
+    "labels": {"kind": "bert", "position": "learned", "head": "classification", "num_labels": 3},
+    "scores": {"kind": "bert", "position": "learned", "head": "classification", "num_labels": 1},
     "t5": {  # what is written is longer than what is read, and the decoder deeper than the encoder may be
         "kind": "t5",
         "position": "relative",
@@ -231,7 +234,8 @@ def configured(case: Case, way: Way) -> Config:
 
 def global_batch(case: Case, step: int) -> AnyBatch:
     """The samples of a step (from 0), on any layout."""
-    return {"gpt": text, "bert": pairs_of_texts, "t5": texts_with_spans}[case.model.kind](case, step)
+    of_kind = {"gpt": text, "bert": pairs_of_texts, "t5": texts_with_spans}
+    return labelled(case, step) if case.model.head == "classification" else of_kind[case.model.kind](case, step)
 
 
 def text(case: Case, step: int) -> Batch:
@@ -268,6 +272,20 @@ def pairs_of_texts(case: Case, step: int) -> BertBatch:
         pair_labels=torch.randint(0, 2, (b,), generator=generator),
         pair_mask=counts,
         samples=batch.samples,
+    )
+
+
+def labelled(case: Case, step: int) -> LabelBatch:
+    """Of a model that tells labels: the same texts, with a label or a score each."""
+    texts, labels = pairs_of_texts(case, step), case.model.num_labels or 1
+    drawn = torch.rand(case.global_batch_size, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+    return LabelBatch(
+        tokens=texts.tokens,
+        types=texts.types,
+        real=texts.real,
+        targets=drawn if labels == 1 else (drawn * labels).floor(),
+        target_mask=texts.pair_mask,
+        samples=texts.samples,
     )
 
 

@@ -42,6 +42,10 @@ ALONE: list[Job] = [
     (Case(block="bert", vocab_size=3, tied=False), Way(tp=4, micro_batch_size=4)),  # the last rank has no token
     (Case(block="bert", norm_position="post", embedding_norm=True), Way(dp=2, zero=3, micro_batch_size=2)),
     (Case(block="bert", tied=False, mask="second_half"), Way(tp=2, pp=2, micro_batch_size=2, schedule="zero_bubble")),
+    (Case(block="labels"), Way(tp=2, sequence_parallel=True, micro_batch_size=4)),
+    (Case(block="labels", mask="second_half"), Way(pp=2, micro_batch_size=2, recompute="full")),
+    (Case(block="scores", norm_position="post", embedding_norm=True), Way(dp=2, zero=3, micro_batch_size=2)),
+    (Case(block="labels", tied=False), Way(tp=2, pp=2, micro_batch_size=2, schedule="zero_bubble")),
     (Case(block="t5"), Way(tp=2, micro_batch_size=4)),
     (Case(block="t5", tied=False), Way(tp=2, sequence_parallel=True, micro_batch_size=4, recompute="selective")),
     (Case(block="t5 relu"), Way(pp=2, micro_batch_size=2)),
