@@ -1,7 +1,7 @@
 """WikiText's words to natural text and back: rule by rule, on any text, and on the whole test set."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from colonnade.data.tokenizer import Tokenizer
@@ -29,6 +29,7 @@ def test_words_become_natural_text_and_return() -> None:
     assert retokenize(NATURAL) == WRITTEN
 
 
+@example("a , , b . . ) ( ( c ) \" \" d's ' e\n =  = \n")
 @given(PIECES.map("".join))
 def test_each_rule_is_its_own_inverse_on_any_text(text: str) -> None:
     for rule in module._RULES:

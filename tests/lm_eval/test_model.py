@@ -12,6 +12,7 @@ import pytest
 
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import ColonnadeError, ConfigError, DataError
+from colonnade.serving.answers import cut_at_first
 from tests.commands import environment
 from tests.serving.published import Pair, make_pair
 
@@ -90,6 +91,11 @@ def test_it_answers_as_the_harness_own_model_does(ours: ColonnadeLM, hf: Any) ->
     theirs = answers(hf)
     assert_alike(answers(ours), theirs)
     assert all(loss < 0 for loss, _ in theirs[0]) and any(text and "e" not in text for text in theirs[2])
+
+
+def test_a_text_ends_before_the_first_of_its_ends() -> None:
+    assert cut_at_first("one two three", ["three", "", "two", "four"]) == "one "
+    assert cut_at_first("one two three", ["four"]) == "one two three"
 
 
 def test_what_likelihoods_are_asked_of_greedy_text_is_greedy(ours: ColonnadeLM) -> None:
