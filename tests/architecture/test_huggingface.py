@@ -74,3 +74,24 @@ def test_llama_turns_whole_heads_wherever_its_file_says_so(share: float, refused
     where["partial_rotary_factor"] = share
     found = described(whole)
     assert isinstance(found, str) and "turn whole heads here" in found if refused else found == plain
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [
+        ("gpt2", "GPT2Model"),
+        ("llama", "LlamaModel"),
+        ("bert", "BertForMaskedLM"),
+        ("bert", "BertModel"),
+        ("bloom", "BloomModel"),
+        ("neox", "GPTNeoXModel"),
+        ("t5", "T5WithLMHeadModel"),
+    ],
+)
+def test_classes_that_files_were_published_under_are_read(name: str, architecture: str) -> None:
+    """The files of T5 1.0 say the name that its class had before."""
+    whole = completed(name, MODELS[name][1])
+    assert whole is not None
+    assert described({**whole, "architectures": [architecture]}) == described(whole)
+    other = described({**whole, "architectures": ["XForSequenceLabelling"]})
+    assert isinstance(other, str) and architecture in other

@@ -415,3 +415,18 @@ def test_a_link_under_the_name_of_the_new_checkpoint(path: Path, tmp_path: Path,
     assert newest(save(path.parent, 30, shards(), {}).parent) == path.parent / "step_00000030"
     assert not (path.parent / "step_00000030").is_symlink()
     assert target == "nowhere" or (tmp_path / "other disk" / "precious").read_text() == "data"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nowhere", "does not exist"),
+        ("file", "is not a folder"),
+        ("file/within", "does not exist"),
+        ("folder", "has no manifest.json"),
+    ],
+)
+def test_what_is_no_folder_of_a_checkpoint(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    assert refused(tmp_path / name).startswith(f"{tmp_path / name} {said}, so it is not a whole checkpoint")

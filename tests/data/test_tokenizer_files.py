@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from colonnade.data.tokenizer import Tokenizer
+from colonnade.data.train_tokenizer import train_tokenizer
 from colonnade.data.wordpiece import train_wordpiece
 from colonnade.errors import DataError
 
@@ -135,3 +136,15 @@ def test_what_is_no_model(tmp_path: Path, data: bytes) -> None:
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"broken.model is (no|a) SentencePiece model"):
         Tokenizer.load(path)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+def test_documents_without_text_are_nothing_to_train_on(kind: Any, tmp_path: Path) -> None:
+    source, made = tmp_path / "text.jsonl", tmp_path / "tokenizer.json"
+    source.write_text('{"text": ""}\n' * 3)
+    with pytest.raises(DataError):
+        train_tokenizer([source], made, 300, kind=kind, progress=False)
+    assert not made.exists()
+    source.write_text('{"text": ""}\n{"text": "the cat sat"}\n{"text": "the mat"}\nno document\n')
+    found = train_tokenizer([source], made, 300, kind=kind, progress=False)
+    assert (found.documents, found.rejected) == (2, 1) and Tokenizer.load(made).vocab_size > 5

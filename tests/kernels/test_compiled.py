@@ -398,3 +398,19 @@ def test_a_damaged_library_does_not_end_the_process(
     fake_compiler(tmp_path / "bin", 'while [ "$1" != -o ]; do shift; done; echo rubbish > "$2"', monkeypatch)
     monkeypatch.setattr(compiled, "is_loaded", lambda: False)
     assert "Could not load this library" in compiled.prepare(tmp_path / "cache", "one")
+
+
+@pytest.mark.usefixtures("units")
+@pytest.mark.parametrize("causal", [True, False])
+def test_heads_that_lie_once_for_many_queries_have_gradients_of_their_own(causal: bool) -> None:
+    q, k, v = heads(2, 4, 40, 8, 0)
+    grad = heads(2, 4, 40, 8, 1)[0]
+    once = [x[:, :1].expand(2, 4, 40, 8) for x in (k, v)]
+    apart = [x.contiguous() for x in once]
+    results = []
+    for keys, values in (once, apart):
+        for given in (grad, grad[:, :, :1].expand(2, 4, 40, 8)):
+            out, lse = compiled.attend(q, keys, values, 0.35, causal=causal)
+            results.append((out, *compiled.attend_backward(given, q, keys, values, out, lse, 0.35, causal=causal)))
+    for found, expected in zip(results[:2], results[2:], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

@@ -263,3 +263,17 @@ def test_errors_are_shares_of_the_norm(dtype: torch.dtype, size: float, monkeypa
     rounding = float((right.to(dtype).double() - right).norm() / right.norm())
     assert allowed == (timing.TRUE_FP32 if dtype is FP32 else pytest.approx(1.5 * rounding))
     assert not is_exact("blas", "forward", dtype)
+
+
+def test_the_least_time_of_all_rounds_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program may have had the processor in any of them, the first and the last too."""
+    taken = {"blas": [3.0, 1.0, 2.0], "onednn": [0.5, 4.0, 5.0]}
+    left = {use: {kernel: list(times) for kernel, times in taken.items()} for use in PRODUCTS}
+    tried = {use: trial(use, FP32, SMALL) for use in PRODUCTS}
+    of = {id(each): use for use, each in tried.items()}
+
+    monkeypatch.setattr(timing, "SECONDS", 0.0)
+    monkeypatch.setattr(timing, "_promising", lambda dtype, use, kernels, clock: kernels)
+    monkeypatch.setattr(timing, "trial", lambda use, dtype, sizes: tried[use])
+    monkeypatch.setattr(timing, "_seconds", lambda each, kernel, clock: left[of[id(each)]][kernel].pop(0))
+    assert measure(FP32, SMALL) == {use: {"blas": 1.0, "onednn": 0.5} for use in PRODUCTS}

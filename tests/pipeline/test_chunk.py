@@ -275,3 +275,13 @@ def test_backward_frees_each_unit_as_soon_as_it_is_done(every: int, most: int) -
     owner.look = look
     chunk.backward(0, None, each, last=True)
     assert max(map(len, alive)) == most
+
+
+@pytest.mark.parametrize("names", [UNITS, UNITS[1:3], UNITS[2:]])
+def test_inference_releases_each_unit_before_it_acquires_the_next(names: list[str]) -> None:
+    """Of ZeRO 3 one unit's weights are whole at a time."""
+    _, owner, chunk = chunk_of(names)
+    (each,) = microbatches(1)
+    chunk.infer(() if names[0] == UNITS[0] else (torch.ones(LENGTH, SAMPLES, HIDDEN, dtype=torch.float64),), each)
+    run = [name for name in names if name != UNITS[-1]]
+    assert owner.told == [(what, name) for name in run for what in ("acquire", "release")]

@@ -283,3 +283,19 @@ def test_what_to_do_after_a_loss(finished: Finished, config: Path) -> None:
     for every, said in (("4", "checkpoint.every = 4 steps had not passed"), ("0", "checkpoint.every = 0 saves at")):
         fresh = load(config, [f"checkpoint.every={every}"])
         assert said in begin.how_to_go_on(fresh) and "starts again from the beginning" in begin.how_to_go_on(fresh)
+
+
+def test_only_a_users_mistake_is_a_problem() -> None:
+    """Another error is an error of the program, and shows where it was made."""
+
+    def refuse() -> None:
+        raise ConfigError("the file is none")
+
+    def fail() -> None:
+        raise RuntimeError("a bug")
+
+    assert begin._problems(lambda: None, "data.train") == []
+    (found,) = begin._problems(refuse, "data.train", "data.split")
+    assert (found.message, tuple(found.keys)) == ("the file is none", ("data.train", "data.split"))
+    with pytest.raises(RuntimeError, match="a bug"):
+        begin._problems(fail, "data.train")

@@ -179,10 +179,11 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 def remedy(path: Path) -> str:
     """What to do about a damaged checkpoint: which older one there is to go on from."""
-    step = next((step for step, other in checkpoints_in(path.parent).items() if other == path), None)
+    beside = checkpoints_in(path.parent) if path.parent.is_dir() else {}
+    step = next((step for step, other in beside.items() if other == path), None)
     if step is None:
         return "It cannot be used."
-    older = [other for other in checkpoints_in(path.parent) if other < step]
+    older = [other for other in beside if other < step]
     if older:
         return f"Delete {path} to go on from step {older[-1]}."
     return "There is no older one: delete the whole run's folder to start again from step 0."
