@@ -51,6 +51,8 @@ MODELS += [
     ModelConfig(**BERT, position="rotary", bias=False, norm="rmsnorm", activation="swiglu", token_types=3),
     ModelConfig(**BERT, num_key_value_heads=2),
     ModelConfig(**BERT, head="classification", num_labels=3),
+    ModelConfig(**BERT, head="spans"),
+    ModelConfig(**BERT, head="spans", norm_position="post", bias=False),
     ModelConfig(**BERT, head="classification", num_labels=1, norm_position="post", tie_embeddings=False),
     ModelConfig(**BERT, head="choice", num_labels=4, bias=False, norm="rmsnorm"),
 ]

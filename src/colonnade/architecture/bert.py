@@ -5,7 +5,8 @@ embedding     embedding.tokens, embedding (positions, token types, embedding nor
 blocks.i      blocks.i
 head          head (final norm, masked-LM transform and bias, pooler, sentence order); embedding.tokens where tied
 
-With another `model.head` than that of pre-training, the last unit is a final norm, the pooler and a classifier.
+With another `model.head` than that of pre-training, the last unit is a final norm, the pooler and a classifier; with
+head spans, a final norm and a linear layer on every position.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,6 +21,7 @@ LOSSES = ("masked", "sentence_order")
 COMMON = ("head.norm.", "head.pooler.")
 """Of the last unit: what every head has."""
 LABEL_LOSSES = ("label",)
+SPAN_LOSSES = ("span",)
 
 
 def bert(model: ModelConfig, vocab_size: int) -> Architecture:
@@ -46,6 +48,18 @@ def bert_with_labels(model: ModelConfig, vocab_size: int) -> Architecture:
         head=tuple(_label_head(model, outputs)),
         head_multiply_adds=(h + outputs) * h // model.seq_length,  # it reads one position of each sequence
         losses=LABEL_LOSSES,
+    )
+
+
+def bert_with_spans(model: ModelConfig, vocab_size: int) -> Architecture:
+    """A model that tells which run of a text answers a question."""
+    return stacked(
+        model,
+        vocab_size,
+        token_types=model.token_types,
+        head=tuple(_span_head(model)),
+        head_multiply_adds=2 * model.hidden_size,
+        losses=SPAN_LOSSES,
     )
 
 
@@ -78,6 +92,12 @@ def _label_head(model: ModelConfig, outputs: int) -> Iterator[Weight]:
         yield from norm_weights("norm", model)
     yield from _linear("pooler", model, Weight("weight", (h, h), cut=0, std=std))
     yield from _linear("classifier", model, Weight("weight", (outputs, h), cut=1, std=std))
+
+
+def _span_head(model: ModelConfig) -> Iterator[Weight]:
+    if model.norm_position == "pre":
+        yield from norm_weights("norm", model)
+    yield from _linear("spans", model, Weight("weight", (2, model.hidden_size), std=model.init_std))
 
 
 def _head(model: ModelConfig, vocab_size: int) -> Iterator[Weight]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from colonnade.architecture.bert import bert, bert_with_labels
+from colonnade.architecture.bert import bert, bert_with_labels, bert_with_spans
 from colonnade.architecture.gpt import gpt
 from colonnade.architecture.statement import Architecture
 from colonnade.architecture.t5 import t5
@@ -15,6 +15,7 @@ FAMILIES: Mapping[tuple[str, str], Callable[[ModelConfig, int], Architecture]] =
         ("bert", "pretraining"): bert,
         ("bert", "classification"): bert_with_labels,
         ("bert", "choice"): bert_with_labels,
+        ("bert", "spans"): bert_with_spans,
         ("t5", "pretraining"): t5,
     }
 )

@@ -45,13 +45,14 @@ class ModelConfig(Section):
     masked words and which of two texts came first; t5 reads a text with its encoder and writes another with its
     decoder, and is trained to write what was cut out. With t5, keys that are unset are T5's: position relative, norm
     rmsnorm, bias false, activation relu, norm_epsilon 1e-6, init_std 1."""
-    head: Annotated[Literal["pretraining", "classification", "choice"], Since("pretraining"), Of(("bert",))] = (
-        "pretraining"
-    )
+    head: Annotated[
+        Literal["pretraining", "classification", "choice", "spans"], Since("pretraining"), Of(("bert",))
+    ] = "pretraining"
     """What a bert ends with: pretraining guesses masked words and the order of two texts; classification gives
     num_labels logits of a text or two, or a score where num_labels = 1; choice gives each of num_labels texts a logit,
-    and the highest is the answer. These two read the first position through the pooler, and are trained on examples
-    that `colonnade data examples` wrote."""
+    and the highest is the answer; both read the first position through the pooler. spans finds the run of a text that
+    answers a question, by two logits at every position. These three are trained on examples that `colonnade data
+    examples` wrote."""
     num_labels: Annotated[Size | None, Since(None), Of(("bert",))] = None
     """[labels] Of head classification, 1 for a score (regression by mean squared error); of head choice, the texts to
     choose from."""

@@ -10,6 +10,7 @@ from colonnade.data.bert_dataset import pair_samples_of
 from colonnade.data.datasets import SampleKind
 from colonnade.data.example_dataset import example_samples_of
 from colonnade.data.gpt_dataset import TextSamples, cut_of
+from colonnade.data.span_dataset import span_answer_samples_of
 from colonnade.data.t5_dataset import span_samples_of
 from colonnade.data.tokenizer import Tokenizer
 
@@ -19,6 +20,7 @@ SAMPLE_KINDS: Mapping[tuple[str, str], Callable[[Config, Tokenizer | None], Samp
         ("bert", "pretraining"): pair_samples_of,
         ("bert", "classification"): example_samples_of,
         ("bert", "choice"): example_samples_of,
+        ("bert", "spans"): span_answer_samples_of,
         ("t5", "pretraining"): span_samples_of,
     }
 )

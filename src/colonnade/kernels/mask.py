@@ -73,6 +73,8 @@ class Pairs:
     """int64 [s, b]: the document of each token, any numbers."""
     real: Tensor | None = None
     """bool [s, b]: False on padding, which nothing attends to."""
+    padding_sees_itself: bool = True
+    """Whether padding sees itself too, beside what is real: what a causal layer needs where padding comes first."""
     _made: list[weakref.ref[Tensor]] = field(default_factory=list, repr=False, compare=False)
 
     def tensor(self) -> Tensor | None:
@@ -86,14 +88,15 @@ class Pairs:
         return alive
 
     def _make(self) -> Tensor:
-        """A row that sees nothing (padding before anything real) sees itself, so that no softmax is empty."""
         pairs: Tensor | None = None
         if self.documents is not None:
             rows = self.documents.t()
             pairs = rows[:, :, None] == rows[:, None, :]
         if self.real is not None:
             keys = self.real.t()[:, None, :]
-            own = torch.eye(keys.shape[-1], dtype=torch.bool, device=keys.device)
-            pairs = (keys if pairs is None else pairs & keys) | own
+            pairs = keys if pairs is None else pairs & keys
+            if self.padding_sees_itself:
+                pairs = pairs | torch.eye(keys.shape[-1], dtype=torch.bool, device=keys.device)
+            pairs = pairs.expand(-1, keys.shape[-1], -1)
         assert pairs is not None, "one of the two says something"
         return pairs[:, None].contiguous()

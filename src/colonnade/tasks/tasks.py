@@ -6,6 +6,7 @@ from types import MappingProxyType
 from colonnade.tasks.bert import MaskedPairs
 from colonnade.tasks.gpt import LanguageModeling
 from colonnade.tasks.labels import Labels
+from colonnade.tasks.spans import Spans
 from colonnade.tasks.t5 import SpanCorruption
 from colonnade.tasks.task import Task
 
@@ -15,6 +16,7 @@ TASKS: Mapping[tuple[str, str], Task] = MappingProxyType(
         ("bert", "pretraining"): MaskedPairs(),
         ("bert", "classification"): Labels(),
         ("bert", "choice"): Labels(),
+        ("bert", "spans"): Spans(),
         ("t5", "pretraining"): SpanCorruption(),
     }
 )

@@ -29,7 +29,16 @@ from colonnade.lock import locked
 from colonnade.train import run_folder
 
 INDEX_BYTES = 64 << 20  # .idx files up to this size are opened whole: millions of documents in tenths of a second
-CUTS = ("data.", "model.seq_length", "train.steps", "train.global_batch_size", "train.evaluate", "curriculum.")
+CUTS = (
+    "data.",
+    "model.kind",
+    "model.head",
+    "model.seq_length",
+    "train.steps",
+    "train.global_batch_size",
+    "train.evaluate",
+    "curriculum.",
+)
 
 
 def load_for_run(path: Path, overrides: Sequence[str] = ()) -> Config:

@@ -28,6 +28,7 @@ _BOTH: Mapping[str, Place] = {
     "head.pooler": at("bert.pooler.dense"),
     "head.order": at("cls.seq_relationship"),
     "head.classifier": at("classifier"),
+    "head.spans": at("qa_outputs"),
 }
 POST: Mapping[str, Place] = {
     **_BOTH,
@@ -42,7 +43,7 @@ PRE: Mapping[str, Place] = {
     "head.norm": at("bert.encoder.ln"),
 }
 HEADS: Mapping[str, str] = MappingProxyType(
-    {"classification": "ForSequenceClassification", "choice": "ForMultipleChoice"}
+    {"classification": "ForSequenceClassification", "choice": "ForMultipleChoice", "spans": "ForQuestionAnswering"}
 )
 """How the names of their classes end, by model.head."""
 CHOICES = 4
@@ -83,6 +84,10 @@ def _read_head(keys: Keys) -> dict[str, Any]:
         return {}
     if head == "choice":
         return {"head": head, "num_labels": choices}
+    if head == "spans":
+        if isinstance(names, dict) and len(names) != 2:
+            keys.refuse(f"id2label has {len(names)} labels: an answer has a beginning and an end, 2")
+        return {"head": head}
     counted = len(names) if isinstance(names, dict) else number if type(number) is int else 2  # their default
     if counted > 1:
         keys.fixed("problem_type", "single_label_classification", why="a text has one label here")
@@ -97,6 +102,8 @@ def _write_head(name: str, model: ModelConfig) -> dict[str, Any]:
     named = {"architectures": [f"{name}{HEADS[model.head]}"]}
     if model.head == "choice":
         return {**named, "num_choices": model.num_labels}
+    if model.head == "spans":
+        return named
     labels = [f"LABEL_{number}" for number in range(model.num_labels or 0)]
     return {
         **named,

@@ -1,0 +1,116 @@
+"""Questions as samples: windows, what answers point at, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from colonnade.data.example_dataset import PairTokens
+from colonnade.data.indexed import TokenFile
+from colonnade.data.span_dataset import SpanDataset, windows_of
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.errors import DataError
+from tests.tasks.examples import write_examples
+from tests.tasks.questions import write_questions
+
+
+def opened(folder: Path, length: int, *, documents: range | None = None, vocab_size: int = 200) -> SpanDataset:
+    tokenizer, file = Tokenizer.load(folder / "tokenizer.json"), TokenFile(folder / "squad")
+    documents = documents or range(file.num_documents)
+    return SpanDataset(file, documents, length, vocab_size=vocab_size, tokens=PairTokens.of(tokenizer))
+
+
+@pytest.mark.parametrize("length", [10, 16, 64])
+def test_every_answer_is_in_a_window_and_points_at_its_words(length: int, tmp_path: Path) -> None:
+    """At three lengths of one file; of 64 every text is whole in one window."""
+    folder = write_questions(tmp_path)
+    tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    asked = [
+        each for text in json.loads((folder / "dev.json").read_text())["data"][0]["paragraphs"] for each in text["qas"]
+    ]
+    data = opened(folder, length)
+    rows, found = data.rows(range(len(data))), dict[int, set[str]]()
+    documents = np.searchsorted(data._first, np.arange(len(data)), side="right") - 1
+    assert length < 64 or len(data) == len(asked)
+    for row, document in enumerate(documents.tolist()):
+        tokens, (first, last) = rows.tokens[row], rows.answers[row]
+        assert tokens[0] == tokenizer.id_of("[CLS]") and tokens[rows.real[row].sum() - 1] == tokenizer.id_of("[SEP]")
+        question = tokens[1 : np.flatnonzero(tokens == tokenizer.id_of("[SEP]"))[0]].tolist()
+        assert question == tokenizer.encode(asked[document]["question"])[:3]
+        if (first, last) != (0, 0):
+            assert rows.types[row, first : last + 1].all(), "an answer is in the text"
+            found.setdefault(document, set()).add(tokenizer.decode(tokens[first : last + 1].tolist()))
+    for document, question in enumerate(asked):
+        expected = {each["text"] for each in question["answers"]}
+        got = found.get(document, set())
+        assert got == expected or (length == 10 and not got), "an answer may be cut where windows are short"
+    assert length > 10 or found
+
+
+def test_an_answer_outside_of_the_window_points_at_the_first_position(tmp_path: Path) -> None:
+    data = opened(write_questions(tmp_path), 10)
+    answers = data.rows(range(len(data))).answers
+    nothing = (answers == 0).all(1)
+    assert 0 < nothing.sum() < len(data) and ((answers > 0).all(1) == ~nothing).all()
+
+
+def test_parts_and_orders_of_a_file(tmp_path: Path) -> None:
+    folder = write_questions(tmp_path)
+    whole, first, second = (
+        opened(folder, 10),
+        opened(folder, 10, documents=range(4)),
+        opened(folder, 10, documents=range(4, 11)),
+    )
+    assert len(first) + len(second) == len(whole)
+    both = np.concatenate([first.rows(range(len(first))).tokens, second.rows(range(len(second))).tokens])
+    np.testing.assert_array_equal(both, whole.rows(range(len(whole))).tokens)
+    assert whole.passes([0, len(whole)]).epochs.tolist() == [0, 1]
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    folder = write_questions(tmp_path)
+    with pytest.raises(
+        DataError, match=r"question of \d tokens?, and model.seq_length = 5 leaves no room .* seq_length of 7"
+    ):
+        opened(folder, 5)
+    with pytest.raises(DataError, match=r"document .* has token id"):
+        rows = opened(folder, 16, vocab_size=8)
+        rows.rows(range(len(rows)))
+    write_examples(folder, ("mnli",))
+    with pytest.raises(
+        DataError, match=r'examples of mnli, for model.head = "classification", and model.head is "spans"'
+    ):
+        windows_of(TokenFile(folder / "mnli"))
+
+
+def test_questions_without_a_word_on_their_answer_are_refused(tmp_path: Path) -> None:
+    folder = write_questions(tmp_path)
+    content = json.loads((folder / "dev.json").read_text())
+    del content["data"][0]["paragraphs"][1]["qas"][0]["answers"]
+    (folder / "dev.json").write_text(json.dumps(content))
+    from colonnade.examples.formats import FORMATS
+    from colonnade.examples.make import make_examples
+
+    make_examples(
+        FORMATS["squad"],
+        [folder / "dev.json"],
+        folder / "squad",
+        Tokenizer.load(folder / "tokenizer.json"),
+        overwrite=True,
+    )
+    with pytest.raises(DataError, match=r"has 1 question without an answer .* the first is document 1"):
+        opened(folder, 16)
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    folder = write_questions(tmp_path)
+    file = TokenFile(folder / "squad")
+    numbers = np.fromfile(folder / "squad.bin", dtype=file.dtype)
+    numbers[file.document_start(1) - 1] = 150  # behind the text
+    numbers.tofile(folder / "squad.bin")
+    data = opened(folder, 16)
+    with pytest.raises(DataError, match="document 0 is answered by tokens"):
+        data.rows([0])

@@ -1,0 +1,86 @@
+"""Questions about texts: whole runs on every layout, what an evaluation finds, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from colonnade.mesh.mesh import Axis
+from colonnade.model.bert_spans import span_losses
+from colonnade.tasks.spans import Spans
+from tests.commands import forked, here
+from tests.runs import assert_near, metrics
+from tests.slow import first_fast
+from tests.tasks.examples import write_examples
+from tests.tasks.questions import write_config, write_questions
+from tests.tasks.test_labels import LAYOUTS
+
+ALSO = [["parallel.pp=2", "parallel.recompute=full"]]
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_questions(tmp_path_factory.mktemp("questions"))
+
+
+@pytest.fixture(scope="module")
+def alone(questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("alone")
+    answer = forked("train", write_config(questions, folder))
+    assert answer.status == 0, answer
+    return folder / "run"
+
+
+@pytest.mark.parametrize("layout", first_fast([*LAYOUTS, *ALSO]), ids=str)
+def test_every_layout_trains_the_same(alone: Path, questions: Path, tmp_path: Path, layout: list[str]) -> None:
+    """Losses, weights, and which answers of the development set are right."""
+    answer = forked("train", write_config(questions, tmp_path), *layout, num_ranks=2)
+    assert answer.status == 0, answer
+    assert_near(tmp_path / "run", alone)
+
+
+def test_validation_tells_how_many_spans_are_right(alone: Path) -> None:
+    last = metrics(alone)[-1]
+    assert {"validation_loss", "validation_span_accuracy", "validation_start_accuracy"} <= last.keys()
+    assert 0 <= last["validation_span_accuracy"] <= last["validation_start_accuracy"] <= 1
+
+
+def test_a_sample_s_loss_is_the_mean_of_both_ends() -> None:
+    """Of 4 positions: -log of 1/2 and of 1/4 for the first sample; the second's are sure."""
+    logits = torch.zeros(4, 2, 2, dtype=torch.float64)
+    logits[:, 0, 0] = torch.tensor([3.0, 1.0, 1.0, 1.0]).log()  # the beginning is at 0 with 3 / 6
+    logits[2, 1, :] = 1e4
+    losses = span_losses(logits, torch.tensor([[0, 2], [1, 2]]))
+    torch.testing.assert_close(losses[0], (torch.tensor(2.0).log() + torch.tensor(4.0).log()).double() / 2)
+    assert losses[1] == 0
+
+
+def test_what_is_refused(questions: Path, tmp_path: Path) -> None:
+    config = write_config(questions, tmp_path)
+    for more, message in (
+        (["model.num_labels=2"], 'model.num_labels = 2 has no effect with model.head = "spans"'),
+        (["model.head=classification", "model.num_labels=3"], 'examples of squad, for model.head = "spans"'),
+        (["model.seq_length=5"], "leaves no room for text"),
+        (["model.kind=gpt"], "model.head"),
+    ):
+        answer = here("train", config, *more)
+        assert answer.status == 2 and message in answer.err, (more, answer)
+    other = write_examples(tmp_path / "other", ("mnli",), number=3)
+    own = (f"data.train={other / 'mnli'}", f"data.validation={other / 'mnli'}")
+    answer = here("train", config, *own)
+    assert answer.status == 2 and "was made with another tokenizer than data.tokenizer" in answer.err, answer
+
+
+def test_an_evaluation_of_nothing_is_refused() -> None:
+    from colonnade.config.model import ModelConfig
+    from colonnade.errors import DataError
+    from colonnade.tensor_parallel.parallel import Parallel
+
+    model = ModelConfig(kind="bert", head="spans", num_layers=1, hidden_size=8, num_heads=2, seq_length=8)
+    built = Spans().build(model, 12, Parallel(Axis("tp")), None)
+    with pytest.raises(DataError, match="no question"):
+        Spans().evaluate(
+            built, [], dp=Axis("dp"), pp=Axis("pp"), hidden=lambda _: None, byte_lengths=None, tokenizer_checked=True
+        )
