@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from colonnade.architecture.adapters import LORA_A, LORA_B
+from colonnade.architecture.bert import label_outputs
 from colonnade.architecture.statement import Sublayer, Unit, vocab_rows_per_rank
 from colonnade.pipeline.messages import sends
 from colonnade.pipeline.partition import chunks
@@ -55,7 +56,7 @@ def traffic(step: Step) -> list[Flow]:
         _adapters,
         _embedding,
         _head,
-        _pairs,
+        _first_positions,
         _replicated,
         _gradients,
         _parameters,
@@ -229,7 +230,8 @@ def _trains_table(step: Step, unit: Unit) -> bool:
 
 
 def _head(step: Step) -> Iterator[Flow]:
-    for unit in (unit for chunk in step.chunks for unit in chunk if unit.is_loss):
+    """An output layer and the loss of tokens."""
+    for unit in (unit for chunk in step.chunks for unit in chunk if unit.is_loss and step.model.head == "pretraining"):
         n, tokens = step.num_microbatches, unit.length * step.train.micro_batch_size
         rows = vocab_rows_per_rank(step.vocab_size, step.parallel.tp)
         limit = CHUNK_LOGITS * CUDA_CHUNKS if step.cuda else CHUNK_LOGITS
@@ -244,27 +246,32 @@ def _head(step: Step) -> Iterator[Flow]:
         yield _over_tp(step, "reduce_scatter", "head backward", back)
 
 
-def _pairs(step: Step) -> Iterator[Flow]:
-    """A second loss, of each sample's first position: a column-parallel layer, and a row-parallel one of 2 outputs.
+def _first_positions(step: Step) -> Iterator[Flow]:
+    """A loss of each sequence's first position: a column-parallel layer, and a row-parallel one of few outputs.
     Backward as far as something is trained.
     """
-    for unit in (unit for chunk in step.chunks for unit in chunk if unit.is_loss and step.num_losses > 1):
+    of_pairs, labels = step.num_losses > 1, step.model.head in ("classification", "choice")
+    for unit in (unit for chunk in step.chunks for unit in chunk if unit.is_loss and (of_pairs or labels)):
         n, tp = step.num_microbatches, step.parallel.tp
-        row = step.train.micro_batch_size * step.model.hidden_size * step.width
-        logits = step.train.micro_batch_size * 2 * step.width
+        columns, row_parallel = (
+            step.train.micro_batch_size * step.model.sequences,
+            "order" if of_pairs else "classifier",
+        )
+        row = columns * step.model.hidden_size * step.width
+        logits = columns * (2 if of_pairs else label_outputs(step.model)) * step.width
         into = n * (unit.sends_back or step.trains(unit, "norm."))
-        inner = n * (into > 0 or step.trains(unit, "pooler.", "order.weight"))
+        inner = n * (into > 0 or step.trains(unit, "pooler.", f"{row_parallel}.weight"))
         if not step.parallel.sequence_parallel:
-            yield Flow("tp", "all_reduce", "logits of pairs forward", n, n * logits)
+            yield Flow("tp", "all_reduce", "logits of first positions forward", n, n * logits)
             yield Flow("tp", "all_reduce", "first positions backward", into, into * row)
             return
         read = n * step.trains(unit, "pooler.weight")
         yield Flow("tp", "all_gather", "first positions forward", n, n * row)
-        yield Flow("tp", "reduce_scatter", "logits of pairs forward", n, n * logits * tp)
-        yield Flow("tp", "all_gather", "logits of pairs backward", inner, inner * logits)
+        yield Flow("tp", "reduce_scatter", "logits of first positions forward", n, n * logits * tp)
+        yield Flow("tp", "all_gather", "logits of first positions backward", inner, inner * logits)
         yield Flow("tp", "reduce_scatter", "first positions backward", into, into * row * tp)
         yield Flow("tp", "all_gather", "first positions backward, what a weight gradient is made of", read, read * row)
-        yield Flow("tp", "all_reduce", "loss of pairs, from the first rank", n, n * step.exact)
+        yield Flow("tp", "all_reduce", "loss of first positions, from the first rank", n, n * step.exact)
 
 
 def _replicated(step: Step) -> Iterator[Flow]:
