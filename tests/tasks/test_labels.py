@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from colonnade.config.model import ModelConfig
+from colonnade.tasks.labels import Labels
 from tests.commands import forked
 from tests.runs import assert_near
 from tests.slow import first_fast
@@ -46,3 +48,11 @@ def test_every_layout_trains_the_same(
     answer = forked("train", write_config(examples, task, tmp_path), *layout, num_ranks=2)
     assert answer.status == 0, answer
     assert_near(tmp_path / "run", alone[task])
+
+
+def test_every_sequence_of_a_choice_has_dropout_of_its_own() -> None:
+    """Numbers that no other sequence of the run has, whatever the micro-batch."""
+    batch = Labels().random_batch(
+        ModelConfig(kind="bert", head="choice", num_labels=4, seq_length=8), 3, 30, separate_documents=False
+    )
+    assert batch.columns.tolist() == list(range(12)) and batch.tokens.shape == (8, 12)
