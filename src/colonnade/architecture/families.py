@@ -12,6 +12,7 @@ from colonnade.config.model import ModelConfig
 FAMILIES: Mapping[tuple[str, str], Callable[[ModelConfig, int], Architecture]] = MappingProxyType(
     {
         ("gpt", "pretraining"): gpt,
+        ("gpt", "preferences"): gpt,
         ("bert", "pretraining"): bert,
         ("bert", "classification"): bert_with_labels,
         ("bert", "choice"): bert_with_labels,

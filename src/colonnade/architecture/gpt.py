@@ -18,5 +18,5 @@ def gpt(model: ModelConfig, vocab_size: int) -> Architecture:
         vocab_size,
         head=output_weights(model, vocab_size),
         head_multiply_adds=vocab_size * model.hidden_size,
-        losses=("language_model",),
+        losses=("preference" if model.head == "preferences" else "language_model",),
     )

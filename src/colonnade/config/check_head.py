@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator
 
+from colonnade.config.preferences import PreferencesConfig
 from colonnade.config.schema import Config, MaskingConfig
 
 Messages = Iterator[str]
+TEXT_KEYS = ("documents", "packing", "no_loss_on", "too_long", "loss_on")
+"""Keys of [data] about text that goes on."""
 FEWEST = {"classification": 1, "choice": 2}
 
 
@@ -12,7 +15,11 @@ def labels_of_the_head(config: Config) -> Messages:
     """A head with labels says how many, and another head has none."""
     model = config.model
     if model.kind != "bert":
+        if model.kind == "gpt" and model.head not in ("pretraining", "preferences"):
+            yield f'model.head = "{model.head}" is for model.kind = "bert". Use "pretraining" or "preferences".'
         return
+    if model.head == "preferences":
+        yield 'model.head = "preferences" is for model.kind = "gpt", which writes answers. Leave it out.'
     fewest = FEWEST.get(model.head)
     if fewest is None and model.num_labels is not None:
         yield (
@@ -36,7 +43,44 @@ def masking_of_pretraining(config: Config) -> Messages:
         )
 
 
+def preferences_have_a_reference(config: Config) -> Messages:
+    """Preferences are learned beside the weights that a run begins from, of pairs as they are."""
+    wanted, chosen = config.model.head == "preferences", config.preferences
+    if not wanted and chosen != PreferencesConfig():
+        yield f'[preferences] has no effect with model.head = "{config.model.head}". Leave it out.'
+    if not wanted:
+        return
+    if config.train.init_from is None:
+        yield (
+            'train.init_from is unset, and model.head = "preferences" holds the model to the weights that it names: '
+            "without them nothing says what answers are likely. Name a model that was fine-tuned on conversations."
+        )
+    if config.curriculum.tokens:
+        yield 'curriculum.tokens does not go with model.head = "preferences": pairs have one length. Leave it out.'
+    for key in (*TEXT_KEYS,):
+        if getattr(config.data, key) != type(config.data).model_fields[key].default:
+            yield (
+                f'data.{key} = {getattr(config.data, key)!r} has no effect with model.head = "preferences", whose '
+                "samples are pairs of answers. Leave it out."
+            )
+    if chosen.loss == "ipo" and chosen.label_smoothing:
+        yield (
+            f'preferences.label_smoothing = {chosen.label_smoothing} has no effect with preferences.loss = "ipo". '
+            "Leave it out."
+        )
+
+
 HEAD_CHECKS = (
+    (
+        (
+            "model.head",
+            "train.init_from",
+            "curriculum.tokens",
+            *(f"preferences.{key}" for key in PreferencesConfig.model_fields),
+            *(f"data.{key}" for key in TEXT_KEYS),
+        ),
+        preferences_have_a_reference,
+    ),
     (("model.kind", "model.head", "model.num_labels"), labels_of_the_head),
     (
         ("model.kind", "model.head", *(f"data.masking.{key}" for key in MaskingConfig.model_fields)),

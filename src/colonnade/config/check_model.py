@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from colonnade.config.check_head import HEAD_CHECKS
+from colonnade.config.check_head import HEAD_CHECKS, TEXT_KEYS
 from colonnade.config.check_t5 import T5_CHECKS
 from colonnade.config.nature import Of
 from colonnade.config.numbers import divisors, one_of
@@ -142,8 +142,6 @@ SAMPLES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {"bert": ("two texts of one document", "masking"), "t5": ("texts with spans cut out", "corruption")}
 )
 """What samples are that are not text as it stands, and the section of [data] about them, by kind of model."""
-TEXT_KEYS = ("documents", "packing", "no_loss_on", "too_long", "loss_on")
-"""Keys of [data] about text that goes on."""
 MODEL_CHECKS = (
     (
         (

@@ -54,7 +54,8 @@ def model_metadata(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
         **({"query_key_value_bias": None} if model.has_query_key_value_bias == model.bias else {}),
         **({"head_dim": None} if model.head_width * model.num_heads == model.hidden_size else {}),
     }
-    return {**metadata, **usual, "ffn_hidden_size": model.ffn, "vocab_size": vocab_size}
+    head = "pretraining" if model.head == "preferences" else model.head  # the weights of a language model
+    return {**metadata, **usual, "head": head, "ffn_hidden_size": model.ffn, "vocab_size": vocab_size}
 
 
 def before_it_was_saved() -> dict[str, Any]:

@@ -46,13 +46,16 @@ class ModelConfig(Section):
     decoder, and is trained to write what was cut out. With t5, keys that are unset are T5's: position relative, norm
     rmsnorm, bias false, activation relu, norm_epsilon 1e-6, init_std 1."""
     head: Annotated[
-        Literal["pretraining", "classification", "choice", "spans"], Since("pretraining"), Of(("bert",))
+        Literal["pretraining", "classification", "choice", "spans", "preferences"],
+        Since("pretraining"),
+        Of(("gpt", "bert")),
     ] = "pretraining"
-    """What a bert ends with: pretraining guesses masked words and the order of two texts; classification gives
-    num_labels logits of a text or two, or a score where num_labels = 1; choice gives each of num_labels texts a logit,
-    and the highest is the answer; both read the first position through the pooler. spans finds the run of a text that
-    answers a question, by two logits at every position. These three are trained on examples that `colonnade data
-    examples` wrote."""
+    """What a model ends with. preferences is gpt's: the same weights learn which of two answers is preferred
+    ([preferences]), from token files of `colonnade data examples preferences`. Of a bert: pretraining guesses masked
+    words and the order of two texts; classification gives num_labels logits of a text or two, or a score where
+    num_labels = 1; choice gives each of num_labels texts a logit, and the highest is the answer; both read the first
+    position through the pooler. spans finds the run of a text that answers a question, by two logits at every position.
+    These three are trained on examples that `colonnade data examples` wrote."""
     num_labels: Annotated[Size | None, Since(None), Of(("bert",))] = None
     """[labels] Of head classification, 1 for a score (regression by mean squared error); of head choice, the texts to
     choose from."""
@@ -176,11 +179,13 @@ class ModelConfig(Section):
     @property
     def ties_output(self) -> bool:
         """Whether there is an output layer that is the token table."""
-        return self.tie_embeddings and self.head == "pretraining"
+        return self.tie_embeddings and self.head in ("pretraining", "preferences")
 
     @property
     def sequences(self) -> int:
-        """Sequences of a sample: the texts to choose from, else 1."""
+        """Sequences of a sample: the texts to choose from, the two answers of a preference, else 1."""
+        if self.head == "preferences":
+            return 2
         return (self.num_labels or 1) if self.head == "choice" else 1
 
     @property

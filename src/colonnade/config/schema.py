@@ -1,6 +1,6 @@
 """Every key of a configuration: its type, its one default, its range and its meaning.
 
-    Config ── model · parallel · data · train · optim · parts · lora · divergence · checkpoint · run
+    Config ── model · parallel · data · train · optim · parts · lora · preferences · divergence · checkpoint · run
 
 The text under a field is its documentation: `colonnade train --help` and docs/reference/config.md are made from
 it. It starts with the unit in brackets where the value has one. Sections are frozen and strict: an unknown key, or
@@ -19,6 +19,7 @@ from colonnade.config.corruption import MEAN_LENGTH, SHARE, Lengths
 from colonnade.config.model import ModelConfig
 from colonnade.config.nature import MAY_CHANGE
 from colonnade.config.parts import LoraConfig, PartsConfig
+from colonnade.config.preferences import PreferencesConfig
 from colonnade.config.section import (
     Count,
     CountOrZero,
@@ -384,6 +385,7 @@ class Config(Section):
     optim: OptimConfig
     parts: PartsConfig = PartsConfig()
     lora: LoraConfig = LoraConfig()
+    preferences: PreferencesConfig = PreferencesConfig()
     divergence: DivergenceConfig = DivergenceConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     run: RunConfig

@@ -188,7 +188,7 @@ def _tokenizer_config(it: Opened, tokenizer: Tokenizer) -> dict[str, Any]:
     end = tokenizer.end_of_document
     if end is not None:
         content |= {"bos_token": tokenizer.names[end], "eos_token": tokenizer.names[end]}
-    if it.config.model.head != "pretraining":
+    if it.config.model.kind == "bert" and it.config.model.head != "pretraining":
         content["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     for key, names in _SPECIAL.items():
         found = next((name for name in names if tokenizer.id_of(name) is not None), None)

@@ -10,6 +10,7 @@ from colonnade.data.bert_dataset import pair_samples_of
 from colonnade.data.datasets import SampleKind
 from colonnade.data.example_dataset import example_samples_of
 from colonnade.data.gpt_dataset import TextSamples, cut_of
+from colonnade.data.preference_dataset import preference_samples_of
 from colonnade.data.span_dataset import span_answer_samples_of
 from colonnade.data.t5_dataset import span_samples_of
 from colonnade.data.tokenizer import Tokenizer
@@ -17,6 +18,7 @@ from colonnade.data.tokenizer import Tokenizer
 SAMPLE_KINDS: Mapping[tuple[str, str], Callable[[Config, Tokenizer | None], SampleKind]] = MappingProxyType(
     {
         ("gpt", "pretraining"): lambda config, _: TextSamples(cut_of(config.data)),
+        ("gpt", "preferences"): preference_samples_of,
         ("bert", "pretraining"): pair_samples_of,
         ("bert", "classification"): example_samples_of,
         ("bert", "choice"): example_samples_of,

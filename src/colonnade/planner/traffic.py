@@ -237,12 +237,15 @@ def _head(step: Step) -> Iterator[Flow]:
         limit = CHUNK_LOGITS * CUDA_CHUNKS if step.cuda else CHUNK_LOGITS
         chunks = max(1, -(-tokens * rows // limit))
         chunks = -(-tokens // -(-tokens // chunks))  # equal chunks of tokens: there may be fewer
-        yield Flow("tp", "all_gather", "loss, 2 numbers a token", n * chunks, n * 2 * tokens * step.exact)
+        twice = 1 + (step.model.head == "preferences")  # for what each pair weighs first
+        yield Flow(
+            "tp", "all_gather", "loss, 2 numbers a token", n * chunks * twice, n * 2 * tokens * step.exact * twice
+        )
         back = [unit.length] * (unit.sends_back or step.trains(unit, "norm.", "dense"))
         if not step.parallel.sequence_parallel:
             yield _over_tp(step, "all_reduce", "head backward", back)
             return
-        yield _over_tp(step, "all_gather", "head forward", [unit.length])
+        yield _over_tp(step, "all_gather", "head forward", [unit.length] * twice)
         yield _over_tp(step, "reduce_scatter", "head backward", back)
 
 

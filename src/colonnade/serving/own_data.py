@@ -18,6 +18,7 @@ from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.data_record import other_data
 from colonnade.train.held_out import evaluate_part
 from colonnade.train.metadata import metadata_of
+from colonnade.train.reference import attach_stored
 
 
 def measure_part(
@@ -37,6 +38,7 @@ def measure_part(
     """
     config = trained.config
     corpus = _opened(checkpoint, config, mesh)
+    attach_stored(config, corpus)
     part, note = _part(corpus, config, checkpoint, name), _not_known(checkpoint, corpus)
     wanted = config.train.evaluate_samples if samples is None else samples
     at_once = config.train.micro_batch_size if batch_size is None else batch_size

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from colonnade.tasks.bert import MaskedPairs
 from colonnade.tasks.gpt import LanguageModeling
 from colonnade.tasks.labels import Labels
+from colonnade.tasks.preferences import Preferences
 from colonnade.tasks.spans import Spans
 from colonnade.tasks.t5 import SpanCorruption
 from colonnade.tasks.task import Task
@@ -13,6 +14,7 @@ from colonnade.tasks.task import Task
 TASKS: Mapping[tuple[str, str], Task] = MappingProxyType(
     {
         ("gpt", "pretraining"): LanguageModeling(),
+        ("gpt", "preferences"): Preferences(),
         ("bert", "pretraining"): MaskedPairs(),
         ("bert", "classification"): Labels(),
         ("bert", "choice"): Labels(),

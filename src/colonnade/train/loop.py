@@ -27,7 +27,7 @@ from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
 from colonnade.tasks.task import Found
-from colonnade.train import init_from, recovery, run_folder
+from colonnade.train import init_from, recovery, reference, run_folder
 from colonnade.train.best import LOSS, evaluations_since_best
 from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.divergence import Diverged
@@ -112,6 +112,7 @@ def main(
             recovery.resume(state, config, corpus, monitor)
             if origin is not None:
                 (init_from.begin_from if drawn else init_from.read_base)(origin, state, monitor)
+            reference.attach(state, config, corpus, mesh, monitor)
             monitor.event("setup", **summary.fields)
             written = decision.metadata()
             saving = recovery.saving(state, config, mesh, corpus, monitor, overlap=True, products=written)

@@ -1,0 +1,225 @@
+"""Preference tuning: runs on any layout, beside TRL's formula on exported models, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from colonnade.data.indexed import TokenFile
+from colonnade.data.tokenizer import Tokenizer
+from tests.commands import Answer, forked, here
+from tests.examples.chats import CHATML, TEXT, folder_of, jsonl
+from tests.runs import assert_near, events, metrics
+
+CONFIG = """
+[model]
+head = "{head}"
+num_layers = 2
+hidden_size = 32
+num_heads = 4
+seq_length = 48
+activation = "gelu_tanh"
+init_std = 0.1
+[data]
+train = "{folder}/pairs"
+tokenizer = "{folder}/tokenizer"
+split = "4:1"
+[train]
+steps = 4
+global_batch_size = 4
+micro_batch_size = 2
+precision = "fp64"
+evaluate_every = 2
+[optim]
+learning_rate = 1e-2
+warmup_steps = 1
+[run]
+folder = "{run}"
+"""
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tokenizer, a token file of pairs, and a model to begin from, in `base`."""
+    folder = tmp_path_factory.mktemp("pairs")
+    folder_of(folder / "tokenizer", CHATML)
+    chance, words = random.Random(3), TEXT.split()
+
+    def text() -> str:
+        return " ".join(chance.choices(words, k=chance.randint(1, 8)))
+
+    records = [{"prompt": text(), "chosen": text(), "rejected": text()} for _ in range(40)]
+    file = jsonl(folder / "pairs.jsonl", *records, {"prompt": "a", "chosen": "b", "rejected": "b "}, {"prompt": "a"})
+    answer = here(
+        "data", "examples", "preferences", file, "--output", folder / "pairs", "--tokenizer", folder / "tokenizer"
+    )
+    assert answer.status == 0 and "left out: 2 rows" in answer.out, answer
+    assert "chosen and rejected are the same: nothing is preferred" in answer.out
+    torch.manual_seed(1)
+    transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=Tokenizer.load(folder / "tokenizer").vocab_size,
+            n_positions=48,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            initializer_range=0.1,
+        )
+    ).double().save_pretrained(folder / "theirs")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / "theirs" / name).write_bytes((folder / "tokenizer" / name).read_bytes())
+    answer = here("convert", folder / "theirs", folder / "base")
+    assert answer.status == 0, answer
+    return folder
+
+
+def run(pairs: Path, folder: Path, *more: str, num_ranks: int = 1, head: str = "preferences") -> Answer:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.toml").write_text(CONFIG.format(folder=pairs, run=folder / "run", head=head))
+    base = f"train.init_from={pairs / 'base'}"
+    return forked("train", folder / "config.toml", base, *more, num_ranks=num_ranks)
+
+
+@pytest.fixture(scope="module")
+def tuned(pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tuned")
+    answer = run(pairs, folder, "train.evaluate_at_start=true")
+    assert answer.status == 0 and "with the weights of the reference, once" in answer.out, answer
+    return folder / "run"
+
+
+def trl(pairs: Path, run: Path, tmp_path: Path) -> dict[str, float]:
+    """Of the validation pairs: `trl.DPOTrainer.dpo_loss` and its rewards, of the exported model beside the first."""
+    answer = here("convert", run, tmp_path / "exported")
+    assert answer.status == 0, answer
+    models = [
+        transformers.GPT2LMHeadModel.from_pretrained(path, dtype=torch.float64)
+        for path in (tmp_path / "exported", pairs / "theirs")
+    ]
+    file, gains = TokenFile(pairs / "pairs"), []
+    for number in range(32, 40):
+        sequences = [torch.tensor(each.astype(np.int64)) for each in file.sequences(number)]
+        for prompt, answer_ids in (sequences[:2], sequences[2:]):
+            whole = torch.cat([prompt, answer_ids])
+            with torch.no_grad():
+                logps = [torch.log_softmax(model(whole[None]).logits[0, :-1], -1) for model in models]
+            own, other = (each.gather(-1, whole[1:, None])[len(prompt) - 1 :].sum() for each in logps)
+            gains.append(0.1 * (own - other))
+    rewards = torch.stack(gains).view(-1, 2)
+    margin = rewards[:, 0] - rewards[:, 1]
+    return {
+        "loss": float(-nn.functional.logsigmoid(margin).mean()),
+        "reward_accuracy": float((margin > 0).double().mean()),
+        "reward_margin": float(margin.mean()),
+        "chosen_reward": float(rewards[:, 0].mean()),
+        "rejected_reward": float(rewards[:, 1].mean()),
+    }
+
+
+def test_an_evaluation_is_trls_on_the_exported_model(pairs: Path, tuned: Path, tmp_path: Path) -> None:
+    expected = trl(pairs, tuned, tmp_path)
+    last = metrics(tuned)[-1]
+    assert {name: last[f"validation_{name}"] for name in expected} == pytest.approx(expected, rel=1e-5)
+    assert metrics(tuned)[0]["loss"] == pytest.approx(np.log(2), rel=1e-12), "the model is its own reference at first"
+    first = next(event for event in events(tuned) if event["event"] == "evaluated")
+    assert first["validation_loss"] == pytest.approx(np.log(2)) and first["validation_reward_margin"] == 0
+    told = here("evaluate", tuned, "--part", "validation", "--json")
+    assert told.status == 0 and json.loads(told.out)["loss"] == pytest.approx(last["validation_loss"], rel=1e-12), told
+    written = here("generate", tuned, "--chat", "--prompt", "What?", "--max-new-tokens", "3")
+    assert written.status == 0, written
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ("parallel.tp=2", "parallel.sequence_parallel=true"),
+        pytest.param(("parallel.tp=2",), marks=pytest.mark.slow),
+        pytest.param(("parallel.pp=2",), marks=pytest.mark.slow),
+        pytest.param(("parallel.pp=2", "parallel.schedule=zero_bubble"), marks=pytest.mark.slow),
+        pytest.param(("parallel.dp=2", "parallel.zero=1"), marks=pytest.mark.slow),
+        pytest.param(("parallel.dp=2", "parallel.zero=3", "parallel.recompute=full"), marks=pytest.mark.slow),
+    ],
+    ids=lambda layout: " ".join(each.removeprefix("parallel.") for each in layout),
+)
+def test_preferences_are_learned_alike_on_every_layout(
+    layout: tuple[str, ...], pairs: Path, tuned: Path, tmp_path: Path
+) -> None:
+    answer = run(pairs, tmp_path, *layout, num_ranks=2)
+    assert answer.status == 0, answer
+    assert_near(tmp_path / "run", tuned)
+    ours, theirs = (np.load(folder / "reference.npz") for folder in (tmp_path / "run", tuned))
+    for name in ("train.0", "validation.0"):
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-12)
+
+
+def test_a_run_goes_on_with_its_reference(pairs: Path, tuned: Path, tmp_path: Path) -> None:
+    answer = run(pairs, tmp_path, "train.steps=2", "optim.decay_steps=4")
+    assert answer.status == 0, answer
+    stored = (tmp_path / "run" / "reference.npz").read_bytes()
+    (tmp_path / "run" / "reference.npz").rename(tmp_path / "kept.npz")
+    answer = run(pairs, tmp_path, "optim.decay_steps=4")
+    assert answer.status == 2 and "reference.npz is gone" in answer.err, answer
+    (tmp_path / "kept.npz").rename(tmp_path / "run" / "reference.npz")
+    answer = run(pairs, tmp_path, "optim.decay_steps=4")
+    assert answer.status == 0, answer
+    assert_near(tmp_path / "run", tuned)
+    assert (tmp_path / "run" / "reference.npz").read_bytes() == stored
+
+
+def test_a_reference_of_others_is_refused(pairs: Path, tuned: Path, tmp_path: Path) -> None:
+    named = f"preferences.reference={tuned / 'reference.npz'}"
+    answer = run(pairs, tmp_path, named, "preferences.beta=0.5", "train.steps=1")
+    assert answer.status == 0 and "once" not in answer.out, answer
+    answer = run(pairs, tmp_path / "other", named, f"train.init_from={tuned}")
+    assert answer.status == 2 and "log-probabilities of other weights than the run's" in answer.err, answer
+    answer = run(pairs, tmp_path / "other", named, "model.seq_length=40", "train.init_from_resize=true")
+    assert answer.status == 2 and "log-probabilities of other seq_length" in answer.err, answer
+    (tmp_path / "bad.npz").write_bytes(b"PK\x03\x04 nothing")
+    answer = run(pairs, tmp_path / "other", f"preferences.reference={tmp_path / 'bad.npz'}")
+    assert answer.status == 2 and "has no log-probabilities of a reference model" in answer.err, answer
+
+
+def test_adapters_learn_preferences(pairs: Path, tmp_path: Path) -> None:
+    answer = run(pairs, tmp_path, "lora.rank=4", "preferences.loss=ipo", "train.steps=2")
+    assert answer.status == 0, answer
+    assert metrics(tmp_path / "run")[0]["loss"] == pytest.approx(25.0), "(0 - 1 / (2 · 0.1))²"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("train.init_from=",), "train.init_from"),
+        (("data.packing=whole",), "samples are pairs of answers"),
+        (("preferences.loss=ipo", "preferences.label_smoothing=0.1"), "has no effect with preferences.loss"),
+        (("model.seq_length=8",), "leave no room for an answer"),
+        (("model.head=pretraining", "preferences.beta=0.5"), "[preferences] has no effect"),
+        (("model.head=choice",), 'is for model.kind = "bert"'),
+    ],
+)
+def test_what_cannot_be(overrides: tuple[str, ...], message: str, pairs: Path, tmp_path: Path) -> None:
+    answer = run(pairs, tmp_path, *overrides)
+    assert answer.status == 2 and message in answer.err and "Traceback" not in answer.err, answer
+
+
+def test_text_holds_no_preferences(pairs: Path, tmp_path: Path) -> None:
+    text = jsonl(tmp_path / "a.jsonl", *[{"text": "What is the capital of France? " * 20}] * 8)
+    output = ("--output", tmp_path / "text", "--tokenizer", pairs / "tokenizer")
+    assert here("data", "tokenize", text, *output).status == 0
+    answer = run(pairs, tmp_path, f"data.train={tmp_path / 'text'}")
+    assert answer.status == 2 and "holds text, and model.head" in answer.err, answer
+
+
+@pytest.mark.parametrize("layout", ["parallel.tp=2", "parallel.pp=2"])
+def test_what_is_sent_is_what_theory_says(layout: str, pairs: Path, tmp_path: Path) -> None:
+    more = ("parallel.sequence_parallel=true",) if "tp" in layout else ()
+    answer = run(pairs, tmp_path, layout, *more, "--audit", num_ranks=2)
+    assert answer.status == 0, answer
+    told = here("plan", tmp_path / "config.toml", f"train.init_from={pairs / 'base'}", "--json")
+    assert told.status == 0, told
