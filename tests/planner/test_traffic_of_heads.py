@@ -1,4 +1,4 @@
-"""What theory says that a BERT with labels sends in a step, beside what the ledger sees."""
+"""What theory says that heads other than that of pre-training send in a step, beside what the ledger sees."""
 
 from typing import Any
 
@@ -20,6 +20,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "labels": {"head": "classification", "num_labels": 3},
     "score, post-norm": {"head": "classification", "num_labels": 1, "norm_position": "post"},
     "choice": {"head": "choice", "num_labels": 4},
+    "spans": {"head": "spans"},
 }
 WAYS = [
     Way(),
@@ -44,6 +45,14 @@ def test_theory_is_what_the_ledger_sees(head: str, way: Way) -> None:
 def test_a_part_of_the_head_is_trained(trained: str) -> None:
     for way in WAYS[1:]:
         config = with_head(way, HEADS["labels"])
+        config = config.model_copy(update={"parts": PartsConfig(frozen=("*", f"!{trained}"))})
+        assert_agree(config, way, trained)
+
+
+@pytest.mark.parametrize("trained", ["head.*", "head.spans.bias"])
+def test_a_part_of_the_head_of_spans_is_trained(trained: str) -> None:
+    for way in WAYS[1:]:
+        config = with_head(way, HEADS["spans"])
         config = config.model_copy(update={"parts": PartsConfig(frozen=("*", f"!{trained}"))})
         assert_agree(config, way, trained)
 

@@ -57,6 +57,7 @@ def traffic(step: Step) -> list[Flow]:
         _embedding,
         _head,
         _first_positions,
+        _spans,
         _replicated,
         _gradients,
         _parameters,
@@ -275,6 +276,19 @@ def _first_positions(step: Step) -> Iterator[Flow]:
         yield Flow("tp", "reduce_scatter", "first positions backward", into, into * row * tp)
         yield Flow("tp", "all_gather", "first positions backward, what a weight gradient is made of", read, read * row)
         yield Flow("tp", "all_reduce", "loss of first positions, from the first rank", n, n * step.exact)
+
+
+def _spans(step: Step) -> Iterator[Flow]:
+    """A loss of all positions of a sequence, of two logits each, which every rank computes: nothing is sent but what
+    gathers the logits of a cut sequence.
+    """
+    for unit in (unit for chunk in step.chunks for unit in chunk if unit.is_loss and step.model.head == "spans"):
+        if not step.parallel.sequence_parallel:
+            return
+        n, logits = step.num_microbatches, unit.length * step.train.micro_batch_size * 2 * step.width
+        yield Flow("tp", "all_gather", "logits of positions forward", n, n * logits // step.parallel.tp)
+        yield Flow("tp", "reduce_scatter", "logits of positions backward", n, n * logits)
+        yield Flow("tp", "all_reduce", "loss of positions, from the first rank", n, n * step.exact)
 
 
 def _replicated(step: Step) -> Iterator[Flow]:
