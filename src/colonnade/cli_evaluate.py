@@ -10,7 +10,7 @@ from colonnade.cli_data import AsJson, extra_data
 from colonnade.cli_ranks import Checkpoint, Device, PipelineParallel, Precision, TensorParallel, run_on_ranks
 from colonnade.cli_weights import BaseFolder, Best
 
-Task = Annotated[str, typer.Argument(help="What to measure: perplexity, wikitext103 or lambada.")]
+Task = Annotated[str, typer.Argument(help="What to measure: perplexity, wikitext103, lambada or squad.")]
 Data = Annotated[
     str | None,
     typer.Option(
@@ -57,6 +57,21 @@ Overlap = Annotated[
         show_default=False,
     ),
 ]
+Output = Annotated[
+    str | None,
+    typer.Option(help="Of squad: predictions.json; n-best and null odds go beside it.", show_default=False),
+]
+NullThreshold = Annotated[
+    float | None,
+    typer.Option(help="Of squad: no answer where it is likelier by more than this. Unset: 0.", show_default=False),
+]
+MaxAnswerLength = Annotated[
+    int | None, typer.Option(help="Of squad: tokens of an answer. Unset: 30.", min=1, show_default=False)
+]
+MaxQueryLength = Annotated[
+    int | None, typer.Option(help="Of squad: tokens of a question. Unset: 64.", min=1, show_default=False)
+]
+NBest = Annotated[int | None, typer.Option(help="Of squad: answers kept. Unset: 20.", min=1, show_default=False)]
 BatchSize = Annotated[
     int | None,
     typer.Option(
@@ -77,6 +92,11 @@ def evaluate(
     variant: Variant = None,
     detokenizer: Detokenizer = None,
     overlap: Overlap = None,
+    output: Output = None,
+    null_threshold: NullThreshold = None,
+    max_answer_length: MaxAnswerLength = None,
+    max_query_length: MaxQueryLength = None,
+    n_best: NBest = None,
     batch_size: BatchSize = None,
     best: Best = False,
     base: BaseFolder = None,
@@ -87,7 +107,7 @@ def evaluate(
     precision: Precision = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a checkpoint: perplexity, WikiText-103 or LAMBADA.
+    """Measure a checkpoint: perplexity, WikiText-103, LAMBADA or SQuAD.
 
     On a text, or on a held-out part of the data that its run was trained on.
     """
@@ -95,7 +115,9 @@ def evaluate(
     from colonnade.serving.options import check_options, chosen
 
     asked = Measurement(
-        *(task, data, part, samples, window, stride, batch_size, variant, detokenizer, tuple(overlap or ())), as_json
+        *(task, data, part, samples, window, stride, batch_size, variant, detokenizer, tuple(overlap or ())),
+        as_json,
+        *(output, null_threshold, max_answer_length, max_query_length, n_best),
     )
     wrong = measurement_problems(asked)
     check_options(checkpoint, tp=tp, pp=pp, device=device, precision=precision, best=best, more=wrong)

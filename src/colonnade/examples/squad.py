@@ -124,6 +124,13 @@ def questions_of(path: Path) -> Iterator[Question | Rejected]:
 _SHAPE = '{"data": [{"paragraphs": [{"context": …, "qas": […]}]}]}'
 
 
+def may_have_none(path: Path) -> bool:
+    """Whether a file is one of 2.0, whose questions may have no answer."""
+    content = whole_json(path)
+    asked = (q for article in content["data"] for text in article["paragraphs"] for q in text["qas"])
+    return str(content.get("version", "")).removeprefix("v").startswith("2") or any("is_impossible" in q for q in asked)
+
+
 def _items(path: Path, content: Any, key: str, place: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The objects of a list, with where each stands."""
     items = content.get(key) if isinstance(content, dict) else None

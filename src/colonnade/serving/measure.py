@@ -23,22 +23,11 @@ from colonnade.evaluation.progress import Progress
 from colonnade.evaluation.wikitext import PAPER_STRIDE, PAPER_WINDOW, read_wikitext
 from colonnade.launch.launch import num_cores
 from colonnade.mesh.mesh import Mesh
+from colonnade.serving.measured import Measured
 from colonnade.serving.measurement import Measurement
+from colonnade.serving.squad import measure_squad
 from colonnade.serving.trained import Trained
 from colonnade.train.base import content_together
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What a task found."""
-
-    protocol: str
-    parameters: Mapping[str, object]
-    """Of the protocol: with them the number can be had again."""
-    numbers: Mapping[str, object]
-    line: str
-    """For people."""
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,7 +55,9 @@ class Report:
 def measure(trained: Trained, mesh: Mesh, checkpoint: Path, asked: Measurement) -> Report:
     """Measure what `asked` says, on a text or token file, with every rank. `checkpoint`: where `trained` comes from."""
     assert asked.data is not None, "what there is no text for is measured elsewhere"
-    make = {"perplexity": _perplexity, "wikitext103": _wikitext, "lambada": _lambada}[asked.task]
+    make = {"perplexity": _perplexity, "wikitext103": _wikitext, "lambada": _lambada, "squad": measure_squad}[
+        asked.task
+    ]
     found = make(trained, mesh, asked, asked.data)
     return Report(found, about(trained, mesh, checkpoint, asked.data))
 

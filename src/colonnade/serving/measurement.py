@@ -8,6 +8,7 @@ from types import MappingProxyType
 from colonnade.errors import DataError
 from colonnade.evaluation.detokenize import DETOKENIZERS
 from colonnade.evaluation.passages import VARIANTS, read_passages
+from colonnade.evaluation.squad_files import read_questions
 from colonnade.evaluation.wikitext import read_wikitext
 
 PARTS = ("validation", "test")
@@ -31,13 +32,21 @@ class Measurement:
     detokenizer: str | None = None
     overlap: tuple[str, ...] = ()
     as_json: bool = False
+    output: str | None = None
+    null_threshold: float | None = None
+    max_answer_length: int | None = None
+    max_query_length: int | None = None
+    n_best: int | None = None
 
 
+QUESTIONS = ("output", "null_threshold", "max_answer_length", "max_query_length", "n_best")
+"""Options of questions about texts alone."""
 _OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "perplexity": ("part", "samples", "window", "stride"),
         "wikitext103": ("window", "stride", "detokenizer"),
         "lambada": ("variant",),
+        "squad": ("window", "stride", *QUESTIONS),
     }
 )
 """The options of each task; all have --data, --batch-size and --overlap."""
@@ -58,10 +67,11 @@ def measurement_problems(asked: Measurement) -> Iterator[str]:
 
 def _foreign(asked: Measurement) -> Iterator[str]:
     """Options of other tasks."""
-    for option in ("part", "samples", "window", "stride", "variant", "detokenizer"):
+    for option in ("part", "samples", "window", "stride", "variant", "detokenizer", *QUESTIONS):
         if getattr(asked, option) is not None and option not in _OF[asked.task]:
             tasks = [task for task, options in _OF.items() if option in options]
-            yield f"--{option} is of the task {' and of '.join(tasks)}, not of {asked.task}. Leave it out."
+            name = option.replace("_", "-")
+            yield f"--{name} is of the task {' and of '.join(tasks)}, not of {asked.task}. Leave it out."
 
 
 def _text(asked: Measurement) -> Iterator[str]:
@@ -94,7 +104,7 @@ def _file_problems(asked: Measurement, file: Path) -> Iterator[str]:
 
 
 _READ: Mapping[str, Callable[[Path], object]] = MappingProxyType(
-    {"lambada": read_passages, "wikitext103": lambda file: read_wikitext(file, "none")}
+    {"lambada": read_passages, "squad": read_questions, "wikitext103": lambda file: read_wikitext(file, "none")}
 )
 
 

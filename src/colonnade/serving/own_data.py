@@ -12,7 +12,8 @@ from colonnade.config.schema import Config
 from colonnade.data.datasets import Dataset
 from colonnade.errors import CheckpointError, ConfigError
 from colonnade.mesh.mesh import Mesh
-from colonnade.serving.measure import Measured, Report, about
+from colonnade.serving.measure import Report, about
+from colonnade.serving.measured import Measured
 from colonnade.serving.trained import Trained
 from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.data_record import other_data

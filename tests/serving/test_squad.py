@@ -1,0 +1,69 @@
+"""`evaluate CHECKPOINT squad`: the official files and scores, the same on every layout, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands import forked, here
+from tests.tasks.questions import squad, write_config, write_questions
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, and dev.json beside it."""
+    folder = write_questions(tmp_path_factory.mktemp("trained"))
+    answer = forked("train", write_config(folder, folder / "at"))
+    assert answer.status == 0, answer
+    return folder
+
+
+def measured(trained: Path, output: Path, *more: str, num_ranks: int = 1) -> tuple[dict[str, Any], list[Any]]:
+    answer = forked(
+        *("evaluate", trained / "at" / "run", "squad", "--data", trained / "dev.json", "--json", "--stride", "5"),
+        *("--precision", "fp64", "--output", output / "p.json", *more),
+        num_ranks=num_ranks,
+    )
+    assert answer.status == 0 and answer.out.count("\n") == 1, answer
+    names = ("p.json", "p.nbest_predictions.json", "p.null_odds.json")
+    return json.loads(answer.out), [json.loads((output / name).read_text()) for name in names]
+
+
+def test_every_layout_answers_the_same(trained: Path, tmp_path: Path) -> None:
+    told, (predictions, best, odds) = measured(trained, tmp_path / "1")
+    assert told["protocol"] == "SQuAD 2.0" and told["total"] == told["questions"] == 11
+    assert {"exact", "f1", "HasAns_exact", "NoAns_f1", "best_f1", "best_f1_thresh"} <= told.keys()
+    contexts = {q["id"]: text["context"] for text in squad(11)["data"][0]["paragraphs"] for q in text["qas"]}
+    assert predictions.keys() == best.keys() == odds.keys() == contexts.keys()
+    assert all(entry["text"] in contexts[name] for name, entries in best.items() for entry in entries)
+    for number, layout in enumerate((["--tp", "2"], ["--pp", "2"], ["--dp", "2"])):
+        again, files = measured(trained, tmp_path / f"on {number}", *layout, num_ranks=2)
+        assert files[0] == predictions and files[2] == pytest.approx(odds, rel=1e-10, abs=1e-12)
+        assert {key: again[key] for key in ("exact", "f1", "best_exact")} == {
+            key: told[key] for key in ("exact", "f1", "best_exact")
+        }
+
+
+def test_the_threshold_decides_who_is_answered(trained: Path, tmp_path: Path) -> None:
+    all_answered, (predictions, *_) = measured(trained, tmp_path, "--null-threshold", "1e9")
+    assert all(predictions.values()) and all_answered["NoAns_exact"] == 0
+    none, (predictions, *_) = measured(trained, tmp_path, "--null-threshold", "-1e9")
+    assert not any(predictions.values()) and none["NoAns_exact"] == 100
+
+
+def test_what_is_refused(trained: Path, tmp_path: Path) -> None:
+    run, data = trained / "at" / "run", trained / "dev.json"
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"data": [')
+    for arguments, message in (
+        (["squad", "--data", broken], "line 1: no JSON"),
+        (["squad", "--data", data, "--window", "5"], "leaves no room for text"),
+        (["squad", "--data", data, "--window", "17"], "longer than model.seq_length = 16"),
+        (["lambada", "--data", data, "--n-best", "3"], "--n-best is of the task squad"),
+        (["squad", "--data", data, "--variant", "lm-eval"], "--variant is of the task lambada"),
+    ):
+        answer = here("evaluate", run, *arguments)
+        assert answer.status == 2 and message in answer.err, (arguments, answer)
