@@ -56,3 +56,10 @@ def test_what_is_spared_stays_and_is_asked_for_among_all(tmp_path: Path) -> None
     assert list(checkpoints_in(tmp_path)) == [10, 30, 40] and asked == [[10, 20, 30, 40]]
     tidy(tmp_path, 3, spared)
     assert len(asked) == 1, "where nothing would go, nobody is asked"
+
+
+def test_a_step_has_one_name(tmp_path: Path) -> None:
+    """Eight digits, more where it takes them: other names are somebody's own."""
+    for name in ("step_00000007", "step_100000000", "step_000000008", "step_9", "step_00000009.old"):
+        (tmp_path / name).mkdir()
+    assert list(checkpoints_in(tmp_path)) == [7, 100_000_000]

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from colonnade.config.model import RotaryConfig
-from colonnade.model.rotary import Rotary
+from colonnade.model.rotary import Rotary, attention_scale
 from tests.tensor_parallel.shards import drawn
 
 WIDTH = 8
@@ -52,3 +52,11 @@ def test_yarns_ramp_stays_between_its_ends_whatever_the_length(length: int) -> N
     share = yarn / plain
     assert bool(share.isfinite().all()) and float(share.min()) >= 0.25 and float(share.max()) <= 1.0
     assert bool((share.diff() <= 1e-12).all()), "the slower a plane, the more it is slowed down"
+
+
+@pytest.mark.parametrize(("factor", "scale"), [(0.5, 1.0), (1.0, 1.0), (4.0, 1.1386294361)])
+def test_yarn_sharpens_attention_only_where_texts_grow(factor: float, scale: float) -> None:
+    """Its equation 22, as transformers reads it."""
+    rotary = RotaryConfig(scaling="yarn", factor=factor, original_length=64)
+    assert attention_scale(rotary) == pytest.approx(scale, rel=1e-9)
+    assert attention_scale(RotaryConfig(scaling="linear", factor=factor)) == 1.0

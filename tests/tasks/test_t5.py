@@ -203,3 +203,11 @@ def test_a_vocabulary_without_sentinels_or_none_is_refused_before_training(texts
     path.write_text("\n".join(line for line in path.read_text().splitlines() if not line.startswith("tokenizer")))
     answer = forked("train", path)
     assert answer.status == 2 and "data.tokenizer is not set: which ids these are is not known" in answer.err, answer
+
+
+def test_the_model_is_given_all_of_a_batch() -> None:
+    """What is padding, too."""
+    batch = texts_with_spans(Case(block="t5"), 0)
+    found = SpanCorruption().inputs(batch, None, None)
+    assert batch.real is not None and found.real is batch.real and not batch.real.all()
+    assert all(getattr(found, name) is getattr(batch, name) for name in ("tokens", "decoder_tokens", "labels"))
