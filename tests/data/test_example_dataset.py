@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,9 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colonnade.config.load import load
+from colonnade.data.bert_dataset import PairSamples
+from colonnade.data.datasets import SampleKind
 from colonnade.data.example_dataset import ExampleDataset, PairTokens, Reading, cut_longest_first
+from colonnade.data.gpt_dataset import TextSamples
 from colonnade.data.indexed import TokenFile, smallest_dtype
 from colonnade.data.sidecar import ExampleFields, Sidecar
+from colonnade.data.t5_dataset import SpanSamples
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import ConfigError, DataError
@@ -159,10 +164,24 @@ def test_another_tokenizer(examples: Path, tmp_path: Path) -> None:
     [
         (["model.head=pretraining"], "model.num_labels = 3 has no effect"),
         (["model.head=choice", "model.num_labels=1"], "needs 2 or more"),
-        (["model.kind=gpt"], "model.head = classification has no effect"),
+        (["model.kind=gpt"], 'model.head = "classification" is for model.kind = "bert"'),
         (["data.masking.share=0.2"], "no effect with model.head"),
     ],
 )
 def test_keys_that_do_not_go_together(overrides: list[str], said: str, examples: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
         load(write_config(examples, "mnli", tmp_path), overrides)
+
+
+@pytest.mark.parametrize("kind", ["gpt", "bert", "t5"])
+def test_examples_with_numbers_are_no_text_to_train_on(tmp_path: Path, kind: str) -> None:
+    """A label among the tokens would be read as a word."""
+    write_examples(tmp_path, ["mnli"])
+    file, unread = TokenFile(str(tmp_path / "mnli")), cast(Any, None)  # it is refused before these are needed
+    samples: dict[str, SampleKind] = {
+        "gpt": TextSamples(),
+        "bert": PairSamples(unread, 1, unread),
+        "t5": SpanSamples(unread, 8, 1),
+    }
+    with pytest.raises(DataError, match=r'holds examples of mnli.*Set model.head = "classification"'):
+        samples[kind].dataset(file, range(file.num_documents), 16, vocab_size=200)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
-from colonnade.data.datasets import Dataset, FileDataset, Passes, Positions
+from colonnade.data.datasets import Dataset, FileDataset, Passes, Positions, check_text
 from colonnade.data.draws import Draws, SamplePurpose
 from colonnade.data.indexed import TokenFile
 from colonnade.data.masking import Flags, Integers, Masking, WordPieces, choose, shown_to_model
@@ -215,6 +215,7 @@ class PairSamples:
 
     def dataset(self, file: TokenFile, documents: range, seq_length: int, *, vocab_size: int) -> BertDataset:
         """`vocab_size` is the model's; ids beyond the vocabulary that words are masked in are refused."""
+        check_text(file)
         _check_sentences(file, seq_length)
         return BertDataset(file, documents, seq_length, pieces=self.pieces, seed=self.seed, cut=self.cut)
 

@@ -21,7 +21,7 @@ from colonnade.data.indexed import TokenFile
 from colonnade.data.remote import open_token_file
 from colonnade.data.rows import Samples, unknown_token
 from colonnade.data.sampler import AllEpochsOrder, EpochOrder, Order
-from colonnade.data.sidecar import read_sidecar
+from colonnade.data.sidecar import ANSWERS, read_sidecar
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 
@@ -169,6 +169,17 @@ def open_tokens(
     if int(first.max()) >= vocab_size or int(first.min()) < 0:
         raise DataError(unknown_token(file, first, 0, vocab_size))
     return file
+
+
+def check_text(file: TokenFile) -> None:
+    """DataError for a token file of examples whose numbers would be read as tokens of text."""
+    sidecar = read_sidecar(file)
+    examples = None if sidecar is None else sidecar.examples
+    if examples is not None and examples.head != ANSWERS:
+        raise DataError(
+            f"{file.prefix} holds examples of {examples.format}, with numbers among their tokens, and model.head = "
+            f'"pretraining" trains on text. Set model.head = "{examples.head}", or name a token file of text.'
+        )
 
 
 def split_documents(num_documents: int, weights: tuple[float, ...]) -> list[range]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from colonnade.config.schema import DataConfig
 from colonnade.data.curriculum import Curriculum
 from colonnade.data.curriculum_dataset import CurriculumDataset
-from colonnade.data.datasets import Dataset, FileDataset, Passes, Positions
+from colonnade.data.datasets import Dataset, FileDataset, Passes, Positions, check_text
 from colonnade.data.indexed import TokenFile
 from colonnade.data.rows import Cut, PackedRows, RowReader, Rows, StreamRows, Text
 from colonnade.data.sampler import AllEpochsOrder, InOrder, Order
@@ -135,6 +135,7 @@ class TextSamples:
     cut: Cut = STREAM
 
     def dataset(self, file: TokenFile, documents: range, seq_length: int, *, vocab_size: int) -> GPTDataset:
+        check_text(file)
         return GPTDataset(file, documents, seq_length, vocab_size=vocab_size, cut=self.cut)
 
     def training(self, of_length: Callable[[int], Dataset], curriculum: Curriculum) -> Dataset:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from colonnade.config.corruption import Lengths
 from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
-from colonnade.data.datasets import Dataset, FileDataset, Passes, Positions
+from colonnade.data.datasets import Dataset, FileDataset, Passes, Positions, check_text
 from colonnade.data.draws import Draws, SamplePurpose
 from colonnade.data.gpt_dataset import GPTDataset
 from colonnade.data.indexed import TokenFile
@@ -216,6 +216,7 @@ class SpanSamples:
     seed: int
 
     def dataset(self, file: TokenFile, documents: range, seq_length: int, *, vocab_size: int) -> T5Dataset:
+        check_text(file)
         return T5Dataset(
             file,
             documents,

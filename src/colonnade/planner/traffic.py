@@ -232,7 +232,8 @@ def _trains_table(step: Step, unit: Unit) -> bool:
 
 def _head(step: Step) -> Iterator[Flow]:
     """An output layer and the loss of tokens."""
-    for unit in (unit for chunk in step.chunks for unit in chunk if unit.is_loss and step.model.head == "pretraining"):
+    of_tokens = step.model.head in ("pretraining", "preferences")
+    for unit in (unit for chunk in step.chunks for unit in chunk if unit.is_loss and of_tokens):
         n, tokens = step.num_microbatches, unit.length * step.train.micro_batch_size
         rows = vocab_rows_per_rank(step.vocab_size, step.parallel.tp)
         limit = CHUNK_LOGITS * CUDA_CHUNKS if step.cuda else CHUNK_LOGITS
