@@ -28,6 +28,7 @@ num_layers = 4
 hidden_size = 256
 num_heads = 4
 seq_length = 128
+position = "rotary"
 [data]
 tokenizer = "{folder}/tokenizer"
 {data}
