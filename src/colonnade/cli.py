@@ -131,9 +131,10 @@ def finetune(
     if found is None:
         train(config, overrides)
         return
+    from colonnade.train.start import load_for_run
     from colonnade.train.tuning import run_points
 
-    raise typer.Exit(run_points(found, run_point))
+    raise typer.Exit(run_points(found, run_point, load_for_run))
 
 
 def run_point(config: Path) -> int:

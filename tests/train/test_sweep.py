@@ -142,6 +142,20 @@ def test_a_score_that_there_is_not(tmp_path: Path) -> None:
         run_points(sweep, made(lambda content: 0.5))
 
 
+def test_what_is_wrong_with_points_is_told_before_the_first_runs(tmp_path: Path) -> None:
+    sweep = swept(tmp_path, "optim.learning_rate = [0.1, 0.2]\ntrain.seed = [1, 2, 3]")
+    started: list[Path] = []
+
+    def check(path: Path) -> None:
+        if tomllib.loads(path.read_text())["train"]["seed"] == 2:
+            raise ConfigError(f"{path}: no seed")
+
+    with pytest.raises(ConfigError) as told:
+        run_points(sweep, lambda path: started.append(path) or 0, check)  # type: ignore[func-returns-value]
+    assert started == [] and str(told.value).count("no seed") == 1
+    assert "in learning_rate-0.1_seed-2, learning_rate-0.2_seed-2" in str(told.value)
+
+
 # --- whole runs -------------------------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ from colonnade.checkpoint.manifest import checkpoints_in
 from colonnade.config.describe import as_toml
 from colonnade.config.load import TomlTable
 from colonnade.config.numbers import counted
-from colonnade.errors import ConfigError, mistake
+from colonnade.errors import ColonnadeError, ConfigError, mistake
 from colonnade.launch import launch
 from colonnade.launch.supervisor import UNFINISHED
 from colonnade.lock import locked
@@ -68,10 +68,12 @@ class Outcome:
         }
 
 
-def run_points(sweep: Sweep, run: Callable[[Path], int]) -> int:
+def run_points(sweep: Sweep, run: Callable[[Path], int], check: Callable[[Path], object] = lambda path: None) -> int:
     """Run every point that has not ended, and write the summary after each. Returns the exit status: 0; 1 where a point
-    failed or diverged; that of the point where one was interrupted. `run`: of a configuration file, gives the exit
-    status of its run.
+    failed or diverged; that of the point where one was interrupted.
+
+    `run`: of a configuration file, gives the exit status of its run. `check`: of a configuration file, raises a
+    ColonnadeError for one that cannot run; all are checked before the first is run.
     """
     if launch.is_rank():
         raise ConfigError(
@@ -81,6 +83,7 @@ def run_points(sweep: Sweep, run: Callable[[Path], int]) -> int:
     sweep.folder.mkdir(parents=True, exist_ok=True)
     with locked(sweep.folder, "colonnade finetune", instead="set another run.folder"):
         done = _ended(sweep)
+        _check_all([point for point in sweep.points if point.name not in done], sweep.folder, check)
         for number, point in enumerate(sweep.points, 1):
             if point.name in done:
                 continue
@@ -97,11 +100,34 @@ def run_points(sweep: Sweep, run: Callable[[Path], int]) -> int:
         return int(any(outcome.state in (DIVERGED, FAILED) for outcome in outcomes))
 
 
+def _check_all(points: Sequence[Point], folder: Path, check: Callable[[Path], object]) -> None:
+    """Write the configurations, and check them. ConfigError with what is wrong, once, and with the points that it is
+    wrong with.
+    """
+    wrong: dict[str, list[str]] = {}
+    for point in points:
+        config = folder / f"{point.name}.toml"
+        write_whole(config, toml_of(point.content).encode())
+        try:
+            check(config)
+        except ColonnadeError as error:
+            wrong.setdefault(str(error).replace(f"{config}: ", ""), []).append(point.name)
+    if wrong:
+        lines = [f"{message}\n  in {_some(names, len(points))}" for message, names in wrong.items()]
+        raise ConfigError("\n".join([f"{folder}: the sweep cannot run, and none of its points was started", *lines]))
+
+
+def _some(names: Sequence[str], total: int) -> str:
+    """Names of points, the first few of many."""
+    if len(names) == total:
+        return "all points" if total > 1 else f"the point {names[0]}"
+    more = f" and {counted(len(names) - 3, 'other')}" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}"
+
+
 def _run_point(sweep: Sweep, point: Point, run: Callable[[Path], int]) -> tuple[Outcome | None, int]:
     """What came of it and its exit status; no outcome where it was interrupted, and is to go on later."""
-    config, began = sweep.folder / f"{point.name}.toml", time.perf_counter()
-    write_whole(config, toml_of(point.content).encode())
-    reason = ""
+    config, began, reason = sweep.folder / f"{point.name}.toml", time.perf_counter(), ""
     try:
         status = run(config)
         if status:
