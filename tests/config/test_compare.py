@@ -79,6 +79,8 @@ def test_layout_and_length_may_change_and_mathematics_may_not() -> None:
         "data.cache",
         *(f"train.{key}" for key in ("steps", "micro_batch_size", "log_every", "threads", "device", "products")),
         *(f"train.{key}" for key in ("evaluate_every", "evaluate_at_start", "evaluate_samples")),
+        "train.epochs",
+        "train.patience",
         *(f"train.{key}" for key in ("deterministic", "timeout")),
         *(f"parts.{key}" for key in ("frozen", "learning_rate", "weight_decay")),
     }

@@ -153,6 +153,7 @@ def test_the_sections_are_those_of_the_contract() -> None:
         "optim",
         "parts",
         "lora",
+        "preferences",
         "divergence",
         "checkpoint",
         "run",

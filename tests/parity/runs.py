@@ -115,7 +115,7 @@ class Case:
     loss_scale: float = 1024.0
     """fp16: small enough for the first step not to overflow."""
     num_layers: int = 2
-    block: Literal["gpt", "llama", "grouped", "window", "bert", "t5", "t5 relu", "neox"] = "gpt"
+    block: Literal["gpt", "llama", "grouped", "window", "bert", "labels", "scores", "t5", "t5 relu", "neox"] = "gpt"
     """What the model is made of: see `BLOCKS`."""
     parts: Literal["all", "upper", "lower", "table", "factors", "lora", "lora on some"] = "all"
     """What of it is trained: see `PARTS` and `LORA`."""

@@ -212,7 +212,7 @@ MISTAKES: dict[str, tuple[Prepare, str]] = {
     "evaluate: no data": (lambda p: ["evaluate", p.run, "perplexity", "--data", "nowhere"], "nowhere does not exist"),
     "evaluate: task": (
         lambda p: ["evaluate", p.run, "cloze", "--data", "x"],
-        "there is no task 'cloze'. Use perplexity, wikitext103, lambada.",
+        "there is no task 'cloze'. Use perplexity, wikitext103, lambada, squad.",
     ),
     "evaluate: other": (
         lambda p: ["evaluate", p.run, "perplexity", "--data", other_corpus(p).prefix],
