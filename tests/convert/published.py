@@ -52,6 +52,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "LlamaForCausalLM",
         {**LLAMA, "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     ),
+    "llama, for three ranks": ("LlamaForCausalLM", {**LLAMA, "intermediate_size": 51, "num_key_value_heads": 3}),
     "smollm": (
         "LlamaForCausalLM",
         {**LLAMA, "num_key_value_heads": 3, "tie_word_embeddings": True, "rope_parameters": YARN},

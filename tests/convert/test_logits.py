@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 GPTS = [name for name in MODELS if "bert" not in name and "t5" not in name]
 T5S = [name for name in MODELS if "t5" in name]
 BERTS = [name for name in MODELS if "bert" in name]
-THREE_HEADS_OF_KEYS = ("smollm", "qwen3")
+THREE_HEADS_OF_KEYS = ("smollm", "qwen3", "llama, for three ranks")
 """Which two tensor-parallel ranks cannot share evenly."""
 TWO_RANKS = (Layout(tp=2), Layout(pp=2))
 TOKENS = torch.randint(0, VOCAB, (S, B), generator=torch.Generator().manual_seed(3))
@@ -149,6 +149,8 @@ def test_what_a_t5_writes_is_theirs(name: str, tmp_path: Path) -> None:
     [
         ("llama, grouped, tied, biases", Layout(tp=2)),
         ("gpt2", Layout(pp=2)),
+        ("llama, for three ranks", Layout(tp=3)),
+        pytest.param("bloom", Layout(tp=3), marks=pytest.mark.slow),
         *(
             pytest.param(name, layout, marks=pytest.mark.slow)
             for name in GPTS
@@ -158,14 +160,14 @@ def test_what_a_t5_writes_is_theirs(name: str, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_logits_are_theirs_on_two_ranks(name: str, layout: Layout, tmp_path: Path) -> None:
+def test_logits_are_theirs_on_several_ranks(name: str, layout: Layout, tmp_path: Path) -> None:
     twin = saved(tmp_path / "theirs", name)
     converted(tmp_path / "theirs", tmp_path / "ours")
 
     def on_rank(rank: int, num_ranks: int) -> Tensor | None:
         return logits_of(open_trained(tmp_path / "ours", build_mesh(layout, rank), CPU, "fp64"))
 
-    *_, last = run_on_ranks(on_rank, 2)
+    *_, last = run_on_ranks(on_rank, layout.num_ranks)
     with in_float64(twin, open_trained(tmp_path / "ours", Mesh(), CPU, "fp64")) as exact, torch.no_grad():
         assert_equal(last, exact(input_ids=TOKENS.t()).logits.transpose(0, 1))
 
