@@ -120,10 +120,11 @@ def finetune(
         typer.Argument(help="Keys to replace.", metavar="SECTION.KEY=VALUE", show_default=False),
     ] = None,
 ) -> None:
-    """Train with every combination of the values in [sweep], one after the other.
+    """Train with every combination of the values in [sweep].
 
-    A point that fails is written down, and the others go on. The same command again goes on where it was stopped. A
-    configuration without [sweep] is one run, as `train` makes it.
+    One after the other. A point that fails is written down, and the others go on.
+    The same command again goes on where it was stopped. A configuration without
+    [sweep] is one run, as `train` makes it.
     """
     from colonnade.train import sweep
 

@@ -107,7 +107,7 @@ def evaluate(
     precision: Precision = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a checkpoint: perplexity, WikiText-103, LAMBADA or SQuAD.
+    """Measure a checkpoint, on text or on published test sets.
 
     On a text, or on a held-out part of the data that its run was trained on.
     """

@@ -126,9 +126,9 @@ def embed(
     device: Device = "auto",
     precision: Precision = None,
 ) -> None:
-    """Make a vector of each text, by a BERT: the mean over its tokens.
+    """Make a vector of each text, by a BERT.
 
-    Without --output they are printed, a JSON object a text.
+    The mean over its tokens. Without --output they are printed, a JSON object a text.
     """
     from colonnade.serving.options import check_options, chosen
     from colonnade.serving.outputs import output_problems
