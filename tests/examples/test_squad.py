@@ -50,7 +50,7 @@ def test_answers_become_tokens_of_their_context(tmp_path: Path, words: Tokenizer
     path = squad_file(
         tmp_path,
         asked("what ran?", ("dog", 4)),
-        asked("where?", ("the híll", 17), ("hill", 0)),  # the first counts
+        asked("where?", ("the híll", 17), ("híll", 21)),  # the first counts
         asked("how was the book?", ("was good", 36)),
         asked("what?", ("o", 5)),  # a part of a token: the token
         asked("a film?", is_impossible=True, plausible_answers=[{"text": "book", "answer_start": 31}]),
@@ -73,6 +73,7 @@ def test_answers_become_tokens_of_their_context(tmp_path: Path, words: Tokenizer
             asked("what?", ("cat", 4)),
             'question "q1": its answer "cat" is not in its context at character 4, where "dog"',
         ),
+        (asked("what?", ("dog", 4), ("cat", 4)), 'its answer "cat" is not in its context at character 4'),
         (asked("what?", ("dog", 400)), 'is not in its context at character 400, where "" stands'),
         (asked("what?", ("dog", -3)), "is not in its context at character -3"),
         (asked("what?", (" ", 3)), 'its answer " " has no token'),

@@ -29,7 +29,9 @@ def test_a_gradient_of_what_is_not_trained_goes_nowhere(frozen: int) -> None:
 
 
 def test_backward_without_any_graph_does_nothing() -> None:
-    backward_from((torch.ones(2), torch.ones(3)), (torch.ones(2), None))
+    out = torch.ones(2), torch.ones(3)
+    backward_from(out, (torch.ones(2), None))
+    assert [x.grad for x in out] == [None, None]
 
 
 def test_backward_adds_what_all_tensors_of_a_carry_send_back() -> None:

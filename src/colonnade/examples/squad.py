@@ -91,12 +91,12 @@ def _numbers(example: Question, places: Integers) -> tuple[int, ...] | str:
         return ()
     if not example.answers:
         return (0, 0)
+    for text, start in example.answers:
+        if start < 0 or example.context[start : start + len(text)] != text:
+            there = example.context[max(start, 0) : max(start + len(text), 0)]
+            return f'its answer "{text}" is not in its context at character {start:,}, where "{there}" stands'
     text, start = example.answers[0]
-    stop = start + len(text)
-    if start < 0 or example.context[start:stop] != text:
-        there = example.context[max(start, 0) : max(stop, 0)]
-        return f'its answer "{text}" is not in its context at character {start:,}, where "{there}" stands'
-    found = tokens_of(places, start, stop)
+    found = tokens_of(places, start, start + len(text))
     return (found.start, found.stop) if found else f'its answer "{text}" has no token'
 
 

@@ -105,7 +105,10 @@ class ColonnadeLM(TemplateLM):
         return self.inner.encode(string)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        raise ConfigError("--apply_chat_template: a checkpoint has no chat template. Leave the option out.")
+        raise ConfigError(
+            "--apply_chat_template: control tokens within a task's text would be read as text. Leave the option out; "
+            "`colonnade generate --chat` applies a checkpoint's template."
+        )
 
     def get_model_info(self) -> dict[str, Any]:
         """What the harness writes beside its results."""

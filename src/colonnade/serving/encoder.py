@@ -25,8 +25,6 @@ from colonnade.model.stack import Stack
 from colonnade.serving.trained import Trained
 
 MASK = "[MASK]"
-BATCH_SIZE = 32
-"""[texts] Read at once where nothing else is asked for."""
 
 
 class Filling(NamedTuple):
@@ -54,7 +52,7 @@ def fillings(trained: Trained, mesh: Mesh, texts: Sequence[str], *, top: int) ->
 
 
 def embeddings(
-    trained: Trained, mesh: Mesh, texts: Sequence[str], *, batch_size: int = BATCH_SIZE, normalize: bool = True
+    trained: Trained, mesh: Mesh, texts: Sequence[str], *, batch_size: int, normalize: bool = True
 ) -> tuple[Tensor, int]:
     """Vectors float32 [n, h] of n texts (`normalize`: of length 1), and how many texts were too long and lost their
     end; every rank calls this, and gets it. All-reduces the vectors over pp.

@@ -35,8 +35,6 @@ from colonnade.serving.trained import Trained
 from colonnade.tasks.labels import Labels
 from colonnade.tasks.scores import scores_of
 
-BATCH_SIZE = 32
-"""[examples] Read at once where nothing else is asked for."""
 AS_TEXT = frozenset({"mnli", "qnli", "rte"})
 """Tasks whose predictions GLUE's server takes as names; of the others it takes numbers."""
 Floats = NDArray[np.float64]

@@ -14,6 +14,7 @@ from zipfile import BadZipFile
 import numpy as np
 import torch
 
+from colonnade.atomic import written
 from colonnade.config.schema import Config
 from colonnade.data.loader import evaluation_batches
 from colonnade.data.preference_dataset import Floats, PreferenceDataset
@@ -83,16 +84,16 @@ def read(path: Path, known: dict[str, Any], parts: dict[str, PreferenceDataset])
     """The log-probabilities [samples, 2] of every part. DataError if they are not those of `known`."""
     try:
         with np.load(path, allow_pickle=False) as stored:
-            written = json.loads(str(stored[OF]))
+            about = json.loads(str(stored[OF]))
             found = {name: stored[name] for name in parts if name in stored}
     except (OSError, ValueError, KeyError, BadZipFile) as error:
         raise DataError(
             f"{path} has no log-probabilities of a reference model ({error}). Remove it to have it made."
         ) from error
     for what in known:
-        if written.get(what) != known[what]:
+        if about.get(what) != known[what]:
             raise DataError(
-                f"{path} has log-probabilities of other {what} than the run's:\n  {_line(written.get(what))}\n  "
+                f"{path} has log-probabilities of other {what} than the run's:\n  {_line(about.get(what))}\n  "
                 f"{_line(known[what])} (the run's)\nRemove it, or name another in preferences.reference; it is made by "
                 "a run's first start."
             )
@@ -166,8 +167,5 @@ def _computed(state: TrainState, corpus: Corpus, part: PreferenceDataset, config
 
 
 def _write(path: Path, known: dict[str, Any], found: dict[str, Floats]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial_path = path.with_name(f"{path.name}.partial")
-    with partial_path.open("wb") as stream:
+    with written(path) as stream:
         np.savez(stream, **{OF: np.array(_line(known)), **found})  # type: ignore[arg-type]
-    partial_path.replace(path)
