@@ -18,6 +18,7 @@ from colonnade.data.datasets import SampleKind
 from colonnade.data.example_dataset import ExampleDataset, PairTokens, Reading, cut_longest_first
 from colonnade.data.gpt_dataset import TextSamples
 from colonnade.data.indexed import TokenFile, smallest_dtype
+from colonnade.data.sampler import AllEpochsOrder, EpochOrder
 from colonnade.data.sidecar import ExampleFields, Sidecar
 from colonnade.data.t5_dataset import SpanSamples
 from colonnade.data.tokenizer import Tokenizer
@@ -185,3 +186,13 @@ def test_examples_with_numbers_are_no_text_to_train_on(tmp_path: Path, kind: str
     }
     with pytest.raises(DataError, match=r'holds examples of mnli.*Set model.head = "classification"'):
         samples[kind].dataset(file, range(file.num_documents), 16, vocab_size=200)
+
+
+def test_passes_are_those_of_the_order(tmp_path: Path) -> None:
+    """Epochs that are shuffled as one are one pass, as a language model's are."""
+    tokenizer = Tokenizer.load(write_examples(tmp_path, ["mnli"], number=5) / "tokenizer.json")
+    file, reading = TokenFile(str(tmp_path / "mnli")), Reading(PairTokens.of(tokenizer), "classification", 3)
+    for order, epochs in ((EpochOrder(5, 1), [0, 0, 1, 2]), (AllEpochsOrder(5, 3, 1), [0, 0, 0, 0])):
+        dataset = ExampleDataset(file, range(5), 16, vocab_size=tokenizer.vocab_size, reading=reading, order=order)
+        passes = dataset.passes([0, 4, 5, 14])
+        assert (passes.sets.tolist(), passes.epochs.tolist()) == ([0] * 4, epochs)

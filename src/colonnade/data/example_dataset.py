@@ -9,7 +9,7 @@ token: truncation "longest_first" of Hugging Face `tokenizers`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
-from colonnade.data.datasets import Dataset, FileDataset, Passes, Positions
+from colonnade.data.datasets import Dataset
 from colonnade.data.indexed import TokenFile, Tokens
+from colonnade.data.made_dataset import MadeDataset
 from colonnade.data.phased_dataset import PhasedDataset
 from colonnade.data.remote import is_remote
-from colonnade.data.rows import Flags, Integers, Samples, unknown_token
-from colonnade.data.sampler import InOrder, Order
+from colonnade.data.rows import Flags, Integers, Samples
+from colonnade.data.sampler import Order
 from colonnade.data.sidecar import ExampleFields, read_sidecar
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
@@ -104,7 +105,7 @@ class Reading:
     """Whether an example without a label is refused."""
 
 
-class ExampleDataset:
+class ExampleDataset(MadeDataset[LabelledRows]):
     """The examples of a run of documents, in the order of the run: a permutation an epoch."""
 
     def __init__(
@@ -117,38 +118,15 @@ class ExampleDataset:
         reading: Reading,
         order: Order | None = None,
     ) -> None:
-        """`order` None: one after the other."""
-        self.file, self.documents, self.seq_length = file, documents, seq_length
-        self._vocab_size, self._reading = vocab_size, reading
-        self._fields = fields_of(file)
+        super().__init__(file, documents, seq_length, vocab_size=vocab_size, num_samples=len(documents), order=order)
+        self._reading, self._fields = reading, fields_of(file)
         check_fields(file, self._fields, reading)
-        self._texts = len(self._fields.fields)
         if seq_length < 8:
             raise DataError(
                 f"model.seq_length = {seq_length} leaves no room for two texts and three control tokens. Use 8 or more."
             )
-        self.num_samples = len(documents)
-        self.num_tokens = file.document_start(documents.stop) - file.document_start(documents.start)
-        self.order: Order = order or InOrder(self.num_samples)
         if not is_remote(file.prefix):  # where each would be a request; they are checked when they are read
             check_labels(file, documents, self._fields, reading)
-
-    def __len__(self) -> int:
-        return self.num_samples
-
-    @property
-    def parts(self) -> Sequence[FileDataset]:
-        return (self,)
-
-    def rows(self, positions: Positions) -> LabelledRows:
-        """The samples at positions [b] of the run."""
-        asked = np.asarray(positions, dtype=np.int64)
-        return LabelledRows.stack([self._make(sample) for sample in self.order.samples(asked).tolist()])
-
-    def passes(self, positions: Positions) -> Passes:
-        """Which pass over the data each sample [b] is of."""
-        asked = np.asarray(positions, dtype=np.int64)
-        return Passes(np.zeros_like(asked), asked // self.num_samples)
 
     def _make(self, sample: int) -> LabelledRows:
         document = self.documents.start + sample
@@ -159,17 +137,13 @@ class ExampleDataset:
         return LabelledRows(tokens, types, real, np.array([self._target(document, numbers)]))
 
     def _read(self, document: int) -> list[Tokens]:
-        sequences = self.file.sequences(document)
-        if len(sequences) != self._texts + 1:
+        sequences, texts = self.file.sequences(document), len(self._fields.fields)
+        if len(sequences) != texts + 1:
             raise DataError(
                 f"{self.file.prefix}: document {document:,} has {counted(len(sequences), 'sequence')}, and an example "
-                f"of {self._fields.format} has {self._texts + 1}: {', '.join(self._fields.fields)}, and its label."
+                f"of {self._fields.format} has {texts + 1}: {', '.join(self._fields.fields)}, and its label."
             )
-        for text in sequences[:-1]:
-            if len(text) and (int(text.max()) >= self._vocab_size or int(text.min()) < 0):
-                start = self.file.document_start(document)
-                whole = self.file.read(start, self.file.document_start(document + 1) - start)
-                raise DataError(unknown_token(self.file, whole, start, self._vocab_size))
+        self._check_tokens(document, sequences[:-1])
         return sequences
 
     def _target(self, document: int, numbers: Tokens) -> float:
@@ -248,15 +222,21 @@ def _out_of_range(file: TokenFile, document: int, number: int, num_labels: int) 
     )
 
 
-def example_samples_of(config: Config, tokenizer: Tokenizer | None) -> ExampleSamples:
-    """How a run's samples are made. DataError where its tokenizer lacks what they need."""
+def pair_tokens_of(config: Config, tokenizer: Tokenizer | None) -> PairTokens:
+    """The control tokens of a run whose head reads pairs of texts. DataError where its tokenizer is not known."""
     if tokenizer is None:
         raise DataError(
             f'model.head = "{config.model.head}" puts control tokens around texts, and data.tokenizer is not set: '
             "which ids these are is not known. Set data.tokenizer to that of the model that is fine-tuned."
         )
+    return PairTokens.of(tokenizer)
+
+
+def example_samples_of(config: Config, tokenizer: Tokenizer | None) -> ExampleSamples:
+    """How a run's samples are made. DataError where its tokenizer lacks what they need."""
+    control = pair_tokens_of(config, tokenizer)
     assert config.model.num_labels is not None, "the config check asks for it"
-    return ExampleSamples(Reading(PairTokens.of(tokenizer), config.model.head, config.model.num_labels))
+    return ExampleSamples(Reading(control, config.model.head, config.model.num_labels))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ beside them when it is known (`reference`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
-from colonnade.data.datasets import Dataset, FileDataset, Passes, Positions
+from colonnade.data.datasets import Dataset
 from colonnade.data.indexed import TokenFile
+from colonnade.data.made_dataset import MadeDataset
 from colonnade.data.phased_dataset import PhasedDataset
-from colonnade.data.rows import Flags, Integers, Samples, unknown_token
-from colonnade.data.sampler import InOrder, Order
+from colonnade.data.rows import Flags, Integers, Samples
+from colonnade.data.sampler import Order
 from colonnade.data.sidecar import PREFERENCES, read_sidecar
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
@@ -47,7 +48,7 @@ class PreferenceRows(Samples):
     """[b, 3]: beta, label smoothing, and 1 for IPO's loss, else 0."""
 
 
-class PreferenceDataset:
+class PreferenceDataset(MadeDataset[PreferenceRows]):
     """The pairs of a run of documents, in the order of the run."""
 
     def __init__(
@@ -60,42 +61,19 @@ class PreferenceDataset:
         options: tuple[float, float, float],
         order: Order | None = None,
     ) -> None:
-        """`order` None: one after the other."""
-        self.file, self.documents, self.seq_length = file, documents, seq_length
-        self._vocab_size, self._options = vocab_size, options
+        super().__init__(file, documents, seq_length, vocab_size=vocab_size, num_samples=len(documents), order=order)
+        self._options = options
         check_preferences(file)
         _check_lengths(file, documents, seq_length)
-        self.num_samples = len(documents)
-        self.num_tokens = file.document_start(documents.stop) - file.document_start(documents.start)
-        self.order: Order = order or InOrder(self.num_samples)
         self.reference: Floats = np.zeros((self.num_samples, 2))
         """Of every sample, by its number in the file's order: see `PreferenceRows.reference`."""
 
-    def __len__(self) -> int:
-        return self.num_samples
-
-    @property
-    def parts(self) -> Sequence[FileDataset]:
-        return (self,)
-
-    def rows(self, positions: Positions) -> PreferenceRows:
-        """The samples at positions [b] of the run."""
-        asked = np.asarray(positions, dtype=np.int64)
-        return PreferenceRows.stack([self._make(sample) for sample in self.order.samples(asked).tolist()])
-
-    def passes(self, positions: Positions) -> Passes:
-        """Which pass over the data each sample [b] is of."""
-        asked = np.asarray(positions, dtype=np.int64)
-        return Passes(np.zeros_like(asked), asked // self.num_samples)
-
     def _make(self, sample: int) -> PreferenceRows:
-        sequences = self.file.sequences(self.documents.start + sample)
+        document = self.documents.start + sample
+        sequences = self.file.sequences(document)
+        self._check_tokens(document, sequences)
         sides = [self._side(*sequences[at : at + 2]) for at in (0, 2)]
         tokens, labels, counted = (np.stack(each)[None] for each in zip(*sides, strict=True))
-        if int(tokens.max()) >= self._vocab_size or int(labels.max()) >= self._vocab_size or int(tokens.min()) < 0:
-            start = self.file.document_start(self.documents.start + sample)
-            stop = self.file.document_start(self.documents.start + sample + 1)
-            raise DataError(unknown_token(self.file, self.file.read(start, stop - start), start, self._vocab_size))
         return PreferenceRows(tokens, labels, counted, self.reference[sample][None], np.array([self._options]))
 
     def _side(self, prompt: NDArray[np.integer], answer: NDArray[np.integer]) -> tuple[Integers, Integers, Flags]:

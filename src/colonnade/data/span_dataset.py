@@ -11,7 +11,7 @@ An answer that is not wholly in a window is not in it: its sample points at [CLS
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,13 +19,14 @@ import numpy as np
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
-from colonnade.data.datasets import Dataset, FileDataset, Passes, Positions
-from colonnade.data.example_dataset import PairTokens, fields_of
+from colonnade.data.datasets import Dataset
+from colonnade.data.example_dataset import PairTokens, fields_of, pair_tokens_of
 from colonnade.data.indexed import TokenFile, Tokens
+from colonnade.data.made_dataset import MadeDataset
 from colonnade.data.phased_dataset import PhasedDataset
 from colonnade.data.question_windows import CONTROL_TOKENS, Windows
-from colonnade.data.rows import Flags, Integers, Samples, unknown_token
-from colonnade.data.sampler import InOrder, Order
+from colonnade.data.rows import Flags, Integers, Samples
+from colonnade.data.sampler import Order
 from colonnade.data.sidecar import SPANS, ExampleFields
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
@@ -47,7 +48,7 @@ class SpanRows(Samples):
     """[b, 2]: the positions that the answer begins and ends with; 0, 0: it is not in the window."""
 
 
-class SpanDataset:
+class SpanDataset(MadeDataset[SpanRows]):
     """The windows of a run of documents, in the order of the run: a permutation an epoch."""
 
     def __init__(
@@ -60,62 +61,12 @@ class SpanDataset:
         tokens: PairTokens,
         order: Order | None = None,
     ) -> None:
-        """`order` None: one after the other."""
-        self.file, self.documents, self.seq_length = file, documents, seq_length
-        self._vocab_size, self._tokens = vocab_size, tokens
-        self._windows = windows_of(file)
-        self._first = np.concatenate([[0], np.cumsum(self._counts())])  # number of each document's first window
-        self.num_samples = int(self._first[-1])
-        self.num_tokens = file.document_start(documents.stop) - file.document_start(documents.start)
-        self.order: Order = order or InOrder(self.num_samples)
-
-    def __len__(self) -> int:
-        return self.num_samples
-
-    @property
-    def parts(self) -> Sequence[FileDataset]:
-        return (self,)
-
-    def rows(self, positions: Positions) -> SpanRows:
-        """The samples at positions [b] of the run."""
-        asked = np.asarray(positions, dtype=np.int64)
-        return SpanRows.stack([self._make(sample) for sample in self.order.samples(asked).tolist()])
-
-    def passes(self, positions: Positions) -> Passes:
-        """Which pass over the data each sample [b] is of."""
-        asked = np.asarray(positions, dtype=np.int64)
-        return Passes(np.zeros_like(asked), asked // self.num_samples)
-
-    def _counts(self) -> Integers:
-        """Windows of each document. DataError for one that is no question, or leaves no room for its text."""
-        file, documents = self.file, self.documents
-        bounds = np.asarray(file.boundaries[documents.start : documents.stop + 1])
-        others = np.flatnonzero(np.diff(bounds) != len(_FIELDS) + 1)
-        if len(others):
-            raise DataError(
-                f"{file.prefix}: document {documents.start + int(others[0]):,} is no question: it has "
-                f"{counted(int(np.diff(bounds)[others[0]]), 'sequence')}, and not question, context and answer. "
-                "Make the file again."
-            )
-        questions, texts, numbers = (np.asarray(file.lengths[bounds[:-1] + each], dtype=np.int64) for each in range(3))
-        unlabelled = np.flatnonzero(numbers != 2)
-        if len(unlabelled):
-            raise DataError(
-                f"{file.prefix} has {counted(len(unlabelled), 'question')} without an answer or word that there is "
-                f"none, the first is document {documents.start + int(unlabelled[0]):,}: nothing can be trained or "
-                "scored on them. Name a file that has answers, such as the development set."
-            )
-        found = self._windows.counts(questions, texts, self.seq_length)
-        if (found == 0).any():
-            first = int(np.flatnonzero(found == 0)[0])
-            raise DataError(
-                f"{file.prefix}: document {documents.start + first:,} has a question of "
-                f"{counted(int(questions[first]), 'token')}, and model.seq_length = {self.seq_length} leaves no room "
-                f"for text behind it and {CONTROL_TOKENS} control tokens. Use a seq_length of "
-                f"{int(questions.max()) + CONTROL_TOKENS + 1} or more, or make the file again with a smaller "
-                "--max-query-length."
-            )
-        return found
+        self._tokens, self._windows = tokens, windows_of(file)
+        counts = window_counts(file, documents, seq_length, self._windows)
+        self._first = np.concatenate([[0], np.cumsum(counts)])  # number of each document's first window
+        super().__init__(
+            file, documents, seq_length, vocab_size=vocab_size, num_samples=int(self._first[-1]), order=order
+        )
 
     def _make(self, sample: int) -> SpanRows:
         index = int(np.searchsorted(self._first, sample, side="right")) - 1
@@ -130,11 +81,7 @@ class SpanDataset:
 
     def _read(self, document: int) -> list[Tokens]:
         sequences = self.file.sequences(document)
-        for text in sequences[:-1]:
-            if len(text) and (int(text.max()) >= self._vocab_size or int(text.min()) < 0):
-                start = self.file.document_start(document)
-                whole = self.file.read(start, self.file.document_start(document + 1) - start)
-                raise DataError(unknown_token(self.file, whole, start, self._vocab_size))
+        self._check_tokens(document, sequences[:-1])
         *_, text, numbers = sequences
         if not 0 <= int(numbers[0]) <= int(numbers[1]) <= len(text):
             raise DataError(
@@ -142,6 +89,37 @@ class SpanDataset:
                 f"{len(text):,}. The file is damaged: make it again."
             )
         return sequences
+
+
+def window_counts(file: TokenFile, documents: range, seq_length: int, windows: Windows) -> Integers:
+    """Windows of each document. DataError for one that is no question, or leaves no room for its text."""
+    bounds = np.asarray(file.boundaries[documents.start : documents.stop + 1])
+    others = np.flatnonzero(np.diff(bounds) != len(_FIELDS) + 1)
+    if len(others):
+        raise DataError(
+            f"{file.prefix}: document {documents.start + int(others[0]):,} is no question: it has "
+            f"{counted(int(np.diff(bounds)[others[0]]), 'sequence')}, and not question, context and answer. "
+            "Make the file again."
+        )
+    questions, texts, numbers = (np.asarray(file.lengths[bounds[:-1] + each], dtype=np.int64) for each in range(3))
+    unlabelled = np.flatnonzero(numbers != 2)
+    if len(unlabelled):
+        raise DataError(
+            f"{file.prefix} has {counted(len(unlabelled), 'question')} without an answer or word that there is "
+            f"none, the first is document {documents.start + int(unlabelled[0]):,}: nothing can be trained or "
+            "scored on them. Name a file that has answers, such as the development set."
+        )
+    found = windows.counts(questions, texts, seq_length)
+    if (found == 0).any():
+        first = int(np.flatnonzero(found == 0)[0])
+        raise DataError(
+            f"{file.prefix}: document {documents.start + first:,} has a question of "
+            f"{counted(int(questions[first]), 'token')}, and model.seq_length = {seq_length} leaves no room "
+            f"for text behind it and {CONTROL_TOKENS} control tokens. Use a seq_length of "
+            f"{int(questions.max()) + CONTROL_TOKENS + 1} or more, or make the file again with a smaller "
+            "--max-query-length."
+        )
+    return found
 
 
 def windows_of(file: TokenFile) -> Windows:
@@ -168,12 +146,7 @@ def _windows(file: TokenFile, fields: ExampleFields) -> Windows:
 
 def span_answer_samples_of(config: Config, tokenizer: Tokenizer | None) -> SpanSamples:
     """How a run's samples are made. DataError where its tokenizer lacks what they need."""
-    if tokenizer is None:
-        raise DataError(
-            f'model.head = "{config.model.head}" puts control tokens around texts, and data.tokenizer is not set: '
-            "which ids these are is not known. Set data.tokenizer to that of the model that is fine-tuned."
-        )
-    return SpanSamples(PairTokens.of(tokenizer))
+    return SpanSamples(pair_tokens_of(config, tokenizer))
 
 
 @dataclass(frozen=True)
