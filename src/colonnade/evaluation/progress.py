@@ -1,15 +1,9 @@
 """How far an evaluation is, and how long it will take: a line every few seconds on standard error."""
 
-import sys
 import time
 from collections.abc import Callable
-from datetime import timedelta
 
-EVERY_SECONDS = 5.0
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+from colonnade.pace import Pace, say_aside
 
 
 class Progress:
@@ -21,23 +15,18 @@ class Progress:
         *,
         shown: bool = True,
         clock: Callable[[], float] = time.monotonic,
-        say: Callable[[str], None] = _say,
+        say: Callable[[str], None] = say_aside,
     ) -> None:
         self._what, self._shown, self._clock, self._say = what, shown, clock, say
-        self._done = self._total = self._read = self._to_read = 0
-        self._start = self._last = clock()
+        self.begin(0, 0)
 
     def begin(self, total: int, tokens: int) -> None:
         """So many are to be done, of so many tokens in all."""
-        self._done, self._total, self._read, self._to_read = 0, total, 0, tokens
-        self._start = self._last = self._clock()
+        self._done, self._total, self._pace = 0, total, Pace(tokens, self._clock)
 
     def advance(self, count: int, tokens: int) -> None:
         """So many more are done."""
-        self._done, self._read = self._done + count, self._read + tokens
-        now = self._clock()
-        if not self._shown or now - self._last < EVERY_SECONDS:
-            return
-        self._last = now
-        left = (now - self._start) * (self._to_read - self._read) / self._read
-        self._say(f"  {self._done:,} of {self._total:,} {self._what}, {timedelta(seconds=round(left))} left")
+        self._done += count
+        told = self._pace.advance(tokens)
+        if told is not None and self._shown:
+            self._say(f"  {self._done:,} of {self._total:,} {self._what}, {told.left} left")

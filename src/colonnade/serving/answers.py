@@ -79,7 +79,7 @@ def _text(trained: Trained, wanted: Writing) -> str:
 
 def _growing(trained: Trained, wanted: Writing) -> Iterator[str]:
     """What is written, token by token, whole each time."""
-    tokens: list[int] = []
+    text, stream = "", trained.tokenizer.stream()
     sampling = Sampling(wanted.temperature, wanted.top_k, wanted.top_p, wanted.seed)
     made = generate(
         trained.stages,
@@ -89,8 +89,9 @@ def _growing(trained: Trained, wanted: Writing) -> Iterator[str]:
         **asdict(sampling),
     )
     for new in made:
-        tokens.append(new.token)
-        yield trained.tokenizer.decode(tokens)
+        text += stream.push(new.token)
+        yield text
+    yield text + stream.finish()
 
 
 def cut_at_first(text: str, ends: Sequence[str]) -> str:

@@ -1,0 +1,25 @@
+"""How long something will take, told every few seconds."""
+
+from datetime import timedelta
+
+from colonnade.convert.progress import Progress
+from colonnade.pace import Pace, Reading
+
+
+def test_it_is_told_every_few_seconds_and_from_the_rate_of_all_that_is_done() -> None:
+    times = iter([10.0, 12.0, 16.0, 17.0, 22.0])
+    pace = Pace(1000, clock=lambda: next(times))
+    told = [pace.advance(100) for _ in range(4)]
+    assert told == [
+        None,
+        Reading(200, 200 / 6, timedelta(seconds=24)),
+        None,
+        Reading(400, 400 / 12, timedelta(seconds=18)),
+    ]
+
+
+def test_a_conversion_tells_bytes() -> None:
+    said: list[str] = []
+    times = iter([0.0, 10.0])
+    Progress("converted", 4_000_000_000, clock=lambda: next(times), say=said.append).advance(1_000_000_000)
+    assert said == ["  converted 1.00 GB of 4.00 GB, 100 MB/s, 0:00:30 left"]
