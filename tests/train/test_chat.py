@@ -11,6 +11,7 @@ import torch
 import transformers
 from torch import nn
 
+from colonnade.data.indexed import TokenFile
 from colonnade.data.tokenizer import Tokenizer
 from tests.commands import Answer, forked, here
 from tests.examples.chats import CHATML, TEXT, folder_of, jsonl
@@ -169,3 +170,12 @@ def test_a_model_of_text_has_no_template(talks: Path, tmp_path: Path) -> None:
     assert answer.status == 0, answer
     answer = here("generate", tmp_path / "run", "--chat", "--prompt", "a")
     assert answer.status == 2 and "no tokenizer_config.json with a chat template" in answer.err
+
+
+def test_conversations_that_are_left_out_are_counted_aloud(talks: Path, tmp_path: Path) -> None:
+    answer = run(talks, tmp_path, "data.too_long=drop", "model.seq_length=24", "train.steps=1")
+    file = TokenFile(str(talks / "talks"))
+    lengths = [file.document_start(number + 1) - file.document_start(number) for number in range(48)]  # split 4:1 of 60
+    longer = sum(length > 24 for length in lengths)
+    assert answer.status == 0 and 1 < longer < 48, answer
+    assert f"{longer} documents of 48 to train on longer than model.seq_length and left out" in answer.out

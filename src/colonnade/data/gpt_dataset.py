@@ -63,6 +63,8 @@ class GPTDataset:
         start = file.document_start(documents.start)
         text = Text(file, start, file.document_start(documents.stop) - start, seq_length, vocab_size)
         whole = WholeRows(text, cut) if cut.whole else None
+        self.num_dropped = 0 if whole is None else whole.num_dropped
+        """Documents that are left out, being longer than a sample."""
         self.num_tokens, self.num_samples = text.num_tokens, text.num_rows if whole is None else len(whole)
         if self.num_samples < 1:
             raise DataError(_too_short(text, documents) if whole is None else _all_too_long(text, documents))

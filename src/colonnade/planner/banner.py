@@ -12,6 +12,7 @@ from colonnade.config.describe import first_line
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config, ParallelConfig
 from colonnade.data.datasets import SplitDataset
+from colonnade.data.gpt_dataset import GPTDataset
 from colonnade.data.sidecar import not_checked
 from colonnade.launch import launch
 from colonnade.mesh.collectives import all_gather
@@ -198,6 +199,12 @@ def _notes(config: Config, corpus: Corpus) -> Iterator[str]:
                 f"{len(data.blend) - there} of {len(data.blend)} files of data.blend have too little text for a "
                 "validation sample, and are not in the validation part"
             )
+    dropped = sum(part.num_dropped for part in datasets.train.parts if isinstance(part, GPTDataset))
+    if dropped:
+        yield (
+            f"{counted(dropped, 'document')} of {_documents(datasets.train):,} to train on longer than "
+            'model.seq_length and left out: data.too_long = "drop"'
+        )
     if config.train.steps < config.optim.warmup:
         yield (
             f"the run ends after {config.train.steps:,} of optim.warmup_steps = {config.optim.warmup:,}: it is "
