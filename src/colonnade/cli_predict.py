@@ -66,7 +66,7 @@ def predict(
     ) as (model, mesh):
         found = predicting.predict(model, mesh, inputs, format_name=format_name, batch_size=batch_size)
         if mesh.rank == 0:
-            predicting.tell(found, output, as_json=as_json)
+            predicting.show(found, output, as_json=as_json)
 
 
 def fill_mask(

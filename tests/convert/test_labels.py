@@ -82,7 +82,7 @@ def test_logits_losses_and_gradients_are_theirs(name: str, tmp_path: Path) -> No
     targets = inputs.targets if name == "score" else inputs.targets.long()
     theirs = twin(input_ids=batch[0], token_type_ids=batch[1], attention_mask=batch[2], labels=targets)
     theirs.loss.backward()
-    torch.testing.assert_close(model.head.tell(before[0]), theirs.logits, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(model.head.predict(before[0]), theirs.logits, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(loss, theirs.loss, rtol=1e-12, atol=0)
     gradients = {key: parameter.grad for key, parameter in twin.named_parameters()}
     for ours, source in folder.sources.items():
@@ -212,5 +212,5 @@ def test_a_fine_tuned_checkpoint_predicts_with_transformers(examples: Path, tmp_
     assert carry is not None
     with torch.no_grad():
         theirs = twin(input_ids=tokens.t(), token_type_ids=types.t()).logits
-        torch.testing.assert_close(own.model.head.tell(carry[0]), theirs, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(own.model.head.predict(carry[0]), theirs, rtol=1e-10, atol=1e-10)
     assert (encoded.input_ids, encoded.token_type_ids) == (pair, types[:, 0].tolist()), "with control tokens around"

@@ -73,7 +73,7 @@ def test_logits_loss_and_gradients_are_theirs(kind: str, tmp_path: Path) -> None
     )
     theirs.loss.backward()
     logits = torch.stack([theirs.start_logits.t(), theirs.end_logits.t()], dim=-1)
-    torch.testing.assert_close(model.head.tell(before[0]), logits, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(model.head.predict(before[0]), logits, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(loss, theirs.loss, rtol=1e-12, atol=0)
     gradients = {key: parameter.grad for key, parameter in twin.named_parameters()}
     assert {part for source in folder.sources.values() for part in source.theirs} == gradients.keys()

@@ -121,7 +121,7 @@ def _logits(
         inputs = _inputs([windows[number] for number in batch], control, device)
         carry = hidden(inputs)
         if carry is not None:
-            told: Tensor = model.head.tell(model.residual(carry)).double().cpu()  # [s, b, 2]
+            told: Tensor = model.head.predict(model.residual(carry)).double().cpu()  # [s, b, 2]
             found[batch.start : batch.stop, : len(told)] = told.transpose(0, 1)
         progress.advance(len(batch), len(batch) * length)
     result: NDArray[np.float64] = all_reduce(all_reduce(found.to(device), mesh.data), mesh.pp).cpu().numpy()

@@ -70,7 +70,7 @@ class LabelHead(nn.Module):
         return logits.view(-1, self.sequences) if self.sequences > 1 else logits
 
     @torch.no_grad()
-    def tell(self, x: Tensor) -> Tensor:
+    def predict(self, x: Tensor) -> Tensor:
         """Whole stream [s, c·b, h] -> [b, labels] on every rank."""
         return self.logits(x, None)  # every rank has the first position
 

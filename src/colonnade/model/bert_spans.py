@@ -74,7 +74,7 @@ class SpanHead(nn.Module):
         return found
 
     @torch.no_grad()
-    def tell(self, x: Tensor) -> Tensor:
+    def predict(self, x: Tensor) -> Tensor:
         """Whole stream [s, b, h] -> [s, b, 2]"""
         return self.logits(x)
 

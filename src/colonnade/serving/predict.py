@@ -129,7 +129,7 @@ def predict(
         return Predictions(fields_of(file), logits.numpy(), targets.numpy())
 
 
-def tell(found: Predictions, output: Path | None, *, as_json: bool) -> None:
+def show(found: Predictions, output: Path | None, *, as_json: bool) -> None:
     """Print them, or write them to a file and print what they are."""
     if output is not None:
         found.save(output)

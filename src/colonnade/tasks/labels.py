@@ -159,7 +159,7 @@ class Labels:
             for batch in batches:
                 carry = hidden(self.inputs(batch.to(next(model.parameters()).device), None, None))
                 counted = batch.target_mask > 0
-                told = None if carry is None else model.head.tell(model.residual(carry)).double().cpu()[counted]
+                told = None if carry is None else model.head.predict(model.residual(carry)).double().cpu()[counted]
                 found.append((batch.samples[counted], batch.targets[counted], told))
         most = max((int(numbers.max()) + 1 for numbers, _, _ in found if len(numbers)), default=0)
         device = next(model.parameters()).device

@@ -153,7 +153,7 @@ class Spans:
         carry = hidden(self.inputs(batch, None, None))
         if carry is None:
             return batch.answer_mask.new_zeros(5, dtype=torch.float64)
-        logits = model.head.tell(model.residual(carry))
+        logits = model.head.predict(model.residual(carry))
         right = logits.argmax(0).t() == batch.answers  # [2, b]
         found = (span_losses(logits, batch.answers), right[0], right[1], right.all(0), torch.ones_like(right[0]))
         return torch.stack([(each.double() * batch.answer_mask).sum() for each in found])

@@ -96,7 +96,7 @@ def run_points(sweep: Sweep, run: Callable[[Path], int], check: Callable[[Path],
             _write(sweep, [done[each.name] for each in sweep.points if each.name in done])
         outcomes = [done[point.name] for point in sweep.points]
         _write(sweep, outcomes)
-        print(told(sweep, outcomes), flush=True)
+        print(summary_of(sweep, outcomes), flush=True)
         return int(any(outcome.state in (DIVERGED, FAILED) for outcome in outcomes))
 
 
@@ -249,7 +249,7 @@ def _write(sweep: Sweep, outcomes: Sequence[Outcome]) -> None:
     write_whole(sweep.folder / "summary.csv", text.getvalue().encode())
 
 
-def told(sweep: Sweep, outcomes: Sequence[Outcome]) -> str:
+def summary_of(sweep: Sweep, outcomes: Sequence[Outcome]) -> str:
     """What came of a sweep, in lines for people."""
     score = score_of(sweep, outcomes)
     states = {state: sum(outcome.state == state for outcome in outcomes) for state in (*ENDED, FAILED)}
