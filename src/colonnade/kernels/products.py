@@ -71,7 +71,7 @@ def narrow_product_(total: Tensor, a: Tensor, b: Tensor, *, add: bool = False) -
     if not (a.is_cuda or a.is_meta):
         compiled.product_(total, a, b, add=add)
         return total
-    if add:
+    if add and not total.is_meta:  # nothing is added there, and torch 2.11 fails to
         return torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     return torch.mm(a, b, out_dtype=total.dtype, out=total)
 
