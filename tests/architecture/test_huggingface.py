@@ -56,6 +56,28 @@ def test_a_window_of_null_is_none(content: Content, window: int | None) -> None:
     assert isinstance(found, dict) and found["window"] == window
 
 
+@pytest.mark.parametrize(
+    ("content", "window"),
+    [
+        ({"max_window_layers": 0, "use_sliding_window": True}, 5),
+        ({"max_window_layers": 0, "use_sliding_window": False}, None),
+        ({"max_window_layers": 100, "use_sliding_window": True}, None),
+        ({"max_window_layers": 1, "use_sliding_window": True}, "all layers have the same window here"),
+        ({"use_sliding_window": True}, None),  # left out, the first 28 layers have none
+    ],
+)
+def test_qwens_window_is_that_of_layers_behind_the_first(content: Content, window: int | str | None) -> None:
+    whole = completed("qwen3", MODELS["qwen3"][1])
+    assert whole is not None
+    for key in ("max_window_layers", "use_sliding_window", "layer_types"):
+        whole.pop(key, None)
+    found = described(whole | {"sliding_window": 5, **content})
+    if isinstance(window, str):
+        assert isinstance(found, str) and window in found
+    else:
+        assert isinstance(found, dict) and found["window"] == window
+
+
 @pytest.mark.parametrize("key", ["attention_factor", "mscale", "mscale_all_dim"])
 def test_yarn_with_another_sharpness_is_refused_with_the_reason(key: str) -> None:
     whole = completed("smollm", MODELS["smollm"][1])

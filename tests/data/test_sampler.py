@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colonnade.data.sampler import AllEpochsOrder, EpochOrder, InOrder, permute, permute_one
+from colonnade.data.sampler import AllEpochsOrder, EpochOrder, InOrder, cut_in_microbatches, permute, permute_one
 from colonnade.errors import DataError
 
 sizes = st.one_of(st.integers(1, 40), st.integers(1, 5_000))
@@ -149,3 +149,18 @@ def test_large_corpora_cost_no_more(size: int) -> None:
     images = permute(np.arange(256), size, key=(0, 0))
     assert len(set(images.tolist())) == 256
     assert 0 <= images.min() <= images.max() < size
+
+
+@pytest.mark.parametrize(("dp", "micro"), [(1, 1), (1, 4), (2, 2), (3, 4), (4, 3), (12, 1)])
+def test_microbatches_of_all_ranks_tile_the_batch_in_order(dp: int, micro: int) -> None:
+    """Each rank has an equal share of neighbours, in micro-batches of neighbours."""
+    shares = [cut_in_microbatches(12, micro, dp_rank=rank, dp_size=dp) for rank in range(dp)]
+    assert [sample for share in shares for batch in share for sample in batch] == list(range(12))
+    assert {len(batch) for share in shares for batch in share} == {micro}
+    assert {len(share) for share in shares} == {12 // dp // micro}
+
+
+def test_a_batch_that_does_not_divide_is_no_batch() -> None:
+    for batch, micro, dp in ((12, 5, 1), (12, 4, 2), (12, 1, 5)):
+        with pytest.raises(AssertionError, match="whole micro-batches"):
+            cut_in_microbatches(batch, micro, dp_rank=0, dp_size=dp)

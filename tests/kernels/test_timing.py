@@ -1,5 +1,6 @@
 """Which kernels are to be had, which of them are exact, and which is taken: with faked processors and clocks."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -71,6 +72,12 @@ def test_what_rounds_fp32_to_bf16_is_refused(use: Use) -> None:
         assert error("onednn", use, FP32)[0] > 1e-3
         exact = {dtype: is_exact("onednn", use, dtype) for dtype in (FP32, BF16, FP16)}
     assert exact == {FP32: False, BF16: True, FP16: False}
+
+
+@pytest.mark.parametrize(("found", "right"), [(1e-6, True), (2e-6, False), (math.inf, False)])
+def test_as_far_off_as_is_allowed_is_exact(found: float, right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "error", lambda kernel, use, dtype: (found, 1e-6))
+    assert is_exact("blas", "forward", FP32) is right
 
 
 def test_a_sum_in_16_bits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,3 +60,14 @@ def test_yarn_sharpens_attention_only_where_texts_grow(factor: float, scale: flo
     rotary = RotaryConfig(scaling="yarn", factor=factor, original_length=64)
     assert attention_scale(rotary) == pytest.approx(scale, rel=1e-9)
     assert attention_scale(RotaryConfig(scaling="linear", factor=factor)) == 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_features_behind_those_that_are_turned_stay_to_the_bit(dtype: torch.dtype) -> None:
+    """A share of each head is turned as a head of that width would be."""
+    x = torch.randn(2, 3, len(FAR), 3 * WIDTH, dtype=torch.float64).to(dtype)
+    rotary = Rotary(RotaryConfig(), WIDTH)
+    (whole,), (alone,) = rotary.turn(FAR, x), rotary.turn(FAR, x[..., :WIDTH])
+    assert whole.dtype is alone.dtype is dtype and whole.shape == x.shape
+    assert torch.equal(whole[..., :WIDTH], alone) and torch.equal(whole[..., WIDTH:], x[..., WIDTH:])
+    assert not torch.equal(alone, x[..., :WIDTH])

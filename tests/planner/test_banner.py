@@ -2,12 +2,13 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from colonnade.config.load import load
-from colonnade.config.schema import Config
+from colonnade.config.schema import Config, ParallelConfig
 from colonnade.data.indexed import TokenFile
 from colonnade.data.tokenize import tokenize_files
 from colonnade.data.tokenizer import Tokenizer
@@ -69,6 +70,26 @@ def test_the_largest_stage_is_told_on_every_rank(corpus: TinyCorpus, tmp_path: P
     assert stages[0] != stages[1]
     assert [each.fields["memory_predicted"] for each in found] == [max(stages)] * 2
     assert "ranks talk through" in rows(found[0])["layout"] and "1f1b pipeline" in rows(found[0])["layout"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({}, "tp 1 × pp 1 × dp 1"),
+        ({"pp": 2, "schedule": "gpipe"}, "tp 1 × pp 2 × dp 1, gpipe pipeline"),
+        (
+            {"pp": 2, "schedule": "interleaved", "virtual_stages": 3},
+            "tp 1 × pp 2 × dp 1, interleaved pipeline with 3 virtual stages",
+        ),
+        (
+            {"tp": 2, "dp": 4, "zero": 1, "sequence_parallel": True, "recompute": "full", "offload": True},
+            "tp 2 × pp 1 × dp 4, ZeRO 1, sequence parallelism, full recomputation, offload",
+        ),
+    ],
+)
+def test_the_layout_in_words(keys: dict[str, Any], said: str) -> None:
+    assert banners._layout(ParallelConfig(**keys), "") == said
+    assert banners._layout(ParallelConfig(**keys), "gloo") == f"{said}; ranks talk through gloo"
 
 
 def test_it_comes_before_the_first_step_and_into_the_events(config: Path, tmp_path: Path) -> None:

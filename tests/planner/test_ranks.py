@@ -8,7 +8,7 @@ from colonnade.config.load import load
 from colonnade.config.schema import Config
 from colonnade.mesh.layout import Layout
 from colonnade.planner.memory import Memory, rank_memory
-from colonnade.planner.ranks import RankKind, RankPlan, amount, as_json, as_text, largest, plan_ranks
+from colonnade.planner.ranks import RankKind, RankPlan, amount, as_json, as_text, largest, plan_ranks, plan_run
 from colonnade.planner.step import Step
 from colonnade.planner.traffic import totals, traffic
 
@@ -31,6 +31,17 @@ def test_the_paper_s_512_ranks() -> None:
     all_reduces, size = kind.traffic["all_reduce", "tp"]
     assert all_reduces == 8 * (4 * 72 + 2)  # each micro-batch: 2 forward and 2 backward a layer, embedding and head
     assert size == all_reduces * 1024 * 3072 * 2
+
+
+def test_documents_that_are_kept_apart_take_memory_of_their_own() -> None:
+    """Scores and masks of the plain attention, which a GPU's fused kernel does not keep for joined ones."""
+    layers = ["model.num_layers=4", "parallel.recompute=none"]
+    joined, apart = (
+        largest(plan_run(load(EXAMPLES / "gpt2-355m.toml", [*layers, f"data.documents={how}"]), 50_257)).memory
+        for how in ("joined", "separate")
+    )
+    assert apart.activations + apart.operators > joined.activations + joined.operators
+    assert (apart.parameters, apart.optimizer) == (joined.parameters, joined.optimizer)
 
 
 def test_what_is_received_is_not_sent() -> None:

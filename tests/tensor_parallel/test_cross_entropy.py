@@ -1,7 +1,7 @@
 """The fused output layer and loss against torch's two separate ones, and how little of the logits is ever alive."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from math import nan
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from colonnade.kernels.choice import BF16_UNITS, Products
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh, paper_mesh
 from colonnade.tensor_parallel import cross_entropy
@@ -19,7 +20,7 @@ from colonnade.tensor_parallel.cross_entropy import output_loss, token_guesses, 
 from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
 from colonnade.tensor_parallel.parallel import Parallel
 from tests.distributed import run_on_ranks
-from tests.emulated import emulated_cuda
+from tests.emulated import backward, emulated_cuda
 from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_
 
 S, B, HIDDEN = 4, 5, 6
@@ -127,6 +128,63 @@ def guesses_beside_torch(rank: int, num_ranks: int, vocab_sizes: list[int]) -> N
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
 def test_a_label_is_likeliest_among_the_tokens_of_all_ranks(tp_size: int) -> None:
     run_on_ranks(guesses_beside_torch, tp_size, [37, 3])  # of 3 tokens, the last of 4 ranks has none
+
+
+def biased_beside_torch(
+    tp: Axis,
+    dtype: torch.dtype,
+    products: Products,
+    tolerance: float,
+    device: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> None:
+    """Loss and the three gradients with a bias on the logits, against torch's in float64 on the rounded numbers."""
+    vocab_size = 37
+    hidden, table, labels, weights = (t.to(dtype) if i < 2 else t for i, t in enumerate(problem(vocab_size)))
+    bias = (3.0 * drawn(vocab_size, seed=5)).detach().to(dtype)
+    exact = [t.detach().double().requires_grad_() for t in (hidden, table, bias)]
+    logits = (exact[0] @ exact[1].t() + exact[2]).flatten(0, 1)
+    losses = nn.functional.cross_entropy(logits, labels.flatten(), reduction="none").view(S, B)
+    (losses * weights).sum().backward()
+    layer = VocabParallelEmbedding(vocab_size, HIDDEN, Parallel(tp)).to(dtype)
+    load_shards_(layer, tp, {"weight": table})
+    rows = len(layer.weight)
+    at = slice(tp.rank * rows, (tp.rank + 1) * rows)
+    mine = nn.functional.pad(bias, (0, rows * tp.size - vocab_size))[at].clone().requires_grad_()
+    x = hidden.detach().clone().requires_grad_()
+    with device():
+        loss = output_loss(x, layer.weight, labels, weights, bias=mine, tp=tp, vocab_size=vocab_size, products=products)
+        backward(loss)
+    assert x.grad is not None and mine.grad is not None and layer.weight.grad is not None
+    real = max(0, min(rows, vocab_size - tp.rank * rows))
+    assert not mine.grad[real:].any(), "padding has no gradient"
+    found = (loss, x.grad, layer.weight.grad[:real], mine.grad[:real])
+    gradients = [t.grad for t in exact]
+    expected = ((losses * weights).sum(), gradients[0], gradients[1][at][:real], gradients[2][at][:real])
+    scales = (expected[0], *gradients)
+    for which, (a, b, scale) in enumerate(zip(found, expected, scales, strict=True)):
+        assert (a.detach().double() - b.detach()).norm() <= tolerance * scale.detach().norm(), which
+
+
+def all_biased_beside_torch(
+    rank: int, num_ranks: int, dtype: torch.dtype, products: Products, tolerance: float
+) -> None:
+    biased_beside_torch(build_mesh(Layout(tp=num_ranks), rank).tp, dtype, products, tolerance)
+
+
+@pytest.mark.parametrize("tp_size", [1, 3])
+def test_a_bias_on_the_logits_is_torchs(tp_size: int) -> None:
+    run_on_ranks(all_biased_beside_torch, tp_size, torch.float64, Products(), 1e-12)
+
+
+@pytest.mark.parametrize("products", [Products(), Products(bf16=BF16_UNITS)], ids=["widened", "native"])
+def test_a_bias_on_16_bit_logits_is_torchs(products: Products) -> None:
+    biased_beside_torch(Mesh().tp, torch.bfloat16, products, 2.0**-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_bias_on_a_gpu_is_torchs(dtype: torch.dtype) -> None:
+    tolerance = 2.0**-7 if dtype is torch.bfloat16 else 1e-6
+    biased_beside_torch(Mesh().tp, dtype, Products(), tolerance, emulated_cuda)
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4])

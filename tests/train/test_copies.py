@@ -45,6 +45,13 @@ def corrupted(rank: int, corrupt: Corrupt, step: int = 4) -> Callable[[int], Non
     return first
 
 
+def alignment(state: TrainState) -> None:
+    """A number of a group that belongs to none of its weights."""
+    bucket, _ = unit_of(state, "blocks.0")
+    after = zip(bucket.ranges, [*bucket.ranges[1:]], strict=False)
+    flip(bucket.master, next(param.stop for param, following in after if param.stop < following.start))
+
+
 def unit_of(state: TrainState, name: str) -> tuple[Any, Any]:
     return next((u, m) for u, m in zip(state.buckets, state.optimizer_state, strict=True) if u.name == name)
 
@@ -107,6 +114,7 @@ NORM, MATRIX = "attention_norm.weight", "mlp.up.weight"
         (["pp=2"], 1, weight("embedding.tokens", "weight"), "embedding.tokens.weight over ends: rank 0 "),
         (["dp=2", "zero=1"], 1, parameters, "parameters (float32) blocks.0."),
         (["tp=2", "dp=2", "zero=3"], 2, replicated, "over tp: rank 2 "),
+        (["dp=2", "model.hidden_size=20"], 1, alignment, "blocks.0, group "),
         (["dp=2"], 1, one_step_skipped, "skipped steps over world: rank 0 "),
         (["dp=2", "train.precision=bf16"], 1, parameters, "parameters (bfloat16) blocks.0."),
         (

@@ -67,6 +67,18 @@ def test_a_step_that_fails_leaves_the_state_as_it_was() -> None:
         raise AssertionError("the step's error is lost")
 
 
+def test_what_is_offloaded_is_in_cpu_memory_and_every_byte_counts_once() -> None:
+    """Masters and moments of a slice, 12 bytes a weight."""
+    found = {}
+    for offload in (False, True):
+        parallel = {"zero": 1, "dp": 2, "offload": offload}
+        state = build_state(config(parallel, train={"precision": "bf16"}), paper_mesh(Layout(dp=2), 0), VOCAB, CPU)
+        _, found[offload] = measure(state, lambda: None)
+        weights = sum(bucket.master.numel() for bucket in state.buckets)
+        assert (found[offload].host, found[offload].optimizer)[:: 1 if offload else -1] == (12 * weights, 0)
+    assert found[True].parameters == found[False].parameters and found[True].gradients == found[False].gradients
+
+
 def test_the_table() -> None:
     state = {"parameters": 1_000_000, "gradients": 2_000_000, "optimizer": 0}
     predicted = Memory(**state, buffers=500_000, activations=12_345_678, operators=250_000)
