@@ -18,6 +18,7 @@ from colonnade.cli_data import AsJson, data
 from colonnade.cli_evaluate import evaluate
 from colonnade.cli_predict import embed, fill_mask, predict
 from colonnade.cli_ranks import Checkpoint, Device, PipelineParallel, Precision, TensorParallel, run_on_ranks
+from colonnade.cli_report import report, watch
 from colonnade.cli_weights import BaseFolder, Best, convert, merge
 from colonnade.errors import ConfigError, mistake
 
@@ -229,6 +230,8 @@ app.command("fill-mask")(fill_mask)
 app.command()(embed)
 app.command()(merge)
 app.command()(convert)
+app.command()(report)
+app.command()(watch)
 
 
 @app.command(cls=CommandWithKeys)

@@ -1,0 +1,135 @@
+"""Events of a run on the charts' axes. Pure.
+
+An event with a step stands there. One without stands where the run was at its time: between the events around it whose
+step is known.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from colonnade.report.chart import Mark
+from colonnade.report.html import Html, table, tag
+from colonnade.report.record import Record
+from colonnade.report.scale import short
+
+SIGNS = {
+    "started": "started",
+    "resumed": "resumed",
+    "saved": "saved",
+    "best": "best",
+    "interrupted": "interrupted",
+    "diverged": "trouble",
+    "rolled back": "rolled-back",
+    "finished": "finished",
+    "stopped early": "finished",
+}
+"""Classes of signs by event; others are `other`."""
+WORDS = {"rolled-back": "rolled back", "trouble": "diverged, failed", "finished": "ended"}
+QUIET = frozenset({"setup", "evaluated"})
+"""Not on the axis: they say what a run is, not what befell it."""
+MINOR = frozenset({"saved", "best", "started", "finished"})
+"""On the axis alone, not as lines through the charts."""
+TROUBLE = ("fail", "fault", "lost", "died", "hang", "corrupt", "error", "diverge", "damage")
+MOST_ROWS = 500
+
+
+def sign(event: Mapping[str, Any]) -> str:
+    """The class of an event's sign."""
+    name = event["event"]
+    if name in SIGNS:
+        return SIGNS[name]
+    return "trouble" if any(word in name for word in TROUBLE) else "other"
+
+
+def steps_of(events: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The step of each event: its own, or by its time between those of others; NaN where nothing is known."""
+    own = [_own_step(event) for event in events]
+    known = [
+        (event["time"], step) for event, step in zip(events, own, strict=True) if event["time"] and step is not None
+    ]
+    times, steps = zip(*sorted(known), strict=True) if known else ((), ())
+    return [
+        step if step is not None else _between(event["time"], times, steps)
+        for event, step in zip(events, own, strict=True)
+    ]
+
+
+def _own_step(event: Mapping[str, Any]) -> float | None:
+    if event["event"] == "started":
+        return 0.0
+    step = event.get("to") if event["event"] == "rolled back" else event.get("step")
+    return float(step) if isinstance(step, int) and 0 <= step < 2**53 else None
+
+
+def _between(time: float | None, times: Sequence[float], steps: Sequence[float]) -> float:
+    return float(np.interp(time, times, steps)) if time and times else math.nan
+
+
+def marks(run: Record) -> list[Mark]:
+    """What befell the run, for every horizontal axis that its steps have."""
+    found = []
+    for event, step in zip(run.events, steps_of(run.events), strict=True):
+        if event["event"] not in QUIET and math.isfinite(step):
+            words = " ".join(
+                [event["event"], f"· step {step:,.0f}", *([f"· {about}"] if (about := details(event)) else [])]
+            )
+            found.append(Mark(sign(event), words, _places(run, step)))
+    return found
+
+
+def _places(run: Record, step: float) -> dict[str, float]:
+    places = {"step": step}
+    if len(run.steps):
+        steps = np.concatenate([[0.0], run.steps])
+        places["hours"] = float(np.interp(step, steps, np.concatenate([[0.0], run.hours])))
+        tokens = run.columns.get("tokens")
+        if tokens is not None:
+            places["tokens"] = float(np.interp(step, steps, np.concatenate([[0.0], np.nan_to_num(tokens)])))
+    return places
+
+
+def details(event: Mapping[str, Any]) -> str:
+    """What an event says besides its name, time and step."""
+    parts = []
+    for key, value in event.items():
+        if key in ("event", "time", "step") or value in (None, "", [], {}):
+            continue
+        shown = short(value) if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+        parts.append(f"{key.replace('_', ' ')} {shown}")
+    return ", ".join(parts)
+
+
+def listed(run: Record) -> Html:
+    """All events, the newest first."""
+    rows = [
+        (_when(event["time"]), f"{step:,.0f}" if math.isfinite(step) else "", _named(event), details(event))
+        for event, step in zip(run.events, steps_of(run.events), strict=True)
+        if event["event"] != "setup"
+    ]
+    more = (
+        f"{len(rows) - MOST_ROWS:,} older ones are left out; they are in events.jsonl." if len(rows) > MOST_ROWS else ""
+    )
+    shown = table(["time (UTC)", "step", "event", ""], reversed(rows[-MOST_ROWS:]), numbers=[1])
+    return tag("div", shown, tag("p", more, class_="quiet") if more else "")
+
+
+def _named(event: Mapping[str, Any]) -> Html:
+    return tag("span", tag("i", class_=f"sign {sign(event)}"), " ", event["event"], class_="named")
+
+
+def _when(time: float | None) -> str:
+    if time is None or not 0 <= time < 4e9:
+        return ""
+    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def legend(found: Sequence[Mark]) -> Html:
+    """What the signs on the axis are."""
+    kinds = dict.fromkeys(mark.kind for mark in found)
+    keys = (tag("span", tag("i", class_=f"sign {kind}"), WORDS.get(kind, kind)) for kind in kinds)
+    return tag("p", *keys, class_="legend signs-legend") if kinds else Html()

@@ -1,0 +1,206 @@
+"""A run as its folder tells it: every file is read as far as it can be, and what could not be read is a note.
+
+A run may be under way while this reads, killed in the middle of a line, or older than some of the files.
+"""
+
+import json
+import math
+import time
+import tomllib
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colonnade.config.numbers import counted
+from colonnade.errors import ConfigError, hidden
+from colonnade.train.monitor import METRICS
+
+EVENTS, THERMOMETERS, CONFIG = "events.jsonl", "thermometers.jsonl", "config.toml"
+PREDICTION, COMPARISON, PROFILE = "prediction.json", "comparison.json", "profile.json"
+LARGEST = 64 << 20  # bytes of a file that is read at once
+MOST_MEASURED = 100_000  # lines of thermometers: those that come after are left out
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run."""
+
+    folder: Path
+    columns: Mapping[str, Floats]
+    """metrics.jsonl by name, a number a step; NaN where a step has none."""
+    events: list[dict[str, Any]]
+    thermometers: list[dict[str, Any]]
+    prediction: dict[str, Any]
+    comparison: dict[str, Any]
+    profile: dict[str, Any]
+    config: dict[str, Any]
+    """Empty where it cannot be read."""
+    notes: list[str] = field(default_factory=list)
+    """What could not be read, or is not shown."""
+    seconds_since: float = 0.0
+    """How long ago the run wrote something."""
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name or str(self.folder)
+
+    @property
+    def steps(self) -> Floats:
+        return self.columns["step"]
+
+    @cached_property
+    def hours(self) -> Floats:
+        """Hours of training after each step: the sum of what steps took, without what came between."""
+        seconds = self.columns.get("seconds", np.full(len(self.steps), math.nan))
+        return np.cumsum(np.nan_to_num(seconds)) / 3600
+
+    @cached_property
+    def setup(self) -> dict[str, Any]:
+        """What the newest start said of itself."""
+        return next((event for event in reversed(self.events) if event["event"] == "setup"), {})
+
+    @property
+    def planned(self) -> int:
+        """train.steps; 0 where that is not known."""
+        train = self.config.get("train")
+        steps = train.get("steps") if isinstance(train, dict) else None
+        return steps if isinstance(steps, int) else 0
+
+
+def read_run(folder: Path) -> Record:
+    """The run in a folder. ConfigError where there is none."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder: name the folder of a run (run.folder of its configuration).")
+    if not any((folder / name).exists() for name in (METRICS, EVENTS, CONFIG)):
+        raise ConfigError(
+            f"{folder} is no folder of a run: there is no {METRICS}, {EVENTS} or {CONFIG} in it. Name the run.folder "
+            "of a configuration that was trained, or the folder of a sweep, with its summary.json."
+        )
+    notes: list[str] = []
+    columns = _columns(folder / METRICS, notes)
+    events = [hidden(event) for event in _objects(folder / EVENTS, notes) if isinstance(event.get("event"), str)]
+    return Record(
+        folder=folder,
+        columns=columns,
+        events=[{**event, "time": _number(event.get("time"))} for event in events],
+        thermometers=_measured(folder / THERMOMETERS, notes),
+        prediction=_json(folder / PREDICTION, notes),
+        comparison=_json(folder / COMPARISON, notes),
+        profile=_json(folder / PROFILE, notes),
+        config=_toml(folder / CONFIG, notes),
+        notes=notes,
+        seconds_since=_since(folder),
+    )
+
+
+def _since(folder: Path) -> float:
+    written = [path.stat().st_mtime for name in (METRICS, EVENTS) if (path := folder / name).exists()]
+    return max(0.0, time.time() - max(written, default=0.0))
+
+
+def _objects(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
+    """The objects of a file with one a line; lines that are none are counted."""
+    broken = 0
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                try:
+                    content = json.loads(line)
+                except (ValueError, RecursionError):
+                    content = None
+                if isinstance(content, dict):
+                    yield content
+                else:
+                    broken += bool(line.strip())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        notes.append(f"{path.name} cannot be read: {error.strerror}.")
+    if broken:
+        notes.append(f"{path.name}: {counted(broken, 'line')} could not be read and {_are(broken)} left out.")
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+def _columns(path: Path, notes: list[str]) -> dict[str, Floats]:
+    """The numbers of metrics.jsonl by name, in the order of steps, each step once: the last line of it counts."""
+    found: dict[str, array[float]] = {"step": array("d")}
+    lines = 0
+    for line in _objects(path, notes):
+        if not isinstance(line.get("step"), int) or not 1 <= line["step"] < 2**53:
+            continue
+        for name, value in line.items():
+            if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
+                column = found.setdefault(name, array("d"))
+                if len(column) < lines:
+                    column.extend([math.nan] * (lines - len(column)))
+                column.append(value)
+        lines += 1
+    for column in found.values():
+        column.extend([math.nan] * (lines - len(column)))
+    columns = {name: np.asarray(column, dtype=np.float64) for name, column in found.items()}
+    if not lines:
+        notes.append(f"{path.name} has no step yet." if path.exists() else f"There is no {path.name}.")
+    steps, last = np.unique(columns["step"][::-1], return_index=True)
+    rows = lines - 1 - last
+    if len(steps) < lines:
+        notes.append(f"{path.name} has {counted(lines - len(steps), 'step')} twice; what was written last is shown.")
+    return {name: column[rows] for name, column in columns.items()}
+
+
+def _measured(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+    found = []
+    for line in _objects(path, notes):
+        if isinstance(line.get("step"), int):
+            found.append(line)
+        if len(found) == MOST_MEASURED:
+            notes.append(f"{path.name} has more than {MOST_MEASURED:,} lines; those behind are left out.")
+            break
+    return sorted(found, key=lambda each: int(each["step"]))
+
+
+def _json(path: Path, notes: list[str]) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > LARGEST:
+            notes.append(f"{path.name} is larger than {LARGEST >> 20} MB and left out.")
+            return {}
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        notes.append(f"{path.name} cannot be read: {error.strerror}.")
+        return {}
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        notes.append(f"{path.name} is damaged: it is no JSON object.")
+        return {}
+    return content
+
+
+def _toml(path: Path, notes: list[str]) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = hidden(tomllib.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        notes.append(f"There is no {path.name}.")
+        return {}
+    except OSError as error:
+        notes.append(f"{path.name} cannot be read: {error.strerror}.")
+        return {}
+    except (ValueError, RecursionError):
+        notes.append(f"{path.name} is damaged: it is no TOML.")
+        return {}
+    return content
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

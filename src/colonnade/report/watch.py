@@ -1,0 +1,95 @@
+"""`colonnade watch`: a run in the terminal while it goes on. Reads its folder, and disturbs nothing."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from colonnade.report.charts import final
+from colonnade.report.happened import details, steps_of
+from colonnade.report.page import STATES, state_of
+from colonnade.report.record import Record, read_run
+from colonnade.report.scale import length_of_time, percent, short
+from colonnade.report.thin import thin
+
+BARS = "▁▂▃▄▅▆▇█"
+EVENTS_SHOWN = 6
+
+
+def watch(folder: Path, *, every: float, once: bool = False, console: Console | None = None) -> None:
+    """Show the run until it ends, or until Ctrl-C. `once`: as it is now."""
+    console = console or Console()
+    run = read_run(folder)
+    if once:
+        console.print(_shown(run, console.width))
+        return
+    try:
+        with Live(_shown(run, console.width), console=console, auto_refresh=False) as live:
+            while state_of(run) == "running":
+                time.sleep(every)
+                run = read_run(folder)
+                live.update(_shown(run, console.width), refresh=True)
+    except KeyboardInterrupt:
+        return  # whoever watches has seen enough; the run goes on
+
+
+def _shown(run: Record, width: int) -> Panel:
+    done = float(run.steps[-1]) if len(run.steps) else 0.0
+    total = run.planned or max(1.0, done)
+    parts: list[Table | Text | ProgressBar] = [ProgressBar(total=total, completed=min(done, total)), _numbers(run)]
+    parts += _lines(run, max(20, min(width, 120) - 34))
+    events = [
+        Text(f"{event['event']:<12} step {step:,.0f}  {details(event)}"[: max(40, width - 6)])
+        for event, step in list(zip(run.events, steps_of(run.events), strict=True))[-EVENTS_SHOWN:]
+        if event["event"] != "setup" and step == step
+    ]
+    notes = [Text(note, style="yellow") for note in run.notes]
+    state = state_of(run)
+    words = STATES.get(state.replace("-", " "), "under way, or ended without a word")
+    return Panel(Group(*parts, Text(), *events, *notes), title=f"{run.name}: {words}", title_align="left")
+
+
+def _numbers(run: Record) -> Table:
+    numbers = final(run)
+    table = Table.grid(padding=(0, 3))
+    cells: list[tuple[str, str]] = []
+    if len(run.steps):
+        seconds = float(run.columns["seconds"][-50:].mean()) if "seconds" in run.columns else np.nan
+        left = length_of_time(seconds * max(0.0, run.planned - run.steps[-1])) if run.planned else "–"
+        cells = [
+            ("step", f"{run.steps[-1]:,.0f} of {run.planned:,}" if run.planned else f"{run.steps[-1]:,.0f}"),
+            ("left", left),
+        ]
+    known: Sequence[tuple[str, str, Callable[[float], str]]] = (
+        ("loss", "loss", lambda x: f"{x:.4f}"),
+        ("validation_loss", "best validation", lambda x: f"{x:.4f}"),
+        ("tokens_per_second", "tokens/s", short),
+        ("mfu", "MFU", percent),
+    )
+    cells += [(words, show(numbers[name])) for name, words, show in known if name in numbers]
+    table.add_row(*(Text(name, style="dim") for name, _ in cells))
+    table.add_row(*(Text(value, style="bold") for _, value in cells))
+    return table
+
+
+def _lines(run: Record, width: int) -> list[Table]:
+    table = Table.grid(padding=(0, 1))
+    for name, words in (("loss", "loss"), ("grad_norm", "gradient norm"), ("tokens_per_second", "tokens/s")):
+        points = thin(run.columns.get(name, np.array([])), width)
+        if len(points.rows):
+            ends = f"{short(float(points.low.min()))} – {short(float(points.high.max()))}"
+            table.add_row(Text(words, style="dim"), Text(spark(points.mean.tolist())), Text(ends, style="dim"))
+    return [table]
+
+
+def spark(values: Sequence[float]) -> str:
+    """A line of bars: the lowest of the values lowest."""
+    low, high = min(values), max(values)
+    return "".join(BARS[round((value - low) / ((high - low) or 1.0) * (len(BARS) - 1))] for value in values)

@@ -1,0 +1,215 @@
+"""The page shows what the folder says, fetches nothing, runs nothing that a file says, and never fails."""
+
+import json
+import re
+from html.parser import HTMLParser
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from colonnade.errors import ConfigError
+from colonnade.report.happened import steps_of
+from colonnade.report.page import page
+from colonnade.report.record import read_run
+from colonnade.report.watch import watch
+from colonnade.report.write import write_report
+from tests.report import written
+
+VOID = {"meta", "input", "img", "br"}
+EVIL = "<script>alert(1)</script>\"'&"
+
+
+class Reader(HTMLParser):
+    """Fails where tags do not close in order; keeps what a browser would load or run."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.words: list[str] = []
+        self.scripts: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value) for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        (self.scripts if self.open[-1:] == ["script"] else self.words).append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def shown(*folders: Path) -> Reader:
+    return Reader(page([read_run(folder) for folder in folders]))
+
+
+def test_everything_is_there(tmp_path: Path) -> None:
+    text = shown(written.run(tmp_path / "r")).text
+    for words in (
+        "finished", "11.25k parameters", "Loss", "validation", "Throughput", "MFU", "Learning rate", "Gradient norm",
+        "attention logits", "gradients", "updates", "Memory of a rank, predicted 6 GB", "7.5 GB 1.25", "0.83",
+        "A profiled step steps 5 to 6", "F0", "Where a step goes", "rank lost", "rank 3", "a note of the run",
+        "optim.learning_rate: 0.001 -> 0.0005", "model.num_layers 4",
+    ):  # fmt: skip
+        assert words in text, words
+
+
+def test_the_page_loads_nothing_and_says_so_to_the_browser(tmp_path: Path) -> None:
+    read = shown(written.run(tmp_path / "r"))
+    policy = [value for tag, name, value in read.attributes if tag == "meta" and "default-src" in (value or "")]
+    assert policy and policy[0] is not None and policy[0].startswith("default-src 'none'")
+    loads = [
+        (tag, value) for tag, name, value in read.attributes if name in ("src", "href", "action", "srcset", "data")
+    ]
+    assert all(tag == "img" and (value or "").startswith("data:image/png;base64,") for tag, value in loads)
+    assert not [name for _, name, _ in read.attributes if name.startswith("on")]
+    assert not re.search(r"url\(|@import", (Path(__file__).parents[2] / "src/colonnade/report/page.css").read_text())
+
+
+def test_what_files_say_is_text_and_credentials_are_hidden(tmp_path: Path) -> None:
+    folder = written.run(tmp_path / "r<i>")
+    more = [
+        {"event": EVIL, "time": 1250.0, "step": 5, EVIL: EVIL},
+        {"event": "saved", "step": 6, "where": "s3://me:topsecret@bucket/?key=alsosecret"},
+        {"event": "setup", "layout": EVIL, "notes": [EVIL]},
+    ]
+    with (folder / "events.jsonl").open("a") as file:
+        file.write(written.lines(more))
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(written.lines([{"step": 41, "loss": 1.0, EVIL: 1.0}]))
+    (folder / "profile.json").write_text(json.dumps(written.PROFILE).replace("stage 0", "stage <script>"))
+    (folder / "thermometers.jsonl").write_text(
+        written.lines(
+            [{"step": s, "updates": {EVIL: 1.0 * s}, "activations": {"u": {EVIL: {EVIL: s}}}} for s in (1, 2)]
+        )
+    )
+    text = page([read_run(folder)])
+    read = Reader(text)
+    assert (
+        text.count("<script")
+        == text.count("</script>")
+        == len([1 for script in read.scripts if script.lstrip().startswith(("{", '"use strict"'))])
+    )
+    assert "alert(1)" in read.text and "<i>" in read.text
+    assert "topsecret" not in text and "alsosecret" not in text
+
+
+def test_several_runs_stand_beside_each_other_with_what_differs(tmp_path: Path) -> None:
+    first, second = written.run(tmp_path / "first"), written.run(tmp_path / "second", steps=20)
+    text = shown(first, second).text
+    assert "2 runs" in text and "Validation loss" in text
+    assert "train.steps 40 20" in text
+
+
+def test_a_long_run_is_a_small_page_that_says_what_a_point_is(tmp_path: Path) -> None:
+    folder = written.run(tmp_path / "r", steps=20_000)
+    text = page([read_run(folder)])
+    assert len(text) < 1_000_000
+    assert "A point of a line is the mean of up to 50 steps" in text
+
+
+def test_an_event_without_a_step_stands_between_those_around_it() -> None:
+    events = [
+        {"event": "started", "time": 100.0},
+        {"event": "saved", "time": 200.0, "step": 10},
+        {"event": "rank lost", "time": 250.0},
+        {"event": "saved", "time": 300.0, "step": 20},
+        {"event": "rolled back", "time": 310.0, "to": 12},
+    ]
+    assert steps_of(events) == [0.0, 10.0, 15.0, 20.0, 12.0]
+    assert steps_of([{"event": "odd", "time": None}])[0] != 0.0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "metrics.jsonl",
+        "events.jsonl",
+        "thermometers.jsonl",
+        "prediction.json",
+        "comparison.json",
+        "profile.json",
+        "config.toml",
+    ],
+)
+def test_any_file_may_be_missing_or_empty(tmp_path: Path, name: str) -> None:
+    folder = written.run(tmp_path / "r", steps=3)
+    (folder / name).write_text("")
+    shown(folder)
+    (folder / name).unlink()
+    shown(folder)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(
+            ["step", "event", "time", "loss", "activations", "gradients", "updates", "memory", "by_kind", "predicted",
+             "measured", "gantt", "ranks", "rows", "actions", "kind", "start", "end", "seconds", "parts", "units",
+             "steps", "to", "changed", "notes", "blocks.0", "rms"]
+        ),
+        inner,
+        max_size=5,
+    ),
+    max_leaves=25,
+)  # fmt: skip
+
+
+FILES = ["metrics.jsonl", "events.jsonl", "thermometers.jsonl", "prediction.json", "comparison.json", "profile.json"]
+
+
+@given(content=st.lists(json_values, max_size=4), name=st.sampled_from(FILES))
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+def test_no_content_makes_it_fail(tmp_path_factory: pytest.TempPathFactory, content: list[object], name: str) -> None:
+    folder = written.run(tmp_path_factory.mktemp("any") / "r", steps=2)
+    text = "".join(json.dumps(each) + "\n" for each in content)
+    if name.endswith(".json"):
+        whole = {"ranks": content, "gantt": {"seconds": 1.0, "rows": content}, "memory": content, "steps": content}
+        text = json.dumps(content[0] if content and isinstance(content[0], dict) else whole)
+    (folder / name).write_text(text)
+    shown(folder)
+    watch(folder, every=1, once=True, console=Console(file=StringIO(), width=80))
+
+
+def test_the_command_writes_beside_the_run_and_refuses_what_it_cannot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = written.run(tmp_path / "r", steps=3)
+    write_report([folder], None)
+    assert (folder / "report.html").read_text().startswith("<!doctype html>")
+    assert "report.html: " in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="is a folder"):
+        write_report([folder], tmp_path)
+    with pytest.raises(ConfigError, match="17 runs are more"):
+        write_report([folder] * 17, None)
+
+
+def test_a_page_is_read_again_while_the_run_is_under_way(tmp_path: Path) -> None:
+    folder = written.run(tmp_path / "r", steps=3)
+    assert 'http-equiv="refresh"' not in page([read_run(folder)])
+    assert '<meta http-equiv="refresh" content="7">' in page([read_run(folder)], refresh=7)
+
+
+def test_watch_shows_the_run_in_a_terminal(tmp_path: Path) -> None:
+    written_to = StringIO()
+    watch(written.run(tmp_path / "r"), every=1, console=Console(file=written_to, width=100))
+    text = written_to.getvalue()
+    assert "r: finished" in text and "40 of 40" in text and "rank lost" in text and "█" in text

@@ -1,0 +1,66 @@
+"""A run's folder is read as far as it can be."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from colonnade.errors import ConfigError
+from colonnade.report.record import read_run
+from tests.report import written
+
+
+def test_every_file_is_read(tmp_path: Path) -> None:
+    run = read_run(written.run(tmp_path / "r"))
+    assert run.notes == []
+    assert run.steps.tolist() == list(range(1, 41))
+    assert np.isfinite(run.columns["validation_loss"]).sum() == 10
+    assert run.hours[-1] == pytest.approx(40 * 2 / 3600)
+    assert (run.planned, run.setup["layout"], len(run.thermometers)) == (40, "tp2 pp2", 20)
+
+
+def test_a_step_that_is_written_twice_is_what_was_written_last_and_names_may_come_and_go(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    folder.mkdir()
+    lines = [{"step": 1, "loss": 5.0}, {"step": 2, "loss": 4.0, "late": 7}, {"step": 1, "loss": 3.0}, {"step": 3}]
+    (folder / "metrics.jsonl").write_text(written.lines(lines))
+    run = read_run(folder)
+    assert run.steps.tolist() == [1, 2, 3]
+    assert run.columns["loss"][:2].tolist() == [3.0, 4.0]
+    assert np.isnan(run.columns["loss"][2])
+    assert np.isnan(run.columns["late"][0]) and run.columns["late"][1] == 7
+    assert "metrics.jsonl has 1 step twice; what was written last is shown." in run.notes
+
+
+def test_a_line_that_was_cut_off_is_counted_and_numbers_that_are_none_are_gaps(tmp_path: Path) -> None:
+    folder = written.run(tmp_path / "r", steps=4)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "loss": NaN, "grad_norm": Infinity}\n{"step": 6, "lo')
+    run = read_run(folder)
+    assert run.notes == ["metrics.jsonl: 1 line could not be read and is left out."]
+    assert run.steps[-1] == 5 and np.isnan(run.columns["loss"][-1]) and np.isnan(run.columns["grad_norm"][-1])
+
+
+@pytest.mark.parametrize("name", ["prediction.json", "comparison.json", "profile.json", "config.toml"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b'{"a":' * 5000])
+def test_damaged_files_are_notes(tmp_path: Path, name: str, content: bytes) -> None:
+    folder = written.run(tmp_path / "r", steps=4)
+    (folder / name).write_bytes(content)
+    notes = read_run(folder).notes
+    expected = [] if name == "config.toml" and content in (b"", b"[1]") else [f"{name} is damaged"]  # TOML, both
+    assert [note.partition(":")[0] for note in notes] == expected
+
+
+def test_files_that_are_missing(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    folder.mkdir()
+    (folder / "events.jsonl").write_text(json.dumps({"event": "started", "time": 1.0}))
+    assert read_run(folder).notes == ["There is no metrics.jsonl.", "There is no config.toml."]
+
+
+def test_what_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no folder"):
+        read_run(tmp_path / "absent")
+    with pytest.raises(ConfigError, match="is no folder of a run"):
+        read_run(tmp_path)
