@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from colonnade.data_parallel.lengths import ALIGNMENT, up
-from colonnade.mesh.collectives import all_gather_into_, all_reduce_, on_the_wire, reduce_scatter_into_
+from colonnade.mesh.collectives import all_gather_into_, all_reduce_, on_the_wire, reduce_scatter_into_, same_memory
 from colonnade.mesh.mesh import Axis
 from colonnade.mesh.transport import Pending
 from colonnade.tensor_parallel.placement import Placement
@@ -176,7 +176,7 @@ class Bucket:
 
     def publish(self) -> None:
         """Hand new master weights to the layers. ZeRO 1 and 2: start gathering them; ZeRO 3: they stay a slice."""
-        if self.shard.data_ptr() != self.master.data_ptr():
+        if not same_memory(self.shard, self.master):
             self.shard.copy_(self.master)  # rounds
         if self.storage.zero in (1, 2):
             self._arriving = all_gather_into_(self.parameters, self.shard, self.dp)
@@ -254,12 +254,12 @@ class Bucket:
         if self.storage.zero >= 2:
             self.reduced.add_(out)
             _free(self.gradients)
-        elif out.data_ptr() != self.reduced.data_ptr():
+        elif not same_memory(out, self.reduced):
             self.reduced.copy_(out)
 
     def copy_to_optimizer(self) -> None:
         """Have `reduced` in `optimizer_gradients`, where the master weights are."""
-        if self.optimizer_gradients.data_ptr() != self.reduced.data_ptr():
+        if not same_memory(self.optimizer_gradients, self.reduced):
             self.optimizer_gradients.copy_(self.reduced)
 
     # --- what lies in this rank's slice -------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from colonnade.mesh.transport import (
 COMBINED = {"model": ("pp", "tp"), "stage": ("dp", "tp"), "world": AXES}  # products of axes
 TIMEOUT = 1800.0  # seconds
 Carry = Callable[[str, tuple[int, ...], bool, Ledger], Transport | None]
+OnPaper = Callable[[str, tuple[int, ...], Ledger], Transport]
 Make = Callable[[str, Sequence[tuple[int, ...]]], "Axis"]
 
 
@@ -141,11 +142,17 @@ def _has_nccl() -> bool:
     return "nccl" in dist.get_backend_config()
 
 
-def paper_mesh(layout: Layout, rank: int) -> Mesh:
-    """The mesh of any rank of any layout, in one process: collectives write the ledger and move nothing."""
+def _on_paper(name: str, ranks: tuple[int, ...], ledger: Ledger) -> Transport:
+    return PaperTransport(name, len(ranks), ledger)
+
+
+def paper_mesh(layout: Layout, rank: int, make: OnPaper = _on_paper) -> Mesh:
+    """The mesh of any rank of any layout, in one process: collectives write the ledger and move nothing. `make`: what
+    carries them in the place of a `PaperTransport`, given axis, ranks and ledger.
+    """
 
     def carry(name: str, ranks: tuple[int, ...], member: bool, ledger: Ledger) -> Transport | None:
-        return PaperTransport(name, len(ranks), ledger) if member else None
+        return make(name, ranks, ledger) if member else None
 
     return _assemble(layout, rank, carry)
 

@@ -7,7 +7,7 @@
 One stage is a pipeline too: its schedule is forward, backward, forward, backward.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +21,10 @@ from colonnade.pipeline.chunk import Chunk, Model, Owner
 from colonnade.pipeline.mailbox import Mailbox
 from colonnade.pipeline.messages import Message, chunk_number, sends
 from colonnade.pipeline.schedule import Action, actions
+
+
+def _nobody(action: Action | None) -> None:
+    """Nobody listens."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class Runner:
     """The first chunk of the model with a backward, counted over all stages."""
     num_losses: int = 1
     """How many the model's last unit returns."""
+    begins: Callable[[Action | None], object] = _nobody
+    """Told of each action before it runs; None: all are done."""
 
     def run(self, inputs: Sequence[Any]) -> Tensor:
         """Forward and backward of every micro-batch, given what units read of each.
@@ -59,6 +65,7 @@ class Runner:
             self._do(action, inputs[action.microbatch], mailbox, last=action is last[action.kind, action.chunk])
             for action in mine
         ]
+        self.begins(None)
         mailbox.close()
         nothing = torch.zeros(self.num_losses, dtype=torch.float64, device=self.device)
         losses = [nothing, *(torch.stack(each).double() for each in computed if each is not None)]
@@ -87,6 +94,7 @@ class Runner:
 
     def _do(self, action: Action, inputs: Any, mailbox: Mailbox, *, last: bool) -> Carry | None:
         """Run one action; returns the losses where those are what it makes."""
+        self.begins(action)
         if action.kind == "F":
             return self._forward(action, inputs, mailbox)
         if action.kind == "B":

@@ -37,14 +37,18 @@ class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         results = (out,) if isinstance(out, Tensor) else tree_iter(out)
-        made = [x.untyped_storage() for x in results if isinstance(x, Tensor)]
-        unknown = [storage for storage in made if storage._cdata not in self._storages]
-        if unknown:
-            given = {x.untyped_storage()._cdata for x in tree_iter((args, kwargs)) if isinstance(x, Tensor)}
-            for storage in unknown:
-                if storage._cdata not in given:
-                    self._count(storage)
+        self.note([x for x in results if isinstance(x, Tensor)], args, kwargs)
         return out
+
+    def note(self, made: Sequence[Tensor], *given: Any) -> None:
+        """Count what an operator made that is none of what it was given."""
+        storages = [x.untyped_storage() for x in made]
+        unknown = [storage for storage in storages if storage._cdata not in self._storages]
+        if unknown:
+            known = {x.untyped_storage()._cdata for x in tree_iter(given) if isinstance(x, Tensor)}
+            for storage in unknown:
+                if storage._cdata not in known:
+                    self._count(storage)
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         key, size, label = storage._cdata, storage.nbytes(), self.label
@@ -71,6 +75,8 @@ class Watch:
         cut = [bucket for bucket in buckets if bucket.storage.zero >= 2]  # the others keep theirs
         self._come_and_go = [buffer for bucket in cut for buffer in (bucket.parameters, bucket.gradients)]
         self._always = storage_bytes(self._come_and_go)
+        self.come_and_go = 0
+        """[bytes] Of those buffers, above what is always there, when a chunk last asked."""
 
     @property
     def operators(self) -> int:
@@ -103,8 +109,8 @@ class Watch:
         yield
         self.live.label = "activations"
         self.activations = max(self.activations, self.live.bytes["activations"])
-        now = storage_bytes(self._come_and_go) - self._always
-        self.buffers = max(self.buffers, now + self.live.bytes["buffers"])
+        self.come_and_go = storage_bytes(self._come_and_go) - self._always
+        self.buffers = max(self.buffers, self.come_and_go + self.live.bytes["buffers"])
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:

@@ -11,9 +11,15 @@ that it stands for:
 The CUDA rule is torch's order on Ampere and later GPUs (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp), of
 features that are a multiple of 8 and keys that are one of 16: others are padded there, which is not counted. How many
 elements a mask selects is unknown without numbers: all are taken.
+
+Numbers that the program reads are all ones. What a GPU's program copies to CPU memory is a tensor without memory too,
+of which it is known that it lies there.
 """
 
+import weakref
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -24,6 +30,22 @@ from torch.overrides import TorchFunctionMode
 
 Device = Literal["cpu", "cuda"]
 META = torch.device("meta")
+
+
+def _ones(x: Tensor) -> Any:
+    return torch.ones(x.shape, dtype=x.dtype, device="cpu").tolist()
+
+
+_READS: Mapping[Any, Callable[[Tensor], Any]] = MappingProxyType(
+    {
+        Tensor.tolist: _ones,
+        Tensor.item: lambda x: 1.0 if x.is_floating_point() else 1,
+        Tensor.__float__: lambda x: 1.0,
+        Tensor.__int__: lambda x: 1,
+        Tensor.__bool__: lambda x: True,
+    }
+)
+"""What a program learns that looks at numbers which are not there."""
 
 
 def device_of(name: str) -> Device:
@@ -37,15 +59,46 @@ class StandIn(TorchFunctionMode):
     def __init__(self, device: Device) -> None:
         super().__init__()
         self.device = device
+        self._hosted: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def is_on_host(self, x: Tensor) -> bool:
+        """Whether `x` was copied to CPU memory from another device."""
+        return bool(self._hosted) and x.untyped_storage()._cdata in self._hosted
+
+    def _to_host(self, x: Tensor) -> Tensor:
+        if self.device == "cpu" or self.is_on_host(x):
+            return x
+        copy = torch.empty_like(x)
+        self.put_on_host(copy)
+        return copy.copy_(x)
+
+    def put_on_host(self, *tensors: Tensor) -> None:
+        """Know from now on that these lie in CPU memory."""
+        for x in tensors:
+            storage = x.untyped_storage()
+            self._hosted.setdefault(storage._cdata, weakref.ref(storage, partial(self._gone, storage._cdata)))
+
+    def _gone(self, key: int, _: Any) -> None:
+        self._hosted.pop(key, None)
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if function == Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
-            return self.device == "cuda" and args[0].is_meta
+            return self.device == "cuda" and args[0].is_meta and not self.is_on_host(args[0])
         if function is scaled_dot_product_attention:
             return _attention(self.device, *args, **kwargs)
+        if function in _READS and args[0].is_meta:
+            return _READS[function](args[0])
+        if function is Tensor.cpu and args[0].is_meta:
+            return self._to_host(args[0])
+        if function is Tensor.pin_memory and args[0].is_meta:
+            return args[0]
+        if function is torch.zeros_like and self.is_on_host(args[0]):
+            made = function(*args, **kwargs)
+            self.put_on_host(made)
+            return made
         if function is torch.autograd.backward:
             return self._backward(*args)
         if function == Tensor.__getitem__ and _is_mask(args[1]):

@@ -1,0 +1,220 @@
+"""The real program on paper, beside the same program with numbers and processes."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from colonnade.architecture.parts import trained_architecture
+from colonnade.config.schema import Config
+from colonnade.mesh.ledger import Entry
+from colonnade.mesh.mesh import Mesh, build_mesh
+from colonnade.planner.memory import Memory
+from colonnade.planner.paper import Walk, walk
+from colonnade.train.state import build_state
+from colonnade.train.step import train_step
+from colonnade.verify.memory import measure
+from tests.distributed import run_on_ranks
+from tests.parity.covering import Combination, covering, handful, job
+from tests.parity.runs import CPU, Case, Job, Way, configured, microbatches
+
+PLAIN = Case(drop=0.0)
+LOSSES = 24 * 24
+"""[bytes] The most that the losses of 24 micro-batches take."""
+
+
+def check_memory(one: Memory, other: Memory) -> None:
+    """Equal to the byte, but for the losses."""
+    assert abs(one.activations - other.activations) <= LOSSES
+    assert abs(one.operators - other.operators) <= LOSSES
+    rest = {"activations": 0, "operators": 0}
+    assert replace(one, **rest) == replace(other, **rest)
+
+
+def comparable(entries: Iterator[Entry]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in asdict(entry).items() if k not in ("started", "seconds")} for entry in entries]
+
+
+def on_paper(case: Case, way: Way, rank: int = 0, **keys: Any) -> Walk:
+    return walk(configured(case, way), case.vocab_size, rank, **{"device": "cpu", **keys})
+
+
+# --- what is sent -----------------------------------------------------------------------------------------------------
+
+
+def check_ledgers(combination: Combination) -> None:
+    """Entry by entry, with the lines that asked."""
+    case, way = job(combination)
+
+    def on_a_rank(rank: int, num_ranks: int) -> list[dict[str, Any]]:
+        mesh = build_mesh(way.layout, rank)
+        state = build_state(configured(case, way), mesh, case.vocab_size, CPU)
+        train_step(state, microbatches(case, way, 0, mesh), mesh, configured(case, way).train)
+        return comparable(iter(mesh.ledger.entries))
+
+    for rank, real in enumerate(run_on_ranks(on_a_rank, way.layout.num_ranks)):
+        assert comparable(on_paper(case, way, rank).entries) == real
+
+
+def few_ranks() -> list[Combination]:
+    return sorted(handful(), key=lambda each: each["tp"] * each["pp"] * each["dp"])[:2]
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_planned_and_real_ledgers_are_equal(number: int) -> None:
+    check_ledgers(few_ranks()[number])
+
+
+@pytest.mark.slow
+def test_planned_and_real_ledgers_are_equal_for_all_of_the_covering_set() -> None:
+    for combination in covering():
+        check_ledgers(combination)
+
+
+# --- the shortcut -----------------------------------------------------------------------------------------------------
+
+SUMS = ("stack", "cat", "_to_copy")
+"""What losses are summed with behind the schedule."""
+LONG = replace(PLAIN, global_batch_size=24, num_layers=6)
+LONG_WAYS = (
+    Way(micro_batch_size=1),
+    Way(pp=2, micro_batch_size=1, zero=0),
+    Way(pp=2, micro_batch_size=1, schedule="naive", recompute="full"),
+    Way(pp=2, micro_batch_size=1, schedule="zero_bubble"),
+    Way(pp=2, micro_batch_size=1, schedule="interleaved", virtual_stages=2),
+)
+MORE_WAYS = tuple(
+    Way(pp=pp, dp=dp, micro_batch_size=1, schedule=schedule, virtual_stages=virtual, zero=zero, tp=tp)  # type: ignore[arg-type]
+    for pp in (1, 2, 4)
+    for schedule, virtual in (("naive", 1), ("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2), ("gpipe", 1))
+    for tp, dp, zero in ((1, 1, 0), (1, 2, 1), (1, 2, 3), (2, 2, 2))
+)
+
+
+def check_shortcut(way: Way) -> None:
+    """All that a walk tells is what a walk through every micro-batch tells."""
+    case = replace(LONG, global_batch_size=24 * way.dp, num_layers=max(6, 2 * way.pp * way.virtual_stages))
+    for stage in range(way.pp):
+        rank = way.layout.rank_at(pp=stage, dp=way.dp - 1, tp=0)
+        short, whole = (on_paper(case, way, rank, whole=each) for each in (False, True))
+        assert whole.walked == 24 and (short.walked < 24 or way.schedule == "gpipe")
+        numbers = [{**each, "number": 0} for each in comparable(whole.entries)]
+        assert [{**each, "number": 0} for each in comparable(short.entries)] == numbers
+        assert [each.action for each in short.sections] == [each.action for each in whole.sections]
+        one, other = ([list(each.operators) for each in found.sections] for found in (short, whole))
+        assert one[:-1] == other[:-1]
+        ends = [[each.name for each in found[-1] if each.name not in SUMS] for found in (one, other)]
+        assert ends[0] == ends[1]
+        check_memory(short.memory, whole.memory)
+        assert abs(short.peak.bytes - whole.peak.bytes) <= LOSSES
+
+
+@pytest.mark.parametrize("way", LONG_WAYS[:1] + LONG_WAYS[3:4], ids=str)
+def test_a_shorter_walk_tells_the_same(way: Way) -> None:
+    check_shortcut(way)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", LONG_WAYS + MORE_WAYS, ids=str)
+def test_a_shorter_walk_tells_the_same_under_each_schedule(way: Way) -> None:
+    check_shortcut(way)
+
+
+# --- memory and arithmetic --------------------------------------------------------------------------------------------
+
+
+def real_step(config: Config, case: Case, way: Way) -> Any:
+    state = build_state(config, Mesh(), case.vocab_size, CPU)
+    batches = microbatches(case, way, 0, Mesh())
+    return state, lambda: train_step(state, batches, Mesh(), config.train)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        (Case(), Way(micro_batch_size=2)),
+        (Case(precision="bf16", block="llama"), Way(micro_batch_size=2, recompute="full")),
+        (Case(optimizer="lamb", documents="separate"), Way(micro_batch_size=1)),
+    ],
+    ids=lambda job: " ".join(map(str, job[:2]))[:40],
+)
+def test_memory_is_what_a_real_step_takes(job: Job) -> None:
+    case, way = job
+    state, step = real_step(configured(case, way), case, way)
+    _, measured = measure(state, step)
+    found = on_paper(case, way).memory
+    check_memory(found, measured)
+
+
+def test_arithmetic_is_what_torch_counts() -> None:
+    case, way = Case(), Way(micro_batch_size=2)  # with dropout attention is spelled out, which torch can count on CPUs
+    _, step = real_step(configured(case, way), case, way)
+    in_place = {torch.ops.aten.addmm_: lambda _, a, b, **keys: 2 * a[0] * a[1] * b[1]}  # which torch leaves out
+    with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
+        step()
+    assert on_paper(case, way).flops == counter.get_total_flops()
+
+
+def test_arithmetic_is_the_closed_formula() -> None:
+    """A causal kernel counts in full here, and half in the formula."""
+    case, way = replace(PLAIN, seq_length=32, vocab_size=128), Way(micro_batch_size=2)
+    config = configured(case, way)
+    found, tokens = on_paper(case, way), case.global_batch_size * 32
+    attention = sum(each.flops for each in found.operators if each.is_attention)
+    formula = trained_architecture(config, 128).flops_per_token * tokens
+    products = formula - tokens * case.num_layers * 3 * 2 * 32 * 16  # half of 2 products of [s, s, h], forward and back
+    assert found.flops - attention == products
+    forward = tokens * case.num_layers * 2 * 2 * 32 * 16
+    assert attention == forward * (1 + 2.5), "backward multiplies five times, the scores once more among them"
+
+
+def test_launches_are_the_operators_that_compute() -> None:
+    found = on_paper(PLAIN, Way())
+    names = {each.name for each in found.operators}
+    assert found.launches == len(list(found.operators)) > 50
+    assert not names & {"view", "detach", "empty", "transpose", "t", "_unsafe_view", "slice"}
+    assert {"addmm", "native_layer_norm", "_fused_adamw_"} & names
+
+
+def test_the_peak_has_its_moment() -> None:
+    found = on_paper(replace(PLAIN, num_layers=6), Way(pp=4, micro_batch_size=1))
+    inputs = found.peak.bytes - found.memory.total
+    assert 0 < inputs < 8 * 8 * 8 * 8 and found.peak.action is not None
+    assert found.peak.action.kind in "FB" and found.sections[found.peak.place].action == found.peak.action
+
+
+# --- at scale ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [0, 16_383])
+def test_any_of_16384_ranks(rank: int) -> None:
+    way = Way(tp=4, pp=8, dp=512, micro_batch_size=1, zero=1)
+    found = on_paper(replace(PLAIN, num_layers=6, global_batch_size=1024), way, rank)
+    assert found.coordinates == {"pp": rank // 2048, "dp": rank // 4 % 512, "tp": rank % 4}
+    assert max(each.bytes for each in found.entries if each.axis == "dp") > 0
+
+
+def test_offload_takes_host_memory() -> None:
+    """On a GPU: the optimizer works on the CPU, and gradients and weights cross between both."""
+    case, way = replace(PLAIN, precision="bf16"), Way(dp=2, zero=1, offload=True, micro_batch_size=2)
+    found = on_paper(case, way, device="cuda")
+    where = {(each.name, each.on_host) for each in found.operators if each.on_host}
+    assert ("_fused_adamw_", "host") in where and ("copy_", "copy") in where
+    assert found.memory.optimizer == 0 < found.memory.host
+
+
+def test_the_device_changes_what_runs() -> None:
+    on_cpu, on_gpu = (
+        {each.name for each in on_paper(replace(PLAIN, precision="bf16"), Way(), device=device).operators}
+        for device in ("cpu", "cuda")
+    )
+    assert "_scaled_dot_product_flash_attention_for_cpu" in on_cpu - on_gpu
+    assert "_scaled_dot_product_flash_attention" in on_gpu - on_cpu
+
+
+def test_memory_of_the_device() -> None:
+    """The torch that runs this has no GPU: nothing above may have asked for one."""
+    assert not torch.cuda.is_initialized()
