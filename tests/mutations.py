@@ -1448,6 +1448,20 @@ MUTATIONS = [
         ("tests/convert/test_adapters.py",),
     ),
     Mutation(
+        "an adapter of peft is added without its scale",
+        "huggingface/peft.py",
+        "addmm_(b, a, alpha=self.scale)",
+        "addmm_(b, a)",
+        ("tests/convert/test_peft.py",),
+    ),
+    Mutation(
+        "a view's offset in a file of torch.save is lost",
+        "huggingface/pickled.py",
+        "start + int(x.storage_offset()) * x.dtype.itemsize",
+        "start",
+        ("tests/convert/test_refused.py",),
+    ),
+    Mutation(
         "a parallel residual's MLP reads what attention has added",
         "model/transformer.py",
         "x if self.side_by_side else y, y, masks",

@@ -31,7 +31,7 @@ def convert(
     source: Annotated[
         Path,
         typer.Argument(
-            help="A local folder of Hugging Face or Megatron-LM, a GGUF file, a checkpoint, or a run's folder.",
+            help="A local folder of Hugging Face, PEFT or Megatron-LM, a GGUF file, a checkpoint, or a run's folder.",
             show_default=False,
         ),
     ],
@@ -52,11 +52,16 @@ def convert(
     vocab_size: Annotated[
         int | None, typer.Option(help="Of Megatron-LM: rows of the padded table that are tokens.", show_default=False)
     ] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option(help="Of adapters of PEFT: the folder of Hugging Face beside which they lie.", show_default=False),
+    ] = None,
 ) -> None:
     """Turn weights of others into checkpoints, and back.
 
     A folder of Hugging Face, a checkpoint of Megatron-LM or a GGUF file becomes a checkpoint that any layout loads,
-    with its tokenizer. A checkpoint becomes a folder that transformers loads. Nothing is downloaded or overwritten.
+    with its tokenizer; adapters of PEFT are merged with their base.
+    A checkpoint becomes a folder that transformers loads. Nothing is downloaded or overwritten.
     """
     from colonnade.convert import convert as conversion
 
@@ -69,4 +74,5 @@ def convert(
         best=best,
         tokenizer=tokenizer,
         vocab_size=vocab_size,
+        base=base,
     )

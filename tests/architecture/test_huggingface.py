@@ -114,6 +114,8 @@ def test_classes_that_files_were_published_under_are_read(name: str, architectur
     """The files of T5 1.0 say the name that its class had before."""
     whole = completed(name, MODELS[name][1])
     assert whole is not None
-    assert described({**whole, "architectures": [architecture]}) == described(whole)
+    found, expected = described({**whole, "architectures": [architecture]}), described(whole)
+    assert isinstance(expected, dict)
+    assert found == (expected | {"head": "none"} if architecture == "BertModel" else expected)
     other = described({**whole, "architectures": ["XForSequenceLabelling"]})
     assert isinstance(other, str) and architecture in other

@@ -186,10 +186,54 @@ def test_a_head_for_other_labels_is_drawn_and_one_for_the_same_is_taken(examples
         assert torch.allclose(after["head.norm.weight"], before["head.norm.weight"])
 
 
-def test_an_encoder_is_no_whole_checkpoint(examples: Path, tmp_path: Path) -> None:
-    """Without its head it can begin a run, and not become a checkpoint that says it has one."""
-    answer = here("convert", sized(tmp_path / "theirs", examples), tmp_path / "ours")
-    assert answer.status == 2 and "missing" in answer.err, answer
+@pytest.mark.parametrize("kind", ["BertModel", "MegatronBertModel"])
+def test_an_encoder_without_a_head_there_and_back(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It becomes a checkpoint that makes vectors, and a folder of the same class with the same numbers."""
+    model = getattr(transformers, kind)
+    theirs = model(getattr(transformers, kind.replace("Model", "Config"))(**{**LLAMA, **NO_DROPOUT}))
+    theirs.eval().save_pretrained(tmp_path / "theirs")
+    converted(tmp_path / "theirs", tmp_path / "ours")
+    assert kind in converted(tmp_path / "ours", tmp_path / "back")
+    with heard(caplog) as warned:
+        back, info = model.from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert warned == [] and not any(info.values()), (warned, info)
+    before, after = theirs.state_dict(), back.state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+    own = open_published(tmp_path / "back")
+    assert own.model.head == "none" and [name for name in own.sources if name.startswith("head.")][-1] == (
+        "head.pooler.bias"
+    )
+
+
+def test_an_encoder_without_a_head_is_not_trained_and_tells_no_labels(examples: Path, tmp_path: Path) -> None:
+    converted(sized(tmp_path / "theirs", examples), tmp_path / "ours")
+    answer = here("train", write_config(examples, "mnli", tmp_path), "model.head=none", *POST)
+    assert answer.status == 2 and "it has no loss to train with" in answer.err, answer
+    Tokenizer.load(examples / "tokenizer.json")
+    (tmp_path / "ours" / "tokenizer.json").write_bytes((examples / "tokenizer.json").read_bytes())
+    answer = here("predict", tmp_path / "ours", examples / "mnli")
+    assert answer.status == 2 and "tells no labels" in answer.err, answer
+    answer = here("embed", tmp_path / "ours", "--text", "dog", "--output", tmp_path / "v.npy")
+    assert answer.status == 0, answer
+
+
+def test_a_head_of_which_a_part_is_missing_says_what_can_be_done(tmp_path: Path) -> None:
+    transformers.BertForMaskedLM(transformers.BertConfig(**LLAMA)).save_pretrained(tmp_path / "theirs")
+    answer = here("convert", tmp_path / "theirs", tmp_path / "ours")
+    assert answer.status == 2 and "4 tensors are missing: bert.pooler" in answer.err, answer
+    assert "Or begin a run from these weights (train.init_from)" in answer.err
+
+
+def test_names_of_labels_are_kept(tmp_path: Path) -> None:
+    model = published(tmp_path / "theirs", "labels")
+    names = ["entailment", "neutral", "contradiction"]
+    model.config.id2label = dict(enumerate(names))
+    model.config.label2id = {name: number for number, name in enumerate(names)}
+    model.config.save_pretrained(tmp_path / "theirs")
+    converted(tmp_path / "theirs", tmp_path / "ours")
+    converted(tmp_path / "ours", tmp_path / "back")
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "back")
+    assert (config.id2label, config.label2id) == (model.config.id2label, model.config.label2id)
 
 
 def test_a_fine_tuned_checkpoint_predicts_with_transformers(examples: Path, tmp_path: Path) -> None:
@@ -198,6 +242,7 @@ def test_a_fine_tuned_checkpoint_predicts_with_transformers(examples: Path, tmp_
     run = trained(examples, tmp_path, "mnli", *POST, f"train.init_from={source}")
     converted(run, tmp_path / "back")
     twin = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "back", dtype=torch.float64).eval()
+    assert list(twin.config.id2label.values()) == ["entailment", "neutral", "contradiction"], "as the examples say"
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
     encoded = tokenizer("dog", "rain tree")
     own = open_trained(run / "checkpoints" / "step_00000004", Mesh(), CPU, "fp64")

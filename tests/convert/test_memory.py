@@ -1,5 +1,6 @@
 """Memory is a few tensors, however many there are: of a model that is large without being there (a sparse file)."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,33 @@ def test_seventeen_times_the_layers_take_no_more_memory(tmp_path: Path) -> None:
     assert many[0] - one[0] > 15 * table
     for little, much in zip(one[1:], many[1:], strict=True):
         assert much.peak_bytes - little.peak_bytes < 2 * table
+
+
+def pickled(folder: Path, layers: int) -> Path:
+    """A GPT-2 of zeros as `torch.save` writes it."""
+    h, shapes = 512, {"wte.weight": (8192, 512), "wpe.weight": (128, 512), "ln_f.weight": (512,), "ln_f.bias": (512,)}
+    for layer in range(layers):
+        for name, wide in (("attn.c_attn", 3 * h), ("attn.c_proj", h), ("mlp.c_fc", 4 * h)):
+            shapes |= {f"h.{layer}.{name}.weight": (h, wide), f"h.{layer}.{name}.bias": (wide,)}
+        shapes |= {f"h.{layer}.mlp.c_proj.weight": (4 * h, h), f"h.{layer}.mlp.c_proj.bias": (h,)}
+        shapes |= {f"h.{layer}.ln_{norm}.{kind}": (h,) for norm in (1, 2) for kind in ("weight", "bias")}
+    folder.mkdir()
+    sizes = {"n_embd": h, "n_layer": layers, "n_head": 8, "n_positions": 128, "vocab_size": 8192}
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
+    torch.save({name: torch.zeros(shape) for name, shape in shapes.items()}, folder / "pytorch_model.bin")
+    return folder
+
+
+@pytest.mark.slow
+def test_a_state_dict_of_torch_takes_no_more_memory_with_more_layers(tmp_path: Path) -> None:
+    """Of 12.6 MB each layer: 201 MB more of weights, and less than 2 of the largest tensor more."""
+    peaks = []
+    for layers in (1, 17):
+        folder = pickled(tmp_path / f"theirs{layers}", layers)
+        peaks.append(taken_by("convert", folder, tmp_path / f"ours{layers}").peak_bytes)
+    table = 8192 * 512 * 4
+    assert (folder / "pytorch_model.bin").stat().st_size > 12 * table
+    assert peaks[1] - peaks[0] < 2 * table
 
 
 def test_the_memory_of_who_measures_is_not_counted() -> None:

@@ -331,6 +331,9 @@ def test_state_dicts_of_torch_are_read_as_data(copied: Callable[[str], Path], tm
     (folder / WHOLE).unlink()
     state["transformer.h.0.attn.bias"] = torch.ones(1, 1, 4, 4, dtype=torch.bool)
     state["lm_head.weight"] = state["transformer.wte.weight"]
+    both = torch.stack([state["transformer.ln_f.weight"], state["transformer.ln_f.bias"]])
+    state |= {"transformer.ln_f.weight": both[0], "transformer.ln_f.bias": both[1]}  # views of one storage
+    state["transformer.wpe.weight"] = state["transformer.wpe.weight"].t().contiguous().t()
     torch.save(state, folder / "pytorch_model.bin")
     converted(folder, tmp_path / "one")
     (folder / "pytorch_model.bin").unlink()
@@ -342,7 +345,9 @@ def test_state_dicts_of_torch_are_read_as_data(copied: Callable[[str], Path], tm
     converted(folder, tmp_path / "two")
     one, two = (whole_tensors(tmp_path / name) for name in ("one", "two"))
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
-    assert torch.equal(one["embedding.tokens.weight"], state["transformer.wte.weight"])
+    for ours, name in (("embedding.tokens", "wte"), ("embedding.positions", "wpe"), ("head.norm", "ln_f")):
+        assert torch.equal(one[f"{ours}.weight"], state[f"transformer.{name}.weight"])
+    assert torch.equal(one["head.norm.bias"], both[1])
 
 
 def test_pickles_of_anything_else_are_refused_and_not_run(copied: Callable[[str], Path], tmp_path: Path) -> None:

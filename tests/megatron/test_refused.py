@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from colonnade.errors import CheckpointError
+from colonnade.huggingface.pickled import extent_of
 from colonnade.megatron.rank_file import RankFile
 from colonnade.megatron.source import open_megatron
 from tests.convert.test_refused import refused
@@ -48,9 +49,20 @@ def change(file: Path, edit: Callable[[dict[str, Any]], object]) -> None:
 
 
 def loaded(file: Path) -> dict[str, Any]:
-    content = RankFile(file).content()
+    content = with_numbers(file, RankFile(file).content())
     kept = {key: x for key, x in vars(content["args"]).items() if key != "mask"}
     return {**content, "args": argparse.Namespace(**kept)}
+
+
+def with_numbers(file: Path, content: Any) -> Any:
+    """The same, with tensors that have theirs."""
+    if isinstance(content, dict):
+        return {key: with_numbers(file, x) for key, x in content.items()}
+    if not isinstance(content, torch.Tensor):
+        return content
+    place = extent_of(file, content)
+    assert place is not None
+    return place.read()
 
 
 def args_of(content: dict[str, Any], **keys: Any) -> None:

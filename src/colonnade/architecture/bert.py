@@ -6,7 +6,7 @@ blocks.i      blocks.i
 head          head (final norm, masked-LM transform and bias, pooler, sentence order); embedding.tokens where tied
 
 With another `model.head` than that of pre-training, the last unit is a final norm, the pooler and a classifier; with
-head spans, a final norm and a linear layer on every position.
+head spans, a final norm and a linear layer on every position; with head none, a final norm and the pooler.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -64,7 +64,9 @@ def bert_with_spans(model: ModelConfig, vocab_size: int) -> Architecture:
 
 
 def label_outputs(model: ModelConfig) -> int:
-    """Logits of a sequence."""
+    """Logits of a sequence; 0 without a classifier."""
+    if model.head == "none":
+        return 0
     assert model.num_labels is not None, "the config check asks for it"
     return 1 if model.head == "choice" else model.num_labels
 
@@ -91,7 +93,8 @@ def _label_head(model: ModelConfig, outputs: int) -> Iterator[Weight]:
     if model.norm_position == "pre":
         yield from norm_weights("norm", model)
     yield from _linear("pooler", model, Weight("weight", (h, h), cut=0, std=std))
-    yield from _linear("classifier", model, Weight("weight", (outputs, h), cut=1, std=std))
+    if outputs:
+        yield from _linear("classifier", model, Weight("weight", (outputs, h), cut=1, std=std))
 
 
 def _span_head(model: ModelConfig) -> Iterator[Weight]:

@@ -17,6 +17,7 @@ FAMILIES: Mapping[tuple[str, str], Callable[[ModelConfig, int], Architecture]] =
         ("bert", "classification"): bert_with_labels,
         ("bert", "choice"): bert_with_labels,
         ("bert", "spans"): bert_with_spans,
+        ("bert", "none"): bert_with_labels,
         ("t5", "pretraining"): t5,
     }
 )

@@ -1,6 +1,7 @@
 """What [model] says of a head beside that of pre-training. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from colonnade.config.preferences import PreferencesConfig
 from colonnade.config.schema import Config, MaskingConfig
@@ -9,6 +10,16 @@ Messages = Iterator[str]
 TEXT_KEYS = ("documents", "packing", "no_loss_on", "too_long", "loss_on")
 """Keys of [data] about text that goes on."""
 FEWEST = {"classification": 1, "choice": 2}
+
+
+def nothing_to_train(content: Mapping[str, Any]) -> Messages:
+    """A run has a loss. Of a configuration as it is written: a checkpoint may have an encoder alone."""
+    model = content.get("model")
+    if isinstance(model, Mapping) and model.get("head") == "none":
+        yield (
+            'model.head = "none" is an encoder that makes vectors of texts: it has no loss to train with. Set '
+            'model.head to "pretraining", "classification", "choice" or "spans"; train.init_from takes its weights.'
+        )
 
 
 def labels_of_the_head(config: Config) -> Messages:

@@ -46,7 +46,7 @@ class ModelConfig(Section):
     decoder, and is trained to write what was cut out. With t5, keys that are unset are T5's: position relative, norm
     rmsnorm, bias false, activation relu, norm_epsilon 1e-6, init_std 1."""
     head: Annotated[
-        Literal["pretraining", "classification", "choice", "spans", "preferences"],
+        Literal["pretraining", "classification", "choice", "spans", "none", "preferences"],
         Since("pretraining"),
         Of(("gpt", "bert")),
     ] = "pretraining"
@@ -55,7 +55,8 @@ class ModelConfig(Section):
     words and the order of two texts; classification gives num_labels logits of a text or two, or a score where
     num_labels = 1; choice gives each of num_labels texts a logit, and the highest is the answer; both read the first
     position through the pooler. spans finds the run of a text that answers a question, by two logits at every position.
-    These three are trained on examples that `colonnade data examples` wrote."""
+    These three are trained on examples that `colonnade data examples` wrote. none is an encoder with its pooler alone,
+    as some are published: it makes vectors of texts, another head can begin from it, and it is not trained."""
     num_labels: Annotated[Size | None, Since(None), Of(("bert",))] = None
     """[labels] Of head classification, 1 for a score (regression by mean squared error); of head choice, the texts to
     choose from."""

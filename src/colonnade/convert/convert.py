@@ -31,6 +31,7 @@ def convert(
     best: bool,
     tokenizer: Path | None = None,
     vocab_size: int | None = None,
+    base: Path | None = None,
 ) -> None:
     """Convert `source` and print what was done. A ColonnadeError says what cannot be."""
     give_back_freed_memory()
@@ -39,11 +40,11 @@ def convert(
         if best:
             raise ConfigError(f"--best is of a run's checkpoints, and {source} is {what_it_is(source)}. Leave it out.")
         check_new(target)
-        published, known = open_foreign(source, tokenizer, vocab_size)
+        published, known = open_foreign(source, tokenizer, vocab_size, base)
         lines = to_checkpoint(published, known, target, dtype=kind, dry_run=dry_run)
     else:
         _check_source(source)
-        for option, value in (("--tokenizer", tokenizer), ("--vocab-size", vocab_size)):
+        for option, value in (("--tokenizer", tokenizer), ("--vocab-size", vocab_size), ("--base", base)):
             if value is not None:
                 raise ConfigError(
                     f"{option} is of weights that others wrote, and {source} is a checkpoint. Leave it out."

@@ -10,6 +10,7 @@ from colonnade.gguf.header import is_gguf
 from colonnade.gguf.source import open_gguf
 from colonnade.gguf.tokenizer import tokenizer_in
 from colonnade.huggingface.folder import Published, is_published, open_published
+from colonnade.huggingface.peft import is_peft, open_peft
 from colonnade.megatron.ranks import is_megatron
 from colonnade.megatron.source import open_megatron, true_vocabulary
 
@@ -21,27 +22,39 @@ def is_foreign(source: Path) -> bool:
     """Whether a path is of a kind that others write."""
     if source.is_file():
         return is_gguf(source)
-    return source.is_dir() and not (source / MANIFEST).exists() and (is_published(source) or is_megatron(source))
+    known = is_peft(source) or is_published(source) or is_megatron(source)
+    return source.is_dir() and not (source / MANIFEST).exists() and known
 
 
 def what_it_is(source: Path) -> str:
     """In words."""
     if source.is_file():
         return "a GGUF file"
+    if is_peft(source):
+        return "a folder of adapters"
     return "a folder of Hugging Face" if is_published(source) else "a checkpoint of Megatron-LM"
 
 
-def open_foreign(source: Path, tokenizer: Path | None, vocab_size: int | None) -> tuple[Published, Tokenizer | str]:
+def open_foreign(
+    source: Path, tokenizer: Path | None, vocab_size: int | None, base: Path | None
+) -> tuple[Published, Tokenizer | str]:
     """Weights, and the tokenizer or in words why there is none. `tokenizer`: in the place of the source's own;
-    `vocab_size`: rows that are tokens, where a table is padded. A ColonnadeError says what is wrong.
+    `vocab_size`: rows that are tokens, where a table is padded; `base`: of adapters. A ColonnadeError says what is
+    wrong.
     """
-    if vocab_size is not None and (source.is_file() or is_published(source)):
+    if base is not None and not is_peft(source):
+        raise ConfigError(f"--base is of adapters, and {source} is {what_it_is(source)}. Leave it out.")
+    if vocab_size is not None and (source.is_file() or is_peft(source) or is_published(source)):
         raise ConfigError(
             f"--vocab-size is of the padded tables of Megatron-LM, and {source} is {what_it_is(source)}. Leave it out."
         )
     if source.is_file():
         published, header = open_gguf(source)
         return published, tokenizer_in(header) if tokenizer is None else _named(tokenizer)
+    if is_peft(source):
+        merged = open_peft(source, base)
+        own = tokenizer_at(source) or tokenizer_at(merged.folder)
+        return merged, own or NONE if tokenizer is None else _named(tokenizer)
     known = tokenizer_at(source) if tokenizer is None else _named(tokenizer)
     if is_published(source):
         return open_published(source), known or NONE

@@ -127,6 +127,7 @@ def _metadata(published: Published, tokenizer: Tokenizer | None) -> dict[str, An
         "samples": 0,
         "model": model_metadata(published.model, published.vocab_size),
         "tokenizer_sha256": None if tokenizer is None else tokenizer.sha256,
+        "labels": list(published.labels),
         "converted_from": {
             "name": published.folder.absolute().name,
             "family": published.family.title,

@@ -142,7 +142,7 @@ def _beside(it: Opened, files: list[PlannedFile], dtype: torch.dtype) -> dict[st
     ids = _ids(it)
     config = {"architectures": [it.family.architecture], "model_type": it.family.model_type, "torch_dtype": kind}
     start = {"decoder_start_token_id": ids["pad_token_id"]} if it.family.has_decoder else {}
-    texts = {CONFIG: _json(config | it.their_config | ids | start)}
+    texts = {CONFIG: _json(config | it.their_config | _labels(it) | ids | start)}
     if it.tokenizer is not None:
         pairs = it.config.model.kind == "bert" and it.config.model.head != "pretraining"
         texts["tokenizer.json"] = with_control_tokens(it.tokenizer) if pairs else it.tokenizer.to_json()
@@ -160,6 +160,17 @@ def _beside(it: Opened, files: list[PlannedFile], dtype: torch.dtype) -> dict[st
         texts[INDEX] = index
     texts["README.md"] = card(it.config, it.metadata, it.manifest, it.family, kind, texts)
     return texts
+
+
+def _labels(it: Opened) -> dict[str, Any]:
+    """The names of a classifier's labels, where they are known."""
+    names = it.metadata.labels
+    if it.config.model.head != "classification" or len(names) != it.config.model.num_labels:
+        return {}
+    return {
+        "id2label": {str(number): name for number, name in enumerate(names)},
+        "label2id": {name: number for number, name in enumerate(names)},
+    }
 
 
 def _ids(it: Opened) -> dict[str, Any]:

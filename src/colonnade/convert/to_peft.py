@@ -21,12 +21,9 @@ from colonnade.convert.adapted import Adapted, open_adapted
 from colonnade.convert.target import check_space, check_target, publish, workspace
 from colonnade.errors import CheckpointError
 from colonnade.huggingface.order import to_theirs
+from colonnade.huggingface.peft import CONFIG, PREFIX, WEIGHTS
 from colonnade.huggingface.write import Planned, PlannedFile, Writer
 from colonnade.planner.ranks import amount
-
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = "base_model.model."
-"""Before the names of the base's modules in their files."""
 
 
 def to_peft(checkpoint: Path, target: Path, *, dtype: torch.dtype | None, dry_run: bool) -> list[str]:

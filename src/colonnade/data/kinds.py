@@ -23,6 +23,7 @@ SAMPLE_KINDS: Mapping[tuple[str, str], Callable[[Config, Tokenizer | None], Samp
         ("bert", "classification"): example_samples_of,
         ("bert", "choice"): example_samples_of,
         ("bert", "spans"): span_answer_samples_of,
+        ("bert", "none"): example_samples_of,
         ("t5", "pretraining"): span_samples_of,
     }
 )

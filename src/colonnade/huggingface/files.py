@@ -20,7 +20,7 @@ from colonnade.checkpoint.plan import names_in_words
 from colonnade.checkpoint.schema import clip, parse
 from colonnade.config.numbers import counted
 from colonnade.errors import CheckpointError
-from colonnade.huggingface.pickled import load_pickled
+from colonnade.huggingface.pickled import Extent, load_pickled
 
 WHOLE = "model.safetensors"
 INDEX = f"{WHOLE}.index.json"
@@ -42,6 +42,8 @@ class Stored:
     shape: tuple[int, ...]
     kind: str
     """Its number format, as safetensors calls it. Only those of `DTYPES` can be read."""
+    place: Extent | None = None
+    """In a file of `torch.save`."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -49,8 +51,8 @@ class Stored:
 
     def read(self) -> Tensor:
         """Its numbers, in memory of their own."""
-        if _is_pickled(self.file):
-            return load_pickled(self.file)[self.name].clone(memory_format=torch.contiguous_format)
+        if self.place is not None:
+            return self.place.read()
         with opened(self.file) as file:
             found: Tensor = file.get_tensor(self.name)
             return found.clone()
@@ -60,7 +62,7 @@ def tensors_in(folder: Path) -> dict[str, Stored]:
     """Every tensor of a folder's weights by its name. CheckpointError for what cannot be read."""
     found: dict[str, Stored] = {}
     for path in _files(folder):
-        for stored in _in_file(path):
+        for stored in tensors_of_file(path):
             if stored.name in found:
                 raise CheckpointError(
                     f"{path} and {found[stored.name].file.name} both have a tensor {clip(stored.name)}: which one is "
@@ -130,10 +132,11 @@ def _is_pickled(path: Path) -> bool:
     return path.suffix == ".bin"
 
 
-def _in_file(path: Path) -> Iterator[Stored]:
+def tensors_of_file(path: Path) -> Iterator[Stored]:
+    """Every tensor of one file. CheckpointError for one that is damaged, or has more than tensors."""
     if _is_pickled(path):
         for name, x in load_pickled(path).items():
-            yield Stored(path, name, tuple(x.shape), CODES.get(x.dtype, str(x.dtype)))
+            yield Stored(path, name, x.shape, CODES.get(x.dtype, str(x.dtype)), x)
         return
     with opened(path) as file:
         for name in file.keys():  # noqa: SIM118  it is no dict

@@ -31,6 +31,9 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 _OLD = re.compile(r"LayerNorm\.(gamma|beta)$")
 _NEW = {"gamma": "LayerNorm.weight", "beta": "LayerNorm.bias"}
 MOST_LINES = 20  # of a message
+_OF_HEAD = (
+    "Or begin a run from these weights (train.init_from): what is missing is of the head alone, and is drawn there."
+)
 
 
 class Readable(Protocol):
@@ -70,6 +73,8 @@ class Published:
         "false there if the model has an output layer of its own"
     )
     """Why a second name of a weight must have the same numbers, and what to do where it has not."""
+    labels: tuple[str, ...] = ()
+    """Names of what a classifier tells apart, where the folder says them."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -124,16 +129,29 @@ def open_published(folder: Path, *, whole: bool = True) -> Published:
             f"{folder / CONFIG} describes a model that cannot be read:\n{lines_of(refused.lines)}\n"
             "A key that changes nothing of what the model computes can be removed from it."
         ) from None
+    found = tensors_in(folder)
+    model = family.as_published(model, found)
+    family = family.with_head(model.head)
     assert model.vocab_size is not None, "every family reads it"
     stub(folder, model, "fp32")
     described = f"its {CONFIG}"
     lacks = set[str]() if whole else architecture_of(model, model.vocab_size).weights_of_loss()
-    sources, stored = matched(folder, family, model, tensors_in(folder), described=described, lacks=lacks)
+    sources, stored = matched(folder, family, model, found, described=described, lacks=lacks)
     facts = {
         "config_sha256": hashlib.sha256((folder / CONFIG).read_bytes()).hexdigest(),
         **{key: content[key] for key in TOKEN_IDS if key in content},
     }
-    return Published(folder, family, model, model.vocab_size, sources, stored, facts)
+    return Published(folder, family, model, model.vocab_size, sources, stored, facts, labels=labels_of(content, model))
+
+
+def labels_of(content: Mapping[str, Any], model: ModelConfig) -> tuple[str, ...]:
+    """`id2label` of a config.json, in the order of the ids; none where it says no names."""
+    named = content.get("id2label")
+    if model.head != "classification" or not isinstance(named, dict):
+        return ()
+    found = tuple(named.get(str(number)) for number in range(model.num_labels or 0))
+    unnamed = all(name == f"LABEL_{number}" for number, name in enumerate(found))
+    return () if unnamed or not all(isinstance(name, str) for name in found) else tuple(map(str, found))
 
 
 def stub(source: Path, model: ModelConfig, precision: str) -> Config:
@@ -177,7 +195,8 @@ def matched(
     surplus = []
     for written, each in found.items():
         new = _OLD.sub(lambda old: _NEW[old[1]], written)
-        name = next((name for name in (new, family.base + new) if name in wanted or name in seconds), None)
+        spellings = (new, family.base + new, new.removeprefix(family.base))
+        name = next((name for name in spellings if name in wanted or name in seconds), None)
         if name is not None:
             stored[name] = each
         elif not any(family.constants.fullmatch(name) for name in (written, family.base + written)):
@@ -188,12 +207,18 @@ def matched(
             stored[first] = stored[second.name]
     there = {ours: each for ours, each in sources.items() if ours not in lacks or stored.keys() >= {*each.theirs}}
     sources, wanted = there, {name: source for source in there.values() for name in source.theirs}
-    problems = [*_surplus(surplus), *_missing(wanted.keys() - stored.keys()), *_odd(wanted, stored)]
+    missing = wanted.keys() - stored.keys()
+    problems = [*_surplus(surplus), *_missing(missing), *_odd(wanted, stored)]
     if problems:
+        of_head = architecture_of(model, model.vocab_size).weights_of_loss()
+        of_head_alone = len(problems) == len(_missing(missing)) and all(
+            wanted[each].ours in of_head for each in missing
+        )
         raise CheckpointError(
             f"{folder} is not the {family.title} ({family.architecture}) that {described} describes:\n"
             + lines_of(problems[:MOST_LINES])
             + "\nGet config and weights from one place, and all of them."
+            + (f" {_OF_HEAD}" if of_head_alone else "")
         )
     return sources, stored
 

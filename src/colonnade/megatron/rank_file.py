@@ -24,6 +24,7 @@ from colonnade.checkpoint.plan import names_in_words
 from colonnade.checkpoint.schema import clip
 from colonnade.errors import CheckpointError
 from colonnade.huggingface.files import CODES, DTYPES
+from colonnade.huggingface.pickled import Extent, extent_of, load_without_numbers
 
 _NAMESPACE = "argparse.Namespace"
 _STOOD_IN_FOR = re.compile(
@@ -62,9 +63,13 @@ class RankTensor:
     file: "RankFile"
     path: tuple[str, ...]
     """Keys of the tables in which it lies."""
-    shape: tuple[int, ...]
+    place: Extent
     kind: str
     """Its number format, as safetensors calls it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.place.shape
 
     @property
     def dtype(self) -> torch.dtype:
@@ -75,12 +80,8 @@ class RankTensor:
         return ".".join(self.path)
 
     def read(self) -> Tensor:
-        """Its numbers, in memory of their own: the file is mapped for as long as this takes."""
-        found: Any = self.file.content()
-        for key in self.path:
-            found = found[key]
-        assert isinstance(found, Tensor), "it was one when the file was opened"
-        return found.clone(memory_format=torch.contiguous_format)
+        """Its numbers, in memory of their own."""
+        return self.place.read()
 
 
 @dataclass(frozen=True)
@@ -107,11 +108,11 @@ class RankFile:
         return named
 
     def content(self) -> dict[str, Any]:
-        """Everything in it, tensors as views of the file."""
+        """Everything in it; tensors are without their numbers."""
         stand_ins: list[Any] = [(Arguments if name == _NAMESPACE else StandIn, name) for name in self._names]
         try:
             with safe_globals(stand_ins):
-                found = torch.load(self.path, map_location="cpu", weights_only=True, mmap=True)
+                found = load_without_numbers(self.path)
         except (
             pickle.UnpicklingError,
             RuntimeError,
@@ -146,7 +147,6 @@ def _damaged(path: Path, error: Exception) -> CheckpointError:
 
 def tensors_of(file: RankFile, tables: Mapping[str, Any], key: str) -> dict[str, RankTensor]:
     """The tensors of a table within the file, by their names with dots. CheckpointError for what is no tensor."""
-    size = file.path.stat().st_size
     found: dict[str, RankTensor] = {}
 
     def collect(value: Any, path: tuple[str, ...]) -> None:
@@ -156,10 +156,11 @@ def tensors_of(file: RankFile, tables: Mapping[str, Any], key: str) -> dict[str,
             return
         if path[-1].endswith("_extra_state"):
             return
-        if not (isinstance(value, Tensor) and value.layout == torch.strided and value.nbytes <= size):
+        place = extent_of(file.path, value) if isinstance(value, Tensor) else None
+        if place is None:
             raise CheckpointError(f"{file.path} has {clip('.'.join(path))}, which is no plain tensor. {_AGAIN}")
-        kind = CODES.get(value.dtype, str(value.dtype))
-        found[".".join(path[1:])] = RankTensor(file, path, tuple(value.shape), kind)
+        kind = CODES.get(place.dtype, str(place.dtype))
+        found[".".join(path[1:])] = RankTensor(file, path, place, kind)
 
     collect(tables[key], (key,))
     return found

@@ -3,6 +3,7 @@
     [s, b, h] ──norm of pre-norm models──▶ first token ─▶ pooler, tanh, dropout ─▶ classifier
         classification   [b, num_labels] logits, or [b, 1] scores     cross entropy, or squared error
         choice           [b·n, 1] logits of n texts each: [b, n]      cross entropy over the n
+        none             no classifier: what comes before is of use for itself, and nothing is trained
 
 The shapes are those of Hugging Face's `BertForSequenceClassification` and `BertForMultipleChoice`, dropout of the
 pooled vector included (model.dropout).
@@ -47,7 +48,8 @@ class LabelHead(nn.Module):
         self.parallel, self.drop, self.sequences = parallel, model.dropout, model.sequences
         self.norm = norm_of(model) if model.norm_position == "pre" else None
         self.pooler = ColumnParallelLinear(h, h, parallel, bias=model.bias)
-        self.classifier = RowParallelLinear(h, label_outputs(model), parallel, bias=model.bias)
+        outputs = label_outputs(model)
+        self.classifier = RowParallelLinear(h, outputs, parallel, bias=model.bias) if outputs else None
 
     def forward(self, x: Tensor, inputs: LabelInputs) -> Tensor:
         """[s, c·b, h] (sequence parallel: [s/tp, c·b, h]) -> the weighted sum of the losses, []"""
@@ -60,6 +62,7 @@ class LabelHead(nn.Module):
 
     def logits(self, x: Tensor, masks: Masks | None) -> Tensor:
         """[s, c·b, h] -> [b, labels] of the first position. Sequence parallel: of the first that this rank has."""
+        assert self.classifier is not None, "no command asks an encoder without a head for labels"
         x = x[:1]
         x = x.to(self.pooler.weight.dtype) if self.norm is None else self.norm(x)
         pooled = torch.tanh(self.pooler(x))  # sequence parallel: [tp, c·b, h/tp], the first position of each rank

@@ -107,7 +107,7 @@ def predict(
 ) -> Predictions:
     """Of one token file of examples, or files of a benchmark's `format_name`; every rank calls this, and gets it."""
     model, head = trained.model, trained.config.model.head
-    if not isinstance(model, LabelBERT):
+    if not isinstance(model, LabelBERT) or head == "none":
         raise ConfigError(
             f'the checkpoint has model.kind = "{trained.config.model.kind}" and model.head = "{head}", which tells no '
             'labels. Fine-tune a BERT with model.head = "classification" or "choice" on the task.'

@@ -34,6 +34,8 @@ from colonnade.errors import CheckpointError, ConfigError, LayoutError
 from colonnade.generation.sample import Stages, generate
 from colonnade.generation.sampling import Sampling
 from colonnade.generation.stream import TextDelta, end_note, prompt_tokens, stream_text
+from colonnade.huggingface.folder import is_published
+from colonnade.huggingface.peft import is_peft
 from colonnade.launch.join import joined
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh
@@ -221,6 +223,11 @@ def find(path: Path) -> Path:
     found = checkpoint_at(path)
     if found is not None:
         return found
+    if is_peft(path) or is_published(path):
+        what, base = ("adapters of PEFT", " --base BASE") if is_peft(path) else ("a folder of Hugging Face", "")
+        raise CheckpointError(
+            f"{path} is {what}, and no checkpoint. `colonnade convert {path} TARGET{base}` makes one; name TARGET then."
+        )
     raise CheckpointError(
         f"{path} is neither a checkpoint nor the folder of a run that has one. Name a folder like "
         "RUN/checkpoints/step_00000100, or RUN itself for its newest."

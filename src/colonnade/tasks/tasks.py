@@ -19,6 +19,7 @@ TASKS: Mapping[tuple[str, str], Task] = MappingProxyType(
         ("bert", "classification"): Labels(),
         ("bert", "choice"): Labels(),
         ("bert", "spans"): Spans(),
+        ("bert", "none"): Labels(),
         ("t5", "pretraining"): SpanCorruption(),
     }
 )

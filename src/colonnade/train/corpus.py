@@ -84,6 +84,14 @@ class Corpus:
                 return ChatTemplate.from_json(sidecar.examples.options["chat"])
         return self.tokenizer_chat
 
+    @cached_property
+    def labels(self) -> list[str]:
+        """Names of what a classifier tells apart, where the token files say them."""
+        if self.kind[1] != "classification":
+            return []
+        sidecars = (read_sidecar(file) for file in self.files.values())
+        return next((list(each.examples.labels) for each in sidecars if each is not None and each.examples), [])
+
     @property
     def properties(self) -> dict[str, str]:
         """What ranks must have alike, in words."""

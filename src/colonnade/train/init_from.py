@@ -24,6 +24,7 @@ from colonnade.config.schema import Config
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError
 from colonnade.huggingface.folder import Published, is_published, open_published
+from colonnade.huggingface.peft import is_peft
 from colonnade.mesh.mesh import Axis
 from colonnade.train.base import Base, content_together
 from colonnade.train.corpus import Corpus
@@ -81,7 +82,8 @@ def _without_other_answers(origin: Origin, config: Config, corpus: Corpus) -> Or
 def origin_at(path: Path) -> Origin:
     """The weights that a path has. CheckpointError where there are none, or adapters alone."""
     found = checkpoint_at(path)
-    return _of_published(path) if found is None and is_published(path) else _of_checkpoint(path, found)
+    whole = found is None and is_published(path) and not is_peft(path)
+    return _of_published(path) if whole else _of_checkpoint(path, found)
 
 
 def based_on(origin: Origin, state: TrainState, ranks: Axis) -> Base:
@@ -106,6 +108,11 @@ def read_base(origin: Origin, state: TrainState, monitor: Monitor) -> None:
 
 
 def _of_checkpoint(path: Path, found: Path | None) -> Origin:
+    if is_peft(path):
+        raise CheckpointError(
+            f"train.init_from = {str(path)!r} has adapters of PEFT alone. `colonnade convert {path} TARGET --base "
+            "BASE` makes a checkpoint of both, to begin from."
+        )
     if found is None:
         raise CheckpointError(
             f"train.init_from = {str(path)!r} is no checkpoint, no folder of a run that has one, and no folder of "

@@ -86,6 +86,8 @@ class RunMetadata(BaseModel):
     """Where the rest of the weights is; None: they are all here."""
     loss_scale: ScaleMetadata | None = None
     tokenizer_sha256: str | None = None
+    labels: tuple[str, ...] = ()
+    """Names of what a classifier tells apart, from 0 on; none where they are unknown."""
     data: dict[str, DataMetadata] | None = None
     """By the key of the configuration that names the file; None: nobody wrote it down."""
     products: ProductMetadata | None = None

@@ -214,6 +214,7 @@ def _metadata(state: TrainState, config: Config, mesh: Mesh, corpus: Corpus) -> 
         "loss_scale": state.loss_scale.metadata(),
         "model": model_metadata(config.model, corpus.vocab_size),
         "tokenizer_sha256": None if corpus.tokenizer is None else corpus.tokenizer.sha256,
+        "labels": corpus.labels,
         "data": data_metadata(corpus),
         "layout": str(mesh.layout),
         "versions": {"colonnade": __version__, "torch": torch.__version__},

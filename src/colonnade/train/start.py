@@ -19,6 +19,7 @@ from pathlib import Path
 
 from colonnade.architecture.parts import trained_architecture
 from colonnade.config.check import Problem
+from colonnade.config.check_head import nothing_to_train
 from colonnade.config.defaults import TomlTable, has, in_words, kept_from_run, put
 from colonnade.config.load import build, load, read_with
 from colonnade.config.schema import Config
@@ -59,6 +60,8 @@ def load_for_plan(path: Path, overrides: Sequence[str] = ()) -> Config:
 def complete(content: TomlTable, *, num_gpus: int | None = None) -> None:
     """Add what a file leaves to the run that it goes on with, and to the device. `num_gpus` None: this machine's."""
     put(content, _kept(content))
+    for message in nothing_to_train(content):
+        raise ConfigError(message)
     if has(content, "train.epochs") and not has(content, "train.steps"):
         put(content, {"train.steps": _steps_of_epochs(content)})
     if not has(content, "train.precision"):

@@ -43,7 +43,12 @@ PRE: Mapping[str, Place] = {
     "head.norm": at("bert.encoder.ln"),
 }
 HEADS: Mapping[str, str] = MappingProxyType(
-    {"classification": "ForSequenceClassification", "choice": "ForMultipleChoice", "spans": "ForQuestionAnswering"}
+    {
+        "classification": "ForSequenceClassification",
+        "choice": "ForMultipleChoice",
+        "spans": "ForQuestionAnswering",
+        "none": "Model",
+    }
 )
 """How the names of their classes end, by model.head."""
 CHOICES = 4
@@ -80,8 +85,8 @@ def _read_head(keys: Keys) -> dict[str, Any]:
     head = next((head for head, end in HEADS.items() for each in classes if str(each).endswith(end)), None)
     names, number = keys.get("id2label"), keys.get("num_labels")
     choices = keys.take("num_choices", int, CHOICES)
-    if head is None:
-        return {}
+    if head is None or head == "none":
+        return {} if head is None else {"head": head}
     if head == "choice":
         return {"head": head, "num_labels": choices}
     if head == "spans":
@@ -102,7 +107,7 @@ def _write_head(name: str, model: ModelConfig) -> dict[str, Any]:
     named = {"architectures": [f"{name}{HEADS[model.head]}"]}
     if model.head == "choice":
         return {**named, "num_choices": model.num_labels}
-    if model.head == "spans":
+    if model.head in ("spans", "none"):
         return named
     labels = [f"LABEL_{number}" for number in range(model.num_labels or 0)]
     return {
@@ -150,7 +155,7 @@ def _family(model_type: str, title: str, name: str, places: Mapping[str, Place],
         title=title,
         architecture=f"{name}ForPreTraining",
         others=(f"{name}ForMaskedLM", f"{name}ForNextSentencePrediction", f"{name}Model"),
-        heads={head: f"{name}{end}" for head, end in HEADS.items()},
+        heads={"pretraining": f"{name}ForPreTraining"} | {head: f"{name}{end}" for head, end in HEADS.items()},
         base="bert.",
         places=places,
         untied_places={"head": at("cls.predictions.decoder")},

@@ -63,7 +63,7 @@ def _check_whole(keys: Keys, family: Family) -> None:
         keys.fixed("is_encoder_decoder", False, why="a model with an encoder and a decoder is another family")
     keys.fixed("pruned_heads", {}, why="all layers have the same heads here")
     classes = keys.get("architectures") or []
-    whole = (family.architecture, *family.others, *family.heads.values())
+    whole = list(dict.fromkeys((family.architecture, *family.others, *family.heads.values())))
     if isinstance(classes, list) and not any(each in whole for each in classes) and classes:
         keys.refuse(f"architectures = {shown(classes)}: only {' and '.join(whole)} have all of a model's tensors")
 

@@ -9,7 +9,7 @@ the model lacks, and shapes of theirs follow from ours.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -102,14 +102,26 @@ class Family:
 
     def with_head(self, head: str) -> "Family":
         """The same, whose class is the one of a head."""
-        return replace(self, architecture=self.heads[head]) if head in self.heads else self
+        architecture = self.heads.get(head, self.architecture)
+        return self if architecture == self.architecture else replace(self, architecture=architecture)
 
     def sources(self, model: ModelConfig, vocab_size: int) -> Iterator[Source]:
         """Every weight of ours, in the order of the model. KeyError for one that the family has no place for."""
         untied, gated = {} if model.tie_embeddings else self.untied_places, self.gated_places if model.is_gated else {}
         places = {**self.places, **untied, **gated}
         for name, weight in architecture_of(model, vocab_size).weights().items():
-            yield _source(places, name, weight)
+            source = _source(places, name, weight)
+            bare = tuple(each.removeprefix(self.base) for each in source.theirs)
+            yield source._replace(theirs=bare) if model.head == "none" else source
+
+    def as_published(self, model: ModelConfig, names: Iterable[str]) -> ModelConfig:
+        """The model whose tensors these are: an encoder is without a head where its files have none, whichever class
+        its config.json names.
+        """
+        if model.kind != "bert" or model.head not in ("pretraining", "none"):
+            return model
+        has_head = any(name.startswith("cls.") for name in names)
+        return model.model_copy(update={"head": "pretraining" if has_head else "none"})
 
 
 def _source(places: Mapping[str, Place], name: str, weight: Weight) -> Source:

@@ -1,0 +1,147 @@
+"""Adapters that `peft` saved beside a published base become one checkpoint with peft's own logits, or one message."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from colonnade.mesh.mesh import Mesh
+from colonnade.serving.trained import open_trained
+from tests.commands import here
+from tests.convert.published import saved, transformers
+from tests.convert.test_logits import CPU, TOKENS, in_float64, logits_of
+from tests.convert.test_refused import refused
+from tests.convert.test_round_trip import converted
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # of peft to transformers
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}),
+    "llama": ("llama", {"target_modules": ["q_proj", "v_proj", "down_proj"]}),  # k_proj is as it was
+    "patterns": (
+        "llama, grouped, tied, biases",
+        {
+            "target_modules": "all-linear",
+            "use_rslora": True,
+            "rank_pattern": {"q_proj": 2, "layers.1.mlp.up_proj": 5},
+            "alpha_pattern": {"self_attn.q_proj": 11, "layers.1.mlp.up_proj": 3.5},
+        },
+    ),
+}
+
+
+def adapted(folder: Path, name: str = "llama") -> Any:
+    """A base and adapters of random numbers beside it, as peft saves both: base/ and adapters/."""
+    base, more = SETTINGS[name]
+    model = saved(folder / "base", base)
+    twin = peft.get_peft_model(model, peft.LoraConfig(r=3, lora_alpha=7, task_type="CAUSAL_LM", **more))
+    generator = torch.Generator().manual_seed(5)
+    for key, parameter in twin.named_parameters():
+        if "lora_" in key:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.2
+    twin.save_pretrained(folder / "adapters")
+    return twin
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_merged_model_computes_what_peft_does(name: str, tmp_path: Path) -> None:
+    twin = adapted(tmp_path, name)
+    out = converted(tmp_path / "adapters", tmp_path / "ours", "--base", tmp_path / "base", "--dtype", "fp64")
+    assert "parameters" in out
+    ours = open_trained(tmp_path / "ours", Mesh(), CPU, "fp64")
+    with in_float64(twin.base_model.model, ours) as exact, torch.no_grad():
+        theirs = exact(input_ids=TOKENS.t()).logits.transpose(0, 1)
+    found = logits_of(ours)
+    assert found is not None
+    torch.testing.assert_close(found, theirs, rtol=1e-5, atol=1e-5)  # merged weights are rounded to fp32
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base").double().eval()
+    with torch.no_grad():
+        assert (plain(input_ids=TOKENS.t()).logits.transpose(0, 1) - theirs).abs().max() > 0.1
+
+
+def test_the_base_is_found_where_the_adapters_say(tmp_path: Path) -> None:
+    adapted(tmp_path)
+    content = json.loads((tmp_path / "adapters" / CONFIG).read_text())
+    (tmp_path / "adapters" / CONFIG).write_text(
+        json.dumps({**content, "base_model_name_or_path": str(tmp_path / "base")})
+    )
+    converted(tmp_path / "adapters", tmp_path / "ours")
+    converted(tmp_path / "ours", tmp_path / "back")
+    assert "adapters on base" in (tmp_path / "back" / "README.md").read_text()
+
+
+def edit_config(**keys: Any) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        content = json.loads((folder / CONFIG).read_text())
+        (folder / CONFIG).write_text(json.dumps({**content, **keys}))
+
+    return edit
+
+
+def edit_tensors(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        found = safetensors.torch.load_file(folder / WEIGHTS)
+        change(found)
+        safetensors.torch.save_file(found, folder / WEIGHTS)
+
+    return edit
+
+
+FIRST = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (edit_config(peft_type="IA3"), 'peft_type = "IA3": LORA is read'),
+        (edit_config(use_dora=True), "use_dora = true is not known here"),
+        (edit_config(modules_to_save=["lm_head"]), 'modules_to_save = ["lm_head"] is not known here'),
+        (edit_config(bias="all"), 'bias = "all": its biases were trained too'),
+        (edit_config(init_lora_weights="pissa"), 'init_lora_weights = "pissa": it has changed the base'),
+        (edit_config(lora_alpha="8"), 'lora_alpha = "8" is no number'),
+        (edit_config(some_new_key=3), "some_new_key = 3 is not known here"),
+        (edit_tensors(lambda x: x.pop(f"{FIRST}.lora_B.weight")), "more than pairs of lora_A and lora_B"),
+        (edit_tensors(lambda x: x.clear()), "it has no pair of lora_A and lora_B"),
+        (
+            edit_tensors(lambda x: x.update({f"{FIRST}.lora_A.weight": torch.ones(3, 7)})),
+            "self_attn.q_proj: its adapter is [36, 3] times [3, 7], and the weight [36, 36]",
+        ),
+        (
+            edit_tensors(
+                lambda x: x.update(
+                    {f"base_model.model.other.lora_{each}.weight": torch.ones(3, 3) for each in ("A", "B")}
+                )
+            ),
+            "other has an adapter, and is no weight of",
+        ),
+        (lambda folder: (folder / WEIGHTS).unlink(), f"has no {WEIGHTS}"),
+        (lambda folder: (folder / WEIGHTS).write_bytes(b"short"), "cannot be read as safetensors"),
+    ],
+)
+def test_adapters_that_cannot_be_read(edit: Callable[[Path], None], said: str, tmp_path: Path) -> None:
+    adapted(tmp_path)
+    edit(tmp_path / "adapters")
+    message = refused(tmp_path, tmp_path / "adapters", tmp_path / "ours", "--base", tmp_path / "base")
+    assert said in message, message
+
+
+def test_where_a_base_is_not(tmp_path: Path) -> None:
+    adapted(tmp_path)
+    adapters, ours = tmp_path / "adapters", tmp_path / "ours"
+    edit_config(base_model_name_or_path="someone/model")(adapters)
+    assert "`hf download someone/model --local-dir model`" in refused(tmp_path, adapters, ours)
+    edit_config(base_model_name_or_path=None)(adapters)
+    assert "Name that with --base FOLDER" in refused(tmp_path, adapters, ours)
+    (tmp_path / "empty").mkdir()
+    assert "is no folder of Hugging Face" in refused(tmp_path, adapters, ours, "--base", tmp_path / "empty")
+    assert "--base is of adapters" in refused(tmp_path, tmp_path / "base", ours, "--base", tmp_path / "base")
+    message = here("generate", adapters, "--prompt", "a")
+    assert message.status == 2 and f"`colonnade convert {adapters} TARGET --base BASE`" in message.err
+    message = here("generate", tmp_path / "base", "--prompt", "a")
+    assert message.status == 2 and f"`colonnade convert {tmp_path / 'base'} TARGET`" in message.err
