@@ -15,7 +15,8 @@ FEWEST = {"classification": 1, "choice": 2}
 def nothing_to_train(content: Mapping[str, Any]) -> Messages:
     """A run has a loss. Of a configuration as it is written: a checkpoint may have an encoder alone."""
     model = content.get("model")
-    if isinstance(model, Mapping) and model.get("head") == "none":
+    chosen = model.get("head") if isinstance(model, Mapping) else None
+    if chosen == "none":
         yield (
             'model.head = "none" is an encoder that makes vectors of texts: it has no loss to train with. Set '
             'model.head to "pretraining", "classification", "choice" or "spans"; train.init_from takes its weights.'
