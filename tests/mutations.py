@@ -24,6 +24,7 @@ AUDIT = "tests/parity/test_audit.py"
 PRECISION = "tests/parity/test_precision.py"
 OVERFLOW = "tests/parity/test_overflow.py"
 STEP = "tests/train/test_step.py"
+RESTART_POLICY = "tests/launch/test_restart_policy.py"
 GPT = "tests/model/test_gpt.py"
 COLLECTIVES = "tests/mesh/test_collectives.py"
 LINEAR = "tests/tensor_parallel/test_linear.py"
@@ -1838,6 +1839,34 @@ MUTATIONS = [
         "means: Tensor = (x.double() * weights).sum(0) / weights.sum(0)",
         "means: Tensor = x.double().mean(0)",
         ("tests/serving/test_encoder.py",),
+    ),
+    Mutation(
+        "every restart counts as progress",
+        "launch/restart_policy.py",
+        "if attempt.saved != attempts[-1].saved:",
+        "if attempt is not attempts[-1]:",
+        (RESTART_POLICY,),
+    ),
+    Mutation(
+        "the same error may come again and again",
+        "launch/restart_policy.py",
+        "if last.kind in DETERMINED and _same(row):",
+        "if last.kind == Kind.DONE and _same(row):",
+        (RESTART_POLICY,),
+    ),
+    Mutation(
+        "fewer ranks hold more than they must",
+        "config/fitting.py",
+        "return growth, -speed(found), far,",
+        "return -speed(found), growth, far,",
+        ("tests/config/test_fitting.py",),
+    ),
+    Mutation(
+        "the only checkpoint is set aside",
+        "train/damaged.py",
+        "if len(found) > 1:",
+        "if len(found) > 0:",
+        ("tests/train/test_damaged.py",),
     ),
 ]
 

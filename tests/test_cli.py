@@ -4,6 +4,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -109,12 +110,12 @@ def test_started_alone_it_starts_the_ranks_and_takes_their_status(
 ) -> None:
     started: list[tuple[int, list[str]]] = []
 
-    def run_ranks(num_ranks: int, command: list[str], **more: object) -> int:
-        started.append((num_ranks, command))
-        return status
+    def run_on(places: Sequence[int], command: list[str], **more: object) -> launch.Ended:
+        started.append((len(places), command))
+        return launch.Ended(status, asked=status == 130, cause=None)
 
     monkeypatch.setattr(launch, "is_rank", lambda: False)
-    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    monkeypatch.setattr(launch, "run_on", run_on)
     monkeypatch.setattr(begin, "problems_of_files", lambda *_: [])  # of an example there is no data
     monkeypatch.chdir(tmp_path)
     config, override = str(ROOT / "examples" / "books.toml"), "train.steps=50"
@@ -140,7 +141,7 @@ def test_ctrl_c_is_status_130(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "run_on_ranks", interrupted)
+    monkeypatch.setattr(begin, "is_supervised", interrupted)
     monkeypatch.setattr(begin, "problems_of_files", lambda *_: [])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["colonnade", "train", str(ROOT / "examples" / "books.toml")])

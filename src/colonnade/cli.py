@@ -105,7 +105,8 @@ def train(
         if rollback is not None:
             print(start.roll_back(settings, rollback, skip=skip), flush=True)
         say_first_lines(settings, start.lines(config, overrides or []))
-        run_on_ranks(settings.parallel.num_ranks, arguments, keep, lambda: start.how_to_go_on(settings))
+        if start.is_supervised(settings):
+            raise typer.Exit(start.supervise(settings, arguments, keep, dry_run=dry_run))
         from colonnade.planner.banner import banner
         from colonnade.planner.memory_limit import within_memory
         from colonnade.train import loop
@@ -141,15 +142,11 @@ def finetune(
 
 def run_point(config: Path) -> int:
     """The exit status of a run on local ranks, which this process watches over."""
-    from colonnade.launch import launch
     from colonnade.train import start
 
     settings = start.load_for_run(config)
     with start.owned(settings) as keep:
-        command = [sys.executable, "-m", "colonnade", "train", str(config)]
-        return launch.run_ranks(
-            settings.parallel.num_ranks, command, keep=keep, after_a_loss=lambda: start.how_to_go_on(settings)
-        )
+        return start.supervise(settings, ["train", str(config)], keep)
 
 
 @app.command()

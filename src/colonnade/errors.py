@@ -4,7 +4,8 @@
     ├── ConfigError           a key, a value, or values that cannot go together
     ├── LayoutError           ranks and parallel sizes that do not fit
     ├── DataError             token files, text, tokenizers
-    ├── CheckpointError       checkpoints that are missing, broken, foreign or newer
+    ├── CheckpointError       checkpoints that are missing, foreign or newer
+    │   └── DamagedError      … whose bytes are not those that were written
     ├── LockError             a folder in which another process is working
     └── MemoryShortError      a run that does not fit into the memory that is there
 
@@ -96,6 +97,10 @@ class DataError(ColonnadeError):
 
 class CheckpointError(ColonnadeError):
     """A checkpoint that is missing, incomplete, damaged, of another model, or from a newer version."""
+
+
+class DamagedError(CheckpointError):
+    """A checkpoint whose bytes are not those that were written: the one before it may be sound."""
 
 
 class LockError(ColonnadeError):

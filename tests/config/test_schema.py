@@ -156,6 +156,7 @@ def test_the_sections_are_those_of_the_contract() -> None:
         "preferences",
         "divergence",
         "checkpoint",
+        "restarts",
         "run",
     ]
 

@@ -79,7 +79,9 @@ def damaged(place: Place, name: str, change: Callable[[bytes], bytes] | None) ->
         path.unlink()
     else:
         path.write_bytes(change(path.read_bytes()))
-    return place.train()
+    written = place.run / "config.toml"
+    written.write_text(written.read_text().replace('damaged = "fall_back"', 'damaged = "refuse"'))
+    return place.train("restarts.damaged=refuse")
 
 
 def flipped(content: bytes) -> bytes:

@@ -54,6 +54,15 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def set_aside_damaged(path: Path) -> Path:
+    """Give a damaged checkpoint another name, under which nobody takes it for one; where it is then."""
+    aside = path.with_name(f"damaged_{path.name}")
+    remove(aside)
+    path.rename(aside)
+    sync(path.parent)
+    return aside
+
+
 def sync(folder: Path) -> None:
     """Make names in a folder last, as fsync does for the bytes of a file."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -39,7 +39,7 @@ from colonnade.checkpoint.manifest import (
 )
 from colonnade.checkpoint.plan import Box, Shard, names_in_words, narrow, overlap, relative, share_out
 from colonnade.config.compare import before_it_was_saved
-from colonnade.errors import CheckpointError
+from colonnade.errors import CheckpointError, DamagedError
 
 MOST_LINES = 40  # of a message
 
@@ -288,7 +288,7 @@ class _Reader(StorageReader):
                 try:
                     read_box(files[stored.file], stored, tensor.dtype, box, target)
                 except (zipfile.BadZipFile, EOFError) as error:
-                    raise CheckpointError(
+                    raise DamagedError(
                         f"{path / stored.file} is damaged: {item.storage_index.fqn} cannot be read from it "
                         f"({error}). {remedy(path)}"
                     ) from None

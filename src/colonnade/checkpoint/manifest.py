@@ -24,7 +24,7 @@ import torch
 from colonnade.checkpoint.confined import open_plain, plain_size, read_plain
 from colonnade.checkpoint.plan import Box
 from colonnade.checkpoint.schema import Written, clip, parse, validate
-from colonnade.errors import CheckpointError
+from colonnade.errors import CheckpointError, DamagedError
 
 MANIFEST = "manifest.json"
 FORMAT = "colonnade checkpoint"
@@ -120,7 +120,7 @@ def read_manifest(path: Path) -> Manifest:
         )
     digest = content.pop("sha256", None)
     if digest != _digest(content):
-        raise CheckpointError(f"{path / MANIFEST} is damaged: its content does not match its hash. {remedy(path)}")
+        raise DamagedError(f"{path / MANIFEST} is damaged: its content does not match its hash. {remedy(path)}")
     try:
         manifest = _from_content(validate(content))
     except ValueError as error:
@@ -145,12 +145,12 @@ def _read_content(path: Path) -> Any:
     try:
         return parse(read_plain(path / MANIFEST, MOST_BYTES).decode())
     except UnicodeDecodeError:
-        raise CheckpointError(f"{path / MANIFEST} is damaged: it is not text. {remedy(path)}") from None
+        raise DamagedError(f"{path / MANIFEST} is damaged: it is not text. {remedy(path)}") from None
     except ValueError as error:
-        raise CheckpointError(f"{path / MANIFEST} is damaged: it is not JSON ({error}). {remedy(path)}") from None
+        raise DamagedError(f"{path / MANIFEST} is damaged: it is not JSON ({error}). {remedy(path)}") from None
     except (FileNotFoundError, NotADirectoryError):
         what = "has no manifest.json" if path.is_dir() else "is not a folder" if path.exists() else "does not exist"
-        raise CheckpointError(
+        raise DamagedError(
             f"{path} {what}, so it is not a whole checkpoint of Colonnade. Name a folder such as "
             f"RUN/checkpoints/{folder_name(100)}. {remedy(path)}"
         ) from None
@@ -196,9 +196,9 @@ def check_sizes(path: Path, manifest: Manifest) -> None:
         try:
             size = plain_size(where)
         except FileNotFoundError:
-            raise CheckpointError(f"{path} is damaged: {name} is missing. {remedy(path)}") from None
+            raise DamagedError(f"{path} is damaged: {name} is missing. {remedy(path)}") from None
         if size != file.size:
-            raise CheckpointError(
+            raise DamagedError(
                 f"{where} is damaged: it has {size} bytes and was written with {file.size}. {remedy(path)}"
             )
 
@@ -206,7 +206,7 @@ def check_sizes(path: Path, manifest: Manifest) -> None:
 def check_hash(path: Path, manifest: Manifest, name: str) -> None:
     """CheckpointError if one file of the checkpoint is not byte for byte what was written."""
     if hash_file(path / name) != manifest.files[name].sha256:
-        raise CheckpointError(
+        raise DamagedError(
             f"{path / name} is damaged: its bytes are not those that were written (SHA-256). {remedy(path)}"
         )
 

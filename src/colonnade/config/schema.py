@@ -1,6 +1,7 @@
 """Every key of a configuration: its type, its one default, its range and its meaning.
 
-    Config ── model · parallel · data · train · optim · parts · lora · preferences · divergence · checkpoint · run
+    Config ── model · parallel · data · train · optim · parts · lora · preferences · divergence · checkpoint ·
+             restarts · run
 
 The text under a field is its documentation: `colonnade train --help` and docs/reference/config.md are made from
 it. It starts with the unit in brackets where the value has one. Sections are frozen and strict: an unknown key, or
@@ -20,6 +21,7 @@ from colonnade.config.model import ModelConfig
 from colonnade.config.nature import MAY_CHANGE
 from colonnade.config.parts import LoraConfig, PartsConfig
 from colonnade.config.preferences import PreferencesConfig
+from colonnade.config.restarts import RestartsConfig
 from colonnade.config.section import (
     Count,
     CountOrZero,
@@ -388,4 +390,5 @@ class Config(Section):
     preferences: PreferencesConfig = PreferencesConfig()
     divergence: DivergenceConfig = DivergenceConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    restarts: RestartsConfig = RestartsConfig()
     run: RunConfig

@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -32,12 +33,13 @@ from typing import TYPE_CHECKING
 from colonnade.errors import LayoutError, mistake
 from colonnade.launch.board import Board, FolderBoard, StoreBoard
 from colonnade.launch.devices import choose_device
-from colonnade.launch.supervisor import Failure, Supervisor, note_of_failure
+from colonnade.launch.supervisor import Cause, Failure, Supervisor, note_of_failure
 
 if TYPE_CHECKING:
     import torch
 
 FOLDER = "COLONNADE_LAUNCH_FOLDER"  # where the ranks of a local run find each other and note the time of their errors
+PLACE = "COLONNADE_PLACE"  # where a rank of a local run runs: the number of a GPU, or of nothing in particular
 PIPE = "COLONNADE_LAUNCH_PIPE"  # the descriptor that closes when the supervisor is gone
 BACKGROUND = "checkpoint"  # the name of threads that compute beside training
 _WATCH = "end-with-supervisor"  # the thread that reads it
@@ -292,8 +294,14 @@ def note_failure(error: BaseException | None) -> None:
         return
     note = note_of_failure(Path(os.environ[FOLDER]), rank_and_size()[0])
     if not note.exists():
-        note.with_suffix(".new").write_text(Failure(time.monotonic(), mistake(error)).to_json())
+        note.with_suffix(".new").write_text(Failure(time.monotonic(), mistake(error), _first_line(error)).to_json())
         note.with_suffix(".new").rename(note)
+
+
+def _first_line(error: Exception) -> str:
+    """RuntimeError: CUDA error: …"""
+    line = next((line for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {line[:300]}"
 
 
 # --- in the supervisor ------------------------------------------------------------------------------------------------
@@ -314,20 +322,51 @@ def run_ranks(
     time to save; a second one stops them at once. SIGTERM and SIGHUP are passed on. `keep`: descriptors that every rank
     inherits. `after_a_loss` is what to do when a rank was killed or has never come, in words.
     """
+    return run_on(range(num_ranks), command, keep=keep, after_a_loss=after_a_loss).status
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a local run has ended."""
+
+    status: int
+    asked: bool
+    """A signal has asked it to."""
+    cause: Cause | None
+    """Why it has failed, if it has."""
+
+
+def run_on(
+    places: Sequence[int],
+    command: list[str],
+    *,
+    keep: Sequence[int] = (),
+    after_a_loss: Callable[[], str] = lambda: "",
+    at: tuple[float, Callable[[], None]] | None = None,
+    choose_gpus: bool = False,
+) -> Ended:
+    """As `run_ranks`, a rank on each of these places of this machine, and tell more of the end.
+
+    `at`: seconds after the start, and what to do then. `choose_gpus`: places are GPUs, others are hidden.
+    """
     with tempfile.TemporaryDirectory(prefix="colonnade-") as folder:
-        environment = partial(_environment, num_ranks, Path(folder))
+        environment = partial(_environment, tuple(places), Path(folder), choose_gpus)
         supervisor = Supervisor(
-            command, num_ranks, Path(folder), environment, keep=tuple(keep), after_a_loss=after_a_loss
+            command, len(places), Path(folder), environment, keep=tuple(keep), after_a_loss=after_a_loss, at=at
         )
         try:
-            return supervisor.run()
+            return Ended(supervisor.run(), bool(supervisor.asked), supervisor.cause)
         finally:
             supervisor.close()
 
 
-def _environment(num_ranks: int, folder: Path, rank: int, pipe: int) -> dict[str, str]:
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks, PIPE: pipe}
+def _environment(places: tuple[int, ...], folder: Path, choose_gpus: bool, rank: int, pipe: int) -> dict[str, str]:
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": len(places), "LOCAL_WORLD_SIZE": len(places)}
+    numbers |= {PIPE: pipe, PLACE: places[rank]}
     environment = {**os.environ, **{name: str(value) for name, value in numbers.items()}, FOLDER: str(folder)}
+    if choose_gpus:
+        named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(named[place] if named else str(place) for place in places)
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if loopback is not None:  # all ranks are here: a host name that does not resolve, or a VPN, is no hindrance
         environment.setdefault("GLOO_SOCKET_IFNAME", loopback)

@@ -62,9 +62,22 @@ class Failure:
     """Monotonic, in seconds."""
     mistake: str | None
     """The message, where it is a mistake of the user."""
+    said: str = ""
+    """The first line of the error, with its kind."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a run has failed."""
+
+    rank: int
+    order: int
+    """CRASH, MISTAKE, EXCEPTION or WAIT."""
+    said: str
+    """In words: of one line."""
 
 
 @dataclass
@@ -133,6 +146,10 @@ class Supervisor:
     """Bytes in rank 0's error stream at a time."""
     stopping: bool = False
     """Ranks that end from now on have been made to."""
+    cause: Cause | None = None
+    """Why the run has failed, once it has."""
+    at: tuple[float, Callable[[], None]] | None = None
+    """Seconds after the start, and what to do then."""
 
     def run(self) -> int:
         """Start the ranks, stay with them until they end, and return the exit status of the run."""
@@ -142,8 +159,12 @@ class Supervisor:
                 if handler != signal.SIG_IGN or number not in MAY_BE_IGNORED:
                     signal.signal(number, lambda number, _: self.events.put(number))
             self._start()
+            started = time.monotonic()
             while self._running() and not self._failed():
                 self._wait(TICK)
+                if self.at is not None and time.monotonic() > started + self.at[0]:
+                    self.at[1]()
+                    self.at = None
                 self._show_held(time.monotonic() - HOLD)
             return self._fail() if self._failed() else self._succeed()
         finally:
@@ -265,6 +286,7 @@ class Supervisor:
             cause = self._cause()  # somebody may have said more by now
         by_itself, order = cause.status is not None, cause.cause_order()[0]  # before it is made to end
         self.stopping = True
+        self.cause = Cause(cause.number, order, self._in_words(cause, by_itself))
         for number in (signal.SIGTERM, signal.SIGKILL) if cause.status != STUCK else (signal.SIGKILL,):
             for rank in self._running():
                 rank.send(number)
@@ -279,6 +301,19 @@ class Supervisor:
 
     def _cause(self) -> _Rank:
         return min(self._failed(), key=_Rank.cause_order)
+
+    def _in_words(self, cause: _Rank, by_itself: bool) -> str:
+        """Of one line."""
+        status, failure = cause.status, cause.failure()
+        if failure is not None:
+            return f"rank {cause.number} raised {failure.said}"
+        if status == STUCK:
+            explained = explanation_file(self.folder, cause.number)
+            first = explained.read_text().partition("\n")[0] if explained.exists() else ""
+            return first or f"rank {cause.number} waited too long"
+        if status is not None and by_itself:
+            return _killed(cause.number, -status) if status < 0 else f"rank {cause.number} {_how(status)}"
+        return f"rank {cause.number} was made to end"
 
     def _mistakes(self) -> list[_Rank]:
         """Ranks that have noted a mistake of the user."""

@@ -2,6 +2,7 @@
 
     SIGINT, SIGTERM, SIGHUP            end after the step under way; a second Ctrl-C at once   128 + the signal's number
     run.folder/stop, run.time_limit    the same; rank 0 looks                                  UNFINISHED
+    run.folder/leave                   the same; rank 0 removes it                             UNFINISHED
     SIGUSR1                            save after the step under way, and go on
 
 SIGHUP comes when a terminal or a connection is closed; under nohup, which ignores it, the run goes on.
@@ -15,7 +16,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from colonnade.launch.supervisor import UNFINISHED
-from colonnade.train.run_folder import STOP_FILE
+from colonnade.train.run_folder import LEAVE_FILE, STOP_FILE
 
 
 class Request(IntEnum):
@@ -37,6 +38,7 @@ class Interrupt:
         self.reason = ""
         self._saving = False
         self._file = None if folder is None else folder / STOP_FILE
+        self._leave = None if folder is None else folder / LEAVE_FILE
         self._limit = None if folder is None or time_limit is None else time.monotonic() + time_limit
         self._before: dict[signal.Signals, Any] = {}
 
@@ -50,6 +52,9 @@ class Interrupt:
     def _look(self) -> None:
         if self._file is not None and self._file.exists():
             self.reason = f" (there is a file {self._file}: remove it to train on)"
+        elif self._leave is not None and self._leave.exists():
+            self._leave.unlink(missing_ok=True)
+            self.reason = f" (there was a file {self._leave})"
         elif self._limit is not None and time.monotonic() >= self._limit:
             self.reason = " (run.time_limit)"
         if self.reason:

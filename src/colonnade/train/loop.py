@@ -27,7 +27,7 @@ from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
 from colonnade.tasks.task import Found
-from colonnade.train import init_from, recovery, reference, run_folder
+from colonnade.train import damaged, init_from, recovery, reference, run_folder
 from colonnade.train.best import LOSS, evaluations_since_best
 from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.divergence import Diverged
@@ -93,6 +93,8 @@ def main(
         corpus = open_together(config, mesh.world)
         watched = within(config, corpus.vocab_size, mesh, device)
         with watched, closing(_monitor(config, mesh, corpus, device)) as monitor:
+            if not dry_run:
+                damaged.look(config, mesh.world, monitor)
             decision = settle(config, corpus.vocab_size, mesh.world, device)
             drawn, products = recovery.begins(config), decision.products
             has_base = config.lora.rank > 0 and config.train.init_from is not None
@@ -109,7 +111,7 @@ def main(
             state = build_state(config, mesh, corpus.vocab_size, device, draw=drawn, products=products)
             if has_base and origin is not None:
                 state.base = init_from.based_on(origin, state, mesh.world)
-            recovery.resume(state, config, corpus, monitor)
+            recovery.resume(state, config, corpus, monitor, partial(damaged.restored, monitor=monitor))
             if origin is not None:
                 (init_from.begin_from if drawn else init_from.read_base)(origin, state, monitor)
             reference.attach(state, config, corpus, mesh, monitor)

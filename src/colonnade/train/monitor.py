@@ -10,6 +10,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from colonnade.atomic import write_whole
 from colonnade.errors import ConfigError, hidden, without_credentials
 
-METRICS, UNDONE = "metrics.jsonl", "undone.jsonl"
+METRICS, EVENTS, UNDONE = "metrics.jsonl", "events.jsonl", "undone.jsonl"
 Metrics = Mapping[str, float | int]
 
 
@@ -38,7 +39,7 @@ class Monitor:
     ) -> None:
         self._active, self._steps, self._log_every = active, steps, log_every
         self._tokens_per_step, self._flops_per_token, self._peak = tokens_per_step, flops_per_token, peak_flops
-        self._metrics, self._events = folder / METRICS, folder / "events.jsonl"
+        self._metrics, self._events = folder / METRICS, folder / EVENTS
         self._recent: deque[float] = deque(maxlen=50)
         """Seconds of the last steps, for the rate and the time left."""
         self._open_board = _tensorboard(folder) if active and tensorboard else None
@@ -86,7 +87,7 @@ class Monitor:
     def event(self, kind: str, **details: Any) -> None:
         """Record what happened (a start, a save, an interruption) in events.jsonl."""
         if self._active:
-            _append(self._events, {"time": round(time.time(), 3), "event": kind, **hidden(details)})
+            _append(self._events, _event(kind, details))
 
     def sync(self) -> None:
         """See metrics.jsonl to the disk: a checkpoint of a step must not outlive the numbers of that step."""
@@ -117,6 +118,23 @@ class Monitor:
             parts.append(f"MFU {line['mfu']:.1%}")
         parts.append(f"{timedelta(seconds=round((self._steps - line['step']) * pace))} left")
         return "  ".join(parts)
+
+
+def write_event(run: Path, kind: str, **details: Any) -> None:
+    """Record in events.jsonl what happened while no rank ran. Nothing where the folder is not there yet, or refuses."""
+    if run.is_dir():
+        with suppress(ConfigError):  # what is told of a full disk must not end what would survive it
+            _append(run / EVENTS, _event(kind, details))
+
+
+def last_step(metrics: Path) -> int:
+    """The last step that a run's metrics.jsonl tells of; 0 for none."""
+    lines = metrics.read_bytes().split(b"\n")[-3:] if metrics.exists() else []
+    return max(map(_step_of, lines), default=0)
+
+
+def _event(kind: str, details: Mapping[str, Any]) -> dict[str, Any]:
+    return {"time": round(time.time(), 3), "event": kind, **hidden(dict(details))}
 
 
 def set_aside(run: Path, step: int) -> None:

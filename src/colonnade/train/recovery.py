@@ -6,7 +6,7 @@ under `optimizer.<name>.<weight>` (AdamW: exp_avg, exp_avg_sq), and the metadata
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -254,9 +254,17 @@ def beginning(config: Config, corpus: Corpus) -> str:
     return f"go on from {path} with step {manifest.step + 1:,}"
 
 
-def resume(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor) -> None:
-    """Go on from the run's newest whole checkpoint, where there is one; every rank calls this."""
-    found = restore(state, config, corpus)
+def resume(
+    state: TrainState,
+    config: Config,
+    corpus: Corpus,
+    monitor: Monitor,
+    read: Callable[[TrainState, Config, Corpus], tuple[Path, RunMetadata] | None] | None = None,
+) -> None:
+    """Go on from the run's newest whole checkpoint, where there is one; every rank calls this. `read`: `restore`, or
+    what stands in its place.
+    """
+    found = (read or restore)(state, config, corpus)
     if found is None:
         if not state.drawn:
             raise CheckpointError(

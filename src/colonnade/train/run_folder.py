@@ -17,6 +17,8 @@ ROLLBACKS = "rollbacks.json"
 """The rollbacks of a run: see `rollbacks.py`."""
 STOP_FILE = "stop"
 """A run in whose folder it is stops, and does not start."""
+LEAVE_FILE = "leave"
+"""A run in whose folder it is removes it, saves, and stops, to be started again."""
 
 
 def checkpoints(folder: Path) -> Path:

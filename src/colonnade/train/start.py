@@ -12,6 +12,7 @@ torchrun rank 0 locks it.
 """
 
 import math
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -28,6 +29,7 @@ from colonnade.launch import launch
 from colonnade.launch.devices import choose_device, count_gpus
 from colonnade.lock import locked
 from colonnade.train import run_folder
+from colonnade.train.restarts import Restarts
 
 INDEX_BYTES = 64 << 20  # .idx files up to this size are opened whole: millions of documents in tenths of a second
 CUTS = (
@@ -182,6 +184,21 @@ def _rolled_back(run: Path, step: int, *, skip: int, rate_factor: float = 1.0, r
 def _remove_if_empty(folder: Path) -> None:
     with suppress(OSError):  # there is something in it, or it was never made
         folder.rmdir()
+
+
+def is_supervised(config: Config) -> bool:
+    """Whether this process is to start the run's ranks and watch over them."""
+    alone = config.parallel.num_ranks == 1 and not (config.restarts.one_rank and config.restarts.limit)
+    return not (launch.is_rank() or alone)
+
+
+def supervise(config: Config, arguments: Sequence[str], keep: Sequence[int], *, dry_run: bool = False) -> int:
+    """The exit status of `colonnade arguments` on local ranks, started again as [restarts] says."""
+    command = [sys.executable, "-m", "colonnade", *arguments]
+    go_on = partial(how_to_go_on, config)
+    if dry_run or not config.restarts.limit:
+        return launch.run_ranks(config.parallel.num_ranks, command, keep=keep, after_a_loss=go_on)
+    return Restarts(config, command, keep, go_on).run()
 
 
 def how_to_go_on(config: Config) -> str:

@@ -1,0 +1,122 @@
+"""The best layout of a run for a number of ranks: for those that are left when some are lost. Pure.
+
+A run's result does not depend on its layout, so any that the checks admit will do. Of these the best is
+
+    1. one whose ranks hold no more of the model's state than they did before, or as little more as can be
+    2. of those the fastest: ranks × the share of a step in which a pipeline's stages are at work × how even they are
+    3. of those the nearest to the layout of the configuration
+
+tp only shrinks, to divisors of what it was: it was chosen for the links inside a machine. The global batch stays; the
+micro-batch may shrink where it no longer divides a rank's share.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from colonnade.config.check import check
+from colonnade.config.numbers import divisors
+from colonnade.config.schema import Config
+
+OPTIMIZER = 2  # of a weight's state, in units of the weight: the two moments
+KEYS = ("tp", "pp", "dp", "schedule", "virtual_stages")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A configuration that runs on so many ranks, and why it is this one."""
+
+    config: Config
+    reason: str
+
+    @property
+    def num_ranks(self) -> int:
+        return self.config.parallel.num_ranks
+
+    def overrides(self, before: Config) -> list[str]:
+        """What turns `before` into it, on a command line."""
+        now, then = self.config.parallel, before.parallel
+        changed = [f"parallel.{key}={getattr(now, key)}" for key in KEYS if getattr(now, key) != getattr(then, key)]
+        micro = self.config.train.micro_batch_size
+        return changed + [f"train.micro_batch_size={micro}"] * (micro != before.train.micro_batch_size)
+
+
+def fitting(config: Config, num_ranks: int) -> Fit:
+    """The best layout for at most `num_ranks` ranks, at least 1, of a configuration that is sound."""
+    wanted = config.parallel
+    if num_ranks >= wanted.num_ranks:
+        return Fit(config, f"the layout of the configuration, {in_words(config)}")
+    found = min(_candidates(config, num_ranks), key=lambda each: _order(each, config))
+    return Fit(found, _reason(found, config, num_ranks))
+
+
+def in_words(config: Config) -> str:
+    """tp 2 × pp 1 × dp 2"""
+    return f"tp {config.parallel.tp} × pp {config.parallel.pp} × dp {config.parallel.dp}"
+
+
+def state_share(config: Config) -> Fraction:
+    """The share of weights, gradients and moments that a rank holds, where one rank alone holds 1."""
+    parallel = config.parallel
+    held = [Fraction(1, parallel.dp) if parallel.zero >= stage else Fraction(1) for stage in (1, 2, 3)]
+    optimizer, gradients, parameters = held
+    return (OPTIMIZER * optimizer + gradients + parameters) / (OPTIMIZER + 2) / (parallel.tp * parallel.pp)
+
+
+def speed(config: Config) -> Fraction:
+    """How many ranks' worth of work is done at a time, as far as the layout alone tells."""
+    parallel, units = config.parallel, config.model.num_units
+    microbatches = config.train.num_microbatches(parallel.dp)
+    filling = Fraction(parallel.pp - 1, parallel.virtual_stages)
+    busy = microbatches / (microbatches + filling)
+    even = Fraction(units, parallel.pp * -(-units // parallel.pp))
+    return parallel.num_ranks * busy * even
+
+
+def _candidates(config: Config, num_ranks: int) -> Iterator[Config]:
+    wanted = config.parallel
+    for tp in divisors(wanted.tp):
+        for pp in range(1, min(num_ranks // tp, config.model.num_units) + 1):
+            for dp in divisors(config.train.global_batch_size):
+                if tp * pp * dp <= num_ranks:
+                    found = next(_admitted(config, tp, pp, dp), None)
+                    if found is not None:
+                        yield found
+
+
+def _admitted(config: Config, tp: int, pp: int, dp: int) -> Iterator[Config]:
+    """Configurations of this layout that pass all checks, the nearest to the given one first."""
+    wanted, train = config.parallel, config.train
+    sizes: dict[str, Any] = {"tp": tp, "pp": pp, "dp": dp}
+    ways: list[dict[str, Any]] = [sizes if pp == wanted.pp else {**sizes, "cuts": None}]
+    if wanted.virtual_stages > 1:
+        ways.append({**ways[0], "cuts": None, "schedule": "1f1b", "virtual_stages": 1})
+    whole = divisors(train.global_batch_size // dp)
+    micro_batches = [size for size in reversed(whole) if size <= train.micro_batch_size]
+    for way in ways:
+        for micro in micro_batches:
+            changed = {
+                "parallel": wanted.model_copy(update=way),
+                "train": train.model_copy(update={"micro_batch_size": micro}),
+            }
+            found = config.model_copy(update=changed)
+            if not check(found):
+                yield found
+
+
+def _order(found: Config, config: Config) -> tuple[Any, ...]:
+    now, then = found.parallel, config.parallel
+    growth = max(Fraction(1), state_share(found) / state_share(config))
+    far = (now.tp != then.tp) + (now.pp != then.pp)
+    return growth, -speed(found), far, -found.train.micro_batch_size, -now.tp, now.pp
+
+
+def _reason(found: Config, config: Config, num_ranks: int) -> str:
+    used, growth = found.parallel.num_ranks, state_share(found) / state_share(config)
+    unused = f", {num_ranks - used} of them idle" if used < num_ranks else ""
+    held = f"{float(growth):.3g} times as much state as before" if growth > 1 else "no more state than before"
+    batch = f"global batch {config.train.global_batch_size} as before, micro-batches of {found.train.micro_batch_size}"
+    return (
+        f"{in_words(found)} instead of {in_words(config)} for {num_ranks} ranks{unused}: a rank holds {held}; {batch}"
+    )

@@ -1,0 +1,197 @@
+"""A local run that comes back by itself: started, watched, and started again as `restart_policy.decide` says.
+
+    start ─▶ ranks on all places ─▶ ended well, or as asked ─▶ done
+      ▲                        └──▶ failed ─▶ decide ─▶ no ─▶ its exit status
+      └── same layout, or the best for the places left ◀── yes
+
+Everything is decided in the process that was started by hand, which imports no torch and has locked the run's folder.
+Each failure and each decision is an event, written while no rank runs.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from colonnade.config.fitting import Fit, fitting
+from colonnade.config.schema import Config
+from colonnade.launch import launch
+from colonnade.launch.devices import count_gpus
+from colonnade.launch.restart_policy import Attempt, Decision, Kind, decide
+from colonnade.launch.supervisor import CRASH, MISTAKE, UNFINISHED, USER_MISTAKE, WAIT, Cause
+from colonnade.train.monitor import METRICS, last_step, write_event
+from colonnade.train.run_folder import LEAVE_FILE, STOP_FILE, checkpoints
+
+POLL = 2.0  # seconds between looks for GPUs that are missing
+INTERRUPTED = 130
+DEVICE_WORDS = ("cuda", "nccl", "cublas", "cudnn", "distbackend", "distnetwork", "connection", "gloo", "timed out")
+OUT_OF_MEMORY = "MemoryShortError"
+
+
+@dataclass
+class Restarts:
+    """One run under supervision: `run` once."""
+
+    config: Config
+    command: list[str]
+    keep: Sequence[int]
+    after_a_loss: Callable[[], str]
+    gpus: Callable[[], int | None] = count_gpus
+    attempts: list[Attempt] = field(default_factory=list)
+    lost: frozenset[int] = frozenset()
+    """Places that are not used."""
+    once_lost: frozenset[int] = frozenset()
+    """Places that were lost before: one more failure loses them again."""
+    return_after: float = 0.0
+    recalled: bool = False
+    """Ranks were asked to leave so that all can be tried."""
+
+    def run(self) -> int:
+        """The exit status of the run."""
+        self.return_after = self.config.restarts.return_after
+        while True:
+            fit, places = self._layout()
+            oom_kills = _oom_kills()
+            ended = self._start(fit, places)
+            attempt = self._attempt(ended, places, oom_kills)
+            self.attempts.append(attempt)
+            decision = decide(self.config.restarts, self.attempts, self.once_lost)
+            if attempt.cause:
+                self._tell(attempt, decision, fit)
+            if not decision.again:
+                return ended.status
+            self._lose(decision)
+            if not self._wait(decision.wait):
+                return INTERRUPTED
+
+    def _start(self, fit: Fit, places: Sequence[int]) -> launch.Ended:
+        reduced = fit.num_ranks < self.config.parallel.num_ranks
+        return launch.run_on(
+            places,
+            [*self.command, *fit.overrides(self.config)],
+            keep=self.keep,
+            at=(self.return_after, self._recall) if reduced else None,
+            choose_gpus=bool(self.lost) and self._on_gpus(),
+        )
+
+    def _layout(self) -> tuple[Fit, list[int]]:
+        """The layout to start, and the places of its ranks."""
+        wanted = self.config.parallel.num_ranks
+        there = self._await_gpus(wanted) if self.attempts and self._on_gpus() else wanted
+        places = [place for place in range(wanted) if place not in self.lost][: max(1, there)]
+        fit = fitting(self.config, len(places))
+        if fit.num_ranks < wanted:
+            self._event("fewer ranks", reason=fit.reason, lost=sorted(self.lost))
+            _say(f"Going on with fewer ranks: {fit.reason}.")
+        elif self.attempts and self.attempts[-1].kind == Kind.RECALLED:
+            self._event("all ranks", reason="the whole layout is tried again")
+        return fit, places[: fit.num_ranks]
+
+    def _await_gpus(self, wanted: int) -> int:
+        """GPUs that are there, when all are or the limit is over."""
+        end = time.monotonic() + self.config.restarts.wait_for_ranks
+        while (there := self._gpus_now(wanted)) < wanted and time.monotonic() < end:
+            time.sleep(POLL)
+        return there if self.config.restarts.fewer_ranks else wanted
+
+    def _gpus_now(self, wanted: int) -> int:
+        found = self.gpus()
+        return wanted if found is None else found
+
+    def _on_gpus(self) -> bool:
+        device = self.config.train.device
+        return device == "cuda" or (device == "auto" and bool(self.gpus()))
+
+    def _recall(self) -> None:
+        """Ask a run with fewer ranks to save and leave, so that the whole layout can be tried."""
+        self.recalled = True
+        (self._folder / LEAVE_FILE).touch()
+
+    def _attempt(self, ended: launch.Ended, places: Sequence[int], oom_kills: int) -> Attempt:
+        kind, cause = kind_of(ended, killed_for_memory=_oom_kills() > oom_kills), ended.cause
+        if self.recalled and ended.status == UNFINISHED and not (self._folder / STOP_FILE).exists():
+            kind = Kind.RECALLED
+        (self._folder / LEAVE_FILE).unlink(missing_ok=True)
+        self.recalled = False
+        return Attempt(
+            kind,
+            "" if cause is None else cause.said,
+            last_step(self._folder / METRICS),
+            self._saved(),
+            None if cause is None or cause.rank >= len(places) else places[cause.rank],
+        )
+
+    def _saved(self) -> int:
+        names = [path.name for path in checkpoints(self._folder).glob("step_*")]
+        return max((int(name.removeprefix("step_")) for name in names if name[5:].isdecimal()), default=0)
+
+    def _lose(self, decision: Decision) -> None:
+        """Places that come and go."""
+        if self.attempts[-1].kind == Kind.RECALLED:
+            self.once_lost, self.lost = self.once_lost | self.lost, frozenset()
+        if decision.lost is not None:
+            if decision.lost in self.once_lost:
+                self.return_after *= 2
+            self.lost |= {decision.lost}
+
+    def _tell(self, attempt: Attempt, decision: Decision, fit: Fit) -> None:
+        self._event("fault", what=str(attempt.kind), cause=attempt.cause, place=attempt.place, step=attempt.step)
+        if decision.again:
+            self._event("restart", reason=decision.reason, wait=decision.wait, saved=attempt.saved)
+            _say(f"{attempt.cause}: {decision.reason}{f', in {decision.wait:g} s' if decision.wait else ''}.")
+            return
+        self._event("no restart", reason=decision.reason)
+        if attempt.kind != Kind.MISTAKE:
+            remedy = "" if attempt.kind in (Kind.RAISED, Kind.DEVICE) else self.after_a_loss()
+            _say(f"Not started again: {decision.reason}.\n{remedy}")
+
+    def _event(self, kind: str, **details: object) -> None:
+        write_event(self._folder, kind, **details)
+
+    def _wait(self, seconds: float) -> bool:
+        """False if Ctrl-C has ended it."""
+        try:
+            time.sleep(seconds)
+        except KeyboardInterrupt:
+            return False
+        return True
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self.config.run.folder)
+
+
+def kind_of(ended: launch.Ended, *, killed_for_memory: bool = False) -> Kind:
+    """How a local run has ended, for the decision what comes next."""
+    cause = ended.cause
+    if ended.asked or ended.status == UNFINISHED:
+        return Kind.ASKED
+    if ended.status == 0:
+        return Kind.DONE
+    if cause is None:
+        return Kind.MISTAKE if ended.status == USER_MISTAKE else Kind.RAISED
+    if cause.order == MISTAKE:
+        return Kind.OUT_OF_MEMORY if OUT_OF_MEMORY in cause.said else Kind.MISTAKE
+    if cause.order == CRASH:
+        return Kind.OUT_OF_MEMORY if killed_for_memory else Kind.KILLED
+    return Kind.HUNG if cause.order == WAIT else _raised(cause)
+
+
+def _raised(cause: Cause) -> Kind:
+    said = cause.said.lower()
+    return Kind.DEVICE if any(word in said for word in DEVICE_WORDS) else Kind.RAISED
+
+
+def _oom_kills() -> int:
+    """Processes that Linux has killed for their memory since this machine was started; 0 where that is unknown."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+
+
+def _say(text: str) -> None:
+    sys.stdout.flush()
+    print(text.rstrip(), file=sys.stderr, flush=True)

@@ -1,0 +1,121 @@
+"""The best layout for the ranks that are left: one that the checks admit, with the same batch, and with its reasons."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from colonnade.config.check import check
+from colonnade.config.fitting import fitting, speed, state_share
+from colonnade.config.load import build, loads
+from colonnade.config.schema import Config
+from colonnade.errors import ConfigError
+
+
+def config(parallel: str = "", train: str = "", model: str = "") -> Config:
+    return loads(
+        f"[model]\nnum_layers = 4\nhidden_size = 48\nnum_heads = 12\nseq_length = 32\n{model}\n[parallel]\n{parallel}\n"
+        '[data]\ntrain = "x"\n[train]\nsteps = 8\nglobal_batch_size = 16\nmicro_batch_size = 2\n'
+        f'{train}\n[optim]\nlearning_rate = 1e-3\n[run]\nfolder = "r"\n'
+    )
+
+
+def layout(found: Config) -> tuple[int, int, int]:
+    return found.parallel.tp, found.parallel.pp, found.parallel.dp
+
+
+@pytest.mark.parametrize(
+    ("parallel", "ranks", "expected"),
+    [
+        ("tp=2\ndp=2", 4, (2, 1, 2)),
+        ("tp=2\ndp=2", 9, (2, 1, 2)),
+        ("tp=2\ndp=2", 2, (2, 1, 1)),
+        ("tp=2\ndp=2", 1, (1, 1, 1)),
+        ("dp=4", 3, (1, 3, 1)),  # 3 does not divide the batch: three even stages wait for a fifth of a step
+        ("dp=4", 2, (1, 1, 2)),
+        ("tp=4", 3, (1, 3, 1)),
+        ("tp=4", 2, (2, 1, 1)),
+        ("pp=4", 2, (1, 2, 1)),
+    ],
+)
+def test_what_is_chosen(parallel: str, ranks: int, expected: tuple[int, int, int]) -> None:
+    assert layout(fitting(config(parallel), ranks).config) == expected
+
+
+def test_a_rank_holds_no_more_where_that_can_be_had() -> None:
+    """With 3 of 4 ranks, tp 2 × dp 1 holds what it held; dp 2 would be as fast and hold twice as much."""
+    whole = config("tp=2\ndp=2")
+    found = fitting(whole, 3)
+    assert state_share(found.config) <= state_share(whole) and found.num_ranks in (2, 3)
+    assert "no more state than before" in found.reason and "instead of tp 2 × pp 1 × dp 2 for 3 ranks" in found.reason
+    assert "2 times as much state" in fitting(whole, 1).reason
+
+
+def test_what_goes_on_a_command_line() -> None:
+    whole = config("tp=2\ndp=2")
+    found = fitting(whole, 1)
+    assert found.overrides(whole) == ["parallel.tp=1", "parallel.dp=1"]
+    assert fitting(whole, 4).overrides(whole) == []
+    even = "pp=3\ncuts=[1,1,4]"
+    assert "parallel.pp=2" in fitting(config(even), 2).overrides(config(even))
+
+
+def test_micro_batches_shrink_where_they_must() -> None:
+    whole = config("pp=2").model_copy(update={"train": config().train.model_copy(update={"micro_batch_size": 16})})
+    found = fitting(whole, 3).config
+    assert found.train.micro_batch_size * found.train.num_microbatches(found.parallel.dp) * found.parallel.dp == 16
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> Config:
+    content = {
+        "model": {
+            "num_layers": draw(st.integers(1, 8)),
+            "hidden_size": 48,
+            "num_heads": draw(st.sampled_from([1, 3, 4, 6, 12])),
+            "seq_length": 24,
+        },
+        "parallel": {
+            "tp": draw(st.sampled_from([1, 2, 3, 4])),
+            "pp": draw(st.integers(1, 4)),
+            "dp": draw(st.integers(1, 4)),
+            "zero": draw(st.integers(0, 3)),
+            "sequence_parallel": draw(st.booleans()),
+            **draw(
+                st.sampled_from([{}, {"schedule": "interleaved", "virtual_stages": 2}, {"schedule": "zero_bubble"}])
+            ),
+        },
+        "data": {"train": "x"},
+        "train": {
+            "steps": 4,
+            "global_batch_size": draw(st.sampled_from([6, 8, 12, 16, 24])),
+            "micro_batch_size": draw(st.integers(1, 4)),
+        },
+        "optim": {"learning_rate": 1e-3},
+        "run": {"folder": "r"},
+    }
+    try:
+        return build(content, [], source="test")
+    except ConfigError:
+        from hypothesis import reject
+
+        reject()
+        raise AssertionError from None
+
+
+@settings(max_examples=60, deadline=None)
+@given(configs(), st.integers(1, 24))
+def test_it_always_fits(whole: Config, ranks: int) -> None:
+    found = fitting(whole, ranks)
+    now = found.config
+    assert 1 <= found.num_ranks <= max(ranks, 1) or found.num_ranks == whole.parallel.num_ranks <= ranks
+    assert check(now) == []
+    assert whole.parallel.tp % now.parallel.tp == 0
+    assert now.train.global_batch_size == whole.train.global_batch_size
+    assert now.train.micro_batch_size <= whole.train.micro_batch_size
+    assert now.model == whole.model and now.optim == whole.optim and now.data == whole.data
+    if ranks >= whole.parallel.num_ranks:
+        assert now == whole
+    fewer = fitting(whole, max(1, ranks - 1)).config
+    assert (state_share(fewer), -speed(fewer)) >= (state_share(now), -speed(now)) or state_share(now) <= state_share(
+        whole
+    )

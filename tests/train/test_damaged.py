@@ -1,0 +1,70 @@
+"""A newest checkpoint that is damaged is set aside, and the run ends as if it had never been."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from colonnade.checkpoint.manifest import checkpoints_in
+from tests.commands import forked
+from tests.runs import Finished, assert_same, events
+
+
+def flip(path: Path) -> None:
+    file = path / "__0_0.distcp"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    file = path / "__0_0.distcp"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def lose(path: Path) -> None:
+    (path / "manifest.json").unlink()
+
+
+def copy(finished: Finished, tmp_path: Path) -> Path:
+    run = tmp_path / "copy"
+    shutil.copytree(finished.folder, run)
+    return run
+
+
+@pytest.mark.parametrize(("damage", "num_ranks"), [(flip, 2), (cut, 1), (lose, 1)])
+def test_the_run_goes_on_from_the_one_before(
+    finished: Finished, config: Path, tmp_path: Path, damage: Callable[[Path], None], num_ranks: int
+) -> None:
+    run = copy(finished, tmp_path)
+    before, newest = list(checkpoints_in(run / "checkpoints").values())[-2:]
+    damage(newest)
+    keys = [f"parallel.dp={num_ranks}"]
+    answer = forked("train", config, f"run.folder={run}", *keys, num_ranks=num_ranks)
+    assert answer.status == 0, answer
+    assert f"the run goes on from {before.name}" in answer.out and f"Resumed from {before}" in answer.out
+    assert (run / "checkpoints" / f"damaged_{newest.name}").is_dir()
+    (told,) = [event for event in events(run) if event["event"] == "damaged checkpoint"]
+    assert told["checkpoint"] == newest.name and told["to"] == before.name and "Delete" not in told["reason"]
+    if num_ranks == 1:
+        assert_same(run, finished.folder)
+
+
+@pytest.mark.parametrize("key", ["restarts.damaged=refuse", "restarts.limit=0"])
+def test_it_is_refused_where_that_is_wanted(finished: Finished, config: Path, tmp_path: Path, key: str) -> None:
+    run = copy(finished, tmp_path)
+    newest = list(checkpoints_in(run / "checkpoints").values())[-1]
+    cut(newest)
+    answer = forked("train", config, f"run.folder={run}", key)
+    assert answer.status == 2 and "is damaged" in answer.err and newest.is_dir()
+
+
+def test_the_only_one_is_refused_and_stays(finished: Finished, config: Path, tmp_path: Path) -> None:
+    run = copy(finished, tmp_path)
+    *others, newest = checkpoints_in(run / "checkpoints").values()
+    for other in others:
+        shutil.rmtree(other)
+    flip(newest)
+    answer = forked("train", config, f"run.folder={run}", "train.steps=8")
+    assert answer.status == 2 and "There is no older one" in answer.err and newest.is_dir()

@@ -1,0 +1,231 @@
+"""A local run that comes back by itself: from where, on which places, and what it tells."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colonnade.config.load import load
+from colonnade.launch import launch
+from colonnade.launch.launch import Ended
+from colonnade.launch.supervisor import CRASH, EXCEPTION, MISTAKE, UNFINISHED, Cause
+from colonnade.train import restarts
+from colonnade.train.restarts import Restarts, kind_of
+from tests.commands import colonnade, environment
+from tests.runs import assert_same, metrics
+
+LOST = "Run the same command again"
+FOUR = ["parallel.tp=2", "parallel.dp=2"]
+
+
+def killed(rank: int) -> Ended:
+    return Ended(137, False, Cause(rank, CRASH, f"rank {rank} was killed"))
+
+
+def raised(said: str) -> Ended:
+    return Ended(1, False, Cause(0, EXCEPTION, said))
+
+
+DONE = Ended(0, False, None)
+
+
+@dataclass
+class Fake:
+    """Ranks that end as they are told to. What was started: places, overrides, and whether GPUs were chosen."""
+
+    ends: Iterator[Callable[[Path], Ended]]
+    run: Path
+    started: list[tuple[tuple[int, ...], list[str], bool]] = field(default_factory=list)
+
+    def __call__(
+        self, places: Sequence[int], command: list[str], *, at: Any, choose_gpus: bool, **more: object
+    ) -> Ended:
+        self.started.append((tuple(places), command[1:], choose_gpus))
+        if at is not None:
+            at[1]()  # the time is over at once
+        return next(self.ends)(self.run)
+
+
+def after(ended: Ended, saved: int = 0) -> Callable[[Path], Ended]:
+    """A run that makes progress to a step, saves it, and ends so."""
+
+    def make(run: Path) -> Ended:
+        (run / "checkpoints" / f"step_{saved:08d}").mkdir(parents=True, exist_ok=True)
+        (run / "metrics.jsonl").write_text(json.dumps({"step": saved + 1}) + "\n")
+        if ended.status == UNFINISHED:
+            (run / "leave").unlink()
+        return ended
+
+    return make
+
+
+@pytest.fixture
+def fake(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, Fake]]:
+    def run(*ends: Callable[[Path], Ended], keys: Sequence[str] = (), gpus: Sequence[int] = ()) -> tuple[int, Fake]:
+        folder = tmp_path / "run"
+        folder.mkdir(exist_ok=True)
+        made = Fake(iter(ends), folder)
+        monkeypatch.setattr(restarts.launch, "run_on", made)
+        monkeypatch.setattr(restarts.time, "sleep", lambda seconds: None)
+        settings = load(config, [f"run.folder={folder}", "restarts.wait_for_ranks=0", *FOUR, *keys])
+        counted = iter(gpus)
+        supervised = Restarts(settings, ["train"], (), lambda: LOST, gpus=lambda: next(counted) if gpus else 0)
+        return supervised.run(), made
+
+    return run
+
+
+def events(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+
+
+def names(run: Path) -> list[str]:
+    return [event["event"] for event in events(run)]
+
+
+def test_a_run_that_ends_well_is_started_once(fake: Any) -> None:
+    status, made = fake(after(DONE))
+    assert status == 0 and made.started == [((0, 1, 2, 3), [], False)]
+    assert not (made.run / "events.jsonl").exists()
+
+
+def test_one_that_fails_is_started_again_and_says_so(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    status, made = fake(after(killed(2), 10), after(DONE, 20))
+    assert status == 0 and len(made.started) == 2
+    fault, restart = events(made.run)
+    assert (fault["event"], fault["what"], fault["place"], fault["step"]) == ("fault", "killed", 2, 11)
+    assert restart["reason"] == "restart 1 of 3 without a new checkpoint, from step 10" and restart["wait"] == 0
+    assert "rank 2 was killed: restart 1 of 3" in capsys.readouterr().err
+
+
+def test_a_mistake_is_not(fake: Any) -> None:
+    status, made = fake(after(Ended(2, False, Cause(0, MISTAKE, "ConfigError: no"))))
+    assert status == 2 and names(made.run) == ["fault", "no restart"]
+
+
+def test_it_gives_up_and_says_how_to_go_on(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    status, made = fake(*[after(killed(rank)) for rank in (0, 1, 2, 3)])
+    assert status == 137 and len(made.started) == 4
+    assert f"3 times in a row without a new checkpoint (restarts.limit).\n{LOST}" in capsys.readouterr().err
+
+
+def test_a_lost_place_is_left_out_and_tried_again(fake: Any) -> None:
+    """Place 3 fails twice: two ranks go on with what is left, are recalled, and all four run to the end."""
+    recalled = Ended(UNFINISHED, False, None)
+    status, made = fake(after(killed(3), 10), after(killed(3), 10), after(recalled, 20), after(DONE, 30))
+    assert status == 0
+    places = [places for places, _, _ in made.started]
+    assert places[0] == places[1] == places[3] == (0, 1, 2, 3) and 3 not in places[2] and len(places[2]) >= 2
+    assert "parallel.dp=1" in made.started[2][1]
+    assert names(made.run) == ["fault", "restart", "fault", "restart", "fewer ranks", "all ranks"]
+    assert "for 3 ranks" in events(made.run)[4]["reason"] and events(made.run)[4]["lost"] == [3]
+
+
+def test_missing_gpus_shrink_it_and_sound_ones_are_chosen(fake: Any) -> None:
+    """On the second start, two GPUs are there of four."""
+    keys = ["train.device=auto"]
+    status, made = fake(after(killed(1), 10), after(DONE, 20), keys=keys, gpus=[2] * 8)
+    assert status == 0 and made.started[1][0] == (0, 1)
+
+
+def test_a_signal_ends_it(fake: Any) -> None:
+    status, made = fake(after(Ended(143, True, None)))
+    assert status == 143 and len(made.started) == 1
+
+
+def test_kinds() -> None:
+    assert kind_of(raised("rank 0 raised RuntimeError: CUDA error: uncorrectable ECC error")) == "device"
+    assert kind_of(raised("rank 0 raised ValueError: no")) == "raised"
+    assert kind_of(killed(0), killed_for_memory=True) == "out of memory"
+    assert kind_of(Ended(2, False, Cause(0, MISTAKE, "rank 0 raised MemoryShortError: x"))) == "out of memory"
+
+
+def test_other_gpus_are_hidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert launch._environment((0, 2), tmp_path, True, 1, 9)["CUDA_VISIBLE_DEVICES"] == "0,2"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    found = launch._environment((0, 2), tmp_path, True, 1, 9)
+    assert found["CUDA_VISIBLE_DEVICES"] == "4,6" and found[launch.PLACE] == "2"
+    assert launch._environment((0, 2), tmp_path, False, 1, 9)["CUDA_VISIBLE_DEVICES"] == "4,5,6"
+
+
+# --- with ranks -------------------------------------------------------------------------------------------------------
+
+EXACT = ["train.precision=fp64", "optim.epsilon=1e-6", "train.steps=60", "checkpoint.every=5", "train.evaluate_every=0"]
+
+
+def started(config: Path, run: Path, *keys: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "colonnade", "train", str(config), f"run.folder={run}", *keys]
+    with (run.parent / "said").open("w") as said:
+        return subprocess.Popen(command, env=environment(), text=True, stdout=subprocess.DEVNULL, stderr=said)
+
+
+def rank_at(process: "subprocess.Popen[str]", place: int) -> int | None:
+    """The process of the rank at a place, while there is one."""
+    try:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        for child in children:
+            variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+            if f"{launch.PLACE}={place}".encode() in variables:
+                return int(child)
+    except OSError:
+        return None
+    return None
+
+
+def kill_at(process: "subprocess.Popen[str]", place: int, number: int = signal.SIGKILL) -> int:
+    """Send a signal to the rank at a place as soon as there is one; its process."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end and process.poll() is None:
+        pid = rank_at(process, place)
+        if pid is not None:
+            os.kill(pid, number)
+            return pid
+        time.sleep(0.01)
+    raise AssertionError("no such rank")
+
+
+def wait_for_step(run: Path, step: int) -> None:
+    end = time.monotonic() + 120
+    while restarts.last_step(run / "metrics.jsonl") < step:
+        assert time.monotonic() < end, "no progress"
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_a_killed_rank_comes_back_to_the_same_bits(config: Path, tmp_path: Path) -> None:
+    keys = ["parallel.dp=2", "train.steps=60", "checkpoint.every=5", "train.evaluate_every=0"]
+    expected, run = tmp_path / "expected", tmp_path / "run"
+    assert colonnade("train", config, f"run.folder={expected}", *keys).status == 0
+    process = started(config, run, *keys)
+    wait_for_step(run, 10)
+    kill_at(process, 1)
+    assert process.wait(120) == 0, (run.parent / "said").read_text()
+    assert_same(run, expected)
+    assert "restart" in names(run)
+
+
+@pytest.mark.slow
+def test_a_rank_is_lost_for_good_and_comes_back(config: Path, tmp_path: Path) -> None:
+    """tp 2 × dp 2 loses place 3, goes on with fewer ranks, gets it back: the same losses throughout."""
+    expected, run = tmp_path / "expected", tmp_path / "run"
+    assert colonnade("train", config, f"run.folder={expected}", *EXACT).status == 0
+    process = started(config, run, *EXACT, *FOUR, "restarts.return_after=6", "restarts.backoff=0.1", "train.threads=1")
+    wait_for_step(run, 10)
+    first = kill_at(process, 3)
+    while rank_at(process, 3) == first:
+        time.sleep(0.01)
+    kill_at(process, 3)
+    assert process.wait(180) == 0, (run.parent / "said").read_text()
+    told = names(run)
+    assert told.count("fault") == 2 and "fewer ranks" in told
+    losses, others = ([line["loss"] for line in metrics(each)] for each in (run, expected))
+    assert losses == pytest.approx(others, rel=1e-10)
