@@ -5,13 +5,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from colonnade import __version__
 from colonnade.data.gpt_dataset import cut_of
-from colonnade.data.overlap import Overlap, overlap
 from colonnade.data.sidecar import hash_file
 from colonnade.errors import ConfigError
 from colonnade.evaluation.file import BATCH_SIZE, perplexity_of_file, perplexity_of_wikitext
@@ -29,6 +28,9 @@ from colonnade.serving.squad import measure_squad
 from colonnade.serving.trained import Trained
 from colonnade.train.base import content_together
 
+if TYPE_CHECKING:
+    from colonnade.data.overlap import Overlap
+
 
 @dataclass(frozen=True)
 class Report:
@@ -38,7 +40,7 @@ class Report:
     about: Mapping[str, object]
     """Of the checkpoint, the data, the layout and the versions."""
 
-    def show(self, *, as_json: bool, overlaps: Overlap | None = None) -> None:
+    def show(self, *, as_json: bool, overlaps: "Overlap | None" = None) -> None:
         """Print it: one JSON object, or lines for people."""
         found = self.measured
         if as_json:
@@ -160,7 +162,9 @@ def _progress(what: str, mesh: Mesh) -> Progress:
     return Progress(what, shown=mesh.rank == 0)
 
 
-def overlap_with(corpus: list[Path], test: Path, checkpoint: Path) -> Overlap:
+def overlap_with(corpus: list[Path], test: Path, checkpoint: Path) -> "Overlap":
     """The share of 8-grams of a test set that a corpus has. Takes this process alone, and its cores."""
+    from colonnade.data.overlap import overlap  # what reads corpora is an extra
+
     print(f"  comparing the 8-grams of {test} with {', '.join(map(str, corpus))}", file=sys.stderr, flush=True)
     return overlap(corpus, test, tokenizer=checkpoint / "tokenizer.json", workers=num_cores())

@@ -1,0 +1,51 @@
+"""What is installed with `pip install colonnade` alone is enough for everything but what an extra is named for."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "src" / "colonnade"
+NEEDS_DATA = ("colonnade.corpus", "colonnade.data.cleaning", "colonnade.data.overlap", "colonnade.data.token_stages")
+NEEDS_LM_EVAL = ("colonnade.lm_eval.model",)
+
+PROGRAM = """
+import importlib, re, sys
+from importlib import metadata
+
+# what the package itself requires, and what that requires in turn, without extras
+def required(name, found):
+    for line in metadata.requires(name) or []:
+        other = re.match(r"[\\w.-]+", line)[0].replace("_", "-").lower()
+        if "extra ==" not in line and other not in found:
+            found.add(other)
+            try:
+                required(other, found)
+            except metadata.PackageNotFoundError:
+                pass
+    return found
+
+own = {name.replace("_", "-").lower() for name in required("colonnade", {"colonnade"})}
+for module, packages in metadata.packages_distributions().items():
+    if module not in sys.modules and not any(name.replace("_", "-").lower() in own for name in packages):
+        sys.modules[module] = None  # importing it fails
+assert sys.modules.get("datatrove", "") is None and sys.modules.get("transformers", "") is None
+
+for module in sys.argv[1:]:
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        print(module, error)
+"""
+
+
+def modules() -> list[str]:
+    """All of the package, but those that run when they are imported."""
+    names = (".".join(("colonnade", *file.relative_to(SOURCE).with_suffix("").parts)) for file in SOURCE.rglob("*.py"))
+    return sorted(name.removesuffix(".__init__") for name in names if not name.endswith("__main__"))
+
+
+def test_the_package_alone_imports_everything_but_what_extras_are_for() -> None:
+    others = [name for name in modules() if not name.startswith((*NEEDS_DATA, *NEEDS_LM_EVAL))]
+    answer = subprocess.run([sys.executable, "-c", PROGRAM, *others], capture_output=True, text=True, check=False)
+    assert (answer.returncode, answer.stdout) == (0, ""), answer.stdout + answer.stderr
+    assert len(others) > 300
