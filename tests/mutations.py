@@ -1365,6 +1365,27 @@ MUTATIONS = [
         ("tests/train/test_rollback.py",),
     ),
     Mutation(
+        "thermometers read a unit again that is computed again",
+        "kernels/probe.py",
+        "        again = (unit, id(inputs)) in self._seen\n",
+        "        again = False\n",
+        ("tests/kernels/test_probe.py",),
+    ),
+    Mutation(
+        "thermometers count gradients on each rank that has a copy",
+        "train/thermometers.py",
+        "(self.owned.zero > 0 or dp.rank == 0)",
+        "(self.owned.zero > 0 or dp.rank >= 0)",
+        ("tests/train/test_thermometers.py",),
+    ),
+    Mutation(
+        "logits of pairs that do not see each other are read",
+        "kernels/visible.py",
+        "    if bool(by_place.all()):\n",
+        "    if bool(by_place.any()):\n",
+        ("tests/kernels/test_visible.py", "tests/train/test_thermometers.py"),
+    ),
+    Mutation(
         "a run forgets its rollbacks with its next checkpoint",
         "train/recovery.py",
         '"rollbacks": [each.model_dump() for each in state.rollbacks],',

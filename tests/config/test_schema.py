@@ -155,6 +155,7 @@ def test_the_sections_are_those_of_the_contract() -> None:
         "lora",
         "preferences",
         "divergence",
+        "thermometers",
         "checkpoint",
         "restarts",
         "run",

@@ -49,6 +49,7 @@ WHAT: Mapping[str, float] = MappingProxyType(
         "exp_avg_sq": TOLERANCE,
         "parameters": TOLERANCE,
         "key_biases": 1e-11,
+        "thermometers": 1e-10,
     }
 )
 """What is compared, and to what: `master` and `parameters` but for those biases, and those biases."""
@@ -199,6 +200,7 @@ def judge(run: Run, reference: Reference) -> Verdict:
             for difference in tensors(f"step {number}", step.gradients, whole)
         ],
         **{buffer: list(tensors(buffer, mine, reference.kept[buffer])) for buffer, mine in run.kept.items()},
+        "thermometers": list(_readings(run, reference)),
         "parameters": list(tensors("parameter", run.parameters, reference.kept["master"])),
     }
     weights = found["master"] + found["parameters"]
@@ -227,6 +229,25 @@ def _numbers(name: str, run: Run, reference: Reference) -> list[Difference]:
         Difference(relative(abs(value - expected), abs(expected)), f"step {step}: {value} in place of {expected}")
         for step, (value, expected) in enumerate(pairs)
     ]
+
+
+def _readings(run: Run, reference: Reference) -> Iterator[Difference]:
+    """Every number that thermometers show, relative to the largest of its site or part."""
+    for step, (mine, other) in enumerate(zip(run.steps, reference.results, strict=True)):
+        assert (mine.result.reading is None) == (other.reading is None) == (step % 2 == 0), "every second is measured"
+        if mine.result.reading is None or other.reading is None:
+            continue
+        for found, expected in (
+            (mine.result.reading.activations, other.reading.activations),
+            (mine.result.reading.parts, other.reading.parts),
+        ):
+            assert [where for where, _ in found] == [where for where, _ in expected]
+            for (where, numbers), (_, right) in zip(found, expected, strict=True):
+                scale = max(abs(number) for number in right if number is not None)
+                for name, number, wanted in zip(numbers._fields, numbers, right, strict=True):
+                    size = inf if None in (number, wanted) else abs((number or 0.0) - (wanted or 0.0))
+                    told = f"step {step}, {name} of {where}: {number} in place of {wanted}"
+                    yield Difference(0.0 if number == wanted else relative(size, scale), told)
 
 
 def tensors(what: str, mine: LocalRanges, wholes: Mapping[str, Tensor]) -> Iterator[Difference]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from colonnade.config.model import ModelConfig
 from colonnade.config.parts import LoraConfig, PartsConfig
 from colonnade.config.schema import Config, DataConfig, OptimConfig, ParallelConfig, RunConfig, TrainConfig
+from colonnade.config.thermometers import ThermometersConfig
 from colonnade.data.loader import Batch
 from colonnade.data_parallel.buckets import Bucket, named_ranges
 from colonnade.mesh.layout import Layout
@@ -225,6 +226,7 @@ def configured(case: Case, way: Way) -> Config:
         ),
         parts=PartsConfig(**PARTS.get(case.parts, {})),
         lora=LoraConfig(**LORA.get(case.parts, {})),
+        thermometers=ThermometersConfig(every=2),
         run=RunConfig(folder="unused"),
     )
 

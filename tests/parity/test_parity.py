@@ -130,6 +130,11 @@ def test_gradients(outcomes: list[Outcome]) -> None:
     near(outcomes, "gradients")
 
 
+def test_thermometers(outcomes: list[Outcome]) -> None:
+    """Of every site and part, each sample, head, shard and slice once."""
+    near(outcomes, "thermometers")
+
+
 def test_gradient_norms(outcomes: list[Outcome]) -> None:
     near(outcomes, "grad_norm")
 

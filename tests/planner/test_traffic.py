@@ -10,6 +10,7 @@ import torch
 from colonnade.architecture.parts import trained_architecture
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import ParallelConfig, TrainConfig
+from colonnade.config.thermometers import ThermometersConfig
 from colonnade.errors import ConfigError
 from colonnade.mesh.mesh import paper_mesh
 from colonnade.planner import traffic as planner_traffic
@@ -23,17 +24,19 @@ from tests.parity.runs import CPU, LORA, PARTS, Case, Way, configured, microbatc
 VOCAB = 37
 
 
-def theory(case: Case, way: Way, rank: int, *, skipped: bool = False) -> list[Flow]:
+def theory(case: Case, way: Way, rank: int, *, skipped: bool = False, measured: bool = False) -> list[Flow]:
     config = configured(case, way)
     stated = trained_architecture(config, VOCAB)
-    return traffic(
-        Step(config.model, config.parallel, config.train, config.optim.name, VOCAB, rank, skipped, stated=stated)
-    )
+    step = Step(config.model, config.parallel, config.train, config.optim.name, VOCAB, rank, skipped, stated=stated)
+    return traffic(replace(step, measured=measured))
 
 
-def seen(case: Case, way: Way, rank: int) -> tuple[dict[tuple[str, str], tuple[int, int]], bool]:
+def seen(
+    case: Case, way: Way, rank: int, *, measured: bool = False
+) -> tuple[dict[tuple[str, str], tuple[int, int]], bool]:
     """(count, bytes) by (operation, axis) of one training step, and whether it was skipped."""
     config, mesh = configured(case, way), paper_mesh(way.layout, rank)
+    config = config.model_copy(update={"thermometers": ThermometersConfig(every=int(measured))})
     state = build_state(config, mesh, VOCAB, CPU)
     mesh.ledger.clear()
     with torch.no_grad():
@@ -44,10 +47,11 @@ def seen(case: Case, way: Way, rank: int) -> tuple[dict[tuple[str, str], tuple[i
     return {key: (ledger.counts[key], ledger.bytes[key]) for key in ledger.counts}, result.skipped
 
 
-def assert_agree(case: Case, way: Way) -> None:
+def assert_agree(case: Case, way: Way, *, measured: bool = False) -> None:
     for rank in range(way.layout.num_ranks):
-        found, skipped = seen(case, way, rank)
-        assert totals(theory(case, way, rank, skipped=skipped)) == found, f"rank {rank} of {way}, {case}"
+        found, skipped = seen(case, way, rank, measured=measured)
+        expected = theory(case, way, rank, skipped=skipped, measured=measured)
+        assert totals(expected) == found, f"rank {rank} of {way}, {case}"
 
 
 WAYS = [
@@ -71,6 +75,15 @@ WAYS = [
 @pytest.mark.parametrize("case", [Case(drop=0.0), Case(drop=0.0, tied=False, optimizer="lamb", precision="bf16")])
 def test_theory_is_what_the_ledger_sees(case: Case, way: Way) -> None:
     assert_agree(case, way)
+
+
+@pytest.mark.parametrize("block", ["gpt", "labels", "t5"])
+def test_a_measured_step(block: Any) -> None:
+    """Thermometers: two all-reduces more, of so many numbers as there are sites and parts in the whole model."""
+    way = Way(tp=2, pp=2, micro_batch_size=2)
+    assert_agree(Case(drop=0.0, block=block, parts="upper"), way, measured=True)
+    extra = [flow for flow in theory(Case(block=block), way, 0, measured=True) if flow.axis == "world"]
+    assert sum(flow.count for flow in extra) == 2
 
 
 @pytest.mark.parametrize("parts", ["upper", "lora", "lora on some"])

@@ -1,7 +1,7 @@
 """Every key of a configuration: its type, its one default, its range and its meaning.
 
-    Config ── model · parallel · data · train · optim · parts · lora · preferences · divergence · checkpoint ·
-             restarts · run
+    Config ── model · parallel · data · train · optim · parts · lora · preferences · divergence · thermometers ·
+             checkpoint · restarts · run
 
 The text under a field is its documentation: `colonnade train --help` and docs/reference/config.md are made from
 it. It starts with the unit in brackets where the value has one. Sections are frozen and strict: an unknown key, or
@@ -35,6 +35,7 @@ from colonnade.config.section import (
     Text,
 )
 from colonnade.config.split import parse_split
+from colonnade.config.thermometers import ThermometersConfig
 
 WARMUP_STEPS = 100
 """[steps] Of the warm-up, where none is set."""
@@ -389,6 +390,7 @@ class Config(Section):
     lora: LoraConfig = LoraConfig()
     preferences: PreferencesConfig = PreferencesConfig()
     divergence: DivergenceConfig = DivergenceConfig()
+    thermometers: ThermometersConfig = ThermometersConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     restarts: RestartsConfig = RestartsConfig()
     run: RunConfig

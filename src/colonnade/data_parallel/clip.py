@@ -25,7 +25,7 @@ def gradient_norm(owned: Ownership) -> Tensor:
         squared_norm(bucket.reduced[at])
         for bucket in owned.buckets.values()
         for group, at in bucket.local_groups()
-        if is_counted(group, mesh.tp) and not _is_copy(bucket, owned)
+        if is_counted(group, mesh.tp) and not is_copy(bucket, owned)
     ]
     device = owned.every[0].parameters.device
     mine = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=device)
@@ -44,6 +44,6 @@ def is_counted(group: ParamGroup, tp: Axis) -> bool:
     return group.cut or tp.rank == 0
 
 
-def _is_copy(bucket: Bucket, owned: Ownership) -> bool:
+def is_copy(bucket: Bucket, owned: Ownership) -> bool:
     """Whether an earlier pipeline stage has the bucket too."""
     return bucket.name in owned.shared and owned.shared[bucket.name].rank > 0

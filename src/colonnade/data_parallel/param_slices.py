@@ -31,6 +31,7 @@ def _slices_of_bucket(bucket: Bucket, state: State, tp: Axis, first_number: int)
             learning_rate=group.learning_rate,
             weight_decay=group.weight_decay,
             counted=is_counted(group, tp),
+            part=bucket.name,
             ranges=[
                 (first_number + number, within)
                 for number, param in enumerate(bucket.ranges)

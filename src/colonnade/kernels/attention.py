@@ -119,7 +119,7 @@ class _How:
 
     def probabilities(self, q: Tensor, k: Tensor) -> Tensor:
         """softmax(scale · q kᵀ + bias), computed in fp32 or fp64, in the type of q: -> [b, n, s, t]."""
-        scores, positions = _scores(q, k), self.mask.with_pairs(None)
+        scores, positions = raw_scores(q, k), self.mask.with_pairs(None)
         if self.scale != 1.0:
             scores.mul_(self.scale)
         if self.bias is not None:
@@ -197,7 +197,7 @@ def _scale(q: Tensor) -> float:
     return 1.0 / math.sqrt(q.shape[-1])
 
 
-def _scores(q: Tensor, k: Tensor) -> Tensor:
+def raw_scores(q: Tensor, k: Tensor) -> Tensor:
     """q kᵀ in fp32 (fp64 for fp64): fp16 would overflow at 65,504, bf16 keep two digits."""
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
         flat = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(-1, -2), out_dtype=torch.float32)

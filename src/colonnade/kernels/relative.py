@@ -53,6 +53,11 @@ class RelativeBias:
         """The range of every distance from 1 - keys to queries - 1, of queries that are the last of the keys."""
         return upload(self.ranges.of(torch.arange(1 - keys, queries)), self.table.device)
 
+    @torch.no_grad()
+    def of(self, distances: Tensor) -> Tensor:
+        """The bias of each distance, key - query: int64 [queries, keys] on the CPU -> [n, queries, keys]"""
+        return self.table[upload(self.ranges.of(distances), self.table.device)].permute(2, 0, 1)
+
     def add_to_(self, scores: Tensor) -> None:
         """scores [b, n, queries, keys], in place."""
         queries, keys = scores.shape[-2:]

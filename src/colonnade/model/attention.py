@@ -13,11 +13,13 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from colonnade.architecture.sites import LOGITS
 from colonnade.config.model import ModelConfig
 from colonnade.kernels.attention import attend, attend_to_cache, attend_with_dropout
 from colonnade.kernels.dropout import Masks
 from colonnade.kernels.mask import Mask
 from colonnade.kernels.norm import rms_norm
+from colonnade.kernels.visible import visible_logits
 from colonnade.model.position import alibi_slopes
 from colonnade.model.rotary import Rotary
 from colonnade.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, columns, shard_size
@@ -70,6 +72,7 @@ class Attention(nn.Module):
         self.mask = Mask(model.is_causal, model.window, slopes)
         self.rotary = Rotary(model.rotary, model.rotary_width) if model.position == "rotary" else None
         self.recompute, self.products = parallel.recompute_attention, parallel.products
+        self.probe = parallel.probe
         self.qkv = ColumnParallelLinear(h, 3 * n * d, parallel, bias=bias) if m == n else None
         self.query = ColumnParallelLinear(h, n * d, parallel, bias=bias) if m != n else None
         self.key_value = ColumnParallelLinear(h, 2 * m * d, parallel, bias=bias, groups=m) if m != n else None
@@ -106,6 +109,9 @@ class Attention(nn.Module):
         k, v = (k, v) if cache is None else cache.extend(k, v)
         k, v = (each_for_its_queries(heads, len(self.heads)) for heads in (k, v))
         mask = self.mask.with_pairs(pairs)
+        if self.probe.is_reading:
+            for part in visible_logits(q, k, mask):
+                self.probe.see(LOGITS, part)
         if cache is not None:
             y = attend_to_cache(q, k, v, mask, products=self.products)
         elif masks is None or self.drop == 0.0:

@@ -17,6 +17,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from colonnade.architecture.sites import FINAL_NORM
 from colonnade.config.model import ModelConfig
 from colonnade.kernels.mask import Pairs
 from colonnade.mesh.collectives import gather_sequence, reduce_from
@@ -69,7 +70,11 @@ class SpanHead(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """[s, b, h] -> [s, b, 2], of the positions that this rank has."""
-        x = x.to(self.spans.weight.dtype) if self.norm is None else self.norm(x)
+        if self.norm is None:
+            x = x.to(self.spans.weight.dtype)
+        else:
+            x = self.norm(x)
+            self.parallel.probe.see(FINAL_NORM, x)
         found: Tensor = self.spans(x)
         return found
 

@@ -6,6 +6,7 @@ Transformer", 2020).
 
 from torch import Tensor, nn
 
+from colonnade.architecture.sites import MLP_HIDDEN
 from colonnade.config.model import ModelConfig
 from colonnade.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, columns
 from colonnade.tensor_parallel.parallel import Parallel
@@ -22,6 +23,7 @@ class MLP(nn.Module):
     def __init__(self, model: ModelConfig, parallel: Parallel) -> None:
         super().__init__()
         h, f, bias = model.hidden_size, model.ffn, model.bias
+        self.probe = parallel.probe
         self.activation, self.approximation = model.activation, GELU.get(model.activation, "none")
         self.gate = ColumnParallelLinear(h, f, parallel, bias=bias) if model.is_gated else None
         self.up = ColumnParallelLinear(h, f, parallel, bias=bias)
@@ -35,9 +37,12 @@ class MLP(nn.Module):
     def inner(self, x: Tensor) -> Tensor:
         """[s, b, h] -> [s, b, f/tp]; sequence parallel: [s/tp, b, h] -> [s, b, f/tp]."""
         if self.gate is None:
-            return self._activated(self.up(x))
-        gate, up = columns(x, self.gate, self.up)
-        return self._activated(gate) * up
+            y = self._activated(self.up(x))
+        else:
+            gate, up = columns(x, self.gate, self.up)
+            y = self._activated(gate) * up
+        self.probe.see(MLP_HIDDEN, y)
+        return y
 
     def _activated(self, x: Tensor) -> Tensor:
         if self.activation == "relu":

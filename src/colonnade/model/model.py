@@ -75,6 +75,7 @@ class Transformer(nn.Module, ABC):
     def run(self, unit: str, carry: tuple[Tensor, ...], inputs: Inputs) -> tuple[Tensor, ...]:
         """One unit: what the one before hands on, into what it hands on; the last returns the losses."""
         self.parallel.adapter_masks.now = inputs.masks
+        self.parallel.probe.enter(unit, inputs)
         return self._run(unit, carry, inputs)
 
     @abstractmethod

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from colonnade.architecture.sites import EMBEDDING, FINAL_NORM
 from colonnade.architecture.stack import TABLE
 from colonnade.architecture.statement import Unit
 from colonnade.config.model import ModelConfig
@@ -55,7 +56,9 @@ class Embedding(nn.Module):
             x = self.types(x, inputs.types[mine])
         if self.norm is not None:
             x = self.norm(x, x.dtype)
-        return dropout(x, self.drop, inputs.masks, Purpose.EMBEDDING_DROPOUT, first=first)
+        x = dropout(x, self.drop, inputs.masks, Purpose.EMBEDDING_DROPOUT, first=first)
+        self.parallel.probe.see(EMBEDDING, x)
+        return x
 
 
 class Head(nn.Module):
@@ -75,7 +78,11 @@ class Head(nn.Module):
 
     def normed(self, x: Tensor) -> Tensor:
         """[..., h] -> [..., h] in the output layer's type: what the head multiplies."""
-        return x.to(self.output.weight.dtype) if self.norm is None else self.norm(x)
+        if self.norm is None:
+            return x.to(self.output.weight.dtype)
+        y: Tensor = self.norm(x)
+        self.parallel.probe.see(FINAL_NORM, y)
+        return y
 
     def loss_of(self, y: Tensor, labels: Tensor, loss_weights: Tensor, bias: Tensor | None = None) -> Tensor:
         """Of what the output layer reads, [s, b, h] (sequence parallel: [s/tp, b, h]), and labels [s, b]:

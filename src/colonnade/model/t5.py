@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from colonnade.architecture.sites import EMBEDDING, FINAL_NORM
 from colonnade.architecture.stack import TABLE
 from colonnade.architecture.statement import Unit
 from colonnade.architecture.t5 import MEMORY_NORM, POSITIONS
@@ -154,21 +155,20 @@ class T5(Transformer):
         x = self.table(tokens)
         x = x.to(residual_dtype(x.dtype, self.fp32_residual))
         first = self.parallel.first_position(len(x))
-        return dropout(x, self.drop, masks, Purpose.EMBEDDING_DROPOUT, stack, first=first)
+        x = dropout(x, self.drop, masks, Purpose.EMBEDDING_DROPOUT, stack, first=first)
+        self.parallel.probe.see(EMBEDDING, x)
+        return x
 
     def _memory(self, carry: tuple[Tensor, ...], inputs: Inputs) -> tuple[Tensor, ...]:
         """(x,) of the encoder's last block -> (memory,); () where the text was read before."""
         assert self.memory_norm is not None, "the decoder's embedding has it"
-        return tuple(
-            dropout(
-                self.memory_norm(x),
-                self.drop,
-                inputs.masks,
-                Purpose.FINAL_DROPOUT,
-                first=self.parallel.first_position(len(x)),
-            )
-            for x in carry
-        )
+        found = []
+        for x in carry:
+            y = self.memory_norm(x)
+            self.parallel.probe.see(FINAL_NORM, y)
+            first = self.parallel.first_position(len(x))
+            found.append(dropout(y, self.drop, inputs.masks, Purpose.FINAL_DROPOUT, first=first))
+        return tuple(found)
 
     def carry_buffers(self, inputs: Inputs, into: str) -> tuple[Tensor, ...]:
         """Of the encoder's units its stream; of the decoder's theirs, and the memory: a norm's output, in the type of

@@ -15,12 +15,14 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from colonnade.architecture.sites import CROSS, LOGITS, OUTPUT, STREAM
 from colonnade.architecture.statement import Unit
 from colonnade.config.model import ModelConfig
 from colonnade.kernels.attention import attend_unscaled
 from colonnade.kernels.dropout import Masks, dropout, dropout_of_columns
 from colonnade.kernels.mask import Mask
 from colonnade.kernels.relative import Ranges, RelativeBias
+from colonnade.kernels.visible import visible_logits
 from colonnade.model.attention import KeyValueCache, heads_of
 from colonnade.model.mlp import MLP
 from colonnade.model.norm import Norm, RMSNorm, norm_of
@@ -67,13 +69,14 @@ class DecoderCache:
 class UnscaledAttention(nn.Module):
     """Attention with its linear layers: q of one stream, k and v of the same or of another."""
 
-    def __init__(self, model: ModelConfig, parallel: Parallel) -> None:
+    def __init__(self, model: ModelConfig, parallel: Parallel, *, of_memory: bool = False) -> None:
         super().__init__()
         h, n, d = model.hidden_size, model.num_heads, model.head_width
         tp, self.head_dim, self.drop = parallel.tp, d, model.attention_dropout
         mine = shard_size(n, tp, "model.num_heads")
         self.heads = range(tp.rank * mine, (tp.rank + 1) * mine)
         self.recompute, self.products = parallel.recompute_attention, parallel.products
+        self.parallel, self.before = parallel, CROSS if of_memory else ""
         self.query = ColumnParallelLinear(h, n * d, parallel, bias=False)
         self.key_value = ColumnParallelLinear(h, 2 * n * d, parallel, bias=False)
         self.output = RowParallelLinear(n * d, h, parallel, bias=False)
@@ -128,6 +131,9 @@ class UnscaledAttention(nn.Module):
     ) -> Tensor:
         s, b, _ = queries.shape
         (q,) = heads_of(queries, len(self.heads), 1)
+        if self.parallel.probe.is_reading:
+            for part in visible_logits(q, k, mask, scaled=False, bias=bias):
+                self.parallel.probe.see(self.before + LOGITS, part)
         draw = None
         if masks is not None and self.drop != 0.0:
             draw = partial(masks.attention, number, self.heads, s, k.shape[2], self.drop, queries.device)
@@ -135,6 +141,7 @@ class UnscaledAttention(nn.Module):
             q, k, v, mask, bias, draw=draw, drop=self.drop, recompute=self.recompute, products=self.products
         )
         out: Tensor = self.output(y.permute(2, 0, 1, 3).reshape(s, b, -1))
+        self.parallel.probe.see(self.before + OUTPUT, out)
         return out
 
     def empty_cache(self, capacity: int) -> KeyValueCache:
@@ -159,7 +166,7 @@ class T5Block(nn.Module):
         self.positions = positions
         self.attention_norm, self.attention = norm_of(model), UnscaledAttention(model, parallel)
         self.cross_norm = norm_of(model) if decodes else None
-        self.cross = UnscaledAttention(model, parallel) if decodes else None
+        self.cross = UnscaledAttention(model, parallel, of_memory=True) if decodes else None
         self.mlp_norm, self.mlp = norm_of(model), MLP(model, parallel)
         each = shard_size(model.ffn, parallel.tp, "model.ffn_hidden_size")
         self.inner = range(parallel.tp.rank * each, (parallel.tp.rank + 1) * each)
@@ -199,7 +206,9 @@ class T5Block(nn.Module):
                 cache=None if cache is None else cache.memory,
             )
             x = self._around(to_memory, self.cross_norm, x, masks, 1)
-        return self._around(partial(self._mlp, masks=masks), self.mlp_norm, x, masks, 1 if cross is None else 2)
+        x = self._around(partial(self._mlp, masks=masks), self.mlp_norm, x, masks, 1 if cross is None else 2)
+        self.parallel.probe.see(STREAM, x)
+        return x
 
     def _mlp(self, x: Tensor, masks: Masks | None) -> Tensor:
         inner = self.mlp.inner(x)

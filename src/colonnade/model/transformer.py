@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from colonnade.architecture.sites import OUTPUT, STREAM
 from colonnade.config.model import ModelConfig
 from colonnade.kernels.dropout import Masks, dropout
 from colonnade.model.attention import Attention, KeyValueCache
@@ -52,10 +53,13 @@ class Block(nn.Module):
 
         def attention(x: Tensor) -> Tensor:
             y: Tensor = self.attention(x, self.layer, masks, cache, pairs=pairs, positions=positions)
+            self.parallel.probe.see(OUTPUT, y)
             return y
 
         y = self._around(attention, self.attention_norm, x, x, masks, 2 * self.layer)
-        return self._around(self.mlp, self.mlp_norm, x if self.side_by_side else y, y, masks, 2 * self.layer + 1)
+        y = self._around(self.mlp, self.mlp_norm, x if self.side_by_side else y, y, masks, 2 * self.layer + 1)
+        self.parallel.probe.see(STREAM, y)
+        return y
 
     def _around(
         self,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from colonnade.optim.param_slice import ParamSlice, Total
+from colonnade.optim.param_slice import ParamSlice, Total, Watch, unwatched
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,13 @@ class AdamW:
         factor: Tensor,
         num_weights: int = 0,
         total: Total | None = None,
+        watch: Watch = unwatched,
     ) -> None:
         """As `Optimizer.update_`: one kernel call per slice."""
         factor = factor.to(slices[0].weights.device) if slices else factor  # once: to the CPU it has to be waited for
         for params in slices:
-            self._update_slice_(params, step, learning_rate, factor)
+            with watch(params):
+                self._update_slice_(params, step, learning_rate, factor)
 
     def _update_slice_(self, params: ParamSlice, step: int, learning_rate: float, factor: Tensor) -> None:
         device = params.weights.device

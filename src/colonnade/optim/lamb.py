@@ -29,7 +29,7 @@ from torch import Tensor
 
 from colonnade.optim.adamw import AdamW
 from colonnade.optim.norm import squared_norm
-from colonnade.optim.param_slice import ParamSlice, Total
+from colonnade.optim.param_slice import ParamSlice, Total, Watch, unwatched
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class Lamb:
         factor: Tensor,
         num_weights: int,
         total: Total,
+        watch: Watch = unwatched,
     ) -> None:
         """As `Optimizer.update_`: `total` is called once, with squared norms [num_weights, 2] on `factor`'s device."""
         adapted = [params for params in slices if params.decayed]
@@ -65,9 +66,10 @@ class Lamb:
                 _add_squares_(squares, params, self._direction(params, step))
         rates = learning_rate * _trust_ratio(total(squares).sqrt())
         for params in adapted:
-            _apply_step_(params, self._direction(params, step), rates * params.learning_rate)
+            with watch(params):
+                _apply_step_(params, self._direction(params, step), rates * params.learning_rate)
         rest = [params for params in slices if not params.decayed]
-        self._adam.update_(rest, step=step, learning_rate=learning_rate, factor=factor)
+        self._adam.update_(rest, step=step, learning_rate=learning_rate, factor=factor, watch=watch)
 
     @property
     def _adam(self) -> AdamW:

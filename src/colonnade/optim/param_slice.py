@@ -9,13 +9,21 @@ whole weight, it hands its partial sums to the caller's `total` and gets the sum
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
+Watch = Callable[["ParamSlice"], AbstractContextManager[None]]
+"""Entered around the change of a slice's weights."""
 Total = Callable[[Tensor], Tensor]
 """Sums a float64 tensor over the ranks that have shards of the same weights; the identity where weights are not cut."""
+
+
+def unwatched(params: "ParamSlice") -> AbstractContextManager[None]:
+    """A `Watch` that sees nothing."""
+    return nullcontext()
 
 
 State = Mapping[str, Tensor]
@@ -48,6 +56,8 @@ class ParamSlice:
     """[factor] On the run's."""
     weight_decay: float = 1.0
     """[factor] On the run's, where it applies."""
+    part: str = ""
+    """What the weights are of, for reports."""
 
 
 class Optimizer(Protocol):
@@ -66,10 +76,11 @@ class Optimizer(Protocol):
         factor: Tensor,
         num_weights: int,
         total: Total,
+        watch: Watch = unwatched,
     ) -> None:
         """Step `step` (from 1) on all of a rank's slices, in place.
 
         Gradients are multiplied by `factor` ([]: clipping, unscaling) first, in place. Weights are numbered below
-        `num_weights`. `total` is called once or never, by all ranks alike.
+        `num_weights`. `total` is called once or never, by all ranks alike; `watch` once for each slice.
         """
         ...

@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from colonnade.config.schema import Config, ParallelConfig
+from colonnade.config.thermometers import ThermometersConfig
 from colonnade.kernels.choice import Products
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.ledger import Entry, Ledger
@@ -117,7 +118,8 @@ def walk(
 
     mesh = paper_mesh(layout, rank, on_paper)
     with META, place:
-        state = build_state(config, mesh, vocab_size, META, draw=False, products=products)
+        unmeasured = config.model_copy(update={"thermometers": ThermometersConfig()})
+        state = build_state(unmeasured, mesh, vocab_size, META, draw=False, products=products)
     mesh.ledger.clear()
     recorder.sections[:] = [Section(None)]
     memory = _step(config, state, mesh, recorder, walked, vocab_size)

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from colonnade.architecture.adapters import LORA_A, LORA_B
 from colonnade.architecture.bert import label_outputs
+from colonnade.architecture.sites import parts, sites
 from colonnade.architecture.statement import Sublayer, Unit, vocab_rows_per_rank
 from colonnade.pipeline.messages import sends
 from colonnade.pipeline.partition import chunks
@@ -34,6 +35,7 @@ from colonnade.tensor_parallel.logits import CHUNK_LOGITS, CUDA_CHUNKS
 
 COLUMNS = ("qkv.", "query.", "key_value.", "up.", "gate.", "query_norm.", "key_norm.")
 """Of a sublayer: what comes before the layer that is cut by rows."""
+OF_A_SITE, OF_A_PART = 7, 4  # numbers of the thermometers
 NUMBER = 8  # bytes of one number that all ranks must agree on, float64
 
 
@@ -65,6 +67,7 @@ def traffic(step: Step) -> list[Flow]:
         _pipeline,
         _numbers,
         _lamb,
+        _thermometers,
     )
     return [flow for kind in kinds for flow in kind(step) if flow.count and step.size(flow.axis) > 1]
 
@@ -397,3 +400,10 @@ def _lamb(step: Step) -> Iterator[Flow]:
     if step.optimizer == "lamb" and not step.skipped:
         size = 2 * NUMBER * sum(map(len, step.weights.values()))
         yield Flow("stage" if step.parallel.zero else "tp", "all_reduce", "LAMB's norms, 2 a weight", 1, size)
+
+
+def _thermometers(step: Step) -> Iterator[Flow]:
+    if step.measured:
+        places, trained = len(sites(step.model, step.architecture)), len(parts(step.architecture))
+        size = NUMBER * (OF_A_SITE * places + OF_A_PART * trained)
+        yield Flow("world", "all_reduce", "thermometers, 7 numbers a site and 4 a part", 2, size)

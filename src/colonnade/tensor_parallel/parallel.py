@@ -27,6 +27,7 @@ from torch.nn.functional import pad
 
 from colonnade.kernels.choice import Products, usual
 from colonnade.kernels.dropout import CurrentMasks
+from colonnade.kernels.probe import Probe
 from colonnade.kernels.products import WeightGradients
 from colonnade.mesh.collectives import Entrance, all_gather, copy_to, gather_sequence, reduce_from, scatter_sequence
 from colonnade.mesh.mesh import Axis
@@ -47,6 +48,8 @@ class Parallel:
     """What adapters drop: shared by all layers of a rank."""
     products: Products = field(default_factory=usual)
     """Which kernels multiply matrices on a CPU: the same on all ranks."""
+    probe: Probe = field(default_factory=Probe)
+    """What reads activations at measured steps: shared by all layers of a rank."""
 
     def enter(self, x: Tensor) -> Tensor:
         """Of the stream, what every rank of a cut layer reads: [s/tp, b, h] or [s, b, h] -> [s, b, h]."""

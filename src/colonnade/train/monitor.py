@@ -1,8 +1,9 @@
-"""What a run tells while it goes on: progress lines, metrics.jsonl, events.jsonl, TensorBoard.
+"""What a run tells while it goes on: progress lines, metrics.jsonl, thermometers.jsonl, events.jsonl, TensorBoard.
 
-Rank 0 writes; every other rank has a `Monitor` that does nothing. metrics.jsonl has one object a step. A resumed run
-first cuts off what lies after its checkpoint, and of a step that is written twice keeps what was written last, so that
-the file is what an uninterrupted run would have written (but for times).
+Rank 0 writes; every other rank has a `Monitor` that does nothing. metrics.jsonl has one object a step,
+thermometers.jsonl one a measured step. A resumed run first cuts off what lies after its checkpoint, and of a step that
+is written twice keeps what was written last, so that a file is what an uninterrupted run would have written (but for
+times).
 """
 
 import json
@@ -19,6 +20,7 @@ from colonnade.atomic import write_whole
 from colonnade.errors import ConfigError, hidden, without_credentials
 
 METRICS, EVENTS, UNDONE = "metrics.jsonl", "events.jsonl", "undone.jsonl"
+THERMOMETERS = "thermometers.jsonl"
 Metrics = Mapping[str, float | int]
 
 
@@ -40,6 +42,7 @@ class Monitor:
         self._active, self._steps, self._log_every = active, steps, log_every
         self._tokens_per_step, self._flops_per_token, self._peak = tokens_per_step, flops_per_token, peak_flops
         self._metrics, self._events = folder / METRICS, folder / EVENTS
+        self._thermometers = folder / THERMOMETERS
         self._recent: deque[float] = deque(maxlen=50)
         """Seconds of the last steps, for the rate and the time left."""
         self._open_board = _tensorboard(folder) if active and tensorboard else None
@@ -52,7 +55,8 @@ class Monitor:
         """
         if not self._active:
             return
-        _rewrite(self._metrics, lambda lines: _of_steps(lines, step))
+        for file in (self._metrics, self._thermometers):
+            _rewrite(file, lambda lines: _of_steps(lines, step))
         _rewrite(self._events, lambda lines: [line for line in lines if _object_in(line) is not None])
         if self._open_board is not None:
             self._board = self._open_board(step + 1)
@@ -84,16 +88,28 @@ class Monitor:
         if metrics["step"] % self._log_every == 0 or metrics["step"] in (1, self._steps):
             self.say(self._progress(line))
 
+    def thermometers(self, reading: Mapping[str, Any], summary: Metrics) -> None:
+        """Record what a measured step shows: a line of thermometers.jsonl, and its summary for TensorBoard."""
+        if not self._active:
+            return
+        _append(self._thermometers, reading)
+        if self._board is not None:
+            for name, value in summary.items():
+                self._board.add_scalar(f"thermometers/{name}", value, int(reading["step"]))
+
     def event(self, kind: str, **details: Any) -> None:
         """Record what happened (a start, a save, an interruption) in events.jsonl."""
         if self._active:
             _append(self._events, _event(kind, details))
 
     def sync(self) -> None:
-        """See metrics.jsonl to the disk: a checkpoint of a step must not outlive the numbers of that step."""
-        if self._active and self._metrics.exists():
-            with self._metrics.open("rb") as file:
-                os.fsync(file.fileno())
+        """See metrics.jsonl and thermometers.jsonl to the disk: a checkpoint of a step must not outlive the numbers of
+        that step.
+        """
+        for path in (self._metrics, self._thermometers):
+            if self._active and path.exists():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
 
     def say(self, text: str) -> None:
         """Print a line, on rank 0 only."""

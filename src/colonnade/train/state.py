@@ -32,6 +32,7 @@ from colonnade.tasks.tasks import TASKS
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.train.base import Base
 from colonnade.train.divergence import LossWatch, Rollback
+from colonnade.train.thermometers import Thermometers, thermometers
 
 OPTIMIZERS: Mapping[str, Callable[[float, float, float, float], Optimizer]] = MappingProxyType(
     {"adamw": AdamW, "lamb": Lamb}
@@ -56,6 +57,7 @@ class TrainState:
     optimizer: Optimizer
     learning_rate: LearningRate
     loss_scale: LossScale
+    thermometers: Thermometers
     base: Base | None = None
     """What is not saved with it; None: everything is."""
     drawn: bool = True
@@ -152,6 +154,9 @@ def build_state(
         optimizer=optimizer,
         learning_rate=learning_rate_of(config),
         loss_scale=_loss_scale(config),
+        thermometers=thermometers(
+            config.thermometers, config.model, architecture, owned=owner, probe=layers.probe, dtype=dtype
+        ),
     )
 
 

@@ -16,6 +16,7 @@ from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Mesh
 from colonnade.tasks.task import Microbatch
 from colonnade.train.state import TrainState
+from colonnade.train.thermometers import Reading
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class StepResult:
     """What the loss was multiplied with; 1 but under fp16."""
     skipped: bool
     """Whether gradients overflowed, so that no weight was changed."""
+    reading: Reading | None = None
+    """Of the thermometers, at a step that is measured."""
 
 
 def train_step(
@@ -56,14 +59,17 @@ def train_step(
     inputs = [task.inputs(batch, scale / counts.clamp(min=1.0), train.seed) for batch in microbatches]
 
     state.ownership.begin()
+    state.thermometers.begin(state.step + 1)
     losses = state.runner.run(inputs) / scale  # forward and backward; gradients are summed over dp as it goes
     state.ownership.finish()
 
     norm = gradient_norm(state.ownership) / scale
+    state.thermometers.gradients(scale)
     before_update()
     rate, skipped = update_(state, norm, mesh, train)
     means = tuple(all_reduce(all_reduce(losses, mesh.reduce), mesh.pp).tolist())  # only the last stage has any
-    return StepResult(sum(means), float(norm), rate, means, tuple(map(int, counts.tolist())), scale, skipped)
+    reading = state.thermometers.finish(mesh)
+    return StepResult(sum(means), float(norm), rate, means, tuple(map(int, counts.tolist())), scale, skipped, reading)
 
 
 def update_(state: TrainState, norm: Tensor, mesh: Mesh, train: TrainConfig) -> tuple[float, bool]:
@@ -90,6 +96,7 @@ def update_(state: TrainState, norm: Tensor, mesh: Mesh, train: TrainConfig) -> 
         factor=clip_factor(norm, train.gradient_clip) / scale.value,
         num_weights=state.num_weights,
         total=lambda sums: all_reduce(sums, shared),
+        watch=state.thermometers.watch,
     )
     state.ownership.publish()
     return rate, False

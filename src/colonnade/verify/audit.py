@@ -54,10 +54,12 @@ def audit(config: Config) -> bool:
 def one_step(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus) -> tuple[list[Flow], Totals, str]:
     """What theory says of a step of this rank, what its ledger saw, and the table of its memory.
 
-    The step is the first of those with the whole sequence: of the last phase, where [curriculum] has some.
+    The step is the first of those with the whole sequence: of the last phase, where [curriculum] has some. It is a
+    measured one, where there are thermometers.
     """
     train, ledger = config.train, mesh.ledger
-    state = build_state(config, mesh, corpus.vocab_size, device)
+    every_step = config.thermometers.model_copy(update={"every": min(1, config.thermometers.every)})
+    state = build_state(config.model_copy(update={"thermometers": every_step}), mesh, corpus.vocab_size, device)
     loaded = corpus.batches(corpus.curriculum.phases[-1].begin, micro_batch_size=train.micro_batch_size, dp=mesh.data)
     batches = [batch.to(device) for batch in loaded]
     ledger.clear()
@@ -73,6 +75,7 @@ def one_step(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus) -
         mesh.rank,
         skipped=result.skipped,
         cuda=device.type == "cuda",
+        measured=result.reading is not None,
         stated=trained_architecture(config, corpus.vocab_size),
     )
     predicted = predict(config, corpus.vocab_size, stage=mesh.pp.rank, device=device)

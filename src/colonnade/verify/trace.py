@@ -21,7 +21,7 @@ from colonnade.data_parallel.buckets import Bucket, named_ranges
 from colonnade.launch.join import joined
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
-from colonnade.optim.param_slice import Optimizer, ParamSlice, Total
+from colonnade.optim.param_slice import Optimizer, ParamSlice, Total, Watch, unwatched
 from colonnade.tensor_parallel.placement import named_placements
 from colonnade.train.corpus import Corpus, open_corpus
 from colonnade.train.state import TrainState, build_state
@@ -104,11 +104,18 @@ class SeenGradients:
         factor: Tensor,
         num_weights: int,
         total: Total,
+        watch: Watch = unwatched,
     ) -> None:
         """As `Optimizer.update_`."""
         self._gradients = [bucket.optimizer_gradients.clone() for bucket in self.buckets]
         self.optimizer.update_(
-            slices, step=step, learning_rate=learning_rate, factor=factor, num_weights=num_weights, total=total
+            slices,
+            step=step,
+            learning_rate=learning_rate,
+            factor=factor,
+            num_weights=num_weights,
+            total=total,
+            watch=watch,
         )
 
     def taken(self, step: int, loss_scale: float) -> Iterator[LocalShard]:

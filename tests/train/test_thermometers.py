@@ -1,0 +1,153 @@
+"""Thermometers of one rank against what hooks see, and what a run leaves of them. All layouts: tests/parity."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from colonnade.architecture.parts import trained_architecture
+from colonnade.architecture.sites import parts, sites
+from colonnade.config.thermometers import ThermometersConfig
+from colonnade.kernels import attention
+from colonnade.mesh.mesh import Mesh
+from colonnade.train import loop
+from colonnade.train.state import TrainState, build_state
+from colonnade.train.step import StepResult, train_step
+from colonnade.train.thermometers import Activations, Reading
+from tests import tiny
+from tests.parity.compare import compare
+from tests.parity.runs import CPU, SERIAL, Case, Way, configured, microbatches
+from tests.tiny import TinyCorpus
+
+CASE = Case(drop=0.0, num_layers=2)
+
+
+def stepped(case: Case, state: TrainState, number: int = 0) -> StepResult:
+    way = replace(SERIAL, micro_batch_size=4)
+    return train_step(state, microbatches(case, way, number, Mesh()), Mesh(), configured(case, way).train)
+
+
+def built(case: Case, every: int = 1) -> TrainState:
+    config = configured(case, SERIAL).model_copy(update={"thermometers": ThermometersConfig(every=every)})
+    return build_state(config, Mesh(), case.vocab_size, CPU)
+
+
+def of(tensors: list[Tensor]) -> Activations:
+    x = torch.cat([each.detach().flatten() for each in tensors])
+    low, high, rms = x.min().item(), x.max().item(), x.square().mean().sqrt().item()
+    return Activations(low, high, rms, (x == 0).double().mean().item(), 0.0, 0.0)
+
+
+def test_activations_are_what_hooks_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of outputs of modules; the hidden layer of an MLP is what its second layer reads, and logits are torch's."""
+    state, seen = built(CASE), dict[tuple[str, str], list[Tensor]]()
+
+    def keep(unit: str, site: str, x: Tensor) -> None:
+        seen.setdefault((unit, site), []).append(x)
+
+    model: Any = state.model
+    model.embedding.register_forward_hook(lambda _, __, out: keep("embedding", "embedding", out))
+    model.head.norm.register_forward_hook(lambda _, __, out: keep("head", "final_norm", out))
+    for layer, block in model.blocks.items():
+        unit = f"blocks.{layer}"
+        block.register_forward_hook(lambda _, __, out, unit=unit: keep(unit, "residual_stream", out))
+        block.attention.register_forward_hook(lambda _, __, out, unit=unit: keep(unit, "attention_output", out))
+        block.mlp.down.register_forward_hook(lambda _, read, __, unit=unit: keep(unit, "mlp_hidden", read[0]))
+    fused, calls = attention._fused, iter(["blocks.0", "blocks.1"] * 2)
+
+    def logits(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+        every = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        keep(next(calls), "attention_logits", every[..., torch.ones(every.shape[-2:]).tril().bool()])
+        return fused(q, k, v, is_causal=is_causal)
+
+    monkeypatch.setattr(attention, "_fused", logits)
+    reading = stepped(CASE, state).reading
+    assert reading is not None and {site for site, _ in reading.activations} == seen.keys()
+    for site, found in reading.activations:
+        assert found == pytest.approx(of(seen[site]), rel=1e-12), site
+
+
+def test_gradients_and_updates() -> None:
+    """Before clipping; the change of weights over what they were."""
+    state = built(CASE)
+    before = {bucket.name: bucket.master.clone() for bucket in state.buckets}
+    result = stepped(CASE, state)
+    assert result.reading is not None
+    found = dict(result.reading.parts)
+    assert list(found) == [bucket.name for bucket in state.buckets]
+    assert math.sqrt(sum((part.gradient_norm or 0) ** 2 for part in found.values())) == pytest.approx(result.grad_norm)
+    for bucket in state.buckets:
+        change = (bucket.master - before[bucket.name]).norm() / before[bucket.name].norm()
+        assert found[bucket.name].update == pytest.approx(change.item(), rel=1e-12)
+        clipped = 0.05 / result.grad_norm  # what is left in the buffers
+        most = bucket.reduced.abs().max().item() / clipped
+        assert found[bucket.name].gradient_maximum == pytest.approx(most, rel=1e-10)
+
+
+def test_an_overflow_has_no_norm_and_no_update() -> None:
+    case = Case(precision="fp16", loss_scale=2.0**40)
+    result = stepped(case, built(case))
+    assert result.skipped and result.reading is not None
+    assert all(part.update is None for _, part in result.reading.parts)
+    assert any(part.gradient_norm is None for _, part in result.reading.parts)
+    assert json.loads(json.dumps(result.reading.to_json(), allow_nan=False))["step"] == 1
+
+
+def test_only_every_so_many_steps_are_measured_and_none_by_default() -> None:
+    state = built(CASE, every=2)
+    assert [stepped(CASE, state, number).reading is not None for number in range(4)] == [False, True, False, True]
+    assert stepped(CASE, built(CASE, every=0)).reading is None
+
+
+@pytest.mark.parametrize("block", ["gpt", "bert", "labels", "t5", "neox"])
+def test_every_site_that_is_listed_is_read(block: Any) -> None:
+    """And no other."""
+    case = Case(block=block)
+    stepped_once = stepped(case, built(case)).reading
+    assert stepped_once is not None
+    assert all(found.rms is not None for _, found in stepped_once.activations)
+    stated = trained_architecture(configured(case, SERIAL), case.vocab_size)
+    assert tuple(site for site, _ in stepped_once.activations) == sites(case.model, stated)
+    assert tuple(part for part, _ in stepped_once.parts) == parts(stated)
+
+
+def test_what_is_not_finite_is_the_largest() -> None:
+    def reading(found: Activations) -> Reading:
+        return Reading(3, ((("blocks.0", "residual_stream"), found),), ())
+
+    assert reading(Activations(-7.0, 3.0, 1.0, 0.0, 0.0, 0.0)).summary()["largest_residual_stream"] == 7.0
+    assert reading(Activations(-7.0, 3.0, 1.0, 0.0, 0.1, 0.0)).summary()["largest_residual_stream"] == math.inf
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "thermometers.jsonl").read_text().splitlines()]
+
+
+def test_a_run_writes_them_and_cuts_them_off_when_it_goes_on(corpus: TinyCorpus, tmp_path: Path) -> None:
+    options = ["thermometers.every=2", "train.evaluate_every=0"]
+    config = tiny.config(corpus, tmp_path, *options)
+    tiny_main(config)
+    written = lines(tmp_path / "run")
+    assert [line["step"] for line in written] == [2, 4, 6]
+    assert set(written[0]) == {"step", "activations", "gradients", "updates"}
+    logits = written[0]["activations"]["blocks.0"]["attention_logits"]
+    assert set(logits) == {"minimum", "maximum", "rms", "zeros", "non_finite", "near_limit"}
+    (tmp_path / "run" / "checkpoints" / "step_00000006").rename(tmp_path / "aside")
+    tiny_main(tiny.config(corpus, tmp_path, *options))
+    assert lines(tmp_path / "run") == written
+
+
+def tiny_main(config: Any) -> None:
+    loop.main(config, banner=lambda *_: loop.Banner("", {}))
+
+
+def test_ranks_count_every_number_once() -> None:
+    """Weights that tp or dp ranks have alike, and extremes of cut tensors: on four ranks as on one."""
+    job = (Case(), Way(tp=2, dp=2, micro_batch_size=2))
+    (outcome,) = compare([job], {}, time_limit=60.0)
+    assert outcome.worst("thermometers").size <= 1e-10, outcome.worst("thermometers")
