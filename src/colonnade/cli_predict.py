@@ -34,7 +34,11 @@ def predict(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(help="Write predictions here: .tsv as GLUE takes it, .jsonl with probabilities."),
+        typer.Option(help="Write here: .tsv for GLUE, .json for SQuAD, .jsonl with probabilities.", show_default=False),
+    ] = None,
+    null_threshold: Annotated[
+        float | None,
+        typer.Option(help="[logits] No answer, where it is likelier by more than this.", show_default=False),
     ] = None,
     batch_size: BatchSize = 32,
     best: Best = False,
@@ -46,25 +50,34 @@ def predict(
     precision: Precision = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell labels, scores or choices of new examples.
+    """Tell labels, scores or choices of new examples, or answers to questions.
 
-    By a model that was fine-tuned for them. Examples with labels are scored too.
+    By a model that was fine-tuned for them. What says what is right is scored too.
     """
     from colonnade.serving.options import check_options, chosen
     from colonnade.serving.outputs import output_problems
 
-    wrong = output_problems(output, (".tsv", ".jsonl"))
+    wrong = output_problems(output, (".tsv", ".json", ".jsonl"))
     check_options(checkpoint, tp=tp, pp=pp, device=device, precision=precision, best=best, more=wrong)
     run_on_ranks(tp * pp * dp, sys.argv[1:])
 
     from colonnade.serving import predict as predicting
     from colonnade.serving import trained
+    from colonnade.serving.predict_spans import predict_spans
 
     path, fewer = chosen(checkpoint, best), [f"lower --batch-size (now {batch_size})"]
     with trained.opened(
         path, tp=tp, pp=pp, dp=dp, device=device, precision=precision, to_take_less=fewer, base=base
     ) as (model, mesh):
-        found = predicting.predict(model, mesh, inputs, format_name=format_name, batch_size=batch_size)
+        spans = model.config.model.head == "spans"
+        predicting.check_options(model.config.model.head, output, null_threshold)
+        found: predicting.Told = (
+            predict_spans(
+                *(model, mesh, inputs), format_name=format_name, batch_size=batch_size, null_threshold=null_threshold
+            )
+            if spans
+            else predicting.predict(model, mesh, inputs, format_name=format_name, batch_size=batch_size)
+        )
         if mesh.rank == 0:
             predicting.show(found, output, as_json=as_json)
 

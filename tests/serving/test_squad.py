@@ -67,3 +67,67 @@ def test_what_is_refused(trained: Path, tmp_path: Path) -> None:
     ):
         answer = here("evaluate", run, *arguments)
         assert answer.status == 2 and message in answer.err, (arguments, answer)
+
+
+# --- predict ----------------------------------------------------------------------------------------------------------
+
+
+def test_predictions_are_those_that_are_measured(trained: Path, tmp_path: Path) -> None:
+    run, data = trained / "at" / "run", trained / "dev.json"
+    answer = forked("evaluate", run, "squad", "--data", data, "--json", "--output", tmp_path / "measured.json")
+    assert answer.status == 0, answer
+    scores = json.loads(answer.out)
+    answer = forked(
+        *("predict", run, data, "--format", "squad", "--output", tmp_path / "predicted.json", "--json", "--tp", "2"),
+        num_ranks=2,
+    )
+    assert answer.status == 0, answer
+    told = json.loads(answer.out)
+    assert told["questions"] == 11 and told["output"] == str(tmp_path / "predicted.json")
+    assert told["scores"] == pytest.approx({key: scores[key] for key in told["scores"]}, rel=1e-12)
+    assert "best_f1" in told["scores"]
+    for ending in (".json", ".nbest_predictions.json", ".null_odds.json"):
+        measured_file, predicted = (
+            json.loads((tmp_path / f"{name}{ending}").read_text()) for name in ("measured", "predicted")
+        )
+        assert predicted.keys() == measured_file.keys()
+        if ending == ".json":
+            assert predicted == measured_file
+
+
+def test_new_questions_are_answered_from_their_texts(trained: Path, tmp_path: Path) -> None:
+    run, asked = trained / "at" / "run", tmp_path / "asked.jsonl"
+    paragraphs = squad(3)["data"][0]["paragraphs"]
+    pairs = [(text["qas"][0]["question"], text["context"]) for text in paragraphs]
+    lines = [{"question": question, "context": context} for question, context in pairs]
+    asked.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {**lines[0], "id": "again"}]))
+    answer = here("predict", run, asked, "--output", tmp_path / "told.jsonl")
+    assert answer.status == 0 and "4 questions answered; the file does not say what is right" in answer.out, answer
+    told = [json.loads(line) for line in (tmp_path / "told.jsonl").read_text().splitlines()]
+    assert [each["id"] for each in told] == ["1", "2", "3", "again"]
+    for each, (question, context) in zip(told, [*pairs, pairs[0]], strict=True):
+        assert each["question"] == question and each["prediction"] and each["prediction"] in context
+        assert each["prediction"] == each["answers"][0]["text"] and "null_odds" not in each
+        chances = [one["probability"] for one in each["answers"]]
+        assert chances == sorted(chances, reverse=True) and sum(chances) <= 1
+    assert {**told[0], "id": ""} == {**told[3], "id": ""}
+    answer = here("predict", run, asked, "--null-threshold", "-1e9", "--json")
+    nothing = json.loads(answer.out)["predictions"]
+    assert [each["prediction"] for each in nothing] == [""] * 4 and all("null_odds" in each for each in nothing)
+
+
+def test_what_no_answer_can_be_given_to(trained: Path, tmp_path: Path) -> None:
+    run, data = trained / "at" / "run", trained / "dev.json"
+    empty, twice = tmp_path / "empty.jsonl", tmp_path / "twice.jsonl"
+    empty.write_text('{"question": "Who?"}\n')
+    twice.write_text('{"question": "Who?", "context": "Ada.", "id": 1}\n' * 2)
+    for arguments, message in (
+        ([empty], 'line 1: it has no texts in "question" and "context"'),
+        ([twice], 'has the id "1" twice'),
+        ([data, data], "or a file before it has it"),
+        ([tmp_path], "is no file"),
+        ([data, "--format", "mnli"], '--format mnli, and the checkpoint has model.head = "spans"'),
+        ([data, "--output", tmp_path / "a.tsv"], "SQuAD's predictions are .json"),
+    ):
+        answer = here("predict", run, *arguments)
+        assert answer.status == 2 and message in answer.err, (arguments, answer)

@@ -1,24 +1,50 @@
-"""The questions of a file of SQuAD that is measured on: all of them, or a refusal."""
+"""The questions of files that are answered or measured on: all of them, or a refusal."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from colonnade.corpus.documents import Rejected
 from colonnade.errors import DataError
+from colonnade.examples.rows import json_rows
 from colonnade.examples.squad import Question, questions_of
 
 
-def read_questions(path: Path) -> list[Question]:
-    """All questions of a file. DataError where there are none, one is broken, or an id comes twice."""
-    found = list(questions_of(path))
+def read_questions(*paths: Path) -> list[Question]:
+    """All questions of SQuAD's files (.json), or of files with an object a line (.jsonl) that has "question" and
+    "context", and "id" where it is to be known by something else than its line. DataError where there are none, one is
+    broken, or an id comes twice.
+    """
+    questions = [each for path in paths for each in _whole(path)]
+    names = set[str]()
+    for each in questions:
+        if each.name in names:
+            raise DataError(
+                f'{each.file} has the id "{each.name}" twice, or a file before it has it: predictions are told by it. '
+                "Give each its own."
+            )
+        names.add(each.name)
+    return questions
+
+
+def _whole(path: Path) -> list[Question]:
+    found = list(_lines(path) if path.suffix == ".jsonl" else questions_of(path))
     broken = [each for each in found if isinstance(each, Rejected)]
     if broken:
         raise DataError(f"{path} has {len(broken):,} that are no questions. The first: {broken[0]}. Copy it again.")
     questions = [each for each in found if isinstance(each, Question)]
     if not questions:
         raise DataError(f"{path} has no question. Name a file of SQuAD with some.")
-    names = set[str]()
-    for each in questions:
-        if each.name in names:
-            raise DataError(f'{path} has the id "{each.name}" twice: predictions are told by it. Give each its own.')
-        names.add(each.name)
     return questions
+
+
+def _lines(path: Path) -> Iterator[Question | Rejected]:
+    """Of a .jsonl."""
+    for row in json_rows(path):
+        if isinstance(row, Rejected):
+            yield row
+            continue
+        asked, context = (row.values.get(key) for key in ("question", "context"))
+        if isinstance(asked, str) and isinstance(context, str) and asked and context:
+            yield Question(path, row.line, str(row.values.get("id", row.line)), asked, context, answers=None)
+        else:
+            yield row.rejected('it has no texts in "question" and "context"')

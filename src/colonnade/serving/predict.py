@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,10 +96,34 @@ class Predictions:
         lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in self.records())
         write_whole(path, (self.submission() if path.suffix == ".tsv" else "".join(lines)).encode())
 
+    def about(self) -> dict[str, Any]:
+        """For --json."""
+        return {"format": self.fields.format, "examples": len(self.logits), "scores": self.scores()}
+
     def summary(self) -> str:
         """One line for people."""
         told = ", ".join(f"{name} {score:.4f}" for name, score in self.scores().items())
         return f"{counted(len(self.logits), 'example')} of {self.fields.format}{f': {told}' if told else ''}"
+
+
+class Told(Protocol):
+    """What a model tells of new data: of examples, or of questions."""
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """An object an example."""
+        ...
+
+    def about(self) -> dict[str, Any]:
+        """For --json."""
+        ...
+
+    def save(self, path: Path) -> None:
+        """Write them whole, as the name's ending says."""
+        ...
+
+    def summary(self) -> str:
+        """One line for people."""
+        ...
 
 
 def predict(
@@ -110,7 +134,7 @@ def predict(
     if not isinstance(model, LabelBERT) or head == "none":
         raise ConfigError(
             f'the checkpoint has model.kind = "{trained.config.model.kind}" and model.head = "{head}", which tells no '
-            'labels. Fine-tune a BERT with model.head = "classification" or "choice" on the task.'
+            'labels. Fine-tune a BERT with model.head = "classification", "choice" or "spans" on the task.'
         )
     with _token_file(trained, inputs, format_name) as prefix:
         file = open_tokens(prefix, vocab_size=model.vocab_size, tokenizer=trained.tokenizer)
@@ -129,15 +153,26 @@ def predict(
         return Predictions(fields_of(file), logits.numpy(), targets.numpy())
 
 
-def show(found: Predictions, output: Path | None, *, as_json: bool) -> None:
+def check_options(head: str, output: Path | None, null_threshold: float | None) -> None:
+    """ConfigError for options of another head than the checkpoint's."""
+    spans = head == "spans"
+    if output is not None and output.suffix == (".tsv" if spans else ".json"):
+        other = "SQuAD's predictions are .json" if spans else "labels are told in .tsv, as GLUE takes it"
+        raise ConfigError(f'--output {output}, and the checkpoint has model.head = "{head}": {other}, or .jsonl.')
+    if null_threshold is not None and not spans:
+        raise ConfigError(
+            f'--null-threshold is of questions about texts, and the checkpoint has model.head = "{head}". Leave it out.'
+        )
+
+
+def show(found: Told, output: Path | None, *, as_json: bool) -> None:
     """Print them, or write them to a file and print what they are."""
     if output is not None:
         found.save(output)
     if as_json:
         written = {} if output is None else {"output": str(output)}
         records = list(found.records()) if output is None else []
-        told = {"format": found.fields.format, "examples": len(found.logits), "scores": found.scores()}
-        print(json.dumps({**told, **written, **({"predictions": records} if output is None else {})}))
+        print(json.dumps({**found.about(), **written, **({"predictions": records} if output is None else {})}))
         return
     if output is None:
         print("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in found.records()), end="")

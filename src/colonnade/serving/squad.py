@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from colonnade.atomic import write_whole
+from colonnade.config.numbers import counted
 from colonnade.data.example_dataset import PairTokens
 from colonnade.data.question_windows import Windows
 from colonnade.errors import ConfigError
@@ -26,48 +27,68 @@ from colonnade.serving.trained import Trained
 BATCH_SIZE = 8
 
 
+@dataclass(frozen=True)
+class Manner:
+    """How questions are read and answered."""
+
+    length: int
+    """[tokens] Of a window."""
+    windows: Windows
+    selection: Selection
+    threshold: float
+    """[logits] From how much likelier on there is no answer."""
+    batch_size: int
+
+
 def measure_squad(trained: Trained, mesh: Mesh, asked: Measurement, data: str) -> Measured:
     """Answer every question, and write what --output asks for (rank 0)."""
-    model, path = trained.model, Path(data)
+    path, how = Path(data), manner(trained, asked)
+    questions, impossible = read_questions(path), may_have_none(path)
+    answers = answers_to(questions, trained, mesh, how, may_be_none=impossible)
+    written = write_official(asked.output, answers, how.threshold) if asked.output and mesh.rank == 0 else []
+    scores = scores_of_answers(questions, answers, how.threshold, may_be_none=impossible)
+    numbers: dict[str, object] = {"questions": len(questions), **({} if scores is None else scores.numbers())}
+    parameters = {
+        "window": how.length,
+        "stride": how.windows.doc_stride,
+        "max_query_length": how.windows.max_query_length,
+        "max_answer_length": how.selection.longest,
+        "n_best": how.selection.n_best,
+        **({"null_threshold": how.threshold} if impossible else {}),
+        "batch_size": how.batch_size,
+    }
+    notes = tuple(f"wrote {each}" for each in written)
+    line = score_line(scores, len(questions))
+    return Measured(f"SQuAD {'2.0' if impossible else '1.1'}", parameters, numbers, line, notes)
+
+
+def answers_to(
+    questions: Sequence[Question], trained: Trained, mesh: Mesh, how: Manner, *, may_be_none: bool
+) -> dict[str, Answers]:
+    """By id, the same on every rank; every rank calls this. ConfigError for a model that answers no questions."""
+    model = trained.model
     if not isinstance(model, SpanBERT):
         now = f'kind "{trained.config.model.kind}" with head "{trained.config.model.head}"'
         raise ConfigError(
             f'a model of {now} has no answers to questions about texts: that takes model.head = "spans". '
             "Fine-tune one from it with train.init_from."
         )
-    length, windows, selection, threshold = _settings(trained, asked)
-    questions = read_questions(path)
-    impossible = may_have_none(path)
-    answers = answer(
+    return answer(
         model,
-        prepare(questions, trained.tokenizer, windows, length),
+        prepare(questions, trained.tokenizer, how.windows, how.length),
         control=PairTokens.of(trained.tokenizer),
         mesh=mesh,
         hidden=trained.hidden,
-        length=length,
-        batch_size=asked.batch_size or BATCH_SIZE,
-        selection=selection,
-        may_be_none=impossible,
+        length=how.length,
+        batch_size=how.batch_size,
+        selection=how.selection,
+        may_be_none=may_be_none,
         progress=Progress("windows", shown=mesh.rank == 0),
     )
-    written = _write(asked.output, submission(answers, threshold)) if asked.output and mesh.rank == 0 else []
-    scores = _scores(questions, answers, threshold, impossible)
-    numbers: dict[str, object] = {"questions": len(questions), **({} if scores is None else scores.numbers())}
-    parameters = {
-        "window": length,
-        "stride": windows.doc_stride,
-        "max_query_length": windows.max_query_length,
-        "max_answer_length": selection.longest,
-        "n_best": selection.n_best,
-        **({"null_threshold": threshold} if impossible else {}),
-        "batch_size": asked.batch_size or BATCH_SIZE,
-    }
-    notes = tuple(f"wrote {each}" for each in written)
-    return Measured(f"SQuAD {'2.0' if impossible else '1.1'}", parameters, numbers, _line(scores, numbers), notes)
 
 
-def _settings(trained: Trained, asked: Measurement) -> tuple[int, Windows, Selection, float]:
-    """Length of windows, how they are cut, how answers are chosen, and from which odds on there is none."""
+def manner(trained: Trained, asked: Measurement) -> Manner:
+    """The usual one, with what was asked for otherwise."""
     usual, choice = Windows(), Selection()
     longest = trained.config.model.seq_length
     if asked.window is not None and asked.window > longest:
@@ -75,27 +96,32 @@ def _settings(trained: Trained, asked: Measurement) -> tuple[int, Windows, Selec
             f"--window {asked.window:,} is longer than model.seq_length = {longest:,}, the positions that the "
             f"model has. Use {longest:,} or less."
         )
-    windows = Windows(asked.stride or usual.doc_stride, asked.max_query_length or usual.max_query_length)
-    selection = Selection(asked.n_best or choice.n_best, asked.max_answer_length or choice.longest)
-    return asked.window or longest, windows, selection, asked.null_threshold or 0.0
+    return Manner(
+        length=asked.window or longest,
+        windows=Windows(asked.stride or usual.doc_stride, asked.max_query_length or usual.max_query_length),
+        selection=Selection(asked.n_best or choice.n_best, asked.max_answer_length or choice.longest),
+        threshold=asked.null_threshold or 0.0,
+        batch_size=asked.batch_size or BATCH_SIZE,
+    )
 
 
-def _scores(
-    questions: list[Question], answers: Mapping[str, Answers], threshold: float, impossible: bool
+def scores_of_answers(
+    questions: Sequence[Question], answers: Mapping[str, Answers], threshold: float, *, may_be_none: bool
 ) -> SquadScores | None:
     """None where some question does not say what is right."""
     right = {each.name: [given.text for given in each.answers] for each in questions if each.answers is not None}
     if len(right) < len(questions):
         return None
     texts = {name: each.text for name, each in answers.items()}
-    if not impossible:
+    if not may_be_none:
         return scores_1(right, texts)
     odds = {name: each.null_odds for name, each in answers.items() if each.null_odds is not None}
     return scores_2(right, texts, odds, threshold=threshold)
 
 
-def _line(scores: SquadScores | None, numbers: Mapping[str, object]) -> str:
-    told = f"{numbers['questions']:,} questions"
+def score_line(scores: SquadScores | None, num_questions: int) -> str:
+    """Scores for people."""
+    told = counted(num_questions, "question")
     if scores is None:
         return f"{told} answered; the file does not say what is right, so there are no scores"
     told = f"exact match {scores.exact:.2f}, F1 {scores.f1:.2f} of {told}"
@@ -117,9 +143,10 @@ def output_files(output: str) -> dict[str, Path]:
     return {"predictions": path, **beside}
 
 
-def _write(output: str, files: Mapping[str, Mapping[str, Any]]) -> list[Path]:
+def write_official(output: str, answers: Mapping[str, Answers], threshold: float) -> list[Path]:
+    """The files of `submission`; returns their places."""
     places, written = output_files(output), []
-    for name, content in files.items():
+    for name, content in submission(answers, threshold).items():
         places[name].parent.mkdir(parents=True, exist_ok=True)
         write_whole(places[name], (json.dumps(content, indent=4, ensure_ascii=False) + "\n").encode())
         written.append(places[name])

@@ -1,0 +1,96 @@
+"""Answers to new questions about texts, by a model that was fine-tuned for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from colonnade.atomic import write_whole
+from colonnade.errors import ConfigError
+from colonnade.evaluation.answers import Answers
+from colonnade.evaluation.squad_files import read_questions
+from colonnade.examples.squad import Question, may_have_none
+from colonnade.mesh.mesh import Mesh
+from colonnade.serving.measurement import Measurement
+from colonnade.serving.squad import answers_to, manner, score_line, scores_of_answers, write_official
+from colonnade.serving.trained import Trained
+
+SHOWN = 3
+"""Answers of a question that are told, of those found."""
+
+
+@dataclass(frozen=True)
+class AnsweredQuestions:
+    """What a model answers, in the order of the questions."""
+
+    questions: Sequence[Question]
+    answers: Mapping[str, Answers]
+    """By the questions' ids."""
+    threshold: float
+    """[logits] From how much likelier on there is no answer."""
+    may_be_none: bool
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """An object a question: what is answered ("" is nothing), and the likeliest answers with probabilities."""
+        for each in self.questions:
+            found = self.answers[each.name]
+            likeliest = [{"text": one.text, "probability": one.probability} for one in found.best[:SHOWN]]
+            odds = {} if found.null_odds is None else {"null_odds": found.null_odds}
+            prediction = found.prediction(self.threshold)
+            yield {"id": each.name, "question": each.text, "prediction": prediction, "answers": likeliest, **odds}
+
+    def scores(self) -> dict[str, Any]:
+        """Of all questions; nothing where the files do not say what is right."""
+        found = scores_of_answers(self.questions, self.answers, self.threshold, may_be_none=self.may_be_none)
+        return {} if found is None else found.numbers()
+
+    def save(self, path: Path) -> None:
+        """Write them whole: SQuAD's official .json and what goes beside it, or a .jsonl with probabilities."""
+        if path.suffix == ".json":
+            write_official(str(path), self.answers, self.threshold)
+            return
+        lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in self.records())
+        write_whole(path, "".join(lines).encode())
+
+    def about(self) -> dict[str, Any]:
+        """For --json."""
+        return {"format": "squad", "questions": len(self.questions), "scores": self.scores()}
+
+    def summary(self) -> str:
+        """One line for people."""
+        found = scores_of_answers(self.questions, self.answers, self.threshold, may_be_none=self.may_be_none)
+        return score_line(found, len(self.questions))
+
+
+def predict_spans(
+    trained: Trained,
+    mesh: Mesh,
+    inputs: Sequence[Path],
+    *,
+    format_name: str | None,
+    batch_size: int,
+    null_threshold: float | None,
+) -> AnsweredQuestions:
+    """Of files of questions; every rank calls this, and gets it. `null_threshold`: None in files that do not say that
+    a question may have no answer: each gets one.
+    """
+    if format_name not in (None, "squad"):
+        raise ConfigError(
+            f'--format {format_name}, and the checkpoint has model.head = "spans": it answers questions about texts. '
+            "Give it files of SQuAD (.json), or of objects with question and context (.jsonl)."
+        )
+    for path in inputs:
+        if path.suffix not in (".json", ".jsonl") or not path.is_file():
+            what = "does not end in .json or .jsonl" if path.is_file() else "is no file"
+            raise ConfigError(
+                f"{path} {what}. Questions are read from files of SQuAD (.json), or of objects with question and "
+                "context (.jsonl)."
+            )
+    questions = read_questions(*inputs)
+    may_be_none = null_threshold is not None or any(may_have_none(path) for path in inputs if path.suffix == ".json")
+    how = manner(trained, Measurement(batch_size=batch_size, null_threshold=null_threshold))
+    answers = answers_to(questions, trained, mesh, how, may_be_none=may_be_none)
+    return AnsweredQuestions(questions, answers, how.threshold, may_be_none)
