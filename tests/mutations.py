@@ -63,6 +63,9 @@ CHOOSE = "tests/generation/test_choose.py"
 PLAN = "tests/checkpoint/test_plan.py"
 DATASET = "tests/data/test_gpt_dataset.py"
 STREAM = "tests/generation/test_stream.py"
+PROFILE = "tests/train/test_profile.py"
+DRAWING = "tests/report/test_drawing.py"
+PAGE = "tests/report/test_page.py"
 TIME_LIMIT = 900.0
 
 
@@ -539,6 +542,35 @@ MUTATIONS = [
         "step=state.step - state.skipped,",
         "step=state.step,",
         (OVERFLOW,),
+    ),
+    # --- profiles and pages
+    Mutation(
+        "what an inner span covers is counted twice",
+        "mesh/clock.py",
+        "            own[span.parent] -= span.seconds\n",
+        "            pass\n",
+        (PROFILE,),
+    ),
+    Mutation(
+        "who comes last to a collective waits as well",
+        "train/profile_report.py",
+        'max(0.0, last[key] - (span.start + rank["epoch"]))',
+        "own",
+        (PROFILE,),
+    ),
+    Mutation(
+        "thinning loses the highest",
+        "report/thin.py",
+        "np.maximum.reduceat(kept, starts)",
+        "mean",
+        (DRAWING,),
+    ),
+    Mutation(
+        "what a run's files say is markup",
+        "report/html.py",
+        "else Html(_escaped(value))",
+        "else Html(value)",
+        (PAGE,),
     ),
     # --- sizes that few tests reach
     Mutation(

@@ -84,15 +84,21 @@ def train(
         typer.Option(help="Return to the checkpoint of this step first.", metavar="STEP", min=1, show_default=False),
     ] = None,
     skip: Skip = 0,
+    profile: Annotated[
+        str | None,
+        typer.Option(help="Time all parts of these steps: 5, or 5:8 for 5 to 8.", metavar="STEPS", show_default=False),
+    ] = None,
 ) -> None:
     """Train a model, or go on with a run that was stopped.
 
     Under torchrun this process is one rank of the layout. Started alone, it starts the layout's ranks on this machine.
     """
     from colonnade.train import start
+    from colonnade.train.profiled_steps import steps_of
 
-    settings = start.load_for_run(config, overrides or [])
+    settings, timed = start.load_for_run(config, overrides or []), steps_of(profile)
     arguments = ["train", str(config), *(overrides or []), *["--audit"] * audit, *["--dry-run"] * dry_run]
+    arguments += [] if profile is None else ["--profile", profile]
     if audit:
         run_on_ranks(settings.parallel.num_ranks, arguments)
         from colonnade.verify.audit import audit as audit_one_step
@@ -111,7 +117,7 @@ def train(
         from colonnade.planner.memory_limit import within_memory
         from colonnade.train import loop
 
-        loop.main(settings, banner, within_memory, dry_run=dry_run)
+        loop.main(settings, banner, within_memory, dry_run=dry_run, profile=timed)
 
 
 @app.command(cls=CommandWithKeys)

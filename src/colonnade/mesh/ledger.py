@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +17,8 @@ from types import FrameType
 from typing import Any
 
 import torch
+
+from colonnade.mesh.clock import Clock
 
 _HERE = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
@@ -93,6 +96,8 @@ class Ledger:
     """The entry that the program stands still for, and since when (time.monotonic)."""
     flying: deque[Flight] = field(default_factory=lambda: deque(maxlen=1024))
     """On CUDA, where the program does not wait itself: what the device may not have done yet, oldest first."""
+    clock: Clock | None = None
+    """While steps are profiled: where what the program stands still for is written down."""
     on_failure: Callable[[Exception], None] = field(default=lambda error: None)
     """Called when an operation fails, before the error is raised."""
 
@@ -126,6 +131,10 @@ class Ledger:
     def wait(self, entry: Entry, call: Callable[[], Any]) -> Any:
         """The result of `call`, which may stand still until the other ranks come to `entry` too."""
         self.waiting = entry, time.monotonic()
+        clock = self.clock
+        if clock is not None:
+            meets = 0 if entry.peer is not None else entry.number
+            clock.begin("wait", f"{entry.operation} {entry.axis}", axis=entry.axis, number=meets)
         try:
             return call()
         except Exception as error:
@@ -133,6 +142,12 @@ class Ledger:
             raise
         finally:
             self.waiting = None
+            if clock is not None:
+                clock.end()
+
+    def part(self, name: str) -> AbstractContextManager[None]:
+        """A part of the step, by its name in a profile."""
+        return nullcontext() if self.clock is None else self.clock.within("part", name)
 
     @staticmethod
     def close(entry: Entry) -> None:

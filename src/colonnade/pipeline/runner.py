@@ -62,7 +62,7 @@ class Runner:
             sends(schedules, self.num_chunks, self.first_trained), self.pp, partial(self._buffers, inputs)
         )
         computed = [
-            self._do(action, inputs[action.microbatch], mailbox, last=action is last[action.kind, action.chunk])
+            self.do(action, inputs[action.microbatch], mailbox, last=action is last[action.kind, action.chunk])
             for action in mine
         ]
         self.begins(None)
@@ -92,7 +92,7 @@ class Runner:
         carry = self.model.carry_buffers(inputs[message.microbatch], self.starts[start])
         return carry if message.kind == "F" else gradient_buffers(carry)
 
-    def _do(self, action: Action, inputs: Any, mailbox: Mailbox, *, last: bool) -> Carry | None:
+    def do(self, action: Action, inputs: Any, mailbox: Mailbox, *, last: bool) -> Carry | None:
         """Run one action; returns the losses where those are what it makes."""
         self.begins(action)
         if action.kind == "F":

@@ -84,6 +84,7 @@ def _shares(profile: Mapping[str, Any]) -> Html:
     if not ranks:
         return Html()
     names = list(dict.fromkeys(name for rank in ranks for name in _parts(rank)))
+    names.sort(key="rest".__eq__)
     colour = {name: f"p{number % 10}" for number, name in enumerate(names)}
     bars = [
         tag("div", tag("span", rank.get("name", "?")), _stack(_parts(rank), colour), class_="row")

@@ -35,9 +35,10 @@ from colonnade.train.held_out import evaluate_part
 from colonnade.train.interrupt import Interrupt, Request
 from colonnade.train.monitor import Monitor
 from colonnade.train.products import Decision, settle
+from colonnade.train.profile import Profile
 from colonnade.train.read_ahead import ReadAhead, pays
 from colonnade.train.state import TrainState, build_state
-from colonnade.train.step import StepResult, train_step
+from colonnade.train.step import DATA, StepResult, train_step
 from colonnade.train.undo import roll_back
 
 STOPPED_EARLY = "stopped early"
@@ -64,6 +65,7 @@ class Run:
     monitor: Monitor
     checkpoints: recovery.Checkpoints
     data: ReadAhead
+    profile: Profile
 
 
 def main(
@@ -72,9 +74,10 @@ def main(
     within: Callable[[Config, int, Mesh, torch.device], AbstractContextManager[None]] = lambda *_: nullcontext(),
     *,
     dry_run: bool = False,
+    profile: range = range(0),
 ) -> None:
     """Train as `config` says, as one rank of its layout; every rank calls this. `dry_run`: stop before the state is
-    made, with nothing written.
+    made, with nothing written. `profile`: steps to be timed in all their parts.
 
     `banner`: called by every rank, describes the run; what it predicts of memory is the business of higher floors, and
     so is `within` (`planner.memory_limit`), which tells of memory that is refused.
@@ -122,7 +125,8 @@ def main(
             reading = ReadAhead(read, active=pays(device, corpus))
             folder = Path(config.run.folder) if mesh.rank == 0 else None
             with Interrupt(folder, config.run.time_limit) as interrupt, saving as checkpoints, reading as data:
-                _train(Run(config, mesh, device, corpus, monitor, checkpoints, data), state, interrupt)
+                timed = Profile(profile, state.step, config, mesh, device, monitor)
+                _train(Run(config, mesh, device, corpus, monitor, checkpoints, data, timed), state, interrupt)
                 checkpoints.wait()
                 _finish(config, state, monitor)
 
@@ -148,6 +152,7 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt) -> None:
         request = int(all_reduce(torch.tensor(int(mine)), run.mesh.world, "max"))
         enough = LOSS in metrics and _is_enough(run)
         last, stop = state.step == config.train.steps or enough, request == Request.STOP
+        run.profile.finish(state.step, ends=last or stop)
         if request or last or (every and state.step % every == 0):
             run.checkpoints.save(state)
         elif compare_every and state.step % compare_every == 0:
@@ -188,9 +193,11 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
     started = time.perf_counter()
     curriculum, position = run.corpus.curriculum, state.samples
     following = curriculum.next(position)
-    loaded = run.data.take(position, following if state.step + 1 < config.train.steps else None)
-    batches = [batch.to(run.device) for batch in loaded]
-    result = train_step(state, batches, run.mesh, config.train, before_update=run.checkpoints.copied)
+    with run.profile.step(state):
+        with run.mesh.ledger.part(DATA):
+            loaded = run.data.take(position, following if state.step + 1 < config.train.steps else None)
+            batches = [batch.to(run.device) for batch in loaded]
+        result = train_step(state, batches, run.mesh, config.train, before_update=run.checkpoints.copied)
     state.samples = following
     seconds = time.perf_counter() - started
     _check_not_diverged(run, state, result)

@@ -18,6 +18,9 @@ from colonnade.tasks.task import Microbatch
 from colonnade.train.state import TrainState
 from colonnade.train.thermometers import Reading
 
+DATA, GRADIENTS, OPTIMIZER = "data", "gradients", "optimizer"
+"""Parts of a step in its profile, beside forward and backward."""
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -58,15 +61,17 @@ def train_step(
     scale = state.loss_scale.value
     inputs = [task.inputs(batch, scale / counts.clamp(min=1.0), train.seed) for batch in microbatches]
 
-    state.ownership.begin()
+    with mesh.ledger.part(GRADIENTS):
+        state.ownership.begin()
     state.thermometers.begin(state.step + 1)
     losses = state.runner.run(inputs) / scale  # forward and backward; gradients are summed over dp as it goes
-    state.ownership.finish()
-
-    norm = gradient_norm(state.ownership) / scale
+    with mesh.ledger.part(GRADIENTS):
+        state.ownership.finish()
+        norm = gradient_norm(state.ownership) / scale
     state.thermometers.gradients(scale)
     before_update()
-    rate, skipped = update_(state, norm, mesh, train)
+    with mesh.ledger.part(OPTIMIZER):
+        rate, skipped = update_(state, norm, mesh, train)
     means = tuple(all_reduce(all_reduce(losses, mesh.reduce), mesh.pp).tolist())  # only the last stage has any
     reading = state.thermometers.finish(mesh)
     return StepResult(sum(means), float(norm), rate, means, tuple(map(int, counts.tolist())), scale, skipped, reading)

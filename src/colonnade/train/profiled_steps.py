@@ -1,0 +1,22 @@
+"""Which steps `--profile` names: told before torch is imported."""
+
+from colonnade.errors import ConfigError
+
+MOST_STEPS = 50
+
+
+def steps_of(text: str | None) -> range:
+    """None -> no steps; '5' -> step 5; '5:8' -> steps 5 to 8. ConfigError for what names none."""
+    if text is None:
+        return range(0)
+    first, colon, last = text.partition(":")
+    try:
+        found = range(int(first), int(last if colon else first) + 1)
+    except ValueError:
+        found = range(0)
+    if not found or found[0] < 1 or len(found) > MOST_STEPS:
+        raise ConfigError(
+            f"--profile {text} names no steps. Give one, like --profile 5, or the first and the last of up to "
+            f"{MOST_STEPS}, like --profile 5:8."
+        )
+    return found

@@ -1,0 +1,151 @@
+"""--profile: parts that add up to the step, who waits for whom, and numbers that it does not change."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colonnade.errors import ConfigError
+from colonnade.mesh.clock import Clock, Span, own_seconds
+from colonnade.train.profile_report import merged, table
+from colonnade.train.profiled_steps import steps_of
+from tests import tiny
+from tests.commands import forked
+from tests.runs import events, metrics
+
+
+def test_own_times_add_up_to_the_outermost_span() -> None:
+    clock = Clock()
+    clock.begin("unit", "nobody times a step: nothing is written")
+    clock.end()
+    with clock.within("step", "1"), clock.within("action", "F0"):
+        for name in ("a", "b"):
+            with clock.within("unit", name):
+                sum(range(1000))
+    assert [(span.kind, span.parent) for span in clock.spans] == [("step", -1), ("action", 0), ("unit", 1), ("unit", 1)]
+    own = own_seconds(clock.spans)
+    assert sum(own) == pytest.approx(clock.spans[0].seconds, rel=1e-12) and min(own) >= 0
+    assert own[2] == clock.spans[2].seconds and own[1] < clock.spans[1].seconds
+
+
+def test_a_device_is_waited_for_at_both_ends_of_a_span() -> None:
+    waited: list[int] = []
+    clock = Clock(lambda: waited.append(len(clock.spans)))
+    with clock.within("step", "1"):
+        pass
+    assert waited == [0, 1]
+
+
+@pytest.mark.parametrize(("text", "steps"), [(None, []), ("5", [5]), ("5:8", [5, 6, 7, 8])])
+def test_which_steps(text: str | None, steps: list[int]) -> None:
+    assert list(steps_of(text)) == steps
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "8:5", "a", "1:", "1:2:3", "1:51"])
+def test_no_steps(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"names no steps. Give one, like --profile 5"):
+        steps_of(text)
+
+
+def rank(number: int, spans: list[Span], **more: Any) -> dict[str, Any]:
+    groups = {"tp": [0, 1], "pp": [number]}
+    told = {"rank": number, "coordinates": {"pp": 0, "dp": 0, "tp": number}, "groups": groups, "steps": [7]}
+    return {**told, "epoch": 100.0, "spans": [asdict(span) for span in spans], "memory": [], **more}
+
+
+def step_with(start: float, arrives: float, leaves: float) -> list[Span]:
+    """A step from `start` to 10: one unit, in it a collective over tp."""
+    return [
+        Span("step", "7", start, -1, 10.0),
+        Span("action", "F0", start, 0, 9.0),
+        Span("unit", "blocks.0", start, 1, 8.0),
+        Span("wait", "all_reduce tp", arrives, 2, leaves, "tp", 3),
+        Span("part", "optimizer", 9.0, 0, 9.5),
+    ]
+
+
+def test_who_comes_first_waits_for_the_last_and_then_both_move() -> None:
+    profile, trace = merged([rank(0, step_with(0.0, 2.0, 6.0)), rank(1, step_with(0.0, 5.0, 6.0))])
+    first, second = (each["parts"] for each in profile["ranks"])
+    assert first == pytest.approx({"forward": 4.0, "optimizer": 0.5, "tp moves": 1.0, "wait for tp": 3.0, "rest": 1.5})
+    assert second == pytest.approx({"forward": 7.0, "optimizer": 0.5, "tp moves": 1.0, "rest": 1.5})
+    assert all(sum(each["parts"].values()) == pytest.approx(each["seconds"]) for each in profile["ranks"])
+    assert profile["ranks"][0]["units"] == {"blocks.0": {"forward": pytest.approx(4.0)}}
+    (row,) = profile["gantt"]["rows"]
+    assert [(each["kind"], each["start"], each["end"]) for each in row["actions"]] == [
+        ("F", pytest.approx(0.0), pytest.approx(8.0)),
+        ("optimizer", pytest.approx(9.0), pytest.approx(9.5)),
+    ]
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert {event["pid"] for event in slices} == {0, 1} and len(slices) == 10
+    assert slices[0]["name"] == "step 7" and slices[0]["dur"] == pytest.approx(10e6)
+    assert table(profile).splitlines()[-1].split()[:3] == ["together", "10.0000", "s"]
+
+
+def test_clocks_of_two_machines_are_set_by_their_system_times() -> None:
+    """The second one's clock began 50 s later: what it calls 5 is 55 on the first one's."""
+    later = [
+        Span(**{**asdict(span), "start": span.start - 50, "end": span.end - 50}) for span in step_with(0.0, 5.0, 6.0)
+    ]
+    profile, _ = merged([rank(0, step_with(0.0, 2.0, 6.0)), rank(1, later, epoch=150.0)])
+    assert profile["ranks"][0]["parts"]["wait for tp"] == pytest.approx(3.0)
+
+
+def test_two_stages_of_two_ranks(tmp_path: Path) -> None:
+    """Parts add up to what the metrics say of the step; the numbers of the run are the same to the bit."""
+    corpus = tiny.make(tmp_path / "corpus")
+    config = tiny.write_config(corpus, tmp_path)
+    wanted = ("train", config, "parallel.pp=2", "train.evaluate_every=0", "checkpoint.every=0")
+    plain = forked(*wanted, f"run.folder={tmp_path / 'plain'}", num_ranks=2)
+    run = tmp_path / "profiled"
+    answer = forked(*wanted, f"run.folder={run}", "--profile", "3:4", num_ranks=2)
+    assert (plain.status, answer.status) == (0, 0), answer.err
+    assert "together" in answer.out and "trace.json for https://ui.perfetto.dev" in answer.out
+
+    profile = json.loads((run / "profile.json").read_text())
+    seconds = [json.loads(line)["seconds"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    mean = (seconds[2] + seconds[3]) / 2
+    for each in profile["ranks"]:
+        assert sum(each["parts"].values()) == pytest.approx(each["seconds"], abs=1e-9)
+        assert {"forward", "backward", "optimizer", "data", "wait for pp"} <= set(each["parts"])
+    assert profile["ranks"][0]["seconds"] == pytest.approx(mean, rel=0.1, abs=0.02)
+    assert profile["steps"] == [3, 4] and len(profile["ranks"]) == 2
+    assert set(profile["ranks"][1]["units"]) >= {"head", "blocks.1"}
+    rows = profile["gantt"]["rows"]
+    assert [row["name"] for row in rows] == ["stage 0", "stage 1"]
+    assert [action["kind"] for action in rows[1]["actions"]] == ["F", "B", "F", "B", "optimizer"]
+    trace = json.loads((run / "trace.json").read_text())["traceEvents"]
+    assert {event["ph"] for event in trace} == {"M", "X", "C"}
+    assert [event["steps"] for event in events(run) if event["event"] == "profiled"] == [[3, 4]]
+
+    without_times = [
+        [{name: line[name] for name in ("step", "loss", "grad_norm")} for line in metrics(folder)]
+        for folder in (run, tmp_path / "plain")
+    ]
+    assert without_times[0] == without_times[1]
+
+
+def test_zero_bubble_and_recomputation_have_their_parts(tmp_path: Path) -> None:
+    corpus = tiny.make(tmp_path / "corpus")
+    config, run = tiny.write_config(corpus, tmp_path), tmp_path / "run"
+    extra = ("train.steps=2", "train.evaluate_every=0", "parallel.schedule=zero_bubble", "parallel.zero=3")
+    assert forked("train", config, *extra, "--profile", "2").status == 0
+    (told,) = json.loads((run / "profile.json").read_text())["ranks"]
+    assert {"forward", "backward", "weight gradients"} <= set(told["parts"])
+    assert sum(told["parts"].values()) == pytest.approx(told["seconds"], abs=1e-9)
+
+
+def test_steps_that_the_run_will_not_make_are_refused(tmp_path: Path) -> None:
+    config = tiny.write_config(tiny.make(tmp_path / "corpus"), tmp_path)
+    answer = forked("train", config, "--profile", "6:7")
+    assert answer.status == 2
+    assert "--profile 6:7: the run is at step 0 and ends with step 6. Name steps between these." in answer.err
+
+
+def test_wrong_steps_are_told_without_torch(tmp_path: Path) -> None:
+    code = "import sys; from colonnade.train import profiled_steps; assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
