@@ -96,7 +96,8 @@ def train(
     from colonnade.train import start
     from colonnade.train.profiled_steps import steps_of
 
-    settings, timed = start.load_for_run(config, overrides or []), steps_of(profile)
+    settings = start.load_for_run(config, overrides or [])
+    timed = steps_of(profile, last_step=settings.train.steps)
     arguments = ["train", str(config), *(overrides or []), *["--audit"] * audit, *["--dry-run"] * dry_run]
     arguments += [] if profile is None else ["--profile", profile]
     if audit:

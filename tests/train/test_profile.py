@@ -42,13 +42,13 @@ def test_a_device_is_waited_for_at_both_ends_of_a_span() -> None:
 
 @pytest.mark.parametrize(("text", "steps"), [(None, []), ("5", [5]), ("5:8", [5, 6, 7, 8])])
 def test_which_steps(text: str | None, steps: list[int]) -> None:
-    assert list(steps_of(text)) == steps
+    assert list(steps_of(text, last_step=8)) == steps
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "8:5", "a", "1:", "1:2:3", "1:51"])
 def test_no_steps(text: str) -> None:
     with pytest.raises(ConfigError, match=r"names no steps. Give one, like --profile 5"):
-        steps_of(text)
+        steps_of(text, last_step=99)
 
 
 def rank(number: int, spans: list[Span], **more: Any) -> dict[str, Any]:
@@ -139,11 +139,14 @@ def test_zero_bubble_and_recomputation_have_their_parts(tmp_path: Path) -> None:
     assert sum(told["parts"].values()) == pytest.approx(told["seconds"], abs=1e-9)
 
 
-def test_steps_that_the_run_will_not_make_are_refused(tmp_path: Path) -> None:
+def test_steps_behind_the_end_are_refused_and_those_before_the_beginning_are_left_out(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--profile 6:7: the run ends with step 6"):
+        steps_of("6:7", last_step=6)
     config = tiny.write_config(tiny.make(tmp_path / "corpus"), tmp_path)
-    answer = forked("train", config, "--profile", "6:7")
-    assert answer.status == 2
-    assert "--profile 6:7: the run is at step 0 and ends with step 6. Name steps between these." in answer.err
+    assert forked("train", config, "train.steps=2", "checkpoint.every=2").status == 0
+    answer = forked("train", config, "train.steps=4", "--profile", "1:3")
+    assert answer.status == 0 and "--profile 1:3: the run is at step 2; what is before is not profiled." in answer.out
+    assert json.loads((tmp_path / "run/profile.json").read_text())["steps"] == [3, 3]
 
 
 def test_wrong_steps_are_told_without_torch(tmp_path: Path) -> None:

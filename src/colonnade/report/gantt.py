@@ -85,7 +85,7 @@ def _shares(profile: Mapping[str, Any]) -> Html:
         return Html()
     names = list(dict.fromkeys(name for rank in ranks for name in _parts(rank)))
     names.sort(key="rest".__eq__)
-    colour = {name: f"p{number % 10}" for number, name in enumerate(names)}
+    colour = _colours(names)
     bars = [
         tag("div", tag("span", rank.get("name", "?")), _stack(_parts(rank), colour), class_="row")
         for rank in ranks[:MOST_RANKS]
@@ -101,6 +101,14 @@ def _shares(profile: Mapping[str, Any]) -> Html:
     return tag(
         "figure", head, *bars, tag("details", tag("summary", "as numbers"), shown), _units(ranks[0]), class_="gantt"
     )
+
+
+def _colours(names: Sequence[str]) -> dict[str, str]:
+    """The classes of parts: colours for work, greys for waiting."""
+    waits = [name for name in names if name.startswith("wait")]
+    others = [name for name in names if name not in waits and name != "rest"]
+    found = {name: f"p{number % 9}" for number, name in enumerate(others)}
+    return found | {name: f"w{number % 4}" for number, name in enumerate(waits)} | {"rest": "rest"}
 
 
 def _stack(parts: Mapping[str, float], colour: Mapping[str, str]) -> Html:

@@ -107,7 +107,12 @@ def details(event: Mapping[str, Any]) -> str:
 def listed(run: Record) -> Html:
     """All events, the newest first."""
     rows = [
-        (_when(event["time"]), f"{step:,.0f}" if math.isfinite(step) else "", _named(event), details(event))
+        (
+            tag("span", _when(event["time"]), class_="when"),
+            f"{step:,.0f}" if math.isfinite(step) else "",
+            _named(event),
+            details(event),
+        )
         for event, step in zip(run.events, steps_of(run.events), strict=True)
         if event["event"] != "setup"
     ]

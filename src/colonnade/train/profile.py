@@ -21,7 +21,6 @@ import torch
 from colonnade.atomic import write_whole
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
-from colonnade.errors import ConfigError
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.clock import Clock
 from colonnade.mesh.mesh import Mesh
@@ -94,12 +93,12 @@ class Profile:
     def __init__(
         self, steps: range, done: int, config: Config, mesh: Mesh, device: torch.device, monitor: Monitor
     ) -> None:
-        """`done`: the step of the run as it begins. ConfigError for steps that it will not make."""
-        if steps and not done < steps[0] <= steps[-1] <= config.train.steps:
-            raise ConfigError(
-                f"--profile {steps[0]}:{steps[-1]}: the run is at step {done:,} and ends with step "
-                f"{config.train.steps:,}. Name steps between these."
+        """`done`: the step of the run as it begins. Steps before it are not made again."""
+        if steps and steps[0] <= done:
+            monitor.say(
+                f"--profile {steps[0]}:{steps[-1]}: the run is at step {done:,}; what is before is not profiled."
             )
+            steps = range(min(done, steps[-1]) + 1, steps[-1] + 1)
         self._steps, self._folder, self._mesh, self._monitor = steps, Path(config.run.folder), mesh, monitor
         self._device = device
         self._clock = Clock(torch.cuda.synchronize if device.type == "cuda" else lambda: None)

@@ -5,8 +5,10 @@ from colonnade.errors import ConfigError
 MOST_STEPS = 50
 
 
-def steps_of(text: str | None) -> range:
-    """None -> no steps; '5' -> step 5; '5:8' -> steps 5 to 8. ConfigError for what names none."""
+def steps_of(text: str | None, *, last_step: int) -> range:
+    """None -> no steps; '5' -> step 5; '5:8' -> steps 5 to 8. ConfigError for what names none, or steps behind the
+    last one of the run.
+    """
     if text is None:
         return range(0)
     first, colon, last = text.partition(":")
@@ -18,5 +20,9 @@ def steps_of(text: str | None) -> range:
         raise ConfigError(
             f"--profile {text} names no steps. Give one, like --profile 5, or the first and the last of up to "
             f"{MOST_STEPS}, like --profile 5:8."
+        )
+    if found[-1] > last_step:
+        raise ConfigError(
+            f"--profile {text}: the run ends with step {last_step:,} (train.steps). Name steps up to that one."
         )
     return found
