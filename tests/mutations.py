@@ -366,7 +366,7 @@ MUTATIONS = [
     Mutation(
         "a tied table counts on both ends in the norm",
         "data_parallel/clip.py",
-        " and not _is_copy(bucket, owned)",
+        " and not is_copy(bucket, owned)",
         "",
         (PARITY, CLIP),
     ),

@@ -7,7 +7,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -119,16 +119,29 @@ def main(
                 (init_from.begin_from if drawn else init_from.read_base)(origin, state, monitor)
             reference.attach(state, config, corpus, mesh, monitor)
             monitor.event("setup", **summary.fields)
-            written = decision.metadata()
-            saving = recovery.saving(state, config, mesh, corpus, monitor, overlap=True, products=written)
-            read = partial(corpus.batches, micro_batch_size=train.micro_batch_size, dp=mesh.data)
-            reading = ReadAhead(read, active=pays(device, corpus))
-            folder = Path(config.run.folder) if mesh.rank == 0 else None
-            with Interrupt(folder, config.run.time_limit) as interrupt, saving as checkpoints, reading as data:
-                timed = Profile(profile, state.step, config, mesh, device, monitor)
-                _train(Run(config, mesh, device, corpus, monitor, checkpoints, data, timed), state, interrupt)
-                checkpoints.wait()
-                _finish(config, state, monitor)
+            timed = Profile(profile, state.step, config, mesh, device, monitor)
+            _to_its_end(config, mesh, device, corpus, monitor, state, timed, decision.metadata())
+
+
+def _to_its_end(
+    config: Config,
+    mesh: Mesh,
+    device: torch.device,
+    corpus: Corpus,
+    monitor: Monitor,
+    state: TrainState,
+    profile: Profile,
+    products: Mapping[str, Any] | None,
+) -> None:
+    """All steps that are left, with everything about them: saving, reading ahead, and who wants the run to stop."""
+    saving = recovery.saving(state, config, mesh, corpus, monitor, overlap=True, products=products)
+    read = partial(corpus.batches, micro_batch_size=config.train.micro_batch_size, dp=mesh.data)
+    reading = ReadAhead(read, active=pays(device, corpus))
+    folder = Path(config.run.folder) if mesh.rank == 0 else None
+    with Interrupt(folder, config.run.time_limit) as interrupt, saving as checkpoints, reading as data:
+        _train(Run(config, mesh, device, corpus, monitor, checkpoints, data, profile), state, interrupt)
+        checkpoints.wait()
+        _finish(config, state, monitor)
 
 
 def _train(run: Run, state: TrainState, interrupt: Interrupt) -> None:
