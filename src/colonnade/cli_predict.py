@@ -50,7 +50,7 @@ def predict(
     precision: Precision = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell labels, scores or choices of new examples, or answers to questions.
+    """Tell labels, scores, choices or answers of new data.
 
     By a model that was fine-tuned for them. What says what is right is scored too.
     """
