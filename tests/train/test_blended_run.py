@@ -1,5 +1,6 @@
 """A blended run with a curriculum: stopped, resumed on another layout, it computes what one rank computes in one go."""
 
+import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -84,3 +85,26 @@ def test_packed_documents_train_alike_on_every_layout(config: Path, tmp_path: Pa
         assert answer.status == 0, answer
         for ours, theirs in zip(metrics(folder), expected, strict=True):
             assert ours == pytest.approx(theirs, rel=1e-12)
+
+
+def test_each_data_set_is_validated_by_itself_too(
+    blended: Path, corpus: TinyCorpus, other: TinyCorpus, tmp_path: Path
+) -> None:
+    """On the samples that the blend has of it, so that its losses add up to the blend's."""
+    run = [blended, "train.precision=fp64", "train.steps=2", "train.evaluate_every=2", "train.evaluate_samples=10"]
+    serial, cut = (f"run.folder={tmp_path / name}" for name in ("serial", "cut"))
+    answer = forked("train", *run, serial)
+    assert answer.status == 0, answer
+    found = {key: value for key, value in metrics(tmp_path / "serial")[-1].items() if key.startswith("validation_")}
+    names = [Path(made.prefix).name for made in (corpus, other)]
+    names = list(map(str, (corpus.prefix, other.prefix))) if len(set(names)) == 1 else names
+    parts = [found[f"validation_loss/{name}"] for name in names]
+    assert found["validation_loss"] == pytest.approx(0.4 * parts[0] + 0.6 * parts[1], rel=1e-12)
+    assert parts[0] != parts[1] and all(f"    {name}: " in answer.out for name in names), answer.out
+    assert forked("train", *run, cut, "parallel.dp=2", num_ranks=2).status == 0
+    assert {key: metrics(tmp_path / "cut")[-1][key] for key in found} == pytest.approx(found, rel=1e-10)
+
+    measured = forked("evaluate", tmp_path / "cut", "--part", "validation", "--json")
+    told = json.loads(measured.out)
+    assert told["loss"] == pytest.approx(found["validation_loss"], rel=1e-10)
+    assert [told["data_sets"][name]["loss"] for name in names] == pytest.approx(parts, rel=1e-10)

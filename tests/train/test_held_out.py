@@ -27,10 +27,14 @@ def test_it_is_told_what_is_known_of_the_text_and_no_more_samples_than_asked_for
     )
     part: Any = range(7)
     stub: Any = None
-    found: object = held_out.evaluate_part(
+    found: Any = held_out.evaluate_part(
         stub, part, corpus, Mesh(), hidden=lambda inputs: None, samples=5, micro_batch_size=2
     )
-    assert found == "found" and told["tokenizer_checked"] is checked and told["byte_lengths"] is None
+    assert (
+        (found.found, found.each) == ("found", {})
+        and told["tokenizer_checked"] is checked
+        and told["byte_lengths"] is None
+    )
     assert told["batches"] == [[0, 1], [2, 3], [4]]
     held_out.evaluate_part(stub, part, corpus, Mesh(), hidden=lambda inputs: None, samples=100, micro_batch_size=4)
     assert told["batches"] == [[0, 1, 2, 3], [4, 5, 6]], "each sample once, where there are fewer"
@@ -66,3 +70,7 @@ def test_samples_are_shared_by_the_dp_ranks(monkeypatch: pytest.MonkeyPatch, dp:
             micro_batch_size=2,
         )
     assert len(seen) == dp and sorted(n for batches in seen for each in batches for n in each) == list(range(7))
+
+
+def test_data_sets_are_named_by_as_little_as_tells_them_apart() -> None:
+    assert held_out._names(["/a/books", "/b/web", "/c/books"]) == ["/a/books", "web", "/c/books"]

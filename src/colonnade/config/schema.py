@@ -236,7 +236,8 @@ class TrainConfig(Section):
     """Evaluate before step 1 too: where a run starts from, and whether evaluation works before hours have passed. Its
     numbers are in events.jsonl."""
     evaluate_samples: Annotated[Size, MAY_CHANGE] = 256
-    """[samples] At most this many validation samples are read in an evaluation, always the same ones."""
+    """[samples] At most this many validation samples are read in an evaluation, always the same ones. Of data.blend,
+    those of each data set are read once more, for a loss of its own."""
     threads: Annotated[CountOrZero, MAY_CHANGE] = 0
     """[threads] CPU threads of a rank. 0: the machine's cores, shared evenly by its ranks."""
     device: Annotated[Literal["auto", "cpu", "cuda"], MAY_CHANGE] = "auto"

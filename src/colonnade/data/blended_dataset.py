@@ -82,6 +82,13 @@ class BlendedDataset:
             epochs[chosen] = self.parts[number].passes(place.indices[chosen]).epochs
         return Passes(place.sets, epochs)
 
+    def first_of_each(self, num_samples: int) -> list[int]:
+        """How many samples of each data set are among the first `num_samples`; one at least, and no more than it has
+        for one pass.
+        """
+        found: list[int] = self.blend.counts(num_samples).tolist()
+        return [min(max(1, count), len(part)) for count, part in zip(found, self.parts, strict=True)]
+
     def check_length(self, num_samples: int) -> None:
         """Refuse a run of more samples than there are."""
         if self.end is None or num_samples <= self.end:

@@ -52,9 +52,12 @@ def measure_part(
     read = min(wanted, len(part))
     notes = [f"the first {read:,} of {len(part):,} samples of the {name} part; --samples reads more"]
     notes = [*(notes if read < len(part) else []), *([note] if note else [])]
-    numbers = {"part": name, "samples": read, "samples_of_part": len(part), **asdict(cast(Any, result))}
+    numbers = {"part": name, "samples": read, "samples_of_part": len(part), **asdict(cast(Any, result.found))}
     numbers.pop("notes", None)
-    measured = Measured("perplexity", {"batch_size": at_once}, numbers, result.summary(), tuple(notes))
+    if result.each:
+        numbers["data_sets"] = {which: found.numbers() for which, found in result.each.items()}
+    told = "\n  ".join([result.found.summary(), *result.of_each()])
+    measured = Measured("perplexity", {"batch_size": at_once}, numbers, told, tuple(notes))
     Report(measured, known).show(as_json=as_json)
 
 

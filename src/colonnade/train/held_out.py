@@ -1,9 +1,14 @@
 """The held-out parts of a run's data, measured while it trains and afterwards in the same way."""
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import torch
 
+from colonnade.data.blended_dataset import BlendedDataset
 from colonnade.data.datasets import Dataset
 from colonnade.data.loader import evaluation_batches
 from colonnade.mesh.mesh import Mesh
@@ -12,6 +17,26 @@ from colonnade.pipeline.inference import on_one_stage
 from colonnade.tasks.task import Found, Hidden
 from colonnade.tasks.tasks import TASKS
 from colonnade.train.corpus import Corpus
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was found on a part of the data, the same on every rank."""
+
+    found: Found
+    each: Mapping[str, Found] = field(default_factory=dict)
+    """On each data set of a blend alone, by its name."""
+
+    def numbers(self) -> dict[str, float]:
+        """For metrics: `loss`, and of a blend also `loss/NAME`."""
+        alone = {
+            f"{number}/{name}": value for name, found in self.each.items() for number, value in found.numbers().items()
+        }
+        return self.found.numbers() | alone
+
+    def of_each(self) -> list[str]:
+        """A line for each data set of a blend."""
+        return [f"{name}: {found.summary()}" for name, found in self.each.items()]
 
 
 def evaluate_part(
@@ -23,11 +48,40 @@ def evaluate_part(
     hidden: Hidden | None,
     samples: int,
     micro_batch_size: int,
+) -> Evaluation:
+    """Losses on the first `samples` samples of a validation or test part, shared by the dp ranks. Of a blend, those of
+    each data set are read once more by themselves.
+    """
+    measure = partial(_measure, model, corpus=corpus, mesh=mesh, hidden=hidden, micro_batch_size=micro_batch_size)
+    num_samples = min(len(part), samples)
+    found = measure(part, num_samples)
+    if not isinstance(part, BlendedDataset) or len(part.parts) == 1:
+        return Evaluation(found)
+    names = _names([one.file.prefix for one in part.parts])
+    counts = part.first_of_each(num_samples)
+    each = {name: measure(one, count) for name, one, count in zip(names, part.parts, counts, strict=True)}
+    return Evaluation(found, each)
+
+
+def _names(prefixes: Sequence[str]) -> list[str]:
+    """Of token files: the last part of each prefix, or the whole of those that share it."""
+    times = Counter(Path(prefix).name for prefix in prefixes)
+    return [Path(prefix).name if times[Path(prefix).name] == 1 else prefix for prefix in prefixes]
+
+
+def _measure(
+    model: Transformer,
+    part: Dataset,
+    num_samples: int,
+    *,
+    corpus: Corpus,
+    mesh: Mesh,
+    hidden: Hidden | None,
+    micro_batch_size: int,
 ) -> Found:
-    """Losses on the first `samples` samples of a validation or test part, shared by the dp ranks."""
     batches = evaluation_batches(
         partial(corpus.load, part),
-        min(len(part), samples),
+        num_samples,
         micro_batch_size=micro_batch_size,
         dp_rank=mesh.data.rank,
         dp_size=mesh.data.size,

@@ -26,12 +26,11 @@ from colonnade.launch.join import joined
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
-from colonnade.tasks.task import Found
 from colonnade.train import damaged, init_from, recovery, reference, run_folder
 from colonnade.train.best import LOSS, evaluations_since_best
 from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.divergence import Diverged
-from colonnade.train.held_out import evaluate_part
+from colonnade.train.held_out import Evaluation, evaluate_part
 from colonnade.train.interrupt import Interrupt, Request
 from colonnade.train.monitor import Monitor
 from colonnade.train.products import Decision, settle
@@ -231,7 +230,9 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
         run.monitor.thermometers(result.reading.to_json(), result.reading.summary())
     run.monitor.step(metrics, seconds, tokens=(state.samples - position) * curriculum.unit * config.model.sequences)
     if found is not None:
-        run.monitor.say(f"  validation at step {state.step}: {found.summary()}")
+        run.monitor.say(
+            "\n    ".join([f"  validation at step {state.step}: {found.found.summary()}", *found.of_each()])
+        )
     return metrics
 
 
@@ -251,7 +252,7 @@ def _check_not_diverged(run: Run, state: TrainState, result: StepResult) -> None
         raise Diverged(found)
 
 
-def _evaluate(run: Run, state: TrainState) -> Found | None:
+def _evaluate(run: Run, state: TrainState) -> Evaluation | None:
     """Loss on the validation part, where there is one."""
     corpus, train = run.corpus, run.config.train
     if corpus.datasets.validation is None:
@@ -275,10 +276,10 @@ def _evaluate_at_start(run: Run, state: TrainState) -> None:
     found = _evaluate(run, state)
     if found is not None:
         run.monitor.event("evaluated", step=0, **_numbers(found))
-        run.monitor.say(f"  validation before step 1: {found.summary()}")
+        run.monitor.say("\n    ".join([f"  validation before step 1: {found.found.summary()}", *found.of_each()]))
 
 
-def _numbers(found: Found | None) -> dict[str, float]:
+def _numbers(found: Evaluation | None) -> dict[str, float]:
     """An evaluation for metrics.jsonl."""
     return {} if found is None else {f"validation_{name}": number for name, number in found.numbers().items()}
 
