@@ -1411,6 +1411,13 @@ MUTATIONS = [
         ("tests/train/test_thermometers.py",),
     ),
     Mutation(
+        "a window of a thermometer has its newest reading and not its lowest",
+        "train/growth.py",
+        "min(kept[-1][1], value)",
+        "value",
+        ("tests/train/test_growth.py",),
+    ),
+    Mutation(
         "logits of pairs that do not see each other are read",
         "kernels/visible.py",
         "    if bool(by_place.all()):\n",

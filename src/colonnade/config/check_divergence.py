@@ -33,14 +33,38 @@ def a_healthy_checkpoint_is_kept(config: Config) -> Messages:
             "only. Set checkpoint.every."
         )
         return
-    back = policy.healthy_for + policy.patience
+    back, why = policy.healthy_for + policy.patience, "divergence.healthy_for + patience"
+    told = f"{policy.healthy_for} + {policy.patience}"
+    if policy.growth is not None:
+        back, why = policy.healthy_for + policy.growth_steps, "divergence.healthy_for + growth_steps"
+        told = f"{policy.healthy_for} + {policy.growth_steps}"
     keep = -(-back // saves.every) + 1
     if saves.keep < keep:
         yield (
             f"checkpoint.keep = {saves.keep} checkpoints, one every {saves.every} steps: right after a save, none of "
-            f"them is divergence.healthy_for + patience = {policy.healthy_for} + {policy.patience} = {back} steps old, "
+            f"them is {why} = {told} = {back} steps old, "
             f"so that a run that diverges then has nowhere to return to. Set checkpoint.keep = {keep}, or lower "
             "divergence.healthy_for."
+        )
+
+
+def thermometers_show_growth(config: Config) -> Messages:
+    """There are readings in each of the windows that are compared."""
+    policy, every = config.divergence, config.thermometers.every
+    if policy.growth is None:
+        return
+    if policy.growth <= 1.0:
+        yield f"divergence.growth = {policy.growth:g} is no growth: it is a factor. Use 4, or any number above 1."
+    if not every:
+        yield (
+            f"divergence.growth = {policy.growth:g} compares what thermometers show, and thermometers.every = 0: none "
+            "is read. Set thermometers.every = 10, or leave divergence.growth unset."
+        )
+    elif every * 8 > policy.growth_steps:
+        yield (
+            f"thermometers.every = {every} is more than an eighth of divergence.growth_steps = {policy.growth_steps}: "
+            f"there would be windows without a reading. Use at most {policy.growth_steps // 8}, or a growth_steps of "
+            f"{every * 8}."
         )
 
 
@@ -54,9 +78,12 @@ DIVERGENCE_CHECKS: tuple[tuple[tuple[str, ...], Callable[[Config], Messages]], .
             "divergence.then",
             "divergence.healthy_for",
             "divergence.patience",
+            "divergence.growth",
+            "divergence.growth_steps",
             "checkpoint.every",
             "checkpoint.keep",
         ),
         a_healthy_checkpoint_is_kept,
     ),
+    (("divergence.growth", "divergence.growth_steps", "thermometers.every"), thermometers_show_growth),
 )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 
 from colonnade.config.corruption import MEAN_LENGTH, SHARE, Lengths
 from colonnade.config.model import ModelConfig
@@ -23,6 +23,7 @@ from colonnade.config.parts import LoraConfig, PartsConfig
 from colonnade.config.preferences import PreferencesConfig
 from colonnade.config.restarts import RestartsConfig
 from colonnade.config.section import (
+    MOST,
     Count,
     CountOrZero,
     CountsOrZero,
@@ -329,6 +330,14 @@ class DivergenceConfig(Section):
     healthy_for: CountOrZero = 20
     """[steps] A checkpoint counts as healthy if at least so many steps without a sign followed it: what ends in a spike
     may have begun earlier."""
+    growth: Positive | None = None
+    """[factor] A thermometer (the largest attention logit or value of the residual stream of a block) is a sign where
+    it stays more than so many times as large as growth_steps before. 4 finds slow growth that the loss does not show
+    yet. Unset: thermometers are no signs. Needs thermometers.every."""
+    growth_steps: Annotated[int, Ge(8), Le(MOST)] = 2000
+    """[steps] Over which a thermometer is compared with itself; an eighth of it is how long it has to stay."""
+    growth_after: CountOrZero = 2000
+    """[steps] Up to here thermometers are no signs: in the beginning of a run everything grows."""
     skip_batches: bool = True
     """Pass over the batches between the checkpoint and the divergence, and go on with those behind them."""
     rate_factor: Annotated[float, Gt(0), Lt(1)] | None = None

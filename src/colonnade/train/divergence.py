@@ -17,6 +17,8 @@ from colonnade.checkpoint.schema import Count
 from colonnade.config.schema import DivergenceConfig
 from colonnade.errors import ColonnadeError
 from colonnade.optim.schedule import LearningRate
+from colonnade.train.growth import Windows, grown, observe
+from colonnade.train.thermometers import Reading
 
 TO_DEVIATION = 1.4826  # from the median absolute deviation to the standard deviation of what is normal
 LEAST_DEVIATION = 0.01  # of the median: losses that hardly vary make no spike of a trifle
@@ -71,11 +73,22 @@ class LossWatch:
     """The newest, at most `window`, without those that were signs."""
     signs: int = 0
     """In a row, up to the last step."""
+    windows: Windows = field(default_factory=dict)
+    """Of thermometers."""
 
     def sees(
-        self, policy: DivergenceConfig, step: int, loss: float, grad_norm: float, *, skipped: bool
+        self,
+        policy: DivergenceConfig,
+        step: int,
+        loss: float,
+        grad_norm: float,
+        *,
+        skipped: bool,
+        reading: Reading | None = None,
     ) -> Divergence | None:
-        """The divergence that a step shows. `skipped`: its gradients overflowed (fp16), and no weight was changed."""
+        """The divergence that a step shows. `skipped`: its gradients overflowed (fp16), and no weight was changed.
+        `reading`: of the thermometers, where the step is measured.
+        """
         if not (math.isfinite(loss) and (math.isfinite(grad_norm) or skipped)):
             return Divergence(step, step - self.signs, f"has loss {loss} and gradient norm {grad_norm}")
         limit = self._limit(policy)
@@ -83,7 +96,7 @@ class LossWatch:
             self.signs = 0
             if policy.spike:
                 self.losses = [*self.losses, loss][-policy.window :]
-            return None
+            return self._growth(policy, reading)
         self.signs += 1
         if self.signs < policy.patience:
             return None
@@ -92,6 +105,13 @@ class LossWatch:
         return Divergence(
             step, first, f"has loss {loss:.4g}, which {since} {limit:.4g} (divergence.spike = {policy.spike:g})"
         )
+
+    def _growth(self, policy: DivergenceConfig, reading: Reading | None) -> Divergence | None:
+        if not policy.growth or reading is None or reading.step <= policy.growth_after:
+            return None
+        found = grown(self.windows, reading, policy.growth, policy.growth_steps)
+        self.windows = observe(self.windows, reading, policy.growth_steps)
+        return None if found is None else Divergence(reading.step, found.since + 1, found.reason)
 
     def _limit(self, policy: DivergenceConfig) -> float:
         """[nats] Above it a loss is a sign."""

@@ -247,7 +247,9 @@ def _check_not_diverged(run: Run, state: TrainState, result: StepResult) -> None
     not be saved.
     """
     policy = run.config.divergence
-    found = state.watch.sees(policy, state.step, result.loss, result.grad_norm, skipped=result.skipped)
+    found = state.watch.sees(
+        policy, state.step, result.loss, result.grad_norm, skipped=result.skipped, reading=result.reading
+    )
     if found is not None:
         raise Diverged(found)
 

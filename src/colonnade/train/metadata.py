@@ -67,6 +67,7 @@ class WatchMetadata(BaseModel):
 
     losses: list[Annotated[float, Field(allow_inf_nan=False)]]
     signs: Count
+    windows: dict[str, list[tuple[Count, Annotated[float, Field(allow_inf_nan=False)]]]] = {}
 
 
 class RunMetadata(BaseModel):
