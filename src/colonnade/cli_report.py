@@ -17,14 +17,19 @@ def report(
     live: Annotated[
         int, typer.Option(help="Write it again every so many seconds while a run is under way; 0: once.", min=0)
     ] = 0,
+    task: Annotated[
+        str | None,
+        typer.Option(help="Of a sweep: the task whose published figures stand beside it, where it is not known."),
+    ] = None,
 ) -> None:
     """Draw runs: one HTML file that needs nothing else.
 
-    Loss, speed, thermometers, memory, a profiled step, events and configuration.
+    Loss, speed, thermometers, memory, a profiled step, events and configuration. Of a sweep: median and spread of each
+    setting, beside the paper's figures, and the same as a .csv.
     """
     from colonnade.report.write import write_report
 
-    write_report(runs, output, live=live)
+    write_report(runs, output, live=live, task=task)
 
 
 def watch(

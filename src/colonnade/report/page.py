@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from colonnade import __version__
-from colonnade.report import chart, gantt, happened, heat, memory, settings
+from colonnade.report import chart, gantt, happened, heat, memory, settings, sweep
 from colonnade.report.charts import charts, final, places
 from colonnade.report.html import Html, joined, table, tag
 from colonnade.report.record import Record
 from colonnade.report.scale import length_of_time, percent, short
+from colonnade.report.sweep import SweepRecord
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 STATES = {
@@ -41,8 +42,16 @@ def page(runs: Sequence[Record], *, refresh: int = 0) -> str:
         *(_run(run, alone=len(runs) == 1) for run in runs),
     ]
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
-    foot = f"Colonnade {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    return document(title, joined([radios, tag("main", *body, tag("footer", foot))]), refresh=refresh)
+    return document(title, joined([radios, tag("main", *body, _foot())]), refresh=refresh)
+
+
+def sweep_page(found: SweepRecord) -> str:
+    """The page of a sweep."""
+    return document(found.name, tag("main", sweep.drawn(found), _foot()))
+
+
+def _foot() -> Html:
+    return tag("footer", f"Colonnade {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
 
 
 def document(title: str, body: Html, *, refresh: int = 0) -> str:

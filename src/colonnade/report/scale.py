@@ -41,13 +41,15 @@ def round_step(wanted: float) -> float:
     return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= wanted * (1 - 1e-9))
 
 
-def scale_of(values: Sequence[float], *, may_be_log: bool = True) -> Scale:
-    """A scale that shows all values; with some room, and logarithmic where they differ by much."""
+def scale_of(values: Sequence[float], *, may_be_log: bool = True, from_zero: bool = True) -> Scale:
+    """A scale that shows all values; with some room, and logarithmic where they differ by much. `from_zero`: where 0 is
+    near, it is on it.
+    """
     low, high = min(values, default=0.0), max(values, default=1.0)
     if may_be_log and low > 0 and high / low > LOG_FROM:
         return Scale(low / 1.1, high * 1.1, log=True)
     room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
-    bottom = 0.0 if 0 <= low <= (high - low) * 0.5 else low - room
+    bottom = 0.0 if from_zero and 0 <= low <= (high - low) * 0.5 else low - room
     return Scale(bottom, high + room)
 
 

@@ -7,22 +7,30 @@ from pathlib import Path
 from colonnade.atomic import write_whole
 from colonnade.config.numbers import size_of_text
 from colonnade.errors import ConfigError
-from colonnade.report.page import page, state_of
+from colonnade.report.page import page, state_of, sweep_page
 from colonnade.report.record import Record, read_run
+from colonnade.report.sweep import as_csv, is_sweep, read_sweep_folder
 
 MOST_RUNS = 16
 DEFAULT = "report.html"
 
 
-def write_report(folders: Sequence[Path], output: Path | None, *, live: int = 0) -> None:
-    """Write the page, and say where it is. `live`: write it again every so many seconds while a run is under way."""
+def write_report(folders: Sequence[Path], output: Path | None, *, live: int = 0, task: str | None = None) -> None:
+    """Write the page, and say where it is. `live`: write it again every so many seconds while a run is under way.
+    `task`: of a sweep, that it was scored on.
+    """
+    sweeps = [folder for folder in folders if is_sweep(folder)]
+    if sweeps and len(folders) == 1:
+        _write_sweep(sweeps[0], output, task)
+        return
+    if sweeps or task is not None:
+        what = f"{sweeps[0]} is the folder of a sweep" if sweeps else "--task is for the folder of a sweep"
+        raise ConfigError(f"{what}: give one such folder alone. A sweep's runs are the folders in it.")
     if len(folders) > MOST_RUNS:
         raise ConfigError(
             f"{len(folders)} runs are more than a page can show beside each other. Name {MOST_RUNS} at most."
         )
-    path = output or (folders[0] / DEFAULT if len(folders) == 1 else Path(DEFAULT))
-    if path.is_dir():
-        raise ConfigError(f"--output {path} is a folder. Name a file, like {path / DEFAULT}.")
+    path = _checked(output or (folders[0] / DEFAULT if len(folders) == 1 else Path(DEFAULT)))
     runs = _written(folders, path, live)
     for run in runs:
         for note in run.notes:
@@ -31,6 +39,25 @@ def write_report(folders: Sequence[Path], output: Path | None, *, live: int = 0)
     while live and any(state_of(run) == "running" for run in runs):
         time.sleep(live)
         runs = _written(folders, path, live)
+
+
+def _write_sweep(folder: Path, output: Path | None, task: str | None) -> None:
+    """A page and, beside it, a table of the settings."""
+    found, path = read_sweep_folder(folder, task), _checked(output or folder / DEFAULT)
+    write_whole(path, sweep_page(found).encode())
+    table = path.with_suffix(".csv")
+    write_whole(table, as_csv(found).encode())
+    for note in found.notes:
+        print(f"{found.name}: {note}", flush=True)
+    if found.task is None:
+        print("The task is not known as one of the paper's; --task NAME puts its figures beside it.", flush=True)
+    print(f"{path}: {size_of_text(path.stat().st_size)}; {table}.", flush=True)
+
+
+def _checked(path: Path) -> Path:
+    if path.is_dir():
+        raise ConfigError(f"--output {path} is a folder. Name a file, like {path / DEFAULT}.")
+    return path
 
 
 def _written(folders: Sequence[Path], path: Path, live: int) -> list[Record]:

@@ -1,0 +1,120 @@
+"""A sweep's table: median and spread over seeds, the paper's figures, and what is refused."""
+
+import csv
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colonnade.errors import ConfigError
+from colonnade.report.page import sweep_page
+from colonnade.report.published import PUBLISHED
+from colonnade.report.sweep import as_csv, read_sweep_folder
+from colonnade.report.write import write_report
+from tests.report.test_page import EVIL, Reader
+
+SCORES = {1e-5: [0.80, 0.84, 0.82], 2e-5: [0.85, 0.81, 0.86]}
+
+
+def point(rate: float, seed: int, accuracy: float | None, state: str = "finished", **more: Any) -> dict[str, Any]:
+    name = f"learning_rate-{rate:g}_seed-{seed}"
+    scores = {} if accuracy is None else {"loss": 1 - accuracy, "accuracy": accuracy}
+    values = {"optim.learning_rate": rate, "train.seed": seed}
+    return {"point": name, **values, "state": state, "reason": "", "step": 90, **scores, "seconds": 12.5, **more}
+
+
+def write(folder: Path, points: list[dict[str, Any]], score: str = "accuracy", task: str = "mnli") -> Path:
+    folder.mkdir()
+    (folder / "summary.json").write_text(json.dumps({"points": points, "settings": [{"score": score}], "best": None}))
+    (folder / "dev.json").write_text(json.dumps({"examples": {"format": task}}))
+    for each in points:
+        (folder / f"{each['point']}.toml").write_text(f'[data]\nvalidation = "{folder / "dev"}"\n')
+    return folder
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    points = [point(rate, seed, each) for rate, scores in SCORES.items() for seed, each in enumerate(scores)]
+    points.append(point(2e-5, 9, 0.1, "diverged", reason="loss is not finite"))
+    points.append(point(3e-5, 1, None, "failed", reason=EVIL))
+    return write(tmp_path / "sweep", points)
+
+
+def test_median_and_spread_over_seeds_the_best_setting_first(sweep: Path) -> None:
+    found = read_sweep_folder(sweep)
+    assert [group.values for group in found.groups] == [{"optim.learning_rate": 2e-5}, {"optim.learning_rate": 1e-5}]
+    for group, rate in zip(found.groups, (2e-5, 1e-5), strict=True):
+        spread = group.scores["accuracy"]
+        assert spread.median == statistics.median(SCORES[rate])
+        assert spread.deviation == pytest.approx(statistics.stdev(SCORES[rate]))
+    assert found.task == "mnli"
+
+
+def test_less_loss_is_better(tmp_path: Path) -> None:
+    found = read_sweep_folder(write(tmp_path / "s", [point(1e-5, 1, 0.8), point(2e-5, 1, 0.9)], score="loss"))
+    assert [group.values["optim.learning_rate"] for group in found.groups] == [2e-5, 1e-5]
+
+
+def test_the_page(sweep: Path) -> None:
+    read = Reader(sweep_page(read_sweep_folder(sweep)))
+    text = read.text
+    for words in ("8 points: 6 finished, 1 diverged, 1 failed", "0.8500", "0.8100 to 0.8600", "0.0265", "BERT 3.9B",
+                  "0.9140", "mismatched", "loss is not finite", "alert(1)",
+                  "this sweep: optim.learning_rate = 2e-05"):  # fmt: skip
+        assert words in text, words
+    assert not [script for script in read.scripts if "alert(1)" in script]
+
+
+def test_the_table(sweep: Path) -> None:
+    rows = list(csv.DictReader(as_csv(read_sweep_folder(sweep)).splitlines()))
+    assert rows[0]["optim.learning_rate"] == "2e-05" and rows[0]["runs"] == "3"
+    assert [float(rows[0][f"accuracy {what}"]) for what in ("median", "lowest", "highest")] == [0.85, 0.81, 0.86]
+    assert float(rows[0]["accuracy deviation"]) == pytest.approx(0.0264575)
+    theirs = [row for row in rows if row["source"] != "this sweep"]
+    assert theirs[0]["source"] == "BERT 336M (matched), Megatron-LM" and float(theirs[0]["accuracy median"]) == 0.897
+    assert len(theirs) == 6
+
+
+def test_the_command(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_report([sweep], None)
+    assert (sweep / "report.html").is_file() and (sweep / "report.csv").is_file()
+    assert "report.csv" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="one such folder alone"):
+        write_report([sweep, sweep], None)
+    with pytest.raises(ConfigError, match=r"--task chess: the paper has no figures of it. It has those of mnli"):
+        write_report([sweep], None, task="chess")
+    write_report([sweep], None, task="qqp")
+    assert ",0.923," in (sweep / "report.csv").read_text()
+
+
+def test_another_task_has_no_figures_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(tmp_path / "s", [point(1e-5, 1, 0.8)], task="rte")
+    write_report([folder], tmp_path / "x.html")
+    assert "--task NAME" in capsys.readouterr().out
+    assert "BERT 336M" not in (tmp_path / "x.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"points": 3}', '{"points": [1]}', '{"points": [{"point": "a"}]}', "{" * 9]
+)
+def test_a_damaged_summary_is_told(tmp_path: Path, content: str) -> None:
+    (tmp_path / "summary.json").write_text(content)
+    with pytest.raises(ConfigError, match="is no summary of a sweep"):
+        read_sweep_folder(tmp_path)
+
+
+def test_a_sweep_of_which_nothing_has_ended(tmp_path: Path) -> None:
+    text = Reader(sweep_page(read_sweep_folder(write(tmp_path / "s", [])))).text
+    assert "No point of the sweep has ended yet." in text
+
+
+def test_the_published_figures_are_the_papers() -> None:
+    """Read again from the paper's tables, one by one."""
+    medians = {task: [tuple(each.figures.values()) for each in models] for task, models in PUBLISHED.items()}
+    assert medians["qqp"] == [(0.923,), (0.926,), (0.927,)]
+    assert medians["race"][:3] == [(0.83,), (0.873,), (0.895,)] and medians["race"][3] == (0.909,)
+    assert medians["squad"][2] == (0.955, 0.9) and medians["squad"][5] == pytest.approx((0.912, 0.885))
+    assert medians["wikitext103"] == [(19.31,), (12.76,), (10.81,)]
+    assert medians["lambada"] == [(0.4518,), (0.6173,), (0.6651,)]
