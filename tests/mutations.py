@@ -1928,6 +1928,20 @@ MUTATIONS = [
         "if len(found) > 0:",
         ("tests/train/test_damaged.py",),
     ),
+    Mutation(
+        "half of the copies are a majority",
+        "checkpoint/copies.py",
+        "if 2 * len(most) <= total or",
+        "if 2 * len(most) < total or",
+        ("tests/train/test_copies.py",),
+    ),
+    Mutation(
+        "a save that failed is not tried again",
+        "train/save_retries.py",
+        "return self.clock() >= self.next_try",
+        "return False",
+        ("tests/train/test_save_retries.py",),
+    ),
 ]
 
 

@@ -5,6 +5,7 @@
     ├── LayoutError           ranks and parallel sizes that do not fit
     ├── DataError             token files, text, tokenizers
     ├── CheckpointError       checkpoints that are missing, foreign or newer
+    │   ├── CopiesError       state that several ranks hold alike, and that differs: not saved
     │   └── DamagedError      … whose bytes are not those that were written
     ├── LockError             a folder in which another process is working
     └── MemoryShortError      a run that does not fit into the memory that is there
@@ -14,6 +15,7 @@ Every message says what is (with values), why it cannot be, and what to set.
 
 import errno
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 REFUSED_BY_THE_DISK = frozenset(
@@ -97,6 +99,15 @@ class DataError(ColonnadeError):
 
 class CheckpointError(ColonnadeError):
     """A checkpoint that is missing, incomplete, damaged, of another model, or from a newer version."""
+
+
+class CopiesError(CheckpointError):
+    """Copies of state that are not equal any more."""
+
+    def __init__(self, message: object = "", by_rank: Sequence[Mapping[str, str]] = ()) -> None:
+        super().__init__(message)
+        self.by_rank = tuple(by_rank)
+        """Of each rank: what it sees differing, with its own checksum."""
 
 
 class DamagedError(CheckpointError):

@@ -11,25 +11,38 @@ from random import Random
 from typing import Any
 
 from colonnade.checkpoint import files
+from colonnade.train import save_retries
 from tests.drills.runs import TIME_LIMIT, Place, Variant, damaged_checkpoints, said
+from tests.runs import events
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def disk_drill(place: Place, variant: Variant, *, seed: int) -> dict[str, Any]:
-    """A run whose disk is full at some byte of some save; then there is room again."""
+    """A run whose disk is full at some byte of some save: for a while, which it survives, or until it is made room."""
     draws, run = Random(f"disk {variant.name} {seed}"), place.fresh("full")
     limited = variant.num_ranks == 1 and draws.random() < 0.5
     size = draws.randrange(400_000)
-    first = _limit_file_sizes(size) if limited else _fail_after(size * draws.randint(1, 10))
-    answers = place.start(variant, run, first).answers(TIME_LIMIT)
+    if not limited:
+        return _passing_failure(place, variant, run, draws, size)
+    answers = place.start(variant, run, _limit_file_sizes(size), "checkpoint.retry_for=0").answers(TIME_LIMIT)
     problems = damaged_checkpoints(run)
     failed = any(answer.status for answer in answers)
-    if failed and not any(answer.status == 2 and "full" in answer.err for answer in answers) and not limited:
-        problems.append(f"the end of a full disk is told otherwise: {said(answers)}")
     if any("Traceback" in answer.err for answer in answers):
         problems.append(f"a traceback: {said(answers)}")
     return {"failed saves": int(failed), "problems": problems + place.finish(variant, run)}
+
+
+def _passing_failure(place: Place, variant: Variant, run: Path, draws: Random, size: int) -> dict[str, Any]:
+    """The disk is full, read-only or fails, for some writes; the run ends by itself."""
+    number = draws.choice((errno.ENOSPC, errno.EROFS, errno.EIO))
+    first = _fail_after(size * draws.randint(1, 10), number, draws.randint(1, 6))
+    answers = place.start(variant, run, first).answers(TIME_LIMIT)
+    problems = damaged_checkpoints(run)
+    if any(answer.status for answer in answers):
+        problems.append(f"it does not end by itself: {said(answers)}")
+    failed = sum(event["event"] == "save failed" for event in events(run))
+    return {"failed saves": failed, "injected": int(failed > 0), "problems": problems + place.same(variant, run)}
 
 
 def _limit_file_sizes(limit: int) -> Callable[[int], None]:
@@ -39,16 +52,17 @@ def _limit_file_sizes(limit: int) -> Callable[[int], None]:
     return first
 
 
-def _fail_after(num_bytes: int) -> Callable[[int], None]:
-    """In a rank: no more than so many bytes can be written to checkpoints."""
+def _fail_after(num_bytes: int, number: int, times: int) -> Callable[[int], None]:
+    """In a rank: behind so many bytes of checkpoints, so many writes fail; then there is room again."""
 
     def first(rank: int) -> None:
-        left, original = [num_bytes], files._HashingStream.write
+        left, original, save_retries.FIRST = [num_bytes, times], files._HashingStream.write, 0.05
 
         def write(stream: Any, data: Any) -> int:
             left[0] -= len(data)
-            if left[0] < 0:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if left[0] < 0 and left[1]:
+                left[1] -= 1
+                raise OSError(number, os.strerror(number))
             return original(stream, data)
 
         files._HashingStream.write = write  # type: ignore[method-assign]

@@ -320,7 +320,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk(place: Place, small_disk: Path, finished: Finished, dp: int) -> None:
     """Saves fail, the last whole checkpoint stays, and when there is room the run ends as if nothing had been."""
     run, ballast = small_disk / "run", small_disk / "ballast"
-    arguments = place.train(f"run.folder={run}", f"parallel.dp={dp}")
+    arguments = place.train(f"run.folder={run}", f"parallel.dp={dp}", "checkpoint.retry_for=0")
     size = sum(-(-file.stat().st_size // 4096) * 4096 for file in finished.newest.iterdir())
     ballast.write_bytes(bytes((1 << 20) - int(2.5 * size) - 20_000))  # room for two checkpoints, not for a third
     answer = forked(*arguments, num_ranks=dp)
@@ -339,6 +339,7 @@ def test_a_full_disk_for_the_metrics(place: Place, finished: Finished) -> None:
     limit = max(file.stat().st_size for file in finished.newest.iterdir()) + 1000
     run = place.folder / "long"
     steps = ["train.steps=2000", "optim.decay_steps=6", "train.evaluate_every=3", "checkpoint.every=100"]
+    steps.append("checkpoint.retry_for=0")
     arguments = place.train(f"run.folder={run}", *steps)
 
     def limited(rank: int) -> None:

@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 import torch
 
+from colonnade.checkpoint.copies import Verdict, verdict
 from colonnade.mesh.collectives import where_unequal
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import build_mesh
 from colonnade.train import loop
 from colonnade.train.state import TrainState
-from tests.commands import start
+from tests.commands import forked, start
 from tests.distributed import run_on_ranks
-from tests.runs import metrics, saved_steps
+from tests.runs import assert_same, events, metrics, saved_steps
 from tests.slow import first_fast
 
+STOP = "checkpoint.unequal_copies=stop"
 Corrupt = Callable[[TrainState], None]
 
 
@@ -135,7 +137,7 @@ NORM, MATRIX = "attention_norm.weight", "mlp.up.weight"
 def test_one_bit_on_one_rank_is_named(
     config: Path, tmp_path: Path, layout: list[str], rank: int, corrupt: Corrupt, said: str
 ) -> None:
-    keys = [key if "." in key else f"parallel.{key}" for key in layout]
+    keys = [STOP, *(key if "." in key else f"parallel.{key}" for key in layout)]
     ranks = 4 if len(layout) == 3 else 2
     answers = start("train", config, *keys, num_ranks=ranks, first=corrupted(rank, corrupt)).answers()
     assert [answer.status for answer in answers] == [2] * ranks, answers
@@ -147,7 +149,12 @@ def test_one_bit_on_one_rank_is_named(
 
 def test_copies_are_compared_every_so_many_steps(config: Path, tmp_path: Path) -> None:
     """Between saves, and not more often."""
-    arguments = ["parallel.tp=2", "checkpoint.every=0", "checkpoint.compare_copies_every=2"]
+    arguments = [
+        "parallel.tp=2",
+        "checkpoint.every=0",
+        "checkpoint.unequal_copies=stop",
+        "checkpoint.compare_copies_every=2",
+    ]
     first = corrupted(1, weight("blocks.0", NORM), step=3)
     answers = start("train", config, *arguments, num_ranks=2, first=first).answers()
     assert [answer.status for answer in answers] == [2, 2] and "Step 4: " in answers[0].err, answers
@@ -157,7 +164,13 @@ def test_copies_are_compared_every_so_many_steps(config: Path, tmp_path: Path) -
 def test_a_save_in_the_background_is_refused_as_well(config: Path, tmp_path: Path) -> None:
     first = corrupted(0, weight("blocks.1", MATRIX))
     answers = start(
-        "train", config, "parallel.dp=2", "checkpoint.asynchronous=true", num_ranks=2, first=first
+        "train",
+        config,
+        "parallel.dp=2",
+        "checkpoint.asynchronous=true",
+        "checkpoint.unequal_copies=stop",
+        num_ranks=2,
+        first=first,
     ).answers()
     assert [answer.status for answer in answers] == [2, 2] and "blocks.1.mlp.up.weight over dp" in answers[0].err
     assert saved_steps(tmp_path / "run") == [2]
@@ -180,6 +193,55 @@ def test_sound_copies_are_equal_to_the_bit(config: Path, tmp_path: Path, layout:
     ranks = 6 if "pp=3" in layout else 4
     answers = start("train", config, *keys, "checkpoint.compare_copies_every=1", num_ranks=ranks).answers()
     assert [answer.status for answer in answers] == [0] * ranks, answers
+
+
+# --- and repaired -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "dp", "then"),
+    [("return", 2, "returns to step 2"), ("mend", 4, "goes on with the majority's state"), ("mend", 2, "returns to")],
+)
+def test_the_run_ends_as_if_nothing_had_been(config: Path, tmp_path: Path, policy: str, dp: int, then: str) -> None:
+    keys = [f"parallel.dp={dp}", "train.micro_batch_size=1", f"checkpoint.unequal_copies={policy}"]
+    keys += ["checkpoint.compare_copies_every=1", "train.evaluate_every=0"]
+    expected, run = tmp_path / "expected", tmp_path / "run"
+    assert forked("train", config, *keys, f"run.folder={expected}", num_ranks=dp).status == 0
+    first = corrupted(1, once(weight("blocks.0", MATRIX)))
+    answers = start("train", config, *keys, f"run.folder={run}", num_ranks=dp, first=first).answers()
+    assert [answer.status for answer in answers] == [0] * dp, answers
+    assert_same(run, expected)
+    (told,) = [event for event in events(run) if event["event"] == "copies differ"]
+    assert told["step"] == 4 and then in told["then"] and then in answers[0].out
+    assert told["ranks"] == ([1] if dp == 4 else []) and any("blocks.0.mlp.up" in what for what in told["what"])
+
+
+def test_a_rank_that_is_wrong_again_and_again_ends_it(config: Path, tmp_path: Path) -> None:
+    keys = ["parallel.dp=2", "restarts.limit=2", "train.evaluate_every=0"]
+    answers = start("train", config, *keys, num_ranks=2, first=corrupted(1, weight("blocks.0", MATRIX))).answers()
+    assert [answer.status for answer in answers] == [2, 2] and "not equal any more" in answers[0].err
+    assert [event["event"] for event in events(tmp_path / "run")].count("copies differ") == 2
+
+
+def once(corrupt: Corrupt) -> Corrupt:
+    done: list[int] = []
+
+    def first_time(state: TrainState) -> None:
+        if not done:
+            done.append(1)
+            corrupt(state)
+
+    return first_time
+
+
+def test_a_majority_is_needed_to_name_a_rank() -> None:
+    def seen(*values: str) -> list[dict[str, str]]:
+        return [{"w over dp of 0,1,2": value} if value else {} for value in values]
+
+    assert verdict(seen("a", "b", "a")) == Verdict({"w over dp of 0,1,2": 0}, (1,), False)
+    assert verdict(seen("a", "b", "c")) == Verdict({}, (), True)
+    assert verdict([{"w over dp of 0,1": "a"}, {"w over dp of 0,1": "b"}]).undecided
+    assert verdict([{"step over world of 0,1,2": value} for value in "aba"]).undecided
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------

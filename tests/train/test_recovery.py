@@ -371,7 +371,16 @@ def full_disk(rank: int) -> None:
 @pytest.mark.parametrize("steps", first_fast([4, 1000]))
 def test_a_failure_in_the_background_ends_the_run(config: Path, tmp_path: Path, steps: int) -> None:
     """At the next step, or at the end where there is none; on all ranks, with the same words."""
-    ranks = start("train", config, *ASYNCHRONOUS, f"train.steps={steps}", "parallel.dp=2", num_ranks=2, first=full_disk)
+    ranks = start(
+        "train",
+        config,
+        *ASYNCHRONOUS,
+        f"train.steps={steps}",
+        "parallel.dp=2",
+        "checkpoint.retry_for=0",
+        num_ranks=2,
+        first=full_disk,
+    )
     answers = ranks.answers()
     assert {answer.status for answer in answers} == {2}, answers
     assert all("The disk is full: " in answer.err and "saving step 4 needed" in answer.err for answer in answers)

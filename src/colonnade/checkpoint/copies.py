@@ -28,9 +28,9 @@ from torch import Tensor
 
 from colonnade.checkpoint.checksum import Checksum
 from colonnade.data_parallel.buckets import Bucket
-from colonnade.errors import CheckpointError
+from colonnade.errors import CopiesError
 from colonnade.mesh.agreement import gather_texts
-from colonnade.mesh.collectives import all_reduce, where_unequal
+from colonnade.mesh.collectives import all_reduce, broadcast_, where_unequal
 from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.optim.param_slice import State
 
@@ -50,7 +50,7 @@ class Copies:
     """Of each bucket that several pipeline stages have a copy of, their axis."""
 
     def check(self, what: str, counts: Mapping[str, float]) -> None:
-        """CheckpointError on all ranks, naming tensors and ranks, unless all copies are equal. Every rank calls this.
+        """CopiesError on all ranks, naming tensors and ranks, unless all copies are equal. Every rank calls this.
 
         `what` begins the message; `counts` are numbers that are the same on all ranks of a sound run.
         """
@@ -59,21 +59,32 @@ class Copies:
             return
         fine = self._unequal(counts, detail=True)
         gathered = [json.loads(text) for text in gather_texts(json.dumps(fine or found), self.mesh.world)]
-        raise CheckpointError(_message(what, gathered))
+        raise CopiesError(_message(what, gathered), gathered)
 
     def _unequal(self, counts: Mapping[str, float], *, detail: bool) -> dict[str, str]:
         """Of what this rank sees differing: name and ranks -> its own checksum."""
         sums = _Sums()
         found: dict[str, str] = {}
-        held_over: list[tuple[Axis, Callable[[bool], Named]]] = [
+        for axis, held in self._held():
+            found |= _compare(axis, partial(sums.of_all, partial(held, detail)))
+        found |= _compare(self.mesh.world, lambda: {name: _bits(number) for name, number in counts.items()})
+        return found
+
+    def mend_(self, sound: Mapping[str, int]) -> None:
+        """Overwrite copies by that of a rank: by their names in `verdict`. Every rank calls this with the same."""
+        for axis, held in self._held():
+            for name, x in held(True):
+                source = sound.get(_over(name, axis))
+                if source is not None:
+                    broadcast_(x, axis, axis.ranks.index(source))
+
+    def _held(self) -> list[tuple[Axis, Callable[[bool], Named]]]:
+        """The axes over which there are copies, and what these are."""
+        return [
             (self.mesh.reduce, self._over_dp),
             (self.mesh.tp, self._over_tp),
             *((stages, partial(self._over_stages, bucket)) for bucket, stages in self.shared.items()),
         ]
-        for axis, held in held_over:
-            found |= _compare(axis, partial(sums.of_all, partial(held, detail)))
-        found |= _compare(self.mesh.world, lambda: {name: _bits(number) for name, number in counts.items()})
-        return found
 
     def _over_dp(self, detail: bool) -> Named:
         for bucket, kept in zip(self.buckets, self.optimizer_state, strict=True):
@@ -167,9 +178,48 @@ def _compare(axis: Axis, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, 
     unequal = where_unequal(sums, axis)
     if unequal is None:
         return {}
-    ranks = ",".join(map(str, axis.ranks))
     own = {name: value for (name, value), differs in zip(named.items(), unequal.tolist(), strict=True) if differs}
-    return {f"{name} over {axis.name} of {ranks}": f"{int(value) % (1 << 64):016x}" for name, value in own.items()}
+    return {_over(name, axis): f"{int(value) % (1 << 64):016x}" for name, value in own.items()}
+
+
+def _over(name: str, axis: Axis) -> str:
+    return f"{name} over {axis.name} of {','.join(map(str, axis.ranks))}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Who is wrong, as far as a majority tells."""
+
+    sound: Mapping[str, int]
+    """What differs -> a rank that has it as most do."""
+    suspects: tuple[int, ...]
+    """Ranks that stand against a majority."""
+    undecided: bool
+    """Something differs of which no majority is alike."""
+
+
+def verdict(by_rank: Sequence[Mapping[str, str]]) -> Verdict:
+    """From what each rank sees differing, with its own checksum (`CopiesError.by_rank`). Pure."""
+    sound: dict[str, int] = {}
+    suspects: set[int] = set()
+    undecided = False
+    for copy, values in _by_copy(by_rank).items():
+        most = max(values.values(), key=len)
+        total = sum(map(len, values.values()))
+        if 2 * len(most) <= total or " over world of " in copy:
+            undecided = True
+            continue
+        sound[copy] = most[0]
+        suspects |= {rank for ranks in values.values() if ranks is not most for rank in ranks}
+    return Verdict(sound, tuple(sorted(suspects)), undecided)
+
+
+def _by_copy(by_rank: Sequence[Mapping[str, str]]) -> dict[str, dict[str, list[int]]]:
+    by_copy: dict[str, dict[str, list[int]]] = {}
+    for rank, found in enumerate(by_rank):
+        for copy, value in found.items():
+            by_copy.setdefault(copy, {}).setdefault(value, []).append(rank)
+    return by_copy
 
 
 def _bits(number: float) -> Tensor:
@@ -178,10 +228,7 @@ def _bits(number: float) -> Tensor:
 
 
 def _message(what: str, gathered: Sequence[Mapping[str, str]]) -> str:
-    by_copy: dict[str, dict[str, list[int]]] = {}
-    for rank, found in enumerate(gathered):
-        for copy, value in found.items():
-            by_copy.setdefault(copy, {}).setdefault(value, []).append(rank)
+    by_copy = _by_copy(gathered)
     lines = [f"  {copy.rpartition(' of ')[0]}: {_values(values)}" for copy, values in by_copy.items()]
     more = [f"  and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     return "\n".join(

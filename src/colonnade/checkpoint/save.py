@@ -273,9 +273,11 @@ class _Writer(FileSystemWriter):
         try:
             yield
         except (OSError, RuntimeError) as raised:  # torch ends its archive after a failed write, and that fails too
-            error = _no_space(raised)
+            error = _of_the_disk(raised)
             if error is None:
                 raise
+            if error.errno not in NO_SPACE:
+                raise error from None
             whole = list(checkpoints_in(self.folder).values())
             stays = f"{whole[-1].name}, the last whole checkpoint, stays" if whole else "No checkpoint was there before"
             free = shutil.disk_usage(self.folder if self.folder.exists() else self.folder.parent).free
@@ -286,10 +288,10 @@ class _Writer(FileSystemWriter):
             ) from None
 
 
-def _no_space(error: BaseException | None) -> OSError | None:
-    """The error of a full disk that this one is, or that it was raised in handling of."""
+def _of_the_disk(error: BaseException | None) -> OSError | None:
+    """The error of the disk that this one is, or that it was raised in handling of."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in NO_SPACE:
+        if isinstance(error, OSError):
             return error
         error = error.__cause__ or error.__context__
     return None

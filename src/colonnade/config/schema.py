@@ -367,7 +367,14 @@ class CheckpointConfig(Section):
     """Go on from the newest whole checkpoint of run.folder. false: refuse a folder that has one."""
     compare_copies_every: CountOrZero = 0
     """[steps] Steps between comparisons of what several ranks hold as copies: weights and optimizer state, bit by bit.
-    A run whose copies differ ends. 0: at each save only, which always compares before it writes."""
+    0: at each save only, which always compares before it writes."""
+    unequal_copies: Literal["return", "mend", "stop"] = "return"
+    """What a run does whose copies differ, having named the rank: return goes back to the last checkpoint, before which
+    they were equal; mend gives the rank that stands against a majority their state, and returns where there is none;
+    stop ends the run. At most restarts.limit times from one checkpoint."""
+    retry_for: NotNegative = 3600.0
+    """[seconds] A save that fails (a full disk, an error of the file system) is said and tried again; it ends the run
+    if the last good checkpoint, or the run's start, is longer ago than this. 0: the first failure ends the run."""
     allow_other_data: bool = False
     """Go on although token files are not those that the checkpoint was trained on, which is refused otherwise. The
     place in the data is kept as a number: samples of files that have changed may come again, or never."""

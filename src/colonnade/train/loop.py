@@ -21,6 +21,7 @@ from colonnade.architecture.parts import trained_architecture
 from colonnade.checkpoint.manifest import folder_name
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
+from colonnade.errors import CopiesError
 from colonnade.launch.agreement import settings
 from colonnade.launch.join import joined
 from colonnade.mesh.collectives import all_reduce
@@ -36,6 +37,7 @@ from colonnade.train.monitor import Monitor
 from colonnade.train.products import Decision, settle
 from colonnade.train.profile import Profile
 from colonnade.train.read_ahead import ReadAhead, pays
+from colonnade.train.repair import Repair
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import DATA, StepResult, train_step
 from colonnade.train.undo import roll_back
@@ -150,7 +152,7 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt) -> None:
         monitor.say(f"Nothing is left to do: train.steps = {config.train.steps:,}. To train on, raise it.")
     if state.step == 0 and config.train.evaluate_at_start:
         _evaluate_at_start(run, state)
-    enough = _is_enough(run)
+    enough, repair = _is_enough(run), Repair(config, run.corpus, monitor, run.checkpoints)
     while state.step < config.train.steps and not enough:
         run.mesh.ledger.begin_step(state.step + 1)
         try:
@@ -160,15 +162,16 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt) -> None:
                 diverged.found, state, run.checkpoints, config=config, mesh=run.mesh, corpus=run.corpus, monitor=monitor
             )
             continue
-        mine = Request.STOP if run.checkpoints.has_failed else interrupt.newest()
+        again = run.checkpoints.has_failed or (run.mesh.rank == 0 and run.checkpoints.is_due)
+        mine = max(interrupt.newest(), Request.SAVE if again else Request.NOTHING)
         request = int(all_reduce(torch.tensor(int(mine)), run.mesh.world, "max"))
         enough = LOSS in metrics and _is_enough(run)
         last, stop = state.step == config.train.steps or enough, request == Request.STOP
         run.profile.finish(state.step, ends=last or stop)
-        if request or last or (every and state.step % every == 0):
-            run.checkpoints.save(state)
-        elif compare_every and state.step % compare_every == 0:
-            run.checkpoints.compare(state)
+        saves = request or last or (every and state.step % every == 0)
+        compares = compare_every and state.step % compare_every == 0
+        if (saves or compares) and not _kept(run, state, saves=bool(saves), must=last or stop, repair=repair):
+            continue
         if stop and not last:
             run.checkpoints.wait()
             monitor.event("interrupted", step=state.step, loss=metrics["loss"])
@@ -177,6 +180,21 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt) -> None:
                 "Run the same command again to go on from here."
             )
             raise SystemExit(interrupt.exit_code)
+
+
+def _kept(run: Run, state: TrainState, *, saves: bool, must: bool, repair: Repair) -> bool:
+    """Save the state, or compare its copies alone. False where these differed and the state is an earlier one now."""
+    while True:
+        try:
+            if saves:
+                run.checkpoints.save(state, must=must)
+            else:
+                run.checkpoints.compare(state)
+        except CopiesError as found:
+            if repair(state, found):
+                return False
+        else:
+            return True
 
 
 def _is_enough(run: Run) -> bool:
@@ -307,4 +325,5 @@ def _monitor(config: Config, mesh: Mesh, corpus: Corpus, device: torch.device) -
         flops_per_token=trained_architecture(config, corpus.vocab_size).flops_per_token,
         peak_flops=None if peak is None else peak * mesh.layout.num_ranks,
         tensorboard=config.run.tensorboard,
+        patient=config.checkpoint.retry_for > 0,
     )

@@ -18,6 +18,7 @@ from typing import Any
 
 from colonnade.atomic import write_whole
 from colonnade.errors import ConfigError, hidden, without_credentials
+from colonnade.train.lines import Lines, append, unwritable
 
 METRICS, EVENTS, UNDONE = "metrics.jsonl", "events.jsonl", "undone.jsonl"
 THERMOMETERS = "thermometers.jsonl"
@@ -38,7 +39,10 @@ class Monitor:
         flops_per_token: float,
         peak_flops: float | None,
         tensorboard: bool,
+        patient: bool = False,
     ) -> None:
+        """`patient`: a full disk is waited out (`lines.py`)."""
+        self._lines = Lines(patient=patient)
         self._active, self._steps, self._log_every = active, steps, log_every
         self._tokens_per_step, self._flops_per_token, self._peak = tokens_per_step, flops_per_token, peak_flops
         self._metrics, self._events = folder / METRICS, folder / EVENTS
@@ -81,7 +85,7 @@ class Monitor:
         line = {**metrics, "tokens_per_second": round(rate, 1), "seconds": round(seconds, 4)}
         if self._peak is not None:
             line["mfu"] = round(rate * self._flops_per_token / self._peak, 4)
-        _append(self._metrics, line)
+        self.say(self._lines.write(self._metrics, line))
         if self._board is not None:
             for name, value in line.items():
                 self._board.add_scalar(name, value, int(metrics["step"]))
@@ -92,7 +96,7 @@ class Monitor:
         """Record what a measured step shows: a line of thermometers.jsonl, and its summary for TensorBoard."""
         if not self._active:
             return
-        _append(self._thermometers, reading)
+        self.say(self._lines.write(self._thermometers, reading))
         if self._board is not None:
             for name, value in summary.items():
                 self._board.add_scalar(f"thermometers/{name}", value, int(reading["step"]))
@@ -100,12 +104,14 @@ class Monitor:
     def event(self, kind: str, **details: Any) -> None:
         """Record what happened (a start, a save, an interruption) in events.jsonl."""
         if self._active:
-            _append(self._events, _event(kind, details))
+            self.say(self._lines.write(self._events, _event(kind, details)))
 
     def sync(self) -> None:
         """See metrics.jsonl and thermometers.jsonl to the disk: a checkpoint of a step must not outlive the numbers of
         that step.
         """
+        if self._active:
+            self._lines.check()
         for path in (self._metrics, self._thermometers):
             if self._active and path.exists():
                 with path.open("rb") as file:
@@ -113,7 +119,7 @@ class Monitor:
 
     def say(self, text: str) -> None:
         """Print a line, on rank 0 only."""
-        if self._active:
+        if self._active and text:
             print(without_credentials(text), flush=True)
 
     def close(self) -> None:
@@ -140,7 +146,7 @@ def write_event(run: Path, kind: str, **details: Any) -> None:
     """Record in events.jsonl what happened while no rank ran. Nothing where the folder is not there yet, or refuses."""
     if run.is_dir():
         with suppress(ConfigError):  # what is told of a full disk must not end what would survive it
-            _append(run / EVENTS, _event(kind, details))
+            append(run / EVENTS, _event(kind, details))
 
 
 def last_step(metrics: Path) -> int:
@@ -159,16 +165,8 @@ def set_aside(run: Path, step: int) -> None:
     lines = metrics.read_bytes().split(b"\n") if metrics.exists() else []
     for line in lines:
         if _step_of(line) > step:
-            _append(run / UNDONE, _object_in(line) or {})
+            append(run / UNDONE, _object_in(line) or {})
     _rewrite(metrics, lambda lines: _of_steps(lines, step))
-
-
-def _append(path: Path, line: Mapping[str, Any]) -> None:
-    try:
-        with path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-    except OSError as error:
-        raise _unwritable(path, error) from error
 
 
 def _rewrite(path: Path, choose: Callable[[list[bytes]], list[bytes]]) -> None:
@@ -176,20 +174,13 @@ def _rewrite(path: Path, choose: Callable[[list[bytes]], list[bytes]]) -> None:
         if path.exists():
             write_whole(path, b"".join(line + b"\n" for line in choose(path.read_bytes().split(b"\n"))))
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise unwritable(path, error) from error
 
 
 def _of_steps(lines: list[bytes], last: int) -> list[bytes]:
     """The lines of steps 1 to `last`, in order, each step once: a line that was written later takes precedence."""
     by_step = {_step_of(line): line for line in lines}
     return [by_step[step] for step in sorted(by_step) if 1 <= step <= last]
-
-
-def _unwritable(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"{path} cannot be written: {error.strerror}. Fix that (free some space, or change its permissions), and run "
-        "the same command again: it goes on from the last checkpoint."
-    )
 
 
 def _object_in(line: bytes) -> dict[str, Any] | None:

@@ -6,9 +6,10 @@ under `optimizer.<name>.<weight>` (AdamW: exp_avg, exp_avg_sq), and the metadata
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,9 @@ from colonnade.config.load import to_toml
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.data.chat_template import CONFIG
-from colonnade.errors import CheckpointError
+from colonnade.errors import CheckpointError, CopiesError
 from colonnade.mesh.background import background_group
+from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Mesh
 from colonnade.tensor_parallel.placement import Placement
 from colonnade.train import rollbacks
@@ -43,6 +45,7 @@ from colonnade.train.divergence import LossWatch
 from colonnade.train.metadata import RunMetadata, metadata_of
 from colonnade.train.monitor import Monitor
 from colonnade.train.run_folder import checkpoints
+from colonnade.train.save_retries import SaveRetries
 from colonnade.train.state import TrainState
 
 OPTIMIZER = "optimizer."
@@ -96,12 +99,48 @@ class Checkpoints:
     monitor: Monitor
     products: Mapping[str, Any] | None = None
     """By what matrices are multiplied: see `ProductMetadata`."""
+    retries: SaveRetries = field(default_factory=lambda: SaveRetries(0.0))
 
-    def save(self, state: TrainState) -> None:
+    def save(self, state: TrainState, *, must: bool = False) -> None:
         """Save `state` as it is now; every rank calls this, and `copied` before it changes what was saved.
 
-        Raises what made the save before this one fail; CheckpointError where copies differ, and nothing is written.
+        CopiesError where copies differ, and nothing is written. What makes this save or the one before it fail is said,
+        and tried again when `is_due`, or with `must` at once and until it is good; raised when it has been too long.
         """
+        while True:
+            try:
+                self._save(state)
+                if must:
+                    self.saver.wait()
+                return
+            except CopiesError:
+                raise
+            except CheckpointError as error:
+                wait = self._failed(error, state.step)
+            if not must:
+                return
+            time.sleep(wait)
+
+    @property
+    def is_due(self) -> bool:
+        """On rank 0: whether a save that has failed is to be tried again."""
+        return self.retries.is_due
+
+    def _failed(self, error: CheckpointError, step: int) -> float:
+        """Seconds until the next try; raises `error` on all ranks if there is none."""
+        over = bool(all_reduce(torch.tensor(int(self.retries.is_over)), self.mesh.world, "max"))
+        if over:
+            raise error
+        wait, age = self.retries.failed(), self.retries.age
+        self.monitor.event("save failed", step=step, reason=str(error), tries=self.retries.failures, age=round(age, 1))
+        self.monitor.say(
+            f"Saving at step {step} has failed: {error}\nThe run goes on, and saves again in {wait:g} s. It ends if a "
+            f"save fails more than checkpoint.retry_for = {self.retries.limit:g} seconds after the last good one, or "
+            f"the start (now {age:.0f})."
+        )
+        return wait
+
+    def _save(self, state: TrainState) -> None:
         if self.saver.is_busy:
             self.monitor.say(
                 f"Saving step {state.step} waits: the checkpoint before it is still being written. A larger "
@@ -111,10 +150,13 @@ class Checkpoints:
         self.saver.save(payload, partial(self._compared, state))
 
     def compare(self, state: TrainState) -> None:
-        """CheckpointError on all ranks unless all copies of `state` are equal; every rank calls this."""
+        """CopiesError on all ranks unless all copies of `state` are equal; every rank calls this."""
         counts = {"step": state.step, "samples": state.samples, "skipped steps": state.skipped}
-        copies = Copies(state.buckets, state.optimizer_state, self.mesh, state.ownership.shared)
-        copies.check(f"Step {state.step}", {**counts, "loss scale": state.loss_scale.value})
+        self.copies(state).check(f"Step {state.step}", {**counts, "loss scale": state.loss_scale.value})
+
+    def copies(self, state: TrainState) -> Copies:
+        """What of `state` others hold too."""
+        return Copies(state.buckets, state.optimizer_state, self.mesh, state.ownership.shared)
 
     def _metadata(self, state: TrainState) -> dict[str, Any]:
         return {**_metadata(state, self.config, self.mesh, self.corpus), "products": self.products}
@@ -154,17 +196,17 @@ def saving(
     Tidies what a killed run has left. However the block ends, a save under way is waited for first (but not when
     Ctrl-C asks a second time).
     """
-    asynchronous = config.checkpoint.asynchronous
+    asynchronous, retries = config.checkpoint.asynchronous, SaveRetries(config.checkpoint.retry_for)
     saver = Saver(
         _target(config, monitor),
         shards_of(state),
         asynchronous=asynchronous,
         overlap=overlap,
         group=background_group(max(config.train.timeout, PATIENCE)) if asynchronous else None,
-        on_saved=partial(_tell, config, monitor),
+        on_saved=partial(_tell, config, monitor, retries),
     )
     with saver:
-        yield Checkpoints(saver, _files(config, corpus), config, mesh, corpus, monitor, products)
+        yield Checkpoints(saver, _files(config, corpus), config, mesh, corpus, monitor, products, retries)
 
 
 def _files(config: Config, corpus: Corpus) -> dict[str, bytes]:
@@ -189,7 +231,8 @@ def best(config: Config) -> Best | None:
     return best_of(run, checkpoints_in(checkpoints(run))) if config.checkpoint.keep_best else None
 
 
-def _tell(config: Config, monitor: Monitor, saved: Saved) -> None:
+def _tell(config: Config, monitor: Monitor, retries: SaveRetries, saved: Saved) -> None:
+    retries.saved()
     monitor.event(
         SAVED,
         step=saved.step,
@@ -232,6 +275,11 @@ def checkpoint_at(path: Path) -> Path | None:
         return path
     folders = [folder for folder in (checkpoints(path), path) if folder.is_dir()]
     return next((found for folder in folders if (found := newest(folder)) is not None), None)
+
+
+def newest_step(config: Config) -> int:
+    """The step of the run's newest checkpoint; 0 for none."""
+    return max(checkpoints_in(checkpoints(Path(config.run.folder))), default=0)
 
 
 def begins(config: Config) -> bool:

@@ -38,15 +38,20 @@ def roll_back(
         rollbacks.write(run, [*rollbacks.read(run), rollback])
         discard_after(checkpoints(run), rollback.to)
     gather_texts("", mesh.world)  # the others look for the newest checkpoint only now
-    state.ownership.settle()
-    _clear_moments_(state)
-    recovery.restore(state, config, corpus)
-    monitor.go_back(state.step)
+    return_to_newest(state, config, corpus, monitor)
     monitor.event("rolled back", **rollback.model_dump())
     monitor.say(
         f"Step {found.step} {found.reason}: the run has diverged. It returns to {folder_name(rollback.to)}, to "
         f"{rollback}."
     )
+
+
+def return_to_newest(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor) -> None:
+    """Put `state` to where the newest checkpoint is, which must be there; every rank calls this."""
+    state.ownership.settle()
+    _clear_moments_(state)
+    recovery.restore(state, config, corpus)
+    monitor.go_back(state.step)
 
 
 def _clear_moments_(state: TrainState) -> None:

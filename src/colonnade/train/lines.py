@@ -1,0 +1,78 @@
+"""Lines of JSON at the end of files. Where a disk is full or a file system fails for a while, they wait in memory."""
+
+import errno
+import json
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from colonnade.errors import CheckpointError, ConfigError
+
+PASSING = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN}
+)
+"""What a disk may get over."""
+
+
+class Lines:
+    """Appends to files in the order of calls. `patient`: what cannot be written now waits for the next call."""
+
+    def __init__(self, *, patient: bool = False) -> None:
+        self.patient = patient
+        self._waiting: deque[tuple[Path, Mapping[str, Any]]] = deque()
+        self._said = False
+
+    def write(self, path: Path, line: Mapping[str, Any]) -> str:
+        """Append a line; ConfigError where that is impossible. What to tell the user, once, where it has to wait."""
+        self._waiting.append((path, line))
+        try:
+            self._flush()
+        except ConfigError as error:
+            cause = error.__cause__
+            if not (self.patient and isinstance(cause, OSError) and cause.errno in PASSING):
+                raise
+            said, self._said = self._said, True
+            return "" if said else f"{error} Until then its lines wait in memory, and the run goes on."
+        self._said = False
+        return ""
+
+    def check(self) -> None:
+        """CheckpointError while lines wait: what is saved must not outlive what is told of it."""
+        try:
+            self._flush()
+        except ConfigError as error:
+            raise CheckpointError(str(error)) from error
+
+    def _flush(self) -> None:
+        while self._waiting:
+            append(*self._waiting[0], whole=self.patient)
+            self._waiting.popleft()
+
+
+def append(path: Path, line: Mapping[str, Any], *, whole: bool = False) -> None:
+    """`whole`: of a line that could be written in part, nothing stays."""
+    size = path.stat().st_size if whole and path.exists() else None
+    try:
+        with path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError as error:
+        if size is not None:
+            cut(path, size)
+        raise unwritable(path, error) from error
+
+
+def cut(path: Path, size: int) -> None:
+    """Take away what is behind so many bytes, if the disk lets it."""
+    try:
+        with path.open("r+b") as file:
+            file.truncate(size)
+    except OSError:
+        return  # whoever reads the file passes over a torn line
+
+
+def unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"{path} cannot be written: {error.strerror}. Fix that (free some space, or change its permissions), and run "
+        "the same command again: it goes on from the last checkpoint."
+    )

@@ -1,0 +1,108 @@
+"""A save that fails is said and tried again; the run ends only when what was saved last is too old."""
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colonnade.errors import CheckpointError, ConfigError
+from colonnade.train import lines, save_retries
+from colonnade.train.lines import Lines
+from colonnade.train.save_retries import LONGEST, SaveRetries
+from tests.commands import forked, start
+from tests.runs import Finished, assert_same_end, events, saved_steps
+
+
+def test_tries_come_later_and_later_until_it_is_too_long() -> None:
+    now = [0.0]
+    retries = SaveRetries(4000.0, clock=lambda: now[0])
+    assert not retries.is_due and not retries.is_over
+    waits = [retries.failed() for _ in range(9)]
+    assert waits[:3] == [10.0, 20.0, 40.0] and waits[-1] == LONGEST
+    assert not retries.is_due
+    now[0] = 600.0
+    assert retries.is_due and not retries.is_over
+    retries.saved()
+    assert retries.failures == 0 and not retries.is_due and retries.age == 0.0
+    now[0] = 4601.0
+    assert retries.is_over
+    assert SaveRetries(0.0).is_over, "0: the first failure ends the run"
+
+
+def refused(times: int, number: int = errno.ENOSPC) -> Callable[[int], None]:
+    """From the second save on, rank 0 cannot write for a while."""
+
+    def first(rank: int) -> None:
+        from colonnade.checkpoint import files
+
+        save_retries.FIRST = 0.2
+        write, left = files._HashingStream.write, [times]
+
+        def refuse(stream: Any, data: Any) -> int:
+            if rank == 0 and left[0] and "step_00000002" not in stream.file.name:
+                left[0] -= 1
+                raise OSError(number, os.strerror(number))
+            return write(stream, data)
+
+        files._HashingStream.write = refuse  # type: ignore[method-assign]
+
+    return first
+
+
+@pytest.mark.parametrize(
+    ("times", "number", "keys"),
+    [
+        (1, errno.ENOSPC, []),
+        (2, errno.EIO, ["checkpoint.asynchronous=true"]),
+        (3, errno.EROFS, ["parallel.dp=2", "checkpoint.asynchronous=true"]),
+    ],
+)
+def test_the_run_ends_as_if_nothing_had_been(
+    finished: Finished, config: Path, tmp_path: Path, times: int, number: int, keys: list[str]
+) -> None:
+    run, ranks = tmp_path / "other", 2 if "parallel.dp=2" in keys else 1
+    arguments = ["train", config, f"run.folder={run}", "checkpoint.retry_for=900", *keys]
+    answers = start(*arguments, num_ranks=ranks, first=refused(times, number)).answers()
+    assert [answer.status for answer in answers] == [0] * ranks, answers
+    assert "Saving at step" in answers[0].out and "The run goes on" in answers[0].out
+    told = [event for event in events(run) if event["event"] == "save failed"]
+    assert told and all(event["reason"] and event["tries"] for event in told) and saved_steps(run)[-1] == 6
+    if ranks == 1:
+        assert_same_end(run, finished.folder)
+
+
+def test_it_ends_when_the_last_good_one_is_too_old(config: Path, tmp_path: Path) -> None:
+    answer = forked("train", config, "checkpoint.retry_for=1", first=refused(10**6))
+    assert answer.status == 2 and answer.err.startswith("colonnade: The disk is full: "), answer
+    assert saved_steps(tmp_path / "run") == [2] and "Traceback" not in answer.err
+
+
+def test_lines_wait_while_a_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, append = tmp_path / "metrics.jsonl", lines.append
+
+    def full(path: Path, line: Any, *, whole: bool = False) -> None:
+        raise lines.unwritable(path, OSError(errno.ENOSPC, "No space")) from OSError(errno.ENOSPC, "No space")
+
+    patient = Lines(patient=True)
+    assert patient.write(path, {"step": 1}) == ""
+    monkeypatch.setattr(lines, "append", full)
+    assert "the run goes on" in patient.write(path, {"step": 2})
+    assert patient.write(path, {"step": 3}) == "", "said once"
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        patient.check()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        Lines().write(path, {"step": 1})
+    monkeypatch.setattr(lines, "append", append)
+    patient.check()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
+
+
+def test_of_a_torn_line_nothing_stays(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"whole\ntor")
+    lines.cut(path, 6)
+    assert path.read_bytes() == b"whole\n"
