@@ -597,8 +597,8 @@ MUTATIONS = [
     Mutation(
         "ranks with fewer real rows cut the loss in fewer chunks",
         "tensor_parallel/cross_entropy.py",
-        "chunks = _chunks(len(x), weight)\n        buffer",
-        "chunks = _chunks(len(x), table)\n        buffer",
+        "chunks = chunks_of(len(x), weight)\n        buffer",
+        "chunks = chunks_of(len(x), table)\n        buffer",
         (LOSS,),
     ),
     # --- skipped steps
@@ -1507,6 +1507,27 @@ MUTATIONS = [
         "rows = to_theirs(source._replace(transposed=False), b, it.config.model.head_width)",
         "rows = list(b.chunk(len(source.theirs)))",
         ("tests/convert/test_adapters.py",),
+    ),
+    Mutation(
+        "a rank's mean of what a teacher says is not weighed by its share",
+        "tensor_parallel/distillation.py",
+        "((every[:, 3] - of_said).exp() * every[:, 4])",
+        "every[:, 4]",
+        ("tests/tensor_parallel/test_distillation.py",),
+    ),
+    Mutation(
+        "the softened probabilities' gradient is not divided by the temperature",
+        "tensor_parallel/distillation.py",
+        "mul_((soft / temperature)[:, None])",
+        "mul_(soft[:, None])",
+        ("tests/tensor_parallel/test_distillation.py",),
+    ),
+    Mutation(
+        "a teacher has the student's dropout",
+        "train/teacher.py",
+        "carry = self.inference.hidden(replace(inputs, masks=None))",
+        "carry = self.inference.hidden(inputs)",
+        ("tests/train/test_distillation.py",),
     ),
     Mutation(
         "an adapter of peft is added without its scale",

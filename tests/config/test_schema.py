@@ -154,6 +154,7 @@ def test_the_sections_are_those_of_the_contract() -> None:
         "parts",
         "lora",
         "preferences",
+        "distillation",
         "divergence",
         "thermometers",
         "checkpoint",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from colonnade.config.check_data import DATA_CHECKS
+from colonnade.config.check_distillation import DISTILLATION_CHECKS
 from colonnade.config.check_divergence import DIVERGENCE_CHECKS
 from colonnade.config.check_layout import LAYOUT_CHECKS
 from colonnade.config.check_model import MODEL_CHECKS
@@ -194,6 +195,7 @@ CHECKS: tuple[Check, ...] = (
     *(Check(keys, messages) for keys, messages in DATA_CHECKS),
     *(Check(keys, messages) for keys, messages in LAYOUT_CHECKS),
     *(Check(keys, messages) for keys, messages in DIVERGENCE_CHECKS),
+    *(Check(keys, messages) for keys, messages in DISTILLATION_CHECKS),
 )
 
 

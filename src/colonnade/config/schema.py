@@ -1,7 +1,7 @@
 """Every key of a configuration: its type, its one default, its range and its meaning.
 
-    Config ── model · parallel · data · train · optim · parts · lora · preferences · divergence · thermometers ·
-             checkpoint · restarts · run
+    Config ── model · parallel · data · train · optim · parts · lora · preferences · distillation · divergence ·
+              thermometers · checkpoint · restarts · run
 
 The text under a field is its documentation: `colonnade train --help` and docs/reference/config.md are made from
 it. It starts with the unit in brackets where the value has one. Sections are frozen and strict: an unknown key, or
@@ -17,6 +17,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from colonnade.config.corruption import MEAN_LENGTH, SHARE, Lengths
+from colonnade.config.distillation import DistillationConfig
 from colonnade.config.model import ModelConfig
 from colonnade.config.nature import MAY_CHANGE
 from colonnade.config.parts import LoraConfig, PartsConfig
@@ -406,6 +407,7 @@ class Config(Section):
     parts: PartsConfig = PartsConfig()
     lora: LoraConfig = LoraConfig()
     preferences: PreferencesConfig = PreferencesConfig()
+    distillation: DistillationConfig = DistillationConfig()
     divergence: DivergenceConfig = DivergenceConfig()
     thermometers: ThermometersConfig = ThermometersConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

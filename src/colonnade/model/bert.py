@@ -71,7 +71,7 @@ class BertHead(Head):
         assert inputs.labels is not None and inputs.loss_weights is not None, "the head reads labels and weights"
         assert inputs.pair_labels is not None and inputs.pair_weights is not None, "and those of pairs"
         x = self.normed(x)  # what both losses read
-        masked = self.loss_of(self.transformed(x), inputs.labels, inputs.loss_weights, self.bias)
+        masked = self.loss_of(self.transformed(x), inputs.labels, inputs.loss_weights, self.bias, soft=inputs.soft)
         losses = _pair_losses(self.pair_logits(x), inputs.pair_labels)
         first_rank = self.parallel.first_position(len(x)) == 0
         weights = inputs.pair_weights if first_rank else torch.zeros_like(inputs.pair_weights)
@@ -82,6 +82,13 @@ class BertHead(Head):
         """[..., h] -> [..., h]: what the output layer reads."""
         y: Tensor = self.dense_norm(nn.functional.gelu(self.dense(x), approximate=self.approximation))
         return y
+
+    def read_by_output(self, x: Tensor) -> Tensor:
+        return self.transformed(self.normed(x))
+
+    @property
+    def output_bias(self) -> Tensor:
+        return self.bias
 
     def pair_logits(self, x: Tensor) -> Tensor:
         """[s, b, h] -> [b, 2] of the first position. Sequence parallel: of the first position that this rank has."""

@@ -14,15 +14,18 @@ from colonnade.model.inputs import Inputs
 from colonnade.model.stack import Head, Stack
 from colonnade.model.transformer import Block
 from colonnade.tensor_parallel.cross_entropy import token_losses
+from colonnade.tensor_parallel.distillation import SoftTargets
 from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
 
 
 class GPTHead(Head):
     """The loss of the next token."""
 
-    def forward(self, x: Tensor, labels: Tensor, loss_weights: Tensor) -> Tensor:
-        """[s, b, h] (sequence parallel: [s/tp, b, h]), labels [s, b] -> Σ loss_weights · token loss, []"""
-        return self.loss_of(self.normed(x), labels, loss_weights)
+    def forward(self, x: Tensor, labels: Tensor, loss_weights: Tensor, soft: SoftTargets | None = None) -> Tensor:
+        """[s, b, h] (sequence parallel: [s/tp, b, h]), labels [s, b] -> Σ loss_weights · token loss, []. `soft`: what a
+        teacher says, whose divergence is added.
+        """
+        return self.loss_of(self.normed(x), labels, loss_weights, soft=soft)
 
     def token_losses(self, x: Tensor, labels: Tensor) -> Tensor:
         """Whole stream [s, b, h], labels [s, b] -> each token's loss [s, b]"""
@@ -53,7 +56,7 @@ class GPT(Stack):
 
     def losses(self, x: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
         assert inputs.labels is not None and inputs.loss_weights is not None, "the head reads labels and weights"
-        return (self.head(x, inputs.labels, inputs.loss_weights),)
+        return (self.head(x, inputs.labels, inputs.loss_weights, inputs.soft),)
 
     def empty_caches(self, capacity: int) -> dict[str, KeyValueCache]:
         """A cache for each block of this rank, of 2 · capacity · h/tp numbers: for one text of `capacity` tokens."""

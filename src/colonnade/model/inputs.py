@@ -9,6 +9,7 @@ from torch import Tensor
 from colonnade.kernels.dropout import Masks
 from colonnade.kernels.mask import Pairs
 from colonnade.model.attention import KeyValueCache
+from colonnade.tensor_parallel.distillation import SoftTargets
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Inputs:
     first_position: int = 0
     """Of these tokens, in their text."""
 
+    soft: SoftTargets | None = None
+    """The head's: what a teacher says of every token."""
     types: Tensor | None = None
     """int64 [s, b]: the embedding's, of models whose tokens have types."""
 

@@ -26,6 +26,7 @@ from colonnade.model.position import Positions
 from colonnade.model.transformer import Block, residual_dtype
 from colonnade.randomness import Purpose
 from colonnade.tensor_parallel.cross_entropy import local_logits, output_loss, token_guesses
+from colonnade.tensor_parallel.distillation import SoftTargets, distilled_loss
 from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
 from colonnade.tensor_parallel.parallel import Parallel
 
@@ -84,10 +85,31 @@ class Head(nn.Module):
         self.parallel.probe.see(FINAL_NORM, y)
         return y
 
-    def loss_of(self, y: Tensor, labels: Tensor, loss_weights: Tensor, bias: Tensor | None = None) -> Tensor:
+    def loss_of(
+        self,
+        y: Tensor,
+        labels: Tensor,
+        loss_weights: Tensor,
+        bias: Tensor | None = None,
+        *,
+        soft: SoftTargets | None = None,
+    ) -> Tensor:
         """Of what the output layer reads, [s, b, h] (sequence parallel: [s/tp, b, h]), and labels [s, b]:
-        Σ loss_weights · token loss, []
+        Σ loss_weights · token loss, []. `soft`: what a teacher says, whose divergence is added.
         """
+        if soft is not None:
+            return distilled_loss(
+                y,
+                self.output.weight,
+                labels,
+                loss_weights,
+                soft,
+                bias=bias,
+                tp=self.parallel.tp,
+                vocab_size=self.vocab_size,
+                sequence_parallel=self.parallel.sequence_parallel,
+                products=self.parallel.products,
+            )
         return output_loss(
             y,
             self.output.weight,
@@ -99,6 +121,15 @@ class Head(nn.Module):
             sequence_parallel=self.parallel.sequence_parallel,
             products=self.parallel.products,
         )
+
+    def read_by_output(self, x: Tensor) -> Tensor:
+        """Whole stream [s, b, h] -> what the output layer multiplies, [s, b, h]"""
+        return self.normed(x)
+
+    @property
+    def output_bias(self) -> Tensor | None:
+        """[v/tp] Of the output layer, where it has one."""
+        return None
 
     def guesses_of(self, y: Tensor, labels: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Of what the output layer reads, whole, [s, b, h], and labels [s, b]: each token's loss, and whether its label

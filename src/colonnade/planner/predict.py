@@ -7,6 +7,7 @@ from colonnade.config.schema import Config
 from colonnade.kernels.choice import Products
 from colonnade.planner.memory import Memory, rank_memory
 from colonnade.planner.stand_in import device_of
+from colonnade.planner.teacher import with_teacher
 
 
 def predict(
@@ -15,7 +16,7 @@ def predict(
     """What the planner says of a rank of this stage on this kind of device. `products`: the kernels (None: the usual
     ones).
     """
-    return rank_memory(
+    alone = rank_memory(
         config.model,
         config.parallel,
         config.train,
@@ -26,3 +27,4 @@ def predict(
         products=products,
         architecture=trained_architecture(config, vocab_size),
     )
+    return with_teacher(alone, config, vocab_size, stage=stage, device=device_of(device.type))

@@ -56,6 +56,14 @@ class Found(Protocol):
         ...
 
 
+class Teaching(Protocol):
+    """A teacher, as a training step asks it."""
+
+    def teach(self, batches: Sequence[Any], inputs: Sequence[Inputs]) -> list[Inputs]:
+        """The inputs of a step's micro-batches with what the teacher says of their tokens; every rank calls this."""
+        ...
+
+
 class Task(Protocol):
     """What is trained on what, with which losses. The losses are those that the architecture's last unit names."""
 

@@ -54,7 +54,7 @@ def output_loss(
     """
     rows = real_rows(weight, tp, vocab_size)
     whole = Parallel(tp, sequence_parallel).enter(hidden)
-    loss: Tensor = apply(_OutputLoss, whole, weight, bias, labels, loss_weights, tp, rows, _kernel(weight, products))
+    loss: Tensor = apply(_OutputLoss, whole, weight, bias, labels, loss_weights, tp, rows, kernel_of(weight, products))
     return loss
 
 
@@ -65,7 +65,7 @@ def token_losses(
     """Cross entropy of each token, no gradient: hidden [s, b, h], labels [s, b] -> [s, b] in fp32 (fp64 for fp64).
     Sends 2 numbers per token.
     """
-    numbers = _token_numbers(hidden, weight, labels, None, tp, vocab_size, (_log_sum_exp,), _kernel(weight, products))
+    numbers = _token_numbers(hidden, weight, labels, None, tp, vocab_size, (log_sum_exp,), kernel_of(weight, products))
     losses = torch.logsumexp(numbers[:, 1], 0) - numbers[:, 0].sum(0)
     return losses.view(labels.shape)
 
@@ -85,7 +85,7 @@ def token_guesses(
     token.
     """
     numbers = _token_numbers(
-        hidden, weight, labels, bias, tp, vocab_size, (_log_sum_exp, _largest), _kernel(weight, products)
+        hidden, weight, labels, bias, tp, vocab_size, (log_sum_exp, _largest), kernel_of(weight, products)
     )
     target = numbers[:, 0].sum(0)
     losses, likeliest = torch.logsumexp(numbers[:, 1], 0) - target, target >= numbers[:, 2].amax(0)
@@ -107,10 +107,10 @@ def _token_numbers(
     table = exact(weight[: real_rows(weight, tp, vocab_size)], kernel)
     found = []
     with computed_by(kernel):
-        for chunk in _chunks(len(x), weight):
-            logits = _logits(x[chunk], table, bias)
-            label = _local_labels(labels_1d[chunk], weight.shape[0], tp, table.shape[0])
-            numbers = [_label_logits(logits, label), *(summary(logits) for summary in summaries)]
+        for chunk in chunks_of(len(x), weight):
+            logits = logits_of_chunk(x[chunk], table, bias)
+            label = local_labels(labels_1d[chunk], weight.shape[0], tp, table.shape[0])
+            numbers = [label_logits(logits, label), *(summary(logits) for summary in summaries)]
             found.append(all_gather(torch.stack(numbers)[None], tp))
             del logits  # before the next chunk's are made
     return torch.cat(found, -1)
@@ -121,10 +121,10 @@ def local_logits(
     hidden: Tensor, weight: Tensor, *, tp: Axis, vocab_size: int, products: Products | None = None
 ) -> Tensor:
     """This rank's rows of the logits, without padding: [s, b, h] -> [s, b, ≤ v/tp] in fp32 (fp64 for fp64)."""
-    kernel = _kernel(weight, products)
+    kernel = kernel_of(weight, products)
     table = exact(weight[: real_rows(weight, tp, vocab_size)], kernel)
     with computed_by(kernel):
-        return _logits(hidden.reshape(-1, hidden.shape[-1]), table).view(*hidden.shape[:-1], -1)
+        return logits_of_chunk(hidden.reshape(-1, hidden.shape[-1]), table).view(*hidden.shape[:-1], -1)
 
 
 def real_rows(weight: Tensor, tp: Axis, vocab_size: int) -> int:
@@ -151,14 +151,14 @@ class _OutputLoss(torch.autograd.Function):
         of_bias = None if bias is None else _gradient(bias, used)
         loss = torch.zeros((), dtype=torch.promote_types(weight.dtype, torch.float32), device=hidden.device)
         weights = loss_weights.reshape(-1).to(loss.dtype)
-        chunks = _chunks(len(x), weight)
+        chunks = chunks_of(len(x), weight)
         buffer = _logits_buffer(x[chunks[0]], table)  # one for all chunks: fresh memory costs a page fault each 4 KB
         rounded = torch.empty_like(buffer, dtype=table.dtype) if _rounds_at_once(kernel, table, bias) else None
         with computed_by(kernel):
             for chunk in chunks:
-                logits = _logits(x[chunk], table, bias, out=buffer)
+                logits = logits_of_chunk(x[chunk], table, bias, out=buffer)
                 logits[:, rows:].fill_(-torch.inf)
-                label = _local_labels(labels.reshape(-1)[chunk], weight.shape[0], tp, rows)
+                label = local_labels(labels.reshape(-1)[chunk], weight.shape[0], tp, rows)
                 narrow = None if rounded is None else rounded[: len(logits)]
                 apart = weight.dtype.itemsize == 2
                 found = _softmax(logits, label, weights[chunk], tp, apart=apart, rounded=narrow)
@@ -186,11 +186,11 @@ def _gradient(weight: Tensor, rows: int) -> Tensor | None:
     return gradient_of(weight)[:rows] if weight.requires_grad else None
 
 
-def _kernel(weight: Tensor, products: Products | None) -> Kernel:
+def kernel_of(weight: Tensor, products: Products | None) -> Kernel:
     return (products or usual()).of(weight).output
 
 
-def _chunks(num_tokens: int, weight: Tensor) -> list[slice]:
+def chunks_of(num_tokens: int, weight: Tensor) -> list[slice]:
     """Equal chunks of tokens with about CHUNK_LOGITS logits each, on CUDA CUDA_CHUNKS times as many.
 
     They count the padding rows of W: as many on every rank, so that all of them come to each chunk's all-gather.
@@ -213,7 +213,7 @@ def _logits_buffer(x: Tensor, table: Tensor) -> Tensor:
     return table.new_empty((len(x), len(table)), dtype=torch.promote_types(table.dtype, torch.float32))
 
 
-def _logits(x: Tensor, table: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
+def logits_of_chunk(x: Tensor, table: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
     """[c, h] · [rows, h] + bias [≥ rows] -> [c, rows] in fp32 (fp64 for fp64); in the memory of `out` [≥ c, rows] where
     given.
     """
@@ -226,7 +226,7 @@ def _logits(x: Tensor, table: Tensor, bias: Tensor | None = None, *, out: Tensor
     return torch.addmm(exact(bias[: len(table)]), x.to(table.dtype), table.t(), out=out)
 
 
-def _log_sum_exp(logits: Tensor) -> Tensor:
+def log_sum_exp(logits: Tensor) -> Tensor:
     """[c, rows] -> [c]; −inf where a rank has no rows."""
     if logits.shape[-1] == 0:
         return logits.new_full((len(logits),), float("-inf"))
@@ -244,20 +244,20 @@ def _softmax_(logits: Tensor) -> tuple[Tensor, Tensor]:
     The softmax is one pass over the logits; its largest element is exp(max − lse), which gives lse without another exp.
     """
     if logits.shape[-1] == 0:
-        return _log_sum_exp(logits), logits
+        return log_sum_exp(logits), logits
     largest = logits.amax(-1)
     probabilities = torch.softmax(logits, -1, out=logits)
     return largest - probabilities.amax(-1).log(), probabilities
 
 
-def _local_labels(labels: Tensor, shard: int, tp: Axis, rows: int) -> tuple[Tensor, Tensor]:
+def local_labels(labels: Tensor, shard: int, tp: Axis, rows: int) -> tuple[Tensor, Tensor]:
     """(row, mine): the label's row in this rank's shard, and whether this rank has it."""
     local = labels - tp.rank * shard
     mine = (local >= 0) & (local < rows)
     return local * mine, mine
 
 
-def _label_logits(logits: Tensor, label: tuple[Tensor, Tensor]) -> Tensor:
+def label_logits(logits: Tensor, label: tuple[Tensor, Tensor]) -> Tensor:
     """The labels' logits where this rank has them, else 0: [c]."""
     row, mine = label
     if logits.shape[-1] == 0:
@@ -303,7 +303,7 @@ def _softmax(
     """In the memory of `logits` [c, rows], or of `rounded` [c, rows] in 16 bits. `apart`: without the label, whose row
     gets no probability.
     """
-    local_target = _label_logits(logits, label)
+    local_target = label_logits(logits, label)
     if apart:
         _hide_labels_(logits, label)
     if rounded is None:
@@ -373,7 +373,7 @@ def _add_gradients_in_place(
         torch.mul(found.probabilities, found.fraction[:, None], out=difference)
     _subtract_one_hot_(difference, label)
     slope = found.slope[:, None]
-    torch.mul(_product(difference, table), slope, out=dx)
+    torch.mul(product(difference, table), slope, out=dx)
     if gradient is not None:
         add_product_(gradient, difference, (x.to(gradient.dtype) * slope).to(table.dtype), kernel)
 
@@ -386,7 +386,7 @@ def _add_bias_gradient(found: _Softmax, label: tuple[Tensor, Tensor], gradient: 
         gradient.index_put_((row,), -(found.slope * mine), accumulate=True)
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
+def product(a: Tensor, b: Tensor) -> Tensor:
     """a b, in fp32 for 16-bit operands."""
     if a.dtype.itemsize == 2:
         return narrow_product_(a.new_empty((len(a), b.shape[1]), dtype=torch.float32), a, b)

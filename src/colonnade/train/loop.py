@@ -27,7 +27,7 @@ from colonnade.launch.join import joined
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
-from colonnade.train import damaged, init_from, recovery, reference, run_folder
+from colonnade.train import damaged, init_from, recovery, reference, run_folder, taught
 from colonnade.train.best import LOSS, evaluations_since_best
 from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.divergence import Diverged
@@ -119,6 +119,7 @@ def main(
             if origin is not None:
                 (init_from.begin_from if drawn else init_from.read_base)(origin, state, monitor)
             reference.attach(state, config, corpus, mesh, monitor)
+            taught.attach(state, config, corpus, mesh, monitor)
             monitor.event("setup", **summary.fields)
             timed = Profile(profile, state.step, config, mesh, device, monitor)
             _to_its_end(config, mesh, device, corpus, monitor, state, timed, decision.metadata())

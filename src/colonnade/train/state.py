@@ -27,7 +27,7 @@ from colonnade.pipeline.chunk import Chunk, Model, Owner, WeightGradients
 from colonnade.pipeline.inference import Inference
 from colonnade.pipeline.partition import chunks, holders
 from colonnade.pipeline.runner import Runner
-from colonnade.tasks.task import Task
+from colonnade.tasks.task import Task, Teaching
 from colonnade.tasks.tasks import TASKS
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.train.base import Base
@@ -58,6 +58,8 @@ class TrainState:
     learning_rate: LearningRate
     loss_scale: LossScale
     thermometers: Thermometers
+    teacher: Teaching | None = None
+    """Whom it learns from besides the labels."""
     base: Base | None = None
     """What is not saved with it; None: everything is."""
     drawn: bool = True

@@ -26,6 +26,7 @@ from colonnade.tensor_parallel.placement import named_placements
 from colonnade.train.corpus import Corpus, open_corpus
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import StepResult, train_step
+from colonnade.train.teacher import open_teacher
 from colonnade.verify.compare import LocalShard, Number
 
 
@@ -55,6 +56,8 @@ def trace(config: Config, output: Path, steps: int) -> None:
 
 def _run(config: Config, corpus: Corpus, mesh: Mesh, device: torch.device, steps: int) -> Iterator[LocalShard]:
     state = build_state(config, mesh, corpus.vocab_size, device)
+    if config.distillation.teacher is not None:  # beside the student: nothing is stored for a few steps
+        state.teacher = open_teacher(config, mesh, corpus, device, state.model.parallel.products)
     seen = SeenGradients(state.optimizer, state.trained)
     state.optimizer = seen
     order = _backward_order(state, mesh)

@@ -1,0 +1,254 @@
+"""What a teacher says, stored once: of every token that the run reads, its k likeliest tokens.
+
+    STORE/about.json            whose word it is, of which tokens: content of the teacher and the data, k, temperature
+    STORE/targets_00000003.npy  [positions, s, k] of (id, log-probability), of a block of the run's samples
+
+Before the first step whatever is missing is computed by the teacher, which is given up then. A run that goes on finds
+its blocks; one that is longer than before adds some.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from colonnade.atomic import written
+from colonnade.checkpoint.schema import clip
+from colonnade.config.compare import meaning_at
+from colonnade.config.schema import Config, DataConfig
+from colonnade.data.loader import evaluation_batches, evaluation_positions
+from colonnade.errors import ConfigError, DataError
+from colonnade.launch.agreement import on_all_ranks
+from colonnade.mesh.agreement import gather_texts
+from colonnade.mesh.collectives import all_reduce
+from colonnade.mesh.mesh import Mesh
+from colonnade.model.inputs import Inputs
+from colonnade.model.stack import Head
+from colonnade.tasks.task import Microbatch
+from colonnade.tasks.tasks import TASKS
+from colonnade.tensor_parallel.distillation import likeliest
+from colonnade.train.base import content_together
+from colonnade.train.corpus import Corpus
+from colonnade.train.init_from import origin_at
+from colonnade.train.monitor import Monitor
+from colonnade.train.state import TrainState
+from colonnade.train.teacher import Teacher, open_teacher, with_soft_targets
+
+FOLDER, ABOUT = "teacher", "about.json"
+BLOCK = 1 << 22  # entries of a file
+_CHOICES = ("cache", "readers")
+"""Keys of [data] that change nothing of which tokens are read."""
+
+
+def attach(state: TrainState, config: Config, corpus: Corpus, mesh: Mesh, monitor: Monitor) -> None:
+    """Give the run its teacher, where it has one; every rank calls this before the first step. ConfigError and
+    DataError for a teacher that cannot teach, and for one that is another than the run began with.
+    """
+    chosen = config.distillation
+    if chosen.teacher is None:
+        return
+    if not Path(chosen.teacher).is_dir():
+        raise ConfigError(f"distillation.teacher = {chosen.teacher!r} is not there. Name where it lies.")
+    folder = store_of(config)
+    about = _about(config, corpus, mesh)
+    on_all_ranks(lambda: _check(folder, about) if mesh.rank == 0 else None, mesh.world)
+    device, products = next(state.model.parameters()).device, state.model.parallel.products
+    if chosen.top_k is None:
+        teacher = open_teacher(config, mesh, corpus, device, products)
+        on_all_ranks(lambda: _write_down(folder, about) if mesh.rank == 0 else None, mesh.world)
+        monitor.say(f"Taught by {teacher.origin.path}, {teacher.origin.what}, which runs beside the student.")
+        state.teacher = teacher
+        return
+    blocks = _blocks(config, corpus, state)
+    missing = _missing(folder, blocks, mesh)
+    if missing:
+        teacher = open_teacher(config, mesh, corpus, device, products)
+        on_all_ranks(lambda: _write_down(folder, about) if mesh.rank == 0 else None, mesh.world)
+        samples = sum(block.stop - block.start for block in missing)
+        monitor.say(f"Asking {teacher.origin.path}, {teacher.origin.what}, about {samples:,} samples, once.")
+        _compute(teacher, missing, folder, config=config, corpus=corpus, mesh=mesh)
+    state.teacher = Stored(folder, blocks[0].size, blocks[-1].stop, chosen.alpha, chosen.temperature)
+
+
+def store_of(config: Config) -> Path:
+    """Where what a teacher says is."""
+    return Path(config.distillation.store or Path(config.run.folder) / FOLDER)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Positions `start … stop` of the run."""
+
+    number: int
+    size: int
+    """Positions of a full one."""
+    stop: int
+
+    @property
+    def start(self) -> int:
+        return self.number * self.size
+
+    def path(self, folder: Path) -> Path:
+        return folder / f"targets_{self.number:08d}.npy"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A teacher's likeliest tokens, read (`teacher.Teaching`)."""
+
+    folder: Path
+    size: int
+    stop: int
+    alpha: float
+    temperature: float
+
+    def teach(self, batches: Sequence[Microbatch], inputs: Sequence[Inputs]) -> list[Inputs]:
+        return [self._taught(batch, each) for batch, each in zip(batches, inputs, strict=True)]
+
+    def _taught(self, batch: Microbatch, inputs: Inputs) -> Inputs:
+        rows = np.stack([self._row(position) for position in batch.samples.tolist()], 1)  # [s, b, k]
+        weights = inputs.loss_weights
+        assert weights is not None, "a step weighs its tokens"
+        ids = torch.from_numpy(rows["id"].astype(np.int64)).to(weights.device)
+        log_probs = torch.from_numpy(np.ascontiguousarray(rows["log_prob"])).to(weights.device)
+        return with_soft_targets(inputs, self.alpha, self.temperature, ids=ids, log_probs=log_probs)
+
+    def _row(self, position: int) -> NDArray[Any]:
+        """[s, k]"""
+        if position >= self.stop:
+            raise DataError(
+                f"{self.folder} has what the teacher says of the run's first {self.stop:,} samples, and sample "
+                f"{position + 1:,} is next, as a rollback has passed over some. Start the same command again: it adds "
+                "what is missing."
+            )
+        number, within = divmod(position, self.size)
+        return cast(NDArray[Any], np.load(Block(number, self.size, 0).path(self.folder), mmap_mode="r")[within])
+
+
+def _about(config: Config, corpus: Corpus, mesh: Mesh) -> dict[str, Any]:
+    """What the stored targets depend on; of a teacher that runs beside the student, its content alone."""
+    chosen = config.distillation
+    assert chosen.teacher is not None, "there is a teacher"
+    content = {"teacher": content_together(origin_at(Path(chosen.teacher)).path, mesh.world)}
+    if chosen.top_k is None:
+        return content
+    keys = [key for key in DataConfig.model_fields if key not in _CHOICES]
+    return {
+        **content,
+        "top_k": chosen.top_k,
+        "temperature": chosen.temperature,
+        "data": {key: str(identity) for key, identity in corpus.identities.items()},
+        "read": {key: str(meaning_at(config, f"data.{key}")) for key in keys},
+        "seq_length": config.model.seq_length,
+        "seed": config.train.seed,
+        "precision": "fp64" if config.train.precision == "fp64" else "fp32",
+    }
+
+
+def _write_down(folder: Path, about: dict[str, Any]) -> None:
+    """Whose word it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with written(folder / ABOUT) as stream:
+        stream.write(json.dumps(about, indent=2).encode())
+
+
+def _check(folder: Path, about: dict[str, Any]) -> None:
+    """DataError where another's word is there."""
+    file = folder / ABOUT
+    if not file.exists():
+        return
+    try:
+        before = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} cannot be read ({error}). Remove {folder} to have the teacher asked again.") from None
+    differing = sorted(key for key in {*before, *about} if before.get(key) != about.get(key))
+    if differing:
+        raise DataError(
+            f"{folder} has what another teacher says, or of other tokens, than the run asks for: "
+            f"{', '.join(map(clip, differing))} {'differs' if len(differing) == 1 else 'differ'}. Put the teacher back "
+            "that the run began with, or remove the folder to have this one asked from here on."
+        )
+
+
+def _blocks(config: Config, corpus: Corpus, state: TrainState) -> list[Block]:
+    """Of all samples from the run's first to its last."""
+    assert config.distillation.top_k is not None, "something is stored"
+    size = max(1, BLOCK // (config.model.seq_length * config.distillation.top_k))
+    rest = max(0, config.train.steps - state.step)
+    stop = state.samples + rest * config.train.global_batch_size
+    return [Block(number, size, min(stop, (number + 1) * size)) for number in range(-(-max(stop, 1) // size))]
+
+
+def _missing(folder: Path, blocks: Sequence[Block], mesh: Mesh) -> list[Block]:
+    """Those that are not there, or end too early, as the first rank sees it."""
+
+    def is_there(block: Block) -> bool:
+        try:
+            return len(np.load(block.path(folder), mmap_mode="r")) >= block.stop - block.start
+        except (OSError, ValueError):
+            return False
+
+    lines = "" if mesh.rank else " ".join(str(block.number) for block in blocks if not is_there(block))
+    named = set(map(int, gather_texts(lines, mesh.world)[0].split()))
+    return [block for block in blocks if block.number in named]
+
+
+def _compute(
+    teacher: Teacher, blocks: Sequence[Block], folder: Path, *, config: Config, corpus: Corpus, mesh: Mesh
+) -> None:
+    """Ask the teacher, on the run's own layout; the first rank writes."""
+    kind = np.float64 if config.train.precision == "fp64" else np.float32
+    for block in blocks:
+        table = _computed(teacher, block, config, corpus, mesh)
+
+        def write(block: Block = block, table: Tensor = table) -> None:
+            rows = np.empty(table.shape[:-1], dtype=[("id", "<u4"), ("log_prob", kind)])
+            rows["id"], rows["log_prob"] = table[..., 0].numpy(), table[..., 1].numpy()
+            with written(block.path(folder)) as stream:
+                np.save(stream, rows)
+
+        on_all_ranks(write if mesh.rank == 0 else lambda: None, mesh.world)
+
+
+def _computed(teacher: Teacher, block: Block, config: Config, corpus: Corpus, mesh: Mesh) -> Tensor:
+    """Ids and log-probabilities, float64 [positions, s, k, 2], on every rank: shared by the dp ranks, and summed over
+    dp and pp.
+    """
+    k, device = config.distillation.top_k, next(teacher.model.parameters()).device
+    assert k is not None, "something is stored"
+    count = block.stop - block.start
+    table = torch.zeros(count, config.model.seq_length, k, 2, dtype=torch.float64)
+    for positions, batch in _asked(block, config, corpus, mesh):
+        inputs = TASKS[corpus.kind].inputs(batch.to(device), None, None)
+        carry = teacher.inference.hidden(inputs)
+        if carry is None or positions is None:
+            continue
+        head = cast(Head, teacher.model.head)
+        read = head.read_by_output(teacher.model.residual(carry))
+        parallel = head.parallel
+        ids, log_probs = likeliest(
+            read, head.output.weight, k=k, temperature=teacher.temperature, bias=head.output_bias, tp=parallel.tp,
+            vocab_size=head.vocab_size, products=parallel.products,
+        )  # fmt: skip
+        table[list(positions)] = torch.stack([ids.double(), log_probs.double()], -1).transpose(0, 1).cpu()
+    teacher.inference.close()
+    return all_reduce(all_reduce(table.to(device), mesh.data), mesh.pp).cpu()
+
+
+def _asked(block: Block, config: Config, corpus: Corpus, mesh: Mesh) -> Iterator[tuple[range | None, Microbatch]]:
+    """This dp rank's micro-batches of a block, with their places in it; None: only to come along with the others."""
+    shape = {"micro_batch_size": config.train.micro_batch_size, "dp_rank": mesh.data.rank, "dp_size": mesh.data.size}
+
+    def load(places: range) -> Microbatch:
+        return corpus.load(corpus.training, range(block.start + places.start, block.start + places.stop))
+
+    count = block.stop - block.start
+    mine: list[range | None] = [*evaluation_positions(count, **shape)]
+    for number, batch in enumerate(evaluation_batches(load, count, **shape)):
+        yield mine[number] if number < len(mine) else None, batch

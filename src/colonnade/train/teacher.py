@@ -1,0 +1,160 @@
+"""A teacher: another model, which tells the student of every token what it thinks comes next.
+
+It is cut over the run's tp and pp, whatever layout it was trained on, holds its weights in the run's number format, and
+runs forward alone: before each step, for all of its micro-batches. The last stage then has what the teacher's output
+layer reads, [s, b, g] a micro-batch; logits are made of it where the loss is computed, a chunk of tokens at a time.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from colonnade.architecture.families import architecture_of
+from colonnade.checkpoint.manifest import read_manifest
+from colonnade.checkpoint.plan import Shard
+from colonnade.config.check import check
+from colonnade.config.model import ModelConfig
+from colonnade.config.parts import LoraConfig, PartsConfig
+from colonnade.config.schema import Config, ParallelConfig
+from colonnade.errors import CheckpointError, ConfigError
+from colonnade.huggingface.folder import is_published, open_published
+from colonnade.huggingface.peft import is_peft
+from colonnade.kernels.choice import Products
+from colonnade.mesh.mesh import Axis, Mesh
+from colonnade.model.inputs import Inputs
+from colonnade.model.precision import DTYPES
+from colonnade.model.stack import Head, Stack
+from colonnade.pipeline.chunk import Chunk
+from colonnade.pipeline.inference import Inference, ResidentWeights
+from colonnade.pipeline.partition import chunks_of_stage
+from colonnade.tasks.task import Microbatch
+from colonnade.tensor_parallel.distillation import SoftTargets
+from colonnade.tensor_parallel.parallel import Parallel
+from colonnade.tensor_parallel.placement import named_placements
+from colonnade.train.corpus import Corpus
+from colonnade.train.init_from import Origin, origin_at
+from colonnade.train.metadata import config_of
+from colonnade.train.recovery import checkpoint_at, shard
+from colonnade.train.state import build_model
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A model that runs beside the student (`Teaching`)."""
+
+    origin: Origin
+    model: Stack
+    inference: Inference
+    alpha: float
+    temperature: float
+
+    def teach(self, batches: Sequence[Microbatch], inputs: Sequence[Inputs]) -> list[Inputs]:
+        found = [self._taught(each) for each in inputs]
+        self.inference.close()
+        return found
+
+    def _taught(self, inputs: Inputs) -> Inputs:
+        carry = self.inference.hidden(replace(inputs, masks=None))
+        if carry is None:
+            return inputs
+        head = cast(Head, self.model.head)
+        with torch.no_grad():
+            read = head.read_by_output(self.model.residual(carry))
+        soft = {"hidden": read, "table": head.output.weight, "bias": head.output_bias}
+        return with_soft_targets(inputs, self.alpha, self.temperature, **soft)
+
+
+def with_soft_targets(inputs: Inputs, alpha: float, temperature: float, **said: torch.Tensor | None) -> Inputs:
+    """Inputs whose loss is shared by labels and teacher. `said`: fields of `SoftTargets`."""
+    assert inputs.loss_weights is not None, "a step weighs its tokens"
+    weights = inputs.loss_weights
+    soft = SoftTargets(weights * (alpha * temperature**2), temperature, **said)
+    return replace(inputs, loss_weights=weights * (1.0 - alpha), soft=soft)
+
+
+def teacher_model(path: Path) -> ModelConfig:
+    """[model] of what distillation.teacher names. ConfigError for no model, CheckpointError for one that is damaged."""
+    found = checkpoint_at(path)
+    if found is not None:
+        model = config_of(found, read_manifest(found)).model
+        return model.model_copy(update={"head": "pretraining"}) if model.head == "preferences" else model
+    if is_published(path) and not is_peft(path):
+        return open_published(path).model
+    raise ConfigError(
+        f"distillation.teacher = {str(path)!r} is no checkpoint, no folder of a run that has one, and no folder of "
+        "Hugging Face with config.json and safetensors. Name one of them."
+    )
+
+
+def open_teacher(config: Config, mesh: Mesh, corpus: Corpus, device: torch.device, products: Products) -> Teacher:
+    """Read the teacher's part of this rank. ConfigError where it cannot teach this run; every rank calls this."""
+    chosen = config.distillation
+    assert chosen.teacher is not None, "there is a teacher"
+    path = Path(chosen.teacher)
+    model = teacher_model(path)
+    origin = origin_at(path)
+    check_teacher(origin, model, config, corpus)
+    architecture = architecture_of(model, corpus.vocab_size)
+    (units,) = chunks_of_stage(architecture, ParallelConfig(pp=mesh.pp.size), mesh.pp.rank)
+    dtype, parallel = DTYPES[config.train.precision], Parallel(mesh.tp, products=products)
+    built = build_model(model, corpus.vocab_size, parallel, dtype=dtype, units=[unit.name for unit in units])
+    assert isinstance(built, Stack), "a gpt or a bert"
+    for parameter in built.parameters():
+        parameter.data.zero_()  # padding rows stay zero
+    origin.fill(list(_shards(built, mesh.tp)))
+    built = built.to(device=device, dtype=dtype).requires_grad_(False).eval()
+    inference = Inference([Chunk(units, built, ResidentWeights())], built, mesh.pp, ResidentWeights())
+    return Teacher(origin, built, inference, chosen.alpha, chosen.temperature)
+
+
+def _shards(model: Stack, tp: Axis) -> Iterator[Shard]:
+    for bucket, places in named_placements(model.bucket_modules(), tp).items():
+        for place in places:
+            yield from shard(f"{bucket}.{place.name}", place, place.parameter.data)
+
+
+def check_teacher(origin: Origin, model: ModelConfig, config: Config, corpus: Corpus) -> None:
+    """ConfigError where a teacher speaks of other tokens, reads less, or cannot be cut as the run is."""
+    student, where = config.model, f"distillation.teacher = {str(origin.path)!r}"
+    if (model.kind, model.head) != (student.kind, student.head):
+        raise ConfigError(
+            f'{where} is a {model.kind} with head "{model.head}", and the student a {student.kind} with head '
+            f'"{student.head}": it is taught by one of its own kind.'
+        )
+    size, top_k = origin.model["vocab_size"], config.distillation.top_k
+    if size != corpus.vocab_size:
+        raise ConfigError(
+            f"{where} tells {size:,} tokens apart, and the run's vocabulary has {corpus.vocab_size:,}: what it says of "
+            "a token has to be of the same token. Use a teacher with the run's tokenizer, or the "
+            f"teacher's for the run ({origin.tokenizer_at / 'tokenizer.json'})."
+        )
+    if None not in (origin.tokenizer, corpus.tokenizer) and origin.tokenizer != getattr(corpus.tokenizer, "sha256", ""):
+        raise ConfigError(
+            f"{where} was trained with another tokenizer than data.tokenizer: the same id would mean different text. "
+            f"Set data.tokenizer = {str(origin.tokenizer_at / 'tokenizer.json')!r}, and make the token files with it."
+        )
+    if top_k is not None and top_k > corpus.vocab_size:
+        raise ConfigError(
+            f"distillation.top_k = {top_k} is more than the vocabulary's {corpus.vocab_size:,} tokens. Use fewer; 16 "
+            "to 128 are usual."
+        )
+    if model.position == "learned" and model.seq_length < student.seq_length:
+        raise ConfigError(
+            f"{where} has {model.seq_length:,} positions, and the student's samples are {student.seq_length:,} tokens "
+            f"long. Use a model.seq_length of at most {model.seq_length:,}."
+        )
+    _check_cut(where, model, config)
+
+
+def _check_cut(where: str, model: ModelConfig, config: Config) -> None:
+    layout = config.parallel
+    plain = ParallelConfig(tp=layout.tp, pp=layout.pp, dp=layout.dp)
+    alone = config.model_copy(update={"model": model, "parallel": plain, "parts": PartsConfig(), "lora": LoraConfig()})
+    asked = {"parallel.tp", "parallel.pp"}
+    wrong = [each.message for each in check(alone) if asked & set(each.keys)]
+    if wrong:
+        lines = "\n".join(f"  {message}" for message in wrong)
+        raise CheckpointError(f"{where} cannot be cut as the run is:\n{lines}")

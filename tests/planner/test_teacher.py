@@ -1,0 +1,38 @@
+"""What a teacher takes beside its student."""
+
+from pathlib import Path
+
+import torch
+
+from colonnade.config.load import load
+from colonnade.planner.predict import predict
+from tests.runs import Finished
+from tests.tiny import TinyCorpus, write_config
+
+CPU = torch.device("cpu")
+
+
+def test_a_teacher_beside_the_student_takes_its_weights_and_what_it_says(
+    finished: Finished, corpus: TinyCorpus, tmp_path: Path
+) -> None:
+    file = write_config(corpus, tmp_path)
+    taught = load(file, [f"distillation.teacher={finished.folder}"])
+    stored = load(file, [f"distillation.teacher={finished.folder}", "distillation.top_k=9"])
+    alone = predict(load(file), 275, stage=0, device=CPU)
+    beside, asked = (predict(config, 275, stage=0, device=CPU) for config in (taught, stored))
+    assert beside.parameters == 2 * alone.parameters, "the teacher is as large as the student"
+    assert beside.activations - alone.activations == 4 * 16 * 16 * 4, "a step's samples, h numbers of fp32 a token"
+    assert asked.parameters == alone.parameters
+    assert asked.activations - alone.activations == 4 * 16 * 9 * (8 + 4)
+    assert beside.operators - alone.operators == 3 * 2 * 16 * 275 * 4
+
+
+def test_a_pipelines_first_stage_has_a_part_of_the_weights_alone(
+    finished: Finished, corpus: TinyCorpus, tmp_path: Path
+) -> None:
+    file = write_config(corpus, tmp_path)
+    config = load(file, [f"distillation.teacher={finished.folder}", "parallel.pp=2"])
+    alone = [predict(load(file, ["parallel.pp=2"]), 275, stage=stage, device=CPU) for stage in (0, 1)]
+    beside = [predict(config, 275, stage=stage, device=CPU) for stage in (0, 1)]
+    assert beside[0].parameters > alone[0].parameters and beside[0].activations == alone[0].activations
+    assert beside[1].parameters > alone[1].parameters and beside[1].activations > alone[1].activations
