@@ -1418,6 +1418,14 @@ MUTATIONS = [
         ("tests/train/test_growth.py",),
     ),
     Mutation(
+        "a learning rate in tokens takes all batches for equal",
+        "train/corpus.py",
+        "    while curriculum.steps(most) * each < tokens:\n",
+        "    return -(-tokens // (config.train.global_batch_size * config.model.seq_length))\n"
+        "    while curriculum.steps(most) * each < tokens:\n",
+        ("tests/train/test_state.py",),
+    ),
+    Mutation(
         "logits of pairs that do not see each other are read",
         "kernels/visible.py",
         "    if bool(by_place.all()):\n",

@@ -82,6 +82,7 @@ def test_layout_and_length_may_change_and_mathematics_may_not() -> None:
         "train.epochs",
         "train.patience",
         *(f"train.{key}" for key in ("deterministic", "timeout")),
+        *(f"optim.{key}" for key in ("decay_start", "decay_start_tokens", "rewarm_at", "rewarm_steps")),
         *(f"parts.{key}" for key in ("frozen", "learning_rate", "weight_decay")),
     }
     assert may >= {

@@ -84,7 +84,7 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
         ),
         ("optim.lr=3", "optim.lr is not a key: did you mean optim.learning_rate?"),
         ("optim.micro_batch_sizes=3", "optim.micro_batch_sizes is not a key: did you mean train.micro_batch_size?"),
-        ("run.xyz=3", "run.xyz is not a key. [run] has folder, time_limit, tensorboard."),
+        ("run.xyz=3", "run.xyz is not a key. [run] has folder, time_limit, heartbeat, tensorboard."),
         ("paralel.tp=1", "[paralel] is not a section. Did you mean [parallel]?"),
         (
             "zzz.tp=1",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colonnade.optim.schedule import Decay, learning_rate
+from colonnade.optim.schedule import Decay, learning_rate, rewarmed
 
 DECAYS: list[Decay] = ["cosine", "linear", "constant"]
 
@@ -66,3 +66,20 @@ def test_up_to_the_peak_and_down_to_the_floor(
 @pytest.mark.parametrize("decay", DECAYS)
 def test_a_longer_run_with_the_same_decay_end_has_the_same_past(decay: Decay) -> None:
     assert rates(decay, range(1, 9)) == rates(decay, range(1, 30))[:8]
+
+
+def test_warm_up_stable_decay() -> None:
+    rate = learning_rate(peak=8.0, floor=0.0, warmup_steps=2, decay_steps=10, decay="linear", decay_start=6)
+    assert [rate(step) for step in range(1, 12)] == [4.0, 8.0, 8.0, 8.0, 8.0, 8.0, 6.0, 4.0, 2.0, 0.0, 0.0]
+
+
+def test_a_decay_that_would_begin_behind_its_end_begins_with_none() -> None:
+    rate = learning_rate(peak=8.0, floor=1.0, warmup_steps=2, decay_steps=10, decay="linear", decay_start=20)
+    assert [rate(step) for step in (2, 10, 20)] == [8.0, 8.0, 8.0]
+
+
+def test_warming_up_once_more() -> None:
+    once = learning_rate(peak=4.0, floor=1.0, warmup_steps=0, decay_steps=3, decay="linear")
+    again = learning_rate(peak=4.0, floor=1.0, warmup_steps=0, decay_steps=11, decay="linear", decay_start=8)
+    rate = rewarmed(once, at=5, steps=3, floor=1.0, peak=4.0, behind=again)
+    assert [rate(step) for step in range(1, 13)] == [3.0, 2.0, 1.0, 1.0, 1.0, 2.0, 3.0, 4.0, 3.0, 2.0, 1.0, 1.0]

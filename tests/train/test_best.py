@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from colonnade.config.schema import CheckpointConfig
 from colonnade.errors import CheckpointError
-from colonnade.train.best import Best, best_checkpoint, best_of
+from colonnade.train.best import Best, best_checkpoint, best_of, spared
 from tests.commands import forked, here
 from tests.runs import Finished, events, metrics, saved_steps
 from tests.slow import first_fast
@@ -150,3 +151,12 @@ def test_where_there_is_no_best(run: Path) -> None:
         best_checkpoint(run)
     answer = here("generate", run.parent / "nothing", "--prompt", "a", "--best")
     assert answer.status == 2 and answer.err.startswith(f"colonnade: {run.parent}/nothing is neither"), answer
+
+
+def test_checkpoints_at_multiples_stay(tmp_path: Path) -> None:
+    """Beside the newest and the best, whatever their age."""
+    kept = CheckpointConfig(keep_every=4, keep_best=False)
+    assert spared(tmp_path, kept, [2, 4, 6, 8, 10]) == {4, 8}
+    assert spared(tmp_path, kept.model_copy(update={"keep_every": 0}), [2, 4]) == set()
+    (tmp_path / "metrics.jsonl").write_text('{"step": 6, "validation_loss": 1.0}\n')
+    assert spared(tmp_path, kept.model_copy(update={"keep_best": True}), [2, 4, 6, 8, 10]) == {4, 6, 8}

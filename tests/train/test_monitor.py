@@ -183,3 +183,18 @@ def test_the_real_tensorboard(tmp_path: Path) -> None:
     told.step(numbers(1), 0.5)
     told.close()
     assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
+
+
+def test_a_heartbeat_is_as_old_as_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told, now = monitor(tmp_path), [1000.0]
+    monkeypatch.setattr("colonnade.train.monitor.time.time", lambda: now[0])
+    file = tmp_path / "heartbeat.json"
+    told.beat(1, 0.0)
+    assert not file.exists()
+    steps = []
+    for step, seconds in ((1, 0.0), (2, 4.0), (3, 11.0), (4, 20.0), (5, 22.0)):
+        now[0] = 1000.0 + seconds
+        told.beat(step, 10.0)
+        steps.append(json.loads(file.read_text())["step"])
+    assert steps == [1, 1, 3, 3, 5]
+    assert set(json.loads(file.read_text())) == {"time", "step", "host", "process"}

@@ -1,8 +1,11 @@
 """What the state is built with: each key of [train], [optim] and [parallel] where it belongs."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from colonnade.config.load import load
 from colonnade.config.schema import Config
 from colonnade.data_parallel.buckets import Storage
 from colonnade.mesh.mesh import Mesh
@@ -11,6 +14,7 @@ from colonnade.optim.lamb import Lamb
 from colonnade.optim.loss_scale import LossScale
 from colonnade.train.state import build_state, learning_rate_of, parallel_of, storage_of
 from tests.parity.runs import CPU, SERIAL, Case, Way, configured
+from tests.tiny import TinyCorpus, write_config
 
 
 def having(config: Config, section: str, **values: object) -> Config:
@@ -88,3 +92,26 @@ def test_a_state_without_drawn_weights_has_zeros() -> None:
     assert any(parameter.any() for parameter in drawn.model.parameters())
     assert not any(parameter.any() for parameter in empty.model.parameters())
     assert not any(bucket.master.any() for bucket in empty.buckets)
+
+
+@pytest.mark.parametrize(
+    ("curriculum", "steps"),
+    [
+        ("", (4, 10, 16)),  # 64 tokens a step
+        (
+            "[curriculum]\ntokens = [0, 256]\nseq_length = [8, 16]\nglobal_batch_size = [2, 4]",
+            (16, 22, 28),
+        ),  # 16, then 64
+    ],
+)
+def test_a_learning_rate_in_tokens_is_that_in_steps(
+    corpus: TinyCorpus, tmp_path: Path, curriculum: str, steps: tuple[int, int, int]
+) -> None:
+    path = write_config(corpus, tmp_path)
+    path.write_text(path.read_text().replace("warmup_steps = 2\n", "") + curriculum)
+    tokens = ["optim.warmup_tokens=256", "optim.decay_start_tokens=640", "optim.decay_tokens=1024"]
+    warmup, start, end = steps
+    same = [f"optim.warmup_steps={warmup}", f"optim.decay_start={start}", f"optim.decay_steps={end}"]
+    of_tokens, of_steps = (learning_rate_of(load(path, options)) for options in (tokens, same))
+    assert [of_tokens(step) for step in range(1, 40)] == [of_steps(step) for step in range(1, 40)]
+    assert of_tokens(warmup) == of_tokens(start) == 0.01 > of_tokens(start + 1) > of_tokens(end) == pytest.approx(0.001)

@@ -110,6 +110,20 @@ def warmup_before_decay_end(config: Config) -> Iterator[str]:
         )
 
 
+def learning_rate_in_steps_or_tokens(config: Config) -> Iterator[str]:
+    optim = config.optim
+    for steps, tokens in (
+        ("warmup_steps", "warmup_tokens"),
+        ("decay_start", "decay_start_tokens"),
+        ("decay_steps", "decay_tokens"),
+    ):
+        if getattr(optim, steps) is not None and getattr(optim, tokens) is not None:
+            yield (
+                f"optim.{steps} = {getattr(optim, steps)} and optim.{tokens} = {getattr(optim, tokens)} say the same "
+                "in two units. Leave one of them out."
+            )
+
+
 def epochs_where_read(config: Config) -> Iterator[str]:
     order, epochs = config.data.order, config.data.epochs
     if config.data.blend is not None:
@@ -187,6 +201,13 @@ CHECKS: tuple[Check, ...] = (
     Check(("train.global_batch_size", "train.micro_batch_size", "parallel.dp"), batch_cut_by_ranks),
     Check(("optim.learning_rate", "optim.min_learning_rate"), floor_below_peak),
     Check(("optim.warmup_steps", "optim.decay_steps"), warmup_before_decay_end),
+    Check(
+        (
+            *("optim.warmup_steps", "optim.warmup_tokens", "optim.decay_start", "optim.decay_start_tokens"),
+            *("optim.decay_steps", "optim.decay_tokens"),
+        ),
+        learning_rate_in_steps_or_tokens,
+    ),
     Check(("data.order", "data.epochs", "data.blend"), epochs_where_read),
     Check(("data.train", "data.blend"), training_data_named),
     Check(("data.split",), split_readable),

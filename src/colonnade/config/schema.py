@@ -280,11 +280,25 @@ class OptimConfig(Section):
     warmup_steps: CountOrZero | None = None
     """[steps] The learning rate rises from 0 in a straight line over these steps. Unset: 100, or decay_steps where that
     is set to less."""
+    warmup_tokens: CountOrZero | None = None
+    """[tokens] The warm-up in tokens in the place of steps: the first step by which so many are used up ends it."""
+    decay_start: Annotated[CountOrZero | None, MAY_CHANGE] = None
+    """[steps] The learning rate stays at its highest up to this step, and decays then (warm-up, stable, decay). Unset:
+    the decay begins with the end of the warm-up."""
+    decay_start_tokens: Annotated[CountOrZero | None, MAY_CHANGE] = None
+    """[tokens] The same in tokens."""
     decay_steps: Count | None = None
     """[steps] The step at which the decay ends, counted from the start of the run. Unset: train.steps; set it if the
     run may be lengthened later."""
+    decay_tokens: Count | None = None
+    """[tokens] The end of the decay in tokens in the place of steps."""
     decay: Literal["cosine", "linear", "constant"] = "cosine"
     """The curve from learning_rate down to min_learning_rate. constant: none, learning_rate is kept."""
+    rewarm_at: Annotated[CountOrZero | None, MAY_CHANGE] = None
+    """[steps] Behind this step the learning rate rises once more, from min_learning_rate to learning_rate, and decays
+    again: for a run that goes on with more data after its decay."""
+    rewarm_steps: Annotated[Count, MAY_CHANGE] = 100
+    """[steps] How long that rise takes."""
     weight_decay: NotNegative = 0.1
     """[1] Each step weights shrink by learning_rate × weight_decay; biases and normalisations do not."""
     beta1: Fraction = 0.9
@@ -303,8 +317,8 @@ class OptimConfig(Section):
     @property
     def warmup(self) -> int:
         """warmup_steps, or what stands in its place."""
-        if self.warmup_steps is not None:
-            return self.warmup_steps
+        if self.warmup_steps is not None or self.warmup_tokens is not None:
+            return self.warmup_steps or 0
         return WARMUP_STEPS if self.decay_steps is None else min(WARMUP_STEPS, self.decay_steps)
 
     def decay_end(self, steps: int) -> int:
@@ -359,6 +373,8 @@ class CheckpointConfig(Section):
     """[steps] Steps between saves. 0: only at the end, and when the run is interrupted."""
     keep: Count = 2
     """[checkpoints] The newest so many are kept, older ones are deleted."""
+    keep_every: CountOrZero = 0
+    """[steps] Keep also each checkpoint whose step is a multiple of this, however old it is. 0: none."""
     keep_best: bool = True
     """Keep also the checkpoint with the lowest validation loss, however old it is, for `--best`: one more on the disk,
     where a later one is worse. Checkpoints at steps without an evaluation do not count."""
@@ -391,6 +407,9 @@ class RunConfig(Section):
     time_limit: Positive | None = None
     """[seconds] The run ends after the first step that ends later than this, counted from before its first step, with
     everything saved and exit status 99. Leave room for a step and a save before the limit of a batch system."""
+    heartbeat: NotNegative = 0.0
+    """[seconds] heartbeat.json in the run's folder is written anew after a step, when the last one is so old: step and
+    time, for whoever watches from outside. 0: it is not written."""
     tensorboard: bool = False
     """Write the metrics for TensorBoard too. Needs the extra `track`."""
 

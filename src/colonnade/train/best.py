@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from colonnade.config.schema import CheckpointConfig
 from colonnade.errors import CheckpointError
 from colonnade.train.run_folder import checkpoints
 
@@ -56,6 +57,12 @@ def best_steps(run: Path, steps: Collection[int]) -> frozenset[int]:
     """The best of `steps`, or nothing: what a rotation of checkpoints spares."""
     best = best_of(run, steps)
     return frozenset() if best is None else frozenset({best.step})
+
+
+def spared(run: Path, kept: CheckpointConfig, steps: Collection[int]) -> frozenset[int]:
+    """Of the steps of a run those whose checkpoints stay, however old they are."""
+    every = frozenset(step for step in steps if kept.keep_every and step % kept.keep_every == 0)
+    return every | best_steps(run, steps) if kept.keep_best else every
 
 
 def best_checkpoint(path: Path) -> tuple[Path, Best]:

@@ -5,6 +5,7 @@ Opening it takes no torch, so that what is wrong is reported before any rank sta
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -158,6 +159,15 @@ def _opened(config: Config) -> Corpus:
 
 def _files_of(dataset: SplitDataset | None) -> list[TokenFile]:
     return [] if dataset is None else [part.file for part in dataset.parts]
+
+
+def step_by(config: Config, tokens: int) -> int:
+    """The first step by which so many tokens are used up; batches that a rollback passes over do not count."""
+    curriculum = curriculum_of(config)
+    each, most = curriculum.unit * config.model.sequences, 1
+    while curriculum.steps(most) * each < tokens:
+        most *= 2
+    return bisect_left(range(most + 1), tokens, key=lambda step: curriculum.steps(step) * each)
 
 
 def curriculum_of(config: Config) -> Curriculum:

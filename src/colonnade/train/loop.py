@@ -245,6 +245,7 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
     every = config.train.evaluation_interval
     found = _evaluate(run, state) if every and (state.step % every == 0 or state.step == config.train.steps) else None
     metrics |= _numbers(found)
+    run.monitor.beat(state.step, config.run.heartbeat)
     if result.reading is not None:
         run.monitor.thermometers(result.reading.to_json(), result.reading.summary())
     run.monitor.step(metrics, seconds, tokens=(state.samples - position) * curriculum.unit * config.model.sequences)

@@ -8,6 +8,7 @@ times).
 
 import json
 import os
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ from colonnade.errors import ConfigError, hidden, without_credentials
 from colonnade.train.lines import Lines, append, unwritable
 
 METRICS, EVENTS, UNDONE = "metrics.jsonl", "events.jsonl", "undone.jsonl"
-THERMOMETERS = "thermometers.jsonl"
+THERMOMETERS, HEARTBEAT = "thermometers.jsonl", "heartbeat.json"
 Metrics = Mapping[str, float | int]
 
 
@@ -46,7 +47,7 @@ class Monitor:
         self._active, self._steps, self._log_every = active, steps, log_every
         self._tokens_per_step, self._flops_per_token, self._peak = tokens_per_step, flops_per_token, peak_flops
         self._metrics, self._events = folder / METRICS, folder / EVENTS
-        self._thermometers = folder / THERMOMETERS
+        self._thermometers, self._beaten = folder / THERMOMETERS, 0.0
         self._recent: deque[float] = deque(maxlen=50)
         """Seconds of the last steps, for the rate and the time left."""
         self._open_board = _tensorboard(folder) if active and tensorboard else None
@@ -91,6 +92,21 @@ class Monitor:
                 self._board.add_scalar(name, value, int(metrics["step"]))
         if metrics["step"] % self._log_every == 0 or metrics["step"] in (1, self._steps):
             self.say(self._progress(line))
+
+    def beat(self, step: int, seconds: float) -> None:
+        """Write heartbeat.json anew, where the last one is so old. 0: never. What cannot be written is left: whoever
+        watches sees that it is old.
+        """
+        now = time.time()
+        if not self._active or not seconds or now - self._beaten < seconds:
+            return
+        self._beaten = now
+        told = {"time": round(now, 3), "step": step, "host": socket.gethostname(), "process": os.getpid()}
+        file = self._metrics.with_name(HEARTBEAT)
+        with suppress(OSError):
+            partial = file.with_suffix(".partial")
+            partial.write_text(json.dumps(told) + "\n")
+            partial.replace(file)
 
     def thermometers(self, reading: Mapping[str, Any], summary: Metrics) -> None:
         """Record what a measured step shows: a line of thermometers.jsonl, and its summary for TensorBoard."""

@@ -37,7 +37,7 @@ from colonnade.mesh.mesh import Mesh
 from colonnade.tensor_parallel.placement import Placement
 from colonnade.train import rollbacks
 from colonnade.train.base import check_base
-from colonnade.train.best import Best, best_of, best_steps
+from colonnade.train.best import Best, best_of, spared
 from colonnade.train.changes import changes, what_changed
 from colonnade.train.corpus import Corpus
 from colonnade.train.data_record import check_data, data_metadata, what_to_say
@@ -222,7 +222,7 @@ def _files(config: Config, corpus: Corpus) -> dict[str, bytes]:
 def _target(config: Config, monitor: Monitor) -> Target:
     run, kept = Path(config.run.folder), config.checkpoint
     target = Target(checkpoints(run), kept.keep, before_publishing=monitor.sync)
-    return replace(target, spared=partial(best_steps, run)) if kept.keep_best else target
+    return replace(target, spared=partial(spared, run, kept))
 
 
 def best(config: Config) -> Best | None:

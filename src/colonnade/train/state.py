@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -22,7 +23,7 @@ from colonnade.optim.adamw import AdamW
 from colonnade.optim.lamb import Lamb
 from colonnade.optim.loss_scale import LossScale
 from colonnade.optim.param_slice import Optimizer, ParamSlice, State
-from colonnade.optim.schedule import LearningRate, learning_rate
+from colonnade.optim.schedule import LearningRate, learning_rate, rewarmed
 from colonnade.pipeline.chunk import Chunk, Model, Owner, WeightGradients
 from colonnade.pipeline.inference import Inference
 from colonnade.pipeline.partition import chunks, holders
@@ -31,6 +32,7 @@ from colonnade.tasks.task import Task, Teaching
 from colonnade.tasks.tasks import TASKS
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.train.base import Base
+from colonnade.train.corpus import step_by
 from colonnade.train.divergence import LossWatch, Rollback
 from colonnade.train.thermometers import Thermometers, thermometers
 
@@ -219,15 +221,21 @@ def _optimizer(config: Config) -> Optimizer:
 
 
 def learning_rate_of(config: Config) -> LearningRate:
-    """The rate of each step, as [optim] and train.steps say."""
+    """The rate of each step, as [optim] and train.steps say. Tokens are those that its steps have used up."""
     optim = config.optim
-    return learning_rate(
-        peak=optim.learning_rate,
-        floor=optim.floor,
-        warmup_steps=optim.warmup,
-        decay_steps=optim.decay_end(config.train.steps),
-        decay=optim.decay,
-    )
+    peak, floor, at = optim.learning_rate, optim.floor, optim.rewarm_at
+
+    def step_of(tokens: int | None, steps: int) -> int:
+        return steps if tokens is None else step_by(config, tokens)
+
+    start = step_of(optim.decay_start_tokens, optim.decay_start or 0)
+    end = step_of(optim.decay_tokens, optim.decay_end(config.train.steps))
+    curve = partial(learning_rate, peak=peak, floor=floor, decay_steps=end, decay=optim.decay)
+    once = curve(warmup_steps=step_of(optim.warmup_tokens, optim.warmup), decay_start=start)
+    if at is None:
+        return once
+    again = curve(warmup_steps=0, decay_start=max(start, at + optim.rewarm_steps))
+    return rewarmed(once, at=at, steps=optim.rewarm_steps, floor=floor, peak=peak, behind=again)
 
 
 def _loss_scale(config: Config) -> LossScale:
