@@ -131,7 +131,8 @@ def finetune(
 ) -> None:
     """Train with every combination of the values in [sweep].
 
-    One after the other. A point that fails is written down, and the others go on.
+    One after the other, or `sweep.at_once` side by side. A point that fails is
+    written down, and the others go on.
     The same command again goes on where it was stopped. A configuration without
     [sweep] is one run, as `train` makes it.
     """
@@ -141,19 +142,13 @@ def finetune(
     if found is None:
         train(config, overrides)
         return
-    from colonnade.train.start import load_for_run
+    from colonnade.train.start import check_shares, load_for_run, run_point
     from colonnade.train.tuning import run_points
 
-    raise typer.Exit(run_points(found, run_point, load_for_run))
+    def check(point: Path) -> None:
+        check_shares(load_for_run(point), found.at_once)
 
-
-def run_point(config: Path) -> int:
-    """The exit status of a run on local ranks, which this process watches over."""
-    from colonnade.train import start
-
-    settings = start.load_for_run(config)
-    with start.owned(settings) as keep:
-        return start.supervise(settings, ["train", str(config)], keep)
+    raise typer.Exit(run_points(found, run_point, check))
 
 
 @app.command()

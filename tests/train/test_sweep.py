@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from colonnade.errors import ConfigError
+from colonnade.train.side_by_side import Run, Share
 from colonnade.train.sweep import Sweep, read_sweep
 from colonnade.train.tuning import run_points, toml_of
 from tests.commands import colonnade, forked
@@ -71,10 +72,10 @@ def test_a_sweep_that_is_none(lines: str, said: str, tmp_path: Path) -> None:
         swept(tmp_path, lines)
 
 
-def made(accuracy: Callable[[dict[str, object]], float | int]) -> Callable[[Path], int]:
+def made(accuracy: Callable[[dict[str, object]], float | int]) -> Run:
     """A run that finds an accuracy, or ends with an exit status."""
 
-    def run(config: Path) -> int:
+    def run(config: Path, share: Share) -> int:
         content = tomllib.loads(config.read_text())
         found, folder = accuracy(content), Path(content["run"]["folder"])
         folder.mkdir(exist_ok=True)
@@ -164,6 +165,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_examples(tmp_path_factory.mktemp("examples"), ("qqp",))
 
 
+@pytest.mark.slow
 def test_the_command(examples: Path, tmp_path: Path) -> None:
     """Two learning rates, one of which is no number that trains; epochs in the place of steps."""
     path = write_config(examples, "qqp", tmp_path)

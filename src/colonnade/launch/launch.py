@@ -365,9 +365,19 @@ def _environment(places: tuple[int, ...], folder: Path, choose_gpus: bool, rank:
     numbers |= {PIPE: pipe, PLACE: places[rank]}
     environment = {**os.environ, **{name: str(value) for name, value in numbers.items()}, FOLDER: str(folder)}
     if choose_gpus:
-        named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(named[place] if named else str(place) for place in places)
+        environment["CUDA_VISIBLE_DEVICES"] = _named_gpus(places)
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if loopback is not None:  # all ranks are here: a host name that does not resolve, or a VPN, is no hindrance
         environment.setdefault("GLOO_SOCKET_IFNAME", loopback)
     return environment
+
+
+def _named_gpus(places: Sequence[int]) -> str:
+    """Of the GPUs that this process sees those with these numbers, as CUDA_VISIBLE_DEVICES names them."""
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return ",".join(named[place] if named else str(place) for place in places)
+
+
+def hide_other_gpus(places: Sequence[int]) -> None:
+    """From here on this process, and those that it starts, see these GPUs alone. Before torch looks for any."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = _named_gpus(places)

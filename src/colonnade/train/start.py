@@ -4,6 +4,7 @@
                      the files it names and the GPUs it wants: all at once
     load_for_plan    the configuration of a run that may start elsewhere
     owned            the run's folder, locked for as long as the run goes on
+    run_point        a run with a share of this machine
     how_to_go_on     what to do after a rank was lost
 
 Who locks the folder: the process that was started by hand, for itself and the ranks that it starts, which inherit the
@@ -23,6 +24,7 @@ from colonnade.config.check import Problem
 from colonnade.config.check_head import nothing_to_train
 from colonnade.config.defaults import TomlTable, has, in_words, kept_from_run, put
 from colonnade.config.load import build, load, read_with
+from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.errors import ColonnadeError, ConfigError, mistake
 from colonnade.launch import launch
@@ -30,6 +32,7 @@ from colonnade.launch.devices import choose_device, count_gpus
 from colonnade.lock import locked
 from colonnade.train import run_folder
 from colonnade.train.restarts import Restarts
+from colonnade.train.side_by_side import Share
 
 INDEX_BYTES = 64 << 20  # .idx files up to this size are opened whole: millions of documents in tenths of a second
 CUTS = (
@@ -199,6 +202,37 @@ def supervise(config: Config, arguments: Sequence[str], keep: Sequence[int], *, 
     if dry_run or not config.restarts.limit:
         return launch.run_ranks(config.parallel.num_ranks, command, keep=keep, after_a_loss=go_on)
     return Restarts(config, command, keep, go_on).run()
+
+
+def run_point(config: Path, share: Share) -> int:
+    """The exit status of a run on local ranks, which this process watches over; it uses this share of the machine."""
+    settings = load_for_run(config)
+    own: list[str] = []
+    if share.of > 1:
+        threads = launch.num_cores() // share.of // settings.parallel.num_ranks
+        own = [f"train.threads={max(1, threads)}"] if settings.train.threads == 0 else []
+        if settings.train.device != "cpu" and count_gpus():
+            first = share.number * settings.parallel.num_ranks
+            launch.hide_other_gpus(range(first, first + settings.parallel.num_ranks))
+    with owned(settings) as keep:
+        return supervise(settings, ["train", str(config), *own], keep)
+
+
+def check_shares(config: Config, shares: int) -> None:
+    """ConfigError unless this machine has a core, or GPUs, for each of so many runs side by side."""
+    gpus = None if config.train.device == "cpu" else count_gpus()
+    if not gpus:
+        if shares > launch.num_cores():
+            raise ConfigError(
+                f"sweep.at_once = {shares} runs would share {counted(launch.num_cores(), 'core')}: each needs one. "
+                f"Use {launch.num_cores()} or less."
+            )
+    elif shares > 1 and shares * config.parallel.num_ranks > gpus:
+        raise ConfigError(
+            f"sweep.at_once = {shares} runs of {counted(config.parallel.num_ranks, 'rank')} need "
+            f"{shares * config.parallel.num_ranks} GPUs, and this machine has {gpus}. Use "
+            f"{max(1, gpus // config.parallel.num_ranks)} or less."
+        )
 
 
 def how_to_go_on(config: Config) -> str:

@@ -4,6 +4,7 @@
 optim.learning_rate = [1e-5, 2e-5]
 train.seed = [1, 2, 3]                 2 × 3 points, of which those that differ in the seed alone are one setting
 score = "accuracy"                     which of the validation scores tells the better setting
+at_once = 2                            how many points run side by side, each with a share of the machine
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from colonnade.config.describe import all_keys, as_toml
 from colonnade.config.load import TomlTable, read_with
 from colonnade.errors import ConfigError
 
-SECTION, SCORE, SEED = "sweep", "score", "train.seed"
+SECTION, SCORE, AT_ONCE, SEED = "sweep", "score", "at_once", "train.seed"
 _ENTRY = "[sweep] lists values of keys, like `optim.learning_rate = [1e-5, 2e-5]`"
 
 
@@ -48,6 +49,8 @@ class Sweep:
     points: Sequence[Point]
     score: str | None
     """Which validation score tells the better setting; None: the first known one that there is."""
+    at_once: int = 1
+    """How many points run side by side."""
 
 
 def read_sweep(path: Path, overrides: Sequence[str]) -> Sweep | None:
@@ -68,11 +71,14 @@ def read_sweep(path: Path, overrides: Sequence[str]) -> Sweep | None:
     score = section.pop(SCORE, None)
     if score is not None and not isinstance(score, str):
         raise ConfigError(f"{path}: sweep.score = {as_toml(score)} is no name. Use accuracy, f1, matthews, … or loss.")
+    at_once = section.pop(AT_ONCE, 1)
+    if type(at_once) is not int or at_once < 1:
+        raise ConfigError(f"{path}: sweep.at_once = {as_toml(at_once)} is no number of points. Use 1 or more.")
     lists = dict(_lists(section))
     _check(path, lists, content)
     combinations = product(*(values for values in lists.values()))
     points = [_point(content, folder, dict(zip(lists, values, strict=True))) for values in combinations]
-    return Sweep(Path(folder), points, score)
+    return Sweep(Path(folder), points, score, at_once)
 
 
 def _lists(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,7 +1,8 @@
-"""The runs of a sweep, one after the other, and what came of them.
+"""The runs of a sweep, one after the other or side by side, and what came of them.
 
     run.folder/NAME.toml                the configuration of a point
     run.folder/NAME/                    its run
+    run.folder/NAME.log                 what it said, where several run side by side
     run.folder/summary.json, .csv       every point; of each setting median, lowest and highest over the seeds; the best
 
 A point that has ended is not run again; one that was interrupted goes on, and one that failed is tried again.
@@ -17,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +29,10 @@ from colonnade.config.load import TomlTable
 from colonnade.config.numbers import counted
 from colonnade.errors import ColonnadeError, ConfigError, mistake
 from colonnade.launch import launch
-from colonnade.launch.supervisor import UNFINISHED
 from colonnade.lock import locked
 from colonnade.train import run_folder
 from colonnade.train.best import LOSS, best_of, evaluations
+from colonnade.train.side_by_side import Run, Share, is_interrupted, last_line, process_of, run_side_by_side
 from colonnade.train.sweep import SEED, Point, Sweep
 
 FINISHED, STOPPED, DIVERGED, FAILED = "finished", "stopped early", "diverged", "failed"
@@ -68,11 +70,11 @@ class Outcome:
         }
 
 
-def run_points(sweep: Sweep, run: Callable[[Path], int], check: Callable[[Path], object] = lambda path: None) -> int:
+def run_points(sweep: Sweep, run: Run, check: Callable[[Path], object] = lambda path: None) -> int:
     """Run every point that has not ended, and write the summary after each. Returns the exit status: 0; 1 where a point
     failed or diverged; that of the point where one was interrupted.
 
-    `run`: of a configuration file, gives the exit status of its run. `check`: of a configuration file, raises a
+    `run` is called in a process of its own where points run side by side. `check`: of a configuration file, raises a
     ColonnadeError for one that cannot run; all are checked before the first is run.
     """
     if launch.is_rank():
@@ -83,21 +85,67 @@ def run_points(sweep: Sweep, run: Callable[[Path], int], check: Callable[[Path],
     sweep.folder.mkdir(parents=True, exist_ok=True)
     with locked(sweep.folder, "colonnade finetune", instead="set another run.folder"):
         done = _ended(sweep)
-        _check_all([point for point in sweep.points if point.name not in done], sweep.folder, check)
-        for number, point in enumerate(sweep.points, 1):
-            if point.name in done:
-                continue
-            print(f"Point {number} of {len(sweep.points)}: {_words(point)}", flush=True)
-            outcome, status = _run_point(sweep, point, run)
-            if outcome is None:
-                print(f"Interrupted. The same command goes on with point {number}.", flush=True)
-                return status
-            done[point.name] = outcome
-            _write(sweep, [done[each.name] for each in sweep.points if each.name in done])
+        left = [(number, point) for number, point in enumerate(sweep.points, 1) if point.name not in done]
+        _check_all([point for _, point in left], sweep.folder, check)
+        status = (_one_by_one if sweep.at_once == 1 else _side_by_side)(sweep, left, done, run)
+        if status:
+            following = next(number for number, point in enumerate(sweep.points, 1) if point.name not in done)
+            print(f"Interrupted. The same command goes on with point {following}.", flush=True)
+            return status
         outcomes = [done[point.name] for point in sweep.points]
         _write(sweep, outcomes)
         print(summary_of(sweep, outcomes), flush=True)
         return int(any(outcome.state in (DIVERGED, FAILED) for outcome in outcomes))
+
+
+def _one_by_one(sweep: Sweep, left: Sequence[tuple[int, Point]], done: dict[str, Outcome], run: Run) -> int:
+    """Run points here, and add what came of them. Returns the status of one that was interrupted, else 0."""
+    for number, point in left:
+        print(f"Point {number} of {len(sweep.points)}: {_words(point)}", flush=True)
+        began, reason = time.perf_counter(), ""
+        try:
+            status = run(sweep.folder / f"{point.name}.toml", Share(0, 1))
+            reason = f"exit status {status}" if status else ""
+        except Exception as error:
+            message = mistake(error)
+            if message is None:
+                raise
+            status, reason = 2, message
+            print(f"colonnade: {message}", flush=True)
+        if is_interrupted(status):
+            return status
+        _add(sweep, point, done, reason=reason, seconds=time.perf_counter() - began)
+    return 0
+
+
+def _side_by_side(sweep: Sweep, left: Sequence[tuple[int, Point]], done: dict[str, Outcome], run: Run) -> int:
+    """The same with several points at once, each with a log of its own."""
+
+    def log(point: Point) -> Path:
+        return sweep.folder / f"{point.name}.log"
+
+    def start(item: tuple[int, Point], share: Share) -> BaseProcess:
+        number, point = item
+        print(f"Point {number} of {len(sweep.points)}: {_words(point)} -> {log(point)}", flush=True)
+        return process_of(run, sweep.folder / f"{point.name}.toml", share, log(point))
+
+    def ended(item: tuple[int, Point], status: int, seconds: float) -> None:
+        number, point = item
+        if is_interrupted(status):
+            return
+        reason = f"exit status {status}: {last_line(log(point))}" if status else ""
+        _add(sweep, point, done, reason=reason, seconds=seconds)
+        outcome = done[point.name]
+        score = score_of(sweep, [outcome])
+        found = f", {score} {outcome.scores[score]:.4f}" if outcome.scores and score in outcome.scores else ""
+        print(f"Point {number} of {len(sweep.points)}: {outcome.state}{found}", flush=True)
+
+    return run_side_by_side(left, sweep.at_once, start=start, ended=ended)
+
+
+def _add(sweep: Sweep, point: Point, done: dict[str, Outcome], *, reason: str, seconds: float) -> None:
+    done[point.name] = outcome_of(sweep.folder / point.name, point, reason=reason, seconds=seconds)
+    _write(sweep, [done[each.name] for each in sweep.points if each.name in done])
 
 
 def _check_all(points: Sequence[Point], folder: Path, check: Callable[[Path], object]) -> None:
@@ -125,32 +173,14 @@ def _some(names: Sequence[str], total: int) -> str:
     return f"{', '.join(names[:3])}{more}"
 
 
-def _run_point(sweep: Sweep, point: Point, run: Callable[[Path], int]) -> tuple[Outcome | None, int]:
-    """What came of it and its exit status; no outcome where it was interrupted, and is to go on later."""
-    config, began, reason = sweep.folder / f"{point.name}.toml", time.perf_counter(), ""
-    try:
-        status = run(config)
-        if status:
-            reason = f"exit status {status}"
-    except Exception as error:
-        message = mistake(error)
-        if message is None:
-            raise
-        status, reason = 2, message
-        print(f"colonnade: {message}", flush=True)
-    if status == UNFINISHED or status > 128:
-        return None, status
-    seconds = time.perf_counter() - began
-    return outcome_of(sweep.folder / point.name, point, reason=reason, seconds=seconds), status
-
-
 def outcome_of(run: Path, point: Point, *, reason: str, seconds: float) -> Outcome:
     """What came of a run, as its folder says it. `reason`: why it failed, if it did."""
     kinds = [line["event"] for line in _events(run)]
+    last = kinds[max((at for at, kind in enumerate(kinds) if kind == "setup"), default=0) :]  # of its last start
     state = FINISHED
     if reason:
-        state = DIVERGED if DIVERGED in kinds[-2:] else FAILED
-    elif STOPPED in kinds[-3:]:
+        state = DIVERGED if DIVERGED in last else FAILED
+    elif STOPPED in last:
         state = STOPPED
     found = evaluations(run)
     saved = best_of(run, list(checkpoints_in(run_folder.checkpoints(run))))

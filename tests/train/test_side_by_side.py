@@ -1,0 +1,142 @@
+"""Points of a sweep side by side: each once, no more at a time than there are shares, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from colonnade.errors import ConfigError
+from colonnade.launch import launch
+from colonnade.train import start
+from colonnade.train.side_by_side import Share, last_line, process_of, run_side_by_side
+from colonnade.train.sweep import read_sweep
+from tests.commands import colonnade
+from tests.runs import metrics
+from tests.tasks.examples import write_config, write_examples
+from tests.train.noted_run import run
+
+
+def all_of(folder: Path, told: list[dict[str, float | int | bool]], shares: int) -> tuple[int, dict[str, int]]:
+    """The exit status of all, and of each that ended."""
+    paths = []
+    for number, content in enumerate(told):
+        paths.append(folder / f"{number}.json")
+        paths[-1].write_text(json.dumps(content))
+    found: dict[str, int] = {}
+    status = run_side_by_side(
+        paths,
+        shares,
+        start=lambda path, share: process_of(run, path, share, path.with_suffix(".log")),
+        ended=lambda path, status, seconds: found.update({path.stem: status}),
+    )
+    return status, found
+
+
+def test_no_two_use_a_share_at_once(tmp_path: Path) -> None:
+    status, found = all_of(tmp_path, [{"seconds": seconds} for seconds in (0.6, 0.1, 0.1, 0.1)], 2)
+    assert status == 0 and found == dict.fromkeys("0123", 0)
+    notes = [json.loads((tmp_path / f"{number}.ran").read_text()) for number in range(4)]
+    assert {note["of"] for note in notes} == {2} and {note["share"] for note in notes} == {0, 1}
+    assert len({note["group"] for note in notes} | {os.getpgid(0)}) == 5, "a signal to one is not one to all"
+    for share in (0, 1):
+        own = sorted((note["began"], note["ended"]) for note in notes if note["share"] == share)
+        assert all(before[1] <= after[0] for before, after in pairwise(own))
+    assert notes[1]["began"] < notes[0]["ended"], "else they were not side by side"
+    assert (tmp_path / "2.log").read_text() == "2 says hello\n"
+
+
+def test_one_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+    told: list[dict[str, float | int | bool]] = [{"seconds": 0, "status": 1}, {"mistake": True}, {"seconds": 0}]
+    assert all_of(tmp_path, told, 2) == (0, {"0": 1, "1": 2, "2": 0})
+    assert last_line(tmp_path / "1.log") == "colonnade: train.steps = 0: use more"
+
+
+def test_after_an_interruption_no_more_begin(tmp_path: Path) -> None:
+    told: list[dict[str, float | int | bool]] = [{"seconds": 0, "status": 130}, {"seconds": 1}, {"seconds": 0}]
+    assert all_of(tmp_path, told, 2) == (130, {"0": 130, "1": 0}), "what runs goes on to its end"
+
+
+def test_a_signal_reaches_all(tmp_path: Path) -> None:
+    paths = [tmp_path / "0.json", tmp_path / "1.json", tmp_path / "2.json"]
+    for path in paths:
+        path.write_text(json.dumps({"seconds": 60}))
+    began = time.monotonic()
+
+    def begin(path: Path, share: Share) -> object:
+        process = process_of(run, path, share, path.with_suffix(".log"))
+        if path == paths[1]:
+            while not all(
+                each.with_suffix(".log").exists() and last_line(each.with_suffix(".log")) for each in paths[:2]
+            ):
+                time.sleep(0.02)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+        return process
+
+    def to_self(number: int, frame: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGALRM, to_self)
+    found: dict[str, int] = {}
+    try:
+        status = run_side_by_side(
+            paths,
+            2,
+            start=begin,
+            ended=lambda path, status, seconds: found.update({path.stem: status}),  # type: ignore[arg-type]
+        )
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert status == 128 + signal.SIGTERM and found == {"0": 143, "1": 143} and time.monotonic() - began < 30
+
+
+def test_shares_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    config: Any = SimpleNamespace(train=SimpleNamespace(device="auto"), parallel=SimpleNamespace(num_ranks=2))
+    monkeypatch.setattr(launch, "num_cores", lambda: 4)
+    monkeypatch.setattr(start, "count_gpus", lambda: 0)
+    start.check_shares(config, 4)
+    with pytest.raises(ConfigError, match=r"sweep\.at_once = 5 runs would share 4 cores"):
+        start.check_shares(config, 5)
+    monkeypatch.setattr(start, "count_gpus", lambda: 8)
+    start.check_shares(config, 4)
+    with pytest.raises(ConfigError, match=r"5 runs of 2 ranks need 10 GPUs, and this machine has 8\. Use 4 or less"):
+        start.check_shares(config, 5)
+
+
+def test_each_share_sees_its_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    launch.hide_other_gpus(range(2, 4))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
+    launch.hide_other_gpus(range(1, 2))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3", "of those that are seen"
+
+
+@pytest.mark.slow
+def test_a_sweep_side_by_side_is_the_sweep_one_by_one(tmp_path: Path) -> None:
+    examples = write_examples(tmp_path / "examples", ("qqp",))
+    found = {}
+    for at_once in (1, 2):
+        folder = tmp_path / str(at_once)
+        folder.mkdir()
+        path = write_config(examples, "qqp", folder)
+        path.write_text(path.read_text() + f"[sweep]\ntrain.seed = [1, 2]\nat_once = {at_once}\n")
+        answer = colonnade("finetune", path)
+        assert answer.status == 0 and "2 points: 2 finished" in answer.out, answer
+        found[at_once] = [[line["loss"] for line in metrics(folder / "run" / f"seed-{seed}")] for seed in (1, 2)]
+    assert found[1] == found[2] and found[1][0] != found[1][1]
+    assert "step" in (tmp_path / "2" / "run" / "seed-2.log").read_text()
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "true", '"two"'])
+def test_no_number_of_points(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(f'[run]\nfolder = "r"\n[sweep]\ntrain.seed = [1]\nat_once = {value}\n')
+    with pytest.raises(ConfigError, match=r"sweep\.at_once = .* is no number of points"):
+        read_sweep(path, [])
