@@ -4,7 +4,6 @@ Whatever a command needs is imported inside it, so that a mistake in a configura
 takes seconds to import, is read from disk.
 """
 
-import json
 import shutil
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typer.core import TyperCommand
 
 from colonnade.cli_data import AsJson, data
 from colonnade.cli_evaluate import evaluate
+from colonnade.cli_plan import hardware, plan
 from colonnade.cli_predict import embed, fill_mask, predict
 from colonnade.cli_ranks import Checkpoint, Device, PipelineParallel, Precision, TensorParallel, run_on_ranks
 from colonnade.cli_report import report, watch
@@ -115,10 +115,12 @@ def train(
         if start.is_supervised(settings):
             raise typer.Exit(start.supervise(settings, arguments, keep, dry_run=dry_run))
         from colonnade.planner.banner import banner
+        from colonnade.planner.comparison import Watcher
         from colonnade.planner.memory_limit import within_memory
         from colonnade.train import loop
 
-        loop.main(settings, banner, within_memory, dry_run=dry_run, profile=timed)
+        watcher = Watcher(banner, within_memory, active=not dry_run)
+        loop.main(settings, watcher.banner, watcher.within, dry_run=dry_run, profile=timed)
 
 
 @app.command(cls=CommandWithKeys)
@@ -233,60 +235,8 @@ app.command()(report)
 app.command()(watch)
 
 
-@app.command(cls=CommandWithKeys)
-def plan(
-    config: Annotated[Path, typer.Argument(help="Configuration file (.toml).", show_default=False)],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Keys to replace.", metavar="SECTION.KEY=VALUE", show_default=False),
-    ] = None,
-    draw: Annotated[bool, typer.Option("--draw", help="Draw the pipeline's schedule.")] = False,
-    output: Annotated[
-        Path | None, typer.Option(help="Write the drawing to this file (.svg) too.", show_default=False)
-    ] = None,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Time the model's units on this machine, and weigh the cuts by that.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Predict stages, waiting, memory and traffic. Trains nothing.
-
-    Tells how a configuration cuts the model, how long its stages wait, and what each kind of rank holds and sends.
-    Needs no machine but this one.
-    """
-    from colonnade.architecture.parts import trained_architecture
-    from colonnade.planner import pipeline_report
-    from colonnade.planner.pipeline import plan_pipeline
-    from colonnade.planner.vocabulary import vocab_size
-    from colonnade.train.start import load_for_plan
-
-    settings = load_for_plan(config, overrides or [])
-    size, seconds = vocab_size(settings.model, settings.data), None
-    if measure:
-        from colonnade.planner.measure import measured
-
-        seconds = measured(settings.model, settings.parallel, settings.train, size)
-    found = plan_pipeline(
-        settings.model,
-        settings.parallel,
-        num_microbatches=settings.train.num_microbatches(settings.parallel.dp),
-        vocab_size=size,
-        seconds=seconds,
-        architecture=trained_architecture(settings, size),
-    )
-    if output is not None:
-        pipeline_report.write_picture(found, output)
-    if not as_json:
-        width = shutil.get_terminal_size((120, 24)).columns
-        print(pipeline_report.as_text(found, picture=draw, width=width), flush=True)
-
-    from colonnade.planner import ranks  # imports torch: what can be said without is said by now
-
-    held = ranks.plan_run(settings, size)
-    if as_json:
-        print(json.dumps({**pipeline_report.as_json(found), **ranks.as_json(held)}))
-    else:
-        print(f"\n{ranks.as_text(held)}")
+app.command(cls=CommandWithKeys)(plan)
+app.command()(hardware)
 
 
 @app.command(cls=CommandWithKeys)

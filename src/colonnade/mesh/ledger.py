@@ -92,6 +92,10 @@ class Ledger:
     """The step under way, None before the first."""
     step_numbers: dict[str, int] = field(default_factory=dict)
     """`numbers` at the start of the step."""
+    sent_by_step: deque[Counter[str]] = field(default_factory=lambda: deque(maxlen=64))
+    """[bytes] Of what was put in between the starts of the last steps, by axis."""
+    sent_before: Counter[str] = field(default_factory=Counter)
+    """The same of all before the step that is under way."""
     waiting: tuple[Entry, float] | None = None
     """The entry that the program stands still for, and since when (time.monotonic)."""
     flying: deque[Flight] = field(default_factory=lambda: deque(maxlen=1024))
@@ -126,7 +130,22 @@ class Ledger:
 
     def begin_step(self, step: int) -> None:
         """Tell which step is under way, for who explains a hang."""
+        self._end_step()
         self.step, self.step_numbers = step, dict(self.numbers)
+
+    def least_of_steps(self) -> dict[str, int]:
+        """[bytes] By axis, of the step that sent least: others have an evaluation or a save too."""
+        self._end_step()
+        steps = [each for each in self.sent_by_step if each] or [Counter[str]()]
+        return {axis: min(each[axis] for each in steps) for axis in dict.fromkeys(a for each in steps for a in each)}
+
+    def _end_step(self) -> None:
+        sent = Counter[str]()
+        for (operation, axis), size in self.bytes.items():
+            sent[axis] += size if operation != "receive" else 0
+        if self.step:
+            self.sent_by_step.append(sent - self.sent_before)
+        self.sent_before = sent
 
     def wait(self, entry: Entry, call: Callable[[], Any]) -> Any:
         """The result of `call`, which may stand still until the other ranks come to `entry` too."""

@@ -96,20 +96,23 @@ def simulate(
     num_microbatches: int,
     *,
     virtual_stages: int = 1,
-    durations: Durations = EQUAL,
+    durations: Durations | Sequence[Durations] = EQUAL,
     sizes: Sequence[float] | None = None,
 ) -> Simulation:
     """Run one list of actions a stage. Raises IllegalSchedule.
 
-    `sizes` scales the durations of every chunk, counted in the order of the model; 1 is an average stage. Without it,
-    all chunks are equal, 1 / virtual_stages.
+    `durations`: of a stage of average size, or of each chunk in the order of the model. `sizes` scales them for every
+    chunk; 1 is an average stage. Without it all chunks are equal, 1 / virtual_stages, or as long as their durations.
     """
     split = any(action.kind == "W" for actions in schedules for action in actions)
     num_chunks = len(schedules) * virtual_stages
     check_complete(schedules, num_microbatches, virtual_stages, split=split)
-    sizes = [1 / virtual_stages] * num_chunks if sizes is None else sizes
+    each = [durations] * num_chunks if isinstance(durations, Durations) else durations
+    alone = 1 / virtual_stages if isinstance(durations, Durations) else 1.0
+    sizes = [alone] * num_chunks if sizes is None else sizes
+    assert len(each) == num_chunks, "durations of one chunk each"
     assert len(sizes) == num_chunks, "one size a chunk"
-    events = _run(schedules, durations, sizes, split=split)
+    events = _run(schedules, each, sizes, split=split)
     freed_by: Kind = "W" if split else "B"
     return Simulation(tuple(map(tuple, events)), tuple(peak_activations(actions, freed_by) for actions in schedules))
 
@@ -142,7 +145,7 @@ def peak_activations(actions: Sequence[Action], freed_by: Kind) -> int:
 
 
 def _run(
-    schedules: Sequence[Sequence[Action]], durations: Durations, sizes: Sequence[float], *, split: bool
+    schedules: Sequence[Sequence[Action]], durations: Sequence[Durations], sizes: Sequence[float], *, split: bool
 ) -> list[list[Event]]:
     """Every stage goes on as far as it can, again and again, until all lists are done."""
     num_stages = len(schedules)
@@ -161,10 +164,10 @@ def _run(
                 start = max(
                     [
                         events[stage][-1].end if events[stage] else 0.0,
-                        *(ended[n] + durations.transfer * (n.chunk % num_stages != stage) for n in needs),
+                        *(ended[n] + durations[n.chunk].transfer * (n.chunk % num_stages != stage) for n in needs),
                     ]
                 )
-                ended[done] = start + durations.of(action.kind, split=split) * sizes[done.chunk]
+                ended[done] = start + durations[done.chunk].of(action.kind, split=split) * sizes[done.chunk]
                 events[stage].append(Event(action, start, ended[done]))
                 moved = True
     _refuse_deadlock(schedules, events, ended, len(sizes))

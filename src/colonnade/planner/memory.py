@@ -128,6 +128,12 @@ def bucket_length(architecture: Architecture, bucket: str, parallel: ParallelCon
     return buffer_length((prod(weight.local_shape(parallel.tp)) for weight in weights), parallel.dp)
 
 
+def buffer_bytes(length: int, parallel: ParallelConfig, train: TrainConfig) -> int:
+    """What a device holds all the time of trained weights with so many elements."""
+    held = _Buffers(length, parallel, train)
+    return held.parameters + held.gradients + (0 if parallel.offload else held.optimizer)
+
+
 @dataclass(frozen=True)
 class _Buffers:
     """Bytes of flat buffers of `length` elements."""

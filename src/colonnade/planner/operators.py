@@ -53,7 +53,7 @@ class Sent(NamedTuple):
     """By which it is waited for."""
     entry: Entry
     ranks: tuple[int, ...]
-    """Global ranks of its axis."""
+    """Global ranks of its axis; of a transfer, this one and the other."""
 
 
 class Waited(NamedTuple):
@@ -71,6 +71,8 @@ class Section:
 
     action: Action | None
     events: list[Event] = field(default_factory=list)
+    units: list[tuple[int, str]] = field(default_factory=list)
+    """From which event on the program was at which unit of the model."""
     most: int = 0
     """[bytes] The most that was alive at once meanwhile, beside what a rank always holds."""
 
@@ -79,8 +81,12 @@ class Section:
         return (event for event in self.events if isinstance(event, Operator))
 
     @property
+    def sent(self) -> Iterator[Sent]:
+        return (event for event in self.events if isinstance(event, Sent))
+
+    @property
     def entries(self) -> Iterator[Entry]:
-        return (event.entry for event in self.events if isinstance(event, Sent))
+        return (each.entry for each in self.sent)
 
 
 class Recorder(LiveTensors):  # type: ignore[no-untyped-call]
@@ -92,6 +98,8 @@ class Recorder(LiveTensors):  # type: ignore[no-untyped-call]
         self.sections = [Section(None)]
         self.come_and_go: Callable[[], int] = lambda: 0
         """[bytes] Of buffers that are given back and taken again without an operator."""
+        self.ledger: Ledger | None = None
+        """Which knows the unit of the model that is at work."""
         self._sent = 0
         self._known: dict[Any, _Known] = {}
 
@@ -102,8 +110,14 @@ class Recorder(LiveTensors):  # type: ignore[no-untyped-call]
     def sent(self, entry: Entry, ranks: tuple[int, ...], *holds: Tensor) -> Pending:
         """A collective begins, and holds on to its tensors until it is waited for."""
         self._sent += 1
+        self._note_unit(self.sections[-1])
         self.sections[-1].events.append(Sent(self._sent, entry, ranks))
         return Pending(_Underway(self, self._sent, holds))
+
+    def _note_unit(self, section: Section) -> None:
+        unit = "" if self.ledger is None else self.ledger.unit
+        if not section.units or section.units[-1][1] != unit:
+            section.units.append((len(section.events), unit))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -121,6 +135,7 @@ class Recorder(LiveTensors):  # type: ignore[no-untyped-call]
             what = None if silent else operator_of(func, args, kwargs, given, made, self.place)
             known = self._known[key] = _Known(what, _recipe(out, made, given))
         if known.operator is not None:
+            self._note_unit(section)
             section.events.append(known.operator)
         if hosted and all(hosted) and not name_of(func).endswith("_copy"):
             self.place.put_on_host(*made)
@@ -193,18 +208,16 @@ class _Underway:
 class TracingTransport(PaperTransport):
     """Moves nothing and computes nothing: results have the right shape, and a recorder is told."""
 
-    def __init__(self, axis: str, ranks: tuple[int, ...], ledger: Ledger, recorder: Recorder) -> None:
+    def __init__(self, axis: str, ranks: tuple[int, ...], rank: int, ledger: Ledger, recorder: Recorder) -> None:
+        """`rank`: this one's global number."""
         super().__init__(axis, len(ranks), ledger)
-        self.ranks, self.recorder = ranks, recorder
+        self.ranks, self.rank, self.recorder = ranks, rank, recorder
 
     def _begin(self, operation: str, x: Tensor, site: Site, *holds: Tensor, peer: int | None = None) -> Pending:
         entry = self.ledger.open(operation, self.axis, x, site, peer)
         self.ledger.close(entry)
-        ends = self.ranks if peer is None else self._ends(operation, peer)
+        ends = self.ranks if peer is None else (self.rank, self.ranks[peer])
         return self.recorder.sent(entry, ends, x, *holds)
-
-    def _ends(self, operation: str, peer: int) -> tuple[int, ...]:
-        return (self.ranks[peer], self.ranks[peer])  # who it is; where this rank is, only its own axis tells
 
     def _note(self, operation: str, x: Tensor, site: Site, peer: int | None = None) -> Pending:
         return self._begin(operation, x, site, peer=peer)

@@ -114,13 +114,14 @@ def walk(
     recorder = Recorder(place)
 
     def on_paper(name: str, ranks: tuple[int, ...], ledger: Ledger) -> Transport:
-        return TracingTransport(name, ranks, ledger, recorder)
+        return TracingTransport(name, ranks, rank, ledger, recorder)
 
     mesh = paper_mesh(layout, rank, on_paper)
     with META, place:
         unmeasured = config.model_copy(update={"thermometers": ThermometersConfig()})
         state = build_state(unmeasured, mesh, vocab_size, META, draw=False, products=products)
     mesh.ledger.clear()
+    recorder.ledger = mesh.ledger
     recorder.sections[:] = [Section(None)]
     memory = _step(config, state, mesh, recorder, walked, vocab_size)
     assert recorder.sections[-1].action is None, "the last section is behind the schedule"

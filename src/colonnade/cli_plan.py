@@ -1,0 +1,166 @@
+"""The commands of the planner: what a run will be like before it runs."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from colonnade.cli_data import AsJson
+from colonnade.errors import ConfigError
+
+if TYPE_CHECKING:
+    from colonnade.config.schema import Config
+
+
+def plan(
+    config: Annotated[Path | None, typer.Argument(help="Configuration file (.toml).", show_default=False)] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Keys to replace.", metavar="SECTION.KEY=VALUE", show_default=False),
+    ] = None,
+    draw: Annotated[bool, typer.Option("--draw", help="Draw the pipeline's schedule.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the drawing to this file (.svg) too; with --search, the best layout's configuration (.toml).",
+            show_default=False,
+        ),
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Time the model's units on this machine, and weigh the cuts by that.")
+    ] = False,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--hardware", help="Predict time and cost too: a bundled machine or a file of one.", show_default=False
+        ),
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="Ranks in all; parallel.dp follows.", min=1, show_default=False)
+    ] = None,
+    search: Annotated[
+        bool, typer.Option("--search", help="Try layouts of these ranks, and print the best. Needs --hardware.")
+    ] = False,
+    memory: Annotated[
+        float | None, typer.Option(help="[GB] That a rank may take in a search. Unset: all.", show_default=False)
+    ] = None,
+    check: Annotated[
+        Path | None, typer.Option(help="A run's folder: what was predicted, beside what came.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict stages, waiting, memory, traffic, time and cost. Trains nothing.
+
+    Tells how a configuration cuts the model, how long its stages wait, and what each kind of rank holds and sends.
+    With --hardware also how fast it will be, and what it costs. Needs no machine but this one.
+    """
+    if check is not None:
+        from colonnade.planner.comparison import shown
+
+        print(shown(check, as_json=as_json))
+        return
+    if config is None:
+        raise ConfigError("plan needs a configuration. Name a file (.toml), or a run with --check RUN.")
+    if search and on is None:
+        raise ConfigError("--search compares layouts on a machine. Name one: --hardware a100-80gb, or a file.")
+    from colonnade.train.start import load_for_plan
+
+    settings = load_for_plan(config, [*(overrides or []), *_copies(config, overrides or [], None if search else ranks)])
+    if search and on is not None:
+        _search(settings, on, ranks, memory, output, as_json=as_json)
+    else:
+        _plan(settings, on, output, draw=draw, measure=measure, as_json=as_json)
+
+
+def _copies(config: Path, overrides: list[str], ranks: int | None) -> list[str]:
+    """The override that makes so many ranks."""
+    if ranks is None:
+        return []
+    from colonnade.train.start import load_for_plan
+
+    parallel = load_for_plan(config, [*overrides, "parallel.dp=1"]).parallel
+    dp, rest = divmod(ranks, parallel.num_ranks)
+    if rest or not dp:
+        raise ConfigError(
+            f"--ranks {ranks} is no multiple of parallel.tp × parallel.pp = {parallel.tp} × {parallel.pp}. Use "
+            f"{max(1, dp) * parallel.num_ranks} or {(dp + 1) * parallel.num_ranks}, or other sizes of these."
+        )
+    return [f"parallel.dp={dp}"]
+
+
+def _plan(settings: "Config", on: str | None, output: Path | None, *, draw: bool, measure: bool, as_json: bool) -> None:
+    from colonnade.architecture.parts import trained_architecture
+    from colonnade.planner import pipeline_report
+    from colonnade.planner.hardware import hardware as machine
+    from colonnade.planner.pipeline import plan_pipeline
+    from colonnade.planner.vocabulary import vocab_size
+
+    where = None if on is None else machine(on)
+    size, seconds = vocab_size(settings.model, settings.data), None
+    if measure:
+        from colonnade.planner.measure import measured
+
+        seconds = measured(settings.model, settings.parallel, settings.train, size)
+    found = plan_pipeline(
+        settings.model,
+        settings.parallel,
+        num_microbatches=settings.train.num_microbatches(settings.parallel.dp),
+        vocab_size=size,
+        seconds=seconds,
+        architecture=trained_architecture(settings, size),
+    )
+    if output is not None:
+        pipeline_report.write_picture(found, output)
+    if not as_json:
+        width = shutil.get_terminal_size((120, 24)).columns
+        print(pipeline_report.as_text(found, picture=draw, width=width), flush=True)
+
+    from colonnade.planner import estimate_report, ranks  # imports torch: what can be said without is said by now
+    from colonnade.planner.estimate import estimate
+
+    held = ranks.plan_run(settings, size)
+    told: dict[str, Any] = {**pipeline_report.as_json(found), **ranks.as_json(held)}
+    if not as_json:
+        print(f"\n{ranks.as_text(held)}", flush=True)
+    if where is not None:
+        timed = estimate(settings, size, where)
+        told["estimate"] = estimate_report.as_json(timed)
+        if not as_json:
+            print(f"\n{estimate_report.as_text(timed)}")
+    if as_json:
+        print(json.dumps(told))
+
+
+def _search(
+    settings: "Config", on: str, ranks: int | None, memory: float | None, output: Path | None, *, as_json: bool
+) -> None:
+    from colonnade.planner import search_report
+    from colonnade.planner.hardware import hardware as machine
+    from colonnade.planner.search import confirmed, search
+    from colonnade.planner.vocabulary import vocab_size
+
+    where, size = machine(on), vocab_size(settings.model, settings.data)
+    count = ranks or settings.parallel.num_ranks
+    found = search(settings, size, where, count, limit=None if memory is None else memory * 1e9)
+    search_report.refuse_empty(found, count)
+    best = confirmed(found, size, where)
+    if output is not None:
+        search_report.write(best.candidate.config, output)
+    print(search_report.as_json(found, best) if as_json else search_report.as_text(found, best, where, output))
+
+
+def hardware(
+    output: Annotated[Path, typer.Option(help="The file to write (.toml).", show_default=False)],
+) -> None:
+    """Measure this machine's CPUs, for `plan --hardware FILE`.
+
+    Times products, copies, small operators and, between two ranks, collectives. Takes half a minute; nothing else
+    should run meanwhile.
+    """
+    from colonnade.planner.measure_hardware import measured_file
+
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(measured_file(), encoding="utf-8")
+    print(f"This machine is described in {output}. Use it with: colonnade plan CONFIG --hardware {output}")

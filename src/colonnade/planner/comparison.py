@@ -1,0 +1,208 @@
+"""What was predicted of a run, and what came: prediction.json at its start, comparison.json at its end.
+
+memory        of rank 0: its kinds as planned; measured is the most of the process above what it had before its
+              state was built (on CUDA: the most that torch allocated)
+time          by the machine's description: the GPU's bundled one, or the bundled one of a CPU, which is another
+              processor's; measured is the median of the steps but the first
+bytes sent    of a step, by axis; measured is the least of the steps, which leaves evaluations out
+"""
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from colonnade.atomic import write_whole
+from colonnade.config.schema import Config
+from colonnade.errors import ConfigError
+from colonnade.mesh.ledger import Ledger
+from colonnade.mesh.mesh import Mesh
+from colonnade.planner.estimate import estimate
+from colonnade.planner.hardware import Hardware, hardware
+from colonnade.planner.paper import walk
+from colonnade.planner.predict import predict
+from colonnade.planner.ranks import amount, table
+from colonnade.train.corpus import Corpus
+from colonnade.train.loop import Banner
+from colonnade.train.monitor import METRICS
+from colonnade.train.products import Decision
+
+PREDICTION, COMPARISON = "prediction.json", "comparison.json"
+DEVICES = {"H100": "h100", "H200": "h100", "A100": "a100-80gb", "V100": "v100-dgx2h"}
+"""Bundled machines by a part of a GPU's name."""
+Describe = Callable[[Config, Mesh, torch.device, Corpus, Decision], Banner]
+Within = Callable[[Config, int, Mesh, torch.device], AbstractContextManager[None]]
+
+
+@dataclass
+class Watcher:
+    """Predicts a run where it is described, and compares when it has ended. `active`: not in a dry run."""
+
+    describe: Describe
+    guard: Within
+    active: bool = True
+    _predicted: dict[str, Any] | None = None
+    _before: int = 0
+    """[bytes] Of the process, before its state was built."""
+    _lines: int = 0
+    """Of metrics.jsonl, before this start."""
+
+    def banner(self, config: Config, mesh: Mesh, device: torch.device, corpus: Corpus, decision: Decision) -> Banner:
+        """As `describe` says; rank 0 writes its prediction."""
+        found = self.describe(config, mesh, device, corpus, decision)
+        if self.active and mesh.rank == 0:
+            self._predicted = prediction(config, corpus.vocab_size, device, decision)
+            _write(config, PREDICTION, self._predicted)
+            self._before, self._lines = _resident(device), len(_metrics(config))
+        return found
+
+    @contextmanager
+    def within(self, config: Config, vocab_size: int, mesh: Mesh, device: torch.device) -> Iterator[None]:
+        """As `guard` does; behind it, a run that came to its end is compared."""
+        with self.guard(config, vocab_size, mesh, device):
+            yield
+        if self._predicted is None:
+            return
+        steps = _metrics(config)[self._lines :]
+        if not steps:
+            return
+        measured = self._measured(steps, mesh.ledger, device)
+        found = compared(self._predicted, measured)
+        _write(config, COMPARISON, found)
+        _event(config, found)
+
+    def _measured(self, steps: list[dict[str, Any]], ledger: Ledger, device: torch.device) -> dict[str, Any]:
+        usual = steps[1:] or steps
+        most = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _most() - self._before
+        return {
+            "memory": {"total_bytes": most},
+            "tokens_per_second": statistics.median(each["tokens_per_second"] for each in usual),
+            "seconds_per_step": statistics.median(each["seconds"] for each in usual),
+            "bytes_sent": ledger.least_of_steps(),
+        }
+
+
+def prediction(config: Config, vocab_size: int, device: torch.device, decision: Decision) -> dict[str, Any]:
+    """Of rank 0: memory, time, and bytes sent by axis."""
+    memory = predict(config, vocab_size, stage=0, device=device, products=decision.products)
+    where = machine_of(device)
+    timed = None if where is None else estimate(config, vocab_size, where, products=decision.products)
+    walked = walk(config, vocab_size, 0, products=decision.products) if timed is None else timed.walks[0]
+    sent: dict[str, int] = {}
+    for entry in walked.entries:
+        if entry.operation != "receive":
+            sent[entry.axis] = sent.get(entry.axis, 0) + entry.bytes
+    kinds = {name: size for name, size in asdict(memory).items() if size}
+    return {
+        "memory": {"total_bytes": memory.total + memory.host, "by_kind": kinds, "rank": 0},
+        "tokens_per_second": None if timed is None else timed.tokens_per_second,
+        "seconds_per_step": None if timed is None else timed.seconds_per_step,
+        "bytes_sent": sent,
+        "hardware": None if where is None else where.name,
+    }
+
+
+def machine_of(device: torch.device) -> Hardware | None:
+    """The bundled description that comes nearest to where a run computes; None: there is none."""
+    if device.type == "cpu":
+        return hardware("cpu")
+    name = torch.cuda.get_device_name(device)
+    return next((hardware(file) for part, file in DEVICES.items() if part in name), None)
+
+
+def compared(predicted: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
+    """Both side by side, under the same keys; what was not measured is null."""
+    found: dict[str, Any] = {}
+    for key, value in predicted.items():
+        if isinstance(value, dict):
+            theirs = measured.get(key)
+            found[key] = compared(value, theirs if isinstance(theirs, dict) else {})
+            for extra in (theirs or {}).keys() - value.keys():
+                found[key][extra] = {"predicted": 0, "measured": theirs[extra]}  # type: ignore[index]
+        elif key not in ("rank", "hardware"):
+            found[key] = {"predicted": value, "measured": measured.get(key)}
+    return found
+
+
+def shown(run: Path, *, as_json: bool) -> str:
+    """A run's comparison as a table; its prediction, where it has not ended. Raises ConfigError where there is none."""
+    if not (run / PREDICTION).exists():
+        raise ConfigError(
+            f"--check {run}: there is no {PREDICTION}. Name the folder of a run; one that an earlier version has made "
+            "has none."
+        )
+    try:
+        predicted = json.loads((run / PREDICTION).read_text())
+        ended = (run / COMPARISON).exists()
+        found = json.loads((run / COMPARISON).read_text()) if ended else compared(predicted, {})
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--check {run}: its files cannot be read: {error}. Train again to write them.") from error
+    if as_json:
+        return json.dumps(found)
+    rows = [["", "predicted", "measured", "predicted ÷ measured"], *_rows(found)]
+    note = [] if ended else ["", "The run has not come to its end yet."]
+    where = predicted.get("hardware")
+    told = [] if where is None else ["", f"Times are those of {where}."]
+    return "\n".join([*table(rows, left=(0,)), *told, *note])
+
+
+def _rows(found: dict[str, Any]) -> Iterator[list[str]]:
+    memory, sent = found["memory"], found["bytes_sent"]
+    yield _row("memory of rank 0", memory["total_bytes"], amount)
+    yield _row("tokens/s", found["tokens_per_second"], lambda value: f"{value:,.0f}")
+    yield _row("seconds a step", found["seconds_per_step"], lambda value: f"{value:.4g}")
+    for axis, each in sorted(sent.items()):
+        yield _row(f"sent over {axis}, a step", each, amount)
+
+
+def _row(name: str, each: dict[str, Any], text: Callable[[Any], str]) -> list[str]:
+    predicted, measured = each["predicted"], each["measured"]
+    both = predicted is not None and measured
+    said = ["–" if value is None else text(value) for value in (predicted, measured)]
+    return [name, *said, f"{predicted / measured:.3f}" if both else "–"]
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _write(config: Config, name: str, content: dict[str, Any]) -> None:
+    write_whole(Path(config.run.folder) / name, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def _event(config: Config, found: dict[str, Any]) -> None:
+    with (Path(config.run.folder) / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"time": round(time.time(), 3), "event": "compared", **found}) + "\n")
+
+
+def _metrics(config: Config) -> list[dict[str, Any]]:
+    path = Path(config.run.folder) / METRICS
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def _resident(device: torch.device) -> int:
+    """[bytes] That this process has now; the most that it had is forgotten, where the system lets it."""
+    if device.type != "cpu":
+        return 0
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def _most() -> int:
+    return _status("VmHWM")
+
+
+def _status(name: str) -> int:
+    try:
+        lines = Path(f"/proc/{os.getpid()}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)

@@ -1,0 +1,109 @@
+"""How long a device takes for an operator, and links for a collective: a roofline, and α–β by where ranks sit. Pure.
+
+    operator      max(FLOPs / (peak · e), bytes / bandwidth) + least time of a kernel
+                  e = efficiency · a / (a + half_area) · k / (k + half_depth)        of a product with a results, k deep
+    collective    α · messages in a row + β · bytes over the slowest link
+
+    all-reduce    2·⌈log₂ n⌉ messages, 2·(n − 1)/n of the bytes        within an island: its links
+    gather        n − 1 messages, (n − 1) parts                        between machines: the machine's links, shared by
+    scatter       n − 1 messages, (n − 1)/n of the bytes               the groups that cross them at the same time
+    transfer      one message, all bytes
+
+What CPU ranks share (cores, the bandwidth of memory) is divided among those that are there.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from colonnade.mesh.ledger import Entry
+from colonnade.planner.hardware import Hardware
+from colonnade.planner.operators import Operator
+
+CAUSAL = 0.5
+"""Of a causal kernel's FLOPs, which are counted in full, it computes half."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one rank on a machine, with `num_ranks` in all."""
+
+    hardware: Hardware
+    num_ranks: int = 1
+
+    @cached_property
+    def crowding(self) -> float:
+        """Ranks for each core, where there are more ranks than cores; 1 on devices of their own."""
+        cores = self.hardware.cores
+        return max(1.0, min(self.num_ranks, int(self.hardware["node.size"])) / cores) if cores else 1.0
+
+    @cached_property
+    def dispatch(self) -> float:
+        """[s] Of the host for each operator."""
+        return self.hardware["device.dispatch_seconds"] * self.crowding
+
+    def arithmetic(self, operator: Operator) -> float:
+        """[s] For its FLOPs."""
+        if not operator.flops:
+            return 0.0
+        peak = self.hardware.peak(operator.dtype) / self.crowding
+        if operator.is_attention:
+            return (
+                operator.flops * (CAUSAL if operator.is_causal else 1.0) / (peak * self.hardware["products.attention"])
+            )
+        assert operator.product is not None, "what multiplies is a product"
+        batch, m, n, k = operator.product
+        area, hardware = batch * m * n, self.hardware
+        share = area / (area + hardware["products.half_area"]) * k / (k + hardware["products.half_depth"])
+        return operator.flops / (peak * hardware["products.efficiency"] * max(share, 1e-9))
+
+    def movement(self, operator: Operator) -> float:
+        """[s] For its bytes."""
+        if operator.on_host == "copy":
+            return operator.bytes / 2 / self.hardware["host.link_bandwidth"]
+        if operator.on_host == "host":
+            return operator.bytes / self.hardware["host.memory_bandwidth"]
+        bandwidth = self.hardware["device.memory_bandwidth"] * self.hardware["products.memory"]
+        return operator.bytes / bandwidth * self.crowding
+
+    def operator(self, operator: Operator) -> float:
+        """[s] Of the device."""
+        least = self.hardware["device.kernel_seconds"] * self.crowding
+        return max(self.arithmetic(operator), self.movement(operator)) + least
+
+    def collective(self, entry: Entry, ranks: Sequence[int]) -> float:
+        """[s] Over these ranks of the run."""
+        return self.move(entry.operation, entry.bytes, ranks)
+
+    def move(self, operation: str, size: int, ranks: Sequence[int]) -> float:
+        """[s] Of an operation into which each of these ranks puts `size` bytes."""
+        n = len(ranks)
+        if n < 2:
+            return 0.0
+        latency, bandwidth = self._link(ranks)
+        messages, moved = {
+            "all_reduce": (2 * math.ceil(math.log2(n)), 2 * (n - 1) / n * size),
+            "all_gather": (n - 1, (n - 1) * size),
+            "reduce_scatter": (n - 1, (n - 1) / n * size),
+            "broadcast": (math.ceil(math.log2(n)), size),
+        }.get(operation, (1, size))
+        return (messages * latency + moved / bandwidth) * self.crowding
+
+    def _link(self, ranks: Sequence[int]) -> tuple[float, float]:
+        """(latency, bytes/s of a rank) of the slowest link in a ring of these ranks."""
+        hardware = self.hardware
+        island, node = (int(hardware[key]) for key in ("island.size", "node.size"))
+        efficiency = hardware["network.efficiency"]
+        within = hardware["island.bandwidth"] * efficiency
+        if len({rank // island for rank in ranks}) == 1:
+            return hardware["island.latency"], within
+        nodes = {rank // node for rank in ranks}
+        if len(nodes) == 1:
+            return hardware["network.latency"], min(within, hardware["network.bandwidth"] / node * efficiency)
+        together = max(1.0, len(ranks) / len(nodes))  # ranks of the group in a machine: the links of all are theirs
+        between = hardware["network.bandwidth"] * min(1.0, together / node) * efficiency
+        switch = int(hardware["network.switch_nodes"])
+        if len({each // switch for each in nodes}) > 1:
+            between /= hardware["network.oversubscription"]
+        return hardware["network.latency"], min(within, between)

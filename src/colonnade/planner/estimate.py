@@ -1,0 +1,213 @@
+"""How long a configuration takes on a machine, what that costs, and what it waits for. Before it runs.
+
+    step        before the schedule · the schedule, simulated with the actions' times · behind it
+    MFU         model FLOPs / (seconds · ranks · peak): those of `Architecture.flops_per_token`, in which a causal
+                model's attention counts half and recomputed work nothing
+    failures    M = hours of a device between failures / devices; a checkpoint every τ = √(2·δ·M) − δ (Young 1974, Daly
+                2006, first order), δ the stall for it; lost are δ/τ + (τ/2 + restart)/M of the time
+
+One rank of each kind of stage is walked through (`paper.py`) and played (`timeline.py`).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from colonnade.architecture.parts import trained_architecture
+from colonnade.architecture.statement import Architecture
+from colonnade.config.schema import Config, ParallelConfig
+from colonnade.kernels.choice import Products
+from colonnade.mesh.layout import Layout
+from colonnade.pipeline.partition import chunks
+from colonnade.pipeline.schedule import all_actions
+from colonnade.pipeline.simulate import Durations, Simulation, simulate
+from colonnade.planner.cost import Cost
+from colonnade.planner.hardware import Hardware
+from colonnade.planner.paper import Walk, walk
+from colonnade.planner.ranks import RankPlan, largest, plan_run
+from colonnade.planner.stand_in import device_of
+from colonnade.planner.timeline import Played, of_actions, play
+
+DAY = 86400.0
+STATE = 12
+"""[bytes] Of a parameter in a checkpoint: its master weight and two moments."""
+
+
+@dataclass(frozen=True)
+class Failures:
+    """What failures cost, with checkpoints as often as is best."""
+
+    between: float
+    """[s] From one to the next, on all devices."""
+    interval: float
+    """[s] Between checkpoints, by Young and Daly."""
+    lost: float
+    """[share of the time]"""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A configuration on a machine."""
+
+    hardware: Hardware
+    layout: Layout
+    seconds_per_step: float
+    tokens_per_step: int
+    flops_per_token: float
+    peak: float
+    """[FLOP/s] Of a device, in the precision of the run."""
+    steps: int
+    spent: Mapping[str, float]
+    """[s of a step] Of the stage that works longest, by what for; "pipeline" is its waiting."""
+    stall: float
+    """[s] That training stands still for a checkpoint."""
+    failures: Failures
+    ranks: RankPlan
+    walks: Mapping[int, Walk]
+    """Of one stage of each kind."""
+    simulation: Simulation
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens_per_step / self.seconds_per_step
+
+    @property
+    def mfu(self) -> float:
+        """[share of the peak]"""
+        return self.tokens_per_second * self.flops_per_token / (self.layout.num_ranks * self.peak)
+
+    @property
+    def days(self) -> float:
+        """Of all steps, without failures."""
+        return self.steps * self.seconds_per_step / DAY
+
+    @property
+    def days_with_failures(self) -> float:
+        """The same with what failures and checkpoints cost; infinite where nothing is left."""
+        return self.days / (1 - self.failures.lost) if self.failures.lost < 1 else math.inf
+
+    @property
+    def dollars(self) -> float:
+        return self.days_with_failures * 24 * self.layout.num_ranks * self.hardware["cost.device_hour"]
+
+    @property
+    def memory(self) -> int:
+        """[bytes] Of the rank that takes most."""
+        return max([largest(self.ranks).memory.total, *(each.peak.bytes for each in self.walks.values())])
+
+    @property
+    def room(self) -> float:
+        """[bytes] That are left of a device's memory; negative where it does not fit."""
+        return self.hardware["device.memory"] - self.memory
+
+    @property
+    def bound(self) -> str:
+        """What most of the time goes to."""
+        return max(self.spent, key=lambda what: self.spent[what])
+
+
+def estimate(config: Config, vocab_size: int, hardware: Hardware, *, products: Products | None = None) -> Estimate:
+    """Of a configuration. `products`: the kernels (None: the usual ones). Raises LayoutError for what cannot be cut or
+    scheduled.
+    """
+    parallel, architecture = config.parallel, trained_architecture(config, vocab_size)
+    layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp)
+    cost = Cost(hardware, layout.num_ranks)
+    kinds = stage_kinds(architecture, parallel)
+    device = hardware.kind if config.train.device == "auto" else device_of(config.train.device)
+    walks = {
+        stage: walk(config, vocab_size, layout.rank_at(pp=stage, dp=0, tp=0), device=device, products=products)
+        for stage in dict.fromkeys(kinds)
+    }
+    played = {stage: play(each.sections, cost) for stage, each in walks.items()}
+    simulation = simulated(config, kinds, walks, played, cost)
+    seconds, spent = _step(kinds, played, simulation)
+    stall = checkpoint_stall(config, architecture, hardware)
+    every = config.checkpoint.every
+    seconds += stall / every if every else 0.0
+    return Estimate(
+        hardware=hardware,
+        layout=layout,
+        seconds_per_step=seconds,
+        tokens_per_step=config.train.global_batch_size * config.model.sample_length,
+        flops_per_token=architecture.flops_per_token,
+        peak=hardware.peak(TORCH_NAMES[config.train.precision]),
+        steps=config.train.steps,
+        spent={**spent, **({"checkpoints": stall / every} if every else {})},
+        stall=stall,
+        failures=failures(hardware, layout.num_ranks, stall),
+        ranks=plan_run(config, vocab_size),
+        walks=walks,
+        simulation=simulation,
+    )
+
+
+TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+
+
+def stage_kinds(architecture: Architecture, parallel: ParallelConfig) -> list[int]:
+    """For each stage, the one that stands for it: the first of those with the same kinds of units, the ends apart."""
+    every, first = chunks(architecture, parallel), dict[object, int]()
+    found = []
+    for stage in range(parallel.pp):
+        held = tuple(tuple(unit.kind for unit in units) for units in every[stage :: parallel.pp])
+        end = stage in (0, parallel.pp - 1)
+        found.append(first.setdefault((held, stage if end else None), stage))
+    return found
+
+
+def simulated(
+    config: Config, kinds: Sequence[int], walks: Mapping[int, Walk], played: Mapping[int, Played], cost: Cost
+) -> Simulation:
+    """The schedule of all stages, with the times of their actions."""
+    parallel = config.parallel
+    times = {stage: of_actions(each.sections, played[stage].seconds) for stage, each in walks.items()}
+    transfer = _transfer(config, walks[kinds[0]], cost)
+    durations = []
+    for number in range(parallel.pp * parallel.virtual_stages):
+        of_stage, chunk = times[kinds[number % parallel.pp]], number // parallel.pp
+        forward, backward, weights = (of_stage.get((kind, chunk), 0.0) for kind in "FBW")
+        durations.append(Durations(forward, backward, weights, transfer))
+    count = config.train.num_microbatches(parallel.dp)
+    return simulate(
+        all_actions(parallel.schedule, parallel.pp, count, parallel.virtual_stages),
+        count,
+        virtual_stages=parallel.virtual_stages,
+        durations=durations,
+    )
+
+
+def _transfer(config: Config, first: Walk, cost: Cost) -> float:
+    """[s] Of a message to the next stage."""
+    sent = [each for section in first.sections for each in section.sent if each.entry.operation == "send"]
+    return max((cost.collective(each.entry, each.ranks) for each in sent), default=0.0)
+
+
+def _step(kinds: Sequence[int], played: Mapping[int, Played], simulation: Simulation) -> tuple[float, dict[str, float]]:
+    """(seconds of a step, what the busiest stage spends them on)."""
+    ends = [played[stage].seconds[0] + played[stage].seconds[-1] for stage in kinds]
+    if len(kinds) == 1:
+        return played[kinds[0]].total, dict(played[kinds[0]].spent)
+    busiest = max(range(len(kinds)), key=lambda stage: simulation.busy[stage] + ends[stage])
+    seconds = simulation.makespan + max(ends)
+    spent = dict(played[kinds[busiest]].spent)
+    scale = min(1.0, seconds / max(sum(spent.values()), 1e-12))
+    spent = {what: each * scale for what, each in spent.items()}
+    return seconds, {**spent, "pipeline": max(0.0, seconds - sum(spent.values()))}
+
+
+def checkpoint_stall(config: Config, architecture: Architecture, hardware: Hardware) -> float:
+    """[s] That training stands still for a checkpoint: for the copy to memory, or until it is written."""
+    size = STATE * architecture.num_parameters
+    if config.checkpoint.asynchronous:
+        return size / config.parallel.num_ranks / hardware["host.link_bandwidth"]
+    return size / hardware["storage.write_bandwidth"]
+
+
+def failures(hardware: Hardware, num_ranks: int, stall: float) -> Failures:
+    """What they cost so many devices."""
+    between = hardware["failures.device_hours"] * 3600 / num_ranks
+    stall = max(stall, 1e-3)
+    interval = math.sqrt(2 * stall * between) - stall if stall < between / 2 else between
+    lost = stall / interval + (interval / 2 + hardware["failures.restart_seconds"]) / between
+    return Failures(between, interval, lost)

@@ -1,0 +1,102 @@
+"""What a search found, in words and for JSON; why it found nothing; and the best layout as a configuration."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from colonnade.config.load import to_toml
+from colonnade.config.schema import Config
+from colonnade.errors import ConfigError, LayoutError
+from colonnade.planner import estimate_report
+from colonnade.planner.estimate_report import WORDS, duration
+from colonnade.planner.hardware import Hardware
+from colonnade.planner.ranks import amount, table
+from colonnade.planner.search import Candidate, Confirmed, Search
+
+SHOWN = 12
+"""Layouts of the front that are printed."""
+
+
+def refuse_empty(found: Search, num_ranks: int) -> None:
+    """Raises LayoutError where nothing fits: which constraint has emptied the search, and by how much."""
+    if found.fitting:
+        return
+    if found.least is None:
+        reasons = "; ".join(f"{reason} ({count:,} layouts)" for reason, count in _often(found))
+        raise LayoutError(
+            f"Of {found.tried:,} layouts of {num_ranks:,} ranks none can be: {reasons or 'none has whole sizes'}. Use "
+            "another number of --ranks, one whose parts divide train.global_batch_size and the heads, or another batch."
+        )
+    least = found.least
+    raise LayoutError(
+        f"Of {found.tried:,} layouts of {num_ranks:,} ranks none fits into {amount(int(found.limit))}: memory is what "
+        f"none has. The least, {amount(least.memory)}, is {amount(int(least.memory - found.limit))} more, with "
+        f"{_words(least)}. Use more --ranks, a higher --memory, shorter sequences or a smaller model."
+    )
+
+
+def as_text(found: Search, best: Confirmed, hardware: Hardware, output: Path | None) -> str:
+    """The layouts that no other beats in time and memory, and the best, as the real program has it."""
+    rows = [["step", "memory", "layout", "most of it"]]
+    front = found.front
+    for each in front[:SHOWN]:
+        rows.append([duration(each.seconds), amount(each.memory), _words(each), WORDS.get(each.bound, each.bound)])
+    refused = sum(found.refused.values())
+    more = [f"… and {len(front) - SHOWN} more, slower with less memory"] * (len(front) > SHOWN)
+    lines = [
+        f"{found.tried:,} layouts on {hardware.name}: {len(found.fitting):,} fit into {amount(int(found.limit))}, "
+        f"{refused:,} cannot be, {found.tried - refused - len(found.fitting):,} take more.",
+        *(f"  {count:,}: {reason}" for reason, count in _often(found)),
+        "",
+        "those that no other beats in both time and memory, put together from what units cost:",
+        "",
+        *table(rows, left=(2, 3)),
+        *more,
+        "",
+        f"the best of {best.looked_at} that were run on paper: {_words(best.candidate)}",
+        "",
+        estimate_report.as_text(best.estimate),
+    ]
+    written = [] if output is None else ["", f"Its configuration is in {output}."]
+    return "\n".join(lines + written)
+
+
+def as_json(found: Search, best: Confirmed) -> str:
+    """The same; seconds and bytes."""
+    return json.dumps(
+        {
+            "tried": found.tried,
+            "fitting": len(found.fitting),
+            "refused": found.refused,
+            "limit_bytes": found.limit,
+            "front": [_as_json(each) for each in found.front],
+            "best": {**_as_json(best.candidate), "estimate": estimate_report.as_json(best.estimate)},
+        }
+    )
+
+
+def write(config: Config, path: Path) -> None:
+    """The configuration file of the best layout. Raises ConfigError for another kind of file."""
+    if path.suffix != ".toml":
+        raise ConfigError(f"--output {path}: a search writes a configuration. Use a name that ends in .toml.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(to_toml(config), encoding="utf-8")
+
+
+def _as_json(each: Candidate) -> dict[str, object]:
+    return {**each.chosen, "seconds_per_step": each.seconds, "memory_bytes": each.memory, "bound_by": each.bound}
+
+
+def _often(found: Search) -> Sequence[tuple[str, int]]:
+    return sorted(found.refused.items(), key=lambda each: -each[1])
+
+
+def _words(each: Candidate) -> str:
+    """tp 8, dp 64, ZeRO 1, micro-batch 2."""
+    chosen = each.chosen
+    parts = [f"{axis} {chosen[axis]}" for axis in ("tp", "pp", "dp") if chosen[axis] > 1] or ["one rank"]
+    parts += [f"{chosen['virtual_stages']} virtual stages"] * (chosen["virtual_stages"] > 1)
+    parts += [f"ZeRO {chosen['zero']}"] * bool(chosen["zero"])
+    parts += [f"recompute {chosen['recompute']}"] * (chosen["recompute"] != "none")
+    parts += ["sequence parallelism"] * chosen["sequence_parallel"] + ["offload"] * chosen["offload"]
+    return ", ".join([*parts, f"micro-batch {chosen['micro_batch_size']}"])

@@ -1,0 +1,58 @@
+"""Predicted beside measured."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from colonnade import cli
+from colonnade.errors import ConfigError
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import paper_mesh
+from colonnade.planner.comparison import compared, shown
+from tests import tiny
+
+
+def test_both_stand_under_the_same_keys() -> None:
+    predicted = {"memory": {"total_bytes": 5, "by_kind": {"parameters": 3}, "rank": 0}, "bytes_sent": {"tp": 7}}
+    measured = {"memory": {"total_bytes": 6}, "bytes_sent": {"tp": 7, "dp": 1}}
+    assert compared(predicted, measured) == {
+        "memory": {
+            "total_bytes": {"predicted": 5, "measured": 6},
+            "by_kind": {"parameters": {"predicted": 3, "measured": None}},
+        },
+        "bytes_sent": {"tp": {"predicted": 7, "measured": 7}, "dp": {"predicted": 0, "measured": 1}},
+    }
+
+
+def test_the_ledger_tells_what_a_step_sends() -> None:
+    """The least of the steps: the second has an evaluation too."""
+    ledger = paper_mesh(Layout(tp=2), 0).ledger
+    for step, size in ((1, 10), (2, 25), (3, 10)):
+        ledger.begin_step(step)
+        ledger.bytes["all_reduce", "tp"] += size
+        ledger.bytes["receive", "pp"] += 99
+    assert ledger.least_of_steps() == {"tp": 10}
+
+
+def test_a_run_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tiny.write_config(tiny.make(tmp_path), tmp_path)
+    monkeypatch.setattr("sys.argv", ["colonnade", "train", str(path)])
+    with pytest.raises(SystemExit):
+        cli.main()
+    run = tmp_path / "run"
+    predicted, found = (json.loads((run / f"{name}.json").read_text()) for name in ("prediction", "comparison"))
+    assert set(predicted) >= {"memory", "tokens_per_second", "seconds_per_step", "bytes_sent"}
+    assert set(predicted["memory"]) == {"total_bytes", "by_kind", "rank"}
+    assert found["seconds_per_step"]["measured"] > 0 and found["memory"]["total_bytes"]["predicted"] > 0
+    assert "compared" in (run / "events.jsonl").read_text()
+    monkeypatch.setattr("sys.argv", ["colonnade", "plan", "--check", str(run)])
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "predicted ÷ measured" in capsys.readouterr().out
+
+
+def test_a_folder_without_a_prediction(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Name the folder of a run"):
+        shown(tmp_path, as_json=False)

@@ -1,0 +1,182 @@
+"""Time on a machine: numbers that can be followed, and what must hold of all."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from colonnade.architecture.parts import trained_architecture
+from colonnade.config.schema import Config
+from colonnade.mesh.ledger import Entry
+from colonnade.pipeline.schedule import Action
+from colonnade.planner.cost import Cost
+from colonnade.planner.estimate import Estimate, estimate, failures, stage_kinds
+from colonnade.planner.estimate_report import as_json, as_text, duration
+from colonnade.planner.hardware import FIGURES, Hardware, hardware
+from colonnade.planner.operators import Event, Operator, Section, Sent, Waited
+from colonnade.planner.paper import Walk, walk
+from colonnade.planner.timeline import play
+from tests.parity.runs import Case, Way, configured
+
+A100 = hardware("a100-80gb").having(products__half_area=0, products__half_depth=0, device__kernel_seconds=0)
+TWO = Way(micro_batch_size=2)
+PLAIN = Case(drop=0.0, num_layers=2, precision="bf16")
+
+
+def configuration(way: Way, case: Case = PLAIN) -> Config:
+    return configured(case, way)
+
+
+@cache
+def walked(way: Way) -> Walk:
+    return walk(configuration(way), 37, 0, device="cuda")
+
+
+# --- operators and collectives ----------------------------------------------------------------------------------------
+
+
+def test_a_product_takes_its_arithmetic_or_its_bytes() -> None:
+    large = Operator("mm", 2 * 8192**3, 6 * 8192**2, "bfloat16", (1, 8192, 8192, 8192))
+    assert Cost(A100).operator(large) == pytest.approx(2 * 8192**3 / (312e12 * 0.8))
+    thin = Operator("mm", 2 * 8192**2, 2 * 8192**2, "bfloat16", (1, 1, 8192, 8192))
+    assert Cost(A100).operator(thin) == pytest.approx(2 * 8192**2 / (2039e9 * 0.8))
+
+
+def test_small_products_reach_less() -> None:
+    cost = Cost(hardware("a100-80gb"))
+    small, large = (
+        cost.arithmetic(Operator("mm", 2 * n**3, 6 * n * n, "bfloat16", (1, n, n, n))) / n**3 for n in (256, 8192)
+    )
+    assert small > 10 * large
+
+
+def test_where_ranks_sit_decides() -> None:
+    cost = Cost(A100, 64)
+    within, across, spread = (cost.move("all_reduce", 10**9, ranks) for ranks in (range(8), range(16), range(0, 64, 8)))
+    assert within < across < spread, "NVLink; all adapters of two machines; one adapter of each of eight"
+    assert within == pytest.approx(2 * 7 / 8 * 1e9 / (300e9 * 0.8), rel=0.01)
+    assert spread == pytest.approx(2 * 7 / 8 * 1e9 / (200e9 / 8 * 0.8), rel=0.01)
+    assert cost.move("all_reduce", 10**9, range(1)) == 0
+
+
+def test_beyond_a_switch_links_are_shared() -> None:
+    shared = A100.having(network__switch_nodes=2, network__oversubscription=4)
+    near, far = (Cost(shared, 64).move("all_gather", 10**9, ranks) for ranks in (range(16), range(32)))
+    assert far > 4 * near
+
+
+def test_crowded_cores_are_slower() -> None:
+    cpu = hardware("cpu")
+    product = Operator("mm", 10**9, 10**6, "float32", (1, 500, 1000, 1000))
+    assert Cost(cpu, 4 * cpu.cores).operator(product) == pytest.approx(4 * Cost(cpu, 1).operator(product))
+
+
+# --- what overlaps ----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_waited_for_later_costs_less() -> None:
+    product = Operator("mm", 10**12, 0, "bfloat16", (1, 1, 1, 1))
+    entry = Entry("all_reduce", "dp", (1,), "float32", 10**9, "", False, 0.0)
+    sent, seconds = Sent(1, entry, tuple(range(8))), Cost(A100).operator(product)
+    moved = Cost(A100).collective(entry, range(8))
+
+    def total(*events: Event) -> float:
+        return play([Section(None, list(events))], Cost(A100)).total
+
+    assert total(sent, Waited(1), product) == pytest.approx(moved + seconds, rel=1e-3)
+    assert total(sent, product, Waited(1)) == pytest.approx(max(moved, seconds), rel=1e-2)
+
+
+def test_a_host_that_is_too_slow_is_waited_for() -> None:
+    small = Operator("add", 0, 8, "bfloat16")
+    slow = A100.having(device__dispatch_seconds=1e-3)
+    assert play([Section(None, [small] * 10)], Cost(slow)).total == pytest.approx(1e-2, rel=1e-3)
+
+
+def test_stages_of_a_kind_are_walked_once() -> None:
+    config = configuration(Way(pp=4, micro_batch_size=1), replace(PLAIN, num_layers=10))
+    assert stage_kinds(trained_architecture(config, 37), config.parallel) == [0, 1, 1, 3]
+
+
+# --- a whole estimate -------------------------------------------------------------------------------------------------
+
+
+@cache
+def found(way: Way = TWO) -> Estimate:
+    return estimate(configuration(way), 37, hardware("a100-80gb"))
+
+
+def test_one_stage_takes_what_its_walk_takes() -> None:
+    way = Way(micro_batch_size=2)
+    played = play(walked(way).sections, Cost(hardware("a100-80gb"), 1))
+    assert found(way).seconds_per_step == pytest.approx(played.total, rel=0.01), "but for checkpoints"
+
+
+def test_utilisation_is_by_its_formula() -> None:
+    each = found()
+    rate = each.tokens_per_step / each.seconds_per_step
+    assert each.mfu == rate * each.flops_per_token / 312e12
+    assert each.tokens_per_step == 8 * 8
+
+
+def test_a_pipeline_waits() -> None:
+    each = found(Way(pp=2, micro_batch_size=2))
+    assert each.spent["pipeline"] > 0 and sum(each.spent.values()) == pytest.approx(each.seconds_per_step, rel=0.01)
+    assert set(each.walks) == {0, 1}
+
+
+def test_it_is_told_in_words_and_in_json() -> None:
+    each = found()
+    text, told = as_text(each), as_json(each)
+    assert "fits:" in text and "bound by" in text
+    assert told["fits"] and told["memory_bytes"] + told["room_bytes"] == 80e9
+    short = replace(each, hardware=each.hardware.having(device__memory=1e8), walks={})
+    assert "fits" in as_text(short)
+
+
+def test_failures_by_young_and_daly() -> None:
+    machine = hardware("h100").having(failures__device_hours=1000, failures__restart_seconds=0)
+    each = failures(machine, 100, 60.0)
+    assert each.between == 36000 and each.interval == pytest.approx((2 * 60 * 36000) ** 0.5 - 60)
+    assert each.lost == pytest.approx(60 / each.interval + each.interval / 2 / 36000)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.0942, "94.2 ms"), (1.5, "1.5 s"), (7200, "2.0 hours"), (400_000, "4.6 days")]
+)
+def test_durations(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+# --- what must hold of all --------------------------------------------------------------------------------------------
+
+MORE = [key for key in FIGURES if "bandwidth" in key or "peak_flops" in key or key.startswith("products.")]
+BETTER = [key for key in MORE if "half" not in key]
+WAYS = (Way(micro_batch_size=2), Way(tp=2, dp=2, zero=3, micro_batch_size=2), Way(dp=4, zero=1, micro_batch_size=2))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(BETTER), st.sampled_from(WAYS), st.floats(1.01, 50))
+def test_more_of_anything_never_slows(key: str, way: Way, factor: float) -> None:
+    def total(machine: Hardware) -> float:
+        return play(walked(way).sections, Cost(machine, way.layout.num_ranks)).total
+
+    low, high = (FIGURES[key].low, FIGURES[key].high)
+    machine = hardware("a100-80gb")
+    better = machine.having(**{key.replace(".", "__"): min(max(machine[key] * factor, low), high)})
+    assert total(better) <= total(machine) * (1 + 1e-12)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.permutations(list(FIGURES)))
+def test_the_order_of_keys_does_not_count(order: list[str]) -> None:
+    machine = hardware("h100")
+    shuffled = replace(machine, figures={key: machine.figures[key] for key in order})
+    way = WAYS[1]
+    assert play(walked(way).sections, Cost(shuffled, 4)) == play(walked(way).sections, Cost(machine, 4))
+
+
+def test_an_action_is_a_section() -> None:
+    assert [each.action for each in walked(WAYS[0]).sections][1:3] == [Action("F", 0), Action("B", 0)]

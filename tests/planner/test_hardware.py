@@ -1,0 +1,52 @@
+"""Machines from files: what is bundled has sources, and what is wrong is told at once."""
+
+from importlib import resources
+
+import pytest
+
+from colonnade.errors import ConfigError
+from colonnade.planner.hardware import FIGURES, hardware, names, parsed
+
+GPUS = [name for name in names() if name != "cpu"]
+
+
+def text(name: str) -> str:
+    return (resources.files("colonnade.planner") / "machines" / f"{name}.toml").read_text()
+
+
+def test_what_is_bundled() -> None:
+    assert names() == ["a100-80gb", "cpu", "h100", "v100-dgx2h"]
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_every_figure_has_its_source(name: str) -> None:
+    found = hardware(name)
+    assert set(found.figures) == set(FIGURES) == set(found.sources)
+
+
+def test_everything_that_is_wrong_is_told_at_once() -> None:
+    bad = text("h100").replace("memory = 8e+10", "memory = -3").replace("half_depth = 64", 'half_dept = "x"')
+    with pytest.raises(ConfigError) as error:
+        parsed(bad, "mine.toml")
+    message = str(error.value)
+    assert "device.memory = -3 cannot be" in message
+    assert "products.half_depth is missing" in message
+    assert "products.half_dept is unknown: did you mean products.half_depth?" in message
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("device = ", "no TOML file"),
+        ('[device]\nkind = "tpu"', 'neither "cuda" nor "cpu"'),
+        ("x = true", "x is unknown"),
+    ],
+)
+def test_files_that_describe_no_machine(content: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parsed(content, "mine.toml")
+
+
+def test_an_unknown_name() -> None:
+    with pytest.raises(ConfigError, match="Did you mean a100-80gb"):
+        hardware("a100")

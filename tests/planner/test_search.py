@@ -1,0 +1,74 @@
+"""The search: what it tries, what it keeps, and what it says where nothing is left."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from colonnade.config.load import load
+from colonnade.config.schema import Config
+from colonnade.errors import ConfigError, LayoutError
+from colonnade.planner.estimate import estimate
+from colonnade.planner.hardware import hardware
+from colonnade.planner.search import Search, confirmed, refusal, search
+from colonnade.planner.search_report import as_json, as_text, refuse_empty, write
+from tests.parity.runs import Case, Way, configured
+
+A100 = hardware("a100-80gb")
+
+
+def config() -> Config:
+    return configured(Case(drop=0.0, precision="bf16", vocab_size=64, global_batch_size=4), Way(micro_batch_size=1))
+
+
+@cache
+def found(limit: float | None = None) -> Search:
+    return search(config(), 64, A100, 2, limit=limit)
+
+
+def test_it_tries_every_axis() -> None:
+    chosen = [each.chosen for each in found().fitting]
+    assert {(each["tp"], each["pp"], each["dp"]) for each in chosen} == {(1, 1, 2), (1, 2, 1), (2, 1, 1)}
+    assert {each["zero"] for each in chosen} == {0, 1, 2, 3}
+    assert {each["micro_batch_size"] for each in chosen} == {1, 2, 4}
+    assert {each["recompute"] for each in chosen} == {"none", "full"}
+    assert {each["offload"] for each in chosen} == {each["sequence_parallel"] for each in chosen} == {True, False}
+    assert all(refusal(each.config) is None for each in found().fitting)
+
+
+def test_nothing_on_the_front_is_beaten() -> None:
+    front = found().front
+    assert front and front[0] is found().fitting[0]
+    for each in front:
+        assert not any(other.seconds <= each.seconds and other.memory < each.memory for other in found().fitting), (
+            each.chosen
+        )
+
+
+@pytest.mark.slow
+def test_more_memory_never_removes_one() -> None:
+    middle = sorted(each.memory for each in found().fitting)[len(found().fitting) // 2]
+    small, large = (
+        {str(each.chosen) for each in found(limit).fitting} for limit in (float(middle), float(middle) * 1.5)
+    )
+    assert small < large
+
+
+def test_the_real_program_confirms_the_best(tmp_path: Path) -> None:
+    best = confirmed(found(), 64, A100)
+    planned = estimate(best.candidate.config, 64, A100)
+    assert planned.seconds_per_step == best.estimate.seconds_per_step
+    assert "the best of 3 that were run on paper" in as_text(found(), best, A100, None)
+    assert '"best"' in as_json(found(), best)
+    write(best.candidate.config, tmp_path / "best.toml")
+    assert load(tmp_path / "best.toml").parallel == best.candidate.config.parallel
+    with pytest.raises(ConfigError, match="a search writes a configuration"):
+        write(best.candidate.config, tmp_path / "best.svg")
+
+
+def test_an_empty_search_says_what_emptied_it_and_by_how_much() -> None:
+    with pytest.raises(LayoutError, match=r"none fits into 1.00 kB: memory is what none has. The least, .* more, with"):
+        refuse_empty(replace(found(), limit=1000.0, fitting=[]), 2)
+    with pytest.raises(LayoutError, match="of 7 ranks none can be"):
+        refuse_empty(search(config(), 64, A100, 7), 7)
