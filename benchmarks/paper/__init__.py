@@ -1,0 +1,1 @@
+"""The papers' tables as commands: `python -m benchmarks.paper`."""
