@@ -24,7 +24,7 @@ FLOORS = [
     {"verify", "serving", "report"},
     {"demo", "reference", "convert", "lm_eval"},
     {"cli_data", "cli_weights", "cli_ranks", "cli_report"},
-    {"cli_evaluate", "cli_predict"},
+    {"cli_evaluate", "cli_predict", "cli_plan"},
     {"cli"},
     {"__main__"},
 ]

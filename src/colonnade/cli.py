@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 
 from colonnade.cli_data import AsJson, data
 from colonnade.cli_evaluate import evaluate
-from colonnade.cli_plan import hardware, plan
+from colonnade.cli_plan import hardware, plan, rank_of_hardware
 from colonnade.cli_predict import embed, fill_mask, predict
 from colonnade.cli_ranks import Checkpoint, Device, PipelineParallel, Precision, TensorParallel, run_on_ranks
 from colonnade.cli_report import report, watch
@@ -237,6 +237,7 @@ app.command()(watch)
 
 app.command(cls=CommandWithKeys)(plan)
 app.command()(hardware)
+app.command("rank-of-hardware", hidden=True)(rank_of_hardware)
 
 
 @app.command(cls=CommandWithKeys)

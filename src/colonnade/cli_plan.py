@@ -164,3 +164,10 @@ def hardware(
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(measured_file(), encoding="utf-8")
     print(f"This machine is described in {output}. Use it with: colonnade plan CONFIG --hardware {output}")
+
+
+def rank_of_hardware(folder: Path) -> None:
+    """One of two ranks that are timed for `hardware`."""
+    from colonnade.planner.measure_hardware import time_between_ranks
+
+    time_between_ranks(folder)

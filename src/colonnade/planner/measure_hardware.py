@@ -7,9 +7,9 @@ operators     the least time of an operator of torch that has nothing to do
 collectives   all-reduces of a few and of many numbers between two ranks of this machine
 """
 
-import multiprocessing
 import os
 import platform
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,14 +17,15 @@ from itertools import product
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import Config, OptimConfig, RunConfig, TrainConfig
+from colonnade.errors import LayoutError
 from colonnade.launch import launch
+from colonnade.launch.join import joined
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
-from colonnade.mesh.mesh import Mesh, build_mesh
+from colonnade.mesh.mesh import Mesh
 from colonnade.planner.paper import walk
 from colonnade.tasks.tasks import TASKS
 from colonnade.train.machine import device_name
@@ -32,6 +33,7 @@ from colonnade.train.state import build_state
 from colonnade.train.step import train_step
 
 SIZES = ((32, 32, 32), (64, 64, 64), (128, 128, 128), (256, 64, 256), (256, 256, 256), (512, 512, 512), (512, 64, 2048))
+SECONDS = "seconds"
 LONG, SHORT, TIMES, VOCAB = 1 << 24, 256, 7, 64
 
 
@@ -124,28 +126,23 @@ def _fastest(call: Callable[[], object], *, repeat: int = 1) -> float:
 def _between_ranks() -> tuple[float, float]:
     """(s of a message, bytes/s) of all-reduces between two ranks: 2·α + bytes / β."""
     with tempfile.TemporaryDirectory() as folder:
-        context = multiprocessing.get_context("spawn")
-        ranks = [context.Process(target=_rank, args=(rank, folder)) for rank in range(2)]
-        for each in ranks:
-            each.start()
-        for each in ranks:
-            each.join()
-        short, long = map(float, (Path(folder) / "seconds").read_text().split())
+        status = launch.run_ranks(2, [sys.executable, "-m", "colonnade", "rank-of-hardware", folder])
+        if status:
+            raise LayoutError(f"Two ranks could not be started here to be timed (exit status {status}).")
+        short, long = map(float, (Path(folder) / SECONDS).read_text().split())
     return short / 2, 4 * (LONG // 8) / max(long - short, 1e-9)
 
 
-def _rank(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/join", rank=rank, world_size=2)
-    axis = build_mesh(Layout(tp=2), rank).tp
-    short, long = torch.ones(SHORT), torch.ones(LONG // 8)
-    seconds = [
-        _fastest(lambda: all_reduce(short, axis), repeat=50),
-        _fastest(lambda: all_reduce(long, axis)),
-    ]
-    if rank == 0:
-        (Path(folder) / "seconds").write_text(" ".join(map(str, seconds)))
-    dist.destroy_process_group()
+def time_between_ranks(folder: Path) -> None:
+    """As one of two ranks: rank 0 writes [s] of a short and a long all-reduce."""
+    with joined(Layout(tp=2), "cpu", 1) as (mesh, _):
+        short, long = torch.ones(SHORT), torch.ones(LONG // 8)
+        seconds = [
+            _fastest(lambda: all_reduce(short, mesh.tp), repeat=50),
+            _fastest(lambda: all_reduce(long, mesh.tp)),
+        ]
+        if mesh.rank == 0:
+            (folder / SECONDS).write_text(" ".join(map(str, seconds)))
 
 
 _FILE = """\
