@@ -90,8 +90,8 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
             "zzz.tp=1",
             "[zzz] is not a section. The sections are "
             "[model], [model.rotary], [parallel], [data], [data.masking], [data.corruption], [curriculum], "
-            "[train], [optim], [parts], [lora], [preferences], [divergence], [thermometers], [checkpoint], "
-            "[restarts], [run].",
+            "[train], [optim], [parts], [lora], [preferences], [distillation], [divergence], [thermometers], "
+            "[checkpoint], [restarts], [run].",
         ),
         ("steps=4", "'steps=4' is not of the form section.key=value. Write for instance train.steps=4"),
         ("train.steps", "'train.steps' is not of the form section.key=value. Write for instance train.steps=…"),

@@ -155,3 +155,13 @@ def test_no_healthy_checkpoint_is_told_with_what_there_is() -> None:
     told = refused(found, [96, 98], [])
     assert "healthy_for = 4 steps between it and step 100" in told and "the oldest of 2 is of step 96" in told
     assert "there is none. Lower" in refused(found, [], [])
+
+
+def test_warming_up_again_behind_a_rollback() -> None:
+    rate = lowered(lambda step: 8.0, [Rollback(to=10, rewarm_steps=4), Rollback(to=12, rewarm_steps=2)])
+    assert [rate(step) for step in (9, 10, 11, 12, 13, 14, 15)] == [8.0, 8.0, 2.0, 4.0, 4.0, 8.0, 8.0]
+    assert str(Rollback(to=10, rewarm_steps=4)) == "take the same batches, warming up again in 4 steps"
+    found = divergence.decide(
+        Divergence(30, 28, "has"), [10], [], POLICY.model_copy(update={"rewarm_steps": 5}), folder="runs/r"
+    )
+    assert found.rewarm_steps == 5

@@ -360,6 +360,8 @@ class DivergenceConfig(Section):
     not lowered."""
     rate_steps: CountOrZero = 0
     """[steps] How long after the step of the divergence the rate stays lowered."""
+    rewarm_steps: CountOrZero = 0
+    """[steps] Behind a rollback the learning rate rises again from 0 in a straight line over so many steps."""
     tries: Count = 3
     """[rollbacks] From about the same place. A run that diverges once more ends."""
 

@@ -56,13 +56,16 @@ class Rollback(BaseModel):
     rate_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
     rate_until: Count = 0
     """The last step with a lowered learning rate."""
+    rewarm_steps: Count = 0
+    """Steps in which the learning rate rises again from nothing."""
     reason: str = ""
 
     def __str__(self) -> str:
         """What it changes, in words."""
         batches = f"pass over the batches of {self.skip} steps" if self.skip else "take the same batches"
         rate = f", with {self.rate_factor:g} × the learning rate to step {self.rate_until}"
-        return batches + (rate if self.rate_until > self.to else "")
+        again = f", warming up again in {self.rewarm_steps} steps" if self.rewarm_steps else ""
+        return batches + (rate if self.rate_until > self.to else "") + again
 
 
 @dataclass
@@ -151,6 +154,7 @@ def decide(
         skip=found.step - to if policy.skip_batches else 0,
         rate_factor=1.0 if policy.rate_factor is None else policy.rate_factor,
         rate_until=0 if policy.rate_factor is None else found.step + policy.rate_steps,
+        rewarm_steps=policy.rewarm_steps,
         reason=f"step {found.step} {found.reason}",
     )
 
@@ -175,7 +179,8 @@ def lowered(rate: LearningRate, rollbacks: Sequence[Rollback]) -> LearningRate:
     """A learning rate with what rollbacks take off it."""
 
     def lower(step: int) -> float:
-        factors = (each.rate_factor for each in rollbacks if each.to < step <= each.rate_until)
-        return rate(step) * math.prod(factors)
+        factors = [each.rate_factor for each in rollbacks if each.to < step <= each.rate_until]
+        ramps = [(step - each.to) / each.rewarm_steps for each in rollbacks if 0 < step - each.to < each.rewarm_steps]
+        return rate(step) * math.prod(factors) * min(ramps, default=1.0)
 
     return lower
