@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+PAPER = "tests/planner/test_paper.py"
+ESTIMATE = "tests/planner/test_estimate.py"
 PARITY = "tests/parity/test_parity.py"
 AUDIT = "tests/parity/test_audit.py"
 PRECISION = "tests/parity/test_precision.py"
@@ -1052,6 +1054,27 @@ MUTATIONS = [
         "x.chunk(self.size)[0].clone()",
         "x.chunk(self.size)[0].contiguous()",
         ("tests/planner/test_kept.py",),
+    ),
+    Mutation(
+        "the plan counts no products that add to where they are",
+        "planner/operators.py",
+        "flop_registry.get(_IN_PLACE.get(name, func.overloadpacket))",
+        "flop_registry.get(func.overloadpacket)",
+        (PAPER,),
+    ),
+    Mutation(
+        "what is waited for in a plan takes no time",
+        "planner/timeline.py",
+        "        self._wait(axis, until)\n",
+        "",
+        (ESTIMATE,),
+    ),
+    Mutation(
+        "a plan's groups share no adapters between machines",
+        "planner/cost.py",
+        "min(1.0, together / node)",
+        "1.0",
+        (ESTIMATE,),
     ),
     Mutation(
         "the plan lets go of gradients that deferred ones need",

@@ -93,7 +93,7 @@ def prediction(config: Config, vocab_size: int, device: torch.device, decision: 
     """Of rank 0: memory, time, and bytes sent by axis."""
     memory = predict(config, vocab_size, stage=0, device=device, products=decision.products)
     where = machine_of(device)
-    timed = None if where is None else estimate(config, vocab_size, where, products=decision.products)
+    timed = None if where is None else estimate(config, vocab_size, where, products=decision.products, every_rank=False)
     walked = walk(config, vocab_size, 0, products=decision.products) if timed is None else timed.walks[0]
     sent: dict[str, int] = {}
     for entry in walked.entries:

@@ -62,7 +62,8 @@ class Estimate:
     stall: float
     """[s] That training stands still for a checkpoint."""
     failures: Failures
-    ranks: RankPlan
+    ranks: RankPlan | None
+    """Memory of every kind of rank; None: those of `walks` alone are known."""
     walks: Mapping[int, Walk]
     """Of one stage of each kind."""
     simulation: Simulation
@@ -93,7 +94,8 @@ class Estimate:
     @property
     def memory(self) -> int:
         """[bytes] Of the rank that takes most."""
-        return max([largest(self.ranks).memory.total, *(each.peak.bytes for each in self.walks.values())])
+        told = [] if self.ranks is None else [largest(self.ranks).memory.total]
+        return max([*told, *(each.peak.bytes for each in self.walks.values())])
 
     @property
     def room(self) -> float:
@@ -106,9 +108,17 @@ class Estimate:
         return max(self.spent, key=lambda what: self.spent[what])
 
 
-def estimate(config: Config, vocab_size: int, hardware: Hardware, *, products: Products | None = None) -> Estimate:
-    """Of a configuration. `products`: the kernels (None: the usual ones). Raises LayoutError for what cannot be cut or
-    scheduled.
+def estimate(
+    config: Config,
+    vocab_size: int,
+    hardware: Hardware,
+    *,
+    products: Products | None = None,
+    every_rank: bool = True,
+) -> Estimate:
+    """Of a configuration. `products`: the kernels (None: the usual ones). `every_rank`: tell the memory of all.
+
+    Raises LayoutError for what cannot be cut or scheduled.
     """
     parallel, architecture = config.parallel, trained_architecture(config, vocab_size)
     layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp)
@@ -136,7 +146,7 @@ def estimate(config: Config, vocab_size: int, hardware: Hardware, *, products: P
         spent={**spent, **({"checkpoints": stall / every} if every else {})},
         stall=stall,
         failures=failures(hardware, layout.num_ranks, stall),
-        ranks=plan_run(config, vocab_size),
+        ranks=plan_run(config, vocab_size) if every_rank else None,
         walks=walks,
         simulation=simulation,
     )
