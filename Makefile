@@ -15,7 +15,7 @@ help:
 	@echo "make test       the test suite"
 	@echo "make test-slow  the tests that take minutes; make test-all runs both"
 	@echo "make parity-full  all layouts with all schedules, an hour at a time: results under benchmarks/results"
-	@echo "make drills     kills, damage, full disks, signals: hours; goes on where it stopped, results likewise"
+	@echo "make drills     kills, damage, full disks, signals, restarts: hours; goes on where it stopped, results likewise"
 	@echo "make check      lint, formatting, types, architecture"
 	@echo "make bench      the benchmarks, with results under benchmarks/"
 	@echo "make docs       the generated reference page, docs/reference/config.md"

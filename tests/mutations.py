@@ -1994,6 +1994,13 @@ MUTATIONS = [
         "return False",
         ("tests/train/test_save_retries.py",),
     ),
+    Mutation(
+        "a job without progress is queued again",
+        "launch/slurm.py",
+        '[ "$(newest)" != "$before" ]; }}; then',
+        "true; }}; then",
+        ("tests/launch/test_slurm.py",),
+    ),
 ]
 
 

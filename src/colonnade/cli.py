@@ -19,6 +19,7 @@ from colonnade.cli_plan import hardware, plan, rank_of_hardware
 from colonnade.cli_predict import embed, fill_mask, predict
 from colonnade.cli_ranks import Checkpoint, Device, PipelineParallel, Precision, TensorParallel, run_on_ranks
 from colonnade.cli_report import report, watch
+from colonnade.cli_slurm import slurm
 from colonnade.cli_weights import BaseFolder, Best, convert, merge
 from colonnade.errors import ConfigError, mistake
 
@@ -94,6 +95,7 @@ def train(
     Under torchrun this process is one rank of the layout. Started alone, it starts the layout's ranks on this machine.
     """
     from colonnade.train import start
+    from colonnade.train.ending import ending
     from colonnade.train.profiled_steps import steps_of
 
     settings = start.load_for_run(config, overrides or [])
@@ -108,7 +110,11 @@ def train(
 
     if skip and rollback is None:
         raise ConfigError("--skip passes over batches behind a rollback. Give --rollback STEP too, or leave it out.")
-    with start.owned(settings) as keep:
+    fitted = start.fitted(settings)
+    if fitted is None:
+        return
+    settings = fitted
+    with ending(settings), start.owned(settings) as keep:
         if rollback is not None:
             print(start.roll_back(settings, rollback, skip=skip), flush=True)
         say_first_lines(settings, start.lines(config, overrides or []))
@@ -233,6 +239,7 @@ app.command()(merge)
 app.command()(convert)
 app.command()(report)
 app.command()(watch)
+app.command(cls=CommandWithKeys)(slurm)
 
 
 app.command(cls=CommandWithKeys)(plan)

@@ -1,4 +1,4 @@
-"""The whole drill, as much of it as there is time for: kills, full disks, signals, damage and fuzz.
+"""The whole drill, as much of it as there is time for: kills, full disks, signals, restarts, flips, damage and fuzz.
 
     python -m tests.drills.full                 to the end (hours on one core); go on by starting it again
     python -m tests.drills.full --minutes 5     the beginning
@@ -26,12 +26,14 @@ import torch
 
 from benchmarks.hardware import command_line, describe, machine_name
 from tests.drills.disturb import disk_drill, signal_drill, stop_drill
+from tests.drills.faults import flip_drill, restart_drill
 from tests.drills.fuzz import checkpoint_drill, file_drill
 from tests.drills.kills import kill_drill
-from tests.drills.runs import VARIANTS, Place
+from tests.drills.runs import VARIANTS, Place, Variant
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 ROUNDS = 5
+FLIPPED = Variant("dp2, copies of all state", 2, ("parallel.dp=2",))
 KILLS = 13  # of a run; 8 variants × 5 rounds × 13 = 520
 Row = dict[str, Any]
 
@@ -50,6 +52,10 @@ def jobs(rounds: int = ROUNDS, kills: int = KILLS, tries: int = 100) -> Iterator
             yield Job(f"kills | {variant.name} | {seed}", partial(kill_drill, variant=variant, seed=seed, kills=kills))
             for what, drill in (("full disk", disk_drill), ("signals", signal_drill), ("SIGSTOP", stop_drill)):
                 yield Job(f"{what} | {variant.name} | {seed}", partial(drill, variant=variant, seed=seed))
+            if variant.num_ranks > 1:
+                yield Job(f"restarts | {variant.name} | {seed}", partial(restart_drill, variant=variant, seed=seed))
+            if "dp2" in variant.name:
+                yield Job(f"flipped bit | {variant.name} | {seed}", partial(flip_drill, variant=FLIPPED, seed=seed))
         yield Job(f"checkpoints | damaged or forged | {seed}", partial(checkpoint_drill, seed=seed, tries=tries))
         yield Job(f"files | changed bytes | {seed}", partial(file_drill, seed=seed, tries=6 * tries))
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.drills import full
 from tests.drills.disturb import disk_drill, signal_drill, stop_drill
+from tests.drills.faults import flip_drill, restart_drill
 from tests.drills.full import Job, jobs, page, run
 from tests.drills.fuzz import checkpoint_drill, file_drill
 from tests.drills.kills import kill_drill
@@ -45,9 +46,20 @@ def test_damaged_files(place: Place) -> None:
     assert found["problems"] == [] and found["refused"] >= 20
 
 
+@pytest.mark.slow
+def test_a_run_survives_by_itself(place: Place) -> None:
+    found = restart_drill(place, TP2, seed=0, faults=1)
+    assert found["problems"] == [] and found["injected"] == found["detected"] == 1
+
+
+@pytest.mark.slow
+def test_a_flipped_bit_is_found_and_undone(place: Place) -> None:
+    assert flip_drill(place, full.FLIPPED, seed=0) == {"injected": 1, "detected": 1, "problems": []}
+
+
 def test_at_least_500_kills_on_eight_variants() -> None:
     names = [job.name for job in jobs()]
-    assert len(set(names)) == len(names) == 8 * 4 * 5 + 2 * 5
+    assert len(set(names)) == len(names) == (8 * 4 + 6 + 2) * 5 + 2 * 5
 
 
 def test_what_is_written_names_what_is_wrong(tmp_path: Path) -> None:

@@ -39,10 +39,14 @@ def test_a_rank_of_torchrun(environment: pytest.MonkeyPatch, rank: int) -> None:
 
 def test_a_rank_of_our_own_launcher(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The launcher has spoken already."""
-    given = launch._environment(3, tmp_path, 1, 9)
+    given = launch._environment((0, 1, 2), tmp_path, False, 1, 9)
     assert (given["RANK"], given["WORLD_SIZE"], given["LOCAL_RANK"], given["LOCAL_WORLD_SIZE"]) == ("1", "3", "1", "3")
     for rank in (0, 1):
-        for name in set(given := launch._environment(3, tmp_path, rank, 9)) & {*HERE, launch.FOLDER, launch.PIPE}:
+        for name in set(given := launch._environment((0, 1, 2), tmp_path, False, rank, 9)) & {
+            *HERE,
+            launch.FOLDER,
+            launch.PIPE,
+        }:
             environment.setenv(name, given[name])
         assert launch.is_rank() and launch.has_supervisor() and not launch.speaks_first()
         assert launch.rank_and_size() == (rank, 3) and launch.neighbours() == range(3)
@@ -56,9 +60,9 @@ def test_ranks_of_one_machine_talk_over_its_loopback_unless_told_otherwise(
     environment.delenv("GLOO_SOCKET_IFNAME", raising=False)
     if own:
         environment.setenv("GLOO_SOCKET_IFNAME", own)
-    assert launch._environment(1, tmp_path, 0, 9)["GLOO_SOCKET_IFNAME"] == (own or "lo")
+    assert launch._environment((0,), tmp_path, False, 0, 9)["GLOO_SOCKET_IFNAME"] == (own or "lo")
     environment.setattr(launch.socket, "if_nameindex", lambda: [(1, "eth0")])
-    assert launch._environment(1, tmp_path, 0, 9).get("GLOO_SOCKET_IFNAME", "") == own
+    assert launch._environment((0,), tmp_path, False, 0, 9).get("GLOO_SOCKET_IFNAME", "") == own
 
 
 def test_where_caches_lie(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:

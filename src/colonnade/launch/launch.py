@@ -28,7 +28,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from colonnade.errors import LayoutError, mistake
 from colonnade.launch.board import Board, FolderBoard, StoreBoard
@@ -42,6 +42,7 @@ FOLDER = "COLONNADE_LAUNCH_FOLDER"  # where the ranks of a local run find each o
 PLACE = "COLONNADE_PLACE"  # where a rank of a local run runs: the number of a GPU, or of nothing in particular
 PIPE = "COLONNADE_LAUNCH_PIPE"  # the descriptor that closes when the supervisor is gone
 BACKGROUND = "checkpoint"  # the name of threads that compute beside training
+IDLE = 1.0  # seconds between looks of a rank that has nothing to do
 _WATCH = "end-with-supervisor"  # the thread that reads it
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 _M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt, from malloc.h
@@ -130,19 +131,55 @@ def connect(
     return place
 
 
+def elastic_run() -> str | None:
+    """Under torchrun the name of its run (--rdzv-id), which its later attempts share; None elsewhere."""
+    return os.environ.get("TORCHELASTIC_RUN_ID") if is_rank() else None
+
+
+def attempt() -> int:
+    """How often torchrun has started its ranks anew."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def use_first(num_ranks: int) -> bool:
+    """Under torchrun with more ranks than a layout takes: be one of the first `num_ranks`; False where this is none."""
+    rank, _ = rank_and_size()
+    if rank >= num_ranks:
+        return False
+    local = min(num_local_ranks(), num_ranks - (rank - local_rank()))
+    os.environ |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(local)}
+    return True
+
+
+def tell_idle() -> None:
+    """On rank 0: the ranks that the layout leaves idle may end."""
+    _store().set("over", "1")
+
+
+def be_idle() -> None:
+    """Stay until the run has ended: a rank that leaves would count as one that has finished its work."""
+    store = _store()
+    while not store.check(["over"]):
+        time.sleep(IDLE)
+
+
+def _store() -> Any:
+    """Torchrun's, as this attempt has it."""
+    import torch.distributed as dist
+
+    # A connection of its own: that of the process group is held by whatever waits on it.
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(host, port, wait_for_workers=False)  # type: ignore[attr-defined]
+    return dist.PrefixStore(f"colonnade/{attempt()}", store)  # type: ignore[attr-defined]
+
+
 def board() -> Board | None:
     """Where the ranks of this run, connected, report to each other; None where there is one process only."""
     if not is_rank():
         return None
     if FOLDER in os.environ:
         return FolderBoard(Path(os.environ[FOLDER]))
-    import torch.distributed as dist
-
-    # A connection of its own: that of the process group is held by whatever waits on it.
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(host, port, wait_for_workers=False)  # type: ignore[attr-defined]
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return StoreBoard(dist.PrefixStore(f"colonnade/{attempt}", store))  # type: ignore[attr-defined]
+    return StoreBoard(_store())
 
 
 def neighbours() -> range:

@@ -23,6 +23,7 @@ from colonnade.architecture.parts import trained_architecture
 from colonnade.config.check import Problem
 from colonnade.config.check_head import nothing_to_train
 from colonnade.config.defaults import TomlTable, has, in_words, kept_from_run, put
+from colonnade.config.fitting import fitting
 from colonnade.config.load import build, load, read_with
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
@@ -31,6 +32,7 @@ from colonnade.launch import launch
 from colonnade.launch.devices import choose_device, count_gpus
 from colonnade.lock import locked
 from colonnade.train import run_folder
+from colonnade.train.monitor import write_event
 from colonnade.train.restarts import Restarts
 from colonnade.train.side_by_side import Share
 
@@ -187,6 +189,24 @@ def _rolled_back(run: Path, step: int, *, skip: int, rate_factor: float = 1.0, r
 def _remove_if_empty(folder: Path) -> None:
     with suppress(OSError):  # there is something in it, or it was never made
         folder.rmdir()
+
+
+def fitted(config: Config) -> Config | None:
+    """The configuration with the layout that is to run, as torchrun may have come back with fewer ranks. None in a rank
+    that this layout leaves idle, when the others have ended.
+    """
+    size = launch.rank_and_size()[1]
+    policy = config.restarts
+    if launch.elastic_run() is None or not (policy.limit and policy.fewer_ranks) or size >= config.parallel.num_ranks:
+        return config
+    fit = fitting(config, size)
+    if launch.speaks_first():
+        print(f"Going on with fewer ranks: {fit.reason}.", flush=True)
+        write_event(Path(config.run.folder), "fewer ranks", reason=fit.reason)
+    if launch.use_first(fit.num_ranks):
+        return fit.config
+    launch.be_idle()
+    return None
 
 
 def is_supervised(config: Config) -> bool:

@@ -1,0 +1,62 @@
+"""`colonnade slurm`: the batch script of a run."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from colonnade.errors import ConfigError
+
+
+def slurm(
+    config: Annotated[Path, typer.Argument(help="Configuration file (.toml).", show_default=False)],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Keys to replace.", metavar="SECTION.KEY=VALUE", show_default=False),
+    ] = None,
+    nodes: Annotated[int, typer.Option(help="Machines.", min=1)] = 1,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(help="GPUs of a machine, a rank on each.", min=1, show_default=False)
+    ] = None,
+    ranks_per_node: Annotated[
+        int | None, typer.Option(help="Instead: ranks of a machine without GPUs.", min=1, show_default=False)
+    ] = None,
+    time: Annotated[str, typer.Option(help="Limit, as Slurm takes it: 24:00:00, 2-12:00:00.")] = "24:00:00",
+    margin: Annotated[int, typer.Option(help="[seconds] Before the limit the run saves and leaves.", min=10)] = 300,
+    array: Annotated[str, typer.Option(help="Stages that follow each other instead of requeueing: 1-4.")] = "",
+    partition: Annotated[str, typer.Option(help="Slurm's partition.")] = "",
+    account: Annotated[str, typer.Option(help="Slurm's account.")] = "",
+    output: Annotated[
+        Path | None, typer.Option(help="Write the script there; else it is printed.", show_default=False)
+    ] = None,
+) -> None:
+    """Write the batch script of a run for Slurm.
+
+    The job saves before its time is over and is queued again until the run is finished.
+    """
+    from colonnade.launch.slurm import Job, script
+    from colonnade.train.start import load_for_plan
+
+    if (gpus_per_node is None) == (ranks_per_node is None):
+        raise ConfigError("--gpus-per-node and --ranks-per-node: give one of them, for the ranks of a machine.")
+    settings = load_for_plan(config, overrides or [])
+    job = Job(
+        nodes,
+        gpus_per_node or ranks_per_node or 1,
+        time,
+        gpus=gpus_per_node is not None,
+        margin=margin,
+        array=array,
+        partition=partition,
+        account=account,
+        name=config.stem,
+        logs=str(Path(settings.run.folder).parent),
+    )
+    text = script(settings, job, [str(config), *(overrides or [])], sys.executable)
+    if output is None:
+        print(text, end="")
+        return
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(text)
+    print(f"{output} is written: {job.num_ranks} ranks. Submit it with `sbatch {output}`.")

@@ -1,0 +1,175 @@
+"""A Slurm job of a run: the batch script, from a configuration and the machines. Pure: text in, text out.
+
+    sbatch ─▶ the script ─▶ srun ─▶ torchrun, one a machine ─▶ ranks
+                 │ a signal before the time is over: run.folder/leave, so that the run saves and leaves
+                 └ behind it: queued again where the run is to go on
+
+Queued again is what has left to be gone on with (status 99), and what has failed after a new checkpoint: a failure
+without one would come again.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from colonnade.config.fitting import fitting, in_words
+from colonnade.config.numbers import counted
+from colonnade.config.schema import Config
+from colonnade.errors import ConfigError
+from colonnade.launch.supervisor import UNFINISHED
+
+_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<fields>\d+(?::\d{1,2}){0,2})")
+_ARRAY = re.compile(r"\d+(-\d+)?")
+LEAST_STEPS = 60  # seconds of a job that are not for its end
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is asked of Slurm."""
+
+    nodes: int
+    ranks_per_node: int
+    time: str
+    """As Slurm takes it: minutes, hours:minutes:seconds, days-hours, …"""
+    gpus: bool = True
+    margin: int = 300
+    """[seconds] Between the signal and the end: for a step and a save."""
+    array: str = ""
+    """Stages that follow each other: "1-4"."""
+    partition: str = ""
+    account: str = ""
+    name: str = "colonnade"
+    logs: str = "."
+    """Folder."""
+
+    @property
+    def num_ranks(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+
+def seconds_of(time: str) -> int | None:
+    """What Slurm understands by a time limit; None where that is nothing."""
+    match = _TIME.fullmatch(time)
+    if match is None:
+        return None
+    fields = [int(field) for field in match["fields"].split(":")]
+    if match["days"] is not None:
+        hours, minutes, seconds = [*fields, 0, 0][:3]
+        return ((int(match["days"]) * 24 + hours) * 60 + minutes) * 60 + seconds
+    if len(fields) == 3:
+        return (fields[0] * 60 + fields[1]) * 60 + fields[2]
+    return fields[0] * 60 + (fields[1] if len(fields) == 2 else 0)
+
+
+def problems(config: Config, job: Job) -> Iterator[str]:
+    """Why the job cannot be, all of it."""
+    parallel, ranks = config.parallel, job.num_ranks
+    size = f"{counted(job.nodes, 'node')} × {counted(job.ranks_per_node, 'rank')} = {ranks} ranks"
+    if ranks != parallel.num_ranks:
+        yield (
+            f"{size}, but the layout, {in_words(config)}, has {parallel.num_ranks}: each place needs a rank. "
+            f"{_other_layout(config, ranks)}"
+        )
+    if job.ranks_per_node % parallel.tp and parallel.tp % job.ranks_per_node:
+        yield (
+            f"parallel.tp = {parallel.tp} does not go into {counted(job.ranks_per_node, 'rank')} of a node: "
+            "tensor-parallel ranks would lie across two nodes, which share no fast links. Use a tp that divides it."
+        )
+    if not job.gpus and config.train.device == "cuda":
+        yield '--ranks-per-node asks for no GPUs, and train.device = "cuda" needs them. Use --gpus-per-node.'
+    if job.gpus and config.train.device == "cpu":
+        yield '--gpus-per-node asks for GPUs, and train.device = "cpu" uses none. Use --ranks-per-node.'
+    limit = seconds_of(job.time)
+    if limit is None:
+        yield f"--time {job.time!r} is no time of Slurm's. Write for instance 90 (minutes), 24:00:00 or 2-12:00:00."
+    elif limit < job.margin + LEAST_STEPS:
+        yield (
+            f"--time {job.time} is {limit} seconds, and the run is asked to leave --margin = {job.margin} seconds "
+            "before its end: nothing would be trained. Use a longer time, or a shorter margin."
+        )
+    if job.array and not _ARRAY.fullmatch(job.array):
+        yield f"--array {job.array!r} names no stages. Write for instance 1-4."
+
+
+def _other_layout(config: Config, ranks: int) -> str:
+    parallel = config.parallel
+    if ranks < parallel.num_ranks:
+        return f"A layout for them: {' '.join(fitting(config, max(1, ranks)).overrides(config))}."
+    cut = parallel.tp * parallel.pp
+    more = f", or parallel.dp={ranks // cut}" if ranks % cut == 0 else ""
+    return f"Ask for {parallel.num_ranks}{more}."
+
+
+def script(config: Config, job: Job, arguments: Sequence[str], python: str) -> str:
+    """The batch script. `arguments`: of `colonnade train`. ConfigError with every reason why there can be none."""
+    found = list(problems(config, job))
+    if found:
+        count = "1 problem" if len(found) == 1 else f"{len(found)} problems"
+        raise ConfigError("\n".join([f"colonnade slurm: {count}", *(f"  - {each}" for each in found)]))
+    return "\n".join(["#!/bin/bash", *_directives(job), "", _BODY.format_map(_values(config, job, arguments, python))])
+
+
+def _directives(job: Job) -> Iterator[str]:
+    logged = "%x-%A-%a.log" if job.array else "%x-%j.log"
+    yield "# Written by `colonnade slurm`. Submit with sbatch."
+    options = {
+        "job-name": job.name,
+        "nodes": job.nodes,
+        "ntasks-per-node": 1,
+        **({"gpus-per-node": job.ranks_per_node} if job.gpus else {"cpus-per-task": job.ranks_per_node}),
+        "time": job.time,
+        "signal": f"B:USR1@{job.margin}",
+        "output": f"{job.logs}/{logged}",
+        "open-mode": "append",
+        **({"array": f"{job.array}%1"} if job.array else {}),
+        **({"partition": job.partition} if job.partition else {}),
+        **({"account": job.account} if job.account else {}),
+    }
+    for name, value in options.items():
+        yield f"#SBATCH --{name}={value}"
+    yield "#SBATCH --requeue"
+
+
+def _values(config: Config, job: Job, arguments: Sequence[str], python: str) -> dict[str, object]:
+    return {
+        "run": shlex.quote(config.run.folder),
+        "python": shlex.quote(python),
+        "ranks": job.ranks_per_node,
+        "restarts": config.restarts.limit,
+        "train": shlex.join(["train", *arguments]),
+        "unfinished": UNFINISHED,
+        "again": _NEXT_STAGE if job.array else _REQUEUE,
+    }
+
+
+_REQUEUE = 'scontrol requeue "$SLURM_JOB_ID"'
+_NEXT_STAGE = "exit 0  # the next stage of the array goes on"
+_BODY = r"""run={run}
+python=${{PYTHON:-{python}}}
+mkdir -p "$run"
+rm -f "$run/ended.json" "$run/leave"
+newest() {{ ls -d "$run"/checkpoints/step_* 2>/dev/null | tail -n 1; }}
+before=$(newest)
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+port=$((20000 + SLURM_JOB_ID % 20000))
+
+# Before the time is over, or on preemption: save, and leave. srun itself ignores the signals.
+trap 'touch "$run/leave"' USR1 TERM
+
+srun --kill-on-bad-exit=1 "$python" -m torch.distributed.run \
+  --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node={ranks} --max-restarts={restarts} \
+  --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}" --rdzv-endpoint="$head:$port" \
+  -m colonnade {train} &
+pid=$!
+wait "$pid"; status=$?
+while kill -0 "$pid" 2>/dev/null; do wait "$pid"; status=$?; done  # a signal ends a wait, not the run
+
+[ "$status" -eq 0 ] && exit 0
+ended=$(sed -n 's/.*"status": \([0-9]*\).*/\1/p' "$run/ended.json" 2>/dev/null)
+[ -e "$run/stop" ] && exit "$status"
+if [ "$ended" = {unfinished} ] || {{ [ -z "$ended" ] && [ "$(newest)" != "$before" ]; }}; then
+  {again}
+fi
+exit "${{ended:-$status}}"
+"""

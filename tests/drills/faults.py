@@ -1,0 +1,148 @@
+"""Faults that a supervised run survives by itself: killed and stopped ranks, a damaged checkpoint, a flipped bit.
+
+Nobody starts the run again: it ends by itself, in the bits of a run that was left alone. Rows count what was injected
+and detected, the seconds from the fault to the next start's first event, and the steps that were made twice.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from colonnade.checkpoint.manifest import checkpoints_in
+from colonnade.launch.launch import PLACE
+from colonnade.train.monitor import last_step
+from tests import tiny
+from tests.commands import environment
+from tests.drills.runs import TIME_LIMIT, Place, Variant, said
+from tests.runs import events
+
+KEYS = ("restarts.limit=20", "restarts.backoff=0.1", "train.timeout=5", "checkpoint.keep=3")
+
+
+def restart_drill(place: Place, variant: Variant, *, seed: int, faults: int = 3) -> dict[str, Any]:
+    """Ranks are killed or stopped at random moments, also while they start or save, until `faults` have been."""
+    draws, run = Random(f"restart {variant.name} {seed}"), place.fresh("survives")
+    process = _supervised(place, variant, run)
+    injected = damaged = 0
+    while injected < faults and process.poll() is None:
+        time.sleep(draws.uniform(0, 3.0))
+        ranks = _ranks(process)
+        if not ranks or (injected == 0 and last_step(run / "metrics.jsonl") == 0):
+            continue
+        if draws.random() < 0.3:
+            damaged += _damage_newest(run, draws)
+        _send(draws.choice(ranks), signal.SIGSTOP if draws.random() < 0.2 else signal.SIGKILL)
+        injected += 1
+        time.sleep(1.0)
+    return _row(place, variant, run, process, injected, damaged)
+
+
+def flip_drill(place: Place, variant: Variant, *, seed: int) -> dict[str, Any]:
+    """A bit of one rank's weights is flipped in some step: the copies differ, and the run returns."""
+    draws, run = Random(f"flip {variant.name} {seed}"), place.fresh("flipped")
+    step, rank = draws.randint(2, place.steps - 1), draws.randrange(variant.num_ranks)
+    first = _flipped(step, rank, draws.randrange(1 << 30))
+    more = ("checkpoint.compare_copies_every=1", "checkpoint.every=3")
+    answers = place.start(variant, run, first, *more).answers(TIME_LIMIT)
+    problems = [f"it does not end by itself: {said(answers)}"] if any(a.status for a in answers) else []
+    found = [event for event in events(run) if event["event"] == "copies differ"] if run.exists() else []
+    problems += [] if found else ["the flipped bit was not detected"]
+    return {"injected": 1, "detected": len(found), "problems": problems or place.same(variant, run)}
+
+
+def _flipped(step: int, rank: int, at: int) -> Callable[[int], None]:
+    def first(own: int) -> None:
+        import torch
+
+        from colonnade.train import loop
+
+        train_step, done = loop.train_step, [own != rank]
+
+        def and_flip(state: Any, *args: Any, **more: Any) -> Any:
+            result = train_step(state, *args, **more)
+            if state.step == step and not done[0]:
+                done[0] = True
+                weights = state.buckets[0].master.view(torch.int32)  # of the token table: equal over dp
+                weights[at % (len(weights) // 2)] ^= 1 << (at % 31)
+            return result
+
+        loop.__dict__["train_step"] = and_flip
+
+    return first
+
+
+def _supervised(place: Place, variant: Variant, run: Path) -> "subprocess.Popen[str]":
+    place.expected(variant)
+    config = tiny.write_config(place.corpus, run.parent)
+    keys = [f"train.steps={place.steps}", "checkpoint.every=1", "train.evaluate_every=0", f"run.folder={run}", *KEYS]
+    command = [sys.executable, "-m", "colonnade", "train", str(config), *keys, *variant.overrides]
+    with (run.parent / "said").open("w") as said_file:
+        return subprocess.Popen(command, env=environment(), text=True, stdout=said_file, stderr=said_file)
+
+
+def _ranks(process: "subprocess.Popen[str]") -> list[int]:
+    """The ranks that a supervisor has started."""
+    found = []
+    try:
+        for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+            if f"{PLACE}=".encode() in Path(f"/proc/{child}/environ").read_bytes():
+                found.append(int(child))
+    except OSError:
+        return []
+    return found
+
+
+def _send(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return  # it has ended meanwhile
+
+
+def _damage_newest(run: Path, draws: Random) -> int:
+    """Flip a byte of the newest of several checkpoints; 1 if that was done."""
+    found = list(checkpoints_in(run / "checkpoints").values())
+    try:
+        file = found[-1] / "__0_0.distcp"
+        content = bytearray(file.read_bytes())
+        content[draws.randrange(len(content))] ^= 1 << draws.randrange(8)
+        file.write_bytes(content)
+    except (OSError, IndexError, ValueError):
+        return 0
+    return int(len(found) > 1)
+
+
+def _row(
+    place: Place, variant: Variant, run: Path, process: "subprocess.Popen[str]", injected: int, damaged: int
+) -> dict[str, Any]:
+    try:
+        status = process.wait(TIME_LIMIT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return {"injected": injected, "problems": ["it hangs"]}
+    said_text = (run.parent / "said").read_text()
+    told = events(run) if (run / "events.jsonl").exists() else []
+    faults = [number for number, event in enumerate(told) if event["event"] == "fault"]
+    recovered = [_recovery(told, number) for number in faults]
+    lost = [max(0, told[n]["step"] - told[n + 1].get("saved", 0)) for n in faults if n + 1 < len(told)]
+    problems = [] if status == 0 else [f"it does not end by itself: status {status}: …{said_text[-400:]}"]
+    return {
+        "injected": injected,
+        "damaged": damaged,
+        "detected": len(faults),
+        "seconds to recover": [round(seconds, 1) for seconds in recovered if seconds],
+        "steps lost": sum(lost),
+        "problems": problems or place.same(variant, run),
+    }
+
+
+def _recovery(told: list[dict[str, Any]], fault: int) -> float:
+    """[seconds] From a fault that was noticed to the next start of the run."""
+    later = [event["time"] for event in told[fault:] if event["event"] in ("resumed", "started")]
+    return float(later[0] - told[fault]["time"]) if later else 0.0

@@ -1,0 +1,104 @@
+"""The batch script of a run: what it asks for, what is refused, and when it is queued again."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from colonnade.config.load import load
+from colonnade.config.schema import Config
+from colonnade.errors import ConfigError
+from colonnade.launch.slurm import Job, script, seconds_of
+from tests.commands import here
+
+GPUS = Job(2, 8, "24:00:00", name="books", logs="runs")
+
+
+@pytest.fixture
+def settings(config: Path) -> Config:
+    return load(config, ["parallel.tp=2", "parallel.dp=8", "train.global_batch_size=64", "train.device=auto"])
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [
+        ("90", 5400),
+        ("1:30", 90),
+        ("24:00:00", 86400),
+        ("2-12", 216000),
+        ("1-1:1:1", 90061),
+        ("x", None),
+        ("1:2:3:4", None),
+    ],
+)
+def test_times(time: str, seconds: int | None) -> None:
+    assert seconds_of(time) == seconds
+
+
+def test_what_is_asked_for(settings: Config) -> None:
+    text = script(settings, GPUS, ["books.toml", "train.steps=5 000"], "/usr/bin/python3")
+    for line in (
+        "#SBATCH --nodes=2",
+        "#SBATCH --gpus-per-node=8",
+        "#SBATCH --signal=B:USR1@300",
+        "#SBATCH --output=runs/%x-%j.log",
+        "#SBATCH --requeue",
+        '  --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node=8 --max-restarts=3 \\',
+        "  -m colonnade train books.toml 'train.steps=5 000' &",
+    ):
+        assert line in text.splitlines(), line
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+    staged = script(settings, Job(2, 8, "24:00:00", array="1-4"), ["books.toml"], "python")
+    assert "#SBATCH --array=1-4%1" in staged and "scontrol requeue" not in staged
+
+
+def test_all_that_is_impossible_is_told_at_once(settings: Config) -> None:
+    with pytest.raises(ConfigError) as caught:
+        script(settings, Job(1, 3, "4", gpus=False, array="x", margin=300), ["books.toml"], "python")
+    said = str(caught.value)
+    assert said.startswith("colonnade slurm: 4 problems") and said.count("\n  - ") == 4
+    assert "1 node × 3 ranks = 3 ranks, but the layout, tp 2 × pp 1 × dp 8, has 16" in said
+    assert "A layout for them: parallel." in said and "tensor-parallel ranks would lie across two nodes" in said
+    with pytest.raises(ConfigError, match=r"Ask for 16, or parallel\.dp=16"):
+        script(settings, Job(4, 8, "60"), ["books.toml"], "python")
+
+
+def test_the_command(config: Path, tmp_path: Path) -> None:
+    written = tmp_path / "job" / "books.sbatch"
+    arguments = ["slurm", config, "parallel.dp=2", "--ranks-per-node", 2, "--time", "1:00:00", "--output", written]
+    answer = here(*arguments)
+    assert answer.status == 0 and "2 ranks" in answer.out and written.read_text().startswith("#!/bin/bash\n")
+    assert here("slurm", config).status == 2
+    refused = here("slurm", config, "parallel.dp=2", "--gpus-per-node", 2)
+    assert refused.status == 2 and 'train.device = "cpu" uses none' in refused.err
+
+
+# --- a fake srun: what the script does with each end ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("srun", "status", "requeued"),
+    [
+        ("exit 0", 0, False),
+        ('echo \'{"run": "7.0", "status": 99, "why": ""}\' > "$RUN/ended.json"; exit 1', 99, True),
+        ('echo \'{"run": "7.0", "status": 2, "why": ""}\' > "$RUN/ended.json"; exit 1', 2, False),
+        ("exit 1", 1, False),
+        ('mkdir -p "$RUN/checkpoints/step_00000010"; exit 1', 1, True),
+        ('touch "$RUN/stop"; mkdir -p "$RUN/checkpoints/step_00000010"; exit 1', 1, False),
+    ],
+)
+def test_what_is_queued_again(config: Path, tmp_path: Path, srun: str, status: int, requeued: bool) -> None:
+    run, programs = tmp_path / "run", tmp_path / "bin"
+    programs.mkdir()
+    queued = tmp_path / "queued"
+    for name, body in (("srun", srun), ("scontrol", f'[ "$1" = requeue ] && echo "$2" >> {queued}; echo node1')):
+        (programs / name).write_text(f"#!/bin/bash\n{body}\n")
+        (programs / name).chmod(stat.S_IRWXU)
+    text = script(load(config, [f"run.folder={run}"]), Job(1, 1, "60", gpus=False), [str(config)], sys.executable)
+    variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_JOB_NUM_NODES": "1", "RUN": str(run)}
+    path = {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", text], env={**os.environ, **variables, **path}, check=False, timeout=60)
+    assert done.returncode == status and queued.exists() == requeued

@@ -1,0 +1,90 @@
+"""Under torchrun: fewer ranks than the layout has, ranks left idle, and ends that nobody is to start again."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from colonnade.config.load import load
+from colonnade.errors import ConfigError, MemoryShortError
+from colonnade.launch import launch
+from colonnade.train import start
+from colonnade.train.ending import FILE, ending
+from tests.commands import Answer, environment, forked
+from tests.runs import assert_near, events
+
+
+@pytest.fixture
+def under_torchrun(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    monkeypatch.setattr(launch, "tell_idle", lambda: None)
+    return monkeypatch
+
+
+def test_a_mistake_and_a_leave_are_final_and_what_may_pass_is_not(
+    config: Path, tmp_path: Path, under_torchrun: pytest.MonkeyPatch
+) -> None:
+    settings = load(config)
+    (tmp_path / "run").mkdir()
+    note = tmp_path / "run" / FILE
+    with pytest.raises(MemoryShortError), ending(settings):
+        raise MemoryShortError("x")
+    with pytest.raises(ValueError, match="y"), ending(settings):
+        raise ValueError("y")
+    assert not note.exists()
+    with pytest.raises(ConfigError), ending(settings):
+        raise ConfigError("z")
+    assert json.loads(note.read_text()) == {"run": "job", "status": 2, "why": "z"}
+    with ending(settings):
+        pass  # a first attempt begins whatever is there
+    under_torchrun.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    with pytest.raises(SystemExit) as end, ending(settings):
+        raise AssertionError("it has ended for good")
+    assert end.value.code == 2
+    under_torchrun.setenv("TORCHELASTIC_RUN_ID", "another")
+    with pytest.raises(SystemExit), ending(settings):
+        raise SystemExit(99)
+    assert json.loads(note.read_text())["status"] == 99
+
+
+def test_the_layout_follows_the_ranks(config: Path, under_torchrun: pytest.MonkeyPatch) -> None:
+    settings = load(config, ["parallel.tp=2", "parallel.dp=2", "model.num_layers=1"])
+    fitted = start.fitted(settings)
+    assert fitted is not None and fitted.parallel.num_ranks <= 3
+    assert os.environ["WORLD_SIZE"] == str(fitted.parallel.num_ranks)
+    under_torchrun.setenv("WORLD_SIZE", "4")
+    assert start.fitted(settings) is settings
+    under_torchrun.setenv("WORLD_SIZE", "3")
+    off = load(config, ["parallel.dp=4", "train.micro_batch_size=1", "restarts.fewer_ranks=false"])
+    assert start.fitted(off) is off, "which is refused, as before"
+
+
+def torchrun(num_ranks: int, *arguments: object, restarts: int = 0) -> Answer:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
+    command += [f"--max-restarts={restarts}", "-m", "colonnade", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=200, check=False)
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.slow
+def test_three_ranks_of_four_train_the_same(config: Path, tmp_path: Path) -> None:
+    exact = ["train.precision=fp64", "optim.epsilon=1e-6", "model.num_layers=1", "train.micro_batch_size=1"]
+    expected, run = tmp_path / "expected", tmp_path / "other"
+    assert forked("train", config, f"run.folder={expected}", *exact).status == 0
+    answer = torchrun(3, "train", config, f"run.folder={run}", *exact, "parallel.dp=4", "parallel.zero=0")
+    assert answer.status == 0, answer
+    assert "Going on with fewer ranks: " in answer.out
+    assert_near(run, expected)
+
+
+@pytest.mark.slow
+def test_a_run_that_leaves_is_not_started_again(config: Path, tmp_path: Path) -> None:
+    answer = torchrun(1, "train", config, "run.time_limit=0.001", restarts=2)
+    assert answer.status == 1 and [each["event"] for each in events(tmp_path / "run")].count("setup") == 1
+    assert json.loads((tmp_path / "run" / FILE).read_text())["status"] == 99
