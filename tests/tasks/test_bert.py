@@ -277,6 +277,28 @@ def test_every_layout_trains_the_same(alone: Path, texts: Path, tmp_path: Path, 
     assert_near(tmp_path / "run", alone)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("stored", [(), ("distillation.top_k=9",)], ids=["beside", "stored"])
+def test_a_student_is_taught_alike_on_every_layout(
+    alone: Path, texts: Path, tmp_path: Path, stored: tuple[str, ...]
+) -> None:
+    small = ("model.hidden_size=12", f"distillation.teacher={alone}", *stored)
+    layouts = ((), ("parallel.tp=2", "parallel.sequence_parallel=true"), ("parallel.pp=2", "parallel.zero=0"))
+    runs = []
+    for number, layout in enumerate(layouts):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        answer = forked("train", write(texts, folder), *small, *layout, num_ranks=2 if layout else 1)
+        assert answer.status == 0, answer
+        runs.append(metrics(folder / "run"))
+    for run in runs[1:]:
+        for mine, serial in zip(run, runs[0], strict=True):
+            assert mine["loss"] == pytest.approx(serial["loss"], rel=1e-10)
+            assert mine["grad_norm"] == pytest.approx(serial["grad_norm"], rel=1e-9)
+    plain = metrics(alone)
+    assert runs[0][0]["masked_loss"] != pytest.approx(plain[0]["masked_loss"], rel=1e-3)
+
+
 def test_a_run_goes_on_where_it_was(alone: Path, texts: Path, tmp_path: Path) -> None:
     path = write(texts, tmp_path)
     assert forked("train", path, "train.steps=2", "optim.decay_steps=4").status == 0
