@@ -50,8 +50,8 @@ warmup_steps = 20
 [run]
 folder = "{folder}/{name}"
 """
-TEACHER = {"layers": 4, "hidden": 256, "rate": 1e-3}
-STUDENT = {"layers": 2, "hidden": 64, "rate": 3e-3}
+TEACHER = {"layers": 2, "hidden": 128, "rate": 2e-3}
+STUDENT = {"layers": 2, "hidden": 32, "rate": 4e-3}
 WAYS: dict[str, str] = {
     "labels alone": "",
     "teacher beside it": "alpha = 0.5\ntemperature = 2.0\n",
@@ -96,8 +96,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--books", type=Path, default=BUNDLED, help="JSON lines with text, compressed by xz")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--characters", type=int, default=15_000_000, help="of the text that are read")
-    parser.add_argument("--teacher-steps", type=int, default=600)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--teacher-steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args(arguments)
     tokens = prepare(given.folder, given.books, given.characters)
@@ -112,6 +112,10 @@ def main(arguments: Sequence[str]) -> None:
     write(given, tokens, told, found)
 
 
+def _size(of: dict[str, float]) -> str:
+    return f"{of['layers']} layers and hidden size {of['hidden']}"
+
+
 def write(given: argparse.Namespace, tokens: int, told: float, found: dict[str, list[tuple[float, float]]]) -> None:
     """A page in Markdown."""
     hardware, today = describe(), datetime.now(UTC).date().isoformat()
@@ -119,9 +123,9 @@ def write(given: argparse.Namespace, tokens: int, told: float, found: dict[str, 
     lines = [
         f"# Distillation, {today}, {hardware['cpu']}, {hardware['cores']} cores",
         "",
-        f"Held-out loss (nats a token) of a student of 2 layers and hidden size 64 after {given.steps} steps of 2,048 "
-        f"tokens, by what it learned from, with three seeds of weights and order. The teacher has 4 layers and hidden "
-        f"size 256, {given.teacher_steps} steps on the same {tokens:,} tokens of English books, and a loss of "
+        f"Held-out loss (nats a token) of a student of {_size(STUDENT)} after {given.steps} steps of 2,048 tokens, by "
+        f"what it learned from, with seeds of weights and order. The teacher has {_size(TEACHER)}, "
+        f"{given.teacher_steps} steps on the same {tokens:,} tokens of English books, and a loss of "
         f"{told:.4f}. alpha 0.5, temperature 2. Commit {hardware['commit']}; torch {hardware['torch']}; "
         f"`{re.sub(r'/[^ ]*/', '', command_line())}`.",
         "",
