@@ -133,7 +133,7 @@ def steady(parallel: ParallelConfig, count: int) -> int:
     """The micro-batches of a shorter step that has all that the whole one has, its period included."""
     few = 2 * parallel.pp + 2
     if parallel.schedule == "interleaved":
-        few = -(-few // parallel.pp) * parallel.pp
+        few = 8 * parallel.pp  # its warm-up and its period are several rounds long
     return count if parallel.schedule == "gpipe" else min(count, few)
 
 
@@ -144,7 +144,7 @@ def expanded(
     if walked == count:
         return list(sections)
     wanted = actions(parallel.schedule, stage, parallel.pp, count, parallel.virtual_stages)
-    period = parallel.pp if parallel.schedule == "interleaved" else 1
+    period = parallel.pp if parallel.virtual_stages > 1 else 1
     kinds = 3 if parallel.schedule == "zero_bubble" else 2
     length = period * kinds * parallel.virtual_stages
     before, *done, after = sections
