@@ -17,7 +17,7 @@ class DistillationConfig(Section):
     teacher: Text | None = None
     """Checkpoint, run (its newest) or folder of Hugging Face whose model teaches, of any layout and size, with the
     run's vocabulary. Unset: nobody."""
-    alpha: Annotated[float, Ge(0), Le(1)] = 0.5
+    alpha: Annotated[float, Ge(0), Le(1.0)] = 0.5
     """[share] Of the teacher in the loss; 1: labels do not count."""
     temperature: Positive = 2.0
     """[1] What logits of both are divided by: the higher, the more the unlikely tokens count."""
