@@ -68,6 +68,7 @@ STREAM = "tests/generation/test_stream.py"
 PROFILE = "tests/train/test_profile.py"
 DRAWING = "tests/report/test_drawing.py"
 PAGE = "tests/report/test_page.py"
+TRACKING = "tests/train/test_tracking.py"
 TIME_LIMIT = 900.0
 
 
@@ -573,6 +574,13 @@ MUTATIONS = [
         "else Html(_escaped(value))",
         "else Html(value)",
         (PAGE,),
+    ),
+    Mutation(
+        "a run waits for its trackers",
+        "train/tracking.py",
+        "self._queue.put_nowait(entry)",
+        "self._queue.put(entry)",
+        (TRACKING,),
     ),
     # --- sizes that few tests reach
     Mutation(

@@ -73,7 +73,7 @@ def forbidden(before: Config, after: Config) -> list[str]:
 
 def test_layout_and_length_may_change_and_mathematics_may_not() -> None:
     may = {key for key in all_keys() if may_change_on_resume(key)}
-    sections = {"parallel", "divergence", "thermometers", "checkpoint", "restarts", "run"}
+    sections = {"parallel", "divergence", "thermometers", "checkpoint", "restarts", "run", "tracking"}
     assert {key for key in all_keys() if key.partition(".")[0] in sections} <= may
     assert {key for key in may if key.partition(".")[0] not in sections} == {
         "data.cache",

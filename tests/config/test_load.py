@@ -91,7 +91,7 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
             "[zzz] is not a section. The sections are "
             "[model], [model.rotary], [parallel], [data], [data.masking], [data.corruption], [curriculum], "
             "[train], [optim], [parts], [lora], [preferences], [distillation], [divergence], [thermometers], "
-            "[checkpoint], [restarts], [run].",
+            "[checkpoint], [restarts], [run], [tracking].",
         ),
         ("steps=4", "'steps=4' is not of the form section.key=value. Write for instance train.steps=4"),
         ("train.steps", "'train.steps' is not of the form section.key=value. Write for instance train.steps=…"),

@@ -160,6 +160,7 @@ def test_the_sections_are_those_of_the_contract() -> None:
         "checkpoint",
         "restarts",
         "run",
+        "tracking",
     ]
 
 

@@ -212,4 +212,10 @@ def test_watch_shows_the_run_in_a_terminal(tmp_path: Path) -> None:
     written_to = StringIO()
     watch(written.run(tmp_path / "r"), every=1, console=Console(file=written_to, width=100))
     text = written_to.getvalue()
-    assert "r: finished" in text and "40 of 40" in text and "rank lost" in text and "█" in text
+    assert (
+        "r: finished" in text
+        and "best validation" in text
+        and "40 of 40" in text
+        and "rank lost" in text
+        and "█" in text
+    )

@@ -11,12 +11,13 @@ import pytest
 
 from colonnade.errors import ConfigError
 from colonnade.train.monitor import Monitor
+from colonnade.train.trackers import Prometheus, TensorBoard
 from tests.distributed import run_on_ranks
 
 
 def monitor(folder: Path, **changes: Any) -> Monitor:
     settings: dict[str, Any] = {"active": True, "steps": 100, "log_every": 10, "tokens_per_step": 64}
-    settings |= {"flops_per_token": 1e6, "peak_flops": None, "tensorboard": False}
+    settings |= {"flops_per_token": 1e6, "peak_flops": None}
     return Monitor(folder, **settings | changes)
 
 
@@ -63,7 +64,7 @@ def test_mfu_where_the_peak_is_known(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_other_ranks_are_silent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = monitor(tmp_path, active=False, tensorboard=True)
+    told = monitor(tmp_path, active=False, trackers=[Prometheus(str(tmp_path / "x.prom"), "r")])
     told.resume(0)
     told.step(numbers(1), 0.5)
     told.event("saved", step=1)
@@ -159,7 +160,7 @@ def test_tensorboard_gets_the_same_numbers(tmp_path: Path, monkeypatch: pytest.M
     module.SummaryWriter = Board  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     monkeypatch.setattr(Board, "made", [])
-    told = monitor(tmp_path, tensorboard=True)
+    told = monitor(tmp_path, trackers=[TensorBoard(tmp_path)])
     assert Board.made == [] and not list(tmp_path.iterdir()), "nothing is written before `resume`"
     told.resume(4)
     told.step(numbers(5), 0.5)
@@ -172,13 +173,13 @@ def test_tensorboard_gets_the_same_numbers(tmp_path: Path, monkeypatch: pytest.M
 def test_tensorboard_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ConfigError, match=r"run.tensorboard = true needs the package tensorboard.*pip install"):
-        monitor(tmp_path, tensorboard=True)
+        TensorBoard(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_the_real_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    told = monitor(tmp_path, tensorboard=True)
+    told = monitor(tmp_path, trackers=[TensorBoard(tmp_path)])
     told.resume(0)
     told.step(numbers(1), 0.5)
     told.close()

@@ -38,6 +38,7 @@ from colonnade.config.section import (
 )
 from colonnade.config.split import parse_split
 from colonnade.config.thermometers import ThermometersConfig
+from colonnade.config.tracking import TrackingConfig
 
 WARMUP_STEPS = 100
 """[steps] Of the warm-up, where none is set."""
@@ -434,3 +435,4 @@ class Config(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     restarts: RestartsConfig = RestartsConfig()
     run: RunConfig
+    tracking: TrackingConfig = TrackingConfig()

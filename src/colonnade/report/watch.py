@@ -43,7 +43,7 @@ def watch(folder: Path, *, every: float, once: bool = False, console: Console | 
 def _shown(run: Record, width: int) -> Panel:
     done = float(run.steps[-1]) if len(run.steps) else 0.0
     total = run.planned or max(1.0, done)
-    parts: list[Table | Text | ProgressBar] = [ProgressBar(total=total, completed=min(done, total)), _numbers(run)]
+    parts: list[Table | Text] = [_bar(done, total), _numbers(run)]
     parts += _lines(run, max(20, min(width, 120) - 34))
     events = [
         Text(f"{event['event']:<12} step {step:,.0f}  {details(event)}"[: max(40, width - 6)])
@@ -54,6 +54,12 @@ def _shown(run: Record, width: int) -> Panel:
     state = state_of(run)
     words = STATES.get(state.replace("-", " "), "under way, or ended without a word")
     return Panel(Group(*parts, Text(), *events, *notes), title=f"{run.name}: {words}", title_align="left")
+
+
+def _bar(done: float, total: float) -> Table:
+    table = Table.grid(expand=True)  # a bar alone does not end its line
+    table.add_row(ProgressBar(total=total, completed=min(done, total)))
+    return table
 
 
 def _numbers(run: Record) -> Table:

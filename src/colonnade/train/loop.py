@@ -40,6 +40,7 @@ from colonnade.train.read_ahead import ReadAhead, pays
 from colonnade.train.repair import Repair
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import DATA, StepResult, train_step
+from colonnade.train.trackers import trackers
 from colonnade.train.undo import roll_back
 
 STOPPED_EARLY = "stopped early"
@@ -326,6 +327,7 @@ def _monitor(config: Config, mesh: Mesh, corpus: Corpus, device: torch.device) -
         tokens_per_step=config.train.global_batch_size * config.model.sample_length,
         flops_per_token=trained_architecture(config, corpus.vocab_size).flops_per_token,
         peak_flops=None if peak is None else peak * mesh.layout.num_ranks,
-        tensorboard=config.run.tensorboard,
         patient=config.checkpoint.retry_for > 0,
+        trackers=trackers(config) if mesh.rank == 0 else (),
+        tracking_patience=config.tracking.patience,
     )

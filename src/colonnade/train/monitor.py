@@ -1,4 +1,4 @@
-"""What a run tells while it goes on: progress lines, metrics.jsonl, thermometers.jsonl, events.jsonl, TensorBoard.
+"""What a run tells while it goes on: progress lines, metrics.jsonl, thermometers.jsonl, events.jsonl, trackers.
 
 Rank 0 writes; every other rank has a `Monitor` that does nothing. metrics.jsonl has one object a step,
 thermometers.jsonl one a measured step. A resumed run first cuts off what lies after its checkpoint, and of a step that
@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 from colonnade.atomic import write_whole
 from colonnade.errors import ConfigError, hidden, without_credentials
 from colonnade.train.lines import Lines, append, unwritable
+from colonnade.train.tracking import Feed, Tracker
 
 METRICS, EVENTS, UNDONE = "metrics.jsonl", "events.jsonl", "undone.jsonl"
 THERMOMETERS, HEARTBEAT = "thermometers.jsonl", "heartbeat.json"
@@ -39,10 +40,13 @@ class Monitor:
         tokens_per_step: int,
         flops_per_token: float,
         peak_flops: float | None,
-        tensorboard: bool,
         patient: bool = False,
+        trackers: Sequence[Tracker] = (),
+        tracking_patience: float = 10.0,
     ) -> None:
-        """`patient`: a full disk is waited out (`lines.py`)."""
+        """`patient`: a full disk is waited out (`lines.py`). `trackers`: where numbers go besides the folder; the end of
+        the run waits so long for them [seconds].
+        """
         self._lines = Lines(patient=patient)
         self._active, self._steps, self._log_every = active, steps, log_every
         self._tokens_per_step, self._flops_per_token, self._peak = tokens_per_step, flops_per_token, peak_flops
@@ -50,8 +54,8 @@ class Monitor:
         self._thermometers, self._beaten = folder / THERMOMETERS, 0.0
         self._recent: deque[float] = deque(maxlen=50)
         """Seconds of the last steps, for the rate and the time left."""
-        self._open_board = _tensorboard(folder) if active and tensorboard else None
-        self._board: Any = None
+        self._feeds, self._patience = [Feed(each, self.say) for each in trackers], tracking_patience
+        self._step = 0
 
     def resume(self, step: int) -> None:
         """Begin to write after `step`: forget what was written of later steps, and lines that were cut off.
@@ -63,8 +67,9 @@ class Monitor:
         for file in (self._metrics, self._thermometers):
             _rewrite(file, lambda lines: _of_steps(lines, step))
         _rewrite(self._events, lambda lines: [line for line in lines if _object_in(line) is not None])
-        if self._open_board is not None:
-            self._board = self._open_board(step + 1)
+        self._step = step
+        for feed in self._feeds:
+            feed.begin(step + 1)
 
     def go_back(self, step: int) -> None:
         """Go on writing after `step`. What was written of later steps moves to undone.jsonl."""
@@ -87,9 +92,9 @@ class Monitor:
         if self._peak is not None:
             line["mfu"] = round(rate * self._flops_per_token / self._peak, 4)
         self.say(self._lines.write(self._metrics, line))
-        if self._board is not None:
-            for name, value in line.items():
-                self._board.add_scalar(name, value, int(metrics["step"]))
+        self._step = int(metrics["step"])
+        for feed in self._feeds:
+            feed.numbers(self._step, line)
         if metrics["step"] % self._log_every == 0 or metrics["step"] in (1, self._steps):
             self.say(self._progress(line))
 
@@ -109,18 +114,21 @@ class Monitor:
             partial.replace(file)
 
     def thermometers(self, reading: Mapping[str, Any], summary: Metrics) -> None:
-        """Record what a measured step shows: a line of thermometers.jsonl, and its summary for TensorBoard."""
+        """Record what a measured step shows: a line of thermometers.jsonl, and its summary for trackers."""
         if not self._active:
             return
         self.say(self._lines.write(self._thermometers, reading))
-        if self._board is not None:
-            for name, value in summary.items():
-                self._board.add_scalar(f"thermometers/{name}", value, int(reading["step"]))
+        for feed in self._feeds:
+            feed.numbers(int(reading["step"]), {f"thermometers/{name}": value for name, value in summary.items()})
 
     def event(self, kind: str, **details: Any) -> None:
         """Record what happened (a start, a save, an interruption) in events.jsonl."""
-        if self._active:
-            self.say(self._lines.write(self._events, _event(kind, details)))
+        if not self._active:
+            return
+        event = _event(kind, details)
+        self.say(self._lines.write(self._events, event))
+        for feed in self._feeds:
+            feed.event(self._step, kind, json.dumps(event))
 
     def sync(self) -> None:
         """See metrics.jsonl and thermometers.jsonl to the disk: a checkpoint of a step must not outlive the numbers of
@@ -139,8 +147,8 @@ class Monitor:
             print(without_credentials(text), flush=True)
 
     def close(self) -> None:
-        if self._board is not None:
-            self._board.close()
+        for feed in self._feeds:
+            feed.close(self._patience)
 
     def _progress(self, line: Mapping[str, Any]) -> str:
         pace = sum(self._recent) / len(self._recent)
@@ -212,15 +220,3 @@ def _step_of(line: bytes) -> int:
     """The step that a line of metrics.jsonl tells of; 0 for a broken line."""
     step = (_object_in(line) or {}).get("step")
     return step if isinstance(step, int) else 0
-
-
-def _tensorboard(folder: Path) -> Callable[[int], Any]:
-    """What opens a writer, given the first step that it will write: what it wrote of that and later ones is hidden."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ConfigError(
-            "run.tensorboard = true needs the package tensorboard, which is not installed. "
-            "Run `pip install 'colonnade[track]'`, or set run.tensorboard = false."
-        ) from error
-    return lambda step: SummaryWriter(str(folder / "tensorboard"), purge_step=step)

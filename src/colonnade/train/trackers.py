@@ -1,0 +1,218 @@
+"""The programs that numbers can go to, each behind `tracking.Tracker`. Their packages are imported by their threads.
+
+Runs are known again after a restart: what a program calls the run is kept in the run's folder, in tracking/.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from wsgiref.simple_server import WSGIServer
+
+from colonnade.atomic import write_whole
+from colonnade.config.schema import Config
+from colonnade.errors import ConfigError
+from colonnade.train.tracking import Numbers, Tracker
+
+KNOWN = "tracking"
+_METRIC = re.compile(r"[^a-zA-Z0-9_]")
+
+
+def trackers(config: Config) -> list[Tracker]:
+    """Those that [tracking] and run.tensorboard ask for. ConfigError where a package is missing."""
+    tracking, folder = config.tracking, Path(config.run.folder)
+    name = tracking.name or folder.resolve().name
+    found: list[Tracker] = [TensorBoard(folder)] if config.run.tensorboard else []
+    if tracking.wandb != "off":
+        _needs("wandb", "tracking.wandb", tracking.wandb)
+        found.append(Wandb(folder, tracking.project, name, tracking.wandb))
+    if tracking.mlflow is not None:
+        _needs("mlflow", "tracking.mlflow", tracking.mlflow)
+        found.append(Mlflow(folder, tracking.mlflow, tracking.project, name))
+    if tracking.prometheus is not None:
+        _needs("prometheus_client", "tracking.prometheus", tracking.prometheus)
+        found.append(Prometheus(tracking.prometheus, name))
+    return found
+
+
+def _needs(package: str, key: str, value: str) -> None:
+    try:
+        missing = find_spec(package) is None
+    except (ImportError, ValueError):
+        missing = True
+    if missing:
+        raise ConfigError(
+            f"{key} = {json.dumps(value)} needs the package {package}, which is not installed. Run `pip install "
+            f"'colonnade[track]'`, or leave {key} out."
+        )
+
+
+class TensorBoard:
+    """Files in the run's folder."""
+
+    name = "TensorBoard"
+
+    def __init__(self, folder: Path) -> None:
+        """ConfigError where the package is missing."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ConfigError(
+                "run.tensorboard = true needs the package tensorboard, which is not installed. "
+                "Run `pip install 'colonnade[track]'`, or set run.tensorboard = false."
+            ) from error
+        self._make: Any = SummaryWriter
+        self._folder = folder
+        self._board: Any = None
+
+    def open(self, first: int) -> None:
+        self._board = self._make(str(self._folder / "tensorboard"), purge_step=first)
+
+    def numbers(self, step: int, values: Numbers) -> None:
+        for name, value in values.items():
+            self._board.add_scalar(name, value, step)
+
+    def event(self, step: int, kind: str, words: str) -> None:
+        self._board.add_text(f"event/{kind}", words, step)
+
+    def close(self) -> None:
+        self._board.close()
+
+
+class Wandb:
+    """Weights & Biases."""
+
+    name = "Weights & Biases"
+
+    def __init__(self, folder: Path, project: str, run: str, mode: str) -> None:
+        self._folder, self._project, self._name, self._mode = folder, project, run, mode
+        self._run: Any = None
+
+    def open(self, first: int) -> None:
+        import wandb
+
+        known = _known(self._folder, "wandb")
+        self._run = wandb.init(
+            project=self._project,
+            name=self._name,
+            dir=str(self._folder),
+            mode=self._mode,
+            id=known,
+            resume="allow" if known and self._mode == "online" else None,
+            settings=wandb.Settings(console="off", silent=True, disable_git=True, save_code=False),
+        )
+        _keep(self._folder, "wandb", self._run.id)
+
+    def numbers(self, step: int, values: Numbers) -> None:
+        self._run.log(dict(values), step=step)
+
+    def event(self, step: int, kind: str, words: str) -> None:
+        self._run.log({f"event/{kind}": step}, step=step)  # without a step it would take the next one
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Mlflow:
+    """MLflow, by its client: no state of the process is touched."""
+
+    name = "MLflow"
+
+    def __init__(self, folder: Path, uri: str, experiment: str, run: str) -> None:
+        self._folder, self._uri, self._experiment, self._name = folder, uri, experiment, run
+        self._client: Any = None
+        self._id = ""
+
+    def open(self, first: int) -> None:
+        from mlflow import MlflowClient
+
+        client = MlflowClient(tracking_uri=self._uri)
+        known = _known(self._folder, "mlflow")
+        if known is None:
+            experiment = client.get_experiment_by_name(self._experiment)
+            number = client.create_experiment(self._experiment) if experiment is None else experiment.experiment_id
+            known = client.create_run(number, run_name=self._name).info.run_id
+            _keep(self._folder, "mlflow", known)
+        client.update_run(known, status="RUNNING")
+        self._client, self._id = client, known
+
+    def numbers(self, step: int, values: Numbers) -> None:
+        from mlflow.entities import Metric
+
+        metrics = [Metric(name, float(value), time.time_ns() // 1_000_000, step) for name, value in values.items()]
+        self._client.log_batch(self._id, metrics=metrics)
+
+    def event(self, step: int, kind: str, words: str) -> None:
+        self._client.set_tag(self._id, f"event.{step}.{kind}", words[:500])
+
+    def close(self) -> None:
+        self._client.set_terminated(self._id)
+
+
+class Prometheus:
+    """Gauges with the newest numbers, in a file or over HTTP on this machine."""
+
+    name = "Prometheus"
+
+    def __init__(self, target: str, run: str) -> None:
+        self._target, self._name = target, run
+        self._registry: Any = None
+        self._gauges: dict[str, Any] = {}
+        self._stop: Callable[[], None] = lambda: None
+
+    def open(self, first: int) -> None:
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        self._registry, self._gauges = CollectorRegistry(), {}
+        if self._target.isdigit():
+            server, thread = start_http_server(int(self._target), addr="127.0.0.1", registry=self._registry)
+            self._stop = partial(_end, server, thread)
+
+    def numbers(self, step: int, values: Numbers) -> None:
+        for name, value in values.items():
+            self._gauge(name, "of the newest step").set(value)
+        self._write()
+
+    def event(self, step: int, kind: str, words: str) -> None:
+        self._gauge(f"event_{kind}_step", "step of the newest event of this kind").set(step)
+        self._write()
+
+    def _gauge(self, name: str, about: str) -> Any:
+        from prometheus_client import Gauge
+
+        key = "colonnade_" + _METRIC.sub("_", name)
+        if key not in self._gauges:
+            self._gauges[key] = Gauge(key, about, ["run"], registry=self._registry)
+        return self._gauges[key].labels(run=self._name)
+
+    def _write(self) -> None:
+        from prometheus_client import write_to_textfile
+
+        if not self._target.isdigit():
+            write_to_textfile(self._target, self._registry)
+
+    def close(self) -> None:
+        self._stop()
+
+
+def _end(server: WSGIServer, thread: Thread) -> None:
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def _known(folder: Path, program: str) -> str | None:
+    """What a program called the run when it was last open."""
+    try:
+        return (folder / KNOWN / program).read_text(encoding="utf-8").strip() or None
+    except (OSError, ValueError):
+        return None
+
+
+def _keep(folder: Path, program: str, number: str) -> None:
+    write_whole(folder / KNOWN / program, f"{number}\n".encode())

@@ -1,0 +1,117 @@
+"""Numbers to other programs, beside training: one small interface, and a thread that a run never waits for.
+
+    step ─▶ put ─▶ queue of bounded length ─▶ thread ─▶ TensorBoard, Weights & Biases, MLflow, Prometheus
+
+metrics.jsonl has every number, whatever happens here. Where a tracker is slow or cannot be reached, the queue fills and
+what does not fit is counted and said. A tracker that fails is told once, tried again with each number, and never ends
+a run.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from colonnade.errors import without_credentials
+
+LONGEST = 10_000
+"""Entries that wait for a tracker."""
+PAUSE = 5.0
+"""[seconds] Between two tries to open a tracker that could not be reached."""
+Numbers = Mapping[str, float | int]
+
+
+class Tracker(Protocol):
+    """Where numbers go. One thread makes all calls, in this order: open, then numbers and events, close."""
+
+    name: str
+
+    def open(self, first: int) -> None:
+        """Begin to write; `first`: the step that comes. What was written of it and of later ones is superseded."""
+        ...
+
+    def numbers(self, step: int, values: Numbers) -> None: ...
+
+    def event(self, step: int, kind: str, words: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Feed:
+    """One tracker's queue and thread. Nothing here waits but `close`, and that not for long."""
+
+    def __init__(self, tracker: Tracker, say: Callable[[str], None], *, longest: int = LONGEST) -> None:
+        self.dropped = 0
+        """Entries that did not fit into the queue, or that the tracker did not take."""
+        self._tracker, self._say = tracker, say
+        self._longest = longest
+        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(longest)
+        self._is_open, self._told, self._stop, self._try_after, self._first = False, False, False, 0.0, 1
+        self._thread: threading.Thread | None = None
+
+    def begin(self, first: int) -> None:
+        """Have a thread open the tracker and write what is put, from step `first` on."""
+        self._first, self._stop, self._try_after = first, False, 0.0
+        self._queue = queue.Queue(self._longest)
+        self._thread = threading.Thread(target=self._write, daemon=True, name=f"tracking by {self._tracker.name}")
+        self._thread.start()
+
+    def numbers(self, step: int, values: Numbers) -> None:
+        self._put(lambda: self._tracker.numbers(step, values))
+
+    def event(self, step: int, kind: str, words: str) -> None:
+        self._put(lambda: self._tracker.event(step, kind, words))
+
+    def close(self, patience: float) -> None:
+        """Return when all is written, or after `patience` seconds; says what was lost."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        end = time.monotonic() + patience
+        try:
+            self._queue.put(None, timeout=patience)
+        except queue.Full:
+            self._stop = True
+        thread.join(max(0.0, end - time.monotonic()))
+        self._stop = True
+        left = self._queue.qsize() if thread.is_alive() else 0
+        if self.dropped or left or thread.is_alive():
+            self._say(
+                f"{self._tracker.name} has not got {self.dropped + left:,} entries, or not said that it has the last. "
+                "metrics.jsonl and events.jsonl have them all."
+            )
+
+    def _put(self, entry: Callable[[], None]) -> None:
+        if self._thread is None:
+            return
+        try:
+            self._queue.put_nowait(entry)
+        except queue.Full:
+            self.dropped += 1
+
+    def _write(self) -> None:
+        while (entry := self._queue.get()) is not None and not self._stop:
+            self._try(entry)
+        if self._is_open:
+            self._guarded(self._tracker.close)
+            self._is_open = False
+
+    def _try(self, entry: Callable[[], None]) -> None:
+        if not self._is_open and time.monotonic() >= self._try_after:
+            self._is_open = self._guarded(lambda: self._tracker.open(self._first))
+            self._try_after = time.monotonic() + PAUSE
+        if not self._is_open or not self._guarded(entry):
+            self.dropped += 1
+
+    def _guarded(self, call: Callable[[], None]) -> bool:
+        """Whether a call of the tracker's has gone well. Whatever it raises is told once: training goes on."""
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001  any program's any error
+            if not self._told:
+                self._told = True
+                text = without_credentials(str(error)).partition("\n")[0][:200]
+                self._say(f"{self._tracker.name}: {type(error).__name__}: {text}. The run goes on, and tries again.")
+            return False
+        return True

@@ -1,0 +1,260 @@
+"""Trackers beside training: the same numbers, a run that never waits, and what is said where something is lost."""
+
+import sys
+import threading
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+from colonnade.config.load import loads
+from colonnade.config.schema import Config
+from colonnade.errors import ConfigError
+from colonnade.train.trackers import Mlflow, Prometheus, Wandb, trackers
+from colonnade.train.tracking import Feed
+
+TOML = """
+[data]
+train = "tokens"
+[train]
+steps = 4
+global_batch_size = 4
+micro_batch_size = 2
+[optim]
+learning_rate = 1e-3
+[run]
+folder = "{folder}"
+[tracking]
+{tracking}
+"""
+
+
+def config(folder: Path, tracking: str = "") -> Config:
+    return loads(TOML.format(folder=folder, tracking=tracking))
+
+
+class Recorded:
+    """A tracker that keeps what it gets, and does what a test wants of it."""
+
+    name = "Recorded"
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.fails: set[str] = set()
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+
+    def _got(self, what: str, *arguments: Any) -> None:
+        self.goes_on.wait(20)
+        if what in self.fails:
+            raise ConnectionError("no route to https://me:topsecret@host/api?key=alsosecret\nsecond line")
+        self.calls.append((what, *arguments))
+
+    def open(self, first: int) -> None:
+        self._got("open", first)
+
+    def numbers(self, step: int, values: Any) -> None:
+        self._got("numbers", step, dict(values))
+
+    def event(self, step: int, kind: str, words: str) -> None:
+        self._got("event", step, kind, words)
+
+    def close(self) -> None:
+        self._got("close")
+
+
+def test_all_calls_come_in_order_from_a_thread() -> None:
+    tracker, said = Recorded(), list[str]()
+    feed = Feed(tracker, said.append)
+    feed.numbers(1, {"loss": 9.0})  # before it begins: nobody takes it
+    feed.begin(5)
+    feed.numbers(5, {"loss": 2.0})
+    feed.event(5, "saved", "step_5")
+    feed.close(10)
+    feed.begin(3)  # after a rollback
+    feed.numbers(3, {"loss": 1.0})
+    feed.close(10)
+    feed.close(10)
+    assert tracker.calls == [
+        ("open", 5), ("numbers", 5, {"loss": 2.0}), ("event", 5, "saved", "step_5"), ("close",),
+        ("open", 3), ("numbers", 3, {"loss": 1.0}), ("close",),
+    ]  # fmt: skip
+    assert said == []
+
+
+def test_a_tracker_that_stands_still_costs_a_run_nothing_and_what_is_lost_is_counted() -> None:
+    tracker, said = Recorded(), list[str]()
+    tracker.goes_on.clear()
+    feed = Feed(tracker, said.append, longest=10)
+    feed.begin(1)
+    putting = threading.Thread(target=lambda: [feed.numbers(step, {"loss": 1.0}) for step in range(1000)], daemon=True)
+    putting.start()
+    putting.join(5)
+    assert not putting.is_alive(), "putting waits for the tracker"
+    began = time.perf_counter()
+    feed.close(0.2)
+    assert time.perf_counter() - began < 2.0
+    tracker.goes_on.set()
+    assert feed.dropped >= 989
+    assert said == [
+        f"Recorded has not got {feed.dropped + 10:,} entries, or not said that it has the last. metrics.jsonl and "
+        "events.jsonl have them all."
+    ]
+
+
+def test_what_a_tracker_raises_is_said_once_without_credentials_and_it_is_tried_again() -> None:
+    tracker, said = Recorded(), list[str]()
+    tracker.fails = {"numbers"}
+    feed = Feed(tracker, said.append)
+    feed.begin(1)
+    feed.numbers(1, {})
+    feed.numbers(2, {})
+    feed.event(2, "saved", "")
+    feed.close(10)
+    assert tracker.calls == [("open", 1), ("event", 2, "saved", ""), ("close",)]
+    assert len(said) == 2 and said[0].startswith("Recorded: ConnectionError: no route to https://")
+    assert "secret" not in said[0] and "second line" not in said[0]
+    assert said[1].startswith("Recorded has not got 2 entries")
+
+
+def test_one_that_cannot_be_opened_loses_its_numbers_alone() -> None:
+    tracker, said = Recorded(), list[str]()
+    tracker.fails = {"open"}
+    feed = Feed(tracker, said.append)
+    feed.begin(1)
+    for step in range(50):
+        feed.numbers(step, {})
+    feed.close(10)
+    assert tracker.calls == [] and feed.dropped == 50 and len(said) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "package"),
+    [
+        ('wandb = "offline"', "wandb"),
+        ('mlflow = "http://nowhere:1"', "mlflow"),
+        ('prometheus = "9105"', "prometheus_client"),
+    ],
+)
+def test_a_missing_package_is_one_message(
+    line: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(
+        ConfigError, match=rf"tracking\..* needs the package {package}.*pip install 'colonnade\[track\]'"
+    ):
+        trackers(config(tmp_path, line))
+
+
+def test_nothing_is_tracked_unless_asked(tmp_path: Path) -> None:
+    assert trackers(config(tmp_path)) == []
+
+
+# --- the programs themselves, or what stands for them -----------------------------------------------------------------
+
+
+class FakeWandb(ModuleType):
+    """As much of wandb as is used."""
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.inits: list[dict[str, Any]] = []
+        self.logged: list[tuple[dict[str, Any], int | None]] = []
+        self.id, self.finished = "abc123", 0
+
+    def Settings(self, **settings: Any) -> dict[str, Any]:
+        return settings
+
+    def init(self, **how: Any) -> "FakeWandb":
+        self.inits.append(how)
+        return self
+
+    def log(self, values: dict[str, Any], step: int | None = None) -> None:
+        self.logged.append((values, step))
+
+    def finish(self) -> None:
+        self.finished += 1
+
+
+def test_wandb_knows_a_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    for _ in range(2):
+        tracker = Wandb(tmp_path, "project", "name", "online")
+        tracker.open(1)
+        tracker.numbers(7, {"loss": 1.0})
+        tracker.event(7, "saved", "step_7")
+        tracker.close()
+    assert [(how["id"], how["resume"]) for how in fake.inits] == [(None, None), ("abc123", "allow")]
+    assert fake.inits[0]["mode"] == "online" and fake.inits[0]["dir"] == str(tmp_path)
+    assert fake.logged[:2] == [({"loss": 1.0}, 7), ({"event/saved": 7}, 7)] and fake.finished == 2
+
+
+def test_prometheus_in_a_file(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    path = tmp_path / "metrics.prom"
+    tracker = Prometheus(str(path), 'a "run"')
+    tracker.open(1)
+    tracker.numbers(1, {"loss": 3.0, "tokens_per_second": 10.0})
+    tracker.numbers(2, {"loss": 2.5})
+    tracker.event(2, "rolled back", "")
+    tracker.close()
+    lines = path.read_text().splitlines()
+    assert 'colonnade_loss{run="a \\"run\\""} 2.5' in lines
+    assert 'colonnade_tokens_per_second{run="a \\"run\\""} 10.0' in lines
+    assert 'colonnade_event_rolled_back_step{run="a \\"run\\""} 2.0' in lines
+
+
+def test_prometheus_over_http_on_this_machine_alone(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    tracker = Prometheus(str(port), "r")
+    tracker.open(1)
+    tracker.numbers(1, {"loss": 3.0})
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        assert b'colonnade_loss{run="r"} 3.0' in answer.read()
+    tracker.close()
+    with pytest.raises(OSError):
+        urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_real_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = (tmp_path / "store").as_uri()
+    for first in (1, 3):
+        tracker = Mlflow(tmp_path, uri, "experiment", "run")
+        tracker.open(first)
+        for step in (first, first + 1):
+            tracker.numbers(step, {"loss": 1.0 / step})
+        tracker.event(first, "saved", "x")
+        tracker.close()
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("experiment")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    history = client.get_metric_history(run.info.run_id, "loss")
+    assert sorted((each.step, each.value) for each in history) == [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25)]
+    assert run.info.status == "FINISHED" and run.data.tags["event.1.saved"] == "x"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_real_wandb_offline(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    tracker = Wandb(tmp_path, "project", "name", "offline")
+    tracker.open(1)
+    tracker.numbers(1, {"loss": 1.0})
+    tracker.close()
+    assert list((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
