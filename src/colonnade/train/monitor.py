@@ -44,8 +44,8 @@ class Monitor:
         trackers: Sequence[Tracker] = (),
         tracking_patience: float = 10.0,
     ) -> None:
-        """`patient`: a full disk is waited out (`lines.py`). `trackers`: where numbers go besides the folder; the end of
-        the run waits so long for them [seconds].
+        """`patient`: a full disk is waited out (`lines.py`). `trackers`: where numbers go besides the folder;
+        `tracking_patience` [seconds]: the end of the run waits so long for them.
         """
         self._lines = Lines(patient=patient)
         self._active, self._steps, self._log_every = active, steps, log_every
