@@ -18,13 +18,14 @@ import torch
 
 from colonnade.train.monitor import Monitor
 from colonnade.train.trackers import Mlflow, Prometheus, Wandb
+from colonnade.train.tracking import Tracker
 
 PACKAGES = {"prometheus": "prometheus_client", "wandb": "wandb", "mlflow": "mlflow"}
 
 
 def monitor(folder: Path, names: list[str]) -> Monitor:
     folder.mkdir(parents=True)
-    every = {
+    every: dict[str, Tracker] = {
         "prometheus": Prometheus(str(folder / "metrics.prom"), "run"),
         "wandb": Wandb(folder, "project", "run", "offline"),
         "mlflow": Mlflow(folder, (folder / "store").as_uri(), "experiment", "run"),
