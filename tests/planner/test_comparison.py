@@ -2,14 +2,17 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from colonnade import cli
 from colonnade.errors import ConfigError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import paper_mesh
-from colonnade.planner.comparison import compared, shown
+from colonnade.planner.comparison import WALKED, compared, prediction, shown
 from tests import tiny
 
 
@@ -51,6 +54,22 @@ def test_a_run_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     with pytest.raises(SystemExit):
         cli.main()
     assert "predicted ÷ measured" in capsys.readouterr().out
+
+
+def test_a_start_does_not_walk_many_micro_batches_of_gpipe(tmp_path: Path) -> None:
+    """Memory is told; time and traffic are left to the planner's command."""
+    corpus = tiny.make(tmp_path)
+    found = {}
+    for count in (WALKED, WALKED + 1):
+        keys = ["parallel.pp=2", "parallel.schedule=gpipe", f"train.global_batch_size={count}"]
+        config = tiny.config(corpus, tmp_path, *keys, "train.micro_batch_size=1")
+        decision: Any = SimpleNamespace(products=None)
+        found[count] = prediction(config, 275, torch.device("cpu"), decision)
+    walked, told = found[WALKED], found[WALKED + 1]
+    assert walked["bytes_sent"]["pp"] > 0 and walked["seconds_per_step"] > 0
+    assert told["bytes_sent"] is told["seconds_per_step"] is None and told["memory"]["total_bytes"] > 0
+    (tmp_path / "prediction.json").write_text(json.dumps(told))
+    assert "seconds a step" in shown(tmp_path, as_json=False) and "sent over" not in shown(tmp_path, as_json=False)
 
 
 def test_a_folder_without_a_prediction(tmp_path: Path) -> None:
