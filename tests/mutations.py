@@ -1550,8 +1550,15 @@ MUTATIONS = [
     Mutation(
         "a rank's mean of what a teacher says is not weighed by its share",
         "tensor_parallel/distillation.py",
-        "((every[:, 3] - of_said).exp() * every[:, 4])",
+        "((every[:, 3] - lacking).exp() * every[:, 4])",
         "every[:, 4]",
+        ("tests/tensor_parallel/test_distillation.py",),
+    ),
+    Mutation(
+        "what a teacher leaves to other tokens is forgotten",
+        "tensor_parallel/distillation.py",
+        "-torch.expm1(of_said)",
+        "torch.zeros_like(of_said)",
         ("tests/tensor_parallel/test_distillation.py",),
     ),
     Mutation(

@@ -49,6 +49,12 @@ def given(setting: Setting) -> dict[str, Tensor]:
     return found | ({"bias": drawn(v, seed=6), "teacher_bias": drawn(v, seed=7)} if setting.bias else {})
 
 
+def with_others(p: Tensor, named: Tensor) -> Tensor:
+    """[..., v] -> [..., k + 1]: the probabilities of the named tokens, and that of all others together."""
+    k = int(named.sum(-1)[0, 0])
+    return torch.cat([p[named].view(*p.shape[:-1], k), p.masked_fill(named, 0.0).sum(-1, keepdim=True)], -1)
+
+
 def torchs(setting: Setting) -> dict[str, Tensor]:
     """Loss and gradients by torch's cross_entropy and kl_div of whole logits."""
     whole, t = given(setting), setting.temperature
@@ -56,12 +62,13 @@ def torchs(setting: Setting) -> dict[str, Tensor]:
     bias = whole["bias"].clone().requires_grad_() if setting.bias else torch.zeros(setting.vocab_size).double()
     logits = hidden @ table.t() + bias
     said = whole["read"] @ whole["teacher"].t() + whole.get("teacher_bias", 0.0)
-    if setting.k:
-        least = said.topk(setting.k, -1).values[..., -1:]
-        said = said.masked_fill(said < least, -torch.inf)
     hard = nn.functional.cross_entropy(logits.flatten(0, 1), whole["labels"].flatten(), reduction="none").view(S, B)
     q = (said / t).softmax(-1)
-    soft = nn.functional.kl_div((logits / t).log_softmax(-1), q, reduction="none").sum(-1)
+    log_p = (logits / t).log_softmax(-1)
+    if 0 < setting.k < setting.vocab_size:
+        named = torch.zeros_like(q).scatter(-1, q.topk(setting.k, -1).indices, 1.0) > 0
+        q, log_p = with_others(q, named), with_others(log_p.exp(), named).log()
+    soft = nn.functional.kl_div(log_p, q, reduction="none").sum(-1)
     loss = (hard * whole["hard"] + soft * whole["soft"]).sum()
     loss.backward()
     assert hidden.grad is not None and table.grad is not None
@@ -173,6 +180,19 @@ def test_a_student_that_says_what_its_teacher_says_has_nothing_to_learn() -> Non
     loss.backward()
     assert hidden.grad is not None and table.grad is not None
     assert abs(loss.item()) < 1e-13 and hidden.grad.abs().max() < 1e-14 and table.grad.abs().max() < 1e-14
+
+
+def test_few_tokens_teach_no_certainty_that_the_teacher_lacks() -> None:
+    """A student that is its teacher has nothing to learn from its likeliest tokens either, few as they may be."""
+    whole = given(Setting())
+    hidden, table = whole["hidden"].clone().requires_grad_(), nn.Parameter(whole["table"].clone())
+    ids, log_probs = likeliest(whole["hidden"], whole["table"], k=2, temperature=2.0, tp=Mesh().tp, vocab_size=37)
+    assert log_probs.exp().sum(-1).max() < 0.9
+    soft = SoftTargets(whole["soft"], 2.0, ids=ids, log_probs=log_probs)
+    loss = distilled_loss(hidden, table, whole["labels"], torch.zeros(S, B), soft, tp=Mesh().tp, vocab_size=37)
+    loss.backward()
+    assert hidden.grad is not None and table.grad is not None
+    assert abs(loss.item()) < 1e-12 and hidden.grad.abs().max() < 1e-13 and table.grad.abs().max() < 1e-13
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

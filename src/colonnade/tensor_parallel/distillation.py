@@ -3,13 +3,16 @@
     (1 − alpha) · cross entropy(z, label)  +  alpha · T² · KL(q ‖ softmax(z / T))          z: the student's logits
 
 q is what a teacher says of the next token, at the same temperature: either the softmax of its own logits, which its
-output layer makes here, a chunk of tokens at a time; or its k largest probabilities, made to sum to 1. Neither logits
-are gathered, nor ever whole: what crosses ranks are numbers a token,
+output layer makes here, a chunk of tokens at a time; or its k largest probabilities, and with them what is left for all
+other tokens, which the student's probability of these others is compared with as that of one token. Neither logits are
+gathered, nor ever whole: what crosses ranks are numbers a token,
 
-    log-sum-exp of z, of z / T and of t / T over this rank's rows, the label's logit, and Σ q (log q − z / T) over them.
+    log-sum-exp of z, of z / T and of log q over this rank's rows, the label's logit, Σ q (log q − z / T) over them,
+    and, of the k likeliest, log-sum-exp of z / T over the other rows.
 
 As in `cross_entropy.py` gradients are computed in forward. That of the logits is one matrix here,
-weight · (p − one-hot) + soft weight / T · (p at T − q), made in fp32 at least and rounded once.
+weight · (p − one-hot) + soft weight / T · (p at T − q), made in fp32 at least and rounded once. Of the others, which q
+has a share r of and the student a share s, q is r / s · p: what the student believes of them among themselves stays.
 """
 
 from dataclasses import dataclass
@@ -52,7 +55,7 @@ class SoftTargets:
     ids: Tensor | None = None
     """int64 [s, b, k]: its likeliest tokens."""
     log_probs: Tensor | None = None
-    """[s, b, k]: of these, at this temperature; their probabilities sum to 1."""
+    """[s, b, k]: of these, at this temperature; what their probabilities lack of 1 is of all other tokens."""
 
 
 def distilled_loss(
@@ -69,7 +72,8 @@ def distilled_loss(
     products: Products | None = None,
 ) -> Tensor:
     """Σ loss_weights · cross entropy + Σ soft.weights · KL, []: shapes and communication are those of `output_loss`,
-    but for 5 numbers a token in the place of 2. Call `backward()` on the result alone, or on a sum with others.
+    but for 5 numbers a token in the place of 2 (6 where its likeliest tokens teach). Call `backward()` on the result
+    alone, or on a sum with others.
     """
     rows, kernel = real_rows(weight, tp, vocab_size), kernel_of(weight, products)
     whole = Parallel(tp, sequence_parallel).enter(hidden)
@@ -89,8 +93,8 @@ def likeliest(
     vocab_size: int,
     products: Products | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The k likeliest tokens of each position, and their log-probabilities at this temperature, made to sum to 1:
-    [s, b, h] -> [s, b, k] both, the same on every rank. All-gathers 2k numbers a token.
+    """The k likeliest tokens of each position, and their log-probabilities at this temperature: [s, b, h] -> [s, b, k]
+    both, the same on every rank. All-gathers 2k + 1 numbers a token.
     """
     x, shape, kernel = hidden.reshape(-1, hidden.shape[-1]), (*hidden.shape[:-1], k), kernel_of(weight, products)
     rows = real_rows(weight, tp, vocab_size)
@@ -104,7 +108,8 @@ def likeliest(
             ids = torch.nn.functional.pad(places + tp.rank * len(weight), missing)
             every_value, every_id = (all_gather(each[None], tp).transpose(0, 1).flatten(1) for each in (values, ids))
             best = every_value.topk(k, -1)
-            found.append((every_id.gather(-1, best.indices), (best.values / temperature).log_softmax(-1)))
+            total = torch.logsumexp(all_gather(log_sum_exp(logits / temperature)[None], tp), 0)
+            found.append((every_id.gather(-1, best.indices), best.values / temperature - total[:, None]))
     ids, log_probs = (torch.cat(each).view(shape) for each in zip(*found, strict=True))
     return ids, log_probs
 
@@ -157,7 +162,7 @@ class _DistilledLoss(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Said:
-    """Of a chunk of tokens, what the teacher says of this rank's rows: log q up to a number a token."""
+    """Of a chunk of tokens, what the teacher says of this rank's rows: log q; by its logits up to a number a token."""
 
     scores: Tensor | None = None
     """[c, rows]: the teacher's logits divided by the temperature."""
@@ -193,14 +198,24 @@ class _Said:
         known = self.log_probs.masked_fill(self.log_probs.isinf(), 0.0)
         return total, (share * (known - z.gather(-1, self.row))).sum(-1)
 
+    def others(self, z: Tensor) -> Tensor | None:
+        """z [c, rows] with −∞ in the likeliest tokens' places; None where the teacher speaks of all."""
+        if self.row is None or self.log_probs is None:
+            return None
+        if not z.shape[-1]:
+            return z
+        hidden = torch.where(self.log_probs.isinf(), torch.inf, -torch.inf).to(z.dtype)  # +∞ changes nothing below
+        return z.scatter_reduce(-1, self.row, hidden, "amin")
+
     def subtract_(self, slope: Tensor, log_total: Tensor, factor: Tensor) -> None:
-        """slope −= factor · q, with the log-sum-exp over all ranks [c] and a factor a token [c]: [c, rows]."""
+        """slope −= factor · q, where q is told of single tokens: the number a token that log q lacks [c], and a factor
+        a token [c]: [c, rows].
+        """
         if self.scores is not None:
             slope -= (self.scores - log_total[:, None]).exp_() * factor[:, None]
         elif slope.shape[-1]:
             assert self.row is not None and self.log_probs is not None, "a teacher's likeliest tokens"
-            q = (self.log_probs - log_total[:, None]).exp()
-            slope.scatter_add_(-1, self.row, (-factor[:, None] * q).to(slope.dtype))
+            slope.scatter_add_(-1, self.row, (-factor[:, None] * self.log_probs.exp()).to(slope.dtype))
 
 
 def _losses(
@@ -211,19 +226,28 @@ def _losses(
     temperature: float,
     tp: Axis,
 ) -> tuple[Tensor, Tensor]:
-    """The chunk's loss, [], and the gradient of this rank's logits, [c, rows]. Sends 5 numbers a token."""
+    """The chunk's loss, [], and the gradient of this rank's logits, [c, rows]. Sends 5 or 6 numbers a token."""
     hard, soft = weights
     z = logits / temperature
     said_total, mean = said.sums(z)
-    local = (log_sum_exp(logits), log_sum_exp(z), label_logits(logits, label), said_total, mean)
-    every = all_gather(torch.stack([each.to(logits.dtype) for each in local])[None], tp)  # [tp, 5, c]
+    others = said.others(z)
+    local = [log_sum_exp(logits), log_sum_exp(z), label_logits(logits, label), said_total, mean]
+    local += [] if others is None else [log_sum_exp(others)]
+    every = all_gather(torch.stack([each.to(logits.dtype) for each in local])[None], tp)  # [tp, 5 or 6, c]
     lse, lse_soft, of_said = (torch.logsumexp(every[:, place], 0) for place in (0, 1, 3))
     target = every[:, 2].sum(0)
-    divergence = ((every[:, 3] - of_said).exp() * every[:, 4]).sum(0) - of_said + lse_soft
-    loss = ((lse - target) * hard).sum() + (divergence * soft).sum()
+    lacking = of_said if others is None else torch.zeros_like(of_said)
+    divergence = ((every[:, 3] - lacking).exp() * every[:, 4]).sum(0) - lacking + lse_soft
     slope = (logits - lse[:, None]).exp_().mul_(hard[:, None])
     slope += (z - lse_soft[:, None]).exp_().mul_((soft / temperature)[:, None])
-    said.subtract_(slope, of_said, soft / temperature)
+    said.subtract_(slope, lacking, soft / temperature)
+    if others is not None:
+        lse_others = torch.logsumexp(every[:, 5], 0)  # −∞ where there are no others
+        rest = torch.where(lse_others.isinf(), 0.0, -torch.expm1(of_said)).clamp_(min=0.0)
+        known = lse_others.masked_fill(lse_others.isinf(), 0.0)
+        divergence = divergence + torch.xlogy(rest, rest) - rest * known
+        slope -= (others - known[:, None]).exp_().mul_((rest * soft / temperature)[:, None])
+    loss = ((lse - target) * hard).sum() + (divergence * soft).sum()
     if slope.shape[-1]:
         slope.scatter_add_(-1, label[0][:, None], -(hard * label[1])[:, None])
     return loss, slope
