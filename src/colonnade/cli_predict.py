@@ -36,6 +36,14 @@ def predict(
         Path | None,
         typer.Option(help="Write here: .tsv for GLUE, .json for SQuAD, .jsonl with probabilities.", show_default=False),
     ] = None,
+    others: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--with",
+            help="Another model of an ensemble, whose logits are averaged; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     null_threshold: Annotated[
         float | None,
         typer.Option(help="[logits] No answer, where it is likelier by more than this.", show_default=False),
@@ -69,15 +77,19 @@ def predict(
     with trained.opened(
         path, tp=tp, pp=pp, dp=dp, device=device, precision=precision, to_take_less=fewer, base=base
     ) as (model, mesh):
-        spans = model.config.model.head == "spans"
-        predicting.check_options(model.config.model.head, output, null_threshold)
-        found: predicting.Told = (
-            predict_spans(
+        head = model.config.model.head
+        predicting.check_options(head, output, null_threshold, others or [])
+        found: predicting.Told
+        if head == "spans":
+            found = predict_spans(
                 *(model, mesh, inputs), format_name=format_name, batch_size=batch_size, null_threshold=null_threshold
             )
-            if spans
-            else predicting.predict(model, mesh, inputs, format_name=format_name, batch_size=batch_size)
-        )
+        else:
+            members = [predicting.predict(model, mesh, inputs, format_name=format_name, batch_size=batch_size)]
+            for other in others or []:
+                member = trained.open_another(chosen(other, best), mesh, model)
+                members.append(predicting.predict(member, mesh, inputs, format_name=format_name, batch_size=batch_size))
+            found = predicting.averaged(members)
         if mesh.rank == 0:
             predicting.show(found, output, as_json=as_json)
 

@@ -8,8 +8,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from colonnade.data.sidecar import ExampleFields
+from colonnade.errors import ConfigError
+from colonnade.serving.predict import Predictions, averaged
 from tests.commands import forked, here
 from tests.runs import Finished, metrics
 from tests.slow import first_fast
@@ -131,3 +135,41 @@ def test_mistakes_are_one_message(
 def test_a_language_model_tells_no_labels(finished: Finished, examples: Path) -> None:
     answer = here("predict", finished.folder, examples / "mnli")
     assert answer.status == 2 and "tells no labels" in answer.err, answer
+
+
+@pytest.mark.slow
+def test_an_ensemble_is_the_mean_of_its_members_logits(
+    examples: Path, runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("another")
+    other = write_config(examples, "mnli", folder)
+    assert forked("train", other, "train.seed=7").status == 0
+    members, given = (runs["mnli"], folder / "run"), (examples / "mnli.jsonl", "--format", "mnli")
+    apart = [predictions(each, *given) for each in members]
+    together = predictions(members[0], *given, "--with", members[1])
+    assert apart[0] != apart[1]
+    for one, another, both in zip(*apart, together, strict=True):
+        raised = {name: math.sqrt(p * another["probabilities"][name]) for name, p in one["probabilities"].items()}
+        expected = {
+            name: p / sum(raised.values()) for name, p in raised.items()
+        }  # logits differ from log p by a number
+        assert both["probabilities"] == pytest.approx(expected, rel=1e-12)
+        assert both["prediction"] == max(expected, key=lambda name: expected[name])
+    on_two = predictions(members[0], *given, "--with", members[1], "--tp", 2, num_ranks=2)
+    for each, both in zip(on_two, together, strict=True):
+        assert each["probabilities"] == pytest.approx(both["probabilities"], rel=1e-9)
+    answer = here("predict", members[0], *given, "--with", runs["qqp"])
+    assert answer.status == 2 and "mnli with 3 labels" in answer.err and "model.num_labels = 2" in answer.err, answer
+    answer = here("predict", members[0], *given, "--with", folder / "nothing")
+    assert answer.status == 2 and "there is no such folder" in answer.err, answer
+
+
+def test_models_of_two_tasks_are_no_ensemble() -> None:
+    nobody = np.full(2, np.nan)
+    members = [
+        Predictions(ExampleFields(task, "classification", ("text",), labels), np.zeros((2, len(labels))), nobody)
+        for task, labels in (("sst2", ("negative", "positive")), ("rte", ("entailment", "not_entailment")))
+    ]
+    assert averaged(members[:1] * 3).summary() == "2 examples of sst2"
+    with pytest.raises(ConfigError, match="entailment, not_entailment of 2 examples, another negative, positive of 2"):
+        averaged(members)

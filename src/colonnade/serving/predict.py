@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -153,12 +153,34 @@ def predict(
         return Predictions(fields_of(file), logits.numpy(), targets.numpy())
 
 
-def check_options(head: str, output: Path | None, null_threshold: float | None) -> None:
+def averaged(members: Sequence[Predictions]) -> Predictions:
+    """An ensemble: the mean of its members' logits. ConfigError where they tell of different labels."""
+    first = members[0]
+    for other in members[1:]:
+        if (other.fields.head, other.names, other.logits.shape) != (first.fields.head, first.names, first.logits.shape):
+            raise ConfigError(
+                f"one model tells {_told(other)}, another {_told(first)}: an ensemble is of models that were "
+                "fine-tuned for the same task. Leave one out."
+            )
+    return replace(first, logits=np.mean([each.logits for each in members], axis=0))
+
+
+def _told(found: Predictions) -> str:
+    what = ", ".join(found.names) or "a score"
+    return f"{what} of {counted(len(found.logits), 'example')}"
+
+
+def check_options(head: str, output: Path | None, null_threshold: float | None, others: Sequence[Path] = ()) -> None:
     """ConfigError for options of another head than the checkpoint's."""
     spans = head == "spans"
     if output is not None and output.suffix == (".tsv" if spans else ".json"):
         other = "SQuAD's predictions are .json" if spans else "labels are told in .tsv, as GLUE takes it"
         raise ConfigError(f'--output {output}, and the checkpoint has model.head = "{head}": {other}, or .jsonl.')
+    if spans and others:
+        raise ConfigError(
+            f"--with {others[0]}: ensembles are of models that tell labels, choices or scores, and the checkpoint "
+            "answers questions. Leave it out."
+        )
     if null_threshold is not None and not spans:
         raise ConfigError(
             f'--null-threshold is of questions about texts, and the checkpoint has model.head = "{head}". Leave it out.'

@@ -154,6 +154,14 @@ def opened(
         yield open_trained(checkpoint, mesh, place, precision, base=base), mesh
 
 
+def open_another(path: Path, mesh: Mesh, beside: Trained) -> Trained:
+    """A further checkpoint on the ranks, device and precision of one that is open; every rank calls this."""
+    checkpoint = find(path)
+    _, config, _ = described(checkpoint)
+    _check_layout(checkpoint, config.model, mesh.tp.size, mesh.pp.size)
+    return open_trained(checkpoint, mesh, next(beside.model.parameters()).device, beside.precision)
+
+
 def _check_layout(checkpoint: Path, model: ModelConfig, tp: int, pp: int) -> None:
     problems = list(layout_problems(checkpoint, model, tp, pp))
     if problems:
