@@ -14,7 +14,7 @@ from tests import tiny
 from tests.commands import environment
 
 LAYOUT = ["parallel.tp=2", "parallel.dp=2"]
-ENDLESS = ["train.steps=100000", "train.evaluate_every=0", "checkpoint.every=0"]
+ENDLESS = ["train.steps=100000", "train.evaluate_every=0", "checkpoint.every=0", "restarts.limit=0"]
 WAITS = re.compile(r"^rank (\d) \[pp0 dp\d tp\d\] waits in \w+ over \w+.*\(step \d+, \d+\.\d s.*\); rank \d .*$", re.M)
 
 
@@ -46,7 +46,10 @@ def trouble(folder: Path, number: int, *overrides: str) -> tuple[int, str, float
     assert ranks.keys() == {0, 1, 2, 3}
     begin = time.monotonic()
     os.kill(ranks[2], number)
-    _, errors = process.communicate(timeout=60)
+    try:
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.terminate()  # one that has not ended, and would go on behind the tests
     assert not [rank for rank in ranks.values() if Path(f"/proc/{rank}").exists()]
     return process.returncode, errors, time.monotonic() - begin
 
