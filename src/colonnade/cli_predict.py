@@ -22,6 +22,15 @@ TextFile = Annotated[
 ]
 BatchSize = Annotated[int, typer.Option(help="Read at once.", min=1)]
 
+Ensemble = Annotated[
+    list[Path] | None,
+    typer.Option("--with", help="Another model, to average their logits; may be repeated.", show_default=False),
+]
+NullThreshold = Annotated[
+    float | None,
+    typer.Option(help="[logits] No answer, where it is likelier by more than this.", show_default=False),
+]
+
 
 def predict(
     checkpoint: Checkpoint,
@@ -36,18 +45,8 @@ def predict(
         Path | None,
         typer.Option(help="Write here: .tsv for GLUE, .json for SQuAD, .jsonl with probabilities.", show_default=False),
     ] = None,
-    others: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--with",
-            help="Another model of an ensemble, whose logits are averaged; may be repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    null_threshold: Annotated[
-        float | None,
-        typer.Option(help="[logits] No answer, where it is likelier by more than this.", show_default=False),
-    ] = None,
+    others: Ensemble = None,
+    null_threshold: NullThreshold = None,
     batch_size: BatchSize = 32,
     best: Best = False,
     base: BaseFolder = None,
@@ -71,25 +70,19 @@ def predict(
 
     from colonnade.serving import predict as predicting
     from colonnade.serving import trained
-    from colonnade.serving.predict_spans import predict_spans
 
     path, fewer = chosen(checkpoint, best), [f"lower --batch-size (now {batch_size})"]
     with trained.opened(
         path, tp=tp, pp=pp, dp=dp, device=device, precision=precision, to_take_less=fewer, base=base
     ) as (model, mesh):
-        head = model.config.model.head
-        predicting.check_options(head, output, null_threshold, others or [])
-        found: predicting.Told
-        if head == "spans":
-            found = predict_spans(
-                *(model, mesh, inputs), format_name=format_name, batch_size=batch_size, null_threshold=null_threshold
-            )
-        else:
-            members = [predicting.predict(model, mesh, inputs, format_name=format_name, batch_size=batch_size)]
-            for other in others or []:
-                member = trained.open_another(chosen(other, best), mesh, model)
-                members.append(predicting.predict(member, mesh, inputs, format_name=format_name, batch_size=batch_size))
-            found = predicting.averaged(members)
+        found = predicting.told_by(
+            *(model, mesh, inputs),
+            others=[chosen(other, best) for other in others or []],
+            output=output,
+            format_name=format_name,
+            batch_size=batch_size,
+            null_threshold=null_threshold,
+        )
         if mesh.rank == 0:
             predicting.show(found, output, as_json=as_json)
 

@@ -191,9 +191,21 @@ def _event(config: Config, found: dict[str, Any]) -> None:
 
 
 def _metrics(config: Config) -> list[dict[str, Any]]:
-    path = Path(config.run.folder) / METRICS
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    """The lines of the steps so far; none of a file that cannot be read, which is for those who write it to tell."""
+    try:
+        text = (Path(config.run.folder) / METRICS).read_text(errors="replace")
+    except OSError:
+        return []
+    return [line for line in map(_object_in, text.splitlines()) if line is not None]
+
+
+def _object_in(line: str) -> dict[str, Any] | None:
+    """None for a line that was cut off or damaged."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _resident(device: torch.device) -> int:

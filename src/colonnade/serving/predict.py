@@ -31,7 +31,8 @@ from colonnade.examples.formats import format_of
 from colonnade.examples.make import make_examples
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.bert_labels import LabelBERT
-from colonnade.serving.trained import Trained
+from colonnade.serving.predict_spans import predict_spans
+from colonnade.serving.trained import Trained, open_another
 from colonnade.tasks.labels import Labels
 from colonnade.tasks.scores import scores_of
 
@@ -124,6 +125,33 @@ class Told(Protocol):
     def summary(self) -> str:
         """One line for people."""
         ...
+
+
+def told_by(
+    trained: Trained,
+    mesh: Mesh,
+    inputs: Sequence[Path],
+    *,
+    others: Sequence[Path],
+    output: Path | None,
+    format_name: str | None,
+    batch_size: int,
+    null_threshold: float | None,
+) -> Told:
+    """What the model tells, or with `others` an ensemble; every rank calls this. ConfigError for options of another
+    head.
+    """
+    head = trained.config.model.head
+    check_options(head, output, null_threshold, others)
+    if head == "spans":
+        return predict_spans(
+            *(trained, mesh, inputs), format_name=format_name, batch_size=batch_size, null_threshold=null_threshold
+        )
+    members = [predict(trained, mesh, inputs, format_name=format_name, batch_size=batch_size)]
+    for path in others:
+        member = open_another(path, mesh, trained)
+        members.append(predict(member, mesh, inputs, format_name=format_name, batch_size=batch_size))
+    return averaged(members)
 
 
 def predict(
