@@ -29,9 +29,11 @@ EVALUATION = {"validation_loss", "validation_perplexity", "validation_bits_per_b
 def test_a_run_leaves_its_folder(finished: Finished) -> None:
     assert sorted(path.name for path in finished.folder.iterdir()) == [
         "checkpoints",
+        "comparison.json",
         "config.toml",
         "events.jsonl",
         "metrics.jsonl",
+        "prediction.json",
     ]
     assert load(finished.folder / "config.toml") == load(finished.config)
     assert load(finished.newest / "config.toml") == load(finished.config)

@@ -10,7 +10,6 @@ bytes sent    of a step, by axis; measured is the least of the steps, which leav
 import json
 import os
 import statistics
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -76,10 +75,7 @@ class Watcher:
         steps = _metrics(config)[self._lines :]
         if not steps:
             return
-        measured = self._measured(steps, mesh.ledger, device)
-        found = compared(self._predicted, measured)
-        _write(config, COMPARISON, found)
-        _event(config, found)
+        _write(config, COMPARISON, compared(self._predicted, self._measured(steps, mesh.ledger, device)))
 
     def _measured(self, steps: list[dict[str, Any]], ledger: Ledger, device: torch.device) -> dict[str, Any]:
         usual = steps[1:] or steps
@@ -183,11 +179,6 @@ def _row(name: str, each: dict[str, Any], text: Callable[[Any], str]) -> list[st
 
 def _write(config: Config, name: str, content: dict[str, Any]) -> None:
     write_whole(Path(config.run.folder) / name, (json.dumps(content, indent=1) + "\n").encode())
-
-
-def _event(config: Config, found: dict[str, Any]) -> None:
-    with (Path(config.run.folder) / "events.jsonl").open("a") as file:
-        file.write(json.dumps({"time": round(time.time(), 3), "event": "compared", **found}) + "\n")
 
 
 def _metrics(config: Config) -> list[dict[str, Any]]:
