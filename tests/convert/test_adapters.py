@@ -203,6 +203,7 @@ def converted_base(base: Path, folder: Path) -> Path:
     return folder / "plain"
 
 
+@pytest.mark.slow
 def test_what_was_trained_besides_adapters_is_not_lost_in_an_export(tmp_path: Path) -> None:
     saved(tmp_path / "base", "gpt2")
     folder = trained(tmp_path / "base", tmp_path, ["attention.qkv"])

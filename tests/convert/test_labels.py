@@ -170,6 +170,7 @@ def test_an_encoder_of_theirs_gets_a_new_head(kind: str, examples: Path, tmp_pat
     assert weights["head.classifier.weight"].std() > 0.005
 
 
+@pytest.mark.slow
 def test_a_head_for_other_labels_is_drawn_and_one_for_the_same_is_taken(examples: Path, tmp_path: Path) -> None:
     first = trained(examples, tmp_path / "mnli", "mnli")
     before = whole_tensors(first / "checkpoints" / "step_00000004")

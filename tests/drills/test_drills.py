@@ -28,6 +28,7 @@ def test_kills(place: Place) -> None:
     assert sum(row["kills"] for row in rows) >= 3
 
 
+@pytest.mark.slow
 def test_a_full_disk(place: Place) -> None:
     found = [disk_drill(place, SERIAL, seed=seed) for seed in (1, 2)]
     assert [row["problems"] for row in found] == [[], []] and sum(row["failed saves"] for row in found)

@@ -76,6 +76,7 @@ def limited(rank: int) -> None:
     loop.build_state = build_state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dp", [1, 2])
 def test_out_of_memory_at_the_start_is_one_message(config: Path, tmp_path: Path, dp: int) -> None:
     large = ["model.hidden_size=4096", "model.num_layers=8", f"parallel.dp={dp}"]

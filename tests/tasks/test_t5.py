@@ -148,6 +148,7 @@ def test_16_bits_stay_near_float64(alone: Path, texts: Path, tmp_path: Path, key
     assert ours == pytest.approx(theirs, rel=0.01) and ours != pytest.approx(theirs, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rank", "stack"), [(1, "encoder"), (2, "decoder")])
 def test_a_bit_of_a_shared_table_is_named(texts: Path, tmp_path: Path, rank: int, stack: str) -> None:
     """Stages 0 and 1 have blocks of the encoder, 1 and 2 of the decoder: each table of positions has an axis."""

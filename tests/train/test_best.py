@@ -84,6 +84,7 @@ def test_a_better_one_takes_its_place(corpus: TinyCorpus, tmp_path: Path) -> Non
     assert [event["checkpoint"] for event in events(run) if event["event"] == "best"][-1] == "step_00000008"
 
 
+@pytest.mark.slow
 def test_without_keep_best_the_newest_alone_stay(corpus: TinyCorpus, tmp_path: Path) -> None:
     config, run = write_config(corpus, tmp_path), tmp_path / "run"
     assert forked("train", config, *EACH, "train.steps=2").status == 0
@@ -100,6 +101,7 @@ def test_what_a_killed_run_left_is_tidied_without_the_best(finished: Finished, t
     assert answer.status == 0 and saved_steps(run) == [4, 6], answer
 
 
+@pytest.mark.slow
 def test_saves_that_are_not_evaluated_are_noted_at_the_start(corpus: TinyCorpus, tmp_path: Path) -> None:
     config = write_config(corpus, tmp_path)
     out = re.sub(r"\s+", " ", forked("train", config, "train.steps=7", "optim.decay_steps=6").out)

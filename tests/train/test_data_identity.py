@@ -109,6 +109,7 @@ def test_files_of_a_blend_in_another_order_are_another_run(stopped: Path, tmp_pa
     assert answer.status == 2 and "data.blend, file 1" in answer.err and "data.blend, file 2" in answer.err, answer
 
 
+@pytest.mark.slow
 def test_other_data_on_purpose(stopped: Path, tmp_path: Path) -> None:
     longer(tmp_path / "one")
     answer = go_on(stopped, "checkpoint.allow_other_data=true", "checkpoint.every=1", "checkpoint.keep=3")

@@ -180,6 +180,7 @@ def test_a_stop_file_ends_a_run_and_keeps_it_from_starting(config: Path, tmp_pat
     assert answer.status == 0 and f"(step {step}, " in answer.out, answer
 
 
+@pytest.mark.slow
 def test_a_time_limit_ends_a_run_that_is_started_again_and_again(config: Path, tmp_path: Path) -> None:
     """As a batch system would, after every step; the last time it has finished."""
     for step in range(1, 6):

@@ -88,6 +88,7 @@ def test_evaluating_and_generating_beside_the_base(adapted: Path, finished: Fini
     assert answer.status == 0, answer
 
 
+@pytest.mark.slow
 def test_a_base_that_has_changed_or_moved(
     adapted: Path, finished: Finished, corpus: TinyCorpus, tmp_path: Path
 ) -> None:

@@ -173,6 +173,7 @@ def test_a_run_goes_on_with_its_reference(pairs: Path, tuned: Path, tmp_path: Pa
     assert (tmp_path / "run" / "reference.npz").read_bytes() == stored
 
 
+@pytest.mark.slow
 def test_a_reference_of_others_is_refused(pairs: Path, tuned: Path, tmp_path: Path) -> None:
     named = f"preferences.reference={tuned / 'reference.npz'}"
     answer = run(pairs, tmp_path, named, "preferences.beta=0.5", "train.steps=1")

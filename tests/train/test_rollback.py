@@ -158,6 +158,7 @@ def test_a_run_that_goes_on_later_knows_its_rollbacks(config: Path, tmp_path: Pa
     assert_same(run, whole)
 
 
+@pytest.mark.slow
 def test_a_restart_before_the_divergence_sees_it_alike(config: Path, tmp_path: Path) -> None:
     """The losses that a spike is held against are in the checkpoint: behind it there are too few for a window."""
     run, whole = tmp_path / "run", tmp_path / "whole"

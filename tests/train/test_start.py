@@ -192,6 +192,7 @@ def test_who_has_a_folder_is_said_and_a_dead_run_never_blocks(config: Path, tmp_
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(1, 7))
 
 
+@pytest.mark.slow
 def test_ranks_keep_the_folder_of_a_launcher_that_is_gone(config: Path, tmp_path: Path) -> None:
     """They may still be writing. The folder is free when the last of them has ended."""
     program = f"""
