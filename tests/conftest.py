@@ -59,3 +59,8 @@ def stories() -> list[str]:
 def tokenizer(stories: list[str]) -> Tokenizer:
     """A small byte-level BPE, end of document included."""
     return train_bpe(stories[:3], 600)
+
+
+# torch's autograd looks for devices once, at a process's first backward: with one that a test has registered by then, it
+# starts threads, and ranks that are forked later cannot compute gradients. So the first backward is here.
+torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
