@@ -61,6 +61,6 @@ def tokenizer(stories: list[str]) -> Tokenizer:
     return train_bpe(stories[:3], 600)
 
 
-# At a process's first backward torch's autograd looks for devices. With one that a test has registered by then it starts
-# threads, and ranks that are forked later cannot compute gradients. So the first backward is here.
+# At a process's first backward torch's autograd looks for devices. With one that a test has registered by then it
+# starts threads, and ranks that are forked later cannot compute gradients. So the first backward is here.
 torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
