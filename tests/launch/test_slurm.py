@@ -59,7 +59,7 @@ def test_all_that_is_impossible_is_told_at_once(settings: Config) -> None:
     with pytest.raises(ConfigError) as caught:
         script(settings, Job(1, 3, "4", gpus=False, array="x", margin=300), ["books.toml"], "python")
     said = str(caught.value)
-    assert said.startswith("colonnade slurm: 4 problems") and said.count("\n  - ") == 4
+    assert said.startswith("no such job: 4 problems") and said.count("\n  - ") == 4
     assert "1 node × 3 ranks = 3 ranks, but the layout, tp 2 × pp 1 × dp 8, has 16" in said
     assert "A layout for them: parallel." in said and "tensor-parallel ranks would lie across two nodes" in said
     with pytest.raises(ConfigError, match=r"Ask for 16, or parallel\.dp=16"):

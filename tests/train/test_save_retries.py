@@ -3,7 +3,9 @@
 import errno
 import json
 import os
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,20 @@ def test_lines_wait_while_a_disk_is_full(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(lines, "append", append)
     patient.check()
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
+
+
+def test_threads_write_each_line_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save beside training tells its end from a thread of its own, while a step writes its metrics."""
+    path, together, append = tmp_path / "events.jsonl", Lines(patient=True), lines.append
+
+    def slowly(path: Path, line: Any, *, whole: bool = False) -> None:
+        append(path, line, whole=whole)
+        time.sleep(0.001)  # another thread's turn, between writing and forgetting
+
+    monkeypatch.setattr(lines, "append", slowly)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda number: together.write(path, {"step": number}), range(40)))
+    assert sorted(json.loads(line)["step"] for line in path.read_text().splitlines()) == list(range(40))
 
 
 def test_of_a_torn_line_nothing_stays(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def script(config: Config, job: Job, arguments: Sequence[str], python: str) -> s
     found = list(problems(config, job))
     if found:
         count = "1 problem" if len(found) == 1 else f"{len(found)} problems"
-        raise ConfigError("\n".join([f"colonnade slurm: {count}", *(f"  - {each}" for each in found)]))
+        raise ConfigError("\n".join([f"no such job: {count}", *(f"  - {each}" for each in found)]))
     return "\n".join(["#!/bin/bash", *_directives(job), "", _BODY.format_map(_values(config, job, arguments, python))])
 
 

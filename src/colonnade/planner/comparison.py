@@ -30,6 +30,7 @@ from colonnade.planner.paper import walk
 from colonnade.planner.predict import predict
 from colonnade.planner.ranks import amount, table
 from colonnade.train.corpus import Corpus
+from colonnade.train.lines import object_in
 from colonnade.train.loop import Banner
 from colonnade.train.monitor import METRICS
 from colonnade.train.products import Decision
@@ -187,16 +188,7 @@ def _metrics(config: Config) -> list[dict[str, Any]]:
         text = (Path(config.run.folder) / METRICS).read_text(errors="replace")
     except OSError:
         return []
-    return [line for line in map(_object_in, text.splitlines()) if line is not None]
-
-
-def _object_in(line: str) -> dict[str, Any] | None:
-    """None for a line that was cut off or damaged."""
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
+    return [line for line in map(object_in, text.splitlines()) if line is not None]
 
 
 def _resident(device: torch.device) -> int:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from colonnade.config.numbers import counted
 from colonnade.errors import ConfigError, hidden
+from colonnade.train.lines import object_in
 from colonnade.train.monitor import METRICS
 
 EVENTS, THERMOMETERS, CONFIG = "events.jsonl", "thermometers.jsonl", "config.toml"
@@ -111,14 +112,11 @@ def _objects(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
     try:
         with path.open("rb") as file:
             for line in file:
-                try:
-                    content = json.loads(line)
-                except (ValueError, RecursionError):
-                    content = None
-                if isinstance(content, dict):
-                    yield content
-                else:
+                content = object_in(line)
+                if content is None:
                     broken += bool(line.strip())
+                else:
+                    yield content
     except FileNotFoundError:
         return
     except OSError as error:

@@ -117,13 +117,19 @@ def _best(path: Path, best: bool) -> Iterator[str]:
             yield str(error)
 
 
+def no_checkpoint(path: Path) -> str:
+    """What to say where a path leads to no checkpoint."""
+    missing = "" if path.exists() else ": there is no such folder"
+    return (
+        f"{path} is neither a checkpoint nor the folder of a run that has one{missing}. Name a folder like "
+        "RUN/checkpoints/step_00000100, or RUN itself for its newest."
+    )
+
+
 def _checkpoint(path: Path, tp: int, pp: int) -> Iterator[str]:
     """Whether there is a checkpoint at all, and if its configuration can be read, whether the layout suits it."""
     if not path.exists():
-        yield (
-            f"{path} is neither a checkpoint nor the folder of a run that has one: there is no such folder. Name a "
-            "folder like RUN/checkpoints/step_00000100, or RUN itself for its newest."
-        )
+        yield no_checkpoint(path)
         return
     folders = [path, *sorted(path.glob("step_*")), *sorted(path.glob("checkpoints/step_*"))]
     found = [folder for folder in folders if (folder / "manifest.json").is_file()]

@@ -47,7 +47,7 @@ from colonnade.pipeline.chunk import Chunk
 from colonnade.pipeline.inference import Inference, ResidentWeights
 from colonnade.pipeline.partition import chunks_of_stage
 from colonnade.serving.memory_limit import InUse, within_memory
-from colonnade.serving.options import device_problems, layout_problems
+from colonnade.serving.options import device_problems, layout_problems, no_checkpoint
 from colonnade.tasks.task import Hidden
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
@@ -236,10 +236,7 @@ def find(path: Path) -> Path:
         raise CheckpointError(
             f"{path} is {what}, and no checkpoint. `colonnade convert {path} TARGET{base}` makes one; name TARGET then."
         )
-    raise CheckpointError(
-        f"{path} is neither a checkpoint nor the folder of a run that has one. Name a folder like "
-        "RUN/checkpoints/step_00000100, or RUN itself for its newest."
-    )
+    raise CheckpointError(no_checkpoint(path))
 
 
 def open_trained(

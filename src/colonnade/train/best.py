@@ -4,7 +4,6 @@ Nothing is kept for it: metrics.jsonl has the losses and the folder the checkpoi
 every layout and after a restart.
 """
 
-import json
 import math
 import re
 from collections.abc import Collection, Iterator
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 
 from colonnade.config.schema import CheckpointConfig
 from colonnade.errors import CheckpointError
+from colonnade.train.lines import object_in
 from colonnade.train.run_folder import checkpoints
 
 LOSS = "validation_loss"
@@ -97,9 +97,6 @@ def _evaluated(metrics: Path) -> Iterator[dict[str, Any]]:
     for line in lines:
         if LOSS.encode() not in line:  # most: not worth parsing
             continue
-        try:
-            content = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(content, dict) and isinstance(content.get("step"), int) and isinstance(content[LOSS], float):
+        content = object_in(line) or {}
+        if isinstance(content.get("step"), int) and isinstance(content.get(LOSS), float):
             yield content

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import threading
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,31 +17,36 @@ PASSING = frozenset(
 
 
 class Lines:
-    """Appends to files in the order of calls. `patient`: what cannot be written now waits for the next call."""
+    """Appends to files in the order of calls, from any thread: saves that run beside training tell their own end.
+    `patient`: what cannot be written now waits for the next call.
+    """
 
     def __init__(self, *, patient: bool = False) -> None:
         self.patient = patient
         self._waiting: deque[tuple[Path, Mapping[str, Any]]] = deque()
         self._said = False
+        self._lock = threading.Lock()
 
     def write(self, path: Path, line: Mapping[str, Any]) -> str:
         """Append a line; ConfigError where that is impossible. What to tell the user, once, where it has to wait."""
-        self._waiting.append((path, line))
-        try:
-            self._flush()
-        except ConfigError as error:
-            cause = error.__cause__
-            if not (self.patient and isinstance(cause, OSError) and cause.errno in PASSING):
-                raise
-            said, self._said = self._said, True
-            return "" if said else f"{error} Until then its lines wait in memory, and the run goes on."
-        self._said = False
-        return ""
+        with self._lock:
+            self._waiting.append((path, line))
+            try:
+                self._flush()
+            except ConfigError as error:
+                cause = error.__cause__
+                if not (self.patient and isinstance(cause, OSError) and cause.errno in PASSING):
+                    raise
+                said, self._said = self._said, True
+                return "" if said else f"{error} Until then its lines wait in memory, and the run goes on."
+            self._said = False
+            return ""
 
     def check(self) -> None:
         """CheckpointError while lines wait: what is saved must not outlive what is told of it."""
         try:
-            self._flush()
+            with self._lock:
+                self._flush()
         except ConfigError as error:
             raise CheckpointError(str(error)) from error
 
@@ -48,6 +54,15 @@ class Lines:
         while self._waiting:
             append(*self._waiting[0], whole=self.patient)
             self._waiting.popleft()
+
+
+def object_in(line: bytes | str) -> dict[str, Any] | None:
+    """The JSON object of a line; None for a line that was cut off, or holds something else."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def append(path: Path, line: Mapping[str, Any], *, whole: bool = False) -> None:

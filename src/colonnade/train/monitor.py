@@ -19,7 +19,7 @@ from typing import Any
 
 from colonnade.atomic import write_whole
 from colonnade.errors import ConfigError, hidden, without_credentials
-from colonnade.train.lines import Lines, append, unwritable
+from colonnade.train.lines import Lines, append, object_in, unwritable
 from colonnade.train.tracking import Feed, Tracker
 
 METRICS, EVENTS, UNDONE = "metrics.jsonl", "events.jsonl", "undone.jsonl"
@@ -66,7 +66,7 @@ class Monitor:
             return
         for file in (self._metrics, self._thermometers):
             _rewrite(file, lambda lines: _of_steps(lines, step))
-        _rewrite(self._events, lambda lines: [line for line in lines if _object_in(line) is not None])
+        _rewrite(self._events, lambda lines: [line for line in lines if object_in(line) is not None])
         self._step = step
         for feed in self._feeds:
             feed.begin(step + 1)
@@ -189,7 +189,7 @@ def set_aside(run: Path, step: int) -> None:
     lines = metrics.read_bytes().split(b"\n") if metrics.exists() else []
     for line in lines:
         if _step_of(line) > step:
-            append(run / UNDONE, _object_in(line) or {})
+            append(run / UNDONE, object_in(line) or {})
     _rewrite(metrics, lambda lines: _of_steps(lines, step))
 
 
@@ -207,16 +207,7 @@ def _of_steps(lines: list[bytes], last: int) -> list[bytes]:
     return [by_step[step] for step in sorted(by_step) if 1 <= step <= last]
 
 
-def _object_in(line: bytes) -> dict[str, Any] | None:
-    """The JSON object that a line is; None for a broken line."""
-    try:
-        content = json.loads(line)
-    except ValueError:
-        return None
-    return content if isinstance(content, dict) else None
-
-
 def _step_of(line: bytes) -> int:
     """The step that a line of metrics.jsonl tells of; 0 for a broken line."""
-    step = (_object_in(line) or {}).get("step")
+    step = (object_in(line) or {}).get("step")
     return step if isinstance(step, int) else 0

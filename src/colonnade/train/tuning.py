@@ -32,6 +32,7 @@ from colonnade.launch import launch
 from colonnade.lock import locked
 from colonnade.train import run_folder
 from colonnade.train.best import LOSS, best_of, evaluations
+from colonnade.train.lines import object_in
 from colonnade.train.side_by_side import Run, Share, is_interrupted, last_line, process_of, run_side_by_side
 from colonnade.train.sweep import SEED, Point, Sweep
 
@@ -194,13 +195,8 @@ def _events(run: Path) -> list[dict[str, Any]]:
     path = run / "events.jsonl"
     if not path.exists():
         return []
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue  # a line that was cut off
-    return [line for line in found if isinstance(line, dict) and "event" in line]
+    found = map(object_in, path.read_bytes().splitlines())
+    return [line for line in found if line is not None and "event" in line]
 
 
 def _ended(sweep: Sweep) -> dict[str, Outcome]:
