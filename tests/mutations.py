@@ -26,6 +26,7 @@ AUDIT = "tests/parity/test_audit.py"
 PRECISION = "tests/parity/test_precision.py"
 OVERFLOW = "tests/parity/test_overflow.py"
 STEP = "tests/train/test_step.py"
+SLOW_RANKS = "tests/train/test_slow_ranks.py"
 RESTART_POLICY = "tests/launch/test_restart_policy.py"
 GPT = "tests/model/test_gpt.py"
 COLLECTIVES = "tests/mesh/test_collectives.py"
@@ -1966,6 +1967,20 @@ MUTATIONS = [
         "means: Tensor = (x.double() * weights).sum(0) / weights.sum(0)",
         "means: Tensor = x.double().mean(0)",
         ("tests/serving/test_encoder.py",),
+    ),
+    Mutation(
+        "a rank that waits for a slow one counts as slow",
+        "train/slow_ranks.py",
+        "own = time.perf_counter() - started - (ledger.stood_still() - before)",
+        "own = time.perf_counter() - started",
+        (SLOW_RANKS,),
+    ),
+    Mutation(
+        "stages are held against each other",
+        "train/slow_ranks.py",
+        'mesh.layout.groups("dp", "tp")',
+        'mesh.layout.groups("pp", "dp", "tp")',
+        (SLOW_RANKS,),
     ),
     Mutation(
         "every restart counts as progress",

@@ -84,7 +84,11 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
         ),
         ("optim.lr=3", "optim.lr is not a key: did you mean optim.learning_rate?"),
         ("optim.micro_batch_sizes=3", "optim.micro_batch_sizes is not a key: did you mean train.micro_batch_size?"),
-        ("run.xyz=3", "run.xyz is not a key. [run] has folder, time_limit, heartbeat, tensorboard."),
+        (
+            "run.xyz=3",
+            "run.xyz is not a key. [run] has folder, time_limit, heartbeat, slow_ranks_every, slow_ranks_factor, "
+            "tensorboard.",
+        ),
         ("paralel.tp=1", "[paralel] is not a section. Did you mean [parallel]?"),
         (
             "zzz.tp=1",
@@ -271,7 +275,7 @@ def value_for(key: Key) -> st.SearchStrategy[Any]:
     if key.type is int:
         return st.integers(max([1, *(int(limit.rsplit(" ", 1)[1]) for limit in key.limits)]), 10**5)
     low = 1e-300 if "above 0" in key.limits else 0
-    low_and_high = (low, 0.999) if "below 1" in key.limits else (1e-300, 1e300)
+    low_and_high = (low, 0.999) if "below 1" in key.limits else (1.001 if "above 1" in key.limits else 1e-300, 1e300)
     return st.floats(low, 1.0) if "at most 1.0" in key.limits else st.floats(*low_and_high)
 
 

@@ -413,6 +413,10 @@ class RunConfig(Section):
     heartbeat: NotNegative = 0.0
     """[seconds] heartbeat.json in the run's folder is written anew after a step, when the last one is so old: step and
     time, for whoever watches from outside. 0: it is not written."""
+    slow_ranks_every: CountOrZero = 100
+    """[steps] After so many steps, ranks that do the same work are compared, and slow ones named. 0: never."""
+    slow_ranks_factor: Annotated[float, Gt(1)] = 1.5
+    """[factor] A rank is slow that computes so many times as long as the median of the others that do the same work."""
     tensorboard: bool = False
     """Write the metrics for TensorBoard too. Needs the extra `track`."""
 

@@ -144,6 +144,8 @@ class Supervisor:
     """Tidies up if this process is killed."""
     sizes: list[tuple[float, int]] = field(default_factory=list)
     """Bytes in rank 0's error stream at a time."""
+    reports: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """By rank: the time of its last report's file, and when that was first seen (monotonic, in seconds)."""
     stopping: bool = False
     """Ranks that end from now on have been made to."""
     cause: Cause | None = None
@@ -162,6 +164,7 @@ class Supervisor:
             started = time.monotonic()
             while self._running() and not self._failed():
                 self._wait(TICK)
+                self._look_at_reports()
                 if self.at is not None and time.monotonic() > started + self.at[0]:
                     self.at[1]()
                     self.at = None
@@ -345,11 +348,19 @@ class Supervisor:
         end = time.monotonic() + EXPLAIN
         while time.monotonic() < end and any(self._has_reported(rank.number) for rank in self._running()):
             self._wait(TICK)
+            self._look_at_reports()
+
+    def _look_at_reports(self) -> None:
+        """When ranks were last seen to have reported: by a clock that nobody sets, unlike that of the files."""
+        for rank in self._running():
+            with suppress(OSError):  # it has not reported yet
+                written = report_file(self.folder, rank.number).stat().st_mtime_ns
+                if self.reports.get(rank.number, (0, 0.0))[0] != written:
+                    self.reports[rank.number] = written, time.monotonic()
 
     def _has_reported(self, rank: int) -> bool:
         """Whether a rank has said something lately: one that stands still itself will explain nothing."""
-        report = report_file(self.folder, rank)
-        return report.exists() and time.time() - report.stat().st_mtime < LATELY
+        return rank in self.reports and time.monotonic() - self.reports[rank][1] < LATELY
 
     def _show_explanations(self) -> None:
         files = {rank.number: explanation_file(self.folder, rank.number) for rank in self.ranks}

@@ -45,6 +45,10 @@ class Layout:
             raise LayoutError(f"rank {rank} does not exist in a layout of {self.num_ranks} ranks ({self}).")
         return {"pp": rank // (self.dp * self.tp), "dp": rank // self.tp % self.dp, "tp": rank % self.tp}
 
+    def written(self, rank: int) -> str:
+        """`[pp1 dp0 tp3]`, with which the log lines of `rank` start."""
+        return f"[{' '.join(f'{axis}{at}' for axis, at in self.coordinates(rank).items())}]"
+
     def rank_at(self, *, pp: int, dp: int, tp: int) -> int:
         """The rank that stands at these coordinates: the inverse of `coordinates`."""
         return (pp * self.dp + dp) * self.tp + tp

@@ -44,7 +44,7 @@ class Entry:
     backward: bool
     """True in the backward half of a conjugate operator."""
     started: float
-    """Seconds since the epoch."""
+    """[seconds] Of `time.monotonic`."""
     unit: str = ""
     """The unit of the model that was at work, "blocks.7"; "" where none was."""
     part: str = ""
@@ -100,6 +100,10 @@ class Ledger:
     """The entry that the program stands still for, and since when (time.monotonic)."""
     flying: deque[Flight] = field(default_factory=lambda: deque(maxlen=1024))
     """On CUDA, where the program does not wait itself: what the device may not have done yet, oldest first."""
+    waited: float = 0.0
+    """[seconds] That the program has stood still so far, and the device where it was timed (`stood_still`)."""
+    stalls: list[tuple[Any, Any]] | None = None
+    """On CUDA: events between which the device stood still for other ranks, not yet in `waited`; None: not timed."""
     clock: Clock | None = None
     """While steps are profiled: where what the program stands still for is written down."""
     on_failure: Callable[[Exception], None] = field(default=lambda error: None)
@@ -117,7 +121,7 @@ class Ledger:
             tensor.numel() * tensor.element_size(),
             site.where,
             site.backward,
-            time.time(),
+            time.monotonic(),
             site.unit if site.backward else self.unit,
             site.part,
             peer,
@@ -149,7 +153,8 @@ class Ledger:
 
     def wait(self, entry: Entry, call: Callable[[], Any]) -> Any:
         """The result of `call`, which may stand still until the other ranks come to `entry` too."""
-        self.waiting = entry, time.monotonic()
+        began = time.monotonic()
+        self.waiting = entry, began
         clock = self.clock
         if clock is not None:
             meets = 0 if entry.peer is not None else entry.number
@@ -161,8 +166,17 @@ class Ledger:
             raise
         finally:
             self.waiting = None
+            self.waited += time.monotonic() - began
             if clock is not None:
                 clock.end()
+
+    def stood_still(self) -> float:
+        """[seconds] That this rank has waited for others since it began, as far as the device has come."""
+        if self.stalls:
+            over = [pair for pair in self.stalls if pair[1].query()]
+            self.waited += sum(began.elapsed_time(ended) for began, ended in over) / 1e3
+            self.stalls = [pair for pair in self.stalls if pair not in over]
+        return self.waited
 
     def part(self, name: str) -> AbstractContextManager[None]:
         """A part of the step, by its name in a profile."""
@@ -170,7 +184,7 @@ class Ledger:
 
     @staticmethod
     def close(entry: Entry) -> None:
-        entry.seconds = time.time() - entry.started
+        entry.seconds = time.monotonic() - entry.started
 
     def clear(self) -> None:
         """Forget entries and totals. What numbers entries goes on: the other ranks' do."""

@@ -94,7 +94,7 @@ class Mesh:
     @property
     def coordinates(self) -> str:
         """`[pp1 dp0 tp3]`, with which a rank's log lines start."""
-        return f"[pp{self.pp.rank} dp{self.dp.rank} tp{self.tp.rank}]"
+        return self.layout.written(self.rank)
 
 
 def build_mesh(layout: Layout, rank: int, *, timeout: float = TIMEOUT) -> Mesh:

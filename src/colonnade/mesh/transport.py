@@ -43,9 +43,13 @@ class Pending:
         if self._ledger is None or self._entry is None:
             work.wait()
             return
+        stalls = None if self._flight is None else self._ledger.stalls
+        began = None if stalls is None else self._mark()
         self._ledger.wait(self._entry, work.wait)
         if self._flight is not None:
             self._flight.done = self._mark()
+            if stalls is not None:
+                stalls.append((began, self._flight.done))
         self._ledger.close(self._entry)
 
 
@@ -95,7 +99,7 @@ def warm_up_p2p(groups: Groups, rank: int, size: int, device: torch.device) -> N
 
 
 def _record_event(device: torch.device) -> Any:
-    return torch.cuda.current_stream(device).record_event()
+    return torch.cuda.current_stream(device).record_event(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
 
 
 class TorchTransport:

@@ -38,6 +38,7 @@ from colonnade.train.products import Decision, settle
 from colonnade.train.profile import Profile
 from colonnade.train.read_ahead import ReadAhead, pays
 from colonnade.train.repair import Repair
+from colonnade.train.slow_ranks import SlowRanks
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import DATA, StepResult, train_step
 from colonnade.train.trackers import trackers
@@ -68,6 +69,7 @@ class Run:
     checkpoints: recovery.Checkpoints
     data: ReadAhead
     profile: Profile
+    slow_ranks: SlowRanks
 
 
 def main(
@@ -142,7 +144,8 @@ def _to_its_end(
     reading = ReadAhead(read, active=pays(device, corpus))
     folder = Path(config.run.folder) if mesh.rank == 0 else None
     with Interrupt(folder, config.run.time_limit) as interrupt, saving as checkpoints, reading as data:
-        _train(Run(config, mesh, device, corpus, monitor, checkpoints, data, profile), state, interrupt)
+        slow_ranks = SlowRanks(config.run, mesh, monitor)
+        _train(Run(config, mesh, device, corpus, monitor, checkpoints, data, profile, slow_ranks), state, interrupt)
         checkpoints.wait()
         _finish(config, state, monitor)
 
@@ -166,7 +169,7 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt) -> None:
             continue
         again = run.checkpoints.has_failed or (run.mesh.rank == 0 and run.checkpoints.is_due)
         mine = max(interrupt.newest(), Request.SAVE if again else Request.NOTHING)
-        request = int(all_reduce(torch.tensor(int(mine)), run.mesh.world, "max"))
+        request = run.slow_ranks.largest(int(mine), state.step)
         enough = LOSS in metrics and _is_enough(run)
         last, stop = state.step == config.train.steps or enough, request == Request.STOP
         run.profile.finish(state.step, ends=last or stop)
@@ -225,7 +228,7 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
     started = time.perf_counter()
     curriculum, position = run.corpus.curriculum, state.samples
     following = curriculum.next(position)
-    with run.profile.step(state):
+    with run.profile.step(state), run.slow_ranks.step():
         with run.mesh.ledger.part(DATA):
             loaded = run.data.take(position, following if state.step + 1 < config.train.steps else None)
             batches = [batch.to(run.device) for batch in loaded]

@@ -7,6 +7,7 @@ times).
 """
 
 import json
+import math
 import os
 import socket
 import time
@@ -51,7 +52,7 @@ class Monitor:
         self._active, self._steps, self._log_every = active, steps, log_every
         self._tokens_per_step, self._flops_per_token, self._peak = tokens_per_step, flops_per_token, peak_flops
         self._metrics, self._events = folder / METRICS, folder / EVENTS
-        self._thermometers, self._beaten = folder / THERMOMETERS, 0.0
+        self._thermometers, self._beaten = folder / THERMOMETERS, -math.inf
         self._recent: deque[float] = deque(maxlen=50)
         """Seconds of the last steps, for the rate and the time left."""
         self._feeds, self._patience = [Feed(each, self.say) for each in trackers], tracking_patience
@@ -102,11 +103,11 @@ class Monitor:
         """Write heartbeat.json anew, where the last one is so old. 0: never. What cannot be written is left: whoever
         watches sees that it is old.
         """
-        now = time.time()
+        now = time.monotonic()
         if not self._active or not seconds or now - self._beaten < seconds:
             return
         self._beaten = now
-        told = {"time": round(now, 3), "step": step, "host": socket.gethostname(), "process": os.getpid()}
+        told = {"time": round(time.time(), 3), "step": step, "host": socket.gethostname(), "process": os.getpid()}
         file = self._metrics.with_name(HEARTBEAT)
         with suppress(OSError):
             partial = file.with_suffix(".partial")
