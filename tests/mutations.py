@@ -547,6 +547,49 @@ MUTATIONS = [
         "step=state.step,",
         (OVERFLOW,),
     ),
+    # --- what tests let pass, found by who had not written the code
+    Mutation(
+        "a line that fits in part stays torn",
+        "train/lines.py",
+        "            cut(path, size)",
+        "            pass",
+        ("tests/train/test_save_retries.py",),
+    ),
+    Mutation(
+        "steps of an earlier start count as measured",
+        "planner/comparison.py",
+        'line["step"] > self._begun]',
+        'line["step"] > 0]',
+        ("tests/planner/test_comparison.py",),
+    ),
+    Mutation(
+        "a failed save is tried again when the limit is over",
+        "train/save_retries.py",
+        "max(self.limit / 4, 0.1)",
+        "max(self.limit, 0.1)",
+        ("tests/train/test_save_retries.py",),
+    ),
+    Mutation(
+        "near the limit is beyond the limit",
+        "kernels/probe.py",
+        "self._limit = torch.finfo(dtype).max / 2",
+        "self._limit = torch.finfo(dtype).max",
+        ("tests/kernels/test_probe.py",),
+    ),
+    Mutation(
+        "a point that diverged once has diverged for good",
+        "train/tuning.py",
+        'last = kinds[max((at for at, kind in enumerate(kinds) if kind == "setup"), default=0) :]',
+        "last = kinds",
+        ("tests/train/test_sweep.py",),
+    ),
+    Mutation(
+        "tokens of one answer of two are counted",
+        "train/loop.py",
+        '"tokens": state.samples * curriculum.unit * config.model.sequences',
+        '"tokens": state.samples * curriculum.unit',
+        ("tests/train/test_preferences.py",),
+    ),
     # --- profiles and pages
     Mutation(
         "what an inner span covers is counted twice",

@@ -35,6 +35,15 @@ def test_values_near_the_largest_that_there_is() -> None:
     assert told(summary(x, LIMIT)) == pytest.approx([-100.0, 200.0, squares, 1.0, 1.0, 2.0, 5.0])
 
 
+def test_near_the_limit_is_within_a_factor_of_two_of_the_formats_largest_number() -> None:
+    probe = Probe()
+    probe.begin(torch.float16)
+    probe.enter("blocks.0", object())
+    probe.see("stream", torch.tensor([30_000.0, -40_000.0, 50_000.0]))
+    *_, near, count = told(probe.rows["blocks.0", "stream"])
+    assert (near, count) == (2.0, 3.0), "fp16 ends at 65,504"
+
+
 def test_squares_that_fp32_does_not_hold() -> None:
     row = told(summary(torch.tensor([3e30, -4e30]), torch.finfo(torch.float32).max / 2))
     assert math.sqrt(row[2]) == pytest.approx(5e30)

@@ -14,6 +14,8 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import paper_mesh
 from colonnade.planner.comparison import WALKED, compared, prediction, shown
 from tests import tiny
+from tests.commands import here
+from tests.runs import metrics
 
 
 def test_both_stand_under_the_same_keys() -> None:
@@ -54,6 +56,19 @@ def test_a_run_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     with pytest.raises(SystemExit):
         cli.main()
     assert "predicted ÷ measured" in capsys.readouterr().out
+
+
+def test_steps_of_an_earlier_start_do_not_count(tmp_path: Path) -> None:
+    """Neither those that a checkpoint has, nor those behind it, which are made anew."""
+    path, run = tiny.write_config(tiny.make(tmp_path), tmp_path), tmp_path / "run"
+    assert here("train", path, "train.steps=4").status == 0
+    slow = [{**line, "seconds": 1e6, "tokens_per_second": 1e-6} for line in metrics(run)]
+    behind = [{**slow[-1], "step": step} for step in (5, 6)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*slow, *behind]))
+    (run / "comparison.json").unlink()
+    assert here("train", path, "train.steps=6").status == 0
+    found = json.loads((run / "comparison.json").read_text())
+    assert found["seconds_per_step"]["measured"] < 1e3 and found["tokens_per_second"]["measured"] > 1e-3
 
 
 def test_a_start_does_not_walk_many_micro_batches_of_gpipe(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import resource
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,10 @@ def test_tries_come_later_and_later_until_it_is_too_long() -> None:
     now[0] = 4601.0
     assert retries.is_over
     assert SaveRetries(0.0).is_over, "0: the first failure ends the run"
+
+
+def test_a_short_limit_has_room_for_several_tries() -> None:
+    assert SaveRetries(20.0).failed() == 5.0 and SaveRetries(0.2).failed() == 0.1
 
 
 def refused(times: int, number: int = errno.ENOSPC) -> Callable[[int], None]:
@@ -122,3 +127,18 @@ def test_of_a_torn_line_nothing_stays(tmp_path: Path) -> None:
     path.write_bytes(b"whole\ntor")
     lines.cut(path, 6)
     assert path.read_bytes() == b"whole\n"
+
+
+def test_a_line_that_fits_in_part_leaves_nothing(tmp_path: Path) -> None:
+    path, patient = tmp_path / "metrics.jsonl", Lines(patient=True)
+    assert patient.write(path, {"step": 1}) == ""
+    whole, (soft, hard) = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 4, hard))
+    try:
+        told = patient.write(path, {"step": 2})
+        left = path.read_bytes()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "the run goes on" in told and left == whole
+    patient.check()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]

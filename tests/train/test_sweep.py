@@ -12,8 +12,8 @@ import pytest
 
 from colonnade.errors import ConfigError
 from colonnade.train.side_by_side import Run, Share
-from colonnade.train.sweep import Sweep, read_sweep
-from colonnade.train.tuning import run_points, toml_of
+from colonnade.train.sweep import Point, Sweep, read_sweep
+from colonnade.train.tuning import outcome_of, run_points, toml_of
 from tests.commands import colonnade, forked
 from tests.runs import events, metrics
 from tests.tasks.examples import write_config, write_examples
@@ -135,6 +135,17 @@ def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path, capsys: pytes
     assert "goes on with point 2" in capsys.readouterr().out
     assert run_points(sweep, made(accuracy)) == 0  # type: ignore[arg-type]
     assert calls == [1, 2, 2, 3]
+
+
+def test_what_came_of_a_point_is_what_its_last_start_says(tmp_path: Path) -> None:
+    def state(*kinds: str, reason: str = "") -> str:
+        (tmp_path / "events.jsonl").write_text("".join(json.dumps({"event": kind}) + "\n" for kind in kinds))
+        return outcome_of(tmp_path, Point("point", {}, {}), reason=reason, seconds=1.0).state
+
+    assert state("started", "setup", "diverged", reason="exit status 2") == "diverged"
+    assert state("started", "setup", "diverged", "resumed", "setup", reason="killed") == "failed"
+    assert state("started", "setup", "stopped early", "finished") == "stopped early"
+    assert state("started", "setup", "stopped early", "resumed", "setup", "finished") == "finished"
 
 
 def test_a_score_that_there_is_not(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from colonnade.train.lines import object_in
 from colonnade.train.loop import Banner
 from colonnade.train.monitor import METRICS
 from colonnade.train.products import Decision
+from colonnade.train.recovery import newest_step
 
 PREDICTION, COMPARISON = "prediction.json", "comparison.json"
 DEVICES = {"H100": "h100", "H200": "h100", "A100": "a100-80gb", "V100": "v100-dgx2h"}
@@ -54,8 +55,8 @@ class Watcher:
     _predicted: dict[str, Any] | None = None
     _before: int = 0
     """[bytes] Of the process, before its state was built."""
-    _lines: int = 0
-    """Of metrics.jsonl, before this start."""
+    _begun: int = 0
+    """The step that this start goes on from."""
 
     def banner(self, config: Config, mesh: Mesh, device: torch.device, corpus: Corpus, decision: Decision) -> Banner:
         """As `describe` says; rank 0 writes its prediction."""
@@ -63,7 +64,7 @@ class Watcher:
         if self.active and mesh.rank == 0:
             self._predicted = prediction(config, corpus.vocab_size, device, decision)
             _write(config, PREDICTION, self._predicted)
-            self._before, self._lines = _resident(device), len(_metrics(config))
+            self._before, self._begun = _resident(device), newest_step(config)
         return found
 
     @contextmanager
@@ -73,7 +74,7 @@ class Watcher:
             yield
         if self._predicted is None:
             return
-        steps = _metrics(config)[self._lines :]
+        steps = [line for line in _metrics(config) if line["step"] > self._begun]
         if not steps:
             return
         _write(config, COMPARISON, compared(self._predicted, self._measured(steps, mesh.ledger, device)))
