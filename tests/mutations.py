@@ -1115,6 +1115,20 @@ MUTATIONS = [
         (PAPER,),
     ),
     Mutation(
+        "a plan's page draws memory without what is always there",
+        "planner/page_memory.py",
+        "[always + size for _, size in section.alive]",
+        "[size for _, size in section.alive]",
+        ("tests/planner/test_page.py",),
+    ),
+    Mutation(
+        "parts of a bar all begin at its start",
+        "drawing/bars.py",
+        "        at += share\n",
+        "",
+        ("tests/drawing/test_bars.py",),
+    ),
+    Mutation(
         "what is waited for in a plan takes no time",
         "planner/timeline.py",
         "        self._wait(axis, until)\n",

@@ -12,6 +12,19 @@ from colonnade.errors import ConfigError
 
 if TYPE_CHECKING:
     from colonnade.config.schema import Config
+    from colonnade.planner.page import Plan
+
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write the drawing to this file (.svg) too; with --search, the best layout's configuration (.toml).",
+        show_default=False,
+    ),
+]
+Html = Annotated[
+    Path | None,
+    typer.Option(help="Write the plan as a page with pictures to this file (.html).", show_default=False),
+]
 
 
 def plan(
@@ -21,13 +34,7 @@ def plan(
         typer.Argument(help="Keys to replace.", metavar="SECTION.KEY=VALUE", show_default=False),
     ] = None,
     draw: Annotated[bool, typer.Option("--draw", help="Draw the pipeline's schedule.")] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write the drawing to this file (.svg) too; with --search, the best layout's configuration (.toml).",
-            show_default=False,
-        ),
-    ] = None,
+    output: Output = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Time the model's units on this machine, and weigh the cuts by that.")
     ] = False,
@@ -49,6 +56,7 @@ def plan(
     check: Annotated[
         Path | None, typer.Option(help="A run's folder: what was predicted, beside what came.", show_default=False)
     ] = None,
+    html: Html = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict stages, waiting, memory, traffic, time and cost. Trains nothing.
@@ -59,6 +67,8 @@ def plan(
     if check is not None:
         from colonnade.planner.comparison import shown
 
+        if html is not None:
+            raise ConfigError(f"--html is of a plan. The page of a run is made by `colonnade report {check}`.")
         print(shown(check, as_json=as_json))
         return
     if config is None:
@@ -68,10 +78,14 @@ def plan(
     from colonnade.train.start import load_for_plan
 
     settings = load_for_plan(config, [*(overrides or []), *_copies(config, overrides or [], None if search else ranks)])
+    if html is not None:
+        from colonnade.planner.page import path_of
+
+        html = path_of(html)
     if search and on is not None:
-        _search(settings, on, ranks, memory, output, as_json=as_json)
+        _search(settings, on, ranks, memory, output, html, as_json=as_json)
     else:
-        _plan(settings, on, output, draw=draw, measure=measure, as_json=as_json)
+        _plan(settings, on, output, html, draw=draw, measure=measure, as_json=as_json)
 
 
 def _copies(config: Path, overrides: list[str], ranks: int | None) -> list[str]:
@@ -90,7 +104,16 @@ def _copies(config: Path, overrides: list[str], ranks: int | None) -> list[str]:
     return [f"parallel.dp={dp}"]
 
 
-def _plan(settings: "Config", on: str | None, output: Path | None, *, draw: bool, measure: bool, as_json: bool) -> None:
+def _plan(
+    settings: "Config",
+    on: str | None,
+    output: Path | None,
+    html: Path | None,
+    *,
+    draw: bool,
+    measure: bool,
+    as_json: bool,
+) -> None:
     from colonnade.architecture.parts import trained_architecture
     from colonnade.planner import pipeline_report
     from colonnade.planner.hardware import hardware as machine
@@ -121,20 +144,40 @@ def _plan(settings: "Config", on: str | None, output: Path | None, *, draw: bool
     from colonnade.planner.estimate import estimate
 
     held = ranks.plan_run(settings, size)
+    timed = None if where is None else estimate(settings, size, where)
     told: dict[str, Any] = {**pipeline_report.as_json(found), **ranks.as_json(held)}
     if not as_json:
         print(f"\n{ranks.as_text(held)}", flush=True)
-    if where is not None:
-        timed = estimate(settings, size, where)
+    if timed is not None:
         told["estimate"] = estimate_report.as_json(timed)
         if not as_json:
             print(f"\n{estimate_report.as_text(timed)}")
+    if html is not None:
+        from colonnade.planner import page
+
+        walks = page.walks_of(settings, size) if timed is None else timed.walks
+        _write_page(page.Plan(settings, found, held, walks, timed), html, as_json=as_json)
     if as_json:
         print(json.dumps(told))
 
 
+def _write_page(plan: "Plan", path: Path, *, as_json: bool) -> None:
+    from colonnade.planner import page
+
+    page.write(plan, path)
+    if not as_json:
+        print(f"\nThe page is {path}.")
+
+
 def _search(
-    settings: "Config", on: str, ranks: int | None, memory: float | None, output: Path | None, *, as_json: bool
+    settings: "Config",
+    on: str,
+    ranks: int | None,
+    memory: float | None,
+    output: Path | None,
+    html: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
     from colonnade.planner import search_report
     from colonnade.planner.hardware import hardware as machine
@@ -149,6 +192,10 @@ def _search(
     if output is not None:
         search_report.write(best.candidate.config, output)
     print(search_report.as_json(found, best) if as_json else search_report.as_text(found, best, where, output))
+    if html is not None:
+        from colonnade.planner import page
+
+        _write_page(page.of_search(found, best, size), html, as_json=as_json)
 
 
 def hardware(

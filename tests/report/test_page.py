@@ -78,7 +78,7 @@ def test_the_page_loads_nothing_and_says_so_to_the_browser(tmp_path: Path) -> No
     ]
     assert all(tag == "img" and (value or "").startswith("data:image/png;base64,") for tag, value in loads)
     assert not [name for _, name, _ in read.attributes if name.startswith("on")]
-    assert not re.search(r"url\(|@import", (Path(__file__).parents[2] / "src/colonnade/report/page.css").read_text())
+    assert not re.search(r"url\(|@import", (Path(__file__).parents[2] / "src/colonnade/drawing/page.css").read_text())
 
 
 def test_what_files_say_is_text_and_credentials_are_hidden(tmp_path: Path) -> None:

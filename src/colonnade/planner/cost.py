@@ -43,6 +43,11 @@ class Cost:
         """[s] Of the host for each operator."""
         return self.hardware["device.dispatch_seconds"] * self.crowding
 
+    @cached_property
+    def bandwidth(self) -> float:
+        """[bytes/s] Of memory, for what is no product."""
+        return self.hardware["device.memory_bandwidth"] * self.hardware["products.memory"] / self.crowding
+
     def arithmetic(self, operator: Operator) -> float:
         """[s] For its FLOPs."""
         if not operator.flops:
@@ -64,8 +69,7 @@ class Cost:
             return operator.bytes / 2 / self.hardware["host.link_bandwidth"]
         if operator.on_host == "host":
             return operator.bytes / self.hardware["host.memory_bandwidth"]
-        bandwidth = self.hardware["device.memory_bandwidth"] * self.hardware["products.memory"]
-        return operator.bytes / bandwidth * self.crowding
+        return operator.bytes / self.bandwidth
 
     def operator(self, operator: Operator) -> float:
         """[s] Of the device."""

@@ -66,7 +66,14 @@ class Estimate:
     """Memory of every kind of rank; None: those of `walks` alone are known."""
     walks: Mapping[int, Walk]
     """Of one stage of each kind."""
+    played: Mapping[int, Played]
+    """Their times, with communication that overlaps."""
     simulation: Simulation
+
+    @property
+    def cost(self) -> Cost:
+        """Of its operators and collectives."""
+        return Cost(self.hardware, self.layout.num_ranks)
 
     @property
     def tokens_per_second(self) -> float:
@@ -148,6 +155,7 @@ def estimate(
         failures=failures(hardware, layout.num_ranks, stall),
         ranks=plan_run(config, vocab_size) if every_rank else None,
         walks=walks,
+        played=played,
         simulation=simulation,
     )
 

@@ -12,6 +12,7 @@ WORDS = {
     "launches": "waiting for the host to ask for operators",
     "tp": "collectives over tp that nothing hides",
     "dp": "collectives over dp that nothing hides",
+    "optimizer": "the optimizer",
     "pipeline": "waiting for other stages",
     "checkpoints": "checkpoints",
 }
@@ -33,14 +34,19 @@ def as_text(found: Estimate) -> str:
             f"is best, {failures.lost:.1%} of the time is lost",
             f"  in all   {duration(found.days_with_failures * 86400)}, ${found.dollars:,.0f} at "
             f"${hardware['cost.device_hour']:g} a device and hour",
-            f"  bound by {WORDS.get(found.bound, found.bound)}; of a step, on the stage that works longest:",
+            f"  bound by {in_words(found.bound)}; of a step, on the stage that works longest:",
             *(
-                f"    {seconds / sum(found.spent.values()):>6.1%}  {WORDS.get(what, f'collectives over {what}')}"
+                f"    {seconds / sum(found.spent.values()):>6.1%}  {in_words(what)}"
                 for what, seconds in sorted(found.spent.items(), key=lambda each: -each[1])
                 if seconds > 0
             ),
         ]
     )
+
+
+def in_words(what: str) -> str:
+    """What time goes to; an axis that WORDS has not is one of collectives."""
+    return WORDS.get(what, f"collectives over {what}")
 
 
 def _fit(found: Estimate) -> str:

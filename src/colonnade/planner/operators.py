@@ -75,6 +75,14 @@ class Section:
     """From which event on the program was at which unit of the model."""
     most: int = 0
     """[bytes] The most that was alive at once meanwhile, beside what a rank always holds."""
+    alive: list[tuple[int, int]] = field(default_factory=list)
+    """(events before, bytes): what was alive from then on, beside what a rank always holds."""
+
+    def note_alive(self, size: int) -> None:
+        """So many bytes are alive now."""
+        self.most = max(self.most, size)
+        if not self.alive or self.alive[-1][1] != size:
+            self.alive.append((len(self.events), size))
 
     @property
     def operators(self) -> Iterator[Operator]:
@@ -139,7 +147,7 @@ class Recorder(LiveTensors):  # type: ignore[no-untyped-call]
             section.events.append(known.operator)
         if hosted and all(hosted) and not name_of(func).endswith("_copy"):
             self.place.put_on_host(*made)
-        section.most = max(section.most, sum(self.bytes.values()) + self.come_and_go())
+        section.note_alive(sum(self.bytes.values()) + self.come_and_go())
         return out
 
 

@@ -120,7 +120,10 @@ def as_text(plan: RankPlan) -> str:
     hosted = any(kind.memory.host for kind in plan.kinds)
     memory = [
         ["stage", "ranks", "parameters", "gradients", "optimizer", "buffers", "activations", "operators", "in all"],
-        *([_stages(kind.stages), f"{kind.num_ranks:,}", *map(amount, _parts(kind.memory))] for kind in plan.kinds),
+        *(
+            [stages_in_words(kind.stages), f"{kind.num_ranks:,}", *map(amount, _parts(kind.memory))]
+            for kind in plan.kinds
+        ),
     ]
     if hosted:
         memory[0].append("CPU memory")
@@ -147,7 +150,7 @@ def _traffic(plan: RankPlan) -> list[str]:
         flows = sorted((axis, operation, *sent) for (operation, axis), sent in kind.traffic.items() if sent[1] >= SMALL)
         alike.setdefault(tuple(flows), []).extend(kind.stages)
     rows = [
-        [_stages(sorted(stages)), axis, operation, f"{count:,}", amount(size)]
+        [stages_in_words(sorted(stages)), axis, operation, f"{count:,}", amount(size)]
         for flows, stages in alike.items()
         for axis, operation, count, size in flows
     ]
@@ -209,7 +212,7 @@ def _parts(memory: Memory) -> tuple[int, ...]:
     return (*held, memory.activations, memory.operators, memory.total)
 
 
-def _stages(stages: Sequence[int]) -> str:
+def stages_in_words(stages: Sequence[int]) -> str:
     """(0, 1, 2, 5) -> '0–2, 5'."""
     runs: list[list[int]] = []
     for stage in stages:

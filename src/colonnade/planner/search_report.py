@@ -8,7 +8,7 @@ from colonnade.config.load import to_toml
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError, LayoutError
 from colonnade.planner import estimate_report
-from colonnade.planner.estimate_report import WORDS, duration
+from colonnade.planner.estimate_report import duration, in_words
 from colonnade.planner.hardware import Hardware
 from colonnade.planner.ranks import amount, table
 from colonnade.planner.search import Candidate, Confirmed, Search
@@ -22,7 +22,7 @@ def refuse_empty(found: Search, num_ranks: int) -> None:
     if found.fitting:
         return
     if found.least is None:
-        reasons = "; ".join(f"{reason} ({count:,} layouts)" for reason, count in _often(found))
+        reasons = "; ".join(f"{reason} ({count:,} layouts)" for reason, count in often_refused(found))
         raise LayoutError(
             f"Of {found.tried:,} layouts of {num_ranks:,} ranks none can be: {reasons or 'none has whole sizes'}. Use "
             "another number of --ranks, one whose parts divide train.global_batch_size and the heads, or another batch."
@@ -31,7 +31,7 @@ def refuse_empty(found: Search, num_ranks: int) -> None:
     raise LayoutError(
         f"Of {found.tried:,} layouts of {num_ranks:,} ranks none fits into {amount(int(found.limit))}: memory is what "
         f"none has. The least, {amount(least.memory)}, is {amount(int(least.memory - found.limit))} more, with "
-        f"{_words(least)}. Use more --ranks, a higher --memory, shorter sequences or a smaller model."
+        f"{layout_in_words(least)}. Use more --ranks, a higher --memory, shorter sequences or a smaller model."
     )
 
 
@@ -40,20 +40,20 @@ def as_text(found: Search, best: Confirmed, hardware: Hardware, output: Path | N
     rows = [["step", "memory", "layout", "most of it"]]
     front = found.front
     for each in front[:SHOWN]:
-        rows.append([duration(each.seconds), amount(each.memory), _words(each), WORDS.get(each.bound, each.bound)])
+        rows.append([duration(each.seconds), amount(each.memory), layout_in_words(each), in_words(each.bound)])
     refused = sum(found.refused.values())
     more = [f"… and {len(front) - SHOWN} more, slower with less memory"] * (len(front) > SHOWN)
     lines = [
         f"{found.tried:,} layouts on {hardware.name}: {len(found.fitting):,} fit into {amount(int(found.limit))}, "
         f"{refused:,} cannot be, {found.tried - refused - len(found.fitting):,} take more.",
-        *(f"  {count:,}: {reason}" for reason, count in _often(found)),
+        *(f"  {count:,}: {reason}" for reason, count in often_refused(found)),
         "",
         "those that no other beats in both time and memory, put together from what units cost:",
         "",
         *table(rows, left=(2, 3)),
         *more,
         "",
-        f"the best of {best.looked_at} that were run on paper: {_words(best.candidate)}",
+        f"the best of {best.looked_at} that were run on paper: {layout_in_words(best.candidate)}",
         "",
         estimate_report.as_text(best.estimate),
     ]
@@ -87,11 +87,11 @@ def _as_json(each: Candidate) -> dict[str, object]:
     return {**each.chosen, "seconds_per_step": each.seconds, "memory_bytes": each.memory, "bound_by": each.bound}
 
 
-def _often(found: Search) -> Sequence[tuple[str, int]]:
+def often_refused(found: Search) -> Sequence[tuple[str, int]]:
     return sorted(found.refused.items(), key=lambda each: -each[1])
 
 
-def _words(each: Candidate) -> str:
+def layout_in_words(each: Candidate) -> str:
     """tp 8, dp 64, ZeRO 1, micro-batch 2."""
     chosen = each.chosen
     parts = [f"{axis} {chosen[axis]}" for axis in ("tp", "pp", "dp") if chosen[axis] > 1] or ["one rank"]

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from colonnade.report.chart import Chart, Series
-from colonnade.report.record import Floats, Record
+from colonnade.drawing.chart import Chart, Series
+from colonnade.drawing.thin import Floats
+from colonnade.report.record import Record
 
 _SHOWN = frozenset({"step", "tokens", "seconds", "loss", "tokens_per_second", "mfu", "learning_rate", "grad_norm"})
 

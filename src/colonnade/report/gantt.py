@@ -6,12 +6,13 @@ profile.json is written by `train/profile.py`; what is not as it says is left ou
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from colonnade.report.html import Html, table, tag
-from colonnade.report.scale import length_of_time, percent
+from colonnade.drawing import bars
+from colonnade.drawing.bars import Span
+from colonnade.drawing.html import Html, table, tag
+from colonnade.drawing.scale import length_of_time, percent
 
 MOST_ACTIONS = 4000
 MOST_RANKS = 32
-KINDS = {"F": "forward", "B": "backward", "W": "weight gradients", "optimizer": "optimizer", "wait": "waits"}
 
 
 def drawn(profile: Mapping[str, Any]) -> Html:
@@ -27,50 +28,18 @@ def _gantt(profile: Mapping[str, Any]) -> Html:
     if not isinstance(gantt, dict) or not _is_positive(gantt.get("seconds")):
         return Html()
     seconds = float(gantt["seconds"])
-    rows = [row for row in _list(gantt.get("rows")) if isinstance(row, dict)][:MOST_RANKS]
-    kinds, room, bars = [], MOST_ACTIONS, []
-    for row in rows:
+    room, rows = MOST_ACTIONS, []
+    for row in [row for row in _list(gantt.get("rows")) if isinstance(row, dict)][:MOST_RANKS]:
         actions = [each for each in _list(row.get("actions")) if _is_action(each)]
-        kinds += [each["kind"] for each in actions]
-        bars.append(tag("div", tag("span", row.get("name", "?")), _row(actions[:room], seconds), class_="row"))
+        rows.append((row.get("name", "?"), [_span(each) for each in actions[:room]]))
         room -= min(room, len(actions))
-    keys = (tag("span", tag("i", class_=f"key k{kind}"), KINDS.get(kind, kind)) for kind in dict.fromkeys(kinds))
-    head = tag(
-        "figcaption",
-        tag("b", f"Step {gantt.get('step', '?')}"),
-        f" {length_of_time(seconds)}",
-        tag("span", *keys, tag("span", tag("i", class_="key idle"), "idle"), class_="legend"),
-    )
-    times = (
-        tag("span", length_of_time(seconds * share / 4) if share else "0", style=f"left:{25 * share}%")
-        for share in range(5)
-    )
-    cut = tag("p", f"The first {MOST_ACTIONS:,} actions alone are drawn.", class_="quiet") if not room else ""
-    return tag(
-        "figure",
-        head,
-        *bars,
-        tag("div", tag("span"), tag("div", *times, class_="across"), class_="row"),
-        cut,
-        class_="gantt",
-    )
+    note = "" if room else f"The first {MOST_ACTIONS:,} actions alone are drawn."
+    return bars.gantt(f"Step {gantt.get('step', '?')}", length_of_time(seconds), rows, seconds, note=note)
 
 
-def _row(actions: Sequence[Mapping[str, Any]], seconds: float) -> Html:
-    boxes, names = [], []
-    for each in actions:
-        start, width = each["start"] / seconds, (each["end"] - each["start"]) / seconds
-        kind, words = each["kind"], _name(each)
-        number = words[1:] if len(kind) == 1 else ""
-        about = f"{KINDS.get(kind, kind)} {number} {length_of_time(each['end'] - each['start'])}"
-        boxes.append(
-            tag("rect", tag("title", about), x=f"{1000 * start:.2f}", y="0", width=f"{1000 * width:.2f}", height="10",
-                class_=f"k{kind}")
-        )  # fmt: skip
-        if width > 0.018 and len(kind) == 1:
-            names.append(tag("b", words, style=f"left:{100 * (start + width / 2):.2f}%"))
-    svg = tag("svg", *boxes, viewBox="0 0 1000 10", preserveAspectRatio="none")
-    return tag("div", svg, *names, class_="bar")
+def _span(action: Mapping[str, Any]) -> Span:
+    kind = action["kind"]
+    return Span(kind, _name(action) if len(kind) == 1 else "", action["start"], action["end"])
 
 
 def _name(action: Mapping[str, Any]) -> str:
@@ -86,20 +55,17 @@ def _shares(profile: Mapping[str, Any]) -> Html:
     names = list(dict.fromkeys(name for rank in ranks for name in _parts(rank)))
     names.sort(key="rest".__eq__)
     colour = _colours(names)
-    bars = [
-        tag("div", tag("span", rank.get("name", "?")), _stack(_parts(rank), colour), class_="row")
+    rows_of_bars = [
+        bars.row(rank.get("name", "?"), bars.stacked(_parts(rank), colour, length_of_time))
         for rank in ranks[:MOST_RANKS]
     ]
-    keys = (tag("span", tag("i", class_=f"key {colour[name]}"), name) for name in names)
-    head = tag(
-        "figcaption", tag("b", "Where a step goes"), " mean of the profiled steps", tag("span", *keys, class_="legend")
-    )
     rows = [[name, *(_share(_parts(rank), name) for rank in ranks[:MOST_RANKS])] for name in names]
     whole = ["the step", *(length_of_time(sum(_parts(rank).values())) for rank in ranks[:MOST_RANKS])]
     shown = table(["", *(rank.get("name", "?") for rank in ranks[:MOST_RANKS])], [*rows, whole],
                   numbers=range(1, len(ranks) + 1))  # fmt: skip
-    return tag(
-        "figure", head, *bars, tag("details", tag("summary", "as numbers"), shown), _units(ranks[0]), class_="gantt"
+    numbers = tag("details", tag("summary", "as numbers"), shown)
+    return bars.figure(
+        "Where a step goes", "mean of the profiled steps", colour, rows_of_bars, numbers, _units(ranks[0])
     )
 
 
@@ -109,17 +75,6 @@ def _colours(names: Sequence[str]) -> dict[str, str]:
     others = [name for name in names if name not in waits and name != "rest"]
     found = {name: f"p{number % 9}" for number, name in enumerate(others)}
     return found | {name: f"w{number % 4}" for number, name in enumerate(waits)} | {"rest": "rest"}
-
-
-def _stack(parts: Mapping[str, float], colour: Mapping[str, str]) -> Html:
-    total, at, boxes = sum(parts.values()) or 1.0, 0.0, []
-    for name, seconds in parts.items():
-        width = 1000 * max(0.0, seconds) / total
-        about = f"{name}: {length_of_time(seconds)}, {percent(seconds / total)}"
-        boxes.append(tag("rect", tag("title", about), x=f"{at:.2f}", y="0", width=f"{width:.2f}", height="10",
-                         class_=colour[name]))  # fmt: skip
-        at += width
-    return tag("div", tag("svg", *boxes, viewBox="0 0 1000 10", preserveAspectRatio="none"), class_="bar")
 
 
 def _share(parts: Mapping[str, float], name: str) -> str:

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from colonnade.report.chart import Mark
-from colonnade.report.html import Html, table, tag
+from colonnade.drawing.chart import Mark
+from colonnade.drawing.html import Html, table, tag
+from colonnade.drawing.scale import short
 from colonnade.report.record import Record
-from colonnade.report.scale import short
 
 SIGNS = {
     "started": "started",

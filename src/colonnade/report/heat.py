@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from colonnade.report.html import Html, joined, tag, void
+from colonnade.drawing.html import Html, joined, tag, void
+from colonnade.drawing.scale import LOG_FROM, short
+from colonnade.drawing.thin import Floats
 from colonnade.report.pictures import indices, png
-from colonnade.report.record import Floats
-from colonnade.report.scale import LOG_FROM, short
 
 COLUMNS = 240
 MOST_ROWS = 400

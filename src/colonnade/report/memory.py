@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from colonnade.report.html import Html, table, tag
+from colonnade.drawing import bars
+from colonnade.drawing.html import Html, table, tag
+from colonnade.drawing.scale import bytes_in_words, length_of_time, short
 from colonnade.report.record import Record
-from colonnade.report.scale import bytes_in_words, length_of_time, short
 
 _DEEP = 6
 
@@ -79,26 +80,10 @@ def _under(prefix: str, key: object) -> str:
 
 
 def _bar(kinds: Mapping[str, float]) -> Html:
-    total, at, boxes = sum(kinds.values()), 0.0, []
-    for number, (name, size) in enumerate(kinds.items()):
-        width = 1000 * size / total
-        boxes.append(
-            tag("rect", tag("title", f"{name}: {bytes_in_words(size)}"), x=f"{at:.2f}", y="0", width=f"{width:.2f}",
-                height="10", class_=f"p{number % 10}")
-        )  # fmt: skip
-        at += width
-    keys = (
-        tag("span", tag("i", class_=f"key p{number % 10}"), f"{name.replace('_', ' ')} {bytes_in_words(size)}")
-        for number, (name, size) in enumerate(kinds.items())
-    )
-    head = tag(
-        "figcaption",
-        tag("b", "Memory of a rank, predicted"),
-        f" {bytes_in_words(total)}",
-        tag("span", *keys, class_="legend"),
-    )
-    svg = tag("svg", *boxes, viewBox="0 0 1000 10", preserveAspectRatio="none")
-    return tag("figure", head, tag("div", tag("div", svg, class_="bar"), class_="row whole"), class_="gantt")
+    colours = {name: f"p{number % 10}" for number, name in enumerate(kinds)}
+    sizes = {f"{name.replace('_', ' ')} {bytes_in_words(size)}": colours[name] for name, size in kinds.items()}
+    whole = tag("div", bars.stacked(kinds, colours, bytes_in_words), class_="row whole")
+    return bars.figure("Memory of a rank, predicted", bytes_in_words(sum(kinds.values())), sizes, [whole])
 
 
 def _dict(value: Any) -> dict[str, Any]:

@@ -4,19 +4,17 @@ What is told of a run is escaped, and its credentials are hidden; the page's own
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from colonnade import __version__
-from colonnade.report import chart, gantt, happened, heat, memory, settings, sweep
+from colonnade.drawing import chart
+from colonnade.drawing.document import document, foot, notes, tile
+from colonnade.drawing.html import Html, joined, table, tag
+from colonnade.drawing.scale import length_of_time, percent, short
+from colonnade.report import gantt, happened, heat, memory, settings, sweep
 from colonnade.report.charts import charts, final, places
-from colonnade.report.html import Html, joined, table, tag
 from colonnade.report.record import Record
-from colonnade.report.scale import length_of_time, percent, short
 from colonnade.report.sweep import SweepRecord
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 STATES = {
     "finished": "finished",
     "stopped early": "finished early",
@@ -42,30 +40,12 @@ def page(runs: Sequence[Record], *, refresh: int = 0) -> str:
         *(_run(run, alone=len(runs) == 1) for run in runs),
     ]
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
-    return document(title, joined([radios, tag("main", *body, _foot())]), refresh=refresh)
+    return document(title, joined([radios, tag("main", *body, foot())]), refresh=refresh)
 
 
 def sweep_page(found: SweepRecord) -> str:
     """The page of a sweep."""
-    return document(found.name, tag("main", sweep.drawn(found), _foot()))
-
-
-def _foot() -> Html:
-    return tag("footer", f"Colonnade {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
-
-
-def document(title: str, body: Html, *, refresh: int = 0) -> str:
-    """A whole file."""
-    here = Path(__file__).parent
-    style, script = ((here / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    again = f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{again}'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta name="color-scheme" content="light dark">{tag("title", title + " · Colonnade")}'
-        f"<style>{style}</style></head>\n<body>{body}<script>{script}</script></body></html>\n"
-    )
+    return document(found.name, tag("main", sweep.drawn(found), foot()))
 
 
 def _radio(axis: str, *, checked: bool) -> Html:
@@ -119,20 +99,20 @@ def _tiles(run: Record) -> list[Html]:
     tiles = []
     if len(run.steps):
         of = f"of {run.planned:,}" if run.planned else ""
-        tiles.append(_tile("step", f"{run.steps[-1]:,.0f}", of))
-        tiles.append(_tile("training", length_of_time(float(run.hours[-1]) * 3600), _left(run)))
+        tiles.append(tile("step", f"{run.steps[-1]:,.0f}", of))
+        tiles.append(tile("training", length_of_time(float(run.hours[-1]) * 3600), _left(run)))
     if "loss" in numbers:
-        tiles.append(_tile("loss", f"{numbers['loss']:.4f}", "nats per token"))
+        tiles.append(tile("loss", f"{numbers['loss']:.4f}", "nats per token"))
     if "validation_loss" in numbers:
         tiles.append(
-            _tile("best validation", f"{numbers['validation_loss']:.4f}", f"at step {numbers['best_step']:,.0f}")
+            tile("best validation", f"{numbers['validation_loss']:.4f}", f"at step {numbers['best_step']:,.0f}")
         )
     if "tokens" in numbers:
-        tiles.append(_tile("tokens", short(numbers["tokens"]), ""))
+        tiles.append(tile("tokens", short(numbers["tokens"]), ""))
     if "tokens_per_second" in numbers:
-        tiles.append(_tile("tokens per second", f"{numbers['tokens_per_second']:,.0f}", "median of 50 steps"))
+        tiles.append(tile("tokens per second", f"{numbers['tokens_per_second']:,.0f}", "median of 50 steps"))
     if "mfu" in numbers:
-        tiles.append(_tile("MFU", percent(numbers["mfu"]), "of the devices' peak"))
+        tiles.append(tile("MFU", percent(numbers["mfu"]), "of the devices' peak"))
     return tiles
 
 
@@ -143,14 +123,10 @@ def _left(run: Record) -> str:
     return f"{length_of_time(float(seconds[-50:].mean()) * max(0.0, run.planned - run.steps[-1]))} left"
 
 
-def _tile(name: str, value: str, about: str) -> Html:
-    return tag("div", tag("span", name), tag("b", value), tag("small", about), class_="tile")
-
-
 def _notes(runs: Sequence[Record]) -> list[Html]:
     lines = [f"{run.name}: {note}" if len(runs) > 1 else note for run in runs for note in run.notes]
     lines += [str(note) for run in runs for note in _listed(run.setup.get("notes"))]
-    return [tag("aside", *(tag("p", line) for line in dict.fromkeys(lines)))] if lines else []
+    return notes(lines)
 
 
 def _listed(value: Any) -> list[Any]:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from colonnade.config.numbers import counted
+from colonnade.drawing.thin import Floats
 from colonnade.errors import ConfigError, hidden
 from colonnade.train.lines import object_in
 from colonnade.train.monitor import METRICS
@@ -26,7 +26,6 @@ EVENTS, THERMOMETERS, CONFIG = "events.jsonl", "thermometers.jsonl", "config.tom
 PREDICTION, COMPARISON, PROFILE = "prediction.json", "comparison.json", "profile.json"
 LARGEST = 64 << 20  # bytes of a file that is read at once
 MOST_MEASURED = 100_000  # lines of thermometers: those that come after are left out
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

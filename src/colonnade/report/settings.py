@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from colonnade.config.describe import all_keys, as_toml
+from colonnade.drawing.html import Html, joined, table, tag
 from colonnade.report.happened import steps_of
-from colonnade.report.html import Html, joined, table, tag
 from colonnade.report.record import Record
 
 _DEEP = 8

@@ -17,10 +17,11 @@ from typing import Any
 
 from colonnade.config.describe import as_toml
 from colonnade.config.numbers import counted
+from colonnade.drawing.document import notes
+from colonnade.drawing.html import Html, joined, table, tag
+from colonnade.drawing.scale import length_of_time, scale_of, short
 from colonnade.errors import ConfigError, hidden
-from colonnade.report.html import Html, joined, table, tag
 from colonnade.report.published import PUBLISHED, SOURCE, Published
-from colonnade.report.scale import length_of_time, scale_of, short
 from colonnade.train.sweep import SEED
 from colonnade.train.tuning import DIVERGED, FAILED, SUMMARY
 
@@ -187,8 +188,7 @@ def drawn(sweep: SweepRecord) -> Html:
     head = tag(
         "header", tag("h1", sweep.name), tag("p", f"{counted(len(sweep.points), 'point')}: {about}", class_="quiet")
     )
-    notes = [tag("aside", *(tag("p", note) for note in sweep.notes))] if sweep.notes else []
-    parts = [head, *notes]
+    parts = [head, *notes(sweep.notes)]
     if sweep.groups:
         parts += [tag("h2", "Settings", tag("small", f" by the median of {_words(sweep.score)}")), _strips(sweep)]
         parts.append(_settings(sweep))

@@ -12,12 +12,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from colonnade.drawing.scale import length_of_time, percent, short
+from colonnade.drawing.thin import thin
 from colonnade.report.charts import final
 from colonnade.report.happened import details, steps_of
 from colonnade.report.page import STATES, state_of
 from colonnade.report.record import Record, read_run
-from colonnade.report.scale import length_of_time, percent, short
-from colonnade.report.thin import thin
 
 BARS = "▁▂▃▄▅▆▇█"
 EVENTS_SHOWN = 6

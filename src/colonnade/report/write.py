@@ -6,6 +6,7 @@ from pathlib import Path
 
 from colonnade.atomic import write_whole
 from colonnade.config.numbers import size_of_text
+from colonnade.drawing.document import checked
 from colonnade.errors import ConfigError
 from colonnade.report.page import page, state_of, sweep_page
 from colonnade.report.record import Record, read_run
@@ -30,7 +31,7 @@ def write_report(folders: Sequence[Path], output: Path | None, *, live: int = 0,
         raise ConfigError(
             f"{len(folders)} runs are more than a page can show beside each other. Name {MOST_RUNS} at most."
         )
-    path = _checked(output or (folders[0] / DEFAULT if len(folders) == 1 else Path(DEFAULT)))
+    path = checked(output or (folders[0] / DEFAULT if len(folders) == 1 else Path(DEFAULT)), "--output", DEFAULT)
     runs = _written(folders, path, live)
     for run in runs:
         for note in run.notes:
@@ -43,7 +44,7 @@ def write_report(folders: Sequence[Path], output: Path | None, *, live: int = 0,
 
 def _write_sweep(folder: Path, output: Path | None, task: str | None) -> None:
     """A page and, beside it, a table of the settings."""
-    found, path = read_sweep_folder(folder, task), _checked(output or folder / DEFAULT)
+    found, path = read_sweep_folder(folder, task), checked(output or folder / DEFAULT, "--output", DEFAULT)
     write_whole(path, sweep_page(found).encode())
     table = path.with_suffix(".csv")
     write_whole(table, as_csv(found).encode())
@@ -52,12 +53,6 @@ def _write_sweep(folder: Path, output: Path | None, task: str | None) -> None:
     if found.task is None:
         print("The task is not known as one of the paper's; --task NAME puts its figures beside it.", flush=True)
     print(f"{path}: {size_of_text(path.stat().st_size)}; {table}.", flush=True)
-
-
-def _checked(path: Path) -> Path:
-    if path.is_dir():
-        raise ConfigError(f"--output {path} is a folder. Name a file, like {path / DEFAULT}.")
-    return path
 
 
 def _written(folders: Sequence[Path], path: Path, live: int) -> list[Record]:

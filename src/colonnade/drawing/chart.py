@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from colonnade.report.html import Html, data, joined, tag
-from colonnade.report.record import Floats
-from colonnade.report.scale import Scale, axis_of, percent, scale_of, short
-from colonnade.report.thin import Thin, thin
+from colonnade.drawing.html import Html, data, joined, tag
+from colonnade.drawing.scale import Scale, axis_of, percent, scale_of, short
+from colonnade.drawing.thin import Floats, Thin, thin
 
 AXES = {"step": "steps", "tokens": "tokens", "hours": "hours of training"}
 """Horizontal axes, by the names of `Series.places`."""
@@ -32,6 +31,8 @@ class Series:
     """Its number among the page's colours."""
     dots: bool = False
     """A few numbers far apart: each is marked."""
+    is_filled: bool = False
+    """The area below it is coloured."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,14 @@ class Chart:
     is_share: bool = False
     may_be_log: bool = True
     """Whether the vertical axis may be logarithmic, where its numbers are far apart."""
+    from_zero: bool = False
+    """Whether the vertical axis always begins at 0."""
+    in_words: Callable[[float], str] | None = None
+    """How its numbers are written along the axis; None: short."""
 
     @property
     def words(self) -> Callable[[float], str]:
-        return percent if self.is_share else short
+        return self.in_words or (percent if self.is_share else short)
 
 
 def scales(places: Sequence[Mapping[str, Floats]]) -> dict[str, Scale]:
@@ -69,8 +74,17 @@ def scales(places: Sequence[Mapping[str, Floats]]) -> dict[str, Scale]:
     return found
 
 
-def drawn(chart: Chart, axes: Mapping[str, Scale], marks: Sequence[Mark] = (), *, below: Html | str = "") -> Html:
-    """The chart as a figure; a note where there is nothing to draw. `below`: stands under each drawing."""
+def drawn(
+    chart: Chart,
+    axes: Mapping[str, Scale],
+    marks: Sequence[Mark] = (),
+    *,
+    below: Html | str = "",
+    names: Mapping[str, str] = AXES,
+) -> Html:
+    """The chart as a figure; a note where there is nothing to draw. `below`: stands under each drawing. `names`: what
+    the axes are.
+    """
     thinned = [(series, thin(series.values)) for series in chart.series]
     thinned = [(series, points) for series, points in thinned if len(points.rows)]
     unit = f" {chart.unit}" if chart.unit else ""
@@ -78,10 +92,10 @@ def drawn(chart: Chart, axes: Mapping[str, Scale], marks: Sequence[Mark] = (), *
         head = tag("figcaption", tag("b", chart.title), unit)
         return tag("figure", head, tag("p", "No numbers yet.", class_="quiet"), class_="chart")
     ends = [float(end(part)) for _, points in thinned for part, end in _ends(points, len(thinned))]
-    scale = scale_of(ends, may_be_log=chart.may_be_log)
-    plots = [_plot(chart, thinned, axis, axes[axis], scale, marks) for axis in axes]
+    scale = scale_of([*ends, *[0.0] * chart.from_zero], may_be_log=chart.may_be_log)
+    plots = [_plot(chart, thinned, (axis, names[axis]), axes[axis], scale, marks) for axis in axes]
     head = tag("figcaption", tag("b", chart.title), unit, " logarithmic" if scale.log else "", _legend(thinned))
-    return tag("figure", head, *plots, below, data(_numbers(chart, thinned, axes)), class_="chart")
+    return tag("figure", head, *plots, below, data(_numbers(chart, thinned, axes, names)), class_="chart")
 
 
 def _ends(points: Thin, num_series: int) -> Iterator[tuple[Floats, Callable[[Floats], float]]]:
@@ -99,34 +113,51 @@ def _legend(thinned: Sequence[tuple[Series, Thin]]) -> Html:
 def _plot(
     chart: Chart,
     thinned: Sequence[tuple[Series, Thin]],
-    axis: str,
+    axis: tuple[str, str],
     across: Scale,
     up: Scale,
     marks: Sequence[Mark],
 ) -> Html:
-    """One drawing, with the numbers along its axes."""
-    rows, columns = up.ticks(5), across.ticks(6)
+    """One drawing over one axis: its key and its name."""
+    key, _ = axis
     lines = [
-        *(_line(0, HEIGHT * (1 - up.at(tick)), WIDTH, HEIGHT * (1 - up.at(tick)), "grid") for tick in rows),
-        *(_marked(mark, across.at(mark.places[axis])) for mark in marks if axis in mark.places),
-        *(part for series, points in thinned for part in _series(series, points, axis, across, up, len(thinned))),
+        *(_marked(mark, across.at(mark.places[key])) for mark in marks if key in mark.places),
+        *(part for series, points in thinned for part in _series(series, points, key, across, up, len(thinned))),
     ]
+    return frame(chart.title, lines, axis, across, up, (short, chart.words))
+
+
+def frame(
+    title: str,
+    lines: Sequence[Html],
+    axis: tuple[str, str],
+    across: Scale,
+    up: Scale,
+    words: tuple[Callable[[float], str], Callable[[float], str]],
+) -> Html:
+    """What is drawn, within its axes. `axis`: the key (empty: none) and the name of the horizontal one; `words`: how
+    numbers are written along it, and along the vertical one.
+    """
+    key, name = axis
+    rows, columns = up.ticks(5), across.ticks(6)
+    grid = (_line(0, HEIGHT * (1 - up.at(tick)), WIDTH, HEIGHT * (1 - up.at(tick)), "grid") for tick in rows)
     svg = tag(
         "svg",
+        *grid,
         *lines,
         viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}",
         preserveAspectRatio="none",
         role="img",
-        aria_label=f"{chart.title} by {AXES[axis]}",
+        aria_label=f"{title} by {name}",
     )
-    left = (_label(chart.words(tick), "top", 1 - up.at(tick)) for tick in rows)
-    under = (_label(short(tick), "left", across.at(tick)) for tick in columns)
+    left = (_label(words[1](tick), "top", 1 - up.at(tick)) for tick in rows)
+    under = (_label(words[0](tick), "left", across.at(tick)) for tick in columns)
     return tag(
         "div",
         tag("div", *left, class_="up"),
-        tag("div", svg, class_="area", data_axis=axis),
-        tag("div", *under, tag("em", AXES[axis]), class_="across"),
-        class_=f"plot by-{axis}",
+        tag("div", svg, class_="area", data_axis=key or None),
+        tag("div", *under, tag("em", name), class_="across"),
+        class_=f"plot by-{key}" if key else "plot",
     )
 
 
@@ -154,6 +185,10 @@ def _series(series: Series, points: Thin, axis: str, across: Scale, up: Scale, n
         low = [HEIGHT * (1 - up.at(float(value))) for value in points.low]
         around = _path([*x, *reversed(x)], [*high, *reversed(low)])
         yield Html(f'<path class="band c{series.colour % 8}" d="{around}Z"/>')
+    if series.is_filled:
+        yield Html(
+            f'<path class="band c{series.colour % 8}" d="{_path([*x, x[-1], x[0]], [*path, HEIGHT, HEIGHT])}Z"/>'
+        )
     yield Html(f'<path class="line c{series.colour % 8}" d="{_path(x, path)}"/>')
     if series.dots or len(x) == 1:
         spots = "".join(f"M{a:.1f} {b:.1f}h0" for a, b in zip(x, path, strict=True))
@@ -164,11 +199,13 @@ def _path(x: Sequence[float], y: Sequence[float]) -> str:
     return "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in zip(x, y, strict=True))
 
 
-def _numbers(chart: Chart, thinned: Sequence[tuple[Series, Thin]], axes: Mapping[str, Scale]) -> dict[str, object]:
+def _numbers(
+    chart: Chart, thinned: Sequence[tuple[Series, Thin]], axes: Mapping[str, Scale], names: Mapping[str, str]
+) -> dict[str, object]:
     """The points for the page's script."""
     return {
         "share": chart.is_share,
-        "axes": {axis: scale.high for axis, scale in axes.items()},
+        "axes": {axis: {"high": scale.high, "name": names[axis]} for axis, scale in axes.items()},
         "series": [
             {
                 "name": series.name,

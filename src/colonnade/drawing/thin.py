@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from colonnade.report.record import Floats
-
+Floats = NDArray[np.float64]
 MOST = 400
 """Points of a line: about one to two pixels each."""
 

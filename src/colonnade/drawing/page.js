@@ -41,12 +41,12 @@
         for (const series of content.series) {
           const places = series.x[axis];
           if (!places || !places.length) continue;
-          const at = nearest(places, share * content.axes[axis]);
+          const at = nearest(places, share * content.axes[axis].high);
           place = place === null ? places[at] : place;
           const range = series.low ? "  (" + words(series.low[at]) + " to " + words(series.high[at]) + ")" : "";
           lines.push(series.name + "  " + words(series.y[at]) + range);
         }
-        const name = axis === "step" ? "step " + Math.round(place) : few(place) + " " + axis;
+        const name = axis === "step" ? "step " + Math.round(place) : few(place) + " " + content.axes[axis].name;
         show(event, [name, ...lines].join("\n"));
         document.querySelectorAll(".cross").forEach((each) => each.remove());
         for (const other of document.querySelectorAll('.area[data-axis="' + axis + '"]')) {

@@ -1,0 +1,53 @@
+"""What turns numbers into places and words: pure, and held against what it must keep."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colonnade.drawing.scale import bytes_in_words, length_of_time, scale_of, short
+from colonnade.drawing.thin import thin
+
+numbers = st.one_of(st.floats(-1e6, 1e6), st.just(math.nan), st.just(math.inf))
+
+
+@given(st.lists(numbers, max_size=300), st.integers(1, 40))
+def test_few_points_keep_every_extreme_and_the_mean(values: list[float], most: int) -> None:
+    found = thin(np.array(values, dtype=np.float64), most)
+    finite = [value for value in values if math.isfinite(value)]
+    assert len(found.rows) <= most
+    if not finite:
+        assert len(found.rows) == 0
+        return
+    assert (found.low.min(), found.high.max()) == (min(finite), max(finite))
+    assert np.all(found.low <= found.mean + 1e-6) and np.all(found.mean <= found.high + 1e-6)
+    assert np.all(np.diff(found.rows) > 0)
+    counts = np.full(len(found.rows), found.each)
+    counts[-1] = len(finite) - found.each * (len(counts) - 1)
+    assert float(found.mean @ counts) == pytest.approx(sum(finite), abs=1e-3)
+
+
+@given(st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=20))
+def test_a_scale_shows_all_values_and_has_round_numbers_within(values: list[float]) -> None:
+    scale = scale_of(values)
+    assert all(-1e-9 <= scale.at(value) <= 1 + 1e-9 for value in values)
+    assert all(-1e-6 <= scale.at(tick) <= 1 + 1e-6 for tick in scale.ticks(5))
+    assert len(scale.ticks(5)) <= 16
+
+
+def test_numbers_far_apart_get_powers_of_ten() -> None:
+    scale = scale_of([0.01, 5.0, 300.0])
+    assert scale.log and scale.ticks(5) == pytest.approx([0.01, 0.1, 1.0, 10.0, 100.0])
+    assert not scale_of([0.01, 300.0], may_be_log=False).log
+
+
+def test_words() -> None:
+    assert [short(x) for x in (0, 1.5, 0.0003, 12_345, 5000, 2.5e9, -4e-5)] == [
+        "0", "1.5", "3e-4", "12.35k", "5k", "2.5G", "-4e-5",
+    ]  # fmt: skip
+    assert [length_of_time(x) for x in (0.0123, 12.34, 200, 7500, 200_000)] == [
+        "12.3 ms", "12.3 s", "3 min 20 s", "2 h 05 min", "2 d 7 h",
+    ]  # fmt: skip
+    assert [bytes_in_words(x) for x in (12, 12_300, 4.56e9)] == ["12 B", "12.3 kB", "4.56 GB"]

@@ -1,0 +1,117 @@
+"""A plan's page: it has every picture, its numbers are the plan's, it loads nothing, and what it is given is text."""
+
+import re
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from colonnade.config.schema import Config, RunConfig
+from colonnade.errors import ConfigError
+from colonnade.planner import page_memory, page_time
+from colonnade.planner.estimate import estimate
+from colonnade.planner.hardware import hardware
+from colonnade.planner.page import Plan, _spans, of_search, page, path_of, walks_of
+from colonnade.planner.pipeline import plan_pipeline
+from colonnade.planner.ranks import plan_run
+from colonnade.planner.search import Confirmed, Search, search
+from colonnade.planner.search_report import layout_in_words
+from tests.parity.runs import Case, Way, configured
+from tests.report.test_page import EVIL, Reader
+
+A100 = hardware("a100-80gb")
+
+
+def config() -> Config:
+    found = configured(
+        Case(drop=0.0, precision="bf16", vocab_size=64, global_batch_size=4), Way(pp=2, micro_batch_size=1)
+    )
+    return found.model_copy(update={"run": RunConfig(folder=f"runs/{EVIL.replace('/', '')}")})
+
+
+@cache
+def plan(*, timed: bool = True) -> Plan:
+    settings = config()
+    pipeline = plan_pipeline(settings.model, settings.parallel, num_microbatches=4, vocab_size=64)
+    found = estimate(settings, 64, A100, every_rank=False) if timed else None
+    walks = walks_of(settings, 64) if found is None else found.walks
+    return Plan(settings, pipeline, plan_run(settings, 64), walks, found)
+
+
+def test_every_picture_is_there_with_the_plans_numbers() -> None:
+    text = page(plan())
+    words = Reader(text).text
+    for each in ("A step", "Pipeline", "Memory of rank 0, stage 0", "Memory by kind", "Traffic by axis", "Roofline",
+                 "Bound by", "matrix products", "the configuration", "tp = 1", "always there"):  # fmt: skip
+        assert each in words, each
+    found = plan().estimate
+    assert found is not None and f"{found.tokens_per_second:,.0f}" in words
+    drawn = text.split("<b>Pipeline</b>")[1].split("</figure>")[0]
+    assert len(re.findall(r'class="kF"', drawn)) == len(re.findall(r'class="kB"', drawn)) == 2 * 4
+    kinds = plan().ranks.kinds
+    table = text.split("Memory by kind")[1].split("<h2>")[0]
+    assert table.count("<tr>") == 1 + len(kinds)
+
+
+def test_without_a_machine_there_is_no_time() -> None:
+    words = Reader(page(plan(timed=False))).text
+    assert "With --hardware the page has them" in words and "operators and collectives of a step" in words
+    assert "Roofline" not in words and "MFU" not in words
+
+
+def test_it_loads_nothing_and_what_it_is_given_is_text() -> None:
+    text = page(plan())
+    read = Reader(text)
+    assert not [value for _, name, value in read.attributes if name in ("src", "href", "action", "srcset")]
+    assert not [name for _, name, _ in read.attributes if name.startswith("on")]
+    assert "alert(1)" in read.text and len(read.scripts) == text.count("<script") == text.count("</script>")
+    assert all(script.lstrip().startswith(("{", '"use strict"')) for script in read.scripts)
+    assert "default-src 'none'" in text
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_memory_over_time_is_that_of_the_walk(timed: bool) -> None:
+    found = plan().estimate
+    assert found is not None
+    for stage, walk in found.walks.items():
+        spans, cost = (_spans(found, stage), found.cost) if timed else (None, None)
+        course = page_memory.course(walk, spans, cost)
+        assert max(course.sizes) == walk.peak.bytes and list(course.places) == sorted(course.places)
+        assert course.sizes[0] == min(course.sizes) and course.places[-1] <= course.end
+        if timed:
+            assert course.end <= found.seconds_per_step * 1.001
+        else:
+            assert course.end == sum(len(section.events) for section in walk.sections)
+
+
+def test_the_roofline_holds_each_product_below_the_roof() -> None:
+    found = plan().estimate
+    assert found is not None
+    cost = found.cost
+    for each in page_time.alike(found.walks[0].operators, cost):
+        if each.operator.flops:
+            assert each.rate <= min(found.peak, each.intensity * cost.bandwidth) * (1 + 1e-9), each.name
+    counted = sum(each.count for each in page_time.alike(found.walks[0].operators, cost))
+    assert counted == len(list(found.walks[0].operators))
+
+
+def test_a_search_shows_its_front() -> None:
+    settings = config()
+    found: Search = search(settings, 64, A100, 2)
+    best = replace(found.fitting[0], config=settings)
+    assert plan().estimate is not None
+    shown = of_search(found, Confirmed(best, plan().estimate, 3), 64)  # type: ignore[arg-type]
+    text = page(shown)
+    dots = text.split("<b>Layouts</b>")[1].split("</figure>")[0]
+    assert dots.count('class="dots c0"') == len(found.front) and dots.count('class="dots c1"') == 1
+    assert all(layout_in_words(each) in text for each in found.front[:5])
+
+
+def test_a_page_is_a_file_that_ends_in_html(tmp_path: Path) -> None:
+    assert path_of(tmp_path / "plan.html") == tmp_path / "plan.html"
+    with pytest.raises(ConfigError, match=r"Use a name that ends in .html"):
+        path_of(tmp_path / "plan.pdf")
+    (tmp_path / "folder.html").mkdir()
+    with pytest.raises(ConfigError, match="is a folder"):
+        path_of(tmp_path / "folder.html")
