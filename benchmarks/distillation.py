@@ -99,24 +99,25 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--teacher-steps", type=int, default=200)
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--name", default="distillation", help="what the name of the page of results begins with")
     given = parser.parse_args(arguments)
     tokens = prepare(given.folder, given.books, given.characters)
-    told, taught_for = trained(given.folder, "teacher", 1, given.teacher_steps, TEACHER)
-    print(f"teacher: {told:.4f} in {taught_for:.0f} s", flush=True)
+    teachers, taught_for = trained(given.folder, "teacher", 1, given.teacher_steps, TEACHER)
+    print(f"teacher: {teachers:.4f} in {taught_for:.0f} s", flush=True)
     found: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
     for seed in range(1, given.seeds + 1):
         for way, keys in WAYS.items():
             more = f'[distillation]\nteacher = "{given.folder}/teacher"\n{keys}' if keys else ""
             found[way].append(trained(given.folder, f"{way} {seed}", seed, given.steps, STUDENT, more))
             print(f"{way}, seed {seed}: {found[way][-1][0]:.4f} in {found[way][-1][1]:.0f} s", flush=True)
-    write(given, tokens, told, found)
+    write(given, tokens, teachers, found)
 
 
 def _size(of: dict[str, float]) -> str:
     return f"{of['layers']} layers and hidden size {of['hidden']}"
 
 
-def write(given: argparse.Namespace, tokens: int, told: float, found: dict[str, list[tuple[float, float]]]) -> None:
+def write(given: argparse.Namespace, tokens: int, teachers: float, found: dict[str, list[tuple[float, float]]]) -> None:
     """A page in Markdown."""
     hardware, today = describe(), datetime.now(UTC).date().isoformat()
     seeds = range(1, given.seeds + 1)
@@ -126,7 +127,7 @@ def write(given: argparse.Namespace, tokens: int, told: float, found: dict[str, 
         f"Held-out loss (nats a token) of a student of {_size(STUDENT)} after {given.steps} steps of 2,048 tokens, by "
         f"what it learned from, with seeds of weights and order. The teacher has {_size(TEACHER)}, "
         f"{given.teacher_steps} steps on the same {tokens:,} tokens of English books, and a loss of "
-        f"{told:.4f}. alpha 0.5, temperature 2. Commit {hardware['commit']}; torch {hardware['torch']}; "
+        f"{teachers:.4f}. alpha 0.5, temperature 2. Commit {hardware['commit']}; torch {hardware['torch']}; "
         f"`{re.sub(r'/[^ ]*/', '', command_line())}`.",
         "",
         f"| learned from | {' | '.join(f'seed {seed}' for seed in seeds)} | mean | seconds |",
@@ -138,7 +139,7 @@ def write(given: argparse.Namespace, tokens: int, told: float, found: dict[str, 
         lines.append(f"| {way} | {shown} | {mean(losses):.4f} | {mean(seconds for _, seconds in runs):.0f} |")
     note = "Seconds are of a whole command on a machine that did other work besides: start, evaluation and, from disk, "
     lines += ["", note + "asking the teacher once are in them.", ""]
-    (RESULTS / f"distillation-{today}-{machine_name()}.md").write_text("\n".join(lines))
+    (RESULTS / f"{given.name}-{today}-{machine_name()}.md").write_text("\n".join(lines))
 
 
 if __name__ == "__main__":

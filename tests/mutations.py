@@ -1634,6 +1634,27 @@ MUTATIONS = [
         ("tests/train/test_distillation.py",),
     ),
     Mutation(
+        "a hidden state's loss has no gradient in the stream",
+        "model/matching.py",
+        "return grad, grad.new_ones((), dtype=ctx.dtype)",
+        "return grad, grad.new_zeros((), dtype=ctx.dtype)",
+        ("tests/train/test_distilled_states.py",),
+    ),
+    Mutation(
+        "hidden states of a teacher stay on its stage",
+        "train/hidden_states.py",
+        "state = broadcast_(state, mesh.pp, pair.teacher_stage)",
+        "state = self._buffer(inputs).zero_() if kept.get(pair.teacher) is None else state",
+        ("tests/train/test_distilled_states.py",),
+    ),
+    Mutation(
+        "a teacher's labels are not softened",
+        "model/bert_labels.py",
+        "(each.to(wide) / said.temperature)",
+        "each.to(wide)",
+        ("tests/train/test_distilled_states.py",),
+    ),
+    Mutation(
         "an adapter of peft is added without its scale",
         "huggingface/peft.py",
         "addmm_(b, a, alpha=self.scale)",

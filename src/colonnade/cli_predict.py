@@ -75,7 +75,7 @@ def predict(
     with trained.opened(
         path, tp=tp, pp=pp, dp=dp, device=device, precision=precision, to_take_less=fewer, base=base
     ) as (model, mesh):
-        found = predicting.told_by(
+        found = predicting.predict_any(
             *(model, mesh, inputs),
             others=[chosen(other, best) for other in others or []],
             output=output,
@@ -118,11 +118,11 @@ def fill_mask(
     if mesh.rank != 0:
         return
     if as_json:
-        told = [
+        filled = [
             {"text": each, "masks": [[filling._asdict() for filling in gap] for gap in gaps]}
             for each, gaps in zip(given, found, strict=True)
         ]
-        print(json.dumps({"texts": told}))
+        print(json.dumps({"texts": filled}))
     else:
         lines = [f"{filling.probability:8.4f}  {filling.text}" for gaps in found for gap in gaps for filling in gap]
         print("\n".join(lines), flush=True)

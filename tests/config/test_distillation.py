@@ -5,6 +5,8 @@ from collections.abc import Callable
 import pytest
 
 TEACHER = "distillation.teacher=runs/books"
+LABELS = ("model.kind=bert", "model.head=classification", "model.num_labels=2")
+STATES = ("distillation.student_layers=[0, 1]", "distillation.teacher_layers=[1, 3]")
 
 
 @pytest.mark.parametrize(
@@ -25,8 +27,37 @@ TEACHER = "distillation.teacher=runs/books"
             "distillation.top_k = 40 is more than the vocabulary's 37 tokens.",
         ),
         (
-            (TEACHER, "model.kind=bert", "model.head=classification", "model.num_labels=2"),
-            'distillation.teacher is set, and model.kind = "bert" with model.head = "classification" is not taught',
+            (TEACHER, "model.kind=bert", "model.head=spans"),
+            'distillation.teacher is set, and model.kind = "bert" with model.head = "spans" is not taught',
+        ),
+        (
+            (TEACHER, *LABELS, "model.num_labels=1"),
+            "distillation.teacher is set, and model.num_labels = 1 is a score",
+        ),
+        (
+            (TEACHER, *LABELS, "distillation.top_k=3"),
+            'distillation.top_k = 3 is of tokens, and model.head = "classification" has none.',
+        ),
+        ((TEACHER, *STATES), 'distillation.student_layers = [0, 1], and model.kind = "gpt": hidden states'),
+        (
+            (TEACHER, *LABELS, *STATES, "distillation.teacher_layers=[3]"),
+            "distillation.student_layers = [0, 1] and distillation.teacher_layers = [3] are to be compared in pairs",
+        ),
+        (
+            (TEACHER, *LABELS, *STATES, "distillation.student_layers=[1, 1]"),
+            "distillation.student_layers = [1, 1] names a layer twice",
+        ),
+        (
+            (TEACHER, *LABELS, *STATES, "distillation.student_layers=[0, 9]"),
+            "distillation.student_layers = [0, 9], and the student's layers are 0 … ",
+        ),
+        (
+            (TEACHER, "model.kind=bert", *STATES, "distillation.top_k=3"),
+            "distillation.top_k = 3 stores tokens, and distillation.student_layers = [0, 1] asks for hidden states.",
+        ),
+        (
+            (TEACHER, "distillation.hidden_weight=2.0"),
+            "distillation.hidden_weight and distillation.teacher_hidden_size have no effect without",
         ),
     ],
 )

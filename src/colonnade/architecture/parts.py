@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from colonnade.architecture.adapters import with_adapters
 from colonnade.architecture.families import architecture_of
+from colonnade.architecture.matching import with_maps
 from colonnade.architecture.statement import Architecture, Unit, Weight
 from colonnade.config.parts import PartsConfig
 from colonnade.config.schema import Config
@@ -25,11 +26,13 @@ NOT = "!"
 
 
 def trained_architecture(config: Config, vocab_size: int) -> Architecture:
-    """The statement of the model that a run trains: with its adapters, and with what [parts] says.
+    """The statement of the model that a run trains: with its adapters, with maps to a teacher's hidden states, and
+    with what [parts] says.
 
     ConfigError for patterns that match nothing, and where nothing is left to train.
     """
-    return with_parts(with_adapters(architecture_of(config.model, vocab_size), config.lora), config.parts)
+    adapted = with_adapters(architecture_of(config.model, vocab_size), config.lora)
+    return with_parts(with_maps(adapted, config.model, config.distillation), config.parts)
 
 
 def with_parts(architecture: Architecture, parts: PartsConfig) -> Architecture:

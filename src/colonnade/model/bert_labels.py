@@ -30,6 +30,17 @@ from colonnade.tensor_parallel.parallel import Parallel
 
 
 @dataclass(frozen=True)
+class SoftLabels:
+    """What a teacher says of a micro-batch's labels."""
+
+    weights: Tensor
+    """[b]: what each sample's KL counts in the result."""
+    temperature: float
+    logits: Tensor
+    """[b, labels]"""
+
+
+@dataclass(frozen=True)
 class LabelInputs(BertInputs):
     """What units read besides the residual stream, of b samples in c·b columns: those of a sample side by side."""
 
@@ -37,6 +48,8 @@ class LabelInputs(BertInputs):
     """float64 [b]: each sample's label, or its score."""
     target_weights: Tensor | None = None
     """[b]: what each sample's loss counts in the result."""
+    soft_labels: SoftLabels | None = None
+    """What a teacher says of every sample."""
 
 
 class LabelHead(nn.Module):
@@ -54,10 +67,14 @@ class LabelHead(nn.Module):
     def forward(self, x: Tensor, inputs: LabelInputs) -> Tensor:
         """[s, c·b, h] (sequence parallel: [s/tp, c·b, h]) -> the weighted sum of the losses, []"""
         assert inputs.targets is not None and inputs.target_weights is not None, "the head reads labels and weights"
-        losses = label_losses(self.logits(x, inputs.masks), inputs.targets)
+        logits = self.logits(x, inputs.masks)
+        losses = label_losses(logits, inputs.targets)
+        weighed = losses * inputs.target_weights.to(losses.dtype)
+        if inputs.soft_labels is not None:
+            weights = inputs.soft_labels.weights.to(losses.dtype)
+            weighed = weighed + label_divergences(logits, inputs.soft_labels) * weights
         first_rank = self.parallel.first_position(len(x)) == 0
-        weights = inputs.target_weights if first_rank else torch.zeros_like(inputs.target_weights)
-        loss = (losses * weights.to(losses.dtype)).sum()
+        loss = (weighed if first_rank else weighed * 0.0).sum()
         return reduce_from(loss, self.parallel.tp) if self.parallel.sequence_parallel else loss
 
     def logits(self, x: Tensor, masks: Masks | None) -> Tensor:
@@ -84,6 +101,15 @@ def label_losses(logits: Tensor, targets: Tensor) -> Tensor:
     if wide.shape[1] == 1:
         return (wide[:, 0] - targets.to(wide.dtype)) ** 2
     return nn.functional.cross_entropy(wide, targets.long(), reduction="none")
+
+
+def label_divergences(logits: Tensor, said: SoftLabels) -> Tensor:
+    """KL(teacher ‖ student) of each sample's labels, both softened by the temperature: [b, labels] -> [b], in fp32
+    (fp64 for fp64).
+    """
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    mine, theirs = ((each.to(wide) / said.temperature).log_softmax(-1) for each in (logits, said.logits))
+    return (theirs.exp() * (theirs - mine)).sum(-1)
 
 
 class LabelBERT(Stack):

@@ -9,6 +9,7 @@ from torch import Tensor
 from colonnade.kernels.dropout import Masks
 from colonnade.kernels.mask import Pairs
 from colonnade.model.attention import KeyValueCache
+from colonnade.model.matching import HiddenTargets
 from colonnade.tensor_parallel.distillation import SoftTargets
 
 
@@ -36,6 +37,8 @@ class Inputs:
 
     soft: SoftTargets | None = None
     """The head's: what a teacher says of every token."""
+    hidden: HiddenTargets | None = None
+    """The blocks': what a teacher's blocks hand on."""
     types: Tensor | None = None
     """int64 [s, b]: the embedding's, of models whose tokens have types."""
 

@@ -13,13 +13,15 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from colonnade.architecture.matching import TO_TEACHER
 from colonnade.architecture.sites import EMBEDDING, FINAL_NORM
 from colonnade.architecture.stack import TABLE
-from colonnade.architecture.statement import Unit
+from colonnade.architecture.statement import Architecture, Unit
 from colonnade.config.model import ModelConfig
 from colonnade.kernels.dropout import dropout
 from colonnade.mesh.collectives import all_gather
 from colonnade.model.inputs import Inputs
+from colonnade.model.matching import matched
 from colonnade.model.model import Transformer
 from colonnade.model.norm import norm_of
 from colonnade.model.position import Positions
@@ -28,6 +30,7 @@ from colonnade.randomness import Purpose
 from colonnade.tensor_parallel.cross_entropy import local_logits, output_loss, token_guesses
 from colonnade.tensor_parallel.distillation import SoftTargets, distilled_loss
 from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
+from colonnade.tensor_parallel.linear import ReplicatedLinear
 from colonnade.tensor_parallel.parallel import Parallel
 
 
@@ -198,6 +201,16 @@ class Stack(Transformer):
     def losses(self, x: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
         """The losses of a micro-batch, [] each, given what the last block hands on: those that `Unit.losses` names."""
 
+    def train_as(self, architecture: Architecture) -> None:
+        """As `Transformer.train_as`, and add the maps to a teacher's hidden states that the statement has."""
+        stated = architecture.weights()
+        for layer, block in self.blocks.items():
+            weight = stated.get(f"blocks.{layer}.{TO_TEACHER}.weight")
+            if weight is not None:
+                out_size, in_size = weight.shape
+                block.add_module(TO_TEACHER, ReplicatedLinear(in_size, out_size, self.parallel, bias=False))
+        super().train_as(architecture)
+
     def _module_of(self, unit: Unit) -> nn.Module:
         if unit.reads_tokens:
             return self.embedding
@@ -217,7 +230,10 @@ class Stack(Transformer):
         assert inputs.caches is None or not self.parallel.sequence_parallel, "a cache has whole sequences"
         cache = None if inputs.caches is None else inputs.caches[unit]
         block = self.blocks[str(stated.layer)]
-        return (block(x, inputs.masks, cache, pairs=inputs.pairs.tensor(), positions=inputs.positions),)
+        out = block(x, inputs.masks, cache, pairs=inputs.pairs.tensor(), positions=inputs.positions)
+        if inputs.hidden is not None:
+            out = matched(out, unit, inputs.hidden, getattr(block, TO_TEACHER, None), self.parallel)
+        return (out,)
 
     def carry_buffers(self, inputs: Inputs, into: str) -> tuple[Tensor, ...]:
         """The residual stream; the first unit takes nothing."""

@@ -5,10 +5,11 @@ from math import prod
 from pathlib import Path
 
 from colonnade.architecture.families import architecture_of
+from colonnade.architecture.parts import trained_architecture
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import Config, ParallelConfig
 from colonnade.errors import ColonnadeError
-from colonnade.pipeline.partition import chunks_of_stage
+from colonnade.pipeline.partition import chunks, chunks_of_stage
 from colonnade.planner.memory import Memory
 from colonnade.planner.stand_in import Device
 from colonnade.planner.step import BYTES
@@ -30,19 +31,46 @@ def with_teacher(memory: Memory, config: Config, vocab_size: int, *, stage: int,
         return memory
     model = _model(Path(chosen.teacher)) if chosen.top_k is None else None
     weights = 0 if model is None else _weights(model, vocab_size, parallel, stage) * BYTES[train.precision]
-    if stage + 1 < parallel.pp:
-        return replace(memory, parameters=memory.parameters + weights)
-    tokens, exact = train.micro_batch_size * config.model.seq_length, max(BYTES[train.precision], 4)
-    said = tokens * (model.hidden_size * BYTES[train.precision] if model else (chosen.top_k or 0) * (8 + exact))
     microbatches = train.global_batch_size // (train.micro_batch_size * parallel.dp)
-    chunk = CHUNK_LOGITS * (CUDA_CHUNKS if device == "cuda" else 1)
-    logits = min(chunk, tokens * -(-vocab_size // parallel.tp)) * exact
+    is_last = stage + 1 == parallel.pp
+    said = _said(config, model) if is_last else 0
+    logits = _logits(config, vocab_size, device) if is_last and config.model.head == "pretraining" else 0
     return replace(
         memory,
         parameters=memory.parameters + weights,
-        activations=memory.activations + said * microbatches,
+        activations=memory.activations + (said + _states(config, model, vocab_size, stage)) * microbatches,
         operators=memory.operators + _MATRICES * logits,
     )
+
+
+def _said(config: Config, model: ModelConfig | None) -> int:
+    """[bytes] What the last stage has of a micro-batch: what the teacher's output layer reads, its likeliest tokens, or
+    its logits of labels.
+    """
+    train, exact = config.train, max(BYTES[config.train.precision], 4)
+    if config.model.head != "pretraining":
+        return train.micro_batch_size * (config.model.num_labels or 1) * exact
+    tokens = train.micro_batch_size * config.model.seq_length
+    a_token = model.hidden_size * BYTES[train.precision] if model else (config.distillation.top_k or 0) * (8 + exact)
+    return tokens * a_token
+
+
+def _logits(config: Config, vocab_size: int, device: Device) -> int:
+    """[bytes] Of a chunk of tokens and this rank's rows."""
+    chunk = CHUNK_LOGITS * (CUDA_CHUNKS if device == "cuda" else 1)
+    tokens, rows = config.train.micro_batch_size * config.model.seq_length, -(-vocab_size // config.parallel.tp)
+    return min(chunk, tokens * rows) * max(BYTES[config.train.precision], 4)
+
+
+def _states(config: Config, model: ModelConfig | None, vocab_size: int, stage: int) -> int:
+    """[bytes] Hidden states of a micro-batch that this stage's blocks are compared with."""
+    if model is None or not config.distillation.student_layers:
+        return 0
+    every = chunks(trained_architecture(config, vocab_size), config.parallel)[stage :: config.parallel.pp]
+    held = {unit.layer for units in every for unit in units}
+    layers = sum(layer in held for layer in config.distillation.student_layers)
+    sequences = config.train.micro_batch_size * config.model.sequences
+    return layers * sequences * config.model.seq_length * model.hidden_size * BYTES[config.train.precision]
 
 
 def _model(path: Path) -> ModelConfig | None:

@@ -2,7 +2,7 @@
 
     file of a benchmark, or a token file of examples ──▶ logits [n, labels] ──▶ lines · GLUE's .tsv · .jsonl
 
-Where the examples have labels, the scores of all of them are told too.
+Where the examples have labels, the scores of all of them are reported too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model tells of n examples, in their order."""
+    """What a model predicts of n examples, in their order."""
 
     fields: ExampleFields
     logits: Floats
@@ -72,8 +72,8 @@ class Predictions:
             if not self.names:
                 yield {"index": index, "score": float(logits[0])}
                 continue
-            told = dict(zip(self.names, map(float, probabilities[index]), strict=True))
-            yield {"index": index, "prediction": self.names[int(logits.argmax())], "probabilities": told}
+            by_name = dict(zip(self.names, map(float, probabilities[index]), strict=True))
+            yield {"index": index, "prediction": self.names[int(logits.argmax())], "probabilities": by_name}
 
     def submission(self) -> str:
         """As GLUE's server takes it: a header, and a line an example."""
@@ -81,8 +81,8 @@ class Predictions:
         as_text = self.fields.head == "choice" or self.fields.format in AS_TEXT
         for index, logits in enumerate(self.logits):
             number = int(logits.argmax())
-            told = f"{logits[0]:.3f}" if not self.names else self.names[number] if as_text else str(number)
-            lines.append(f"{index}\t{told}")
+            predicted = f"{logits[0]:.3f}" if not self.names else self.names[number] if as_text else str(number)
+            lines.append(f"{index}\t{predicted}")
         return "\n".join(lines) + "\n"
 
     def scores(self) -> dict[str, float]:
@@ -103,12 +103,12 @@ class Predictions:
 
     def summary(self) -> str:
         """One line for people."""
-        told = ", ".join(f"{name} {score:.4f}" for name, score in self.scores().items())
-        return f"{counted(len(self.logits), 'example')} of {self.fields.format}{f': {told}' if told else ''}"
+        scores = ", ".join(f"{name} {score:.4f}" for name, score in self.scores().items())
+        return f"{counted(len(self.logits), 'example')} of {self.fields.format}{f': {scores}' if scores else ''}"
 
 
-class Told(Protocol):
-    """What a model tells of new data: of examples, or of questions."""
+class Predicted(Protocol):
+    """What a model predicts of new data: of examples, or of questions."""
 
     def records(self) -> Iterator[dict[str, Any]]:
         """An object an example."""
@@ -127,7 +127,7 @@ class Told(Protocol):
         ...
 
 
-def told_by(
+def predict_any(
     trained: Trained,
     mesh: Mesh,
     inputs: Sequence[Path],
@@ -137,8 +137,8 @@ def told_by(
     format_name: str | None,
     batch_size: int,
     null_threshold: float | None,
-) -> Told:
-    """What the model tells, or with `others` an ensemble; every rank calls this. ConfigError for options of another
+) -> Predicted:
+    """What the model predicts, or with `others` an ensemble; every rank calls this. ConfigError for options of another
     head.
     """
     head = trained.config.model.head
@@ -187,13 +187,13 @@ def averaged(members: Sequence[Predictions]) -> Predictions:
     for other in members[1:]:
         if (other.fields.head, other.names, other.logits.shape) != (first.fields.head, first.names, first.logits.shape):
             raise ConfigError(
-                f"one model tells {_told(other)}, another {_told(first)}: an ensemble is of models that were "
+                f"one model tells {_described(other)}, another {_described(first)}: an ensemble is of models that were "
                 "fine-tuned for the same task. Leave one out."
             )
     return replace(first, logits=np.mean([each.logits for each in members], axis=0))
 
 
-def _told(found: Predictions) -> str:
+def _described(found: Predictions) -> str:
     what = ", ".join(found.names) or "a score"
     return f"{what} of {counted(len(found.logits), 'example')}"
 
@@ -215,7 +215,7 @@ def check_options(head: str, output: Path | None, null_threshold: float | None, 
         )
 
 
-def show(found: Told, output: Path | None, *, as_json: bool) -> None:
+def show(found: Predicted, output: Path | None, *, as_json: bool) -> None:
     """Print them, or write them to a file and print what they are."""
     if output is not None:
         found.save(output)

@@ -19,7 +19,7 @@ from colonnade.serving.squad import answers_to, manner, score_line, scores_of_an
 from colonnade.serving.trained import Trained
 
 SHOWN = 3
-"""Answers of a question that are told, of those found."""
+"""Answers of a question that are reported, of those found."""
 
 
 @dataclass(frozen=True)

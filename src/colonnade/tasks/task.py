@@ -59,8 +59,10 @@ class Found(Protocol):
 class Teaching(Protocol):
     """A teacher, as a training step asks it."""
 
-    def teach(self, batches: Sequence[Any], inputs: Sequence[Inputs]) -> list[Inputs]:
-        """The inputs of a step's micro-batches with what the teacher says of their tokens; every rank calls this."""
+    def teach(self, batches: Sequence[Any], inputs: Sequence[Inputs], scale: float) -> list[Inputs]:
+        """The inputs of a step's micro-batches with what the teacher says of them; every rank calls this. `scale`:
+        what losses are multiplied with.
+        """
         ...
 
 

@@ -175,10 +175,18 @@ class _OutputLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        assert grad.is_cuda or grad.is_meta or grad.item() == 1.0, (
-            "the output weight's gradient was computed for backward() of the loss itself"
-        )
-        return ctx.saved_tensors[0], None, None, None, None, None, None, None
+        return computed_in_forward(ctx, grad)
+
+
+def computed_in_forward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """The backward of a function whose forward has saved the gradient of its first input alone, and added the others to
+    their weights: no other input gets one. `grad` has to be 1.
+    """
+    assert grad.is_cuda or grad.is_meta or grad.item() == 1.0, (
+        "the output weight's gradient was computed for backward() of the loss itself"
+    )
+    (of_first,) = ctx.saved_tensors
+    return of_first, *(None for _ in ctx.needs_input_grad[1:])
 
 
 def _gradient(weight: Tensor, rows: int) -> Tensor | None:

@@ -56,6 +56,8 @@ class Origin:
     """The folder that has it, if any has."""
     fill: Callable[[Sequence[Shard]], None]
     """Reads into shards; every rank calls it."""
+    labels: tuple[str, ...] = ()
+    """Names of what its classifier tells apart, from 0 on; none where they are unknown."""
     unused: frozenset[str] = frozenset()
     """Weights that are there, and mean something else than those of these names here."""
 
@@ -136,6 +138,7 @@ def _of_checkpoint(path: Path, found: Path | None) -> Origin:
         tokenizer=metadata.tokenizer_sha256,
         tokenizer_at=found,
         fill=partial(_fill_from_checkpoint, found, tuple(weights)),
+        labels=metadata.labels,
     )
 
 
@@ -157,6 +160,7 @@ def _of_published(path: Path) -> Origin:
         tokenizer=Tokenizer.load(path).sha256 if has_tokenizer else None,
         tokenizer_at=path,
         fill=partial(_fill_from_published, published),
+        labels=published.labels,
     )
 
 

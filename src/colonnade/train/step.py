@@ -14,6 +14,7 @@ from colonnade.config.schema import TrainConfig
 from colonnade.data_parallel.clip import clip_factor, gradient_norm
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Mesh
+from colonnade.model.matching import added_losses
 from colonnade.tasks.task import Microbatch
 from colonnade.train.state import TrainState
 from colonnade.train.thermometers import Reading
@@ -61,12 +62,14 @@ def train_step(
     scale = state.loss_scale.value
     inputs = [task.inputs(batch, scale / counts.clamp(min=1.0), train.seed) for batch in microbatches]
     if state.teacher is not None:
-        inputs = state.teacher.teach(microbatches, inputs)
+        inputs = state.teacher.teach(microbatches, inputs, scale)
 
     with mesh.ledger.part(GRADIENTS):
         state.ownership.begin()
     state.thermometers.begin(state.step + 1)
-    losses = state.runner.run(inputs) / scale  # forward and backward; gradients are summed over dp as it goes
+    losses = state.runner.run(inputs)  # forward and backward; gradients are summed over dp as it goes
+    losses[0] += added_losses((each.hidden for each in inputs), losses)
+    losses /= scale
     with mesh.ledger.part(GRADIENTS):
         state.ownership.finish()
         norm = gradient_norm(state.ownership) / scale

@@ -108,7 +108,7 @@ class Stored:
     alpha: float
     temperature: float
 
-    def teach(self, batches: Sequence[Microbatch], inputs: Sequence[Inputs]) -> list[Inputs]:
+    def teach(self, batches: Sequence[Microbatch], inputs: Sequence[Inputs], scale: float) -> list[Inputs]:
         return [self._taught(batch, each) for batch, each in zip(batches, inputs, strict=True)]
 
     def _taught(self, batch: Microbatch, inputs: Inputs) -> Inputs:

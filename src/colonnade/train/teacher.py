@@ -8,11 +8,12 @@ layer reads, [s, b, g] a micro-batch; logits are made of it where the loss is co
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 import torch
+from torch import Tensor
 
 from colonnade.architecture.families import architecture_of
+from colonnade.architecture.parts import trained_architecture
 from colonnade.checkpoint.manifest import read_manifest
 from colonnade.checkpoint.plan import Shard
 from colonnade.config.check import check
@@ -24,17 +25,20 @@ from colonnade.huggingface.folder import is_published, open_published
 from colonnade.huggingface.peft import is_peft
 from colonnade.kernels.choice import Products
 from colonnade.mesh.mesh import Axis, Mesh
+from colonnade.model.bert_labels import LabelHead, LabelInputs, SoftLabels
 from colonnade.model.inputs import Inputs
 from colonnade.model.precision import DTYPES
 from colonnade.model.stack import Head, Stack
+from colonnade.model.transformer import residual_dtype
 from colonnade.pipeline.chunk import Chunk
 from colonnade.pipeline.inference import Inference, ResidentWeights
-from colonnade.pipeline.partition import chunks_of_stage
+from colonnade.pipeline.partition import chunks
 from colonnade.tasks.task import Microbatch
 from colonnade.tensor_parallel.distillation import SoftTargets
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
 from colonnade.train.corpus import Corpus
+from colonnade.train.hidden_states import Listening, Matching, matching_of
 from colonnade.train.init_from import Origin, origin_at
 from colonnade.train.metadata import config_of
 from colonnade.train.recovery import checkpoint_at, shard
@@ -50,19 +54,31 @@ class Teacher:
     inference: Inference
     alpha: float
     temperature: float
+    listening: Listening
+    """The model as it is run."""
+    matching: Matching | None
+    """Of hidden states; None: they are not compared."""
+    mesh: Mesh
 
-    def teach(self, batches: Sequence[Microbatch], inputs: Sequence[Inputs]) -> list[Inputs]:
-        found = [self._taught(each) for each in inputs]
+    def teach(self, batches: Sequence[Microbatch], inputs: Sequence[Inputs], scale: float) -> list[Inputs]:
+        found, states = list[Inputs](), list[dict[str, Tensor]]()
+        for each in inputs:
+            found.append(self._taught(each))
+            states.append(self.listening.taken())
         self.inference.close()
-        return found
+        return found if self.matching is None else self.matching.targets(states, found, scale, self.mesh)
 
     def _taught(self, inputs: Inputs) -> Inputs:
         carry = self.inference.hidden(replace(inputs, masks=None))
         if carry is None:
             return inputs
-        head = cast(Head, self.model.head)
+        x, head = self.model.residual(carry), self.model.head
+        if isinstance(head, LabelHead):
+            assert isinstance(inputs, LabelInputs), "student and teacher have the same head"
+            return with_soft_labels(inputs, self.alpha, self.temperature, head.predict(x))
+        assert isinstance(head, Head), "a gpt or a bert"
         with torch.no_grad():
-            read = head.read_by_output(self.model.residual(carry))
+            read = head.read_by_output(x)
         soft = {"hidden": read, "table": head.output.weight, "bias": head.output_bias}
         return with_soft_targets(inputs, self.alpha, self.temperature, **soft)
 
@@ -73,6 +89,14 @@ def with_soft_targets(inputs: Inputs, alpha: float, temperature: float, **said: 
     weights = inputs.loss_weights
     soft = SoftTargets(weights * (alpha * temperature**2), temperature, **said)
     return replace(inputs, loss_weights=weights * (1.0 - alpha), soft=soft)
+
+
+def with_soft_labels(inputs: LabelInputs, alpha: float, temperature: float, logits: Tensor) -> Inputs:
+    """As `with_soft_targets`, of a head with labels; the teacher's logits are [b, labels]."""
+    assert inputs.target_weights is not None, "a step weighs its samples"
+    weights = inputs.target_weights
+    said = SoftLabels(weights * (alpha * temperature**2), temperature, logits)
+    return replace(inputs, target_weights=weights * (1.0 - alpha), soft_labels=said)
 
 
 def teacher_model(path: Path) -> ModelConfig:
@@ -98,7 +122,8 @@ def open_teacher(config: Config, mesh: Mesh, corpus: Corpus, device: torch.devic
     origin = origin_at(path)
     check_teacher(origin, model, config, corpus)
     architecture = architecture_of(model, corpus.vocab_size)
-    (units,) = chunks_of_stage(architecture, ParallelConfig(pp=mesh.pp.size), mesh.pp.rank)
+    every = chunks(architecture, ParallelConfig(pp=mesh.pp.size))
+    units = every[mesh.pp.rank]
     dtype, parallel = DTYPES[config.train.precision], Parallel(mesh.tp, products=products)
     built = build_model(model, corpus.vocab_size, parallel, dtype=dtype, units=[unit.name for unit in units])
     assert isinstance(built, Stack), "a gpt or a bert"
@@ -106,8 +131,17 @@ def open_teacher(config: Config, mesh: Mesh, corpus: Corpus, device: torch.devic
         parameter.data.zero_()  # padding rows stay zero
     origin.fill(list(_shards(built, mesh.tp)))
     built = built.to(device=device, dtype=dtype).requires_grad_(False).eval()
-    inference = Inference([Chunk(units, built, ResidentWeights())], built, mesh.pp, ResidentWeights())
-    return Teacher(origin, built, inference, chosen.alpha, chosen.temperature)
+    matching = matching_of(
+        chosen,
+        student=chunks(trained_architecture(config, corpus.vocab_size), config.parallel),
+        teacher=every,
+        stages=mesh.pp.size,
+        width=model.hidden_size,
+        dtype=residual_dtype(dtype, model.fp32_residual),
+    )
+    listening = Listening(built, frozenset(pair.teacher for pair in matching.pairs) if matching else frozenset())
+    inference = Inference([Chunk(units, listening, ResidentWeights())], listening, mesh.pp, ResidentWeights())
+    return Teacher(origin, built, inference, chosen.alpha, chosen.temperature, listening, matching, mesh)
 
 
 def _shards(model: Stack, tp: Axis) -> Iterator[Shard]:
@@ -124,6 +158,8 @@ def check_teacher(origin: Origin, model: ModelConfig, config: Config, corpus: Co
             f'{where} is a {model.kind} with head "{model.head}", and the student a {student.kind} with head '
             f'"{student.head}": it is taught by one of its own kind.'
         )
+    _check_labels(where, origin, model, config, corpus)
+    _check_layers(where, model, config)
     size, top_k = origin.model["vocab_size"], config.distillation.top_k
     if size != corpus.vocab_size:
         raise ConfigError(
@@ -147,6 +183,44 @@ def check_teacher(origin: Origin, model: ModelConfig, config: Config, corpus: Co
             f"long. Use a model.seq_length of at most {model.seq_length:,}."
         )
     _check_cut(where, model, config)
+
+
+def _check_labels(where: str, origin: Origin, model: ModelConfig, config: Config, corpus: Corpus) -> None:
+    """ConfigError where a head's labels are others."""
+    theirs, mine = list(origin.labels), corpus.labels
+    if model.num_labels != config.model.num_labels or (theirs and mine and _same(theirs) != _same(mine)):
+        raise ConfigError(
+            f"{where} tells {_labels(model.num_labels, theirs)} apart, and the student "
+            f"{_labels(config.model.num_labels, mine)}: a label's number has to mean the same to both. Use a teacher "
+            "that was fine-tuned on the student's task."
+        )
+
+
+def _same(names: Sequence[str]) -> list[str]:
+    return [name.casefold() for name in names]
+
+
+def _labels(number: int | None, names: Sequence[str]) -> str:
+    return f"{number} labels ({', '.join(names)})" if names else f"{number} labels"
+
+
+def _check_layers(where: str, model: ModelConfig, config: Config) -> None:
+    """ConfigError where hidden states cannot be compared."""
+    chosen = config.distillation
+    if not chosen.student_layers:
+        return
+    if max(chosen.teacher_layers) >= model.num_layers:
+        raise ConfigError(
+            f"distillation.teacher_layers = {list(chosen.teacher_layers)}, and {where} has the layers 0 … "
+            f"{model.num_layers - 1}. Use these."
+        )
+    if model.hidden_size != (chosen.teacher_hidden_size or config.model.hidden_size):
+        set_to = "unset" if chosen.teacher_hidden_size is None else str(chosen.teacher_hidden_size)
+        raise ConfigError(
+            f"{where} has hidden states of {model.hidden_size} features, and distillation.teacher_hidden_size is "
+            f"{set_to}, where model.hidden_size = {config.model.hidden_size}. Set "
+            f"distillation.teacher_hidden_size = {model.hidden_size}."
+        )
 
 
 def _check_cut(where: str, model: ModelConfig, config: Config) -> None:

@@ -28,13 +28,16 @@ def shrunk(base: Config, layouts: Sequence[ParallelConfig]) -> Config:
     cut = math.lcm(1, *(parallel.tp for parallel in layouts))
     heads = _fewest(model.num_heads, cut)
     hidden = heads * min(model.head_width, HEAD_DIM)
-    shape = {"num_layers": _layers(model.num_layers, layouts), "hidden_size": hidden, "num_heads": heads}
+    named = 1 + max(base.distillation.student_layers, default=0)
+    shape = {"num_layers": max(named, _layers(model.num_layers, layouts)), "hidden_size": hidden, "num_heads": heads}
     if model.num_decoder_layers is not None:
         shape["num_decoder_layers"] = _layers(model.num_decoder_layers, layouts)
     if model.ffn_hidden_size is not None:
         shape["ffn_hidden_size"] = _up(model.ffn_hidden_size * hidden // model.hidden_size, cut)
     content = base.model_dump(exclude_none=True, exclude={"model": {"preset"}, "parallel": True})
     content["model"] |= shape
+    if base.distillation.student_layers and base.distillation.teacher_hidden_size is None:
+        content["distillation"]["teacher_hidden_size"] = model.hidden_size
     return build(content, [], source="the shrunk configuration")
 
 

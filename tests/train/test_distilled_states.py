@@ -1,0 +1,226 @@
+"""Students of a BERT taught by its labels' logits and by its hidden states: on any layout those of one rank."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from colonnade.config.load import load
+from colonnade.mesh.mesh import Mesh
+from colonnade.model.bert_labels import LabelInputs
+from colonnade.serving.trained import Trained, open_trained
+from colonnade.tasks.labels import LabelBatch, Labels
+from colonnade.train.corpus import open_corpus
+from tests.commands import forked, here
+from tests.runs import assert_near, metrics, tensors
+from tests.slow import first_fast
+from tests.tasks.examples import write_config, write_examples
+
+SMALL = ("model.hidden_size=12", "model.num_layers=3", "model.num_heads=6", "model.ffn_hidden_size=24")
+STATES = ("distillation.student_layers=[0, 2]", "distillation.teacher_layers=[2, 1]", "distillation.hidden_weight=0.7")
+WIDER = (*STATES, "distillation.teacher_hidden_size=24")
+LAYOUTS = [
+    ("parallel.tp=2", "parallel.sequence_parallel=true"),
+    ("parallel.pp=2", "train.micro_batch_size=1"),
+    ("parallel.tp=2",),
+    ("parallel.pp=3", "train.micro_batch_size=1"),
+    (
+        *("parallel.pp=2", "parallel.schedule=interleaved", "parallel.virtual_stages=2", "train.micro_batch_size=1"),
+        "parallel.recompute=full",
+    ),
+    ("parallel.pp=2", "parallel.schedule=zero_bubble", "train.micro_batch_size=1"),
+    ("parallel.dp=2", "parallel.zero=3", "parallel.recompute=full"),
+    ("parallel.dp=2", "parallel.zero=1"),
+    ("parallel.pp=2", "parallel.dp=2", "parallel.zero=2", "train.micro_batch_size=1"),
+    ("parallel.tp=2", "parallel.pp=2", "parallel.sequence_parallel=true"),
+]
+
+
+def ranks_of(layout: tuple[str, ...]) -> int:
+    total = 1
+    for each in layout:
+        key, _, value = each.partition("=")
+        total *= int(value) if key in ("parallel.tp", "parallel.pp", "parallel.dp") else 1
+    return total
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_examples(tmp_path_factory.mktemp("examples"))
+
+
+@pytest.fixture(scope="module")
+def teacher(examples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fine_tuned(examples, "mnli", tmp_path_factory.mktemp("teacher"))
+
+
+@pytest.fixture(scope="module")
+def teacher_of_choices(examples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fine_tuned(examples, "race", tmp_path_factory.mktemp("choices"))
+
+
+def fine_tuned(examples: Path, task: str, folder: Path) -> Path:
+    """A wider and deeper model, with dropout."""
+    wide = ("model.hidden_size=24", "model.num_heads=6", "model.num_layers=4", "train.evaluate_every=0")
+    answer = forked("train", write_config(examples, task, folder), *wide)
+    assert answer.status == 0, answer
+    return folder / "run"
+
+
+def taught(examples: Path, folder: Path, teacher: Path, *more: str, task: str = "mnli", num_ranks: int = 1) -> Path:
+    path = write_config(examples, task, folder)
+    answer = forked("train", path, *SMALL, f"distillation.teacher={teacher}", *more, num_ranks=num_ranks)
+    assert answer.status == 0, answer
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def serial(examples: Path, teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return taught(examples, tmp_path_factory.mktemp("serial"), teacher, *WIDER)
+
+
+@pytest.mark.parametrize(("layout",), first_fast([(each,) for each in LAYOUTS], 2), ids=str)
+def test_every_layout_is_the_serial_run(
+    layout: tuple[str, ...], examples: Path, teacher: Path, serial: Path, tmp_path: Path
+) -> None:
+    run = taught(examples, tmp_path, teacher, *WIDER, *layout, num_ranks=ranks_of(layout))
+    assert_near(run, serial)
+    assert any("to_teacher" in name for name in tensors(run)), "maps are weights of the student"
+
+
+@pytest.mark.slow
+def test_choices_too(examples: Path, teacher_of_choices: Path, tmp_path: Path) -> None:
+    teacher = teacher_of_choices
+    alone = taught(examples, tmp_path / "serial", teacher, *WIDER, task="race")
+    for number, layout in enumerate(LAYOUTS[:2]):
+        run = taught(examples, tmp_path / str(number), teacher, *WIDER, *layout, task="race", num_ranks=2)
+        assert_near(run, alone, without_effect=["head.classifier.bias"])
+
+
+def states_of(model: Trained, inputs: LabelInputs) -> list[Tensor]:
+    """What every unit but the head hands on, and the logits."""
+    found, carry = list[Tensor](), tuple[Tensor, ...]()
+    with torch.no_grad():
+        for unit in list(model.model.units())[:-1]:
+            carry = model.model.run(unit, carry, inputs)
+            found.append(carry[0])
+        return [*found, model.model.head.predict(carry[0])]  # type: ignore[operator,union-attr]
+
+
+def test_the_first_loss_is_torchs(examples: Path, teacher: Path, tmp_path: Path) -> None:
+    """Labels, teacher and hidden states by torch's own functions, of models as they are saved: two micro-batches of
+    texts of other lengths are one batch.
+    """
+    begun = ("train.steps=1", "optim.learning_rate=1e-30", "optim.min_learning_rate=0.0", "optim.weight_decay=0.0")
+    still = ("model.dropout=0.0", "model.attention_dropout=0.0")
+    run = taught(
+        *(examples, tmp_path, teacher, *WIDER, *begun, *still),
+        *("distillation.alpha=0.3", "distillation.temperature=3.0"),
+    )
+    config = load(tmp_path / "config.toml", [*SMALL, *begun])
+    data = open_corpus(config)
+    batch = data.load(data.training, range(4))
+    assert isinstance(batch, LabelBatch)
+    student, teacher = (open_trained(path, Mesh(), torch.device("cpu"), "fp64") for path in newest(run, teacher))
+    inputs = Labels().inputs(batch, None, None)
+    mine, said = states_of(student, inputs), states_of(teacher, inputs)
+    hard = nn.functional.cross_entropy(mine[-1], batch.targets.long())
+    soft = nn.functional.kl_div((mine[-1] / 3).log_softmax(-1), (said[-1] / 3).softmax(-1), reduction="batchmean")
+    maps = tensors(run)
+    errors = [
+        nn.functional.mse_loss(
+            (mine[1 + a] @ maps[f"blocks.{a}.to_teacher.weight"].t())[batch.real], said[1 + b][batch.real]
+        )
+        for a, b in ((0, 2), (2, 1))
+    ]
+    expected = 0.7 * hard + 0.3 * 9 * soft + 0.7 * (errors[0] + errors[1]) / 2
+    assert metrics(run)[0]["loss"] == pytest.approx(float(expected), rel=1e-10)
+    assert len({int(length) for length in batch.real.sum(0)}) > 1, "padding counts for nothing"
+
+
+def newest(run: Path, teacher: Path) -> tuple[Path, Path]:
+    return run / "checkpoints" / "step_00000001", teacher / "checkpoints" / "step_00000004"
+
+
+@pytest.mark.slow
+def test_a_student_of_its_teachers_width_has_no_maps(examples: Path, teacher: Path, tmp_path: Path) -> None:
+    wide = ("model.hidden_size=24", "distillation.alpha=0.0", "train.steps=2", "optim.decay_steps=4")
+    run = taught(examples, tmp_path / "one", teacher, *STATES, *wide)
+    assert not any("to_teacher" in name for name in tensors(run))
+    layout = ("parallel.pp=2", "train.micro_batch_size=1")
+    assert_near(taught(examples, tmp_path / "two", teacher, *STATES, *wide, *layout, num_ranks=2), run)
+
+
+@pytest.mark.slow
+def test_a_student_with_maps_is_a_model_like_others(examples: Path, serial: Path, tmp_path: Path) -> None:
+    """It is predicted with, converted without its maps, and begun from."""
+    answer = forked("predict", serial, examples / "mnli.jsonl", "--format", "mnli")
+    assert answer.status == 0 and "accuracy" in answer.err, answer
+    answer = forked("convert", serial, tmp_path / "published")
+    assert answer.status == 0, answer
+    again = forked("predict", serial, examples / "mnli.jsonl", "--format", "mnli", "--json")
+    answer = forked("convert", tmp_path / "published", tmp_path / "back")
+    assert answer.status == 0, answer
+    back = forked(
+        "predict", tmp_path / "back", examples / "mnli.jsonl", "--format", "mnli", "--precision", "fp64", "--json"
+    )
+    assert back.status == 0 and back.out == again.out, (back, again)
+    path = write_config(examples, "mnli", tmp_path / "on")
+    answer = forked("train", path, *SMALL, f"train.init_from={serial}")
+    assert answer.status == 0 and "to_teacher" in answer.out, answer
+
+
+@pytest.mark.slow
+def test_teachers_that_do_not_fit(examples: Path, teacher: Path, teacher_of_choices: Path, tmp_path: Path) -> None:
+    def refused(teacher: Path, *more: str, task: str = "mnli") -> str:
+        answer = forked(
+            "train", write_config(examples, task, tmp_path), *SMALL, f"distillation.teacher={teacher}", *more
+        )
+        assert answer.status == 2 and "Traceback" not in answer.err, answer
+        return answer.err
+
+    assert "has hidden states of 24 features, and distillation.teacher_hidden_size is unset" in refused(
+        teacher, *STATES
+    )
+    assert "teacher_layers = [2, 7], and distillation.teacher" in refused(
+        teacher, *WIDER, "distillation.teacher_layers=[2, 7]"
+    )
+    assert "tells 3 labels (entailment, neutral, contradiction) apart, and the student 2 labels" in refused(
+        teacher, task="qqp"
+    )
+    assert 'is a bert with head "choice", and the student a bert with head "classification"' in refused(
+        teacher_of_choices
+    )
+
+
+@pytest.mark.slow
+def test_verify_compares_taught_runs(examples: Path, teacher: Path, tmp_path: Path) -> None:
+    path = write_config(examples, "mnli", tmp_path)
+    path.write_text(
+        path.read_text()
+        + f'[distillation]\nteacher = "{teacher}"\nstudent_layers = [0]\nteacher_layers = [3]\n'
+        + "teacher_hidden_size = 24\n"
+    )
+    answer = here("verify", path, "--layout", "pp=2", "--shrink")
+    assert answer.status == 0, answer
+
+
+def test_the_losss_gradient_is_the_whole_of_it() -> None:
+    """Of the operator alone: a stream behind two losses, against autograd of their sum."""
+    from colonnade.model.matching import HiddenTargets, matched
+    from colonnade.tensor_parallel.parallel import Parallel
+
+    generator = torch.Generator().manual_seed(1)
+    x, t, u = (torch.randn(5, 3, 4, dtype=torch.float64, generator=generator) for _ in range(3))
+    weights = torch.rand(5, 3, dtype=torch.float64, generator=generator)
+    targets = HiddenTargets({"a": t, "b": u}, weights)
+    mine, theirs = (x.clone().requires_grad_() for _ in range(2))
+    y = matched(mine * 2, "a", targets, None, Parallel(Mesh().tp))
+    (matched(y**2, "b", targets, None, Parallel(Mesh().tp)) ** 3).sum().backward()
+    first, second = (((each - to) ** 2).mean(-1) * weights for each, to in ((theirs * 2, t), ((theirs * 2) ** 2, u)))
+    (first.sum() + second.sum() + ((theirs * 2) ** 6).sum()).backward()
+    torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-13, atol=0.0)
+    assert float(targets.losses["a"]) == pytest.approx(float(first.detach().sum()), rel=1e-13)
+    assert matched(x, "c", replace(targets), None, Parallel(Mesh().tp)) is x
