@@ -2061,6 +2061,13 @@ MUTATIONS = [
         (SLOW_RANKS,),
     ),
     Mutation(
+        "a file system that is lost when a run looks for its stop file ends it",
+        "train/interrupt.py",
+        "    except OSError:\n        return False",
+        "    except FileNotFoundError:\n        return False",
+        ("tests/train/test_save_retries.py",),
+    ),
+    Mutation(
         "every restart counts as progress",
         "launch/restart_policy.py",
         "if attempt.saved != attempts[-1].saved:",

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,19 +28,46 @@ KEYS = ("restarts.limit=20", "restarts.backoff=0.1", "train.timeout=5", "checkpo
 def restart_drill(place: Place, variant: Variant, *, seed: int, faults: int = 3) -> dict[str, Any]:
     """Ranks are killed or stopped at random moments, also while they start or save, until `faults` have been."""
     draws, run = Random(f"restart {variant.name} {seed}"), place.fresh("survives")
-    process = _supervised(place, variant, run)
+    process = supervised(place, variant, run)
     injected = damaged = 0
     while injected < faults and process.poll() is None:
         time.sleep(draws.uniform(0, 3.0))
-        ranks = _ranks(process)
+        ranks = ranks_of(process)
         if not ranks or (injected == 0 and last_step(run / "metrics.jsonl") == 0):
             continue
         if draws.random() < 0.3:
             damaged += _damage_newest(run, draws)
-        _send(draws.choice(ranks), signal.SIGSTOP if draws.random() < 0.2 else signal.SIGKILL)
+        send(draws.choice(ranks), signal.SIGSTOP if draws.random() < 0.2 else signal.SIGKILL)
         injected += 1
         time.sleep(1.0)
     return _row(place, variant, run, process, injected, damaged)
+
+
+def again_drill(place: Place, variant: Variant, *, seed: int) -> dict[str, Any]:
+    """A rank is killed, and while the run starts again another one."""
+    draws, run = Random(f"again {variant.name} {seed}"), place.fresh("again")
+    process = supervised(place, variant, run)
+    _await(process, lambda: last_step(run / "metrics.jsonl") > 0 and bool(ranks_of(process)))
+    before = ranks_of(process)
+    injected = _kill_one_of(before, draws)
+    _await(process, lambda: bool(set(ranks_of(process)) - set(before)))
+    time.sleep(draws.uniform(0, 4.0))  # from the first line of Python to the first step
+    injected += _kill_one_of(sorted(set(ranks_of(process)) - set(before)), draws)
+    return _row(place, variant, run, process, injected, 0)
+
+
+def _await(process: "subprocess.Popen[str]", there: Callable[[], bool]) -> None:
+    """Return when it is, or when the run has ended."""
+    end = time.monotonic() + TIME_LIMIT
+    while process.poll() is None and not there() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def _kill_one_of(ranks: Sequence[int], draws: Random) -> int:
+    """1 if there was one."""
+    if ranks:
+        send(draws.choice(ranks), signal.SIGKILL)
+    return int(bool(ranks))
 
 
 def flip_drill(place: Place, variant: Variant, *, seed: int) -> dict[str, Any]:
@@ -77,16 +104,21 @@ def _flipped(step: int, rank: int, at: int) -> Callable[[int], None]:
     return first
 
 
-def _supervised(place: Place, variant: Variant, run: Path) -> "subprocess.Popen[str]":
+def supervised(
+    place: Place, variant: Variant, run: Path, *more: str, path: Path | None = None
+) -> "subprocess.Popen[str]":
+    """Start a run with its supervisor. `path`: where Python looks for modules first."""
     place.expected(variant)
     config = tiny.write_config(place.corpus, run.parent)
     keys = [f"train.steps={place.steps}", "checkpoint.every=1", "train.evaluate_every=0", f"run.folder={run}", *KEYS]
-    command = [sys.executable, "-m", "colonnade", "train", str(config), *keys, *variant.overrides]
+    command = [sys.executable, "-m", "colonnade", "train", str(config), *keys, *variant.overrides, *more]
+    paths = [str(path)] if path else []
+    own = {"PYTHONPATH": os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])}
     with (run.parent / "said").open("w") as said_file:
-        return subprocess.Popen(command, env=environment(), text=True, stdout=said_file, stderr=said_file)
+        return subprocess.Popen(command, env=environment() | own, text=True, stdout=said_file, stderr=said_file)
 
 
-def _ranks(process: "subprocess.Popen[str]") -> list[int]:
+def ranks_of(process: "subprocess.Popen[str]") -> list[int]:
     """The ranks that a supervisor has started."""
     found = []
     try:
@@ -98,7 +130,7 @@ def _ranks(process: "subprocess.Popen[str]") -> list[int]:
     return found
 
 
-def _send(pid: int, number: int) -> None:
+def send(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""The whole drill, as much of it as there is time for: kills, full disks, signals, restarts, flips, damage and fuzz.
+"""The whole drill, as much of it as there is time for: kills, lost disks, signals, clocks, restarts, damage and fuzz.
 
     python -m tests.drills.full                 to the end (hours on one core); go on by starting it again
     python -m tests.drills.full --minutes 5     the beginning
@@ -25,10 +25,12 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.hardware import command_line, describe, machine_name
+from tests.drills.clocks import clock_drill, slow_drill
 from tests.drills.disturb import disk_drill, signal_drill, stop_drill
-from tests.drills.faults import flip_drill, restart_drill
+from tests.drills.faults import again_drill, flip_drill, restart_drill
 from tests.drills.fuzz import checkpoint_drill, file_drill
 from tests.drills.kills import kill_drill
+from tests.drills.lost import lost_drill, rename_drill
 from tests.drills.runs import VARIANTS, Place, Variant
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -36,6 +38,21 @@ ROUNDS = 5
 FLIPPED = Variant("dp2, copies of all state", 2, ("parallel.dp=2",))
 KILLS = 13  # of a run; 8 variants × 5 rounds × 13 = 520
 Row = dict[str, Any]
+Drill = Callable[..., Row]
+ANY: tuple[tuple[str, Drill], ...] = (
+    ("full disk", disk_drill),
+    ("signals", signal_drill),
+    ("SIGSTOP", stop_drill),
+    ("lost file system", lost_drill),
+    ("killed at a rename", rename_drill),
+)
+"""On every variant."""
+SEVERAL: tuple[tuple[str, Drill], ...] = (
+    ("restarts", restart_drill),
+    ("killed while starting again", again_drill),
+    ("clock jumps", clock_drill),
+)
+"""On those of several ranks."""
 
 
 class Job(NamedTuple):
@@ -50,10 +67,13 @@ def jobs(rounds: int = ROUNDS, kills: int = KILLS, tries: int = 100) -> Iterator
     for seed in range(rounds):
         for variant in VARIANTS:
             yield Job(f"kills | {variant.name} | {seed}", partial(kill_drill, variant=variant, seed=seed, kills=kills))
-            for what, drill in (("full disk", disk_drill), ("signals", signal_drill), ("SIGSTOP", stop_drill)):
+            for what, drill in ANY:
                 yield Job(f"{what} | {variant.name} | {seed}", partial(drill, variant=variant, seed=seed))
             if variant.num_ranks > 1:
-                yield Job(f"restarts | {variant.name} | {seed}", partial(restart_drill, variant=variant, seed=seed))
+                for what, drill in SEVERAL:
+                    yield Job(f"{what} | {variant.name} | {seed}", partial(drill, variant=variant, seed=seed))
+            if variant.num_ranks > 1 and "pp" not in variant.name:
+                yield Job(f"slow rank | {variant.name} | {seed}", partial(slow_drill, variant=variant, seed=seed))
             if "dp2" in variant.name:
                 yield Job(f"flipped bit | {variant.name} | {seed}", partial(flip_drill, variant=FLIPPED, seed=seed))
         yield Job(f"checkpoints | damaged or forged | {seed}", partial(checkpoint_drill, seed=seed, tries=tries))

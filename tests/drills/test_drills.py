@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 
 from tests.drills import full
+from tests.drills.clocks import clock_drill, slow_drill
 from tests.drills.disturb import disk_drill, signal_drill, stop_drill
-from tests.drills.faults import flip_drill, restart_drill
+from tests.drills.faults import again_drill, flip_drill, restart_drill
 from tests.drills.full import Job, jobs, page, run
 from tests.drills.fuzz import checkpoint_drill, file_drill
 from tests.drills.kills import kill_drill
-from tests.drills.runs import VARIANTS, Place
+from tests.drills.lost import lost_drill, rename_drill
+from tests.drills.runs import VARIANTS, Place, Variant
 
 SERIAL, TP2 = VARIANTS[0], VARIANTS[5]
 
@@ -54,13 +56,43 @@ def test_a_run_survives_by_itself(place: Place) -> None:
 
 
 @pytest.mark.slow
+def test_a_run_is_killed_again_while_it_starts(place: Place) -> None:
+    found = again_drill(place, TP2, seed=0)
+    assert found["problems"] == [] and found["injected"] == 2 and found["detected"] >= 1
+
+
+@pytest.mark.slow
+def test_a_slow_rank(place: Place) -> None:
+    assert slow_drill(place, TP2, seed=0) == {"injected": 1, "detected": 1, "problems": []}
+
+
+@pytest.mark.slow
+def test_clocks_that_jump(place: Place) -> None:
+    assert clock_drill(place, TP2, seed=0) == {"injected": 1, "detected": 1, "problems": []}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", [SERIAL, TP2], ids=lambda variant: variant.name)
+def test_a_file_system_that_is_lost(place: Place, variant: Variant) -> None:
+    rows = [lost_drill(place, variant, seed=seed) for seed in range(5)]
+    assert [row["problems"] for row in rows] == [[]] * 5
+    assert len({row["what"] for row in rows}) == 3
+
+
+@pytest.mark.slow
+def test_kills_at_a_rename(place: Place) -> None:
+    rows = [rename_drill(place, variant, seed=1) for variant in (SERIAL, TP2)]
+    assert [row["problems"] for row in rows] == [[], []] and [row["kills"] for row in rows] == [1, 1]
+
+
+@pytest.mark.slow
 def test_a_flipped_bit_is_found_and_undone(place: Place) -> None:
     assert flip_drill(place, full.FLIPPED, seed=0) == {"injected": 1, "detected": 1, "problems": []}
 
 
 def test_at_least_500_kills_on_eight_variants() -> None:
     names = [job.name for job in jobs()]
-    assert len(set(names)) == len(names) == (8 * 4 + 6 + 2) * 5 + 2 * 5
+    assert len(set(names)) == len(names) == (8 * 6 + 6 * 3 + 4 + 2) * 5 + 2 * 5
 
 
 def test_what_is_written_names_what_is_wrong(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from colonnade.errors import CheckpointError, ConfigError
 from colonnade.train import lines, save_retries
+from colonnade.train.interrupt import Interrupt, Request
 from colonnade.train.lines import Lines
 from colonnade.train.save_retries import LONGEST, SaveRetries
 from tests.commands import forked, start
@@ -142,3 +143,22 @@ def test_a_line_that_fits_in_part_leaves_nothing(tmp_path: Path) -> None:
     assert "the run goes on" in told and left == whole
     patient.check()
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOTCONN])
+def test_a_file_system_that_is_lost_is_looked_at_again(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*args: Any, **more: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    told, interrupt = Lines(patient=True), Interrupt(tmp_path)
+    (tmp_path / "leave").touch()
+    told.write(tmp_path / "lines.jsonl", {"n": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", lost)
+        assert interrupt.newest() == Request.NOTHING
+        assert "wait in memory" in told.write(tmp_path / "lines.jsonl", {"n": 2})
+    assert interrupt.newest() == Request.STOP and not (tmp_path / "leave").exists()
+    told.write(tmp_path / "lines.jsonl", {"n": 3})
+    assert [json.loads(line)["n"] for line in (tmp_path / "lines.jsonl").read_text().splitlines()] == [1, 2, 3]

@@ -10,6 +10,7 @@ SIGHUP comes when a terminal or a connection is closed; under nohup, which ignor
 
 import signal
 import time
+from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -50,10 +51,11 @@ class Interrupt:
         return Request.STOP if self.requested else Request.SAVE if saving else Request.NOTHING
 
     def _look(self) -> None:
-        if self._file is not None and self._file.exists():
+        if self._file is not None and _is_there(self._file):
             self.reason = f" (there is a file {self._file}: remove it to train on)"
-        elif self._leave is not None and self._leave.exists():
-            self._leave.unlink(missing_ok=True)
+        elif self._leave is not None and _is_there(self._leave):
+            with suppress(OSError):  # a file system that is lost at this very moment: the next start removes it
+                self._leave.unlink(missing_ok=True)
             self.reason = f" (there was a file {self._leave})"
         elif self._limit is not None and time.monotonic() >= self._limit:
             self.reason = " (run.time_limit)"
@@ -81,3 +83,11 @@ class Interrupt:
 
     def _save(self, number: int, frame: FrameType | None) -> None:
         self._saving = True
+
+
+def _is_there(file: Path) -> bool:
+    """False also where the file system is lost for a while: the next step looks again."""
+    try:
+        return file.exists()
+    except OSError:
+        return False

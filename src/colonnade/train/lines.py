@@ -67,8 +67,9 @@ def object_in(line: bytes | str) -> dict[str, Any] | None:
 
 def append(path: Path, line: Mapping[str, Any], *, whole: bool = False) -> None:
     """`whole`: of a line that could be written in part, nothing stays."""
-    size = path.stat().st_size if whole and path.exists() else None
+    size = None
     try:
+        size = path.stat().st_size if whole and path.exists() else None
         with path.open("a") as file:
             file.write(json.dumps(line) + "\n")
     except OSError as error:

@@ -240,7 +240,9 @@ def _tell(config: Config, monitor: Monitor, retries: SaveRetries, saved: Saved) 
         blocked_seconds=round(saved.blocked_seconds, 3),
         seconds=round(saved.seconds, 3),
     )
-    lowest = best(config)
+    lowest = None
+    with suppress(OSError):  # lost since it was saved
+        lowest = best(config)
     if lowest is not None and lowest.step == saved.step:
         monitor.event("best", step=saved.step, checkpoint=saved.path.name, validation_loss=lowest.validation_loss)
 
