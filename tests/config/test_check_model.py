@@ -79,6 +79,8 @@ def test_one_message(model: str, parallel: str, words: str) -> None:
         ('position = "rotary"\nrotary.share = 0.25\nparallel_residual = true', "tp = 2"),
         ("bias = false\nquery_key_value_bias = true", "tp = 2"),
         ("num_key_value_heads = 3", "tp = 3"),
+        ('kind = "bert"\nhead = "classification"\nnum_labels = 1', ""),
+        ('kind = "bert"\nhead = "choice"\nnum_labels = 2', ""),
         ("num_key_value_heads = 2", "tp = 6"),
         ("num_key_value_heads = 6", "tp = 2"),
     ],

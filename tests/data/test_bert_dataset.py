@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colonnade.data.bert_dataset import BertCut, BertDataset
+from colonnade.data.bert_dataset import BertCut, BertDataset, PairSamples
+from colonnade.data.curriculum import Curriculum
 from colonnade.data.draws import Draws, SamplePurpose
 from colonnade.data.indexed import TokenFile
 from colonnade.data.masking import Masking, WordPieces, choose, shown_to_model
@@ -142,6 +143,13 @@ def test_the_same_text_is_cut_and_masked_anew_in_each_epoch(tmp_path: Path) -> N
     assert len({tuple(batch.loss_mask[:, column].tolist()) for column in range(20)}) == 20
     assert len({len(first) for first, _ in pairs}) > 10
     assert set(batch.pair_labels.tolist()) == {0, 1}
+
+
+def test_phases_build_pairs_at_their_own_length(file: TokenFile) -> None:
+    data = PairSamples(PIECES, 1, BertCut(short=0.0)).training(
+        lambda length: opened(file, seq_length=length), Curriculum([0, 64], [16, 32], [2, 2])
+    )
+    assert data.rows([0]).tokens.shape == (1, 16) and data.rows([4]).tokens.shape == (1, 32)
 
 
 def test_too_little_text(file: TokenFile) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from colonnade.data.curriculum import Curriculum
 from colonnade.data.example_dataset import PairTokens
 from colonnade.data.indexed import TokenFile
-from colonnade.data.span_dataset import SpanDataset, windows_of
+from colonnade.data.span_dataset import SpanDataset, SpanSamples, windows_of
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 from tests.tasks.examples import write_examples
@@ -68,6 +69,13 @@ def test_parts_and_orders_of_a_file(tmp_path: Path) -> None:
     both = np.concatenate([first.rows(range(len(first))).tokens, second.rows(range(len(second))).tokens])
     np.testing.assert_array_equal(both, whole.rows(range(len(whole))).tokens)
     assert whole.passes([0, len(whole)]).epochs.tolist() == [0, 1]
+
+
+def test_phases_cut_windows_at_their_own_length(tmp_path: Path) -> None:
+    folder = write_questions(tmp_path)
+    made = SpanSamples(PairTokens.of(Tokenizer.load(folder / "tokenizer.json")))
+    data = made.training(lambda length: opened(folder, length), Curriculum([0, 64], [16, 32], [2, 2]))
+    assert data.rows([0]).tokens.shape == (1, 16) and data.rows([4]).tokens.shape == (1, 32)
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

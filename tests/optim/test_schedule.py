@@ -73,6 +73,11 @@ def test_warm_up_stable_decay() -> None:
     assert [rate(step) for step in range(1, 12)] == [4.0, 8.0, 8.0, 8.0, 8.0, 8.0, 6.0, 4.0, 2.0, 0.0, 0.0]
 
 
+def test_a_decay_begins_behind_the_warm_up_at_the_earliest() -> None:
+    rate = learning_rate(peak=8.0, floor=0.0, warmup_steps=4, decay_steps=8, decay="linear", decay_start=2)
+    assert [rate(step) for step in range(1, 10)] == [2.0, 4.0, 6.0, 8.0, 6.0, 4.0, 2.0, 0.0, 0.0]
+
+
 def test_a_decay_that_would_begin_behind_its_end_begins_with_none() -> None:
     rate = learning_rate(peak=8.0, floor=1.0, warmup_steps=2, decay_steps=10, decay="linear", decay_start=20)
     assert [rate(step) for step in (2, 10, 20)] == [8.0, 8.0, 8.0]

@@ -114,6 +114,18 @@ def test_one_stage_takes_what_its_walk_takes() -> None:
     assert found(way).seconds_per_step == pytest.approx(played.total, rel=0.01), "but for checkpoints"
 
 
+def test_each_step_has_its_share_of_a_checkpoint() -> None:
+    saves = configuration(TWO).checkpoint.model_copy(update={"asynchronous": False})
+    none, often = (
+        estimate(
+            configuration(TWO).model_copy(update={"checkpoint": saves.model_copy(update={"every": every})}), 37, A100
+        )
+        for every in (0, 5)
+    )
+    assert often.stall > 0 and often.spent["checkpoints"] == often.stall / 5 and "checkpoints" not in none.spent
+    assert often.seconds_per_step == none.seconds_per_step + often.stall / 5
+
+
 def test_utilisation_is_by_its_formula() -> None:
     each = found()
     rate = each.tokens_per_step / each.seconds_per_step

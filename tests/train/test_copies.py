@@ -216,6 +216,14 @@ def test_the_run_ends_as_if_nothing_had_been(config: Path, tmp_path: Path, polic
     assert told["ranks"] == ([1] if dp == 4 else []) and any("blocks.0.mlp.up" in what for what in told["what"])
 
 
+def test_before_the_first_checkpoint_there_is_nothing_to_return_to(config: Path, tmp_path: Path) -> None:
+    keys = ["parallel.dp=2", "checkpoint.compare_copies_every=1", "train.evaluate_every=0"]
+    first = corrupted(1, weight("blocks.0", MATRIX), step=1)
+    answers = start("train", config, *keys, num_ranks=2, first=first).answers()
+    assert [answer.status for answer in answers] == [2, 2] and "not equal any more" in answers[0].err, answers
+    assert not metrics(tmp_path / "run") or metrics(tmp_path / "run")[-1]["step"] == 1
+
+
 def test_a_rank_that_is_wrong_again_and_again_ends_it(config: Path, tmp_path: Path) -> None:
     keys = ["parallel.dp=2", "restarts.limit=2", "train.evaluate_every=0"]
     answers = start("train", config, *keys, num_ranks=2, first=corrupted(1, weight("blocks.0", MATRIX))).answers()

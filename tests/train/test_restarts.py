@@ -44,6 +44,8 @@ class Fake:
     ends: Iterator[Callable[[Path], Ended]]
     run: Path
     started: list[tuple[tuple[int, ...], list[str], bool]] = field(default_factory=list)
+    slept: list[float] = field(default_factory=list)
+    """[seconds]"""
 
     def __call__(
         self, places: Sequence[int], command: list[str], *, at: Any, choose_gpus: bool, **more: object
@@ -74,7 +76,7 @@ def fake(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
         folder.mkdir(exist_ok=True)
         made = Fake(iter(ends), folder)
         monkeypatch.setattr(restarts.launch, "run_on", made)
-        monkeypatch.setattr(restarts.time, "sleep", lambda seconds: None)
+        monkeypatch.setattr(restarts.time, "sleep", made.slept.append)
         settings = load(config, [f"run.folder={folder}", "restarts.wait_for_ranks=0", *FOUR, *keys])
         counted = iter(gpus)
         supervised = Restarts(settings, ["train"], (), lambda: LOST, gpus=lambda: next(counted) if gpus else 0)
@@ -109,6 +111,12 @@ def test_one_that_fails_is_started_again_and_says_so(fake: Any, capsys: pytest.C
 def test_a_mistake_is_not(fake: Any) -> None:
     status, made = fake(after(Ended(2, False, Cause(0, MISTAKE, "ConfigError: no"))))
     assert status == 2 and names(made.run) == ["fault", "no restart"]
+
+
+def test_from_the_second_on_restarts_without_progress_are_waited_with(fake: Any) -> None:
+    lost = [after(killed(rank)) for rank in (0, 1, 2)]
+    status, made = fake(*lost, after(DONE, 10), keys=["restarts.backoff=3"])
+    assert status == 0 and made.slept == [0.0, 3.0, 6.0]
 
 
 def test_it_gives_up_and_says_how_to_go_on(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,8 @@ from colonnade.train.save_retries import LONGEST, SaveRetries
 from tests.commands import forked, start
 from tests.runs import Finished, assert_same_end, events, saved_steps
 
+SAVES = ("saved", "save failed")
+
 
 def test_tries_come_later_and_later_until_it_is_too_long() -> None:
     now = [0.0]
@@ -34,7 +36,7 @@ def test_tries_come_later_and_later_until_it_is_too_long() -> None:
     assert retries.failures == 0 and not retries.is_due and retries.age == 0.0
     now[0] = 4601.0
     assert retries.is_over
-    assert SaveRetries(0.0).is_over, "0: the first failure ends the run"
+    assert SaveRetries(0.0, clock=lambda: 0.0).is_over, "0: the first failure ends the run"
 
 
 def test_a_short_limit_has_room_for_several_tries() -> None:
@@ -87,6 +89,17 @@ def test_it_ends_when_the_last_good_one_is_too_old(config: Path, tmp_path: Path)
     answer = forked("train", config, "checkpoint.retry_for=1", first=refused(10**6))
     assert answer.status == 2 and answer.err.startswith("colonnade: The disk is full: "), answer
     assert saved_steps(tmp_path / "run") == [2] and "Traceback" not in answer.err
+
+
+def test_the_next_try_does_not_wait_for_the_next_checkpoint(config: Path, tmp_path: Path) -> None:
+    def at_once(rank: int) -> None:
+        refused(1)(rank)
+        save_retries.FIRST = 0.0
+
+    answer = forked("train", config, "checkpoint.every=3", "checkpoint.retry_for=900", first=at_once)
+    assert answer.status == 0, answer
+    told = [(each["event"], each["step"]) for each in events(tmp_path / "run") if each["event"] in SAVES]
+    assert told == [("save failed", 3), ("saved", 4), ("saved", 6)]
 
 
 def test_lines_wait_while_a_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from colonnade.errors import ConfigError
 from colonnade.train.side_by_side import Run, Share
-from colonnade.train.sweep import Point, Sweep, read_sweep
-from colonnade.train.tuning import outcome_of, run_points, toml_of
+from colonnade.train.sweep import SEED, Point, Sweep, read_sweep
+from colonnade.train.tuning import Outcome, outcome_of, run_points, settings_of, toml_of
 from tests.commands import colonnade, forked
 from tests.runs import events, metrics
 from tests.tasks.examples import write_config, write_examples
@@ -146,6 +146,17 @@ def test_what_came_of_a_point_is_what_its_last_start_says(tmp_path: Path) -> Non
     assert state("started", "setup", "diverged", "resumed", "setup", reason="killed") == "failed"
     assert state("started", "setup", "stopped early", "finished") == "stopped early"
     assert state("started", "setup", "stopped early", "resumed", "setup", "finished") == "finished"
+
+
+def test_of_losses_the_lowest_median_is_the_best_and_of_other_scores_the_highest() -> None:
+    rates = {0.1: (1.0, 3.0, 2.0), 0.2: (1.5, 1.6, 9.0), 0.3: (4.0, 4.0, 4.0)}
+    outcomes = [
+        Outcome(Point("point", {"optim.learning_rate": rate, SEED: seed}, {}), "finished", scores={"loss": n, "f1": n})
+        for rate, numbers in rates.items()
+        for seed, n in enumerate(numbers)
+    ]
+    assert [each.median for each in settings_of(outcomes, "loss")] == [1.6, 2.0, 4.0]
+    assert [each.median for each in settings_of(outcomes, "f1")] == [4.0, 2.0, 1.6]
 
 
 def test_a_score_that_there_is_not(tmp_path: Path) -> None:
