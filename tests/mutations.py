@@ -660,6 +660,34 @@ MUTATIONS = [
         "begin = decay_start or warmup_steps",
         ("tests/optim/test_schedule.py",),
     ),
+    Mutation(
+        "vectors of texts stand in the order of their lengths",
+        "serving/encoder.py",
+        "found[chosen] = means",
+        "found[begin : begin + len(chosen)] = means",
+        ("tests/serving/test_encoder.py",),
+    ),
+    Mutation(
+        "each rank copies the whole checkpoint",
+        "planner/estimate.py",
+        "return size / config.parallel.num_ranks / hardware",
+        "return size / hardware",
+        ("tests/planner/test_estimate.py",),
+    ),
+    Mutation(
+        "a text is one token longer than the positions",
+        "serving/answers.py",
+        "> model.longest + 1:",
+        "> model.longest + 2:",
+        ("tests/serving/test_answers.py",),
+    ),
+    Mutation(
+        "a damaged base is merged",
+        "convert/adapted.py",
+        "    verify(found, lambda name: None)\n",
+        "",
+        ("tests/convert/test_adapters.py",),
+    ),
     # --- profiles and pages
     Mutation(
         "what an inner span covers is counted twice",

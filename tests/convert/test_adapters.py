@@ -1,5 +1,6 @@
 """Adapters beside a published model: loss and gradients of `peft`, and folders that it loads with the same logits."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from colonnade.config.parts import LoraConfig
 from colonnade.config.schema import Config, OptimConfig, RunConfig, TrainConfig
+from colonnade.convert.adapted import _weights_at
 from colonnade.data.loader import Batch
 from colonnade.data.writer import TokenFileWriter
+from colonnade.errors import CheckpointError
 from colonnade.huggingface.folder import open_published
 from colonnade.huggingface.order import to_theirs
 from colonnade.mesh.mesh import Mesh
@@ -26,7 +29,7 @@ from tests.commands import forked, here
 from tests.convert.published import VOCAB, saved, transformers
 from tests.convert.test_logits import TOKENS, assert_equal, in_float64, logits_of
 from tests.parity.runs import local_ranges, whole
-from tests.runs import tensors
+from tests.runs import Finished, tensors
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # of peft to transformers
@@ -201,6 +204,18 @@ def test_a_merged_checkpoint_computes_the_same(run: tuple[Path, Path, Any], tmp_
 def converted_base(base: Path, folder: Path) -> Path:
     assert here("convert", base, folder / "plain").status == 0
     return folder / "plain"
+
+
+def test_a_base_whose_numbers_are_damaged_is_refused(finished: Finished, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(finished.newest, base)
+    assert _weights_at(base).path == base
+    file = max((path for path in base.iterdir() if path.suffix == ".distcp"), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match="damaged"):
+        _weights_at(base)
 
 
 @pytest.mark.slow

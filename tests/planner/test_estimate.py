@@ -12,7 +12,7 @@ from colonnade.config.schema import Config
 from colonnade.mesh.ledger import Entry
 from colonnade.pipeline.schedule import Action
 from colonnade.planner.cost import Cost
-from colonnade.planner.estimate import Estimate, estimate, failures, stage_kinds
+from colonnade.planner.estimate import Estimate, checkpoint_stall, estimate, failures, stage_kinds
 from colonnade.planner.estimate_report import as_json, as_text, duration
 from colonnade.planner.hardware import FIGURES, Hardware, hardware
 from colonnade.planner.operators import Event, Operator, Section, Sent, Waited
@@ -112,6 +112,21 @@ def test_one_stage_takes_what_its_walk_takes() -> None:
     way = Way(micro_batch_size=2)
     played = play(walked(way).sections, Cost(hardware("a100-80gb"), 1))
     assert found(way).seconds_per_step == pytest.approx(played.total, rel=0.01), "but for checkpoints"
+
+
+def test_ranks_copy_a_checkpoint_together_or_one_storage_takes_it_all() -> None:
+    config = configuration(Way(dp=4, micro_batch_size=2))
+    architecture = trained_architecture(config, 37)
+    stalls = [
+        checkpoint_stall(
+            config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"asynchronous": each})}),
+            architecture,
+            A100,
+        )
+        for each in (True, False)
+    ]
+    size = 12 * architecture.num_parameters
+    assert stalls == [size / 4 / A100["host.link_bandwidth"], size / A100["storage.write_bandwidth"]]
 
 
 def test_each_step_has_its_share_of_a_checkpoint() -> None:

@@ -88,7 +88,7 @@ def test_vectors_are_the_mean_over_a_texts_tokens(
     """Whatever texts are read beside it; of the last one the end is cut, as the model reads 16 tokens."""
     checkpoint, model, tokenizer = bert
     options, output = LAYOUTS.get(layout, ()), tmp_path / "vectors.npy"
-    texts = ["dog", " ".join(WORDS[:6]), "the sun and the rain", " ".join(WORDS * 3)]
+    texts = [" ".join(WORDS[:6]), "dog", "the sun and the rain", " ".join(WORDS * 3)]
     (tmp_path / "texts.txt").write_text("\n".join(texts))
     answer = in_fp64(
         "embed", checkpoint, "--texts", tmp_path / "texts.txt", "--output", output, "--batch-size", 3, "--no-normalize",
