@@ -1220,6 +1220,13 @@ MUTATIONS = [
         ("tests/planner/test_page.py",),
     ),
     Mutation(
+        "a search forgets what zero-bubble hides",
+        "planner/compose.py",
+        "work.forward + work.backward - min(work)",
+        "work.whole",
+        ("tests/planner/test_search.py",),
+    ),
+    Mutation(
         "parts of a bar all begin at its start",
         "drawing/bars.py",
         "        at += share\n",

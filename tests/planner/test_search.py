@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 from colonnade.config.load import load
+from colonnade.config.model import ModelConfig
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError, LayoutError
+from colonnade.pipeline.partition import chunks
+from colonnade.planner.compose import Composer
+from colonnade.planner.cost import Cost
 from colonnade.planner.estimate import estimate
 from colonnade.planner.hardware import hardware
 from colonnade.planner.search import Search, confirmed, refusal, search
@@ -34,7 +38,9 @@ def test_it_tries_every_axis() -> None:
     assert {each["micro_batch_size"] for each in chosen} == {1, 2, 4}
     assert {each["recompute"] for each in chosen} == {"none", "full"}
     assert {each["offload"] for each in chosen} == {each["sequence_parallel"] for each in chosen} == {True, False}
-    assert all(refusal(each.config) is None for each in found().fitting)
+    composer = Composer(config(), 64, Cost(A100, 2))
+    assert all(refusal(each.config, composer) is None for each in found().fitting)
+    assert {each["schedule"] for each in chosen} == {"1f1b", "interleaved", "zero_bubble"}
 
 
 def test_nothing_on_the_front_is_beaten() -> None:
@@ -44,6 +50,33 @@ def test_nothing_on_the_front_is_beaten() -> None:
         assert not any(other.seconds <= each.seconds and other.memory < each.memory for other in found().fitting), (
             each.chosen
         )
+
+
+def test_a_pipeline_is_cut_in_each_way_once_and_by_time_its_slowest_stage_is_the_lightest() -> None:
+    """A head that weighs as much as several blocks, on a model whose blocks do not divide."""
+    model = ModelConfig(num_layers=9, hidden_size=64, num_heads=4, seq_length=128, dropout=0.0, attention_dropout=0.0)
+    parallel = config().parallel.model_copy(update={"pp": 4})
+    large = config().model_copy(update={"model": model, "parallel": parallel})
+    composer = Composer(large, 20_000, Cost(hardware("cpu"), 4))
+    ways = list(composer.ways_to_cut(large))
+    cut = [large.model_copy(update={"parallel": parallel.model_copy(update=way)}) for way in ways]
+    counts = [tuple(map(len, chunks(composer.architecture, each.parallel))) for each in cut]
+    assert len(set(counts)) == len(counts) > 1 and {sum(each) for each in counts} == {11}
+    slowest = [max(work.whole for work in composer.times(each)) for each in cut]
+    assert slowest[-1] == min(slowest) < slowest[0]
+
+
+def test_zero_bubble_hides_weight_gradients_in_the_waiting() -> None:
+    way = config().parallel.model_copy(update={"pp": 2})
+    plain, split = (
+        config().model_copy(update={"parallel": way.model_copy(update={"schedule": name})})
+        for name in ("1f1b", "zero_bubble")
+    )
+    composer = Composer(config(), 64, Cost(A100, 2))
+    times = composer.times(split)
+    other = min(times, key=lambda work: work.whole)
+    hidden = composer.compose(plain)[0] - composer.compose(split)[0]
+    assert hidden == pytest.approx(other.weights + min(other)) and other.weights > 0
 
 
 @pytest.mark.slow

@@ -104,6 +104,7 @@ class Ownership:
 
     def open(self, unit: str) -> None:
         """Return when there is memory to add the gradients of `unit`'s weights to."""
+        self.mesh.ledger.unit = unit
         for bucket in self._needs[unit]:
             bucket.open_gradients()
 

@@ -96,6 +96,9 @@ def layout_in_words(each: Candidate) -> str:
     chosen = each.chosen
     parts = [f"{axis} {chosen[axis]}" for axis in ("tp", "pp", "dp") if chosen[axis] > 1] or ["one rank"]
     parts += [f"{chosen['virtual_stages']} virtual stages"] * (chosen["virtual_stages"] > 1)
+    parts += ["zero bubble"] * (chosen["schedule"] == "zero_bubble")
+    parts += [f"cut by {chosen['partition']}"] * (chosen["partition"] != "layers")
+    parts += ["cut by time"] * (chosen["cuts"] is not None)
     parts += [f"ZeRO {chosen['zero']}"] * bool(chosen["zero"])
     parts += [f"recompute {chosen['recompute']}"] * (chosen["recompute"] != "none")
     parts += ["sequence parallelism"] * chosen["sequence_parallel"] + ["offload"] * chosen["offload"]

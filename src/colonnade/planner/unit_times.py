@@ -1,7 +1,8 @@
 """What a micro-batch costs in one unit of each kind, on one rank: seconds and bytes, from which layouts are composed.
 
 The real program runs a step of a model with one block of each kind, on paper, with this tp and micro-batch; the events
-of each unit are played on the machine's clocks. All blocks take what one of them takes.
+of each unit are played on the machine's clocks. All blocks take what one of them takes. Its backward is split, as
+zero-bubble splits it; the other schedules run both halves at once.
 """
 
 from collections import defaultdict
@@ -28,7 +29,9 @@ class UnitCost:
     forward: float
     """[s]"""
     backward: float
-    """[s]"""
+    """[s] But for weight gradients, which can be deferred."""
+    weights: float
+    """[s] Of those."""
     kept: int
     """[bytes] From forward to backward, with what it hands on."""
     handed: int
@@ -50,7 +53,8 @@ class Costs:
 def unit_costs(config: Config, vocab_size: int, cost: Cost, device: Device) -> Costs:
     """Of this configuration's tp, micro-batch, precision and options of layers; its other sizes do not count."""
     small = _small(config)
-    found = walk(small, vocab_size, 0, device=device, whole=True)
+    split = small.model_copy(update={"parallel": small.parallel.model_copy(update={"schedule": "zero_bubble"})})
+    found = walk(split, vocab_size, 0, device=device, whole=True)
     clock = Clock(cost)
     seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     spent: dict[str, float] = {}
@@ -105,4 +109,4 @@ def _by_unit(section: Section, clock: Clock) -> dict[str, float]:
 def _cost(of: Mapping[str, float], kept: Kept) -> UnitCost:
     handed = sum(each.size for each in kept.out if each.source is None)
     working = max(kept.forward - kept.inside, kept.backward)
-    return UnitCost(of.get("F", 0.0), of.get("B", 0.0), kept.inside + handed, handed, working)
+    return UnitCost(of.get("F", 0.0), of.get("B", 0.0), of.get("W", 0.0), kept.inside + handed, handed, working)

@@ -1,0 +1,254 @@
+"""What a layout is expected to take, put together from what a micro-batch costs in one unit of each kind.
+
+    step    = (m − 1) · slowest stage + Σ stages / v + gradients and parameters over dp + optimizer
+    memory  = buffers (exact) + live micro-batches · what units keep + one unit at work
+
+Under zero_bubble a stage that waits runs weight gradients: of the other stages' F + B + W, W and min(F, B, W) are
+hidden (`pipeline/theory.py`). What layouts share is worked out once: a search has many thousands.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from math import prod
+from typing import Any, NamedTuple, TypeVar
+
+from colonnade.architecture.parts import trained_architecture
+from colonnade.architecture.statement import Unit
+from colonnade.config.schema import Config
+from colonnade.pipeline.partition import chunks, cut
+from colonnade.pipeline.schedule import actions
+from colonnade.pipeline.simulate import peak_activations
+from colonnade.planner.cost import Cost
+from colonnade.planner.memory import buffer_bytes
+from colonnade.planner.unit_times import Costs, unit_costs
+
+READ_AND_WRITTEN = 28
+"""[bytes] By the optimizer for each parameter: weights, gradients and two moments, all but gradients written too."""
+PARTITIONS = ("layers", "parameters", "flops")
+T = TypeVar("T")
+
+
+class Work(NamedTuple):
+    """[s] Of a micro-batch on a stage."""
+
+    forward: float
+    backward: float
+    """But for weight gradients."""
+    weights: float
+
+    @property
+    def whole(self) -> float:
+        return sum(self)
+
+
+class Kept(NamedTuple):
+    """[bytes] On a stage."""
+
+    each: int
+    """Of each live micro-batch and chunk."""
+    once: int
+    """While one unit is at work."""
+    largest: int
+    """[elements] Of the largest unit's weights."""
+
+
+class Composer:
+    """Puts layouts of one model on one machine together."""
+
+    def __init__(self, config: Config, vocab_size: int, cost: Cost) -> None:
+        self.vocab_size, self.cost, self.device = vocab_size, cost, cost.hardware.kind
+        self.architecture = trained_architecture(config, vocab_size)
+        self._known: dict[Hashable, Any] = {}
+
+    def _once(self, key: Hashable, make: Callable[[], T]) -> T:
+        if key not in self._known:
+            self._known[key] = make()
+        found: T = self._known[key]
+        return found
+
+    def compose(self, config: Config) -> tuple[float, int, dict[str, float]]:
+        """(seconds of a step, bytes of a rank, [s] by what for)."""
+        parallel, held = config.parallel, self._held(config)
+        lengths = self._once(("lengths", parallel.tp, held), lambda: self._lengths(held, parallel.tp))
+        key = self._key(config)
+        seconds, spent = self._step(self.times(config), max(lengths), config)
+        stages = {0, parallel.pp // 2, parallel.pp - 1}
+        memory = max(
+            self._memory(stage, lengths[stage], self._kept(stage, held, key, config), config) for stage in stages
+        )
+        return seconds, memory, spent
+
+    # --- cuts ---------------------------------------------------------------------------------------------------------
+
+    def ways_to_cut(self, config: Config) -> Iterator[dict[str, Any]]:
+        """The keys of each way to spread the units over the stages that differs from those before."""
+        parallel, seen = config.parallel, set[tuple[int, ...]]()
+        for partition in PARTITIONS:
+            keys = {"partition": partition, "cuts": None}
+            counts = self._counts(config.model_copy(update={"parallel": parallel.model_copy(update=keys)}))
+            if counts not in seen:
+                seen.add(counts)
+                yield keys
+        by_time = self._cut_by_time(config)
+        if by_time not in seen:
+            yield {"partition": "layers", "cuts": by_time}
+
+    def _counts(self, config: Config) -> tuple[int, ...]:
+        """Units of each chunk."""
+        parallel = config.parallel
+        if parallel.cuts is not None:
+            return tuple(parallel.cuts)
+        key = "counts", parallel.pp, parallel.virtual_stages, parallel.partition
+        return self._once(key, lambda: tuple(map(len, chunks(self.architecture, parallel))))
+
+    def _cut_by_time(self, config: Config) -> tuple[int, ...]:
+        """Units of each chunk, weighed by their planned time in tenths of the longest: the same for many layouts."""
+        units, costs, again = self.architecture.units, self._costs(config), config.parallel.recompute == "full"
+        each = [_unit_work(costs, unit, again).whole for unit in units]
+        weights = tuple(max(1, round(10 * seconds / max(each))) for seconds in each)
+        num_chunks = config.parallel.pp * config.parallel.virtual_stages
+        return self._once(("cut", num_chunks, weights), lambda: tuple(cut(weights, num_chunks)))
+
+    def _held(self, config: Config) -> tuple[tuple[int, ...], int]:
+        """What says which units each stage has: units of each chunk, and the number of stages."""
+        return self._counts(config), config.parallel.pp
+
+    def _units(self, held: tuple[tuple[int, ...], int]) -> list[list[Unit]]:
+        """Of each stage."""
+
+        def make() -> list[list[Unit]]:
+            counts, num_stages = held
+            stages: list[list[Unit]] = [[] for _ in range(num_stages)]
+            left = iter(self.architecture.units)
+            for chunk, count in enumerate(counts):
+                stages[chunk % num_stages] += [next(left) for _ in range(count)]
+            return stages
+
+        return self._once(("units", held), make)
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def _costs(self, config: Config) -> Costs:
+        return self._once(("costs", _kind(config)), lambda: unit_costs(config, self.vocab_size, self.cost, self.device))
+
+    def times(self, config: Config) -> list[Work]:
+        """Of each stage."""
+
+        def make() -> list[Work]:
+            costs, again = self._costs(config), config.parallel.recompute == "full"
+            stages = ([_unit_work(costs, unit, again) for unit in units] for units in self._units(self._held(config)))
+            return [Work(*map(sum, zip(*works, strict=True))) for works in stages]
+
+        return self._once(("times", self._key(config)), make)
+
+    def _key(self, config: Config) -> Hashable:
+        """Of what a micro-batch costs on each stage, all that layouts differ in."""
+        return *_kind(config), config.parallel.recompute == "full", self._held(config)
+
+    def _step(self, times: Sequence[Work], length: int, config: Config) -> tuple[float, dict[str, float]]:
+        parallel, cost = config.parallel, self.cost
+        width = 2 if config.train.precision in ("bf16", "fp16") else 4
+        count, group = config.train.num_microbatches(parallel.dp), range(0, parallel.dp * parallel.tp, parallel.tp)
+        reduce = cost.move("all_reduce" if not parallel.zero else "reduce_scatter", 4 * length, group)
+        gather = cost.move("all_gather", width * length // parallel.dp, group) if parallel.zero else 0.0
+        if parallel.zero >= 2:
+            gathered = gather if parallel.zero == 3 else 0.0
+            times = [_with_traffic(each, gathered, reduce) for each in times]
+        slowest, last = max(each.whole for each in times), max(each.backward + each.weights for each in times)
+        pipeline = _filling(times, config)
+        transfer = self._transfer(config) * 2 * (parallel.pp - 1)
+        over_dp = max(reduce - last, reduce / max(1, len(self.architecture.units) // parallel.pp), 0.0)
+        over_dp += max(0.0, gather - times[0].forward) if parallel.zero in (1, 2) else 0.0
+        optimizer = self._optimizer(length, config)
+        seconds = count * slowest + pipeline + transfer + over_dp + optimizer
+        costs = self._costs(config)
+        total = max(sum(costs.spent.values()), 1e-12)
+        spent = {what: count * slowest * each / total for what, each in costs.spent.items()}
+        return seconds, {**spent, "pipeline": pipeline + transfer, "dp": over_dp, "optimizer": optimizer}
+
+    def _transfer(self, config: Config) -> float:
+        parallel, model = config.parallel, config.model
+        if parallel.pp == 1:
+            return 0.0
+        size = config.train.micro_batch_size * model.seq_length * model.hidden_size * 2
+        return self.cost.move("send", size, (0, parallel.dp * parallel.tp))
+
+    def _optimizer(self, length: int, config: Config) -> float:
+        hardware, parallel = self.cost.hardware, config.parallel
+        mine = length / (parallel.dp if parallel.zero else 1)
+        if parallel.offload:
+            return mine * (READ_AND_WRITTEN / hardware["host.memory_bandwidth"] + 6 / hardware["host.link_bandwidth"])
+        return mine * READ_AND_WRITTEN / (hardware["device.memory_bandwidth"] * hardware["products.memory"])
+
+    # --- memory -------------------------------------------------------------------------------------------------------
+
+    def live(self, config: Config, stage: int) -> int:
+        """The most micro-batches and chunks that live at once. Raises LayoutError for what cannot be scheduled."""
+        parallel = config.parallel
+        count = config.train.num_microbatches(parallel.dp)
+        few = min(count, 3 * parallel.pp) if count % parallel.pp == 0 else count
+        freed = "W" if parallel.schedule == "zero_bubble" else "B"
+
+        def make() -> int:
+            order = actions(parallel.schedule, stage, parallel.pp, few, parallel.virtual_stages)
+            return peak_activations(order, "W" if freed == "W" else "B")
+
+        return self._once(("live", parallel.schedule, stage, parallel.pp, few, parallel.virtual_stages), make)
+
+    def _lengths(self, held: tuple[tuple[int, ...], int], tp: int) -> list[int]:
+        """[elements] Trained, of each stage."""
+        return [self._length(units, tp) for units in self._units(held)]
+
+    def _length(self, units: Sequence[Unit], tp: int) -> int:
+        return sum(self._bucket(bucket, tp) for bucket in {bucket for unit in units for bucket in unit.buckets})
+
+    def _bucket(self, bucket: str, tp: int) -> int:
+        weights = (weight for weight in self.architecture.buckets[bucket] if not weight.is_frozen)
+        return self._once(("bucket", bucket, tp), lambda: sum(prod(weight.local_shape(tp)) for weight in weights))
+
+    def _kept(self, stage: int, held: tuple[tuple[int, ...], int], key: Hashable, config: Config) -> Kept:
+        units, costs, again = self._units(held)[stage], self._costs(config).units, config.parallel.recompute == "full"
+
+        def make() -> Kept:
+            first = min(costs[unit.kind].handed for unit in units if not unit.is_loss) if len(units) > 1 else 0
+            each = sum(first if again and unit.recomputes else costs[unit.kind].kept for unit in units)
+            once = max(
+                costs[unit.kind].working + (costs[unit.kind].kept if again and unit.recomputes else 0) for unit in units
+            )
+            return Kept(each, once, max(self._length([unit], config.parallel.tp) for unit in units))
+
+        return self._once(("kept", stage, key), make)
+
+    def _memory(self, stage: int, length: int, kept: Kept, config: Config) -> int:
+        parallel = config.parallel
+        fixed = buffer_bytes(length, parallel, config.train)
+        live = self.live(config, stage) * (kept.each // parallel.virtual_stages)
+        whole = (20 * kept.largest if parallel.zero >= 2 else 0) + (4 * kept.largest if parallel.zero == 3 else 0)
+        return int(fixed + live + kept.once + whole)
+
+
+def _kind(config: Config) -> tuple[int, bool, bool, int]:
+    """Of what the costs of units depend on, all that layouts differ in."""
+    parallel = config.parallel
+    return parallel.tp, parallel.sequence_parallel, parallel.recompute == "selective", config.train.micro_batch_size
+
+
+def _unit_work(costs: Costs, unit: Unit, again: bool) -> Work:
+    """`again`: whole layers are computed again in backward."""
+    each = costs.units[unit.kind]
+    return Work(each.forward, each.backward + each.forward * (again and unit.recomputes), each.weights)
+
+
+def _with_traffic(work: Work, gather: float, reduce: float) -> Work:
+    """Where parameters are gathered and gradients summed beside each micro-batch, the slower of both counts."""
+    longer = max(0.0, gather + reduce - work.backward - work.weights)
+    return Work(max(work.forward, gather), work.backward + longer, work.weights)
+
+
+def _filling(times: Sequence[Work], config: Config) -> float:
+    """[s] That the pipeline takes to fill and to empty: all stages but the slowest, one after the other."""
+    if config.parallel.schedule == "zero_bubble":
+        shown = [work.forward + work.backward - min(work) for work in times]
+    else:
+        shown = [work.whole for work in times]
+    slowest = max(range(len(times)), key=lambda stage: times[stage].whole)
+    return (sum(shown) - shown[slowest]) / config.parallel.virtual_stages
