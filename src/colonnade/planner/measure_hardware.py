@@ -1,10 +1,12 @@
 """This machine's CPUs as a machine description: timed, one core, and two ranks for what crosses between ranks.
 
 products      one core, fp32, of several sizes: the fastest rate is the peak, and half sizes are those that bring
-              the others nearest to what they took
+              the others nearest to what they took; fused attention beside them, its forward and its backward
 memory        adding two long vectors
 operators     the least time of an operator of torch that has nothing to do
 collectives   all-reduces of a few and of many numbers between two ranks of this machine
+
+What one core does is timed by the time that this process has had of it, so that others disturb it less.
 """
 
 import os
@@ -26,6 +28,7 @@ from colonnade.launch.join import joined
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
+from colonnade.planner.cost import CAUSAL
 from colonnade.planner.paper import walk
 from colonnade.tasks.tasks import TASKS
 from colonnade.train.machine import device_name
@@ -33,6 +36,10 @@ from colonnade.train.state import build_state
 from colonnade.train.step import train_step
 
 SIZES = ((32, 32, 32), (64, 64, 64), (128, 128, 128), (256, 64, 256), (256, 256, 256), (512, 512, 512), (512, 64, 2048))
+ATTENTION = (2, 4, 128, 64)
+"""[samples, heads, positions, head_dim]"""
+PRODUCTS_FORWARD, PRODUCTS_BACKWARD = 2, 5
+"""Of matrices, as torch counts those of fused attention: backward makes the probabilities again."""
 SECONDS = "seconds"
 LONG, SHORT, TIMES, VOCAB = 1 << 24, 256, 7, 64
 
@@ -43,6 +50,7 @@ def measured_file() -> str:
     rates = {size: _rate(size) for size in SIZES}
     peak = max(rates.values()) * 1.05
     area, depth = _halves(rates, peak)
+    attention = min(1.0, _attention_rate() / peak)
     kernel = _fastest(lambda: torch.add(torch.ones(4), 1.0), repeat=2000)
     copied = 12 * LONG / _fastest(_adding(LONG))
     alpha, beta = _between_ranks()
@@ -61,6 +69,7 @@ def measured_file() -> str:
         double=peak / 2,
         area=area,
         depth=depth,
+        attention=attention,
         alpha=alpha,
         beta=beta,
     )
@@ -93,6 +102,20 @@ def _rate(size: tuple[int, int, int]) -> float:
     return 2 * m * n * k / _fastest(lambda: torch.mm(a, b), repeat=max(1, 10**8 // (2 * m * n * k)))
 
 
+def _attention_rate() -> float:
+    """[FLOP/s] Of causal attention, forward and backward, of what it computes: half of a full one's."""
+    batch, heads, length, width = ATTENTION
+    q, k, v = (torch.randn(ATTENTION, requires_grad=True) for _ in range(3))
+    ones = torch.ones(ATTENTION)
+
+    def call() -> None:
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        torch.autograd.grad(out, (q, k, v), ones)
+
+    product = 2 * batch * heads * length * length * width
+    return CAUSAL * (PRODUCTS_FORWARD + PRODUCTS_BACKWARD) * product / _fastest(call, repeat=20)
+
+
 def _halves(rates: dict[tuple[int, int, int], float], peak: float) -> tuple[float, float]:
     """(half_area, half_depth) with the least error in the logarithm of the rates."""
 
@@ -112,14 +135,14 @@ def _adding(length: int) -> Callable[[], object]:
     return lambda: torch.add(a, b, out=out)
 
 
-def _fastest(call: Callable[[], object], *, repeat: int = 1) -> float:
-    """[s] Of one call."""
+def _fastest(call: Callable[[], object], *, repeat: int = 1, clock: Callable[[], float] = time.process_time) -> float:
+    """[s] Of one call, of this process on its core; `clock`: another one, where others are waited for."""
     least = float("inf")
     for _ in range(TIMES):
-        began = time.perf_counter()
+        began = clock()
         for _ in range(repeat):
             call()
-        least = min(least, (time.perf_counter() - began) / repeat)
+        least = min(least, (clock() - began) / repeat)
     return least
 
 
@@ -138,8 +161,8 @@ def time_between_ranks(folder: Path) -> None:
     with joined(Layout(tp=2), "cpu", 1) as (mesh, _):
         short, long = torch.ones(SHORT), torch.ones(LONG // 8)
         seconds = [
-            _fastest(lambda: all_reduce(short, mesh.tp), repeat=50),
-            _fastest(lambda: all_reduce(long, mesh.tp)),
+            _fastest(lambda: all_reduce(short, mesh.tp), repeat=50, clock=time.perf_counter),
+            _fastest(lambda: all_reduce(long, mesh.tp), clock=time.perf_counter),
         ]
         if mesh.rank == 0:
             (folder / SECONDS).write_text(" ".join(map(str, seconds)))
@@ -167,7 +190,7 @@ float64 = {double:.4g}
 efficiency = 1.0
 half_area = {area:g}
 half_depth = {depth:g}
-attention = 0.5
+attention = {attention:.3g}
 memory = 1.0
 
 [island]
@@ -201,7 +224,7 @@ device_hour = 0.05
 
 [sources]
 "device" = "measured on one core; memory is the machine's, shared by its cores"
-"products" = "half sizes fitted to products of one core, measured here; attention assumed"
+"products" = "half sizes fitted to products of one core, and attention forward and backward, measured here"
 "island" = "all-reduces of two ranks, measured here"
 "network" = "assumed: ranks of one machine do not use it"
 "storage" = "assumed"
