@@ -67,7 +67,7 @@ PLAN = "tests/checkpoint/test_plan.py"
 DATASET = "tests/data/test_gpt_dataset.py"
 STREAM = "tests/generation/test_stream.py"
 PROFILE = "tests/train/test_profile.py"
-DRAWING = "tests/report/test_drawing.py"
+DRAWING = "tests/drawing/test_scale.py"
 PAGE = "tests/report/test_page.py"
 TRACKING = "tests/train/test_tracking.py"
 TIME_LIMIT = 900.0
@@ -705,14 +705,14 @@ MUTATIONS = [
     ),
     Mutation(
         "thinning loses the highest",
-        "report/thin.py",
+        "drawing/thin.py",
         "np.maximum.reduceat(kept, starts)",
         "mean",
         (DRAWING,),
     ),
     Mutation(
         "what a run's files say is markup",
-        "report/html.py",
+        "drawing/html.py",
         "else Html(_escaped(value))",
         "else Html(value)",
         (PAGE,),
