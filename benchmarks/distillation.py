@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from math import isnan, nan
 from pathlib import Path
 from statistics import mean
 
@@ -64,8 +65,12 @@ def colonnade(*arguments: object) -> None:
 
 
 def prepare(folder: Path, books: Path, characters: int) -> int:
-    """Tokenizer and token file of so much text, in documents of some pages; returns the number of tokens."""
+    """Tokenizer and token file of so much text, in documents of some pages; returns the number of tokens. What is there
+    from an earlier start stays.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    if (folder / "tokens.bin").exists():
+        return int((folder / "tokens.bin").stat().st_size // 2)
     left, text = characters, folder / "text.jsonl"
     with lzma.open(books, "rt", encoding="utf-8") as source, text.open("w", encoding="utf-8") as out:
         for line in source:
@@ -81,10 +86,10 @@ def prepare(folder: Path, books: Path, characters: int) -> int:
 def trained(
     folder: Path, name: str, seed: int, steps: int, size: dict[str, float], more: str = ""
 ) -> tuple[float, float]:
-    """(held-out loss, seconds) of a run."""
+    """(held-out loss, seconds) of a run; NaN seconds where it was begun by an earlier start."""
     file = folder / f"{name.replace(' ', '-')}.toml"
     file.write_text(CONFIG.format(folder=folder, name=file.stem, seed=seed, steps=steps, **size) + more)
-    started = time.perf_counter()
+    started = nan if (folder / file.stem).exists() else time.perf_counter()
     colonnade("train", file)
     seconds = time.perf_counter() - started
     last = json.loads((folder / file.stem / "metrics.jsonl").read_text().splitlines()[-1])
@@ -134,9 +139,9 @@ def write(given: argparse.Namespace, tokens: int, teachers: float, found: dict[s
         "|---" * (given.seeds + 3) + "|",
     ]
     for way, runs in found.items():
-        losses = [loss for loss, _ in runs]
-        shown = " | ".join(f"{loss:.4f}" for loss in losses)
-        lines.append(f"| {way} | {shown} | {mean(losses):.4f} | {mean(seconds for _, seconds in runs):.0f} |")
+        losses, seconds = zip(*runs, strict=True)
+        shown, took = " | ".join(f"{loss:.4f}" for loss in losses), mean(seconds)
+        lines.append(f"| {way} | {shown} | {mean(losses):.4f} | {'–' if isnan(took) else f'{took:.0f}'} |")
     note = "Seconds are of a whole command on a machine that did other work besides: start, evaluation and, from disk, "
     lines += ["", note + "asking the teacher once are in them.", ""]
     (RESULTS / f"{given.name}-{today}-{machine_name()}.md").write_text("\n".join(lines))

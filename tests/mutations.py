@@ -1760,6 +1760,27 @@ MUTATIONS = [
         ("tests/train/test_distilled_states.py",),
     ),
     Mutation(
+        "a rank without a batch of questions lets the others wait for its weights",
+        "evaluation/questions.py",
+        "rounds = -(-len(batches) // mesh.data.size)",
+        "rounds = len(mine)",
+        ("tests/tasks/test_spans.py",),
+    ),
+    Mutation(
+        "questions are scored with the windows of another stride",
+        "train/questions.py",
+        "tokenizer, windows, config.model.seq_length)",
+        "tokenizer, Windows(), config.model.seq_length)",
+        ("tests/tasks/test_spans.py",),
+    ),
+    Mutation(
+        "an ensemble of spans is the sum of its logits",
+        "serving/squad.py",
+        "choose(prepared, total / number, how.selection",
+        "choose(prepared, total, how.selection",
+        ("tests/serving/test_squad.py",),
+    ),
+    Mutation(
         "an adapter of peft is added without its scale",
         "huggingface/peft.py",
         "addmm_(b, a, alpha=self.scale)",

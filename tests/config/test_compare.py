@@ -77,6 +77,7 @@ def test_layout_and_length_may_change_and_mathematics_may_not() -> None:
     assert {key for key in all_keys() if key.partition(".")[0] in sections} <= may
     assert {key for key in may if key.partition(".")[0] not in sections} == {
         "data.cache",
+        "data.questions",
         *(f"train.{key}" for key in ("steps", "micro_batch_size", "log_every", "threads", "device", "products")),
         *(f"train.{key}" for key in ("evaluate_every", "evaluate_at_start", "evaluate_samples")),
         "train.epochs",

@@ -8,7 +8,7 @@ One gradient is nothing: a key's bias adds the same to all scores of a query, wh
 left is rounding, 1e-16, and Adam divides it by its own size plus epsilon. With epsilon 1e-5 that is no step at all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 from unittest.mock import patch
@@ -27,6 +27,8 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
 from colonnade.tasks.bert import BertBatch
 from colonnade.tasks.labels import LabelBatch
+from colonnade.tasks.preferences import PreferenceBatch
+from colonnade.tasks.spans import SpanBatch
 from colonnade.tasks.t5 import T5Batch
 from colonnade.tensor_parallel import cross_entropy
 from colonnade.tensor_parallel.placement import Placement
@@ -36,8 +38,9 @@ from tests.blocks import LLAMA_BLOCK
 
 GLOBAL_BATCH, SEQ_LENGTH, STEPS = 8, 8, 5
 CPU = torch.device("cpu")
-AnyBatch = Batch | BertBatch | LabelBatch | T5Batch
-Samples = TypeVar("Samples", Batch, BertBatch, LabelBatch, T5Batch)
+AnyBatch = Batch | BertBatch | LabelBatch | PreferenceBatch | SpanBatch | T5Batch
+AnySequences = TypeVar("AnySequences", Batch, BertBatch)
+Samples = TypeVar("Samples", Batch, BertBatch, LabelBatch, PreferenceBatch, SpanBatch, T5Batch)
 
 Mask = Literal["none", "differ", "second_half"]
 """Labels that count: all; a different number in every sample; none in the second half of the batch."""
@@ -46,6 +49,10 @@ Buffer = Literal["master", "reduced", "exp_avg", "exp_avg_sq"]
 KEPT: tuple[Buffer, ...] = ("master", "exp_avg", "exp_avg_sq")
 """What it keeps from step to step."""
 
+Block = Literal[
+    "gpt", "llama", "grouped", "window", "neox", "preferences", "bert", "labels", "scores", "choice", "spans", "t5",
+    "t5 relu",
+]  # fmt: skip
 
 BLOCKS: dict[str, dict[str, Any]] = {
     "gpt": {},
@@ -60,6 +67,15 @@ BLOCKS: dict[str, dict[str, Any]] = {
     "bert": {"kind": "bert", "position": "learned"},
     "labels": {"kind": "bert", "position": "learned", "head": "classification", "num_labels": 3},
     "scores": {"kind": "bert", "position": "learned", "head": "classification", "num_labels": 1},
+    "choice": {"kind": "bert", "position": "learned", "head": "choice", "num_labels": 3, "bias": False},
+    "spans": {  # a bias that all positions have in common changes no chance: here there is none
+        "kind": "bert",
+        "position": "learned",
+        "head": "spans",
+        "norm": "rmsnorm",
+        "bias": False,
+    },
+    "preferences": {"head": "preferences"},
     "t5": {  # what is written is longer than what is read, and the decoder deeper than the encoder may be
         "kind": "t5",
         "position": "relative",
@@ -116,7 +132,7 @@ class Case:
     loss_scale: float = 1024.0
     """fp16: small enough for the first step not to overflow."""
     num_layers: int = 2
-    block: Literal["gpt", "llama", "grouped", "window", "bert", "labels", "scores", "t5", "t5 relu", "neox"] = "gpt"
+    block: Block = "gpt"
     """What the model is made of: see `BLOCKS`."""
     parts: Literal["all", "upper", "lower", "table", "factors", "lora", "lora on some"] = "all"
     """What of it is trained: see `PARTS` and `LORA`."""
@@ -237,7 +253,8 @@ def configured(case: Case, way: Way) -> Config:
 def global_batch(case: Case, step: int) -> AnyBatch:
     """The samples of a step (from 0), on any layout."""
     of_kind = {"gpt": text, "bert": pairs_of_texts, "t5": texts_with_spans}
-    return labelled(case, step) if case.model.head == "classification" else of_kind[case.model.kind](case, step)
+    of_head = {"classification": labelled, "choice": labelled, "spans": questions, "preferences": answers}
+    return of_head.get(case.model.head, of_kind[case.model.kind])(case, step)
 
 
 def text(case: Case, step: int) -> Batch:
@@ -278,16 +295,53 @@ def pairs_of_texts(case: Case, step: int) -> BertBatch:
 
 
 def labelled(case: Case, step: int) -> LabelBatch:
-    """Of a model that tells labels: the same texts, with a label or a score each."""
-    texts, labels = pairs_of_texts(case, step), case.model.num_labels or 1
+    """Of a model that tells labels: the same texts, with a label or a score each; of choices, several a sample."""
+    texts, labels = several(pairs_of_texts, case, step, case.model.sequences), case.model.num_labels or 1
+    first = pairs_of_texts(case, step)
     drawn = torch.rand(case.global_batch_size, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
     return LabelBatch(
         tokens=texts.tokens,
         types=texts.types,
         real=texts.real,
         targets=drawn if labels == 1 else (drawn * labels).floor(),
-        target_mask=texts.pair_mask,
+        target_mask=first.pair_mask,
+        samples=first.samples,
+    )
+
+
+def several(make: Callable[[Case, int], AnySequences], case: Case, step: int, number: int) -> AnySequences:
+    """So many sequences a sample, side by side."""
+    return make(replace(case, global_batch_size=case.global_batch_size * number), step)
+
+
+def questions(case: Case, step: int) -> SpanBatch:
+    """Of a model that answers by a run of its text: the same texts, some of which have no answer."""
+    texts, b = pairs_of_texts(case, step), case.global_batch_size
+    ends = (torch.rand(2, b, generator=torch.Generator().manual_seed(step)) * texts.real.sum(0)).long()
+    return SpanBatch(
+        tokens=texts.tokens,
+        types=texts.types,
+        real=texts.real,
+        answers=ends.sort(0).values * (torch.arange(b) % 3 > 0),
+        answer_mask=texts.pair_mask,
         samples=texts.samples,
+    )
+
+
+def answers(case: Case, step: int) -> PreferenceBatch:
+    """Of a model that prefers one of two answers: two texts a sample, and what a reference thinks of them."""
+    generator, b = torch.Generator().manual_seed(step), case.global_batch_size
+    texts, counted = several(text, replace(case, documents="joined"), step, 2), torch.ones(b)
+    if case.mask == "second_half":
+        counted[b // 2 :] = 0.0
+    return PreferenceBatch(
+        tokens=texts.tokens,
+        labels=texts.labels,
+        loss_mask=several(text, replace(case, documents="joined", mask="differ"), step, 2).loss_mask,
+        reference=-20.0 * torch.rand(b, 2, generator=generator, dtype=torch.float64),
+        options=torch.tensor([[0.1, 0.2, 0.0], [0.3, 0.0, 1.0]], dtype=torch.float64).repeat(b, 1)[:b],  # DPO and IPO
+        pair_mask=counted,
+        samples=texts.samples[:b] - texts.samples[0] + step * b,
     )
 
 
@@ -314,8 +368,17 @@ def separated(batch: Batch, begins: Tensor) -> Batch:
 
 
 def part(batch: Samples, samples: slice | list[int]) -> Samples:
-    """Some of a batch's samples."""
-    return replace(batch, **{name: each[..., samples] for name, each in vars(batch).items() if each is not None})
+    """Some of a batch's samples, which are along the last dim, or along the first of what is [b, …]; there may be
+    several columns a sample.
+    """
+    number = len(batch.samples)
+
+    def of(name: str, each: Tensor) -> Tensor:
+        if name in ("reference", "options"):
+            return each[samples]
+        return each.unflatten(-1, (number, each.shape[-1] // number))[..., samples, :].flatten(-2)
+
+    return replace(batch, **{name: of(name, each) for name, each in vars(batch).items() if each is not None})
 
 
 def microbatches(case: Case, way: Way, step: int, mesh: Mesh) -> list[Any]:

@@ -69,6 +69,30 @@ ALONE: list[Job] = [
     (Case(global_batch_size=12), Way(dp=3, zero=2, micro_batch_size=2)),
     (Case(num_layers=4), Way(pp=2, micro_batch_size=2, schedule="interleaved", virtual_stages=3)),
 ]
+HEADS: list[Job] = [
+    (Case(block="spans"), Way(tp=2, micro_batch_size=4, sequence_parallel=True)),
+    (Case(block="choice"), Way(tp=2, micro_batch_size=4, sequence_parallel=True)),
+    (Case(block="preferences"), Way(tp=2, micro_batch_size=4, sequence_parallel=True)),
+    (Case(block="preferences"), Way(pp=2, micro_batch_size=2)),
+    (Case(block="choice"), Way(pp=2, micro_batch_size=2)),
+    (Case(block="spans"), Way(dp=2, zero=3, micro_batch_size=2)),
+]
+"""Heads for fine-tuning, each on two layouts; the others of these are slow."""
+MORE_HEADS: list[Job] = [
+    (Case(block=block, mask=mask), way)
+    for block in ("spans", "choice", "preferences")
+    for mask in ("differ", "second_half")
+    for way in (
+        Way(tp=2, micro_batch_size=2),
+        Way(tp=2, micro_batch_size=4, sequence_parallel=True, recompute="full"),
+        Way(pp=2, micro_batch_size=2, schedule="zero_bubble"),
+        Way(pp=2, micro_batch_size=1, recompute="full"),
+        Way(dp=2, zero=1, micro_batch_size=4),
+        Way(dp=2, zero=2, micro_batch_size=2, recompute="selective"),
+        Way(dp=2, zero=3, micro_batch_size=2),
+        Way(tp=2, pp=2, dp=2, micro_batch_size=2, zero=3, sequence_parallel=True),
+    )
+]
 TOGETHER: list[Job] = [
     (
         Case(),
@@ -108,7 +132,11 @@ def references() -> dict[Case, Reference]:
 
 
 @pytest.fixture(
-    scope="module", params=[*groups(ALONE + TOGETHER + HANDFUL, 120.0), *groups(COVERING, 900.0, pytest.mark.slow)]
+    scope="module",
+    params=[
+        *groups(ALONE + HEADS + TOGETHER + HANDFUL, 120.0),
+        *groups(COVERING + MORE_HEADS, 900.0, pytest.mark.slow),
+    ],
 )
 def outcomes(request: Any, references: dict[Case, Reference]) -> list[Outcome]:
     jobs, time_limit = request.param

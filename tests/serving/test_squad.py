@@ -131,3 +131,36 @@ def test_what_no_answer_can_be_given_to(trained: Path, tmp_path: Path) -> None:
     ):
         answer = here("predict", run, *arguments)
         assert answer.status == 2 and message in answer.err, (arguments, answer)
+
+
+def test_an_ensemble_answers_by_the_mean_of_its_logits(trained: Path, tmp_path: Path) -> None:
+    """Two models' n-best lists have the same texts' logits; a model with itself is itself."""
+    run, data = trained / "at" / "run", trained / "dev.json"
+    answer = forked("train", write_config(trained, tmp_path), "train.seed=7", "model.init_std=0.3")
+    assert answer.status == 0, answer
+    other = tmp_path / "run"
+
+    def likeliest(*arguments: object, num_ranks: int = 1) -> dict[str, dict[str, float]]:
+        path = tmp_path / "p.json"
+        said = forked("predict", run, data, "--precision", "fp64", "--output", path, *arguments, num_ranks=num_ranks)
+        assert said.status == 0, said
+        best = json.loads((tmp_path / "p.nbest_predictions.json").read_text())
+        return {name: next(each for each in entries if not each["text"]) for name, entries in best.items()}
+
+    alone, again = likeliest(), likeliest("--with", run)
+    assert again == alone
+    both, on_two = likeliest("--with", other), likeliest("--with", other, "--tp", 2, num_ranks=2)
+    answer = forked("predict", other, data, "--precision", "fp64", "--output", tmp_path / "p.json")
+    theirs = json.loads((tmp_path / "p.nbest_predictions.json").read_text())
+    contexts = {q["id"]: text["context"] for text in squad(11)["data"][0]["paragraphs"] for q in text["qas"]}
+    short = [name for name, context in contexts.items() if len(context.split()) <= 8]  # of one window
+    assert short
+    for name in short:
+        second = next(each for each in theirs[name] if not each["text"])
+        for key in ("start_logit", "end_logit"):
+            assert both[name][key] == pytest.approx((alone[name][key] + second[key]) / 2, rel=1e-12)
+            assert on_two[name][key] == pytest.approx(both[name][key], rel=1e-10)
+    answer = forked("train", write_config(trained, tmp_path / "longer"), "model.seq_length=24", "train.steps=1")
+    assert answer.status == 0, answer
+    answer = here("predict", run, data, "--with", tmp_path / "longer" / "run")
+    assert answer.status == 2 and "windows of 16 tokens, another of 24" in answer.err, answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,42 @@ def test_every_layout_trains_the_same(alone: Path, questions: Path, tmp_path: Pa
     assert_near(tmp_path / "run", alone)
 
 
+@pytest.fixture(scope="module")
+def asked(questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 1 rank whose questions are answered at each evaluation, with weights wide enough to answer them."""
+    folder = tmp_path_factory.mktemp("asked")
+    answer = forked("train", write_config(questions, folder), *asking(questions))
+    assert answer.status == 0, answer
+    assert "11 questions: exact match" in answer.out
+    return folder / "run"
+
+
+def asking(questions: Path) -> tuple[str, ...]:
+    return (f"data.questions={questions / 'dev.json'}", "model.init_std=0.5", "optim.learning_rate=3e-2")
+
+
+def test_questions_are_scored_as_evaluate_scores_them(questions: Path, asked: Path, tmp_path: Path) -> None:
+    measured = forked(
+        "evaluate", asked, "squad", "--data", questions / "dev.json", "--stride", 5, "--max-query-length", 3, "--json"
+    )
+    assert measured.status == 0, measured
+    found, last = json.loads(measured.out), metrics(asked)[-1]
+    assert last["validation_exact_match"] == found["exact"] and last["validation_f1"] == found["f1"] > 0.0
+    assert "validation_f1" not in metrics(asked)[0], "of steps that are evaluated alone"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_questions_are_scored_alike_on_every_layout(
+    asked: Path, questions: Path, tmp_path: Path, layout: list[str]
+) -> None:
+    answer = forked("train", write_config(questions, tmp_path), *asking(questions), *layout, num_ranks=2)
+    assert answer.status == 0, answer
+    scores = ("validation_exact_match", "validation_f1")
+    for mine, theirs in zip(metrics(tmp_path / "run"), metrics(asked), strict=True):
+        assert [mine.get(name) for name in scores] == [theirs.get(name) for name in scores]
+
+
 def test_validation_tells_how_many_spans_are_right(alone: Path) -> None:
     last = metrics(alone)[-1]
     assert {"validation_loss", "validation_span_accuracy", "validation_start_accuracy"} <= last.keys()
@@ -64,6 +101,12 @@ def test_what_is_refused(questions: Path, tmp_path: Path) -> None:
         (["model.head=classification", "model.num_labels=3"], 'examples of squad, for model.head = "spans"'),
         (["model.seq_length=5"], "leaves no room for text"),
         (["model.kind=gpt"], "model.head"),
+        (["data.questions=nowhere.json"], "data.questions = 'nowhere.json' is no file"),
+        ([f"data.questions={questions / 'tokenizer.json'}"], "tokenizer.json"),
+        (
+            [f"data.questions={questions / 'dev.json'}", "train.evaluate_every=0"],
+            "has no effect with train.evaluate_every = 0",
+        ),
     ):
         answer = here("train", config, *more)
         assert answer.status == 2 and message in answer.err, (more, answer)

@@ -46,6 +46,22 @@ def labels_of_the_head(config: Config) -> Messages:
         )
 
 
+def questions_of_spans(config: Config) -> Messages:
+    """Questions are answered by a head that can, when a run is evaluated."""
+    if config.data.questions is None:
+        return
+    if config.model.head != "spans":
+        yield (
+            f'data.questions = "{config.data.questions}" has no effect with model.head = "{config.model.head}", which '
+            "answers none. Leave it out."
+        )
+    elif config.train.evaluate_every == 0:
+        yield (
+            f'data.questions = "{config.data.questions}" has no effect with train.evaluate_every = 0: nothing is '
+            "evaluated. Leave it out, or set evaluate_every."
+        )
+
+
 def masking_of_pretraining(config: Config) -> Messages:
     """[data.masking] says how texts are made for pre-training."""
     if config.model.kind == "bert" and config.model.head != "pretraining" and config.data.masking != MaskingConfig():
@@ -98,4 +114,5 @@ HEAD_CHECKS = (
         ("model.kind", "model.head", *(f"data.masking.{key}" for key in MaskingConfig.model_fields)),
         masking_of_pretraining,
     ),
+    (("model.head", "data.questions", "train.evaluate_every"), questions_of_spans),
 )

@@ -166,6 +166,8 @@ class DataConfig(Section):
     data examples chat`)."""
     no_loss_on: CountsOrZero = ()
     """[token ids] Tokens whose prediction does not count in the loss."""
+    questions: Annotated[Text | None, MAY_CHANGE] = None
+    """File of SQuAD (.json) whose questions a head spans answers at each evaluation: exact match and F1 in metrics."""
     masking: MaskingConfig = MaskingConfig()
     corruption: CorruptionConfig = CorruptionConfig()
     cache: Annotated[Text | None, MAY_CHANGE] = None

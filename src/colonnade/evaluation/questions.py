@@ -25,6 +25,8 @@ from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.bert_spans import SpanBERT, SpanInputs
 
+Logits = NDArray[np.float64]
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -62,8 +64,21 @@ def prepare(questions: Sequence[Question], tokenizer: Tokenizer, windows: Window
     return found
 
 
+def choose(
+    questions: Sequence[Prepared], logits: Logits, selection: Selection, *, may_be_none: bool
+) -> dict[str, Answers]:
+    """The answers to all questions by id, of what `logits_of` gives, or of a mean of several models' logits."""
+    rows = iter(logits)
+    return {
+        each.question.name: answers_of(
+            list(_scores(each, rows)), each.question.context, each.places, selection, may_be_none=may_be_none
+        )
+        for each in questions
+    }
+
+
 @torch.no_grad()
-def answer(
+def logits_of(
     model: SpanBERT,
     questions: Sequence[Prepared],
     *,
@@ -72,65 +87,38 @@ def answer(
     hidden: Hidden,
     length: int,
     batch_size: int,
-    selection: Selection,
-    may_be_none: bool,
     progress: Progress,
-) -> dict[str, Answers]:
-    """The answers to all questions by id, the same on every rank. All-reduces two numbers a token of every window
-    over dp and pp, at the end.
+) -> Logits:
+    """[windows, length, 2] of the windows of all questions, the same on every rank; of padding 0. All-reduces them over
+    dp and pp, at the end.
     """
     windows = [(each, window) for each in questions for window in each.windows]
-    logits = iter(
-        _logits(
-            model,
-            windows,
-            control=control,
-            mesh=mesh,
-            hidden=hidden,
-            length=length,
-            batch_size=batch_size,
-            progress=progress,
-        )
-    )
-    return {
-        each.question.name: answers_of(
-            list(_scores(each, logits)), each.question.context, each.places, selection, may_be_none=may_be_none
-        )
-        for each in questions
-    }
-
-
-def _logits(
-    model: SpanBERT,
-    windows: Sequence[tuple[Prepared, range]],
-    *,
-    control: PairTokens,
-    mesh: Mesh,
-    hidden: Hidden,
-    length: int,
-    batch_size: int,
-    progress: Progress,
-) -> NDArray[np.float64]:
-    """[windows, length, 2]; of padding 0."""
-    device = next(model.parameters()).device
+    device, parallel = next(model.parameters()).device, model.parallel
+    multiple = parallel.tp.size if parallel.sequence_parallel else 1
     found = torch.zeros(len(windows), length, 2, dtype=torch.float64)
     batches = [range(begin, min(begin + batch_size, len(windows))) for begin in range(0, len(windows), batch_size)]
     mine = batches[mesh.data.rank :: mesh.data.size]
     progress.begin(sum(map(len, mine)), sum(map(len, mine)) * length)
-    for batch in mine:
-        inputs = _inputs([windows[number] for number in batch], control, device)
-        carry = hidden(inputs)
+    rounds = -(-len(batches) // mesh.data.size)  # as many on each rank of dp: they may gather weights for each other
+    for number in range(rounds):
+        batch = mine[number] if number < len(mine) else batches[0]  # once more, for nothing
+        carry = hidden(_inputs([windows[each] for each in batch], control, device, multiple))
+        if number >= len(mine):
+            break
         if carry is not None:
-            told: Tensor = model.head.predict(model.residual(carry)).double().cpu()  # [s, b, 2]
-            found[batch.start : batch.stop, : len(told)] = told.transpose(0, 1)
+            ours: Tensor = model.head.predict(model.residual(carry)).double().cpu()  # [s, b, 2]
+            found[batch.start : batch.stop, : len(ours)] = ours.transpose(0, 1)
         progress.advance(len(batch), len(batch) * length)
-    result: NDArray[np.float64] = all_reduce(all_reduce(found.to(device), mesh.data), mesh.pp).cpu().numpy()
+    result: Logits = all_reduce(all_reduce(found.to(device), mesh.data), mesh.pp).cpu().numpy()
     return result
 
 
-def _inputs(windows: Sequence[tuple[Prepared, range]], control: PairTokens, device: torch.device) -> SpanInputs:
-    """Windows side by side, padded to the longest."""
+def _inputs(
+    windows: Sequence[tuple[Prepared, range]], control: PairTokens, device: torch.device, multiple: int
+) -> SpanInputs:
+    """Windows side by side, padded to the longest, and to a multiple of so many tokens."""
     longest = max(len(each.asked) + len(window) + CONTROL_TOKENS for each, window in windows)
+    longest += -longest % multiple
     made = [control.sequence(each.asked, each.text[window.start : window.stop], longest) for each, window in windows]
     tokens, types, real = (torch.from_numpy(np.stack(parts, axis=1)).to(device) for parts in zip(*made, strict=True))
     return SpanInputs(tokens, types=types, real=real)

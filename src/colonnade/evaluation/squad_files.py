@@ -1,10 +1,12 @@
-"""The questions of files that are answered or measured on: all of them, or a refusal."""
+"""The questions of files that are answered or measured on: all of them, or a refusal; and scores of their answers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from colonnade.corpus.documents import Rejected
 from colonnade.errors import DataError
+from colonnade.evaluation.answers import Answers
+from colonnade.evaluation.squad import SquadScores, scores_1, scores_2
 from colonnade.examples.rows import json_rows
 from colonnade.examples.squad import Question, questions_of
 
@@ -24,6 +26,20 @@ def read_questions(*paths: Path) -> list[Question]:
             )
         names.add(each.name)
     return questions
+
+
+def scores_of_answers(
+    questions: Sequence[Question], answers: Mapping[str, Answers], threshold: float, *, may_be_none: bool
+) -> SquadScores | None:
+    """None where some question does not say what is right."""
+    right = {each.name: [given.text for given in each.answers] for each in questions if each.answers is not None}
+    if len(right) < len(questions):
+        return None
+    texts = {name: each.text for name, each in answers.items()}
+    if not may_be_none:
+        return scores_1(right, texts)
+    odds = {name: each.null_odds for name, each in answers.items() if each.null_odds is not None}
+    return scores_2(right, texts, odds, threshold=threshold)
 
 
 def _whole(path: Path) -> list[Question]:

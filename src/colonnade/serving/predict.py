@@ -142,10 +142,14 @@ def predict_any(
     head.
     """
     head = trained.config.model.head
-    check_options(head, output, null_threshold, others)
+    check_options(head, output, null_threshold)
     if head == "spans":
         return predict_spans(
-            *(trained, mesh, inputs), format_name=format_name, batch_size=batch_size, null_threshold=null_threshold
+            *(trained, mesh, inputs),
+            format_name=format_name,
+            batch_size=batch_size,
+            null_threshold=null_threshold,
+            others=others,
         )
     members = [predict(trained, mesh, inputs, format_name=format_name, batch_size=batch_size)]
     for path in others:
@@ -198,17 +202,12 @@ def _described(found: Predictions) -> str:
     return f"{what} of {counted(len(found.logits), 'example')}"
 
 
-def check_options(head: str, output: Path | None, null_threshold: float | None, others: Sequence[Path] = ()) -> None:
+def check_options(head: str, output: Path | None, null_threshold: float | None) -> None:
     """ConfigError for options of another head than the checkpoint's."""
     spans = head == "spans"
     if output is not None and output.suffix == (".tsv" if spans else ".json"):
         other = "SQuAD's predictions are .json" if spans else "labels are told in .tsv, as GLUE takes it"
         raise ConfigError(f'--output {output}, and the checkpoint has model.head = "{head}": {other}, or .jsonl.')
-    if spans and others:
-        raise ConfigError(
-            f"--with {others[0]}: ensembles are of models that tell labels, choices or scores, and the checkpoint "
-            "answers questions. Leave it out."
-        )
     if null_threshold is not None and not spans:
         raise ConfigError(
             f'--null-threshold is of questions about texts, and the checkpoint has model.head = "{head}". Leave it out.'

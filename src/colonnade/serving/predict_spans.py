@@ -11,12 +11,12 @@ from typing import Any
 from colonnade.atomic import write_whole
 from colonnade.errors import ConfigError
 from colonnade.evaluation.answers import Answers
-from colonnade.evaluation.squad_files import read_questions
+from colonnade.evaluation.squad_files import read_questions, scores_of_answers
 from colonnade.examples.squad import Question, may_have_none
 from colonnade.mesh.mesh import Mesh
 from colonnade.serving.measurement import Measurement
-from colonnade.serving.squad import answers_to, manner, score_line, scores_of_answers, write_official
-from colonnade.serving.trained import Trained
+from colonnade.serving.squad import answers_to, manner, score_line, write_official
+from colonnade.serving.trained import Trained, open_another
 
 SHOWN = 3
 """Answers of a question that are reported, of those found."""
@@ -73,9 +73,10 @@ def predict_spans(
     format_name: str | None,
     batch_size: int,
     null_threshold: float | None,
+    others: Sequence[Path] = (),
 ) -> AnsweredQuestions:
     """Of files of questions; every rank calls this, and gets it. `null_threshold`: None in files that do not say that
-    a question may have no answer: each gets one.
+    a question may have no answer: each gets one. `others`: the rest of an ensemble, whose logits are averaged.
     """
     if format_name not in (None, "squad"):
         raise ConfigError(
@@ -92,5 +93,6 @@ def predict_spans(
     questions = read_questions(*inputs)
     may_be_none = null_threshold is not None or any(may_have_none(path) for path in inputs if path.suffix == ".json")
     how = manner(trained, Measurement(batch_size=batch_size, null_threshold=null_threshold))
-    answers = answers_to(questions, trained, mesh, how, may_be_none=may_be_none)
+    members = (open_another(path, mesh, trained) for path in others)
+    answers = answers_to(questions, trained, mesh, how, may_be_none=may_be_none, others=members)
     return AnsweredQuestions(questions, answers, how.threshold, may_be_none)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +14,9 @@ from colonnade.data.question_windows import Windows
 from colonnade.errors import ConfigError
 from colonnade.evaluation.answers import Answers, Selection, submission
 from colonnade.evaluation.progress import Progress
-from colonnade.evaluation.questions import answer, prepare
-from colonnade.evaluation.squad import SquadScores, scores_1, scores_2
-from colonnade.evaluation.squad_files import read_questions
+from colonnade.evaluation.questions import Logits, Prepared, choose, logits_of, prepare
+from colonnade.evaluation.squad import SquadScores
+from colonnade.evaluation.squad_files import read_questions, scores_of_answers
 from colonnade.examples.squad import Question, may_have_none
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.bert_spans import SpanBERT
@@ -63,9 +63,26 @@ def measure_squad(trained: Trained, mesh: Mesh, asked: Measurement, data: str) -
 
 
 def answers_to(
-    questions: Sequence[Question], trained: Trained, mesh: Mesh, how: Manner, *, may_be_none: bool
+    questions: Sequence[Question],
+    trained: Trained,
+    mesh: Mesh,
+    how: Manner,
+    *,
+    may_be_none: bool,
+    others: Iterable[Trained] = (),
 ) -> dict[str, Answers]:
-    """By id, the same on every rank; every rank calls this. ConfigError for a model that answers no questions."""
+    """By id, the same on every rank; every rank calls this. `others`: models whose logits are averaged with those of
+    `trained`, one open at a time. ConfigError for a model that answers no questions, and for one that reads others.
+    """
+    prepared = prepare(questions, trained.tokenizer, how.windows, how.length)
+    total, number = _logits(trained, prepared, mesh, how), 1
+    for member in others:
+        _check_member(member, trained)
+        total, number = total + _logits(member, prepared, mesh, how), number + 1
+    return choose(prepared, total / number, how.selection, may_be_none=may_be_none)
+
+
+def _logits(trained: Trained, prepared: Sequence[Prepared], mesh: Mesh, how: Manner) -> Logits:
     model = trained.model
     if not isinstance(model, SpanBERT):
         now = f'kind "{trained.config.model.kind}" with head "{trained.config.model.head}"'
@@ -73,18 +90,26 @@ def answers_to(
             f'a model of {now} has no answers to questions about texts: that takes model.head = "spans". '
             "Fine-tune one from it with train.init_from."
         )
-    return answer(
+    return logits_of(
         model,
-        prepare(questions, trained.tokenizer, how.windows, how.length),
+        prepared,
         control=PairTokens.of(trained.tokenizer),
         mesh=mesh,
         hidden=trained.hidden,
         length=how.length,
         batch_size=how.batch_size,
-        selection=how.selection,
-        may_be_none=may_be_none,
         progress=Progress("windows", shown=mesh.rank == 0),
     )
+
+
+def _check_member(member: Trained, first: Trained) -> None:
+    """ConfigError where the logits of two models are not of the same tokens of the same windows."""
+    longest = first.config.model.seq_length
+    if member.tokenizer.sha256 != first.tokenizer.sha256 or member.config.model.seq_length != longest:
+        raise ConfigError(
+            f"one model reads windows of {longest:,} tokens, another of {member.config.model.seq_length:,}, or with "
+            "another tokenizer: an ensemble averages logits of the same tokens. Leave one out."
+        )
 
 
 def manner(trained: Trained, asked: Measurement) -> Manner:
@@ -105,35 +130,21 @@ def manner(trained: Trained, asked: Measurement) -> Manner:
     )
 
 
-def scores_of_answers(
-    questions: Sequence[Question], answers: Mapping[str, Answers], threshold: float, *, may_be_none: bool
-) -> SquadScores | None:
-    """None where some question does not say what is right."""
-    right = {each.name: [given.text for given in each.answers] for each in questions if each.answers is not None}
-    if len(right) < len(questions):
-        return None
-    texts = {name: each.text for name, each in answers.items()}
-    if not may_be_none:
-        return scores_1(right, texts)
-    odds = {name: each.null_odds for name, each in answers.items() if each.null_odds is not None}
-    return scores_2(right, texts, odds, threshold=threshold)
-
-
 def score_line(scores: SquadScores | None, num_questions: int) -> str:
     """Scores for people."""
-    told = counted(num_questions, "question")
+    line = counted(num_questions, "question")
     if scores is None:
-        return f"{told} answered; the file does not say what is right, so there are no scores"
-    told = f"exact match {scores.exact:.2f}, F1 {scores.f1:.2f} of {told}"
+        return f"{line} answered; the file does not say what is right, so there are no scores"
+    line = f"exact match {scores.exact:.2f}, F1 {scores.f1:.2f} of {line}"
     if scores.has_answer is not None and scores.no_answer is not None:
-        told += f" (with an answer: exact match {scores.has_answer.exact:.2f}, F1 {scores.has_answer.f1:.2f}; "
-        told += f"without: {scores.no_answer.exact:.2f})"
+        line += f" (with an answer: exact match {scores.has_answer.exact:.2f}, F1 {scores.has_answer.f1:.2f}; "
+        line += f"without: {scores.no_answer.exact:.2f})"
     if scores.best_exact is not None and scores.best_f1 is not None:
-        told += (
+        line += (
             f"; best exact match {scores.best_exact.score:.2f} with --null-threshold {scores.best_exact.threshold!r}, "
             f"best F1 {scores.best_f1.score:.2f} with --null-threshold {scores.best_f1.threshold!r}"
         )
-    return told
+    return line
 
 
 def output_files(output: str) -> dict[str, Path]:

@@ -25,8 +25,10 @@ from colonnade.data.indexed import TokenFile
 from colonnade.data.kinds import samples_of
 from colonnade.data.remote import open_token_file
 from colonnade.data.sidecar import read_sidecar
+from colonnade.data.span_dataset import windows_of
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import ConfigError
+from colonnade.train.questions import ScoredQuestions, open_questions
 
 if TYPE_CHECKING:
     from colonnade.mesh.mesh import Axis
@@ -49,6 +51,8 @@ class Corpus:
     """Which positions are a step; a single stage where nothing grows."""
     tokenizer_chat: ChatTemplate | None = None
     """The chat template beside data.tokenizer."""
+    questions: ScoredQuestions | None = None
+    """That are answered at each evaluation."""
 
     @property
     def files(self) -> dict[str, TokenFile]:
@@ -99,7 +103,8 @@ class Corpus:
         tokenizer = self.tokenizer
         known = "none" if tokenizer is None else f"{tokenizer.vocab_size:,} ids, sha256 {tokenizer.sha256[:12]}"
         files = {key: str(identity) for key, identity in self.identities.items()}
-        return {"data.tokenizer": known, "vocabulary": f"{self.vocab_size:,}", **files}
+        asked = {} if self.questions is None else {"data.questions": f"sha256 {self.questions.content[:12]}"}
+        return {"data.tokenizer": known, "vocabulary": f"{self.vocab_size:,}", **files, **asked}
 
     def batches(self, position: int, *, micro_batch_size: int, dp: Axis) -> list[Microbatch]:
         """A dp rank's micro-batches of the step that begins at `position`."""
@@ -139,7 +144,10 @@ def open_corpus(config: Config) -> Corpus:
     check_length(config, datasets, curriculum)
     beside = template_beside(data.tokenizer) if data.tokenizer is not None else None
     training = samples.training(lambda seq_length: of_length(seq_length).train, curriculum)
-    return Corpus(tokenizer, vocab_size, config.model.kind_and_head, datasets, training, curriculum, beside)
+    is_asked = data.questions is not None
+    questions = open_questions(config, tokenizer, windows_of(_files_of(datasets.train)[0])) if is_asked else None
+    kind = config.model.kind_and_head
+    return Corpus(tokenizer, vocab_size, kind, datasets, training, curriculum, beside, questions)
 
 
 def open_together(config: Config, ranks: Axis) -> Corpus:

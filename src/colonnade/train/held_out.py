@@ -11,6 +11,7 @@ import torch
 from colonnade.data.blended_dataset import BlendedDataset
 from colonnade.data.datasets import Dataset
 from colonnade.data.loader import evaluation_batches
+from colonnade.evaluation.squad import SquadScores
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.model import Transformer
 from colonnade.pipeline.inference import on_one_stage
@@ -26,17 +27,24 @@ class Evaluation:
     found: Found
     each: Mapping[str, Found] = field(default_factory=dict)
     """On each data set of a blend alone, by its name."""
+    questions: SquadScores | None = None
+    """Of the answers to data.questions."""
 
     def numbers(self) -> dict[str, float]:
         """For metrics: `loss`, and of a blend also `loss/NAME`."""
         alone = {
             f"{number}/{name}": value for name, found in self.each.items() for number, value in found.numbers().items()
         }
-        return self.found.numbers() | alone
+        asked = {} if self.questions is None else {"exact_match": self.questions.exact, "f1": self.questions.f1}
+        return self.found.numbers() | alone | asked
 
     def of_each(self) -> list[str]:
-        """A line for each data set of a blend."""
-        return [f"{name}: {found.summary()}" for name, found in self.each.items()]
+        """A line for each data set of a blend, and one for questions."""
+        lines = [f"{name}: {found.summary()}" for name, found in self.each.items()]
+        scores = self.questions
+        if scores is not None:
+            lines.append(f"{scores.total:,} questions: exact match {scores.exact:.2f}, F1 {scores.f1:.2f}")
+        return lines
 
 
 def evaluate_part(

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -293,6 +293,9 @@ def _evaluate(run: Run, state: TrainState) -> Evaluation | None:
         samples=train.evaluate_samples,
         micro_batch_size=train.micro_batch_size,
     )
+    if corpus.questions is not None:
+        hidden, size = state.inference.hidden, train.micro_batch_size
+        found = replace(found, questions=corpus.questions.score(state.model, run.mesh, hidden, batch_size=size))
     state.inference.close()
     return found
 

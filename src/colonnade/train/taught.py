@@ -42,7 +42,7 @@ from colonnade.train.teacher import Teacher, open_teacher, with_soft_targets
 
 FOLDER, ABOUT = "teacher", "about.json"
 BLOCK = 1 << 22  # entries of a file
-_CHOICES = ("cache", "readers")
+_CHOICES = ("cache", "readers", "questions")
 """Keys of [data] that change nothing of which tokens are read."""
 
 

@@ -1,0 +1,99 @@
+"""Questions that are answered at each evaluation of a run, and scored as SQuAD's own scripts do it.
+
+The token file of a development set says where one right answer is, in tokens. Exact match and F1 are of texts and count
+the best of several: they take the official file, data.questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from colonnade.config.schema import Config
+from colonnade.data.example_dataset import PairTokens
+from colonnade.data.question_windows import Windows
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.errors import ConfigError, DataError
+from colonnade.evaluation.answers import Selection
+from colonnade.evaluation.progress import Progress
+from colonnade.evaluation.squad import SquadScores
+from colonnade.evaluation.squad_files import read_questions, scores_of_answers
+from colonnade.examples.squad import Question, may_have_none
+
+if TYPE_CHECKING:
+    from colonnade.evaluation.questions import Prepared
+    from colonnade.mesh.mesh import Mesh
+    from colonnade.model.model import Transformer
+    from colonnade.tasks.task import Hidden
+
+
+@dataclass(frozen=True)
+class ScoredQuestions:
+    """All questions of a file, as a run's model reads them."""
+
+    questions: Sequence[Question]
+    may_be_none: bool
+    """Whether a question may have no answer (2.0)."""
+    content: str
+    """SHA-256 of the file."""
+    tokenizer: Tokenizer
+    windows: Windows
+    length: int
+    """[tokens] Of a window."""
+
+    @cached_property
+    def prepared(self) -> list[Prepared]:
+        """Their tokens and windows."""
+        from colonnade.evaluation.questions import prepare
+
+        return prepare(self.questions, self.tokenizer, self.windows, self.length)
+
+    def score(self, model: Transformer, mesh: Mesh, hidden: Hidden, *, batch_size: int) -> SquadScores:
+        """Exact match and F1, the same on every rank and on every layout that has the same logits; every rank calls
+        this.
+        """
+        from colonnade.evaluation.questions import choose, logits_of
+        from colonnade.model.bert_spans import SpanBERT
+
+        assert isinstance(model, SpanBERT), "the config check asks for the head spans"
+        logits = logits_of(
+            model,
+            self.prepared,
+            control=PairTokens.of(self.tokenizer),
+            mesh=mesh,
+            hidden=hidden,
+            length=self.length,
+            batch_size=batch_size,
+            progress=Progress("windows", shown=False),
+        )
+        answers = choose(self.prepared, logits, Selection(), may_be_none=self.may_be_none)
+        scores = scores_of_answers(self.questions, answers, 0.0, may_be_none=self.may_be_none)
+        assert scores is not None, "all of them say what is right"
+        return scores
+
+
+def open_questions(config: Config, tokenizer: Tokenizer | None, windows: Windows) -> ScoredQuestions | None:
+    """Those of data.questions, read; None where it is unset. ConfigError for no such file, DataError for one whose
+    questions cannot be scored.
+    """
+    if config.data.questions is None:
+        return None
+    path = Path(config.data.questions)
+    if not path.is_file():
+        raise ConfigError(f"data.questions = {str(path)!r} is no file. Name a file of SQuAD (.json).")
+    if path.suffix != ".json":
+        raise ConfigError(f"data.questions = {str(path)!r} does not end in .json. Name a file of SQuAD.")
+    questions = read_questions(path)
+    unanswered = next((each for each in questions if each.answers is None), None)
+    if unanswered is not None:
+        raise DataError(
+            f'{path}: question "{unanswered.name}" does not say what is right, so it cannot be scored. Name a file '
+            "with answers, such as the development set."
+        )
+    assert tokenizer is not None, "examples are made with one"
+    content = sha256(path.read_bytes()).hexdigest()
+    return ScoredQuestions(questions, may_have_none(path), content, tokenizer, windows, config.model.seq_length)
