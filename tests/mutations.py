@@ -2194,6 +2194,13 @@ MUTATIONS = [
         ("tests/train/test_save_retries.py",),
     ),
     Mutation(
+        "a copy in memory that is older than the disk is gone on from",
+        "train/memory_copies.py",
+        "or newest_step(folder) <= saved:",
+        "or newest_step(folder) < saved:",
+        ("tests/train/test_memory_copies.py",),
+    ),
+    Mutation(
         "every restart counts as progress",
         "launch/restart_policy.py",
         "if attempt.saved != attempts[-1].saved:",

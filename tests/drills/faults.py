@@ -43,6 +43,26 @@ def restart_drill(place: Place, variant: Variant, *, seed: int, faults: int = 3)
     return _row(place, variant, run, process, injected, damaged)
 
 
+def memory_drill(place: Place, variant: Variant, *, seed: int, faults: int = 2) -> dict[str, Any]:
+    """Ranks are killed at random moments, also while they copy, of a run that keeps copies in memory."""
+    draws, run = Random(f"memory {variant.name} {seed}"), place.fresh("memory")
+    process = supervised(place, variant, run, "checkpoint.every=5", "checkpoint.memory_every=1")
+    injected = 0
+    while injected < faults and process.poll() is None:
+        before = len(_resumed(run))
+        _await(process, lambda: last_step(run / "metrics.jsonl") > 5 and bool(ranks_of(process)))
+        time.sleep(draws.uniform(0, 0.5))
+        injected += _kill_one_of(ranks_of(process), draws)
+        _await(process, lambda seen=before: len(_resumed(run)) > seen)  # type: ignore[misc]
+    row = _row(place, variant, run, process, injected, 0)
+    return {**row, "from memory": sum(event["origin"] == "memory" for event in _resumed(run))}
+
+
+def _resumed(run: Path) -> list[dict[str, Any]]:
+    told = events(run) if (run / "events.jsonl").exists() else []
+    return [event for event in told if event["event"] == "resumed"]
+
+
 def again_drill(place: Place, variant: Variant, *, seed: int) -> dict[str, Any]:
     """A rank is killed, and while the run starts again another one."""
     draws, run = Random(f"again {variant.name} {seed}"), place.fresh("again")

@@ -2,6 +2,7 @@
 
     python -m tests.drills.full                 to the end (hours on one core); go on by starting it again
     python -m tests.drills.full --minutes 5     the beginning
+    python -m tests.drills.full --only "clock"  some of it
 
 A fixed list of jobs, each made from a seed, in an order that makes any beginning of it a broad sample. A run must end
 in the same bits as one that was left alone, a damaged file must be refused or read rightly, and nothing may end in a
@@ -27,7 +28,7 @@ import torch
 from benchmarks.hardware import command_line, describe, machine_name
 from tests.drills.clocks import clock_drill, slow_drill
 from tests.drills.disturb import disk_drill, signal_drill, stop_drill
-from tests.drills.faults import again_drill, flip_drill, restart_drill
+from tests.drills.faults import again_drill, flip_drill, memory_drill, restart_drill
 from tests.drills.fuzz import checkpoint_drill, file_drill
 from tests.drills.kills import kill_drill
 from tests.drills.lost import lost_drill, rename_drill
@@ -51,6 +52,7 @@ SEVERAL: tuple[tuple[str, Drill], ...] = (
     ("restarts", restart_drill),
     ("killed while starting again", again_drill),
     ("clock jumps", clock_drill),
+    ("restarts from memory", memory_drill),
 )
 """On those of several ranks."""
 
@@ -117,7 +119,7 @@ def page(results: dict[str, Any], total: int) -> str:
         "",
         f"{len(rows)} of {total} jobs in {sum(row['seconds'] for row in rows) / 60:.0f} minutes; Python "
         f"{hardware['python']}, torch {hardware['torch']}, {hardware['system']}; commit {hardware['commit']}; "
-        f"`{results['command']}`.",
+        f"`{results['command']}`. {results.get('note', '')}".rstrip(),
         "",
         f"{len(rows) - len(wrong)} of them without a problem. A run ends in the same bits as one that was left alone; "
         "a damaged file is refused, or read rightly.",
@@ -136,7 +138,9 @@ def _line(name: str, rows: Sequence[Row]) -> str:
     counts: Counter[str] = Counter()
     for row in own:
         counts.update({key: n for key, n in row.items() if isinstance(n, int) and not isinstance(n, bool)})
-    told = ", ".join(f"{count} {key}" for key, count in counts.items())
+    seconds = [each for row in own for each in row.get("seconds to recover", [])]
+    mean = [f"{sum(seconds) / len(seconds):.1f} s to recover on average"] if seconds else []
+    told = ", ".join([*(f"{count} {key}" for key, count in counts.items()), *mean])
     return f"| {name} | {len(own)} | {told} | {sum(bool(row['problems']) for row in own)} |"
 
 
@@ -150,16 +154,20 @@ def write(path: Path, text: str) -> None:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.drills.full", description=__doc__.split("\n\n")[0])
     parser.add_argument("--minutes", type=float, default=float("inf"), help="time after which nothing new is started")
+    parser.add_argument("--only", nargs="+", default=[""], help="words: jobs that have one of them in their names")
+    parser.add_argument("--note", default="", help="a sentence about the machine, for the page")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)  # ranks are forked
     path, results = begun(given.output)
+    results |= {"note": given.note} if given.note else {}
     everything, done = list(jobs()), {row["job"] for row in results["rows"]}
     end = time.monotonic() + 60.0 * given.minutes
     with tempfile.TemporaryDirectory(prefix="drills-") as folder:
         place = Place(Path(folder))
         for job in everything:
-            if job.name in done or time.monotonic() > end:
+            wanted = any(word in job.name for word in given.only)
+            if not wanted or job.name in done or time.monotonic() > end:
                 continue
             results["rows"].append(row := run(job, place))
             write(path, json.dumps(results, indent=1))

@@ -8,7 +8,7 @@ import pytest
 from tests.drills import full
 from tests.drills.clocks import clock_drill, slow_drill
 from tests.drills.disturb import disk_drill, signal_drill, stop_drill
-from tests.drills.faults import again_drill, flip_drill, restart_drill
+from tests.drills.faults import again_drill, flip_drill, memory_drill, restart_drill
 from tests.drills.full import Job, jobs, page, run
 from tests.drills.fuzz import checkpoint_drill, file_drill
 from tests.drills.kills import kill_drill
@@ -62,6 +62,12 @@ def test_a_run_is_killed_again_while_it_starts(place: Place) -> None:
 
 
 @pytest.mark.slow
+def test_a_run_goes_on_from_memory(place: Place) -> None:
+    found = memory_drill(place, TP2, seed=0, faults=1)
+    assert found["problems"] == [] and found["injected"] == found["detected"] == 1
+
+
+@pytest.mark.slow
 def test_a_slow_rank(place: Place) -> None:
     assert slow_drill(place, TP2, seed=0) == {"injected": 1, "detected": 1, "problems": []}
 
@@ -92,7 +98,7 @@ def test_a_flipped_bit_is_found_and_undone(place: Place) -> None:
 
 def test_at_least_500_kills_on_eight_variants() -> None:
     names = [job.name for job in jobs()]
-    assert len(set(names)) == len(names) == (8 * 6 + 6 * 3 + 4 + 2) * 5 + 2 * 5
+    assert len(set(names)) == len(names) == (8 * 6 + 6 * 4 + 4 + 2) * 5 + 2 * 5
 
 
 def test_what_is_written_names_what_is_wrong(tmp_path: Path) -> None:

@@ -376,6 +376,8 @@ class CheckpointConfig(Section):
 
     every: CountOrZero = 500
     """[steps] Steps between saves. 0: only at the end, and when the run is interrupted."""
+    memory_every: CountOrZero = 0
+    """[steps] Between copies of the state in memory (/dev/shm), from which a local restart goes on. 0: none."""
     keep: Count = 2
     """[checkpoints] The newest so many are kept, older ones are deleted."""
     keep_every: CountOrZero = 0

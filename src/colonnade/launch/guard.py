@@ -1,4 +1,4 @@
-"""Tidies up after a supervisor that was killed: ends its ranks and removes its folder.
+"""Tidies up after a supervisor that was killed: ends its ranks and removes its folders.
 
     supervisor ── ids of its ranks, a line each ──▶ guard        the pipe closes, however the supervisor ends
 
@@ -23,15 +23,16 @@ def line_of(process: ProcessId) -> bytes:
     return json.dumps(asdict(process)).encode() + b"\n"
 
 
-def tidy(processes: Iterable[ProcessId], folder: str) -> None:
-    """End the process groups of `processes` that are there, and remove `folder`."""
+def tidy(processes: Iterable[ProcessId], *folders: str) -> None:
+    """End the process groups of `processes` that are there, and remove `folders`."""
     for process in processes:
         if not has_ended(process):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-    shutil.rmtree(folder, ignore_errors=True)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
     sent = [ProcessId(**json.loads(line)) for line in sys.stdin if line.endswith("\n")]  # ends when the supervisor has
-    tidy(sent, sys.argv[1])
+    tidy(sent, *sys.argv[1:])

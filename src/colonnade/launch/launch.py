@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 FOLDER = "COLONNADE_LAUNCH_FOLDER"  # where the ranks of a local run find each other and note the time of their errors
 PLACE = "COLONNADE_PLACE"  # where a rank of a local run runs: the number of a GPU, or of nothing in particular
+MEMORY = "COLONNADE_MEMORY"  # where a supervised run keeps copies of its state in memory
+FAULT = "COLONNADE_FAULT"  # when the supervisor noticed the fault before this start (monotonic), and the last step then
 PIPE = "COLONNADE_LAUNCH_PIPE"  # the descriptor that closes when the supervisor is gone
 BACKGROUND = "checkpoint"  # the name of threads that compute beside training
 IDLE = 1.0  # seconds between looks of a rank that has nothing to do
@@ -59,6 +61,19 @@ def is_rank() -> bool:
 def has_supervisor() -> bool:
     """Whether this process is a rank that `run_ranks` has started."""
     return PIPE in os.environ
+
+
+def memory_folder() -> Path | None:
+    """Where this run keeps copies of its state in memory; None where nobody has made such a folder."""
+    return Path(os.environ[MEMORY]) if MEMORY in os.environ else None
+
+
+def last_fault() -> tuple[float, int] | None:
+    """The fault before this start: when its supervisor noticed it (`time.monotonic`), and the last step until then."""
+    if FAULT not in os.environ:
+        return None
+    when, step = os.environ[FAULT].split()
+    return float(when), int(step)
 
 
 def speaks_first() -> bool:
@@ -381,15 +396,27 @@ def run_on(
     after_a_loss: Callable[[], str] = lambda: "",
     at: tuple[float, Callable[[], None]] | None = None,
     choose_gpus: bool = False,
+    memory: Path | None = None,
+    fault: tuple[float, int] | None = None,
 ) -> Ended:
     """As `run_ranks`, a rank on each of these places of this machine, and tell more of the end.
 
-    `at`: seconds after the start, and what to do then. `choose_gpus`: places are GPUs, others are hidden.
+    `at`: seconds after the start, and what to do then. `choose_gpus`: places are GPUs, others are hidden. `memory` and
+    `fault`: what `memory_folder`, removed if this process is killed, and `last_fault` are in the ranks.
     """
+    own = {} if memory is None else {MEMORY: str(memory)}
+    own |= {} if fault is None else {FAULT: f"{fault[0]} {fault[1]}"}
     with tempfile.TemporaryDirectory(prefix="colonnade-") as folder:
         environment = partial(_environment, tuple(places), Path(folder), choose_gpus)
         supervisor = Supervisor(
-            command, len(places), Path(folder), environment, keep=tuple(keep), after_a_loss=after_a_loss, at=at
+            command,
+            len(places),
+            Path(folder),
+            lambda rank, pipe: environment(rank, pipe) | own,
+            keep=tuple(keep),
+            after_a_loss=after_a_loss,
+            at=at,
+            own=() if memory is None else (memory,),
         )
         try:
             return Ended(supervisor.run(), bool(supervisor.asked), supervisor.cause)

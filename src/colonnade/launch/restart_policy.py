@@ -56,6 +56,8 @@ class Attempt:
     """The step of the newest checkpoint; 0 for none."""
     place: int | None = None
     """Of the rank that failed first, where one did."""
+    noticed: float = 0.0
+    """[seconds] When that was, of `time.monotonic`."""
 
 
 @dataclass(frozen=True)

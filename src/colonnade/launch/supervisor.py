@@ -78,6 +78,8 @@ class Cause:
     """CRASH, MISTAKE, EXCEPTION or WAIT."""
     said: str
     """In words: of one line."""
+    noticed: float = 0.0
+    """[seconds] When, of `time.monotonic`."""
 
 
 @dataclass
@@ -150,6 +152,8 @@ class Supervisor:
     """Ranks that end from now on have been made to."""
     cause: Cause | None = None
     """Why the run has failed, once it has."""
+    own: tuple[Path, ...] = ()
+    """Further folders that the guard removes."""
     at: tuple[float, Callable[[], None]] | None = None
     """Seconds after the start, and what to do then."""
 
@@ -189,7 +193,7 @@ class Supervisor:
 
     def _start(self) -> None:
         self.guard = subprocess.Popen(
-            [sys.executable, "-m", "colonnade.launch.guard", str(self.folder)],
+            [sys.executable, "-m", "colonnade.launch.guard", str(self.folder), *map(str, self.own)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -280,6 +284,7 @@ class Supervisor:
 
     def _fail(self) -> int:
         """Find the rank that failed first, stop the others, show its error."""
+        noticed = time.monotonic()
         if not self._mistakes():
             self._wait_all(GRACE)
             self._await_the_raised()
@@ -289,7 +294,7 @@ class Supervisor:
             cause = self._cause()  # somebody may have said more by now
         by_itself, order = cause.status is not None, cause.cause_order()[0]  # before it is made to end
         self.stopping = True
-        self.cause = Cause(cause.number, order, self._in_words(cause, by_itself))
+        self.cause = Cause(cause.number, order, self._in_words(cause, by_itself), noticed)
         for number in (signal.SIGTERM, signal.SIGKILL) if cause.status != STUCK else (signal.SIGKILL,):
             for rank in self._running():
                 rank.send(number)

@@ -27,12 +27,13 @@ from colonnade.launch.join import joined
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
-from colonnade.train import damaged, init_from, recovery, reference, run_folder, taught
+from colonnade.train import damaged, init_from, memory_copies, recovery, reference, run_folder, taught
 from colonnade.train.best import LOSS, evaluations_since_best
 from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.divergence import Diverged
 from colonnade.train.held_out import Evaluation, evaluate_part
 from colonnade.train.interrupt import Interrupt, Request
+from colonnade.train.memory_copies import MemoryCopies
 from colonnade.train.monitor import Monitor
 from colonnade.train.products import Decision, settle
 from colonnade.train.profile import Profile
@@ -70,6 +71,7 @@ class Run:
     data: ReadAhead
     profile: Profile
     slow_ranks: SlowRanks
+    copies: MemoryCopies
 
 
 def main(
@@ -118,7 +120,7 @@ def main(
             state = build_state(config, mesh, corpus.vocab_size, device, draw=drawn, products=products)
             if has_base and origin is not None:
                 state.base = init_from.based_on(origin, state, mesh.world)
-            recovery.resume(state, config, corpus, monitor, partial(damaged.restored, monitor=monitor))
+            recovery.resume(state, config, corpus, monitor, partial(memory_copies.restored, monitor=monitor))
             if origin is not None:
                 (init_from.begin_from if drawn else init_from.read_base)(origin, state, monitor)
             reference.attach(state, config, corpus, mesh, monitor)
@@ -145,7 +147,9 @@ def _to_its_end(
     folder = Path(config.run.folder) if mesh.rank == 0 else None
     with Interrupt(folder, config.run.time_limit) as interrupt, saving as checkpoints, reading as data:
         slow_ranks = SlowRanks(config.run, mesh, monitor)
-        _train(Run(config, mesh, device, corpus, monitor, checkpoints, data, profile, slow_ranks), state, interrupt)
+        copies = MemoryCopies(state, config, mesh, monitor)
+        run = Run(config, mesh, device, corpus, monitor, checkpoints, data, profile, slow_ranks, copies)
+        _train(run, state, interrupt)
         checkpoints.wait()
         _finish(config, state, monitor)
 
@@ -174,9 +178,13 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt) -> None:
         last, stop = state.step == config.train.steps or enough, request == Request.STOP
         run.profile.finish(state.step, ends=last or stop)
         saves = request or last or (every and state.step % every == 0)
-        compares = compare_every and state.step % compare_every == 0
+        copies = not saves and run.copies.are_due(state.step)
+        compares = copies or (compare_every and state.step % compare_every == 0)
         if (saves or compares) and not _kept(run, state, saves=bool(saves), must=last or stop, repair=repair):
             continue
+        if copies:
+            run.copies.save(state, run.checkpoints.payload(state))
+        run.copies.say_recovered(state.step)
         if stop and not last:
             run.checkpoints.wait()
             monitor.event("interrupted", step=state.step, loss=metrics["loss"])

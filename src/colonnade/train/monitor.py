@@ -131,12 +131,16 @@ class Monitor:
         for feed in self._feeds:
             feed.event(self._step, kind, json.dumps(event))
 
+    def check(self) -> None:
+        """CheckpointError while lines wait for a disk that is full: no copy of a step is to outlive its numbers."""
+        if self._active:
+            self._lines.check()
+
     def sync(self) -> None:
         """See metrics.jsonl and thermometers.jsonl to the disk: a checkpoint of a step must not outlive the numbers of
         that step.
         """
-        if self._active:
-            self._lines.check()
+        self.check()
         for path in (self._metrics, self._thermometers):
             if self._active and path.exists():
                 with path.open("rb") as file:

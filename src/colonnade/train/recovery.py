@@ -146,8 +146,7 @@ class Checkpoints:
                 f"Saving step {state.step} waits: the checkpoint before it is still being written. A larger "
                 f"checkpoint.every (now {self.config.checkpoint.every}) or a faster disk saves this time."
             )
-        payload = Payload(state.step, self._metadata(state), self.files)
-        self.saver.save(payload, partial(self._compared, state))
+        self.saver.save(self.payload(state), partial(self._compared, state))
 
     def compare(self, state: TrainState) -> None:
         """CopiesError on all ranks unless all copies of `state` are equal; every rank calls this."""
@@ -158,8 +157,10 @@ class Checkpoints:
         """What of `state` others hold too."""
         return Copies(state.buckets, state.optimizer_state, self.mesh, state.ownership.shared)
 
-    def _metadata(self, state: TrainState) -> dict[str, Any]:
-        return {**_metadata(state, self.config, self.mesh, self.corpus), "products": self.products}
+    def payload(self, state: TrainState) -> Payload:
+        """What a checkpoint of `state` has besides its tensors."""
+        metadata = {**_metadata(state, self.config, self.mesh, self.corpus), "products": self.products}
+        return Payload(state.step, metadata, self.files)
 
     def _compared(self, state: TrainState) -> list[Shard]:
         self.compare(state)
@@ -240,11 +241,10 @@ def _tell(config: Config, monitor: Monitor, retries: SaveRetries, saved: Saved) 
         blocked_seconds=round(saved.blocked_seconds, 3),
         seconds=round(saved.seconds, 3),
     )
-    lowest = None
     with suppress(OSError):  # lost since it was saved
         lowest = best(config)
-    if lowest is not None and lowest.step == saved.step:
-        monitor.event("best", step=saved.step, checkpoint=saved.path.name, validation_loss=lowest.validation_loss)
+        if lowest is not None and lowest.step == saved.step:
+            monitor.event("best", step=saved.step, checkpoint=saved.path.name, validation_loss=lowest.validation_loss)
 
 
 def _metadata(state: TrainState, config: Config, mesh: Mesh, corpus: Corpus) -> dict[str, Any]:
@@ -327,7 +327,9 @@ def resume(
     path, metadata = found
     monitor.resume(state.step)
     changed = changes(path, config)
-    monitor.event("resumed", step=state.step, checkpoint=path.name, **({"changed": changed} if changed else {}))
+    origin = "disk" if path.parent == checkpoints(Path(config.run.folder)) else "memory"
+    told = {"changed": changed} if changed else {}
+    monitor.event("resumed", step=state.step, checkpoint=path.name, origin=origin, **told)
     monitor.say(f"Resumed from {path} (step {state.step}, sample {state.samples:,}).")
     for said in (*what_changed(path, config, state.step), *_thawed(state, metadata)):
         monitor.say(said)
@@ -373,13 +375,13 @@ def _thawed(state: TrainState, metadata: RunMetadata) -> Iterator[str]:
         )
 
 
-def restore(state: TrainState, config: Config, corpus: Corpus) -> tuple[Path, RunMetadata] | None:
-    """Put `state` to where the run's newest whole checkpoint is, and tell which; None where there is none. Every rank
-    calls this.
-    """
+def restore(
+    state: TrainState, config: Config, corpus: Corpus, path: Path | None = None
+) -> tuple[Path, RunMetadata] | None:
+    """Put `state` to where the run's newest checkpoint is, or `path`; which that was, if any. All ranks call this."""
     run = Path(config.run.folder)
     found = load_found(
-        partial(_find, run),
+        partial(_find, run) if path is None else lambda: path,
         shards_of(state),
         model=model_metadata(config.model, corpus.vocab_size),
         check=partial(_check_all, state, config, corpus),

@@ -20,6 +20,7 @@ from colonnade.launch import launch
 from colonnade.launch.devices import count_gpus
 from colonnade.launch.restart_policy import Attempt, Decision, Kind, decide
 from colonnade.launch.supervisor import CRASH, MISTAKE, UNFINISHED, USER_MISTAKE, WAIT, Cause
+from colonnade.train.memory_folder import folder_for, newest_step
 from colonnade.train.monitor import METRICS, last_step, write_event
 from colonnade.train.run_folder import LEAVE_FILE, STOP_FILE, checkpoints
 
@@ -44,12 +45,18 @@ class Restarts:
     once_lost: frozenset[int] = frozenset()
     """Places that were lost before: one more failure loses them again."""
     return_after: float = 0.0
+    memory: Path | None = None
+    """Where copies of the state are kept in memory."""
     recalled: bool = False
     """Ranks were asked to leave so that all can be tried."""
 
     def run(self) -> int:
         """The exit status of the run."""
         self.return_after = self.config.restarts.return_after
+        with folder_for(self.config) as self.memory:
+            return self._run()
+
+    def _run(self) -> int:
         while True:
             fit, places = self._layout()
             oom_kills = _oom_kills()
@@ -73,7 +80,14 @@ class Restarts:
             keep=self.keep,
             at=(self.return_after, self._recall) if reduced else None,
             choose_gpus=bool(self.lost) and self._on_gpus(),
+            memory=self.memory,
+            fault=self._fault(),
         )
+
+    def _fault(self) -> tuple[float, int] | None:
+        """When the fault that the next start comes after was noticed, and the last step before it."""
+        last = self.attempts[-1] if self.attempts else None
+        return (last.noticed, last.step) if last is not None and last.noticed else None
 
     def _layout(self) -> tuple[Fit, list[int]]:
         """The layout to start, and the places of its ranks."""
@@ -120,11 +134,12 @@ class Restarts:
             last_step(self._folder / METRICS),
             self._saved(),
             None if cause is None or cause.rank >= len(places) else places[cause.rank],
+            0.0 if cause is None else cause.noticed,
         )
 
     def _saved(self) -> int:
-        names = [path.name for path in checkpoints(self._folder).glob("step_*")]
-        return max((int(name.removeprefix("step_")) for name in names if name[5:].isdecimal()), default=0)
+        saved = newest_step(checkpoints(self._folder))
+        return max(saved, newest_step(self.memory)) if saved and self.memory is not None else saved
 
     def _lose(self, decision: Decision) -> None:
         """Places that come and go."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from colonnade.checkpoint.folders import discard_after
 from colonnade.checkpoint.manifest import checkpoints_in, folder_name
 from colonnade.config.schema import Config
+from colonnade.launch import launch
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import recovery, rollbacks
@@ -36,7 +37,8 @@ def roll_back(
     rollback = _decided(found, run, config, mesh)
     if mesh.rank == 0:
         rollbacks.write(run, [*rollbacks.read(run), rollback])
-        discard_after(checkpoints(run), rollback.to)
+        for folder in filter(None, (checkpoints(run), launch.memory_folder())):
+            discard_after(folder, rollback.to)
     gather_texts("", mesh.world)  # the others look for the newest checkpoint only now
     return_to_newest(state, config, corpus, monitor)
     monitor.event("rolled back", **rollback.model_dump())

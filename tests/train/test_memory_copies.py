@@ -1,0 +1,164 @@
+"""Copies of the state in memory: a restart goes on from the newest of memory and disk, to the same bits."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from colonnade.config.load import load
+from colonnade.errors import CheckpointError
+from colonnade.launch import launch
+from colonnade.train import memory_copies, memory_folder
+from colonnade.train.memory_folder import folder_for, newest_step
+from tests.commands import environment, forked
+from tests.drills.faults import ranks_of
+from tests.runs import Finished, assert_same_end, events, metrics
+
+KEYS = ("checkpoint.memory_every=1", "checkpoint.every=4", "checkpoint.keep=2")
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stands for a folder of /dev/shm that a supervisor has made."""
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    monkeypatch.setenv(launch.MEMORY, str(folder))
+    return folder
+
+
+def killed_after(step: int) -> Callable[[int], None]:
+    def first(rank: int) -> None:
+        from colonnade.train import loop
+
+        begin = loop.train_step
+
+        def or_end(state: Any, *args: Any, **more: Any) -> Any:
+            if state.step == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return begin(state, *args, **more)
+
+        loop.__dict__["train_step"] = or_end
+
+    return first
+
+
+def killed_run(finished: Finished, run: Path, step: int = 5) -> None:
+    answer = forked("train", finished.config, f"run.folder={run}", *KEYS, first=killed_after(step))
+    assert answer.status == -signal.SIGKILL
+
+
+def test_it_goes_on_from_memory_to_the_same_bits(finished: Finished, tmp_path: Path, memory: Path) -> None:
+    run = tmp_path / "run"
+    killed_run(finished, run)
+    assert newest_step(memory) == 5 and newest_step(run / "checkpoints") == 4
+    assert [path.name for path in memory.iterdir()] == ["step_00000005"], "one copy, and nothing besides"
+    answer = forked("train", finished.config, f"run.folder={run}", *KEYS)
+    assert answer.status == 0
+    assert_same_end(run, finished.folder)
+    (resumed,) = [event for event in events(run) if event["event"] == "resumed"]
+    assert (resumed["step"], resumed["origin"]) == (5, "memory")
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", "manifest.json"])
+def test_a_damaged_copy_is_passed_over(finished: Finished, tmp_path: Path, memory: Path, name: str) -> None:
+    run = tmp_path / "run"
+    killed_run(finished, run)
+    file = memory / "step_00000005" / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    answer = forked("train", finished.config, f"run.folder={run}", *KEYS)
+    assert answer.status == 0 and "The run goes on from the disk." in answer.out
+    assert_same_end(run, finished.folder)
+    told = [event for event in events(run) if event["event"] in ("damaged copy in memory", "resumed")]
+    assert [event.get("origin") for event in told] == [None, "disk"] and told[1]["step"] == 4
+
+
+def test_half_a_copy_is_nothing(finished: Finished, tmp_path: Path, memory: Path) -> None:
+    run = tmp_path / "run"
+    killed_run(finished, run)
+    (memory / "step_00000005").rename(memory / ".step_00000005.partial")
+    assert forked("train", finished.config, f"run.folder={run}", *KEYS).status == 0
+    assert_same_end(run, finished.folder)
+    assert [event["origin"] for event in events(run) if event["event"] == "resumed"] == ["disk"]
+    assert [path.name for path in memory.iterdir()] == ["step_00000006"] or not list(memory.glob(".*"))
+
+
+def test_older_than_the_disk_or_without_one_it_is_not_looked_at(
+    tmp_path: Path, memory: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, run = load(config, [f"run.folder={tmp_path / 'run'}"]), tmp_path / "run"
+    monkeypatch.setattr(memory_copies, "newest", lambda folder: folder / "newest")
+    (memory / "step_00000005").mkdir()
+    quiet: Any = SimpleNamespace(event=print, say=print)
+    assert memory_copies._newer_copy(settings, quiet) == "", "what a run begins with is decided by the disk"
+    (run / "checkpoints" / "step_00000004").mkdir(parents=True)
+    assert memory_copies._newer_copy(settings, quiet) == str(memory / "newest")
+    (run / "checkpoints" / "step_00000005").mkdir()
+    assert memory_copies._newer_copy(settings, quiet) == ""
+
+
+def test_what_does_not_fit_is_said_and_left(
+    finished: Finished, tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_copies, "free_memory", lambda device: (1_000, 2_000))
+    answer = forked("train", finished.config, f"run.folder={tmp_path / 'run'}", *KEYS)
+    assert answer.status == 0 and "0.0 MB are free (checkpoint.memory_every)." in answer.out
+    assert not list(memory.iterdir())
+
+
+def test_a_copy_that_fails_is_the_last(
+    finished: Finished, tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any, **more: Any) -> Any:
+        raise CheckpointError("The disk is full: …")
+
+    monkeypatch.setattr(memory_copies, "write", full)
+    run = tmp_path / "run"
+    answer = forked("train", finished.config, f"run.folder={run}", *KEYS)
+    assert answer.status == 0 and answer.out.count("No more copies") == 1
+    assert [event["step"] for event in events(run) if event["event"] == "no copies in memory"] == [1]
+
+
+def test_without_a_supervisor_there_are_none(finished: Finished, tmp_path: Path) -> None:
+    answer = forked("train", finished.config, f"run.folder={tmp_path / 'run'}", *KEYS, "train.steps=1")
+    assert answer.status == 0 and "which this run has not: there are none." in answer.out
+
+
+def test_memory_is_given_back(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_folder, "MEMORY", tmp_path)
+    with folder_for(load(config, ["checkpoint.memory_every=1"])) as folder:
+        assert folder is not None and folder.parent == tmp_path and oct(folder.stat().st_mode)[-3:] == "700"
+        (folder / "step_00000001").mkdir()
+    assert not folder.exists()
+    with folder_for(load(config, [])) as folder:
+        assert folder is None
+    monkeypatch.setattr(memory_folder, "MEMORY", tmp_path / "nowhere")
+    with folder_for(load(config, ["checkpoint.memory_every=1"])) as folder:
+        assert folder is None
+
+
+@pytest.mark.slow
+def test_a_supervised_run_that_is_killed_says_what_it_lost(finished: Finished, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    keys = [f"run.folder={run}", *KEYS, "train.steps=60", "checkpoint.every=20", "parallel.dp=2", "parallel.zero=1"]
+    expected = tmp_path / "expected"
+    command = [sys.executable, "-m", "colonnade", "train", str(finished.config), *keys]
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while process.poll() is None and not ((run / "metrics.jsonl").exists() and len(metrics(run)) > 22):
+        time.sleep(0.01)
+    os.kill(ranks_of(process)[1], signal.SIGKILL)
+    assert process.wait(120) == 0
+    assert not list(memory_folder.MEMORY.glob("colonnade-memory-*/step_00000060"))
+    told = {event["event"]: event for event in events(run)}
+    assert told["resumed"]["origin"] == "memory" and told["resumed"]["step"] > 20
+    assert told["recovered"]["steps_lost"] <= 1 and told["recovered"]["seconds"] > 0
+    assert forked("train", finished.config, *keys, f"run.folder={expected}", num_ranks=2).status == 0
+    assert_same_end(run, expected)
