@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from colonnade.checkpoint.manifest import read_manifest, verify
 from colonnade.config.load import load
+from colonnade.convert.to_huggingface import _ids
 from tests.commands import here
 from tests.convert.published import MODELS, classes, heard, saved, state_of
 from tests.runs import whole_tensors
@@ -120,3 +122,10 @@ def test_one_file_or_several_with_and_without_an_index(tmp_path: Path, index: bo
         converted(tmp_path / folder, tmp_path / f"{folder}, ours")
     one, many = (whole_tensors(tmp_path / f"{folder}, ours") for folder in ("one", "many"))
     assert one.keys() == many.keys() and all(torch.equal(one[key], many[key]) for key in one)
+
+
+def test_several_tokens_may_end_a_text() -> None:
+    """Llama 3's instruct models have a list of them."""
+    came = {"bos_token_id": 1, "eos_token_id": [2, 7], "pad_token_id": "x"}
+    opened: Any = SimpleNamespace(manifest=SimpleNamespace(metadata={"converted_from": came}))
+    assert _ids(opened) == {"bos_token_id": 1, "eos_token_id": [2, 7], "pad_token_id": None}

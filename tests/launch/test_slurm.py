@@ -66,6 +66,12 @@ def test_all_that_is_impossible_is_told_at_once(settings: Config) -> None:
         script(settings, Job(4, 8, "60"), ["books.toml"], "python")
 
 
+def test_a_job_has_a_minute_before_its_margin(settings: Config) -> None:
+    assert "#SBATCH --time=6" in script(settings, Job(2, 8, "6", margin=300), ["books.toml"], "python")
+    with pytest.raises(ConfigError, match="nothing would be trained"):
+        script(settings, Job(2, 8, "5:59", margin=300), ["books.toml"], "python")
+
+
 def test_the_command(config: Path, tmp_path: Path) -> None:
     written = tmp_path / "job" / "books.sbatch"
     arguments = ["slurm", config, "parallel.dp=2", "--ranks-per-node", 2, "--time", "1:00:00", "--output", written]
@@ -83,6 +89,7 @@ def test_the_command(config: Path, tmp_path: Path) -> None:
     ("srun", "status", "requeued"),
     [
         ("exit 0", 0, False),
+        ('[ -e "$RUN/leave" ] && exit 5; exit 0', 0, False),
         ('echo \'{"run": "7.0", "status": 99, "why": ""}\' > "$RUN/ended.json"; exit 1', 99, True),
         ('echo \'{"run": "7.0", "status": 2, "why": ""}\' > "$RUN/ended.json"; exit 1', 2, False),
         ("exit 1", 1, False),
@@ -93,6 +100,9 @@ def test_the_command(config: Path, tmp_path: Path) -> None:
 def test_what_is_queued_again(config: Path, tmp_path: Path, srun: str, status: int, requeued: bool) -> None:
     run, programs = tmp_path / "run", tmp_path / "bin"
     programs.mkdir()
+    run.mkdir()
+    (run / "leave").touch()  # of the job before, as the next line
+    (run / "ended.json").write_text('{"run": "6.0", "status": 99, "why": ""}')
     queued = tmp_path / "queued"
     for name, body in (("srun", srun), ("scontrol", f'[ "$1" = requeue ] && echo "$2" >> {queued}; echo node1')):
         (programs / name).write_text(f"#!/bin/bash\n{body}\n")

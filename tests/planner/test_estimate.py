@@ -52,6 +52,13 @@ def test_small_products_reach_less() -> None:
     assert small > 10 * large
 
 
+def test_a_causal_kernel_computes_half_of_what_is_counted() -> None:
+    full = Operator("attention", 10**12, 10**6, "bfloat16", is_attention=True)
+    causal = full._replace(is_causal=True)
+    assert Cost(A100).arithmetic(full) == 10**12 / (312e12 * A100["products.attention"])
+    assert Cost(A100).arithmetic(causal) == Cost(A100).arithmetic(full) / 2
+
+
 def test_where_ranks_sit_decides() -> None:
     cost = Cost(A100, 64)
     within, across, spread = (cost.move("all_reduce", 10**9, ranks) for ranks in (range(8), range(16), range(0, 64, 8)))

@@ -85,16 +85,16 @@ def test_the_likeliest_words_are_those_of_transformers(bert: tuple[Path, Any, To
 def test_vectors_are_the_mean_over_a_texts_tokens(
     bert: tuple[Path, Any, Tokenizer], layout: str, tmp_path: Path
 ) -> None:
-    """Whatever texts are read beside it; of the last one the end is cut, as the model reads 16 tokens."""
+    """Whatever texts are read beside it; of the last two the end is cut, as the model reads 16 tokens."""
     checkpoint, model, tokenizer = bert
     options, output = LAYOUTS.get(layout, ()), tmp_path / "vectors.npy"
-    texts = [" ".join(WORDS[:6]), "dog", "the sun and the rain", " ".join(WORDS * 3)]
+    texts = [" ".join(WORDS[:6]), "dog", "the sun and the rain", "dog " * 14, "dog " * 15, " ".join(WORDS * 3)]
     (tmp_path / "texts.txt").write_text("\n".join(texts))
     answer = in_fp64(
         "embed", checkpoint, "--texts", tmp_path / "texts.txt", "--output", output, "--batch-size", 3, "--no-normalize",
         *options, num_ranks=2 if options else 1,
     )  # fmt: skip
-    assert "4 vectors of 24 numbers" in answer.out and "1 of 4 texts lost their end" in answer.err
+    assert "6 vectors of 24 numbers" in answer.out and "2 of 6 texts lost their end" in answer.err
     vectors = np.load(output)
     for text, vector in zip(texts, vectors, strict=True):
         ids = ids_of(tokenizer, text)

@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 from colonnade.config.load import load
+from colonnade.errors import DataError
 from colonnade.mesh.mesh import Mesh
 from colonnade.serving.trained import open_trained
 from colonnade.train.corpus import open_corpus
+from colonnade.train.taught import Block, Stored
 from tests.commands import forked
 from tests.runs import Finished, metrics, tensors
 from tests.tiny import TinyCorpus, write_config
@@ -169,3 +171,13 @@ def test_a_teacher_that_cannot_teach(corpus: TinyCorpus, teacher: Path, finished
     shutil.copytree(finished.folder, changed)
     message = refused(corpus, tmp_path / "first", changed, "optim.decay_steps=4")
     assert "Put the teacher back" in message and "teacher differs" in message
+
+
+def test_behind_what_a_teacher_has_said_is_a_clear_message(tmp_path: Path) -> None:
+    """A store of two full blocks."""
+    for number in (0, 1):
+        np.save(Block(number, 4, 8).path(tmp_path), np.full((4, 2), number))
+    stored = Stored(tmp_path, size=4, stop=8, alpha=0.5, temperature=1.0)
+    assert stored._row(3).tolist() == [0, 0] and stored._row(7).tolist() == [1, 1]
+    with pytest.raises(DataError, match=r"the run's first 8 samples, and sample 9 is next"):
+        stored._row(8)

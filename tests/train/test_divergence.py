@@ -117,6 +117,12 @@ def test_the_newest_that_was_followed_by_enough_healthy_steps() -> None:
     assert decide(found, [99], [], POLICY.model_copy(update={"healthy_for": 0})).to == 99
 
 
+def test_returns_to_an_earlier_checkpoint_that_passed_this_one_count_too() -> None:
+    past = [Rollback(to=80, detected=99), Rollback(to=80, detected=101)]
+    assert "It has returned 2 times already" in refused(Divergence(110, 108, "x"), [80, 95], past)
+    assert decide(Divergence(130, 128, "x"), [80, 110], past, POLICY).to == 110, "they did not come so far"
+
+
 def test_the_learning_rate_is_lowered_for_a_while_and_more_with_each_try() -> None:
     policy = POLICY.model_copy(update={"skip_batches": False, "rate_factor": 0.5, "rate_steps": 10})
     first = decide(Divergence(102, 100, "x"), [90], [], policy)

@@ -137,6 +137,14 @@ def test_a_lost_place_is_left_out_and_tried_again(fake: Any) -> None:
     assert "for 3 ranks" in events(made.run)[4]["reason"] and events(made.run)[4]["lost"] == [3]
 
 
+def test_places_are_lost_one_after_the_other(fake: Any) -> None:
+    ends = [*[after(killed(3), 10)] * 2, *[after(killed(0), 20)] * 2, after(DONE, 30)]
+    status, made = fake(*ends, keys=["parallel.tp=1", "parallel.dp=4", "train.micro_batch_size=1"])
+    assert status == 0 and made.started[2][0][0] == 0 and not {0, 3} & {*made.started[4][0]}
+    told = [event["lost"] for event in events(made.run) if event["event"] == "fewer ranks"]
+    assert told == [[3], [3], [0, 3]]
+
+
 def test_missing_gpus_shrink_it_and_sound_ones_are_chosen(fake: Any) -> None:
     """On the second start, two GPUs are there of four."""
     keys = ["train.device=auto"]
