@@ -2305,6 +2305,27 @@ MUTATIONS = [
         "true; }}; then",
         ("tests/launch/test_slurm.py",),
     ),
+    Mutation(
+        "a file of a blend that changes begins again",
+        "data/changing_blend.py",
+        "inner.indices + self._before[number][inner.sets]",
+        "inner.indices",
+        ("tests/data/test_changing_blend.py",),
+    ),
+    Mutation(
+        "a checkpoint forgets the changes before it",
+        "train/recovery.py",
+        "in_force(began, metadata.changes), metadata.changes",
+        "in_force(began, metadata.changes), []",
+        ("tests/train/test_in_force.py",),
+    ),
+    Mutation(
+        "a change is seen by rank 0 alone",
+        "train/in_force.py",
+        "self._decided = Decided.model_validate_json(gather_texts(text, self._mesh.world)[0])",
+        "gather_texts(text, self._mesh.world)",
+        ("tests/train/test_in_force.py",),
+    ),
 ]
 
 

@@ -23,7 +23,7 @@ FLOORS = [
     {"planner"},
     {"verify", "serving", "report"},
     {"demo", "reference", "convert", "lm_eval"},
-    {"cli_data", "cli_weights", "cli_ranks", "cli_report", "cli_slurm"},
+    {"cli_change", "cli_data", "cli_weights", "cli_ranks", "cli_report", "cli_slurm"},
     {"cli_evaluate", "cli_predict", "cli_plan"},
     {"cli"},
     {"__main__"},

@@ -17,5 +17,5 @@ def test_the_page_has_every_key_and_preset() -> None:
         assert f"| `{name.rpartition('.')[2]}`" in text, name
     for preset in PRESETS:
         assert f"| `{preset}` |" in text
-    assert "| `learning_rate` | **required** | 1 | a number above 0 |" in text
-    assert "| `steps` ↻ |" in text
+    assert "| `learning_rate` ✎ | **required** | 1 | a number above 0 |" in text
+    assert "| `steps` ↻ ✎ |" in text

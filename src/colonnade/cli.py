@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from colonnade.cli_change import change
 from colonnade.cli_data import AsJson, data
 from colonnade.cli_evaluate import evaluate
 from colonnade.cli_plan import hardware, plan, rank_of_hardware
@@ -173,6 +174,7 @@ def rollback(
     print(start.roll_back_folder(run, step, skip=skip, rate_factor=rate_factor, rate_steps=rate_steps))
 
 
+app.command()(change)
 app.add_typer(data, name="data")
 
 

@@ -28,7 +28,8 @@ Nothing is guessed: an unknown key, a value of the wrong kind, or values that ca
 one message, before anything is computed.
 
 A key with ↻ may be changed when a run goes on from its checkpoint. The others decide what the run computes: with
-another value it would be another run, and needs a folder of its own.
+another value it would be another run, and needs a folder of its own. A key with ✎ may be changed while the run goes on,
+by `colonnade change`.
 """
 
 
@@ -61,7 +62,7 @@ def page() -> str:
 
 
 def key_as_row(key: Key) -> str:
-    name, again = short(key.name), " ↻" if key.may_change else ""
+    name, again = short(key.name), " ↻" * key.may_change + " ✎" * key.while_running
     default = "**required**" if key.required else "unset" if key.default is None else f"`{default_of(key)}`"
     accepts = "a preset's name, below" if key.name == "model.preset" else expectation(key)
     return f"| `{name}`{again} | {default} | {key.unit or '–'} | {accepts} | {key.meaning.replace('|', '¦')} |"

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from colonnade import __version__
-from colonnade.config.nature import MayChange, NotTheModel, Of, Since
+from colonnade.config.nature import MayChange, NotTheModel, Of, Since, WhileRunning
 from colonnade.config.numbers import counted
 from colonnade.config.presets import PRESETS
 from colonnade.config.schema import Config
@@ -36,6 +36,7 @@ class Key(NamedTuple):
     unit: str  # empty: none
     meaning: str
     may_change: bool  # whether a run may go on with another value
+    while_running: bool  # whether `colonnade change` may give it another value in mid-run
     is_the_model: bool  # whether it is part of what a checkpoint's weights are
     since: Since | None  # None: all checkpoints have it
     families: tuple[str, ...]  # that have it; empty: all
@@ -108,13 +109,14 @@ def key_of(name: str, field: FieldInfo, *, may_change: bool = False) -> Key:
         unit=unit,
         meaning=meaning,
         may_change=may_change or _marked(parts, MayChange) is not None,
+        while_running=_marked(parts, WhileRunning) is not None,
         is_the_model=section_of(name).startswith("model") and _marked(parts, NotTheModel) is None,
         since=_marked(parts, Since),
         families=of.families if (of := _marked(parts, Of)) else (),
     )
 
 
-Mark = TypeVar("Mark", MayChange, NotTheModel, Since, Of)
+Mark = TypeVar("Mark", MayChange, WhileRunning, NotTheModel, Since, Of)
 
 
 def _marked(parts: list[Any], kind: type[Mark]) -> Mark | None:

@@ -19,7 +19,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from colonnade.config.corruption import MEAN_LENGTH, SHARE, Lengths
 from colonnade.config.distillation import DistillationConfig
 from colonnade.config.model import ModelConfig
-from colonnade.config.nature import MAY_CHANGE
+from colonnade.config.nature import MAY_CHANGE, WHILE_RUNNING
 from colonnade.config.parts import LoraConfig, PartsConfig
 from colonnade.config.preferences import PreferencesConfig
 from colonnade.config.restarts import RestartsConfig
@@ -142,7 +142,7 @@ class DataConfig(Section):
     epochs: Count | None = None
     """[epochs] Length of order = "all_epochs", which needs it; unset otherwise. The run ends at train.steps, or when
     these samples are used up."""
-    blend: dict[Text, Positive] | None = None
+    blend: Annotated[dict[Text, Positive] | None, WHILE_RUNNING] = None
     """Several token files to train on in place of data.train, each with a number whose meaning is blend_by's. Every
     part of the run, however short, has them in these proportions to less than a sample."""
     blend_by: Literal["samples", "tokens", "epochs", "temperature"] = "samples"
@@ -204,15 +204,15 @@ class TrainConfig(Section):
     init_from_resize: bool = False
     """The weights of init_from may have a vocabulary or learned positions of another number: rows that both have are
     taken, others of the run are drawn. Another tokenizer must have the same tokens under the ids that both have."""
-    steps: Annotated[Count, MAY_CHANGE]
+    steps: Annotated[Count, MAY_CHANGE, WHILE_RUNNING]
     """[steps] Optimizer steps of the whole run, counted from its first start."""
     epochs: Annotated[Positive | None, MAY_CHANGE] = None
     """[epochs] Passes over the training data in the place of steps, which then follow when a run is started: as many as
     so many samples take, rounded up. Without effect where steps is set."""
-    patience: Annotated[CountOrZero, MAY_CHANGE] = 0
+    patience: Annotated[CountOrZero, MAY_CHANGE, WHILE_RUNNING] = 0
     """[evaluations] The run ends after so many evaluations in a row without a lower validation loss than the lowest
     before (early stopping). 0: it goes on to the last step."""
-    global_batch_size: Size
+    global_batch_size: Annotated[Size, WHILE_RUNNING]
     """[samples] Samples of one optimizer step over all ranks. Divisible by micro_batch_size × parallel.dp."""
     micro_batch_size: Annotated[Size, MAY_CHANGE]
     """[samples] Samples that one rank computes at once. Changes memory and speed, never the result."""
@@ -230,17 +230,17 @@ class TrainConfig(Section):
     reduce_precision: Literal["fp32", "16-bit"] = "fp32"
     """Number format in which gradients cross ranks under bf16 or fp16: 16-bit is the compute format, halves the bytes,
     and rounds."""
-    gradient_clip: NotNegative = 1.0
+    gradient_clip: Annotated[NotNegative, WHILE_RUNNING] = 1.0
     """[gradient norm] Gradients with a larger global norm are scaled down to it. 0: off."""
-    log_every: Annotated[Count, MAY_CHANGE] = 10
+    log_every: Annotated[Count, MAY_CHANGE, WHILE_RUNNING] = 10
     """[steps] Steps between progress lines. metrics.jsonl has every step."""
-    evaluate_every: Annotated[CountOrZero | None, MAY_CHANGE] = None
+    evaluate_every: Annotated[CountOrZero | None, MAY_CHANGE, WHILE_RUNNING] = None
     """[steps] Steps between evaluations on the validation part; the last step is evaluated too. 0: never. Unset: 500,
     where there is a validation part."""
     evaluate_at_start: Annotated[bool, MAY_CHANGE] = False
     """Evaluate before step 1 too: where a run starts from, and whether evaluation works before hours have passed. Its
     numbers are in events.jsonl."""
-    evaluate_samples: Annotated[Size, MAY_CHANGE] = 256
+    evaluate_samples: Annotated[Size, MAY_CHANGE, WHILE_RUNNING] = 256
     """[samples] At most this many validation samples are read in an evaluation, always the same ones. Of data.blend,
     those of each data set are read once more, for a loss of its own."""
     threads: Annotated[CountOrZero, MAY_CHANGE] = 0
@@ -276,33 +276,33 @@ class OptimConfig(Section):
     name: Literal["adamw", "lamb"] = "adamw"
     """The optimizer: adamw is Adam with decoupled weight decay; lamb scales each weight's step to the weight's own
     norm, for very large batches."""
-    learning_rate: Positive
+    learning_rate: Annotated[Positive, WHILE_RUNNING]
     """[1] The highest learning rate, reached at the end of the warm-up."""
-    min_learning_rate: NotNegative | None = None
+    min_learning_rate: Annotated[NotNegative | None, WHILE_RUNNING] = None
     """[1] The floor: the learning rate at the end of the decay and after it. Unset: a tenth of learning_rate."""
     warmup_steps: CountOrZero | None = None
     """[steps] The learning rate rises from 0 in a straight line over these steps. Unset: 100, or decay_steps where that
     is set to less."""
     warmup_tokens: CountOrZero | None = None
     """[tokens] The warm-up in tokens in the place of steps: the first step by which so many are used up ends it."""
-    decay_start: Annotated[CountOrZero | None, MAY_CHANGE] = None
+    decay_start: Annotated[CountOrZero | None, MAY_CHANGE, WHILE_RUNNING] = None
     """[steps] The learning rate stays at its highest up to this step, and decays then (warm-up, stable, decay). Unset:
     the decay begins with the end of the warm-up."""
-    decay_start_tokens: Annotated[CountOrZero | None, MAY_CHANGE] = None
+    decay_start_tokens: Annotated[CountOrZero | None, MAY_CHANGE, WHILE_RUNNING] = None
     """[tokens] The same in tokens."""
-    decay_steps: Count | None = None
+    decay_steps: Annotated[Count | None, WHILE_RUNNING] = None
     """[steps] The step at which the decay ends, counted from the start of the run. Unset: train.steps; set it if the
     run may be lengthened later."""
-    decay_tokens: Count | None = None
+    decay_tokens: Annotated[Count | None, WHILE_RUNNING] = None
     """[tokens] The end of the decay in tokens in the place of steps."""
-    decay: Literal["cosine", "linear", "constant"] = "cosine"
+    decay: Annotated[Literal["cosine", "linear", "constant"], WHILE_RUNNING] = "cosine"
     """The curve from learning_rate down to min_learning_rate. constant: none, learning_rate is kept."""
-    rewarm_at: Annotated[CountOrZero | None, MAY_CHANGE] = None
+    rewarm_at: Annotated[CountOrZero | None, MAY_CHANGE, WHILE_RUNNING] = None
     """[steps] Behind this step the learning rate rises once more, from min_learning_rate to learning_rate, and decays
     again: for a run that goes on with more data after its decay."""
-    rewarm_steps: Annotated[Count, MAY_CHANGE] = 100
+    rewarm_steps: Annotated[Count, MAY_CHANGE, WHILE_RUNNING] = 100
     """[steps] How long that rise takes."""
-    weight_decay: NotNegative = 0.1
+    weight_decay: Annotated[NotNegative, WHILE_RUNNING] = 0.1
     """[1] Each step weights shrink by learning_rate × weight_decay; biases and normalisations do not."""
     beta1: Fraction = 0.9
     """[1] Decay of the running mean of gradients."""
@@ -334,18 +334,18 @@ class DivergenceConfig(Section):
 
     MAY_CHANGE: ClassVar[bool] = True
 
-    then: Literal["stop", "roll_back"] = "stop"
+    then: Annotated[Literal["stop", "roll_back"], WHILE_RUNNING] = "stop"
     """What a run does that has diverged: stop ends it with an explanation; roll_back returns to the newest healthy
     checkpoint, does there what the keys below say, and goes on by itself."""
-    spike: NotNegative = 0.0
+    spike: Annotated[NotNegative, WHILE_RUNNING] = 0.0
     """[deviations] A loss counts as a sign where it exceeds the median of the last `window` losses by more than so many
     of their standard deviations (estimated by the median absolute deviation, and 1 % of the median at least). 10 is
     common. 0: only a loss or gradient that is not finite counts."""
     window: Size = 100
     """[steps] Losses from which a spike is told. Until there are so many, none is."""
-    patience: Size = 5
+    patience: Annotated[Size, WHILE_RUNNING] = 5
     """[steps] So many signs in a row are a divergence; single ones, which training passes by itself, are not."""
-    healthy_for: CountOrZero = 20
+    healthy_for: Annotated[CountOrZero, WHILE_RUNNING] = 20
     """[steps] A checkpoint counts as healthy if at least so many steps without a sign followed it: what ends in a spike
     may have begun earlier."""
     growth: Positive | None = None
@@ -374,29 +374,29 @@ class CheckpointConfig(Section):
 
     MAY_CHANGE: ClassVar[bool] = True
 
-    every: CountOrZero = 500
+    every: Annotated[CountOrZero, WHILE_RUNNING] = 500
     """[steps] Steps between saves. 0: only at the end, and when the run is interrupted."""
     memory_every: CountOrZero = 0
     """[steps] Between copies of the state in memory (/dev/shm), from which a local restart goes on. 0: none."""
-    keep: Count = 2
+    keep: Annotated[Count, WHILE_RUNNING] = 2
     """[checkpoints] The newest so many are kept, older ones are deleted."""
-    keep_every: CountOrZero = 0
+    keep_every: Annotated[CountOrZero, WHILE_RUNNING] = 0
     """[steps] Keep also each checkpoint whose step is a multiple of this, however old it is. 0: none."""
-    keep_best: bool = True
+    keep_best: Annotated[bool, WHILE_RUNNING] = True
     """Keep also the checkpoint with the lowest validation loss, however old it is, for `--best`: one more on the disk,
     where a later one is worse. Checkpoints at steps without an evaluation do not count."""
     asynchronous: bool = False
     """Write in the background: training waits only for the copy to memory. Needs memory for that copy."""
     resume: bool = True
     """Go on from the newest whole checkpoint of run.folder. false: refuse a folder that has one."""
-    compare_copies_every: CountOrZero = 0
+    compare_copies_every: Annotated[CountOrZero, WHILE_RUNNING] = 0
     """[steps] Steps between comparisons of what several ranks hold as copies: weights and optimizer state, bit by bit.
     0: at each save only, which always compares before it writes."""
     unequal_copies: Literal["return", "mend", "stop"] = "return"
     """What a run does whose copies differ, having named the rank: return goes back to the last checkpoint, before which
     they were equal; mend gives the rank that stands against a majority their state, and returns where there is none;
     stop ends the run. At most restarts.limit times from one checkpoint."""
-    retry_for: NotNegative = 3600.0
+    retry_for: Annotated[NotNegative, WHILE_RUNNING] = 3600.0
     """[seconds] A save that fails (a full disk, an error of the file system) is said and tried again; it ends the run
     if the last good checkpoint, or the run's start, is longer ago than this. 0: the first failure ends the run."""
     allow_other_data: bool = False
@@ -414,7 +414,7 @@ class RunConfig(Section):
     time_limit: Positive | None = None
     """[seconds] The run ends after the first step that ends later than this, counted from before its first step, with
     everything saved and exit status 99. Leave room for a step and a save before the limit of a batch system."""
-    heartbeat: NotNegative = 0.0
+    heartbeat: Annotated[NotNegative, WHILE_RUNNING] = 0.0
     """[seconds] heartbeat.json in the run's folder is written anew after a step, when the last one is so old: step and
     time, for whoever watches from outside. 0: it is not written."""
     slow_ranks_every: CountOrZero = 100

@@ -20,7 +20,7 @@ from colonnade.huggingface.folder import is_published, open_published
 from colonnade.serving.trained import described
 from colonnade.train.base import base_path, check_base, content_of
 from colonnade.train.metadata import RunMetadata
-from colonnade.train.recovery import checkpoint_at
+from colonnade.train.newest import checkpoint_at
 
 
 @dataclass(frozen=True)

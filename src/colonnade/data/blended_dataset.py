@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 
 from colonnade.data.blend import Blend, whole_weights
+from colonnade.data.changing_blend import ChangingBlend
 from colonnade.data.datasets import (
     SPLITS,
     Datasets,
@@ -43,12 +44,14 @@ class Mixture:
     numbers: Mapping[str, float]
     by: BlendBy = "samples"
     temperature: float | None = None
+    earlier: tuple[tuple[int, Mapping[str, float]], ...] = ()
+    """Up to which position, in samples, the run had which other numbers, in rising order."""
 
 
 class BlendedDataset:
     """The samples of several data sets in one order."""
 
-    def __init__(self, parts: Sequence[FileDataset], blend: Blend, *, end: int | None = None) -> None:
+    def __init__(self, parts: Sequence[FileDataset], blend: Blend | ChangingBlend, *, end: int | None = None) -> None:
         """`end`: positions there are; None: any number, each part begins again when it is used up."""
         assert len(parts) == len(blend.weights), "a weight for each data set"
         assert len({part.seq_length for part in parts}) == 1, "samples of one length"
@@ -143,7 +146,10 @@ def _shuffled(
 
 def _training(parts: list[FileDataset], mixture: Mixture, numbers: Sequence[float]) -> BlendedDataset:
     if mixture.by != "epochs":
-        return BlendedDataset(parts, Blend(_weights(parts, mixture, numbers)))
+        ends = [0, *(end for end, _ in mixture.earlier)]
+        each = [*(list(before.values()) for _, before in mixture.earlier), numbers]
+        blends = [Blend(_weights(parts, mixture, values)) for values in each]
+        return BlendedDataset(parts, ChangingBlend(list(zip(ends, blends, strict=True))))
     counts = [max(1, round(Fraction(str(number)) * len(part))) for part, number in zip(parts, numbers, strict=True)]
     return BlendedDataset(parts, Blend(counts), end=sum(counts))
 

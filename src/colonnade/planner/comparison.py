@@ -33,8 +33,8 @@ from colonnade.train.corpus import Corpus
 from colonnade.train.lines import object_in
 from colonnade.train.loop import Banner
 from colonnade.train.monitor import METRICS
+from colonnade.train.newest import newest_step
 from colonnade.train.products import Decision
-from colonnade.train.recovery import newest_step
 
 PREDICTION, COMPARISON = "prediction.json", "comparison.json"
 DEVICES = {"H100": "h100", "H200": "h100", "A100": "a100-80gb", "V100": "v100-dgx2h"}

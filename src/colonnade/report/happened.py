@@ -27,6 +27,7 @@ SIGNS = {
     "rolled back": "rolled-back",
     "finished": "finished",
     "stopped early": "finished",
+    "changed": "changed",
 }
 """Classes of signs by event; others are `other`."""
 WORDS = {"rolled-back": "rolled back", "trouble": "diverged, failed", "finished": "ended"}

@@ -54,8 +54,9 @@ from colonnade.tensor_parallel.placement import named_placements
 from colonnade.train.base import BaseMetadata, base_path, check_base, content_together
 from colonnade.train.init_from import origin_at
 from colonnade.train.metadata import MOST_BYTES, RunMetadata, config_of, metadata_of
+from colonnade.train.newest import checkpoint_at
 from colonnade.train.products import served_by
-from colonnade.train.recovery import OPTIMIZER, checkpoint_at, shard
+from colonnade.train.recovery import OPTIMIZER, shard
 from colonnade.train.state import build_model
 
 

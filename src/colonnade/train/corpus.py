@@ -6,9 +6,9 @@ Opening it takes no torch, so that what is wrong is reported before any rank sta
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,6 +33,8 @@ from colonnade.train.questions import ScoredQuestions, open_questions
 if TYPE_CHECKING:
     from colonnade.mesh.mesh import Axis
     from colonnade.tasks.task import Microbatch
+
+Earlier = Sequence[tuple[int, Mapping[str, float]]]
 
 
 @dataclass(frozen=True)
@@ -128,8 +130,10 @@ class Corpus:
         return self.tokenizer.byte_lengths()
 
 
-def open_corpus(config: Config) -> Corpus:
-    """Open everything that [data] names and hold it against [model]; reads no more than headers."""
+def open_corpus(config: Config, earlier: Earlier = ()) -> Corpus:
+    """Open everything that [data] names and hold it against [model]; reads no more than headers. `earlier`: what
+    data.blend was before it was changed, see `Mixture`.
+    """
     data = config.data
     tokenizer = Tokenizer.load(data.tokenizer) if data.tokenizer is not None else None
     vocab_size = vocab_size_of(config, tokenizer)
@@ -137,7 +141,7 @@ def open_corpus(config: Config) -> Corpus:
 
     @cache
     def of_length(seq_length: int) -> Datasets:
-        opening = _open if data.blend is None else _open_blend
+        opening = _open if data.blend is None else partial(_open_blend, earlier=earlier)
         return opening(config, vocab_size, tokenizer, samples, seq_length)
 
     datasets = of_length(config.model.seq_length)
@@ -150,17 +154,17 @@ def open_corpus(config: Config) -> Corpus:
     return Corpus(tokenizer, vocab_size, kind, datasets, training, curriculum, beside, questions)
 
 
-def open_together(config: Config, ranks: Axis) -> Corpus:
+def open_together(config: Config, ranks: Axis, earlier: Earlier = ()) -> Corpus:
     """As `open_corpus`, on all ranks: ConfigError on all of them where one cannot, or where they read other data."""
     from colonnade.launch.agreement import agree_on_data, on_all_ranks
 
-    corpus = on_all_ranks(lambda: _opened(config), ranks)
+    corpus = on_all_ranks(lambda: _opened(config, earlier), ranks)
     agree_on_data(corpus.properties, ranks)
     return corpus
 
 
-def _opened(config: Config) -> Corpus:
-    corpus = open_corpus(config)
+def _opened(config: Config, earlier: Earlier) -> Corpus:
+    corpus = open_corpus(config, earlier)
     assert corpus.identities, "a run reads files"  # read here, where a failure is everyone's
     return corpus
 
@@ -209,13 +213,19 @@ def _open(
 
 
 def _open_blend(
-    config: Config, vocab_size: int, tokenizer: Tokenizer | None, samples: SampleKind, seq_length: int
+    config: Config,
+    vocab_size: int,
+    tokenizer: Tokenizer | None,
+    samples: SampleKind,
+    seq_length: int,
+    *,
+    earlier: Earlier = (),
 ) -> Datasets:
     """The parts of all files of data.blend; a validation or test file of its own stands in place of their parts."""
     data = config.data
     assert data.blend is not None, "called for a blend"
     blended = open_blend(
-        Mixture(data.blend, data.blend_by, data.temperature),
+        Mixture(data.blend, data.blend_by, data.temperature, tuple(earlier)),
         samples=samples,
         split=data.shares,
         seq_length=seq_length,

@@ -30,7 +30,8 @@ from colonnade.train.base import Base, content_together
 from colonnade.train.corpus import Corpus
 from colonnade.train.metadata import metadata_of
 from colonnade.train.monitor import Monitor
-from colonnade.train.recovery import OPTIMIZER, checkpoint_at, shards_of
+from colonnade.train.newest import checkpoint_at
+from colonnade.train.recovery import OPTIMIZER, shards_of
 from colonnade.train.state import TrainState
 
 MAY_DIFFER = ("num_layers", "window", "head", "num_labels")

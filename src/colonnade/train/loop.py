@@ -29,16 +29,20 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import damaged, init_from, memory_copies, recovery, reference, run_folder, taught
 from colonnade.train.best import LOSS, evaluations_since_best
+from colonnade.train.change import as_it_began
 from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.divergence import Diverged
 from colonnade.train.held_out import Evaluation, evaluate_part
+from colonnade.train.in_force import InForce
 from colonnade.train.interrupt import Interrupt, Request
 from colonnade.train.memory_copies import MemoryCopies
 from colonnade.train.monitor import Monitor
+from colonnade.train.newest import begins
 from colonnade.train.products import Decision, settle
 from colonnade.train.profile import Profile
 from colonnade.train.read_ahead import ReadAhead, pays
 from colonnade.train.repair import Repair
+from colonnade.train.save_retries import SaveRetries
 from colonnade.train.slow_ranks import SlowRanks
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import DATA, StepResult, train_step
@@ -60,7 +64,7 @@ class Banner:
 
 @dataclass(frozen=True)
 class Run:
-    """What stays the same from the first step to the last."""
+    """What stays the same from one change of the configuration to the next."""
 
     config: Config
     mesh: Mesh
@@ -72,6 +76,7 @@ class Run:
     profile: Profile
     slow_ranks: SlowRanks
     copies: MemoryCopies
+    in_force: InForce
 
 
 def main(
@@ -105,7 +110,7 @@ def main(
             if not dry_run:
                 damaged.look(config, mesh.world, monitor)
             decision = settle(config, corpus.vocab_size, mesh.world, device)
-            drawn, products = recovery.begins(config), decision.products
+            drawn, products = begins(config), decision.products
             has_base = config.lora.rank > 0 and config.train.init_from is not None
             origin = init_from.opened(config, corpus) if drawn or has_base else None
             if mesh.rank == 0 and not dry_run:
@@ -141,28 +146,40 @@ def _to_its_end(
     products: Mapping[str, Any] | None,
 ) -> None:
     """All steps that are left, with everything about them: saving, reading ahead, and who wants the run to stop."""
-    saving = recovery.saving(state, config, mesh, corpus, monitor, overlap=True, products=products)
-    read = partial(corpus.batches, micro_batch_size=config.train.micro_batch_size, dp=mesh.data)
-    reading = ReadAhead(read, active=pays(device, corpus))
-    folder = Path(config.run.folder) if mesh.rank == 0 else None
-    with Interrupt(folder, config.run.time_limit) as interrupt, saving as checkpoints, reading as data:
-        slow_ranks = SlowRanks(config.run, mesh, monitor)
-        copies = MemoryCopies(state, config, mesh, monitor)
-        run = Run(config, mesh, device, corpus, monitor, checkpoints, data, profile, slow_ranks, copies)
-        _train(run, state, interrupt)
-        checkpoints.wait()
+    following = InForce(as_it_began(config, state.changes), corpus, mesh, monitor)
+    following.read(state.step)
+    repair, retries = Repair(monitor), SaveRetries(config.checkpoint.retry_for)
+    slow_ranks, copies = SlowRanks(config.run, mesh, monitor), MemoryCopies(state, config, mesh, monitor)
+    with Interrupt(Path(config.run.folder) if mesh.rank == 0 else None, config.run.time_limit) as interrupt:
+        changed = True
+        while changed:
+            config, corpus = following.follow(state)
+            retries.limit = config.checkpoint.retry_for
+            saving = recovery.saving(
+                state, config, mesh, corpus, monitor, overlap=True, products=products, retries=retries
+            )
+            read = partial(corpus.batches, micro_batch_size=config.train.micro_batch_size, dp=mesh.data)
+            with saving as checkpoints, ReadAhead(read, active=pays(device, corpus)) as data:
+                run = Run(
+                    config, mesh, device, corpus, monitor, checkpoints, data, profile, slow_ranks, copies, following
+                )
+                changed = _train(run, state, interrupt, repair)
+                checkpoints.settle(state)
         _finish(config, state, monitor)
 
 
-def _train(run: Run, state: TrainState, interrupt: Interrupt) -> None:
+def _train(run: Run, state: TrainState, interrupt: Interrupt, repair: Repair) -> bool:
+    """Steps up to the last. True where they end before, because another configuration is in force from there on."""
     config, monitor = run.config, run.monitor
     every, compare_every = config.checkpoint.every, config.checkpoint.compare_copies_every
     if state.step >= config.train.steps:
         monitor.say(f"Nothing is left to do: train.steps = {config.train.steps:,}. To train on, raise it.")
     if state.step == 0 and config.train.evaluate_at_start:
         _evaluate_at_start(run, state)
-    enough, repair = _is_enough(run), Repair(config, run.corpus, monitor, run.checkpoints)
+    enough = _is_enough(run)
     while state.step < config.train.steps and not enough:
+        if run.in_force.is_over(state):
+            return True
         run.mesh.ledger.begin_step(state.step + 1)
         try:
             metrics = _step(run, state)
@@ -173,7 +190,7 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt) -> None:
             continue
         again = run.checkpoints.has_failed or (run.mesh.rank == 0 and run.checkpoints.is_due)
         mine = max(interrupt.newest(), Request.SAVE if again else Request.NOTHING)
-        request = run.slow_ranks.largest(int(mine), state.step)
+        request, news = divmod(run.slow_ranks.largest(2 * int(mine) + run.in_force.has_news(), state.step), 2)
         enough = LOSS in metrics and _is_enough(run)
         last, stop = state.step == config.train.steps or enough, request == Request.STOP
         run.profile.finish(state.step, ends=last or stop)
@@ -193,6 +210,9 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt) -> None:
                 "Run the same command again to go on from here."
             )
             raise SystemExit(interrupt.exit_code)
+        if news and not last:
+            run.in_force.read(state.step)
+    return False
 
 
 def _kept(run: Run, state: TrainState, *, saves: bool, must: bool, repair: Repair) -> bool:
@@ -204,7 +224,7 @@ def _kept(run: Run, state: TrainState, *, saves: bool, must: bool, repair: Repai
             else:
                 run.checkpoints.compare(state)
         except CopiesError as found:
-            if repair(state, found):
+            if repair(state, found, run.config, run.corpus, run.checkpoints):
                 return False
         else:
             return True

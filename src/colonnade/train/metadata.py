@@ -17,6 +17,7 @@ from colonnade.data.identity import DataIdentity
 from colonnade.errors import CheckpointError
 from colonnade.kernels.choice import Kernel, Use
 from colonnade.train.base import BaseMetadata
+from colonnade.train.change import Change
 from colonnade.train.divergence import Rollback
 
 MOST_BYTES = 1 << 28  # of a configuration or a tokenizer
@@ -95,6 +96,8 @@ class RunMetadata(BaseModel):
     """None: there was no choice, or nobody wrote it down."""
     rollbacks: list[Rollback] = []
     """That the run has made on its way here."""
+    changes: list[Change] = []
+    """Of its configuration, that it has made on its way here."""
     watch: WatchMetadata = WatchMetadata(losses=[], signs=0)
 
     @field_validator("loss_scale", mode="before")

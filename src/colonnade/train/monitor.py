@@ -18,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from colonnade.atomic import write_whole
+from colonnade.atomic import PARTIAL, write_whole
 from colonnade.errors import ConfigError, hidden, without_credentials
 from colonnade.train.lines import Lines, append, object_in, unwritable
 from colonnade.train.tracking import Feed, Tracker
@@ -71,6 +71,10 @@ class Monitor:
         self._step = step
         for feed in self._feeds:
             feed.begin(step + 1)
+
+    def follow(self, *, steps: int, log_every: int) -> None:
+        """Another length of the run, and of the time between progress lines."""
+        self._steps, self._log_every = steps, log_every
 
     def go_back(self, step: int) -> None:
         """Go on writing after `step`. What was written of later steps moves to undone.jsonl."""
@@ -199,7 +203,10 @@ def set_aside(run: Path, step: int) -> None:
 
 
 def _rewrite(path: Path, choose: Callable[[list[bytes]], list[bytes]]) -> None:
+    """Keep some lines of a file that this process alone writes; what a killed one has left of doing so goes."""
     try:
+        for left in path.parent.glob(f"{path.name}.*{PARTIAL}"):
+            left.unlink(missing_ok=True)
         if path.exists():
             write_whole(path, b"".join(line + b"\n" for line in choose(path.read_bytes().split(b"\n"))))
     except OSError as error:

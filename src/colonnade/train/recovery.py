@@ -5,7 +5,6 @@ under `optimizer.<name>.<weight>` (AdamW: exp_avg, exp_avg_sq), and the metadata
 """
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,7 +19,7 @@ from torch import Tensor
 from colonnade import __version__
 from colonnade.checkpoint.copies import Copies
 from colonnade.checkpoint.load import check_model, load_found
-from colonnade.checkpoint.manifest import MANIFEST, Manifest, checkpoints_in, newest, read_manifest
+from colonnade.checkpoint.manifest import Manifest, checkpoints_in, read_manifest
 from colonnade.checkpoint.plan import Box, Shard, names_in_words, shards_of_range
 from colonnade.checkpoint.save import Payload, Target
 from colonnade.checkpoint.saver import Saved, Saver
@@ -38,18 +37,19 @@ from colonnade.tensor_parallel.placement import Placement
 from colonnade.train import rollbacks
 from colonnade.train.base import check_base
 from colonnade.train.best import Best, best_of, spared
+from colonnade.train.change import as_it_began, in_force
 from colonnade.train.changes import changes, what_changed
-from colonnade.train.corpus import Corpus
+from colonnade.train.corpus import Corpus, curriculum_of
 from colonnade.train.data_record import check_data, data_metadata, what_to_say
 from colonnade.train.divergence import LossWatch
 from colonnade.train.metadata import RunMetadata, metadata_of
 from colonnade.train.monitor import Monitor
+from colonnade.train.newest import SAVED, find
 from colonnade.train.run_folder import checkpoints
 from colonnade.train.save_retries import SaveRetries
-from colonnade.train.state import TrainState
+from colonnade.train.state import TrainState, optimizer_of
 
 OPTIMIZER = "optimizer."
-SAVED = "saved"  # the event of a whole checkpoint
 PATIENCE = 1800.0  # seconds, at least, that ranks wait for each other's writing: a slow disk is no hang
 
 
@@ -174,6 +174,13 @@ class Checkpoints:
         """Return when nothing is being written any more; raise what made the last save fail."""
         self.saver.wait()
 
+    def settle(self, state: TrainState) -> None:
+        """As `wait`; where the last save has failed, `state` is saved in its place."""
+        try:
+            self.saver.wait()
+        except CheckpointError:
+            self.save(state, must=True)
+
     @property
     def has_failed(self) -> bool:
         """Whether a save in the background has failed. Ranks see it at different times."""
@@ -190,6 +197,7 @@ def saving(
     *,
     overlap: bool = False,
     products: Mapping[str, Any] | None = None,
+    retries: SaveRetries | None = None,
 ) -> Iterator[Checkpoints]:
     """What the run is saved with, as its [checkpoint] section says; every rank enters this after `resume`.
 
@@ -197,7 +205,7 @@ def saving(
     Tidies what a killed run has left. However the block ends, a save under way is waited for first (but not when
     Ctrl-C asks a second time).
     """
-    asynchronous, retries = config.checkpoint.asynchronous, SaveRetries(config.checkpoint.retry_for)
+    asynchronous, retries = config.checkpoint.asynchronous, retries or SaveRetries(config.checkpoint.retry_for)
     saver = Saver(
         _target(config, monitor),
         shards_of(state),
@@ -264,6 +272,7 @@ def _metadata(state: TrainState, config: Config, mesh: Mesh, corpus: Corpus) -> 
         "layout": str(mesh.layout),
         "versions": {"colonnade": __version__, "torch": torch.__version__},
         "rollbacks": [each.model_dump() for each in state.rollbacks],
+        "changes": [each.model_dump() for each in state.changes],
         "watch": asdict(state.watch),
     }
 
@@ -271,29 +280,11 @@ def _metadata(state: TrainState, config: Config, mesh: Mesh, corpus: Corpus) -> 
 # --- going on ---------------------------------------------------------------------------------------------------------
 
 
-def checkpoint_at(path: Path) -> Path | None:
-    """The checkpoint that a path is, or the newest of a run's folder, or of a folder of checkpoints."""
-    if os.path.lexists(path / MANIFEST):
-        return path
-    folders = [folder for folder in (checkpoints(path), path) if folder.is_dir()]
-    return next((found for folder in folders if (found := newest(folder)) is not None), None)
-
-
-def newest_step(config: Config) -> int:
-    """The step of the run's newest checkpoint; 0 for none."""
-    return max(checkpoints_in(checkpoints(Path(config.run.folder))), default=0)
-
-
-def begins(config: Config) -> bool:
-    """Whether the run has no checkpoint to go on from, as far as this rank sees: then it needs initial weights."""
-    return newest(checkpoints(Path(config.run.folder))) is None
-
-
 def beginning(config: Config, corpus: Corpus) -> str:
     """Where a run would begin, in words, with nothing read but manifests. CheckpointError for what `resume` refuses,
     but for what only the tensors of a checkpoint show.
     """
-    path = _find(Path(config.run.folder))
+    path = find(Path(config.run.folder))
     if path is None:
         return "begin with step 1"
     manifest = read_manifest(path)
@@ -325,6 +316,7 @@ def resume(
         monitor.event("started", version=__version__)
         return
     path, metadata = found
+    config = in_force(as_it_began(config, state.changes), state.changes)
     monitor.resume(state.step)
     changed = changes(path, config)
     origin = "disk" if path.parent == checkpoints(Path(config.run.folder)) else "memory"
@@ -378,13 +370,15 @@ def _thawed(state: TrainState, metadata: RunMetadata) -> Iterator[str]:
 def restore(
     state: TrainState, config: Config, corpus: Corpus, path: Path | None = None
 ) -> tuple[Path, RunMetadata] | None:
-    """Put `state` to where the run's newest checkpoint is, or `path`; which that was, if any. All ranks call this."""
-    run = Path(config.run.folder)
+    """Put `state` to where the run's newest checkpoint is, or `path`; which that was, if any. All ranks call this.
+    `config` may have changes of its own, which are those of `state`.
+    """
+    run, began = Path(config.run.folder), as_it_began(config, state.changes)
     found = load_found(
-        partial(_find, run) if path is None else lambda: path,
+        partial(find, run) if path is None else lambda: path,
         shards_of(state),
         model=model_metadata(config.model, corpus.vocab_size),
-        check=partial(_check_all, state, config, corpus),
+        check=partial(_check_all, state, began, corpus),
         unread=(OPTIMIZER,),  # of weights that are frozen now
         lacks=partial(_lacks, state),
     )
@@ -397,35 +391,16 @@ def restore(
         state.loss_scale = state.loss_scale.resumed(metadata.loss_scale.model_dump())
     state.watch = LossWatch(**metadata.watch.model_dump())
     recorded = rollbacks.read_together(run, state.ownership.mesh.world)
+    config, state.changes = in_force(began, metadata.changes), metadata.changes
+    corpus, state.optimizer = replace(corpus, curriculum=curriculum_of(config)), optimizer_of(config)
     rollbacks.apply(state, config, corpus, recorded, metadata.rollbacks)
     return path, metadata
 
 
-def _find(run: Path) -> Path | None:
-    """The newest checkpoint of a run's folder; None only if the run has never saved one."""
-    path = newest(checkpoints(run))
-    last_saved = None if path is not None else _last_saved(run / "events.jsonl")
-    if last_saved is not None:
-        raise CheckpointError(
-            f"{checkpoints(run)} has no checkpoint, but this run has saved {last_saved} there: it was removed, or its "
-            f"disk is not mounted. Put it back, or delete {run} to start again from step 0."
-        )
-    return path
-
-
-def _last_saved(events: Path) -> str | None:
-    """The name of the last checkpoint that a run's events tell of."""
-    last_saved: str | None = None
-    for line in events.read_bytes().splitlines() if events.exists() else ():
-        with suppress(ValueError, TypeError, KeyError):  # a line that was cut off
-            event = json.loads(line)
-            last_saved = str(event["checkpoint"]) if event["event"] == SAVED else last_saved
-    return last_saved
-
-
 def _check(config: Config, corpus: Corpus, path: Path, manifest: Manifest) -> None:
-    """CheckpointError if what a checkpoint's metadata tells of its run cannot be gone on from."""
+    """CheckpointError if what a checkpoint's metadata tells of its run cannot be gone on from. `config`: as begun."""
     metadata = metadata_of(path, manifest)
+    config = in_force(config, metadata.changes)
     check_data(path, metadata, config, corpus)
     tokenizer = metadata.tokenizer_sha256
     if tokenizer is not None and corpus.tokenizer is not None and tokenizer != corpus.tokenizer.sha256:

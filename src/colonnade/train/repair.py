@@ -16,46 +16,36 @@ from colonnade.mesh.agreement import gather_texts
 from colonnade.train import recovery, undo
 from colonnade.train.corpus import Corpus
 from colonnade.train.monitor import Monitor
+from colonnade.train.newest import newest_step
 from colonnade.train.state import TrainState
 
 
 class Repair:
     """What was repaired so far in this process."""
 
-    def __init__(self, config: Config, corpus: Corpus, monitor: Monitor, saving: recovery.Checkpoints) -> None:
-        self.config, self.corpus, self.monitor, self.saving = config, corpus, monitor, saving
+    def __init__(self, monitor: Monitor) -> None:
+        self.monitor = monitor
         self._tries: list[int] = []
         """The steps of the checkpoints that were the newest at each repair."""
 
-    def __call__(self, state: TrainState, found: CopiesError) -> bool:
+    def __call__(
+        self, state: TrainState, found: CopiesError, config: Config, corpus: Corpus, saving: recovery.Checkpoints
+    ) -> bool:
         """Whether the state is an earlier one now; every rank calls this. Raises `found` if it is not repaired."""
-        policy = self.config.checkpoint.unequal_copies
-        newest = self._newest(state)
-        if policy == "stop" or self._tries.count(newest) >= self.config.restarts.limit:
+        policy = config.checkpoint.unequal_copies
+        newest = _newest(state, config)
+        if policy == "stop" or self._tries.count(newest) >= config.restarts.limit:
             raise found
         judged = verdict(found.by_rank)
         step = state.step
-        returned = policy == "return" or judged.undecided or not self._mend(state, judged)
+        returned = policy == "return" or judged.undecided or not _mend(state, judged, saving)
         if returned and newest == 0:
             raise found
         self._tries.append(newest)
         if returned:
-            undo.return_to_newest(state, self.config, self.corpus, self.monitor)
+            undo.return_to_newest(state, config, corpus, self.monitor)
         self._tell(step, state.step, judged, found, returned=returned)
         return returned
-
-    def _newest(self, state: TrainState) -> int:
-        """The step of the newest checkpoint, as rank 0 sees it; 0 for none."""
-        world = state.ownership.mesh.world
-        return int(gather_texts(str(recovery.newest_step(self.config)) if world.rank == 0 else "", world)[0])
-
-    def _mend(self, state: TrainState, judged: Verdict) -> bool:
-        self.saving.copies(state).mend_(judged.sound)
-        try:
-            self.saving.compare(state)
-        except CopiesError:
-            return False
-        return True
 
     def _tell(self, step: int, now: int, judged: Verdict, found: CopiesError, *, returned: bool) -> None:
         who = f"{ranks_in_words(judged.suspects)} against the majority" if judged.suspects else "no majority is alike"
@@ -65,3 +55,18 @@ class Repair:
             "copies differ", step=step, ranks=list(judged.suspects), what=differs[:8], then=does, reason=who
         )
         self.monitor.say(f"{found}\nAt step {step}: {who}. The run {does}.")
+
+
+def _newest(state: TrainState, config: Config) -> int:
+    """The step of the newest checkpoint, as rank 0 sees it; 0 for none."""
+    world = state.ownership.mesh.world
+    return int(gather_texts(str(newest_step(config)) if world.rank == 0 else "", world)[0])
+
+
+def _mend(state: TrainState, judged: Verdict, saving: recovery.Checkpoints) -> bool:
+    saving.copies(state).mend_(judged.sound)
+    try:
+        saving.compare(state)
+    except CopiesError:
+        return False
+    return True

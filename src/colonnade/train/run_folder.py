@@ -15,6 +15,8 @@ from colonnade.errors import ConfigError
 
 ROLLBACKS = "rollbacks.json"
 """The rollbacks of a run: see `rollbacks.py`."""
+DECIDED = "changes_decided.json"
+"""What was changed in mid-run: see `change_requests.py`."""
 STOP_FILE = "stop"
 """A run in whose folder it is stops, and does not start."""
 LEAVE_FILE = "leave"

@@ -55,8 +55,17 @@ def load_for_run(path: Path, overrides: Sequence[str] = ()) -> Config:
     What the launcher has shown, its ranks do not show; what rank 0 shows, the others do not.
     """
     if launch.has_supervisor() or launch.rank_and_size()[0] != 0:
-        return load(path, overrides, complete=complete)
-    return load(path, overrides, complete=complete, also=problems_of_files)
+        return _as_begun(load(path, overrides, complete=complete))
+    return _as_begun(load(path, overrides, complete=complete, also=problems_of_files))
+
+
+def _as_begun(config: Config) -> Config:
+    """Where the run has changed keys in mid-run, without these changes; else nothing is imported."""
+    if (Path(config.run.folder) / run_folder.DECIDED).exists():
+        from colonnade.train.change_requests import as_the_run_began
+
+        return as_the_run_began(config)
+    return config
 
 
 def load_for_plan(path: Path, overrides: Sequence[str] = ()) -> Config:

@@ -32,6 +32,7 @@ from colonnade.tasks.task import Task, Teaching
 from colonnade.tasks.tasks import TASKS
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.train.base import Base
+from colonnade.train.change import Change
 from colonnade.train.corpus import step_by
 from colonnade.train.divergence import LossWatch, Rollback
 from colonnade.train.thermometers import Thermometers, thermometers
@@ -74,6 +75,8 @@ class TrainState:
     """Samples consumed or passed over: the data position, and the number of the next sample."""
     rollbacks: list[Rollback] = field(default_factory=list)
     """That have brought the run here."""
+    changes: list[Change] = field(default_factory=list)
+    """Of the configuration, that are in force."""
     watch: LossWatch = field(default_factory=LossWatch)
 
     @property
@@ -143,7 +146,7 @@ def build_state(
         shared=_axes_of(holders(architecture, every, mesh.pp.size), mesh),
     )
     runner = runner_of(parallel, every, model, owner, model.parallel.weight_gradients, mesh.pp, device)
-    optimizer = _optimizer(config)
+    optimizer = optimizer_of(config)
     optimizer_state: list[State] = [{} if each.is_frozen else optimizer.init(each.master) for each in buckets]
     return TrainState(
         task=TASKS[config.model.kind_and_head],
@@ -215,7 +218,8 @@ def runner_of(
     )
 
 
-def _optimizer(config: Config) -> Optimizer:
+def optimizer_of(config: Config) -> Optimizer:
+    """The rule, as [optim] says; it keeps nothing."""
     optim = config.optim
     return OPTIMIZERS[optim.name](optim.beta1, optim.beta2, optim.epsilon, optim.weight_decay)
 

@@ -41,7 +41,8 @@ from colonnade.train.corpus import Corpus
 from colonnade.train.hidden_states import Listening, Matching, matching_of
 from colonnade.train.init_from import Origin, origin_at
 from colonnade.train.metadata import config_of
-from colonnade.train.recovery import checkpoint_at, shard
+from colonnade.train.newest import checkpoint_at
+from colonnade.train.recovery import shard
 from colonnade.train.state import build_model
 
 

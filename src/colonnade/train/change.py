@@ -1,0 +1,239 @@
+"""A change of a run's configuration in mid-run, and the configuration that is in force behind it. Pure.
+
+    config = in_force(began, changes)        what the run began with, and each change after the other
+    began = as_it_began(config, changes)     the way back
+
+A change stands behind a step: step `at` is the last that is computed without it. A checkpoint knows the changes that
+came before it, and its configuration is the one in force.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import gcd
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from colonnade.config.compare import may_change_on_resume, value_at
+from colonnade.config.defaults import TomlTable, has, put
+from colonnade.config.describe import all_keys, as_toml, section_of, short
+from colonnade.config.load import build
+from colonnade.config.problems import unknown_key, unknown_section
+from colonnade.config.schema import Config
+from colonnade.data.curriculum import Curriculum
+from colonnade.errors import ConfigError, hidden
+from colonnade.train.corpus import curriculum_of
+
+BATCH, BLEND = "train.global_batch_size", "data.blend"
+PHASES = ("curriculum.tokens", "curriculum.seq_length", "curriculum.global_batch_size")
+"""What a change of the batch changes besides: the batches before it become phases."""
+
+
+class Change(BaseModel):
+    """Keys that get other values behind a step."""
+
+    model_config = ConfigDict(frozen=True)
+
+    at: Annotated[int, Field(ge=0)]
+    """The last step without it."""
+    values: dict[str, Any]
+    was: dict[str, Any]
+    """Of the same keys, and of those that follow: what the run began with; None: unset."""
+    line: str
+    """What the line that asked for it is known by."""
+    by: str = ""
+    reason: str = ""
+    position: Annotated[int, Field(ge=0)] | None = None
+    """In the data, where it came into force; None: it is still to come."""
+
+    @field_validator("values")
+    @classmethod
+    def _may_change(cls, values: dict[str, Any]) -> dict[str, Any]:
+        for name in values:
+            if name not in all_keys() or not all_keys()[name].while_running:
+                raise ValueError(f"{name} is not changed while a run goes on")
+        return values
+
+    @property
+    def asked(self) -> str:
+        """Who asked for it, and why."""
+        return (f" by {self.by}" if self.by else "") + (f" ({self.reason})" if self.reason else "")
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} = {as_toml(value)}" for name, value in self.values.items())
+
+
+def in_force(began: Config, changes: Sequence[Change]) -> Config:
+    """The configuration behind these changes. ConfigError where they do not go together."""
+    config = began
+    for change in changes:
+        config = _changed(config, change)
+    return config
+
+
+def as_it_began(config: Config, changes: Sequence[Change]) -> Config:
+    """The configuration without any of these changes, of which it may have some."""
+    was = {name: value for change in changes for name, value in change.was.items()}
+    if not was:
+        return config
+    content = _content(config)
+    for name, value in was.items():
+        if value is None:
+            content[section_of(name)].pop(short(name), None)
+        else:
+            put(content, {name: _named_alike(config, value) if name == BLEND else value})
+    return build(content, [], source="the configuration without its changes")
+
+
+def earlier_blends(began: Config, changes: Sequence[Change]) -> list[tuple[int, Mapping[str, float]]]:
+    """Up to which position, in samples, the run had which numbers of data.blend, before those in force."""
+    found: list[tuple[int, Mapping[str, float]]] = []
+    config = began
+    for change in changes:
+        if BLEND in change.values and config.data.blend is not None:
+            samples = _position(change) * _unit(config) // config.model.seq_length
+            if samples > (found[-1][0] if found else 0):
+                found.append((samples, config.data.blend))
+        config = _changed(config, change)
+    return found
+
+
+def expected(began: Config, changes: Sequence[Change]) -> Config:
+    """The configuration behind all changes, those to come too, where they are to be expected. ConfigError where one of
+    them cannot be.
+    """
+    config, step, position = began, 0, 0
+    for change in sorted(changes, key=lambda each: each.at):
+        position = curriculum_of(config).steps(change.at - step, position)
+        step = change.at
+        config = _changed(config, change.model_copy(update={"position": position}))
+        if "train.steps" in change.values and config.train.steps <= step:
+            raise ConfigError(f"train.steps = {config.train.steps:,} would be over at step {step:,}.")
+    return config
+
+
+def asked_values(began: Config, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that a change asks for, complete. ConfigError with the reason of each key that may not change."""
+    problems = [problem for name in values for problem in _problems(began, name)]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    if not values:
+        raise ConfigError("it names no key.")
+    return {name: _whole_blend(began, value) if name == BLEND else hidden(value) for name, value in values.items()}
+
+
+def was(began: Config, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run began with, of the keys that a change of these changes."""
+    names = [*values, *(PHASES if BATCH in values else ())]
+    content = hidden(_content(began))
+    return {name: content[section_of(name)][short(name)] if has(content, name) else None for name in names}
+
+
+def _problems(began: Config, name: str) -> Iterator[str]:
+    """Why a key may not change while the run goes on."""
+    key = all_keys().get(name)
+    if key is None:
+        section = section_of(name)
+        known = any(section_of(each) == section for each in all_keys())
+        found = [unknown_key(section, short(name))] if known else unknown_section(section or name, {}, Config)
+        yield from (problem.message for problem in found)
+        return
+    if not key.while_running:
+        yield f"{name} does not change while a run goes on: {_why_not(name)}"
+    if name == BLEND and began.data.blend_by == "epochs":
+        yield (
+            f'{name} does not change with data.blend_by = "epochs": its numbers are how often each file is read in the '
+            "whole run, of which a part has gone by."
+        )
+    if name == BLEND and (began.model.head == "preferences" or began.distillation.top_k is not None):
+        yield f"{name} does not change where what a model thinks of the data was computed before the first step."
+    if name == "train.steps" and began.distillation.top_k is not None:
+        yield "train.steps does not change in mid-run with distillation.top_k: stop the run, and start it with others."
+
+
+def _why_not(name: str) -> str:
+    if may_change_on_resume(name):
+        return "it is used where the run starts. Stop the run, and start it again with another value."
+    if name.startswith("model."):
+        return "it says what the model is. Train another in a run.folder of its own."
+    return "steps behind it would not follow from those before it. Train another run in a run.folder of its own."
+
+
+def _whole_blend(began: Config, asked: object) -> object:
+    """The numbers of all files, by their names without credentials, where some are asked for."""
+    if began.data.blend is None:
+        raise ConfigError(f"{BLEND} does not change in a run on one file: it has data.train, and no blend.")
+    known = hidden(began.data.blend)
+    given = hidden(asked)
+    if not isinstance(given, dict):
+        return given
+    for name in given:
+        if name not in known:
+            raise ConfigError(
+                f"{BLEND} has no {name}: its files are {', '.join(known)}, and only their numbers change."
+            )
+    return {**known, **given}
+
+
+def _changed(config: Config, change: Change) -> Config:
+    content = _content(config)
+    put(
+        content,
+        {name: _named_alike(config, value) if name == BLEND else value for name, value in change.values.items()},
+    )
+    if BLEND in change.values and curriculum_of(config).phase(_position(change)).num_pieces > 1:
+        raise ConfigError(
+            f"{BLEND} changes at no step whose samples are cut in pieces: when [curriculum] is at its end."
+        )
+    if BATCH in change.values:
+        content["curriculum"] = _phases(config, _position(change), change.values[BATCH])
+    return build(content, [], source="the configuration")
+
+
+def _phases(config: Config, position: int, batch: Any) -> TomlTable:
+    """[curriculum] with another batch from a position on."""
+    section = config.curriculum
+    tokens, lengths, batches = list(section.tokens), list(section.seq_length), list(section.global_batch_size)
+    if not tokens:
+        tokens, lengths, batches = [0], [config.model.seq_length], [config.train.global_batch_size]
+    begin = Curriculum(tokens, lengths, batches).phases[-1].begin
+    if position < begin:
+        raise ConfigError(f"{BATCH} does not change before the last phase of [curriculum], which is its batch.")
+    if position == begin:
+        batches[-1] = batch
+    else:
+        tokens, lengths = [*tokens, position * _unit(config)], [*lengths, config.model.seq_length]
+        batches = [*batches, batch]
+    single = len(tokens) == 1
+    return {} if single else {"tokens": tokens, "seq_length": lengths, "global_batch_size": batches}
+
+
+def _unit(config: Config) -> int:
+    """[tokens] Of a position."""
+    return gcd(config.model.seq_length, *config.curriculum.seq_length)
+
+
+def _position(change: Change) -> int:
+    assert change.position is not None, "it is in force"
+    return change.position
+
+
+def _named_alike(config: Config, asked: Any) -> Any:
+    """Numbers of files by the names that the configuration has for them, credentials included."""
+    if config.data.blend is None or not isinstance(asked, dict):
+        return asked
+    return {name: asked.get(hidden(name), number) for name, number in config.data.blend.items()}
+
+
+def _content(config: Config) -> TomlTable:
+    content: TomlTable = config.model_dump(exclude_none=True)
+    return content
+
+
+def conflicts(config: Config, changes: Sequence[Change]) -> Iterator[str]:
+    """A line for each changed key to which the configuration gives a value that the run has never had."""
+    for name in dict.fromkeys(name for change in changes for name in change.values):
+        had = [change.was[name] for change in changes if name in change.was]
+        had += [change.values[name] for change in changes if name in change.values]
+        own = hidden(_content(config)).get(section_of(name), {}).get(short(name))
+        if own not in had:
+            yield f"{name} = {as_toml(hidden(value_at(config, name)))}: the run has had {', '.join(map(as_toml, had))}"

@@ -1,0 +1,250 @@
+"""changes.jsonl in a run's folder: what somebody asks the run to change; changes_decided.json: what it has decided.
+
+    {"change": {"optim.learning_rate": 3e-4}, "at": 12000, "by": "Ada", "reason": "loss is flat"}
+
+Anybody may write the first, a line a request; `colonnade change` does it whole. The run alone writes the second: of
+each line the step at which it holds, or why it was refused. So a line is decided once, and a run that goes on from
+before that step, or is started again, changes there as it did.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from colonnade.atomic import write_whole
+from colonnade.config.load import load, value_of
+from colonnade.config.schema import Config
+from colonnade.errors import ColonnadeError, ConfigError, hidden, without_credentials
+from colonnade.train.change import BLEND, Change, as_it_began, asked_values, conflicts, expected, was
+from colonnade.train.monitor import METRICS, last_step
+from colonnade.train.run_folder import DECIDED, checkpoints
+
+CHANGES = "changes.jsonl"
+MOST_BYTES = 1 << 24
+FIELDS = ("change", "at", "by", "reason", "time")
+
+
+class Line(NamedTuple):
+    """A line of changes.jsonl."""
+
+    known_as: str
+    """What it is known by: its content, and which of several equal ones it is."""
+    text: str
+    is_whole: bool
+    """Whether it has its end: else somebody may still be writing it."""
+
+
+class Refusal(BaseModel):
+    """A line that changes nothing."""
+
+    line: str
+    text: str
+    reason: str
+
+
+class Decided(BaseModel):
+    """What a run has decided of the lines that it has seen."""
+
+    model_config = ConfigDict(frozen=True)
+
+    changes: tuple[Change, ...] = ()
+    """In the order in which they were asked for."""
+    refused: tuple[Refusal, ...] = ()
+
+    @property
+    def known(self) -> frozenset[str]:
+        """The lines that were decided."""
+        return frozenset([*(each.line for each in self.changes), *(each.line for each in self.refused)])
+
+    def with_line(self, line: Line, began: Config, step: int) -> "Decided":
+        """With what a line comes to, at a run that has done `step` steps."""
+        try:
+            change = decide(line, began, self, step)
+        except ColonnadeError as error:
+            refusal = Refusal(line=line.known_as, text=without_credentials(line.text), reason=str(error))
+            return Decided(changes=self.changes, refused=(*self.refused, refusal))
+        return Decided(changes=(*self.changes, change), refused=self.refused)
+
+    def refuse(self, change: Change, reason: str) -> "Decided":
+        """With a change that was to come and cannot be."""
+        rest = tuple(each for each in self.changes if each.line != change.line)
+        return Decided(
+            changes=rest, refused=(*self.refused, Refusal(line=change.line, text=str(change), reason=reason))
+        )
+
+
+def read_decided(run: Path) -> Decided:
+    """What the run in a folder has decided so far. ConfigError where that cannot be read."""
+    try:
+        return Decided.model_validate_json((run / DECIDED).read_bytes())
+    except FileNotFoundError:
+        return Decided()
+    except (OSError, ValidationError) as error:
+        raise ConfigError(
+            f"{run / DECIDED} cannot be read ({type(error).__name__}): it says which changes the run has made at which "
+            "steps. Put it back; without it (remove it) all lines of changes.jsonl are new."
+        ) from None
+
+
+def write_decided(run: Path, decided: Decided) -> None:
+    write_whole(run / DECIDED, decided.model_dump_json(indent=1).encode() + b"\n")
+
+
+def lines_of(run: Path) -> list[Line]:
+    """Every line of changes.jsonl that is not empty; OSError where it cannot be read."""
+    try:
+        with (run / CHANGES).open("rb") as file:
+            content = file.read(MOST_BYTES).decode(errors="replace")
+    except FileNotFoundError:
+        return []
+    *whole, rest = content.split("\n")
+    found, counts = [], Counter[str]()
+    for text, is_whole in (*((each.strip(), True) for each in whole), (rest.strip(), False)):
+        if text:
+            counts[text] += 1
+            found.append(Line(f"{sha256(text.encode()).hexdigest()[:24]}.{counts[text]}", text, is_whole))
+    return found
+
+
+def request_in(text: str) -> dict[str, Any]:
+    """The request that a line is. ConfigError for one that is none."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"it is no JSON object ({type(error).__name__}), perhaps cut off.") from None
+    if not isinstance(content, dict) or not isinstance(content.get("change"), dict):
+        raise ConfigError('it has no "change" with keys and values, as in {"change": {"optim.learning_rate": 1e-4}}.')
+    unknown = [name for name in content if name not in FIELDS]
+    if unknown:
+        raise ConfigError(f"it has {', '.join(map(repr, unknown))}; a line has {', '.join(FIELDS)}.")
+    at = content.get("at")
+    if at is not None and (type(at) is not int or at < 0):
+        raise ConfigError(f'its "at" is {json.dumps(at)}, where a step stands: a whole number of at least 0.')
+    return content
+
+
+def is_request(text: str) -> bool:
+    """Whether a line is one by its form."""
+    try:
+        request_in(text)
+    except ConfigError:
+        return False
+    return True
+
+
+def decide(line: Line, began: Config, decided: Decided, step: int) -> Change:
+    """The change that a line asks for, at a run that has done `step` steps. ConfigError where it is refused."""
+    request = request_in(line.text)
+    at = step if request.get("at") is None else request["at"]
+    if at < step:
+        raise ConfigError(f"step {at:,} is over: the run has done {step:,}. Name a later one, or none for the next.")
+    values = asked_values(began, request["change"])
+    by, reason = (without_credentials(str(request.get(name) or "")) for name in ("by", "reason"))
+    change = Change(at=at, values=values, was=was(began, values), line=line.known_as, by=by, reason=reason)
+    expected(began, [*decided.changes, change])
+    return change
+
+
+def values_of(overrides: Sequence[str]) -> dict[str, Any]:
+    """The values of SECTION.KEY=VALUE, by key; of data.blend also of single files, data.blend.FILE=VALUE. ConfigError
+    for other forms.
+    """
+    values: dict[str, Any] = {}
+    for override in overrides:
+        name, equals, text = override.partition("=")
+        if name.startswith(f"{BLEND}."):
+            name, _, text = override.rpartition("=")
+            values.setdefault(BLEND, {})[name.removeprefix(f"{BLEND}.")] = value_of(text.strip())
+        elif equals and "." in name:
+            values[name.strip()] = value_of(text.strip())
+        else:
+            raise ConfigError(f"{override!r} is not of the form SECTION.KEY=VALUE, like optim.learning_rate=1e-4.")
+    return values
+
+
+def ask(run: Path, request: dict[str, Any]) -> None:
+    """Write a line of changes.jsonl, in one piece and on a line of its own. ConfigError, and nothing is written, for
+    what the run would refuse.
+    """
+    decided = read_decided(run)
+    began, done = began_with(run, decided), last_step(run / METRICS)
+    waiting = _with_waiting(run, began, decided)
+    text = json.dumps(hidden(request), ensure_ascii=False)
+    try:
+        change = decide(Line("asked for now", text, is_whole=True), began, waiting, done)
+        end = expected(began, waiting.changes).train.steps
+        if change.at >= end:
+            raise ConfigError(f"the run ends with step {end:,} (train.steps): nothing comes behind step {change.at:,}.")
+    except ConfigError as error:
+        raise ConfigError(f"{run} is not changed: {error}") from None
+    file = run / CHANGES
+    try:
+        with file.open("ab+") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - 1))
+            torn = stream.read(1) not in (b"", b"\n")
+            stream.write(b"\n" * torn + text.encode() + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}. Fix that, and ask again.") from error
+
+
+def _with_waiting(run: Path, began: Config, decided: Decided) -> Decided:
+    """What the run will have decided of the lines that are there."""
+    for line in lines_of(run):
+        if line.known_as not in decided.known:
+            decided = decided.with_line(line, began, 0)
+    return decided
+
+
+def listed(run: Path) -> list[str]:
+    """A line for each request, in their order: what came of it."""
+    decided, done = read_decided(run), last_step(run / METRICS)
+    began_with(run, decided)
+    changes = {each.line: each for each in decided.changes}
+    refused = {each.line: each for each in decided.refused}
+    found = []
+    for line in lines_of(run):
+        change = changes.get(line.known_as)
+        if change is not None:
+            when = "changed" if change.at < done else "changes"
+            found.append(f"{when} behind step {change.at:,}: {change}{change.asked}")
+        elif line.known_as in refused:
+            found.append(f"refused: {without_credentials(line.text)}: {refused[line.known_as].reason}")
+        else:
+            found.append(f"not seen yet: {without_credentials(line.text)}")
+    return found or [f"Nobody has asked {run} to change."]
+
+
+def began_with(run: Path, decided: Decided) -> Config:
+    """What the run in a folder began with, as its config.toml tells. ConfigError where there is no run."""
+    if not ((run / "config.toml").is_file() and checkpoints(run).is_dir()):
+        raise ConfigError(f"{run} is not the folder of a run: it has no config.toml and checkpoints/. Name one.")
+    return as_it_began(load(run / "config.toml"), decided.changes)
+
+
+def as_the_run_began(config: Config) -> Config:
+    """A configuration that a run is started with, without what was changed in mid-run: these changes come in their
+    steps. ConfigError where it gives such a key a value that the run has never had.
+    """
+    changes = read_decided(Path(config.run.folder)).changes
+    found = list(conflicts(config, changes))
+    if found:
+        raise ConfigError(
+            f"{config.run.folder} has changed keys in mid-run, and the configuration has other values for them:\n"
+            + "\n".join(f"  {each}" for each in found)
+            + f"\nSet one of those, and change it where it is to hold: colonnade change {config.run.folder} KEY=VALUE."
+        )
+    return as_it_began(config, changes)
+
+
+def to_come(decided: Decided, done: Sequence[Change], step: int) -> list[Change]:
+    """Changes that are not in force yet, in the order in which they will be."""
+    known = {each.line for each in done}
+    return sorted((each for each in decided.changes if each.line not in known and each.at >= step), key=lambda e: e.at)

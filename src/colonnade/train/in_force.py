@@ -1,0 +1,161 @@
+"""The configuration that is in force, while a run goes on: changes are read by rank 0 and made by all at one step.
+
+    rank 0     a look at changes.jsonl after each step (one stat)
+    all        its answer travels with what ranks ask each other then anyway: has anybody pressed Ctrl-C?
+    all        only where it is new: what rank 0 has decided, as text
+    all        behind a change's step: the same configuration, data and learning rate, made anew
+
+Nothing is sent at the step of a change itself: every rank has known it since it was decided.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from colonnade.config.compare import difference
+from colonnade.config.schema import Config
+from colonnade.errors import ColonnadeError
+from colonnade.mesh.agreement import gather_texts
+from colonnade.mesh.mesh import Mesh
+from colonnade.train.change import Change, earlier_blends, in_force
+from colonnade.train.change_requests import (
+    CHANGES,
+    Decided,
+    Line,
+    is_request,
+    lines_of,
+    read_decided,
+    to_come,
+    write_decided,
+)
+from colonnade.train.corpus import Corpus, check_length, open_together
+from colonnade.train.divergence import lowered
+from colonnade.train.monitor import Monitor
+from colonnade.train.state import TrainState, learning_rate_of, optimizer_of
+
+CHANGED, REFUSED = "changed", "change refused"
+"""Events."""
+MOST_SHOWN = 500
+"""Characters of a line."""
+
+
+class InForce:
+    """Which configuration a run follows; every rank has one, and they are alike."""
+
+    def __init__(self, config: Config, corpus: Corpus, mesh: Mesh, monitor: Monitor) -> None:
+        """`config` and `corpus`: as the run began."""
+        self._began, self._corpus, self._mesh, self._monitor = config, corpus, mesh, monitor
+        self._run = Path(config.run.folder)
+        self._decided = read_decided(self._run) if mesh.rank == 0 else Decided()
+        self._followed: list[Change] = []
+        self._last_look: tuple[int, int, int] | None = None
+        self._torn, self._waiting = "", False
+
+    def has_news(self) -> bool:
+        """On rank 0: whether changes.jsonl is another than at the last look. It stays so until `read` has looked."""
+        return self._mesh.rank == 0 and self._signature() != self._last_look
+
+    def read(self, step: int) -> None:
+        """Decide what is new in changes.jsonl, at a run that has done `step` steps; every rank calls this."""
+        if self._mesh.rank == 0:
+            self._look(step)
+        text = self._decided.model_dump_json() if self._mesh.rank == 0 else ""
+        self._decided = Decided.model_validate_json(gather_texts(text, self._mesh.world)[0])
+
+    def is_over(self, state: TrainState) -> bool:
+        """Whether another configuration is in force than `follow` gave last: at a change's step, or behind a return to
+        a checkpoint from before one.
+        """
+        return state.changes != self._followed or any(each.at == state.step for each in self._to_come(state))
+
+    def follow(self, state: TrainState) -> tuple[Config, Corpus]:
+        """What is in force from the next step on, with all changes of the last one made; every rank calls this."""
+        config, corpus = self._at(state.changes)
+        for change in self._to_come(state):
+            if change.at != state.step:
+                break
+            made = change.model_copy(update={"position": state.samples})
+            try:
+                found = self._at([*state.changes, made])
+                check_length(found[0], found[1].datasets, found[1].curriculum, step=state.step, position=state.samples)
+            except ColonnadeError as error:
+                self._refuse(change, str(error))
+                continue
+            self._say(made, config, found[0])
+            config, corpus = found
+            state.changes = [*state.changes, made]
+        if state.changes != self._followed:
+            state.learning_rate = lowered(learning_rate_of(config), state.rollbacks)
+            state.optimizer = optimizer_of(config)
+            self._monitor.follow(steps=config.train.steps, log_every=config.train.log_every)
+        self._followed = list(state.changes)
+        return config, corpus
+
+    def _at(self, changes: Sequence[Change]) -> tuple[Config, Corpus]:
+        config = in_force(self._began, changes)
+        if _reads(config) == _reads(self._began):
+            return config, self._corpus
+        return config, open_together(config, self._mesh.world, earlier_blends(self._began, changes))
+
+    def _to_come(self, state: TrainState) -> list[Change]:
+        return to_come(self._decided, state.changes, state.step)
+
+    def _signature(self) -> tuple[int, int, int]:
+        try:
+            found = (self._run / CHANGES).stat()
+        except OSError:
+            return 0, 0, 0
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+    def _look(self, step: int) -> None:
+        """Rank 0: what is decided stands on the disk before anybody follows it. Else it is decided at a later look."""
+        before, self._last_look = self._decided, self._signature()
+        decided = before
+        try:
+            for line in lines_of(self._run):
+                if line.known_as not in decided.known and not self._may_grow(line):
+                    decided = decided.with_line(line, self._began, step)
+            if decided != before:
+                write_decided(self._run, decided)
+        except OSError as error:
+            self._last_look = None
+            waiting, self._waiting = self._waiting, True
+            self._monitor.say("" if waiting else f"Changes of the run wait: {error}.")
+            return
+        self._decided, self._waiting = decided, False
+        for each in decided.changes[len(before.changes) :]:
+            self._monitor.say(f"Behind step {each.at:,} changes: {each}{each.asked}.")
+        for refusal in decided.refused[len(before.refused) :]:
+            self._tell_refused(refusal.text, refusal.reason, step)
+
+    def _may_grow(self, line: Line) -> bool:
+        """Whether a line without an end that is no request is seen for the first time: somebody may be writing it."""
+        if line.is_whole or line.text == self._torn or is_request(line.text):
+            return False
+        self._torn, self._last_look = line.text, None
+        return True
+
+    def _refuse(self, change: Change, reason: str) -> None:
+        """Every rank: a change whose step has come cannot be made."""
+        self._decided = self._decided.refuse(change, reason)
+        if self._mesh.rank == 0:
+            with suppress(OSError):  # it will be refused again for the same reason
+                write_decided(self._run, self._decided)
+        self._tell_refused(str(change), reason, change.at)
+
+    def _tell_refused(self, text: str, reason: str, step: int) -> None:
+        self._monitor.event(REFUSED, step=step, asked=text[:MOST_SHOWN], reason=reason)
+        self._monitor.say(f"{CHANGES}: {text[:MOST_SHOWN]} is refused, and the run goes on as it is: {reason}")
+
+    def _say(self, change: Change, before: Config, now: Config) -> None:
+        lines = difference(before, now)
+        about = {"by": change.by, "reason": change.reason}
+        self._monitor.event(
+            CHANGED, step=change.at, changed=lines, **{name: each for name, each in about.items() if each}
+        )
+        self._monitor.say(f"Changed behind step {change.at:,}{change.asked}: {'; '.join(lines) or 'nothing'}.")
+
+
+def _reads(config: Config) -> tuple[object, ...]:
+    """What of a configuration decides what is opened, and in which order it is read."""
+    return config.data, config.curriculum, config.train.global_batch_size, bool(config.train.evaluation_interval)

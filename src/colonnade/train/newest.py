@@ -1,0 +1,54 @@
+"""Which checkpoint of a run is its newest, and whether it has one at all."""
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from colonnade.checkpoint.manifest import MANIFEST, checkpoints_in, newest
+from colonnade.config.schema import Config
+from colonnade.errors import CheckpointError
+from colonnade.train.run_folder import checkpoints
+
+SAVED = "saved"
+"""The event of a whole checkpoint."""
+
+
+def checkpoint_at(path: Path) -> Path | None:
+    """The checkpoint that a path is, or the newest of a run's folder, or of a folder of checkpoints."""
+    if os.path.lexists(path / MANIFEST):
+        return path
+    folders = [folder for folder in (checkpoints(path), path) if folder.is_dir()]
+    return next((found for folder in folders if (found := newest(folder)) is not None), None)
+
+
+def newest_step(config: Config) -> int:
+    """The step of the run's newest checkpoint; 0 for none."""
+    return max(checkpoints_in(checkpoints(Path(config.run.folder))), default=0)
+
+
+def begins(config: Config) -> bool:
+    """Whether the run has no checkpoint to go on from, as far as this rank sees: then it needs initial weights."""
+    return newest(checkpoints(Path(config.run.folder))) is None
+
+
+def find(run: Path) -> Path | None:
+    """The newest checkpoint of a run's folder; None only if the run has never saved one."""
+    path = newest(checkpoints(run))
+    last_saved = None if path is not None else _last_saved(run / "events.jsonl")
+    if last_saved is not None:
+        raise CheckpointError(
+            f"{checkpoints(run)} has no checkpoint, but this run has saved {last_saved} there: it was removed, or its "
+            f"disk is not mounted. Put it back, or delete {run} to start again from step 0."
+        )
+    return path
+
+
+def _last_saved(events: Path) -> str | None:
+    """The name of the last checkpoint that a run's events tell of."""
+    last_saved: str | None = None
+    for line in events.read_bytes().splitlines() if events.exists() else ():
+        with suppress(ValueError, TypeError, KeyError):  # a line that was cut off
+            event = json.loads(line)
+            last_saved = str(event["checkpoint"]) if event["event"] == SAVED else last_saved
+    return last_saved

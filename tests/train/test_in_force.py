@@ -1,0 +1,269 @@
+"""A run whose configuration changes on the way: the same on every layout, after every stop, kill and return."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colonnade.config.load import load
+from colonnade.train import loop
+from colonnade.train.change_requests import CHANGES
+from tests import tiny
+from tests.commands import forked, here
+from tests.runs import assert_near, assert_same, assert_same_end, events, metrics
+from tests.tiny import TinyCorpus
+
+assert loop, "imported once, here, and not by every forked rank"
+
+RUN = ["train.precision=fp64", "train.steps=10", "train.evaluate_every=0", "optim.decay_steps=10", "checkpoint.keep=9"]
+LAYOUTS = {"tp": ["parallel.tp=2"], "dp": ["parallel.dp=2", "parallel.zero=2"], "pp": ["parallel.pp=2"]}
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory, corpus: TinyCorpus) -> TinyCorpus:
+    """More text, in the first corpus's tokens."""
+    made = tiny.make(tmp_path_factory.mktemp("other"), num_documents=40, seed=1)
+    done = here("data", "tokenize", made.text, "--output", made.prefix, "--tokenizer", corpus.tokenizer, "--overwrite")
+    assert done.status == 0, done
+    return made
+
+
+@pytest.fixture
+def blended(config: Path, corpus: TinyCorpus, other: TinyCorpus) -> Path:
+    """The configuration of the first corpus, with both blended in its place."""
+    table = f'blend = {{"{corpus.prefix}" = 0.25, "{other.prefix}" = 0.75}}'
+    config.write_text(config.read_text().replace(f'train = "{corpus.prefix}"', table))
+    return config
+
+
+def changes(run: Path, *lines: dict[str, Any]) -> Path:
+    """Written by somebody's editor."""
+    run.mkdir(parents=True, exist_ok=True)
+    with (run / CHANGES).open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    return run
+
+
+def all_kinds(corpus: TinyCorpus) -> list[dict[str, Any]]:
+    return [
+        {"change": {"optim.learning_rate": 3e-3, "optim.weight_decay": 0.3, "train.gradient_clip": 0.1}, "at": 3},
+        {"change": {"train.global_batch_size": 8}, "at": 5, "by": "Ada", "reason": "noise"},
+        {"change": {"data.blend": {str(corpus.prefix): 0.75}}, "at": 7},
+        {"change": {"train.global_batch_size": 4, "train.evaluate_every": 9}, "at": 8},
+    ]
+
+
+def train(config: Path, folder: Path, *more: str, num_ranks: int = 1, **first: Any) -> None:
+    answer = forked("train", config, *RUN, f"run.folder={folder}", *more, num_ranks=num_ranks, **first)
+    assert answer.status == 0, answer
+
+
+@pytest.fixture
+def serial(blended: Path, tmp_path: Path, corpus: TinyCorpus) -> Path:
+    run = changes(tmp_path / "serial", *all_kinds(corpus))
+    train(blended, run)
+    return run
+
+
+def killed_in(step: int) -> Any:
+    def first(rank: int) -> None:
+        before = loop.train_step
+
+        def train_step(state: Any, *arguments: Any, **more: Any) -> Any:
+            if state.step == step - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return before(state, *arguments, **more)
+
+        loop.train_step = train_step  # type: ignore[assignment]
+
+    return first
+
+
+@pytest.mark.slow
+def test_stopped_between_changes_and_resumed_on_other_layouts(serial: Path, blended: Path, corpus: TinyCorpus) -> None:
+    assert [b["tokens"] - a["tokens"] for a, b in zip(metrics(serial), metrics(serial)[1:], strict=False)] == [
+        *[4 * 16] * 4,
+        *[8 * 16] * 3,
+        *[4 * 16] * 2,
+    ]
+    elsewhere = changes(serial.with_name("elsewhere"), *all_kinds(corpus))
+    for steps, layout in ((4, "tp"), (5, "dp"), (10, "pp")):
+        train(blended, elsewhere, *LAYOUTS[layout], f"train.steps={steps}", num_ranks=2)
+    losses = [[line["loss"] for line in metrics(run)] for run in (elsewhere, serial)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-10)
+    assert_near(elsewhere, serial)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_go_on_another_layout(layout: str, serial: Path, blended: Path, corpus: TinyCorpus) -> None:
+    run = changes(serial.with_name(layout), *all_kinds(corpus))
+    train(blended, run, *LAYOUTS[layout], num_ranks=2)
+    assert_near(run, serial)
+    told = [(event["step"], event["changed"]) for event in events(run) if event["event"] == "changed"]
+    assert [step for step, _ in told] == [3, 5, 7, 8]
+    assert "optim.learning_rate: 0.01 -> 0.003" in told[0][1]
+
+
+@pytest.mark.slow
+def test_killed_behind_a_change_and_returned_to_before_it(serial: Path, blended: Path, corpus: TinyCorpus) -> None:
+    run = changes(serial.with_name("killed"), *all_kinds(corpus))
+    answer = forked("train", blended, *RUN, f"run.folder={run}", first=killed_in(7))
+    assert answer.status == -signal.SIGKILL
+    (run / CHANGES).unlink()  # what was decided is kept by the run itself
+    train(blended, run)
+    assert_same(run, serial)
+    assert here("rollback", run, "2").status == 0
+    train(blended, run)
+    assert_same_end(run, serial)
+    assert [e["step"] for e in events(run) if e["event"] == "changed"] == [3, 5, 7, 8, 3, 5, 7, 8]
+
+
+def test_a_batch_that_changes_is_a_phase_of_a_curriculum(config: Path, tmp_path: Path) -> None:
+    run = changes(tmp_path / "changed", {"change": {"train.global_batch_size": 8}, "at": 3})
+    train(config, run)
+    phases = ["curriculum.tokens=[0, 192]", "curriculum.seq_length=[16, 16]", "curriculum.global_batch_size=[4, 8]"]
+    train(config, tmp_path / "phases", *phases, "train.global_batch_size=8")
+    assert_same(run, tmp_path / "phases")
+
+
+@pytest.mark.slow
+def test_behind_a_change_all_is_as_if_the_run_had_been_stopped_and_edited(config: Path, tmp_path: Path) -> None:
+    changed = {
+        "optim.learning_rate": 3e-3,
+        "optim.decay": "linear",
+        "optim.weight_decay": 0.3,
+        "train.gradient_clip": 0.1,
+    }
+    run = changes(tmp_path / "changed", {"change": changed, "at": 4})
+    train(config, run)
+    edited = tmp_path / "edited"
+    train(config, edited, "train.steps=4")
+    values = [f"{key}={value}" for key, value in changed.items()]
+    folder = (edited / "config.toml").read_text()
+    for old, new in (("0.01", "0.003"), ('"cosine"', '"linear"'), ("weight_decay = 0.1", "weight_decay = 0.3")):
+        assert folder.count(f" {old}") == 1 or old.startswith("weight")
+        folder = folder.replace(old, new)
+    (edited / "config.toml").write_text(folder.replace("gradient_clip = 1.0", "gradient_clip = 0.1"))
+    train(config, edited, *values)
+    assert_same(run, edited)
+
+
+@pytest.mark.slow
+def test_a_mixture_asked_for_at_a_standing_run_is_one_changed_on_the_way(
+    serial: Path, blended: Path, corpus: TinyCorpus, tmp_path: Path
+) -> None:
+    run = tmp_path / "standing"
+    lines = all_kinds(corpus)
+    changes(run, *lines[:2])
+    train(blended, run, "train.steps=7")
+    name = str(corpus.prefix)
+    answer = here("change", run, f"data.blend.{name}=0.75", "--by", "Ada", "--at", "7")
+    assert answer.status == 2 and "the run ends with step 7" in answer.err
+    changes(run, {"change": lines[2]["change"]}, lines[3])
+    train(blended, run)
+    assert_same_end(run, serial)
+
+
+def test_what_a_checkpoint_and_the_folder_say(serial: Path, blended: Path) -> None:
+    stored = load(serial / "checkpoints" / "step_00000006" / "config.toml")
+    assert stored.train.global_batch_size == 8 and stored.optim.learning_rate == 3e-3
+    assert load(serial / "config.toml").train.global_batch_size == 4
+    said = here("change", serial, "--list").out
+    assert said.splitlines()[1] == "changed behind step 5: train.global_batch_size = 8 by Ada (noise)"
+    answer = forked("train", blended, *RUN, f"run.folder={serial}", "optim.learning_rate=0.5")
+    assert answer.status == 2 and "the run has had 0.01, 0.003" in answer.err
+    train(blended, serial, "optim.learning_rate=3e-3", "train.steps=11")
+    assert metrics(serial)[-1]["step"] == 11
+
+
+def test_bad_lines_are_refused_once_and_the_run_goes_on(config: Path, tmp_path: Path) -> None:
+    run = tmp_path / "refused"
+    run.mkdir()
+    (run / CHANGES).write_text(
+        '{"change": {"optim.learning_rate": 1e-3}, "at": 4}\n'
+        "[1]\n"
+        '{"change": {"train.seed": 5}}\n'
+        '{"change": {"train.micro_batch_size": 1}}\n'
+        '{"change": {"optim.lr": 5}}\n'
+        '{"change": {"train.global_batch_size": 3}}\n'
+        '{"change": {"optim.learning_rate": "much"}}\n'
+        '{"change": {"checkpoint.every": 5}, "at": -1}\n'
+        '{"change": {"data.blend": {"a": 1}}}\n'
+        '{"change": {"checkpoint.every": 3}, "at'
+    )
+    answer = forked("train", config, *RUN, f"run.folder={run}", "train.steps=3")
+    assert answer.status == 0, answer
+    answer = forked("train", config, *RUN, f"run.folder={run}", "train.steps=6")
+    assert answer.status == 0, answer
+    reasons = [event["reason"] for event in events(run) if event["event"] == "change refused"]
+    expected = [
+        'it has no "change"',
+        "train.seed does not change while a run goes on: steps behind it would not follow",
+        "Stop the run, and start it again with another value",
+        "optim.lr is not a key: did you mean optim.learning_rate",
+        "train.global_batch_size = 3 is not divisible",
+        'optim.learning_rate = "much" is text',
+        'its "at" is -1',
+        "data.train, and no blend",
+        "it is no JSON object",
+    ]
+    assert len(reasons) == len(expected)
+    for reason, part in zip(reasons, expected, strict=True):
+        assert part in reason
+    assert "is refused" not in answer.out
+    assert [event["step"] for event in events(run) if event["event"] == "changed"] == [4]
+
+
+def test_the_command_writes_whole_lines_and_refuses_what_the_run_would(config: Path, tmp_path: Path) -> None:
+    run = tmp_path / "asked"
+    train(config, run, "train.steps=4")
+    (run / CHANGES).write_text('{"change": {"che')
+    for arguments, said in (
+        (["train.seed=4"], "train.seed does not change"),
+        (["optim.learning_rate=-1"], "optim.learning_rate = -1"),
+        (["checkpoint.every=3", "--at", "3"], "step 3 is over"),
+        (["checkpoint.every"], "is not of the form"),
+        ([], "Give keys"),
+    ):
+        answer = here("change", run, *arguments)
+        assert answer.status == 2 and said in answer.err, answer
+    assert (run / CHANGES).read_text() == '{"change": {"che'
+    assert here("change", tmp_path, "checkpoint.every=3").status == 2  # it has the configuration of a run alone
+    train(config, run, "train.steps=5")  # refuses the torn line
+    answer = here("change", run, "train.steps=8", "--at", "4")
+    assert answer.status == 2 and "step 4 is over" in answer.err
+
+
+def test_a_line_that_comes_in_mid_run_holds_behind_the_step_under_way_on_all_ranks(
+    config: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "asked"
+
+    def first(rank: int) -> None:
+        before = loop.train_step
+
+        def train_step(state: Any, *arguments: Any, **more: Any) -> Any:
+            if rank == 0 and state.step == 3:
+                answer = here("change", run, "optim.learning_rate=3e-3", "checkpoint.every=3", "--by", "Ada")
+                assert answer.status == 0, answer
+                with (run / CHANGES).open("a") as file:
+                    file.write('{"change": {"train.log_every": 1}, "reason')
+            if rank == 0 and state.step == 4:
+                with (run / CHANGES).open("a") as file:
+                    file.write('": "more", "at": 6}')  # without an end, as some editors leave it
+            return before(state, *arguments, **more)
+
+        loop.train_step = train_step  # type: ignore[assignment]
+
+    train(config, run, "parallel.tp=2", num_ranks=2, first=first)
+    told = [(e["step"], e.get("by"), e.get("reason")) for e in events(run) if e["event"] == "changed"]
+    assert told == [(4, "Ada", None), (6, None, "more")]
+    assert [e for e in events(run) if e["event"] == "change refused"] == []
+    assert [e["step"] for e in events(run) if e["event"] == "saved"] == [2, 4, 6, 9, 10]
+    same = changes(tmp_path / "same", {"change": {"optim.learning_rate": 3e-3}, "at": 4})
+    train(config, same)
+    assert [m["loss"] for m in metrics(run)] == pytest.approx([m["loss"] for m in metrics(same)], rel=1e-10)
