@@ -39,7 +39,7 @@ RANKS, EVERY, BEHIND = 2, 10, 5
 LONGEST = 300.0  # seconds
 FRESH = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """For torchrun: a store of its own for each attempt. Without it, torch 2.13's ranks find the addresses of the attempt
-before theirs, and all restarts over gloo fail, of any program.
+before theirs, and restarts over gloo hang, but for programs that name their starts, as this one does since.
 """
 AGENT = ("-m", "torch.distributed.run")
 STARTS = {

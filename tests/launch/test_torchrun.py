@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from colonnade.launch import launch
 from colonnade.train import start
 from colonnade.train.ending import FILE, ending
 from tests.commands import Answer, environment, forked
-from tests.runs import assert_near, events
+from tests.runs import assert_near, events, metrics, saved_steps
 
 
 @pytest.fixture
@@ -65,10 +67,14 @@ def test_the_layout_follows_the_ranks(config: Path, under_torchrun: pytest.Monke
     assert start.fitted(off) is off, "which is refused, as before"
 
 
+def command(num_ranks: int, *arguments: object, restarts: int = 0) -> list[str]:
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
+    return [*words, f"--max-restarts={restarts}", "-m", "colonnade", *map(str, arguments)]
+
+
 def torchrun(num_ranks: int, *arguments: object, restarts: int = 0) -> Answer:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
-    command += [f"--max-restarts={restarts}", "-m", "colonnade", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=200, check=False)
+    words = command(num_ranks, *arguments, restarts=restarts)
+    done = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=200, check=False)
     return Answer(done.returncode, done.stdout, done.stderr)
 
 
@@ -88,3 +94,23 @@ def test_a_run_that_leaves_is_not_started_again(config: Path, tmp_path: Path) ->
     answer = torchrun(1, "train", config, "run.time_limit=0.001", restarts=2)
     assert answer.status == 1 and [each["event"] for each in events(tmp_path / "run")].count("setup") == 1
     assert json.loads((tmp_path / "run" / FILE).read_text())["status"] == 99
+
+
+@pytest.mark.slow
+def test_a_killed_rank_comes_back(config: Path, tmp_path: Path) -> None:
+    """Torchrun starts both ranks again, with its store of before."""
+    run = tmp_path / "run"
+    keys = ["parallel.dp=2", "train.steps=200", "checkpoint.every=5", "optim.decay_steps=6", "train.evaluate_every=0"]
+    ranks = subprocess.Popen(command(2, "train", config, *keys, restarts=1), env=environment())
+    try:
+        while len(saved_steps(run)) < 2:
+            assert ranks.poll() is None
+            time.sleep(0.05)
+        _, second = Path(f"/proc/{ranks.pid}/task/{ranks.pid}/children").read_text().split()
+        os.kill(int(second), signal.SIGKILL)
+        assert ranks.wait(300.0) == 0
+    finally:
+        ranks.kill()
+    names = [each["event"] for each in events(run)]
+    assert names.count("resumed") == 1 and names[-1] == "finished"
+    assert [line["step"] for line in metrics(run)] == list(range(1, 201))

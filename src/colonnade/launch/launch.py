@@ -1,4 +1,4 @@
-"""Starting the ranks of a run, and joining them: the only file that reads the environment.
+"""Starting the ranks of a run, and joining them: with `elastic.py` the only file that reads the environment.
 
     alone                                            under torchrun
     ─────                                            ──────────────
@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 from colonnade.errors import LayoutError, mistake
 from colonnade.launch.board import Board, FolderBoard, StoreBoard
 from colonnade.launch.devices import choose_device
+from colonnade.launch.elastic import is_shared, store_of_start
 from colonnade.launch.supervisor import Cause, Failure, Supervisor, note_of_failure
 
 if TYPE_CHECKING:
@@ -136,9 +137,12 @@ def connect(
                 "RANK and WORLD_SIZE are set in the environment, but MASTER_ADDR is not: where the other ranks are is "
                 "unknown. Start with torchrun, which sets them all, or unset RANK and WORLD_SIZE."
             )
+        store = store_of_start(rank, size, timeout) if is_shared() else None
+        method = f"file://{folder}/rendezvous" if folder else "env://"
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo",
-            init_method=f"file://{folder}/rendezvous" if folder else "env://",
+            init_method=method if store is None else None,
+            store=store,
             rank=rank,
             world_size=size,
             timeout=timedelta(seconds=timeout),
@@ -159,6 +163,8 @@ def attempt() -> int:
 def use_first(num_ranks: int) -> bool:
     """Under torchrun with more ranks than a layout takes: be one of the first `num_ranks`; False where this is none."""
     rank, _ = rank_and_size()
+    if is_shared():
+        _store()  # all ranks agree on its name, also those that then are idle
     if rank >= num_ranks:
         return False
     local = min(num_local_ranks(), num_ranks - (rank - local_rank()))
@@ -179,13 +185,7 @@ def be_idle() -> None:
 
 
 def _store() -> Any:
-    """Torchrun's, as this attempt has it."""
-    import torch.distributed as dist
-
-    # A connection of its own: that of the process group is held by whatever waits on it.
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(host, port, wait_for_workers=False)  # type: ignore[attr-defined]
-    return dist.PrefixStore(f"colonnade/{attempt()}", store)  # type: ignore[attr-defined]
+    return store_of_start(*rank_and_size())
 
 
 def board() -> Board | None:

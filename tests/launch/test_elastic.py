@@ -1,0 +1,47 @@
+"""A start of torchrun's ranks has a name of its own in a store that earlier starts have used."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+import pytest
+from torch.distributed import HashStore
+
+from colonnade.launch.elastic import agreed_name
+
+
+def started(store: HashStore, size: int, ranks: Sequence[int]) -> list[str]:
+    """The names that ranks of a start agree on, each in a thread."""
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(lambda rank: agreed_name(store, rank, size, 20.0), ranks))
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_all_ranks_have_one_name_and_each_start_another(size: int) -> None:
+    store, names = HashStore(), []
+    for ranks in (range(size), reversed(range(size)), range(size)):
+        (name,) = set(started(store, size, list(ranks)))
+        names.append(name)
+    assert len(set(names)) == 3
+
+
+def test_a_name_of_ranks_that_are_gone_does_not_hold() -> None:
+    """Two of three ranks died while they came together; of the next start rank 0 comes first, and reads their words."""
+    store = HashStore()
+    for rank in (1, 2):
+        with pytest.raises(TimeoutError, match="3 ranks"):
+            agreed_name(store, rank, 3, 0.0)
+    late = Event()
+    with ThreadPoolExecutor(3) as threads:
+        first = threads.submit(agreed_name, store, 0, 3, 20.0)
+        late.wait(0.3)
+        assert not first.done(), "nobody has said yes"
+        others = [threads.submit(agreed_name, store, rank, 3, 20.0) for rank in (2, 1)]
+        assert {first.result()} == {each.result() for each in others}
+
+
+def test_fewer_ranks_start_again() -> None:
+    store = HashStore()
+    (before,) = set(started(store, 4, range(4)))
+    (after,) = set(started(store, 2, range(2)))
+    assert before != after
