@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from colonnade.config.load import load
-from colonnade.errors import ConfigError, MemoryShortError
+from colonnade.errors import ConfigError, LayoutError, MemoryShortError
 from colonnade.launch import launch
 from colonnade.train import start
 from colonnade.train.ending import FILE, ending
@@ -65,6 +65,18 @@ def test_the_layout_follows_the_ranks(config: Path, under_torchrun: pytest.Monke
     under_torchrun.setenv("WORLD_SIZE", "3")
     off = load(config, ["parallel.dp=4", "train.micro_batch_size=1", "restarts.fewer_ranks=false"])
     assert start.fitted(off) is off, "which is refused, as before"
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_of_the_wrong_number_of_ranks_no_folder_stays(
+    config: Path, tmp_path: Path, under_torchrun: pytest.MonkeyPatch, rank: str
+) -> None:
+    """Not for a moment: whichever rank notes the mistake would find it."""
+    under_torchrun.setenv("RANK", rank)
+    settings = load(config, [f"run.folder={tmp_path / 'wrong'}"])
+    with pytest.raises(LayoutError, match="WORLD_SIZE = 3"), ending(settings), start.owned(settings):
+        raise AssertionError("not owned")
+    assert not (tmp_path / "wrong").exists()
 
 
 def command(num_ranks: int, *arguments: object, restarts: int = 0) -> list[str]:

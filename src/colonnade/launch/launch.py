@@ -120,7 +120,7 @@ def connect(
     import torch.distributed as dist
 
     rank, size = rank_and_size()
-    _check_size(size, num_ranks)
+    check_size(num_ranks)
     end_with_supervisor()
     torch.set_num_threads(threads or max(1, num_cores() // num_local_ranks()))
     place = _choose_device(device, torch.cuda.device_count())
@@ -226,7 +226,9 @@ def cache_folder() -> Path | None:
     return Path(os.environ.get("XDG_CACHE_HOME") or base) / "colonnade"
 
 
-def _check_size(size: int, num_ranks: int) -> None:
+def check_size(num_ranks: int) -> None:
+    """LayoutError if the launcher has started more or fewer ranks than these."""
+    size = rank_and_size()[1]
     if size == num_ranks:
         return
     raise LayoutError(

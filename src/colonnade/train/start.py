@@ -137,9 +137,11 @@ def problems_of_files(config: Config, uncertain: Collection[str]) -> list[Proble
 def owned(config: Config) -> Iterator[tuple[int, ...]]:
     """Hold the run's folder while the block runs; yields descriptors for ranks to inherit.
 
-    LockError if another run holds it, ConfigError if another run lives there. Nothing happens in a rank for which the
-    launcher, or rank 0, holds it.
+    LockError if another run holds it, ConfigError if another run lives there, LayoutError before it is made if torchrun
+    has started another number of ranks. Nothing else happens in a rank for which the launcher, or rank 0, holds it.
     """
+    if launch.is_rank():
+        launch.check_size(config.parallel.num_ranks)
     if launch.has_supervisor() or launch.rank_and_size()[0] != 0:
         yield ()
         return
