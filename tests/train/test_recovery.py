@@ -123,11 +123,11 @@ def test_initial_weights_are_not_drawn_where_others_are_loaded(config: Path, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_run_that_is_killed_at_any_moment(config: Path, tmp_path: Path, name: str) -> None:
-    """Before what rank 0 does with a file: every fifth time (every eleventh on a layout), and then to the end."""
+    """Before what rank 0 does with a file: every ninth time (every 17th on a layout), and then to the end."""
     layout = LAYOUTS[name]
     done = moments(config, tmp_path / "whole", layout, tmp_path / "log")
     assert len(done) > 60
-    for moment in range(0, len(done), 11 if layout else 5):
+    for moment in range(0, len(done), 17 if layout else 9):
         live(config, tmp_path / "run", layout, until=moment)
         live(config, tmp_path / "run", layout)
         assert_same(tmp_path / "run", tmp_path / "whole")
@@ -137,13 +137,13 @@ def test_a_run_that_is_killed_at_any_moment(config: Path, tmp_path: Path, name: 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_command_that_is_killed_by_the_clock(config: Path, tmp_path: Path, name: str) -> None:
-    """The whole process group at once, at a random time of its training, four times."""
+    """The whole process group at once, at a random time of its training, three times."""
     layout = [*LAYOUTS[name], "train.steps=40"]
     whole = forked("train", config, f"run.folder={tmp_path / 'whole'}", *layout, num_ranks=num_ranks(LAYOUTS[name]))
     assert whole.status == 0, whole
     run, chance = tmp_path / "run", random.Random(name)
     command = [sys.executable, "-m", "colonnade", "train", str(config), f"run.folder={run}", *layout]
-    for _ in range(4):
+    for _ in range(3):
         before = (run / "metrics.jsonl").read_bytes() if run.exists() else b""
         process = subprocess.Popen(
             command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
