@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from colonnade.checkpoint.load import load
-from colonnade.checkpoint.manifest import checkpoints_in, newest, read_manifest
+from colonnade.checkpoint.manifest import newest, read_manifest
+from colonnade.checkpoint.names import checkpoints_in
 from colonnade.checkpoint.plan import Shard
 
 TIMES = ("tokens_per_second", "seconds")

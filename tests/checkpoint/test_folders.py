@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from colonnade.checkpoint.folders import publish, tidy
-from colonnade.checkpoint.manifest import checkpoints_in
+from colonnade.checkpoint.names import checkpoints_in
 
 
 def make(folder: Path, *steps: int) -> None:

@@ -10,7 +10,8 @@ import torch
 
 from colonnade.checkpoint import files, saver
 from colonnade.checkpoint.load import load
-from colonnade.checkpoint.manifest import checkpoints_in, newest, verify
+from colonnade.checkpoint.manifest import newest, verify
+from colonnade.checkpoint.names import checkpoints_in
 from colonnade.checkpoint.plan import Shard
 from colonnade.checkpoint.save import Payload, Target, save
 from colonnade.checkpoint.saver import Saved, Saver

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from colonnade.checkpoint.manifest import checkpoints_in
+from colonnade.checkpoint.names import checkpoints_in
 from colonnade.launch.launch import PLACE
 from colonnade.train.monitor import last_step
 from tests import tiny

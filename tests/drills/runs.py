@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from colonnade.checkpoint.manifest import checkpoints_in, verify
+from colonnade.checkpoint.manifest import verify
+from colonnade.checkpoint.names import checkpoints_in
 from colonnade.errors import ColonnadeError
 from tests import tiny
 from tests.commands import Answer, Ranks, start

@@ -12,6 +12,7 @@ from colonnade import cli
 from colonnade.errors import ConfigError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import paper_mesh
+from colonnade.planner import comparison
 from colonnade.planner.comparison import WALKED, compared, prediction, shown
 from tests import tiny
 from tests.commands import here
@@ -69,6 +70,14 @@ def test_steps_of_an_earlier_start_do_not_count(tmp_path: Path) -> None:
     assert here("train", path, "train.steps=6").status == 0
     found = json.loads((run / "comparison.json").read_text())
     assert found["seconds_per_step"]["measured"] < 1e3 and found["tokens_per_second"]["measured"] > 1e-3
+
+
+def test_lines_that_are_no_steps_are_passed_over(tmp_path: Path) -> None:
+    config = tiny.config(tiny.make(tmp_path), tmp_path)
+    folder = Path(config.run.folder)
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_bytes(b'{"step": 1}\n[2]\n{"loss": 3.0}\n{"step": "4"}\n\xff\n{"step": 5')
+    assert comparison._metrics(config) == [{"step": 1}]
 
 
 def test_a_start_does_not_walk_many_micro_batches_of_gpipe(tmp_path: Path) -> None:

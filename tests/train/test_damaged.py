@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from colonnade.checkpoint.manifest import checkpoints_in
+from colonnade.checkpoint.names import checkpoints_in
 from tests.commands import forked
 from tests.runs import Finished, assert_same, events
 

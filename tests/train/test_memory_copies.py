@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from colonnade.checkpoint.names import newest_step
 from colonnade.config.load import load
 from colonnade.errors import CheckpointError
 from colonnade.launch import launch
 from colonnade.train import memory_copies, memory_folder
-from colonnade.train.memory_folder import folder_for, newest_step
+from colonnade.train.memory_folder import folder_for
 from tests.commands import environment, forked
 from tests.drills.faults import ranks_of
 from tests.runs import Finished, assert_same_end, events, metrics

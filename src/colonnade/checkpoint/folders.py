@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from colonnade.checkpoint.manifest import checkpoints_in
+from colonnade.checkpoint.names import checkpoints_in
 
 Spared = Callable[[Collection[int]], Collection[int]]
 """Of the steps of all checkpoints that are there, those that stay however old they are."""

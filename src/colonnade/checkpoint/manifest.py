@@ -13,7 +13,6 @@ checkpoint's name is whole or damaged: writing goes to a temporary name, which t
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 
 from colonnade.checkpoint.confined import open_plain, plain_size, read_plain
+from colonnade.checkpoint.names import NAME, checkpoints_in, folder_name
 from colonnade.checkpoint.plan import Box
 from colonnade.checkpoint.schema import Written, clip, parse, validate
 from colonnade.errors import CheckpointError, DamagedError
@@ -29,7 +29,6 @@ from colonnade.errors import CheckpointError, DamagedError
 MANIFEST = "manifest.json"
 FORMAT = "colonnade checkpoint"
 VERSION = 1
-NAME = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,17})")
 HASH_BLOCK = 1 << 22  # bytes read at a time
 MOST_BYTES = 1 << 30  # of a manifest: ten million shards
 
@@ -71,21 +70,6 @@ class Manifest:
     files: dict[str, SavedFile]
     digest: str = ""
     """SHA-256 of manifest.json's content, once it is read."""
-
-
-def folder_name(step: int) -> str:
-    """`step_00000100`."""
-    return f"step_{step:08d}"
-
-
-def checkpoints_in(folder: Path) -> dict[int, Path]:
-    """Step → checkpoint, in order of steps. Temporary names are not among them."""
-    try:
-        paths = list(folder.iterdir())  # raises where it cannot look, and `glob` finds nothing there
-    except FileNotFoundError:
-        return {}
-    found = {int(m[1]): path for path in paths if (m := NAME.fullmatch(path.name)) and path.is_dir()}
-    return dict(sorted(found.items()))
 
 
 def to_json(manifest: Manifest) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from colonnade import __version__
-from colonnade.checkpoint.manifest import NAME, folder_name
+from colonnade.checkpoint.names import NAME, folder_name
 from colonnade.checkpoint.save import Payload, Target, save_made
 from colonnade.checkpoint.schema import clip
 from colonnade.config.compare import model_metadata

@@ -1,6 +1,6 @@
 """Torchrun's key-value store, as one start of its ranks has it: under a name that no other start has.
 
-Torchrun starts ranks again with the store of those before them (torch 2.11 and 2.13 both, unless the environment has
+Torchrun starts ranks again with the store of those before them (seen with torch 2.13, unless the environment has
 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1), and whoever reads a key there that an earlier start has written waits for ranks
 that are gone. The number of the attempt names no start: where a machine is lost, others count differently. So rank 0
 names it, and a name holds once every rank that it was made for has said so:

@@ -173,9 +173,12 @@ class Ledger:
     def stood_still(self) -> float:
         """[seconds] That this rank has waited for others since it began, as far as the device has come."""
         if self.stalls:
-            over = [pair for pair in self.stalls if pair[1].query()]
-            self.waited += sum(began.elapsed_time(ended) for began, ended in over) / 1e3
-            self.stalls = [pair for pair in self.stalls if pair not in over]
+            pairs, self.stalls = self.stalls, []
+            for began, ended in pairs:
+                if ended.query():
+                    self.waited += began.elapsed_time(ended) / 1e3
+                else:
+                    self.stalls.append((began, ended))
         return self.waited
 
     def part(self, name: str) -> AbstractContextManager[None]:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from colonnade.atomic import write_whole
+from colonnade.checkpoint.names import newest_step
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
 from colonnade.mesh.ledger import Ledger
@@ -33,8 +34,8 @@ from colonnade.train.corpus import Corpus
 from colonnade.train.lines import object_in
 from colonnade.train.loop import Banner
 from colonnade.train.monitor import METRICS
-from colonnade.train.newest import newest_step
 from colonnade.train.products import Decision
+from colonnade.train.run_folder import checkpoints
 
 PREDICTION, COMPARISON = "prediction.json", "comparison.json"
 DEVICES = {"H100": "h100", "H200": "h100", "A100": "a100-80gb", "V100": "v100-dgx2h"}
@@ -64,7 +65,7 @@ class Watcher:
         if self.active and mesh.rank == 0:
             self._predicted = prediction(config, corpus.vocab_size, device, decision)
             _write(config, PREDICTION, self._predicted)
-            self._before, self._begun = _resident(device), newest_step(config)
+            self._before, self._begun = _resident(device), newest_step(checkpoints(Path(config.run.folder)))
         return found
 
     @contextmanager
@@ -189,7 +190,8 @@ def _metrics(config: Config) -> list[dict[str, Any]]:
         text = (Path(config.run.folder) / METRICS).read_text(errors="replace")
     except OSError:
         return []
-    return [line for line in map(object_in, text.splitlines()) if line is not None]
+    lines = (object_in(line) or {} for line in text.splitlines())
+    return [line for line in lines if isinstance(line.get("step"), int)]
 
 
 def _resident(device: torch.device) -> int:

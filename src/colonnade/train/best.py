@@ -5,18 +5,17 @@ every layout and after a restart.
 """
 
 import math
-import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from colonnade.checkpoint.names import NAME, checkpoints_in
 from colonnade.config.schema import CheckpointConfig
 from colonnade.errors import CheckpointError
 from colonnade.train.lines import object_in
 from colonnade.train.run_folder import checkpoints
 
 LOSS = "validation_loss"
-NAME = re.compile(r"step_(\d{8,})")
 
 
 class Best(NamedTuple):
@@ -70,7 +69,7 @@ def best_checkpoint(path: Path) -> tuple[Path, Best]:
     where there is none.
     """
     folder = checkpoints(path) if checkpoints(path).is_dir() else path
-    found = {int(name[1]): each for each in sorted(folder.glob("step_*")) if (name := NAME.fullmatch(each.name))}
+    found = checkpoints_in(folder) if folder.is_dir() else {}
     if not found:
         run = path.parents[1] if NAME.fullmatch(path.name) and len(path.parents) > 1 else "the folder of a run"
         raise CheckpointError(

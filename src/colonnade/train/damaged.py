@@ -9,7 +9,8 @@ Rank 0 alone looks and renames. Where there is no older checkpoint nothing is to
 from pathlib import Path
 
 from colonnade.checkpoint.folders import set_aside_damaged
-from colonnade.checkpoint.manifest import checkpoints_in, newest
+from colonnade.checkpoint.manifest import newest
+from colonnade.checkpoint.names import checkpoints_in
 from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError, DamagedError
 from colonnade.mesh.agreement import gather_texts

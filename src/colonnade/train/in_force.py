@@ -126,7 +126,7 @@ class InForce:
         for each in decided.changes[len(before.changes) :]:
             self._monitor.say(f"Behind step {each.at:,} changes: {each}{each.asked}.")
         for refusal in decided.refused[len(before.refused) :]:
-            self._tell_refused(refusal.text, refusal.reason, step)
+            self._report_refused(refusal.text, refusal.reason, step)
 
     def _may_grow(self, line: Line) -> bool:
         """Whether a line without an end that is no request is seen for the first time: somebody may be writing it."""
@@ -141,9 +141,9 @@ class InForce:
         if self._mesh.rank == 0:
             with suppress(OSError):  # it will be refused again for the same reason
                 write_decided(self._run, self._decided)
-        self._tell_refused(str(change), reason, change.at)
+        self._report_refused(str(change), reason, change.at)
 
-    def _tell_refused(self, text: str, reason: str, step: int) -> None:
+    def _report_refused(self, text: str, reason: str, step: int) -> None:
         self._monitor.event(REFUSED, step=step, asked=text[:MOST_SHOWN], reason=reason)
         self._monitor.say(f"{CHANGES}: {text[:MOST_SHOWN]} is refused, and the run goes on as it is: {reason}")
 

@@ -18,7 +18,7 @@ import torch
 
 from colonnade.architecture.devices import peak_flops
 from colonnade.architecture.parts import trained_architecture
-from colonnade.checkpoint.manifest import folder_name
+from colonnade.checkpoint.names import folder_name
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.errors import CopiesError

@@ -16,6 +16,7 @@ from colonnade.checkpoint.agree import Agreement, agree
 from colonnade.checkpoint.failure import alone_is_fine
 from colonnade.checkpoint.folders import remove, tidy
 from colonnade.checkpoint.manifest import newest
+from colonnade.checkpoint.names import checkpoints_in, newest_step
 from colonnade.checkpoint.save import Payload, Target, write
 from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError
@@ -25,7 +26,6 @@ from colonnade.mesh.mesh import Mesh
 from colonnade.train import damaged, recovery
 from colonnade.train.corpus import Corpus
 from colonnade.train.machine import free_memory
-from colonnade.train.memory_folder import newest_step
 from colonnade.train.metadata import RunMetadata
 from colonnade.train.monitor import Monitor
 from colonnade.train.run_folder import checkpoints
@@ -54,10 +54,10 @@ class MemoryCopies:
 
     def _prepare(self, state: TrainState, folder: Path) -> None:
         agreement = agree(recovery.shards_of(state), then=lambda: tidy(folder, 1, lambda steps: ()))
-        told = _too_large(agreement.total_bytes, folder) if self._mesh.rank == 0 else ""
-        if not gather_texts(told, self._mesh.world)[0]:
+        problem = _too_large(agreement.total_bytes, folder) if self._mesh.rank == 0 else ""
+        if not gather_texts(problem, self._mesh.world)[0]:
             self._agreement = agreement
-        self._monitor.say(told)
+        self._monitor.say(problem)
 
     def are_due(self, step: int) -> bool:
         """Whether the state is to be copied after this step."""
@@ -119,7 +119,7 @@ def _newer_copy(config: Config, monitor: Monitor) -> str:
     try:
         return str(newest(folder) or "")
     except CheckpointError as error:
-        for path in folder.glob("step_*"):
+        for path in checkpoints_in(folder).values():
             _pass_over(path, error, monitor)
         return ""
 

@@ -3,7 +3,6 @@
 Made and removed by the process that was started by hand, which imports no torch; by its guard if it is killed.
 """
 
-import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ from pathlib import Path
 from colonnade.config.schema import Config
 
 MEMORY = Path("/dev/shm")  # a file system whose files are memory (Linux)
-NAME = re.compile(r"step_(\d+)")
 
 
 @contextmanager
@@ -30,9 +28,3 @@ def folder_for(config: Config) -> Iterator[Path | None]:
         return
     with made as folder:
         yield Path(folder)
-
-
-def newest_step(folder: Path) -> int:
-    """Of the checkpoints in a folder, by their names; 0 for none."""
-    names = [NAME.fullmatch(path.name) for path in folder.glob("step_*")]
-    return max((int(name[1]) for name in names if name), default=0)

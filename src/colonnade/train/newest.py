@@ -1,13 +1,12 @@
 """Which checkpoint of a run is its newest, and whether it has one at all."""
 
-import json
 import os
-from contextlib import suppress
 from pathlib import Path
 
-from colonnade.checkpoint.manifest import MANIFEST, checkpoints_in, newest
+from colonnade.checkpoint.manifest import MANIFEST, newest
 from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError
+from colonnade.train.lines import object_in
 from colonnade.train.run_folder import checkpoints
 
 SAVED = "saved"
@@ -20,11 +19,6 @@ def checkpoint_at(path: Path) -> Path | None:
         return path
     folders = [folder for folder in (checkpoints(path), path) if folder.is_dir()]
     return next((found for folder in folders if (found := newest(folder)) is not None), None)
-
-
-def newest_step(config: Config) -> int:
-    """The step of the run's newest checkpoint; 0 for none."""
-    return max(checkpoints_in(checkpoints(Path(config.run.folder))), default=0)
 
 
 def begins(config: Config) -> bool:
@@ -48,7 +42,7 @@ def _last_saved(events: Path) -> str | None:
     """The name of the last checkpoint that a run's events tell of."""
     last_saved: str | None = None
     for line in events.read_bytes().splitlines() if events.exists() else ():
-        with suppress(ValueError, TypeError, KeyError):  # a line that was cut off
-            event = json.loads(line)
-            last_saved = str(event["checkpoint"]) if event["event"] == SAVED else last_saved
+        event = object_in(line) or {}
+        if event.get("event") == SAVED and "checkpoint" in event:
+            last_saved = str(event["checkpoint"])
     return last_saved

@@ -19,7 +19,8 @@ from torch import Tensor
 from colonnade import __version__
 from colonnade.checkpoint.copies import Copies
 from colonnade.checkpoint.load import check_model, load_found
-from colonnade.checkpoint.manifest import Manifest, checkpoints_in, read_manifest
+from colonnade.checkpoint.manifest import Manifest, read_manifest
+from colonnade.checkpoint.names import checkpoints_in
 from colonnade.checkpoint.plan import Box, Shard, names_in_words, shards_of_range
 from colonnade.checkpoint.save import Payload, Target
 from colonnade.checkpoint.saver import Saved, Saver

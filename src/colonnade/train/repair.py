@@ -8,7 +8,10 @@
 At most restarts.limit times from one checkpoint: copies that differ again are no accident.
 """
 
+from pathlib import Path
+
 from colonnade.checkpoint.copies import Verdict, verdict
+from colonnade.checkpoint.names import newest_step
 from colonnade.config.schema import Config
 from colonnade.errors import CopiesError
 from colonnade.launch.agreement import ranks_in_words
@@ -16,7 +19,7 @@ from colonnade.mesh.agreement import gather_texts
 from colonnade.train import recovery, undo
 from colonnade.train.corpus import Corpus
 from colonnade.train.monitor import Monitor
-from colonnade.train.newest import newest_step
+from colonnade.train.run_folder import checkpoints
 from colonnade.train.state import TrainState
 
 
@@ -60,7 +63,8 @@ class Repair:
 def _newest(state: TrainState, config: Config) -> int:
     """The step of the newest checkpoint, as rank 0 sees it; 0 for none."""
     world = state.ownership.mesh.world
-    return int(gather_texts(str(newest_step(config)) if world.rank == 0 else "", world)[0])
+    step = newest_step(checkpoints(Path(config.run.folder))) if world.rank == 0 else 0
+    return int(gather_texts(str(step), world)[0])
 
 
 def _mend(state: TrainState, judged: Verdict, saving: recovery.Checkpoints) -> bool:

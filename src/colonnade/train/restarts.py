@@ -14,13 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from colonnade.checkpoint.names import newest_step
 from colonnade.config.fitting import Fit, fitting
 from colonnade.config.schema import Config
 from colonnade.launch import launch
 from colonnade.launch.devices import count_gpus
 from colonnade.launch.restart_policy import Attempt, Decision, Kind, decide
 from colonnade.launch.supervisor import CRASH, MISTAKE, UNFINISHED, USER_MISTAKE, WAIT, Cause
-from colonnade.train.memory_folder import folder_for, newest_step
+from colonnade.train.memory_folder import folder_for
 from colonnade.train.monitor import METRICS, last_step, write_event
 from colonnade.train.run_folder import LEAVE_FILE, STOP_FILE, checkpoints
 

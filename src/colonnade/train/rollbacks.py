@@ -12,7 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from colonnade.atomic import write_whole
 from colonnade.checkpoint.folders import discard_after
-from colonnade.checkpoint.manifest import checkpoints_in, folder_name, read_manifest
+from colonnade.checkpoint.manifest import read_manifest
+from colonnade.checkpoint.names import checkpoints_in, folder_name
 from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError, ConfigError
 from colonnade.mesh.agreement import gather_texts

@@ -119,6 +119,6 @@ def _before(written: Path) -> Config:
 
 def _saved(folder: Path) -> list[Path]:
     """A run's checkpoints, oldest first."""
-    from colonnade.checkpoint.manifest import checkpoints_in
+    from colonnade.checkpoint.names import checkpoints_in
 
     return list(checkpoints_in(checkpoints(folder)).values())

@@ -94,12 +94,12 @@ class SlowRanks:
         world = self._mesh.world
         if not self._every or len(self._own) < self._every:
             return int(all_reduce(torch.tensor(number), world, "max"))
-        told = torch.zeros(1 + world.size, dtype=torch.float64)
-        told[0], told[1 + world.rank] = number, statistics.median(self._own)
-        told = all_reduce(told, world, "max")  # whoever is not its rank has put in zero
+        numbers = torch.zeros(1 + world.size, dtype=torch.float64)
+        numbers[0], numbers[1 + world.rank] = number, statistics.median(self._own)
+        numbers = all_reduce(numbers, world, "max")  # whoever is not its rank has put in zero
         self._own.clear()
-        self._judge(paces(told[1:].tolist(), self._stages), step)
-        return int(told[0])
+        self._judge(paces(numbers[1:].tolist(), self._stages), step)
+        return int(numbers[0])
 
     def _judge(self, found: Mapping[int, Pace], step: int) -> None:
         before, self._slow = self._slow, slow(found, self._factor)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from colonnade.atomic import write_whole
-from colonnade.checkpoint.manifest import checkpoints_in
+from colonnade.checkpoint.names import checkpoints_in
 from colonnade.config.describe import as_toml
 from colonnade.config.load import TomlTable
 from colonnade.config.numbers import counted

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from colonnade.checkpoint.folders import discard_after
-from colonnade.checkpoint.manifest import checkpoints_in, folder_name
+from colonnade.checkpoint.names import checkpoints_in, folder_name
 from colonnade.config.schema import Config
 from colonnade.launch import launch
 from colonnade.mesh.agreement import gather_texts

@@ -1,0 +1,26 @@
+"""What checkpoints are called, and which a folder has. Imports no torch: whoever starts ranks looks here too."""
+
+import re
+from pathlib import Path
+
+NAME = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,17})")
+
+
+def folder_name(step: int) -> str:
+    """`step_00000100`."""
+    return f"step_{step:08d}"
+
+
+def checkpoints_in(folder: Path) -> dict[int, Path]:
+    """Step → checkpoint, in order of steps. Temporary names are not among them."""
+    try:
+        paths = list(folder.iterdir())  # raises where it cannot look, and `glob` finds nothing there
+    except FileNotFoundError:
+        return {}
+    found = {int(m[1]): path for path in paths if (m := NAME.fullmatch(path.name)) and path.is_dir()}
+    return dict(sorted(found.items()))
+
+
+def newest_step(folder: Path) -> int:
+    """Of the checkpoints in a folder; 0 for none."""
+    return max(checkpoints_in(folder), default=0)
