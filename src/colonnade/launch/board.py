@@ -98,9 +98,9 @@ def report_file(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.report"
 
 
-def ended_file(folder: Path, rank: int) -> Path:
-    """Written by the supervisor: how the rank ended."""
-    return folder / f"rank{rank}.ended"
+def note_end(folder: Path, rank: int, how: str) -> None:
+    """For the supervisor: say to all ranks how one of them has ended."""
+    _write(folder / f"rank{rank}.ended", how)
 
 
 def explanation_file(folder: Path, rank: int) -> Path:

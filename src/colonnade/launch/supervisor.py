@@ -22,7 +22,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO
 
-from colonnade.launch.board import ended_file, explanation_file, report_file
+from colonnade.launch.board import explanation_file, note_end, report_file
 from colonnade.launch.explanation import together
 from colonnade.launch.guard import line_of
 from colonnade.mesh.process import process_id_of
@@ -236,7 +236,7 @@ class Supervisor:
         status = rank.process.wait()
         rank.ended = time.monotonic()
         if not self.stopping and status not in (STUCK, *self._good()):
-            ended_file(self.folder, rank.number).write_text(_how(status))  # whoever waits for it need not wait longer
+            note_end(self.folder, rank.number, _how(status))  # whoever waits for it need not wait longer
         rank.status = status
         self.events.put(rank)
 
