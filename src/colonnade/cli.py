@@ -22,7 +22,8 @@ from colonnade.cli_ranks import Checkpoint, Device, PipelineParallel, Precision,
 from colonnade.cli_report import report, watch
 from colonnade.cli_slurm import slurm
 from colonnade.cli_weights import BaseFolder, Best, convert, merge
-from colonnade.errors import ConfigError, mistake
+from colonnade.errors import mistake
+from colonnade.train.rollback_options import RollbackOptions
 
 if TYPE_CHECKING:
     from colonnade.config.schema import Config
@@ -39,6 +40,15 @@ app = typer.Typer(
 
 
 Skip = Annotated[int, typer.Option(help="After a rollback: pass over the batches of so many steps.", min=0)]
+RateFactor = Annotated[
+    float, typer.Option(help="After a rollback: multiplies the learning rate for --rate-steps.", max=1)
+]
+RateSteps = Annotated[int, typer.Option(help="After a rollback: steps with the lowered learning rate.", min=0)]
+Profiled = Annotated[
+    str | None,
+    typer.Option(help="Time all parts of these steps: 5, or 5:8 for 5 to 8.", metavar="STEPS", show_default=False),
+]
+Rewarm = Annotated[int, typer.Option(help="After a rollback: steps in which the learning rate rises again.", min=0)]
 
 
 class CommandWithKeys(TyperCommand):
@@ -86,10 +96,10 @@ def train(
         typer.Option(help="Return to the checkpoint of this step first.", metavar="STEP", min=1, show_default=False),
     ] = None,
     skip: Skip = 0,
-    profile: Annotated[
-        str | None,
-        typer.Option(help="Time all parts of these steps: 5, or 5:8 for 5 to 8.", metavar="STEPS", show_default=False),
-    ] = None,
+    rate_factor: RateFactor = 1.0,
+    rate_steps: RateSteps = 0,
+    rewarm: Rewarm = 0,
+    profile: Profiled = None,
 ) -> None:
     """Train a model, or go on with a run that was stopped.
 
@@ -109,15 +119,15 @@ def train(
 
         raise typer.Exit(0 if audit_one_step(settings) else 1)
 
-    if skip and rollback is None:
-        raise ConfigError("--skip passes over batches behind a rollback. Give --rollback STEP too, or leave it out.")
+    asked = RollbackOptions(skip, rate_factor, rate_steps, rewarm)
+    asked.check(rollback)
     fitted = start.fitted(settings)
     if fitted is None:
         return
     settings = fitted
     with ending(settings), start.owned(settings) as keep:
         if rollback is not None:
-            print(start.roll_back(settings, rollback, skip=skip), flush=True)
+            print(start.roll_back(settings, rollback, asked), flush=True)
         say_first_lines(settings, start.lines(config, overrides or []))
         if start.is_supervised(settings):
             raise typer.Exit(start.supervise(settings, arguments, keep, dry_run=dry_run))
@@ -165,13 +175,14 @@ def rollback(
     run: Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)],
     step: Annotated[int, typer.Argument(help="The step of one of its checkpoints; later ones are deleted.", min=1)],
     skip: Skip = 0,
-    rate_factor: Annotated[float, typer.Option(help="Multiplies the learning rate for --rate-steps.", max=1)] = 1.0,
-    rate_steps: Annotated[int, typer.Option(help="Steps with the lowered learning rate.", min=0)] = 0,
+    rate_factor: RateFactor = 1.0,
+    rate_steps: RateSteps = 0,
+    rewarm: Rewarm = 0,
 ) -> None:
     """Return a run to one of its checkpoints."""
     from colonnade.train import start
 
-    print(start.roll_back_folder(run, step, skip=skip, rate_factor=rate_factor, rate_steps=rate_steps))
+    print(start.roll_back_folder(run, step, RollbackOptions(skip, rate_factor, rate_steps, rewarm)))
 
 
 app.command()(change)

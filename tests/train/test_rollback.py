@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from colonnade.checkpoint.folders import discard_after
 from colonnade.config.load import load
 from colonnade.train import loop, rollbacks
 from colonnade.train.divergence import Rollback
-from colonnade.train.run_folder import ROLLBACKS
+from colonnade.train.run_folder import ROLLBACKS, checkpoints
 from colonnade.train.state import learning_rate_of
 from tests.commands import Answer, colonnade, forked, here
 from tests.runs import Finished, assert_same, events, metrics, saved_steps, tensors
@@ -242,10 +243,28 @@ def test_a_second_one_takes_the_place_of_the_first(run: Path) -> None:
     assert rollbacks.read(run) == [Rollback(to=4, skip=5, reason="asked for")]
 
 
+def test_it_warms_up_again(finished: Finished, run: Path, tmp_path: Path) -> None:
+    """A run that is killed meanwhile goes on with it, on another layout as well."""
+    answer = here("rollback", run, 4, "--rewarm", 4)
+    assert "to take the same batches, warming up again in 4 steps" in answer.out, answer
+    keys, killed = ("train.steps=9", "checkpoint.keep=4"), tmp_path / "killed"
+    assert forked("train", finished.config, f"run.folder={run}", *keys).status == 0
+    shutil.copytree(run, killed)
+    discard_after(checkpoints(killed), 6)
+    assert forked("train", finished.config, f"run.folder={killed}", *keys, "parallel.tp=2", num_ranks=2).status == 0
+    rate = learning_rate_of(load(finished.config, keys))
+    rates = [line["learning_rate"] for line in metrics(run)[4:]]
+    assert rates == [rate(step) * min(1.0, (step - 4) / 4) for step in range(5, 10)]
+    assert [line["learning_rate"] for line in metrics(killed)[4:]] == rates
+    assert metrics(killed)[-1]["loss"] == pytest.approx(metrics(run)[-1]["loss"], rel=1e-4)  # fp32
+
+
 @pytest.mark.slow
 def test_train_does_it_first(finished: Finished, run: Path) -> None:
-    answer = colonnade("train", finished.config, f"run.folder={run}", "--rollback", 4, "--skip", 1, "parallel.dp=2")
-    assert answer.status == 0 and f"{run} returns to step 4, to pass over the batches of 1 steps" in answer.out, answer
+    asked = ("--rollback", 4, "--skip", 1, "--rewarm", 3)
+    answer = colonnade("train", finished.config, f"run.folder={run}", *asked, "parallel.dp=2")
+    told = f"{run} returns to step 4, to pass over the batches of 1 steps, warming up again in 3 steps."
+    assert answer.status == 0 and told in answer.out, answer
     assert metrics(run)[-1]["tokens"] == 7 * 4 * 16
 
 
@@ -259,9 +278,9 @@ def test_what_cannot_be_returned_to(finished: Finished, run: Path, tmp_path: Pat
         answer = here("rollback", *arguments)
         assert answer.status == 2 and told in answer.err and "Traceback" not in answer.err, answer
     answer = forked("train", finished.config, f"run.folder={run}", "--rollback", 4, "parallel.dp=2", num_ranks=2)
-    assert answer.status == 2 and f"`colonnade rollback {run} 4 --skip 0`" in answer.err
-    answer = here("train", finished.config, "--skip", 4)
-    assert answer.status == 2 and "Give --rollback STEP too" in answer.err
+    assert answer.status == 2 and f"`colonnade rollback {run} 4`" in answer.err
+    answer = here("train", finished.config, "--skip", 4, "--rewarm", 2)
+    assert answer.status == 2 and "--skip 4 --rewarm 2 says how to go on behind a rollback. Give --roll" in answer.err
     assert saved_steps(run) == [4, 6] and not (tmp_path / "nowhere").exists()
 
 

@@ -22,6 +22,7 @@ from colonnade.train.corpus import Corpus, check_length
 from colonnade.train.divergence import Rollback, lowered
 from colonnade.train.metadata import metadata_of
 from colonnade.train.monitor import set_aside
+from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.run_folder import ROLLBACKS, checkpoints
 from colonnade.train.state import TrainState, learning_rate_of
 
@@ -63,7 +64,7 @@ def finish(run: Path) -> None:
         discard_after(checkpoints(run), recorded[-1].to)
 
 
-def by_hand(run: Path, step: int, *, skip: int, rate_factor: float, rate_steps: int) -> tuple[Rollback, list[int]]:
+def by_hand(run: Path, step: int, asked: RollbackOptions) -> tuple[Rollback, list[int]]:
     """Return to the checkpoint of a step; also the steps of the checkpoints that were deleted. CheckpointError where
     it is not there.
 
@@ -78,9 +79,10 @@ def by_hand(run: Path, step: int, *, skip: int, rate_factor: float, rate_steps: 
         )
     rollback = Rollback(
         to=step,
-        skip=skip,
-        rate_factor=rate_factor,
-        rate_until=step + rate_steps if rate_factor < 1.0 else 0,
+        skip=asked.skip,
+        rate_factor=asked.rate_factor,
+        rate_until=step + asked.rate_steps if asked.rate_steps else 0,
+        rewarm_steps=asked.rewarm,
         reason="asked for",
     )
     write(run, [*(each for each in read(run) if each.to < step), rollback])

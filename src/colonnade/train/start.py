@@ -34,6 +34,7 @@ from colonnade.lock import locked
 from colonnade.train import run_folder
 from colonnade.train.monitor import write_event
 from colonnade.train.restarts import Restarts
+from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.side_by_side import Share
 
 INDEX_BYTES = 64 << 20  # .idx files up to this size are opened whole: millions of documents in tenths of a second
@@ -166,33 +167,29 @@ def _finish_rollback(run: Path) -> None:
         finish(run)
 
 
-def roll_back(config: Config, step: int, *, skip: int) -> str:
+def roll_back(config: Config, step: int, asked: RollbackOptions) -> str:
     """Return the run to one of its checkpoints, in words; to be called while its folder is held."""
     if launch.is_rank():
         raise ConfigError(
             "--rollback changes the run's folder, and a launcher of ranks may start them several times. Use it once, "
-            f"before: `colonnade rollback {config.run.folder} {step} --skip {skip}`."
+            f"before: `{' '.join(filter(None, ('colonnade rollback', config.run.folder, str(step), str(asked))))}`."
         )
-    return _rolled_back(Path(config.run.folder), step, skip=skip)
+    return _rolled_back(Path(config.run.folder), step, asked)
 
 
-def roll_back_folder(run: Path, step: int, *, skip: int, rate_factor: float, rate_steps: int) -> str:
+def roll_back_folder(run: Path, step: int, asked: RollbackOptions) -> str:
     """As `roll_back`, of a run that nobody holds."""
     if not run_folder.checkpoints(run).is_dir():
         raise ConfigError(f"{run} is not the folder of a run: it has no {run_folder.checkpoints(run).name}/. Name one.")
-    if (rate_factor < 1.0) != (rate_steps > 0):
-        raise ConfigError(
-            f"--rate-factor {rate_factor:g} and --rate-steps {rate_steps} go together: by what the learning rate is "
-            "multiplied, and for how many steps. Give both, or neither."
-        )
+    asked.check(step)
     with locked(run, "colonnade rollback", instead="wait until it has ended"):
-        return _rolled_back(run, step, skip=skip, rate_factor=rate_factor, rate_steps=rate_steps)
+        return _rolled_back(run, step, asked)
 
 
-def _rolled_back(run: Path, step: int, *, skip: int, rate_factor: float = 1.0, rate_steps: int = 0) -> str:
+def _rolled_back(run: Path, step: int, asked: RollbackOptions) -> str:
     from colonnade.train.rollbacks import by_hand
 
-    rollback, deleted = by_hand(run, step, skip=skip, rate_factor=rate_factor, rate_steps=rate_steps)
+    rollback, deleted = by_hand(run, step, asked)
     gone = f" The checkpoints of steps {', '.join(map(str, deleted))} are deleted." if deleted else ""
     return f"{run} returns to step {step}, to {rollback}.{gone}"
 
