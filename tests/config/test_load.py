@@ -261,7 +261,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def value_for(key: Key) -> st.SearchStrategy[Any]:
     """Any value that a key accepts."""
     if key.choices:
-        return st.sampled_from(key.choices)
+        one = st.sampled_from(key.choices)
+        return st.lists(one, max_size=3) if key.many else one
     if key.type is bool:
         return st.booleans()
     if key.type is str:

@@ -37,7 +37,7 @@ def test_values_near_the_largest_that_there_is() -> None:
 
 def test_near_the_limit_is_within_a_factor_of_two_of_the_formats_largest_number() -> None:
     probe = Probe()
-    probe.begin(torch.float16)
+    probe.begin(torch.float16, {"stream"})
     probe.enter("blocks.0", object())
     probe.see("stream", torch.tensor([30_000.0, -40_000.0, 50_000.0]))
     *_, near, count = told(probe.rows["blocks.0", "stream"])
@@ -66,7 +66,7 @@ def test_parts_put_together_are_the_whole() -> None:
 
 def test_a_unit_that_is_computed_again_is_read_once() -> None:
     probe, first, second = Probe(), object(), object()
-    probe.begin(torch.float32)
+    probe.begin(torch.float32, {"site"})
     for unit, inputs in (("a", first), ("a", second), ("b", first), ("a", first)):
         probe.enter(unit, inputs)
         probe.see("site", torch.ones(4))
@@ -76,12 +76,21 @@ def test_a_unit_that_is_computed_again_is_read_once() -> None:
 def test_nothing_is_read_before_or_after_a_measured_step() -> None:
     probe = Probe()
     probe.enter("a", object())
-    assert not probe.is_reading
+    assert not probe.reads("site")
     probe.see("site", torch.ones(4))
-    probe.begin(torch.float32)
+    probe.begin(torch.float32, {"site"})
     probe.enter("a", object())
-    assert probe.is_reading
+    assert probe.reads("site")
     probe.end()
     probe.see("site", torch.ones(4))
     probe.enter("a", object())
-    assert probe.rows == {} and not probe.is_reading
+    assert probe.rows == {} and not probe.reads("site")
+
+
+def test_only_chosen_sites_are_read() -> None:
+    probe = Probe()
+    probe.begin(torch.float32, {"site"})
+    probe.enter("a", object())
+    for site in ("site", "other"):
+        probe.see(site, torch.ones(4))
+    assert list(probe.rows) == [("a", "site")] and probe.reads("site") and not probe.reads("other")

@@ -10,7 +10,7 @@ import torch
 from colonnade.architecture.parts import trained_architecture
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import ParallelConfig, TrainConfig
-from colonnade.config.thermometers import ThermometersConfig
+from colonnade.config.thermometers import ALL_SITES, SiteName, ThermometersConfig
 from colonnade.errors import ConfigError
 from colonnade.mesh.mesh import paper_mesh
 from colonnade.planner import traffic as planner_traffic
@@ -24,7 +24,9 @@ from tests.parity.runs import CPU, LORA, PARTS, Case, Way, configured, microbatc
 VOCAB = 37
 
 
-def theory(case: Case, way: Way, rank: int, *, skipped: bool = False, measured: bool = False) -> list[Flow]:
+def theory(
+    case: Case, way: Way, rank: int, *, skipped: bool = False, measured: tuple[SiteName, ...] = ()
+) -> list[Flow]:
     config = configured(case, way)
     stated = trained_architecture(config, VOCAB)
     step = Step(config.model, config.parallel, config.train, config.optim.name, VOCAB, rank, skipped, stated=stated)
@@ -32,11 +34,13 @@ def theory(case: Case, way: Way, rank: int, *, skipped: bool = False, measured: 
 
 
 def seen(
-    case: Case, way: Way, rank: int, *, measured: bool = False
+    case: Case, way: Way, rank: int, *, measured: tuple[SiteName, ...] = ()
 ) -> tuple[dict[tuple[str, str], tuple[int, int]], bool]:
     """(count, bytes) by (operation, axis) of one training step, and whether it was skipped."""
     config, mesh = configured(case, way), paper_mesh(way.layout, rank)
-    config = config.model_copy(update={"thermometers": ThermometersConfig(every=int(measured))})
+    config = config.model_copy(
+        update={"thermometers": ThermometersConfig(every=int(bool(measured)), sites=measured or ALL_SITES)}
+    )
     state = build_state(config, mesh, VOCAB, CPU)
     mesh.ledger.clear()
     with torch.no_grad():
@@ -47,7 +51,7 @@ def seen(
     return {key: (ledger.counts[key], ledger.bytes[key]) for key in ledger.counts}, result.skipped
 
 
-def assert_agree(case: Case, way: Way, *, measured: bool = False) -> None:
+def assert_agree(case: Case, way: Way, *, measured: tuple[SiteName, ...] = ()) -> None:
     for rank in range(way.layout.num_ranks):
         found, skipped = seen(case, way, rank, measured=measured)
         expected = theory(case, way, rank, skipped=skipped, measured=measured)
@@ -77,12 +81,13 @@ def test_theory_is_what_the_ledger_sees(case: Case, way: Way) -> None:
     assert_agree(case, way)
 
 
+@pytest.mark.parametrize("sites", [ALL_SITES, ("residual_stream",), ("attention_logits", "updates")], ids=len)
 @pytest.mark.parametrize("block", ["gpt", "labels", "t5"])
-def test_a_measured_step(block: Any) -> None:
-    """Thermometers: two all-reduces more, of so many numbers as there are sites and parts in the whole model."""
+def test_a_measured_step(block: Any, sites: tuple[SiteName, ...]) -> None:
+    """Thermometers: two all-reduces more, of so many numbers as the whole model has of what is measured."""
     way = Way(tp=2, pp=2, micro_batch_size=2)
-    assert_agree(Case(drop=0.0, block=block, parts="upper"), way, measured=True)
-    extra = [flow for flow in theory(Case(block=block), way, 0, measured=True) if flow.axis == "world"]
+    assert_agree(Case(drop=0.0, block=block, parts="upper"), way, measured=sites)
+    extra = [flow for flow in theory(Case(block=block), way, 0, measured=sites) if flow.axis == "world"]
     assert sum(flow.count for flow in extra) == 2
 
 

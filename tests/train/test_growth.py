@@ -78,6 +78,17 @@ def test_only_what_shows_a_divergence_is_watched() -> None:
     assert first_sign(growing(1000.0), "residual_stream") is not None
 
 
+def test_what_is_no_longer_measured_is_forgotten() -> None:
+    """And is no sign, however it grew when it was last seen."""
+    watch = LossWatch()
+    for step, value in growing(32.0**1.25).items():
+        if step < 90:
+            assert watch.sees(POLICY, step, 3.0, 1.0, skipped=False, reading=reading(step, value)) is None
+    calm = reading(95, 1.0, "mlp_hidden")
+    assert watch.sees(POLICY, 95, 3.0, 1.0, skipped=False, reading=calm) is None
+    assert list(watch.windows) == ["blocks.0 residual_stream"]
+
+
 def test_nothing_is_kept_where_growth_is_no_sign() -> None:
     watch = LossWatch()
     watch.sees(DivergenceConfig(), 10, 3.0, 1.0, skipped=False, reading=reading(10, 2.0))

@@ -12,14 +12,18 @@ from torch import Tensor
 
 from colonnade.architecture.parts import trained_architecture
 from colonnade.architecture.sites import parts, sites
-from colonnade.config.thermometers import ThermometersConfig
+from colonnade.config.check_divergence import GROWING
+from colonnade.config.thermometers import ALL_SITES, SiteName, ThermometersConfig
 from colonnade.kernels import attention
 from colonnade.mesh.mesh import Mesh
+from colonnade.report.heat import heats
 from colonnade.train import loop
+from colonnade.train.growth import WATCHED
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import StepResult, train_step
 from colonnade.train.thermometers import Activations, Reading
 from tests import tiny
+from tests.commands import here
 from tests.parity.compare import compare
 from tests.parity.runs import CPU, SERIAL, Case, Way, configured, microbatches
 from tests.tiny import TinyCorpus
@@ -32,8 +36,9 @@ def stepped(case: Case, state: TrainState, number: int = 0) -> StepResult:
     return train_step(state, microbatches(case, way, number, Mesh()), Mesh(), configured(case, way).train)
 
 
-def built(case: Case, every: int = 1) -> TrainState:
-    config = configured(case, SERIAL).model_copy(update={"thermometers": ThermometersConfig(every=every)})
+def built(case: Case, every: int = 1, sites: tuple[SiteName, ...] = ALL_SITES) -> TrainState:
+    thermometers = ThermometersConfig(every=every, sites=sites)
+    config = configured(case, SERIAL).model_copy(update={"thermometers": thermometers})
     return build_state(config, Mesh(), case.vocab_size, CPU)
 
 
@@ -114,6 +119,67 @@ def test_every_site_that_is_listed_is_read(block: Any) -> None:
     stated = trained_architecture(configured(case, SERIAL), case.vocab_size)
     assert tuple(site for site, _ in stepped_once.activations) == sites(case.model, stated)
     assert tuple(part for part, _ in stepped_once.parts) == parts(stated)
+
+
+CHOICES: list[tuple[SiteName, ...]] = [
+    ("residual_stream", "attention_logits"),
+    ("gradients",),
+    ("updates", "mlp_hidden"),
+    ("embedding", "final_norm"),
+]
+
+
+@pytest.mark.parametrize("chosen", CHOICES, ids=",".join)
+def test_what_is_chosen_is_as_when_all_is_measured(chosen: tuple[SiteName, ...]) -> None:
+    """And what is not is not there: not computed, not written, not drawn."""
+    every, some = (stepped(CASE, built(CASE, sites=sites)).reading for sites in (ALL_SITES, chosen))
+    assert every is not None and some is not None
+    activations = {site: found for site, found in every.activations if site[1] in chosen}
+    assert dict(some.activations) == activations and (activations or chosen == ("gradients",))
+    told, whole = some.to_json(), every.to_json()
+    for name in ("gradients", "updates"):
+        assert told[name] == (whole[name] if name in chosen else {})
+    assert whole["gradients"] and whole["updates"]
+    names = {f"largest_{site}" for site in chosen if site not in ("gradients", "updates")}
+    assert some.summary().keys() == names | ({"non_finite", "near_limit"} if names else set()) | (
+        {"largest_update"} if "updates" in chosen else set()
+    )
+    assert some.summary().items() <= every.summary().items() or "non_finite" in some.summary()
+    assert json.loads(json.dumps(told, allow_nan=False)) == told and heats([told, {**told, "step": 2}])
+
+
+def test_logits_are_computed_again_only_where_they_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: Any, **more: Any) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr("colonnade.model.attention.visible_logits", refused)
+    assert stepped(CASE, built(CASE, sites=("attention_output",))).reading is not None
+    with pytest.raises(AssertionError):
+        stepped(CASE, built(CASE, sites=("attention_logits",)))
+
+
+def test_every_name_is_a_site_of_some_model() -> None:
+    there = {"gradients", "updates"}
+    for block in ("gpt", "t5"):
+        case = Case(block=block)
+        stated = trained_architecture(configured(case, SERIAL), case.vocab_size)
+        there |= {site.removeprefix("cross_") for _, site in sites(case.model, stated)}
+    assert there == set(ALL_SITES) and {site.removeprefix("cross_") for site in WATCHED} == set(GROWING)
+
+
+def test_names_that_nothing_has_are_refused(config: Path) -> None:
+    for value, told in {
+        '["residual"]': 'thermometers.sites has "residual" in it, where a list of "embedding", "attention_logits", '
+        '"attention_output", "mlp_hidden", "residual_stream", "final_norm", "gradients" or "updates" is expected. Did '
+        'you mean "residual_stream"?',
+        "[]": "thermometers.sites = [] leaves nothing to measure.",
+        '["final_norm"]\nmodel.norm_position=post': "thermometers.sites has final_norm, and this model has no such "
+        "site. Leave it out; there are embedding, attention_logits, attention_output, mlp_hidden, residual_stream, ",
+        '["attention_logits"]\ndivergence.growth=4.0': "divergence.growth = 4 watches attention_logits and "
+        "residual_stream, and thermometers.sites leaves out residual_stream. Put it in, or",
+    }.items():
+        answer = here("train", config, "thermometers.every=1", *f"thermometers.sites={value}".split("\n"))
+        assert answer.status == 2 and told in " ".join(answer.err.split()), answer.err
 
 
 def test_what_is_not_finite_is_the_largest() -> None:

@@ -172,6 +172,14 @@ def validation_part_exists(config: Config) -> Iterator[str]:
         )
 
 
+def something_is_measured(config: Config) -> Iterator[str]:
+    if not config.thermometers.sites:
+        yield (
+            "thermometers.sites = [] leaves nothing to measure. Name some, or set thermometers.every = 0, which costs "
+            "nothing."
+        )
+
+
 MASK_ELEMENTS = 1 << 32
 """Elements of a sample's dropout mask, two to a 32-bit word, whose number must fit in 31 bits."""
 
@@ -212,6 +220,7 @@ CHECKS: tuple[Check, ...] = (
     Check(("data.train", "data.blend"), training_data_named),
     Check(("data.split",), split_readable),
     Check(("train.evaluate_every", "data.split", "data.validation"), validation_part_exists),
+    Check(("thermometers.sites",), something_is_measured),
     *(Check(keys, messages) for keys, messages in MODEL_CHECKS),
     *(Check(keys, messages) for keys, messages in DATA_CHECKS),
     *(Check(keys, messages) for keys, messages in LAYOUT_CHECKS),

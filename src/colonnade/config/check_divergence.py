@@ -3,8 +3,11 @@
 from collections.abc import Callable, Iterator
 
 from colonnade.config.schema import Config
+from colonnade.config.thermometers import SiteName
 
 Messages = Iterator[str]
+GROWING: tuple[SiteName, ...] = ("attention_logits", "residual_stream")
+"""What divergence.growth watches."""
 
 
 def something_changes(config: Config) -> Messages:
@@ -53,6 +56,11 @@ def thermometers_show_growth(config: Config) -> Messages:
     policy, every = config.divergence, config.thermometers.every
     if policy.growth is None:
         return
+    if unseen := [site for site in GROWING if site not in config.thermometers.sites]:
+        yield (
+            f"divergence.growth = {policy.growth:g} watches {' and '.join(GROWING)}, and thermometers.sites leaves out "
+            f"{' and '.join(unseen)}. Put {'it' if len(unseen) == 1 else 'them'} in, or leave divergence.growth unset."
+        )
     if policy.growth <= 1.0:
         yield f"divergence.growth = {policy.growth:g} is no growth: it is a factor. Use 4, or any number above 1."
     if not every:
@@ -85,5 +93,8 @@ DIVERGENCE_CHECKS: tuple[tuple[tuple[str, ...], Callable[[Config], Messages]], .
         ),
         a_healthy_checkpoint_is_kept,
     ),
-    (("divergence.growth", "divergence.growth_steps", "thermometers.every"), thermometers_show_growth),
+    (
+        ("divergence.growth", "divergence.growth_steps", "thermometers.every", "thermometers.sites"),
+        thermometers_show_growth,
+    ),
 )

@@ -7,6 +7,8 @@ batches, ranks, slices) put together are the row of the whole, however it was cu
     -minimum  maximum  │  Σ x²  zeros  non-finite  near the limit  count         the first two by max, others by +
 """
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
@@ -22,17 +24,19 @@ class Probe:
         self.rows: dict[tuple[str, str], Tensor] = {}
         """By unit and site."""
         self._limit: float | None = None
+        self._sites: Collection[str] = ()
         self._seen: set[tuple[str, int]] = set()
         self._unit: str | None = None
 
-    @property
-    def is_reading(self) -> bool:
-        """Whether what the unit at work shows is read."""
-        return self._unit is not None
+    def reads(self, site: str) -> bool:
+        """Whether what the unit at work shows there is read."""
+        return self._unit is not None and site in self._sites
 
-    def begin(self, dtype: torch.dtype) -> None:
-        """Read from now on. `dtype`: of the computation, whose largest number values are held against."""
-        self.rows, self._seen = {}, set()
+    def begin(self, dtype: torch.dtype, sites: Collection[str]) -> None:
+        """Read from now on what is shown at these sites. `dtype`: of the computation, whose largest number values are
+        held against.
+        """
+        self.rows, self._seen, self._sites = {}, set(), sites
         self._limit = torch.finfo(dtype).max / 2
 
     def end(self) -> None:
@@ -52,7 +56,7 @@ class Probe:
     @torch.no_grad()
     def see(self, site: str, x: Tensor) -> None:
         """Read x, of any shape; what was read at this site before counts too."""
-        if self._unit is None or self._limit is None:
+        if self._unit is None or self._limit is None or site not in self._sites:
             return
         row, key = summary(x.detach(), self._limit), (self._unit, site)
         self.rows[key] = together(self.rows[key], row) if key in self.rows else row

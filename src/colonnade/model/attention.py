@@ -109,7 +109,7 @@ class Attention(nn.Module):
         k, v = (k, v) if cache is None else cache.extend(k, v)
         k, v = (each_for_its_queries(heads, len(self.heads)) for heads in (k, v))
         mask = self.mask.with_pairs(pairs)
-        if self.probe.is_reading:
+        if self.probe.reads(LOGITS):
             for part in visible_logits(q, k, mask):
                 self.probe.see(LOGITS, part)
         if cache is not None:

@@ -131,7 +131,7 @@ class UnscaledAttention(nn.Module):
     ) -> Tensor:
         s, b, _ = queries.shape
         (q,) = heads_of(queries, len(self.heads), 1)
-        if self.parallel.probe.is_reading:
+        if self.parallel.probe.reads(self.before + LOGITS):
             for part in visible_logits(q, k, mask, scaled=False, bias=bias):
                 self.parallel.probe.see(self.before + LOGITS, part)
         draw = None

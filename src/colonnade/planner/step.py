@@ -31,8 +31,8 @@ class Step:
     """fp16: gradients overflowed, so that no weight was updated."""
     cuda: bool = False
     """Whether it runs on CUDA, where more of the loss is computed at once."""
-    measured: bool = False
-    """Whether the thermometers are read."""
+    measured: tuple[str, ...] = ()
+    """What thermometers read (`thermometers.sites`)."""
     stated: Architecture | None = None
     """The model, with what of it is trained; None: all."""
 

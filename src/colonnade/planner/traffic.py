@@ -404,6 +404,7 @@ def _lamb(step: Step) -> Iterator[Flow]:
 
 def _thermometers(step: Step) -> Iterator[Flow]:
     if step.measured:
-        places, trained = len(sites(step.model, step.architecture)), len(parts(step.architecture))
+        places = len(sites(step.model, step.architecture, step.measured))
+        trained = len(parts(step.architecture, step.measured))
         size = NUMBER * (OF_A_SITE * places + OF_A_PART * trained)
         yield Flow("world", "all_reduce", "thermometers, 7 numbers a site and 4 a part", 2, size)

@@ -31,8 +31,11 @@ class Grown(NamedTuple):
 
 
 def observe(windows: Mapping[str, list[tuple[int, float]]], reading: Reading, growth_steps: int) -> Windows:
-    """The windows behind a reading. What is not finite is left out: the loss tells of that."""
-    number, found = reading.step * WINDOWS // growth_steps, dict(windows)
+    """The windows behind a reading, of the thermometers that it has. What is not finite is left out: the loss tells of
+    that.
+    """
+    number, there = reading.step * WINDOWS // growth_steps, _there(reading)
+    found = {name: kept for name, kept in windows.items() if name in there}
     for name, value in _watched(reading):
         kept = found.get(name, [])
         if kept and kept[-1][0] == number:
@@ -49,7 +52,8 @@ def grown(
     """What the windows that this reading has completed show: of several thermometers, the one that has grown most."""
     number = reading.step * WINDOWS // growth_steps
     factors: list[tuple[float, str, int, float]] = []
-    for name, kept in before.items():
+    for name in before.keys() & _there(reading):
+        kept = before[name]
         complete, lowest = kept[-1]
         past = dict(kept).get(complete - WINDOWS)
         if complete < number and past is not None and lowest > growth * past:
@@ -63,6 +67,11 @@ def grown(
         f"has {name} of at least {lowest:.4g} for {max(1, growth_steps // WINDOWS)} steps, {factor:.3g} times what it "
         f"was at step {since} (divergence.growth = {growth:g})",
     )
+
+
+def _there(reading: Reading) -> set[str]:
+    """Thermometers that are measured, whatever they show."""
+    return {f"{unit} {site}" for (unit, site), _ in reading.activations}
 
 
 def _watched(reading: Reading) -> Iterator[tuple[str, float]]:

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from colonnade.architecture.parts import trained_architecture
+from colonnade.architecture.sites import check_sites
 from colonnade.config.check import Problem
 from colonnade.config.check_head import nothing_to_train
 from colonnade.config.defaults import TomlTable, has, in_words, kept_from_run, put
@@ -321,9 +322,15 @@ def _weights_problems(config: Config, uncertain: Collection[str]) -> Iterator[Pr
 
 
 def _parts_problems(config: Config, uncertain: Collection[str]) -> Iterator[Problem]:
-    """Patterns that match no weight, and the like; how large the vocabulary is does not matter."""
-    if not any(key.startswith(("model.", "parts.", "lora.")) for key in uncertain):
-        yield from _problems(lambda: trained_architecture(config, config.model.vocab_size or 1), "parts.frozen")
+    """Patterns that match no weight, sites that the model lacks; how large the vocabulary is does not matter."""
+    if any(key.startswith(("model.", "parts.", "lora.")) for key in uncertain):
+        return
+    stated = partial(trained_architecture, config, config.model.vocab_size or 1)
+    wrong = [*_problems(stated, "parts.frozen")]
+    if not wrong and "thermometers.sites" not in uncertain:
+        check = partial(check_sites, config.model, stated(), config.thermometers.sites)
+        wrong += _problems(check, "thermometers.sites")
+    yield from wrong
 
 
 def _open_header(name: str, cache: str | None) -> None:

@@ -3,7 +3,7 @@
     begin           layers' probe reads from here on               activations, by unit and site
     gradients       after they are summed, before clipping         by part
     watch           around the change of each slice of weights     by part
-    finish          what ranks have found is put together          sent over all ranks: 2 all-reduces, see `row_sizes`
+    finish          what ranks have found is put together          sent over all ranks: 2 all-reduces
 
 A rank adds its samples, its shards of weights and heads, its part of a sequence, its slice under ZeRO. Of weights that
 several ranks have alike one adds; a stream that all tp ranks have alike is read by each of them, all of it equally
@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from colonnade.architecture.sites import Site, parts, sites
+from colonnade.architecture.sites import GRADIENTS, UPDATES, Site, parts, sites
 from colonnade.architecture.statement import Architecture
 from colonnade.config.model import ModelConfig
-from colonnade.config.thermometers import ThermometersConfig
+from colonnade.config.thermometers import ALL_SITES, ThermometersConfig
 from colonnade.data_parallel.clip import is_copy, is_counted
 from colonnade.data_parallel.zero import Ownership
 from colonnade.kernels.probe import NUM_EXTREMES, NUM_SUMS, Probe, nothing
@@ -73,38 +73,34 @@ class Reading:
     step: int
     activations: tuple[tuple[Site, Activations], ...]
     parts: tuple[tuple[str, Part], ...]
+    chosen: tuple[str, ...] = ALL_SITES
+    """As thermometers.sites: of parts, None stands for what is not among them too."""
 
     def to_json(self) -> dict[str, Any]:
         """For thermometers.jsonl."""
         by_unit: dict[str, dict[str, Any]] = {}
         for (unit, site), found in self.activations:
             by_unit.setdefault(unit, {})[site] = found._asdict()
+        gradients = self.parts if GRADIENTS in self.chosen else ()
+        updates = self.parts if UPDATES in self.chosen else ()
         return {
             "step": self.step,
             "activations": by_unit,
             "gradients": {
-                name: {"norm": part.gradient_norm, "maximum": part.gradient_maximum} for name, part in self.parts
+                name: {"norm": part.gradient_norm, "maximum": part.gradient_maximum} for name, part in gradients
             },
-            "updates": {name: part.update for name, part in self.parts},
+            "updates": {name: part.update for name, part in updates},
         }
 
     def summary(self) -> dict[str, float]:
-        """The extremes over the model, by name: for who shows a few curves only."""
+        """The extremes over the model of what was measured, by name: for who shows a few curves only."""
         largest: dict[str, float] = {}
         for (_, site), found in self.activations:
             largest[f"largest_{site}"] = max(largest.get(f"largest_{site}", 0.0), found.largest)
         updates = [part.update for _, part in self.parts if part.update is not None]
-        shares = {
-            "non_finite": max(found.non_finite for _, found in self.activations),
-            "near_limit": max(found.near_limit for _, found in self.activations),
-        }
-        return {**largest, **shares, **({"largest_update": max(updates)} if updates else {})}
-
-
-def row_sizes(model: ModelConfig, architecture: Architecture) -> tuple[int, int]:
-    """How many numbers are put together by max, and how many by sum."""
-    places, trained = len(sites(model, architecture)), len(parts(architecture))
-    return places * NUM_EXTREMES + trained, places * NUM_SUMS + trained * OF_A_PART
+        for name in ("non_finite", "near_limit") if self.activations else ():
+            largest[name] = max(getattr(found, name) for _, found in self.activations)
+        return {**largest, **({"largest_update": max(updates)} if updates else {})}
 
 
 @dataclass
@@ -113,7 +109,7 @@ class Thermometers:
 
     sites: tuple[Site, ...]
     parts: tuple[str, ...]
-    """Of the whole model, as the sites are."""
+    """Of the whole model, as the sites are; none where nothing of them is measured."""
     owned: Ownership
     probe: Probe
     dtype: torch.dtype
@@ -133,13 +129,13 @@ class Thermometers:
         self._step = step
         self._sums = torch.zeros(len(self.parts), OF_A_PART, dtype=torch.float64, device=self._device)
         self._largest = torch.zeros(len(self.parts), dtype=torch.float64, device=self._device)
-        self.probe.begin(self.dtype)
+        self.probe.begin(self.dtype, {site for _, site in self.sites})
 
     @torch.no_grad()
     def gradients(self, scale: float) -> None:
         """Read the reduced gradients, which are `scale` times too large."""
         self.probe.end()
-        if self._step is None:
+        if self._step is None or GRADIENTS not in self.config.sites:
             return
         for bucket in self.owned.buckets.values():
             row = self.parts.index(bucket.name)
@@ -153,7 +149,8 @@ class Thermometers:
 
     def watch(self, params: ParamSlice) -> AbstractContextManager[None]:
         """Around the change of a slice's weights. Holds a copy of it meanwhile."""
-        if self._step is None or not params.counted or not self._adds(params.part):
+        of_others = not params.counted or not self._adds(params.part)
+        if self._step is None or UPDATES not in self.config.sites or of_others:
             return unwatched(params)
         return self._watched(params)
 
@@ -166,14 +163,18 @@ class Thermometers:
         row[1] += squared_norm(before.sub_(params.weights)).to(row.device)
 
     def finish(self, mesh: Mesh) -> Reading | None:
-        """What the step shows, on all ranks; None where it is not measured. Sends `row_sizes` over all ranks."""
+        """What the step shows, on all ranks; None where it is not measured. Sends 7 numbers a site and 4 a part over
+        all ranks.
+        """
         if self._step is None:
             return None
-        rows = torch.stack([self.probe.rows.get(site, nothing(self._device)) for site in self.sites])
+        none = torch.zeros(0, NUM_EXTREMES + NUM_SUMS, dtype=torch.float64, device=self._device)
+        rows = torch.cat([none, *(self.probe.rows.get(site, nothing(self._device))[None] for site in self.sites)])
         extremes, sums = rows[:, :NUM_EXTREMES], rows[:, NUM_EXTREMES:]
         most = all_reduce(torch.cat([extremes.flatten(), self._largest]), mesh.world, "max").tolist()
         total = all_reduce(torch.cat([sums.flatten(), self._sums.flatten()]), mesh.world).tolist()
-        reading = Reading(self._step, tuple(self._activations(most, total)), tuple(self._parts(most, total)))
+        activations, trained = tuple(self._activations(most, total)), tuple(self._parts(most, total))
+        reading = Reading(self._step, activations, trained, self.config.sites)
         self._step, self.probe.rows = None, {}
         return reading
 
@@ -202,9 +203,10 @@ class Thermometers:
 
     def _parts(self, most: list[float], total: list[float]) -> Iterator[tuple[str, Part]]:
         largest, sums = most[-len(self.parts) :], total[-len(self.parts) * OF_A_PART :]
+        has_norm = GRADIENTS in self.config.sites
         for number, name in enumerate(self.parts):
             gradient, change, before = sums[number * OF_A_PART :][:OF_A_PART]
-            norm = _finite(_root(gradient))
+            norm = _finite(_root(gradient)) if has_norm else None
             maximum = None if norm is None else _finite(largest[number])
             yield name, Part(norm, maximum, _finite(_root(change / before)) if before else None)
 
@@ -219,7 +221,8 @@ def thermometers(
     dtype: torch.dtype,
 ) -> Thermometers:
     """Those of a model that computes in `dtype`."""
-    return Thermometers(sites(model, architecture), parts(architecture), owned, probe, dtype, config)
+    places, trained = sites(model, architecture, config.sites), parts(architecture, config.sites)
+    return Thermometers(places, trained, owned, probe, dtype, config)
 
 
 def _root(square: float) -> float:

@@ -75,7 +75,7 @@ def one_step(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus) -
         mesh.rank,
         skipped=result.skipped,
         cuda=device.type == "cuda",
-        measured=result.reading is not None,
+        measured=() if result.reading is None else result.reading.chosen,
         stated=trained_architecture(config, corpus.vocab_size),
     )
     predicted = predict(config, corpus.vocab_size, stage=mesh.pp.rank, device=device)
