@@ -12,7 +12,6 @@ import json
 import lzma
 import random
 import re
-import string
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,13 +20,14 @@ from typing import Any
 
 from benchmarks.hardware import describe
 from colonnade.data.chat_template import BUILT_IN
+from colonnade.evaluation.squad import scores_1
 
 MODEL = """
 [model]
 num_layers = 4
 hidden_size = 256
 num_heads = 4
-seq_length = 128
+seq_length = {length}
 position = "rotary"
 [data]
 tokenizer = "{folder}/tokenizer"
@@ -36,17 +36,25 @@ tokenizer = "{folder}/tokenizer"
 global_batch_size = {batch}
 micro_batch_size = {batch}
 steps = {steps}
-precision = "fp32"
+precision = "{precision}"
 evaluate_every = {steps}
 evaluate_at_start = true
 evaluate_samples = 1000
 threads = 1
 {train}
 [optim]
-learning_rate = 1e-3
+learning_rate = {rate}
 warmup_steps = 20
 [run]
 folder = "{folder}/{name}"
+"""
+TALKS = """train = "{folder}/learned"
+validation = "{folder}/held-out"
+split = "1:0"
+documents = "separate"
+packing = "whole"
+too_long = "drop"
+loss_on = "answers"
 """
 HELD_OUT_ARTICLES = 2
 
@@ -68,12 +76,6 @@ def questions(file: Path) -> Iterator[tuple[int, str, list[str]]]:
                 start = question["answers"][0]["answer_start"]
                 sentence = next(s.group() for s in re.finditer(r".+?(?:[.!?](?=\s)|$)", text, re.S) if s.end() > start)
                 yield number, f"{sentence.strip()}\n{question['question'].strip()}", answers
-
-
-def normal(text: str) -> str:
-    """As SQuAD compares answers."""
-    plain = "".join(letter for letter in text.lower() if letter not in string.punctuation)
-    return " ".join(word for word in plain.split() if word not in ("a", "an", "the"))
 
 
 def prepare(folder: Path, squad: Path, books: Path) -> list[tuple[str, list[str]]]:
@@ -119,7 +121,8 @@ def train(folder: Path, name: str, **values: Any) -> dict[str, float]:
     return {"before": before, "after": after}
 
 
-def exact_match(folder: Path, name: str, held_out: list[tuple[str, list[str]]]) -> tuple[float, list[str]]:
+def scores(folder: Path, name: str, held_out: list[tuple[str, list[str]]]) -> tuple[dict[str, float], list[str]]:
+    """Exact match and F1 of greedy answers, in percent, by the rules of SQuAD 1.1; and the answers."""
     file = folder / "asked.jsonl"
     lines = (json.dumps({"messages": [{"role": "user", "content": asked}]}) for asked, _ in held_out)
     file.write_text("\n".join(lines) + "\n")
@@ -127,9 +130,8 @@ def exact_match(folder: Path, name: str, held_out: list[tuple[str, list[str]]]) 
     texts = [
         made["text"] for made in json.loads(colonnade("generate", folder / name, "--messages", file, *options))["texts"]
     ]
-    pairs = zip(texts, held_out, strict=True)
-    right = [normal(text) in {normal(answer) for answer in answers} for text, (_, answers) in pairs]
-    return sum(right) / len(right), texts
+    right = {str(number): answers for number, (_, answers) in enumerate(held_out)}
+    return scores_1(right, {str(number): text for number, text in enumerate(texts)}).numbers(), texts
 
 
 def main() -> None:
@@ -144,14 +146,11 @@ def main() -> None:
     folder = given.folder.resolve()
     held_out = prepare(folder, given.squad, given.books)[: given.asked]
     text = f'train = "{folder}/text"\nsplit = "200:1"'
-    read = train(folder, "read", data=text, batch=32, steps=given.reading, train="")
-    talks = (
-        f'train = "{folder}/learned"\nvalidation = "{folder}/held-out"\nsplit = "1:0"\ndocuments = "separate"\n'
-        'packing = "whole"\ntoo_long = "drop"\nloss_on = "answers"'
-    )
-    init = f'init_from = "{folder}/read"'
-    tuned = train(folder, "tuned", data=talks, batch=16, steps=given.tuning, train=init)
-    found = {name: exact_match(folder, name, held_out) for name in ("read", "tuned")}
+    how = {"length": 128, "rate": 1e-3, "precision": "fp32"}
+    read = train(folder, "read", data=text, batch=32, steps=given.reading, train="", **how)
+    talks, init = TALKS.format(folder=folder), f'init_from = "{folder}/read"'
+    tuned = train(folder, "tuned", data=talks, batch=16, steps=given.tuning, train=init, **how)
+    found = {name: scores(folder, name, held_out) for name in ("read", "tuned")}
     shown = [
         {"asked": asked, "right": answers[0], "before": before, "after": after}
         for (asked, answers), before, after in zip(held_out, found["read"][1], found["tuned"][1], strict=True)
@@ -160,7 +159,7 @@ def main() -> None:
         "machine": describe(),
         "text_loss": read,
         "loss_on_answers": tuned,
-        "exact_match": {name: share for name, (share, _) in found.items()},
+        "answers": {name: percent for name, (percent, _) in found.items()},
         "questions": len(held_out),
         "first": shown[:5],
     }

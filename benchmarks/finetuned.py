@@ -1,6 +1,10 @@
 """What fine-tuning reaches on rows that were kept apart, over seeds: a table a command, from files that are named.
 
     python -m benchmarks.finetuned mnli --weights MODEL --train train.json --held-out dev.json --folder runs/finetuned
+    python -m benchmarks.finetuned squad --weights MODEL --train dev-v2.0.json --held-out xquad.en.json --folder …
+    python -m benchmarks.finetuned books --books books.jsonl.xz --train train.json --held-out dev.json --folder …
+    python -m benchmarks.finetuned race --weights MODEL --train race.jsonl --folder …
+    python -m benchmarks.finetuned chat --squad dev-v2.0.json --books books.jsonl.xz --folder …
 
 MODEL is a folder of Hugging Face with a BERT and its tokenizer. Everything is run by `colonnade` as a user would; the
 seeds, of weights that are drawn, order and dropout, are a sweep. Rows kept apart are scored before the first step and
@@ -10,19 +14,29 @@ that are there.
 
 import argparse
 import json
+import lzma
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
-from benchmarks.hardware import command_line, describe, machine_name
+from benchmarks import chat as talk
+from benchmarks.finetuned_page import Run, Table, record
+from benchmarks.hardware import command_line, describe
 
-RESULTS = Path(__file__).parent / "results"
 SEEDS = (1, 2, 3)
 PARTS = ("train", "held-out")
+VOCABULARY = 8192
+LINEAR = "linear warm-up and decay, dropout 0.1"
+SMALL = """kind = "bert"
+num_layers = 4
+hidden_size = 128
+num_heads = 4
+norm_position = "post"
+embedding_norm = true"""
 CONFIG = """
 [model]
 {model}
@@ -42,7 +56,7 @@ micro_batch_size = {batch}
 precision = "{precision}"
 evaluate_every = {steps}
 evaluate_at_start = true
-evaluate_samples = 100_000
+evaluate_samples = {evaluated}
 log_every = 20
 threads = 1
 device = "cpu"
@@ -61,29 +75,34 @@ folder = "{folder}/{name}"
 train.seed = [{seeds}]
 score = "{score}"
 """
-
-
-class Run(NamedTuple):
-    """One seed: scores of the rows kept apart, by name, before the first step and after the last."""
-
-    seed: int
-    before: dict[str, float]
-    after: dict[str, float]
-    seconds: float
-
-
-class Table(NamedTuple):
-    """What a command found."""
-
-    title: str
-    what: str
-    """Rows, lengths and rates, in sentences."""
-    shown: tuple[str, ...]
-    """The scores that the table has, by name."""
-    unit: dict[str, float]
-    """What a score is multiplied by to be shown: 100 of shares."""
-    runs: dict[str, list[Run]]
-    """By what they began from."""
+READ = """
+[model]
+{model}
+seq_length = 128
+[data]
+train = "{folder}/sentences"
+tokenizer = "{tokenizer}"
+split = "95:5"
+[train]
+steps = {reading}
+global_batch_size = 32
+micro_batch_size = 32
+precision = "{precision}"
+evaluate_every = {reading}
+evaluate_samples = 512
+log_every = 50
+threads = 1
+device = "cpu"
+[optim]
+learning_rate = 1e-3
+min_learning_rate = 0.0
+warmup_steps = 100
+decay = "linear"
+weight_decay = 0.01
+beta2 = 0.999
+[run]
+folder = "{folder}/read"
+"""
 
 
 def colonnade(*arguments: object) -> None:
@@ -115,9 +134,10 @@ def make_examples(format_name: str, folder: Path, tokenizer: Path, suffix: str =
 
 def sweep(name: str, given: argparse.Namespace, **values: str) -> list[Run]:
     """All seeds of one beginning."""
-    keys = {**vars(given), "data": "", "seeds": ", ".join(map(str, SEEDS)), "warmup": given.steps // 10, "name": name}
+    seeds = ", ".join(map(str, SEEDS))
+    keys = {"data": "", "evaluated": "100_000", "seeds": seeds, "warmup": given.steps // 10, "name": name}
     file = given.folder / f"{name}.toml"
-    file.write_text(CONFIG.format(**(keys | values)))
+    file.write_text(CONFIG.format(**(vars(given) | keys | values)))
     colonnade("finetune", file)
     points = json.loads((given.folder / name / "summary.json").read_text())["points"]
     return [run_of(given.folder / name / point["point"], point) for point in points]
@@ -151,19 +171,172 @@ def mnli(given: argparse.Namespace) -> Table:
     trained, kept, left = pairs_kept_apart(given.train, given.held_out, given.folder)
     tokenizer = given.weights / "tokenizer.json"
     make_examples("mnli", given.folder, tokenizer)
-    head = f'head = "classification"\nnum_labels = 3\nseq_length = {given.length}'
-    values = {"model": f"{shape_of(given.weights)}\n{head}", "tokenizer": str(tokenizer), "score": "accuracy"}
-    begun = f'init_from = "{given.weights}"\ninit_from_resize = true'
-    runs = {"MiniLM": sweep("weights", given, **values, init=begun)}
+    model = f"{shape_of(given.weights)}\n{classifier(3, given.length)}"
+    values = {"model": model, "tokenizer": str(tokenizer), "score": "accuracy"}
+    runs = {"MiniLM": sweep("weights", given, **values, init=begun_from(given.weights))}
     runs["drawn weights"] = sweep("drawn", given, **values, init="")
-    what = (
-        f"{trained:,} rows of MNLI to train on; {kept:,} kept apart, from which {left} were left out that share a text "
-        "with those. Three labels, alike frequent: 33 % is chance."
+    what = f"{kept_apart('MNLI', trained, kept, left)} Three labels, alike frequent: 33 % is chance."
+    return Table("MNLI, from published weights", what, LINEAR, ("loss", "accuracy"), {"accuracy": 100.0}, runs)
+
+
+def classifier(num_labels: int, length: int) -> str:
+    return f'head = "classification"\nnum_labels = {num_labels}\nseq_length = {length}'
+
+
+def begun_from(weights: Path) -> str:
+    return f'init_from = "{weights}"\ninit_from_resize = true'
+
+
+def kept_apart(rows: str, trained: int, kept: int, left: int) -> str:
+    return (
+        f"{trained:,} rows of {rows} to train on; {kept:,} kept apart, from which {left} were left out that share a "
+        "text with those."
     )
-    return Table("MNLI, from published weights", what, ("loss", "accuracy"), {"accuracy": 100.0}, runs)
 
 
-TABLES: dict[str, Callable[[argparse.Namespace], Table]] = {"mnli": mnli}
+def squad(given: argparse.Namespace) -> Table:
+    """Questions that have an answer alone, in the form of 1.1: a model that answers nothing scores nothing."""
+    files = {"train": given.train, "held-out": given.held_out}
+    articles = {name: json.loads(file.read_text())["data"] for name, file in files.items()}
+    known = {article["title"] for article in articles["train"]}
+    articles["held-out"] = [each for each in articles["held-out"] if each["title"] not in known][: given.articles]
+    counts = {}
+    for name, found in articles.items():
+        rows = [answerable(article) for article in found]
+        counts[name] = sum(len(text["qas"]) for article in rows for text in article["paragraphs"])
+        (given.folder / f"rows-{name}.json").write_text(json.dumps({"version": "1.1", "data": rows}))
+    tokenizer = given.weights / "tokenizer.json"
+    make_examples("squad", given.folder, tokenizer)
+    model = f'{shape_of(given.weights)}\nhead = "spans"\nseq_length = {given.length}'
+    asked = f'questions = "{given.folder}/rows-held-out.json"'
+    values = {"model": model, "tokenizer": str(tokenizer), "score": "f1", "data": asked, "evaluated": "64"}
+    runs = {"MiniLM": sweep("weights", given, **values, init=begun_from(given.weights))}
+    what = (
+        f"{counts['train']:,} questions with an answer, of {len(articles['train'])} articles, to train on; "
+        f"{counts['held-out']:,} of {len(articles['held-out'])} other articles kept apart. Exact match and F1 are "
+        "those of evaluate-v1.1.py. Before the first step the head is drawn."
+    )
+    return Table("SQuAD, from published weights", what, LINEAR, ("exact_match", "f1"), {}, runs)
+
+
+def answerable(article: Mapping[str, Any]) -> dict[str, Any]:
+    """An article with those of its questions that have an answer, as 1.1 writes them."""
+    keys = ("id", "question", "answers")
+    texts = [
+        {"context": text["context"], "qas": [{key: q[key] for key in keys} for q in text["qas"] if q["answers"]]}
+        for text in article["paragraphs"]
+    ]
+    return {"title": article["title"], "paragraphs": texts}
+
+
+def books(given: argparse.Namespace) -> Table:
+    """A small BERT that reads books first, beside the same without."""
+    trained, kept, left = pairs_kept_apart(given.train, given.held_out, given.folder)
+    folder, tokenizer = given.folder, given.folder / "wordpiece.json"
+    write_text(given.books, folder / "text.jsonl", given.characters)
+    if not (folder / "sentences.bin").exists():
+        vocabulary = ("--kind", "wordpiece", "--vocab-size", VOCABULARY, "--output", tokenizer, "--overwrite")
+        colonnade("data", "train-tokenizer", folder / "text.jsonl", *vocabulary)
+        output = ("--tokenizer", tokenizer, "--output", folder / "sentences")
+        colonnade("data", "tokenize", folder / "text.jsonl", "--sentences", *output)
+    (folder / "read.toml").write_text(READ.format(**vars(given), tokenizer=tokenizer, model=SMALL))
+    colonnade("train", folder / "read.toml")
+    last = json.loads((folder / "read" / "metrics.jsonl").read_text().splitlines()[-1])
+    make_examples("qqp", folder, tokenizer)
+    model = f"{SMALL}\n{classifier(2, given.length)}"
+    values = {"model": model, "tokenizer": str(tokenizer), "score": "accuracy"}
+    runs = {"books": sweep("weights", given, **values, init=begun_from(folder / "read"))}
+    runs["drawn weights"] = sweep("drawn", given, **values, init="")
+    common = max(shares_of(folder / "rows-held-out.json").values())
+    what = (
+        f"A BERT of 4 layers of width 128, post-norm, with a vocabulary of {VOCABULARY:,}, read {last['tokens']:,} "
+        f"tokens of English books in {given.reading:,} steps (one seed; masked loss of other books "
+        f"{last['validation_masked_loss']:.3f}, {100 * last['validation_masked_accuracy']:.1f} % of masked tokens "
+        f"right). {kept_apart('QQP', trained, kept, left)} The more frequent label is {100 * common:.1f} % of them."
+    )
+    shown, unit = ("loss", "accuracy", "f1"), {"accuracy": 100.0, "f1": 100.0}
+    return Table("QQP, from a BERT that has read books", what, LINEAR, shown, unit, runs)
+
+
+def shares_of(rows: Path) -> dict[str, float]:
+    """How frequent each label is."""
+    labels = Counter(row["label"] for row in json.loads(rows.read_text()).values())
+    return {label: count / labels.total() for label, count in labels.items()}
+
+
+def write_text(source: Path, text: Path, characters: int) -> None:
+    """So much of the books, in documents of some pages."""
+    left = characters
+    with lzma.open(source, "rt", encoding="utf-8") as lines, text.open("w", encoding="utf-8") as out:
+        for line in lines:
+            taken = json.loads(line)["text"][: max(0, left)]
+            left -= len(taken)
+            for start in range(0, len(taken), 20_000):
+                out.write(json.dumps({"text": taken[start : start + 20_000]}) + "\n")
+
+
+def race(given: argparse.Namespace) -> Table:
+    """Of one file, a question a line: every fifth article is kept apart."""
+    rows = [json.loads(line) for line in given.train.read_text().splitlines()]
+    apart = set(list(dict.fromkeys(row["article"] for row in rows))[::5])
+    parts = {
+        "train": [row for row in rows if row["article"] not in apart],
+        "held-out": [row for row in rows if row["article"] in apart],
+    }
+    for name, part in parts.items():
+        (given.folder / f"rows-{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    tokenizer = given.weights / "tokenizer.json"
+    make_examples("race", given.folder, tokenizer, ".jsonl")
+    model = f'{shape_of(given.weights)}\nhead = "choice"\nnum_labels = 4\nseq_length = {given.length}'
+    values = {"model": model, "tokenizer": str(tokenizer), "score": "accuracy"}
+    runs = {"MiniLM": sweep("weights", given, **values, init=begun_from(given.weights))}
+    what = (
+        f"{len(parts['train'])} questions of RACE's middle part to train on, {len(parts['held-out'])} of other "
+        "articles kept apart; one option of four is right: 25 % is chance. A sample is four sequences."
+    )
+    return Table("RACE, from published weights", what, LINEAR, ("loss", "accuracy"), {"accuracy": 100.0}, runs)
+
+
+def chat(given: argparse.Namespace) -> Table:
+    """The decoder of `benchmarks.chat`, over seeds of the second run."""
+    held_out = talk.prepare(given.folder, given.squad, given.books)[: given.asked]
+    text = f'train = "{given.folder}/text"\nsplit = "200:1"'
+    how = {"length": given.length, "rate": given.rate, "precision": given.precision}
+    read = talk.train(given.folder, "read", data=text, batch=32, steps=given.reading, train="", **how)
+    answers = {"before": talk.scores(given.folder, "read", held_out)[0]}
+    runs = []
+    for seed in SEEDS:
+        began, name = time.perf_counter(), f"seed-{seed}"
+        init = f'init_from = "{given.folder}/read"\nseed = {seed}'
+        data = talk.TALKS.format(folder=given.folder)
+        loss = talk.train(given.folder, name, data=data, batch=given.batch, steps=given.steps, train=init, **how)
+        seconds = time.perf_counter() - began
+        answers["after"] = talk.scores(given.folder, name, held_out)[0]
+        before, after = ({"loss": loss[when], **answers[when]} for when in ("before", "after"))
+        runs.append(Run(seed, before, after, seconds))
+    what = (
+        f"A decoder of 4 layers of width 256 read books and sentences in {given.reading} steps of 32 samples (loss "
+        f"{read['after']:.3f}), and then questions with the sentence that has the answer; loss is of the answers of "
+        f"two articles kept apart, exact match and F1 (of evaluate-v1.1.py) of the greedy answers to "
+        f"{len(held_out)} of their questions."
+    )
+    return Table(
+        "Answers of a small decoder",
+        what,
+        "warm-up, cosine decay and no dropout",
+        ("loss", "exact_match", "f1"),
+        {},
+        {"text": runs},
+    )
+
+
+TABLES: dict[str, Callable[[argparse.Namespace], Table]] = {
+    "mnli": mnli,
+    "squad": squad,
+    "books": books,
+    "race": race,
+    "chat": chat,
+}
 
 
 def options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -180,6 +353,11 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
             own.add_argument(f"--{option}", type=type(value), default=value)
 
     table("mnli", "weights", "train", "held-out", steps=400, batch=16, length=48, rate=1e-4)
+    table("squad", "weights", "train", "held-out", steps=200, batch=8, length=160, rate=1e-4, articles=16)
+    sizes = {"characters": 12_000_000, "reading": 1500}
+    table("books", "books", "train", "held-out", steps=562, batch=16, length=48, rate=3e-4, **sizes)
+    table("race", "weights", "train", steps=100, batch=4, length=128, rate=5e-5)
+    table("chat", "squad", "books", steps=150, batch=16, length=128, rate=1e-3, reading=200, asked=150)
     return parser.parse_args(arguments)
 
 
@@ -191,89 +369,6 @@ def main(arguments: Sequence[str]) -> None:
     found = TABLES[given.table](given)
     settings = {key: vars(given)[key] for key in ("steps", "batch", "length", "rate", "precision")}
     record(given.table, {**found._asdict(), "settings": settings, "command": command_line(), "hardware": measured_on})
-
-
-def record(name: str, found: Mapping[str, Any]) -> None:
-    """Put a table beside those of the day, and write the page anew."""
-    today = datetime.now(UTC).date().isoformat()
-    file = RESULTS / f"finetuned-{today}-{machine_name()}.json"
-    there = json.loads(file.read_text()) if file.exists() else {}
-    runs = {begun: [run._asdict() for run in group] for begun, group in found["runs"].items()}
-    there[name] = {**found, "runs": runs}
-    tables = {each: there[each] for each in TABLES if each in there}
-    file.write_text(json.dumps(tables, indent=1) + "\n")
-    file.with_suffix(".md").write_text(page(today, tables))
-    print(page(today, tables))
-
-
-def page(today: str, tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """In Markdown."""
-    hardware = next(iter(tables.values()))["hardware"]
-    lines = [
-        f"# Fine-tuning over seeds, {today}, {hardware['cpu']}, {hardware['cores']} cores",
-        "",
-        "One rank of one thread on a machine that did other work besides: seconds are of whole runs, evaluations "
-        "included, and no measure of speed. Scores are of rows kept apart, before the first step and after the last; "
-        "they choose nothing, and settings were not tuned. A gain is **beyond the spread** where the lowest seed of "
-        "the one is above the highest of the other.",
-    ]
-    return "\n".join([*lines, *(line for table in tables.values() for line in section(table)), ""])
-
-
-def section(table: Mapping[str, Any]) -> Iterable[str]:
-    """A heading, what was done, and a line for each seed; then medians, and what is gained."""
-    settings, hardware = table["settings"], table["hardware"]
-    yield from ("", f"## {table['title']}", "")
-    yield (
-        f"{table['what']} {settings['steps']} steps of {settings['batch']} samples of {settings['length']} tokens, "
-        f"AdamW at {settings['rate']:g} with linear warm-up and decay, dropout 0.1, {settings['precision']}. Commit "
-        f"{hardware['commit']}; torch {hardware['torch']}; `{table['command']}`."
-    )
-    shown = table["shown"]
-    heads = [f"{name} {when}" for name in shown for when in ("before", "after")]
-    yield from ("", f"| begins from | seed | {' | '.join(heads)} | seconds |", "|---" * (len(heads) + 3) + "|")
-    for begun, runs in table["runs"].items():
-        for run in runs:
-            yield f"| {begun} | {run['seed']} | {' | '.join(cells(table, run))} | {run['seconds']:.0f} |"
-    yield ""
-    for name in shown:
-        yield from gains(table, name)
-
-
-def cells(table: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
-    return [written(table, name, run[when][name]) for name in table["shown"] for when in ("before", "after")]
-
-
-def written(table: Mapping[str, Any], name: str, score: float) -> str:
-    """A share or a percentage as percent, a loss as it is."""
-    if name == "loss":
-        return f"{score:.4f}"
-    return f"{score * table['unit'].get(name, 1.0):.1f} %"
-
-
-def gains(table: Mapping[str, Any], name: str) -> Iterable[str]:
-    """A line for each beginning: median, lowest and highest after the last step, and each beside what it is held to:
-    the second beginning where there are two, else the same runs before their first step.
-    """
-    groups = {begun: [run["after"][name] for run in runs] for begun, runs in table["runs"].items()}
-    if len(groups) == 1:
-        ((_, runs),) = table["runs"].items()
-        groups |= {"before the first step": [run["before"][name] for run in runs]}
-    told = [
-        f"{begun} {written(table, name, median(scores))} ({written(table, name, min(scores))} to "
-        f"{written(table, name, max(scores))})"
-        for begun, scores in groups.items()
-    ]
-    yield f"- {name}, median and spread: {'; '.join(told)}. {verdict(name, *groups.values())}"
-
-
-def verdict(name: str, ours: Sequence[float], held_to: Sequence[float]) -> str:
-    """Whether every seed of the one is better than every seed of the other."""
-    sign = -1 if name == "loss" else 1
-    best = max(sign * score for score in held_to)
-    if min(sign * score for score in ours) > best:
-        return "The gain is beyond the spread."
-    return "**The gain is within the spread.**"
 
 
 if __name__ == "__main__":
