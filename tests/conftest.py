@@ -3,6 +3,7 @@
 import json
 import lzma
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,13 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # One thread: tensors here are tiny, and threads that wait for a core of a busy machine cost more than they bring.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Whatever a test has set: those behind it would take ten times as long."""
+    yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
