@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 from colonnade.config.model import ModelConfig
+from colonnade.config.saving import CheckpointConfig
 from colonnade.config.schema import (
-    CheckpointConfig,
     Config,
     DataConfig,
     OptimConfig,

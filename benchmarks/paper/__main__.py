@@ -21,8 +21,8 @@ import torch
 from colonnade.architecture.families import architecture_of
 from colonnade.architecture.parts import trained_architecture
 from colonnade.config.model import ModelConfig
+from colonnade.config.saving import CheckpointConfig
 from colonnade.config.schema import (
-    CheckpointConfig,
     Config,
     DataConfig,
     OptimConfig,

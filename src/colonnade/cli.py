@@ -44,6 +44,9 @@ RateFactor = Annotated[
     float, typer.Option(help="After a rollback: multiplies the learning rate for --rate-steps.", max=1)
 ]
 RateSteps = Annotated[int, typer.Option(help="After a rollback: steps with the lowered learning rate.", min=0)]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Start all ranks, check and tell everything, and stop before step 1.")
+]
 Profiled = Annotated[
     str | None,
     typer.Option(help="Time all parts of these steps: 5, or 5:8 for 5 to 8.", metavar="STEPS", show_default=False),
@@ -88,9 +91,7 @@ def train(
     audit: Annotated[
         bool, typer.Option("--audit", help="Run one step, and print what each axis sent beside what theory says.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Start all ranks, check and tell everything, and stop before step 1.")
-    ] = False,
+    dry_run: DryRun = False,
     rollback: Annotated[
         int | None,
         typer.Option(help="Return to the checkpoint of this step first.", metavar="STEP", min=1, show_default=False),
@@ -126,6 +127,7 @@ def train(
         return
     settings = fitted
     with ending(settings), start.owned(settings) as keep:
+        start.fetch(config, overrides or [], settings, dry_run=dry_run)
         if rollback is not None:
             print(start.roll_back(settings, rollback, asked), flush=True)
         say_first_lines(settings, start.lines(config, overrides or []))
@@ -137,7 +139,8 @@ def train(
         from colonnade.train import loop
 
         watcher = Watcher(banner, within_memory, active=not dry_run)
-        loop.main(settings, watcher.banner, watcher.within, dry_run=dry_run, profile=timed)
+        again = start.again(config, overrides or [], settings)
+        loop.main(settings, watcher.banner, watcher.within, dry_run=dry_run, profile=timed, again=again)
 
 
 @app.command(cls=CommandWithKeys)

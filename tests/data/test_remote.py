@@ -12,6 +12,7 @@ import fsspec
 import numpy as np
 import pytest
 
+from colonnade import storage as storage_module
 from colonnade.data import remote
 from colonnade.data.datasets import open_datasets
 from colonnade.data.gpt_dataset import TextSamples
@@ -36,7 +37,7 @@ def storage() -> Iterator[Any]:
 def uploaded(write_tokens: Write, storage: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[str, TokenFile]:
     """A token file in the storage, cut in blocks of 64 bytes, and the same one on the disk."""
     monkeypatch.setattr(remote, "BLOCK", 64)
-    monkeypatch.setattr(remote, "_PAUSE", 0.0)
+    monkeypatch.setattr(storage_module, "PAUSE", 0.0)
     prefix = write_tokens(70, 3, 128, 10)
     Sidecar("0" * 64, 60_000, None, 4, 211, 900, ("a",)).write(prefix)
     for ending in (".bin", ".idx", ".json"):
@@ -135,8 +136,8 @@ def test_connections_that_fail(
         return found
 
     monkeypatch.setattr(type(storage), "cat_file", flaky)
-    monkeypatch.setattr(remote, "_PAUSE", 0.5)
-    monkeypatch.setattr(remote.time, "sleep", waits.append)
+    monkeypatch.setattr(storage_module, "PAUSE", 0.5)
+    monkeypatch.setattr(storage_module.time, "sleep", waits.append)
     faults += [StorageFault("slow down"), ConnectionResetError("reset by peer"), StorageFault("slow down")]
     assert file.read(0, 3).tolist() == [0, 1, 2]
     assert waits == [0.5, 1.0, 2.0]

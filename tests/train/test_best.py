@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from colonnade.config.schema import CheckpointConfig
+from colonnade.config.saving import CheckpointConfig
 from colonnade.errors import CheckpointError
 from colonnade.train.best import Best, best_checkpoint, best_of, spared
 from tests.commands import forked, here

@@ -13,6 +13,7 @@ from colonnade.config.check_distillation import DISTILLATION_CHECKS
 from colonnade.config.check_divergence import DIVERGENCE_CHECKS
 from colonnade.config.check_layout import LAYOUT_CHECKS
 from colonnade.config.check_model import MODEL_CHECKS
+from colonnade.config.check_uploads import UPLOAD_CHECKS
 from colonnade.config.numbers import divisors, either, multiples_around, nearest_divisors, one_of
 from colonnade.config.schema import Config
 from colonnade.config.split import parse_split
@@ -222,6 +223,7 @@ CHECKS: tuple[Check, ...] = (
     Check(("train.evaluate_every", "data.split", "data.validation"), validation_part_exists),
     Check(("thermometers.sites",), something_is_measured),
     *(Check(keys, messages) for keys, messages in MODEL_CHECKS),
+    *(Check(keys, messages) for keys, messages in UPLOAD_CHECKS),
     *(Check(keys, messages) for keys, messages in DATA_CHECKS),
     *(Check(keys, messages) for keys, messages in LAYOUT_CHECKS),
     *(Check(keys, messages) for keys, messages in DIVERGENCE_CHECKS),

@@ -22,12 +22,12 @@ from colonnade.data.datasets import Dataset
 from colonnade.data.indexed import TokenFile, Tokens
 from colonnade.data.made_dataset import MadeDataset
 from colonnade.data.phased_dataset import PhasedDataset
-from colonnade.data.remote import is_remote
 from colonnade.data.rows import Flags, Integers, Samples
 from colonnade.data.sampler import Order
 from colonnade.data.sidecar import ExampleFields, read_sidecar
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
+from colonnade.storage import is_remote
 
 _CONTROL = ("[CLS]", "[SEP]", "[PAD]")
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from colonnade.data.indexed import TokenFile, idx_path
-from colonnade.data.remote import is_remote
 from colonnade.data.sidecar import read_sidecar, sidecar_path
 from colonnade.errors import DataError
+from colonnade.storage import is_remote
 
 BLOCK = 1 << 14  # bytes of .bin that are hashed together
 MOST_PARTS, FEWEST_PARTS = 64, 4  # of a file; there is a block where each begins, and one at the end

@@ -11,30 +11,21 @@ version, so that a file that was replaced is fetched anew. Nothing is ever delet
 from __future__ import annotations
 
 import hashlib
-import importlib
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
 
 import numpy as np
 
 from colonnade.atomic import write_whole
 from colonnade.data.indexed import TokenFile, Tokens, bin_path, idx_path
 from colonnade.data.sidecar import sidecar_path
-from colonnade.errors import HIDDEN, DataError, credentials_in, hidden
+from colonnade.errors import DataError, hidden
+from colonnade.storage import ATTEMPTS, is_remote, open_storage, persist, reason
 
 BLOCK = 1 << 20  # bytes: at 100 MB/s as long as a request takes to be answered
 _VERSIONS = ("ETag", "Content-MD5", "Digest", "Last-Modified")
 _PROBE = 1 << 16  # bytes of either end of the tokens, where nothing else tells a version
-_ATTEMPTS = 4
-_PAUSE = 0.5  # seconds before the second attempt, doubled for each that follows
-
-
-def is_remote(prefix: str) -> bool:
-    """Whether a prefix is a URL."""
-    return "://" in prefix
 
 
 def open_token_file(prefix: str, cache: str | None = None) -> TokenFile:
@@ -53,7 +44,7 @@ class RemoteTokenFile(TokenFile):
     """A token file by its URL: the index is copied when it is opened, tokens when they are read."""
 
     def __init__(self, url: str, cache: str) -> None:
-        self._storage, self._path = _storage(url)
+        self._storage, self._path = open_storage(url, DataError, "copy the file")
         self._cache = cache
         size, version = _try(
             url, lambda: (self._storage.size(f"{self._path}.bin"), _version(self._storage, self._path))
@@ -100,17 +91,6 @@ class RemoteTokenFile(TokenFile):
             _keep(target, _try(url, lambda: self._storage.cat_file(f"{self._path}{ending}")))
 
 
-def _storage(url: str) -> tuple[Any, str]:
-    try:
-        storage, path = importlib.import_module("fsspec.core").url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise DataError(
-            f"{url} cannot be opened: {_reason(error, url)}. Install the package of its kind of storage (s3fs, gcsfs, "
-            "aiohttp, …), or copy the file."
-        ) from None
-    return storage, path
-
-
 def _version(storage: Any, path: str) -> str:
     """What tells a version of the files at `path` from others.
 
@@ -134,32 +114,19 @@ def _stated(info: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={info[name]}" for name in _VERSIONS if info.get(name))
 
 
-def _reason(error: Exception, url: str) -> str:
-    """What a library says, without the credentials of the URL, which it may have taken apart."""
-    text = str(error) or type(error).__name__
-    for secret in credentials_in(url):
-        for spelling in (secret, unquote(secret), quote(secret, safe="")):
-            text = text.replace(spelling, HIDDEN)
-    return text
-
-
 def _try(name: str, ask: Callable[[], Any]) -> Any:
     """What the storage answers; it is asked again where a connection fails."""
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            return ask()
-        except FileNotFoundError as error:
-            raise DataError(
-                f"{name}: there is no {_reason(error, name)}. Check the URL, which has no .bin or .idx at its end."
-            ) from None  # a traceback would show what is hidden here
-        except Exception as error:  # noqa: BLE001  each storage's package raises its own kinds
-            if attempt == _ATTEMPTS:
-                raise DataError(
-                    f"{name} cannot be read after {_ATTEMPTS} attempts: {_reason(error, name)}. Check the connection "
-                    "and the rights."
-                ) from None
-            time.sleep(_PAUSE * 2 ** (attempt - 1))
-    raise AssertionError("the last attempt returns or raises")
+    try:
+        return persist(ask)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{name}: there is no {reason(error, name)}. Check the URL, which has no .bin or .idx at its end."
+        ) from None  # a traceback would show what is hidden here
+    except Exception as error:  # noqa: BLE001  each storage's package raises its own kinds
+        raise DataError(
+            f"{name} cannot be read after {ATTEMPTS} attempts: {reason(error, name)}. Check the connection "
+            "and the rights."
+        ) from None
 
 
 def _keep(path: Path, data: bytes) -> None:

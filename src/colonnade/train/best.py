@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from colonnade.checkpoint.names import NAME, checkpoints_in
-from colonnade.config.schema import CheckpointConfig
+from colonnade.config.saving import CheckpointConfig
 from colonnade.errors import CheckpointError
 from colonnade.train.lines import object_in
 from colonnade.train.run_folder import checkpoints

@@ -229,11 +229,12 @@ def began_with(run: Path, decided: Decided) -> Config:
     return as_it_began(load(run / "config.toml"), decided.changes)
 
 
-def as_the_run_began(config: Config) -> Config:
+def as_the_run_began(config: Config, record: Path | None = None) -> Config:
     """A configuration that a run is started with, without what was changed in mid-run: these changes come in their
-    steps. ConfigError where it gives such a key a value that the run has never had.
+    steps. ConfigError where it gives such a key a value that the run has never had. `record`: the folder that has what
+    was decided, if not the run's.
     """
-    changes = read_decided(Path(config.run.folder)).changes
+    changes = read_decided(record or Path(config.run.folder)).changes
     found = list(conflicts(config, changes))
     if found:
         raise ConfigError(

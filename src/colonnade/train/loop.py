@@ -22,7 +22,7 @@ from colonnade.checkpoint.names import folder_name
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.errors import CopiesError
-from colonnade.launch.agreement import settings
+from colonnade.launch.agreement import on_all_ranks, settings
 from colonnade.launch.join import joined
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
@@ -48,6 +48,7 @@ from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import DATA, StepResult, train_step
 from colonnade.train.trackers import trackers
 from colonnade.train.undo import roll_back
+from colonnade.train.uploads import Uploads, uploads_of
 
 STOPPED_EARLY = "stopped early"
 """The event of a run that train.patience has ended."""
@@ -76,6 +77,7 @@ class Run:
     profile: Profile
     slow_ranks: SlowRanks
     copies: MemoryCopies
+    uploads: Uploads
     in_force: InForce
 
 
@@ -86,9 +88,11 @@ def main(
     *,
     dry_run: bool = False,
     profile: range = range(0),
+    again: Callable[[], Config] | None = None,
 ) -> None:
     """Train as `config` says, as one rank of its layout; every rank calls this. `dry_run`: stop before the state is
-    made, with nothing written. `profile`: steps to be timed in all their parts.
+    made, with nothing written. `profile`: steps to be timed in all their parts. `again`: reads the configuration once
+    more when the ranks have come together, with what rank 0 has fetched of the run until then.
 
     `banner`: called by every rank, describes the run; what it predicts of memory is the business of higher floors, and
     so is `within` (`planner.memory_limit`), which tells of memory that is refused.
@@ -104,6 +108,7 @@ def main(
         properties=settings(config),
     )
     with joining as (mesh, device):
+        config = config if again is None else on_all_ranks(again, mesh.world)
         corpus = open_together(config, mesh.world)
         watched = within(config, corpus.vocab_size, mesh, device)
         with watched, closing(_monitor(config, mesh, corpus, device)) as monitor:
@@ -150,18 +155,32 @@ def _to_its_end(
     following.read(state.step)
     repair, retries = Repair(monitor), SaveRetries(config.checkpoint.retry_for)
     slow_ranks, copies = SlowRanks(config.run, mesh, monitor), MemoryCopies(state, config, mesh, monitor)
-    with Interrupt(Path(config.run.folder) if mesh.rank == 0 else None, config.run.time_limit) as interrupt:
+    interrupt = Interrupt(Path(config.run.folder) if mesh.rank == 0 else None, config.run.time_limit)
+    uploads = uploads_of(config, monitor, active=mesh.rank == 0)
+    with interrupt, uploads:
         changed = True
         while changed:
             config, corpus = following.follow(state)
             retries.limit = config.checkpoint.retry_for
+            uploads.follow(config.checkpoint)
             saving = recovery.saving(
-                state, config, mesh, corpus, monitor, overlap=True, products=products, retries=retries
+                state, config, mesh, corpus, monitor, overlap=True, products=products, retries=retries, uploads=uploads
             )
             read = partial(corpus.batches, micro_batch_size=config.train.micro_batch_size, dp=mesh.data)
             with saving as checkpoints, ReadAhead(read, active=pays(device, corpus)) as data:
                 run = Run(
-                    config, mesh, device, corpus, monitor, checkpoints, data, profile, slow_ranks, copies, following
+                    config,
+                    mesh,
+                    device,
+                    corpus,
+                    monitor,
+                    checkpoints,
+                    data,
+                    profile,
+                    slow_ranks,
+                    copies,
+                    uploads,
+                    following,
                 )
                 changed = _train(run, state, interrupt, repair)
                 checkpoints.settle(state)
@@ -187,6 +206,7 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt, repair: Repair) ->
             roll_back(
                 diverged.found, state, run.checkpoints, config=config, mesh=run.mesh, corpus=run.corpus, monitor=monitor
             )
+            run.uploads.wake(refresh=True)
             continue
         again = run.checkpoints.has_failed or (run.mesh.rank == 0 and run.checkpoints.is_due)
         mine = max(interrupt.newest(), Request.SAVE if again else Request.NOTHING)

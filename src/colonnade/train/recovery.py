@@ -49,6 +49,7 @@ from colonnade.train.newest import SAVED, find
 from colonnade.train.run_folder import checkpoints
 from colonnade.train.save_retries import SaveRetries
 from colonnade.train.state import TrainState, optimizer_of
+from colonnade.train.uploads import Uploads
 
 OPTIMIZER = "optimizer."
 PATIENCE = 1800.0  # seconds, at least, that ranks wait for each other's writing: a slow disk is no hang
@@ -199,21 +200,23 @@ def saving(
     overlap: bool = False,
     products: Mapping[str, Any] | None = None,
     retries: SaveRetries | None = None,
+    uploads: Uploads | None = None,
 ) -> Iterator[Checkpoints]:
     """What the run is saved with, as its [checkpoint] section says; every rank enters this after `resume`.
 
     `overlap`: whoever changes the state calls `copied` before; otherwise `save` returns only when it may be changed.
-    Tidies what a killed run has left. However the block ends, a save under way is waited for first (but not when
-    Ctrl-C asks a second time).
+    Tidies what a killed run has left. `uploads` learn of each save, and what they are reading stays. However the block
+    ends, a save under way is waited for first (but not when Ctrl-C asks a second time).
     """
     asynchronous, retries = config.checkpoint.asynchronous, retries or SaveRetries(config.checkpoint.retry_for)
+    uploads = uploads or Uploads(config, monitor, None)
     saver = Saver(
-        _target(config, monitor),
+        _target(config, monitor, uploads),
         shards_of(state),
         asynchronous=asynchronous,
         overlap=overlap,
         group=background_group(max(config.train.timeout, PATIENCE)) if asynchronous else None,
-        on_saved=partial(_tell, config, monitor, retries),
+        on_saved=partial(_tell, config, monitor, retries, uploads),
     )
     with saver:
         yield Checkpoints(saver, _files(config, corpus), config, mesh, corpus, monitor, products, retries)
@@ -229,10 +232,10 @@ def _files(config: Config, corpus: Corpus) -> dict[str, bytes]:
     return files
 
 
-def _target(config: Config, monitor: Monitor) -> Target:
+def _target(config: Config, monitor: Monitor, uploads: Uploads) -> Target:
     run, kept = Path(config.run.folder), config.checkpoint
     target = Target(checkpoints(run), kept.keep, before_publishing=monitor.sync)
-    return replace(target, spared=partial(spared, run, kept))
+    return replace(target, spared=lambda steps: {*spared(run, kept, steps), *uploads.in_use()})
 
 
 def best(config: Config) -> Best | None:
@@ -241,7 +244,7 @@ def best(config: Config) -> Best | None:
     return best_of(run, checkpoints_in(checkpoints(run))) if config.checkpoint.keep_best else None
 
 
-def _tell(config: Config, monitor: Monitor, retries: SaveRetries, saved: Saved) -> None:
+def _tell(config: Config, monitor: Monitor, retries: SaveRetries, uploads: Uploads, saved: Saved) -> None:
     retries.saved()
     monitor.event(
         SAVED,
@@ -254,6 +257,7 @@ def _tell(config: Config, monitor: Monitor, retries: SaveRetries, saved: Saved) 
         lowest = best(config)
         if lowest is not None and lowest.step == saved.step:
             monitor.event("best", step=saved.step, checkpoint=saved.path.name, validation_loss=lowest.validation_loss)
+    uploads.wake()
 
 
 def _metadata(state: TrainState, config: Config, mesh: Mesh, corpus: Corpus) -> dict[str, Any]:

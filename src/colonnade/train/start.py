@@ -4,6 +4,7 @@
                      the files it names and the GPUs it wants: all at once
     load_for_plan    the configuration of a run that may start elsewhere
     owned            the run's folder, locked for as long as the run goes on
+    fetch            what the run has in an object storage, where the folder has less
     run_point        a run with a share of this machine
     how_to_go_on     what to do after a rank was lost
 
@@ -61,13 +62,43 @@ def load_for_run(path: Path, overrides: Sequence[str] = ()) -> Config:
     return _as_begun(load(path, overrides, complete=complete, also=problems_of_files))
 
 
-def _as_begun(config: Config) -> Config:
-    """Where the run has changed keys in mid-run, without these changes; else nothing is imported."""
-    if (Path(config.run.folder) / run_folder.DECIDED).exists():
+def _as_begun(config: Config, record: Path | None = None) -> Config:
+    """Where the run has changed keys in mid-run, without these changes; else nothing is imported. `record`: the folder
+    with what the run has written down, if not its own.
+    """
+    if ((record or Path(config.run.folder)) / run_folder.DECIDED).exists():
         from colonnade.train.change_requests import as_the_run_began
 
-        return as_the_run_began(config)
+        return as_the_run_began(config, record)
     return config
+
+
+def fetch(path: Path, overrides: Sequence[str], config: Config, *, dry_run: bool = False) -> None:
+    """Have the folder of a run, which this process holds, get what its storage has beyond it (`fetched.py`). Nothing
+    happens in a rank for which another process does that.
+    """
+    if config.checkpoint.upload_to is None or launch.has_supervisor() or launch.rank_and_size()[0] != 0:
+        return
+    from colonnade.train import fetched
+
+    def as_began(record: Path) -> Config:
+        return _as_begun(load(path, overrides, complete=partial(complete, record=record)), record)
+
+    fetched.fetch(config, as_began, probe=not launch.attempt(), dry_run=dry_run)
+
+
+def again(path: Path, overrides: Sequence[str], config: Config) -> Callable[[], Config] | None:
+    """How a rank reads its configuration once more when all ranks have come together, on the layout of `config`: by
+    then rank 0 may have fetched a run that began with other defaults. None where that was before this rank started.
+    """
+    if config.checkpoint.upload_to is None or launch.has_supervisor():
+        return None
+
+    def read() -> Config:
+        fresh = _as_begun(load(path, overrides, complete=complete))
+        return fitting(fresh, config.parallel.num_ranks).config
+
+    return read
 
 
 def load_for_plan(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -75,9 +106,11 @@ def load_for_plan(path: Path, overrides: Sequence[str] = ()) -> Config:
     return load(path, overrides, complete=lambda content: complete(content, num_gpus=1))
 
 
-def complete(content: TomlTable, *, num_gpus: int | None = None) -> None:
-    """Add what a file leaves to the run that it goes on with, and to the device. `num_gpus` None: this machine's."""
-    put(content, _kept(content))
+def complete(content: TomlTable, *, num_gpus: int | None = None, record: Path | None = None) -> None:
+    """Add what a file leaves to the run that it goes on with, and to the device. `num_gpus` None: this machine's.
+    `record`: the folder with what the run has written down, if not its own.
+    """
+    put(content, _kept(content, record))
     for message in nothing_to_train(content):
         raise ConfigError(message)
     if has(content, "train.epochs") and not has(content, "train.steps"):
@@ -110,13 +143,14 @@ def lines(path: Path, overrides: Sequence[str] = ()) -> list[str]:
     return [line for line in shown if line]
 
 
-def _kept(content: TomlTable) -> dict[str, object]:
+def _kept(content: TomlTable, record: Path | None = None) -> dict[str, object]:
     """What the run keeps that `content` goes on with; nothing from a folder in which nothing was trained."""
     run = content.get("run")
     folder = run.get("folder") if isinstance(run, dict) else None
-    if not isinstance(folder, str) or not folder or not run_folder.was_trained(Path(folder)):
+    if not isinstance(folder, str) or not folder:
         return {}
-    return kept_from_run(content, Path(folder))
+    written = record or Path(folder)
+    return kept_from_run(content, written) if run_folder.was_trained(written) else {}
 
 
 def _precision(content: TomlTable, num_gpus: int | None) -> str:
@@ -244,6 +278,7 @@ def run_point(config: Path, share: Share) -> int:
             first = share.number * settings.parallel.num_ranks
             launch.hide_other_gpus(range(first, first + settings.parallel.num_ranks))
     with owned(settings) as keep:
+        fetch(config, [], settings)
         return supervise(settings, ["train", str(config), *own], keep)
 
 
@@ -334,7 +369,8 @@ def _parts_problems(config: Config, uncertain: Collection[str]) -> Iterator[Prob
 
 
 def _open_header(name: str, cache: str | None) -> None:
-    from colonnade.data.remote import is_remote, open_token_file
+    from colonnade.data.remote import open_token_file
+    from colonnade.storage import is_remote
 
     if not is_remote(name):  # a word with a server would take its time
         open_token_file(name, cache)
@@ -343,7 +379,7 @@ def _open_header(name: str, cache: str | None) -> None:
 def _is_quick(files: Iterable[str], packing: str) -> bool:
     """Whether all there is to open are indices on local disks that are not long."""
     from colonnade.data.indexed import idx_path
-    from colonnade.data.remote import is_remote
+    from colonnade.storage import is_remote
 
     names = list(files)
     local = packing == "stream" and not any(is_remote(name) for name in names)

@@ -19,6 +19,7 @@ from typing import Any
 from colonnade.config.describe import all_keys, as_toml
 from colonnade.config.load import TomlTable, read_with
 from colonnade.errors import ConfigError
+from colonnade.storage import below
 
 SECTION, SCORE, AT_ONCE, SEED = "sweep", "score", "at_once", "train.seed"
 _ENTRY = "[sweep] lists values of keys, like `optim.learning_rate = [1e-5, 2e-5]`"
@@ -124,6 +125,9 @@ def _point(content: TomlTable, folder: str, values: dict[str, Any]) -> Point:
             place = place[part]
         place[last] = value
     own["run"] = {**own["run"], "folder": str(Path(folder) / name)}
+    url = own.get("checkpoint", {}).get("upload_to") if isinstance(own.get("checkpoint"), dict) else None
+    if isinstance(url, str):
+        own["checkpoint"] = {**own["checkpoint"], "upload_to": below(url, name)}
     return Point(name, values, own)
 
 

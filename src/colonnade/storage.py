@@ -1,0 +1,71 @@
+"""Object storages by their URLs, through `fsspec`: opening one, asking it again where a connection fails, hidden keys.
+
+s3://bucket/runs/books    needs s3fs        gs://…  gcsfs        az://…  adlfs        file:///…, memory://…  nothing
+"""
+
+import importlib
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+from urllib.parse import quote, unquote
+
+from colonnade.errors import HIDDEN, ColonnadeError, credentials_in
+
+ATTEMPTS = 4
+PAUSE = 0.5
+"""[seconds] Before the second attempt, doubled for each that follows."""
+Answer = TypeVar("Answer")
+
+
+def is_remote(name: str) -> bool:
+    """Whether what a user has named is a URL."""
+    return "://" in name
+
+
+def below(url: str, name: str) -> str:
+    """The URL of a folder in a folder."""
+    place, mark, more = url.partition("?")
+    return f"{place.rstrip('/')}/{name}{mark}{more}"
+
+
+def open_storage(
+    url: str, refused: type[ColonnadeError], otherwise: str, *, make_folders: bool = False
+) -> tuple[Any, str]:
+    """The storage that a URL is of, and the path in it. `refused` where it is of no known kind, or where that kind's
+    package is missing; the message ends with `otherwise`. `make_folders`: where files have folders, as on a disk, these
+    are made for what is written.
+    """
+    made = {"auto_mkdir": True} if make_folders and url.startswith(("file://", "local://")) else {}
+    try:
+        storage, path = importlib.import_module("fsspec.core").url_to_fs(url, **made)
+    except (ImportError, ValueError) as error:
+        raise refused(
+            f"{url} cannot be opened: {reason(error, url)}. Install the package of its kind of storage (s3fs, gcsfs, "
+            f"aiohttp, …), or {otherwise}."
+        ) from None
+    return storage, path
+
+
+def reason(error: BaseException, url: str) -> str:
+    """What a library says, without the credentials of the URL, which it may have taken apart."""
+    text = str(error) or type(error).__name__
+    for secret in credentials_in(url):
+        for spelling in (secret, unquote(secret), quote(secret, safe="")):
+            text = text.replace(spelling, HIDDEN)
+    return text
+
+
+def persist(ask: Callable[[], Answer]) -> Answer:
+    """What a storage answers. It is asked again, later each time, where it raises anything but FileNotFoundError; what
+    it raises at the last attempt is raised.
+    """
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return ask()
+        except FileNotFoundError:
+            raise
+        except Exception:
+            if attempt == ATTEMPTS:
+                raise
+            time.sleep(PAUSE * 2 ** (attempt - 1))
+    raise AssertionError("the last attempt returns or raises")

@@ -1,0 +1,225 @@
+"""Going on from an object storage: what a run has uploaded comes to a disk that has none of it, or less.
+
+    the storage can be written ─▶ it is this run's ─▶ its newest whole checkpoint is newer than the disk's
+        ─▶ fetched under a temporary name, every byte checked ─▶ the record of the run, then the checkpoint in place
+
+Done before there are ranks, by the process that has locked the run's folder; from there on all is as if the run had
+always been here. Imports torch only where there is something to fetch.
+"""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from threading import Lock
+
+from colonnade.checkpoint.folders import publish, remove
+from colonnade.checkpoint.names import folder_name, newest_step
+from colonnade.checkpoint.stored import MANIFEST, RECORD, Stored, unreadable
+from colonnade.config.compare import difference
+from colonnade.config.load import loads
+from colonnade.config.schema import Config
+from colonnade.errors import CheckpointError, ColonnadeError, ConfigError, DamagedError, without_credentials
+from colonnade.pace import Pace
+from colonnade.train.best import spared
+from colonnade.train.monitor import write_event
+from colonnade.train.run_folder import ROLLBACKS, checkpoints
+from colonnade.train.run_record import unpack
+
+EVENT, DAMAGED = "fetched", "damaged upload"
+
+
+def fetch(config: Config, as_began: Callable[[Path], Config], *, probe: bool, dry_run: bool) -> None:
+    """Bring the run's folder, which this process has locked, to what checkpoint.upload_to has, where that is newer.
+
+    `as_began`: the configuration of this run if it has begun as the record in a folder says. `probe`: see first that
+    the storage can be written. `dry_run`: only say what would be fetched. ConfigError where the storage is not to be
+    used, or has another run's checkpoints; CheckpointError where it cannot be read, or nothing in it is sound.
+    """
+    if config.checkpoint.upload_to is None:
+        return
+    stored, run = Stored(config.checkpoint.upload_to), Path(config.run.folder)
+    _check_place(stored, run)
+    if probe and not dry_run:
+        stored.probe()
+    try:
+        whole = [step for step, sealed in stored.steps().items() if sealed]
+        if whole:
+            _check_same_run(stored, whole[-1], config, as_began)
+            _check_may_begin(stored, whole[-1], config)
+            _fetch_newest(stored, whole, config, dry_run=dry_run)
+    except ColonnadeError:
+        raise
+    except Exception as error:  # noqa: BLE001  each storage's package raises its own kinds
+        raise unreadable(stored.url, error) from None
+
+
+def _fetch_newest(stored: Stored, whole: Sequence[int], config: Config, *, dry_run: bool) -> None:
+    run = Path(config.run.folder)
+    here, policy, damaged = newest_step(checkpoints(run)), config.restarts, dict[int, str]()
+    for step in reversed(whole):
+        if step <= here:
+            break
+        if _is_undone(stored, step, run):
+            continue
+        if dry_run:
+            _say(
+                f"{folder_name(step)} of {stored.url} is newer than what {run} has: it would be fetched first. "
+                "What follows is without it."
+            )
+            return
+        try:
+            _fetch_one(stored, step, config)
+        except DamagedError as error:
+            if not policy.limit or policy.damaged != "fall_back":
+                raise
+            damaged[step] = str(error)
+            _say(f"{error} The one before it is looked for.")
+        else:
+            break
+    if damaged and newest_step(checkpoints(run)) == 0:
+        raise CheckpointError(
+            f"None of the checkpoints under checkpoint.upload_to = {stored.url!r} is sound, and {run} has none. Choose "
+            "another run.folder and upload_to to start a new run."
+        )
+    for step, why in damaged.items():  # only now: what is fetched brings its events
+        write_event(run, DAMAGED, step=step, checkpoint=folder_name(step), url=stored.url, reason=why)
+
+
+def _check_place(stored: Stored, run: Path) -> None:
+    folder = stored.folder
+    if folder is not None and (folder == run.resolve() or run.resolve() in folder.parents):
+        raise ConfigError(
+            f"checkpoint.upload_to = {stored.url!r} is in the run's own folder, run.folder = {str(run)!r}: what is "
+            "there is lost with it. Name another place."
+        )
+
+
+def _check_same_run(stored: Stored, step: int, config: Config, as_began: Callable[[Path], Config]) -> None:
+    """ConfigError unless what is there was computed with this configuration, but for what a run may change.
+
+    As of a run's folder: the checkpoint's configuration counts, and that which the run was last started with.
+    """
+    text = stored.read(step, "config.toml").decode(errors="replace")
+    past = loads(text, source=f"{stored.url}, {folder_name(step)}/config.toml")
+    lines = difference(past, config, only_what_forbids_resume=True)
+    if not lines:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        record = Path(folder)
+        if _has_record(stored, step, record):
+            config = as_began(record)
+            started = loads((record / "config.toml").read_text(), source=f"{stored.url}, its config.toml")
+            if not all(difference(each, config, only_what_forbids_resume=True) for each in (started, past)):
+                return
+    raise ConfigError(
+        f"checkpoint.upload_to = {stored.url!r} has checkpoints of a run with another configuration:\n"
+        + "\n".join(f"  {line}" for line in lines)
+        + "\nThese change what is computed, so the run cannot go on from there, and would delete them. Set another "
+        "checkpoint.upload_to, or change them back."
+    )
+
+
+def _has_record(stored: Stored, step: int, folder: Path) -> bool:
+    try:
+        stored.get(step, {RECORD: 0}, folder)
+        return "config.toml" in unpack(folder / RECORD, folder)
+    except (FileNotFoundError, DamagedError):
+        return False
+
+
+def _check_may_begin(stored: Stored, step: int, config: Config) -> None:
+    if not config.checkpoint.resume:
+        raise ConfigError(
+            f"checkpoint.upload_to = {stored.url!r} already has {folder_name(step)}, and checkpoint.resume = false. "
+            "Set checkpoint.resume = true to go on from it, or choose another upload_to."
+        )
+
+
+def _is_undone(stored: Stored, step: int, run: Path) -> bool:
+    """Whether the run has returned to an earlier step since, here."""
+    if not (run / ROLLBACKS).exists():
+        return False
+    from colonnade.checkpoint.manifest import read_manifest
+    from colonnade.train.metadata import metadata_of
+    from colonnade.train.rollbacks import read
+
+    recorded = read(run)
+    with tempfile.TemporaryDirectory() as folder:
+        stored.get(step, {MANIFEST: 0}, Path(folder))
+        known = metadata_of(Path(folder), read_manifest(Path(folder))).rollbacks
+    return bool(recorded) and recorded[-1].to < step and recorded[-1] not in known
+
+
+def _fetch_one(stored: Stored, step: int, config: Config) -> None:
+    """Fetch a checkpoint and the record beside it. DamagedError where they are not what was uploaded."""
+    run, started = Path(config.run.folder), time.perf_counter()
+    final = checkpoints(run) / folder_name(step)
+    aside = final.with_name(f".{final.name}.partial")
+    remove(aside)
+    aside.mkdir(parents=True)
+    try:
+        num_bytes = _fetch_checked(stored, step, aside)
+        stored.get(step, {RECORD: 0}, aside)
+        record = run / f".{RECORD}.partial"
+        (aside / RECORD).replace(record)
+        try:
+            unpack(record, run)
+        finally:
+            record.unlink(missing_ok=True)
+    except (DamagedError, FileNotFoundError) as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        told = str(error).replace(str(aside), f"{stored.url}/{final.name}")
+        raise DamagedError(f"{final.name} of {stored.url} is damaged: {told}") from None
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    publish(aside, final, config.checkpoint.keep, partial(spared, run, config.checkpoint))
+    seconds = time.perf_counter() - started
+    write_event(
+        run, EVENT, step=step, checkpoint=final.name, url=stored.url, bytes=num_bytes, seconds=round(seconds, 3)
+    )
+    _say(f"Fetched {final.name} of {stored.url} to {final} ({num_bytes / 1e6:,.1f} MB in {seconds:.1f} s).")
+
+
+def _fetch_checked(stored: Stored, step: int, folder: Path) -> int:
+    """Fetch the files of a checkpoint, and check every byte; how many there were."""
+    from colonnade.checkpoint.manifest import read_manifest, verify
+
+    stored.get(step, {MANIFEST: 0}, folder)
+    manifest = read_manifest(folder)
+    if manifest.step != step:
+        raise DamagedError(f"its manifest is that of step {manifest.step}.")
+    sizes = {name: file.size for name, file in manifest.files.items()}
+    total, free = sum(sizes.values()), shutil.disk_usage(folder).free
+    if free < total:
+        raise CheckpointError(
+            f"The disk is too full to fetch {folder_name(step)} of {stored.url}: {folder.parent} has "
+            f"{free / 1e6:,.1f} MB free, and it has {total / 1e6:,.1f} MB. Free some space, or choose another "
+            "run.folder."
+        )
+    stored.get(step, sizes, folder, _progress(f"Fetching {folder_name(step)}", total))
+    verify(folder)
+    return total
+
+
+def _progress(what: str, total: int) -> Callable[[int], None]:
+    """Lines every few seconds, from several threads."""
+    pace, lock = Pace(total), Lock()
+
+    def advance(count: int) -> None:
+        with lock:
+            told = pace.advance(count)
+        if told is not None and told.done > 0:
+            _say(
+                f"{what}: {told.done / 1e6:,.0f} of {total / 1e6:,.0f} MB, {told.rate / 1e6:,.0f} MB/s, "
+                f"{told.left} left"
+            )
+
+    return advance
+
+
+def _say(text: str) -> None:
+    print(without_credentials(text), flush=True)

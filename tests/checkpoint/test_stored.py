@@ -1,0 +1,139 @@
+"""Checkpoints in a storage: what is whole, in which order things come and go, and what is asked again."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from colonnade import storage
+from colonnade.checkpoint.stored import MANIFEST, Stored, digest
+from colonnade.errors import ConfigError
+from colonnade.storage import below
+from tests.storages import FaultyStorage, MemoryFileSystem, emptied
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(storage, "PAUSE", 0.0)
+    with emptied(MemoryFileSystem, FaultyStorage):
+        yield
+
+
+@pytest.fixture
+def calls() -> list[str]:
+    """What `faulty://` is asked, by file name."""
+    found: list[str] = []
+    FaultyStorage.before = staticmethod(lambda operation, path: found.append(f"{operation} {path.split('/')[-1]}"))
+    return found
+
+
+def checkpoint(folder: Path, content: bytes = b"x" * 1000) -> list[Path]:
+    folder.mkdir()
+    (folder / "a.distcp").write_bytes(content)
+    (folder / ".metadata").write_bytes(b"index")
+    (folder / MANIFEST).write_bytes(b"manifest")
+    return [folder / "a.distcp", folder / ".metadata"]
+
+
+def put(stored: Stored, step: int, folder: Path) -> None:
+    stored.put(step, checkpoint(folder))
+    stored.put_whole(step, MANIFEST, folder / MANIFEST)
+
+
+@pytest.mark.parametrize("kind", ["memory://bucket/run", "faulty://bucket/run", "file://{}/deep/run/"])
+def test_there_and_back(tmp_path: Path, kind: str) -> None:
+    stored = Stored(kind.format(tmp_path))
+    stored.probe()
+    assert stored.steps() == {}
+    put(stored, 12, tmp_path / "here")
+    put(stored, 4, tmp_path / "there")
+    stored.put(20, [tmp_path / "here" / "a.distcp"])
+    assert stored.steps() == {4: True, 12: True, 20: False}
+    assert stored.read(4, MANIFEST) == b"manifest"
+    come: list[int] = []
+    (tmp_path / "back").mkdir()
+    stored.get(12, {"a.distcp": 1000, ".metadata": 5}, tmp_path / "back", come.append)
+    assert (tmp_path / "back" / "a.distcp").read_bytes() == b"x" * 1000
+    assert (tmp_path / "back" / ".metadata").read_bytes() == b"index"
+    with pytest.raises(FileNotFoundError):
+        stored.get(12, {"b.distcp": 1}, tmp_path / "back")
+    stored.remove(12)
+    assert Stored(kind.format(tmp_path)).steps() == {4: True, 20: False}
+    assert not any(path.name.endswith(".partial") for path in tmp_path.rglob("*"))
+
+
+def test_only_a_local_storage_is_on_this_disk(tmp_path: Path) -> None:
+    assert Stored(f"file://{tmp_path}/x").folder == (tmp_path / "x").resolve()
+    assert Stored("memory://x").folder is None
+
+
+def test_the_manifest_comes_last_and_goes_first(tmp_path: Path, calls: list[str]) -> None:
+    stored = Stored("faulty://bucket/run")
+    put(stored, 4, tmp_path / "one")
+    puts = [call for call in calls if call.startswith("put")]
+    assert sorted(puts[:2]) == ["put .metadata", "put a.distcp"] and puts[2:] == [f"put .{MANIFEST}.partial"]
+    calls.clear()
+    stored.put(4, [tmp_path / "one" / "a.distcp"])
+    assert [call for call in calls if not call.startswith("ls")] == [f"rm {MANIFEST}", "put a.distcp"]
+    assert stored.steps() == {4: False}, "while it is written anew it is not whole"
+    stored.put_whole(4, MANIFEST, tmp_path / "one" / MANIFEST)
+    calls.clear()
+    stored.remove(4)
+    assert calls[0] == f"rm {MANIFEST}" and stored.steps() == {}
+
+
+def test_connections_that_fail_are_tried_again(tmp_path: Path) -> None:
+    faults = [OSError("reset by peer"), TimeoutError(), RuntimeError("slow down")]
+
+    def before(operation: str, path: str) -> None:
+        if operation in ("put", "get") and faults:
+            raise faults.pop()
+
+    FaultyStorage.before = staticmethod(before)
+    stored = Stored("faulty://bucket/run")
+    stored.put(4, checkpoint(tmp_path / "one")[:1])
+    faults += [OSError("reset by peer")] * 3
+    come: list[int] = []
+    stored.get(4, {"a.distcp": 1000}, tmp_path, come.append)
+    assert sum(come) == 1000 and not faults
+    faults += [OSError("reset by peer")] * 9
+    with pytest.raises(OSError, match="reset by peer"):
+        stored.put(4, [tmp_path / "one" / "a.distcp"])
+    assert len(faults) == 9 - storage.ATTEMPTS
+
+
+def test_who_claims_it_last_has_it() -> None:
+    first, second = Stored("memory://bucket/run"), Stored("memory://bucket/run")
+    assert first.is_claimed("nobody's yet")
+    word = first.claim()
+    assert first.is_claimed(word)
+    other = second.claim()
+    assert second.is_claimed(other) and not first.is_claimed(word)
+
+
+def test_what_cannot_be_used_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"nosuch://b/r cannot be opened: .*Install the package"):
+        Stored("nosuch://b/r")
+
+    def refuse(operation: str, path: str) -> None:
+        if operation == "pipe":
+            raise PermissionError("s3cr3t-key may not write")
+
+    FaultyStorage.before = staticmethod(refuse)
+    with pytest.raises(ConfigError, match="cannot be used: … may not write") as refused:
+        Stored("faulty://user:s3cr3t-key@b/r").probe()
+    assert "s3cr3t" not in str(refused.value) and "'faulty://…@b/r'" in str(refused.value)
+
+    def garble(operation: str, path: str) -> None:
+        if operation == "cat":
+            FaultyStorage("faulty").store[path].write(b"another")
+
+    FaultyStorage.before = staticmethod(garble)
+    with pytest.raises(ConfigError, match="gave 7 other bytes"):
+        Stored("faulty://b/r").probe()
+
+
+def test_names() -> None:
+    assert below("s3://b/runs/?token=x", "p1") == "s3://b/runs/p1?token=x"
+    assert below("s3://b/runs", "p1") == "s3://b/runs/p1"
+    assert digest(b"a") != digest(b"b")

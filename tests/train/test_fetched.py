@@ -1,0 +1,329 @@
+"""A run whose machine is lost goes on elsewhere from what it has uploaded, and ends in the same bits."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from colonnade import storage
+from colonnade.checkpoint.stored import MANIFEST, RECORD, Stored
+from colonnade.config.load import load
+from colonnade.errors import CheckpointError, ConfigError
+from colonnade.train import fetched, start
+from colonnade.train.divergence import Rollback
+from colonnade.train.monitor import Monitor
+from colonnade.train.rollbacks import write
+from colonnade.train.run_record import pack, unpack
+from colonnade.train.uploads import Uploads
+from tests import tiny
+from tests.commands import Answer, forked, here
+from tests.runs import Finished, assert_same, assert_same_end, events, metrics, saved_steps, snapshot
+from tests.storages import FaultyStorage, MemoryFileSystem, emptied
+from tests.tiny import TinyCorpus, write_config
+
+SECRET = "s3cr3t/K+y"
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(storage, "PAUSE", 0.0)
+    with emptied(MemoryFileSystem, FaultyStorage):
+        yield
+
+
+@pytest.fixture(scope="session")
+def uploaded(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a run of six steps has uploaded of steps 4 and 6. Not to be changed: copy it."""
+    folder, run = tmp_path_factory.mktemp("uploaded"), finished.folder
+    shutil.copytree(run, folder / "run")
+    config = load(finished.config, [f"run.folder={folder}/run", "checkpoint.keep_every=2"])
+    quiet = Monitor(folder, active=False, steps=1, log_every=1, tokens_per_step=1, flops_per_token=1.0, peak_flops=None)
+    with Uploads(config, quiet, Stored(f"file://{folder}/store")):
+        pass
+    assert Stored(f"file://{folder}/store").steps() == {4: True, 6: True}
+    return folder / "store"
+
+
+@pytest.fixture
+def store(uploaded: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(uploaded, tmp_path / "store"))
+
+
+def lose(store: Path, step: int = 6) -> None:
+    shutil.rmtree(store / f"step_{step:08}")
+
+
+def flip(store: Path, step: int = 6, name: str = "__0_0.distcp") -> None:
+    file = store / f"step_{step:08}" / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def trained(config: Path, store: Path, *more: str, num_ranks: int = 1) -> Answer:
+    return forked("train", config, f"checkpoint.upload_to=file://{store}", *more, num_ranks=num_ranks)
+
+
+def test_on_a_fresh_machine_the_run_goes_on(finished: Finished, config: Path, store: Path, tmp_path: Path) -> None:
+    """To the same end, with its whole curve, and with what it uploads from there on."""
+    lose(store)
+    answer = trained(config, store)
+    run = tmp_path / "run"
+    assert (answer.status, answer.err) == (0, "")
+    assert f"Fetched step_00000004 of file://{store}" in answer.out and "(step 4, sample 16)" in answer.out
+    assert_same(run, finished.folder)
+    told = [event["event"] for event in events(run)]
+    assert told.index("fetched") < told.index("resumed") and told[0] == "started", "with the record so far"
+    assert Stored(f"file://{store}").steps() == {4: True, 6: True}
+    target = tmp_path / "record"
+    unpack(store / "step_00000006" / RECORD, target)
+    assert metrics(target) == metrics(run) and events(target)[-1]["event"] == "finished"
+    shutil.rmtree(run)
+    again = trained(config, store)
+    assert again.status == 0 and "Nothing is left to do" in again.out
+    assert_same_end(run, finished.folder)
+
+
+def test_on_several_ranks(config: Path, tmp_path: Path) -> None:
+    """Files of both ranks go up and come back."""
+    store, run, keys = tmp_path / "store", tmp_path / "run", ("parallel.dp=2", "parallel.zero=1")
+    first = trained(config, store, *keys, num_ranks=2)
+    assert first.status == 0 and (store / "step_00000004" / "__1_0.distcp").is_file(), first
+    lose(store)
+    run.rename(tmp_path / "whole")
+    again = trained(config, store, *keys, num_ranks=2)
+    assert again.status == 0 and "Fetched step_00000004" in again.out, again
+    assert_same(run, tmp_path / "whole")
+
+
+def killed_at(word: str) -> Callable[[int], None]:
+    """The process is killed when it uploads a file with such a name."""
+
+    def first(rank: int) -> None:
+        put = Stored.put_whole
+
+        def put_whole(self: Stored, step: int, name: str, content: Path) -> None:
+            if f"{step} {name}" == word:
+                os.kill(os.getpid(), signal.SIGKILL)
+            put(self, step, name, content)
+
+        Stored.put_whole = put_whole  # type: ignore[method-assign]
+
+    return first
+
+
+def test_killed_within_an_upload(finished: Finished, config: Path, tmp_path: Path) -> None:
+    """What is half is no checkpoint; the machine is gone, and the run goes on from the one before."""
+    store = tmp_path / "store"
+    url = f"checkpoint.upload_to=file://{store}"
+    killed = forked("train", config, url, first=killed_at(f"4 {MANIFEST}"))
+    assert killed.status == -signal.SIGKILL and (store / "step_00000004" / "__0_0.distcp").is_file()
+    assert Stored(f"file://{store}").steps() == {2: True, 4: False}
+    shutil.rmtree(tmp_path / "run")
+    answer = forked("train", config, url)
+    assert answer.status == 0 and "Fetched step_00000002" in answer.out, answer
+    assert_same(tmp_path / "run", finished.folder)
+    assert Stored(f"file://{store}").steps() == {4: True, 6: True}
+
+
+def test_the_disk_has_older_ones(finished: Finished, config: Path, store: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished.folder, run)
+    shutil.rmtree(run / "checkpoints" / "step_00000006")
+    answer = trained(config, store)
+    assert answer.status == 0 and "Fetched step_00000006" in answer.out and saved_steps(run) == [4, 6]
+    lose(store)
+    answer = trained(config, store)
+    assert answer.status == 0 and "Fetched" not in answer.out, "the disk's is newer, and is uploaded"
+    assert Stored(f"file://{store}").steps() == {4: True, 6: True}
+
+
+def test_what_is_damaged_there_falls_back(finished: Finished, config: Path, store: Path, tmp_path: Path) -> None:
+    flip(store)
+    answer = trained(config, store)
+    assert answer.status == 0, answer
+    assert f"step_00000006 of file://{store} is damaged" in answer.out and "The one before it" in answer.out
+    assert ".partial" not in answer.out and "Fetched step_00000004" in answer.out
+    (told,) = [event for event in events(tmp_path / "run") if event["event"] == "damaged upload"]
+    assert told["checkpoint"] == "step_00000006"
+    assert_same(tmp_path / "run", finished.folder)
+    flip(store, name=MANIFEST)
+    (store / "step_00000004" / "config.toml").unlink()
+    shutil.rmtree(tmp_path / "run")
+    (store / "step_00000006" / MANIFEST).write_text("{")
+    flip(store, 4)
+    answer = trained(config, store)
+    assert answer.status == 2 and "None of the checkpoints under" in answer.err, answer
+    assert not (tmp_path / "run" / "checkpoints").exists() or saved_steps(tmp_path / "run") == []
+    refusing = trained(config, store, "restarts.damaged=refuse")
+    assert refusing.status == 2 and "step_00000006 of file" in refusing.err and "is damaged" in refusing.err
+
+
+@pytest.mark.parametrize("damage", ["record", "missing", "other step"])
+def test_other_damage_falls_back(config: Path, store: Path, tmp_path: Path, damage: str) -> None:
+    if damage == "record":
+        flip(store, name=RECORD)
+    elif damage == "missing":
+        (store / "step_00000006" / "__0_0.distcp").unlink()
+    else:
+        shutil.copy(store / "step_00000004" / MANIFEST, store / "step_00000006" / MANIFEST)
+    settings = load(config, [f"checkpoint.upload_to=file://{store}"])
+    fetched.fetch(settings, lambda record: settings, probe=False, dry_run=False)
+    run = tmp_path / "run"
+    assert saved_steps(run) == [4] and [event["event"] for event in events(run)][-2:] == ["fetched", "damaged upload"]
+    assert not [path for path in run.rglob("*") if "partial" in path.name]
+
+
+def test_another_run_is_refused_before_anything_is_fetched(
+    config: Path, store: Path, finished: Finished, tmp_path: Path
+) -> None:
+    before = snapshot(store)
+    url = f"checkpoint.upload_to=file://{store}"
+    other = here("train", config, url, "model.num_layers=4", "optim.learning_rate=0.5", "train.seed=7")
+    assert other.status == 2 and "has checkpoints of a run with another configuration" in other.err
+    assert "model.num_layers: 2 -> 4" in other.err and "train.seed" in other.err
+    shutil.copytree(finished.folder, tmp_path / "run", ignore=shutil.ignore_patterns("step_*"))
+    lines = json.dumps({"step": 9, "loss": 1.0}) + "\n"
+    (tmp_path / "run" / "metrics.jsonl").write_text(lines)
+    anew = here("train", config, url, "checkpoint.resume=false", f"run.folder={tmp_path}/anew")
+    assert anew.status == 2 and "already has step_00000006, and checkpoint.resume = false" in anew.err
+    assert not (tmp_path / "anew").exists() and snapshot(store) == before
+
+
+def test_what_the_run_began_with_counts(config: Path, store: Path, tmp_path: Path) -> None:
+    """Defaults of then, and changes in mid-run, come with the record: of them the fresh machine knows nothing."""
+    target = tmp_path / "record"
+    record = store / "step_00000006" / RECORD
+    unpack(record, target)
+    for file in (target / "config.toml", store / "step_00000006" / "config.toml"):
+        text = file.read_text()
+        assert text.count("weight_decay = 0.1\n") == 1
+        file.write_text(text.replace("weight_decay = 0.1\n", "weight_decay = 0.01\n"))
+    pack(target, record)
+    manifest = json.loads((store / "step_00000006" / MANIFEST).read_text())
+    assert manifest["files"]["config.toml"]["size"]
+    overrides = [f"checkpoint.upload_to=file://{store}"]
+    settings = start.load_for_run(config, overrides)
+    assert settings.optim.weight_decay == 0.1
+    with pytest.raises(ConfigError, match=r"weight_decay: 0\.01 -> 0\.2"):
+        start.fetch(
+            config, [*overrides, "optim.weight_decay=0.2"], load(config, [*overrides, "optim.weight_decay=0.2"])
+        )
+    start.fetch(config, overrides, settings)  # its config.toml is not what the manifest says: the one before is taken
+    assert saved_steps(tmp_path / "run") == [4]
+    lose(store, 4)
+    again = start.again(config, overrides, settings)
+    assert again is not None and start.again(config, [], load(config)) is None
+    unpack(record, tmp_path / "run")
+    assert again().optim.weight_decay == 0.01
+
+
+def test_a_rollback_made_here_is_not_undone(finished: Finished, config: Path, store: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished.folder, run)
+    shutil.rmtree(run / "checkpoints" / "step_00000006")
+    write(run, [Rollback(to=4, skip=1, rate_factor=1.0, rate_until=0, reason="asked for")])
+    answer = trained(config, store)
+    assert answer.status == 0 and "Fetched" not in answer.out, answer
+    target = tmp_path / "record"
+    unpack(store / "step_00000006" / RECORD, target)
+    assert json.loads((target / "rollbacks.json").read_text())[0]["to"] == 4
+    assert metrics(target) == metrics(run) != metrics(finished.folder)
+
+
+def test_a_dry_run_leaves_all_as_it_is(config: Path, store: Path, tmp_path: Path) -> None:
+    before = snapshot(store)
+    answer = here("train", config, f"checkpoint.upload_to=file://{store}", "--dry-run")
+    assert answer.status == 0 and "step_00000006 of file:" in answer.out and "would be fetched first" in answer.out
+    assert snapshot(store) == before and not (tmp_path / "run").exists()
+
+
+def test_a_full_disk(config: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(fetched.shutil, "disk_usage", lambda path: usage(1000))
+    settings = load(config, [f"checkpoint.upload_to=file://{store}"])
+    with pytest.raises(CheckpointError, match=r"too full to fetch step_00000006.*0\.0 MB free"):
+        fetched.fetch(settings, lambda record: settings, probe=False, dry_run=False)
+    assert saved_steps(tmp_path / "run") == []
+
+
+def test_how_far_it_is_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(fetched, "Pace", lambda total: _pace(total, lambda: now[0]))
+    advance = fetched._progress("Fetching step_00000004", 400_000_000)
+    advance(1)
+    now[0] = 10.0
+    advance(99_999_999)
+    assert capsys.readouterr().out == "Fetching step_00000004: 100 of 400 MB, 10 MB/s, 0:00:30 left\n"
+
+
+def _pace(total: int, clock: Callable[[], float]) -> fetched.Pace:
+    from colonnade.pace import Pace
+
+    return Pace(total, clock)
+
+
+def test_a_storage_that_cannot_be_read(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def before(operation: str, path: str) -> None:
+        if operation == "ls":
+            raise OSError(errno.ETIMEDOUT, "s3cr3t-K timed out")
+
+    FaultyStorage.before = staticmethod(before)
+    answer = here("train", config, "checkpoint.upload_to=faulty://user:s3cr3t-K@b/run")
+    assert answer.status == 2 and "cannot be read" in answer.err and "s3cr3t" not in answer.err, answer
+
+
+def test_bad_input(config: Path, tmp_path: Path) -> None:
+    """Each is one message before any rank starts, and no folder is left."""
+    (tmp_path / "file").write_text("")
+    for url, said in {
+        "runs/books": "is no URL",
+        "simplecache::s3://b/r": "chains several kinds",
+        "nosuch://b/r": "Install the package of its kind of storage",
+        "https://localhost:1/r": "cannot be used",
+        f"file://{tmp_path}/file/r": "cannot be used",
+        f"file://{tmp_path}/run": "is in the run's own folder",
+        f"file://{tmp_path}/run/checkpoints": "is in the run's own folder",
+    }.items():
+        answer = here("train", config, f"checkpoint.upload_to={url}")
+        assert answer.status == 2 and said in answer.err and "Traceback" not in answer.err, (url, answer)
+        assert not (tmp_path / "run").exists()
+    answer = here("train", config, "checkpoint.upload_keep=3")
+    assert answer.status == 2 and "checkpoint.upload_to is not set" in answer.err
+
+
+def test_credentials_are_nowhere(corpus: TinyCorpus, uploaded: Path, tmp_path: Path) -> None:
+    """In a storage whose URL has a key, what is fetched, trained, uploaded and said shows nothing of it."""
+    memory = MemoryFileSystem()
+    place = f"user:{SECRET}@bucket/run"
+    memory.put(f"{uploaded}/step_00000004", f"/{place}/step_00000004", recursive=True)
+    config = write_config(corpus, tmp_path / "made")
+    keys = (f"checkpoint.upload_to=memory://{place}", f"run.folder={tmp_path}/run")
+    answer = forked("train", config, *keys)
+    assert answer.status == 0 and "memory://…@bucket/run" in answer.out, answer
+    told = [event["event"] for event in events(tmp_path / "run")]
+    assert told.count("fetched") == 1 and told.count("uploaded") == 1
+    page = here("report", tmp_path / "run", "--output", tmp_path / "page.html")
+    assert page.status == 0
+    wrong = here("train", config, *keys, "model.num_layers=4")
+    assert wrong.status == 2 and "another configuration" in wrong.err
+    texts = {str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    texts |= {f"answer {n}": (a.out + a.err).encode() for n, a in enumerate((answer, page, wrong))}
+    assert [name for name, text in texts.items() if b"s3cr3t" in text or b"K+y" in text] == []
+
+
+def test_sweeps_give_each_point_a_place_of_its_own(tmp_path: Path, corpus: TinyCorpus) -> None:
+    from colonnade.train.sweep import read_sweep
+
+    path = tiny.write_config(corpus, tmp_path)
+    path.write_text(path.read_text() + "\n[sweep]\ntrain.seed = [1, 2]\n")
+    found = read_sweep(path, ["checkpoint.upload_to=s3://b/sweep/"])
+    assert found is not None
+    urls = [point.content["checkpoint"]["upload_to"] for point in found.points]
+    assert urls == ["s3://b/sweep/seed-1", "s3://b/sweep/seed-2"]

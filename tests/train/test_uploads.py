@@ -1,0 +1,303 @@
+"""Uploads beside training: what comes when, what stays, what a failing storage and a run that ends do."""
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colonnade import storage
+from colonnade.checkpoint.names import folder_name
+from colonnade.checkpoint.stored import MANIFEST, RECORD, Stored
+from colonnade.config.saving import CheckpointConfig
+from colonnade.config.schema import Config
+from colonnade.train import reference, uploads
+from colonnade.train.run_record import FILES, unpack
+from colonnade.train.uploads import Uploads
+from tests import tiny
+from tests.storages import FaultyStorage, MemoryFileSystem, emptied
+from tests.tiny import TinyCorpus
+
+URL = "faulty://bucket/run"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(storage, "PAUSE", 0.0)
+    monkeypatch.setattr(uploads, "FIRST", 0.02)
+    monkeypatch.setattr(uploads, "LAST", 0.02)
+    with emptied(MemoryFileSystem, FaultyStorage):
+        yield
+
+
+class Told:
+    """A monitor that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.lines: list[str] = []
+
+    def event(self, kind: str, **details: Any) -> None:
+        self.events.append((kind, details))
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [details for each, details in self.events if each == kind]
+
+
+class Run:
+    """A run's folder with checkpoints that have just enough for an upload."""
+
+    def __init__(self, corpus: TinyCorpus, folder: Path) -> None:
+        self.config: Config = tiny.config(corpus, folder, f"checkpoint.upload_to={URL}", "checkpoint.keep_best=false")
+        self.folder, self.told, self.stored = Path(self.config.run.folder), Told(), Stored(URL)
+
+    def save(self, *steps: int, content: str = "first") -> None:
+        for step in steps:
+            folder = self.folder / "checkpoints" / folder_name(step)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            (folder / "a.distcp").write_text(f"weights of {step}, {content}")
+            (folder / MANIFEST).write_text(f"manifest of {step}, {content}")
+
+    def delete(self, *steps: int) -> None:
+        for step in steps:
+            shutil.rmtree(self.folder / "checkpoints" / folder_name(step))
+
+    def uploads(self, **keys: Any) -> Uploads:
+        kept = self.config.checkpoint.model_copy(update={"upload_patience": 20.0, **keys})
+        config = self.config.model_copy(update={"checkpoint": kept})
+        return Uploads(config, self.told, self.stored)  # type: ignore[arg-type]
+
+    def there(self) -> list[int]:
+        """Whole checkpoints in the storage."""
+        return [step for step, whole in Stored(URL).steps().items() if whole]
+
+
+@pytest.fixture
+def run(corpus: TinyCorpus, tmp_path: Path) -> Run:
+    return Run(corpus, tmp_path)
+
+
+def fail(operation: str, times: int, word: str = "") -> list[int]:
+    """The storage refuses so many operations on names with a word; what is left of them."""
+    left = [times]
+
+    def before(which: str, path: str) -> None:
+        if which == operation and word in path and left[0]:
+            left[0] -= 1
+            raise OSError("no route to user:K3Y@host")
+
+    FaultyStorage.before = staticmethod(before)
+    return left
+
+
+def await_(there: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not there():
+        assert time.monotonic() < end, "it does not come"
+        time.sleep(0.005)
+
+
+def test_the_newest_is_uploaded_with_the_record(run: Run, tmp_path: Path) -> None:
+    run.save(2, 4)
+    (run.folder / "metrics.jsonl").write_text('{"step": 4}\n')
+    (run.folder / "lock").write_text("mine")
+    with run.uploads() as going:
+        await_(lambda: run.there() == [4])
+        run.save(6)
+        going.wake()
+        await_(lambda: run.there() == [4, 6])
+        (run.folder / "metrics.jsonl").write_text('{"step": 4}\n{"step": 6}\n')
+    (first, second) = run.told.of("uploaded")
+    assert (first["step"], second["step"], second["checkpoint"]) == (4, 6, "step_00000006")
+    assert first["bytes"] == len("weights of 4, first") + len("manifest of 4, first") and not run.told.lines
+    assert run.stored.read(6, "a.distcp") == b"weights of 6, first"
+    for step, lines in ((4, 1), (6, 2)):
+        target = tmp_path / str(step)
+        target.mkdir()
+        run.stored.get(step, {RECORD: 0}, target)
+        assert unpack(target / RECORD, target) == ["metrics.jsonl"]
+        assert (target / "metrics.jsonl").read_text().count("\n") == lines, "the newest has all to the run's end"
+    assert not [path for path in run.folder.iterdir() if "partial" in path.name]
+    assert reference.FILE in FILES
+
+
+def test_what_is_there_is_not_uploaded_again_and_what_is_half_is(run: Run) -> None:
+    run.save(2, 4)
+    with run.uploads():
+        await_(lambda: run.there() == [4])
+    with run.uploads():
+        pass
+    assert len(run.told.of("uploaded")) == 1
+    FaultyStorage("faulty").rm_file(f"/bucket/run/step_00000004/{MANIFEST}")
+    run.stored.put(2, [run.folder / "checkpoints" / "step_00000002" / "a.distcp"])
+    with run.uploads():
+        pass
+    assert run.stored.steps() == {4: True}, "half of another is deleted"
+    run.save(4, content="second")
+    with run.uploads():
+        pass
+    assert run.stored.read(4, "a.distcp") == b"weights of 4, second"
+
+
+def test_which_are_kept(run: Run) -> None:
+    with run.uploads(keep=3) as going:
+        for step in (2, 4, 6, 8):
+            run.save(step)
+            going.wake()
+            await_(lambda s=step: s in run.there())  # type: ignore[misc]
+    assert run.there() == [4, 6, 8]
+    with run.uploads(keep=3, upload_keep=1, keep_every=4):
+        pass
+    assert run.there() == [4, 8]
+    with run.uploads(upload_keep=4, keep_every=2):
+        pass
+    assert run.there() == [2, 4, 6, 8], "those that stay for ever are made up for"
+
+
+def test_older_ones_stay_until_the_newer_is_whole(run: Run) -> None:
+    run.save(2)
+    with run.uploads(keep=1):
+        pass
+    run.save(4)
+    left = fail("put", 10_000, "step_00000004/.manifest")
+    with run.uploads(keep=1) as going:
+        await_(lambda: left[0] < 9_990)
+        assert run.there() == [2]
+        left[0] = 0
+        going.wake()
+    assert run.there() == [4]
+
+
+def test_a_newer_one_takes_the_place_of_one_that_waits(run: Run) -> None:
+    gate, entered = threading.Event(), threading.Event()
+
+    def before(operation: str, path: str) -> None:
+        if operation == "put" and "step_00000002" in path:
+            entered.set()
+            assert gate.wait(20)
+
+    FaultyStorage.before = staticmethod(before)
+    run.save(2)
+    with run.uploads() as going:
+        assert entered.wait(20) and list(going.in_use()) == [2]
+        for step in (4, 6, 8):
+            started = time.monotonic()
+            run.save(step)
+            going.wake()
+            assert time.monotonic() - started < 5, "a save waits for no upload"
+        gate.set()
+    assert [told["step"] for told in run.told.of("uploaded")] == [2, 8] and not list(going.in_use())
+
+
+def test_a_rollback_takes_away_what_it_has_undone(run: Run) -> None:
+    run.save(2, 4, 6)
+    with run.uploads(upload_keep=3, keep_every=2) as going:
+        await_(lambda: run.there() == [2, 4, 6])
+        run.delete(4, 6)
+        going.wake(refresh=True)
+        await_(lambda: run.there() == [2])
+        run.save(4, content="second")
+        going.wake()
+        await_(lambda: run.there() == [2, 4])
+    assert run.stored.read(4, "a.distcp") == b"weights of 4, second"
+
+
+def test_a_checkpoint_that_is_replaced_or_deleted_meanwhile_is_never_whole_there(run: Run) -> None:
+    changes = {"step_00000004": lambda: run.save(4, content="second"), "step_00000006": lambda: run.delete(6)}
+
+    def before(operation: str, path: str) -> None:
+        name = path.split("/")[-2]
+        if operation == "put" and path.endswith(f".{RECORD}.partial") and name in changes:
+            changes.pop(name)()
+
+    FaultyStorage.before = staticmethod(before)
+    run.save(4)
+    with run.uploads() as going:
+        await_(lambda: run.there() == [4])
+        assert run.stored.read(4, "a.distcp") == b"weights of 4, second"
+        assert run.stored.read(4, MANIFEST) == b"manifest of 4, second"
+        run.save(6)
+        going.wake()
+    assert run.stored.steps() == {4: True} and not run.told.of("upload failed")
+
+
+def test_a_failure_is_said_once_and_so_is_its_end(run: Run) -> None:
+    run.save(2)
+    left = fail("put", 40)
+    with run.uploads(upload_patience=20.0) as going:
+        await_(lambda: left[0] < 30)
+        run.save(4)
+        going.wake()
+    (failed,), (again,) = run.told.of("upload failed"), run.told.of("upload works again")
+    assert "OSError: no route to" in failed["reason"] and again["tries"] > 2
+    assert run.there() == [4] and [told["step"] for told in run.told.of("uploaded")] == [4]
+    assert [line.partition(" to ")[0] for line in run.told.lines if "Waiting" not in line] == ["Uploading", "Uploading"]
+
+
+def test_tries_come_later_and_later(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    going, pauses = run.uploads(), []
+    monkeypatch.setattr(uploads, "FIRST", 10.0)
+    for _ in range(9):
+        going._has_failed(run.stored, OSError("down"))
+        pauses.append(going._pause)
+    assert pauses[:3] == [10.0, 20.0, 40.0] and pauses[-1] == uploads.LONGEST
+    assert len(run.told.events) == 1
+
+
+def test_the_end_of_a_run_waits_for_a_while(run: Run) -> None:
+    run.save(2)
+    fail("put", 10_000)
+    started = time.monotonic()
+    with run.uploads(upload_patience=0.3):
+        pass
+    assert 0.25 < time.monotonic() - started < 10
+    (told,) = run.told.of("upload unfinished")
+    assert told["checkpoint"] == "step_00000002"
+    assert "has not ended within checkpoint.upload_patience = 0.3 s" in run.told.lines[-1] and run.there() == []
+    events = len(run.told.events)
+    time.sleep(0.1)
+    assert len(run.told.events) == events, "nothing is told after the end"
+
+
+def test_a_second_ctrl_c_waits_for_nothing(run: Run) -> None:
+    run.save(2)
+    fail("put", 10_000)
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), run.uploads():
+        raise KeyboardInterrupt
+    assert time.monotonic() - started < 5
+
+
+def test_an_upload_is_waited_for_where_the_run_ends_with_an_error(run: Run) -> None:
+    run.save(2)
+    with pytest.raises(SystemExit), run.uploads():
+        raise SystemExit(143)
+    assert run.there() == [2]
+
+
+def test_who_is_followed_by_another_machine_uploads_no_more(run: Run) -> None:
+    run.save(2, 4)
+    with run.uploads() as going:
+        await_(lambda: run.there() == [4])
+        Stored(URL).claim()
+        run.save(6)
+        going.wake()
+        await_(lambda: bool(run.told.of("upload lost to another")))
+        started = time.monotonic()
+    assert time.monotonic() - started < 5 and run.there() == [4]
+    assert "end one of them" in run.told.lines[-1]
+
+
+def test_nothing_happens_where_there_is_nowhere_to_upload_to(run: Run) -> None:
+    threads = threading.active_count()
+    with Uploads(run.config, run.told, None) as going:  # type: ignore[arg-type]
+        going.follow(CheckpointConfig())
+        going.wake()
+        assert threading.active_count() == threads and list(going.in_use()) == []
