@@ -13,10 +13,12 @@ import pytest
 from colonnade.config.load import load
 from colonnade.errors import ConfigError, LayoutError, MemoryShortError
 from colonnade.launch import launch
+from colonnade.launch.agent import PREFIX
 from colonnade.train import start
 from colonnade.train.ending import FILE, ending
+from colonnade.train.memory_folder import MEMORY
 from tests.commands import Answer, environment, forked
-from tests.runs import assert_near, events, metrics, saved_steps
+from tests.runs import assert_near, assert_same_end, events, metrics, saved_steps
 
 
 @pytest.fixture
@@ -126,3 +128,30 @@ def test_a_killed_rank_comes_back(config: Path, tmp_path: Path) -> None:
     names = [each["event"] for each in events(run)]
     assert names.count("resumed") == 1 and names[-1] == "finished"
     assert [line["step"] for line in metrics(run)] == list(range(1, 201))
+
+
+@pytest.mark.slow
+def test_a_killed_rank_goes_on_from_memory(config: Path, tmp_path: Path) -> None:
+    """In a folder of torchrun's agent, which is gone when it has ended."""
+    run, expected = tmp_path / "run", tmp_path / "expected"
+    keys = ["parallel.dp=2", "train.steps=60", "checkpoint.every=20", "optim.decay_steps=6", "train.evaluate_every=0"]
+    words = command(2, "train", config, *keys, "checkpoint.memory_every=1", restarts=1)
+    ranks = subprocess.Popen(words, env=environment())
+    try:
+        while not (run / "metrics.jsonl").exists() or len(metrics(run)) <= 22:
+            assert ranks.poll() is None
+            time.sleep(0.01)
+        assert len(list(MEMORY.glob(f"{PREFIX}*-{ranks.pid}-*"))) == 1
+        _, second = Path(f"/proc/{ranks.pid}/task/{ranks.pid}/children").read_text().split()
+        os.kill(int(second), signal.SIGKILL)
+        assert ranks.wait(300.0) == 0
+    finally:
+        ranks.kill()
+    (resumed,) = [each for each in events(run) if each["event"] == "resumed"]
+    assert resumed["origin"] == "memory" and resumed["step"] > 20
+    end = time.monotonic() + 60.0
+    while list(MEMORY.glob(f"{PREFIX}*-{ranks.pid}-*")):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    assert forked("train", config, *keys, f"run.folder={expected}", num_ranks=2).status == 0
+    assert_same_end(run, expected)

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +16,10 @@ from colonnade.config.load import load
 from colonnade.errors import CheckpointError
 from colonnade.launch import launch
 from colonnade.train import memory_copies, memory_folder
+from colonnade.train.memory_copies import START
 from colonnade.train.memory_folder import folder_for
-from tests.commands import environment, forked
+from colonnade.train.run_folder import COPIES
+from tests.commands import environment, forked, here
 from tests.drills.faults import ranks_of
 from tests.runs import Finished, assert_same_end, events, metrics
 
@@ -59,7 +60,7 @@ def test_it_goes_on_from_memory_to_the_same_bits(finished: Finished, tmp_path: P
     run = tmp_path / "run"
     killed_run(finished, run)
     assert newest_step(memory) == 5 and newest_step(run / "checkpoints") == 4
-    assert [path.name for path in memory.iterdir()] == ["step_00000005"], "one copy, and nothing besides"
+    assert {path.name for path in memory.iterdir()} == {"step_00000005", "start"}, "one copy, and nothing besides"
     answer = forked("train", finished.config, f"run.folder={run}", *KEYS)
     assert answer.status == 0
     assert_same_end(run, finished.folder)
@@ -89,21 +90,25 @@ def test_half_a_copy_is_nothing(finished: Finished, tmp_path: Path, memory: Path
     assert forked("train", finished.config, f"run.folder={run}", *KEYS).status == 0
     assert_same_end(run, finished.folder)
     assert [event["origin"] for event in events(run) if event["event"] == "resumed"] == ["disk"]
-    assert [path.name for path in memory.iterdir()] == ["step_00000006"] or not list(memory.glob(".*"))
+    assert not list(memory.glob(".*"))
 
 
-def test_older_than_the_disk_or_without_one_it_is_not_looked_at(
-    tmp_path: Path, memory: Path, config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings, run = load(config, [f"run.folder={tmp_path / 'run'}"]), tmp_path / "run"
-    monkeypatch.setattr(memory_copies, "newest", lambda folder: folder / "newest")
-    (memory / "step_00000005").mkdir()
-    quiet: Any = SimpleNamespace(event=print, say=print)
-    assert memory_copies._newer_copy(settings, quiet) == "", "what a run begins with is decided by the disk"
-    (run / "checkpoints" / "step_00000004").mkdir(parents=True)
-    assert memory_copies._newer_copy(settings, quiet) == str(memory / "newest")
-    (run / "checkpoints" / "step_00000005").mkdir()
-    assert memory_copies._newer_copy(settings, quiet) == ""
+def test_copies_of_another_start_are_not_looked_at(finished: Finished, tmp_path: Path, memory: Path) -> None:
+    """Of a run that is begun anew, say, or of a machine that was away while the run went on."""
+    run = tmp_path / "run"
+    killed_run(finished, run)
+    (memory / START).write_text("another")
+    assert forked("train", finished.config, f"run.folder={run}", *KEYS, "train.steps=5").status == 0
+    assert [event["origin"] for event in events(run) if event["event"] == "resumed"] == ["disk"]
+    assert (memory / START).read_text() == (run / COPIES).read_text() and newest_step(memory) == 0
+
+
+def test_a_rollback_by_hand_leaves_no_copy(finished: Finished, tmp_path: Path, memory: Path) -> None:
+    run = tmp_path / "run"
+    killed_run(finished, run)
+    assert here("rollback", run, 4).status == 0
+    assert forked("train", finished.config, f"run.folder={run}", *KEYS).status == 0
+    assert [event["origin"] for event in events(run) if event["event"] == "resumed"] == ["disk"]
 
 
 def test_what_does_not_fit_is_said_and_left(
@@ -112,7 +117,7 @@ def test_what_does_not_fit_is_said_and_left(
     monkeypatch.setattr(memory_copies, "free_memory", lambda device: (1_000, 2_000))
     answer = forked("train", finished.config, f"run.folder={tmp_path / 'run'}", *KEYS)
     assert answer.status == 0 and "0.0 MB are free (checkpoint.memory_every)." in answer.out
-    assert not list(memory.iterdir())
+    assert newest_step(memory) == 0
 
 
 def test_a_copy_that_fails_is_the_last(
@@ -130,7 +135,7 @@ def test_a_copy_that_fails_is_the_last(
 
 def test_without_a_supervisor_there_are_none(finished: Finished, tmp_path: Path) -> None:
     answer = forked("train", finished.config, f"run.folder={tmp_path / 'run'}", *KEYS, "train.steps=1")
-    assert answer.status == 0 and "which this run has not: there are none." in answer.out
+    assert answer.status == 0 and "or torchrun, and this run has neither." in answer.out
 
 
 def test_memory_is_given_back(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,21 +72,29 @@ def load_found(
     check: Callable[[Path, Manifest], None],
     unread: tuple[str, ...] = (),
     lacks: Callable[[Manifest], Collection[str]] = lambda contents: (),
+    holders: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[Path, Manifest] | None:
     """Load the checkpoint that `find` finds, on every rank; None on all ranks where there is none to go on from.
 
     As `load`. `find` and `check` may raise CheckpointError, and all ranks do then, before anything is read; so they do
     where they see different checkpoints, or only some see one: a run never goes on from two places. `lacks`: names of
-    tensors that the checkpoint may lack; what `data` has of these stays.
+    tensors that the checkpoint may lack; what `data` has of these stays. `holders`: where ranks do not all see the same
+    folder, those that see a file, by its name; `files_needed` says which a rank must see.
     """
 
     def check_all(path: Path, contents: Manifest) -> None:
         check_model(path, contents, model)
         check(path, contents)
 
-    reader = _Reader(find, check_hashes=True)
+    reader = _Reader(find, check_hashes=True, holders=holders)
     _load(reader, _Planner(reader, shards, check_all, unread, lacks))
     return None if reader.path is None else (reader.path, reader.contents)
+
+
+def files_needed(contents: Manifest, shards: Sequence[Shard]) -> set[str]:
+    """The files in which there are parts of these shards."""
+    known = [(shard, contents.tensors[shard.name]) for shard in shards if shard.name in contents.tensors]
+    return {each.file for shard, saved in known for each in saved.shards if overlap(shard.box, each.box) is not None}
 
 
 def _load(reader: "_Reader", planner: "_Planner") -> None:
@@ -233,8 +241,10 @@ def _read_item(number: int, shard: Shard, index: int, stored: StoredShard, commo
 class _Reader(StorageReader):
     """Reads parts of tensors from where the manifest says they lie, and checks hashes beside it."""
 
-    def __init__(self, find: Callable[[], Path | None], check_hashes: bool) -> None:
-        self.find, self.check_hashes = find, check_hashes
+    def __init__(
+        self, find: Callable[[], Path | None], check_hashes: bool, holders: Mapping[str, Sequence[int]] | None = None
+    ) -> None:
+        self.find, self.check_hashes, self.holders = find, check_hashes, holders
         self.path: Path | None = None
         """None where `find` has found nothing; `contents` are empty then."""
         self.contents = Manifest(0, {}, {}, {})
@@ -250,7 +260,7 @@ class _Reader(StorageReader):
         if self.path is None:
             return
         self.contents = read_manifest(self.path)
-        if is_coordinator:
+        if is_coordinator and self.holders is None:
             check_sizes(self.path, self.contents)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -258,7 +268,8 @@ class _Reader(StorageReader):
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         sizes = {name: file.size for name, file in self.contents.files.items()} if self.check_hashes else {}
-        owner = share_out(sizes, dict.fromkeys(sizes, range(len(plans))), len(plans))
+        holders = self.holders or dict.fromkeys(sizes, range(len(plans)))
+        owner = share_out(sizes, holders, len(plans))
         return [replace(plan, storage_data=[n for n in sizes if owner[n] == rank]) for rank, plan in enumerate(plans)]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:

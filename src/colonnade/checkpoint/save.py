@@ -61,6 +61,9 @@ class Target:
         "Free some space, or set checkpoint.keep = 1 (now {keep}), and start the run again: it goes on from there."
     )
     """What to do about a full disk."""
+    is_shared: bool = True
+    """Whether all ranks see the same folder. Where each machine has one of its own, what is written keeps its temporary
+    name, made by the first rank of each before (`write(first=…)`): whoever brings it together gives it its name."""
 
     def __post_init__(self) -> None:
         assert self.keep >= 1, f"keep = {self.keep}: the checkpoint that is being written is one"
@@ -211,7 +214,7 @@ class _Writer(FileSystemWriter):
         with self._explaining_a_full_disk(needed):
             self.folder.mkdir(parents=True, exist_ok=True)
             remove_leftovers(self.folder)
-            if shutil.disk_usage(self.folder).free < needed:
+            if self.target.is_shared and shutil.disk_usage(self.folder).free < needed:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self.partial.mkdir()
         return super().prepare_global_plan(plans)
@@ -237,6 +240,8 @@ class _Writer(FileSystemWriter):
                 self._write_file(name, data)
             manifest = Manifest(payload.step, dict(payload.metadata), _tensors(metadata, written), dict(self.fs.files))
             self._write_file(MANIFEST, to_json(manifest).encode())
+        if not self.target.is_shared:
+            return
         self._check_that_all_files_are_here(manifest)
         self.target.before_publishing()
         publish(self.partial, self.final, self.target.keep, self.target.spared)

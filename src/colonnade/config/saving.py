@@ -16,7 +16,8 @@ class CheckpointConfig(Section):
     every: Annotated[CountOrZero, WHILE_RUNNING] = 500
     """[steps] Steps between saves. 0: only at the end, and when the run is interrupted."""
     memory_every: CountOrZero = 0
-    """[steps] Between copies of the state in memory (/dev/shm), from which a local restart goes on. 0: none."""
+    """[steps] Between copies of the state in memory (/dev/shm), from which ranks that the supervisor or torchrun starts
+    again go on; each machine keeps the next one's, too. 0: none."""
     keep: Annotated[Count, WHILE_RUNNING] = 2
     """[checkpoints] The newest so many are kept, older ones are deleted."""
     keep_every: Annotated[CountOrZero, WHILE_RUNNING] = 0

@@ -27,7 +27,7 @@ from colonnade.launch.join import joined
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
-from colonnade.train import damaged, init_from, memory_copies, recovery, reference, run_folder, taught
+from colonnade.train import damaged, init_from, recovery, reference, run_folder, taught
 from colonnade.train.best import LOSS, evaluations_since_best
 from colonnade.train.change import as_it_began
 from colonnade.train.corpus import Corpus, open_together
@@ -130,14 +130,15 @@ def main(
             state = build_state(config, mesh, corpus.vocab_size, device, draw=drawn, products=products)
             if has_base and origin is not None:
                 state.base = init_from.based_on(origin, state, mesh.world)
-            recovery.resume(state, config, corpus, monitor, partial(memory_copies.restored, monitor=monitor))
+            copies = MemoryCopies(config, mesh, monitor)
+            recovery.resume(state, config, corpus, monitor, copies.restored)
             if origin is not None:
                 (init_from.begin_from if drawn else init_from.read_base)(origin, state, monitor)
             reference.attach(state, config, corpus, mesh, monitor)
             taught.attach(state, config, corpus, mesh, monitor)
             monitor.event("setup", **summary.fields)
             timed = Profile(profile, state.step, config, mesh, device, monitor)
-            _to_its_end(config, mesh, device, corpus, monitor, state, timed, decision.metadata())
+            _to_its_end(config, mesh, device, corpus, monitor, state, timed, copies, decision.metadata())
 
 
 def _to_its_end(
@@ -148,13 +149,15 @@ def _to_its_end(
     monitor: Monitor,
     state: TrainState,
     profile: Profile,
+    copies: MemoryCopies,
     products: Mapping[str, Any] | None,
 ) -> None:
     """All steps that are left, with everything about them: saving, reading ahead, and who wants the run to stop."""
     following = InForce(as_it_began(config, state.changes), corpus, mesh, monitor)
     following.read(state.step)
     repair, retries = Repair(monitor), SaveRetries(config.checkpoint.retry_for)
-    slow_ranks, copies = SlowRanks(config.run, mesh, monitor), MemoryCopies(state, config, mesh, monitor)
+    slow_ranks = SlowRanks(config.run, mesh, monitor)
+    copies.begin(state)
     interrupt = Interrupt(Path(config.run.folder) if mesh.rank == 0 else None, config.run.time_limit)
     uploads = uploads_of(config, monitor, active=mesh.rank == 0)
     with interrupt, uploads:
@@ -204,7 +207,14 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt, repair: Repair) ->
             metrics = _step(run, state)
         except Diverged as diverged:
             roll_back(
-                diverged.found, state, run.checkpoints, config=config, mesh=run.mesh, corpus=run.corpus, monitor=monitor
+                diverged.found,
+                state,
+                run.checkpoints,
+                config=config,
+                mesh=run.mesh,
+                corpus=run.corpus,
+                monitor=monitor,
+                copies=run.copies,
             )
             run.uploads.wake(refresh=True)
             continue

@@ -1,63 +1,227 @@
 """Copies of the newest state in memory, from which ranks that are started again go on without reading the disk.
 
-    MemoryCopies.save    every checkpoint.memory_every steps: a checkpoint like those on the disk, hashes included, in a
-                         folder of the machine's memory (`memory_folder`), which ranks that end leave behind
-    restored             after a restart: the newest of memory and disk; a copy that is damaged is passed over
+    MemoryCopies.restored    after a restart: the newest of memory and disk; a copy that is damaged is passed over
+    MemoryCopies.begin       from here on this start's copies are the run's, and no other start's
+    MemoryCopies.save        every checkpoint.memory_every steps: a checkpoint like those on the disk, hashes included,
+                             in a folder of each machine's memory (`memory_folder`), which ranks that end leave behind
+
+On several machines (`memory_machines`) each has what its own ranks have written, and what those of the next have. A
+copy is whole where all files are somewhere: then what a machine needs and has not is sent to it, and read like any
+other checkpoint.
 
 A copy is used only where there is a checkpoint on the disk too, so that what a run begins with is decided as without.
+And only if it is of the newest start: memory_copies.json in the run's folder names that, and so does each folder of
+copies. A machine that was away while the run went on, or returned to a checkpoint, has nothing to say.
 """
 
+import json
+import shutil
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
+from uuid import uuid4
 
 import torch
 
+from colonnade.atomic import write_whole
 from colonnade.checkpoint.agree import Agreement, agree
 from colonnade.checkpoint.failure import alone_is_fine
-from colonnade.checkpoint.folders import remove, tidy
-from colonnade.checkpoint.manifest import newest
-from colonnade.checkpoint.names import checkpoints_in, newest_step
+from colonnade.checkpoint.folders import publish, remove, remove_leftovers, tidy
+from colonnade.checkpoint.load import files_needed
+from colonnade.checkpoint.manifest import MANIFEST, Manifest, read_manifest
+from colonnade.checkpoint.names import checkpoints_in, folder_name, newest_step
 from colonnade.checkpoint.save import Payload, Target, write
 from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError
 from colonnade.launch import launch
 from colonnade.mesh.agreement import gather_texts
+from colonnade.mesh.background import Group, background_group
+from colonnade.mesh.files import broadcast, exchange
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import damaged, recovery
 from colonnade.train.corpus import Corpus
 from colonnade.train.machine import free_memory
+from colonnade.train.memory_folder import folder_of_rank
+from colonnade.train.memory_machines import (
+    Held,
+    Machines,
+    Whole,
+    bytes_of_machines,
+    holders,
+    machines_of,
+    newest_whole,
+    to_neighbours,
+    to_those_that_lack,
+)
 from colonnade.train.metadata import RunMetadata
 from colonnade.train.monitor import Monitor
-from colonnade.train.run_folder import checkpoints
+from colonnade.train.run_folder import COPIES, checkpoints
 from colonnade.train.state import TrainState
 
 AT_ONCE = 2  # copies that are there while one takes the place of the one before
 SPARE = 1.2  # of free memory for each byte of them: what else a run needs may grow
+START = "start"  # the file of a folder of copies that says of which start they are
+
+
+class Place(NamedTuple):
+    """Where this rank's machine keeps copies, and who else does where."""
+
+    folder: Path
+    machines: Machines
+    number: int
+    """Of this rank's machine."""
+    is_first: bool
+    """Whether this rank is the first of its machine."""
+    group: Group | None
+    """For files between machines."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all ranks see one folder."""
+        return len(self.machines) == 1
 
 
 class MemoryCopies:
-    """The copies of one run. Every rank makes one, after `restored`, and calls its methods in the same order."""
+    """The copies of one run. Every rank makes one, and calls its methods in the same order."""
 
-    def __init__(self, state: TrainState, config: Config, mesh: Mesh, monitor: Monitor) -> None:
+    def __init__(self, config: Config, mesh: Mesh, monitor: Monitor) -> None:
         self._every, self._mesh, self._monitor = config.checkpoint.memory_every, mesh, monitor
-        self._folder = launch.memory_folder()
+        self._run = Path(config.run.folder)
         self._fault = launch.last_fault()
-        self._resumed_at = state.step
+        self._resumed_at = 0
         self._agreement: Agreement | None = None
-        if self._every and self._folder is not None:
-            self._prepare(state, self._folder)
-        elif self._every:
-            monitor.say(
-                f"checkpoint.memory_every = {self._every}: copies in memory are kept by the supervisor of `colonnade "
-                "train` on one machine (with restarts.limit above 0), which this run has not: there are none."
-            )
+        self._place = self._found(config) if self._every else None
 
-    def _prepare(self, state: TrainState, folder: Path) -> None:
-        agreement = agree(recovery.shards_of(state), then=lambda: tidy(folder, 1, lambda steps: ()))
-        problem = _too_large(agreement.total_bytes, folder) if self._mesh.rank == 0 else ""
-        if not gather_texts(problem, self._mesh.world)[0]:
-            self._agreement = agreement
+    def _found(self, config: Config) -> Place | None:
+        folder, why = folder_of_rank()
+        refused = next(filter(None, gather_texts(why, self._mesh.world)), "")
+        if refused or folder is None:
+            self._monitor.say(f"No copies of the state are kept in memory (checkpoint.memory_every): {refused}.")
+            return None
+        machines = machines_of(folder, self._mesh.world)
+        number = next(k for k, ranks in enumerate(machines) if self._mesh.rank in ranks)
+        group = None if len(machines) == 1 else background_group(config.train.timeout)
+        return Place(folder, machines, number, self._mesh.rank == machines[number][0], group)
+
+    def _agree(self, *tries: Callable[[], object]) -> None:
+        """Every rank calls this: CheckpointError on all of them with what went wrong on one."""
+        problem = ""
+        try:
+            for attempt in tries:
+                attempt()
+        except (OSError, CheckpointError) as error:
+            problem = str(error)
+        for rank, told in enumerate(gather_texts(problem, self._mesh.world)):
+            if told:
+                raise CheckpointError(f"Rank {rank}: {told}")
+
+    # --- after a start ------------------------------------------------------------------------------------------------
+
+    def restored(self, state: TrainState, config: Config, corpus: Corpus) -> tuple[Path, RunMetadata] | None:
+        """As `damaged.restored`, from a copy in memory where that is newer; every rank calls this."""
+        if self._place is not None:
+            whole = self._newest(self._place)
+            if whole is not None:
+                path = self._place.folder / folder_name(whole.step)
+                try:
+                    return recovery.restore(state, config, corpus, path, self._brought(self._place, whole, path, state))
+                except CheckpointError as error:
+                    self._pass_over(path, str(error))
+        return damaged.restored(state, config, corpus, self._monitor)
+
+    def _newest(self, place: Place) -> Whole | None:
+        """The newest copy that can be read, of this run, newer than the disk; the same on all ranks."""
+        asked = json.dumps(self._on_disk()) if self._mesh.rank == 0 else ""
+        saved, start = json.loads(gather_texts(asked, self._mesh.world)[0])
+        mine = {} if not place.is_first or not saved or not start else self._held(place.folder, start)
+        texts = gather_texts(json.dumps(mine), self._mesh.world)
+        held = [
+            {int(step): Held(*each) for step, each in json.loads(texts[ranks[0]]).items()} for ranks in place.machines
+        ]
+        whole, said = newest_whole(held, saved)
+        for reason in said:
+            self._tell(reason)
+        return whole
+
+    def _on_disk(self) -> tuple[int, str]:
+        """The step of the newest checkpoint on the disk, and the start of which copies are the run's."""
+        try:
+            return newest_step(checkpoints(self._run)), (self._run / COPIES).read_text()
+        except FileNotFoundError:
+            return 0, ""
+
+    def _held(self, folder: Path, start: str) -> dict[int, Held]:
+        """By step; nothing where the folder's copies are of another start, or cannot be looked at."""
+        with suppress(OSError):
+            if (folder / START).read_text() == start:
+                return {step: _held_in(path) for step, path in checkpoints_in(folder).items()}
+        return {}
+
+    def _brought(self, place: Place, whole: Whole, path: Path, state: TrainState) -> dict[str, list[int]] | None:
+        """Bring what this machine needs of a copy to it; which ranks then see each file. None where all see all."""
+        if place.is_shared:
+            return None
+        world, source = self._mesh.world, place.machines[whole.manifests[0]][0]
+        text = broadcast((path / MANIFEST).read_bytes() if world.rank == source else b"", source, place.group)
+        lacks_it = place.is_first and place.number not in whole.manifests
+        self._agree(lambda: write_whole(path / MANIFEST, text) if lacks_it else None)
+        contents: list[Manifest] = []
+        self._agree(lambda: contents.append(read_manifest(path)))
+        mine = gather_texts(json.dumps(sorted(files_needed(contents[0], recovery.shards_of(state)))), world)
+        needed = [{name for rank in ranks for name in json.loads(mine[rank])} for ranks in place.machines]
+        sent = to_those_that_lack(whole, needed, place.machines)
+        self._agree(lambda: _refused(exchange(sent, path, world.rank, place.group)))
+        return holders(whole, sent, place.machines)
+
+    def _pass_over(self, path: Path, problem: str) -> None:
+        """Say that a copy cannot be used, and remove it."""
+        self._tell(problem.partition(" Delete ")[0].partition(" There is no older")[0], checkpoint=path.name)
+        if self._place is not None and self._place.is_first:
+            remove(path)
+        gather_texts("", self._mesh.world)
+
+    def _tell(self, reason: str, **details: str) -> None:
+        self._monitor.event("damaged copy in memory", **details, reason=reason)
+        self._monitor.say(f"{reason} The run goes on from the disk.")
+
+    # --- while the run goes on ----------------------------------------------------------------------------------------
+
+    def begin(self, state: TrainState) -> None:
+        """What is copied from here on are the run's copies; every rank calls this, after `restored`."""
+        self._resumed_at = state.step
+        if self._place is None:
+            return
+        agreement, place = agree(recovery.shards_of(state)), self._place
+        try:
+            self._take_over(place)
+        except CheckpointError as error:
+            self._monitor.say(f"No copies of the state are kept in memory: {error}")
+            return
+        own = [int(each) for each in gather_texts(str(agreement.num_bytes), self._mesh.world)]
+        wanted = bytes_of_machines(own, place.machines)[place.number]
+        problem = _too_large(wanted, place.folder) if place.is_first else ""
+        problem = next(filter(None, gather_texts(problem, self._mesh.world)), "")
+        self._agreement = None if problem else agreement
         self._monitor.say(problem)
+
+    def _take_over(self, place: Place) -> None:
+        """Name this start in the run's folder, and in those of its copies. Of the earlier ones the newest stays, until
+        there is another.
+        """
+        mine = uuid4().hex if self._mesh.rank == 0 else ""
+        start = gather_texts(mine, self._mesh.world)[0]
+        before = gather_texts(self._on_disk()[1] if self._mesh.rank == 0 else "", self._mesh.world)[0]
+
+        def take() -> None:
+            for path in {} if before and self._held(place.folder, before) else checkpoints_in(place.folder).values():
+                remove(path)
+            tidy(place.folder, 1, lambda steps: ())
+            write_whole(place.folder / START, start.encode())
+
+        self._agree(lambda: write_whole(self._run / COPIES, start.encode()) if self._mesh.rank == 0 else None)
+        self._agree(lambda: take() if place.is_first else None)
 
     def are_due(self, step: int) -> bool:
         """Whether the state is to be copied after this step."""
@@ -65,16 +229,48 @@ class MemoryCopies:
 
     def save(self, state: TrainState, payload: Payload) -> None:
         """Copy `state`, whose copies on several ranks are equal. A copy that fails is said, and is the last."""
-        assert self._agreement is not None and self._folder is not None, "copies are due"
-        target = Target(self._folder, 1, before_publishing=self._monitor.check)
-        tensors = self._agreement.tensors(recovery.shards_of(state))
+        assert self._agreement is not None and self._place is not None, "copies are due"
+        place, tensors = self._place, self._agreement.tensors(recovery.shards_of(state))
+        target = Target(place.folder, 1, before_publishing=self._monitor.check, is_shared=place.is_shared)
+        partial = place.folder / f".{folder_name(state.step)}.partial"
         try:
             with alone_is_fine():
-                write(target, payload, self._agreement, tensors)
+                write(target, payload, self._agreement, tensors, first=lambda: self._make(place, partial))
+            if not place.is_shared:
+                self._bring_together(place, partial, place.folder / folder_name(state.step))
         except CheckpointError as error:
             self._agreement = None
+            if place.is_first:
+                remove_leftovers(place.folder)
             self._monitor.event("no copies in memory", step=state.step, reason=str(error))
             self._monitor.say(f"No more copies of the state are kept in memory: {error}")
+
+    def _make(self, place: Place, partial: Path) -> None:
+        """Where machines have folders of their own, rank 0 makes that of its own alone."""
+        if place.is_first and self._mesh.rank != 0:
+            remove_leftovers(place.folder)
+            partial.mkdir()
+
+    def _bring_together(self, place: Place, partial: Path, final: Path) -> None:
+        """Each machine gets what it is to keep of a copy that is written. The one before stays until all have it."""
+        rank = self._mesh.rank
+        text = broadcast((partial / MANIFEST).read_bytes() if rank == 0 else b"", 0, place.group)
+        sizes = {name: file["size"] for name, file in json.loads(text)["files"].items()}
+        sent = to_neighbours(sizes, place.machines)
+        self._agree(
+            lambda: _refused(exchange(sent, partial, rank, place.group)),
+            lambda: write_whole(partial / MANIFEST, text) if place.is_first and rank != 0 else None,
+            self._monitor.check,
+        )
+        self._agree(lambda: publish(partial, final, AT_ONCE, lambda steps: ()) if place.is_first else None)
+        self._agree(lambda: tidy(place.folder, 1, lambda steps: ()) if place.is_first else None)
+
+    def forget(self) -> None:
+        """The run returns to an earlier checkpoint: no copy is its own any more; every rank calls this."""
+        if self._place is None:
+            return
+        self._agree(lambda: (self._run / COPIES).unlink(missing_ok=True) if self._mesh.rank == 0 else None)
+        self._take_over(self._place)
 
     def say_recovered(self, step: int) -> None:
         """Once, behind the first step after a fault: how long the run was out of work, and what is made twice."""
@@ -86,47 +282,29 @@ class MemoryCopies:
         self._monitor.event("recovered", step=step, seconds=seconds, steps_lost=lost)
 
 
+def _held_in(path: Path) -> Held:
+    files = {each.name: each.stat().st_size for each in path.iterdir() if each.is_file()}
+    try:
+        manifest = read_manifest(path)
+    except CheckpointError:
+        return Held("", files, {})
+    return Held(manifest.digest, files, {name: file.size for name, file in manifest.files.items()})
+
+
+def _refused(problem: str) -> None:
+    """OSError, if there is one."""
+    if problem:
+        raise OSError(problem)
+
+
 def _too_large(num_bytes: int, folder: Path) -> str:
     """One line where copies of so many bytes do not fit into free memory; empty where they do."""
     free, needed = free_memory(torch.device("cpu")), AT_ONCE * num_bytes
-    if free is None or free[0] >= SPARE * needed:
+    held = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+    room = shutil.disk_usage(folder).free if free is None else min(free[0], shutil.disk_usage(folder).free)
+    if room + held >= SPARE * needed:
         return ""
     return (
-        f"No copies of the state are kept in memory: {AT_ONCE} of {num_bytes / 1e6:,.1f} MB would need "
-        f"{SPARE * needed / 1e6:,.1f} MB, and {free[0] / 1e6:,.1f} MB are free (checkpoint.memory_every)."
+        f"No copies of the state are kept in memory: {AT_ONCE} of {num_bytes / 1e6:,.1f} MB on a machine would need "
+        f"{SPARE * needed / 1e6:,.1f} MB, and {(room + held) / 1e6:,.1f} MB are free (checkpoint.memory_every)."
     )
-
-
-def restored(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor) -> tuple[Path, RunMetadata] | None:
-    """As `damaged.restored`, from a copy in memory where that is newer; every rank calls this."""
-    world = state.ownership.mesh.world
-    found = gather_texts(_newer_copy(config, monitor) if world.rank == 0 else "", world)[0]
-    if found:
-        try:
-            return recovery.restore(state, config, corpus, Path(found))
-        except CheckpointError as error:
-            if world.rank == 0:
-                _pass_over(Path(found), error, monitor)
-            gather_texts("", world)
-    return damaged.restored(state, config, corpus, monitor)
-
-
-def _newer_copy(config: Config, monitor: Monitor) -> str:
-    """A whole copy in memory that is newer than the newest checkpoint on the disk; empty where there is none."""
-    folder, saved = launch.memory_folder(), newest_step(checkpoints(Path(config.run.folder)))
-    if folder is None or not saved or newest_step(folder) <= saved:
-        return ""
-    try:
-        return str(newest(folder) or "")
-    except CheckpointError as error:
-        for path in checkpoints_in(folder).values():
-            _pass_over(path, error, monitor)
-        return ""
-
-
-def _pass_over(path: Path, error: CheckpointError, monitor: Monitor) -> None:
-    """Say that a copy cannot be used, and remove it."""
-    reason = str(error).partition(" Delete ")[0].partition(" There is no older")[0]
-    monitor.event("damaged copy in memory", checkpoint=path.name, reason=reason)
-    monitor.say(f"{reason} The run goes on from the disk.")
-    remove(path)

@@ -1,6 +1,9 @@
-"""Where a supervised run keeps copies of its state in memory: a folder of /dev/shm, as long as its supervisor lives.
+"""Where a run keeps copies of its state in memory: a folder of /dev/shm, as long as what starts its ranks again lives.
 
-Made and removed by the process that was started by hand, which imports no torch; by its guard if it is killed.
+    supervisor    `colonnade train`: makes it and removes it; its guard does if it is killed
+    agent         torchrun: the ranks make it, and start a guard that removes it when the agent has ended
+
+No torch is imported here: the supervisor has none.
 """
 
 import sys
@@ -10,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from colonnade.config.schema import Config
+from colonnade.launch import agent, launch
 
 MEMORY = Path("/dev/shm")  # a file system whose files are memory (Linux)
 
@@ -21,10 +25,31 @@ def folder_for(config: Config) -> Iterator[Path | None]:
         yield None
         return
     try:
-        made = tempfile.TemporaryDirectory(prefix="colonnade-memory-", dir=MEMORY, ignore_cleanup_errors=True)
+        made = tempfile.TemporaryDirectory(prefix=agent.PREFIX, dir=MEMORY, ignore_cleanup_errors=True)
     except OSError as error:
         print(f"No copies of the state are kept in memory: {MEMORY} refuses ({error.strerror}).", file=sys.stderr)
         yield None
         return
     with made as folder:
         yield Path(folder)
+
+
+def folder_of_rank() -> tuple[Path | None, str]:
+    """The folder of this rank's machine; or none, and why."""
+    if (made := launch.memory_folder()) is not None:
+        return made, ""
+    behind = agent.agent()
+    if behind is None:
+        return None, (
+            "they last as long as what starts ranks again, the supervisor of `colonnade train` (with restarts.limit "
+            "above 0) or torchrun, and this run has neither"
+        )
+    try:
+        if launch.local_rank() == 0:
+            agent.sweep(MEMORY)
+        folder = agent.folder_of(behind, MEMORY)
+        if launch.local_rank() == 0:
+            agent.guard(behind, folder)
+    except OSError as error:
+        return None, f"{MEMORY} refuses ({error.strerror})"
+    return folder, ""

@@ -6,7 +6,7 @@ under `optimizer.<name>.<weight>` (AdamW: exp_avg, exp_avg_sq), and the metadata
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -373,10 +373,14 @@ def _thawed(state: TrainState, metadata: RunMetadata) -> Iterator[str]:
 
 
 def restore(
-    state: TrainState, config: Config, corpus: Corpus, path: Path | None = None
+    state: TrainState,
+    config: Config,
+    corpus: Corpus,
+    path: Path | None = None,
+    holders: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[Path, RunMetadata] | None:
     """Put `state` to where the run's newest checkpoint is, or `path`; which that was, if any. All ranks call this.
-    `config` may have changes of its own, which are those of `state`.
+    `config` may have changes of its own, which are those of `state`. `holders`: see `load_found`.
     """
     run, began = Path(config.run.folder), as_it_began(config, state.changes)
     found = load_found(
@@ -386,6 +390,7 @@ def restore(
         check=partial(_check_all, state, began, corpus),
         unread=(OPTIMIZER,),  # of weights that are frozen now
         lacks=partial(_lacks, state),
+        holders=holders,
     )
     if found is None:
         return None

@@ -23,7 +23,7 @@ from colonnade.train.divergence import Rollback, lowered
 from colonnade.train.metadata import metadata_of
 from colonnade.train.monitor import set_aside
 from colonnade.train.rollback_options import RollbackOptions
-from colonnade.train.run_folder import ROLLBACKS, checkpoints
+from colonnade.train.run_folder import COPIES, ROLLBACKS, checkpoints
 from colonnade.train.state import TrainState, learning_rate_of
 
 _LIST = TypeAdapter(list[Rollback])
@@ -85,6 +85,7 @@ def by_hand(run: Path, step: int, asked: RollbackOptions) -> tuple[Rollback, lis
         rewarm_steps=asked.rewarm,
         reason="asked for",
     )
+    (run / COPIES).unlink(missing_ok=True)
     write(run, [*(each for each in read(run) if each.to < step), rollback])
     discard_after(checkpoints(run), step)
     set_aside(run, step)

@@ -6,12 +6,12 @@ from pathlib import Path
 from colonnade.checkpoint.folders import discard_after
 from colonnade.checkpoint.names import checkpoints_in, folder_name
 from colonnade.config.schema import Config
-from colonnade.launch import launch
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import recovery, rollbacks
 from colonnade.train.corpus import Corpus
 from colonnade.train.divergence import Divergence, Rollback, decide
+from colonnade.train.memory_copies import MemoryCopies
 from colonnade.train.monitor import Monitor
 from colonnade.train.run_folder import checkpoints
 from colonnade.train.state import TrainState
@@ -26,6 +26,7 @@ def roll_back(
     mesh: Mesh,
     corpus: Corpus,
     monitor: Monitor,
+    copies: MemoryCopies,
 ) -> None:
     """Put `state` back to where it was healthy, or raise ColonnadeError; every rank calls this with the same `found`.
 
@@ -35,10 +36,10 @@ def roll_back(
     saving.wait()
     run = Path(config.run.folder)
     rollback = _decided(found, run, config, mesh)
+    copies.forget()
     if mesh.rank == 0:
         rollbacks.write(run, [*rollbacks.read(run), rollback])
-        for folder in filter(None, (checkpoints(run), launch.memory_folder())):
-            discard_after(folder, rollback.to)
+        discard_after(checkpoints(run), rollback.to)
     gather_texts("", mesh.world)  # the others look for the newest checkpoint only now
     return_to_newest(state, config, corpus, monitor)
     monitor.event("rolled back", **rollback.model_dump())

@@ -1,0 +1,74 @@
+"""Torchrun's agent is found behind whatever is between, and its folder lasts as long as it does."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from colonnade.launch import agent
+from colonnade.mesh.process import ProcessId, mine, process_id_of
+from colonnade.train import memory_folder
+from tests.commands import environment
+
+SAY = "from colonnade.launch import agent; found = agent.agent(); print(found and found.pid)"
+
+
+@pytest.mark.parametrize("between", [[], ["sh", "-c", '"$@"; true', "sh"]], ids=["nothing", "a shell"])
+def test_it_is_found_by_what_it_starts(between: list[str]) -> None:
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "job"}
+    for more, expected in ((rank, str(os.getpid())), ({}, "None")):
+        command = [*between, sys.executable, "-c", SAY]
+        done = subprocess.run(command, env={**environment(), **more}, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == expected
+
+
+def ended() -> ProcessId:
+    process = subprocess.Popen(["sleep", "100"])
+    found = process_id_of(process.pid)
+    process.kill()
+    process.wait()
+    return found
+
+
+def test_folders_of_what_has_ended_are_swept(tmp_path: Path) -> None:
+    mine_, gone = agent.folder_of(mine(), tmp_path), agent.folder_of(ended(), tmp_path)
+    assert agent.folder_of(mine(), tmp_path) == mine_ != gone and oct(mine_.stat().st_mode)[-3:] == "700"
+    others = [tmp_path / gone.name.replace(f"-{os.getuid()}-", "-77-"), tmp_path / f"{gone.name}9", tmp_path / "other"]
+    for each in others:
+        each.mkdir()
+    agent.sweep(tmp_path)
+    assert not gone.exists() and mine_.exists() and all(each.exists() for each in others)
+
+
+def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = agent.folder_of(mine(), tmp_path)
+    path.rmdir()
+    (tmp_path / "elsewhere").mkdir()
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PermissionError):
+        agent.folder_of(mine(), tmp_path)
+    monkeypatch.setattr(memory_folder, "MEMORY", tmp_path)
+    monkeypatch.setattr(agent, "agent", mine)
+    monkeypatch.setattr(agent, "guard", lambda *_: pytest.fail("nothing to guard"))
+    assert memory_folder.folder_of_rank() == (None, f"{tmp_path} refuses (it belongs to somebody else)")
+
+
+def test_a_guard_removes_the_folder_when_the_agent_has_ended(tmp_path: Path) -> None:
+    """One of them: the others that later starts of the ranks have started have nothing to do."""
+    process = subprocess.Popen(["sleep", "100"])
+    behind = process_id_of(process.pid)
+    folder = agent.folder_of(behind, tmp_path)
+    guards = [agent.guard(behind, folder) for _ in range(2)]
+    while all(each.poll() is None for each in guards):
+        time.sleep(0.05)
+    (folder / "step_00000001").mkdir()
+    (at_work,) = (each for each in guards if each.poll() is None)
+    at_work.terminate()
+    time.sleep(2 * agent.POLL)
+    assert (folder / "step_00000001").exists() and at_work.poll() is None, "who asks everybody to end is not heard"
+    process.kill()
+    process.wait()
+    assert [each.wait(60.0) for each in guards] == [0, 0] and not folder.exists()

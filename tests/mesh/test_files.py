@@ -1,0 +1,56 @@
+"""Files that ranks send each other: in rounds, whole, and without anybody waiting for one that cannot write."""
+
+from collections import Counter
+from pathlib import Path
+
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colonnade.mesh import files
+from colonnade.mesh.files import Transfer, broadcast, exchange, rounds
+from tests.distributed import run_on_ranks
+
+RANKS = st.integers(0, 4)
+
+
+@given(st.lists(st.builds(Transfer, RANKS, RANKS, st.text(max_size=3), st.integers(0, 9))))
+def test_in_a_round_a_rank_sends_one_and_receives_one(transfers: list[Transfer]) -> None:
+    found = rounds(transfers)
+    assert Counter(each for one in found for each in one) == Counter(transfers) and all(found)
+    for one in found:
+        assert len({each.source for each in one}) == len({each.target for each in one}) == len(one)
+    sends = Counter(each.source for each in transfers) + Counter()
+    receives = Counter(each.target for each in transfers)
+    most = max([0, *sends.values(), *receives.values()])
+    assert most <= len(found) <= max(0, 2 * most - 1), "greedy, and never twice as many as are needed"
+
+
+def test_ranks_send_files_to_each_other(tmp_path: Path) -> None:
+    """Of several blocks, of none, around a ring, two to one. What cannot be read or written is told."""
+    sizes = {"a": 10, "b": 3, "c": 0, "d": 7}
+    sent = [Transfer(0, 1, "a", 10), Transfer(1, 2, "b", 3), Transfer(2, 0, "c", 0), Transfer(2, 1, "d", 7)]
+    lost = [Transfer(0, 1, "gone", 9), Transfer(2, 1, "d", 7), Transfer(1, 2, "a", 10)]
+
+    def rank_of(rank: int, num_ranks: int) -> tuple[str, str, str, bytes]:
+        files.BLOCK = 4
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        for each in sent:
+            if each.source == rank:
+                (folder / each.name).write_bytes(each.name.encode() * each.size)
+        group = dist.new_group(backend="gloo")
+        first, second = exchange(sent, folder, rank, group), exchange(lost, folder, rank, group)
+        away = folder / "away" if rank == 1 else folder
+        third = exchange([Transfer(0, 1, "a", 10)], away, rank, group)
+        return first, second, third, broadcast(b"all" if rank == 2 else b"", 2, group)
+
+    answers = run_on_ranks(rank_of, 3)
+    for each in sent:
+        assert (tmp_path / str(each.target) / each.name).read_bytes() == each.name.encode() * sizes[each.name]
+    assert [answer[0] for answer in answers] == ["", "", ""]
+    assert [bool(answer[1]) for answer in answers] == [True, False, False] and "gone" in answers[0][1]
+    assert (tmp_path / "2" / "a").read_bytes() == b"a" * 10, "what can be sent is sent"
+    assert [bool(answer[2]) for answer in answers] == [False, True, False]
+    assert [answer[3] for answer in answers] == [b"all"] * 3
+    assert not list(tmp_path.rglob("*.received"))

@@ -1,0 +1,174 @@
+"""Copies in the memory of several machines: what is sent to whom, what is whole, and a run that loses a machine."""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colonnade.launch import launch
+from colonnade.mesh.files import Transfer
+from colonnade.train import loop
+from colonnade.train.memory_machines import (
+    Held,
+    Whole,
+    bytes_of_machines,
+    holders,
+    newest_whole,
+    to_neighbours,
+    to_those_that_lack,
+)
+from tests.commands import forked
+from tests.runs import Finished, assert_same_end, events
+
+assert loop, "imported once, here, and not by every forked rank"
+
+MACHINES = ((0, 1), (2,), (3,))
+SIZES = {"__0_0.distcp": 5, "__1_0.distcp": 6, "__2_0.distcp": 7, "__3_0.distcp": 8, ".metadata": 1, "config.toml": 2}
+OWN = [{"__0_0.distcp", "__1_0.distcp"}, {"__2_0.distcp"}, {"__3_0.distcp"}]
+SMALL = {".metadata", "config.toml"}
+
+
+def kept(machines: Sequence[Sequence[int]], sent: Sequence[Transfer]) -> list[set[str]]:
+    """What each machine has when a copy has been written and sent."""
+    at = {rank: k for k, ranks in enumerate(machines) for rank in ranks}
+    found = [{f"__{rank}_0.distcp" for rank in ranks} for ranks in machines]
+    found[0] |= SMALL
+    for each in sent:
+        assert each.name in found[at[each.source]] and each.name not in found[at[each.target]], "sent for nothing"
+        found[at[each.target]].add(each.name)
+    return found
+
+
+def test_each_machine_keeps_its_own_and_the_next_ones() -> None:
+    found = kept(MACHINES, to_neighbours(SIZES, MACHINES))
+    assert found == [SMALL | OWN[k] | OWN[(k + 1) % 3] for k in range(3)]
+    assert bytes_of_machines([5, 6, 7, 8], MACHINES) == [18, 15, 19]
+    assert to_neighbours(SIZES, [range(4)]) == [] and bytes_of_machines([5, 6, 7, 8], [range(4)]) == [26]
+    assert bytes_of_machines([5, 6, 7, 8], [(0, 1), (2, 3)]) == [26, 26]
+
+
+def held(machines: Sequence[set[str]], lost: Sequence[int] = (), *, digest: str = "d") -> list[dict[int, Held]]:
+    return [
+        {} if k in lost else {9: Held(digest, {name: SIZES[name] for name in names}, SIZES)}
+        for k, names in enumerate(machines)
+    ]
+
+
+def test_any_machine_may_be_lost_and_not_two_neighbours() -> None:
+    found = kept(MACHINES, to_neighbours(SIZES, MACHINES))
+    for lost in range(3):
+        whole, said = newest_whole(held(found, [lost]), after=8)
+        assert whole is not None and not said and whole.wanted == SIZES and lost not in whole.manifests
+    whole, said = newest_whole(held(found, [0, 1]), after=8)
+    assert whole is None and said == ["The copy of step 9 in memory is not whole: 1 of its files are on no machine."]
+    assert newest_whole(held(found), after=9) == (None, []), "not newer than the disk"
+
+
+def test_what_is_damaged_or_of_another_copy_is_not_counted() -> None:
+    found = held(kept(MACHINES, to_neighbours(SIZES, MACHINES)))
+    found[1] = held([SMALL | OWN[1] | OWN[2]], digest="other")[0]
+    whole, _ = newest_whole(found, after=0)
+    assert whole is not None and whole.digest == "d" and whole.manifests == [0, 2]
+    found[0][9].files["__2_0.distcp"] -= 1
+    assert newest_whole(found, after=0)[0] is None, "cut short on the only other machine"
+    found[1] = {9: found[1][9]._replace(digest="", wanted={})}
+    whole, _ = newest_whole(found, after=0)
+    assert whole is not None and whole.on["__2_0.distcp"] == [1], "its files are good without its manifest"
+    assert newest_whole([{4: Held("", {}, {})}], after=0)[1][0].endswith("no machine has a manifest that can be read.")
+
+
+def test_an_older_copy_that_is_whole_comes_before_the_disk() -> None:
+    found = held(kept(MACHINES, to_neighbours(SIZES, MACHINES)))
+    for each in found:
+        each[10] = each[9]._replace(files={})
+    whole, said = newest_whole(found, after=8)
+    assert whole is not None and whole.step == 9 and len(said) == 1
+
+
+@given(
+    st.lists(st.integers(1, 3), min_size=1, max_size=4).flatmap(
+        lambda sizes: st.tuples(
+            st.just(sizes),
+            st.lists(st.sets(st.integers(0, len(sizes) - 1), min_size=1), min_size=1, max_size=5),
+            st.lists(st.sets(st.integers(0, 4)), min_size=len(sizes), max_size=len(sizes)),
+        )
+    )
+)
+def test_what_a_machine_needs_is_sent_by_one_that_has_it(
+    drawn: tuple[list[int], list[set[int]], list[set[int]]],
+) -> None:
+    """And to one of its ranks, once; all its ranks see it then."""
+    sizes, on, wants = drawn
+    machines, first = [], 0
+    for size in sizes:
+        machines.append(range(first, first + size))
+        first += size
+    names = [f"__{number}_0.distcp" for number in range(len(on))]
+    wanted = {name: number + 1 for number, name in enumerate(names)}
+    whole = Whole(1, "d", wanted, {name: sorted(k) for name, k in zip(names, on, strict=True)}, [0])
+    needed = [{names[number] for number in want if number < len(names)} for want in wants]
+    sent = to_those_that_lack(whole, needed, machines)
+    at = {rank: k for k, ranks in enumerate(machines) for rank in ranks}
+    assert {(at[each.target], each.name) for each in sent} == {
+        (k, name) for k, mine in enumerate(needed) for name in mine if k not in whole.on[name]
+    }
+    assert len({(at[each.target], each.name) for each in sent}) == len(sent)
+    assert all(at[each.source] in whole.on[each.name] and each.size == wanted[each.name] for each in sent)
+    see = holders(whole, sent, machines)
+    assert all(set(machines[k]) <= set(see[name]) for k, mine in enumerate(needed) for name in mine)
+
+
+# --- a run on three machines ------------------------------------------------------------------------------------------
+
+KEYS = ("checkpoint.memory_every=1", "checkpoint.every=4", "checkpoint.keep=2", "parallel.tp=2", "parallel.dp=2")
+KEYS = (*KEYS, "parallel.zero=1")
+
+
+def on_three_machines(folder: Path, killed_after: int | None = None) -> Callable[[int], None]:
+    """What a rank does first: it has the folder of its machine, and is killed behind a step."""
+
+    def first(rank: int) -> None:
+        machine = next(k for k, ranks in enumerate(MACHINES) if rank in ranks)
+        (folder / str(machine)).mkdir(parents=True, exist_ok=True)
+        os.environ[launch.MEMORY] = str(folder / str(machine))
+        begin = loop.train_step
+
+        def or_end(state: Any, *args: Any, **more: Any) -> Any:
+            if state.step == killed_after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return begin(state, *args, **more)
+
+        loop.__dict__["train_step"] = or_end
+
+    return first
+
+
+def test_a_run_goes_on_from_the_memory_of_the_machines_that_are_left(finished: Finished, tmp_path: Path) -> None:
+    """One of three is lost with its folder: the bits are those of a run that goes on from the disk, where two are."""
+    run, memory = tmp_path / "run", tmp_path / "memory"
+    command = ("train", finished.config, *KEYS)
+    answer = forked(*command, f"run.folder={run}", num_ranks=4, first=on_three_machines(memory, killed_after=5))
+    assert answer.status == -signal.SIGKILL, answer
+    copies = [{each.name for each in (memory / str(k) / "step_00000005").iterdir()} for k in range(3)]
+    assert [{name for name in each if name.startswith("__")} for each in copies] == [
+        OWN[k] | OWN[(k + 1) % 3] for k in range(3)
+    ]
+    for name, lost in (("one lost", [1]), ("two lost", [1, 2])):
+        shutil.copytree(run, tmp_path / name)
+        shutil.copytree(memory, tmp_path / f"memory, {name}")
+        for machine in lost:
+            shutil.rmtree(tmp_path / f"memory, {name}" / str(machine))
+        first = on_three_machines(tmp_path / f"memory, {name}")
+        answer = forked(*command, f"run.folder={tmp_path / name}", num_ranks=4, first=first)
+        assert answer.status == 0, answer
+        (resumed,) = [event for event in events(tmp_path / name) if event["event"] == "resumed"]
+        assert (resumed["step"], resumed["origin"]) == ((5, "memory") if lost == [1] else (4, "disk"))
+        assert ("is not whole: 1 of its files are on no machine. The run goes on from the disk." in answer.out) == (
+            lost == [1, 2]
+        )
+    assert_same_end(tmp_path / "one lost", tmp_path / "two lost")
