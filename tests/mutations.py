@@ -2306,6 +2306,13 @@ MUTATIONS = [
         ("tests/kernels/test_probe.py",),
     ),
     Mutation(
+        "fewer ranks are chosen for the batch that the run began with",
+        "train/restarts.py",
+        "from_now_on(self.config, self._saved()) if self.attempts else ()",
+        "()",
+        ("tests/train/test_restarts.py",),
+    ),
+    Mutation(
         "every restart counts as progress",
         "launch/restart_policy.py",
         "if attempt.saved != attempts[-1].saved:",

@@ -14,8 +14,8 @@ from colonnade.errors import ConfigError
 def config(parallel: str = "", train: str = "", model: str = "") -> Config:
     return loads(
         f"[model]\nnum_layers = 4\nhidden_size = 48\nnum_heads = 12\nseq_length = 32\n{model}\n[parallel]\n{parallel}\n"
-        '[data]\ntrain = "x"\n[train]\nsteps = 8\nglobal_batch_size = 16\nmicro_batch_size = 2\n'
-        f'{train}\n[optim]\nlearning_rate = 1e-3\n[run]\nfolder = "r"\n'
+        '[data]\ntrain = "x"\n[train]\nsteps = 8\nmicro_batch_size = 2\n'
+        f'{train or "global_batch_size = 16"}\n[optim]\nlearning_rate = 1e-3\n[run]\nfolder = "r"\n'
     )
 
 
@@ -48,6 +48,17 @@ def test_a_rank_holds_no_more_where_that_can_be_had() -> None:
     assert state_share(found.config) <= state_share(whole) and found.num_ranks in (2, 3)
     assert "no more state than before" in found.reason and "instead of tp 2 × pp 1 × dp 2 for 3 ranks" in found.reason
     assert "2 times as much state" in fitting(whole, 1).reason
+
+
+def test_the_batch_of_now_counts_and_those_to_come() -> None:
+    """A layout that one of them does not divide would end the run; of the others, the best for the batch of now."""
+    began, now = config("dp=4", "global_batch_size=24"), config("dp=4", "global_batch_size=16")
+    assert layout(fitting(began, 3).config) == (1, 1, 3)
+    for changed in ([now], [began, now], [now, began]):
+        found = fitting(began, 3, changed)
+        assert layout(found.config) == (1, 3, 1) and found.config.train.global_batch_size == 24
+    assert "global batch 16 as before" in fitting(began, 3, [now]).reason
+    assert layout(fitting(now, 3, [began]).config) == (1, 3, 1), "nor does what it began with divide it"
 
 
 def test_what_goes_on_a_command_line() -> None:

@@ -1,6 +1,7 @@
 """Copies of the state in memory: a restart goes on from the newest of memory and disk, to the same bits."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -109,6 +110,22 @@ def test_a_rollback_by_hand_leaves_no_copy(finished: Finished, tmp_path: Path, m
     assert here("rollback", run, 4).status == 0
     assert forked("train", finished.config, f"run.folder={run}", *KEYS).status == 0
     assert [event["origin"] for event in events(run) if event["event"] == "resumed"] == ["disk"]
+
+
+def test_a_copy_knows_what_was_changed_before_it(finished: Finished, tmp_path: Path, memory: Path) -> None:
+    """And which batches were passed over: the run goes on from memory as the one that was never killed."""
+    run, expected = tmp_path / "run", tmp_path / "expected"
+    shutil.copytree(finished.folder, run)
+    assert here("rollback", run, 4, "--skip", 1).status == 0
+    assert here("change", run, "train.global_batch_size=8", "optim.learning_rate=3e-3", "--at", 4).status == 0
+    shutil.copytree(run, expected)
+    assert forked("train", finished.config, f"run.folder={expected}").status == 0
+    command = ("train", finished.config, f"run.folder={run}", "checkpoint.memory_every=1")
+    assert forked(*command, first=killed_after(5)).status == -signal.SIGKILL
+    assert newest_step(memory) == 5 and newest_step(run / "checkpoints") == 4
+    assert forked(*command).status == 0
+    assert [event["origin"] for event in events(run) if event["event"] == "resumed"][-1] == "memory"
+    assert_same_end(run, expected)
 
 
 def test_what_does_not_fit_is_said_and_left(

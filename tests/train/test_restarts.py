@@ -18,6 +18,8 @@ from colonnade.launch import launch
 from colonnade.launch.launch import Ended
 from colonnade.launch.supervisor import CRASH, EXCEPTION, MISTAKE, UNFINISHED, Cause
 from colonnade.train import restarts
+from colonnade.train.change import BATCH, Change
+from colonnade.train.change_requests import Decided, write_decided
 from colonnade.train.restarts import Restarts, kind_of
 from tests.commands import colonnade, environment
 from tests.runs import assert_same, metrics
@@ -135,6 +137,19 @@ def test_a_lost_place_is_left_out_and_tried_again(fake: Any) -> None:
     assert "parallel.dp=1" in made.started[2][1]
     assert names(made.run) == ["fault", "restart", "fault", "restart", "fewer ranks", "all ranks"]
     assert "for 3 ranks" in events(made.run)[4]["reason"] and events(made.run)[4]["lost"] == [3]
+
+
+@pytest.mark.parametrize("at", [5, 50])
+def test_what_is_left_suits_the_batches_from_now_on(fake: Any, tmp_path: Path, at: int) -> None:
+    """Three ranks would share the batch that the run began with, and not the one that it has now, or will have."""
+    keys = ["parallel.tp=1", "parallel.dp=4", "train.global_batch_size=12", "train.micro_batch_size=1"]
+    lost = [after(killed(3), 10), after(killed(3), 10)]
+    status, made = fake(*lost, after(DONE, 20), keys=keys)
+    assert status == 0 and made.started[-1][:2] == ((0, 1, 2), ["parallel.dp=3"])
+    change = Change(at=at, values={BATCH: 8}, was={BATCH: 12}, line="1")
+    write_decided(tmp_path / "run", Decided(changes=(change,)))
+    status, made = fake(*lost, after(DONE, 20), keys=keys)
+    assert status == 0 and "parallel.dp=3" not in made.started[-1][1] and len(made.started[-1][0]) <= 3
 
 
 def test_places_are_lost_one_after_the_other(fake: Any) -> None:

@@ -238,6 +238,18 @@ def test_by_hand(finished: Finished, run: Path) -> None:
     assert after[-1]["tokens"] == before[-1]["tokens"] + 2 * 4 * 16
 
 
+def test_a_change_comes_in_its_step_behind_other_batches(finished: Finished, run: Path) -> None:
+    """Also when the run returns once more: with as many tokens as it had by then, and to the same bits."""
+    assert here("rollback", run, 4, "--skip", 2).status == 0
+    assert here("change", run, "train.global_batch_size=8", "--at", 5).status == 0
+    assert forked("train", finished.config, f"run.folder={run}").status == 0
+    assert [line["tokens"] for line in metrics(run)[4:]] == [7 * 4 * 16, 7 * 4 * 16 + 8 * 16]
+    first = shutil.copytree(run, run.with_name("first"))
+    assert here("rollback", run, 4, "--skip", 2).status == 0
+    assert forked("train", finished.config, f"run.folder={run}").status == 0
+    assert_same(run, first)
+
+
 def test_a_second_one_takes_the_place_of_the_first(run: Path) -> None:
     assert here("rollback", run, 4, "--skip", 2).status == here("rollback", run, 4, "--skip", 5).status == 0
     assert rollbacks.read(run) == [Rollback(to=4, skip=5, reason="asked for")]

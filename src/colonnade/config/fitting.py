@@ -6,11 +6,11 @@ A run's result does not depend on its layout, so any that the checks admit will 
     2. of those the fastest: ranks × the share of a step in which a pipeline's stages are at work × how even they are
     3. of those the nearest to the layout of the configuration
 
-tp only shrinks, to divisors of what it was: it was chosen for the links inside a machine. The global batch stays; the
-micro-batch may shrink where it no longer divides a rank's share.
+tp only shrinks, to divisors of what it was: it was chosen for the links inside a machine. The global batch stays what
+it is by now; the micro-batch may shrink where it no longer divides a rank's share.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -42,13 +42,19 @@ class Fit:
         return changed + [f"train.micro_batch_size={micro}"] * (micro != before.train.micro_batch_size)
 
 
-def fitting(config: Config, num_ranks: int) -> Fit:
-    """The best layout for at most `num_ranks` ranks, at least 1, of a configuration that is sound."""
+def fitting(config: Config, num_ranks: int, from_now_on: Sequence[Config] = ()) -> Fit:
+    """The best layout for at most `num_ranks` ranks, at least 1, of a configuration that is sound.
+
+    `from_now_on`: where the run changes while it goes on, its configuration now, and behind each change to come. The
+    layout is one that all of them admit, and that is the best now.
+    """
     wanted = config.parallel
     if num_ranks >= wanted.num_ranks:
         return Fit(config, f"the layout of the configuration, {in_words(config)}")
-    found = min(_candidates(config, num_ranks), key=lambda each: _order(each, config))
-    return Fit(found, _reason(found, config, num_ranks))
+    now = from_now_on[0] if from_now_on else config
+    candidates = _candidates(now, num_ranks, [config, *from_now_on])
+    found = min(candidates, key=lambda each: _order(each, now))
+    return Fit(_on_the_layout_of(found, config), _reason(found, now, num_ranks))
 
 
 def in_words(config: Config) -> str:
@@ -74,19 +80,24 @@ def speed(config: Config) -> Fraction:
     return parallel.num_ranks * busy * even
 
 
-def _candidates(config: Config, num_ranks: int) -> Iterator[Config]:
+def _on_the_layout_of(found: Config, config: Config) -> Config:
+    train = config.train.model_copy(update={"micro_batch_size": found.train.micro_batch_size})
+    return config.model_copy(update={"parallel": found.parallel, "train": train})
+
+
+def _candidates(config: Config, num_ranks: int, every: Sequence[Config]) -> Iterator[Config]:
     wanted = config.parallel
     for tp in divisors(wanted.tp):
         for pp in range(1, min(num_ranks // tp, config.model.num_units) + 1):
             for dp in divisors(config.train.global_batch_size):
                 if tp * pp * dp <= num_ranks:
-                    found = next(_admitted(config, tp, pp, dp), None)
+                    found = next(_admitted(config, tp, pp, dp, every), None)
                     if found is not None:
                         yield found
 
 
-def _admitted(config: Config, tp: int, pp: int, dp: int) -> Iterator[Config]:
-    """Configurations of this layout that pass all checks, the nearest to the given one first."""
+def _admitted(config: Config, tp: int, pp: int, dp: int, every: Sequence[Config]) -> Iterator[Config]:
+    """Configurations of this layout that pass all checks, the nearest to the given one first; as `every` does on it."""
     wanted, train = config.parallel, config.train
     sizes: dict[str, Any] = {"tp": tp, "pp": pp, "dp": dp}
     ways: list[dict[str, Any]] = [sizes if pp == wanted.pp else {**sizes, "cuts": None}]
@@ -101,7 +112,7 @@ def _admitted(config: Config, tp: int, pp: int, dp: int) -> Iterator[Config]:
                 "train": train.model_copy(update={"micro_batch_size": micro}),
             }
             found = config.model_copy(update=changed)
-            if not check(found):
+            if not any(check(_on_the_layout_of(found, each)) for each in every):
                 yield found
 
 

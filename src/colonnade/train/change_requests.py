@@ -11,6 +11,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -243,6 +244,18 @@ def as_the_run_began(config: Config, record: Path | None = None) -> Config:
             + f"\nSet one of those, and change it where it is to hold: colonnade change {config.run.folder} KEY=VALUE."
         )
     return as_it_began(config, changes)
+
+
+def from_now_on(began: Config, step: int) -> list[Config]:
+    """What is in force in a run that has done `step` steps, and behind each change that is to come, as far as that can
+    be told: a change that cannot be made is refused in its step. What the run began with, where nobody has changed it.
+    """
+    found: list[Config] = []
+    with suppress(ConfigError):
+        changes = sorted(read_decided(Path(began.run.folder)).changes, key=lambda each: each.at)
+        for count in range(sum(each.at <= step for each in changes), len(changes) + 1):
+            found.append(expected(began, changes[:count]))
+    return found or [began]
 
 
 def to_come(decided: Decided, done: Sequence[Change], step: int) -> list[Change]:

@@ -21,6 +21,7 @@ from colonnade.launch import launch
 from colonnade.launch.devices import count_gpus
 from colonnade.launch.restart_policy import Attempt, Decision, Kind, decide
 from colonnade.launch.supervisor import CRASH, MISTAKE, UNFINISHED, USER_MISTAKE, WAIT, Cause
+from colonnade.train.change_requests import from_now_on
 from colonnade.train.memory_folder import folder_for
 from colonnade.train.monitor import METRICS, last_step, write_event
 from colonnade.train.run_folder import LEAVE_FILE, STOP_FILE, checkpoints
@@ -95,7 +96,7 @@ class Restarts:
         wanted = self.config.parallel.num_ranks
         there = self._await_gpus(wanted) if self.attempts and self._on_gpus() else wanted
         places = [place for place in range(wanted) if place not in self.lost][: max(1, there)]
-        fit = fitting(self.config, len(places))
+        fit = fitting(self.config, len(places), from_now_on(self.config, self._saved()) if self.attempts else ())
         if fit.num_ranks < wanted:
             self._event("fewer ranks", reason=fit.reason, lost=sorted(self.lost))
             _say(f"Going on with fewer ranks: {fit.reason}.")

@@ -22,10 +22,11 @@ from pathlib import Path
 
 from colonnade.architecture.parts import trained_architecture
 from colonnade.architecture.sites import check_sites
+from colonnade.checkpoint.names import newest_step
 from colonnade.config.check import Problem
 from colonnade.config.check_head import nothing_to_train
 from colonnade.config.defaults import TomlTable, has, in_words, kept_from_run, put
-from colonnade.config.fitting import fitting
+from colonnade.config.fitting import Fit, fitting
 from colonnade.config.load import build, load, read_with
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
@@ -96,7 +97,7 @@ def again(path: Path, overrides: Sequence[str], config: Config) -> Callable[[], 
 
     def read() -> Config:
         fresh = _as_begun(load(path, overrides, complete=complete))
-        return fitting(fresh, config.parallel.num_ranks).config
+        return _fitting(fresh, config.parallel.num_ranks).config
 
     return read
 
@@ -242,7 +243,7 @@ def fitted(config: Config) -> Config | None:
     policy = config.restarts
     if launch.elastic_run() is None or not (policy.limit and policy.fewer_ranks) or size >= config.parallel.num_ranks:
         return config
-    fit = fitting(config, size)
+    fit = _fitting(config, size)
     if launch.speaks_first():
         print(f"Going on with fewer ranks: {fit.reason}.", flush=True)
         write_event(Path(config.run.folder), "fewer ranks", reason=fit.reason)
@@ -250,6 +251,16 @@ def fitted(config: Config) -> Config | None:
         return fit.config
     launch.be_idle()
     return None
+
+
+def _fitting(config: Config, num_ranks: int) -> Fit:
+    """The best layout for what is in force in the run by now."""
+    if num_ranks >= config.parallel.num_ranks:
+        return fitting(config, num_ranks)
+    from colonnade.train.change_requests import from_now_on
+
+    saved = newest_step(run_folder.checkpoints(Path(config.run.folder)))
+    return fitting(config, num_ranks, from_now_on(config, saved))
 
 
 def is_supervised(config: Config) -> bool:
