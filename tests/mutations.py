@@ -70,6 +70,7 @@ PROFILE = "tests/train/test_profile.py"
 DRAWING = "tests/drawing/test_scale.py"
 PAGE = "tests/report/test_page.py"
 TRACKING = "tests/train/test_tracking.py"
+UPLOADS = "tests/train/test_uploads.py"
 TIME_LIMIT = 900.0
 
 
@@ -2381,6 +2382,34 @@ MUTATIONS = [
         "self._decided = Decided.model_validate_json(gather_texts(text, self._mesh.world)[0])",
         "gather_texts(text, self._mesh.world)",
         ("tests/train/test_in_force.py",),
+    ),
+    Mutation(
+        "a checkpoint that was replaced during its upload is whole there",
+        "train/uploads.py",
+        "if (folder / MANIFEST).read_bytes() != manifest:",
+        "if False:",
+        (UPLOADS,),
+    ),
+    Mutation(
+        "half of an upload counts among those that are kept",
+        "train/uploads.py",
+        "if known and step <= newest]",
+        "if step <= newest]",
+        (UPLOADS,),
+    ),
+    Mutation(
+        "a manifest is replaced after the files of its checkpoint",
+        "checkpoint/stored.py",
+        "        self._unseal(step)\n        with",
+        "        with",
+        ("tests/checkpoint/test_stored.py",),
+    ),
+    Mutation(
+        "what was uploaded before a rollback comes back",
+        "train/fetched.py",
+        "if _is_undone(stored, step, run):",
+        "if False:",
+        ("tests/train/test_fetched.py",),
     ),
 ]
 

@@ -4,6 +4,7 @@ s3://bucket/runs/books    needs s3fs        gs://…  gcsfs        az://…  adl
 """
 
 import importlib
+import re
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -14,12 +15,23 @@ from colonnade.errors import HIDDEN, ColonnadeError, credentials_in
 ATTEMPTS = 4
 PAUSE = 0.5
 """[seconds] Before the second attempt, doubled for each that follows."""
+_URL = re.compile(r"[A-Za-z][\w+.\-]+:/")  # paths make one slash of two
 Answer = TypeVar("Answer")
 
 
 def is_remote(name: str) -> bool:
     """Whether what a user has named is a URL."""
     return "://" in name
+
+
+def no_folder(path: object) -> str:
+    """What to do with a URL where a folder is asked for, a sentence with a space before; empty for what is none."""
+    if not _URL.match(str(path)):
+        return ""
+    return (
+        " It is a URL, and a folder of this machine is asked for: copy what is there to one first (`aws s3 cp "
+        "--recursive`, `gcloud storage cp -r`, …)."
+    )
 
 
 def below(url: str, name: str) -> str:

@@ -8,7 +8,8 @@ import pytest
 from colonnade import storage
 from colonnade.checkpoint.stored import MANIFEST, Stored, digest
 from colonnade.errors import ConfigError
-from colonnade.storage import below
+from colonnade.storage import below, no_folder
+from tests.commands import here
 from tests.storages import FaultyStorage, MemoryFileSystem, emptied
 
 
@@ -37,7 +38,7 @@ def checkpoint(folder: Path, content: bytes = b"x" * 1000) -> list[Path]:
 
 def put(stored: Stored, step: int, folder: Path) -> None:
     stored.put(step, checkpoint(folder))
-    stored.put_whole(step, MANIFEST, folder / MANIFEST)
+    stored.seal(step, b"manifest")
 
 
 @pytest.mark.parametrize("kind", ["memory://bucket/run", "faulty://bucket/run", "file://{}/deep/run/"])
@@ -70,13 +71,13 @@ def test_only_a_local_storage_is_on_this_disk(tmp_path: Path) -> None:
 def test_the_manifest_comes_last_and_goes_first(tmp_path: Path, calls: list[str]) -> None:
     stored = Stored("faulty://bucket/run")
     put(stored, 4, tmp_path / "one")
-    puts = [call for call in calls if call.startswith("put")]
-    assert sorted(puts[:2]) == ["put .metadata", "put a.distcp"] and puts[2:] == [f"put .{MANIFEST}.partial"]
+    puts = [call for call in calls if call.startswith(("put", "pipe"))]
+    assert sorted(puts[:2]) == ["put .metadata", "put a.distcp"] and puts[2:] == [f"pipe .{MANIFEST}.partial"]
     calls.clear()
     stored.put(4, [tmp_path / "one" / "a.distcp"])
     assert [call for call in calls if not call.startswith("ls")] == [f"rm {MANIFEST}", "put a.distcp"]
     assert stored.steps() == {4: False}, "while it is written anew it is not whole"
-    stored.put_whole(4, MANIFEST, tmp_path / "one" / MANIFEST)
+    stored.seal(4, b"manifest")
     calls.clear()
     stored.remove(4)
     assert calls[0] == f"rm {MANIFEST}" and stored.steps() == {}
@@ -131,6 +132,15 @@ def test_what_cannot_be_used_is_refused() -> None:
     FaultyStorage.before = staticmethod(garble)
     with pytest.raises(ConfigError, match="gave 7 other bytes"):
         Stored("faulty://b/r").probe()
+
+
+def test_a_url_is_no_folder() -> None:
+    """Nor after it was taken for a path, which makes one slash of two. What is refused shows no credentials."""
+    assert all("copy what is there" in no_folder(name) for name in ("s3://b/r", Path("s3://b/r")))
+    assert not any(map(no_folder, ("runs/books", Path("/runs/books"), ".")))
+    for command in (("evaluate", "s3://u:K3Y@b/r", "--part", "test"), ("convert", "s3://u:K3Y@b/r", "x")):
+        answer = here(*command)
+        assert answer.status == 2 and "It is a URL" in answer.err and "K3Y" not in answer.err
 
 
 def test_names() -> None:

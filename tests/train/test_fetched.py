@@ -102,18 +102,18 @@ def test_on_several_ranks(config: Path, tmp_path: Path) -> None:
     assert_same(run, tmp_path / "whole")
 
 
-def killed_at(word: str) -> Callable[[int], None]:
-    """The process is killed when it uploads a file with such a name."""
+def killed_at(step: int) -> Callable[[int], None]:
+    """The process is killed when all of this step but its manifest is uploaded."""
 
     def first(rank: int) -> None:
-        put = Stored.put_whole
+        seal = Stored.seal
 
-        def put_whole(self: Stored, step: int, name: str, content: Path) -> None:
-            if f"{step} {name}" == word:
+        def before(self: Stored, number: int, manifest: bytes) -> None:
+            if number == step:
                 os.kill(os.getpid(), signal.SIGKILL)
-            put(self, step, name, content)
+            seal(self, number, manifest)
 
-        Stored.put_whole = put_whole  # type: ignore[method-assign]
+        Stored.seal = before  # type: ignore[method-assign]
 
     return first
 
@@ -122,7 +122,7 @@ def test_killed_within_an_upload(finished: Finished, config: Path, tmp_path: Pat
     """What is half is no checkpoint; the machine is gone, and the run goes on from the one before."""
     store = tmp_path / "store"
     url = f"checkpoint.upload_to=file://{store}"
-    killed = forked("train", config, url, first=killed_at(f"4 {MANIFEST}"))
+    killed = forked("train", config, url, first=killed_at(4))
     assert killed.status == -signal.SIGKILL and (store / "step_00000004" / "__0_0.distcp").is_file()
     assert Stored(f"file://{store}").steps() == {2: True, 4: False}
     shutil.rmtree(tmp_path / "run")

@@ -166,7 +166,7 @@ def test_older_ones_stay_until_the_newer_is_whole(run: Run) -> None:
     with run.uploads(keep=1):
         pass
     run.save(4)
-    left = fail("put", 10_000, "step_00000004/.manifest")
+    left = fail("pipe", 10_000, "step_00000004/.manifest")
     with run.uploads(keep=1) as going:
         await_(lambda: left[0] < 9_990)
         assert run.there() == [2]
@@ -210,12 +210,15 @@ def test_a_rollback_takes_away_what_it_has_undone(run: Run) -> None:
 
 
 def test_a_checkpoint_that_is_replaced_or_deleted_meanwhile_is_never_whole_there(run: Run) -> None:
+    sealed: list[bytes] = []
     changes = {"step_00000004": lambda: run.save(4, content="second"), "step_00000006": lambda: run.delete(6)}
 
     def before(operation: str, path: str) -> None:
         name = path.split("/")[-2]
         if operation == "put" and path.endswith(f".{RECORD}.partial") and name in changes:
             changes.pop(name)()
+        if operation == "pipe" and path.endswith(f".{MANIFEST}.partial"):
+            sealed.append(FaultyStorage("faulty").store[f"/bucket/run/{name}/a.distcp"].getvalue())
 
     FaultyStorage.before = staticmethod(before)
     run.save(4)
@@ -226,6 +229,7 @@ def test_a_checkpoint_that_is_replaced_or_deleted_meanwhile_is_never_whole_there
         run.save(6)
         going.wake()
     assert run.stored.steps() == {4: True} and not run.told.of("upload failed")
+    assert sealed == [b"weights of 4, second"]
 
 
 def test_a_failure_is_said_once_and_so_is_its_end(run: Run) -> None:

@@ -107,10 +107,18 @@ class Stored:
             for done in [pool.submit(self._put, step, file) for file in files]:
                 done.result()
 
-    def put_whole(self, step: int, name: str, content: Path) -> None:
-        """Write, or replace, a small file in one piece: under another name first, where a copy could be cut short."""
+    def put_record(self, step: int, record: Path) -> None:
+        """Write, or replace, the record of the run beside a checkpoint."""
+        self._put_whole(step, RECORD, lambda aside: self.storage.put_file(str(record), aside))
+
+    def seal(self, step: int, manifest: bytes) -> None:
+        """Write the manifest of a step whose other files are there: from now on it is whole."""
+        self._put_whole(step, MANIFEST, lambda aside: self.storage.pipe_file(aside, manifest))
+
+    def _put_whole(self, step: int, name: str, put: Callable[[str], object]) -> None:
+        """Write a file in one piece: under another name first, where a copy could be cut short."""
         aside = self._at(step, f".{name}.partial")
-        persist(lambda: self.storage.put_file(str(content), aside))
+        persist(lambda: put(aside))
         persist(lambda: self.storage.mv(aside, self._at(step, name)))
 
     def get(self, step: int, sizes: Mapping[str, int], folder: Path, progress: Progress = lambda count: None) -> None:

@@ -21,6 +21,7 @@ SIGNS = {
     "started": "started",
     "resumed": "resumed",
     "saved": "saved",
+    "uploaded": "saved",
     "best": "best",
     "interrupted": "interrupted",
     "diverged": "trouble",
@@ -33,7 +34,7 @@ SIGNS = {
 WORDS = {"rolled-back": "rolled back", "trouble": "diverged, failed", "finished": "ended"}
 QUIET = frozenset({"setup", "evaluated"})
 """Not on the axis: they say what a run is, not what befell it."""
-MINOR = frozenset({"saved", "best", "started", "finished"})
+MINOR = frozenset({"saved", "uploaded", "best", "started", "finished"})
 """On the axis alone, not as lines through the charts."""
 TROUBLE = ("fail", "fault", "lost", "died", "hang", "corrupt", "error", "diverge", "damage")
 MOST_ROWS = 500

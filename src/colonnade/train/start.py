@@ -34,6 +34,7 @@ from colonnade.errors import ColonnadeError, ConfigError, mistake
 from colonnade.launch import launch
 from colonnade.launch.devices import choose_device, count_gpus
 from colonnade.lock import locked
+from colonnade.storage import no_folder
 from colonnade.train import run_folder
 from colonnade.train.monitor import write_event
 from colonnade.train.restarts import Restarts
@@ -361,8 +362,9 @@ def _weights_problems(config: Config, uncertain: Collection[str]) -> Iterator[Pr
         return
     if not Path(source).is_dir() and not run_folder.was_trained(Path(config.run.folder)):
         yield Problem(
-            f"train.init_from = {source!r} does not exist: there is no such folder. Name a checkpoint, the folder of a "
-            f"run, or a folder of Hugging Face on this machine (`hf download` fetches one).",
+            f"train.init_from = {source!r} does not exist: there is no such folder.{no_folder(source)} Name a "
+            "checkpoint, the folder of a run, or a folder of Hugging Face on this machine (`hf download` fetches "
+            "one).",
             ("train.init_from",),
         )
 

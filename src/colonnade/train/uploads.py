@@ -13,6 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,6 +22,7 @@ from colonnade.checkpoint.names import checkpoints_in, folder_name
 from colonnade.checkpoint.stored import MANIFEST, RECORD, Stored, digest
 from colonnade.config.saving import CheckpointConfig
 from colonnade.config.schema import Config
+from colonnade.errors import ConfigError
 from colonnade.launch.launch import BACKGROUND
 from colonnade.storage import reason
 from colonnade.train.best import spared
@@ -70,6 +72,7 @@ class Uploads:
         self._done: float = 0
         """Numbers of calls of `wake`: the last, the one that the last pass began after, and the last it was good."""
         self._leaving = self._ended = False
+        self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
 
     def follow(self, kept: CheckpointConfig) -> None:
@@ -90,7 +93,8 @@ class Uploads:
 
     def __enter__(self) -> Self:
         if self._stored is not None:
-            threading.Thread(target=self._work, args=(self._stored,), daemon=True, name=BACKGROUND).start()
+            self._thread = threading.Thread(target=self._work, args=(self._stored,), daemon=True, name=BACKGROUND)
+            self._thread.start()
             self.wake()
         return self
 
@@ -112,6 +116,8 @@ class Uploads:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
+        if good and self._thread is not None:
+            self._thread.join()  # it has nothing left to do
         if not good:
             self._say_unfinished(self._stored)
 
@@ -133,6 +139,7 @@ class Uploads:
             try:
                 self._check_owner(stored)
                 while (step := self._next(stored)) is not None:
+                    self._check_owner(stored)
                     self._upload(stored, step)
                 self._tidy(stored)
                 self._refresh(stored)
@@ -212,7 +219,7 @@ class Uploads:
             self._put_record(stored, step)
             if (folder / MANIFEST).read_bytes() != manifest:
                 return  # another one of this step has taken its place
-            stored.put_whole(step, MANIFEST, folder / MANIFEST)
+            stored.seal(step, manifest)
             self._there[step] = digest(manifest)
         except FileNotFoundError:
             if folder.is_dir():
@@ -227,7 +234,7 @@ class Uploads:
         packed, self._refreshes = self._run / f".{RECORD}.partial", False
         try:
             pack(self._run, packed)
-            stored.put_whole(step, RECORD, packed)
+            stored.put_record(step, packed)
         finally:
             packed.unlink(missing_ok=True)
 
@@ -287,7 +294,8 @@ class Uploads:
 
     def _tell(self, kind: str, **details: object) -> None:
         if not self._ended:
-            self._monitor.event(kind, **details)
+            with suppress(ConfigError):  # a disk that refuses the event: whoever needs the disk tells it
+                self._monitor.event(kind, **details)
 
     def _say(self, text: str) -> None:
         if not self._ended:
