@@ -121,13 +121,13 @@ def test_initial_weights_are_not_drawn_where_others_are_loaded(config: Path, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_run_that_is_killed_at_any_moment(config: Path, tmp_path: Path, name: str) -> None:
-    """Before what rank 0 does with a file: every ninth time (every 17th on a layout), and then to the end."""
+@pytest.mark.parametrize(("name", "every"), [("serial", 11), ("dp=2", 23)])
+def test_a_run_that_is_killed_at_any_moment(config: Path, tmp_path: Path, name: str, every: int) -> None:
+    """Before what rank 0 does with a file, every so many times, and then to the end; `make drills` does the others."""
     layout = LAYOUTS[name]
     done = moments(config, tmp_path / "whole", layout, tmp_path / "log")
     assert len(done) > 60
-    for moment in range(0, len(done), 17 if layout else 9):
+    for moment in range(0, len(done), every):
         live(config, tmp_path / "run", layout, until=moment)
         live(config, tmp_path / "run", layout)
         assert_same(tmp_path / "run", tmp_path / "whole")
@@ -135,13 +135,12 @@ def test_a_run_that_is_killed_at_any_moment(config: Path, tmp_path: Path, name: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_command_that_is_killed_by_the_clock(config: Path, tmp_path: Path, name: str) -> None:
-    """The whole process group at once, at a random time of its training, three times."""
-    layout = [*LAYOUTS[name], "train.steps=40"]
-    whole = forked("train", config, f"run.folder={tmp_path / 'whole'}", *layout, num_ranks=num_ranks(LAYOUTS[name]))
+def test_a_command_that_is_killed_by_the_clock(config: Path, tmp_path: Path) -> None:
+    """The whole process group at once, at a random time of its training, three times; as tests/drills on others."""
+    layout = [*LAYOUTS["tp=2"], "train.steps=40"]
+    whole = forked("train", config, f"run.folder={tmp_path / 'whole'}", *layout, num_ranks=2)
     assert whole.status == 0, whole
-    run, chance = tmp_path / "run", random.Random(name)
+    run, chance = tmp_path / "run", random.Random("tp=2")
     command = [sys.executable, "-m", "colonnade", "train", str(config), f"run.folder={run}", *layout]
     for _ in range(3):
         before = (run / "metrics.jsonl").read_bytes() if run.exists() else b""
