@@ -159,6 +159,15 @@ def test_of_losses_the_lowest_median_is_the_best_and_of_other_scores_the_highest
     assert [each.median for each in settings_of(outcomes, "f1")] == [4.0, 2.0, 1.6]
 
 
+@pytest.mark.parametrize("score", ["perplexity", "bits_per_byte", "masked_loss", "loss/news"])
+def test_what_is_computed_from_losses_is_better_where_it_is_less(score: str) -> None:
+    outcomes = [
+        Outcome(Point("point", {"optim.learning_rate": rate}, {}), "finished", scores={score: number})
+        for rate, number in ((0.1, 9.0), (0.2, 3.0))
+    ]
+    assert [each.median for each in settings_of(outcomes, score)] == [3.0, 9.0]
+
+
 def test_a_score_that_there_is_not(tmp_path: Path) -> None:
     sweep = swept(tmp_path, 'train.seed = [1, 2]\nscore = "f2"')
     with pytest.raises(ConfigError, match=r"f2.*loss, accuracy"):

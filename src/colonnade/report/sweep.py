@@ -22,11 +22,10 @@ from colonnade.drawing.html import Html, joined, table, tag
 from colonnade.drawing.scale import length_of_time, scale_of, short
 from colonnade.errors import ConfigError, hidden
 from colonnade.report.published import PUBLISHED, SOURCE, Published
-from colonnade.train.sweep import SEED
+from colonnade.train.sweep import SEED, less_is_better
 from colonnade.train.tuning import DIVERGED, FAILED, SUMMARY
 
 _OWN = frozenset({"point", "state", "reason", "step", "seconds"})
-LESS_IS_BETTER = frozenset({"loss", "perplexity", "bits_per_byte"})
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ class SweepRecord:
             )
             for points in found.values()
         ]
-        sign = 1 if self.score in LESS_IS_BETTER else -1
+        sign = 1 if less_is_better(self.score) else -1
         return sorted(groups, key=lambda group: sign * group.scores[self.score].median)
 
     @property

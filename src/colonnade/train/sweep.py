@@ -82,6 +82,12 @@ def read_sweep(path: Path, overrides: Sequence[str]) -> Sweep | None:
     return Sweep(Path(folder), points, score, at_once)
 
 
+def less_is_better(score: str) -> bool:
+    """Of losses (of parts and data sets too: `masked_loss`, `loss/NAME`) and what is computed from them."""
+    name = score.partition("/")[0]
+    return name in ("loss", "perplexity", "bits_per_byte") or name.endswith("_loss")
+
+
 def _lists(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The lists of [sweep] by their whole keys, however TOML has nested them."""
     for name, value in section.items():

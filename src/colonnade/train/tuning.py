@@ -34,7 +34,7 @@ from colonnade.train import run_folder
 from colonnade.train.best import LOSS, best_of, evaluations
 from colonnade.train.lines import object_in
 from colonnade.train.side_by_side import Run, Share, is_interrupted, last_line, process_of, run_side_by_side
-from colonnade.train.sweep import SEED, Point, Sweep
+from colonnade.train.sweep import SEED, Point, Sweep, less_is_better
 
 FINISHED, STOPPED, DIVERGED, FAILED = "finished", "stopped early", "diverged", "failed"
 ENDED = (FINISHED, STOPPED, DIVERGED)
@@ -250,7 +250,7 @@ def settings_of(outcomes: Iterable[Outcome], score: str) -> list[Setting]:
         numbers = [outcome.scores[score] for outcome in group if outcome.scores is not None]
         values = {key: value for key, value in group[0].point.values.items() if key != SEED}
         found.append(Setting(values, len(numbers), statistics.median(numbers), min(numbers), max(numbers)))
-    return sorted(found, key=lambda each: each.median if score == "loss" else -each.median)
+    return sorted(found, key=lambda each: each.median if less_is_better(score) else -each.median)
 
 
 def score_of(sweep: Sweep, outcomes: Iterable[Outcome]) -> str:
