@@ -13,6 +13,7 @@ import pytest
 
 from colonnade.checkpoint.folders import discard_after
 from colonnade.config.load import load
+from colonnade.launch import launch
 from colonnade.train import loop, rollbacks
 from colonnade.train.divergence import Rollback
 from colonnade.train.run_folder import ROLLBACKS, checkpoints
@@ -121,10 +122,17 @@ def test_every_layout_decides_alike(config: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", first_fast(["written", "discarded", "read"]))
-def test_a_rollback_that_is_killed_goes_on(config: Path, tmp_path: Path, moment: str) -> None:
-    """Between its parts. Whoever starts again needs no poison: it is behind."""
+def test_a_rollback_that_is_killed_goes_on(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Between its parts. Whoever starts again needs no poison: it is behind. A copy in memory of a later step, which
+    the run has left behind, is not gone on from.
+    """
     run, whole = tmp_path / "run", tmp_path / "whole"
     assert train(config, whole).status == 0
+    (tmp_path / "memory").mkdir()
+    monkeypatch.setenv(launch.MEMORY, str(tmp_path / "memory"))
+    copies = "checkpoint.memory_every=1"
 
     def killed(rank: int) -> None:
         poisoned(rank)
@@ -142,9 +150,9 @@ def test_a_rollback_that_is_killed_goes_on(config: Path, tmp_path: Path, moment:
                 real(*arguments) if arguments[0].step < 9 else die()
             )
 
-    assert train(config, run, first=killed).status == -signal.SIGKILL
+    assert train(config, run, copies, first=killed).status == -signal.SIGKILL
     assert (saved_steps(run) == [6, 8, 10]) == (moment == "written")
-    assert train(config, run).status == 0
+    assert train(config, run, copies).status == 0
     assert_same(run, whole)
 
 
