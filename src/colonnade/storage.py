@@ -6,7 +6,8 @@ s3://bucket/runs/books    needs s3fs        gs://…  gcsfs        az://…  adl
 import importlib
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
@@ -15,6 +16,11 @@ from colonnade.errors import HIDDEN, ColonnadeError, credentials_in
 ATTEMPTS = 4
 PAUSE = 0.5
 """[seconds] Before the second attempt, doubled for each that follows."""
+_S3 = {"max_concurrency": 2}  # parts of 50 MB of a file that are in memory; of itself s3fs takes 10
+WRITING: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {"file": {"auto_mkdir": True}, "local": {"auto_mkdir": True}, "s3": _S3, "s3a": _S3}
+)
+"""Options of storages that are written to, by the kind of URL."""
 _URL = re.compile(r"[A-Za-z][\w+.\-]+:/")  # paths make one slash of two
 Answer = TypeVar("Answer")
 
@@ -40,16 +46,13 @@ def below(url: str, name: str) -> str:
     return f"{place.rstrip('/')}/{name}{mark}{more}"
 
 
-def open_storage(
-    url: str, refused: type[ColonnadeError], otherwise: str, *, make_folders: bool = False
-) -> tuple[Any, str]:
+def open_storage(url: str, refused: type[ColonnadeError], otherwise: str, *, to_write: bool = False) -> tuple[Any, str]:
     """The storage that a URL is of, and the path in it. `refused` where it is of no known kind, or where that kind's
-    package is missing; the message ends with `otherwise`. `make_folders`: where files have folders, as on a disk, these
-    are made for what is written.
+    package is missing; the message ends with `otherwise`. `to_write`: with what each kind needs for large files.
     """
-    made = {"auto_mkdir": True} if make_folders and url.startswith(("file://", "local://")) else {}
+    options = WRITING.get(url.partition("://")[0], {}) if to_write else {}
     try:
-        storage, path = importlib.import_module("fsspec.core").url_to_fs(url, **made)
+        storage, path = importlib.import_module("fsspec.core").url_to_fs(url, **options)
     except (ImportError, ValueError) as error:
         raise refused(
             f"{url} cannot be opened: {reason(error, url)}. Install the package of its kind of storage (s3fs, gcsfs, "

@@ -134,6 +134,20 @@ def test_what_cannot_be_used_is_refused() -> None:
         Stored("faulty://b/r").probe()
 
 
+def test_an_upload_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """s3fs would hold ten parts of 50 MB of each file that is under way."""
+    asked: list[tuple[str, dict[str, object]]] = []
+
+    def url_to_fs(url: str, **options: object) -> tuple[MemoryFileSystem, str]:
+        asked.append((url, options))
+        return MemoryFileSystem(), "/b"
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", url_to_fs)
+    for url in ("s3://b/r", "gs://b/r"):
+        Stored(url)
+    assert asked == [("s3://b/r", {"max_concurrency": 2}), ("gs://b/r", {})]
+
+
 def test_a_url_is_no_folder() -> None:
     """Nor after it was taken for a path, which makes one slash of two. What is refused shows no credentials."""
     assert all("copy what is there" in no_folder(name) for name in ("s3://b/r", Path("s3://b/r")))

@@ -37,7 +37,7 @@ class Stored:
     def __init__(self, url: str) -> None:
         """ConfigError where the URL is of no kind of storage that can be opened here."""
         self.url = url
-        self.storage, path = open_storage(url, ConfigError, "leave checkpoint.upload_to out", make_folders=True)
+        self.storage, path = open_storage(url, ConfigError, "leave checkpoint.upload_to out", to_write=True)
         self.root = str(path).rstrip("/")
 
     @property
