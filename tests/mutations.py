@@ -2309,7 +2309,7 @@ MUTATIONS = [
     Mutation(
         "fewer ranks are chosen for the batch that the run began with",
         "train/restarts.py",
-        "from_now_on(self.config, self._saved()) if self.attempts else ()",
+        "self._from_now_on() if self.attempts else ()",
         "()",
         ("tests/train/test_restarts.py",),
     ),

@@ -21,10 +21,9 @@ from colonnade.launch import launch
 from colonnade.launch.devices import count_gpus
 from colonnade.launch.restart_policy import Attempt, Decision, Kind, decide
 from colonnade.launch.supervisor import CRASH, MISTAKE, UNFINISHED, USER_MISTAKE, WAIT, Cause
-from colonnade.train.change_requests import from_now_on
 from colonnade.train.memory_folder import folder_for
 from colonnade.train.monitor import METRICS, last_step, write_event
-from colonnade.train.run_folder import LEAVE_FILE, STOP_FILE, checkpoints
+from colonnade.train.run_folder import DECIDED, LEAVE_FILE, STOP_FILE, checkpoints
 
 POLL = 2.0  # seconds between looks for GPUs that are missing
 INTERRUPTED = 130
@@ -96,13 +95,21 @@ class Restarts:
         wanted = self.config.parallel.num_ranks
         there = self._await_gpus(wanted) if self.attempts and self._on_gpus() else wanted
         places = [place for place in range(wanted) if place not in self.lost][: max(1, there)]
-        fit = fitting(self.config, len(places), from_now_on(self.config, self._saved()) if self.attempts else ())
+        fit = fitting(self.config, len(places), self._from_now_on() if self.attempts else ())
         if fit.num_ranks < wanted:
             self._event("fewer ranks", reason=fit.reason, lost=sorted(self.lost))
             _say(f"Going on with fewer ranks: {fit.reason}.")
         elif self.attempts and self.attempts[-1].kind == Kind.RECALLED:
             self._event("all ranks", reason="the whole layout is tried again")
         return fit, places[: fit.num_ranks]
+
+    def _from_now_on(self) -> Sequence[Config]:
+        """What is in force by now, and will be; where nothing has changed in mid-run, nothing is imported."""
+        if not (self._folder / DECIDED).exists():
+            return ()
+        from colonnade.train.change_requests import from_now_on
+
+        return from_now_on(self.config, self._saved())
 
     def _await_gpus(self, wanted: int) -> int:
         """GPUs that are there, when all are or the limit is over."""
