@@ -601,7 +601,7 @@ MUTATIONS = [
     Mutation(
         "the setting with the highest loss is best",
         "train/tuning.py",
-        'each.median if score == "loss" else -each.median',
+        "each.median if less_is_better(score) else -each.median",
         "-each.median",
         ("tests/train/test_sweep.py",),
     ),
