@@ -154,6 +154,17 @@ def test_exponentials_are_rounded_once(dtype: torch.dtype) -> None:
     assert of_odd[0].isnan() and of_odd[1:].tolist() == [0.0, 0.0, 0.0, 1.0]
 
 
+@pytest.mark.parametrize("columns", [1, 511, 512, 1500])
+@pytest.mark.usefixtures("loaded")
+def test_exponentials_may_take_the_place_of_the_logits(columns: int) -> None:
+    logits = torch.linspace(-9.0, 0.0, 3 * columns).view(3, columns)
+    shift, apart = torch.tensor([0.0, 1.5, 0.25]), torch.empty(3, columns, dtype=BF16)
+    compiled.exponentials_(apart, logits, shift)
+    in_place = logits.view(BF16)[:, :columns]
+    compiled.exponentials_(in_place, logits, shift)
+    assert torch.equal(in_place, apart) and in_place.stride(0) == 2 * columns
+
+
 @pytest.mark.usefixtures("units")
 def test_a_layers_weight_gradient_is_the_widened_products() -> None:
     """Two weights of one input, the second cut; the input's gradient is not touched by the choice."""

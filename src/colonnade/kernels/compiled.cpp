@@ -279,14 +279,19 @@ void exponentials(const float* data, int64_t stride, const float* shift, Number<
       const float* x = data + i * stride;
       Number<T>* y = to + i * to_stride;
       const float by = shift[i];
+      Number<T> some[COLUMNS];
+      for (int64_t j = 0; j < columns; j += COLUMNS) {
+        const int64_t width = std::min(COLUMNS, columns - j);
 #pragma omp simd
-      for (int64_t j = 0; j < columns; ++j) y[j] = stored<T>(exponential(x[j] - by));
+        for (int64_t k = 0; k < width; ++k) some[k] = stored<T>(exponential(x[j + k] - by));
+        std::memcpy(y + j, some, width * sizeof(Number<T>));  // where logits lay that have been read, if in place
+      }
     }
   });
 }
 
 // out = exp(logits − shift), rounded: logits [c, rows] in fp32, shift [c] in fp32, none of its rows below the row's
-// logits; out [c, rows] in bf16 or fp16.
+// logits; out [c, rows] in bf16 or fp16, also with rows that begin where those of the logits do.
 void exponentials_(const Tensor& out, const Tensor& logits, const Tensor& shift) {
   TORCH_CHECK(logits.scalar_type() == at::kFloat && shift.scalar_type() == at::kFloat, "fp32 logits");
   TORCH_CHECK(out.sizes() == logits.sizes() && shift.size(0) == logits.size(0), "sizes of the exponentials");

@@ -91,7 +91,8 @@ def log_sum_exp(logits: Tensor) -> Tensor:
 def exponentials_(out: Tensor, logits: Tensor, shift: Tensor) -> None:
     """exp(logits − shift) into 16 bits, in one pass: logits [c, rows] and shift [c] in fp32, out [c, rows].
 
-    `shift` is at least a row's largest logit, as its log-sum-exp is. What is below 1e-38 is 0.
+    `shift` is at least a row's largest logit, as its log-sum-exp is. What is below 1e-38 is 0. A row of `out` may begin
+    where that of `logits` does, in the same memory.
     """
     torch.ops.colonnade.exponentials_(out, logits, shift)
 

@@ -153,7 +153,7 @@ class _OutputLoss(torch.autograd.Function):
         weights = loss_weights.reshape(-1).to(loss.dtype)
         chunks = chunks_of(len(x), weight)
         buffer = _logits_buffer(x[chunks[0]], table)  # one for all chunks: fresh memory costs a page fault each 4 KB
-        rounded = torch.empty_like(buffer, dtype=table.dtype) if _rounds_at_once(kernel, table, bias) else None
+        rounded = buffer.view(table.dtype)[:, :used] if _rounds_at_once(kernel, table, bias) else None
         with computed_by(kernel):
             for chunk in chunks:
                 logits = logits_of_chunk(x[chunk], table, bias, out=buffer)
@@ -308,8 +308,8 @@ def _softmax(
     apart: bool,
     rounded: Tensor | None = None,
 ) -> _Softmax:
-    """In the memory of `logits` [c, rows], or of `rounded` [c, rows] in 16 bits. `apart`: without the label, whose row
-    gets no probability.
+    """In the memory of `logits` [c, rows]; where `rounded` [c, rows] is given, in 16 bits at the front of its rows.
+    `apart`: without the label, whose row gets no probability.
     """
     local_target = label_logits(logits, label)
     if apart:
