@@ -599,6 +599,20 @@ MUTATIONS = [
         ("tests/train/test_restarts.py",),
     ),
     Mutation(
+        "a number of tokens that was given is not taken at its word",
+        "megatron/source.py",
+        "if given is None and -(-size",
+        "if -(-size",
+        ("tests/megatron/test_refused.py",),
+    ),
+    Mutation(
+        "a teacher may not say all of a vocabulary",
+        "config/check_distillation.py",
+        "chosen.top_k > model.vocab_size",
+        "chosen.top_k >= model.vocab_size",
+        ("tests/config/test_distillation.py",),
+    ),
+    Mutation(
         "the setting with the highest loss is best",
         "train/tuning.py",
         "each.median if less_is_better(score) else -each.median",

@@ -1,8 +1,11 @@
 """What [distillation] does not go with is one message each."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+
+from colonnade.config.load import load
 
 TEACHER = "distillation.teacher=runs/books"
 LABELS = ("model.kind=bert", "model.head=classification", "model.num_labels=2")
@@ -63,3 +66,7 @@ STATES = ("distillation.student_layers=[0, 1]", "distillation.teacher_layers=[1,
 )
 def test_what_does_not_go_together(overrides: tuple[str, ...], said: str, problems: Callable[..., list[str]]) -> None:
     assert any(message.startswith(said) for message in problems(*overrides)), problems(*overrides)
+
+
+def test_a_teacher_may_say_all_of_a_vocabulary(small: Path) -> None:
+    assert load(small, (TEACHER, "distillation.top_k=37", "model.vocab_size=37")).distillation.top_k == 37

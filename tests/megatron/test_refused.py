@@ -14,6 +14,7 @@ from colonnade.errors import CheckpointError
 from colonnade.huggingface.pickled import extent_of
 from colonnade.megatron.rank_file import RankFile
 from colonnade.megatron.source import open_megatron
+from tests.commands import here
 from tests.convert.test_refused import refused
 from tests.megatron.written import GPT, VOCAB, weights, write
 
@@ -229,3 +230,5 @@ def test_the_vocabularys_size(copied: Callable[[str], Path], tmp_path: Path) -> 
     assert "50 tokens would be padded to 56" in message and "--vocab-size 50" in message
     assert "--tokenizer nowhere: nowhere is no tokenizer" in said(tmp_path, where, "--tokenizer", "nowhere")
     assert "--best is of a run's checkpoints, and" in said(tmp_path, where, "--best")
+    confirmed = here("convert", where.parent, tmp_path / "ours", "--vocab-size", 50)
+    assert confirmed.status == 0, confirmed
