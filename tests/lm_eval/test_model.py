@@ -108,11 +108,8 @@ def test_what_likelihoods_are_asked_of_greedy_text_is_greedy(ours: ColonnadeLM) 
     assert (greedy or not same) and not other
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [{"tp": 2}, pytest.param({"pp": 2}, marks=pytest.mark.slow), pytest.param({"dp": 2}, marks=pytest.mark.slow)],
-    ids=str,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [{"tp": 2}, {"pp": 2}, {"dp": 2}], ids=str)
 def test_ranks_that_stay_answer_as_one_does(pair: Pair, ours: ColonnadeLM, layout: dict[str, int]) -> None:
     model = ColonnadeLM(checkpoint=str(pair.ours), precision="fp64", batch_size=2, device="cpu", **layout)
     try:

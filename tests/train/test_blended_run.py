@@ -43,6 +43,7 @@ def losses(folder: Path) -> list[float]:
     return [line["loss"] for line in metrics(folder)]
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_on_another_layout(blended: Path, tmp_path: Path) -> None:
     run = [blended, "train.precision=fp64", *CURRICULUM]
     assert forked("train", *run, "train.steps=14", f"run.folder={tmp_path / 'serial'}").status == 0
