@@ -32,9 +32,11 @@ def restart_drill(place: Place, variant: Variant, *, seed: int, faults: int = 3)
     process = supervised(place, variant, run)
     injected = damaged = 0
     while injected < faults and process.poll() is None:
-        time.sleep(draws.uniform(0, 3.0))
+        if not injected:
+            _await(process, lambda: last_step(run / "metrics.jsonl") > 0 and bool(ranks_of(process)))
+        time.sleep(draws.uniform(0, 3.0 if injected else 0.3))  # short at first: a fast machine has soon ended
         ranks = ranks_of(process)
-        if not ranks or (injected == 0 and last_step(run / "metrics.jsonl") == 0):
+        if not ranks:
             continue
         if draws.random() < 0.3:
             damaged += _damage_newest(run, draws)
