@@ -14,6 +14,7 @@ from colonnade.checkpoint.names import folder_name
 from colonnade.checkpoint.stored import MANIFEST, RECORD, Stored
 from colonnade.config.saving import CheckpointConfig
 from colonnade.config.schema import Config
+from colonnade.launch.launch import BACKGROUND
 from colonnade.train import reference, uploads
 from colonnade.train.run_record import FILES, unpack
 from colonnade.train.uploads import Uploads
@@ -31,6 +32,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(uploads, "LAST", 0.02)
     with emptied(MemoryFileSystem, FaultyStorage):
         yield
+        for thread in threading.enumerate():
+            if thread.name == BACKGROUND:  # with one at work the next command in this process would end it
+                thread.join(20)
+                assert not thread.is_alive(), "whatever ends a run ends its uploads"
 
 
 class Told:

@@ -101,7 +101,10 @@ class Uploads:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._stored is None or isinstance(error, KeyboardInterrupt):
+        if self._stored is None:
+            return
+        if isinstance(error, KeyboardInterrupt):
+            self._end()
             return
         self.wake(refresh=True)
         limit = self._kept.upload_patience
@@ -113,13 +116,17 @@ class Uploads:
             self._monitor.say(f"Waiting for the upload to {self._stored.url}, {limit:g} s at most.")
             with self._changed:
                 good = self._changed.wait_for(self._is_done, timeout=limit - 1.0)
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
+        self._end()
         if good and self._thread is not None:
             self._thread.join()  # it has nothing left to do
         if not good:
             self._say_unfinished(self._stored)
+
+    def _end(self) -> None:
+        """Say nothing any more, and begin nothing."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
 
     def _is_done(self) -> bool:
         return self._done >= self._asked
