@@ -12,12 +12,11 @@ import json
 import lzma
 import random
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.as_user import colonnade
 from benchmarks.hardware import describe
 from colonnade.data.chat_template import BUILT_IN
 from colonnade.evaluation.squad import scores_1
@@ -57,11 +56,6 @@ too_long = "drop"
 loss_on = "answers"
 """
 HELD_OUT_ARTICLES = 2
-
-
-def colonnade(*arguments: object) -> str:
-    command = [sys.executable, "-m", "colonnade", *map(str, arguments)]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def questions(file: Path) -> Iterator[tuple[int, str, list[str]]]:

@@ -9,9 +9,7 @@ teacher beside them, and with its likeliest tokens from disk. Everything is run 
 
 import argparse
 import json
-import lzma
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +18,7 @@ from math import isnan, nan
 from pathlib import Path
 from statistics import mean
 
+from benchmarks.as_user import colonnade, write_books
 from benchmarks.hardware import command_line, describe, machine_name
 from colonnade import bundled
 
@@ -60,10 +59,6 @@ WAYS: dict[str, str] = {
 }
 
 
-def colonnade(*arguments: object) -> None:
-    subprocess.run([sys.executable, "-m", "colonnade", *map(str, arguments)], check=True, stdout=subprocess.DEVNULL)
-
-
 def prepare(folder: Path, books: Path, characters: int) -> int:
     """Tokenizer and token file of so much text, in documents of some pages; returns the number of tokens. What is there
     from an earlier start stays.
@@ -71,13 +66,8 @@ def prepare(folder: Path, books: Path, characters: int) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / "tokens.bin").exists():
         return int((folder / "tokens.bin").stat().st_size // 2)
-    left, text = characters, folder / "text.jsonl"
-    with lzma.open(books, "rt", encoding="utf-8") as source, text.open("w", encoding="utf-8") as out:
-        for line in source:
-            whole = json.loads(line)["text"][: max(0, left)]
-            left -= len(whole)
-            for start in range(0, len(whole), 20_000):
-                out.write(json.dumps({"text": whole[start : start + 20_000]}) + "\n")
+    text = folder / "text.jsonl"
+    write_books(books, text, characters)
     colonnade("data", "train-tokenizer", text, "--vocab-size", 2048, "--output", folder / "tokenizer.json")
     colonnade("data", "tokenize", text, "--tokenizer", folder / "tokenizer.json", "--output", folder / "tokens")
     return int((folder / "tokens.bin").stat().st_size // 2)

@@ -14,8 +14,6 @@ that are there.
 
 import argparse
 import json
-import lzma
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import chat as talk
+from benchmarks.as_user import OPTIM, colonnade, write_books
 from benchmarks.finetuned_page import Run, Table, record
 from benchmarks.hardware import command_line, describe
 
@@ -37,7 +36,8 @@ hidden_size = 128
 num_heads = 4
 norm_position = "post"
 embedding_norm = true"""
-CONFIG = """
+CONFIG = (
+    """
 [model]
 {model}
 dropout = 0.1
@@ -62,12 +62,9 @@ threads = 1
 device = "cpu"
 [optim]
 learning_rate = {rate}
-min_learning_rate = 0.0
-warmup_steps = {warmup}
-decay = "linear"
-weight_decay = 0.01
-beta2 = 0.999
-[checkpoint]
+warmup_steps = {warmup}"""
+    + OPTIM
+    + """[checkpoint]
 every = 0
 [run]
 folder = "{folder}/{name}"
@@ -75,7 +72,9 @@ folder = "{folder}/{name}"
 train.seed = [{seeds}]
 score = "{score}"
 """
-READ = """
+)
+READ = (
+    """
 [model]
 {model}
 seq_length = 128
@@ -95,18 +94,12 @@ threads = 1
 device = "cpu"
 [optim]
 learning_rate = 1e-3
-min_learning_rate = 0.0
-warmup_steps = 100
-decay = "linear"
-weight_decay = 0.01
-beta2 = 0.999
-[run]
+warmup_steps = 100"""
+    + OPTIM
+    + """[run]
 folder = "{folder}/read"
 """
-
-
-def colonnade(*arguments: object) -> None:
-    subprocess.run([sys.executable, "-m", "colonnade", *map(str, arguments)], check=True)
+)
 
 
 def shape_of(weights: Path) -> str:
@@ -129,7 +122,9 @@ def make_examples(format_name: str, folder: Path, tokenizer: Path, suffix: str =
     for name in PARTS:
         if not (folder / f"{name}.bin").exists():
             rows = folder / f"rows-{name}{suffix}"
-            colonnade("data", "examples", format_name, rows, "--output", folder / name, "--tokenizer", tokenizer)
+            colonnade(
+                "data", "examples", format_name, rows, "--output", folder / name, "--tokenizer", tokenizer, shown=True
+            )
 
 
 def sweep(name: str, given: argparse.Namespace, **values: str) -> list[Run]:
@@ -138,7 +133,7 @@ def sweep(name: str, given: argparse.Namespace, **values: str) -> list[Run]:
     keys = {"data": "", "evaluated": "100_000", "seeds": seeds, "warmup": given.steps // 10, "name": name}
     file = given.folder / f"{name}.toml"
     file.write_text(CONFIG.format(**(vars(given) | keys | values)))
-    colonnade("finetune", file)
+    colonnade("finetune", file, shown=True)
     points = json.loads((given.folder / name / "summary.json").read_text())["points"]
     return [run_of(given.folder / name / point["point"], point) for point in points]
 
@@ -233,14 +228,14 @@ def books(given: argparse.Namespace) -> Table:
     """A small BERT that reads books first, beside the same without."""
     trained, kept, left = pairs_kept_apart(given.train, given.held_out, given.folder)
     folder, tokenizer = given.folder, given.folder / "wordpiece.json"
-    write_text(given.books, folder / "text.jsonl", given.characters)
+    write_books(given.books, folder / "text.jsonl", given.characters)
     if not (folder / "sentences.bin").exists():
         vocabulary = ("--kind", "wordpiece", "--vocab-size", VOCABULARY, "--output", tokenizer, "--overwrite")
-        colonnade("data", "train-tokenizer", folder / "text.jsonl", *vocabulary)
+        colonnade("data", "train-tokenizer", folder / "text.jsonl", *vocabulary, shown=True)
         output = ("--tokenizer", tokenizer, "--output", folder / "sentences")
-        colonnade("data", "tokenize", folder / "text.jsonl", "--sentences", *output)
+        colonnade("data", "tokenize", folder / "text.jsonl", "--sentences", *output, shown=True)
     (folder / "read.toml").write_text(READ.format(**vars(given), tokenizer=tokenizer, model=SMALL))
-    colonnade("train", folder / "read.toml")
+    colonnade("train", folder / "read.toml", shown=True)
     last = json.loads((folder / "read" / "metrics.jsonl").read_text().splitlines()[-1])
     make_examples("qqp", folder, tokenizer)
     model = f"{SMALL}\n{classifier(2, given.length)}"
@@ -262,17 +257,6 @@ def shares_of(rows: Path) -> dict[str, float]:
     """How frequent each label is."""
     labels = Counter(row["label"] for row in json.loads(rows.read_text()).values())
     return {label: count / labels.total() for label, count in labels.items()}
-
-
-def write_text(source: Path, text: Path, characters: int) -> None:
-    """So much of the books, in documents of some pages."""
-    left = characters
-    with lzma.open(source, "rt", encoding="utf-8") as lines, text.open("w", encoding="utf-8") as out:
-        for line in lines:
-            taken = json.loads(line)["text"][: max(0, left)]
-            left -= len(taken)
-            for start in range(0, len(taken), 20_000):
-                out.write(json.dumps({"text": taken[start : start + 20_000]}) + "\n")
 
 
 def race(given: argparse.Namespace) -> Table:

@@ -22,13 +22,15 @@ from pathlib import Path
 from statistics import mean, median
 from typing import NamedTuple
 
+from benchmarks.as_user import OPTIM
 from benchmarks.hardware import command_line, describe, machine_name
 
 RESULTS = Path(__file__).parent / "results"
 LEFT_OUT = 5  # first steps
 RATE = 1e-4
 LABELS = ("entailment", "neutral", "contradiction")
-CONFIG = """
+CONFIG = (
+    """
 [model]
 kind = "bert"
 head = "classification"
@@ -62,16 +64,14 @@ threads = {threads}
 device = "cpu"
 [optim]
 learning_rate = 1e-4
-warmup_steps = 0
-decay = "linear"
-min_learning_rate = 0.0
-weight_decay = 0.01
-beta2 = 0.999
-[checkpoint]
+warmup_steps = 0"""
+    + OPTIM
+    + """[checkpoint]
 every = 0
 [run]
 folder = "{folder}/{name}"
 """
+)
 
 
 class Run(NamedTuple):

@@ -2323,8 +2323,8 @@ MUTATIONS = [
     Mutation(
         "fewer ranks are chosen for the batch that the run began with",
         "train/restarts.py",
-        "self._from_now_on() if self.attempts else ()",
-        "()",
+        "fitting(config, num_ranks, from_now_on(config, step))",
+        "fitting(config, num_ranks)",
         ("tests/train/test_restarts.py",),
     ),
     Mutation(

@@ -385,4 +385,5 @@ def main() -> None:
         if message is None:
             raise
         print(f"colonnade: {message}", file=sys.stderr)
+        launch.end_beside_threads(USER_MISTAKE)
         sys.exit(USER_MISTAKE)

@@ -70,7 +70,7 @@ def reason(error: BaseException, url: str) -> str:
     return text
 
 
-def persist(ask: Callable[[], Answer]) -> Answer:
+def retry(ask: Callable[[], Answer]) -> Answer:
     """What a storage answers. It is asked again, later each time, where it raises anything but FileNotFoundError; what
     it raises at the last attempt is raised.
     """

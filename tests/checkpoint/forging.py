@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from colonnade.checkpoint.manifest import MANIFEST
+from colonnade.checkpoint.names import MANIFEST
 
 
 def content_of(path: Path) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from colonnade.checkpoint.files import _HashingStream
 from colonnade.checkpoint.load import check_model, load, load_found
-from colonnade.checkpoint.manifest import MANIFEST, Manifest, compare_metadata, newest, read_manifest, remedy, verify
-from colonnade.checkpoint.names import checkpoints_in
+from colonnade.checkpoint.manifest import Manifest, compare_metadata, newest, read_manifest, remedy, verify
+from colonnade.checkpoint.names import MANIFEST, checkpoints_in
 from colonnade.checkpoint.plan import Shard
 from colonnade.checkpoint.save import save
 from colonnade.config.compare import before_it_was_saved, model_metadata

@@ -16,8 +16,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 
 from colonnade.checkpoint.load import load
-from colonnade.checkpoint.manifest import MANIFEST, newest, read_manifest, verify
-from colonnade.checkpoint.names import checkpoints_in
+from colonnade.checkpoint.manifest import newest, read_manifest, verify
+from colonnade.checkpoint.names import MANIFEST, checkpoints_in
 from colonnade.checkpoint.plan import Box, Shard
 from colonnade.checkpoint.save import save
 from colonnade.errors import CheckpointError

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from colonnade import storage
-from colonnade.checkpoint.stored import MANIFEST, Stored, digest
+from colonnade.checkpoint.names import MANIFEST
+from colonnade.checkpoint.stored import Stored, digest
 from colonnade.errors import ConfigError
 from colonnade.storage import below, no_folder
 from tests.commands import here

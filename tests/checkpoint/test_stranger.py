@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from colonnade.checkpoint import confined
 from colonnade.checkpoint.load import load
-from colonnade.checkpoint.manifest import MANIFEST, newest, read_manifest, verify
+from colonnade.checkpoint.manifest import newest, read_manifest, verify
+from colonnade.checkpoint.names import MANIFEST
 from colonnade.checkpoint.plan import Shard
 from colonnade.checkpoint.save import save
 from colonnade.errors import CheckpointError

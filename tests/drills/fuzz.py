@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from colonnade.checkpoint.manifest import MANIFEST, verify
+from colonnade.checkpoint.manifest import verify
+from colonnade.checkpoint.names import MANIFEST
 from colonnade.config.load import loads
 from colonnade.data.indexed import TokenFile
 from colonnade.data.tokenizer import Tokenizer

@@ -154,13 +154,14 @@ def test_exponentials_are_rounded_once(dtype: torch.dtype) -> None:
     assert of_odd[0].isnan() and of_odd[1:].tolist() == [0.0, 0.0, 0.0, 1.0]
 
 
-@pytest.mark.parametrize("columns", [1, 511, 512, 1500])
+@pytest.mark.parametrize("dtype", [BF16, torch.float16], ids=str)
+@pytest.mark.parametrize("columns", [1, 511, 512, 1500, 50_257])
 @pytest.mark.usefixtures("loaded")
-def test_exponentials_may_take_the_place_of_the_logits(columns: int) -> None:
+def test_exponentials_may_take_the_place_of_the_logits(columns: int, dtype: torch.dtype) -> None:
     logits = torch.linspace(-9.0, 0.0, 3 * columns).view(3, columns)
-    shift, apart = torch.tensor([0.0, 1.5, 0.25]), torch.empty(3, columns, dtype=BF16)
+    shift, apart = torch.tensor([0.0, 1.5, 0.25]), torch.empty(3, columns, dtype=dtype)
     compiled.exponentials_(apart, logits, shift)
-    in_place = logits.view(BF16)[:, :columns]
+    in_place = logits.view(dtype)[:, :columns]
     compiled.exponentials_(in_place, logits, shift)
     assert torch.equal(in_place, apart) and in_place.stride(0) == 2 * columns
 

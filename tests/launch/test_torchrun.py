@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -155,3 +156,15 @@ def test_a_killed_rank_goes_on_from_memory(config: Path, tmp_path: Path) -> None
         time.sleep(0.1)
     assert forked("train", config, *keys, f"run.folder={expected}", num_ranks=2).status == 0
     assert_same_end(run, expected)
+
+
+@pytest.mark.slow
+def test_a_lost_disk_is_fetched_while_the_other_rank_waits(config: Path, tmp_path: Path) -> None:
+    run, store = tmp_path / "run", tmp_path / "store"
+    words = ("train", config, "parallel.dp=2", f"checkpoint.upload_to=file://{store}")
+    assert torchrun(2, *words).status == 0
+    run.rename(tmp_path / "expected")
+    shutil.rmtree(store / "step_00000006")
+    answer = torchrun(2, *words)
+    assert answer.status == 0 and "Fetched step_00000004" in answer.out, answer
+    assert_same_end(run, tmp_path / "expected")

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from colonnade import storage
-from colonnade.checkpoint.stored import MANIFEST, RECORD, Stored
+from colonnade.checkpoint.names import MANIFEST
+from colonnade.checkpoint.stored import RECORD, Stored
 from colonnade.config.load import load
 from colonnade.errors import CheckpointError, ConfigError
 from colonnade.train import fetched, start

@@ -5,7 +5,6 @@ import shutil
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +23,7 @@ from colonnade.train.memory_machines import (
 )
 from tests.commands import forked
 from tests.runs import Finished, assert_same_end, events
+from tests.train.test_memory_copies import killed_after
 
 assert loop, "imported once, here, and not by every forked rank"
 
@@ -129,21 +129,15 @@ KEYS = ("checkpoint.memory_every=1", "checkpoint.every=4", "checkpoint.keep=2", 
 KEYS = (*KEYS, "parallel.zero=1")
 
 
-def on_three_machines(folder: Path, killed_after: int | None = None) -> Callable[[int], None]:
+def on_three_machines(folder: Path, killed: int | None = None) -> Callable[[int], None]:
     """What a rank does first: it has the folder of its machine, and is killed behind a step."""
 
     def first(rank: int) -> None:
         machine = next(k for k, ranks in enumerate(MACHINES) if rank in ranks)
         (folder / str(machine)).mkdir(parents=True, exist_ok=True)
         os.environ[launch.MEMORY] = str(folder / str(machine))
-        begin = loop.train_step
-
-        def or_end(state: Any, *args: Any, **more: Any) -> Any:
-            if state.step == killed_after:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return begin(state, *args, **more)
-
-        loop.__dict__["train_step"] = or_end
+        if killed is not None:
+            killed_after(killed)(rank)
 
     return first
 
@@ -152,7 +146,7 @@ def test_a_run_goes_on_from_the_memory_of_the_machines_that_are_left(finished: F
     """One of three is lost with its folder: the bits are those of a run that goes on from the disk, where two are."""
     run, memory = tmp_path / "run", tmp_path / "memory"
     command = ("train", finished.config, *KEYS)
-    answer = forked(*command, f"run.folder={run}", num_ranks=4, first=on_three_machines(memory, killed_after=5))
+    answer = forked(*command, f"run.folder={run}", num_ranks=4, first=on_three_machines(memory, killed=5))
     assert answer.status == -signal.SIGKILL, answer
     copies = [{each.name for each in (memory / str(k) / "step_00000005").iterdir()} for k in range(3)]
     assert [{name for name in each if name.startswith("__")} for each in copies] == [

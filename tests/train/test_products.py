@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from colonnade.checkpoint.manifest import MANIFEST, read_manifest, to_json
+from colonnade.checkpoint.manifest import read_manifest, to_json
+from colonnade.checkpoint.names import MANIFEST
 from colonnade.config.load import load
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError

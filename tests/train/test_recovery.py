@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from colonnade.checkpoint.manifest import MANIFEST, read_manifest, to_json, verify
+from colonnade.checkpoint.manifest import read_manifest, to_json, verify
+from colonnade.checkpoint.names import MANIFEST
 from colonnade.config.defaults import BEFORE
 from colonnade.config.load import load
 from colonnade.data.tokenizer import train_bpe

@@ -20,6 +20,7 @@ from colonnade.train import slow_ranks
 from colonnade.train.slow_ranks import FIRST_STEPS, Pace, SlowRanks, paces, slow
 from tests.commands import forked
 from tests.runs import events, metrics
+from tests.told import Told
 
 STEP = 1.0
 LAYOUTS = st.builds(Layout, tp=st.integers(1, 3), pp=st.integers(1, 3), dp=st.integers(1, 3))
@@ -65,20 +66,6 @@ def test_a_rank_is_held_against_its_stage_and_a_pair_against_each_other() -> Non
 
 
 # --- from waits to names ----------------------------------------------------------------------------------------------
-
-
-class Told:
-    """A monitor that remembers."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, Any]]] = []
-        self.said: list[str] = []
-
-    def event(self, kind: str, **details: Any) -> None:
-        self.events.append((kind, details))
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
 
 
 @pytest.fixture

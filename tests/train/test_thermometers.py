@@ -12,13 +12,11 @@ from torch import Tensor
 
 from colonnade.architecture.parts import trained_architecture
 from colonnade.architecture.sites import parts, sites
-from colonnade.config.check_divergence import GROWING
 from colonnade.config.thermometers import ALL_SITES, SiteName, ThermometersConfig
 from colonnade.kernels import attention
 from colonnade.mesh.mesh import Mesh
 from colonnade.report.heat import heats
 from colonnade.train import loop
-from colonnade.train.growth import WATCHED
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import StepResult, train_step
 from colonnade.train.thermometers import Activations, Reading
@@ -164,7 +162,7 @@ def test_every_name_is_a_site_of_some_model() -> None:
         case = Case(block=block)
         stated = trained_architecture(configured(case, SERIAL), case.vocab_size)
         there |= {site.removeprefix("cross_") for _, site in sites(case.model, stated)}
-    assert there == set(ALL_SITES) and {site.removeprefix("cross_") for site in WATCHED} == set(GROWING)
+    assert there == set(ALL_SITES)
 
 
 def test_names_that_nothing_has_are_refused(config: Path) -> None:

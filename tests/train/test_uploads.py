@@ -1,6 +1,8 @@
 """Uploads beside training: what comes when, what stays, what a failing storage and a run that ends do."""
 
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,8 +12,8 @@ from typing import Any
 import pytest
 
 from colonnade import storage
-from colonnade.checkpoint.names import folder_name
-from colonnade.checkpoint.stored import MANIFEST, RECORD, Stored
+from colonnade.checkpoint.names import MANIFEST, folder_name
+from colonnade.checkpoint.stored import RECORD, Stored
 from colonnade.config.saving import CheckpointConfig
 from colonnade.config.schema import Config
 from colonnade.launch.launch import BACKGROUND
@@ -21,6 +23,7 @@ from colonnade.train.uploads import Uploads
 from tests import tiny
 from tests.storages import FaultyStorage, MemoryFileSystem, emptied
 from tests.tiny import TinyCorpus
+from tests.told import Told
 
 URL = "faulty://bucket/run"
 
@@ -36,23 +39,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             if thread.name == BACKGROUND:  # with one at work the next command in this process would end it
                 thread.join(20)
                 assert not thread.is_alive(), "whatever ends a run ends its uploads"
-
-
-class Told:
-    """A monitor that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, Any]]] = []
-        self.lines: list[str] = []
-
-    def event(self, kind: str, **details: Any) -> None:
-        self.events.append((kind, details))
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [details for each, details in self.events if each == kind]
 
 
 class Run:
@@ -121,7 +107,7 @@ def test_the_newest_is_uploaded_with_the_record(run: Run, tmp_path: Path) -> Non
         (run.folder / "metrics.jsonl").write_text('{"step": 4}\n{"step": 6}\n')
     (first, second) = run.told.of("uploaded")
     assert (first["step"], second["step"], second["checkpoint"]) == (4, 6, "step_00000006")
-    assert first["bytes"] == len("weights of 4, first") + len("manifest of 4, first") and not run.told.lines
+    assert first["bytes"] == len("weights of 4, first") + len("manifest of 4, first") and not run.told.said
     assert run.stored.read(6, "a.distcp") == b"weights of 6, first"
     for step, lines in ((4, 1), (6, 2)):
         target = tmp_path / str(step)
@@ -247,7 +233,7 @@ def test_a_failure_is_said_once_and_so_is_its_end(run: Run) -> None:
     (failed,), (again,) = run.told.of("upload failed"), run.told.of("upload works again")
     assert "OSError: no route to" in failed["reason"] and again["tries"] > 2
     assert run.there() == [4] and [told["step"] for told in run.told.of("uploaded")] == [4]
-    assert [line.partition(" to ")[0] for line in run.told.lines if "Waiting" not in line] == ["Uploading", "Uploading"]
+    assert [line.partition(" to ")[0] for line in run.told.said if "Waiting" not in line] == ["Uploading", "Uploading"]
 
 
 def test_tries_come_later_and_later(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +255,7 @@ def test_the_end_of_a_run_waits_for_a_while(run: Run) -> None:
     assert 0.25 < time.monotonic() - started < 10
     (told,) = run.told.of("upload unfinished")
     assert told["checkpoint"] == "step_00000002"
-    assert "has not ended within checkpoint.upload_patience = 0.3 s" in run.told.lines[-1] and run.there() == []
+    assert "has not ended within checkpoint.upload_patience = 0.3 s" in run.told.said[-1] and run.there() == []
     events = len(run.told.events)
     time.sleep(0.1)
     assert len(run.told.events) == events, "nothing is told after the end"
@@ -282,6 +268,41 @@ def test_a_second_ctrl_c_waits_for_nothing(run: Run) -> None:
     with pytest.raises(KeyboardInterrupt), run.uploads():
         raise KeyboardInterrupt
     assert time.monotonic() - started < 5
+
+
+STUCK = """
+import time
+from colonnade import cli
+from colonnade.errors import ConfigError
+from colonnade.train import loop
+from tests.storages import FaultyStorage
+def stand_still(operation, path):
+    if path.endswith(".distcp"):
+        time.sleep(600)
+def refuse():
+    raise ConfigError("in the middle of it")
+def until_step_3(state, *given, **more):
+    return refuse() if state.step == 2 else step(state, *given, **more)
+FaultyStorage.before = staticmethod(stand_still)
+step = loop.train_step
+loop.__dict__["train_step"] = until_step_3 if MISTAKE else step
+cli.main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mistake", "status"), [(False, 0), (True, 2)])
+def test_a_storage_that_stands_still_keeps_no_process(
+    corpus: TinyCorpus, tmp_path: Path, mistake: bool, status: int
+) -> None:
+    """Threads of the pool that uploads are waited for while the interpreter ends, unless the process is ended first."""
+    config = tiny.write_config(corpus, tmp_path)
+    words = ["train", str(config), "checkpoint.every=1", f"checkpoint.upload_to={URL}", "checkpoint.upload_patience=1"]
+    program = STUCK.replace("MISTAKE", str(mistake))
+    answer = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=100)
+    assert answer.returncode == status, answer
+    assert mistake or "has not ended within checkpoint.upload_patience = 1 s" in answer.stdout
+    assert not mistake or "colonnade: in the middle of it" in answer.stderr
 
 
 def test_an_upload_is_waited_for_where_the_run_ends_with_an_error(run: Run) -> None:
@@ -301,7 +322,7 @@ def test_who_is_followed_by_another_machine_uploads_no_more(run: Run) -> None:
         await_(lambda: bool(run.told.of("upload lost to another")))
         started = time.monotonic()
     assert time.monotonic() - started < 5 and run.there() == [4]
-    assert "end one of them" in run.told.lines[-1]
+    assert "end one of them" in run.told.said[-1]
 
 
 def test_nothing_happens_where_there_is_nowhere_to_upload_to(run: Run) -> None:

@@ -17,9 +17,7 @@ from colonnade.config.model import ModelConfig
 from colonnade.config.thermometers import ALL_SITES
 from colonnade.errors import ConfigError
 
-EMBEDDING, STREAM, FINAL_NORM, MLP_HIDDEN = "embedding", "residual_stream", "final_norm", "mlp_hidden"
-LOGITS, OUTPUT = "attention_logits", "attention_output"
-GRADIENTS, UPDATES = "gradients", "updates"
+EMBEDDING, LOGITS, OUTPUT, MLP_HIDDEN, STREAM, FINAL_NORM, GRADIENTS, UPDATES = ALL_SITES
 CROSS = "cross_"
 """What the names of sites begin with that are of a decoder's attention to the memory."""
 

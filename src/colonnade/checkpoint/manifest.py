@@ -21,12 +21,11 @@ from typing import Any
 import torch
 
 from colonnade.checkpoint.confined import open_plain, plain_size, read_plain
-from colonnade.checkpoint.names import NAME, checkpoints_in, folder_name
+from colonnade.checkpoint.names import MANIFEST, NAME, checkpoints_in, folder_name
 from colonnade.checkpoint.plan import Box
 from colonnade.checkpoint.schema import Written, clip, parse, validate
 from colonnade.errors import CheckpointError, DamagedError
 
-MANIFEST = "manifest.json"
 FORMAT = "colonnade checkpoint"
 VERSION = 1
 HASH_BLOCK = 1 << 22  # bytes read at a time

@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 
 NAME = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,17})")
+MANIFEST = "manifest.json"
+"""Of a checkpoint's files the one that says what it consists of."""
 
 
 def folder_name(step: int) -> str:

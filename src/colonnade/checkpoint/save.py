@@ -36,8 +36,8 @@ from colonnade.checkpoint.agree import Agreement, Key, agree, key
 from colonnade.checkpoint.failure import alone_is_fine, same_on_all_ranks
 from colonnade.checkpoint.files import HashingFileSystem, alone
 from colonnade.checkpoint.folders import Spared, publish, remove_leftovers
-from colonnade.checkpoint.manifest import MANIFEST, Manifest, SavedTensor, StoredShard, check_sizes, to_json
-from colonnade.checkpoint.names import checkpoints_in, folder_name
+from colonnade.checkpoint.manifest import Manifest, SavedTensor, StoredShard, check_sizes, to_json
+from colonnade.checkpoint.names import MANIFEST, checkpoints_in, folder_name
 from colonnade.checkpoint.plan import Box, Shard
 from colonnade.errors import CheckpointError
 from colonnade.mesh.background import Group

@@ -4,7 +4,7 @@
                           record.zip                      what the run had written down by then
                           manifest.json                   last: what has it is whole; it is deleted first
 
-    URL/owner             a word of the process that uploads: who finds another's there stops
+    URL/owner             the id of the process that uploads: who finds another's there stops
 
 A folder without a manifest is what an interrupted upload, or an interrupted deletion, has left. Imports no torch.
 """
@@ -17,11 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from colonnade.checkpoint.names import NAME, folder_name
+from colonnade.checkpoint.names import MANIFEST, NAME, folder_name
 from colonnade.errors import CheckpointError, ConfigError
-from colonnade.storage import open_storage, persist, reason
+from colonnade.storage import open_storage, reason, retry
 
-MANIFEST = "manifest.json"
 RECORD = "record.zip"
 OWNER = "owner"
 AT_ONCE = 4  # files under way
@@ -32,7 +31,7 @@ Progress = Callable[[int], None]
 
 
 class Stored:
-    """The checkpoints under a URL. What its methods raise is the storage's own, after `storage.persist`."""
+    """The checkpoints under a URL. What its methods raise is the storage's own, after `storage.retry`."""
 
     def __init__(self, url: str) -> None:
         """ConfigError where the URL is of no kind of storage that can be opened here."""
@@ -50,9 +49,9 @@ class Stored:
         path = f"{self.root}/.colonnade-{secrets.token_hex(8)}"
         try:
             self._make(self.root)
-            persist(lambda: self.storage.pipe_file(path, b"probe"))
-            found = persist(lambda: self.storage.cat_file(path))
-            persist(lambda: self.storage.rm_file(path))
+            retry(lambda: self.storage.pipe_file(path, b"probe"))
+            found = retry(lambda: self.storage.cat_file(path))
+            retry(lambda: self.storage.rm_file(path))
         except Exception as error:  # noqa: BLE001  each storage's package raises its own kinds
             raise ConfigError(
                 f"checkpoint.upload_to = {self.url!r} cannot be used: {reason(error, self.url)}. A small object is "
@@ -66,25 +65,25 @@ class Stored:
             )
 
     def claim(self) -> str:
-        """Write down that this process uploads here from now on; a word for `is_claimed`."""
-        word = secrets.token_hex(16)
+        """Write down that this process uploads here from now on; its id, for `is_claimed`."""
+        own = secrets.token_hex(16)
         self._make(self.root)
-        persist(lambda: self.storage.pipe_file(f"{self.root}/{OWNER}", word.encode()))
-        return word
+        retry(lambda: self.storage.pipe_file(f"{self.root}/{OWNER}", own.encode()))
+        return own
 
-    def is_claimed(self, word: str) -> bool:
+    def is_claimed(self, own: str) -> bool:
         """Whether no other process has claimed it since."""
         try:
-            found: bytes = persist(lambda: self.storage.cat_file(f"{self.root}/{OWNER}"))
+            found: bytes = retry(lambda: self.storage.cat_file(f"{self.root}/{OWNER}"))
         except FileNotFoundError:
             return True
-        return found == word.encode()
+        return found == own.encode()
 
     def steps(self) -> dict[int, bool]:
         """Of each step that has a folder, in their order, whether it has its manifest."""
         self.storage.invalidate_cache()
         try:
-            found = persist(lambda: self.storage.ls(self.root, detail=False))
+            found = retry(lambda: self.storage.ls(self.root, detail=False))
         except FileNotFoundError:
             return {}
         names = (str(path).rstrip("/").rpartition("/")[2] for path in found)
@@ -92,11 +91,11 @@ class Stored:
         return {step: self._is_whole(step) for step in steps}
 
     def _is_whole(self, step: int) -> bool:
-        return bool(persist(lambda: self.storage.exists(self._at(step, MANIFEST))))
+        return bool(retry(lambda: self.storage.exists(self._at(step, MANIFEST))))
 
     def read(self, step: int, name: str) -> bytes:
         """One of its small files. FileNotFoundError where it has none of that name."""
-        content: bytes = persist(lambda: self.storage.cat_file(self._at(step, name)))
+        content: bytes = retry(lambda: self.storage.cat_file(self._at(step, name)))
         return content
 
     def put(self, step: int, files: Iterable[Path]) -> None:
@@ -118,8 +117,8 @@ class Stored:
     def _put_whole(self, step: int, name: str, put: Callable[[str], object]) -> None:
         """Write a file in one piece: under another name first, where a copy could be cut short."""
         aside = self._at(step, f".{name}.partial")
-        persist(lambda: put(aside))
-        persist(lambda: self.storage.mv(aside, self._at(step, name)))
+        retry(lambda: put(aside))
+        retry(lambda: self.storage.mv(aside, self._at(step, name)))
 
     def get(self, step: int, sizes: Mapping[str, int], folder: Path, progress: Progress = lambda count: None) -> None:
         """Copy files of a step, of so many bytes, into a folder. FileNotFoundError where one is missing."""
@@ -130,14 +129,14 @@ class Stored:
     def remove(self, step: int) -> None:
         """Delete a step: from its first moment on nobody takes it for a whole one."""
         self._unseal(step)
-        persist(lambda: self.storage.rm(self._at(step), recursive=True))
+        retry(lambda: self.storage.rm(self._at(step), recursive=True))
 
     def _unseal(self, step: int) -> None:
         if self._is_whole(step):
-            persist(lambda: self.storage.rm_file(self._at(step, MANIFEST)))
+            retry(lambda: self.storage.rm_file(self._at(step, MANIFEST)))
 
     def _put(self, step: int, file: Path) -> None:
-        persist(lambda: self.storage.put_file(str(file), self._at(step, file.name)))
+        retry(lambda: self.storage.put_file(str(file), self._at(step, file.name)))
 
     def _get(self, step: int, name: str, target: Path, progress: Progress) -> None:
         most = 0
@@ -152,14 +151,14 @@ class Stored:
             callback = importlib.import_module("fsspec.callbacks").Callback(hooks={"come": come})
             self.storage.get_file(self._at(step, name), str(target), callback=callback)
 
-        persist(ask)
+        retry(ask)
 
     def _at(self, step: int, name: str = "") -> str:
         return f"{self.root}/{folder_name(step)}" + (f"/{name}" if name else "")
 
     def _make(self, path: str) -> None:
         if not self._protocols() & WITHOUT_FOLDERS:
-            persist(lambda: self.storage.makedirs(path, exist_ok=True))
+            retry(lambda: self.storage.makedirs(path, exist_ok=True))
 
     def _protocols(self) -> set[str]:
         known = self.storage.protocol

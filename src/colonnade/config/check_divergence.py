@@ -3,11 +3,9 @@
 from collections.abc import Callable, Iterator
 
 from colonnade.config.schema import Config
-from colonnade.config.thermometers import SiteName
+from colonnade.config.thermometers import GROWING
 
 Messages = Iterator[str]
-GROWING: tuple[SiteName, ...] = ("attention_logits", "residual_stream")
-"""What divergence.growth watches."""
 
 
 def something_changes(config: Config) -> Messages:

@@ -20,6 +20,8 @@ SiteName = Literal[
 ]
 """What can be measured; where a model's are: architecture/sites.py."""
 ALL_SITES: tuple[SiteName, ...] = get_args(SiteName)
+GROWING: tuple[SiteName, ...] = ("attention_logits", "residual_stream")
+"""What divergence.growth watches."""
 
 
 class ThermometersConfig(Section):

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from colonnade.checkpoint.manifest import MANIFEST
+from colonnade.checkpoint.names import MANIFEST
 from colonnade.convert.to_checkpoint import tokenizer_at
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError, ConfigError, DataError

@@ -21,7 +21,7 @@ from colonnade.atomic import write_whole
 from colonnade.data.indexed import TokenFile, Tokens, bin_path, idx_path
 from colonnade.data.sidecar import sidecar_path
 from colonnade.errors import DataError, hidden
-from colonnade.storage import ATTEMPTS, is_remote, open_storage, persist, reason
+from colonnade.storage import ATTEMPTS, is_remote, open_storage, reason, retry
 
 BLOCK = 1 << 20  # bytes: at 100 MB/s as long as a request takes to be answered
 _VERSIONS = ("ETag", "Content-MD5", "Digest", "Last-Modified")
@@ -117,7 +117,7 @@ def _stated(info: Mapping[str, Any]) -> str:
 def _try(name: str, ask: Callable[[], Any]) -> Any:
     """What the storage answers; it is asked again where a connection fails."""
     try:
-        return persist(ask)
+        return retry(ask)
     except FileNotFoundError as error:
         raise DataError(
             f"{name}: there is no {reason(error, name)}. Check the URL, which has no .bin or .idx at its end."

@@ -12,7 +12,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from colonnade.checkpoint.manifest import MANIFEST, read_manifest
+from colonnade.checkpoint.manifest import read_manifest
+from colonnade.checkpoint.names import MANIFEST
 from colonnade.checkpoint.schema import clip
 from colonnade.data.sidecar import hash_file
 from colonnade.errors import CheckpointError

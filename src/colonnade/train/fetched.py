@@ -16,8 +16,8 @@ from pathlib import Path
 from threading import Lock
 
 from colonnade.checkpoint.folders import publish, remove
-from colonnade.checkpoint.names import folder_name, newest_step
-from colonnade.checkpoint.stored import MANIFEST, RECORD, Stored, unreadable
+from colonnade.checkpoint.names import MANIFEST, folder_name, newest_step
+from colonnade.checkpoint.stored import RECORD, Stored, unreadable
 from colonnade.config.compare import difference
 from colonnade.config.load import loads
 from colonnade.config.schema import Config

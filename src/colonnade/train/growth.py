@@ -11,10 +11,10 @@ largest attention logits grew so for thousands of steps before its loss diverged
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from colonnade.architecture.sites import CROSS, LOGITS, STREAM
+from colonnade.architecture.sites import CROSS
+from colonnade.config.thermometers import GROWING
 from colonnade.train.thermometers import Reading
 
-WATCHED = (LOGITS, CROSS + LOGITS, STREAM)
 WINDOWS = 8
 """In growth_steps."""
 
@@ -76,5 +76,5 @@ def _there(reading: Reading) -> set[str]:
 
 def _watched(reading: Reading) -> Iterator[tuple[str, float]]:
     for (unit, site), found in reading.activations:
-        if site in WATCHED and found.largest < float("inf"):
+        if site.removeprefix(CROSS) in GROWING and found.largest < float("inf"):
             yield f"{unit} {site}", found.largest

@@ -30,8 +30,8 @@ from colonnade.checkpoint.agree import Agreement, agree
 from colonnade.checkpoint.failure import alone_is_fine
 from colonnade.checkpoint.folders import publish, remove, remove_leftovers, tidy
 from colonnade.checkpoint.load import files_needed
-from colonnade.checkpoint.manifest import MANIFEST, Manifest, read_manifest
-from colonnade.checkpoint.names import checkpoints_in, folder_name, newest_step
+from colonnade.checkpoint.manifest import Manifest, read_manifest
+from colonnade.checkpoint.names import MANIFEST, checkpoints_in, folder_name, newest_step
 from colonnade.checkpoint.save import Payload, Target, write
 from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError
@@ -65,7 +65,7 @@ SPARE = 1.2  # of free memory for each byte of them: what else a run needs may g
 START = "start"  # the file of a folder of copies that says of which start they are
 
 
-class Place(NamedTuple):
+class Machine(NamedTuple):
     """Where this rank's machine keeps copies, and who else does where."""
 
     folder: Path
@@ -92,9 +92,9 @@ class MemoryCopies:
         self._fault = launch.last_fault()
         self._resumed_at = 0
         self._agreement: Agreement | None = None
-        self._place = self._found(config) if self._every else None
+        self._machine = self._found(config) if self._every else None
 
-    def _found(self, config: Config) -> Place | None:
+    def _found(self, config: Config) -> Machine | None:
         folder, why = folder_of_rank()
         refused = next(filter(None, gather_texts(why, self._mesh.world)), "")
         if refused or folder is None:
@@ -103,7 +103,7 @@ class MemoryCopies:
         machines = machines_of(folder, self._mesh.world)
         number = next(k for k, ranks in enumerate(machines) if self._mesh.rank in ranks)
         group = None if len(machines) == 1 else background_group(config.train.timeout)
-        return Place(folder, machines, number, self._mesh.rank == machines[number][0], group)
+        return Machine(folder, machines, number, self._mesh.rank == machines[number][0], group)
 
     def _agree(self, *tries: Callable[[], object]) -> None:
         """Every rank calls this: CheckpointError on all of them with what went wrong on one."""
@@ -117,28 +117,35 @@ class MemoryCopies:
             if told:
                 raise CheckpointError(f"Rank {rank}: {told}")
 
+    def _manifest(self, path: Path, source: int, machine: Machine) -> bytes:
+        """That of rank `source`, on all; if it cannot be read nobody waits for it."""
+        read: list[bytes] = []
+        self._agree(lambda: read.append((path / MANIFEST).read_bytes()) if self._mesh.rank == source else None)
+        return broadcast(read[0] if read else b"", source, machine.group)
+
     # --- after a start ------------------------------------------------------------------------------------------------
 
     def restored(self, state: TrainState, config: Config, corpus: Corpus) -> tuple[Path, RunMetadata] | None:
         """As `damaged.restored`, from a copy in memory where that is newer; every rank calls this."""
-        if self._place is not None:
-            whole = self._newest(self._place)
+        if self._machine is not None:
+            whole = self._newest(self._machine)
             if whole is not None:
-                path = self._place.folder / folder_name(whole.step)
+                path = self._machine.folder / folder_name(whole.step)
                 try:
-                    return recovery.restore(state, config, corpus, path, self._brought(self._place, whole, path, state))
+                    seen_by = self._brought(self._machine, whole, path, state)
+                    return recovery.restore(state, config, corpus, path, seen_by)
                 except CheckpointError as error:
                     self._pass_over(path, str(error))
         return damaged.restored(state, config, corpus, self._monitor)
 
-    def _newest(self, place: Place) -> Whole | None:
+    def _newest(self, machine: Machine) -> Whole | None:
         """The newest copy that can be read, of this run, newer than the disk; the same on all ranks."""
         asked = json.dumps(self._on_disk()) if self._mesh.rank == 0 else ""
         saved, start = json.loads(gather_texts(asked, self._mesh.world)[0])
-        mine = {} if not place.is_first or not saved or not start else self._held(place.folder, start)
+        mine = {} if not machine.is_first or not saved or not start else self._held(machine.folder, start)
         texts = gather_texts(json.dumps(mine), self._mesh.world)
         held = [
-            {int(step): Held(*each) for step, each in json.loads(texts[ranks[0]]).items()} for ranks in place.machines
+            {int(step): Held(*each) for step, each in json.loads(texts[ranks[0]]).items()} for ranks in machine.machines
         ]
         whole, said = newest_whole(held, saved)
         for reason in said:
@@ -159,26 +166,26 @@ class MemoryCopies:
                 return {step: _held_in(path) for step, path in checkpoints_in(folder).items()}
         return {}
 
-    def _brought(self, place: Place, whole: Whole, path: Path, state: TrainState) -> dict[str, list[int]] | None:
+    def _brought(self, machine: Machine, whole: Whole, path: Path, state: TrainState) -> dict[str, list[int]] | None:
         """Bring what this machine needs of a copy to it; which ranks then see each file. None where all see all."""
-        if place.is_shared:
+        if machine.is_shared:
             return None
-        world, source = self._mesh.world, place.machines[whole.manifests[0]][0]
-        text = broadcast((path / MANIFEST).read_bytes() if world.rank == source else b"", source, place.group)
-        lacks_it = place.is_first and place.number not in whole.manifests
+        world, source = self._mesh.world, machine.machines[whole.manifests[0]][0]
+        text = self._manifest(path, source, machine)
+        lacks_it = machine.is_first and machine.number not in whole.manifests
         self._agree(lambda: write_whole(path / MANIFEST, text) if lacks_it else None)
         contents: list[Manifest] = []
         self._agree(lambda: contents.append(read_manifest(path)))
         mine = gather_texts(json.dumps(sorted(files_needed(contents[0], recovery.shards_of(state)))), world)
-        needed = [{name for rank in ranks for name in json.loads(mine[rank])} for ranks in place.machines]
-        sent = to_those_that_lack(whole, needed, place.machines)
-        self._agree(lambda: _refused(exchange(sent, path, world.rank, place.group)))
-        return holders(whole, sent, place.machines)
+        needed = [{name for rank in ranks for name in json.loads(mine[rank])} for ranks in machine.machines]
+        sent = to_those_that_lack(whole, needed, machine.machines)
+        self._agree(lambda: _refused(exchange(sent, path, world.rank, machine.group)))
+        return holders(whole, sent, machine.machines)
 
     def _pass_over(self, path: Path, problem: str) -> None:
         """Say that a copy cannot be used, and remove it."""
         self._tell(problem.partition(" Delete ")[0].partition(" There is no older")[0], checkpoint=path.name)
-        if self._place is not None and self._place.is_first:
+        if self._machine is not None and self._machine.is_first:
             remove(path)
         gather_texts("", self._mesh.world)
 
@@ -191,22 +198,22 @@ class MemoryCopies:
     def begin(self, state: TrainState) -> None:
         """What is copied from here on are the run's copies; every rank calls this, after `restored`."""
         self._resumed_at = state.step
-        if self._place is None:
+        if self._machine is None:
             return
-        agreement, place = agree(recovery.shards_of(state)), self._place
+        agreement, machine = agree(recovery.shards_of(state)), self._machine
         try:
-            self._take_over(place)
+            self._take_over(machine)
         except CheckpointError as error:
             self._monitor.say(f"No copies of the state are kept in memory: {error}")
             return
         own = [int(each) for each in gather_texts(str(agreement.num_bytes), self._mesh.world)]
-        wanted = bytes_of_machines(own, place.machines)[place.number]
-        problem = _too_large(wanted, place.folder) if place.is_first else ""
+        wanted = bytes_of_machines(own, machine.machines)[machine.number]
+        problem = _too_large(wanted, machine.folder) if machine.is_first else ""
         problem = next(filter(None, gather_texts(problem, self._mesh.world)), "")
         self._agreement = None if problem else agreement
         self._monitor.say(problem)
 
-    def _take_over(self, place: Place) -> None:
+    def _take_over(self, machine: Machine) -> None:
         """Name this start in the run's folder, and in those of its copies. Of the earlier ones the newest stays, until
         there is another.
         """
@@ -215,13 +222,14 @@ class MemoryCopies:
         before = gather_texts(self._on_disk()[1] if self._mesh.rank == 0 else "", self._mesh.world)[0]
 
         def take() -> None:
-            for path in {} if before and self._held(place.folder, before) else checkpoints_in(place.folder).values():
-                remove(path)
-            tidy(place.folder, 1, lambda steps: ())
-            write_whole(place.folder / START, start.encode())
+            if not before or not self._held(machine.folder, before):
+                for path in checkpoints_in(machine.folder).values():
+                    remove(path)
+            tidy(machine.folder, 1, lambda steps: ())
+            write_whole(machine.folder / START, start.encode())
 
         self._agree(lambda: write_whole(self._run / COPIES, start.encode()) if self._mesh.rank == 0 else None)
-        self._agree(lambda: take() if place.is_first else None)
+        self._agree(lambda: take() if machine.is_first else None)
 
     def are_due(self, step: int) -> bool:
         """Whether the state is to be copied after this step."""
@@ -229,48 +237,48 @@ class MemoryCopies:
 
     def save(self, state: TrainState, payload: Payload) -> None:
         """Copy `state`, whose copies on several ranks are equal. A copy that fails is said, and is the last."""
-        assert self._agreement is not None and self._place is not None, "copies are due"
-        place, tensors = self._place, self._agreement.tensors(recovery.shards_of(state))
-        target = Target(place.folder, 1, before_publishing=self._monitor.check, is_shared=place.is_shared)
-        partial = place.folder / f".{folder_name(state.step)}.partial"
+        assert self._agreement is not None and self._machine is not None, "copies are due"
+        machine, tensors = self._machine, self._agreement.tensors(recovery.shards_of(state))
+        target = Target(machine.folder, 1, before_publishing=self._monitor.check, is_shared=machine.is_shared)
+        partial = machine.folder / f".{folder_name(state.step)}.partial"
         try:
             with alone_is_fine():
-                write(target, payload, self._agreement, tensors, first=lambda: self._make(place, partial))
-            if not place.is_shared:
-                self._bring_together(place, partial, place.folder / folder_name(state.step))
+                write(target, payload, self._agreement, tensors, first=lambda: self._make(machine, partial))
+            if not machine.is_shared:
+                self._bring_together(machine, partial, machine.folder / folder_name(state.step))
         except CheckpointError as error:
             self._agreement = None
-            if place.is_first:
-                remove_leftovers(place.folder)
+            if machine.is_first:
+                remove_leftovers(machine.folder)
             self._monitor.event("no copies in memory", step=state.step, reason=str(error))
             self._monitor.say(f"No more copies of the state are kept in memory: {error}")
 
-    def _make(self, place: Place, partial: Path) -> None:
+    def _make(self, machine: Machine, partial: Path) -> None:
         """Where machines have folders of their own, rank 0 makes that of its own alone."""
-        if place.is_first and self._mesh.rank != 0:
-            remove_leftovers(place.folder)
+        if machine.is_first and self._mesh.rank != 0:
+            remove_leftovers(machine.folder)
             partial.mkdir()
 
-    def _bring_together(self, place: Place, partial: Path, final: Path) -> None:
+    def _bring_together(self, machine: Machine, partial: Path, final: Path) -> None:
         """Each machine gets what it is to keep of a copy that is written. The one before stays until all have it."""
         rank = self._mesh.rank
-        text = broadcast((partial / MANIFEST).read_bytes() if rank == 0 else b"", 0, place.group)
+        text = self._manifest(partial, 0, machine)
         sizes = {name: file["size"] for name, file in json.loads(text)["files"].items()}
-        sent = to_neighbours(sizes, place.machines)
+        sent = to_neighbours(sizes, machine.machines)
         self._agree(
-            lambda: _refused(exchange(sent, partial, rank, place.group)),
-            lambda: write_whole(partial / MANIFEST, text) if place.is_first and rank != 0 else None,
+            lambda: _refused(exchange(sent, partial, rank, machine.group)),
+            lambda: write_whole(partial / MANIFEST, text) if machine.is_first and rank != 0 else None,
             self._monitor.check,
         )
-        self._agree(lambda: publish(partial, final, AT_ONCE, lambda steps: ()) if place.is_first else None)
-        self._agree(lambda: tidy(place.folder, 1, lambda steps: ()) if place.is_first else None)
+        self._agree(lambda: publish(partial, final, AT_ONCE, lambda steps: ()) if machine.is_first else None)
+        self._agree(lambda: tidy(machine.folder, 1, lambda steps: ()) if machine.is_first else None)
 
     def forget(self) -> None:
         """The run returns to an earlier checkpoint: no copy is its own any more; every rank calls this."""
-        if self._place is None:
+        if self._machine is None:
             return
         self._agree(lambda: (self._run / COPIES).unlink(missing_ok=True) if self._mesh.rank == 0 else None)
-        self._take_over(self._place)
+        self._take_over(self._machine)
 
     def say_recovered(self, step: int) -> None:
         """Once, behind the first step after a fault: how long the run was out of work, and what is made twice."""

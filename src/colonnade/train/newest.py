@@ -3,7 +3,8 @@
 import os
 from pathlib import Path
 
-from colonnade.checkpoint.manifest import MANIFEST, newest
+from colonnade.checkpoint.manifest import newest
+from colonnade.checkpoint.names import MANIFEST
 from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError
 from colonnade.train.lines import object_in

@@ -31,6 +31,17 @@ DEVICE_WORDS = ("cuda", "nccl", "cublas", "cudnn", "distbackend", "distnetwork",
 OUT_OF_MEMORY = "MemoryShortError"
 
 
+def fitting_by_now(config: Config, num_ranks: int, step: int) -> Fit:
+    """The best layout for at most `num_ranks` ranks, for what is in force in the run behind this step and will be.
+    Where nothing was changed in mid-run, nothing is imported.
+    """
+    if num_ranks >= config.parallel.num_ranks or not (Path(config.run.folder) / DECIDED).exists():
+        return fitting(config, num_ranks)
+    from colonnade.train.change_requests import from_now_on
+
+    return fitting(config, num_ranks, from_now_on(config, step))
+
+
 @dataclass
 class Restarts:
     """One run under supervision: `run` once."""
@@ -95,21 +106,13 @@ class Restarts:
         wanted = self.config.parallel.num_ranks
         there = self._await_gpus(wanted) if self.attempts and self._on_gpus() else wanted
         places = [place for place in range(wanted) if place not in self.lost][: max(1, there)]
-        fit = fitting(self.config, len(places), self._from_now_on() if self.attempts else ())
+        fit = fitting_by_now(self.config, len(places), self._saved())
         if fit.num_ranks < wanted:
             self._event("fewer ranks", reason=fit.reason, lost=sorted(self.lost))
             _say(f"Going on with fewer ranks: {fit.reason}.")
         elif self.attempts and self.attempts[-1].kind == Kind.RECALLED:
             self._event("all ranks", reason="the whole layout is tried again")
         return fit, places[: fit.num_ranks]
-
-    def _from_now_on(self) -> Sequence[Config]:
-        """What is in force by now, and will be; where nothing has changed in mid-run, nothing is imported."""
-        if not (self._folder / DECIDED).exists():
-            return ()
-        from colonnade.train.change_requests import from_now_on
-
-        return from_now_on(self.config, self._saved())
 
     def _await_gpus(self, wanted: int) -> int:
         """GPUs that are there, when all are or the limit is over."""

@@ -26,7 +26,6 @@ from colonnade.checkpoint.names import newest_step
 from colonnade.config.check import Problem
 from colonnade.config.check_head import nothing_to_train
 from colonnade.config.defaults import TomlTable, has, in_words, kept_from_run, put
-from colonnade.config.fitting import Fit, fitting
 from colonnade.config.load import build, load, read_with
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
@@ -37,7 +36,7 @@ from colonnade.lock import locked
 from colonnade.storage import no_folder
 from colonnade.train import run_folder
 from colonnade.train.monitor import write_event
-from colonnade.train.restarts import Restarts
+from colonnade.train.restarts import Restarts, fitting_by_now
 from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.side_by_side import Share
 
@@ -98,7 +97,7 @@ def again(path: Path, overrides: Sequence[str], config: Config) -> Callable[[], 
 
     def read() -> Config:
         fresh = _as_begun(load(path, overrides, complete=complete))
-        return _fitting(fresh, config.parallel.num_ranks).config
+        return fitting_by_now(fresh, config.parallel.num_ranks, _saved(fresh)).config
 
     return read
 
@@ -244,7 +243,7 @@ def fitted(config: Config) -> Config | None:
     policy = config.restarts
     if launch.elastic_run() is None or not (policy.limit and policy.fewer_ranks) or size >= config.parallel.num_ranks:
         return config
-    fit = _fitting(config, size)
+    fit = fitting_by_now(config, size, _saved(config))
     if launch.speaks_first():
         print(f"Going on with fewer ranks: {fit.reason}.", flush=True)
         write_event(Path(config.run.folder), "fewer ranks", reason=fit.reason)
@@ -254,14 +253,9 @@ def fitted(config: Config) -> Config | None:
     return None
 
 
-def _fitting(config: Config, num_ranks: int) -> Fit:
-    """The best layout for what is in force in the run by now."""
-    if num_ranks >= config.parallel.num_ranks:
-        return fitting(config, num_ranks)
-    from colonnade.train.change_requests import from_now_on
-
-    saved = newest_step(run_folder.checkpoints(Path(config.run.folder)))
-    return fitting(config, num_ranks, from_now_on(config, saved))
+def _saved(config: Config) -> int:
+    """The step of the run's newest checkpoint; 0 for none."""
+    return newest_step(run_folder.checkpoints(Path(config.run.folder)))
 
 
 def is_supervised(config: Config) -> bool:

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from colonnade.checkpoint.names import checkpoints_in, folder_name
-from colonnade.checkpoint.stored import MANIFEST, RECORD, Stored, digest
+from colonnade.checkpoint.names import MANIFEST, checkpoints_in, folder_name, newest_step
+from colonnade.checkpoint.stored import RECORD, Stored, digest
 from colonnade.config.saving import CheckpointConfig
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
@@ -53,19 +53,15 @@ class Uploads:
     """
 
     def __init__(self, config: Config, monitor: Monitor, stored: Stored | None) -> None:
-        self._run, self._kept, self._monitor, self._stored = (
-            Path(config.run.folder),
-            config.checkpoint,
-            monitor,
-            stored,
-        )
+        self._run, self._kept = Path(config.run.folder), config.checkpoint
+        self._monitor, self._stored = monitor, stored
         self._step: int | None = None
         """Whose files are being read."""
         self._there: dict[int, str] | None = None
         """What the storage has: of each step the digest, or ELSEWHERE; empty where it is not whole. None: look."""
         self._refreshes = True
         """The record beside the newest checkpoint is to be replaced."""
-        self._word: str | None = None
+        self._id: str | None = None
         """By which the storage knows this process."""
         self._failures, self._pause = 0, 0.0
         self._asked = self._tried = 0
@@ -132,7 +128,7 @@ class Uploads:
         return self._done >= self._asked
 
     def _say_unfinished(self, stored: Stored) -> None:
-        newest = max(checkpoints_in(checkpoints(self._run)), default=0)
+        newest = newest_step(checkpoints(self._run))
         self._monitor.event(UNFINISHED, checkpoint=folder_name(newest), url=stored.url)
         self._monitor.say(
             f"The upload of {folder_name(newest)} to {stored.url} has not ended within checkpoint.upload_patience = "
@@ -182,9 +178,9 @@ class Uploads:
 
     def _check_owner(self, stored: Stored) -> None:
         """_TakenOver where another process uploads there now: another machine goes on with the run."""
-        if self._word is None:
-            self._word = stored.claim()
-        elif not stored.is_claimed(self._word):
+        if self._id is None:
+            self._id = stored.claim()
+        elif not stored.is_claimed(self._id):
             raise _TakenOver
 
     def _next(self, stored: Stored) -> int | None:
@@ -250,8 +246,8 @@ class Uploads:
 
         Only when the newest is there: until then what is older may be all that there is.
         """
-        newest = max(checkpoints_in(checkpoints(self._run)), default=None)
-        if newest is None or self._there is None:
+        newest = newest_step(checkpoints(self._run))
+        if not newest or self._there is None:
             return
         steps = [step for step, known in sorted(self._there.items()) if known and step <= newest]
         keep = self._kept.upload_keep or self._kept.keep
@@ -262,8 +258,8 @@ class Uploads:
                 del self._there[step]
 
     def _refresh(self, stored: Stored) -> None:
-        newest = max(checkpoints_in(checkpoints(self._run)), default=None)
-        if self._refreshes and newest is not None:
+        newest = newest_step(checkpoints(self._run))
+        if self._refreshes and newest:
             try:
                 self._put_record(stored, newest)
             except BaseException:
