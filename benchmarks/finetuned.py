@@ -2,7 +2,7 @@
 
     python -m benchmarks.finetuned mnli --weights MODEL --train train.json --held-out dev.json --folder runs/finetuned
     python -m benchmarks.finetuned squad --weights MODEL --train dev-v2.0.json --held-out xquad.en.json --folder …
-    python -m benchmarks.finetuned books --books books.jsonl.xz --train train.json --held-out dev.json --folder …
+    python -m benchmarks.finetuned books --task qqp --books books.jsonl.xz --train … --held-out … --folder …
     python -m benchmarks.finetuned race --weights MODEL --train race.jsonl --folder …
     python -m benchmarks.finetuned chat --squad dev-v2.0.json --books books.jsonl.xz --folder …
 
@@ -225,32 +225,45 @@ def answerable(article: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def books(given: argparse.Namespace) -> Table:
-    """A small BERT that reads books first, beside the same without."""
+    """A small BERT that reads books first, beside the same without; what it read serves every task of its folder."""
+    read, given.folder = given.folder, given.folder / given.task
+    given.folder.mkdir(exist_ok=True)
     trained, kept, left = pairs_kept_apart(given.train, given.held_out, given.folder)
-    folder, tokenizer = given.folder, given.folder / "wordpiece.json"
-    write_books(given.books, folder / "text.jsonl", given.characters)
-    if not (folder / "sentences.bin").exists():
-        vocabulary = ("--kind", "wordpiece", "--vocab-size", VOCABULARY, "--output", tokenizer, "--overwrite")
-        colonnade("data", "train-tokenizer", folder / "text.jsonl", *vocabulary, shown=True)
-        output = ("--tokenizer", tokenizer, "--output", folder / "sentences")
-        colonnade("data", "tokenize", folder / "text.jsonl", "--sentences", *output, shown=True)
-    (folder / "read.toml").write_text(READ.format(**vars(given), tokenizer=tokenizer, model=SMALL))
-    colonnade("train", folder / "read.toml", shown=True)
-    last = json.loads((folder / "read" / "metrics.jsonl").read_text().splitlines()[-1])
-    make_examples("qqp", folder, tokenizer)
-    model = f"{SMALL}\n{classifier(2, given.length)}"
+    tokenizer = read / "wordpiece.json"
+    last = read_books(given, read, tokenizer)
+    make_examples(given.task, given.folder, tokenizer)
+    shares = shares_of(given.folder / "rows-held-out.json")
+    model = f"{SMALL}\n{classifier(len(shares), given.length)}"
     values = {"model": model, "tokenizer": str(tokenizer), "score": "accuracy"}
-    runs = {"books": sweep("weights", given, **values, init=begun_from(folder / "read"))}
+    runs = {"books": sweep("weights", given, **values, init=begun_from(read / "read"))}
     runs["drawn weights"] = sweep("drawn", given, **values, init="")
-    common = max(shares_of(folder / "rows-held-out.json").values())
+    task = given.task.upper()
     what = (
         f"A BERT of 4 layers of width 128, post-norm, with a vocabulary of {VOCABULARY:,}, read {last['tokens']:,} "
-        f"tokens of English books in {given.reading:,} steps (one seed; masked loss of other books "
+        f"tokens of English books in {last['step']:,} steps (one seed; masked loss of other books "
         f"{last['validation_masked_loss']:.3f}, {100 * last['validation_masked_accuracy']:.1f} % of masked tokens "
-        f"right). {kept_apart('QQP', trained, kept, left)} The more frequent label is {100 * common:.1f} % of them."
+        f"right). {kept_apart(task, trained, kept, left)} The most frequent label is "
+        f"{100 * max(shares.values()):.1f} % of them."
     )
-    shown, unit = ("loss", "accuracy", "f1"), {"accuracy": 100.0, "f1": 100.0}
-    return Table("QQP, from a BERT that has read books", what, LINEAR, shown, unit, runs)
+    shown = ("loss", "accuracy", "f1") if given.task == "qqp" else ("loss", "accuracy")
+    unit = {"accuracy": 100.0, "f1": 100.0}
+    return Table(f"{task}, from a BERT that has read books", what, LINEAR, shown, unit, runs)
+
+
+def read_books(given: argparse.Namespace, read: Path, tokenizer: Path) -> dict[str, Any]:
+    """The last line of metrics of the run that reads, which is run where its folder does not have it."""
+    metrics = read / "read" / "metrics.jsonl"
+    if not (read / "sentences.bin").exists():
+        write_books(given.books, read / "text.jsonl", given.characters)
+        vocabulary = ("--kind", "wordpiece", "--vocab-size", VOCABULARY, "--output", tokenizer, "--overwrite")
+        colonnade("data", "train-tokenizer", read / "text.jsonl", *vocabulary, shown=True)
+        output = ("--tokenizer", tokenizer, "--output", read / "sentences")
+        colonnade("data", "tokenize", read / "text.jsonl", "--sentences", *output, shown=True)
+    keys = vars(given) | {"folder": read}
+    (read / "read.toml").write_text(READ.format(**keys, tokenizer=tokenizer, model=SMALL))
+    colonnade("train", read / "read.toml", shown=True)
+    last: dict[str, Any] = json.loads(metrics.read_text().splitlines()[-1])
+    return last
 
 
 def shares_of(rows: Path) -> dict[str, float]:
@@ -333,7 +346,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.finetuned", description=__doc__.split("\n\n")[0])
     tables = parser.add_subparsers(dest="table", required=True)
 
-    def table(name: str, *files: str, **defaults: float) -> None:
+    def table(name: str, *files: str, **defaults: float) -> argparse.ArgumentParser:
         own = tables.add_parser(name)
         for file in files:
             own.add_argument(f"--{file}", type=Path, required=True)
@@ -341,11 +354,13 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
         own.add_argument("--precision", default="bf16")
         for option, value in defaults.items():
             own.add_argument(f"--{option}", type=type(value), default=value)
+        return own
 
     table("mnli", "weights", "train", "held-out", steps=400, batch=16, length=48, rate=1e-4)
     table("squad", "weights", "train", "held-out", steps=200, batch=8, length=160, rate=1e-4, articles=16)
     sizes = {"characters": 12_000_000, "reading": 1500}
-    table("books", "books", "train", "held-out", steps=562, batch=16, length=48, rate=3e-4, **sizes)
+    after_books = table("books", "books", "train", "held-out", steps=562, batch=16, length=48, rate=3e-4, **sizes)
+    after_books.add_argument("--task", choices=("mnli", "qqp"), required=True)
     table("race", "weights", "train", steps=100, batch=4, length=128, rate=5e-5)
     table("chat", "squad", "books", steps=150, batch=16, length=128, rate=1e-3, reading=200, asked=150)
     return parser.parse_args(arguments)
@@ -357,8 +372,9 @@ def main(arguments: Sequence[str]) -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
     measured_on = describe()
     found = TABLES[given.table](given)
+    name = f"{given.table} {given.task}" if "task" in given else given.table
     settings = {key: vars(given)[key] for key in ("steps", "batch", "length", "rate", "precision")}
-    record(given.table, {**found._asdict(), "settings": settings, "command": command_line(), "hardware": measured_on})
+    record(name, {**found._asdict(), "settings": settings, "command": command_line(), "hardware": measured_on})
 
 
 if __name__ == "__main__":
