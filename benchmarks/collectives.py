@@ -38,7 +38,7 @@ def timed(axis: Axis, x: torch.Tensor, repeats: int) -> float:
 
 
 def on_rank(rank: int, num_ranks: int, rounds: int) -> dict[str, dict[str, list[float]]]:
-    launch._keep_freed_memory()
+    launch.keep_freed_memory()
     mesh = build_mesh(Layout(tp=num_ranks), rank)
     shared = mesh.tp
     assert isinstance(shared.transport, SharedMemoryTransport), "this machine cannot share memory between ranks"

@@ -3,7 +3,10 @@
     python -m benchmarks.planner_time --hardware mine.toml [--output FILE]
 
 `colonnade hardware --output mine.toml` writes the description. Each line is a process group of its own: one step to
-warm up, the fastest of five counts. Prints the median error and the rank correlation.
+warm up, the fastest of five counts. All multiply by the kernels that the description was measured with. Prints the
+median error and the rank correlation. Then of each size `plan --search` over two ranks chooses a layout, which runs
+beside others of its candidates, from the fastest to the slowest, and beside those of two ranks above: how much longer
+the chosen one takes than the best of all that were run.
 """
 
 import argparse
@@ -18,6 +21,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from benchmarks.hardware import describe
 from colonnade.config.model import ModelConfig
 from colonnade.config.saving import CheckpointConfig
 from colonnade.config.schema import (
@@ -28,15 +32,22 @@ from colonnade.config.schema import (
     RunConfig,
     TrainConfig,
 )
+from colonnade.kernels.choice import Products
+from colonnade.launch.launch import keep_freed_memory
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import build_mesh
 from colonnade.planner.estimate import estimate
-from colonnade.planner.hardware import hardware
+from colonnade.planner.hardware import Hardware, hardware
+from colonnade.planner.measure_operators import products_here
+from colonnade.planner.search import confirmed, search
 from colonnade.tasks.tasks import TASKS
 from colonnade.train.state import build_state
 from colonnade.train.step import train_step
 
 VOCAB, STEPS, BATCH = 512, 5, 8
+RANKS, OTHERS = 2, 8
+"""Of a search, and how many of its candidates are run beside the chosen one."""
+DEFAULTS = dict(ParallelConfig())
 SIZES = ((2, 64, 64), (4, 128, 128), (6, 256, 128), (4, 384, 128), (8, 256, 256))
 """(layers, hidden, sequence)"""
 LAYOUTS: tuple[dict[str, object], ...] = (
@@ -74,12 +85,12 @@ def cases() -> Iterator[Config]:
             )
 
 
-def measured(config: Config) -> float:
+def measured(config: Config, products: Products) -> float:
     """[s] Of the fastest step."""
     ranks = config.parallel.num_ranks
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("fork")
-        processes = [context.Process(target=on_a_rank, args=(config, rank, folder)) for rank in range(ranks)]
+        processes = [context.Process(target=on_a_rank, args=(config, products, rank, folder)) for rank in range(ranks)]
         for process in processes:
             process.start()
         for process in processes:
@@ -87,15 +98,19 @@ def measured(config: Config) -> float:
         return float((Path(folder) / "seconds").read_text())
 
 
-def on_a_rank(config: Config, rank: int, folder: str) -> None:
+def on_a_rank(config: Config, products: Products, rank: int, folder: str) -> None:
     torch.set_num_threads(1)
+    keep_freed_memory()  # as all ranks of runs do
     parallel = config.parallel
     dist.init_process_group("gloo", init_method=f"file://{folder}/join", rank=rank, world_size=parallel.num_ranks)
     mesh = build_mesh(Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp), rank)
-    state = build_state(config, mesh, VOCAB, torch.device("cpu"))
+    state = build_state(config, mesh, VOCAB, torch.device("cpu"), products=products)
     task = TASKS[config.model.kind_and_head]
     count = config.train.num_microbatches(parallel.dp)
-    batches = [task.random_batch(config.model, 2, VOCAB, separate_documents=False) for _ in range(count)]
+    batches = [
+        task.random_batch(config.model, config.train.micro_batch_size, VOCAB, separate_documents=False)
+        for _ in range(count)
+    ]
     seconds = []
     for _ in range(1 + STEPS):
         dist.barrier()
@@ -106,6 +121,29 @@ def on_a_rank(config: Config, rank: int, folder: str) -> None:
         (Path(folder) / "seconds").write_text(str(min(seconds[1:])))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def searched(config: Config, machine: Hardware, products: Products, seconds: Sequence[float]) -> dict[str, object]:
+    """What a search over RANKS ranks chooses for a model, beside other candidates and layouts that took `seconds`."""
+    found = search(config, VOCAB, machine, RANKS)
+    best = confirmed(found, VOCAB, machine).candidate
+    others = found.fitting[:: max(1, len(found.fitting) // OTHERS)][:OTHERS]
+    took = measured(best.config, products)
+    least = min([took, *seconds, *(measured(each.config, products) for each in others)])
+    return {
+        "model": shape(config),
+        "tried": found.tried,
+        "chosen": {key: value for key, value in best.chosen.items() if value != DEFAULTS.get(key)},
+        "planned": round(best.seconds, 5),
+        "measured": round(took, 5),
+        "best_run": round(least, 5),
+        "slower": round(took / least - 1, 3),
+    }
+
+
+def shape(config: Config) -> list[int]:
+    """[layers, hidden, sequence]"""
+    return [config.model.num_layers, config.model.hidden_size, config.model.seq_length]
 
 
 def correlation(one: Sequence[float], other: Sequence[float]) -> float:
@@ -120,22 +158,21 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/planner_time.json"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    machine, rows, pairs = hardware(arguments.hardware), [], list[tuple[float, float]]()
+    machine, products = hardware(arguments.hardware), products_here()
+    rows, pairs = [], list[tuple[float, float]]()
+    times = dict[str, tuple[Config, list[float]]]()
     for config in cases():
-        took = measured(config)
-        expected = estimate(config, VOCAB, machine).seconds_per_step
-        changed = {key: value for key, value in config.parallel if value != getattr(ParallelConfig(), key)}
-        model = config.model
-        rows.append(
-            {
-                "model": [model.num_layers, model.hidden_size, model.seq_length],
-                "layout": changed,
-                "planned": round(expected, 5),
-                "measured": round(took, 5),
-            }
-        )
+        took = measured(config, products)
+        expected = estimate(config, VOCAB, machine, products=products).seconds_per_step
+        changed = {key: value for key, value in config.parallel if value != DEFAULTS[key]}
+        row = {"layout": changed, "planned": round(expected, 5), "measured": round(took, 5)}
+        rows.append({"model": shape(config), **row})
+        of_size = times.setdefault(str(shape(config)), (config, []))[1]
+        if config.parallel.num_ranks == RANKS:
+            of_size.append(took)
         pairs.append((expected, took))
         print(json.dumps(rows[-1]), flush=True)
+    choices = [searched(config, machine, products, seconds) for config, seconds in times.values()]
     planned, real = ([pair[place] for pair in pairs] for place in (0, 1))
     errors = [abs(p / m - 1) for p, m in zip(planned, real, strict=True)]
     summary = {
@@ -143,6 +180,8 @@ def main() -> None:
         "median_error": round(statistics.median(errors), 3),
         "rank_correlation": round(correlation(planned, real), 3),
         "hardware": machine.name,
+        "searched": choices,
+        "commit_and_machine": describe(),
         "rows": rows,
     }
     arguments.output.write_text(json.dumps(summary, indent=1) + "\n")

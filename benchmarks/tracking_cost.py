@@ -28,7 +28,7 @@ def monitor(folder: Path, names: list[str]) -> Monitor:
     every: dict[str, Tracker] = {
         "prometheus": Prometheus(str(folder / "metrics.prom"), "run"),
         "wandb": Wandb(folder, "project", "run", "offline"),
-        "mlflow": Mlflow(folder, (folder / "store").as_uri(), "experiment", "run"),
+        "mlflow": Mlflow(folder, f"sqlite:///{folder / 'mlflow.db'}", "experiment", "run"),
     }
     trackers = [every[name] for name in names]
     made = Monitor(

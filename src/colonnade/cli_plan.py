@@ -203,8 +203,8 @@ def hardware(
 ) -> None:
     """Measure this machine's CPUs, for `plan --hardware FILE`.
 
-    Times products, copies, small operators and, between two ranks, collectives. Takes half a minute; nothing else
-    should run meanwhile.
+    Times products, copies, small operators, all cores at once and, between two ranks, collectives. Takes half a minute;
+    nothing else should run meanwhile.
     """
     from colonnade.planner.measure_hardware import measured_file
 
@@ -213,8 +213,9 @@ def hardware(
     print(f"This machine is described in {output}. Use it with: colonnade plan CONFIG --hardware {output}")
 
 
-def rank_of_hardware(folder: Path) -> None:
-    """One of two ranks that are timed for `hardware`."""
-    from colonnade.planner.measure_hardware import time_between_ranks
+def rank_of_hardware(what: str, tp: int, dp: int, folder: Path) -> None:
+    """One of the ranks that are timed for `hardware`."""
+    from colonnade.mesh.layout import Layout
+    from colonnade.planner.measure_hardware import time_on_a_rank
 
-    time_between_ranks(folder)
+    time_on_a_rank(what, Layout(tp=tp, dp=dp), folder)

@@ -75,9 +75,24 @@ def test_beyond_a_switch_links_are_shared() -> None:
 
 
 def test_crowded_cores_are_slower() -> None:
-    cpu = hardware("cpu")
+    cpu = replace(hardware("cpu").having(device__together=0.8, device__crowded=0.5), cores=4)
     product = Operator("mm", 10**9, 10**6, "float32", (1, 500, 1000, 1000))
-    assert Cost(cpu, 4 * cpu.cores).operator(product) == pytest.approx(4 * Cost(cpu, 1).operator(product))
+    alone, two, all_of_them, twice = (Cost(cpu, ranks).operator(product) for ranks in (1, 2, 4, 8))
+    assert two == pytest.approx(alone / (1 - 0.2 / 3)) and all_of_them == pytest.approx(alone / 0.8)
+    assert twice == pytest.approx(2 * all_of_them / 0.5)
+
+
+def test_arithmetic_of_elements_can_take_longer_than_their_bytes() -> None:
+    gelu = Operator("gelu_", 0, 8 * 10**6, "float32", elements=10**6)
+    slow = replace(hardware("cpu").having(device__kernel_seconds=0.0), operators={"gelu": 1e-6})
+    assert Cost(slow).operator(gelu) == pytest.approx(1.0)
+    assert Cost(replace(slow, operators={"gelu": 1e-15})).operator(gelu) == 8e6 / slow["device.memory_bandwidth"]
+
+
+def test_a_collective_is_a_call_and_its_messages() -> None:
+    cpu = hardware("cpu").having(island__call=1.0, island__latency=0.1, device__crowded=1.0)
+    assert Cost(cpu, 2).move("all_reduce", 0, range(2)) == pytest.approx(1.2)
+    assert Cost(cpu, 2).move("all_gather", 0, range(2)) == pytest.approx(1.1)
 
 
 # --- what overlaps ----------------------------------------------------------------------------------------------------

@@ -4,11 +4,16 @@ import time
 from importlib import resources
 
 import pytest
+import torch
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
 from colonnade.errors import ConfigError
-from colonnade.planner import measure_hardware
+from colonnade.kernels.choice import Kernels
+from colonnade.planner import measure_operators
 from colonnade.planner.hardware import FIGURES, hardware, names, parsed
+from colonnade.planner.measure_operators import Roof, Timed, fitted, peak_of, timed
+from colonnade.planner.paper import walk
+from tests.parity.runs import Case, Way, configured
 
 GPUS = [name for name in names() if name != "cpu"]
 
@@ -50,6 +55,49 @@ def test_files_that_describe_no_machine(content: str, words: str) -> None:
         parsed(content, "mine.toml")
 
 
+def test_operators_may_have_seconds_an_element() -> None:
+    told = parsed(text("h100") + "\n[operators]\ngelu = 1e-9\n", "mine.toml")
+    assert told.operators == {"gelu": 1e-9} and told.figures == hardware("h100").figures
+    with pytest.raises(ConfigError, match=r"operators\.gelu = 3 cannot be"):
+        parsed(text("h100") + "\n[operators]\ngelu = 3\n", "mine.toml")
+
+
+def test_the_roof_that_was_planted_is_found() -> None:
+    planted = Roof(1e11, 2000.0, 16.0)
+    sizes = [(m, n, k) for m in (64, 256, 1024) for n in (64, 512) for k in (16, 64, 1024)]
+    exact = [Timed("forward", size, 0.0) for size in sizes]
+    every = [each._replace(seconds=planted.seconds(each)) for each in exact]
+    # the fastest of them is not at the peak: the fit is of a grid, by steps of a few per cent
+    found = fitted(every)
+    assert (found.half_area, found.half_depth) == (2000.0, 16.0)
+    assert found.peak == pytest.approx(1e11, rel=0.05) and found.error(every) < 0.05 * len(every)
+    assert peak_of([each._replace(seconds=each.seconds / 3) for each in every], planted) == pytest.approx(3e11)
+
+
+def test_products_are_timed_by_what_they_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes as [m, k] times [k, n] of the three products of a layer with 8 tokens, 4 inputs and 16 outputs."""
+    monkeypatch.setattr(measure_operators, "OUT_OF_CACHES", 0)
+    found = timed(torch.float64, Kernels(), [(8, 4, 16)])
+    assert [(each.use, each.size) for each in found] == [
+        ("forward", (8, 16, 4)),
+        ("input_gradient", (8, 4, 16)),
+        ("weight_gradient", (16, 4, 8)),
+    ]
+    assert all(each.seconds > 0 for each in found)
+
+
+def test_a_step_has_operators_by_the_names_that_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names are torch's: one that is misspelt would be planned by its bytes alone."""
+    monkeypatch.setattr(measure_operators, "ROWS", (4, 8))
+    monkeypatch.setattr(measure_operators, "TIMES", 1)
+    found = measure_operators.seconds_an_element()
+    assert all(hasattr(torch.ops.aten, name.removesuffix("_tanh")) for name in found)
+    config = configured(Case(drop=0.0), Way())
+    config = config.model_copy(update={"model": config.model.model_copy(update={"activation": "gelu_tanh"})})
+    names = {each.name for section in walk(config, 37, 0, device="cpu").sections for each in section.operators}
+    assert {"gelu_tanh", "gelu_backward_tanh", "native_layer_norm_backward"} <= names & found.keys()
+
+
 def test_an_unknown_name() -> None:
     with pytest.raises(ConfigError, match="Did you mean a100-80gb"):
         hardware("a100")
@@ -58,14 +106,14 @@ def test_an_unknown_name() -> None:
 def test_attention_is_measured_as_a_share_of_what_products_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that says a second for each call: the rate is what causal attention computes, forward and backward."""
     seconds = iter(range(1000))
-    monkeypatch.setattr(measure_hardware, "_fastest", lambda call, repeat: (call(), float(next(seconds) + 1))[1])
+    monkeypatch.setattr(measure_operators, "fastest", lambda call, repeat: (call(), float(next(seconds) + 1))[1])
     one = 2 * 2 * 4 * 128 * 128 * 64
-    counted = sdpa_flop_count(*[measure_hardware.ATTENTION] * 3) + sdpa_backward_flop_count(
-        *[measure_hardware.ATTENTION] * 4
+    counted = sdpa_flop_count(*[measure_operators.ATTENTION] * 3) + sdpa_backward_flop_count(
+        *[measure_operators.ATTENTION] * 4
     )
-    assert measure_hardware._attention_rate() == counted / 2 == 3.5 * one
+    assert measure_operators.attention_rate() == counted / 2 == 3.5 * one
 
 
 def test_one_core_is_timed_by_the_time_it_has_worked() -> None:
-    slept = measure_hardware._fastest(lambda: time.sleep(0.02))
-    assert slept < 0.01 <= measure_hardware._fastest(lambda: time.sleep(0.02), clock=time.perf_counter)
+    slept = measure_operators.fastest(lambda: time.sleep(0.02))
+    assert slept < 0.01 <= measure_operators.fastest(lambda: time.sleep(0.02), clock=time.perf_counter)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from colonnade import cli
+from colonnade.planner.hardware import hardware
 
 CONFIG = """\
 model = { num_layers = 6, hidden_size = 64, num_heads = 4, seq_length = 64, vocab_size = 256 }
@@ -101,9 +102,24 @@ def test_the_drawing_needs_no_torch(config: str) -> None:
 import sys
 sys.modules["torch"] = None  # importing it fails
 from colonnade import cli
+from colonnade.planner.hardware import hardware
 sys.argv = ["colonnade", "plan", {config!r}, "--draw"]
 cli.main()
 """
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert "stage 3 │" in answer.stdout, answer.stderr
     assert "torch" in answer.stderr.splitlines()[-1] and "memory of a rank" not in answer.stdout
+
+
+@pytest.mark.slow
+def test_this_machine_is_measured_and_planned_with(
+    config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "machine.toml"
+    subprocess.run([sys.executable, "-m", "colonnade", "hardware", "--output", str(file)], check=True)
+    found = hardware(str(file))
+    assert 0.05 <= found["device.crowded"] <= 1 and 0.05 <= found["device.together"] <= 1
+    assert found["device.peak_flops.float32"] > found["device.peak_flops.float64"] > 1e8
+    assert found.operators["gelu"] > 0 and found["island.bandwidth"] > 1e6 and found["device.dispatch_seconds"] < 1e-3
+    assert run(monkeypatch, config, "--hardware", str(file)) == 0
+    assert "tokens/s" in capfd.readouterr().out

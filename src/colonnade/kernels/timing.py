@@ -131,7 +131,7 @@ def _input_gradient(drawn: Draw, sizes: Slices) -> Trial:
 
 def _weight_gradient(drawn: Draw, sizes: Slices) -> Trial:
     grad, x = drawn(sizes.tokens, sizes.outputs), drawn(sizes.tokens, sizes.inputs)
-    total = torch.zeros(sizes.outputs, sizes.inputs)
+    total = torch.zeros(sizes.outputs, sizes.inputs, dtype=torch.promote_types(grad.dtype, torch.float32))
 
     def run(kernel: Kernel) -> Tensor:
         add_product_(total.zero_(), grad, x, kernel)

@@ -125,7 +125,7 @@ def connect(
     torch.set_num_threads(threads or max(1, num_cores() // num_local_ranks()))
     place = _choose_device(device, torch.cuda.device_count())
     if place.type == "cpu":
-        _keep_freed_memory()
+        keep_freed_memory()
     if place.type == "cuda":
         _prepare_cuda(deterministic=deterministic)
         torch.cuda.set_device(place)
@@ -263,7 +263,7 @@ def _prepare_cuda(*, deterministic: bool) -> None:
         settings.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nobody reads it: a pass saved
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Have glibc keep freed blocks of up to 32 MB for the next tensors instead of handing each back to the system.
 
     Else every activation above a threshold costs a page fault for each 4 KB, every time it is made (figures:

@@ -1,15 +1,16 @@
 """How long a device takes for an operator, and links for a collective: a roofline, and α–β by where ranks sit. Pure.
 
-    operator      max(FLOPs / (peak · e), bytes / bandwidth) + least time of a kernel
+    operator      max(FLOPs / (peak · e), bytes / bandwidth, elements · what an element takes) + least time of a kernel
                   e = efficiency · a / (a + half_area) · k / (k + half_depth)        of a product with a results, k deep
-    collective    α · messages in a row + β · bytes over the slowest link
+    collective    the host's call + α · messages in a row + β · bytes over the slowest link
 
     all-reduce    2·⌈log₂ n⌉ messages, 2·(n − 1)/n of the bytes        within an island: its links
     gather        n − 1 messages, (n − 1) parts                        between machines: the machine's links, shared by
     scatter       n − 1 messages, (n − 1)/n of the bytes               the groups that cross them at the same time
     transfer      one message, all bytes
 
-What CPU ranks share (cores, the bandwidth of memory) is divided among those that are there.
+What CPU ranks share (cores, the bandwidth of memory) is divided among those that are there; and cores are slower the
+more of them work.
 """
 
 import math
@@ -33,10 +34,24 @@ class Cost:
     num_ranks: int = 1
 
     @cached_property
-    def crowding(self) -> float:
+    def sharing(self) -> float:
         """Ranks for each core, where there are more ranks than cores; 1 on devices of their own."""
         cores = self.hardware.cores
-        return max(1.0, min(self.num_ranks, int(self.hardware["node.size"])) / cores) if cores else 1.0
+        return max(1.0, self._ranks_here / cores) if cores else 1.0
+
+    @cached_property
+    def crowding(self) -> float:
+        """How many times as long as alone a rank computes beside the others."""
+        cores = self.hardware.cores
+        if cores < 2:
+            return self.sharing
+        at_work = (min(self._ranks_here, cores) - 1) / (cores - 1)
+        crowded = self.hardware["device.crowded"] if self.sharing > 1 else 1.0
+        return self.sharing / crowded / (1 - at_work * (1 - self.hardware["device.together"]))
+
+    @property
+    def _ranks_here(self) -> int:
+        return min(self.num_ranks, int(self.hardware["node.size"]))
 
     @cached_property
     def dispatch(self) -> float:
@@ -64,12 +79,13 @@ class Cost:
         return operator.flops / (peak * hardware["products.efficiency"] * max(share, 1e-9))
 
     def movement(self, operator: Operator) -> float:
-        """[s] For its bytes."""
+        """[s] For its bytes, and what else it does with each element."""
         if operator.on_host == "copy":
             return operator.bytes / 2 / self.hardware["host.link_bandwidth"]
         if operator.on_host == "host":
             return operator.bytes / self.hardware["host.memory_bandwidth"]
-        return operator.bytes / self.bandwidth
+        elements = operator.elements * self.hardware.operators.get(operator.name.rstrip("_"), 0.0) * self.crowding
+        return max(operator.bytes / self.bandwidth, elements)
 
     def operator(self, operator: Operator) -> float:
         """[s] Of the device."""
@@ -92,7 +108,7 @@ class Cost:
             "reduce_scatter": (n - 1, (n - 1) / n * size),
             "broadcast": (math.ceil(math.log2(n)), size),
         }.get(operation, (1, size))
-        return (messages * latency + moved / bandwidth) * self.crowding
+        return (self.hardware["island.call"] + messages * latency + moved / bandwidth) * self.sharing
 
     def _link(self, ranks: Sequence[int]) -> tuple[float, float]:
         """(latency, bytes/s of a rank) of the slowest link in a ring of these ranks."""

@@ -6,7 +6,7 @@ Bundled files say under [sources] where each figure is from, and which are fitte
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
@@ -32,6 +32,8 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
         "device.memory_bandwidth": Figure(1e8, 1e15, "bytes/s, read and written"),
         "device.kernel_seconds": Figure(0, 1e-3, "s, the least time of a kernel"),
         "device.dispatch_seconds": Figure(0, 1e-2, "s of the host to ask for an operator"),
+        "device.together": Figure(0.05, 1, "share of its speed that a core keeps while all cores work"),
+        "device.crowded": Figure(0.05, 1, "share of that speed that is left where cores are shared by ranks"),
         "device.peak_flops.bfloat16": Figure(1e8, 1e18, "FLOP/s"),
         "device.peak_flops.float16": Figure(1e8, 1e18, "FLOP/s"),
         "device.peak_flops.float32": Figure(1e8, 1e18, "FLOP/s"),
@@ -44,6 +46,7 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
         "island.size": Figure(1, 1e6, "devices that share fast links"),
         "island.bandwidth": Figure(1e6, 1e14, "bytes/s of a device, one way"),
         "island.latency": Figure(0, 1, "s of a message"),
+        "island.call": Figure(0, 1, "s of the host for a collective, beside its messages"),
         "node.size": Figure(1, 1e6, "devices of a machine"),
         "network.bandwidth": Figure(1e6, 1e15, "bytes/s of a machine, one way"),
         "network.latency": Figure(0, 1, "s of a message"),
@@ -58,7 +61,9 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
         "cost.device_hour": Figure(0, 1e5, "US dollars"),
     }
 )
-OPTIONAL = ("device.cores",)
+OPERATORS = "operators."
+OPERATOR = Figure(0, 1e-3, "s an element")
+"""Of operators by name, as far as a file has them: see `Hardware.operators`."""
 KINDS = ("cuda", "cpu")
 
 
@@ -72,6 +77,8 @@ class Hardware:
     sources: Mapping[str, str]
     cores: int = 0
     """Of a CPU: ranks share them. 0: a device a rank."""
+    operators: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """[s an element] Of operators whose arithmetic may take longer than their bytes, by name."""
 
     def __getitem__(self, key: str) -> float:
         return self.figures[key]
@@ -84,7 +91,7 @@ class Hardware:
         """The same with other figures; dots are written as double underscores."""
         changed = {key.replace("__", "."): value for key, value in figures.items()}
         assert changed.keys() <= self.figures.keys(), "only what there is can change"
-        return Hardware(self.name, self.kind, {**self.figures, **changed}, self.sources, self.cores)
+        return replace(self, figures={**self.figures, **changed})
 
 
 def names() -> list[str]:
@@ -133,7 +140,9 @@ def parsed(text: str, source: str) -> Hardware:
             + "\n".join(f"  {problem}" for problem in problems)
             + "\nMend these; the machines that are bundled have all keys (docs/planner.md)."
         )
-    return Hardware(str(name), kind, MappingProxyType({key: float(v) for key, v in flat.items()}), sources, cores)
+    figures = {key: float(value) for key, value in flat.items() if not key.startswith(OPERATORS)}
+    operators = {key.removeprefix(OPERATORS): float(flat[key]) for key in flat.keys() - figures.keys()}
+    return Hardware(str(name), kind, MappingProxyType(figures), sources, cores, MappingProxyType(operators))
 
 
 def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -145,7 +154,8 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def _problems(flat: Mapping[str, Any]) -> Iterator[str]:
-    for key, (low, high, unit) in FIGURES.items():
+    operators = {key: OPERATOR for key in flat if key.startswith(OPERATORS)}
+    for key, (low, high, unit) in {**FIGURES, **operators}.items():
         if key not in flat:
             yield f"{key} is missing [{unit}]"
             continue
@@ -155,6 +165,6 @@ def _problems(flat: Mapping[str, Any]) -> Iterator[str]:
         elif not low <= value <= high:
             yield f"{key} = {value:g} cannot be: it is between {low:g} and {high:g} [{unit}]"
     for key in flat:
-        if key not in FIGURES:
+        if key not in FIGURES and key not in operators:
             guess = get_close_matches(key, FIGURES, n=1)
             yield f"{key} is unknown" + (f": did you mean {guess[0]}?" if guess else "")

@@ -1,12 +1,13 @@
-"""This machine's CPUs as a machine description: timed, one core, and two ranks for what crosses between ranks.
+"""This machine's CPUs as a machine description: timed, one core, and several ranks for what they share.
 
-products      one core, fp32, of several sizes: the fastest rate is the peak, and half sizes are those that bring
-              the others nearest to what they took; fused attention beside them, its forward and its backward
+products      one core, as runs here multiply, and other operators that are slower than their bytes
+              (`measure_operators.py`)
 memory        adding two long vectors
-operators     the least time of an operator of torch that has nothing to do
-collectives   all-reduces of a few and of many numbers between two ranks of this machine
-
-What one core does is timed by the time that this process has had of it, so that others disturb it less.
+operators     the least time of an operator of torch that has nothing to do; and what a step of a small model takes
+              beside what its operators take, for each of them
+together      steps on all cores at once, beside the same on one
+crowded       steps of twice as many ranks as there are cores, which wait for each other by pairs
+collectives   of a few and of many numbers, between two ranks of this machine
 """
 
 import os
@@ -14,120 +15,104 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from itertools import product
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import median
+from types import MappingProxyType
 
 import torch
 
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import Config, OptimConfig, RunConfig, TrainConfig
 from colonnade.errors import LayoutError
+from colonnade.kernels.choice import Products
 from colonnade.launch import launch
 from colonnade.launch.join import joined
-from colonnade.mesh.collectives import all_reduce
+from colonnade.mesh.collectives import all_gather, all_reduce
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
-from colonnade.planner.cost import CAUSAL
-from colonnade.planner.paper import walk
+from colonnade.planner.estimate import estimate
+from colonnade.planner.hardware import parsed
+from colonnade.planner.measure_operators import (
+    FORMATS,
+    LARGE,
+    SIZES,
+    attention_rate,
+    fastest,
+    fitted,
+    peak_of,
+    products_here,
+    seconds_an_element,
+    timed,
+)
 from colonnade.tasks.tasks import TASKS
 from colonnade.train.machine import device_name
 from colonnade.train.state import build_state
 from colonnade.train.step import train_step
 
-SIZES = ((32, 32, 32), (64, 64, 64), (128, 128, 128), (256, 64, 256), (256, 256, 256), (512, 512, 512), (512, 64, 2048))
-ATTENTION = (2, 4, 128, 64)
-"""[samples, heads, positions, head_dim]"""
-PRODUCTS_FORWARD, PRODUCTS_BACKWARD = 2, 5
-"""Of matrices, as torch counts those of fused attention: backward makes the probabilities again."""
 SECONDS = "seconds"
-LONG, SHORT, TIMES, VOCAB = 1 << 24, 256, 7, 64
+LONG, SHORT, VOCAB = 1 << 24, 256, 64
+MOST_RANKS = 32
+"""That are started to see what cores share."""
+ENOUGH, TIMES = 0.5, 21
+"""[s], or steps where ranks must take the same number, that are measured by the clock."""
 
 
 def measured_file() -> str:
     """A file for `plan --hardware`."""
     torch.set_num_threads(1)
-    rates = {size: _rate(size) for size in SIZES}
-    peak = max(rates.values()) * 1.05
-    area, depth = _halves(rates, peak)
-    attention = min(1.0, _attention_rate() / peak)
-    kernel = _fastest(lambda: torch.add(torch.ones(4), 1.0), repeat=2000)
-    copied = 12 * LONG / _fastest(_adding(LONG))
-    alpha, beta = _between_ranks()
-    cores = launch.num_cores()
+    launch.keep_freed_memory()  # as all ranks of runs do
+    products, cores = products_here(), launch.num_cores()
+    roof = fitted(timed(torch.float32, products.fp32, SIZES))
+    peaks = {name: peak_of(timed(dtype, getattr(products, name), LARGE), roof) for name, dtype in FORMATS.items()}
+    peaks |= {"fp32": roof.peak, "fp64": peak_of(timed(torch.float64, products.fp32, LARGE), roof)}
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return _FILE.format(
-        name=device_name(torch.device("cpu")).replace('"', ""),
-        system=platform.platform(),
-        torch=torch.__version__,
-        cores=cores,
-        memory=memory / cores,
-        bandwidth=copied,
-        kernel=kernel,
-        dispatch=_dispatch(kernel),
-        flops=peak,
-        double=peak / 2,
-        area=area,
-        depth=depth,
-        attention=attention,
-        alpha=alpha,
-        beta=beta,
-    )
+    few = min(cores, MOST_RANKS)
+    alone, together = _on_ranks("together", Layout(dp=few))
+    (crowded,) = _on_ranks("crowded", Layout(tp=2, dp=few))
+    gathered, short, long = _on_ranks("collectives", Layout(tp=2))
+    latency = max(0.0, short - gathered)  # an all-reduce is two messages, a gather one
+    figures = {
+        "name": device_name(torch.device("cpu")).replace('"', ""),
+        "system": platform.platform(),
+        "torch": torch.__version__,
+        "cores": cores,
+        "memory": memory / cores,
+        "bandwidth": 12 * LONG / fastest(_adding(LONG)),
+        "kernel": fastest(lambda: torch.add(torch.ones(4), 1.0), repeat=2000),
+        "together": min(1.0, max(0.05, alone / together)),
+        "crowded": min(1.0, max(0.05, 2 * together / crowded)),
+        **peaks,
+        "area": roof.half_area,
+        "depth": roof.half_depth,
+        "attention": min(1.0, attention_rate() / roof.peak),
+        "operators": "\n".join(f"{name} = {each:.3g}" for name, each in seconds_an_element().items()),
+        "alpha": latency,
+        "call": max(0.0, gathered - latency),
+        "beta": 4 * (LONG // 8) / max(long - short, 1e-9),
+    }
+    return _FILE.format(**figures, dispatch=_dispatch(_FILE.format(**figures, dispatch=0.0), products))
 
 
-def _dispatch(kernel: float) -> float:
-    """[s] That a step of a tiny model takes for each of its operators, beside the operator's own least time."""
-    config = _tiny()
-    state = build_state(config, Mesh(), VOCAB, torch.device("cpu"))
-    batch = TASKS[config.model.kind_and_head].random_batch(config.model, 1, VOCAB, separate_documents=False)
-    train_step(state, [batch], Mesh(), config.train)
-    seconds = _fastest(lambda: train_step(state, [batch], Mesh(), config.train), repeat=5)
-    return max(0.0, seconds / walk(config, VOCAB, 0, device="cpu").launches - kernel)
+def _dispatch(without: str, products: Products) -> float:
+    """[s] For each operator of a step of a small model: what it takes beside what a description `without` says."""
+    config, machine = _small(), parsed(without, "what was measured")
+    seconds = fastest(_step(products), repeat=3)
+    planned = estimate(config, VOCAB, machine, products=products, every_rank=False)
+    launches = sum(1 for section in planned.walks[0].sections for _ in section.operators)
+    return max(0.0, seconds - planned.played[0].total) / launches
 
 
-def _tiny() -> Config:
-    """So small that nothing but asking for operators takes time."""
+def _small() -> Config:
+    """So small that asking for operators takes time, and large enough that they leave the caches to each other."""
     return Config(
-        model=ModelConfig(num_layers=2, hidden_size=16, num_heads=2, seq_length=8, dropout=0.0, attention_dropout=0.0),
-        train=TrainConfig(steps=1, global_batch_size=1, micro_batch_size=1),
+        model=ModelConfig(
+            num_layers=2, hidden_size=128, num_heads=4, seq_length=64, dropout=0.0, attention_dropout=0.0
+        ),
+        train=TrainConfig(steps=1, global_batch_size=4, micro_batch_size=2, precision="fp32", device="cpu"),
         optim=OptimConfig(learning_rate=1e-3),
         run=RunConfig(folder="unused"),
     )
-
-
-def _rate(size: tuple[int, int, int]) -> float:
-    """[FLOP/s] Of a product of fp32 matrices."""
-    m, n, k = size
-    a, b = torch.randn(m, k), torch.randn(k, n)
-    return 2 * m * n * k / _fastest(lambda: torch.mm(a, b), repeat=max(1, 10**8 // (2 * m * n * k)))
-
-
-def _attention_rate() -> float:
-    """[FLOP/s] Of causal attention, forward and backward, of what it computes: half of a full one's."""
-    batch, heads, length, width = ATTENTION
-    q, k, v = (torch.randn(ATTENTION, requires_grad=True) for _ in range(3))
-    ones = torch.ones(ATTENTION)
-
-    def call() -> None:
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        torch.autograd.grad(out, (q, k, v), ones)
-
-    product = 2 * batch * heads * length * length * width
-    return CAUSAL * (PRODUCTS_FORWARD + PRODUCTS_BACKWARD) * product / _fastest(call, repeat=20)
-
-
-def _halves(rates: dict[tuple[int, int, int], float], peak: float) -> tuple[float, float]:
-    """(half_area, half_depth) with the least error in the logarithm of the rates."""
-
-    def error(halves: tuple[float, float]) -> float:
-        area, depth = halves
-        found = 0.0
-        for (m, n, k), rate in rates.items():
-            share = m * n / (m * n + area) * k / (k + depth)
-            found += abs(share * peak / rate - 1)
-        return found
-
-    return min(product((0.0, 100.0, 500.0, 2000.0, 8000.0, 30000.0), (0.0, 2.0, 8.0, 16.0, 32.0, 64.0)), key=error)
 
 
 def _adding(length: int) -> Callable[[], object]:
@@ -135,37 +120,75 @@ def _adding(length: int) -> Callable[[], object]:
     return lambda: torch.add(a, b, out=out)
 
 
-def _fastest(call: Callable[[], object], *, repeat: int = 1, clock: Callable[[], float] = time.process_time) -> float:
-    """[s] Of one call, of this process on its core; `clock`: another one, where others are waited for."""
-    least = float("inf")
-    for _ in range(TIMES):
-        began = clock()
-        for _ in range(repeat):
-            call()
-        least = min(least, (clock() - began) / repeat)
-    return least
-
-
-def _between_ranks() -> tuple[float, float]:
-    """(s of a message, bytes/s) of all-reduces between two ranks: 2·α + bytes / β."""
+def _on_ranks(what: str, layout: Layout) -> list[float]:
+    """[s] What rank 0 of a layout has measured: see `_MEASURED`."""
     with tempfile.TemporaryDirectory() as folder:
-        status = launch.run_ranks(2, [sys.executable, "-m", "colonnade", "rank-of-hardware", folder])
-        if status:
-            raise LayoutError(f"Two ranks could not be started here to be timed (exit status {status}).")
-        short, long = map(float, (Path(folder) / SECONDS).read_text().split())
-    return short / 2, 4 * (LONG // 8) / max(long - short, 1e-9)
+        sizes = [str(size) for size in (layout.tp, layout.dp)]
+        command = [sys.executable, "-m", "colonnade", "rank-of-hardware", what, *sizes, folder]
+        if status := launch.run_ranks(layout.num_ranks, command):
+            raise LayoutError(f"{layout.num_ranks} ranks could not be started here to be timed (exit status {status}).")
+        return [float(each) for each in (Path(folder) / SECONDS).read_text().split()]
 
 
-def time_between_ranks(folder: Path) -> None:
-    """As one of two ranks: rank 0 writes [s] of a short and a long all-reduce."""
-    with joined(Layout(tp=2), "cpu", 1) as (mesh, _):
-        short, long = torch.ones(SHORT), torch.ones(LONG // 8)
-        seconds = [
-            _fastest(lambda: all_reduce(short, mesh.tp), repeat=50, clock=time.perf_counter),
-            _fastest(lambda: all_reduce(long, mesh.tp), clock=time.perf_counter),
-        ]
+def time_on_a_rank(what: str, layout: Layout, folder: Path) -> None:
+    """As one of some ranks: rank 0 writes what `_on_ranks` reads."""
+    with joined(layout, "cpu", 1) as (mesh, _):
+        seconds = _MEASURED[what](mesh)
         if mesh.rank == 0:
             (folder / SECONDS).write_text(" ".join(map(str, seconds)))
+
+
+def _together(mesh: Mesh) -> list[float]:
+    """[s] Of a step of a small model on rank 0 alone, and beside those of all others."""
+    step, found = _step(), []
+    for at_work in (mesh.rank == 0, True):
+        all_reduce(torch.ones(1), mesh.dp)
+        found.append(_median(step) if at_work else 0.0)
+        all_reduce(torch.ones(1), mesh.dp)
+    return found
+
+
+def _crowded(mesh: Mesh) -> list[float]:
+    """[s] Of such a step on each of more ranks than cores, two of which wait for each other behind each."""
+    step = _step()
+
+    def with_the_other() -> None:
+        step()
+        all_reduce(torch.ones(1), mesh.tp)
+
+    return [_median(with_the_other, times=TIMES)]
+
+
+def _collectives(mesh: Mesh) -> list[float]:
+    """[s] Of a gather and an all-reduce of few numbers, and of an all-reduce of many."""
+    part, short, long = torch.ones(SHORT // 2), torch.ones(SHORT), torch.ones(LONG // 8)
+    calls = ((lambda: all_gather(part, mesh.tp), 50), (lambda: all_reduce(short, mesh.tp), 50))
+    few = [fastest(call, repeat=repeat, clock=time.perf_counter) for call, repeat in calls]
+    return [*few, fastest(lambda: all_reduce(long, mesh.tp), clock=time.perf_counter)]
+
+
+_MEASURED: Mapping[str, Callable[[Mesh], list[float]]] = MappingProxyType(
+    {"together": _together, "crowded": _crowded, "collectives": _collectives}
+)
+
+
+def _step(products: Products | None = None) -> Callable[[], object]:
+    """A step of a small model, on this rank alone."""
+    config = _small()
+    state = build_state(config, Mesh(), VOCAB, torch.device("cpu"), products=products)
+    batch = TASKS[config.model.kind_and_head].random_batch(config.model, 2, VOCAB, separate_documents=False)
+    return lambda: train_step(state, [batch] * config.train.num_microbatches(1), Mesh(), config.train)
+
+
+def _median(call: Callable[[], object], times: int = 0) -> float:
+    """[s] Of a call by the clock, of so many, or of what `ENOUGH` seconds have room for."""
+    call()
+    until, seconds = time.perf_counter() + ENOUGH, list[float]()
+    while len(seconds) < times or (not times and time.perf_counter() < until):
+        began = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - began)
+    return median(seconds)
 
 
 _FILE = """\
@@ -179,12 +202,14 @@ memory = {memory:.4g}
 memory_bandwidth = {bandwidth:.4g}
 kernel_seconds = {kernel:.3g}
 dispatch_seconds = {dispatch:.3g}
+together = {together:.3g}
+crowded = {crowded:.3g}
 
 [device.peak_flops]
-bfloat16 = {flops:.4g}
-float16 = {flops:.4g}
-float32 = {flops:.4g}
-float64 = {double:.4g}
+bfloat16 = {bf16:.4g}
+float16 = {fp16:.4g}
+float32 = {fp32:.4g}
+float64 = {fp64:.4g}
 
 [products]
 efficiency = 1.0
@@ -193,10 +218,14 @@ half_depth = {depth:g}
 attention = {attention:.3g}
 memory = 1.0
 
+[operators]
+{operators}
+
 [island]
 size = 1000000
 bandwidth = {beta:.4g}
 latency = {alpha:.3g}
+call = {call:.3g}
 
 [node]
 size = 1000000
@@ -223,9 +252,10 @@ restart_seconds = 60
 device_hour = 0.05
 
 [sources]
-"device" = "measured on one core; memory is the machine's, shared by its cores"
-"products" = "half sizes fitted to products of one core, and attention forward and backward, measured here"
-"island" = "all-reduces of two ranks, measured here"
+"device" = "measured on one core, together on all; memory is the machine's, shared by its cores"
+"products" = "peak and half sizes fitted to products of one core, and attention forward and backward, measured here"
+"operators" = "measured on one core"
+"island" = "collectives of two ranks, measured here"
 "network" = "assumed: ranks of one machine do not use it"
 "storage" = "assumed"
 "failures" = "assumed"

@@ -44,6 +44,8 @@ class Operator(NamedTuple):
     is_causal: bool = False
     on_host: str = ""
     """ "": it runs where the model is. "host": on the CPU, where the model is not. "copy": between both."""
+    elements: int = 0
+    """Of the largest tensor that it reads or writes."""
 
 
 class Sent(NamedTuple):
@@ -278,7 +280,10 @@ def operator_of(
         dtype = str(given[1].dtype).removeprefix("torch.")
     hosted = {place.is_on_host(x) for x in (*given, *made) if x.ndim}
     where = "" if hosted <= {False} else "copy" if hosted == {True, False} and "copy" in name else "host"
-    return Operator(name, flops, _traffic(func, name, given, made), dtype, product, attention, causal, where)
+    largest = max((x.numel() for x in (*given, *made)), default=0)
+    if "tanh" in kwargs.values():
+        name += "_tanh"  # an approximation that takes another time
+    return Operator(name, flops, _traffic(func, name, given, made), dtype, product, attention, causal, where, largest)
 
 
 @lru_cache(maxsize=4096)

@@ -11,7 +11,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, Literal
 from wsgiref.simple_server import WSGIServer
 
 from colonnade.atomic import write_whole
@@ -89,7 +89,7 @@ class Wandb:
 
     name = "Weights & Biases"
 
-    def __init__(self, folder: Path, project: str, run: str, mode: str) -> None:
+    def __init__(self, folder: Path, project: str, run: str, mode: Literal["offline", "online"]) -> None:
         self._folder, self._project, self._name, self._mode = folder, project, run, mode
         self._run: Any = None
 
