@@ -120,7 +120,7 @@ def scores(folder: Path, name: str, held_out: list[tuple[str, list[str]]]) -> tu
     file = folder / "asked.jsonl"
     lines = (json.dumps({"messages": [{"role": "user", "content": asked}]}) for asked, _ in held_out)
     file.write_text("\n".join(lines) + "\n")
-    options = ("--temperature", 0, "--max-new-tokens", 20, "--json")
+    options = ("--temperature", 0, "--max-new-tokens", 20, "--threads", 1, "--json")
     texts = [
         made["text"] for made in json.loads(colonnade("generate", folder / name, "--messages", file, *options))["texts"]
     ]

@@ -141,6 +141,7 @@ def _become(
     try:
         torch.set_num_threads(1)  # before anything: the parent's thread pool does not exist here
         launch.num_cores = lambda: 1
+        os.environ.pop(launch.OPENMP, None)
         for number, stream in enumerate(streams, 1):
             os.dup2(stream.fileno(), number)
         sys.stdout, sys.stderr = (os.fdopen(os.dup(n), "w", buffering=1) for n in (1, 2))

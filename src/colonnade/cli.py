@@ -18,7 +18,7 @@ from colonnade.cli_data import AsJson, data
 from colonnade.cli_evaluate import evaluate
 from colonnade.cli_plan import hardware, plan, rank_of_hardware
 from colonnade.cli_predict import embed, fill_mask, predict
-from colonnade.cli_ranks import Checkpoint, Device, PipelineParallel, Precision, TensorParallel, run_on_ranks
+from colonnade.cli_ranks import Checkpoint, Device, PipelineParallel, Precision, TensorParallel, Threads, run_on_ranks
 from colonnade.cli_report import report, watch
 from colonnade.cli_slurm import slurm
 from colonnade.cli_weights import BaseFolder, Best, convert, merge
@@ -220,6 +220,7 @@ def generate(
     pp: PipelineParallel = 1,
     device: Device = "auto",
     precision: Precision = None,
+    threads: Threads = 0,
     as_json: AsJson = False,
 ) -> None:
     """Write on from prompts, token by token."""
@@ -234,7 +235,14 @@ def generate(
 
     fewer = [f"lower --max-new-tokens (now {max_new_tokens}), or give a shorter --prompt"]
     with trained.opened(
-        chosen(checkpoint, best), tp=tp, pp=pp, device=device, precision=precision, to_take_less=fewer, base=base
+        chosen(checkpoint, best),
+        tp=tp,
+        pp=pp,
+        device=device,
+        precision=precision,
+        threads=threads,
+        to_take_less=fewer,
+        base=base,
     ) as (model, mesh):
         trained.print_continuations(
             model,
@@ -323,6 +331,7 @@ def answers(
     dp: Annotated[int, typer.Option(min=1)] = 1,
     device: Device = "auto",
     precision: Precision = None,
+    threads: Threads = 0,
     base: BaseFolder = None,
 ) -> None:
     """Ranks with a model that answer what comes on standard input, for another program."""
@@ -333,7 +342,9 @@ def answers(
     from colonnade.serving.answers import answer
     from colonnade.serving.ranks import serve
 
-    with trained.opened(checkpoint, tp=tp, pp=pp, dp=dp, device=device, precision=precision, base=base) as (
+    with trained.opened(
+        checkpoint, tp=tp, pp=pp, dp=dp, device=device, precision=precision, threads=threads, base=base
+    ) as (
         model,
         mesh,
     ):

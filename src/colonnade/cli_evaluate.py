@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from colonnade.cli_data import AsJson, extra_data
-from colonnade.cli_ranks import Checkpoint, Device, PipelineParallel, Precision, TensorParallel, run_on_ranks
+from colonnade.cli_ranks import Checkpoint, Device, PipelineParallel, Precision, TensorParallel, Threads, run_on_ranks
 from colonnade.cli_weights import BaseFolder, Best
 
 Task = Annotated[str, typer.Argument(help="What to measure: perplexity, wikitext103, lambada or squad.")]
@@ -105,6 +105,7 @@ def evaluate(
     dp: DataParallel = 1,
     device: Device = "auto",
     precision: Precision = None,
+    threads: Threads = 0,
     as_json: AsJson = False,
 ) -> None:
     """Measure a checkpoint, on text or on published test sets.
@@ -131,7 +132,7 @@ def evaluate(
     path = trained.find(chosen(checkpoint, best))
     fewer = ["set --batch-size 1" if batch_size is None else f"lower --batch-size (now {batch_size})"]
     with trained.opened(
-        path, tp=tp, pp=pp, dp=dp, device=device, precision=precision, to_take_less=fewer, base=base
+        path, tp=tp, pp=pp, dp=dp, device=device, precision=precision, threads=threads, to_take_less=fewer, base=base
     ) as (model, mesh):
         if part is not None:
             own_data.measure_part(model, mesh, path, part, samples=samples, batch_size=batch_size, as_json=as_json)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from colonnade.cli_data import AsJson
-from colonnade.cli_ranks import Checkpoint, Device, PipelineParallel, Precision, TensorParallel, run_on_ranks
+from colonnade.cli_ranks import Checkpoint, Device, PipelineParallel, Precision, TensorParallel, Threads, run_on_ranks
 from colonnade.cli_weights import BaseFolder, Best
 from colonnade.errors import DataError
 
@@ -55,6 +55,7 @@ def predict(
     dp: Annotated[int, typer.Option(help="Copies of the model that share the examples.", min=1)] = 1,
     device: Device = "auto",
     precision: Precision = None,
+    threads: Threads = 0,
     as_json: AsJson = False,
 ) -> None:
     """Tell labels, scores, choices or answers of new data.
@@ -73,7 +74,7 @@ def predict(
 
     path, fewer = chosen(checkpoint, best), [f"lower --batch-size (now {batch_size})"]
     with trained.opened(
-        path, tp=tp, pp=pp, dp=dp, device=device, precision=precision, to_take_less=fewer, base=base
+        path, tp=tp, pp=pp, dp=dp, device=device, precision=precision, threads=threads, to_take_less=fewer, base=base
     ) as (model, mesh):
         found = predicting.predict_any(
             *(model, mesh, inputs),
@@ -98,6 +99,7 @@ def fill_mask(
     pp: PipelineParallel = 1,
     device: Device = "auto",
     precision: Precision = None,
+    threads: Threads = 0,
     as_json: AsJson = False,
 ) -> None:
     """Guess the words that [MASK] stands for in a text, by a BERT."""
@@ -109,7 +111,9 @@ def fill_mask(
     from colonnade.serving import encoder, trained
 
     path, fewer = chosen(checkpoint, best), ["give shorter texts"]
-    with trained.opened(path, tp=tp, pp=pp, device=device, precision=precision, to_take_less=fewer, base=base) as (
+    with trained.opened(
+        path, tp=tp, pp=pp, device=device, precision=precision, threads=threads, to_take_less=fewer, base=base
+    ) as (
         model,
         mesh,
     ):
@@ -143,6 +147,7 @@ def embed(
     pp: PipelineParallel = 1,
     device: Device = "auto",
     precision: Precision = None,
+    threads: Threads = 0,
 ) -> None:
     """Make a vector of each text, by a BERT.
 
@@ -158,7 +163,9 @@ def embed(
     from colonnade.serving import encoder, trained
 
     path, fewer = chosen(checkpoint, best), [f"lower --batch-size (now {batch_size})"]
-    with trained.opened(path, tp=tp, pp=pp, device=device, precision=precision, to_take_less=fewer, base=base) as (
+    with trained.opened(
+        path, tp=tp, pp=pp, device=device, precision=precision, threads=threads, to_take_less=fewer, base=base
+    ) as (
         model,
         mesh,
     ):

@@ -17,6 +17,10 @@ PipelineParallel = Annotated[int, typer.Option(help="Pipeline stages; up to the 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Precision = Annotated[str | None, typer.Option(help="fp32, bf16, fp16 or fp64; the checkpoint's own where unset.")]
 
+Threads = Annotated[
+    int, typer.Option(help="CPU threads of a rank. 0: as train.threads, OMP_NUM_THREADS or the cores shared.", min=0)
+]
+
 
 def run_on_ranks(
     num_ranks: int, arguments: list[str], keep: Sequence[int] = (), after_a_loss: Callable[[], str] = lambda: ""

@@ -86,3 +86,25 @@ def test_cores_are_those_that_this_process_may_use(environment: pytest.MonkeyPat
     environment.delattr(os, "sched_getaffinity")
     environment.setattr(os, "cpu_count", lambda: None)
     assert launch.num_cores() == 1
+
+
+@pytest.mark.parametrize(
+    ("told", "ranks", "threads"),
+    [(None, 2, 3), (None, 9, 1), ("", 1, 6), ("1", 2, 1), ("4", 2, 4), ("2,1", 1, 2), ("0", 1, 6), ("many", 1, 6)],
+)
+def test_threads_are_those_of_openmp_or_a_share_of_the_cores(
+    environment: pytest.MonkeyPatch, told: str | None, ranks: int, threads: int
+) -> None:
+    environment.setattr(launch, "num_cores", lambda: 6)
+    environment.delenv(launch.OPENMP, raising=False)
+    put(environment, **({} if told is None else {launch.OPENMP: told}))
+    assert launch.num_threads(ranks) == threads
+
+
+@pytest.mark.parametrize(("told", "ranks", "threads"), [("1", 2, 3), ("2", 2, 2), ("1", 1, 1)])
+def test_the_one_thread_that_torchrun_sets_is_nobodys_choice(
+    environment: pytest.MonkeyPatch, told: str, ranks: int, threads: int
+) -> None:
+    environment.setattr(launch, "num_cores", lambda: 6)
+    put(environment, RANK=0, WORLD_SIZE=ranks, TORCHELASTIC_RUN_ID="none", **{launch.OPENMP: told})
+    assert launch.num_threads(ranks) == threads

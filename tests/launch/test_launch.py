@@ -557,7 +557,10 @@ def test_cores_are_shared_between_local_ranks(monkeypatch: pytest.MonkeyPatch) -
         return torch.get_num_threads()
 
     monkeypatch.setattr(launch, "num_cores", lambda: 6)
+    monkeypatch.delenv(launch.OPENMP, raising=False)
     assert run_on_ranks(threads, 1) == [3]
+    monkeypatch.setenv(launch.OPENMP, "2")
+    assert run_on_ranks(threads, 1) == [2]
 
 
 @pytest.mark.parametrize(("rank", "size"), [("one", "2"), ("0", "two"), ("5", "2"), ("-1", "2"), ("", "1")])

@@ -132,6 +132,7 @@ def test_ranks_that_stay_answer_as_one_does(pair: Pair, ours: ColonnadeLM, layou
         ({"pretrained": "gpt2"}, "there is no pretrained"),
         ({"tp": 3}, "--tp 3 does not divide"),
         ({"tp": 0}, "tp = 0 is no number of 1 or more"),
+        ({"threads": -1}, "threads = -1 is no number of 0 or more"),
         ({"batch_size": "many"}, "--batch_size many"),
         ({"device": "tpu"}, "--device 'tpu'"),
         ({"max_length": 33}, "max_length = 33, but the model has learned 32 positions"),

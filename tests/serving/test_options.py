@@ -3,12 +3,16 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from colonnade.config.model import ModelConfig
+from colonnade.errors import ConfigError
 from colonnade.generation.prompts import read_prompts
+from colonnade.mesh.layout import Layout
 from colonnade.model.precision import DTYPES
+from colonnade.serving import trained
 from colonnade.serving.measurement import Measurement, measurement_problems
 from colonnade.serving.options import device_problems, layout_problems
 from tests.commands import here
@@ -39,6 +43,35 @@ def test_prompts_that_are_none_are_told_with_the_rest(finished: Finished, tmp_pa
         assert answer.status == 2 and answer.out == "" and "2 problems" in answer.err and said in answer.err, answer
     answer = here("generate", finished.folder)
     assert answer.status == 2 and answer.err.startswith("colonnade: neither --prompt nor --prompts is given"), answer
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("generate", "--prompt", "a"),
+        ("evaluate", "--part", "test"),
+        ("predict", "examples"),
+        ("fill-mask", "--text", "a"),
+        ("embed", "--text", "a"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_every_command_that_runs_a_model_says_with_how_many_threads(
+    command: tuple[str, ...], finished: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0 leaves it to the rule that training has (`launch.num_threads`)."""
+    chosen: list[int] = []
+
+    def joined(layout: Layout, device: str, threads: int) -> NoReturn:
+        chosen.append(threads)
+        raise ConfigError("no further")
+
+    monkeypatch.setattr(trained, "joined", joined)
+    for options in ([], ["--threads", 3]):
+        answer = here(command[0], finished.folder, *command[1:], *options)
+        assert answer.status == 2 and answer.err == "colonnade: no further\n", answer
+    assert chosen == [0, 3]
+    assert "--threads" in here(command[0], finished.folder, *command[1:], "--threads", -1).err
 
 
 def test_prompts_of_a_file_are_its_lines(tmp_path: Path) -> None:

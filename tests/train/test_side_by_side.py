@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from colonnade.config.load import load
 from colonnade.errors import ConfigError
 from colonnade.launch import launch
 from colonnade.train import start
@@ -108,6 +109,23 @@ def test_shares_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     start.check_shares(config, 4)
     with pytest.raises(ConfigError, match=r"5 runs of 2 ranks need 10 GPUs, and this machine has 8\. Use 4 or less"):
         start.check_shares(config, 5)
+
+
+@pytest.mark.parametrize(("told", "threads"), [(None, 2), ("3", 3)])
+def test_a_share_has_its_threads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: str | None, threads: int
+) -> None:
+    """4 cores for two runs of one rank."""
+    path = write_config(tmp_path, "qqp", tmp_path)
+    path.write_text(path.read_text().replace("threads = 1\n", ""))
+    monkeypatch.setattr(launch, "num_cores", lambda: 4)
+    monkeypatch.delenv(launch.OPENMP, raising=False)
+    if told is not None:
+        monkeypatch.setenv(launch.OPENMP, told)
+    monkeypatch.setattr(start, "load_for_run", load)
+    given: list[str] = []
+    monkeypatch.setattr(start, "supervise", lambda settings, arguments, keep: given.extend(arguments) or 0)
+    assert start.run_point(path, Share(0, 2)) == 0 and given == ["train", str(path), f"train.threads={threads}"]
 
 
 def test_each_share_sees_its_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

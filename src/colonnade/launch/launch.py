@@ -44,6 +44,7 @@ PLACE = "COLONNADE_PLACE"  # where a rank of a local run runs: the number of a G
 MEMORY = "COLONNADE_MEMORY"  # where a supervised run keeps copies of its state in memory
 FAULT = "COLONNADE_FAULT"  # when the supervisor noticed the fault before this start (monotonic), and the last step then
 PIPE = "COLONNADE_LAUNCH_PIPE"  # the descriptor that closes when the supervisor is gone
+OPENMP = "OMP_NUM_THREADS"  # with how many threads a process computes
 BACKGROUND = "checkpoint"  # the name of threads that compute beside training
 IDLE = 1.0  # seconds between looks of a rank that has nothing to do
 _WATCH = "end-with-supervisor"  # the thread that reads it
@@ -111,10 +112,10 @@ def connect(
     """Join this process to the `num_ranks` ranks of its run, and return the device to compute on.
 
     `device` is "cpu", "cuda" or "auto" (`choose_device`). CPU tensors travel over gloo, CUDA tensors over NCCL.
-    `threads` is the CPU threads of this rank; 0 shares the cores evenly between the local ranks. An operation between
-    ranks that takes longer than `timeout` seconds fails. One process that nobody launched forms no process group.
-    `deterministic`: on CUDA, only kernels whose sums have an order. LayoutError if the launcher's ranks are not
-    `num_ranks`, or if a GPU is missing.
+    `threads` is the CPU threads of this rank; 0: those of `num_threads`. An operation between ranks that takes longer
+    than `timeout` seconds fails. One process that nobody launched forms no process group. `deterministic`: on CUDA,
+    only kernels whose sums have an order. LayoutError if the launcher's ranks are not `num_ranks`, or if a GPU is
+    missing.
     """
     import torch
     import torch.distributed as dist
@@ -122,7 +123,7 @@ def connect(
     rank, size = rank_and_size()
     check_size(num_ranks)
     end_with_supervisor()
-    torch.set_num_threads(threads or max(1, num_cores() // num_local_ranks()))
+    torch.set_num_threads(threads or num_threads(num_local_ranks()))
     place = _choose_device(device, torch.cuda.device_count())
     if place.type == "cpu":
         keep_freed_memory()
@@ -215,6 +216,17 @@ def disconnect() -> None:
 def num_cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def num_threads(num_ranks: int) -> int:
+    """CPU threads of each of so many ranks on this machine, where nobody has chosen: what OMP_NUM_THREADS says, else an
+    equal share of the cores.
+
+    torchrun sets the variable to 1 for several ranks where it is not set: there, 1 says nothing.
+    """
+    told = os.environ.get(OPENMP, "").partition(",")[0].strip()
+    says = told.isdecimal() and int(told) > 0 and not (int(told) == 1 and num_ranks > 1 and elastic_run() is not None)
+    return int(told) if says else max(1, num_cores() // num_ranks)
 
 
 def cache_folder() -> Path | None:

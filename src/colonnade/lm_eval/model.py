@@ -72,7 +72,14 @@ class ColonnadeLM(TemplateLM):
             self._open.callback(remote.close)
             return remote.ask
         model, mesh = self._open.enter_context(
-            opened(self.path, tp=1, device=asked.device, precision=asked.precision, base=asked.base)
+            opened(
+                self.path,
+                tp=1,
+                device=asked.device,
+                precision=asked.precision,
+                threads=asked.threads,
+                base=asked.base,
+            )
         )
         return lambda request: answer(model, mesh, request)
 

@@ -10,7 +10,7 @@ from colonnade.serving.options import check_options
 
 BATCH_SIZE = 32
 """[sequences] That are read at once where `--batch_size` says nothing, or auto."""
-_COUNTS = ("tp", "pp", "dp", "max_length", "max_gen_toks")
+_LEAST = {"tp": 1, "pp": 1, "dp": 1, "threads": 0, "max_length": 1, "max_gen_toks": 1}
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class ModelArguments:
     pp: int = 1
     dp: int = 1
     precision: str | None = None
+    threads: int = 0
+    """Of a rank on CPUs. 0: as in training (`train.threads`)."""
     base: Path | None = None
     """Of adapters: where their base lies now."""
     best: bool = False
@@ -43,7 +45,7 @@ class ModelArguments:
         layout = [word for axis in ("tp", "pp", "dp") for word in (f"--{axis}", str(getattr(self, axis)))]
         precision = [] if self.precision is None else ["--precision", self.precision]
         base = [] if self.base is None else ["--base", str(self.base)]
-        return [str(checkpoint), *layout, "--device", self.device, *precision, *base]
+        return [str(checkpoint), *layout, "--device", self.device, "--threads", str(self.threads), *precision, *base]
 
 
 def read_arguments(options: Mapping[str, Any]) -> ModelArguments:
@@ -74,10 +76,10 @@ def read_arguments(options: Mapping[str, Any]) -> ModelArguments:
 
 
 def _problems(given: Mapping[str, Any]) -> Iterator[str]:
-    for name in _COUNTS:
-        value = given.get(name, 1)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            yield f"--model_args: {name} = {value!r} is no number of 1 or more."
+    for name, least in _LEAST.items():
+        value = given.get(name, least)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            yield f"--model_args: {name} = {value!r} is no number of {least} or more."
     size = str(given.get("batch_size", "auto"))
     if not size.startswith("auto") and not (size.isdecimal() and int(size) > 0):
         yield f"--batch_size {size} is no number of sequences. Use 1 or more, or auto ({BATCH_SIZE})."

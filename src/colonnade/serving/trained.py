@@ -134,14 +134,16 @@ def opened(
     dp: int = 1,
     device: str,
     precision: str | None,
+    threads: int = 0,
     to_take_less: Sequence[str] = (),
     base: Path | None = None,
 ) -> Iterator[tuple[Trained, Mesh]]:
     """A checkpoint's model, cut over tp × pp ranks whatever it was trained on, of which each of the dp
     groups has one; every rank enters this.
 
-    Memory that is refused within the block is a MemoryShortError; `to_take_less`: what its user can set. `base`: where
-    the base of adapters lies; None: where it lay when they were trained.
+    Memory that is refused within the block is a MemoryShortError; `to_take_less`: what its user can set. `threads`: of
+    a rank on CPUs; 0: as in training (`train.threads`). `base`: where the base of adapters lies; None: where it lay
+    when they were trained.
     """
     checkpoint = find(path)
     problems = list(device_problems(device, precision))
@@ -151,7 +153,7 @@ def opened(
     _check_layout(checkpoint, config.model, tp, pp)
     size = trained_architecture(config, metadata.model.vocab_size).num_parameters
     used = InUse(checkpoint, size, precision or config.train.precision, tuple(to_take_less))
-    with joined(Layout(tp=tp, pp=pp, dp=dp), device) as (mesh, place), within_memory(used, mesh, place):
+    with joined(Layout(tp=tp, pp=pp, dp=dp), device, threads) as (mesh, place), within_memory(used, mesh, place):
         yield open_trained(checkpoint, mesh, place, precision, base=base), mesh
 
 

@@ -278,8 +278,8 @@ def run_point(config: Path, share: Share) -> int:
     settings = load_for_run(config)
     own: list[str] = []
     if share.of > 1:
-        threads = launch.num_cores() // share.of // settings.parallel.num_ranks
-        own = [f"train.threads={max(1, threads)}"] if settings.train.threads == 0 else []
+        threads = launch.num_threads(share.of * settings.parallel.num_ranks)
+        own = [f"train.threads={threads}"] if settings.train.threads == 0 else []
         if settings.train.device != "cpu" and count_gpus():
             first = share.number * settings.parallel.num_ranks
             launch.hide_other_gpus(range(first, first + settings.parallel.num_ranks))
