@@ -164,13 +164,10 @@ def finetune(
     if found is None:
         train(config, overrides)
         return
-    from colonnade.train.start import check_shares, load_for_run, run_point
+    from colonnade.train.start import check_point, run_point
     from colonnade.train.tuning import run_points
 
-    def check(point: Path) -> None:
-        check_shares(load_for_run(point), found.at_once)
-
-    raise typer.Exit(run_points(found, run_point, check))
+    raise typer.Exit(run_points(found, run_point, lambda point: check_point(point, found)))
 
 
 @app.command()

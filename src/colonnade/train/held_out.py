@@ -1,10 +1,8 @@
 """The held-out parts of a run's data, measured while it trains and afterwards in the same way."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -18,6 +16,7 @@ from colonnade.pipeline.inference import on_one_stage
 from colonnade.tasks.task import Found, Hidden
 from colonnade.tasks.tasks import TASKS
 from colonnade.train.corpus import Corpus
+from colonnade.train.score_names import data_set_names
 
 
 @dataclass(frozen=True)
@@ -65,16 +64,10 @@ def evaluate_part(
     found = measure(part, num_samples)
     if not isinstance(part, BlendedDataset) or len(part.parts) == 1:
         return Evaluation(found)
-    names = _names([one.file.prefix for one in part.parts])
+    names = data_set_names([one.file.prefix for one in part.parts])
     counts = part.first_of_each(num_samples)
     each = {name: measure(one, count) for name, one, count in zip(names, part.parts, counts, strict=True)}
     return Evaluation(found, each)
-
-
-def _names(prefixes: Sequence[str]) -> list[str]:
-    """Of token files: the last part of each prefix, or the whole of those that share it."""
-    times = Counter(Path(prefix).name for prefix in prefixes)
-    return [Path(prefix).name if times[Path(prefix).name] == 1 else prefix for prefix in prefixes]
 
 
 def _measure(

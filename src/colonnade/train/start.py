@@ -26,7 +26,7 @@ from colonnade.checkpoint.names import newest_step
 from colonnade.config.check import Problem
 from colonnade.config.check_head import nothing_to_train
 from colonnade.config.defaults import TomlTable, has, in_words, kept_from_run, put
-from colonnade.config.load import build, load, read_with
+from colonnade.config.load import MoreChecks, build, load, read_with
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.errors import ColonnadeError, ConfigError, mistake
@@ -38,7 +38,9 @@ from colonnade.train import run_folder
 from colonnade.train.monitor import write_event
 from colonnade.train.restarts import Restarts, fitting_by_now
 from colonnade.train.rollback_options import RollbackOptions
+from colonnade.train.score_names import score_problems
 from colonnade.train.side_by_side import Share
+from colonnade.train.sweep import Sweep
 
 INDEX_BYTES = 64 << 20  # .idx files up to this size are opened whole: millions of documents in tenths of a second
 CUTS = (
@@ -53,14 +55,19 @@ CUTS = (
 )
 
 
-def load_for_run(path: Path, overrides: Sequence[str] = ()) -> Config:
+def load_for_run(path: Path, overrides: Sequence[str] = (), *, also: MoreChecks | None = None) -> Config:
     """The configuration of a run that is to start here. Raises ConfigError with every problem, of files and GPUs too.
 
-    What the launcher has shown, its ranks do not show; what rank 0 shows, the others do not.
+    What the launcher has shown, its ranks do not show; what rank 0 shows, the others do not. `also`: that of `load`.
     """
     if launch.has_supervisor() or launch.rank_and_size()[0] != 0:
         return _as_begun(load(path, overrides, complete=complete))
-    return _as_begun(load(path, overrides, complete=complete, also=problems_of_files))
+    checks = [problems_of_files, *([] if also is None else [also])]
+
+    def all_checks(config: Config, uncertain: set[str]) -> list[Problem]:
+        return [problem for check in checks for problem in check(config, uncertain)]
+
+    return _as_begun(load(path, overrides, complete=complete, also=all_checks))
 
 
 def _as_begun(config: Config, record: Path | None = None) -> Config:
@@ -286,6 +293,15 @@ def run_point(config: Path, share: Share) -> int:
     with owned(settings) as keep:
         fetch(config, [], settings)
         return supervise(settings, ["train", str(config), *own], keep)
+
+
+def check_point(path: Path, sweep: Sweep) -> None:
+    """ConfigError unless the configuration of one of its points can run here, as many at once, and has its score."""
+
+    def check_score(config: Config, uncertain: set[str]) -> list[Problem]:
+        return [] if sweep.score is None else score_problems(sweep.score, config, uncertain)
+
+    check_shares(load_for_run(path, also=check_score), sweep.at_once)
 
 
 def check_shares(config: Config, shares: int) -> None:

@@ -33,6 +33,7 @@ from colonnade.lock import locked
 from colonnade.train import run_folder
 from colonnade.train.best import LOSS, best_of, evaluations
 from colonnade.train.lines import object_in
+from colonnade.train.score_names import no_such_score
 from colonnade.train.side_by_side import Run, Share, is_interrupted, last_line, process_of, run_side_by_side
 from colonnade.train.sweep import SEED, Point, Sweep, less_is_better
 
@@ -257,7 +258,7 @@ def score_of(sweep: Sweep, outcomes: Iterable[Outcome]) -> str:
     """The name of the score that decides. ConfigError for one that no evaluation has found."""
     there = dict.fromkeys(name for outcome in outcomes for name in outcome.scores or {})
     if sweep.score is not None and there and sweep.score not in there:
-        raise ConfigError(f'sweep.score = "{sweep.score}" is none of the scores: {", ".join(there)}. Name one of them.')
+        raise ConfigError(no_such_score(sweep.score, there))
     return sweep.score or next((name for name in SCORES if name in there), "loss")
 
 
