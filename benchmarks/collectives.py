@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import hardware
-from colonnade.launch import launch
+from colonnade.launch.freed_memory import keep_freed_memory
 from colonnade.mesh.collectives import all_reduce_
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, build_mesh
@@ -38,7 +38,7 @@ def timed(axis: Axis, x: torch.Tensor, repeats: int) -> float:
 
 
 def on_rank(rank: int, num_ranks: int, rounds: int) -> dict[str, dict[str, list[float]]]:
-    launch.keep_freed_memory()
+    keep_freed_memory()
     mesh = build_mesh(Layout(tp=num_ranks), rank)
     shared = mesh.tp
     assert isinstance(shared.transport, SharedMemoryTransport), "this machine cannot share memory between ranks"

@@ -33,7 +33,7 @@ from colonnade.config.schema import (
     TrainConfig,
 )
 from colonnade.kernels.choice import Products
-from colonnade.launch.launch import keep_freed_memory
+from colonnade.launch.freed_memory import keep_freed_memory
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import build_mesh
 from colonnade.planner.estimate import estimate

@@ -116,8 +116,7 @@ def evaluate(
     from colonnade.serving.options import check_options, chosen
 
     asked = Measurement(
-        *(task, data, part, samples, window, stride, batch_size, variant, detokenizer, tuple(overlap or ())),
-        as_json,
+        *(task, data, part, samples, window, stride, batch_size, variant, detokenizer, tuple(overlap or ()), as_json),
         *(output, null_threshold, max_answer_length, max_query_length, n_best),
     )
     wrong = measurement_problems(asked)

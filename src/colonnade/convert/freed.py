@@ -4,11 +4,11 @@ glibc raises the size from which blocks are mapped one by one as such blocks are
 ones for later: of tensors of many sizes in turn, hundreds of MB pile up. Set by hand, the size stays.
 """
 
-from colonnade.launch import launch
+from colonnade.launch.freed_memory import M_MMAP_THRESHOLD, set_malloc
 
 _SMALLEST = 1 << 20  # bytes
 
 
 def give_back_freed_memory() -> None:
     """Of blocks from 1 MB on. Other C libraries stay as they are."""
-    launch.set_malloc(launch.M_MMAP_THRESHOLD, _SMALLEST)
+    set_malloc(M_MMAP_THRESHOLD, _SMALLEST)

@@ -34,6 +34,7 @@ from colonnade.errors import LayoutError, mistake
 from colonnade.launch.board import Board, FolderBoard, StoreBoard
 from colonnade.launch.devices import choose_device
 from colonnade.launch.elastic import is_shared, store_of_start
+from colonnade.launch.freed_memory import keep_freed_memory
 from colonnade.launch.supervisor import Cause, Failure, Supervisor, note_of_failure
 
 if TYPE_CHECKING:
@@ -49,7 +50,6 @@ BACKGROUND = "checkpoint"  # the name of threads that compute beside training
 IDLE = 1.0  # seconds between looks of a rank that has nothing to do
 _WATCH = "end-with-supervisor"  # the thread that reads it
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
-_M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt, from malloc.h
 
 
 # --- in a rank --------------------------------------------------------------------------------------------------------
@@ -273,25 +273,6 @@ def _prepare_cuda(*, deterministic: bool) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS promises equal bits with it alone
         torch.use_deterministic_algorithms(True)
         settings.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nobody reads it: a pass saved
-
-
-def keep_freed_memory() -> None:
-    """Have glibc keep freed blocks of up to 32 MB for the next tensors instead of handing each back to the system.
-
-    Else every activation above a threshold costs a page fault for each 4 KB, every time it is made (figures:
-    docs/design/11-freed-memory.md). Other C libraries, which have no `mallopt`, stay as they are.
-    """
-    set_malloc(M_MMAP_THRESHOLD, 32 << 20)  # larger blocks, few and long, go back as before
-    set_malloc(_M_TRIM_THRESHOLD, (1 << 31) - 1)
-
-
-def set_malloc(parameter: int, value: int) -> None:
-    """Set a parameter of glibc's memory allocator for this process, where the C library is glibc."""
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return
-    mallopt(parameter, value)
 
 
 def end_with_supervisor() -> None:

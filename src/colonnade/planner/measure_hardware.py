@@ -27,6 +27,7 @@ from colonnade.config.schema import Config, OptimConfig, RunConfig, TrainConfig
 from colonnade.errors import LayoutError
 from colonnade.kernels.choice import Products
 from colonnade.launch import launch
+from colonnade.launch.freed_memory import keep_freed_memory
 from colonnade.launch.join import joined
 from colonnade.mesh.collectives import all_gather, all_reduce
 from colonnade.mesh.layout import Layout
@@ -61,7 +62,7 @@ ENOUGH, TIMES = 0.5, 21
 def measured_file() -> str:
     """A file for `plan --hardware`."""
     torch.set_num_threads(1)
-    launch.keep_freed_memory()  # as all ranks of runs do
+    keep_freed_memory()  # as all ranks of runs do
     products, cores = products_here(), launch.num_cores()
     roof = fitted(timed(torch.float32, products.fp32, SIZES))
     peaks = {name: peak_of(timed(dtype, getattr(products, name), LARGE), roof) for name, dtype in FORMATS.items()}
