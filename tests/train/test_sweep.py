@@ -49,6 +49,24 @@ def test_every_combination_is_a_point(tmp_path: Path) -> None:
     assert tomllib.loads(toml_of(point.content)) == point.content
 
 
+def test_an_empty_text_stands_for_no_value(tmp_path: Path) -> None:
+    """Also where the file has a value; of a key that a configuration must have it stays what it is."""
+    path = tmp_path / "config.toml"
+    given = BASE.replace("steps = 10", 'steps = 10\ninit_from = "some"').format(folder=tmp_path / "runs")
+    path.write_text(given + "[sweep]\ntrain.init_from = ['', 'bert/base']\nmodel.num_labels = ['', 2]\n")
+    found = read_sweep(path, [])
+    assert found is not None
+    names = [point.name for point in found.points]
+    assert names[0] == "init_from-unset_num_labels-unset" and names[3] == "init_from-bert_base_num_labels-2"
+    drawn, begun = found.points[0].content, found.points[3].content
+    assert drawn["train"] == {"steps": 10} and drawn["model"] == {"preset": "bert-base"}
+    assert begun["train"] == {"steps": 10, "init_from": "bert/base"} and begun["model"]["num_labels"] == 2
+    assert tomllib.loads(toml_of(drawn)) == drawn
+    assert found.points[0].setting[0] == 'train.init_from = ""' != found.points[3].setting[0]
+    needed = swept(tmp_path, "train.precision = ['', 'fp32']").points[0]
+    assert needed.content["train"]["precision"] == ""
+
+
 def test_a_plain_configuration_has_no_sweep(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(BASE.format(folder="runs"))
     assert read_sweep(tmp_path / "config.toml", []) is None
@@ -62,6 +80,7 @@ def test_a_plain_configuration_has_no_sweep(tmp_path: Path) -> None:
         ("optim.learning_rate = 1e-5", "no list"),
         ("optim.learning_rate = []", "no list"),
         ("train.seed = [1, 1]", "twice"),
+        ("train.init_from = ['a/b', 'a_b']", "alike as names of folders"),
         ("run.folder = ['a', 'b']", "same for all points"),
         ("train.epochs = [2, 3]", "leave train.steps out"),
         ("score = 3\ntrain.seed = [1]", "no name"),
@@ -212,6 +231,24 @@ def test_the_command(examples: Path, tmp_path: Path) -> None:
     ].keys()
     again = colonnade("finetune", path)
     assert again.status == 1 and "Point" not in again.out, again
+
+
+@pytest.mark.slow
+def test_drawn_and_given_weights_in_one_sweep(examples: Path, tmp_path: Path) -> None:
+    begun = write_config(examples, "qqp", tmp_path / "begun")
+    assert forked("train", begun).status == 0
+    path = write_config(examples, "qqp", tmp_path)
+    weights = tmp_path / "begun" / "run"
+    path.write_text(path.read_text() + f'[sweep]\ntrain.init_from = ["", "{weights}"]\n')
+    answer = colonnade("finetune", path)
+    assert answer.status == 0 and "2 points: 2 finished" in answer.out, answer
+    points = json.loads((tmp_path / "run" / "summary.json").read_text())["points"]
+    assert [point["train.init_from"] for point in points] == ["", str(weights)]
+    sources = [
+        [event["source"] for event in events(tmp_path / "run" / point["point"]) if event["event"] == "initialized"]
+        for point in points
+    ]
+    assert sources == [[], [str(weights / "checkpoints" / "step_00000004")]]
 
 
 def test_a_run_ends_early(examples: Path, tmp_path: Path) -> None:

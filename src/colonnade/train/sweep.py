@@ -3,6 +3,7 @@
 [sweep]
 optim.learning_rate = [1e-5, 2e-5]
 train.seed = [1, 2, 3]                 2 × 3 points, of which those that differ in the seed alone are one setting
+train.init_from = ["", "runs/books"]   "": without the key, where a configuration may be without it
 score = "accuracy"                     which of the validation scores tells the better setting
 at_once = 2                            how many points run side by side, each with a share of the machine
 """
@@ -22,6 +23,8 @@ from colonnade.errors import ConfigError
 from colonnade.storage import below
 
 SECTION, SCORE, AT_ONCE, SEED = "sweep", "score", "at_once", "train.seed"
+UNSET = ""
+"""A value of a list that stands for no value."""
 _ENTRY = "[sweep] lists values of keys, like `optim.learning_rate = [1e-5, 2e-5]`"
 
 
@@ -118,6 +121,8 @@ def _wrong(key: str, values: Any) -> Iterator[str]:
         yield f"{key} = {as_toml(values)} is no list of one value or more"
     elif len({as_toml(value) for value in values}) < len(values):
         yield f"{key} = {as_toml(values)} has a value twice"
+    elif len({_shown(value) for value in values}) < len(values):
+        yield f"{key} = {as_toml(values)} has values that are alike as names of folders. Write one in another way"
 
 
 def _point(content: TomlTable, folder: str, values: dict[str, Any]) -> Point:
@@ -130,6 +135,8 @@ def _point(content: TomlTable, folder: str, values: dict[str, Any]) -> Point:
             place[part] = dict(place.get(part, {}))
             place = place[part]
         place[last] = value
+        if value == UNSET and all_keys()[key].default is None:
+            del place[last]
     own["run"] = {**own["run"], "folder": str(Path(folder) / name)}
     url = own.get("checkpoint", {}).get("upload_to") if isinstance(own.get("checkpoint"), dict) else None
     if isinstance(url, str):
@@ -139,5 +146,5 @@ def _point(content: TomlTable, folder: str, values: dict[str, Any]) -> Point:
 
 def _shown(value: Any) -> str:
     """A value as part of a folder's name."""
-    text = f"{value:g}" if isinstance(value, float) else str(value)
+    text = f"{value:g}" if isinstance(value, float) else str(value) or "unset"
     return "".join(each if each.isalnum() or each in ".+-" else "_" for each in text)
