@@ -28,7 +28,7 @@ from colonnade.train.rollback_options import RollbackOptions
 if TYPE_CHECKING:
     from colonnade.config.schema import Config
 
-USER_MISTAKE = 2
+UNEXPECTED, USER_MISTAKE = 1, 2  # exit statuses
 app = typer.Typer(
     name="colonnade",
     help="Train large transformers by model parallelism: the same run on any layout, and proof of it.",
@@ -391,6 +391,7 @@ def main() -> None:
     except Exception as error:
         message = mistake(error)
         if message is None:
+            launch.end_beside_threads(UNEXPECTED, error)
             raise
         print(f"colonnade: {message}", file=sys.stderr)
         launch.end_beside_threads(USER_MISTAKE)

@@ -279,30 +279,37 @@ from tests.storages import FaultyStorage
 def stand_still(operation, path):
     if path.endswith(".distcp"):
         time.sleep(600)
-def refuse():
-    raise ConfigError("in the middle of it")
+def fail():
+    raise ERROR("in the middle of it")
 def until_step_3(state, *given, **more):
-    return refuse() if state.step == 2 else step(state, *given, **more)
+    return fail() if state.step == 2 and ERROR else step(state, *given, **more)
 FaultyStorage.before = staticmethod(stand_still)
 step = loop.train_step
-loop.__dict__["train_step"] = until_step_3 if MISTAKE else step
+loop.__dict__["train_step"] = until_step_3
 cli.main()
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mistake", "status"), [(False, 0), (True, 2)])
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (None, 0, ""),
+        ("ConfigError", 2, "colonnade: in the middle of it"),
+        ("ZeroDivisionError", 1, "ZeroDivisionError: in the middle of it"),
+    ],
+)
 def test_a_storage_that_stands_still_keeps_no_process(
-    corpus: TinyCorpus, tmp_path: Path, mistake: bool, status: int
+    corpus: TinyCorpus, tmp_path: Path, error: str | None, status: int, said: str
 ) -> None:
     """Threads of the pool that uploads are waited for while the interpreter ends, unless the process is ended first."""
     config = tiny.write_config(corpus, tmp_path)
     words = ["train", str(config), "checkpoint.every=1", f"checkpoint.upload_to={URL}", "checkpoint.upload_patience=1"]
-    program = STUCK.replace("MISTAKE", str(mistake))
+    program = STUCK.replace("ERROR", str(error))
     answer = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=100)
     assert answer.returncode == status, answer
-    assert mistake or "has not ended within checkpoint.upload_patience = 1 s" in answer.stdout
-    assert not mistake or "colonnade: in the middle of it" in answer.stderr
+    assert "has not ended within checkpoint.upload_patience = 1 s" in answer.stdout
+    assert said in answer.stderr and answer.stderr.count("Traceback") == (status == 1)
 
 
 def test_an_upload_is_waited_for_where_the_run_ends_with_an_error(run: Run) -> None:

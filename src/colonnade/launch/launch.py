@@ -309,12 +309,14 @@ def hear_ctrl_c() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def end_beside_threads(status: object) -> None:
-    """End the process at once if a thread of `BACKGROUND` is at work: asked twice to stop, nobody waits for it.
+def end_beside_threads(status: object, error: Exception | None = None) -> None:
+    """End the process at once, an uncaught `error` shown, if a thread of `BACKGROUND` is at work: nobody waits for it.
 
     While the interpreter ends, such a thread would free tensors without it, and C++ would abort the process.
     """
     if any(thread.name == BACKGROUND for thread in threading.enumerate()):
+        if error is not None:
+            sys.excepthook(type(error), error, error.__traceback__)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status if isinstance(status, int) else int(status is not None))
