@@ -2421,8 +2421,8 @@ MUTATIONS = [
     Mutation(
         "what was uploaded before a rollback comes back",
         "train/fetched.py",
-        "if _is_undone(stored, step, run):",
-        "if False:",
+        "if step > here and not _is_undone(stored, step, run))",
+        "if step > here)",
         ("tests/train/test_fetched.py",),
     ),
 ]

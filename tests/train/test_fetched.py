@@ -181,6 +181,86 @@ def test_other_damage_falls_back(config: Path, store: Path, tmp_path: Path, dama
     assert not [path for path in run.rglob("*") if "partial" in path.name]
 
 
+def damaged_here(finished: Finished, tmp_path: Path, step: int = 6) -> Path:
+    """A run whose checkpoint of a step is damaged on the disk."""
+    run = tmp_path / "run"
+    shutil.copytree(finished.folder, run)
+    flip(run / "checkpoints", step)
+    return run
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_what_is_damaged_on_the_disk_is_fetched(
+    finished: Finished, config: Path, store: Path, tmp_path: Path, num_ranks: int
+) -> None:
+    """Rather than that the steps since the one before it are made again."""
+    run = damaged_here(finished, tmp_path)
+    answer = trained(config, store, f"parallel.dp={num_ranks}", num_ranks=num_ranks)
+    assert answer.status == 0 and "goes on from step_00000006, fetched from checkpoint.upload_to." in answer.out, answer
+    assert "(step 6, sample 24)" in answer.out and saved_steps(run) == [4, 6]
+    assert (run / "checkpoints" / "damaged_step_00000006").is_dir()
+    (told,) = [event for event in events(run) if event["event"] == "damaged checkpoint"]
+    assert (told["checkpoint"], told["to"], told["origin"]) == ("step_00000006", "step_00000006", "storage")
+    assert events(run)[0] == events(finished.folder)[0], "the record on the disk stays"
+    assert_same_end(run, finished.folder)
+
+
+def test_a_step_is_fetched_in_place_of_a_damaged_one_once(
+    finished: Finished, config: Path, store: Path, tmp_path: Path
+) -> None:
+    """If it is damaged again, the disk is."""
+    run = damaged_here(finished, tmp_path)
+    assert trained(config, store).status == 0
+    flip(run / "checkpoints")
+    answer = trained(config, store)
+    assert answer.status == 0 and "goes on from step_00000004." in answer.out and "Fetched" not in answer.out, answer
+    assert_same(run, finished.folder)
+
+
+@pytest.mark.parametrize(("damage", "said"), [(flip, "The one before it is looked for"), (lose, "step_00000004.")])
+def test_what_is_damaged_in_both_places_falls_back(
+    finished: Finished, config: Path, store: Path, tmp_path: Path, damage: Callable[[Path], None], said: str
+) -> None:
+    """To the newest that is sound, which the disk has too: nothing is fetched."""
+    run = damaged_here(finished, tmp_path)
+    damage(store)
+    answer = trained(config, store)
+    assert answer.status == 0 and said in answer.out and "Fetched" not in answer.out, answer
+    (told,) = [event for event in events(run) if event["event"] == "damaged checkpoint"]
+    assert (told["to"], told["origin"]) == ("step_00000004", "disk")
+    assert_same(run, finished.folder)
+
+
+def test_the_only_one_of_the_disk_is_replaced_by_an_older_one(
+    finished: Finished, config: Path, store: Path, tmp_path: Path
+) -> None:
+    run = damaged_here(finished, tmp_path)
+    shutil.rmtree(run / "checkpoints" / "step_00000004")
+    lose(store)
+    assert trained(config, store, "restarts.damaged=refuse").status == 2 and saved_steps(run) == [6]
+    answer = trained(config, store)
+    assert answer.status == 0 and "goes on from step_00000004, fetched from" in answer.out, answer
+    assert "There is no older one" not in answer.out
+    assert_same(run, finished.folder)
+
+
+def test_a_storage_that_fails_by_then_leaves_the_disk(
+    finished: Finished, config: Path, tmp_path: Path, uploaded: Path
+) -> None:
+    run = damaged_here(finished, tmp_path)
+    FaultyStorage().put(f"{uploaded}/step_00000006", "/bucket/run/step_00000006", recursive=True)
+
+    def before(operation: str, path: str) -> None:
+        if operation == "get":
+            raise OSError(errno.ETIMEDOUT, "timed out")
+
+    FaultyStorage.before = staticmethod(before)
+    answer = forked("train", config, "checkpoint.upload_to=faulty://bucket/run", "checkpoint.upload_patience=0")
+    assert answer.status == 0 and "Nothing can be fetched in place of" in answer.out, answer
+    assert "goes on from step_00000004." in answer.out
+    assert_same(run, finished.folder)
+
+
 def test_another_run_is_refused_before_anything_is_fetched(
     config: Path, store: Path, finished: Finished, tmp_path: Path
 ) -> None:

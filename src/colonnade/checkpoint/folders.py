@@ -54,9 +54,14 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def damaged_name(path: Path) -> Path:
+    """Where a checkpoint goes that is damaged."""
+    return path.with_name(f"damaged_{path.name}")
+
+
 def set_aside_damaged(path: Path) -> Path:
     """Give a damaged checkpoint another name, under which nobody takes it for one; where it is then."""
-    aside = path.with_name(f"damaged_{path.name}")
+    aside = damaged_name(path)
     remove(aside)
     path.rename(aside)
     sync(path.parent)

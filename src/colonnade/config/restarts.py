@@ -29,5 +29,5 @@ class RestartsConfig(Section):
     one_rank: bool = False
     """A run of one rank has a supervisor too, which restarts it, and so runs in a process of its own."""
     damaged: Literal["fall_back", "refuse"] = "fall_back"
-    """A newest checkpoint that is damaged: fall_back sets it aside, says so and goes on from the one before it;
-    refuse ends the run, as where there is no other."""
+    """A newest checkpoint that is damaged: fall_back sets it aside, says so and goes on from the newest that is
+    sound, on the disk or in checkpoint.upload_to; refuse ends the run, as where there is no other."""

@@ -311,7 +311,6 @@ def hear_ctrl_c() -> None:
 
 def end_beside_threads(status: object, error: Exception | None = None) -> None:
     """End the process at once, an uncaught `error` shown, if a thread of `BACKGROUND` is at work: nobody waits for it.
-
     While the interpreter ends, such a thread would free tensors without it, and C++ would abort the process.
     """
     if any(thread.name == BACKGROUND for thread in threading.enumerate()):

@@ -1,11 +1,15 @@
-"""A newest checkpoint that is damaged is set aside, and the run goes on from the one before it; said, and an event.
+"""A newest checkpoint that is damaged is set aside, and the run goes on from the newest sound one, of those on the disk
+and those in checkpoint.upload_to; said, and an event.
 
     look        before anything reads it: what its manifest and the sizes of its files show
     restored    while it is read: what the hashes of its bytes show
 
-Rank 0 alone looks and renames. Where there is no older checkpoint nothing is touched, and the run is refused.
+Rank 0 alone looks, fetches and renames. Where there is no other checkpoint nothing is touched, and the run is refused.
 """
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 from colonnade.checkpoint.folders import set_aside_damaged
@@ -13,16 +17,19 @@ from colonnade.checkpoint.manifest import newest
 from colonnade.checkpoint.names import checkpoints_in
 from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError, DamagedError
+from colonnade.launch.launch import BACKGROUND
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Axis
 from colonnade.train import recovery
 from colonnade.train.corpus import Corpus
+from colonnade.train.fetched import fetch_for_damaged
 from colonnade.train.metadata import RunMetadata
 from colonnade.train.monitor import Monitor
 from colonnade.train.run_folder import checkpoints
 from colonnade.train.state import TrainState
 
 EVENT = "damaged checkpoint"
+TICK = 5.0  # seconds
 
 
 def look(config: Config, world: Axis, monitor: Monitor) -> None:
@@ -34,7 +41,7 @@ def look(config: Config, world: Axis, monitor: Monitor) -> None:
 
 
 def restored(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor) -> tuple[Path, RunMetadata] | None:
-    """As `recovery.restore`, from an older checkpoint where the newest is damaged."""
+    """As `recovery.restore`, from another checkpoint where the newest is damaged."""
     world = state.ownership.mesh.world
     while True:
         try:
@@ -56,15 +63,45 @@ def _damage(config: Config) -> str:
 
 
 def _set_aside(config: Config, world: Axis, monitor: Monitor, why: str) -> bool:
-    """Whether the newest checkpoint was set aside for an older one; the same on all ranks."""
-    policy = config.restarts
-    done = ""
-    if world.rank == 0 and policy.limit and policy.damaged == "fall_back":
-        found = list(checkpoints_in(checkpoints(Path(config.run.folder))).values())
-        if len(found) > 1:
-            aside = set_aside_damaged(found[-1])
-            reason = why.partition(" Delete ")[0]
-            monitor.event(EVENT, checkpoint=found[-1].name, now=aside.name, to=found[-2].name, reason=reason)
-            monitor.say(f"{reason} It is {aside} now, and the run goes on from {found[-2].name}.")
-            done = aside.name
-    return bool(gather_texts(done, world)[0])
+    """Whether another checkpoint has taken the place of the newest; the same on all ranks."""
+    if not config.restarts.limit or config.restarts.damaged != "fall_back":
+        return False
+    return _by_rank_0(lambda: _replaced(config, monitor, why), world)
+
+
+def _replaced(config: Config, monitor: Monitor, why: str) -> bool:
+    """As `_set_aside`, on rank 0."""
+    folder = checkpoints(Path(config.run.folder))
+    *older, damaged = checkpoints_in(folder).values()
+    aside = fetch_for_damaged(damaged, config)
+    origin = "disk" if aside is None else "storage"
+    if aside is None and older:
+        aside = set_aside_damaged(damaged)
+    if aside is None:
+        return False
+    *_, to = checkpoints_in(folder).values()
+    reason = why.partition(" Delete ")[0].partition(" There is no older")[0]
+    monitor.event(EVENT, checkpoint=damaged.name, now=aside.name, to=to.name, origin=origin, reason=reason)
+    fetched = ", fetched from checkpoint.upload_to" if origin == "storage" else ""
+    monitor.say(f"{reason} It is {aside} now, and the run goes on from {to.name}{fetched}.")
+    return True
+
+
+def _by_rank_0(work: Callable[[], bool], world: Axis) -> bool:
+    """What `work` returns on rank 0; the others wait however long it takes, and hear of rank 0 every `TICK`."""
+    result: Future[bool] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:  # noqa: BLE001  whatever it is, rank 0 raises it
+            result.set_exception(error)
+
+    if world.rank == 0:
+        threading.Thread(target=run, daemon=True, name=BACKGROUND).start()
+    while True:
+        if world.rank == 0:
+            wait([result], TICK)
+        word = str(result.result()) if result.done() else ""
+        if told := gather_texts(word, world)[0]:
+            return told == str(True)

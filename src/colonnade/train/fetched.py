@@ -4,25 +4,27 @@
         ─▶ fetched under a temporary name, every byte checked ─▶ the record of the run, then the checkpoint in place
 
 Done before there are ranks, by the process that has locked the run's folder; from there on all is as if the run had
-always been here. Imports torch only where there is something to fetch.
+always been here. Imports torch only where there is something to fetch. Once there are ranks, rank 0 fetches what takes
+the place of a checkpoint that turns out to be damaged (`damaged.py`).
 """
 
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Lock
 
-from colonnade.checkpoint.folders import publish, remove
-from colonnade.checkpoint.names import MANIFEST, folder_name, newest_step
+from colonnade.checkpoint.folders import damaged_name, publish, remove, set_aside_damaged
+from colonnade.checkpoint.names import MANIFEST, checkpoints_in, folder_name, newest_step
 from colonnade.checkpoint.stored import RECORD, Stored, unreadable
 from colonnade.config.compare import difference
 from colonnade.config.load import loads
 from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError, ColonnadeError, ConfigError, DamagedError, without_credentials
 from colonnade.pace import Pace
+from colonnade.storage import reason
 from colonnade.train.best import spared
 from colonnade.train.monitor import write_event
 from colonnade.train.run_folder import ROLLBACKS, checkpoints
@@ -58,34 +60,60 @@ def fetch(config: Config, as_began: Callable[[Path], Config], *, probe: bool, dr
 
 def _fetch_newest(stored: Stored, whole: Sequence[int], config: Config, *, dry_run: bool) -> None:
     run = Path(config.run.folder)
-    here, policy, damaged = newest_step(checkpoints(run)), config.restarts, dict[int, str]()
-    for step in reversed(whole):
-        if step <= here:
-            break
-        if _is_undone(stored, step, run):
-            continue
-        if dry_run:
+    here = newest_step(checkpoints(run))
+    newer = (step for step in reversed(whole) if step > here and not _is_undone(stored, step, run))
+    if dry_run:
+        if (step := next(newer, None)) is not None:
             _say(
                 f"{folder_name(step)} of {stored.url} is newer than what {run} has: it would be fetched first. "
                 "What follows is without it."
             )
-            return
+        return
+    if not _fetch_first_sound(stored, newer, config) and newest_step(checkpoints(run)) == 0:
+        raise CheckpointError(
+            f"None of the checkpoints under checkpoint.upload_to = {stored.url!r} is sound, and {run} has none. Choose "
+            "another run.folder and upload_to to start a new run."
+        )
+
+
+def fetch_for_damaged(path: Path, config: Config) -> Path | None:
+    """Fetch the newest sound checkpoint that checkpoint.upload_to has of the step of `path`, the run's newest, which is
+    damaged, or of earlier ones that the disk has not. `path` is set aside when it is here: where that is then. None
+    where there is none; what keeps one from being fetched is said. The run's record stays, which reaches further.
+    """
+    run, aside = Path(config.run.folder), list[Path]()
+    if config.checkpoint.upload_to is None or damaged_name(path).exists():  # what is damaged again has a bad disk
+        return None
+    stored, (*older, newest) = Stored(config.checkpoint.upload_to), checkpoints_in(checkpoints(run))
+    try:
+        there = [step for step, sealed in stored.steps().items() if sealed and max(older, default=0) < step <= newest]
+        wanted = (step for step in reversed(there) if not _is_undone(stored, step, run))
+        _fetch_first_sound(stored, wanted, config, replace=lambda: aside.append(set_aside_damaged(path)))
+    except Exception as error:  # noqa: BLE001  each storage's package raises its own kinds
+        _say(f"Nothing can be fetched in place of {path}: {reason(error, stored.url)}")
+    return aside[0] if aside else None
+
+
+def _fetch_first_sound(
+    stored: Stored, steps: Iterable[int], config: Config, replace: Callable[[], object] | None = None
+) -> bool:
+    """Whether one of them could be fetched, or there was none to fetch. `replace`: see `_fetch_one`."""
+    run, policy, damaged = Path(config.run.folder), config.restarts, dict[int, str]()
+    is_here = False
+    for step in steps:
         try:
-            _fetch_one(stored, step, config)
+            _fetch_one(stored, step, config, replace)
         except DamagedError as error:
             if not policy.limit or policy.damaged != "fall_back":
                 raise
             damaged[step] = str(error)
             _say(f"{error} The one before it is looked for.")
         else:
+            is_here = True
             break
-    if damaged and newest_step(checkpoints(run)) == 0:
-        raise CheckpointError(
-            f"None of the checkpoints under checkpoint.upload_to = {stored.url!r} is sound, and {run} has none. Choose "
-            "another run.folder and upload_to to start a new run."
-        )
     for step, why in damaged.items():  # only now: what is fetched brings its events
         write_event(run, DAMAGED, step=step, checkpoint=folder_name(step), url=stored.url, reason=why)
+    return is_here or not damaged
 
 
 def _check_place(stored: Stored, run: Path) -> None:
@@ -153,8 +181,10 @@ def _is_undone(stored: Stored, step: int, run: Path) -> bool:
     return bool(recorded) and recorded[-1].to < step and recorded[-1] not in known
 
 
-def _fetch_one(stored: Stored, step: int, config: Config) -> None:
-    """Fetch a checkpoint and the record beside it. DamagedError where they are not what was uploaded."""
+def _fetch_one(stored: Stored, step: int, config: Config, replace: Callable[[], object] | None = None) -> None:
+    """Fetch a checkpoint, and the record beside it. DamagedError where they are not what was uploaded. `replace`: what
+    is called in place of fetching the record, when the checkpoint is here under a temporary name.
+    """
     run, started = Path(config.run.folder), time.perf_counter()
     final = checkpoints(run) / folder_name(step)
     aside = final.with_name(f".{final.name}.partial")
@@ -162,13 +192,10 @@ def _fetch_one(stored: Stored, step: int, config: Config) -> None:
     aside.mkdir(parents=True)
     try:
         num_bytes = _fetch_checked(stored, step, aside)
-        stored.get(step, {RECORD: 0}, aside)
-        record = run / f".{RECORD}.partial"
-        (aside / RECORD).replace(record)
-        try:
-            unpack(record, run)
-        finally:
-            record.unlink(missing_ok=True)
+        if replace is None:
+            _fetch_record(stored, step, aside, run)
+        else:
+            replace()
     except (DamagedError, FileNotFoundError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         told = str(error).replace(str(aside), f"{stored.url}/{final.name}")
@@ -182,6 +209,16 @@ def _fetch_one(stored: Stored, step: int, config: Config) -> None:
         run, EVENT, step=step, checkpoint=final.name, url=stored.url, bytes=num_bytes, seconds=round(seconds, 3)
     )
     _say(f"Fetched {final.name} of {stored.url} to {final} ({num_bytes / 1e6:,.1f} MB in {seconds:.1f} s).")
+
+
+def _fetch_record(stored: Stored, step: int, aside: Path, run: Path) -> None:
+    stored.get(step, {RECORD: 0}, aside)
+    record = run / f".{RECORD}.partial"
+    (aside / RECORD).replace(record)
+    try:
+        unpack(record, run)
+    finally:
+        record.unlink(missing_ok=True)
 
 
 def _fetch_checked(stored: Stored, step: int, folder: Path) -> int:
