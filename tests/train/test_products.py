@@ -66,6 +66,12 @@ def timer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Timer]:
     yield timer
 
 
+def served(
+    metadata: ProductMetadata | None, precision: str, sizes: Slices | None = None, device: torch.device = CPU
+) -> Products:
+    return served_by(metadata, precision, sizes, device, Mesh().world)
+
+
 def settled(config: Config) -> Decision:
     return settle(config, 275, Mesh().world, CPU)
 
@@ -472,9 +478,9 @@ def test_a_run_that_goes_on_without_its_compiler_chooses_again_and_says_so(
     assert any("there is no C++ compiler" in note for note in found.notes)
     assert any("numbers may differ in rounding from here on" in note for note in found.notes)
     in_use = ProductMetadata.model_validate(metadata["products"])
-    assert served_by(in_use, "bf16") == usual()
+    assert served(in_use, "bf16") == usual()
     monkeypatch.setattr(compiled, "prepare", lambda folder, processor: "")
-    assert served_by(in_use, "bf16").bf16.output == "compiled"
+    assert served(in_use, "bf16").bf16.output == "compiled"
 
 
 def test_a_kept_decision_without_compiled_kernels_compiles_nothing(
@@ -496,8 +502,14 @@ def test_a_trained_model_in_use_multiplies_as_it_was_trained() -> None:
     metadata = ProductMetadata(
         precision="bf16", kernels=ONEDNN.table(), processor=products.processor(), torch=torch.__version__, how="kept"
     )
-    assert served_by(metadata, "bf16") == usual().having("bf16", ONEDNN) != usual()
-    assert isinstance(served_by(metadata, "bf16"), Products)
-    assert served_by(None, "bf16") == served_by(metadata, "fp32") == usual()
+    assert served(metadata, "bf16") == usual().having("bf16", ONEDNN) != usual()
+    assert served(None, "bf16") == served(metadata, "fp32") == usual()
     for other in ({"processor": "another"}, {"torch": "2.0"}):
-        assert served_by(metadata.model_copy(update=other), "bf16") == usual()
+        assert served(metadata.model_copy(update=other), "bf16") == usual()
+
+
+def test_a_trained_model_from_elsewhere_multiplies_by_what_is_fastest_here(timer: Timer) -> None:
+    assert served(None, "fp32", timing.SMALL) == usual().having("fp32", ONEDNN)
+    assert served(None, "fp32", timing.SMALL).fp32 == ONEDNN and timer.calls == 1, "it is remembered"
+    assert served(None, "fp64", timing.SMALL) == usual()
+    assert served(None, "fp32", timing.SMALL, torch.device("cuda")) == usual() and timer.calls == 1

@@ -55,7 +55,7 @@ from colonnade.train.base import BaseMetadata, base_path, check_base, content_to
 from colonnade.train.init_from import origin_at
 from colonnade.train.metadata import MOST_BYTES, RunMetadata, config_of, metadata_of
 from colonnade.train.newest import checkpoint_at
-from colonnade.train.products import served_by
+from colonnade.train.products import served_by, slices_of
 from colonnade.train.recovery import OPTIMIZER, shard
 from colonnade.train.state import build_model
 
@@ -250,10 +250,11 @@ def open_trained(
     """
     manifest, config, metadata = described(path)
     vocab_size = metadata.model.vocab_size
-    dtype = DTYPES[precision or config.train.precision]
+    used = precision or config.train.precision
+    dtype, sizes = DTYPES[used], slices_of(config, vocab_size)
     architecture = trained_architecture(config, vocab_size)
     (chunk,) = chunks_of_stage(architecture, ParallelConfig(pp=mesh.pp.size), mesh.pp.rank)
-    parallel = Parallel(mesh.tp, products=served_by(metadata.products, precision or config.train.precision))
+    parallel = Parallel(mesh.tp, products=served_by(metadata.products, used, sizes, device, mesh.world))
     names = [unit.name for unit in chunk]
     model = build_model(config.model, vocab_size, parallel, dtype=dtype, units=names, architecture=architecture)
     for parameter in model.parameters():
@@ -264,8 +265,7 @@ def open_trained(
     load(path, shards, model=model_metadata(config.model, vocab_size), unread=(OPTIMIZER,))
     model = model.to(device=device, dtype=dtype).requires_grad_(False).eval()
     inference = Inference([Chunk(chunk, model, ResidentWeights())], model, mesh.pp, ResidentWeights())
-    tokenizer, used = tokenizer_of(path, manifest), precision or config.train.precision
-    template = template_of(path, manifest)
+    tokenizer, template = tokenizer_of(path, manifest), template_of(path, manifest)
     return Trained(model, mesh, inference.hidden, tokenizer, config, metadata.step, used, metadata.base, template)
 
 

@@ -342,14 +342,19 @@ def _without_effect(products: str, device: torch.device, precision: str) -> tupl
     return () if products == "auto" else (note,)
 
 
-def served_by(metadata: ProductMetadata | None, precision: str) -> Products:
-    """For a trained model in use, without a measurement: what it was trained with, on the same processor, where it is
-    to be had.
+def served_by(
+    metadata: ProductMetadata | None, precision: str, sizes: Slices | None, device: torch.device, world: Axis
+) -> Products:
+    """For a trained model in use, on all ranks: what it was trained with, on the same processors, where it is to be
+    had; else what is fastest here, remembered or measured now. Kernels are not compiled for that: it takes longer than
+    many uses. `sizes`: of its products; None: they are too small to matter.
     """
-    here = (processor(), torch.__version__, precision)
-    if metadata is None or (metadata.processor, metadata.torch, metadata.precision) != here:
+    if device.type == "cuda" or precision == "fp64":
         return usual()
-    kernels = Kernels(**metadata.kernels)
-    if _has_compiled(kernels) and prepare_here():
-        return usual()
-    return usual().having(precision, kernels)
+    ranks = _ranks(precision, world)
+    here = (_joined(ranks.processors), torch.__version__, precision)
+    if metadata is not None and (metadata.processor, metadata.torch, metadata.precision) == here:
+        kernels = Kernels(**metadata.kernels)
+        if not _has_compiled(kernels) or not _prepare(world, ranks):
+            return usual().having(precision, kernels)
+    return _fresh(precision, sizes, world, ranks, without="compiled").products
