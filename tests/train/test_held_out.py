@@ -70,7 +70,3 @@ def test_samples_are_shared_by_the_dp_ranks(monkeypatch: pytest.MonkeyPatch, dp:
             micro_batch_size=2,
         )
     assert len(seen) == dp and sorted(n for batches in seen for each in batches for n in each) == list(range(7))
-
-
-def test_data_sets_are_named_by_as_little_as_tells_them_apart() -> None:
-    assert held_out._names(["/a/books", "/b/web", "/c/books"]) == ["/a/books", "web", "/c/books"]

@@ -22,7 +22,7 @@ from colonnade.tasks.t5 import Written
 from colonnade.tasks.task import Found
 from colonnade.tasks.tasks import TASKS
 from colonnade.train.held_out import Evaluation
-from colonnade.train.score_names import of_each, score_names, score_problems
+from colonnade.train.score_names import data_set_names, of_each, score_names, score_problems
 from tests.commands import here
 from tests.tasks.examples import vocabulary, write_config, write_examples
 from tests.tiny import TinyCorpus
@@ -95,6 +95,10 @@ def test_each_data_set_of_a_blend_has_scores() -> None:
     (problem,) = score_problems("loss/news", config, set())
     assert "is none of the scores: loss, perplexity, loss/web, loss/books. Name one" in problem.message
     assert of_each(config_of({}, blend | {"validation": "own"})) == []
+
+
+def test_data_sets_are_named_by_as_little_as_tells_them_apart() -> None:
+    assert data_set_names(["/a/books", "/b/web", "/c/books"]) == ["/a/books", "web", "/c/books"]
 
 
 @pytest.mark.parametrize("how", [{"evaluate_every": 0}, {"data": {"validation": None}}])
