@@ -2351,8 +2351,8 @@ MUTATIONS = [
     Mutation(
         "the only checkpoint is set aside",
         "train/damaged.py",
-        "if len(found) > 1:",
-        "if len(found) > 0:",
+        "if aside is None and older:",
+        "if aside is None:",
         ("tests/train/test_damaged.py",),
     ),
     Mutation(
