@@ -74,17 +74,41 @@ LEFT_OUT = "2.5B", 64
 """The row of weak scaling (name, dp) to which nothing was fitted."""
 FITTED: Mapping[str, float] = MappingProxyType(
     {
-        "products.efficiency": 1.0,
-        "products.half_area": 5.05e6,
-        "products.half_depth": 2.0,
-        "products.memory": 0.7,
-        "device.kernel_seconds": 9.7e-6,
-        "island.bandwidth": 1.17e11,
-        "island.latency": 4.6e-5,
-        "network.bandwidth": 2.4e10,
+        "products.efficiency": 0.647,
+        "products.half_area": 3.35e6,
+        "products.half_depth": 23.1,
+        "products.memory": 1.0,
+        "device.kernel_seconds": 1.25e-5,
+        "island.bandwidth": 1.07e11,
+        "island.latency": 1.74e-6,
+        "network.bandwidth": 2.36e10,
     }
 )
 """What `benchmarks.paper.fit` found, one set for all tables: see there."""
+
+
+class Published(NamedTuple):
+    """A model of which Megatron-LM publishes the utilisation on H100, and the layout that is assumed for it."""
+
+    name: str
+    layers: int
+    hidden: int
+    layout: Mapping[str, int]
+    batch: int
+    micro_batch: int
+    mfu: float
+    """[%]"""
+
+
+H100 = (
+    Published("1.7B", 24, 2048, {"dp": 96}, 768, 4, 41),
+    Published("7.1B", 30, 4096, {"tp": 2, "dp": 48}, 768, 4, 47),
+    Published("16B", 32, 6144, {"tp": 4, "dp": 24}, 768, 2, 49),
+    Published("177B", 96, 12288, {"tp": 8, "pp": 8, "virtual_stages": 6, "dp": 16}, 1536, 1, 44),
+    Published("462B", 112, 18432, {"tp": 8, "pp": 16, "virtual_stages": 7, "dp": 48}, 1536, 1, 47),
+)
+"""Sizes are those that give the published numbers of parameters with its vocabulary; layouts are assumed."""
+H100_VOCAB, H100_LENGTH, HEAD = 131_072, 4096, 128
 STRONG = ((1, 1.0), (2, 1.64), (4, 2.34), (8, 2.98))
 
 
@@ -229,6 +253,50 @@ def strong_scaling(machine: Hardware) -> Iterator[str]:
     yield from ("", "Nothing was fitted to this table.", "")
 
 
+def utilisation() -> Iterator[str]:
+    """Of H100s, to which nothing was fitted."""
+    yield from ("## Megatron-LM on H100: utilisation (MFU)", "")
+    yield from header("model", "devices", "assumed layout", "samples a step", "planned", "published", "off by")
+    for each in H100:
+        found = estimate(on_h100(each), H100_VOCAB, hardware("h100"), every_rank=False)
+        layout = ", ".join(f"{key} {value}" for key, value in each.layout.items())
+        off = f"{100 * found.mfu - each.mfu:+.0f}"
+        cells = (f"{each.batch:,} of {each.micro_batch}", f"{100 * found.mfu:.0f} %", f"{each.mfu:g} %", off)
+        yield line(each.name, found.layout.num_ranks, layout, *cells)
+    yield from (
+        "",
+        "bf16, 4,096 positions, no dropout, ZeRO 1, sequence parallelism where there is tp; nothing was fitted. Shapes",
+        "and layouts are assumptions: published are parameters, vocabulary, positions and utilisation.",
+        "",
+    )
+
+
+def on_h100(each: Published) -> Config:
+    pipelined = {"schedule": "interleaved"} if "pp" in each.layout else {}
+    return Config(
+        model=ModelConfig(
+            num_layers=each.layers,
+            hidden_size=each.hidden,
+            num_heads=each.hidden // HEAD,
+            seq_length=H100_LENGTH,
+            vocab_size=H100_VOCAB,
+            tie_embeddings=False,
+            dropout=0.0,
+            attention_dropout=0.0,
+        ),
+        parallel=ParallelConfig.model_validate(
+            {**each.layout, **pipelined, "zero": 1, "sequence_parallel": "tp" in each.layout}
+        ),
+        data=DataConfig(train="unused"),
+        train=TrainConfig(
+            steps=1, global_batch_size=each.batch, micro_batch_size=each.micro_batch, precision="bf16", device="cuda"
+        ),
+        optim=OptimConfig(learning_rate=1e-4),
+        checkpoint=CheckpointConfig(every=0),
+        run=RunConfig(folder="unused"),
+    )
+
+
 def bloom() -> Iterator[str]:
     config = load_for_plan(Path("examples/bloom-176b.toml"))
     machine = hardware("a100-80gb").having(network__bandwidth=50e9)
@@ -268,6 +336,7 @@ def page(machine: Hardware) -> Sequence[str]:
         *weak_scaling(machine),
         *attention_heads(machine),
         *strong_scaling(machine),
+        *utilisation(),
         *bloom(),
     ]
 

@@ -33,7 +33,12 @@ class Model(NamedTuple):
 
 
 SIZES = tuple(
-    Model(f"{layers} layers of width {width}", "size", f"num_layers={layers}\nhidden_size={width}\nnum_heads=4", 2e-3)
+    Model(
+        f"{layers} layers of width {width}",
+        "size",
+        f"num_layers={layers}\nhidden_size={width}\nnum_heads=4",
+        2e-3 * (64 / width) ** 0.5,
+    )
     for layers, width in ((2, 64), (4, 128), (6, 192), (8, 256))
 )
 ORDERS = tuple(
