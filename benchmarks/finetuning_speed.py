@@ -214,7 +214,7 @@ def write(given: argparse.Namespace, turns: Sequence[tuple[Run, Run]]) -> None:
         f"A published BERT with a new classifier on MNLI's rows: {given.steps} steps of {given.batch} pairs padded to "
         f"{given.length} tokens, fp32, AdamW, dropout 0.1, {given.threads} thread; by turns. Seconds are the median of "
         f"a step without the first {LEFT_OUT}; memory is the most that a process of the command had; losses are means "
-        "of the last ten steps, Colonnade's first. The orders of examples differ. The machine did other work besides. "
+        "of the last ten steps, Colonnade's first. The orders of examples differ. "
         f"Commit {hardware['commit']}; torch {hardware['torch']}; transformers {transformers.__version__}; "
         f"`{re.sub(r'/[^ ]*/', '…/', command_line())}`.",
         "",
