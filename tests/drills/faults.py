@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,10 +27,14 @@ KEYS = ("restarts.limit=20", "restarts.backoff=0.1", "train.timeout=5", "checkpo
 SAME_LAYOUT = "restarts.fewer_ranks=false"  # a rank that is killed twice in a row is no lost place here: to the bit
 
 
-def restart_drill(place: Place, variant: Variant, *, seed: int, faults: int = 3) -> dict[str, Any]:
-    """Ranks are killed or stopped at random moments, also while they start or save, until `faults` have been."""
+def restart_drill(
+    place: Place, variant: Variant, *, seed: int, faults: int = 3, more: Sequence[str] = (SAME_LAYOUT,)
+) -> dict[str, Any]:
+    """Ranks are killed at random moments, also while they start or save, or stopped, until `faults` have been. Stopped
+    they are when they have come together: for that they may take ten minutes before somebody gives up.
+    """
     draws, run = Random(f"restart {variant.name} {seed}"), place.fresh("survives")
-    process = supervised(place, variant, run)
+    process = supervised(place, variant, run, *more)
     injected = damaged = 0
     while injected < faults and process.poll() is None:
         if not injected:
@@ -40,10 +45,24 @@ def restart_drill(place: Place, variant: Variant, *, seed: int, faults: int = 3)
             continue
         if draws.random() < 0.3:
             damaged += _damage_newest(run, draws)
-        send(draws.choice(ranks), signal.SIGSTOP if draws.random() < 0.2 else signal.SIGKILL)
+        stops = draws.random() < 0.2 and _are_together(run)
+        send(draws.choice(ranks), signal.SIGSTOP if stops else signal.SIGKILL)
         injected += 1
         time.sleep(1.0)
     return _row(place, variant, run, process, injected, damaged)
+
+
+def _are_together(run: Path) -> bool:
+    """Whether the ranks of the newest start have met."""
+    return bool(events(run)) and events(run)[-1]["event"] not in ("fault", "restart", "fewer ranks")
+
+
+def fewer_drill(place: Place, variant: Variant, *, seed: int) -> dict[str, Any]:
+    """The same in float64, where a run may go on with fewer ranks: one that is killed again and again is lost."""
+    exact = replace(variant, name=f"{variant.name}, fp64", overrides=(*variant.overrides, "train.precision=fp64"))
+    row = restart_drill(place, exact, seed=seed, more=())
+    fewer = [event for event in events(place.folder / "survives" / "run") if event["event"] == "fewer ranks"]
+    return {**row, "with fewer ranks": len(fewer)}
 
 
 def memory_drill(place: Place, variant: Variant, *, seed: int, faults: int = 2) -> dict[str, Any]:
@@ -163,14 +182,16 @@ def send(pid: int, number: int) -> None:
 def _damage_newest(run: Path, draws: Random) -> int:
     """Flip a byte of the newest of several checkpoints; 1 if that was done."""
     found = list(checkpoints_in(run / "checkpoints").values())
+    if len(found) < 2:
+        return 0  # of a single one the run would be refused, as it should
     try:
         file = found[-1] / "__0_0.distcp"
         content = bytearray(file.read_bytes())
         content[draws.randrange(len(content))] ^= 1 << draws.randrange(8)
         file.write_bytes(content)
-    except (OSError, IndexError, ValueError):
+    except (OSError, ValueError):
         return 0
-    return int(len(found) > 1)
+    return 1
 
 
 def _row(

@@ -28,7 +28,7 @@ import torch
 from benchmarks.hardware import command_line, describe, machine_name
 from tests.drills.clocks import clock_drill, slow_drill
 from tests.drills.disturb import disk_drill, signal_drill, stop_drill
-from tests.drills.faults import again_drill, flip_drill, memory_drill, restart_drill
+from tests.drills.faults import again_drill, fewer_drill, flip_drill, memory_drill, restart_drill
 from tests.drills.fuzz import checkpoint_drill, file_drill
 from tests.drills.kills import kill_drill
 from tests.drills.lost import lost_drill, rename_drill
@@ -50,6 +50,7 @@ ANY: tuple[tuple[str, Drill], ...] = (
 """On every variant."""
 SEVERAL: tuple[tuple[str, Drill], ...] = (
     ("restarts", restart_drill),
+    ("restarts with fewer ranks", fewer_drill),
     ("killed while starting again", again_drill),
     ("clock jumps", clock_drill),
     ("restarts from memory", memory_drill),

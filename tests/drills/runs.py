@@ -11,7 +11,7 @@ from colonnade.checkpoint.names import checkpoints_in
 from colonnade.errors import ColonnadeError
 from tests import tiny
 from tests.commands import Answer, Ranks, start
-from tests.runs import assert_same_end
+from tests.runs import assert_near, assert_same_end, events
 from tests.tiny import TinyCorpus
 
 STEPS = 40
@@ -77,11 +77,14 @@ class Place:
         return self.same(variant, run)
 
     def same(self, variant: Variant, run: Path) -> list[str]:
-        """What is wrong with a run that has ended, a line each."""
+        """What is wrong with a run that has ended, a line each. One that went on with fewer ranks, because one of them
+        counted as lost, ends in the same numbers to rounding; any other in the same bits.
+        """
+        fewer = any(event["event"] == "fewer ranks" for event in events(run))
         try:
-            assert_same_end(run, self.expected(variant))
+            (assert_near if fewer else assert_same_end)(run, self.expected(variant))
         except AssertionError as error:
-            return [f"it ended elsewhere: {str(error)[:300]}"]
+            return [f"it ended elsewhere: {str(error)[:300] or 'tensors or metrics differ'}"]
         return []
 
 
