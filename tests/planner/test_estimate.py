@@ -80,6 +80,8 @@ def test_crowded_cores_are_slower() -> None:
     alone, two, all_of_them, twice = (Cost(cpu, ranks).operator(product) for ranks in (1, 2, 4, 8))
     assert two == pytest.approx(alone / (1 - 0.2 / 3)) and all_of_them == pytest.approx(alone / 0.8)
     assert twice == pytest.approx(2 * all_of_them / 0.5)
+    one = replace(cpu, cores=1)
+    assert Cost(one, 2).operator(product) == pytest.approx(2 * alone / 0.5), "of one core too"
 
 
 def test_arithmetic_of_elements_can_take_longer_than_their_bytes() -> None:

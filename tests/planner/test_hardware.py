@@ -1,5 +1,6 @@
 """Machines from files: what is bundled has sources, and what is wrong is told at once."""
 
+import os
 import time
 from importlib import resources
 
@@ -9,7 +10,7 @@ from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
 from colonnade.errors import ConfigError
 from colonnade.kernels.choice import Kernels
-from colonnade.planner import measure_operators
+from colonnade.planner import measure_hardware, measure_operators
 from colonnade.planner.hardware import FIGURES, hardware, names, parsed
 from colonnade.planner.measure_operators import Roof, Timed, fitted, peak_of, timed
 from colonnade.planner.paper import walk
@@ -62,6 +63,14 @@ def test_operators_may_have_seconds_an_element() -> None:
         parsed(text("h100") + "\n[operators]\ngelu = 3\n", "mine.toml")
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not let a process choose its cores")
+def test_ranks_are_crowded_on_the_cores_that_they_are_given() -> None:
+    before = os.sched_getaffinity(0)
+    with measure_hardware._on_cores(1):
+        assert os.sched_getaffinity(0) == {min(before)}
+    assert os.sched_getaffinity(0) == before
+
+
 def test_the_roof_that_was_planted_is_found() -> None:
     planted = Roof(1e11, 2000.0, 16.0)
     sizes = [(m, n, k) for m in (64, 256, 1024) for n in (64, 512) for k in (16, 64, 1024)]
@@ -76,7 +85,7 @@ def test_the_roof_that_was_planted_is_found() -> None:
 
 def test_products_are_timed_by_what_they_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes as [m, k] times [k, n] of the three products of a layer with 8 tokens, 4 inputs and 16 outputs."""
-    monkeypatch.setattr(measure_operators, "OUT_OF_CACHES", 0)
+    monkeypatch.setattr(measure_operators, "OUTSIDE", 0)
     found = timed(torch.float64, Kernels(), [(8, 4, 16)])
     assert [(each.use, each.size) for each in found] == [
         ("forward", (8, 16, 4)),

@@ -26,6 +26,11 @@ CAUSAL = 0.5
 """Of a causal kernel's FLOPs, which are counted in full, it computes half."""
 
 
+def share_of_peak(area: float, depth: float, half_area: float, half_depth: float) -> float:
+    """That a product reaches with so many results, each summed over `depth`."""
+    return area / (area + half_area) * depth / (depth + half_depth)
+
+
 @dataclass(frozen=True)
 class Cost:
     """Of one rank on a machine, with `num_ranks` in all."""
@@ -43,9 +48,7 @@ class Cost:
     def crowding(self) -> float:
         """How many times as long as alone a rank computes beside the others."""
         cores = self.hardware.cores
-        if cores < 2:
-            return self.sharing
-        at_work = (min(self._ranks_here, cores) - 1) / (cores - 1)
+        at_work = (min(self._ranks_here, cores) - 1) / (cores - 1) if cores > 1 else 0.0
         crowded = self.hardware["device.crowded"] if self.sharing > 1 else 1.0
         return self.sharing / crowded / (1 - at_work * (1 - self.hardware["device.together"]))
 
@@ -75,7 +78,7 @@ class Cost:
         assert operator.product is not None, "what multiplies is a product"
         batch, m, n, k = operator.product
         area, hardware = batch * m * n, self.hardware
-        share = area / (area + hardware["products.half_area"]) * k / (k + hardware["products.half_depth"])
+        share = share_of_peak(area, k, hardware["products.half_area"], hardware["products.half_depth"])
         return operator.flops / (peak * hardware["products.efficiency"] * max(share, 1e-9))
 
     def movement(self, operator: Operator) -> float:

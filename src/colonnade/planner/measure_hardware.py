@@ -15,7 +15,8 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
@@ -32,6 +33,7 @@ from colonnade.launch.join import joined
 from colonnade.mesh.collectives import all_gather, all_reduce
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
+from colonnade.model.precision import DTYPES
 from colonnade.planner.estimate import estimate
 from colonnade.planner.hardware import parsed
 from colonnade.planner.measure_operators import (
@@ -53,8 +55,8 @@ from colonnade.train.step import train_step
 
 SECONDS = "seconds"
 LONG, SHORT, VOCAB = 1 << 24, 256, 64
-MOST_RANKS = 32
-"""That are started to see what cores share."""
+MOST_CORES = 16
+"""On which ranks are started to see what cores share."""
 ENOUGH, TIMES = 0.5, 21
 """[s], or steps where ranks must take the same number, that are measured by the clock."""
 
@@ -65,12 +67,13 @@ def measured_file() -> str:
     keep_freed_memory()  # as all ranks of runs do
     products, cores = products_here(), launch.num_cores()
     roof = fitted(timed(torch.float32, products.fp32, SIZES))
-    peaks = {name: peak_of(timed(dtype, getattr(products, name), LARGE), roof) for name, dtype in FORMATS.items()}
+    peaks = {name: peak_of(timed(DTYPES[name], getattr(products, name), LARGE), roof) for name in FORMATS}
     peaks |= {"fp32": roof.peak, "fp64": peak_of(timed(torch.float64, products.fp32, LARGE), roof)}
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    few = min(cores, MOST_RANKS)
-    alone, together = _on_ranks("together", Layout(dp=few))
-    (crowded,) = _on_ranks("crowded", Layout(tp=2, dp=few))
+    few = min(cores, MOST_CORES)
+    with _on_cores(few):
+        alone, together = _on_ranks("together", Layout(dp=few))
+        (crowded,) = _on_ranks("crowded", Layout(tp=2, dp=few))
     gathered, short, long = _on_ranks("collectives", Layout(tp=2))
     latency = max(0.0, short - gathered)  # an all-reduce is two messages, a gather one
     figures = {
@@ -119,6 +122,20 @@ def _small() -> Config:
 def _adding(length: int) -> Callable[[], object]:
     a, b, out = torch.ones(length), torch.ones(length), torch.empty(length)
     return lambda: torch.add(a, b, out=out)
+
+
+@contextmanager
+def _on_cores(count: int) -> Iterator[None]:
+    """Within: this process, and those that it starts, have so many cores, where the system lets it choose."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    there = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(there)[:count])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, there)
 
 
 def _on_ranks(what: str, layout: Layout) -> list[float]:

@@ -1,8 +1,8 @@
 """What one core takes for products and for other operators of torch: figures of a machine's description.
 
 products      the three of a linear layer, of several sizes, by the kernels that a run here would choose, on operands
-              that lie outside the caches as those of a step do. The peak and the half sizes are those that bring the
-              roofline nearest to what all of them took; of other number formats, the peak alone
+              that lie outside the caches of one core, as those of a step do. The peak and the half sizes are those that
+              bring the roofline nearest to what all of them took; of other number formats, the peak alone
 attention     fused, its forward and its backward
 operators     seconds an element, of those whose arithmetic may take longer than their bytes
 
@@ -11,17 +11,18 @@ All by the time that this process has had of its core, so that others disturb it
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
 from functools import partial
 from itertools import product
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 
 from colonnade.kernels.choice import Kernels, Products, Use, usual
 from colonnade.kernels.timing import chosen, measure, trial
-from colonnade.planner.cost import CAUSAL
+from colonnade.model.precision import DTYPES
+from colonnade.planner.cost import CAUSAL, share_of_peak
 from colonnade.train.products import LARGEST
 
 LINEAR: tuple[Use, ...] = ("forward", "input_gradient", "weight_gradient")
@@ -31,7 +32,7 @@ SIZES = (
 )
 """(tokens, inputs, outputs)"""
 LARGE = SIZES[-3:]
-OUT_OF_CACHES = 24 << 20
+OUTSIDE = 24 << 20
 """[bytes] Of operands that are used in turn."""
 ATTENTION = (2, 4, 128, 64)
 """[samples, heads, positions, head_dim]"""
@@ -40,9 +41,8 @@ PRODUCTS_FORWARD, PRODUCTS_BACKWARD = 2, 5
 ROWS = (1024, 256)
 """Of the elements that other operators are timed on."""
 TIMES = 7
-FORMATS: Mapping[str, torch.dtype] = MappingProxyType(
-    {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-)
+FORMATS = tuple(each.name for each in fields(Products))
+"""The number formats in which there is a choice of kernels."""
 
 
 class Timed(NamedTuple):
@@ -69,8 +69,7 @@ class Roof(NamedTuple):
     def seconds(self, timed: Timed) -> float:
         """[s] That a product of this size takes by these figures."""
         m, n, k = timed.size
-        share = m * n / (m * n + self.half_area) * k / (k + self.half_depth)
-        return timed.flops / (self.peak * share)
+        return timed.flops / (self.peak * share_of_peak(m * n, k, self.half_area, self.half_depth))
 
     def error(self, every: Iterable[Timed]) -> float:
         """How far these figures are from what was measured: Σ |log planned ÷ measured|."""
@@ -80,8 +79,8 @@ class Roof(NamedTuple):
 def products_here() -> Products:
     """The kernels that runs of some size choose on this processor."""
     found = usual()
-    for precision, dtype in FORMATS.items():
-        found = found.having(precision, chosen([measure(dtype, LARGEST)], getattr(found, precision)))
+    for precision in FORMATS:
+        found = found.having(precision, chosen([measure(DTYPES[precision], LARGEST)], getattr(found, precision)))
     return found
 
 
@@ -94,7 +93,7 @@ def _timed(dtype: torch.dtype, kernels: Kernels, use: Use, size: tuple[int, int,
     tokens, inputs, outputs = size
     cut = LARGEST._replace(tokens=tokens, inputs=inputs, outputs=outputs)
     bytes_of_one = dtype.itemsize * (tokens * inputs + tokens * outputs) + 4 * inputs * outputs
-    tried = [trial(use, dtype, cut) for _ in range(2 + OUT_OF_CACHES // bytes_of_one)]
+    tried = [trial(use, dtype, cut) for _ in range(2 + OUTSIDE // bytes_of_one)]
     kernel = getattr(kernels, use)
 
     def every() -> None:

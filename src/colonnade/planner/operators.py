@@ -281,7 +281,7 @@ def operator_of(
     hosted = {place.is_on_host(x) for x in (*given, *made) if x.ndim}
     where = "" if hosted <= {False} else "copy" if hosted == {True, False} and "copy" in name else "host"
     largest = max((x.numel() for x in (*given, *made)), default=0)
-    if "tanh" in kwargs.values():
+    if _argument(func, args, kwargs, "approximate") == "tanh":
         name += "_tanh"  # an approximation that takes another time
     return Operator(name, flops, _traffic(func, name, given, made), dtype, product, attention, causal, where, largest)
 
