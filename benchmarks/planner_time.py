@@ -15,7 +15,7 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -64,25 +64,32 @@ LAYOUTS: tuple[dict[str, object], ...] = (
 
 
 def cases() -> Iterator[Config]:
-    for layers, hidden, length in SIZES:
+    for size in SIZES:
         for keys in LAYOUTS:
-            yield Config(
-                model=ModelConfig(
-                    num_layers=layers,
-                    hidden_size=hidden,
-                    num_heads=4,
-                    seq_length=length,
-                    vocab_size=VOCAB,
-                    dropout=0.0,
-                    attention_dropout=0.0,
-                ),
-                parallel=ParallelConfig.model_validate(keys),
-                data=DataConfig(train="unused"),
-                train=TrainConfig(steps=1, global_batch_size=BATCH, micro_batch_size=2, precision="fp32", device="cpu"),
-                optim=OptimConfig(learning_rate=1e-4),
-                checkpoint=CheckpointConfig(every=0),
-                run=RunConfig(folder="unused"),
-            )
+            yield case(*size, parallel=keys)
+
+
+def case(
+    layers: int, hidden: int, length: int, *, parallel: Mapping[str, object], heads: int = 4, batch: int = BATCH
+) -> Config:
+    """A GPT-2 in fp32 on CPU ranks; `parallel`: keys of [parallel]."""
+    return Config(
+        model=ModelConfig(
+            num_layers=layers,
+            hidden_size=hidden,
+            num_heads=heads,
+            seq_length=length,
+            vocab_size=VOCAB,
+            dropout=0.0,
+            attention_dropout=0.0,
+        ),
+        parallel=ParallelConfig.model_validate(parallel),
+        data=DataConfig(train="unused"),
+        train=TrainConfig(steps=1, global_batch_size=batch, micro_batch_size=2, precision="fp32", device="cpu"),
+        optim=OptimConfig(learning_rate=1e-4),
+        checkpoint=CheckpointConfig(every=0),
+        run=RunConfig(folder="unused"),
+    )
 
 
 def measured(config: Config, products: Products) -> float:

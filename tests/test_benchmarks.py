@@ -1,8 +1,14 @@
 """The comparison of training speed: what is timed trains as every contestant does."""
 
+import pytest
+
 from benchmarks import speed_table
 from benchmarks.colonnade_step import build_step
+from benchmarks.paper.measured import gathered_at_need
 from benchmarks.peers.reference import TINY, Task
+from benchmarks.planner_time import VOCAB, case
+from colonnade.planner.estimate import estimate
+from colonnade.planner.hardware import hardware
 from tests.distributed import run_on_ranks
 
 
@@ -72,3 +78,19 @@ def test_rows_in_which_a_peer_is_faster_are_marked() -> None:
         )
 
     assert "| **0.90 slower** |" in told(90.0) and "| **1.10** |" in told(110.0)
+
+
+def test_weights_that_are_gathered_at_need_are_waited_for() -> None:
+    """On GPUs, that is: CPU ranks copy them themselves, as soon as they are asked for."""
+    config = case(2, 64, 32, parallel={"dp": 2, "zero": 3})
+
+    def seconds(name: str, device: str) -> float:
+        train = config.train.model_copy(update={"device": device})
+        slow = hardware(name).having(island__bandwidth=1e8)
+        return estimate(config.model_copy(update={"train": train}), VOCAB, slow).seconds_per_step
+
+    ahead = seconds("cpu", "cpu"), seconds("a100-80gb", "cuda")
+    with gathered_at_need():
+        late = seconds("cpu", "cpu"), seconds("a100-80gb", "cuda")
+    assert late[0] == pytest.approx(ahead[0]) and late[1] > 1.02 * ahead[1]
+    assert seconds("a100-80gb", "cuda") == ahead[1], "nothing is left behind"

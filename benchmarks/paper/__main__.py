@@ -1,6 +1,9 @@
 """What the planner says of the papers' tables, beside the papers' figures.
 
-    python -m benchmarks.paper [--output FILE]
+    python -m benchmarks.paper [--output FILE] [--planned-only]
+
+The tables of Megatron-LM and of ZeRO's prefetch are also run in small on CPU ranks of this machine, which takes some
+minutes and wants nothing else at work (`benchmarks.paper.measured`).
 
 Planned with the bundled machines as they are, and beside that with constants that were fitted to weak scaling
 (`benchmarks.paper.fit`). Misses are part of the page. The program planned is this one, but for the masks of dropout:
@@ -9,17 +12,20 @@ too (`masks_of_one_kernel`).
 """
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
 import torch
 
+from benchmarks.paper import measured
+from benchmarks.paper.measured import Here, gathered_at_need
+from benchmarks.paper.tables import header, line
 from colonnade.architecture.families import architecture_of
 from colonnade.architecture.parts import trained_architecture
 from colonnade.config.model import ModelConfig
@@ -109,6 +115,26 @@ H100 = (
 )
 """Sizes are those that give the published numbers of parameters with its vocabulary; layouts are assumed."""
 H100_VOCAB, H100_LENGTH, HEAD = 131_072, 4096, 128
+
+
+class Prefetched(NamedTuple):
+    """A model that ZeRO 3 trains on A100s in machines of eight."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    devices: int
+    batch: int
+    """Samples of a device a step."""
+    published: str
+
+
+PREFETCHED = (
+    *(Prefetched("100M", 12, 768, 12, 16, batch, "+40 to +50 %") for batch in (1, 2, 4, 8)),
+    *(Prefetched("100B", 80, 10240, 128, 800, batch, "+80 %") for batch in (1, 2, 4, 8)),
+)
+"""Shapes and batches are assumed."""
 STRONG = ((1, 1.0), (2, 1.64), (4, 2.34), (8, 2.98))
 
 
@@ -314,15 +340,57 @@ def bloom() -> Iterator[str]:
     yield from ("", "Planned with machines of four 100 Gb/s adapters (50 GB/s), as those had.", "")
 
 
-def header(*names: str) -> tuple[str, str]:
-    return line(*names), "|" + "---|" * len(names)
+def prefetch() -> Iterator[str]:
+    yield from ("## YaLM: ZeRO 3 that gathers the next layer's weights while one computes", "")
+    yield from header("model", "devices", "samples a device", "gathered at need", "gathered ahead", "gain", "published")
+    for each in PREFETCHED:
+        config = with_zero(each)
+        ahead = estimate(config, VOCAB, hardware("a100-80gb"), every_rank=False).seconds_per_step
+        with gathered_at_need():
+            late = estimate(config, VOCAB, hardware("a100-80gb"), every_rank=False).seconds_per_step
+        gain = f"{100 * (late / ahead - 1):+.0f} %"
+        yield line(each.name, each.devices, each.batch, f"{late:.3g} s", f"{ahead:.3g} s", gain, each.published)
+    yield from (
+        "",
+        "bf16, 1,024 positions, activations recomputed. Published are the gains and that 16 devices trained 100M",
+        "weights and 800 A100 the model of 100B; how large the batch of a device was is not, and decides: a gather",
+        "takes as long for one sample as for eight.",
+        "",
+    )
 
 
-def line(*cells: Any) -> str:
-    return "| " + " | ".join(map(str, cells)) + " |"
+def with_zero(each: Prefetched) -> Config:
+    return Config(
+        model=ModelConfig(
+            num_layers=each.layers,
+            hidden_size=each.hidden,
+            num_heads=each.heads,
+            seq_length=1024,
+            vocab_size=VOCAB,
+            dropout=0.0,
+            attention_dropout=0.0,
+        ),
+        parallel=ParallelConfig(dp=each.devices, zero=3, recompute="full"),
+        data=DataConfig(train="unused"),
+        train=TrainConfig(
+            steps=1,
+            global_batch_size=each.batch * each.devices,
+            micro_batch_size=each.batch,
+            precision="bf16",
+            device="cuda",
+        ),
+        optim=OptimConfig(learning_rate=1e-4),
+        checkpoint=CheckpointConfig(every=0),
+        run=RunConfig(folder="unused"),
+    )
 
 
-def page(machine: Hardware) -> Sequence[str]:
+def page(machine: Hardware, here: Here | None) -> Sequence[str]:
+    """`here`: where the measured parts are run; None leaves them out."""
+
+    def run(part: Callable[[Here], Iterator[str]]) -> Iterator[str]:
+        return iter(()) if here is None else part(here)
+
     return [
         "# The papers' tables, planned",
         "",
@@ -330,22 +398,31 @@ def page(machine: Hardware) -> Sequence[str]:
         "nothing is fitted to these tables; columns of fitted constants say what they were fitted to. Planned is",
         "this program, but for masks of dropout in the tables of",
         "Megatron-LM: there they are drawn by one kernel, as the paper's program drew them. Efficiencies are relative",
-        "to its own first row. All of it is on paper: no GPU was at hand.",
+        "to its own first row. No GPU was at hand: what is measured is in small, on CPU ranks.",
+        *(() if here is None else measured.where()),
         "",
         *first_row(machine),
         *weak_scaling(machine),
+        *run(measured.weak_scaling),
         *attention_heads(machine),
+        *run(measured.attention_heads),
         *strong_scaling(machine),
+        *run(measured.strong_scaling),
         *utilisation(),
         *bloom(),
+        *prefetch(),
+        *run(measured.prefetch),
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=PAGE)
-    output = parser.parse_args().output
-    text = "\n".join(page(hardware("v100-dgx2h"))).rstrip() + "\n"
+    parser.add_argument("--planned-only", action="store_true", help="run nothing")
+    arguments = parser.parse_args()
+    output, here = arguments.output, None if arguments.planned_only else Here()
+    torch.set_num_threads(1)
+    text = "\n".join(page(hardware("v100-dgx2h"), here)).rstrip() + "\n"
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, encoding="utf-8")
     print(text)
