@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from colonnade.data import bundle
 from colonnade.data.tokenizer import Tokenizer, train_bpe
-from tests import tiny
+from tests import slow, tiny
 from tests.commands import forked
 from tests.runs import Finished
 from tests.tiny import TinyCorpus
@@ -26,6 +26,12 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # One thread: tensors here are tiny, and threads that wait for a core of a busy machine cost more than they bring.
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before the default suite leaves out what is slow."""
+    slow.spread(items)
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """Two tables of the Megatron-LM paper in small, by real training: perplexity by size, and BERT's orders of LayerNorm.
 
-    python -m benchmarks.paper.trained --books books.jsonl.xz --folder runs/paper [--tokens 2_000_000]
+    python -m benchmarks.paper.trained --books books.jsonl.xz --folder runs/paper [--tables size order] [--tokens …]
 
 Figure 6 of the paper: a larger GPT-2 has a lower validation perplexity after as many tokens. Figure 7: a BERT that has
 its LayerNorm behind the residual sum, as the original has it, trains worse the deeper it is, and with LayerNorm in
@@ -11,16 +11,36 @@ books; each is trained by `colonnade` as a user would, and writes its line to th
 import argparse
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.as_user import OPTIM, colonnade, write_books
 from benchmarks.hardware import command_line, describe, machine_name
+from benchmarks.paper.tables import header, line
 
 RESULTS = Path(__file__).parents[1] / "results"
-VOCABULARY, LENGTH, BATCH = 4096, 128, 32
+
+
+class Table(NamedTuple):
+    """What its models read."""
+
+    kind: str
+    """Of its tokenizer."""
+    data: str
+    vocabulary: int
+    length: int
+    batch: int
+    tokens: int
+    precision: str
+
+
+TABLES = {
+    "size": Table("bpe", "text", 4096, 128, 32, 1_000_000, "bf16"),
+    "order": Table("wordpiece", "sentences", 1024, 64, 16, 2_000_000, "fp32"),
+}
+"""A small BERT that reads so little learns more than how frequent words are only where it predicts few of them."""
 
 
 class Model(NamedTuple):
@@ -46,7 +66,7 @@ ORDERS = tuple(
         f"{layers} layers, LayerNorm {order}",
         "order",
         f'kind="bert"\nnum_layers={layers}\nhidden_size=64\nnum_heads=4\nnorm_position="{order}"\nembedding_norm=true',
-        1e-3,
+        2e-3,
     )
     for layers in (4, 24)
     for order in ("post", "pre")
@@ -66,7 +86,7 @@ split = "95:5"
 steps = {steps}
 global_batch_size = {batch}
 micro_batch_size = {batch}
-precision = "bf16"
+precision = "{precision}"
 evaluate_every = {steps}
 evaluate_samples = 512
 log_every = 50
@@ -89,79 +109,83 @@ def prepare(folder: Path, books: Path) -> None:
     if (folder / "sentences.bin").exists():
         return
     write_books(books, folder / "text.jsonl", 8_000_000)
-    for kind, name, more in (("bpe", "text", ()), ("wordpiece", "sentences", ("--sentences",))):
-        tokenizer = folder / f"{kind}.json"
-        made = ("--kind", kind, "--vocab-size", VOCABULARY, "--output", tokenizer, "--overwrite")
+    for table in TABLES.values():
+        tokenizer, more = folder / f"{table.kind}.json", ("--sentences",) if table.data == "sentences" else ()
+        made = ("--kind", table.kind, "--vocab-size", table.vocabulary, "--output", tokenizer, "--overwrite")
         colonnade("data", "train-tokenizer", folder / "text.jsonl", *made)
-        colonnade("data", "tokenize", folder / "text.jsonl", *more, "--tokenizer", tokenizer, "--output", folder / name)
+        read = ("--tokenizer", tokenizer, "--output", folder / table.data)
+        colonnade("data", "tokenize", folder / "text.jsonl", *more, *read)
 
 
 def trained(model: Model, folder: Path, tokens: int) -> dict[str, Any]:
     """The last line of metrics of its run."""
     run = folder / model.name.replace(" ", "-").replace(",", "")
-    kind, data = ("wordpiece", "sentences") if model.table == "order" else ("bpe", "text")
-    steps = tokens // (BATCH * LENGTH)
-    sizes = {"length": LENGTH, "batch": BATCH, "steps": steps, "warmup": steps // 10, "rate": model.rate}
-    where = {"data": folder / data, "tokenizer": folder / f"{kind}.json", "run": run}
+    table = TABLES[model.table]
+    steps = tokens // (table.batch * table.length)
+    sizes = {"length": table.length, "batch": table.batch, "precision": table.precision}
+    course = {"steps": steps, "warmup": steps // 10, "rate": model.rate}
+    where = {"data": folder / table.data, "tokenizer": folder / f"{table.kind}.json", "run": run}
     file = run.with_suffix(".toml")
-    file.write_text(CONFIG.format(keys=model.keys, **sizes, **where))
+    file.write_text(CONFIG.format(keys=model.keys, **sizes, **course, **where))
     colonnade("train", file)
     last: dict[str, Any] = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     return last
 
 
-def page(sizes: dict[str, float], orders: dict[str, tuple[float, float]], tokens: int) -> Iterator[str]:
+def page(found: Mapping[str, Mapping[str, dict[str, Any]]], tokens: Mapping[str, int]) -> Iterator[str]:
+    """Of each table, of each model, the last line of its metrics."""
     hardware = describe()
     yield f"# Two tables of the Megatron-LM paper in small, by training, {hardware['cpu']}"
     yield ""
     yield (
-        f"Each model read {tokens:,} tokens of English books (vocabulary {VOCABULARY:,}, {BATCH} samples of {LENGTH} "
-        f"tokens a step, AdamW with warm-up and linear decay, bf16, one seed). Commit {hardware['commit']}, torch "
-        f"{hardware['torch']}, `{command_line()}`."
+        f"AdamW with warm-up and linear decay, one seed. Commit {hardware['commit']}, torch {hardware['torch']}, "
+        f"`{command_line()}`."
     )
-    yield from (
-        "",
-        "## Validation perplexity by size (figure 6)",
-        "",
-        "| GPT-2 | perplexity of other books |",
-        "|---|---|",
+    for name, models in found.items():
+        yield from ("", *(_sizes(models) if name == "size" else _orders(models)), "", _read(TABLES[name], tokens[name]))
+
+
+def _read(table: Table, tokens: int) -> str:
+    return (
+        f"Each read {tokens:,} tokens of English books: vocabulary {table.vocabulary:,}, {table.batch} samples of "
+        f"{table.length} tokens a step, {table.precision}."
     )
-    yield from (f"| {name} | {perplexity:.1f} |" for name, perplexity in sizes.items())
-    yield from (
-        "",
-        "The paper has, at iteration 300,000 on its own validation set, a lower perplexity the larger the model.",
-    )
-    yield from (
-        "",
-        "## Orders of LayerNorm (figure 7)",
-        "",
-        "| BERT of width 64 | masked loss of other books | right |",
-    )
-    yield "|---|---|---|"
-    yield from (f"| {name} | {loss:.3f} | {100 * right:.1f} % |" for name, (loss, right) in orders.items())
-    yield from ("", "The paper has the original order (post) diverge or train worse where the model is large.", "")
+
+
+def _sizes(models: Mapping[str, dict[str, Any]]) -> Iterator[str]:
+    yield from ("## Validation perplexity by size (figure 6)", "", *header("GPT-2", "perplexity of other books"))
+    yield from (line(name, f"{math.exp(last['validation_loss']):.1f}") for name, last in models.items())
+    yield from ("", "The paper has, at iteration 300,000 on its own validation set, a lower one the larger the model.")
+
+
+def _orders(models: Mapping[str, dict[str, Any]]) -> Iterator[str]:
+    names = ("BERT of width 64", "masked loss of other books", "right")
+    yield from ("## Orders of LayerNorm (figure 7)", "", *header(*names))
+    for name, last in models.items():
+        right = f"{100 * last['validation_masked_accuracy']:.1f} %"
+        yield line(name, f"{last['validation_masked_loss']:.3f}", right)
+    yield from ("", "The paper has the original order (post) diverge or train worse where the model is large.")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--books", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--tokens", type=int, default=2_000_000)
-    line = parser.parse_args()
-    folder = line.folder.resolve()
+    parser.add_argument("--tables", nargs="+", choices=tuple(TABLES), default=tuple(TABLES))
+    parser.add_argument("--tokens", type=int, help="that each model reads (size: 1,000,000, order: 2,000,000)")
+    arguments = parser.parse_args()
+    folder = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    prepare(folder, line.books)
-    sizes, orders = {}, {}
+    prepare(folder, arguments.books)
+    tokens = {name: arguments.tokens or TABLES[name].tokens for name in arguments.tables}
+    found: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in tokens}
     for model in (*SIZES, *ORDERS):
-        last = trained(model, folder, line.tokens)
-        if model.table == "size":
-            sizes[model.name] = math.exp(last["validation_loss"])
-        else:
-            orders[model.name] = last["validation_masked_loss"], last["validation_masked_accuracy"]
-        print(model.name, {key: value for key, value in last.items() if key.startswith("validation")}, flush=True)
-    text = "\n".join(page(sizes, orders, line.tokens))
-    today = datetime.now(UTC).date().isoformat()
-    (RESULTS / f"paper-trained-{today}-{machine_name()}.md").write_text(text)
+        if model.table in found:
+            found[model.table][model.name] = last = trained(model, folder, tokens[model.table])
+            print(model.name, {key: value for key, value in last.items() if key.startswith("validation")}, flush=True)
+    text = "\n".join(page(found, tokens)) + "\n"
+    today, tables = datetime.now(UTC).date().isoformat(), "-".join(found)
+    (RESULTS / f"paper-trained-{tables}-{today}-{machine_name()}.md").write_text(text)
     print(text)
 
 

@@ -90,6 +90,7 @@ def test_a_run_that_is_stopped_anywhere_ends_with_the_same_bytes(
         same(whole, run(corpus, folder=folder, **options))
 
 
+@pytest.mark.slow
 def test_a_killed_command_goes_on(tmp_path: Path, run: Run, corpus: Path) -> None:
     """SIGKILL to the whole group of processes, twice, wherever they are; two workers."""
     whole = run(corpus, folder="whole", **STEPS, run={"piece_bytes": 8000})

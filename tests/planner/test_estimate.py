@@ -53,10 +53,19 @@ def test_small_products_reach_less() -> None:
 
 
 def test_a_causal_kernel_computes_half_of_what_is_counted() -> None:
-    full = Operator("attention", 10**12, 10**6, "bfloat16", is_attention=True)
+    full = Operator("attention", 10**12, 10**6, "bfloat16", (64, 2048, 2048, 128), is_attention=True)
     causal = full._replace(is_causal=True)
     assert Cost(A100).arithmetic(full) == 10**12 / (312e12 * A100["products.attention"])
     assert Cost(A100).arithmetic(causal) == Cost(A100).arithmetic(full) / 2
+
+
+def test_attention_of_narrow_heads_takes_longer() -> None:
+    cost = Cost(A100.having(products__half_head=32.0))
+    wide, narrow = (
+        cost.arithmetic(Operator("attention", 10**12, 10**6, "bfloat16", (1, 64, 64, width), is_attention=True))
+        for width in (96, 32)
+    )
+    assert narrow == pytest.approx(1.5 * wide), "half of what is reached, and three quarters"
 
 
 def test_where_ranks_sit_decides() -> None:

@@ -116,11 +116,21 @@ def test_attention_is_measured_as_a_share_of_what_products_reach(monkeypatch: py
     """A clock that says a second for each call: the rate is what causal attention computes, forward and backward."""
     seconds = iter(range(1000))
     monkeypatch.setattr(measure_operators, "fastest", lambda call, repeat: (call(), float(next(seconds) + 1))[1])
-    one = 2 * 2 * 4 * 128 * 128 * 64
-    counted = sdpa_flop_count(*[measure_operators.ATTENTION] * 3) + sdpa_backward_flop_count(
-        *[measure_operators.ATTENTION] * 4
-    )
-    assert measure_operators.attention_rate() == counted / 2 == 3.5 * one
+    one, shape = 2 * 2 * 4 * 128 * 128 * 64, (*measure_operators.ATTENTION, 64)
+    counted = sdpa_flop_count(*[shape] * 3) + sdpa_backward_flop_count(*[shape] * 4)
+    assert measure_operators.attention_rate(64) == counted / 2 == 3.5 * one
+
+
+@pytest.mark.parametrize(("rate", "half"), [(1e11, 0.0), (1e11, 24.0), (3e10, 500.0)])
+def test_what_narrow_heads_reach_is_found(rate: float, half: float) -> None:
+    found = measure_operators.attention_of(*(rate * width / (width + half) for width in measure_operators.HEADS))
+    assert found == pytest.approx((rate, half), rel=1e-9, abs=1e-9)
+
+
+def test_narrow_heads_that_seem_faster_are_as_fast() -> None:
+    assert measure_operators.attention_of(2e10, 1e10) == (1e10, 0.0)
+    rate, half = measure_operators.attention_of(1e10, 1e11)
+    assert 0 < half < 1e4 and rate < 1e14, "what no head can gain is noise"
 
 
 def test_one_core_is_timed_by_the_time_it_has_worked() -> None:

@@ -159,6 +159,7 @@ def test_a_bit_of_a_shared_table_is_named(texts: Path, tmp_path: Path, rank: int
     assert "Step 4: " in answers[0].err and said in answers[0].err, answers[0].err
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_it_was_on_another_layout(alone: Path, texts: Path, tmp_path: Path) -> None:
     path = write(texts, tmp_path)
     assert forked("train", path, "train.steps=2", "optim.decay_steps=4").status == 0

@@ -208,6 +208,7 @@ def test_sound_copies_are_equal_to_the_bit(config: Path, tmp_path: Path, layout:
         ]
     ),
 )
+@pytest.mark.slow
 def test_the_run_ends_as_if_nothing_had_been(config: Path, tmp_path: Path, policy: str, dp: int, then: str) -> None:
     keys = [f"parallel.dp={dp}", "train.micro_batch_size=1", f"checkpoint.unequal_copies={policy}"]
     keys += ["checkpoint.compare_copies_every=1", "train.evaluate_every=0"]

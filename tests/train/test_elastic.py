@@ -41,6 +41,7 @@ def num_ranks(layout: list[str]) -> int:
     ("name", "optimizer"),
     first_fast([("fewer, more, other ranks", "adamw"), ("ZeRO by ZeRO", "lamb"), ("schedules", "adamw")]),
 )
+@pytest.mark.slow
 def test_a_run_follows_the_uninterrupted_one(config: Path, tmp_path: Path, name: str, optimizer: str) -> None:
     exact, whole, run = [*EXACT, f"optim.name={optimizer}"], tmp_path / "whole", tmp_path / "run"
     assert forked("train", config, f"run.folder={whole}", *exact).status == 0

@@ -60,6 +60,7 @@ def test_a_base_is_known_by_where_it_lies_from_anywhere(tmp_path: Path, monkeypa
         base_path(Path("adapters"), wanted, tmp_path / "elsewhere")
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_as_if_it_had_never_ended(
     adapted: Path, finished: Finished, corpus: TinyCorpus, tmp_path: Path
 ) -> None:

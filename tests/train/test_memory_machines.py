@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -142,6 +143,7 @@ def on_three_machines(folder: Path, killed: int | None = None) -> Callable[[int]
     return first
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_the_memory_of_the_machines_that_are_left(finished: Finished, tmp_path: Path) -> None:
     """One of three is lost with its folder: the bits are those of a run that goes on from the disk, where two are."""
     run, memory = tmp_path / "run", tmp_path / "memory"

@@ -128,6 +128,7 @@ def test_where_it_pays(corpus: TinyCorpus, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("more", first_fast([["parallel.dp=2"], []]))
+@pytest.mark.slow
 def test_a_run_that_reads_ahead_is_the_same_run(finished: Finished, tmp_path: Path, more: list[str]) -> None:
     """Also one that is stopped and goes on; nothing beyond the last step is read."""
     asked = tmp_path / "asked"

@@ -84,6 +84,7 @@ def live(config: Path, run: Path, layout: Sequence[str], *, until: int | None = 
 
 
 @pytest.mark.parametrize("name", first_fast(list(LAYOUTS)))
+@pytest.mark.slow
 def test_a_run_that_is_killed_again_and_again(config: Path, tmp_path: Path, name: str) -> None:
     layout = LAYOUTS[name]
     done = moments(config, tmp_path / "whole", layout, tmp_path / "log")
@@ -326,6 +327,7 @@ def test_a_slow_disk_is_waited_for_and_told(config: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", first_fast(["tp=2", "serial"]))
+@pytest.mark.slow
 def test_killed_while_saving_in_the_background(config: Path, tmp_path: Path, name: str) -> None:
     layout, chance = [*LAYOUTS[name], *ASYNCHRONOUS], random.Random(name)
     log = moments(config, tmp_path / "whole", layout, tmp_path / "log")

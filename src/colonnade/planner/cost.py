@@ -2,6 +2,7 @@
 
     operator      max(FLOPs / (peak · e), bytes / bandwidth, elements · what an element takes) + least time of a kernel
                   e = efficiency · a / (a + half_area) · k / (k + half_depth)        of a product with a results, k deep
+                      attention · d / (d + half_head)             of fused attention, d the dimension of a head
     collective    the host's call + α · messages in a row + β · bytes over the slowest link
 
     all-reduce    2·⌈log₂ n⌉ messages, 2·(n − 1)/n of the bytes        within an island: its links
@@ -71,13 +72,12 @@ class Cost:
         if not operator.flops:
             return 0.0
         peak = self.hardware.peak(operator.dtype) / self.crowding
-        if operator.is_attention:
-            return (
-                operator.flops * (CAUSAL if operator.is_causal else 1.0) / (peak * self.hardware["products.attention"])
-            )
         assert operator.product is not None, "what multiplies is a product"
         batch, m, n, k = operator.product
         area, hardware = batch * m * n, self.hardware
+        if operator.is_attention:
+            flops = operator.flops * (CAUSAL if operator.is_causal else 1.0)
+            return flops / (peak * hardware["products.attention"]) * (k + hardware["products.half_head"]) / k
         share = share_of_peak(area, k, hardware["products.half_area"], hardware["products.half_depth"])
         return operator.flops / (peak * hardware["products.efficiency"] * max(share, 1e-9))
 

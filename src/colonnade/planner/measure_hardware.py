@@ -38,8 +38,10 @@ from colonnade.planner.estimate import estimate
 from colonnade.planner.hardware import parsed
 from colonnade.planner.measure_operators import (
     FORMATS,
+    HEADS,
     LARGE,
     SIZES,
+    attention_of,
     attention_rate,
     fastest,
     fitted,
@@ -59,6 +61,8 @@ MOST_CORES = 16
 """On which ranks are started to see what cores share."""
 ENOUGH, TIMES = 0.5, 21
 """[s], or steps where ranks must take the same number, that are measured by the clock."""
+LAUNCHES = 3
+"""Of crowded ranks: which of them the system puts on one core decides, and stays so for as long as they run."""
 
 
 def measured_file() -> str:
@@ -73,8 +77,9 @@ def measured_file() -> str:
     few = min(cores, MOST_CORES)
     with _on_cores(few):
         alone, together = _on_ranks("together", Layout(dp=few))
-        (crowded,) = _on_ranks("crowded", Layout(tp=2, dp=few))
+        crowded = median(_on_ranks("crowded", Layout(tp=2, dp=few))[0] for _ in range(LAUNCHES))
     gathered, short, long = _on_ranks("collectives", Layout(tp=2))
+    attention, half_head = attention_of(*(attention_rate(width) for width in HEADS))
     latency = max(0.0, short - gathered)  # an all-reduce is two messages, a gather one
     figures = {
         "name": device_name(torch.device("cpu")).replace('"', ""),
@@ -89,7 +94,8 @@ def measured_file() -> str:
         **peaks,
         "area": roof.half_area,
         "depth": roof.half_depth,
-        "attention": min(1.0, attention_rate() / roof.peak),
+        "attention": min(1.0, attention / roof.peak),
+        "half_head": half_head,
         "operators": "\n".join(f"{name} = {each:.3g}" for name, each in seconds_an_element().items()),
         "alpha": latency,
         "call": max(0.0, gathered - latency),
@@ -234,6 +240,7 @@ efficiency = 1.0
 half_area = {area:g}
 half_depth = {depth:g}
 attention = {attention:.3g}
+half_head = {half_head:.3g}
 memory = 1.0
 
 [operators]

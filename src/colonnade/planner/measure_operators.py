@@ -34,8 +34,8 @@ SIZES = (
 LARGE = SIZES[-3:]
 OUTSIDE = 24 << 20
 """[bytes] Of operands that are used in turn."""
-ATTENTION = (2, 4, 128, 64)
-"""[samples, heads, positions, head_dim]"""
+ATTENTION, HEADS = (2, 4, 128), (16, 64)
+"""[samples, heads, positions] that fused attention is timed on, with heads of these dimensions."""
 PRODUCTS_FORWARD, PRODUCTS_BACKWARD = 2, 5
 """Of matrices, as torch counts those of fused attention: backward makes the probabilities again."""
 ROWS = (1024, 256)
@@ -124,11 +124,19 @@ def peak_of(every: Iterable[Timed], like: Roof) -> float:
     return peaks[len(peaks) // 2]
 
 
-def attention_rate() -> float:
+def attention_of(narrow: float, wide: float) -> tuple[float, float]:
+    """(rate that no head is too narrow for [FLOP/s], dimension that reaches half of it), of the rates of HEADS."""
+    few, many = HEADS
+    gain = min(max(1.0, wide / narrow), 0.99 * many / few)  # twice as fast with twice the dimension is the most
+    half = few * many * (gain - 1) / (many - few * gain)
+    return wide * (many + half) / many, half
+
+
+def attention_rate(width: int) -> float:
     """[FLOP/s] Of causal attention, forward and backward, of what it computes: half of a full one's."""
-    batch, heads, length, width = ATTENTION
-    q, k, v = (torch.randn(ATTENTION, requires_grad=True) for _ in range(3))
-    ones = torch.ones(ATTENTION)
+    batch, heads, length = ATTENTION
+    q, k, v = (torch.randn(*ATTENTION, width, requires_grad=True) for _ in range(3))
+    ones = torch.ones(*ATTENTION, width)
 
     def call() -> None:
         out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
