@@ -13,6 +13,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16")
+WIDEST = {"amx_bf16": "amx", "avx512_bf16": "avx512-bf16", "avx512f": "avx512", "avx2": "avx2"}
+"""What a processor multiplies with, the fastest first: in its flags, and in names of files."""
 
 
 def describe() -> dict[str, object]:
@@ -36,11 +38,15 @@ def cpu_name() -> str:
 
 
 def machine_name() -> str:
-    """A short name for file names: `intel-xeon-2cores-amx`."""
+    """A short name for file names: `intel-xeon-2cores-amx`, `amd-epyc-2cores-avx2`.
+
+    Processors of one name differ in what they multiply with, so the widest of it is part of the name.
+    """
     name = re.sub(r"\(R\)|\(TM\)|CPU|Processor|@.*", " ", cpu_name())
     words = re.findall(r"[a-z0-9]+", name.lower())
-    amx = "amx" if "amx_bf16" in _cpuinfo("flags").split() else "no-amx"
-    return "-".join([*words, f"{describe()['cores']}cores", amx])
+    flags = _cpuinfo("flags").split()
+    widest = [name for flag, name in WIDEST.items() if flag in flags][:1]
+    return "-".join([*words, f"{describe()['cores']}cores", *widest])
 
 
 def commit(tree: Path = ROOT) -> str:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks import hardware as hardware_of_benchmarks
 from benchmarks import speed_table
 from benchmarks.colonnade_step import build_step
 from benchmarks.paper.measured import gathered_at_need
@@ -94,3 +95,15 @@ def test_weights_that_are_gathered_at_need_are_waited_for() -> None:
         late = seconds("cpu", "cpu"), seconds("a100-80gb", "cuda")
     assert late[0] == pytest.approx(ahead[0]) and late[1] > 1.02 * ahead[1]
     assert seconds("a100-80gb", "cuda") == ahead[1], "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [("sse avx2", "amd-epyc-2cores-avx2"), ("avx2 avx512f avx512_bf16", "amd-epyc-2cores-avx512-bf16")],
+)
+def test_results_of_processors_of_one_name_stand_side_by_side(
+    flags: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware_of_benchmarks, "_cpuinfo", {"flags": flags, "model name": "AMD EPYC"}.get)
+    monkeypatch.setattr(hardware_of_benchmarks, "describe", lambda: {"cores": 2})
+    assert hardware_of_benchmarks.machine_name() == name
