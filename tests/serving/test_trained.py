@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ from colonnade.data.indexed import TokenFile
 from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import CheckpointError, ConfigError, LayoutError
 from colonnade.generation.sampling import Sampling
-from colonnade.mesh.mesh import Mesh
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.model.precision import DTYPES
 from colonnade.serving import trained
 from tests.checkpoint import forging
@@ -125,6 +127,18 @@ def test_precision_can_be_chosen(finished: Finished) -> None:
         model = trained.open_trained(finished.newest, Mesh(), CPU, name).stages.model
         assert {parameter.dtype for parameter in model.parameters()} == {dtype}
         assert not any(parameter.requires_grad for parameter in model.parameters()) and not model.training
+
+
+def slices_asked_for(rank: int, num_ranks: int, path: Path) -> list[int]:
+    asked: list[int] = []
+    with mock.patch.object(trained, "slices_of", lambda config, vocab_size, tp: asked.append(tp)):
+        trained.open_trained(path, build_mesh(Layout(tp=num_ranks), rank), CPU)
+    return asked
+
+
+def test_products_are_measured_as_they_are_served(finished: Finished) -> None:
+    """Not as the run was cut that wrote the checkpoint."""
+    assert run_on_ranks(slices_asked_for, 2, finished.newest) == [[2], [2]]
 
 
 def test_find(finished: Finished, tmp_path: Path) -> None:

@@ -251,7 +251,7 @@ def open_trained(
     manifest, config, metadata = described(path)
     vocab_size = metadata.model.vocab_size
     used = precision or config.train.precision
-    dtype, sizes = DTYPES[used], slices_of(config, vocab_size)
+    dtype, sizes = DTYPES[used], slices_of(config, vocab_size, mesh.tp.size)
     architecture = trained_architecture(config, vocab_size)
     (chunk,) = chunks_of_stage(architecture, ParallelConfig(pp=mesh.pp.size), mesh.pp.rank)
     parallel = Parallel(mesh.tp, products=served_by(metadata.products, used, sizes, device, mesh.world))

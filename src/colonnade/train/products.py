@@ -128,7 +128,7 @@ def settle(config: Config, vocab_size: int, world: Axis, device: torch.device) -
         kernels = Kernels(**before.metadata.kernels)
         if not _has_compiled(kernels) or not _prepare(world, ranks):
             return Decision(train.precision, kernels, "kept", ranks.processors, notes=ranks.notes)
-    sizes = slices_of(config, vocab_size)
+    sizes = slices_of(config, vocab_size, config.parallel.tp)
     lacking = "" if sizes is None else _prepare(world, ranks)
     fresh = _fresh(train.precision, sizes, world, ranks, without="compiled" if lacking else "")
     assert fresh.kernels is not None, "there is a choice"
@@ -236,9 +236,9 @@ def _refused(kernel: str, why: str, dtype: torch.dtype) -> ConfigError:
     return ConfigError(f'{KEY} = "{kernel}" cannot be used here: {why}. Use one of {there}.')
 
 
-def slices_of(config: Config, vocab_size: int) -> Slices | None:
-    """What of this model's products is timed, for a rank; None where they are too small to matter."""
-    model, tp = config.model, config.parallel.tp
+def slices_of(config: Config, vocab_size: int, tp: int) -> Slices | None:
+    """What of this model's products is timed, for one of `tp` ranks; None where they are too small to matter."""
+    model = config.model
     weights = architecture_of(model, vocab_size).weights().values()
     cut = [weight for weight in weights if len(weight.shape) == 2 and weight.cut is not None]
     outputs, inputs = max(weight.local_shape(tp) for weight in cut if not weight.is_vocabulary)
