@@ -31,7 +31,7 @@ torch.set_num_threads(1)
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Before the default suite leaves out what is slow."""
-    slow.spread(items)
+    slow.leave_out(items)
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,6 @@
 """The command line as a user meets it: in a process of its own."""
 
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -58,21 +57,6 @@ print(sorted({{name.split(".")[0] for name in sys.modules}} & {{"torch", "numpy"
 """
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert answer.stdout == "[]\n", answer.stderr
-
-
-@pytest.mark.slow
-def test_a_bad_configuration_is_reported_in_half_a_second(tmp_path: Path) -> None:
-    path = tmp_path / "bad.toml"
-    path.write_text(BAD)
-
-    def seconds() -> float:
-        """Of processor time: what a busy machine adds by the clock is not the command's."""
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        colonnade("train", str(path))
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    assert min(seconds() for _ in range(5)) < 0.5
 
 
 def test_the_help_of_train_lists_every_key() -> None:

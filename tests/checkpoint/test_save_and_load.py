@@ -106,6 +106,7 @@ GRIDS = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("number", range(len(GRIDS)), ids=lambda number: str(GRIDS[number]))
 def test_any_ranks_read_what_other_ranks_wrote(tmp_path: Path, number: int) -> None:
     """Each on a process of its own, as in a run that goes on elsewhere."""

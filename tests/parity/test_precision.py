@@ -99,6 +99,7 @@ def precision_of(case: str) -> Precision:
     return "bf16" if case.startswith("bf16") else "fp16"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("case", "way"), PAIRS)
 def test_16_bits_stay_near_fp32(case: str, way: str, runs: dict[tuple[str, str], list[Run]], fp32: Reference) -> None:
     """A rounding is as often up as down. A gradient passes some thirty on its way through two layers and back (weight,
@@ -195,6 +196,7 @@ def exact_sums() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 QUICK = ("serial", "pp2 zero_bubble", "dp2 zero3")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "way", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in LONG]
 )
@@ -268,6 +270,7 @@ def test_16_bit_reduction_rounds_each_share_and_the_sum(zero: Any) -> None:
 # --- offload ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "way", [Way(micro_batch_size=4), Way(dp=2, micro_batch_size=2), Way(dp=2, micro_batch_size=2, zero=3)], ids=str
 )

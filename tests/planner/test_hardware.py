@@ -123,14 +123,24 @@ def test_attention_is_measured_as_a_share_of_what_products_reach(monkeypatch: py
 
 @pytest.mark.parametrize(("rate", "half"), [(1e11, 0.0), (1e11, 24.0), (3e10, 500.0)])
 def test_what_narrow_heads_reach_is_found(rate: float, half: float) -> None:
-    found = measure_operators.attention_of(*(rate * width / (width + half) for width in measure_operators.HEADS))
+    rates = [rate * width / (width + half) for width in measure_operators.HEAD_DIMS]
+    found = measure_operators.attention_of(*rates, 2e11)
     assert found == pytest.approx((rate, half), rel=1e-9, abs=1e-9)
 
 
 def test_narrow_heads_that_seem_faster_are_as_fast() -> None:
-    assert measure_operators.attention_of(2e10, 1e10) == (1e10, 0.0)
-    rate, half = measure_operators.attention_of(1e10, 1e11)
-    assert 0 < half < 1e4 and rate < 1e14, "what no head can gain is noise"
+    assert measure_operators.attention_of(2e10, 1e10, 1e11) == (1e10, 0.0)
+
+
+@pytest.mark.parametrize("narrow", [4.5e10 / 3.5, 1e9])
+def test_attention_is_no_faster_than_products(narrow: float) -> None:
+    """Whatever narrow heads take; 1e9 is more than four times as slow, which no dimension explains."""
+    rate, half = measure_operators.attention_of(narrow, 4.5e10, 1e11)
+    assert rate == pytest.approx(1e11) and rate * 64 / (64 + half) == pytest.approx(4.5e10)
+
+
+def test_attention_that_is_faster_than_products_is_as_fast() -> None:
+    assert measure_operators.attention_of(1e10, 2e11, 1e11) == (2e11, 0.0)
 
 
 def test_one_core_is_timed_by_the_time_it_has_worked() -> None:

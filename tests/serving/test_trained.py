@@ -172,6 +172,7 @@ AS_TRAINED = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("overrides", AS_TRAINED.values(), ids=AS_TRAINED.keys())
 def test_evaluation_is_the_runs_own_validation(corpus: TinyCorpus, tmp_path: Path, overrides: list[str]) -> None:
     """On a file whose last sample is full, both read the same samples in the same way: as the run cuts documents."""

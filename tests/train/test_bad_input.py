@@ -316,6 +316,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         libc.umount2(str(folder).encode(), 2)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dp", [1, 2])
 def test_a_full_disk(place: Place, small_disk: Path, finished: Finished, dp: int) -> None:
     """Saves fail, the last whole checkpoint stays, and when there is room the run ends as if nothing had been."""

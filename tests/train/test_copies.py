@@ -97,6 +97,7 @@ def another_scale(state: TrainState) -> None:
 NORM, MATRIX = "attention_norm.weight", "mlp.up.weight"
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("layout", "rank", "corrupt", "said"),
     [
@@ -200,13 +201,11 @@ def test_sound_copies_are_equal_to_the_bit(config: Path, tmp_path: Path, layout:
 
 @pytest.mark.parametrize(
     ("policy", "dp", "then"),
-    first_fast(
-        [
-            ("mend", 2, "returns to"),
-            ("return", 2, "returns to step 2"),
-            ("mend", 4, "goes on with the majority's state"),
-        ]
-    ),
+    [
+        ("mend", 2, "returns to"),
+        ("return", 2, "returns to step 2"),
+        ("mend", 4, "goes on with the majority's state"),
+    ],
 )
 @pytest.mark.slow
 def test_the_run_ends_as_if_nothing_had_been(config: Path, tmp_path: Path, policy: str, dp: int, then: str) -> None:

@@ -68,6 +68,7 @@ def go_on(config: Path, *more: str) -> Answer:
     return forked("train", config, "train.steps=6", "optim.decay_steps=6", *more)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "key", "change", "said"),
     [

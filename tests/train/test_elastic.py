@@ -11,7 +11,6 @@ import torch
 
 from tests.commands import forked
 from tests.runs import metrics, tensors
-from tests.slow import first_fast
 
 EXACT = ["train.precision=fp64", "optim.decay_steps=6", "optim.epsilon=1e-6", "model.num_layers=4"]
 SHARDED = ["parallel.dp=2", "parallel.tp=2", "parallel.zero=3", "parallel.sequence_parallel=true"]
@@ -39,7 +38,7 @@ def num_ranks(layout: list[str]) -> int:
 
 @pytest.mark.parametrize(
     ("name", "optimizer"),
-    first_fast([("fewer, more, other ranks", "adamw"), ("ZeRO by ZeRO", "lamb"), ("schedules", "adamw")]),
+    [("fewer, more, other ranks", "adamw"), ("ZeRO by ZeRO", "lamb"), ("schedules", "adamw")],
 )
 @pytest.mark.slow
 def test_a_run_follows_the_uninterrupted_one(config: Path, tmp_path: Path, name: str, optimizer: str) -> None:

@@ -50,6 +50,7 @@ def check_that_it_goes_on(config: Path, run: Path, layout: list[str], status: in
     assert_same(run, run.with_name("whole"))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "number"),
     [

@@ -17,7 +17,6 @@ from colonnade.train.read_ahead import ReadAhead, pays
 from tests import tiny
 from tests.commands import forked
 from tests.runs import Finished, assert_same, events
-from tests.slow import first_fast
 from tests.tiny import TinyCorpus
 
 
@@ -127,7 +126,7 @@ def test_where_it_pays(corpus: TinyCorpus, tmp_path: Path) -> None:
     assert pays(torch.device("cpu"), open_corpus(tiny.config(corpus, tmp_path, *folder)))
 
 
-@pytest.mark.parametrize("more", first_fast([["parallel.dp=2"], []]))
+@pytest.mark.parametrize("more", [["parallel.dp=2"], []])
 @pytest.mark.slow
 def test_a_run_that_reads_ahead_is_the_same_run(finished: Finished, tmp_path: Path, more: list[str]) -> None:
     """Also one that is stopped and goes on; nothing beyond the last step is read."""

@@ -83,7 +83,7 @@ def live(config: Path, run: Path, layout: Sequence[str], *, until: int | None = 
     assert answer.status == (0 if until is None else -signal.SIGKILL), answer
 
 
-@pytest.mark.parametrize("name", first_fast(list(LAYOUTS)))
+@pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.slow
 def test_a_run_that_is_killed_again_and_again(config: Path, tmp_path: Path, name: str) -> None:
     layout = LAYOUTS[name]
@@ -326,7 +326,7 @@ def test_a_slow_disk_is_waited_for_and_told(config: Path, tmp_path: Path) -> Non
     assert told[-1] == "finished" and told.count("saved") == 3 and saved_steps(run) == [4, 6] and last["step"] == 6
 
 
-@pytest.mark.parametrize("name", first_fast(["tp=2", "serial"]))
+@pytest.mark.parametrize("name", ["tp=2", "serial"])
 @pytest.mark.slow
 def test_killed_while_saving_in_the_background(config: Path, tmp_path: Path, name: str) -> None:
     layout, chance = [*LAYOUTS[name], *ASYNCHRONOUS], random.Random(name)

@@ -175,6 +175,7 @@ def test_of_two_runs_that_are_started_together_one_trains(config: Path, tmp_path
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(1, 31))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dp", [1, 2])
 def test_who_has_a_folder_is_said_and_a_dead_run_never_blocks(config: Path, tmp_path: Path, dp: int) -> None:
     ranks = start_ranks("train", config, *LONG, f"parallel.dp={dp}", num_ranks=dp)

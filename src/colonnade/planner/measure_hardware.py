@@ -38,7 +38,7 @@ from colonnade.planner.estimate import estimate
 from colonnade.planner.hardware import parsed
 from colonnade.planner.measure_operators import (
     FORMATS,
-    HEADS,
+    HEAD_DIMS,
     LARGE,
     SIZES,
     attention_of,
@@ -71,15 +71,16 @@ def measured_file() -> str:
     keep_freed_memory()  # as all ranks of runs do
     products, cores = products_here(), launch.num_cores()
     roof = fitted(timed(torch.float32, products.fp32, SIZES))
-    peaks = {name: peak_of(timed(DTYPES[name], getattr(products, name), LARGE), roof) for name in FORMATS}
-    peaks |= {"fp32": roof.peak, "fp64": peak_of(timed(torch.float64, products.fp32, LARGE), roof)}
+    others = {name: getattr(products, name) for name in FORMATS if name != "fp32"} | {"fp64": products.fp32}
+    peaks = {name: peak_of(timed(DTYPES[name], kernels, LARGE), roof) for name, kernels in others.items()}
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     few = min(cores, MOST_CORES)
     with _on_cores(few):
         alone, together = _on_ranks("together", Layout(dp=few))
         crowded = median(_on_ranks("crowded", Layout(tp=2, dp=few))[0] for _ in range(LAUNCHES))
     gathered, short, long = _on_ranks("collectives", Layout(tp=2))
-    attention, half_head = attention_of(*(attention_rate(width) for width in HEADS))
+    narrow, wide = (attention_rate(width) for width in HEAD_DIMS)
+    attention, half_head = attention_of(narrow, wide, roof.peak)
     latency = max(0.0, short - gathered)  # an all-reduce is two messages, a gather one
     figures = {
         "name": device_name(torch.device("cpu")).replace('"', ""),
@@ -91,6 +92,7 @@ def measured_file() -> str:
         "kernel": fastest(lambda: torch.add(torch.ones(4), 1.0), repeat=2000),
         "together": min(1.0, max(0.05, alone / together)),
         "crowded": min(1.0, max(0.05, 2 * together / crowded)),
+        "fp32": roof.peak,
         **peaks,
         "area": roof.half_area,
         "depth": roof.half_depth,

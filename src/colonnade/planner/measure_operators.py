@@ -34,7 +34,7 @@ SIZES = (
 LARGE = SIZES[-3:]
 OUTSIDE = 24 << 20
 """[bytes] Of operands that are used in turn."""
-ATTENTION, HEADS = (2, 4, 128), (16, 64)
+ATTENTION, HEAD_DIMS = (2, 4, 128), (16, 64)
 """[samples, heads, positions] that fused attention is timed on, with heads of these dimensions."""
 PRODUCTS_FORWARD, PRODUCTS_BACKWARD = 2, 5
 """Of matrices, as torch counts those of fused attention: backward makes the probabilities again."""
@@ -124,11 +124,15 @@ def peak_of(every: Iterable[Timed], like: Roof) -> float:
     return peaks[len(peaks) // 2]
 
 
-def attention_of(narrow: float, wide: float) -> tuple[float, float]:
-    """(rate that no head is too narrow for [FLOP/s], dimension that reaches half of it), of the rates of HEADS."""
-    few, many = HEADS
-    gain = min(max(1.0, wide / narrow), 0.99 * many / few)  # twice as fast with twice the dimension is the most
-    half = few * many * (gain - 1) / (many - few * gain)
+def attention_of(narrow: float, wide: float, peak: float) -> tuple[float, float]:
+    """(rate that no head is too narrow for [FLOP/s], dimension that reaches half of it), of the rates of HEAD_DIMS.
+
+    No rate is above `peak` [FLOP/s]: that of the wide head is met in any case.
+    """
+    few, many = HEAD_DIMS
+    gain = max(1.0, wide / narrow)
+    half = few * many * (gain - 1) / (many - few * gain) if gain < many / few else math.inf
+    half = min(half, many * max(0.0, peak / wide - 1))
     return wide * (many + half) / many, half
 
 
