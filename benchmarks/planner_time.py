@@ -21,17 +21,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from benchmarks.configs import gpt
 from benchmarks.hardware import describe
-from colonnade.config.model import ModelConfig
-from colonnade.config.saving import CheckpointConfig
-from colonnade.config.schema import (
-    Config,
-    DataConfig,
-    OptimConfig,
-    ParallelConfig,
-    RunConfig,
-    TrainConfig,
-)
+from colonnade.config.schema import Config, ParallelConfig
 from colonnade.kernels.choice import Products
 from colonnade.launch.freed_memory import keep_freed_memory
 from colonnade.mesh.layout import Layout
@@ -73,23 +65,15 @@ def case(
     layers: int, hidden: int, length: int, *, parallel: Mapping[str, object], heads: int = 4, batch: int = BATCH
 ) -> Config:
     """A GPT-2 in fp32 on CPU ranks; `parallel`: keys of [parallel]."""
-    return Config(
-        model=ModelConfig(
-            num_layers=layers,
-            hidden_size=hidden,
-            num_heads=heads,
-            seq_length=length,
-            vocab_size=VOCAB,
-            dropout=0.0,
-            attention_dropout=0.0,
-        ),
-        parallel=ParallelConfig.model_validate(parallel),
-        data=DataConfig(train="unused"),
-        train=TrainConfig(steps=1, global_batch_size=batch, micro_batch_size=2, precision="fp32", device="cpu"),
-        optim=OptimConfig(learning_rate=1e-4),
-        checkpoint=CheckpointConfig(every=0),
-        run=RunConfig(folder="unused"),
-    )
+    model = {
+        "num_layers": layers,
+        "hidden_size": hidden,
+        "num_heads": heads,
+        "seq_length": length,
+        "vocab_size": VOCAB,
+    }
+    train = {"global_batch_size": batch, "micro_batch_size": 2, "precision": "fp32", "device": "cpu"}
+    return gpt(model, parallel, train)
 
 
 def measured(config: Config, products: Products) -> float:

@@ -1,5 +1,6 @@
 """Settings of the whole suite, a tiny corpus to train on, a run that has ended, and the bundled text."""
 
+import gc
 import json
 import lzma
 import signal
@@ -32,6 +33,12 @@ torch.set_num_threads(1)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Before the default suite leaves out what is slow."""
     slow.leave_out(items)
+
+
+def pytest_collection_finish() -> None:
+    """What has been collected stays: neither this process nor a rank that is forked looks through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -1,15 +1,20 @@
 """The comparison of training speed: what is timed trains as every contestant does."""
 
+from dataclasses import replace
+from functools import cached_property
+
 import pytest
 
 from benchmarks import hardware as hardware_of_benchmarks
 from benchmarks import speed_table
 from benchmarks.colonnade_step import build_step
-from benchmarks.paper.measured import gathered_at_need
+from benchmarks.paper import measured
+from benchmarks.paper.measured import Here, Took, gathered_at_need
 from benchmarks.peers.reference import TINY, Task
 from benchmarks.planner_time import VOCAB, case
+from colonnade.config.schema import Config
 from colonnade.planner.estimate import estimate
-from colonnade.planner.hardware import hardware
+from colonnade.planner.hardware import Hardware, hardware
 from tests.distributed import run_on_ranks
 
 
@@ -95,6 +100,27 @@ def test_weights_that_are_gathered_at_need_are_waited_for() -> None:
         late = seconds("cpu", "cpu"), seconds("a100-80gb", "cuda")
     assert late[0] == pytest.approx(ahead[0]) and late[1] > 1.02 * ahead[1]
     assert seconds("a100-80gb", "cuda") == ahead[1], "nothing is left behind"
+
+
+class Alike(Here):
+    """A machine of two cores on which every step is planned to take a second and takes 1.25."""
+
+    @cached_property
+    def machine(self) -> Hardware:
+        return replace(hardware("cpu"), cores=2)
+
+    def seconds(self, config: Config) -> Took:
+        return Took(1.0, 1.25)
+
+
+def test_small_runs_stand_beside_what_was_planned_of_them() -> None:
+    """Where all steps take as long."""
+    strong = list(measured.strong_scaling(Alike()))
+    assert strong[-4:] == ["| 1 | 1.00 | 1.00 | +0 % |", "| 2 | 1.00 | 1.00 | +0 % |", "| 4 | 1.00 | 1.00 | +0 % |", ""]
+    weak = list(measured.weak_scaling(Alike()))
+    assert "| 4, 256 | 1 × 2 | 100 % | 100 % | +0 |" in weak, "two copies, of twice the batch, on two cores"
+    assert measured.cells(Took(0.7, 0.9), Took(1.0, 1.0)) == ("70 %", "90 %", "-20")
+    assert any("| 12, 768 | +0 % | +0 % |" in row for row in measured.prefetch(Alike()))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the planner says of the papers' tables, beside the papers' figures.
+"""What the planner says of the papers' tables, beside the papers' figures, and what runs in small take.
 
     python -m benchmarks.paper [--output FILE] [--planned-only]
 
@@ -23,21 +23,13 @@ from unittest import mock
 import numpy as np
 import torch
 
+from benchmarks.configs import gpt
 from benchmarks.paper import measured
 from benchmarks.paper.measured import Here, gathered_at_need
 from benchmarks.paper.tables import header, line
 from colonnade.architecture.families import architecture_of
 from colonnade.architecture.parts import trained_architecture
-from colonnade.config.model import ModelConfig
-from colonnade.config.saving import CheckpointConfig
-from colonnade.config.schema import (
-    Config,
-    DataConfig,
-    OptimConfig,
-    ParallelConfig,
-    RunConfig,
-    TrainConfig,
-)
+from colonnade.config.schema import Config
 from colonnade.pipeline.partition import chunks
 from colonnade.planner.cost import Cost
 from colonnade.planner.estimate import estimate
@@ -140,25 +132,17 @@ STRONG = ((1, 1.0), (2, 1.64), (4, 2.34), (8, 2.98))
 
 def megatron(row: Row, *, tp: int, dp: int = 1, heads: int | None = None) -> Config:
     """GPT-2 as the paper trained it: batches of 8 a copy, fp16, activations recomputed in every layer."""
-    return Config(
-        model=ModelConfig(
-            num_layers=row.layers,
-            hidden_size=row.hidden,
-            num_heads=heads or row.heads,
-            seq_length=1024,
-            vocab_size=VOCAB,
-            dropout=0.1,
-            attention_dropout=0.1,
-        ),
-        parallel=ParallelConfig(tp=tp, dp=dp, recompute="full"),
-        data=DataConfig(train="unused"),
-        train=TrainConfig(
-            steps=1, global_batch_size=8 * dp, micro_batch_size=8, precision="fp16", reduce_precision="16-bit"
-        ),
-        optim=OptimConfig(learning_rate=1e-4),
-        checkpoint=CheckpointConfig(every=0),
-        run=RunConfig(folder="unused"),
-    )
+    model = {
+        "num_layers": row.layers,
+        "hidden_size": row.hidden,
+        "num_heads": heads or row.heads,
+        "seq_length": 1024,
+        "vocab_size": VOCAB,
+        "dropout": 0.1,
+        "attention_dropout": 0.1,
+    }
+    train = {"global_batch_size": 8 * dp, "micro_batch_size": 8, "precision": "fp16", "reduce_precision": "16-bit"}
+    return gpt(model, {"tp": tp, "dp": dp, "recompute": "full"}, train)
 
 
 @contextmanager
@@ -299,28 +283,21 @@ def utilisation() -> Iterator[str]:
 
 def on_h100(each: Published) -> Config:
     pipelined = {"schedule": "interleaved"} if "pp" in each.layout else {}
-    return Config(
-        model=ModelConfig(
-            num_layers=each.layers,
-            hidden_size=each.hidden,
-            num_heads=each.hidden // HEAD,
-            seq_length=H100_LENGTH,
-            vocab_size=H100_VOCAB,
-            tie_embeddings=False,
-            dropout=0.0,
-            attention_dropout=0.0,
-        ),
-        parallel=ParallelConfig.model_validate(
-            {**each.layout, **pipelined, "zero": 1, "sequence_parallel": "tp" in each.layout}
-        ),
-        data=DataConfig(train="unused"),
-        train=TrainConfig(
-            steps=1, global_batch_size=each.batch, micro_batch_size=each.micro_batch, precision="bf16", device="cuda"
-        ),
-        optim=OptimConfig(learning_rate=1e-4),
-        checkpoint=CheckpointConfig(every=0),
-        run=RunConfig(folder="unused"),
-    )
+    model = {
+        "num_layers": each.layers,
+        "hidden_size": each.hidden,
+        "num_heads": each.hidden // HEAD,
+        "seq_length": H100_LENGTH,
+        "vocab_size": H100_VOCAB,
+        "tie_embeddings": False,
+    }
+    parallel = {**each.layout, **pipelined, "zero": 1, "sequence_parallel": "tp" in each.layout}
+    return gpt(model, parallel, on_gpus(each.batch, each.micro_batch))
+
+
+def on_gpus(batch: int, micro_batch: int) -> dict[str, object]:
+    """[train] in bf16."""
+    return {"global_batch_size": batch, "micro_batch_size": micro_batch, "precision": "bf16", "device": "cuda"}
 
 
 def bloom() -> Iterator[str]:
@@ -360,29 +337,15 @@ def prefetch() -> Iterator[str]:
 
 
 def with_zero(each: Prefetched) -> Config:
-    return Config(
-        model=ModelConfig(
-            num_layers=each.layers,
-            hidden_size=each.hidden,
-            num_heads=each.heads,
-            seq_length=1024,
-            vocab_size=VOCAB,
-            dropout=0.0,
-            attention_dropout=0.0,
-        ),
-        parallel=ParallelConfig(dp=each.devices, zero=3, recompute="full"),
-        data=DataConfig(train="unused"),
-        train=TrainConfig(
-            steps=1,
-            global_batch_size=each.batch * each.devices,
-            micro_batch_size=each.batch,
-            precision="bf16",
-            device="cuda",
-        ),
-        optim=OptimConfig(learning_rate=1e-4),
-        checkpoint=CheckpointConfig(every=0),
-        run=RunConfig(folder="unused"),
-    )
+    model = {
+        "num_layers": each.layers,
+        "hidden_size": each.hidden,
+        "num_heads": each.heads,
+        "seq_length": 1024,
+        "vocab_size": VOCAB,
+    }
+    parallel = {"dp": each.devices, "zero": 3, "recompute": "full"}
+    return gpt(model, parallel, on_gpus(each.batch * each.devices, each.batch))
 
 
 def page(machine: Hardware, here: Here | None) -> Sequence[str]:
@@ -392,13 +355,13 @@ def page(machine: Hardware, here: Here | None) -> Sequence[str]:
         return iter(()) if here is None else part(here)
 
     return [
-        "# The papers' tables, planned",
+        "# The papers' tables, planned, and run in small",
         "",
         "Made by `python -m benchmarks.paper`. The machines are the bundled `v100-dgx2h` and `a100-80gb`, in which",
         "nothing is fitted to these tables; columns of fitted constants say what they were fitted to. Planned is",
-        "this program, but for masks of dropout in the tables of",
-        "Megatron-LM: there they are drawn by one kernel, as the paper's program drew them. Efficiencies are relative",
-        "to its own first row. No GPU was at hand: what is measured is in small, on CPU ranks.",
+        "this program, but for masks of dropout in the tables of Megatron-LM: there they are drawn by one kernel, as",
+        "the paper's program drew them. Efficiencies are relative to the first row of their table. No GPU was at hand:",
+        "what is measured are smaller models on CPU ranks.",
         *(() if here is None else measured.where()),
         "",
         *first_row(machine),

@@ -65,7 +65,7 @@ class Here:
 def cells(found: Took, first: Took) -> tuple[str, str, str]:
     """Efficiencies in percent, planned and measured, and by how many points the first is off."""
     planned, took = (100 * each / one for each, one in zip(found, first, strict=True))
-    return f"{planned:.0f} %", f"{took:.0f} %", f"{planned - took:+.0f}"
+    return f"{planned:.0f} %", f"{took:.0f} %", f"{round(planned - took):+d}"
 
 
 def weak_scaling(here: Here) -> Iterator[str]:
@@ -100,7 +100,7 @@ def strong_scaling(here: Here) -> Iterator[str]:
         found = here.seconds(case(8, 256, LENGTH, heads=8, batch=BATCH, parallel={"tp": tp}))
         first = first or found
         planned, took = (one / each for one, each in zip(first, found, strict=True))
-        yield line(tp, f"{planned:.2f}", f"{took:.2f}", f"{100 * (planned / took - 1):+.0f} %")
+        yield line(tp, f"{planned:.2f}", f"{took:.2f}", f"{round(100 * (planned / took - 1)):+d} %")
     yield ""
 
 
@@ -110,8 +110,9 @@ def gathered_at_need() -> Iterator[None]:
     acquire = Ownership.acquire
 
     def at_need(self: Ownership, unit: str, *, gradients: bool) -> None:
-        with mock.patch.object(self, "_next", list):
-            acquire(self, unit, gradients=gradients)
+        vars(self)["_next"] = list  # an empty one, in place of the method; patching at each call would take time
+        acquire(self, unit, gradients=gradients)
+        del vars(self)["_next"]
 
     with mock.patch.object(Ownership, "acquire", at_need):
         yield
@@ -125,7 +126,7 @@ def prefetch(here: Here) -> Iterator[str]:
         ahead = here.seconds(config)
         with gathered_at_need():
             late = here.seconds(config)
-        gains = (f"{100 * (slow / fast - 1):+.0f} %" for slow, fast in zip(late, ahead, strict=True))
+        gains = (f"{round(100 * (slow / fast - 1)):+d} %" for slow, fast in zip(late, ahead, strict=True))
         yield line(f"{layers}, {hidden}", *gains)
     yield from (
         "",
@@ -137,7 +138,8 @@ def prefetch(here: Here) -> Iterator[str]:
 def where() -> tuple[str, ...]:
     made = describe()
     return (
-        f"Run were: fp32, {LENGTH} tokens a sample, {BATCH} samples a copy, micro-batches of 2, vocabulary {VOCAB},",
-        f"{made['cpu']} with {made['cores']} cores, torch {made['torch']}, commit {made['commit']}.",
+        f"They ran in fp32, {LENGTH} tokens a sample, {BATCH} samples a copy of the model, micro-batches of 2,",
+        f"vocabulary {VOCAB}, on {made['cpu']} with {made['cores']} cores, torch {made['torch']},",
+        f"commit {made['commit']}.",
         "",
     )

@@ -11,7 +11,7 @@ books; each is trained by `colonnade` as a user would, and writes its line to th
 import argparse
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,12 +104,12 @@ folder = "{run}"
 )
 
 
-def prepare(folder: Path, books: Path) -> None:
-    """Token files `text` for GPT-2 and `sentences` for BERT, where they are not there yet."""
-    if (folder / "sentences.bin").exists():
-        return
-    write_books(books, folder / "text.jsonl", 8_000_000)
-    for table in TABLES.values():
+def prepare(folder: Path, books: Path, names: Iterable[str]) -> None:
+    """The token files of these tables, where they are not there yet."""
+    missing = [TABLES[name] for name in names if not (folder / f"{TABLES[name].data}.bin").exists()]
+    if missing:
+        write_books(books, folder / "text.jsonl", 8_000_000)
+    for table in missing:
         tokenizer, more = folder / f"{table.kind}.json", ("--sentences",) if table.data == "sentences" else ()
         made = ("--kind", table.kind, "--vocab-size", table.vocabulary, "--output", tokenizer, "--overwrite")
         colonnade("data", "train-tokenizer", folder / "text.jsonl", *made)
@@ -172,11 +172,12 @@ def main() -> None:
     parser.add_argument("--books", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--tables", nargs="+", choices=tuple(TABLES), default=tuple(TABLES))
-    parser.add_argument("--tokens", type=int, help="that each model reads (size: 1,000,000, order: 2,000,000)")
+    read = ", ".join(f"{name}: {table.tokens:,}" for name, table in TABLES.items())
+    parser.add_argument("--tokens", type=int, help=f"that each model reads ({read})")
     arguments = parser.parse_args()
     folder = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    prepare(folder, arguments.books)
+    prepare(folder, arguments.books, arguments.tables)
     tokens = {name: arguments.tokens or TABLES[name].tokens for name in arguments.tables}
     found: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in tokens}
     for model in (*SIZES, *ORDERS):
