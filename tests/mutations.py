@@ -2425,6 +2425,48 @@ MUTATIONS = [
         "if step > here)",
         ("tests/train/test_fetched.py",),
     ),
+    Mutation(
+        "a rank without examples counts the first ones again",
+        "tasks/labels.py",
+        "counted = batch.target_mask > 0",
+        "counted = batch.target_mask >= 0",
+        ("tests/tasks/test_labels.py",),
+    ),
+    Mutation(
+        "adapters drop in an evaluation behind a step",
+        "model/model.py",
+        "self.parallel.adapter_masks.now = inputs.masks",
+        "self.parallel.adapter_masks.now = inputs.masks or self.parallel.adapter_masks.now",
+        ("tests/model/test_dropout.py",),
+    ),
+    Mutation(
+        "parameters that tp cuts count as copies over tp",
+        "checkpoint/copies.py",
+        "slice(param.start, param.stop), place.dim is not None",
+        "slice(param.start, param.stop), bool(place.dim)",
+        ("tests/train/test_copies.py",),
+    ),
+    Mutation(
+        "the search keeps whole stages where chunks live",
+        "planner/compose.py",
+        "self.live(config, stage) * (kept.each // parallel.virtual_stages)",
+        "self.live(config, stage) * kept.each",
+        ("tests/planner/test_search.py",),
+    ),
+    Mutation(
+        "a single file that is there is overwritten",
+        "data/tokenize.py",
+        "if present and not overwrite:",
+        "if len(present) == 2 and not overwrite:",
+        ("tests/data/test_tokenize.py",),
+    ),
+    Mutation(
+        "a GGUF file of Mistral says what its config cannot",
+        "gguf/source.py",
+        'if arch == "llama" and not window:',
+        'if arch == "llama":',
+        ("tests/gguf/test_convert.py",),
+    ),
 ]
 
 

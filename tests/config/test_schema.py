@@ -3,12 +3,19 @@ from typing import Annotated, get_args
 import pytest
 from pydantic import ValidationError
 
-from colonnade.config.describe import all_keys, expectation
+from colonnade.config.describe import all_keys, expectation, keys_of, sections
 from colonnade.config.model import ModelConfig
 from colonnade.config.nature import MAY_CHANGE, NOT_THE_MODEL, Of, Since
 from colonnade.config.presets import PRESETS
 from colonnade.config.schema import Config, DataConfig, OptimConfig, ParallelConfig, TrainConfig
 from colonnade.config.split import parse_split
+
+
+def test_every_key_is_of_one_section() -> None:
+    """Those of [model.rotary] are none of [model]."""
+    of_sections = [key.name for section in sections() for key in keys_of(section)]
+    assert sorted(of_sections) == sorted(all_keys())
+
 
 # What the names say, in parameters.
 

@@ -196,6 +196,15 @@ def test_masks_of_older_versions_and_names_without_the_prefix_are_read(
     assert torch.equal(whole_tensors(tmp_path / "ours")["embedding.tokens.weight"], bare["wte.weight"])
 
 
+def test_an_encoder_without_a_head_may_have_the_prefix(copied: Callable[[str], Path], tmp_path: Path) -> None:
+    """Its class names tensors without it; a file that was cut out of a model with a head has it still."""
+    state = tensors(folder := copied("bert"))
+    write_tensors(folder, {name: x for name, x in state.items() if name.startswith("bert.")})
+    converted(folder, tmp_path / "ours")
+    found = whole_tensors(tmp_path / "ours")
+    assert torch.equal(found["embedding.tokens.weight"], state["bert.embeddings.word_embeddings.weight"])
+
+
 def test_old_names_of_norms_and_a_second_name_alone_are_read(copied: Callable[[str], Path], tmp_path: Path) -> None:
     """As the first BERT on the hub; and a file that holds a tied table under its other name."""
     state = tensors(folder := copied("bert"))

@@ -45,6 +45,11 @@ def test_shingles_are_a_set(words: list[str], n: int) -> None:
     assert (np.diff(found.astype(object)) > 0).all()
 
 
+def test_a_text_without_words_is_told_by_what_it_has_between_spaces() -> None:
+    marks, spaced, others = (shingles_of(text, 5, WordHashes()).tolist() for text in ("?!", " ?!\n", "!!"))
+    assert marks == spaced != others
+
+
 def test_hashes_do_not_depend_on_the_process() -> None:
     assert int(WordHashes().of(["the"])[0]) == 0x2E3A97906CABDA5E
 

@@ -147,6 +147,12 @@ def test_what_exists_is_kept_unless_it_is_said(tmp_path: Path, tokenizer: Tokeni
         tokenize_files([jsonl(source, "Two.")], tmp_path / "a", tokenizer, progress=False)
     assert bin_path(tmp_path / "a").read_bytes() == before
     tokenize_files([source], tmp_path / "a", tokenizer, overwrite=True, progress=False)
+    for path in (bin_path, idx_path, sidecar_path):
+        path(tmp_path / "b").write_bytes(b"mine")
+        with pytest.raises(DataError, match=r"exists? already\. Choose another output, or pass --overwrite"):
+            tokenize_files([source], tmp_path / "b", tokenizer, progress=False)
+        assert path(tmp_path / "b").read_bytes() == b"mine"
+        path(tmp_path / "b").unlink()
     assert bin_path(tmp_path / "a").read_bytes() != before
 
 

@@ -23,6 +23,7 @@ from tests.gguf.written import words, write
 
 gguf = pytest.importorskip("gguf")
 F32, F16, BF16, Q8_0, Q4_0 = (gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0"))
+ARCHITECTURES = {"mistral": "llama"}  # as llama.cpp writes it
 
 
 @pytest.fixture
@@ -46,6 +47,8 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> None:
         ("qwen2", BF16),
         ("qwen3", Q4_0),
         ("llama, grouped, tied, biases", F32),
+        ("mistral", F32),
+        ("qwen3, windows", F32),
         *(
             pytest.param("llama", gguf.GGMLQuantizationType[each], marks=pytest.mark.slow)
             for each in ("F32", "Q4_1", "Q5_0", "Q5_1")
@@ -54,7 +57,9 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_logits_are_those_of_transformers(name: str, kind: Any, tmp_path: Path) -> None:
     twin = random_model(name)
-    state = write(tmp_path / "model.gguf", twin, name.split(",")[0], kind)
+    window = getattr(twin.config, "sliding_window", None)
+    keys = {"add_sliding_window": window} if window else {}
+    state = write(tmp_path / "model.gguf", twin, ARCHITECTURES.get(name, name.split(",")[0]), kind, **keys)
     twin.load_state_dict(state, strict=False)
     converted(tmp_path / "model.gguf", tmp_path / "ours", "--tokenizer", words(tmp_path))
     trained = open_trained(tmp_path / "ours", Mesh(), CPU, "fp64")

@@ -42,6 +42,7 @@ def permuted(x: numpy.ndarray[Any, Any], heads: int) -> numpy.ndarray[Any, Any]:
 def write(path: Path, model: Any, arch: str, kind: gguf.GGMLQuantizationType, **keys: Any) -> dict[str, torch.Tensor]:
     """A file of `model`; returns its weights as the file has them, rounded, by transformers' names."""
     c, writer = model.config, gguf.GGUFWriter(path, arch)
+    width = c.hidden_size // c.num_attention_heads
     writer.add_block_count(c.num_hidden_layers)
     writer.add_context_length(c.max_position_embeddings)
     writer.add_embedding_length(c.hidden_size)
@@ -51,7 +52,7 @@ def write(path: Path, model: Any, arch: str, kind: gguf.GGMLQuantizationType, **
     writer.add_layer_norm_rms_eps(c.rms_norm_eps)
     writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
     writer.add_file_type(0)
-    if arch == "qwen3":
+    if getattr(c, "head_dim", width) != width:
         writer.add_key_length(c.head_dim)
         writer.add_value_length(c.head_dim)
     writer.add_vocab_size(VOCAB)
@@ -59,7 +60,6 @@ def write(path: Path, model: Any, arch: str, kind: gguf.GGMLQuantizationType, **
         getattr(writer, key)(value)
     rope = c.rope_parameters
     if rope["rope_type"] == "llama3":
-        width = c.hidden_size // c.num_attention_heads
         plain = rope["rope_theta"] ** -(torch.arange(0, width, 2).double() / width)
         scaled = model.model.rotary_emb.inv_freq.double()
         writer.add_tensor("rope_freqs.weight", (plain / scaled).float().numpy())

@@ -98,6 +98,15 @@ def test_a_text_ends_before_the_first_of_its_ends() -> None:
     assert cut_at_first("one two three", ["four"]) == "one two three"
 
 
+@pytest.mark.parametrize(("given", "expected"), [({}, -1), ({"prefix_token_id": 0}, 0), ({"prefix_token_id": 7}, 7)])
+def test_a_text_without_a_context_begins_behind_the_token_that_is_named(
+    pair: Pair, tokenizer: Tokenizer, given: dict[str, int], expected: int
+) -> None:
+    model = ColonnadeLM(checkpoint=str(pair.ours), device="cpu", **given)
+    assert model.prefix_token_id == (tokenizer.end_of_document if expected < 0 else expected)
+    model.close()
+
+
 def test_what_likelihoods_are_asked_of_greedy_text_is_greedy(ours: ColonnadeLM) -> None:
     context = "The man took his hat"
     (text,) = ours.generate_until(requests("generate_until", [(context, {"max_gen_toks": 3})]))

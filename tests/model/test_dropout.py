@@ -3,7 +3,9 @@
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 from colonnade.kernels.dropout import Masks
@@ -11,6 +13,7 @@ from colonnade.mesh.mesh import Mesh
 from colonnade.randomness import Purpose
 from colonnade.train.state import build_state
 from colonnade.train.step import train_step
+from tests.model.whole import hidden
 from tests.parity.runs import CPU, SERIAL, Case, configured, microbatches
 
 BLOCKS = ("gpt", "llama", "neox", "bert", "t5")
@@ -55,3 +58,16 @@ def test_without_dropout_no_mask_is_drawn(block: Any, drawn: Counter[tuple[Purpo
     state = build_state(configured(case, SERIAL), Mesh(), case.vocab_size, CPU)
     train_step(state, microbatches(case, SERIAL, 0, Mesh()), Mesh(), configured(case, SERIAL).train)
     assert not drawn
+
+
+def test_adapters_drop_for_samples_that_have_masks_alone() -> None:
+    """An evaluation between two steps of training drops nothing."""
+    case = Case(parts="lora")
+    model: Any = build_state(configured(case, SERIAL), Mesh(), case.vocab_size, CPU).model
+    for name, parameter in model.named_parameters():
+        if name.endswith("lora_b"):
+            torch.nn.init.normal_(parameter)
+    tokens = torch.arange(16).view(8, 2) % case.vocab_size
+    with torch.no_grad():
+        before, dropped, after = (hidden(model, tokens, masks) for masks in (None, Masks(1, np.arange(2)), None))
+    assert torch.equal(before, after) and not torch.equal(before, dropped)

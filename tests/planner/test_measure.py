@@ -1,5 +1,6 @@
 """Timing units: all of them, in proportion to their work."""
 
+from colonnade.architecture.families import architecture_of
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import ParallelConfig, TrainConfig
 from colonnade.pipeline.partition import cut
@@ -15,3 +16,12 @@ def test_a_heavy_head_is_seen() -> None:
     assert len({seconds[f"blocks.{layer}"] for layer in range(4)}) == 1
     assert seconds["head"] > 4 * seconds["blocks.0"] > 0.0
     assert cut(list(seconds.values()), 2) == [5, 1]
+
+
+def test_both_stacks_are_timed() -> None:
+    """Each unit of every kind, in the order of the model."""
+    model = ModelConfig(kind="t5", num_layers=2, num_decoder_layers=3, hidden_size=16, num_heads=2, seq_length=8)
+    train = TrainConfig(steps=1, global_batch_size=1, micro_batch_size=1, device="cpu", threads=1)
+    seconds = measured(model, ParallelConfig(), train, 30)
+    assert list(seconds) == [unit.name for unit in architecture_of(model, 30).units]
+    assert min(seconds.values()) > 0.0

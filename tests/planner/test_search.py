@@ -15,6 +15,7 @@ from colonnade.planner.compose import Composer
 from colonnade.planner.cost import Cost
 from colonnade.planner.estimate import estimate
 from colonnade.planner.hardware import hardware
+from colonnade.planner.ranks import largest, plan_run
 from colonnade.planner.search import Search, confirmed, refusal, search
 from colonnade.planner.search_report import as_json, as_text, refuse_empty, write
 from tests.parity.runs import Case, Way, configured
@@ -77,6 +78,20 @@ def test_zero_bubble_hides_weight_gradients_in_the_waiting() -> None:
     other = min(times, key=lambda work: work.whole)
     hidden = composer.compose(plain)[0] - composer.compose(split)[0]
     assert hidden == pytest.approx(other.weights + min(other)) and other.weights > 0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "virtual_stages"), [("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("zero_bubble", 1)]
+)
+def test_memory_is_near_that_of_the_ranks(schedule: str, virtual_stages: int) -> None:
+    """Where most of it is what micro-batches keep, in as many chunks as a stage has."""
+    model = ModelConfig(num_layers=16, hidden_size=64, num_heads=4, seq_length=128, dropout=0.0, attention_dropout=0.0)
+    keys = {"pp": 4, "schedule": schedule, "virtual_stages": virtual_stages}
+    parallel = config().parallel.model_copy(update=keys)
+    train = config().train.model_copy(update={"global_batch_size": 16, "micro_batch_size": 2})
+    large = config().model_copy(update={"model": model, "parallel": parallel, "train": train})
+    composed, planned = Composer(large, 64, Cost(A100, 4)).compose(large)[1], largest(plan_run(large, 64)).memory
+    assert planned.activations > 0.6 * planned.total and composed == pytest.approx(planned.total, rel=0.25)
 
 
 @pytest.mark.slow

@@ -69,6 +69,17 @@ def test_everything_is_there(tmp_path: Path) -> None:
         assert words in text, words
 
 
+def test_what_befell_a_run_is_marked_in_every_chart(tmp_path: Path) -> None:
+    """By its kind; what is of minor interest stands below the first chart alone."""
+    text = page([read_run(written.run(tmp_path / "r"))])
+    charts = [figure for figure in re.findall(r'<figure class="chart.*?</figure>', text) if "<svg" in figure]
+    assert len(charts) >= 5
+    for chart in charts:
+        plots = re.findall(r"<svg.*?</svg>", chart)
+        for plot in plots:
+            assert re.findall(r'class="mark ([a-z-]+)"', plot) == ["trouble", "resumed"], plot
+
+
 def test_the_page_loads_nothing_and_says_so_to_the_browser(tmp_path: Path) -> None:
     read = shown(written.run(tmp_path / "r"))
     policy = [value for tag, name, value in read.attributes if tag == "meta" and "default-src" in (value or "")]

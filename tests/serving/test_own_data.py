@@ -49,6 +49,7 @@ def test_a_part_is_measured_as_the_run_measures_it(corpus: TinyCorpus, parts: Pa
     validation, test = (measured(tmp_path / "ab", "--part", part) for part in ("validation", "test"))
     assert [validation["loss"], test["loss"]] == pytest.approx(own, rel=1e-12)
     assert (test["part"], test["samples"], test["step"], test["tokens"]) == ("test", 3, 2, 48)
+    assert test["parameters"] == {"batch_size": 2}, "the run's train.micro_batch_size"
     assert any("the first 3 of" in str(note) for note in test["notes"])  # type: ignore[attr-defined]
     cut = measured(tmp_path / "ab", "perplexity", "--part", "test", "--pp", 2, num_ranks=2)
     assert cut["loss"] == pytest.approx(own[1], rel=1e-12)

@@ -5,10 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from colonnade.config.model import ModelConfig
-from colonnade.tasks.labels import Labels
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Mesh, build_mesh
+from colonnade.pipeline.chunk import Chunk
+from colonnade.pipeline.inference import Inference, ResidentWeights
+from colonnade.tasks.labels import LabelBatch, Labels
+from colonnade.tensor_parallel.parallel import Parallel
 from tests.commands import forked
+from tests.distributed import run_on_ranks
 from tests.runs import assert_near
 from tests.slow import first_fast
 from tests.tasks.examples import write_config, write_examples
@@ -58,3 +66,25 @@ def test_every_sequence_of_a_choice_has_dropout_of_its_own() -> None:
         ModelConfig(kind="bert", head="choice", num_labels=4, seq_length=8), 3, 30, separate_documents=False
     )
     assert batch.columns.tolist() == list(range(12)) and batch.tokens.shape == (8, 12)
+
+
+def test_a_batch_that_counts_nothing_changes_no_evaluation() -> None:
+    """A rank that has run out of examples reads the first ones again while another goes on."""
+    config = ModelConfig(
+        kind="bert", head="classification", num_labels=3, hidden_size=8, num_heads=2, num_layers=1, seq_length=8
+    )
+    labels, weights = Labels(), ResidentWeights()
+    batch = labels.random_batch(config, 3, 30, separate_documents=False)
+
+    def logits(mesh: Mesh, mine: LabelBatch) -> Tensor:
+        model = labels.build(config, 30, Parallel(mesh.tp), None).double()
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
+        hidden = Inference([Chunk(model.architecture.units, model, weights)], model, mesh.pp, weights).hidden
+        return labels.logits(model, [mine], dp=mesh.dp, pp=mesh.pp, hidden=hidden)[0]
+
+    def on(rank: int, _: Path) -> Tensor:
+        return logits(build_mesh(Layout(dp=2), rank), batch.uncounted() if rank else batch)
+
+    alone = logits(Mesh(), batch)
+    assert alone.std() > 0.1 and all(torch.equal(found, alone) for found in run_on_ranks(on, 2))

@@ -142,6 +142,21 @@ def test_the_best_is_measured_and_writes(run: Path, corpus: TinyCorpus) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "command",
+    [("generate", "--prompt", "a"), ("fill-mask", "--text", "a"), ("embed", "--text", "a"), ("predict", "rows.tsv")],
+    ids=lambda command: command[0],
+)
+def test_every_command_opens_the_best(command: tuple[str, ...], run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(path: Path, **_: object) -> None:
+        raise CheckpointError(f"{path} is opened")
+
+    monkeypatch.setattr("colonnade.serving.trained.opened", opened)
+    name, *more = command
+    answer = here(name, run, *more, "--best")
+    assert answer.err.endswith(f"colonnade: {run}/checkpoints/step_00000004 is opened\n"), answer
+
+
 def test_where_there_is_no_best(run: Path) -> None:
     answer = here("generate", run / "checkpoints/step_00000004", "--prompt", "a", "--best")
     assert answer.status == 2 and "--best" in answer.err and f"Name {run}, or leave out --best" in answer.err, answer

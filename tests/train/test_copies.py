@@ -1,5 +1,6 @@
 """What several ranks hold alike is proven equal to the bit before it is saved; one bit on one rank is named."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -144,6 +145,7 @@ def test_one_bit_on_one_rank_is_named(
     assert [answer.status for answer in answers] == [2] * ranks, answers
     assert len({answer.err for answer in answers}) == 1 and "Traceback" not in answers[0].err
     assert "Step 4: " in answers[0].err and said in answers[0].err, answers[0].err
+    assert len(re.findall(" over [a-z]+: rank", answers[0].err)) == 1, "nothing else is named"
     assert "the last checkpoint stays" in answers[0].err
     assert saved_steps(tmp_path / "run") == [2] and metrics(tmp_path / "run")[-1]["step"] == 4
 

@@ -86,3 +86,12 @@ def test_every_layout_of_the_large_model_fits_the_small_one(
         assert check(under(small, each.chosen, precision="fp64", source=each.layout)) == []
     assert small.model.num_layers <= layers and small.model.hidden_size <= base.model.hidden_size
     assert heads % small.model.num_heads == 0 and small.model.ffn <= base.model.ffn + heads
+
+
+def test_a_teacher_keeps_its_width() -> None:
+    """That of the large model where none was given: the maps to its hidden states lead to the same vectors."""
+    taught = {"teacher": "teacher", "student_layers": [3], "teacher_layers": [5]}
+    for given_width, expected in ((None, 1024), (768, 768)):
+        bert = large(kind="bert", position="learned").model_dump(exclude_none=True)
+        base = Config.model_validate(bert | {"distillation": taught | {"teacher_hidden_size": given_width}})
+        assert shrunk(base, [ParallelConfig(tp=2)]).distillation.teacher_hidden_size == expected
