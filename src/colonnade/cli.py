@@ -23,6 +23,7 @@ from colonnade.cli_report import report, watch
 from colonnade.cli_slurm import slurm
 from colonnade.cli_weights import BaseFolder, Best, convert, merge
 from colonnade.errors import mistake
+from colonnade.garbage import imports_stay
 from colonnade.train.rollback_options import RollbackOptions
 
 if TYPE_CHECKING:
@@ -116,14 +117,14 @@ def train(
     arguments += [] if profile is None else ["--profile", profile]
     if audit:
         run_on_ranks(settings.parallel.num_ranks, arguments)
-        from colonnade.verify.audit import audit as audit_one_step
+        with imports_stay():
+            from colonnade.verify.audit import audit as audit_one_step
 
         raise typer.Exit(0 if audit_one_step(settings) else 1)
 
     asked = RollbackOptions(skip, rate_factor, rate_steps, rewarm)
     asked.check(rollback)
-    fitted = start.fitted(settings)
-    if fitted is None:
+    if (fitted := start.fitted(settings)) is None:
         return
     settings = fitted
     with ending(settings), start.owned(settings) as keep:
@@ -133,10 +134,11 @@ def train(
         say_first_lines(settings, start.lines(config, overrides or []))
         if start.is_supervised(settings):
             raise typer.Exit(start.supervise(settings, arguments, keep, dry_run=dry_run))
-        from colonnade.planner.banner import banner
-        from colonnade.planner.comparison import Watcher
-        from colonnade.planner.memory_limit import within_memory
-        from colonnade.train import loop
+        with imports_stay():
+            from colonnade.planner.banner import banner
+            from colonnade.planner.comparison import Watcher
+            from colonnade.planner.memory_limit import within_memory
+            from colonnade.train import loop
 
         watcher = Watcher(banner, within_memory, active=not dry_run)
         again = start.again(config, overrides or [], settings)
@@ -228,9 +230,9 @@ def generate(
     check_options(checkpoint, tp=tp, pp=pp, device=device, precision=precision, best=best, more=wrong)
     run_on_ranks(tp * pp, sys.argv[1:])
 
-    from colonnade.serving import trained
+    with imports_stay():
+        from colonnade.serving import trained
 
-    fewer = [f"lower --max-new-tokens (now {max_new_tokens}), or give a shorter --prompt"]
     with trained.opened(
         chosen(checkpoint, best),
         tp=tp,
@@ -238,7 +240,7 @@ def generate(
         device=device,
         precision=precision,
         threads=threads,
-        to_take_less=fewer,
+        to_take_less=[f"lower --max-new-tokens (now {max_new_tokens}), or give a shorter --prompt"],
         base=base,
     ) as (model, mesh):
         trained.print_continuations(
@@ -298,7 +300,8 @@ def verify(
 
     Exit status 0: all are equal. 1: one differs, and the first number that does is named.
     """
-    from colonnade.verify import verify as verification
+    with imports_stay():
+        from colonnade.verify import verify as verification
 
     equal = verification.verify(
         config, overrides or [], layout or [], steps=steps, shrink=shrink, precision=precision, json_only=as_json
@@ -315,7 +318,9 @@ def trace(
 ) -> None:
     """One rank of a run that `verify` compares: a few steps, every number written down."""
     from colonnade.config.load import load
-    from colonnade.verify import trace as tracing
+
+    with imports_stay():
+        from colonnade.verify import trace as tracing
 
     tracing.trace(load(config), output, steps)
 
@@ -334,10 +339,11 @@ def answers(
     """Ranks with a model that answer what comes on standard input, for another program."""
     run_on_ranks(tp * pp * dp, sys.argv[1:])
 
-    from colonnade.mesh.agreement import gather_texts
-    from colonnade.serving import trained
-    from colonnade.serving.answers import answer
-    from colonnade.serving.ranks import serve
+    with imports_stay():
+        from colonnade.mesh.agreement import gather_texts
+        from colonnade.serving import trained
+        from colonnade.serving.answers import answer
+        from colonnade.serving.ranks import serve
 
     with trained.opened(
         checkpoint, tp=tp, pp=pp, dp=dp, device=device, precision=precision, threads=threads, base=base

@@ -9,6 +9,7 @@ import typer
 from colonnade.cli_data import AsJson, extra_data
 from colonnade.cli_ranks import Checkpoint, Device, PipelineParallel, Precision, TensorParallel, Threads, run_on_ranks
 from colonnade.cli_weights import BaseFolder, Best
+from colonnade.garbage import imports_stay
 
 Task = Annotated[str, typer.Argument(help="What to measure: perplexity, wikitext103, lambada or squad.")]
 Data = Annotated[
@@ -126,8 +127,8 @@ def evaluate(
             import colonnade.data.overlap  # noqa: F401  says what is not installed before ranks start
     run_on_ranks(tp * pp * dp, sys.argv[1:])
 
-    from colonnade.serving import measure, own_data, trained
-
+    with imports_stay():
+        from colonnade.serving import measure, own_data, trained
     path = trained.find(chosen(checkpoint, best))
     fewer = ["set --batch-size 1" if batch_size is None else f"lower --batch-size (now {batch_size})"]
     with trained.opened(

@@ -9,6 +9,7 @@ import typer
 
 from colonnade.cli_data import AsJson
 from colonnade.errors import ConfigError
+from colonnade.garbage import imports_stay
 
 if TYPE_CHECKING:
     from colonnade.config.schema import Config
@@ -140,8 +141,9 @@ def _plan(
         width = shutil.get_terminal_size((120, 24)).columns
         print(pipeline_report.as_text(found, picture=draw, width=width), flush=True)
 
-    from colonnade.planner import estimate_report, ranks  # imports torch: what can be said without is said by now
-    from colonnade.planner.estimate import estimate
+    with imports_stay():
+        from colonnade.planner import estimate_report, ranks  # imports torch: what can be said without is said by now
+        from colonnade.planner.estimate import estimate
 
     held = ranks.plan_run(settings, size)
     timed = None if where is None else estimate(settings, size, where)
@@ -179,10 +181,11 @@ def _search(
     *,
     as_json: bool,
 ) -> None:
-    from colonnade.planner import search_report
-    from colonnade.planner.hardware import hardware as machine
-    from colonnade.planner.search import confirmed, search
-    from colonnade.planner.vocabulary import vocab_size
+    with imports_stay():
+        from colonnade.planner import search_report
+        from colonnade.planner.hardware import hardware as machine
+        from colonnade.planner.search import confirmed, search
+        from colonnade.planner.vocabulary import vocab_size
 
     where, size = machine(on), vocab_size(settings.model, settings.data)
     count = ranks or settings.parallel.num_ranks
@@ -215,7 +218,8 @@ def hardware(
 
 def rank_of_hardware(what: str, tp: int, dp: int, folder: Path) -> None:
     """One of the ranks that are timed for `hardware`."""
-    from colonnade.mesh.layout import Layout
-    from colonnade.planner.measure_hardware import time_on_a_rank
+    with imports_stay():
+        from colonnade.mesh.layout import Layout
+        from colonnade.planner.measure_hardware import time_on_a_rank
 
     time_on_a_rank(what, Layout(tp=tp, dp=dp), folder)

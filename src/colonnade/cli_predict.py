@@ -14,6 +14,7 @@ from colonnade.cli_data import AsJson
 from colonnade.cli_ranks import Checkpoint, Device, PipelineParallel, Precision, TensorParallel, Threads, run_on_ranks
 from colonnade.cli_weights import BaseFolder, Best
 from colonnade.errors import DataError
+from colonnade.garbage import imports_stay
 
 Texts = Annotated[list[str] | None, typer.Option("--text", help="A text; give several for several.")]
 TextFile = Annotated[
@@ -69,8 +70,9 @@ def predict(
     check_options(checkpoint, tp=tp, pp=pp, device=device, precision=precision, best=best, more=wrong)
     run_on_ranks(tp * pp * dp, sys.argv[1:])
 
-    from colonnade.serving import predict as predicting
-    from colonnade.serving import trained
+    with imports_stay():
+        from colonnade.serving import predict as predicting
+        from colonnade.serving import trained
 
     path, fewer = chosen(checkpoint, best), [f"lower --batch-size (now {batch_size})"]
     with trained.opened(

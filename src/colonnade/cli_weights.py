@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from colonnade.garbage import imports_stay
+
 BaseFolder = Annotated[
     Path | None, typer.Option("--base", help="Of adapters: where their base lies now.", show_default=False)
 ]
@@ -63,7 +65,8 @@ def convert(
     with its tokenizer; adapters of PEFT are merged with their base.
     A checkpoint becomes a folder that transformers loads. Nothing is downloaded or overwritten.
     """
-    from colonnade.convert import convert as conversion
+    with imports_stay():
+        from colonnade.convert import convert as conversion
 
     conversion.convert(
         source,

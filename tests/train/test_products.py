@@ -50,8 +50,9 @@ class Timer:
 
 
 @pytest.fixture(autouse=True)
-def not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether or not another test has loaded the compiled kernels into this process."""
+def plain_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without AMX, whatever runs the test, and without the compiled kernels that another test may have loaded."""
+    monkeypatch.setattr(choice, "has_bf16_units", lambda: False)
     monkeypatch.setattr(compiled, "is_loaded", lambda: False)
 
 
