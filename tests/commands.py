@@ -20,6 +20,7 @@ from typing import IO
 
 import torch
 
+import colonnade.planner.banner  # what forked ranks would import, each for itself
 from colonnade import cli
 from colonnade.launch import launch
 

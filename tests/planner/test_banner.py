@@ -16,7 +16,9 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.planner import banner as banners
 from colonnade.planner.banner import banner
+from colonnade.planner.comparison import Watcher
 from colonnade.planner.memory import rank_memory
+from colonnade.planner.memory_limit import within_memory
 from colonnade.planner.ranks import amount
 from colonnade.train.corpus import open_corpus
 from colonnade.train.loop import Banner
@@ -37,7 +39,8 @@ ALL_EVALUATED = "checkpoint.every=3"
 
 def told(config: Config, mesh: Mesh | None = None) -> Banner:
     mesh, opened = mesh or Mesh(), open_corpus(config)
-    return banner(config, mesh, CPU, opened, settle(config, opened.vocab_size, mesh.world, CPU))
+    decision = settle(config, opened.vocab_size, mesh.world, CPU)
+    return Watcher(banner, within_memory, active=False).banner(config, mesh, CPU, opened, decision)
 
 
 def rows(found: Banner) -> dict[str, str]:

@@ -14,6 +14,7 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import paper_mesh
 from colonnade.planner import comparison
 from colonnade.planner.comparison import WALKED, compared, prediction, shown
+from colonnade.planner.predict import predict
 from tests import tiny
 from tests.commands import here
 from tests.runs import metrics
@@ -88,7 +89,8 @@ def test_a_start_does_not_walk_many_micro_batches_of_gpipe(tmp_path: Path) -> No
         keys = ["parallel.pp=2", "parallel.schedule=gpipe", f"train.global_batch_size={count}"]
         config = tiny.config(corpus, tmp_path, *keys, "train.micro_batch_size=1")
         decision: Any = SimpleNamespace(products=None)
-        found[count] = prediction(config, 275, torch.device("cpu"), decision)
+        memory = predict(config, 275, stage=0, device=torch.device("cpu"))
+        found[count] = prediction(config, 275, torch.device("cpu"), decision, memory)
     walked, told = found[WALKED], found[WALKED + 1]
     assert walked["bytes_sent"]["pp"] > 0 and walked["seconds_per_step"] > 0
     assert told["bytes_sent"] is told["seconds_per_step"] is None and told["memory"]["total_bytes"] > 0

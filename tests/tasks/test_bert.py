@@ -22,6 +22,8 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.model.bert import BERT
 from colonnade.planner.banner import banner
+from colonnade.planner.comparison import Watcher
+from colonnade.planner.memory_limit import within_memory
 from colonnade.tasks.bert import BertBatch, Guesses, MaskedPairs
 from colonnade.train.corpus import open_corpus
 from colonnade.train.products import settle
@@ -360,9 +362,9 @@ def test_only_a_language_model_misses_bits_per_byte(texts: Path, tmp_path: Path)
     language = load(write_config(TinyCorpus(texts), tmp_path), [f"data.train={texts}/no sentences"])
     for config, is_missed in ((masked, False), (language, True)):
         opened = open_corpus(config)
-        notes = banner(config, Mesh(), CPU, opened, settle(config, opened.vocab_size, Mesh().world, CPU)).fields[
-            "notes"
-        ]
+        decision = settle(config, opened.vocab_size, Mesh().world, CPU)
+        watcher = Watcher(banner, within_memory, active=False)
+        notes = watcher.banner(config, Mesh(), CPU, opened, decision).fields["notes"]
         assert ("the tokenizer is not byte-level: no bits per byte" in notes) == is_missed
 
 

@@ -19,7 +19,6 @@ from colonnade.mesh.collectives import all_gather
 from colonnade.mesh.mesh import Mesh
 from colonnade.mesh.shared_memory import SharedMemoryTransport
 from colonnade.planner.memory import Memory
-from colonnade.planner.predict import predict
 from colonnade.planner.ranks import amount
 from colonnade.train.corpus import Corpus
 from colonnade.train.loop import Banner
@@ -29,9 +28,8 @@ from colonnade.train.products import Decision
 _INDENT = 11
 
 
-def banner(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus, decision: Decision) -> Banner:
-    """Every rank calls this: the stages of a pipeline tell each other what they will take."""
-    own = predict(config, corpus.vocab_size, stage=mesh.pp.rank, device=device, products=decision.products)
+def banner(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus, decision: Decision, own: Memory) -> Banner:
+    """Every rank calls this: stages of a pipeline tell each other what they will take. `own`: what this rank will."""
     memory = _largest(own, mesh)
     free, ranks_here = free_memory(device), 1 if device.type == "cuda" else launch.num_local_ranks()
     notes = [*_notes(config, corpus), *decision.notes, *_too_much(memory, free, ranks_here)]

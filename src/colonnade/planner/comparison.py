@@ -27,6 +27,7 @@ from colonnade.mesh.ledger import Ledger
 from colonnade.mesh.mesh import Mesh
 from colonnade.planner.estimate import estimate
 from colonnade.planner.hardware import Hardware, hardware
+from colonnade.planner.memory import Memory
 from colonnade.planner.paper import walk
 from colonnade.planner.predict import predict
 from colonnade.planner.ranks import amount, table
@@ -42,7 +43,7 @@ DEVICES = {"H100": "h100", "H200": "h100", "A100": "a100-80gb", "V100": "v100-dg
 """Bundled machines by a part of a GPU's name."""
 WALKED = 32
 """Micro-batches of gpipe up to which a run's start predicts more than memory: 13 s for 64 of a model of 24 layers."""
-Describe = Callable[[Config, Mesh, torch.device, Corpus, Decision], Banner]
+Describe = Callable[[Config, Mesh, torch.device, Corpus, Decision, Memory], Banner]
 Within = Callable[[Config, int, Mesh, torch.device], AbstractContextManager[None]]
 
 
@@ -61,9 +62,10 @@ class Watcher:
 
     def banner(self, config: Config, mesh: Mesh, device: torch.device, corpus: Corpus, decision: Decision) -> Banner:
         """As `describe` says; rank 0 writes its prediction."""
-        found = self.describe(config, mesh, device, corpus, decision)
+        own = predict(config, corpus.vocab_size, stage=mesh.pp.rank, device=device, products=decision.products)
+        found = self.describe(config, mesh, device, corpus, decision, own)
         if self.active and mesh.rank == 0:
-            self._predicted = prediction(config, corpus.vocab_size, device, decision)
+            self._predicted = prediction(config, corpus.vocab_size, device, decision, own)
             _write(config, PREDICTION, self._predicted)
             self._before, self._begun = _resident(device), newest_step(checkpoints(Path(config.run.folder)))
         return found
@@ -91,9 +93,10 @@ class Watcher:
         }
 
 
-def prediction(config: Config, vocab_size: int, device: torch.device, decision: Decision) -> dict[str, Any]:
-    """Of rank 0: memory, time, and bytes sent by axis."""
-    memory = predict(config, vocab_size, stage=0, device=device, products=decision.products)
+def prediction(
+    config: Config, vocab_size: int, device: torch.device, decision: Decision, memory: Memory
+) -> dict[str, Any]:
+    """Of rank 0, which will take this memory: memory, time, and bytes sent by axis."""
     where, timed, sent = machine_of(device), None, None
     if _is_soon_walked(config):
         if where is not None:

@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
+import torch._dynamo  # operators on tensors without memory import it at their first call
 from torch import Tensor
 from torch.autograd import Variable
 from torch.nn.functional import scaled_dot_product_attention
