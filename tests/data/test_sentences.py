@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from colonnade.data import tokenize
 from colonnade.data.indexed import TokenFile
 from colonnade.data.sentences import split_sentences
 from colonnade.data.tokenize import tokenize_files
@@ -47,12 +48,16 @@ def test_a_long_text_takes_time_in_proportion() -> None:
     assert len(split_sentences("Word " * 200_000 + ". " + "a. B. " * 20_000)) >= 1
 
 
-def test_a_token_file_of_sentences(tmp_path: Path, tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("segment_bytes", [tokenize.SEGMENT_BYTES, 1])
+def test_a_token_file_of_sentences(
+    segment_bytes: int, tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenize, "SEGMENT_BYTES", segment_bytes)
     text = tmp_path / "a.jsonl"
     text.write_text('{"text": "One two. Three four! Five."}\n{"text": "Alone"}\n{"text": " "}\n')
     report = tokenize_files([text], tmp_path / "out", tokenizer, workers=1, sentences=True, progress=False)
     file = TokenFile(tmp_path / "out")
-    assert (file.num_documents, file.num_sequences, report.empty) == (2, 4, 1)
+    assert (file.num_documents, report.documents, file.num_sequences, report.empty) == (2, 2, 4, 1)
     assert file.boundaries.tolist() == [0, 3, 4]
     starts = file.sequence_starts(0, file.num_tokens).tolist()
     words = [tokenizer.decode(file.read(a, b - a)) for a, b in zip(starts, [*starts[1:], file.num_tokens], strict=True)]

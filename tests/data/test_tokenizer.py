@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import models, pre_tokenizers
+from tokenizers import models, pre_tokenizers, processors
 
 from colonnade.data.tokenizer import END_OF_DOCUMENT, Tokenizer, train_bpe
 from colonnade.errors import DataError
@@ -53,6 +53,21 @@ def test_a_poor_text_gives_a_smaller_vocabulary() -> None:
 @given(texts)
 def test_there_and_back(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_no_token_is_added_that_the_text_does_not_have(tokenizer: Tokenizer) -> None:
+    """Whatever the file says of the beginning and the end of a text: who puts rows together adds these."""
+    inner = tokenizers.Tokenizer.from_str(tokenizer.to_json())
+    end = [(END_OF_DOCUMENT, inner.token_to_id(END_OF_DOCUMENT))]
+    inner.post_processor = processors.TemplateProcessing(
+        single=f"{END_OF_DOCUMENT} $A {END_OF_DOCUMENT}", special_tokens=end
+    )
+    framed, text = Tokenizer(inner), "the cat"
+    assert len(inner.encode(text).ids) == len(tokenizer.encode(text)) + 2
+    assert framed.encode(text) == tokenizer.encode(text)
+    assert framed.encode_batch([text]) == tokenizer.encode_batch([text])
+    assert framed.encode_marked([(text, [(0, 3)])]) == tokenizer.encode_marked([(text, [(0, 3)])])
+    assert framed.encode_places([text])[0][0] == tokenizer.encode(text)
 
 
 @given(st.lists(texts, max_size=5))

@@ -44,6 +44,17 @@ def test_a_vocabulary_too_small_is_told_beside_missing_tokens(config: Path) -> N
     assert "no nowhere.bin" in answer.err and "model.vocab_size = 100 is less than the 275 ids" in answer.err
 
 
+@pytest.mark.parametrize(
+    ("ranks", "one_rank", "limit", "supervised"),
+    [(1, True, 3, True), (1, True, 0, False), (1, False, 3, False), (2, False, 3, True), (2, True, 0, True)],
+)
+def test_one_rank_is_watched_where_it_may_start_again(
+    config: Path, ranks: int, one_rank: bool, limit: int, supervised: bool
+) -> None:
+    keys = (f"parallel.dp={ranks}", f"restarts.one_rank={str(one_rank).lower()}", f"restarts.limit={limit}")
+    assert begin.is_supervised(load(config, keys)) == supervised
+
+
 def test_files_are_looked_at_before_ranks_start_and_without_torch(config: Path) -> None:
     program = f"""
 import sys
