@@ -260,6 +260,18 @@ def test_an_archive_of_a_kind_that_zipfile_does_not_know(path: Path) -> None:
         load(path, shards())
 
 
+def test_an_archive_whose_entries_lie_behind_the_files_end(path: Path) -> None:
+    content = bytearray((path / DATA).read_bytes())
+    place = 0
+    while (place := content.find(b"PK\x01\x02", place)) >= 0:
+        content[place + 42 : place + 46] = (1 << 30).to_bytes(4, "little")  # where an entry begins
+        place += 4
+    (path / DATA).write_bytes(content)
+    forging.list_again(path, DATA)
+    with pytest.raises(CheckpointError, match="cannot be read from it \\(the file ends too early\\)"):
+        load(path, shards())
+
+
 @pytest.mark.parametrize("rows", [50, 52])
 def test_numbers_of_another_shape_than_is_said(path: Path, rows: int) -> None:
     """A little less or more: what lies around the numbers would hide it."""

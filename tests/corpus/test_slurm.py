@@ -61,6 +61,7 @@ def test_a_stage_waits_for_all_arrays_of_the_one_before(tmp_path: Path, cluster:
         before = jobs
     for line in ("#SBATCH --partition=cpu", "#SBATCH --mem-per-cpu=3G", "launch_pickled_pipeline"):
         assert line in cluster.script(by_stage["documents"][0])
+    assert "--qos" not in cluster.script(by_stage["documents"][0]), "a cluster need not have one"
 
 
 def test_failing_late_and_repeated_tasks_change_nothing(

@@ -48,6 +48,17 @@ def test_runs_are_at_most_so_long() -> None:
     assert answers_of(scores, TEXT, PLACES, Selection(longest=3), may_be_none=False).text == "cd ef gh"
 
 
+def test_unless_said_otherwise_they_are_as_long_as_those_of_the_first_scripts_for_bert() -> None:
+    """`run_squad.py`: 30 tokens at most, of the 20 likeliest beginnings and ends."""
+    text = " ".join(["a"] * 40)
+    places = np.array([[2 * token, 2 * token + 1] for token in range(40)])
+    for last in (29, 30):
+        scores = [window([9.0] + [0.0] * 39, [8.0 - 0.1 * abs(place - last) for place in range(40)])]
+        found = answers_of(scores, text, places, Selection(), may_be_none=False)
+        assert len(found.text.split()) == 30
+    assert Selection().n_best == 20
+
+
 def test_runs_begin_where_most_text_is_around_them() -> None:
     """Token 1 is in both windows; in the first one, where it scores 9 + 9, no answer begins with it."""
     first = window([1, 9], [1, 9], begins="x.")

@@ -168,10 +168,12 @@ def test_all_have_come() -> None:
     )
 
 
-def test_programs_that_disagree() -> None:
-    other = operation("all_gather", bytes=512)
+@pytest.mark.parametrize(("kind", "size"), [("all_gather", 512), ("all_reduce", 512), ("all_gather", 4096)])
+def test_programs_that_disagree(kind: str, size: int) -> None:
+    """About what they do, or how much of it."""
+    other = operation(kind, bytes=size)
     assert first_line(3, picture(report(2, other), report(3, operation()))).endswith(
-        "; rank 2 [pp0 dp1 tp0] is in all_gather over tp for blocks.7.mlp of 512 bytes instead of 4,096: "
+        f"; rank 2 [pp0 dp1 tp0] is in {kind} over tp for blocks.7.mlp of {size:,} bytes instead of 4,096: "
         "their programs disagree"
     )
 

@@ -143,6 +143,8 @@ def test_an_event_without_a_step_stands_between_those_around_it() -> None:
         {"event": "rolled back", "time": 310.0, "to": 12},
     ]
     assert steps_of(events) == [0.0, 10.0, 15.0, 20.0, 12.0]
+    early = [("started", None, 100.0), ("rank lost", None, 150.0), ("saved", 10, 200.0)]
+    assert steps_of([{"event": name, "step": step, "time": time} for name, step, time in early]) == [0.0, 5.0, 10.0]
     assert steps_of([{"event": "odd", "time": None}])[0] != 0.0
 
 

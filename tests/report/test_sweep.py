@@ -71,6 +71,7 @@ def test_the_table(sweep: Path) -> None:
     rows = list(csv.DictReader(as_csv(read_sweep_folder(sweep)).splitlines()))
     assert rows[0]["optim.learning_rate"] == "2e-05" and rows[0]["runs"] == "3"
     assert [float(rows[0][f"accuracy {what}"]) for what in ("median", "lowest", "highest")] == [0.85, 0.81, 0.86]
+    assert [float(rows[1][f"accuracy {what}"]) for what in ("median", "lowest", "highest")] == [0.82, 0.80, 0.84]
     assert float(rows[0]["accuracy deviation"]) == pytest.approx(0.0264575)
     theirs = [row for row in rows if row["source"] != "this sweep"]
     assert theirs[0]["source"] == "BERT 336M (matched), Megatron-LM" and float(theirs[0]["accuracy median"]) == 0.897

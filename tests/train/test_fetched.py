@@ -277,6 +277,17 @@ def test_another_run_is_refused_before_anything_is_fetched(
     assert not (tmp_path / "anew").exists() and snapshot(store) == before
 
 
+@pytest.mark.parametrize("damage", ["odd bytes", "missing"])
+def test_another_configuration_is_told_where_the_record_cannot_be_read(config: Path, store: Path, damage: str) -> None:
+    """What the run began with is not known then, and what its checkpoint says counts."""
+    record = store / "step_00000006" / RECORD
+    record.unlink()
+    if damage == "odd bytes":
+        record.write_bytes(b"odd")
+    answer = here("train", config, f"checkpoint.upload_to=file://{store}", "model.num_layers=4")
+    assert answer.status == 2 and "has checkpoints of a run with another configuration" in answer.err, answer
+
+
 def test_what_the_run_began_with_counts(config: Path, store: Path, tmp_path: Path) -> None:
     """Defaults of then, and changes in mid-run, come with the record: of them the fresh machine knows nothing."""
     target = tmp_path / "record"

@@ -146,16 +146,22 @@ class Board:
     def __init__(self, folder: str, purge_step: int) -> None:
         self.folder, self.purge_step, self.closed = folder, purge_step, False
         self.scalars: list[tuple[str, float, int]] = []
+        self.texts: list[tuple[str, int | None]] = []
         self.made.append(self)
 
     def add_scalar(self, name: str, value: float, step: int) -> None:
         self.scalars.append((name, value, step))
 
+    def add_text(self, name: str, words: str, step: int | None = None) -> None:
+        self.texts.append((name, step))
+
     def close(self) -> None:
         self.closed = True
 
 
-def test_tensorboard_gets_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_gets_the_same_numbers_and_events_at_their_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = ModuleType("torch.utils.tensorboard")
     module.SummaryWriter = Board  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
@@ -163,11 +169,14 @@ def test_tensorboard_gets_the_same_numbers(tmp_path: Path, monkeypatch: pytest.M
     told = monitor(tmp_path, trackers=[TensorBoard(tmp_path)])
     assert Board.made == [] and not list(tmp_path.iterdir()), "nothing is written before `resume`"
     told.resume(4)
+    told.event("resumed")
     told.step(numbers(5), 0.5)
+    told.event("saved")
     told.close()
     (board,) = Board.made
     assert (board.folder, board.purge_step, board.closed) == (str(tmp_path / "tensorboard"), 5, True)
     assert ("loss", 0.2, 5) in board.scalars and len(board.scalars) == len(written(tmp_path)[0])
+    assert board.texts == [("event/resumed", 4), ("event/saved", 5)]
 
 
 def test_tensorboard_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

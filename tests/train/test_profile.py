@@ -121,6 +121,8 @@ def test_two_stages_of_two_ranks(tmp_path: Path) -> None:
     trace = json.loads((run / "trace.json").read_text())["traceEvents"]
     assert {event["ph"] for event in trace} == {"M", "X", "C"}
     assert [event["steps"] for event in events(run) if event["event"] == "profiled"] == [[3, 4]]
+    assert sorted(path.name for path in (run / "profile").iterdir()) == ["rank_00000.json", "rank_00001.json"]
+    assert not list(run.glob("rank_*"))
 
     without_times = [
         [{name: line[name] for name in ("step", "loss", "grad_norm")} for line in metrics(folder)]

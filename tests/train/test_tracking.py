@@ -13,7 +13,7 @@ import pytest
 from colonnade.config.load import loads
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
-from colonnade.train.trackers import Mlflow, Prometheus, TensorBoard, Wandb, trackers
+from colonnade.train.trackers import Mlflow, Prometheus, Wandb, trackers
 from colonnade.train.tracking import Feed
 
 TOML = """
@@ -191,42 +191,6 @@ def test_wandb_knows_a_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [(how["id"], how["resume"]) for how in fake.inits] == [(None, None), ("abc123", "allow")]
     assert fake.inits[0]["mode"] == "online" and fake.inits[0]["dir"] == str(tmp_path)
     assert fake.logged[:2] == [({"loss": 1.0}, 7), ({"event/saved": 7}, 7)] and fake.finished == 2
-
-
-class FakeBoard:
-    """As much of a SummaryWriter as is used."""
-
-    def __init__(self, folder: str, purge_step: int) -> None:
-        self.told: list[object] = [(folder, purge_step)]
-
-    def add_scalar(self, name: str, value: float, step: int | None = None) -> None:
-        self.told.append((name, value, step))
-
-    def add_text(self, name: str, words: str, step: int | None = None) -> None:
-        self.told.append((name, words, step))
-
-    def close(self) -> None:
-        self.told.append("closed")
-
-
-def test_tensorboard_has_numbers_and_events_at_their_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    boards = list[FakeBoard]()
-
-    class Recorded(FakeBoard):
-        def __init__(self, folder: str, purge_step: int) -> None:
-            super().__init__(folder, purge_step)
-            boards.append(self)
-
-    module: Any = ModuleType("torch.utils.tensorboard")
-    module.SummaryWriter = Recorded
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    tracker = TensorBoard(tmp_path)
-    tracker.open(5)
-    tracker.numbers(7, {"loss": 1.0})
-    tracker.event(7, "saved", "step_7")
-    tracker.close()
-    (board,) = boards
-    assert board.told == [(str(tmp_path / "tensorboard"), 5), ("loss", 1.0, 7), ("event/saved", "step_7", 7), "closed"]
 
 
 def test_prometheus_in_a_file(tmp_path: Path) -> None:

@@ -124,10 +124,10 @@ def _marked(parts: list[Any], kind: type[Mark]) -> Mark | None:
 
 
 def parts_of(annotation: object) -> Iterator[Any]:
-    """The types, literal values and limits of an annotation: Annotated[int, Ge(1)] | None -> int, Ge(1)."""
+    """The types, literal values and limits of an annotation: Annotated[int, Ge(1)] | None -> int, Ge(1), NoneType."""
     origin = get_origin(annotation)
     if origin is None:
-        yield from () if annotation is NoneType else (annotation,)
+        yield annotation
     elif origin is Literal:
         yield from get_args(annotation)
     elif origin is Annotated:
