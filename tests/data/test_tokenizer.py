@@ -48,6 +48,7 @@ def test_training_needs_room_for_the_bytes() -> None:
 
 def test_a_poor_text_gives_a_smaller_vocabulary() -> None:
     assert train_bpe(["aa aa aa"], 1_000).vocab_size < 270
+    assert train_bpe(["ab cd"], 1_000).vocab_size == 257, "a pair that comes once is none"
 
 
 @given(texts)

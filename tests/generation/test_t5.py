@@ -38,10 +38,10 @@ def tiny_t5(tp: Axis, units: list[str] | None = None, **more: Any) -> T5:
     return t5
 
 
-def at_once(t5: T5, prompt: list[int], written: list[int]) -> Tensor:
+def at_once(t5: T5, prompt: list[int], written: list[int], start: int = START) -> Tensor:
     """Logits [t, v] behind a start and each token of a text, without caches."""
     carry: tuple[Tensor, ...] = ()
-    given = T5Inputs(torch.tensor(prompt)[:, None], decoder_tokens=torch.tensor([START, *written])[:, None])
+    given = T5Inputs(torch.tensor(prompt)[:, None], decoder_tokens=torch.tensor([start, *written])[:, None])
     with torch.no_grad():
         for unit in list(t5.units())[:-1]:
             carry = t5.run(unit, carry, given)
@@ -111,3 +111,15 @@ def test_stages_write_what_one_rank_does() -> None:
 def test_texts_are_as_long_as_asked_for_whatever_the_model_was_trained_on() -> None:
     made = list(generate(Stages(tiny_t5(SERIAL), SERIAL, start=START), [[3] * 30], max_new_tokens=20, temperature=0.0))
     assert len(made) == 20 and made[-1].end == "length"
+
+
+def test_the_first_token_is_the_likeliest_behind_the_start() -> None:
+    """And each that follows, behind those before it."""
+    t5 = tiny_t5(SERIAL)
+    firsts = {}
+    for start in range(6):
+        made = list(generate(Stages(t5, SERIAL, start=start), PROMPTS[:1], max_new_tokens=3, temperature=0.0))
+        written = [new.token for new in made]
+        assert written == at_once(t5, PROMPTS[0], written[:-1], start).argmax(-1).tolist()
+        firsts[start] = written[0]
+    assert len(set(firsts.values())) > 1, "the start matters"

@@ -69,6 +69,15 @@ def test_everything_is_there(tmp_path: Path) -> None:
         assert words in text, words
 
 
+def test_kinds_of_memory_that_take_nothing_are_not_in_the_bar(tmp_path: Path) -> None:
+    folder = written.run(tmp_path / "r")
+    kinds = {"parameters": 2e9, "buffers": 0, "optimizer": 4e9}
+    (folder / "prediction.json").write_text(json.dumps({"memory": {"by_kind": kinds}}))
+    (folder / "comparison.json").unlink()
+    text = shown(folder).text
+    assert "parameters" in text and "optimizer" in text and "buffers" not in text
+
+
 def test_what_befell_a_run_is_marked_in_every_chart(tmp_path: Path) -> None:
     """By its kind; what is of minor interest stands below the first chart alone."""
     text = page([read_run(written.run(tmp_path / "r"))])
