@@ -3,6 +3,7 @@
 import os
 import time
 from importlib import resources
+from typing import Any
 
 import pytest
 import torch
@@ -61,6 +62,23 @@ def test_operators_may_have_seconds_an_element() -> None:
     assert told.operators == {"gelu": 1e-9} and told.figures == hardware("h100").figures
     with pytest.raises(ConfigError, match=r"operators\.gelu = 3 cannot be"):
         parsed(text("h100") + "\n[operators]\ngelu = 3\n", "mine.toml")
+
+
+def test_what_is_measured_stands_under_its_own_key() -> None:
+    names = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+    peaks = {short: 1e10 * number for number, short in enumerate(names.values(), 1)}
+    figures: dict[str, Any] = {"memory": 1e9, "bandwidth": 2e9, "kernel": 1e-6, "dispatch": 2e-6, "together": 0.5}
+    figures |= {"crowded": 0.25, "area": 64.0, "depth": 32.0, "attention": 0.75, "half_head": 16.0, "operators": ""}
+    figures |= {"beta": 3e9, "alpha": 3e-6, "call": 4e-6, "cores": 4, "name": "mine", "system": "s", "torch": "t"}
+    told = parsed(measure_hardware._FILE.format(**peaks, **figures), "mine.toml")
+    assert {name: told.peak(name) for name in names} == {name: peaks[short] for name, short in names.items()}
+    assert [told[f"device.{key}"] for key in ("memory", "memory_bandwidth", "kernel_seconds", "dispatch_seconds")] == [
+        1e9, 2e9, 1e-6, 2e-6,
+    ]  # fmt: skip
+    assert [told[f"device.{key}"] for key in ("together", "crowded")] == [0.5, 0.25]
+    products = ("half_area", "half_depth", "attention", "half_head")
+    assert [told[f"products.{key}"] for key in products] == [64.0, 32.0, 0.75, 16.0]
+    assert [told[f"island.{key}"] for key in ("bandwidth", "latency", "call")] == [3e9, 3e-6, 4e-6]
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not let a process choose its cores")
