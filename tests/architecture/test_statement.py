@@ -177,6 +177,15 @@ def test_only_a_tied_table_is_shared() -> None:
         assert own == 61 * 24 and "embedding.tokens" in first.buckets and "embedding.tokens" in last.buckets
 
 
+def test_the_loss_has_what_no_other_unit_has() -> None:
+    """A tied table is the embedding's: an encoder without a head has it too."""
+    for kind, tie in (("gpt", True), ("gpt", False), ("bert", True)):
+        stated = architecture_of(ModelConfig(**BASE, kind=kind, tie_embeddings=tie), 61)
+        others = {bucket for unit in stated.units if not unit.is_loss for bucket in unit.buckets}
+        rest = {f"{bucket}.{weight.name}" for bucket in others for weight in stated.buckets[bucket]}
+        assert stated.weights_of_loss() == stated.weights().keys() - rest != set()
+
+
 @pytest.mark.parametrize("model", MODELS, ids=range(len(MODELS)))
 def test_only_blocks_are_recomputed(model: ModelConfig) -> None:
     for unit in architecture_of(model, 61).units:

@@ -201,6 +201,8 @@ def test_failures_by_young_and_daly() -> None:
     each = failures(machine, 100, 60.0)
     assert each.between == 36000 and each.interval == pytest.approx((2 * 60 * 36000) ** 0.5 - 60)
     assert each.lost == pytest.approx(60 / each.interval + each.interval / 2 / 36000)
+    for stall in (18_000.0, 30_000.0, 50_000.0):
+        assert failures(machine, 100, stall).interval == 36000, "a stall that is no small part of the time between"
 
 
 @pytest.mark.parametrize(
