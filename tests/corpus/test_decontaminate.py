@@ -95,6 +95,10 @@ def test_which_passages_are_looked_for(write_lines: Any, ngram: int, length: int
 def test_articles_go_by_title(tmp_path: Path, run: Run, write_lines: Any) -> None:
     (tmp_path / "wiki.test.raw").write_text(" = Du Fu 's Poems @-@ II = \n text here \n = = Not a title = = \n")
     assert titles(tmp_path / "wiki.test.raw") == {"du fu s poems ii"}
+    (tmp_path / "latin.txt").write_bytes("Été".encode("latin-1"))
+    for unreadable in ("latin.txt", "missing.txt"):
+        with pytest.raises(DataError, match=f"{unreadable} cannot be read as a list of titles: .* It has to be UTF-8"):
+            titles(tmp_path / unreadable)
     rows = [{"text": "a", "title": "Du_Fu's poems-II"}, {"text": "b", "title": "Not a title"}, {"text": "c"}]
     result = run(write_lines("in.jsonl", rows), decontaminate={"titles": [str(tmp_path / "wiki.test.raw")]})
     assert result.texts() == ["b", "c"]

@@ -69,6 +69,16 @@ def test_everything_is_there(tmp_path: Path) -> None:
         assert words in text, words
 
 
+def test_a_map_of_colours_says_what_its_ends_are(tmp_path: Path) -> None:
+    """What the page's script reads numbers by: ends of the scale, first and last step, and units."""
+    read = shown(written.run(tmp_path / "r"))
+    names = ("data-low", "data-high", "data-first", "data-last", "data-rows")
+    columns = [[value for _, name, value in read.attributes if name == each] for each in names]
+    units = "\n".join(f"blocks.{layer}" for layer in range(4))
+    ends = (("3", "42"), ("0.25", "1"), ("0.001", "0.004"))  # attention logits, gradients, updates
+    assert [*zip(*columns, strict=True)] == [(*each, "1", "39", units) for each in ends]
+
+
 def test_kinds_of_memory_that_take_nothing_are_not_in_the_bar(tmp_path: Path) -> None:
     folder = written.run(tmp_path / "r")
     kinds = {"parameters": 2e9, "buffers": 0, "optimizer": 4e9}

@@ -116,7 +116,7 @@ def test_two_stages_of_two_ranks(tmp_path: Path) -> None:
     assert profile["steps"] == [3, 4] and len(profile["ranks"]) == 2
     assert set(profile["ranks"][1]["units"]) >= {"head", "blocks.1"}
     rows = profile["gantt"]["rows"]
-    assert [row["name"] for row in rows] == ["stage 0", "stage 1"]
+    assert [row["name"] for row in rows] == ["stage 0", "stage 1"] and profile["gantt"]["step"] == 4
     assert [action["kind"] for action in rows[1]["actions"]] == ["F", "B", "F", "B", "optimizer"]
     trace = json.loads((run / "trace.json").read_text())["traceEvents"]
     assert {event["ph"] for event in trace} == {"M", "X", "C"}
