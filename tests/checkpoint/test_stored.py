@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -162,3 +163,23 @@ def test_names() -> None:
     assert below("s3://b/runs/?token=x", "p1") == "s3://b/runs/p1?token=x"
     assert below("s3://b/runs", "p1") == "s3://b/runs/p1"
     assert digest(b"a") != digest(b"b")
+
+
+def test_a_second_attempt_counts_only_what_is_new(tmp_path: Path) -> None:
+    """A bar that shows what has come never goes back."""
+
+    class Breaks:
+        attempts = 0
+
+        def get_file(self, path: str, target: str, callback: Any) -> None:
+            self.attempts += 1
+            for come in (300, 600):
+                callback.absolute_update(come)
+            if self.attempts == 1:
+                raise ConnectionError("reset by peer")
+            callback.absolute_update(1000)
+
+    stored, seen = Stored(f"file://{tmp_path}"), list[int]()
+    stored.storage = Breaks()
+    stored._get(1, "x", tmp_path / "x", seen.append)
+    assert seen == [300, 300, 400]

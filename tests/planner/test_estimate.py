@@ -196,6 +196,23 @@ def test_it_is_told_in_words_and_in_json() -> None:
     assert "fits" in as_text(short)
 
 
+def test_every_chunk_takes_the_time_of_its_own_units() -> None:
+    """Chunks go to the stages in turn; the second of four has five of the eight units."""
+    way = Way(pp=2, schedule="interleaved", virtual_stages=2, cuts=(1, 5, 1, 1), micro_batch_size=1)
+    case = replace(PLAIN, num_layers=6, global_batch_size=4)
+    found = estimate(configuration(way, case), 37, hardware("h100"), every_rank=False)
+    assert found.simulation is not None
+    for kind in "FB":
+        seconds = {
+            (event.action.chunk, stage): event.end - event.start
+            for stage, events in enumerate(found.simulation.events)
+            for event in events
+            if event.action.kind == kind
+        }
+        assert max(seconds, key=lambda place: seconds[place]) == (0, 1)
+        assert seconds[0, 1] > 3 * seconds[1, 0], "five blocks and one"
+
+
 def test_failures_by_young_and_daly() -> None:
     machine = hardware("h100").having(failures__device_hours=1000, failures__restart_seconds=0)
     each = failures(machine, 100, 60.0)
