@@ -86,6 +86,15 @@ def test_epochs_of_each(files: tuple[str, str, str]) -> None:
         train.rows([3, 80])
 
 
+def test_held_out_parts_have_the_proportions_of_the_epochs(write_tokens: Write) -> None:
+    """Of 10 and 30 samples to evaluate, one and two epochs: of seven samples one is of the first file."""
+    files = (write_tokens(*[41] * 4, name="a"), write_tokens(*[121] * 4, name="b"))
+    datasets = opened(dict(zip(files, [1, 2], strict=True)), by="epochs", split=(2.0, 1.0, 1.0))
+    for part in (datasets.validation, datasets.test):
+        assert isinstance(part, BlendedDataset) and [len(each) for each in part.parts] == [10, 30]
+        assert Counter(part.blend.locate(np.arange(700)).sets.tolist()) == {0: 100, 1: 600}
+
+
 def test_all_epochs_shuffled_as_one_only_when_asked(files: tuple[str, str, str]) -> None:
     datasets = opened({files[2]: 4}, by="epochs", order="all_epochs")
     starts = datasets.train.rows(range(200)).tokens[:, 0].tolist()
