@@ -16,14 +16,15 @@ import warnings
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import IO
 
 import torch
 
-import colonnade.planner.banner  # what forked ranks would import, each for itself
 from colonnade import cli
 from colonnade.launch import launch
 
+import_module("colonnade.planner.banner")  # what each forked rank would import for itself
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", launch.FOLDER, launch.PIPE)
 
 

@@ -19,6 +19,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -30,7 +31,9 @@ from colonnade.mesh.transport import Groups, Pending, TorchTransport
 
 SLOT_BYTES = 1 << 22
 _LINE = 8  # 64-bit words in a cache line
-_EAGER = 2000  # polls before the core is offered to others
+_EAGER = 50  # polls before the core is offered to others
+_PATIENT = 20_000  # polls before the core is left for half a millisecond at a time
+_offer_core = getattr(os, "sched_yield", partial(time.sleep, 0.0))
 _COMBINE: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 
 
@@ -66,8 +69,11 @@ class Segment:
                 polls += 1
                 if polls <= _EAGER:
                     continue
-                time.sleep(0.0 if polls < 10 * _EAGER else 0.0005)
-                if polls % _EAGER == 0:
+                if polls < _PATIENT:
+                    _offer_core()
+                else:
+                    time.sleep(0.0005)
+                if polls % 2000 == 0:
                     now = time.monotonic()
                     left -= min(now - (before or now), 5.0)  # while this process is suspended, time does not count
                     before = now
