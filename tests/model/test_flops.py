@@ -6,7 +6,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from colonnade.architecture.devices import peak_flops
 from colonnade.architecture.families import architecture_of
+from colonnade.architecture.matching import with_maps
 from colonnade.architecture.parts import with_parts
+from colonnade.config.distillation import DistillationConfig
 from colonnade.config.model import ModelConfig
 from colonnade.config.parts import PartsConfig
 from colonnade.mesh.mesh import Mesh
@@ -117,3 +119,15 @@ def test_the_papers_model_needs_six_times_its_parameters_and_a_little() -> None:
 )
 def test_peaks(name: str, precision: str, peak: float | None) -> None:
     assert peak_flops(name, precision) == peak
+
+
+def test_a_map_to_a_teachers_width_is_computed_for_every_token() -> None:
+    """In the blocks that are compared, and in no other."""
+    model = ModelConfig(kind="bert", num_layers=3, hidden_size=16, num_heads=2, seq_length=8)
+    taught = DistillationConfig(teacher="teacher", student_layers=(0, 2), teacher_layers=(1, 3), teacher_hidden_size=24)
+    plain = architecture_of(model, 30)
+    more = {
+        unit.layer: mapped.multiply_adds - unit.multiply_adds
+        for unit, mapped in zip(plain.units, with_maps(plain, model, taught).units, strict=True)
+    }
+    assert more == {None: 0, 0: 24 * 16, 1: 0, 2: 24 * 16}
