@@ -98,6 +98,16 @@ def test_llama_turns_whole_heads_wherever_its_file_says_so(share: float, refused
     assert isinstance(found, str) and "turn whole heads here" in found if refused else found == plain
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_neox_turns_the_share_that_its_file_says_wherever(inside: bool) -> None:
+    whole = completed("pythia", MODELS["pythia"][1])
+    assert whole is not None
+    whole["rope_parameters"].pop("partial_rotary_factor", None)
+    (whole["rope_parameters"] if inside else whole)["partial_rotary_factor"] = 0.75
+    found = described(whole)
+    assert not isinstance(found, str) and found["rotary"]["share"] == 0.75
+
+
 @pytest.mark.parametrize(
     ("name", "architecture"),
     [

@@ -97,6 +97,12 @@ def test_nothing_to_write(tmp_path: Path) -> None:
     assert files(tmp_path) == []
 
 
+def test_the_smallest_and_the_largest_id_of_a_dtype_are_written(tmp_path: Path) -> None:
+    with TokenFileWriter(tmp_path / "new", np.dtype("<u2")) as writer:
+        writer.add_document([0, 65_535])
+    assert TokenFile(tmp_path / "new").document(0).tolist() == [0, 65_535]
+
+
 @pytest.mark.parametrize("token", [-1, 65_536])
 def test_ids_never_wrap_around(tmp_path: Path, token: int) -> None:
     with (

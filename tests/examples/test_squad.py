@@ -79,6 +79,7 @@ def test_answers_become_tokens_of_their_context(tmp_path: Path, words: Tokenizer
         (asked("what?", (" ", 3)), 'its answer " " has no token'),
         (asked("what?") | {"answers": "dog"}, "its answers are no list of objects with text and answer_start"),
         (asked("what?") | {"answers": [{"text": "dog"}]}, "its answers are no list of objects"),
+        (asked("what?") | {"answers": [{"answer_start": 4}]}, "its answers are no list of objects"),
         ({"question": "what?", "answers": []}, "question 1 has no id and text, but question, answers"),
     ],
 )

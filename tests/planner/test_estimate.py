@@ -128,6 +128,17 @@ def test_a_host_that_is_too_slow_is_waited_for() -> None:
     assert play([Section(None, [small] * 10)], Cost(slow)).total == pytest.approx(1e-2, rel=1e-3)
 
 
+def test_a_host_is_ahead_of_a_gpu_and_computes_itself_on_a_cpu() -> None:
+    large = Operator("mm", 10**12, 0, "bfloat16", (1, 1, 1, 1))
+    gpu = A100.having(device__dispatch_seconds=1e-3)
+    each = Cost(gpu).operator(large)
+    assert each > 1e-3
+    assert play([Section(None, [large] * 10)], Cost(gpu)).total == pytest.approx(1e-3 + 10 * each)
+    assert play([Section(None, [large] * 10)], Cost(replace(gpu, kind="cpu"))).total == pytest.approx(
+        10 * (1e-3 + each)
+    )
+
+
 def test_stages_of_a_kind_are_walked_once() -> None:
     config = configuration(Way(pp=4, micro_batch_size=1), replace(PLAIN, num_layers=10))
     assert stage_kinds(trained_architecture(config, 37), config.parallel) == [0, 1, 1, 3]
