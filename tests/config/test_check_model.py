@@ -89,6 +89,13 @@ def test_what_goes_together(model: str, parallel: str) -> None:
     assert loads(BASE.format(model=model, parallel=parallel))
 
 
+def test_heads_whose_width_is_given_need_not_divide_the_hidden_size() -> None:
+    text = BASE.replace("hidden_size = 48", "hidden_size = 50")
+    assert loads(text.format(model="head_dim = 8", parallel=""))
+    with pytest.raises(ConfigError, match="num_heads = 6 does not divide"):
+        loads(text.format(model="", parallel=""))
+
+
 def test_all_at_once() -> None:
     assert len(problems('num_key_value_heads = 4\nrotary.base = 3.0\nnorm = "batch"')) == 3
 

@@ -230,5 +230,6 @@ def test_the_vocabularys_size(copied: Callable[[str], Path], tmp_path: Path) -> 
     assert "50 tokens would be padded to 56" in message and "--vocab-size 50" in message
     assert "--tokenizer nowhere: nowhere is no tokenizer" in said(tmp_path, where, "--tokenizer", "nowhere")
     assert "--best is of a run's checkpoints, and" in said(tmp_path, where, "--best")
-    confirmed = here("convert", where.parent, tmp_path / "ours", "--vocab-size", 50)
-    assert confirmed.status == 0, confirmed
+    for size in (50, 64):
+        confirmed = here("convert", where.parent, tmp_path / f"ours {size}", "--vocab-size", size)
+        assert confirmed.status == 0, confirmed

@@ -49,3 +49,11 @@ def test_gradients_of_16_bits_are_summed_in_32() -> None:
     positions(drawn(3, 256, 4, seed=1).bfloat16().requires_grad_(), 0).backward(grad)
     assert positions.weight.grad is not None and positions.weight.grad.dtype is torch.float32
     torch.testing.assert_close(positions.weight.grad.double(), grad.double().sum(1), rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("at", [1, torch.tensor([[1, 1], [2, 2], [0, 3]])], ids=["one after the other", "drawn"])
+def test_a_frozen_table_has_no_gradient(at: int | torch.Tensor) -> None:
+    positions, grad = Positions(6, 4).double().requires_grad_(False), drawn(3, 2, 4, seed=2)
+    x = drawn(3, 2, 4, seed=1).requires_grad_()
+    positions(x, at).backward(grad)
+    assert torch.equal(x.grad, grad) and positions.weight.grad is None  # type: ignore[arg-type]

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from colonnade.errors import ConfigError
+from colonnade.report import write
 from colonnade.report.happened import steps_of
 from colonnade.report.page import page
 from colonnade.report.record import read_run
 from colonnade.report.watch import watch
 from colonnade.report.write import write_report
+from tests.commands import here
 from tests.report import written
 
 VOID = {"meta", "input", "img", "br"}
@@ -232,6 +234,13 @@ def test_the_command_writes_beside_the_run_and_refuses_what_it_cannot(
         write_report([folder], tmp_path)
     with pytest.raises(ConfigError, match="17 runs are more"):
         write_report([folder] * 17, None)
+
+
+def test_the_command_writes_once_where_nobody_asks_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(write, "write_report", lambda runs, output, live, task: told.append(live))
+    assert here("report", tmp_path).status == 0 and here("report", tmp_path, "--live", 3).status == 0
+    assert told == [0, 3]
 
 
 def test_a_page_is_read_again_while_the_run_is_under_way(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colonnade.launch import launch
-from colonnade.mesh.files import Transfer
-from colonnade.train import loop
+from colonnade.mesh.files import Transfer, exchange
+from colonnade.train import loop, memory_copies
 from colonnade.train.memory_machines import (
     Held,
     Whole,
@@ -169,3 +169,18 @@ def test_a_run_goes_on_from_the_memory_of_the_machines_that_are_left(finished: F
         )
     for name in ("one lost", "first lost"):
         assert_same_end(tmp_path / name, tmp_path / "two lost")
+
+
+@pytest.mark.slow
+def test_a_file_that_a_machine_cannot_take_ends_the_copies(finished: Finished, tmp_path: Path) -> None:
+    """Without it the copy is not whole, though each machine has one of that step."""
+    at = on_three_machines(tmp_path / "memory")
+
+    def first(rank: int) -> None:
+        at(rank)
+        if rank == 3:
+            memory_copies.exchange = lambda *transfers: exchange(*transfers) or "No space left on device"
+
+    answer = forked("train", finished.config, *KEYS, f"run.folder={tmp_path / 'run'}", num_ranks=4, first=first)
+    assert answer.status == 0 and answer.out.count("No more copies") == 1 and "No space left on device" in answer.out
+    assert not list((tmp_path / "memory").rglob("step_*")), "none that is not whole"
