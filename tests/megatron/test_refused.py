@@ -16,7 +16,7 @@ from colonnade.megatron.rank_file import RankFile
 from colonnade.megatron.source import open_megatron
 from tests.commands import here
 from tests.convert.test_refused import refused
-from tests.megatron.written import GPT, VOCAB, weights, write
+from tests.megatron.written import ENUM_ARGS, GPT, VOCAB, weights, write
 
 FILE = "model_optim_rng.pt"
 
@@ -51,7 +51,7 @@ def change(file: Path, edit: Callable[[dict[str, Any]], object]) -> None:
 
 def loaded(file: Path) -> dict[str, Any]:
     content = with_numbers(file, RankFile(file).content())
-    kept = {key: x for key, x in vars(content["args"]).items() if key != "mask"}
+    kept = {key: x for key, x in vars(content["args"]).items() if key not in ENUM_ARGS}
     return {**content, "args": argparse.Namespace(**kept)}
 
 

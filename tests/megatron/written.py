@@ -22,13 +22,28 @@ PAD_TO = 8
 
 
 class AttnMaskType(enum.Enum):
-    """Its name in the file is that of Megatron's own."""
+    """Its name in the file is that of Megatron's own, and it is written by its value, as by most versions of Python."""
 
     padding = 1
     causal = 2
 
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        return type(self), (self.value,)
 
-AttnMaskType.__module__ = "megatron.model.enums"
+
+class LayerType(enum.Enum):
+    """Another of them, written as Python 3.11.0 to 3.11.3 do."""
+
+    encoder = 1
+    decoder = 2
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        return getattr, (type(self), self.name)
+
+
+ENUMS = "megatron.model.enums"
+AttnMaskType.__module__ = LayerType.__module__ = ENUMS
+ENUM_ARGS: dict[str, enum.Enum] = {"mask": AttnMaskType.causal, "layer_type": LayerType.decoder}
 
 GPT: dict[str, Any] = {
     "num_layers": 4,
@@ -245,14 +260,14 @@ def write(
     sizes = {"tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp, "padded_vocab_size": rows}
     each = args["num_layers"] // (pp * virtual)
     chunks = [(c, p) for c in range(virtual) for p in range(pp)]
-    modules = {name: types.ModuleType(name) for name in ("megatron", "megatron.model", "megatron.model.enums")}
-    modules["megatron.model.enums"].AttnMaskType = AttnMaskType  # type: ignore[attr-defined]
+    modules = {name: types.ModuleType(name) for name in ("megatron", "megatron.model", ENUMS)}
+    vars(modules[ENUMS]).update(AttnMaskType=AttnMaskType, LayerType=LayerType)
     sys.modules.update(modules)
     try:
         for p in range(pp):
             for rank in range(tp):
                 content: dict[str, Any] = {
-                    "args": argparse.Namespace(**args, **sizes, rank=p * tp + rank, mask=AttnMaskType.causal),
+                    "args": argparse.Namespace(**args, **sizes, rank=p * tp + rank, **ENUM_ARGS),
                     "checkpoint_version": version,
                     "iteration": iteration,
                 }

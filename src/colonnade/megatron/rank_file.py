@@ -30,9 +30,10 @@ _NAMESPACE = "argparse.Namespace"
 _STOOD_IN_FOR = re.compile(
     r"(megatron|apex|transformer_engine|deepspeed|numpy)\..*|_codecs\.encode|types\.SimpleNamespace"
     r"|pathlib\.(Pure|Posix|Windows)*Path|signal\.Signals|_?io\.BytesIO|datetime\.\w+|collections\.deque|copyreg\._reconstructor"
-    r"|torch\.distributed\.\S+|(builtins|__builtin__)\.(object|slice|type)"
+    r"|torch\.distributed\.\S+|(builtins|__builtin__)\.(object|slice|type|getattr)"
 )
-"""Names whose objects are no weights: the states of random generators and optimizers, enums and paths of arguments."""
+"""Names whose objects are no weights: the states of random generators and optimizers, enums and paths of arguments.
+Python 3.11.0 to 3.11.3 write a member of an enum as getattr(its class, its name)."""
 _AGAIN = "Copy it again from where it was written."
 
 
