@@ -133,6 +133,7 @@ def test_what_no_answer_can_be_given_to(trained: Path, tmp_path: Path) -> None:
         assert answer.status == 2 and message in answer.err, (arguments, answer)
 
 
+@pytest.mark.slow
 def test_an_ensemble_answers_by_the_mean_of_its_logits(trained: Path, tmp_path: Path) -> None:
     """Two models' n-best lists have the same texts' logits; a model with itself is itself."""
     run, data = trained / "at" / "run", trained / "dev.json"

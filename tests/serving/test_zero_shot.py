@@ -144,6 +144,7 @@ def test_a_result_tells_how_it_came_about(pair: Pair, wikitext: Path, lambada: P
     assert words.startswith("WikiText-103: perplexity ") and "window 40 moved by 32" in words
 
 
+@pytest.mark.slow
 def test_the_overlap_with_a_corpus_stands_beside_the_score(
     pair: Pair, wikitext: Path, lambada: Path, finished: Finished, corpus: TinyCorpus, tmp_path: Path
 ) -> None:

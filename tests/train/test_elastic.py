@@ -57,6 +57,7 @@ def test_a_run_follows_the_uninterrupted_one(config: Path, tmp_path: Path, name:
         torch.testing.assert_close(x, expected[tensor], rtol=1e-9, atol=1e-12, msg=f"{name}: {tensor}")
 
 
+@pytest.mark.slow
 def test_the_loss_scale_goes_on(config: Path, tmp_path: Path) -> None:
     """fp16: scale, the steps since it changed, and the skipped steps are part of the state.
 

@@ -113,6 +113,7 @@ def test_a_rollback_by_hand_leaves_no_copy(finished: Finished, tmp_path: Path, m
     assert [event["origin"] for event in events(run) if event["event"] == "resumed"] == ["disk"]
 
 
+@pytest.mark.slow
 def test_a_copy_knows_what_was_changed_before_it(finished: Finished, tmp_path: Path, memory: Path) -> None:
     """And which batches were passed over: the run goes on from memory as the one that was never killed."""
     run, expected = tmp_path / "run", tmp_path / "expected"

@@ -163,6 +163,7 @@ def test_tokens_of_both_answers_are_counted(tuned: Path) -> None:
     assert [line["tokens"] for line in metrics(tuned)] == [step * 4 * 2 * 48 for step in (1, 2, 3, 4)]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_reference(pairs: Path, tuned: Path, tmp_path: Path) -> None:
     answer = run(pairs, tmp_path, "train.steps=2", "optim.decay_steps=4")
     assert answer.status == 0, answer

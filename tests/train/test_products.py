@@ -423,6 +423,7 @@ def test_the_layers_of_the_run_get_them(config: Path, tmp_path: Path, best: Kern
     assert f"layers have {best} {{'{best}'}}" in answer.out, answer
 
 
+@pytest.mark.slow
 def test_on_another_processor_it_is_measured_again_and_said(config: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(config, run, BF16, "train.steps=2", "optim.decay_steps=6", best="native", processor="Old CPU; avx2")

@@ -106,6 +106,7 @@ def test_a_run_that_is_killed_again_and_again(config: Path, tmp_path: Path, name
     assert not list((tmp_path / "run").rglob("*.partial")) and not list((tmp_path / "run").rglob("*.deleted"))
 
 
+@pytest.mark.slow
 def test_initial_weights_are_not_drawn_where_others_are_loaded(config: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     live(config, run, ())
@@ -176,6 +177,7 @@ def test_a_run_goes_on_under_another_layout(config: Path, tmp_path: Path, before
         torch.testing.assert_close(x, expected[name], rtol=1e-9, atol=1e-11, msg=name)
 
 
+@pytest.mark.slow
 def test_a_longer_run_keeps_its_past(config: Path, tmp_path: Path) -> None:
     constant = ["optim.decay=constant"]
     assert forked("train", config, f"run.folder={tmp_path / 'whole'}", *constant, "train.steps=9").status == 0

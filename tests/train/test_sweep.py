@@ -251,6 +251,7 @@ def test_drawn_and_given_weights_in_one_sweep(examples: Path, tmp_path: Path) ->
     assert sources == [[], [str(weights / "checkpoints" / "step_00000004")]]
 
 
+@pytest.mark.slow
 def test_a_run_ends_early(examples: Path, tmp_path: Path) -> None:
     """With a learning rate that moves nothing, no evaluation is better than the first, and the same command again
     trains no further.
