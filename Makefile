@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-# Three tests at a time on two cores: each starts ranks of its own, and they wait for one another half of the time.
-TESTS := $(BIN)/python -m pytest -n 3
+# Four tests at a time on two cores: many start ranks of their own, which wait for one another half of the time.
+TESTS := $(BIN)/python -m pytest -n 4
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-all parity-full drills check bench docs

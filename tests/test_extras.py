@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SOURCE = Path(__file__).parents[1] / "src" / "colonnade"
 NEEDS_DATA = ("colonnade.corpus", "colonnade.data.cleaning", "colonnade.data.overlap", "colonnade.data.token_stages")
 NEEDS_LM_EVAL = ("colonnade.lm_eval.model",)
@@ -44,6 +46,7 @@ def modules() -> list[str]:
     return sorted(name.removesuffix(".__init__") for name in names if not name.endswith("__main__"))
 
 
+@pytest.mark.slow
 def test_the_package_alone_imports_everything_but_what_extras_are_for() -> None:
     others = [name for name in modules() if not name.startswith((*NEEDS_DATA, *NEEDS_LM_EVAL))]
     answer = subprocess.run([sys.executable, "-c", PROGRAM, *others], capture_output=True, text=True, check=False)

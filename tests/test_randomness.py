@@ -230,6 +230,7 @@ def test_one_bit_of_a_counter_moves_half_of_the_bits(bit: int) -> None:
     assert_half_flip(words(keys, 5, 1), words(keys, 5 ^ 1 << bit, 1))
 
 
+@pytest.mark.slow
 def test_no_two_of_a_million_names_share_a_stream() -> None:
     keys = np.concatenate(
         [

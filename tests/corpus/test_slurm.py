@@ -122,6 +122,7 @@ def test_where_nobody_knows_the_queue_a_run_goes_on(tmp_path: Path, monkeypatch:
     check_no_jobs(tmp_path)
 
 
+@pytest.mark.slow
 def test_more_tasks_than_files_may_be_open(tmp_path: Path, run: Run, write_lines: Any) -> None:
     """70 tasks with at most 100 more open files; their bands are gathered into two files, and each has a document that
     is compared, for which two files are read."""

@@ -46,6 +46,7 @@ def test_a_whole_set_returns(name: str) -> None:
     assert text.count("@") < 0.02 * words.count("@")
 
 
+@pytest.mark.slow
 def test_the_paper_s_counts() -> None:
     """T_o = 245,566 words, and T = 270,329 scored tokens of GPT-2's vocabulary by Megatron-LM's rules."""
     file = real_file("wikitext/wikitext-103.test.tokens")

@@ -79,6 +79,7 @@ def test_a_passage_that_is_longer_than_the_model_reads(tokenizer: Tokenizer) -> 
         examples(Path("l.jsonl"), passages, tokenizer, variant="whole-word", longest=read - 1)
 
 
+@pytest.mark.slow
 def test_the_whole_of_lambada() -> None:
     passages = read_passages(real_file("lambada/lambada_test.jsonl"))
     gpt2 = Tokenizer.load(real_file("gpt2-bpe"))

@@ -96,6 +96,7 @@ def test_the_roofline_holds_each_product_below_the_roof() -> None:
     assert counted == len(list(found.walks[0].operators))
 
 
+@pytest.mark.slow
 def test_a_search_shows_its_front() -> None:
     settings = config()
     found: Search = search(settings, 64, A100, 2)

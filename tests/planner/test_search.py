@@ -32,6 +32,7 @@ def found(limit: float | None = None) -> Search:
     return search(config(), 64, A100, 2, limit=limit)
 
 
+@pytest.mark.slow
 def test_it_tries_every_axis() -> None:
     chosen = [each.chosen for each in found().fitting]
     assert {(each["tp"], each["pp"], each["dp"]) for each in chosen} == {(1, 1, 2), (1, 2, 1), (2, 1, 1)}

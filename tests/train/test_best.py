@@ -58,6 +58,7 @@ def test_lines_that_tell_no_loss_are_passed_over(tmp_path: Path) -> None:
     assert str(Best(2, 1.5)) == "validation loss 1.5000"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", first_fast([["checkpoint.asynchronous=true", "parallel.pp=2"], []]))
 def test_the_best_checkpoint_is_never_rotated_away(corpus: TinyCorpus, tmp_path: Path, more: list[str]) -> None:
     """Also by a run that goes on, from which nothing but its folder is known."""

@@ -122,6 +122,7 @@ def test_killed_behind_a_change_and_returned_to_before_it(serial: Path, blended:
     assert [e["step"] for e in events(run) if e["event"] == "changed"] == [3, 5, 7, 8, 3, 5, 7, 8]
 
 
+@pytest.mark.slow
 def test_a_batch_that_changes_is_a_phase_of_a_curriculum(config: Path, tmp_path: Path) -> None:
     run = changes(tmp_path / "changed", {"change": {"train.global_batch_size": 8}, "at": 3})
     train(config, run)

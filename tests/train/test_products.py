@@ -434,6 +434,7 @@ def test_on_another_processor_it_is_measured_again_and_said(config: Path, tmp_pa
     assert "(New CPU, now with other vector units)" in said and "forward native" in said
 
 
+@pytest.mark.slow
 def test_setting_them_by_hand_ends_what_was_kept_and_unsetting_measures(config: Path, tmp_path: Path) -> None:
     run, end = tmp_path / "run", "optim.decay_steps=6"
     train(config, run, BF16, "train.steps=2", end, best="native")

@@ -95,6 +95,7 @@ def test_clocks_of_two_machines_are_set_by_their_system_times() -> None:
     assert profile["ranks"][0]["parts"]["wait for tp"] == pytest.approx(3.0)
 
 
+@pytest.mark.slow
 def test_two_stages_of_two_ranks(tmp_path: Path) -> None:
     """Parts add up to what the metrics say of the step; the numbers of the run are the same to the bit."""
     corpus = tiny.make(tmp_path / "corpus")

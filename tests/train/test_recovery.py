@@ -209,6 +209,7 @@ def test_only_the_end_is_saved_by_default(config: Path, tmp_path: Path) -> None:
     assert saved_steps(tmp_path / "run") == [6]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_defaults_that_it_began_with(corpus: TinyCorpus, tmp_path: Path) -> None:
     """A folder of a version with other defaults, and a file that never spelled them out."""
     path, run = write_config(corpus, tmp_path), tmp_path / "run"
@@ -315,6 +316,7 @@ def test_saving_in_the_background_saves_the_same(config: Path, tmp_path: Path, n
     assert all(event["blocked_seconds"] == event["seconds"] for event in saved(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 def test_a_slow_disk_is_waited_for_and_told(config: Path, tmp_path: Path) -> None:
     """Two saves are never under way at once; the run's end waits for the last."""
     answer = forked("train", config, *ASYNCHRONOUS, "parallel.dp=2", num_ranks=2, first=slow_disk(0.001))

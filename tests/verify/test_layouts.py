@@ -249,6 +249,7 @@ def test_no_more_ranks_than_there_is_room_for() -> None:
     assert chosen(config(), capacity=Capacity("cuda", 1, "1 GPU."))[0] == ["recompute=full"]
 
 
+@pytest.mark.slow
 @given(
     st.integers(1, 6),
     st.sampled_from([1, 2, 3, 4, 6]),
