@@ -266,6 +266,7 @@ class FailingDisk:
         return self._raw.read(size)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("ending", COMPRESS)
 def test_a_file_that_the_disk_does_not_give_is_told_and_the_rest_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Result], ending: str

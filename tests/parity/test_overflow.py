@@ -128,6 +128,7 @@ def test_a_scale_changes_no_bit(serial: dict[str, Story]) -> None:
     assert equal(plain, scaled)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_one_ranks_overflow_skips_the_step_on_all(way: str, serial: dict[str, Story]) -> None:
     """Weights and moments stay to the bit, the scale halves, and the steps that follow are the serial run's."""

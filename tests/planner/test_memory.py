@@ -91,7 +91,7 @@ def test_every_stage_of_zero(zero: int, precision: str) -> None:
     check(config({"dp": 3, "zero": zero}, train={"precision": precision}))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("zero", [pytest.param(0, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b", "zero_bubble"])
 def test_every_schedule(schedule: str, zero: int) -> None:
@@ -130,7 +130,7 @@ FROZEN = {
 }
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("which", [*FROZEN, "lora"])
 @pytest.mark.parametrize(
     "parallel",
@@ -176,6 +176,7 @@ def test_offload_from_a_gpu_brings_gradients_along(zero: int) -> None:
     assert held.host == 4 * 2 * held.parameters // (2 if zero else 1)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "model",
     [
@@ -209,7 +210,7 @@ LLAMA = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("parallel", "model"),
     [
@@ -227,6 +228,7 @@ def test_llama(parallel: dict[str, Any], model: dict[str, Any], documents: str) 
     check(config(parallel, model={**LLAMA, **model}, train={"precision": precision}, documents=documents))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("attention_dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
 @pytest.mark.parametrize(
     "parallel",

@@ -357,6 +357,7 @@ def test_a_full_disk_for_the_metrics(place: Place, finished: Finished) -> None:
     assert [line["step"] for line in metrics(run)] == list(range(1, 21))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("what", ["run", "tokens", "checkpoint", "metrics"])
 def test_permission_denied(place: Place, what: str) -> None:
     forbidden = {

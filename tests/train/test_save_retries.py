@@ -63,6 +63,7 @@ def refused(times: int, number: int = errno.ENOSPC) -> Callable[[int], None]:
     return first
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("times", "number", "keys"),
     [
