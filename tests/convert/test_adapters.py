@@ -167,6 +167,7 @@ def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, P
     return trained(folder / "base", folder), folder / "base", model
 
 
+@pytest.mark.slow
 def test_peft_loads_an_export_with_our_logits(run: tuple[Path, Path, Any], tmp_path: Path) -> None:
     folder, base, _ = run
     answer = here("convert", folder, tmp_path / "peft")

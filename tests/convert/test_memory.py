@@ -53,6 +53,7 @@ def test_a_state_dict_of_torch_takes_no_more_memory_with_more_layers(tmp_path: P
     assert peaks[1] - peaks[0] < 2 * table
 
 
+@pytest.mark.slow
 def test_the_memory_of_who_measures_is_not_counted() -> None:
     size = 1 << 30
     torch.ones(size, dtype=torch.uint8)

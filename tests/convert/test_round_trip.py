@@ -29,7 +29,7 @@ def converted(*arguments: object) -> str:
     return answer.out
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [

@@ -191,6 +191,7 @@ KILLED = (
 )
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_where_it_was(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

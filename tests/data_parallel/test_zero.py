@@ -250,7 +250,7 @@ def two_steps(way: Way, mesh: Mesh) -> tuple[TrainState, list[float]]:
     return state, told
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("how", HOW, ids=lambda how: " ".join(map(str, how.values())))
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_nothing_is_used_before_it_is_there_nor_changed_while_it_is_sent(

@@ -84,35 +84,35 @@ def check(run: Config) -> None:
         compare(predict(run, VOCAB, stage=stage, device=CPU), measured(run, mesh), parallel.tp)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("precision", ["fp32", "bf16", pytest.param("fp64", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_every_stage_of_zero(zero: int, precision: str) -> None:
     check(config({"dp": 3, "zero": zero}, train={"precision": precision}))
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("zero", [pytest.param(0, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b", "zero_bubble"])
 def test_every_schedule(schedule: str, zero: int) -> None:
     check(config({"pp": 2, "dp": 2, "zero": zero, "schedule": schedule}))
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("zero", [pytest.param(0, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(("pp", "virtual_stages"), [(1, 2), (2, 2), (4, 2)])
 def test_virtual_stages(pp: int, virtual_stages: int, zero: int) -> None:
     check(config({"pp": pp, "dp": 2, "zero": zero, "schedule": "interleaved", "virtual_stages": virtual_stages}))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("pp", [1, 2])
 def test_tensor_and_sequence_parallel(pp: int, sequence_parallel: bool) -> None:
     check(config({"tp": 2, "pp": pp, "sequence_parallel": sequence_parallel}))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     "recompute",
     [{"recompute": "selective"}, {"recompute": "full"}, {"recompute": "full", "recompute_every": 2}],
@@ -130,7 +130,7 @@ FROZEN = {
 }
 
 
-@pytest.mark.one_in(11)
+@pytest.mark.one_in(23)
 @pytest.mark.parametrize("which", [*FROZEN, "lora"])
 @pytest.mark.parametrize(
     "parallel",
@@ -176,7 +176,7 @@ def test_offload_from_a_gpu_brings_gradients_along(zero: int) -> None:
     assert held.host == 4 * 2 * held.parameters // (2 if zero else 1)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "model",
     [
@@ -210,7 +210,7 @@ LLAMA = {
 }
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize(
     ("parallel", "model"),
     [
@@ -228,7 +228,7 @@ def test_llama(parallel: dict[str, Any], model: dict[str, Any], documents: str) 
     check(config(parallel, model={**LLAMA, **model}, train={"precision": precision}, documents=documents))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("attention_dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
 @pytest.mark.parametrize(
     "parallel",

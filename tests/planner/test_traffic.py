@@ -75,7 +75,7 @@ WAYS = [
 ]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("case", [Case(drop=0.0), Case(drop=0.0, tied=False, optimizer="lamb", precision="bf16")])
 def test_theory_is_what_the_ledger_sees(case: Case, way: Way) -> None:
@@ -111,7 +111,7 @@ def test_one_half_of_adapters_is_frozen(monkeypatch: pytest.MonkeyPatch, block: 
     assert_agree(case, Way(tp=2, pp=2, micro_batch_size=4))
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize(
     "trained",
     [
@@ -151,14 +151,14 @@ def test_one_weight_of_two_losses_is_trained(monkeypatch: pytest.MonkeyPatch, tr
     assert_agree(case, Way(tp=2, pp=2, micro_batch_size=4))
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_two_losses(way: Way) -> None:
     assert_agree(Case(drop=0.0, block="bert"), way)
     assert_agree(Case(drop=0.0, block="bert", norm_position="post", tied=False, precision="bf16"), way)
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(19)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_two_stacks(way: Way) -> None:
     """Streams of two lengths, a memory that is read, sent on and sent back, and what three stages share."""
@@ -166,7 +166,7 @@ def test_two_stacks(way: Way) -> None:
     assert_agree(Case(drop=0.0, block="t5 relu", tied=False, fp32_residual=True, precision="bf16"), way)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("cuts", [(1, 1, 2, 4), (4, 2, 1, 1), (2, 2, 2, 2)])
 def test_two_stacks_wherever_they_are_cut(cuts: tuple[int, ...]) -> None:
     for parts in ("all", "upper", "lower", "table"):
@@ -242,7 +242,7 @@ def drawn(chance: Random) -> tuple[Case, Way]:
     return case, way
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("seed", range(40))
 def test_theory_holds_in_any_combination(seed: int) -> None:
     assert_agree(*drawn(Random(seed)))

@@ -49,6 +49,7 @@ def rows(examples: Path, task: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (examples / f"{task}.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_the_chances_of_what_is_right_are_the_losses_of_the_runs_own_validation(
     examples: Path, runs: dict[str, Path]
 ) -> None:
