@@ -1608,9 +1608,30 @@ MUTATIONS = [
     Mutation(
         "compiled probabilities are those of this rank alone",
         "tensor_parallel/cross_entropy.py",
-        "compiled.exponentials_(rounded, logits, lse)",
-        "compiled.exponentials_(rounded, logits, compiled.log_sum_exp(logits))",
+        "_apart(lse, target, out, (shift - lse).exp(), weights)",
+        "_apart(lse, target, out, (-total.log()).exp(), weights)",
         ("tests/tensor_parallel/test_gradient_digits.py",),
+    ),
+    Mutation(
+        "a compiled exponential far above the first logits overflows",
+        "kernels/compiled.cpp",
+        "while (are_raised());",
+        "while (false);",
+        ("tests/kernels/test_compiled.py",),
+    ),
+    Mutation(
+        "a compiled loss counts the label among the others",
+        "kernels/compiled.cpp",
+        "label_[i] = x[own], x[own] = -INFINITY;",
+        "label_[i] = x[own];",
+        ("tests/kernels/test_compiled.py", "tests/tensor_parallel/test_gradient_digits.py"),
+    ),
+    Mutation(
+        "a compiled loss sums one block of columns alone",
+        "kernels/compiled.cpp",
+        "sum[i] += sums_[block * rows_ + i];",
+        "sum[i] = sums_[block * rows_ + i];",
+        ("tests/kernels/test_compiled.py",),
     ),
     Mutation(
         "compiled kernels are taken though another rank has none",

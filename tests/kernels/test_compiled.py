@@ -2,6 +2,7 @@
 
 import shutil
 import stat
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,12 @@ from colonnade.kernels import compiled
 from colonnade.kernels.attention import attend
 from colonnade.kernels.choice import AS_THEY_ARE, Kernels, Products
 from colonnade.kernels.mask import Mask
-from colonnade.kernels.products import Operand, add_product_, linear, linears, narrow_product_
+from colonnade.kernels.products import Operand, add_product_, gradient_of, linear, linears, narrow_product_
 from colonnade.kernels.timing import is_exact
+from colonnade.mesh.mesh import Mesh
+from colonnade.planner.live import LiveTensors
+from colonnade.planner.stand_in import StandIn
+from colonnade.tensor_parallel.cross_entropy import output_loss
 from tests.kernels.loaded import load, shared_folder
 
 BF16 = torch.bfloat16
@@ -123,47 +128,134 @@ def test_what_is_no_such_product_is_refused_before_memory_is_touched(total: Tens
         compiled.product_(total, a, b, add=False)
 
 
-@pytest.mark.usefixtures("loaded")
-def test_log_sum_exp_is_torchs() -> None:
+# --- output layer -----------------------------------------------------------------------------------------------------
+
+
+def drawn_output(c: int, h: int, v: int, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    """x [c, h], table [v, h], labels [c], of which some are none of these rows."""
     generator = torch.Generator().manual_seed(0)
-    for scale, shift in ((1.0, 0.0), (30.0, 500.0), (1e-3, -1e4)):
-        logits = torch.randn(5, 1003, generator=generator) * scale + shift
-        right = torch.logsumexp(logits.double(), -1)
-        assert ((compiled.log_sum_exp(logits).double() - right).abs() < 1e-6 * right.abs().clamp(min=1.0)).all()
-    rows = torch.tensor(
-        [[0.0, torch.nan], [-torch.inf, 5.0], [-torch.inf, -torch.inf], [torch.finfo().min, -torch.inf]]
-    )
-    found = compiled.log_sum_exp(rows)
-    assert found[0].isnan() and found[1:].tolist() == [5.0, -torch.inf, torch.finfo().min]
+    x, table = torch.randn(c, h, generator=generator), torch.randn(v, h, generator=generator) * scale / h**0.5
+    labels = torch.randint(0, v, (c,), generator=generator)
+    labels[1::3] = -1
+    return x.to(BF16), table.to(BF16), labels
 
 
-@pytest.mark.parametrize("dtype", [BF16, torch.float16], ids=str)
+def assert_exponentials(x: Tensor, table: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Of x tableᵀ, beside float64; returns (shift, out)."""
+    wider = torch.full((len(x), len(table) + 3), 7.0, dtype=x.dtype)
+    out = wider[:, 1:-2].fill_(torch.nan)
+    shift, total, label = compiled.output_exponentials_(out, x, table, labels)
+    logits, own = x.double() @ table.double().t(), (labels >= 0).nonzero()[:, 0]
+    size = 1e-6 * logits.abs().max()
+    expected = torch.zeros(len(x), dtype=torch.float64)
+    expected[own] = logits[own, labels[own]]
+    logits[own, labels[own]] = -torch.inf
+    assert (label.double() - expected).abs().max() <= size
+    right = (logits - shift.double()[:, None]).exp()
+    assert ((out.double() - right).abs() <= (2**-8 + 4 * size) * right + 1e-37).all(), "rounded once, to the nearest"
+    assert (out == right.to(x.dtype)).double().mean() > 0.95
+    assert (total - right.sum(-1)).abs().max() <= (1e-6 + 2 * size) * right.sum(-1).max()
+    assert (out[own, labels[own]] == 0).all(), "a label has no probability"
+    assert (wider[:, [0, -2, -1]] == 7.0).all(), "nothing is written beside the result"
+    return shift, out
+
+
+@pytest.mark.parametrize("sizes", [*SIZES, (70, 48, 3000), (5, 4200, 200)], ids=str)
+@pytest.mark.usefixtures("units")
+def test_exponentials_of_logits_are_rounded_once(sizes: tuple[int, int, int]) -> None:
+    x, table, labels = drawn_output(*sizes)
+    for left in lying(x):
+        for right in lying(table):
+            assert_exponentials(left, right, labels)
+
+
+@pytest.mark.usefixtures("units")
+def test_a_logit_far_above_the_first_ones_does_not_overflow() -> None:
+    """A token's shift is its largest logit among the first; where another is too far above, the largest of all."""
+    x, table, labels = drawn_output(70, 32, 3000)
+    usual, _ = assert_exponentials(x, table, labels)
+    table[-1] = 20 * x[3]  # far above for token 3, and for some others; for others far below
+    largest = (x.float() @ table.float().t()).scatter(1, labels.clamp(min=0)[:, None], -torch.inf).amax(-1)
+    shift, out = assert_exponentials(x, table, labels)
+    moved = largest - usual > 60
+    assert moved[3] and not moved.all()
+    torch.testing.assert_close(shift[moved], largest[moved])
+    assert torch.equal(shift[~moved], usual[~moved]) and out.isfinite().all()
+    labels[3] = 2999
+    shift, _ = assert_exponentials(x, table, labels)
+    assert shift[3] == usual[3], "a label is in no shift"
+
+
+@pytest.mark.usefixtures("units")
+def test_exponentials_do_not_depend_on_the_number_of_threads() -> None:
+    (x, table, labels), before = drawn_output(70, 96, 5000), torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            out = torch.empty(70, 5000, dtype=BF16)
+            found.append((out, *compiled.output_exponentials_(out, x, table, labels)))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.usefixtures("units")
+def test_logits_that_are_no_numbers_are_seen_in_the_sum() -> None:
+    x, table, labels = drawn_output(4, 8, 700)
+    table[600, 2] = torch.nan
+    _, total, label = compiled.output_exponentials_(torch.empty(4, 700, dtype=BF16), x, table, labels)
+    assert total.isnan().all() and label.isfinite().all()
+    table[600, 2] = torch.inf
+    _, total, _ = compiled.output_exponentials_(torch.empty(4, 700, dtype=BF16), x, table, labels)
+    assert not total.isfinite().any() or (x[:, 2] < 0).any()
+    assert total[x[:, 2] > 0].isnan().all() and total[x[:, 2] < 0].isfinite().all()
+    out = torch.empty(4, 1, dtype=BF16)  # of the label alone nothing is left
+    found = compiled.output_exponentials_(out, x, torch.ones(1, 8, dtype=BF16), torch.zeros(4, dtype=torch.int64))
+    assert [each.tolist() for each in (out[:, 0], *found[:2])] == [[0.0] * 4] * 3
+
+
+@pytest.mark.parametrize(
+    ("out", "x", "table", "labels"),
+    [
+        (torch.empty(2, 3, dtype=BF16), torch.empty(2, 4, dtype=BF16), torch.empty(3, 5, dtype=BF16), torch.zeros(2)),
+        (torch.empty(2, 4, dtype=BF16), torch.empty(2, 4, dtype=BF16), torch.empty(3, 4, dtype=BF16), torch.zeros(2)),
+        (torch.empty(2, 3, dtype=BF16), torch.empty(2, 4, dtype=BF16), torch.empty(3, 4, dtype=BF16), torch.zeros(3)),
+        (torch.empty(2, 3), torch.empty(2, 4, dtype=BF16), torch.empty(3, 4, dtype=BF16), torch.zeros(2)),
+        (torch.empty(2, 3), torch.empty(2, 4), torch.empty(3, 4), torch.zeros(2)),
+        (torch.empty(3, 2, dtype=BF16).t(), *(torch.empty(n, 4, dtype=BF16) for n in (2, 3)), torch.zeros(2)),
+        (torch.empty(0, 3, dtype=BF16), torch.empty(0, 4, dtype=BF16), torch.empty(3, 4, dtype=BF16), torch.zeros(0)),
+    ],
+    ids=["depths", "columns", "labels", "an fp32 result", "fp32", "a result by columns", "no token"],
+)
 @pytest.mark.usefixtures("loaded")
-def test_exponentials_are_rounded_once(dtype: torch.dtype) -> None:
-    logits = torch.linspace(-20.0, 0.0, 4001)[None].repeat(2, 1)
-    shift = torch.tensor([0.0, 1.5])
-    found = torch.empty_like(logits, dtype=dtype)
-    compiled.exponentials_(found, logits, shift)
-    right = (logits.double() - shift[:, None].double()).exp()
-    rounding = (right.to(dtype).double() - right).abs()
-    assert found.dtype is dtype and ((found.double() - right).abs() <= rounding + 3e-7 * right).all()
-    assert (found == right.to(dtype)).double().mean() > 0.99
-    odd = torch.tensor([[torch.nan, -torch.inf, torch.finfo().min, -87.5, 0.0]])
-    of_odd = torch.empty(5, dtype=dtype)
-    compiled.exponentials_(of_odd[None], odd, torch.zeros(1))
-    assert of_odd[0].isnan() and of_odd[1:].tolist() == [0.0, 0.0, 0.0, 1.0]
+def test_what_is_no_such_output_layer_is_refused(out: Tensor, x: Tensor, table: Tensor, labels: Tensor) -> None:
+    with pytest.raises(RuntimeError, match=r"sizes of the|operands of|in one piece|a label a token|some logits"):
+        compiled.output_exponentials_(out, x, table, labels.long())
+    with pytest.raises(RuntimeError):
+        compiled.output_exponentials_(out, x, table, labels)
 
 
-@pytest.mark.parametrize("dtype", [BF16, torch.float16], ids=str)
-@pytest.mark.parametrize("columns", [1, 511, 512, 1500, 50_257])
-@pytest.mark.usefixtures("loaded")
-def test_exponentials_may_take_the_place_of_the_logits(columns: int, dtype: torch.dtype) -> None:
-    logits = torch.linspace(-9.0, 0.0, 3 * columns).view(3, columns)
-    shift, apart = torch.tensor([0.0, 1.5, 0.25]), torch.empty(3, columns, dtype=dtype)
-    compiled.exponentials_(apart, logits, shift)
-    in_place = logits.view(dtype)[:, :columns]
-    compiled.exponentials_(in_place, logits, shift)
-    assert torch.equal(in_place, apart) and in_place.stride(0) == 2 * columns
+@pytest.mark.usefixtures("units")
+def test_a_planned_loss_has_the_memory_of_the_real_one() -> None:
+    """On the meta device nothing is called, and as much is alive: a chunk's 16-bit exponentials, no fp32 logits."""
+    tokens, h, v = 6_000, 16, 5_000
+
+    def most(device: str) -> int:
+        weight = torch.nn.Parameter(torch.full((v, h), 0.1, dtype=BF16, device=device))
+        gradient_of(weight)
+        hidden = torch.ones(tokens, 1, h, dtype=BF16, device=device)
+        labels, weights = torch.zeros(tokens, 1, dtype=torch.int64, device=device), hidden[..., 0].float()
+        kernels = Products(bf16=Kernels(output="compiled"))
+        with StandIn("cpu") if device == "meta" else nullcontext(), LiveTensors() as live:
+            output_loss(hidden, weight, labels, weights, tp=Mesh().tp, vocab_size=v, products=kernels)
+        return live.most[""]
+
+    assert most("meta") == most("cpu")
+    assert 2 * 3_000 * v < most("cpu") < 2.2 * 3_000 * v
+
+
+# --- linear layers ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("units")

@@ -212,11 +212,11 @@ void product_(const Tensor& total, const Tensor& a, const Tensor& b, bool add) {
   }
 }
 
-// --- exponentials -----------------------------------------------------------------------------------------------------
+// --- output layer -----------------------------------------------------------------------------------------------------
 
 constexpr float LEAST = -87.0f;  // exp of less is 0 here: it is no normal fp32 number
 
-// exp(x) of x ≤ 0, off by 2e-7 of itself: 2ⁿ · exp(r) with |r| ≤ log(2)/2, the latter by Cephes' polynomial of degree 7.
+// exp(x) of x up to 88, off by 2e-7 of itself: 2ⁿ · exp(r) with |r| ≤ log(2)/2, the latter by Cephes' polynomial of degree 7.
 // What becomes of −inf on the way is not taken; a limit before the arithmetic, and GCC 12 leaves vectors for a loop that is
 // ten times as slow.
 inline float exponential(float x) {
@@ -249,62 +249,116 @@ inline Number<T> stored(float x) {
 inline float computed(float x) { return x; }
 inline float computed(uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }  // of bf16
 
-// log Σ exp of each row: [c, rows] in fp32 -> [c].
-Tensor log_sum_exp(const Tensor& logits) {
-  TORCH_CHECK(logits.dim() == 2 && logits.scalar_type() == at::kFloat && logits.stride(1) == 1, "rows of fp32");
-  Tensor out = at::empty({logits.size(0)}, logits.options());
-  const float* data = logits.const_data_ptr<float>();
-  float* to = out.mutable_data_ptr<float>();
-  const int64_t columns = logits.size(1), stride = logits.stride(0);
-  at::parallel_for(0, logits.size(0), 1, [=](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const float* x = data + i * stride;
-      float largest = -INFINITY, sum = 0.0f;
-#pragma omp simd reduction(max : largest)
-      for (int64_t j = 0; j < columns; ++j) largest = x[j] > largest ? x[j] : largest;
-      if (largest == -INFINITY) largest = 0.0f;  // a row without any: −inf, and no −inf − −inf on the way
-#pragma omp simd reduction(+ : sum)
-      for (int64_t j = 0; j < columns; ++j) sum += exponential(x[j] - largest);
-      to[i] = largest + std::log(sum);
-    }
-  });
-  return out;
-}
-
+// How far above its shift a logit may be, so that its exponential is a number of type T.
 template <typename T>
-void exponentials(const float* data, int64_t stride, const float* shift, Number<T>* to, int64_t to_stride,
-                  int64_t rows, int64_t columns) {
-  at::parallel_for(0, rows, 1, [=](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const float* x = data + i * stride;
-      Number<T>* y = to + i * to_stride;
-      const float by = shift[i];
-      Number<T> some[COLUMNS];
-      for (int64_t j = 0; j < columns; j += COLUMNS) {
-        const int64_t width = std::min(COLUMNS, columns - j);
-#pragma omp simd
-        for (int64_t k = 0; k < width; ++k) some[k] = stored<T>(exponential(x[j + k] - by));
-        std::memcpy(y + j, some, width * sizeof(Number<T>));  // where logits lay that have been read, if in place
+constexpr float REACH = std::is_same_v<T, at::Half> ? 11.0f : 60.0f;
+
+// The exponentials of c tokens' logits, x Wᵀ − shift, and what their loss needs. A block of logits is exponentials before
+// the next one is computed: it never leaves the cache. A token's shift is its largest logit in the first block; where a
+// later one is too far above that, all is computed again, with the largest of all.
+template <typename T>
+class OutputLayer {
+  using N = Number<T>;
+
+ public:
+  OutputLayer(const Tensor& x, const Tensor& table, const Tensor& labels, const Tensor& out)
+      : x_(matrix_of<T>(x)), table_(matrix_of<T>(table.t())), labels_(labels.const_data_ptr<int64_t>()),
+        out_(static_cast<N*>(out.mutable_data_ptr())), stride_(out.stride(0)), rows_(x.size(0)), columns_(table.size(0)),
+        depth_(x.size(1)), even_(padded<N>(depth_)),
+        width_(std::clamp(COLUMNS * DEPTH / even_ / VECTOR * VECTOR, VECTOR, COLUMNS)),
+        blocks_((columns_ + width_ - 1) / width_), largest_(blocks_ * rows_), sums_(blocks_ * rows_) {}
+
+  // [c] each: the shift, the sum of the exponentials, the label's logit.
+  void run(float* shift, float* sum, float* label) {
+    shift_ = shift, label_ = label;
+    std::fill(shift, shift + rows_, 0.0f), std::fill(sum, sum + rows_, 0.0f), std::fill(label, label + rows_, 0.0f);
+    compute(0, 1);
+    for (int64_t i = 0; i < rows_; ++i) shift[i] = largest_[i] == -INFINITY ? 0.0f : largest_[i];
+    do {
+      at::parallel_for(0, blocks_, 1, [this](int64_t begin, int64_t end) { compute(begin, end); });
+    } while (are_raised());
+    for (int64_t block = 0; block < blocks_; ++block)
+      for (int64_t i = 0; i < rows_; ++i) sum[i] += sums_[block * rows_ + i];
+  }
+
+ private:
+  // Blocks of columns: the part of one thread.
+  void compute(int64_t begin, int64_t end) {
+    std::vector<N> packed_x(ROWS * even_), packed(width_ * even_);
+    std::vector<float> logits(ROWS * width_);
+    const bool as_it_lies = x_.by_rows() && even_ == depth_;
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t first = block * width_, width = std::min(width_, columns_ - first);
+      pack(table_, 0, first, depth_, width, packed.data());
+      for (int64_t i = 0; i < rows_; i += ROWS) {
+        const int64_t height = std::min(ROWS, rows_ - i);
+        if (!as_it_lies) pack_rows(x_, i, 0, height, depth_, even_, packed_x.data());
+        const N* some = as_it_lies ? x_.at(i, 0) : packed_x.data();
+        multiply(height, width, even_, reinterpret_cast<const T*>(some), as_it_lies ? x_.row : even_,
+                 reinterpret_cast<const T*>(packed.data()), width, logits.data(), width, false);
+        for (int64_t r = 0; r < height; ++r) token(i + r, block, first, width, logits.data() + r * width);
       }
     }
-  });
-}
-
-// out = exp(logits − shift), rounded: logits [c, rows] in fp32, shift [c] in fp32, none of its rows below the row's
-// logits; out [c, rows] in bf16 or fp16, also with rows that begin where those of the logits do.
-void exponentials_(const Tensor& out, const Tensor& logits, const Tensor& shift) {
-  TORCH_CHECK(logits.scalar_type() == at::kFloat && shift.scalar_type() == at::kFloat, "fp32 logits");
-  TORCH_CHECK(out.sizes() == logits.sizes() && shift.size(0) == logits.size(0), "sizes of the exponentials");
-  TORCH_CHECK(out.stride(1) == 1 && logits.stride(1) == 1 && shift.stride(0) == 1, "rows in one piece");
-  const auto into = [&]<typename T>(T) {
-    exponentials<T>(logits.const_data_ptr<float>(), logits.stride(0), shift.const_data_ptr<float>(),
-                    static_cast<Number<T>*>(out.mutable_data_ptr()), out.stride(0), out.size(0), out.size(1));
-  };
-  switch (out.scalar_type()) {
-    case at::kBFloat16: return into(at::BFloat16());
-    case at::kHalf: return into(at::Half());
-    default: TORCH_CHECK(false, "exponentials of 16 bits");
+    at::native::cpublas::brgemm_release(sizeof(N) == 2);
   }
+
+  // Its logits in one block -> their exponentials, and none of its label.
+  void token(int64_t i, int64_t block, int64_t first, int64_t width, float* __restrict x) {
+    const int64_t own = labels_[i] - first;
+    if (own >= 0 && own < width) label_[i] = x[own], x[own] = -INFINITY;
+    N* __restrict y = out_ + i * stride_ + first;
+    const float by = shift_[i];
+    float largest = -INFINITY, sum = 0.0f;
+#pragma omp simd reduction(max : largest)
+    for (int64_t j = 0; j < width; ++j) largest = x[j] > largest ? x[j] : largest;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < width; ++j) {
+      const float e = exponential(x[j] - by);
+      sum += e, y[j] = stored<T>(e);
+    }
+    largest_[block * rows_ + i] = largest, sums_[block * rows_ + i] = sum;
+  }
+
+  bool are_raised() {
+    bool some = false;
+    for (int64_t i = 0; i < rows_; ++i) {
+      float largest = -INFINITY;
+      for (int64_t block = 0; block < blocks_; ++block) largest = std::max(largest, largest_[block * rows_ + i]);
+      if (largest - shift_[i] > REACH<T>) shift_[i] = largest, some = true;
+    }
+    return some;
+  }
+
+  const Matrix<N> x_, table_;
+  const int64_t* labels_;
+  N* out_;
+  float *shift_ = nullptr, *label_ = nullptr;
+  const int64_t stride_, rows_, columns_, depth_, even_, width_, blocks_;
+  std::vector<float> largest_, sums_;
+};
+
+// out [c, v] = exp(x tableᵀ − shift), rounded, and 0 at each token's label: x [c, h] and table [v, h] in bf16 or fp16, labels
+// [c] (−1: none of these rows). -> (shift, sum of the exponentials before they are rounded, the label's logit): [c] in fp32.
+std::tuple<Tensor, Tensor, Tensor> output_exponentials_(const Tensor& out, const Tensor& x, const Tensor& table,
+                                                        const Tensor& labels) {
+  const int64_t rows = x.size(0), columns = table.size(0);
+  TORCH_CHECK(out.size(0) == rows && out.size(1) == columns && table.size(1) == x.size(1), "sizes of the exponentials");
+  TORCH_CHECK(labels.dim() == 1 && labels.size(0) == rows && labels.is_contiguous(), "a label a token");
+  TORCH_CHECK(x.scalar_type() == table.scalar_type() && out.scalar_type() == x.scalar_type(), "operands of one type");
+  TORCH_CHECK(labels.scalar_type() == at::kLong && out.stride(1) == 1, "rows in one piece");
+  TORCH_CHECK(rows > 0 && columns > 0 && x.size(1) > 0, "some logits");
+  const auto like = x.options().dtype(at::kFloat);
+  Tensor shift = at::empty({rows}, like), sum = at::empty({rows}, like), label = at::empty({rows}, like);
+  const auto run = [&]<typename T>(T) {
+    OutputLayer<T>(x, table, labels, out)
+        .run(shift.mutable_data_ptr<float>(), sum.mutable_data_ptr<float>(), label.mutable_data_ptr<float>());
+  };
+  switch (x.scalar_type()) {
+    case at::kBFloat16: run(at::BFloat16()); break;
+    case at::kHalf: run(at::Half()); break;
+    default: TORCH_CHECK(false, "operands of 16 bits");
+  }
+  return {shift, sum, label};
 }
 
 // --- attention --------------------------------------------------------------------------------------------------------
@@ -531,8 +585,8 @@ std::tuple<Tensor, Tensor, Tensor> attend_backward(const Tensor& dout, const Ten
 
 TORCH_LIBRARY(colonnade, library) {
   library.def("product_(Tensor(a!) total, Tensor a, Tensor b, bool add) -> ()");
-  library.def("log_sum_exp(Tensor logits) -> Tensor");
-  library.def("exponentials_(Tensor(a!) out, Tensor logits, Tensor shift) -> ()");
+  library.def(
+      "output_exponentials_(Tensor(a!) out, Tensor x, Tensor table, Tensor labels) -> (Tensor, Tensor, Tensor)");
   library.def("attend(Tensor q, Tensor k, Tensor v, float scale, bool causal) -> (Tensor, Tensor)");
   library.def(
       "attend_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, float scale, bool causal) "
@@ -541,8 +595,7 @@ TORCH_LIBRARY(colonnade, library) {
 
 TORCH_LIBRARY_IMPL(colonnade, CPU, library) {
   library.impl("product_", product_);
-  library.impl("log_sum_exp", log_sum_exp);
-  library.impl("exponentials_", exponentials_);
+  library.impl("output_exponentials_", output_exponentials_);
   library.impl("attend", attend);
   library.impl("attend_backward", attend_backward);
 }

@@ -8,7 +8,7 @@ several times as long as its products should.
     prepare(folder, processor)    once in a process: compile them, or find them compiled, and load them
     is_loaded()                   whether the rest may be called
     product_                      a b with an fp32 result
-    log_sum_exp, exponentials_    for the loss behind an output layer
+    output_exponentials_          of an output layer's logits, which are nowhere whole
     attend, attend_backward       fused attention
 
 Loaded kernels are operators of torch (`torch.ops.colonnade`), so torch alone knows whether a process has them.
@@ -82,19 +82,16 @@ def product_(total: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
     torch.ops.colonnade.product_(total, _in_one_piece(a), _in_one_piece(b), add)
 
 
-def log_sum_exp(logits: Tensor) -> Tensor:
-    """log Σ exp of each row: [c, rows] in fp32 -> [c], in two passes over the logits."""
-    found: Tensor = torch.ops.colonnade.log_sum_exp(logits)
-    return found
+def output_exponentials_(out: Tensor, x: Tensor, table: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """out = exp(x tableᵀ − shift), rounded once, and 0 at each token's label: x [c, h] and table [v, h] in 16 bits,
+    labels [c] in int64 (−1: none of these rows), out [c, v] -> (shift, sum of the exponentials before they are
+    rounded, the label's logit or 0), [c] in fp32 each.
 
-
-def exponentials_(out: Tensor, logits: Tensor, shift: Tensor) -> None:
-    """exp(logits − shift) into 16 bits, in one pass: logits [c, rows] and shift [c] in fp32, out [c, rows].
-
-    `shift` is at least a row's largest logit, as its log-sum-exp is. What is below 1e-38 is 0. A row of `out` may begin
-    where that of `logits` does, in the same memory.
+    log(sum) + shift is the log-sum-exp of the other rows. The shift is at most a token's largest logit among these, and
+    at most 60 below it (fp16: 11). What is below 1e-38 is 0. Of fp32 logits one block is in memory at a time.
     """
-    torch.ops.colonnade.exponentials_(out, logits, shift)
+    found: tuple[Tensor, Tensor, Tensor] = torch.ops.colonnade.output_exponentials_(out, x, table, labels)
+    return found
 
 
 def attends(q: Tensor) -> bool:

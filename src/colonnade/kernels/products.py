@@ -76,6 +76,15 @@ def narrow_product_(total: Tensor, a: Tensor, b: Tensor, *, add: bool = False) -
     return torch.mm(a, b, out_dtype=total.dtype, out=total)
 
 
+def output_exponentials_(out: Tensor, x: Tensor, table: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As `compiled.output_exponentials_`; on the meta device, what that computes by torch's operators."""
+    if not out.is_meta:
+        return compiled.output_exponentials_(out, x, table, labels)
+    torch.mm(x, table.t(), out=out).exp_()
+    shift, total, label = x.new_empty((3, len(x)), dtype=torch.float32)
+    return shift, total, label
+
+
 def input_gradient(grads: Sequence[Tensor], weights: Sequence[Tensor], kernel: Kernel) -> Tensor:
     """Σ g W over gradients [t, o], as they are multiplied, and their weights [o, i] -> [t, i]."""
     with computed_by(kernel):

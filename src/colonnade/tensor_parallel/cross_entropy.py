@@ -9,11 +9,12 @@ The gradient of a token's logits is slope·(fraction·p − one-hot), with p a s
 this rank's part of the whole. fp32 and fp64 take p over all rows, and the token's weight in the loss as the slope.
 Where p of the label is near 1, that difference loses digits, and 16-bit operands would have none left: 16-bit weights
 take p over all rows but the label's, and weight · (1 − p[label]) as the slope, which is known to all its digits
-whatever the loss is (docs/design/15-digits-of-the-loss.md). Where products read fp32 or fp64, neither slope nor one-hot
-touches a [c, v/tp] matrix:
+whatever the loss is (docs/design/15-digits-of-the-loss.md). On CPUs neither slope nor one-hot touches a [c, v/tp]
+matrix:
     dx = slope·fraction·(p W) − slope·W[label]         dW = pᵀ (slope·fraction·x) − Σ slope·x into row [label]
-Where they read 16 bits (CUDA; the compiled kernels of CPUs), fraction·p − one-hot is rounded once, into the matrix that
-they read: no atomics, no indices.
+On CUDA, where products read 16 bits, fraction·p − one-hot is rounded once, into the matrix that they read: no atomics,
+no indices. The compiled kernels of CPUs turn logits into p while they multiply, and round them to 16 bits at once: not
+even a chunk of fp32 logits is in memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,9 +23,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from colonnade.kernels import compiled
 from colonnade.kernels.choice import Kernel, Products, usual
-from colonnade.kernels.products import add_product_, computed_by, exact, gradient_of, narrow_product_
+from colonnade.kernels.products import (
+    add_product_,
+    computed_by,
+    exact,
+    gradient_of,
+    narrow_product_,
+    output_exponentials_,
+)
 from colonnade.mesh.autograd import apply
 from colonnade.mesh.collectives import all_gather
 from colonnade.mesh.mesh import Axis
@@ -152,21 +159,22 @@ class _OutputLoss(torch.autograd.Function):
         loss = torch.zeros((), dtype=torch.promote_types(weight.dtype, torch.float32), device=hidden.device)
         weights = loss_weights.reshape(-1).to(loss.dtype)
         chunks = chunks_of(len(x), weight)
-        buffer = _logits_buffer(x[chunks[0]], table)  # one for all chunks: fresh memory costs a page fault each 4 KB
-        rounded = buffer.view(table.dtype)[:, :used] if _rounds_at_once(kernel, table, bias) else None
+        fused = _is_fused(kernel, table, bias)  # one buffer for all chunks: fresh memory costs a page fault each 4 KB
+        buffer = table.new_empty((len(x[chunks[0]]), used)) if fused else _logits_buffer(x[chunks[0]], table)
         with computed_by(kernel):
             for chunk in chunks:
-                logits = logits_of_chunk(x[chunk], table, bias, out=buffer)
-                logits[:, rows:].fill_(-torch.inf)
                 label = local_labels(labels.reshape(-1)[chunk], weight.shape[0], tp, rows)
-                narrow = None if rounded is None else rounded[: len(logits)]
-                apart = weight.dtype.itemsize == 2
-                found = _softmax(logits, label, weights[chunk], tp, apart=apart, rounded=narrow)
+                if fused:
+                    found = _fused_softmax(buffer[: len(x[chunk])], x[chunk], table, label, weights[chunk], tp)
+                else:
+                    logits = logits_of_chunk(x[chunk], table, bias, out=buffer)
+                    logits[:, rows:].fill_(-torch.inf)
+                    found = _softmax(logits, label, weights[chunk], tp, apart=weight.dtype.itemsize == 2)
                 loss += (found.losses * weights[chunk]).sum()
-                if table.is_cuda or table.dtype.itemsize == 2:
+                if table.is_cuda or (table.dtype.itemsize == 2 and not fused):
                     _add_gradients_in_place(found, label, x[chunk], table, dx[chunk], gradient, kernel)
                 else:
-                    _add_gradients_apart(found, label, x[chunk], table, dx[chunk], gradient)
+                    _add_gradients_apart(found, label, x[chunk], table, dx[chunk], gradient, kernel)
                 if of_bias is not None:
                     _add_bias_gradient(found, label, of_bias)
                 del found  # before the next chunk's are made
@@ -285,45 +293,43 @@ class _Softmax(NamedTuple):
     losses: Tensor
     """[c]"""
     probabilities: Tensor
-    """[c, rows], of this rank alone: each token's sum to 1; or rounded to 16 bits, and then those of all ranks do."""
+    """[c, rows], of this rank alone, up to a factor of each token."""
     fraction: Tensor
-    """[c]: what the probabilities are to be multiplied with, so that those of all ranks sum to 1."""
+    """[c]: that factor, with which those of all ranks sum to 1."""
     slope: Tensor
     """[c]"""
 
 
-def _rounds_at_once(kernel: Kernel, table: Tensor, bias: Tensor | None) -> bool:
-    """Whether probabilities are rounded to 16 bits as they are computed: the compiled kernels can, and the bias's
-    gradient wants them in fp32.
-    """
-    return kernel == "compiled" and bias is None and not table.is_meta and len(table) > 0
+def _is_fused(kernel: Kernel, table: Tensor, bias: Tensor | None) -> bool:
+    """Whether exponentials are computed with their product: the compiled kernels can, without a bias."""
+    return kernel == "compiled" and bias is None and table.dtype.itemsize == 2 and len(table) > 0
 
 
-def _softmax(
-    logits: Tensor,
-    label: tuple[Tensor, Tensor],
-    weights: Tensor,
-    tp: Axis,
-    *,
-    apart: bool,
-    rounded: Tensor | None = None,
+def _fused_softmax(
+    out: Tensor, x: Tensor, table: Tensor, label: tuple[Tensor, Tensor], weights: Tensor, tp: Axis
 ) -> _Softmax:
-    """In the memory of `logits` [c, rows]; where `rounded` [c, rows] is given, in 16 bits at the front of its rows.
-    `apart`: without the label, whose row gets no probability.
-    """
+    """Of x tableᵀ without the labels, whose fp32 logits are nowhere whole: exponentials in `out` [c, rows]."""
+    row, mine = label
+    shift, total, local_target = output_exponentials_(out, x.to(table.dtype), table, row.where(mine, -1))
+    lse, target = _across_ranks(shift + total.log(), local_target, tp)
+    return _apart(lse, target, out, (shift - lse).exp(), weights)
+
+
+def _softmax(logits: Tensor, label: tuple[Tensor, Tensor], weights: Tensor, tp: Axis, *, apart: bool) -> _Softmax:
+    """In the memory of `logits` [c, rows]. `apart`: without the label, whose row gets no probability."""
     local_target = label_logits(logits, label)
     if apart:
         _hide_labels_(logits, label)
-    if rounded is None:
-        local_lse, probabilities = _softmax_(logits)
-        lse, target = _across_ranks(local_lse, local_target, tp)
-        fraction = (local_lse - lse).exp()
-    else:
-        lse, target = _across_ranks(compiled.log_sum_exp(logits), local_target, tp)
-        compiled.exponentials_(rounded, logits, lse)
-        probabilities, fraction = rounded, torch.ones_like(lse)
-    if not apart:
-        return _Softmax(lse - target, probabilities, fraction, weights)
+    local_lse, probabilities = _softmax_(logits)
+    lse, target = _across_ranks(local_lse, local_target, tp)
+    fraction = (local_lse - lse).exp()
+    if apart:
+        return _apart(lse, target, probabilities, fraction, weights)
+    return _Softmax(lse - target, probabilities, fraction, weights)
+
+
+def _apart(lse: Tensor, target: Tensor, probabilities: Tensor, fraction: Tensor, weights: Tensor) -> _Softmax:
+    """`lse` and `probabilities` are those of all rows but the label's."""
     behind = lse - target  # log of the odds against the label
     return _Softmax(nn.functional.softplus(behind), probabilities, fraction, weights * behind.sigmoid())
 
@@ -348,20 +354,26 @@ def _write_(matrix: Tensor, column: Tensor, values: Tensor) -> None:
 
 
 def _add_gradients_apart(
-    found: _Softmax, label: tuple[Tensor, Tensor], x: Tensor, table: Tensor, dx: Tensor, gradient: Tensor | None
+    found: _Softmax,
+    label: tuple[Tensor, Tensor],
+    x: Tensor,
+    table: Tensor,
+    dx: Tensor,
+    gradient: Tensor | None,
+    kernel: Kernel,
 ) -> None:
     """Write this rank's part of dx [c, h] and add to dW [rows, h] (None: it is frozen): the label's part apart from the
     probabilities'.
     """
     (row, mine), scale = label, found.fraction * found.slope
-    d = (found.probabilities @ table) * scale[:, None]
+    d = product(found.probabilities, table).mul_(scale[:, None])
     if len(table):
         d -= table[row] * (found.slope * mine)[:, None]
     dx.copy_(d)
     if gradient is None:
         return
     wide = x.to(gradient.dtype)
-    add_product_(gradient, found.probabilities, wide * scale[:, None])
+    add_product_(gradient, found.probabilities, (wide * scale[:, None]).to(table.dtype), kernel)
     gradient.index_add_(0, row[mine], wide[mine] * -found.slope[mine][:, None])
 
 
