@@ -1634,6 +1634,20 @@ MUTATIONS = [
         ("tests/kernels/test_compiled.py",),
     ),
     Mutation(
+        "a CPU reads its batches while it computes",
+        "planner/cost.py",
+        'return seconds if self.hardware.kind == "cpu" else max(0.0, seconds - step)',
+        "return max(0.0, seconds - step)",
+        (ESTIMATE,),
+    ),
+    Mutation(
+        "a rank reads the batches of all",
+        "planner/cost.py",
+        "tokens = config.train.global_batch_size // config.parallel.dp *",
+        "tokens = config.train.global_batch_size *",
+        (ESTIMATE,),
+    ),
+    Mutation(
         "compiled kernels are taken though another rank has none",
         "train/products.py",
         'without="compiled" if lacking else ""',

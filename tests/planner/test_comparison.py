@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,9 +11,10 @@ import torch
 from colonnade import cli
 from colonnade.errors import ConfigError
 from colonnade.mesh.layout import Layout
-from colonnade.mesh.mesh import paper_mesh
+from colonnade.mesh.mesh import Mesh, paper_mesh
 from colonnade.planner import comparison
 from colonnade.planner.comparison import WALKED, compared, prediction, shown
+from colonnade.planner.memory import Memory
 from colonnade.planner.predict import predict
 from tests import tiny
 from tests.commands import here
@@ -40,6 +41,27 @@ def test_the_ledger_tells_what_a_step_sends() -> None:
         ledger.bytes["all_reduce", "tp"] += size
         ledger.bytes["receive", "pp"] += 99
     assert ledger.least_of_steps() == {"tp": 10}
+
+
+def test_one_rank_of_each_stage_predicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the others of the stage would find too, on the same cores."""
+    asked, told = [], []
+
+    def predicted(*_: Any, stage: int, **__: Any) -> Memory:
+        asked.append(stage)
+        return Memory(1 + stage, 0, 0, 0, 0, 0)
+
+    def describe(config: Any, mesh: Mesh, device: Any, corpus: Any, decision: Any, own: Memory) -> Any:
+        told.append((mesh.rank, own.parameters))
+
+    monkeypatch.setattr(comparison, "predict", predicted)
+    corpus, decision = cast(Any, SimpleNamespace(vocab_size=5)), cast(Any, SimpleNamespace(products=None))
+    layout = Layout(tp=2, pp=2, dp=2)
+    for rank in range(layout.num_ranks):
+        watcher = comparison.Watcher(describe, cast(Any, None), active=False)
+        watcher.banner(cast(Any, None), paper_mesh(layout, rank), torch.device("cpu"), corpus, decision)
+    first = {layout.rank_at(pp=stage, dp=0, tp=0): 1 + stage for stage in range(2)}
+    assert asked == [0, 1] and told == [(rank, first.get(rank, 0)) for rank in range(layout.num_ranks)]
 
 
 def test_a_run_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -185,6 +185,22 @@ def test_each_step_has_its_share_of_a_checkpoint() -> None:
     assert often.seconds_per_step == none.seconds_per_step + often.stall / 5
 
 
+def test_batches_are_read_by_the_cpu_that_computes_and_while_a_gpu_does() -> None:
+    way, second = Way(dp=2, micro_batch_size=2), 1 / (4 * 8)  # a rank has 4 of the 8 samples of 8 tokens
+    config = configuration(way, replace(PLAIN, precision="fp32"))
+    cpu = replace(hardware("cpu").having(host__token_seconds=0.0), cores=1)
+    gpu = hardware("a100-80gb").having(host__token_seconds=0.0)
+    for machine in (cpu, gpu):
+        never = estimate(config, 37, machine)
+        assert "data" not in never.spent
+        slow = estimate(config, 37, replace(machine, figures={**machine.figures, "host.token_seconds": second}))
+        waits = slow.seconds_per_step - never.seconds_per_step
+        both = Cost(machine, 2).crowding if machine is cpu else 1.0
+        assert slow.spent["data"] == pytest.approx(waits)
+        assert waits == pytest.approx(both if machine is cpu else 1.0 - never.seconds_per_step, rel=1e-3)
+    assert "data" not in estimate(config, 37, gpu.having(host__token_seconds=1e-9)).spent, "read behind the step"
+
+
 def test_utilisation_is_by_its_formula() -> None:
     each = found()
     rate = each.tokens_per_step / each.seconds_per_step

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from importlib import resources
 from typing import Any
 
@@ -69,6 +70,7 @@ def test_what_is_measured_stands_under_its_own_key() -> None:
     peaks = {short: 1e10 * number for number, short in enumerate(names.values(), 1)}
     figures: dict[str, Any] = {"memory": 1e9, "bandwidth": 2e9, "kernel": 1e-6, "dispatch": 2e-6, "together": 0.5}
     figures |= {"crowded": 0.25, "area": 64.0, "depth": 32.0, "attention": 0.75, "half_head": 16.0, "operators": ""}
+    figures |= {"reading": 5e-8}
     figures |= {"beta": 3e9, "alpha": 3e-6, "call": 4e-6, "cores": 4, "name": "mine", "system": "s", "torch": "t"}
     told = parsed(measure_hardware._FILE.format(**peaks, **figures), "mine.toml")
     assert {name: told.peak(name) for name in names} == {name: peaks[short] for name, short in names.items()}
@@ -78,7 +80,20 @@ def test_what_is_measured_stands_under_its_own_key() -> None:
     assert [told[f"device.{key}"] for key in ("together", "crowded")] == [0.5, 0.25]
     products = ("half_area", "half_depth", "attention", "half_head")
     assert [told[f"products.{key}"] for key in products] == [64.0, 32.0, 0.75, 16.0]
+    assert told["host.token_seconds"] == 5e-8
     assert [told[f"island.{key}"] for key in ("bandwidth", "latency", "call")] == [3e9, 3e-6, 4e-6]
+
+
+def test_reading_is_timed_by_the_tokens_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 1e-11 < measure_hardware._reading() < 1e-5, "of this machine"
+    batches = []
+
+    def three_seconds(read: Callable[[], Any]) -> float:
+        batches.append(read())
+        return 3.0
+
+    monkeypatch.setattr(measure_hardware, "fastest", three_seconds)
+    assert measure_hardware._reading() == 3.0 / batches[0].tokens.numel()
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not let a process choose its cores")

@@ -29,7 +29,7 @@ _INDENT = 11
 
 
 def banner(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus, decision: Decision, own: Memory) -> Banner:
-    """Every rank calls this: stages of a pipeline tell each other what they will take. `own`: what this rank will."""
+    """Every rank calls this: stages of a pipeline tell each other what they will take. `own`: what this rank's will."""
     memory = _largest(own, mesh)
     free, ranks_here = free_memory(device), 1 if device.type == "cuda" else launch.num_local_ranks()
     notes = [*_notes(config, corpus), *decision.notes, *_too_much(memory, free, ranks_here)]

@@ -61,8 +61,12 @@ class Watcher:
     """The step that this start goes on from."""
 
     def banner(self, config: Config, mesh: Mesh, device: torch.device, corpus: Corpus, decision: Decision) -> Banner:
-        """As `describe` says; rank 0 writes its prediction."""
-        own = predict(config, corpus.vocab_size, stage=mesh.pp.rank, device=device, products=decision.products)
+        """As `describe` says; rank 0 writes its prediction. One rank of each stage predicts what all of its ranks take;
+        the others' descriptions, which nobody reads, tell of none.
+        """
+        own, first = Memory(0, 0, 0, 0, 0, 0), mesh.tp.rank == mesh.dp.rank == 0
+        if first:
+            own = predict(config, corpus.vocab_size, stage=mesh.pp.rank, device=device, products=decision.products)
         found = self.describe(config, mesh, device, corpus, decision, own)
         if self.active and mesh.rank == 0:
             self._predicted = prediction(config, corpus.vocab_size, device, decision, own)

@@ -1,6 +1,6 @@
 """What a layout is expected to take, put together from what a micro-batch costs in one unit of each kind.
 
-    step    = (m − 1) · slowest stage + Σ stages / v + gradients and parameters over dp + optimizer
+    step    = (m − 1) · slowest stage + Σ stages / v + gradients and parameters over dp + optimizer + reading
     memory  = buffers (exact) + live micro-batches · what units keep + one unit at work
 
 Under zero_bubble a stage that waits runs weight gradients: of the other stages' F + B + W, W and min(F, B, W) are
@@ -160,10 +160,12 @@ class Composer:
         over_dp += max(0.0, gather - times[0].forward) if parallel.zero in (1, 2) else 0.0
         optimizer = self._optimizer(length, config)
         seconds = count * slowest + pipeline + transfer + over_dp + optimizer
+        reading = cost.reading(config, seconds)
         costs = self._costs(config)
         total = max(sum(costs.spent.values()), 1e-12)
         spent = {what: count * slowest * each / total for what, each in costs.spent.items()}
-        return seconds, {**spent, "pipeline": pipeline + transfer, "dp": over_dp, "optimizer": optimizer}
+        spent |= {"pipeline": pipeline + transfer, "dp": over_dp, "optimizer": optimizer, "data": reading}
+        return seconds + reading, spent
 
     def _transfer(self, config: Config) -> float:
         parallel, model = config.parallel, config.model

@@ -10,6 +10,8 @@
     scatter       n − 1 messages, (n − 1)/n of the bytes               the groups that cross them at the same time
     transfer      one message, all bytes
 
+    reading       so much a token of a rank's batches; where a GPU computes, what is left of it behind the step before
+
 What CPU ranks share (cores, the bandwidth of memory) is divided among those that are there; and cores are slower the
 more of them work.
 """
@@ -19,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from colonnade.config.schema import Config
 from colonnade.mesh.ledger import Entry
 from colonnade.planner.hardware import Hardware
 from colonnade.planner.operators import Operator
@@ -94,6 +97,12 @@ class Cost:
         """[s] Of the device."""
         least = self.hardware["device.kernel_seconds"] * self.crowding
         return max(self.arithmetic(operator), self.movement(operator)) + least
+
+    def reading(self, config: Config, step: float) -> float:
+        """[s] That a step, of so many seconds without it, waits for its batches. Those of a GPU are read meanwhile."""
+        tokens = config.train.global_batch_size // config.parallel.dp * config.model.sample_length
+        seconds = tokens * self.hardware["host.token_seconds"] * self.crowding
+        return seconds if self.hardware.kind == "cpu" else max(0.0, seconds - step)
 
     def collective(self, entry: Entry, ranks: Sequence[int]) -> float:
         """[s] Over these ranks of the run."""

@@ -1,6 +1,6 @@
 """How long a configuration takes on a machine, what that costs, and what it waits for. Before it runs.
 
-    step        before the schedule · the schedule, simulated with the actions' times · behind it
+    step        reading · before the schedule · the schedule, simulated with the actions' times · behind it
     MFU         model FLOPs / (seconds · ranks · peak): those of `Architecture.flops_per_token`, in which a causal
                 model's attention counts half and recomputed work nothing
     failures    M = hours of a device between failures / devices; a checkpoint every τ = √(2·δ·M) − δ (Young 1974, Daly
@@ -140,8 +140,8 @@ def estimate(
     simulation = simulated(config, kinds, walks, played, cost)
     seconds, spent = _step(kinds, played, simulation)
     stall = checkpoint_stall(config, architecture, hardware)
-    every = config.checkpoint.every
-    seconds += stall / every if every else 0.0
+    every, reading = config.checkpoint.every, cost.reading(config, seconds)
+    seconds += reading + (stall / every if every else 0.0)
     return Estimate(
         hardware=hardware,
         layout=layout,
@@ -150,7 +150,11 @@ def estimate(
         flops_per_token=architecture.flops_per_token,
         peak=hardware.peak(TORCH_NAMES[config.train.precision]),
         steps=config.train.steps,
-        spent={**spent, **({"checkpoints": stall / every} if every else {})},
+        spent={
+            **spent,
+            **({"data": reading} if reading else {}),
+            **({"checkpoints": stall / every} if every else {}),
+        },
         stall=stall,
         failures=failures(hardware, layout.num_ranks, stall),
         ranks=plan_run(config, vocab_size) if every_rank else None,

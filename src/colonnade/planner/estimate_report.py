@@ -15,6 +15,7 @@ WORDS = {
     "optimizer": "the optimizer",
     "pipeline": "waiting for other stages",
     "checkpoints": "checkpoints",
+    "data": "reading data",
 }
 
 

@@ -56,6 +56,7 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
         "network.efficiency": Figure(0.01, 1, "share of a link's bandwidth that collectives reach"),
         "host.memory_bandwidth": Figure(1e8, 1e15, "bytes/s of a device's share of its machine"),
         "host.link_bandwidth": Figure(1e6, 1e14, "bytes/s between a device and its machine"),
+        "host.token_seconds": Figure(0, 1e-3, "s of a core to read a token into a batch"),
         "storage.write_bandwidth": Figure(1e5, 1e15, "bytes/s of all machines together"),
         "failures.device_hours": Figure(1, 1e9, "hours of one device between failures"),
         "failures.restart_seconds": Figure(0, 1e6, "s until a run goes on after a failure"),

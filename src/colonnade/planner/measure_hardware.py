@@ -5,6 +5,7 @@ products      one core, as runs here multiply, and other operators that are slow
 memory        adding two long vectors
 operators     the least time of an operator of torch that has nothing to do; and what a step of a small model takes
               beside what its operators take, for each of them
+reading       a batch of text whose samples lie scattered over a file, of which memory has a copy
 together      steps on all cores at once, beside the same on one
 crowded       steps of twice as many ranks as there are cores, which wait for each other by pairs
 collectives   of a few and of many numbers, between two ranks of this machine
@@ -21,10 +22,15 @@ from pathlib import Path
 from statistics import median
 from types import MappingProxyType
 
+import numpy as np
 import torch
 
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import Config, OptimConfig, RunConfig, TrainConfig
+from colonnade.data.gpt_dataset import GPTDataset
+from colonnade.data.indexed import TokenFile
+from colonnade.data.sampler import EpochOrder
+from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import LayoutError
 from colonnade.kernels.choice import Products
 from colonnade.launch import launch
@@ -61,6 +67,8 @@ MOST_CORES = 16
 """On which ranks are started to see what cores share."""
 ENOUGH, TIMES = 0.5, 21
 """[s], or steps where ranks must take the same number, that are measured by the clock."""
+DOCUMENTS, LENGTH, SAMPLES = 2000, 1024, 16
+"""[documents] of [tokens], as long as samples, of which a batch has so many."""
 LAUNCHES = 3
 """Of crowded ranks: which of them the system puts on one core decides, and stays so for as long as they run."""
 
@@ -98,6 +106,7 @@ def measured_file() -> str:
         "depth": roof.half_depth,
         "attention": min(1.0, attention / roof.peak),
         "half_head": half_head,
+        "reading": _reading(),
         "operators": "\n".join(f"{name} = {each:.3g}" for name, each in seconds_an_element().items()),
         "alpha": latency,
         "call": max(0.0, gathered - latency),
@@ -125,6 +134,18 @@ def _small() -> Config:
         optim=OptimConfig(learning_rate=1e-3),
         run=RunConfig(folder="unused"),
     )
+
+
+def _reading() -> float:
+    """[s] For each token of a batch of text."""
+    with tempfile.TemporaryDirectory() as folder:
+        prefix = Path(folder) / "tokens"
+        with TokenFileWriter(prefix, np.dtype(np.uint16)) as writer:
+            writer.add_documents(np.zeros(DOCUMENTS * LENGTH, np.uint16), np.full(DOCUMENTS, LENGTH))
+        text = GPTDataset(TokenFile(prefix), range(DOCUMENTS), LENGTH, vocab_size=VOCAB)
+        text.order = EpochOrder(len(text), 1)
+        task, positions = TASKS[_small().model.kind_and_head], range(SAMPLES)
+        return fastest(lambda: task.batch(text.rows(positions), positions)) / (SAMPLES * LENGTH)
 
 
 def _adding(length: int) -> Callable[[], object]:
@@ -267,6 +288,7 @@ efficiency = 1.0
 [host]
 memory_bandwidth = {bandwidth:.4g}
 link_bandwidth = {bandwidth:.4g}
+token_seconds = {reading:.3g}
 
 [storage]
 write_bandwidth = 5e8
@@ -284,6 +306,7 @@ device_hour = 0.05
 "operators" = "measured on one core"
 "island" = "collectives of two ranks, measured here"
 "network" = "assumed: ranks of one machine do not use it"
+"host.token_seconds" = "measured on one core: text, whole samples in random order"
 "storage" = "assumed"
 "failures" = "assumed"
 "cost" = "assumed: set your own"

@@ -78,7 +78,7 @@ def parts(found: Estimate) -> Html:
 
 
 def _in_words(name: str) -> str:
-    return "waiting for other stages, and checkpoints" if name == "rest" else in_words(name)
+    return "waiting for other stages and data, and checkpoints" if name == "rest" else in_words(name)
 
 
 def _share(seconds: float, whole: float) -> str:
