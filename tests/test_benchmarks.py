@@ -121,6 +121,9 @@ def test_small_runs_stand_beside_what_was_planned_of_them() -> None:
     assert "| 4, 256 | 1 × 2 | 100 % | 100 % | +0 |" in weak, "two copies, of twice the batch, on two cores"
     assert measured.cells(Took(0.7, 0.9), Took(1.0, 1.0)) == ("70 %", "90 %", "-20")
     assert any("| 12, 768 | +0 % | +0 % |" in row for row in measured.prefetch(Alike()))
+    cut = list(measured.bloom(Alike()))
+    assert cut[-5:-3] == ["| 1 × 1 × 1 | 100 % | 100 % | +0 |", "| 1 × 2 × 1 | 50 % | 50 % | +0 |"]
+    assert cut[-2:] == ["| 2 × 2 × 2 | 100 % | 100 % | +0 |", ""], "two copies of the batch on two cores"
 
 
 @pytest.mark.parametrize(

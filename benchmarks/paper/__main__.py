@@ -1,9 +1,10 @@
 """What the planner says of the papers' tables, beside the papers' figures, and what runs in small take.
 
-    python -m benchmarks.paper [--output FILE] [--planned-only]
+    python -m benchmarks.paper [--output FILE] [--planned-only] [--books FILE --folder FOLDER]
 
-The tables of Megatron-LM and of ZeRO's prefetch are also run in small on CPU ranks of this machine, which takes some
-minutes and wants nothing else at work (`benchmarks.paper.measured`).
+The tables of speed are also run in small on CPU ranks of this machine, which takes some minutes and wants nothing else
+at work (`benchmarks.paper.measured`). With books to read, so are those of what models learn, by training in FOLDER: an
+hour or two (`benchmarks.paper.trained`).
 
 Planned with the bundled machines as they are, and beside that with constants that were fitted to weak scaling
 (`benchmarks.paper.fit`). Misses are part of the page. The program planned is this one, but for the masks of dropout:
@@ -24,7 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks.configs import gpt
-from benchmarks.paper import measured
+from benchmarks.paper import measured, trained
 from benchmarks.paper.measured import Here, gathered_at_need
 from benchmarks.paper.tables import header, line
 from colonnade.architecture.families import architecture_of
@@ -373,6 +374,7 @@ def page(machine: Hardware, here: Here | None) -> Sequence[str]:
         *run(measured.strong_scaling),
         *utilisation(),
         *bloom(),
+        *run(measured.bloom),
         *prefetch(),
         *run(measured.prefetch),
     ]
@@ -382,10 +384,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=PAGE)
     parser.add_argument("--planned-only", action="store_true", help="run nothing")
+    parser.add_argument("--books", type=Path, help="that models read: .jsonl of documents, also compressed")
+    parser.add_argument("--folder", type=Path, help="of their runs")
     arguments = parser.parse_args()
+    if (arguments.books is None) != (arguments.folder is None):
+        parser.error("--books and --folder belong together")
     output, here = arguments.output, None if arguments.planned_only else Here()
     torch.set_num_threads(1)
-    text = "\n".join(page(hardware("v100-dgx2h"), here)).rstrip() + "\n"
+    lines = [*page(hardware("v100-dgx2h"), here)]
+    if arguments.books is not None:
+        tokens = {name: table.tokens for name, table in trained.TABLES.items()}
+        lines += trained.sections(trained.train_all(arguments.folder, arguments.books, tokens), tokens)
+    text = "\n".join(lines).rstrip() + "\n"
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, encoding="utf-8")
     print(text)

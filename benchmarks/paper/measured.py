@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 from unittest import mock
 
+from benchmarks.configs import gpt
 from benchmarks.hardware import describe
 from benchmarks.paper.tables import header, line
 from benchmarks.planner_time import VOCAB, case, measured
@@ -102,6 +103,21 @@ def strong_scaling(here: Here) -> Iterator[str]:
         first = first or found
         planned, took = (one / each for one, each in zip(first, found, strict=True))
         yield line(tp, f"{planned:.2f}", f"{took:.2f}", f"{round(100 * (planned / took - 1)):+d} %")
+    yield ""
+
+
+def bloom(here: Here) -> Iterator[str]:
+    """BLOOM's block, cut into equal parts."""
+    yield from ("### In small, on CPU ranks (6 layers of width 256, ALiBi, a norm behind the embedding)", "")
+    yield from header("tp × pp × dp", "planned", "measured", "off by")
+    first = None
+    model = {"num_layers": 6, "hidden_size": 256, "num_heads": 8, "seq_length": LENGTH, "vocab_size": VOCAB}
+    for tp, pp, dp in ((1, 1, 1), (1, 2, 1), (2, 2, 1), (2, 2, 2)):
+        parallel = {"tp": tp, "pp": pp, "dp": dp, "zero": int(dp > 1), "partition": "parameters"}
+        train = {"global_batch_size": BATCH * dp, "micro_batch_size": 2, "precision": "fp32", "device": "cpu"}
+        found = here.rates(gpt({**model, "position": "alibi", "embedding_norm": True}, parallel, train))
+        first = first or found
+        yield line(f"{tp} × {pp} × {dp}", *cells(found, first))
     yield ""
 
 

@@ -132,8 +132,21 @@ def trained(model: Model, folder: Path, tokens: int) -> dict[str, Any]:
     return last
 
 
+def train_all(folder: Path, books: Path, tokens: Mapping[str, int]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Of each table, which reads so many tokens, of each model, the last line of its metrics."""
+    folder = folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    prepare(folder, books, tokens)
+    found: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in tokens}
+    for model in (*SIZES, *ORDERS):
+        if model.table in found:
+            found[model.table][model.name] = last = trained(model, folder, tokens[model.table])
+            print(model.name, {key: value for key, value in last.items() if key.startswith("validation")}, flush=True)
+    return found
+
+
 def page(found: Mapping[str, Mapping[str, dict[str, Any]]], tokens: Mapping[str, int]) -> Iterator[str]:
-    """Of each table, of each model, the last line of its metrics."""
+    """`found`: of `train_all`."""
     hardware = describe()
     yield f"# Two tables of the Megatron-LM paper in small, by training, {hardware['cpu']}"
     yield ""
@@ -141,6 +154,11 @@ def page(found: Mapping[str, Mapping[str, dict[str, Any]]], tokens: Mapping[str,
         f"AdamW with warm-up and linear decay, one seed. Commit {hardware['commit']}, torch {hardware['torch']}, "
         f"`{command_line()}`."
     )
+    yield from sections(found, tokens)
+
+
+def sections(found: Mapping[str, Mapping[str, dict[str, Any]]], tokens: Mapping[str, int]) -> Iterator[str]:
+    """A table each."""
     for name, models in found.items():
         yield from ("", *(_sizes(models) if name == "size" else _orders(models)), "", _read(TABLES[name], tokens[name]))
 
@@ -175,15 +193,8 @@ def main() -> None:
     read = ", ".join(f"{name}: {table.tokens:,}" for name, table in TABLES.items())
     parser.add_argument("--tokens", type=int, help=f"that each model reads ({read})")
     arguments = parser.parse_args()
-    folder = arguments.folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    prepare(folder, arguments.books, arguments.tables)
     tokens = {name: arguments.tokens or TABLES[name].tokens for name in arguments.tables}
-    found: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in tokens}
-    for model in (*SIZES, *ORDERS):
-        if model.table in found:
-            found[model.table][model.name] = last = trained(model, folder, tokens[model.table])
-            print(model.name, {key: value for key, value in last.items() if key.startswith("validation")}, flush=True)
+    found = train_all(arguments.folder, arguments.books, tokens)
     text = "\n".join(page(found, tokens)) + "\n"
     today, tables = datetime.now(UTC).date().isoformat(), "-".join(found)
     (RESULTS / f"paper-trained-{tables}-{today}-{machine_name()}.md").write_text(text)
