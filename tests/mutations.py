@@ -650,8 +650,8 @@ MUTATIONS = [
     Mutation(
         "checkpoints take a step no time",
         "planner/estimate.py",
-        "    seconds += stall / every if every else 0.0\n",
-        "",
+        "seconds += reading + (stall / every if every else 0.0)",
+        "seconds += reading",
         ("tests/planner/test_estimate.py",),
     ),
     Mutation(
@@ -820,8 +820,8 @@ MUTATIONS = [
     Mutation(
         "ranks with fewer real rows cut the loss in fewer chunks",
         "tensor_parallel/cross_entropy.py",
-        "chunks = chunks_of(len(x), weight)\n        buffer",
-        "chunks = chunks_of(len(x), table)\n        buffer",
+        "chunks = chunks_of(len(x), weight)\n        fused",
+        "chunks = chunks_of(len(x), table)\n        fused",
         (LOSS,),
     ),
     # --- skipped steps
@@ -1111,8 +1111,8 @@ MUTATIONS = [
     Mutation(
         "the loss of 16-bit weights is known to few digits",
         "tensor_parallel/cross_entropy.py",
-        "apart = weight.dtype.itemsize == 2",
-        "apart = False",
+        "apart=weight.dtype.itemsize == 2",
+        "apart=False",
         ("tests/tensor_parallel/test_gradient_digits.py",),
     ),
     Mutation(
