@@ -29,6 +29,59 @@ def test_every_schedule_is_legal_and_ends_whatever_things_last(shape: Shape) -> 
         assert all(before.end <= after.start for before, after in pairwise(events))
 
 
+@given(shapes())
+@settings(deadline=None, max_examples=60)
+def test_stages_that_share_nothing_take_as_long_as_alone(shape: Shape) -> None:
+    *_, num_microbatches, virtual_stages = shape
+    sizes = [1 + chunk % 3 for chunk in range(shape.num_stages * virtual_stages)]
+    slow = Durations(forward=0.5, input_gradients=3, weight_gradients=0.25, transfer=1.5)
+    lists, paces = all_actions(*shape), (None, lambda busy: 1.0, lambda busy: 0.25)
+    fixed, same, slower = (
+        simulate(lists, num_microbatches, virtual_stages=virtual_stages, durations=each, sizes=sizes, pace=pace)
+        for each, pace in zip((slow, slow, Durations(0.125, 0.75, 0.0625, 1.5)), paces, strict=True)
+    )
+    assert same == fixed, "to the bit: all of these are sums of quarters"
+    assert slower == fixed, "a quarter of the work, at a quarter of the pace"
+
+
+@given(shapes())
+@settings(deadline=None, max_examples=60)
+def test_stages_that_share_one_core_take_as_long_as_all_work(shape: Shape) -> None:
+    """Whatever they wait for, the core is never idle where transfers take no time."""
+    *_, num_microbatches, virtual_stages = shape
+    sizes = [1 + chunk % 3 for chunk in range(shape.num_stages * virtual_stages)]
+    one = Durations(forward=0.5, input_gradients=3, weight_gradients=0.25)
+    lists = all_actions(*shape)
+    found = simulate(
+        lists, num_microbatches, virtual_stages=virtual_stages, durations=one, sizes=sizes, pace=lambda busy: 1 / busy
+    )
+    assert found.makespan == pytest.approx(one.microbatch * num_microbatches * sum(sizes))
+    assert [[event.action for event in events] for events in found.events] == lists
+
+
+def test_two_stages_on_one_core_by_hand() -> None:
+    found = simulate(all_actions("1f1b", 2, 2), 2, pace=lambda busy: 1 / busy)
+    first, second = ([(str(e.action), e.start, e.end) for e in events] for events in found.events)
+    assert first == [("F0", 0, 1), ("F1", 1, 3), ("B0", 5, 9), ("B1", 10, 12)]
+    assert second == [("F0", 1, 3), ("B0", 3, 5), ("F1", 5, 7), ("B1", 7, 10)]
+
+
+def test_who_waits_for_a_transfer_leaves_the_core_to_the_others() -> None:
+    durations = Durations(forward=1, input_gradients=1, weight_gradients=1, transfer=0.5)
+    found = simulate(
+        all_actions("gpipe", 2, 2), 2, durations=durations, sizes=[1, 2], pace=lambda busy: {1: 1.0, 2: 0.5}[busy]
+    )
+    first, second = ([(e.start, e.end) for e in events] for events in found.events)
+    assert first[:2] == [(0, 1), (1, 2.5)], "alone to 1.5, then half as fast"
+    assert second[0] == (1.5, 4.0), "half as fast to 2.5"
+    assert second[1][0] == 4.0
+
+
+def test_a_deadlock_of_stages_that_share_cores_is_seen() -> None:
+    with pytest.raises(IllegalSchedule, match="deadlock"):
+        simulate([listed("F0 B0 F1 B1"), listed("F0 F1 B0 B1")], 2, pace=lambda busy: 1 / busy)
+
+
 def test_two_stages_and_two_micro_batches_by_hand() -> None:
     found = simulate(all_actions("1f1b", 2, 2), 2)
     first, second = ([(str(e.action), e.start, e.end) for e in events] for events in found.events)

@@ -214,6 +214,27 @@ def test_a_pipeline_waits() -> None:
     assert set(each.walks) == {0, 1}
 
 
+def test_stages_that_share_cores_are_faster_while_others_wait() -> None:
+    """One core for four stages: what they compute takes as long as one after the other, whoever waits for whom."""
+    config = configuration(Way(pp=4, micro_batch_size=2), replace(PLAIN, num_layers=8, precision="fp32"))
+    cpu = hardware("cpu").having(island__call=0.0, island__latency=0.0, device__crowded=1.0)
+    shared, own = (estimate(config, 37, replace(cpu, cores=cores), every_rank=False) for cores in (1, 4))
+    work = sum(own.simulation.busy)
+    assert own.simulation.bubble > 0.2 and shared.simulation.makespan == pytest.approx(work, rel=0.02)
+    gpu = estimate(config, 37, replace(cpu, cores=0, kind="cuda"), every_rank=False).simulation
+    assert gpu.bubble > 0.2, "devices of their own are as fast beside others"
+
+
+@pytest.mark.parametrize(
+    ("busy", "pace"), [(1, 4 / 0.5 / 0.8), (2, 4 / 0.5), (4, 2.0), (8, 1.0)], ids=["one", "a core each", "half", "all"]
+)
+def test_how_fast_ranks_are_while_others_wait(busy: int, pace: float) -> None:
+    """Eight ranks on two cores: a core keeps 0.8 of its speed beside the other, and half of that where it is shared."""
+    cpu = replace(hardware("cpu").having(device__together=0.8, device__crowded=0.5), cores=2)
+    assert Cost(cpu, 8).pace(busy / 8) == pytest.approx(pace)
+    assert Cost(replace(cpu, cores=0), 8).pace(busy / 8) == 1.0
+
+
 def test_it_is_told_in_words_and_in_json() -> None:
     each = found()
     text, told = as_text(each), as_json(each)

@@ -4,12 +4,13 @@
 
 Each stage runs its list from left to right, an action as soon as everything that it needs is there. The real runner
 does no more, so what deadlocks here deadlocks there. Transfers take a fixed time, and any number of them may be under
-way. A pipeline with one warm-up too few trains to the right losses: only its bubble and its peak, found here, tell.
+way. Stages that share cores are faster while others wait: a `pace`. A pipeline with one warm-up too few trains to the
+right losses: only its bubble and its peak, found here, tell.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from colonnade.pipeline.messages import chunk_number
@@ -98,11 +99,13 @@ def simulate(
     virtual_stages: int = 1,
     durations: Durations | Sequence[Durations] = EQUAL,
     sizes: Sequence[float] | None = None,
+    pace: Callable[[int], float] | None = None,
 ) -> Simulation:
     """Run one list of actions a stage. Raises IllegalSchedule.
 
     `durations`: of a stage of average size, or of each chunk in the order of the model. `sizes` scales them for every
     chunk; 1 is an average stage. Without it all chunks are equal, 1 / virtual_stages, or as long as their durations.
+    `pace`: how fast stages are while so many of them compute, 1 as fast as their durations say (None: always).
     """
     split = any(action.kind == "W" for actions in schedules for action in actions)
     num_chunks = len(schedules) * virtual_stages
@@ -112,7 +115,10 @@ def simulate(
     sizes = [alone] * num_chunks if sizes is None else sizes
     assert len(each) == num_chunks, "durations of one chunk each"
     assert len(sizes) == num_chunks, "one size a chunk"
-    events = _run(schedules, each, sizes, split=split)
+    if pace is None:
+        events = _run(schedules, each, sizes, split=split)
+    else:
+        events = _Shared(schedules, each, sizes, split, pace).run()
     freed_by: Kind = "W" if split else "B"
     return Simulation(tuple(map(tuple, events)), tuple(peak_activations(actions, freed_by) for actions in schedules))
 
@@ -172,6 +178,67 @@ def _run(
                 moved = True
     _refuse_deadlock(schedules, events, ended, len(sizes))
     return events
+
+
+@dataclass
+class _Shared:
+    """The same where stages are the faster the fewer of them compute: from one start or end to the next."""
+
+    schedules: Sequence[Sequence[Action]]
+    durations: Sequence[Durations]
+    sizes: Sequence[float]
+    split: bool
+    pace: Callable[[int], float]
+    now: float = 0.0
+    left: dict[int, float] = field(default_factory=dict)
+    """Of the actions that are being computed, by stage: how long they take yet, at a pace of 1."""
+    begun: dict[int, float] = field(default_factory=dict)
+    events: list[list[Event]] = field(default_factory=list)
+    ended: dict[_Done, float] = field(default_factory=dict)
+
+    def run(self) -> list[list[Event]]:
+        self.events = [[] for _ in self.schedules]
+        while True:
+            starts = [self._start(stage) for stage in range(len(self.schedules)) if stage not in self.left]
+            pace = self.pace(len(self.left)) if self.left else 1.0
+            ends = [self.now + left / pace for left in self.left.values()]
+            moments = ends + [start for start in starts if start is not None]
+            if not moments:
+                break
+            self._advance(min(moments), pace)
+        _refuse_deadlock(self.schedules, self.events, self.ended, len(self.sizes))
+        return self.events
+
+    def _start(self, stage: int) -> float | None:
+        """When a stage that waits goes on: now, where it has what it needs, or later, or not before others end."""
+        if len(self.events[stage]) == len(self.schedules[stage]):
+            return None
+        done, num_stages = self._next(stage), len(self.schedules)
+        needs = _needs(done, len(self.sizes))
+        if any(need not in self.ended for need in needs):
+            return None
+        transfers = (self.durations[n.chunk].transfer * (n.chunk % num_stages != stage) for n in needs)
+        start = max([self.now, *(self.ended[n] + transfer for n, transfer in zip(needs, transfers, strict=True))])
+        if start > self.now:
+            return start
+        self.begun[stage] = self.now
+        duration = self.durations[done.chunk].of(done.kind, split=self.split)
+        self.left[stage] = duration * self.sizes[done.chunk]
+        return None
+
+    def _advance(self, until: float, pace: float) -> None:
+        for stage, left in list(self.left.items()):
+            if self.now + left / pace > until:
+                self.left[stage] = left - (until - self.now) * pace
+                continue
+            del self.left[stage]
+            action = self.schedules[stage][len(self.events[stage])]
+            self.ended[self._next(stage)] = until
+            self.events[stage].append(Event(action, self.begun.pop(stage), until))
+        self.now = until
+
+    def _next(self, stage: int) -> _Done:
+        return _done(self.schedules[stage][len(self.events[stage])], stage, len(self.schedules))
 
 
 def _done(action: Action, stage: int, num_stages: int) -> _Done:

@@ -13,7 +13,7 @@
     reading       so much a token of a rank's batches; where a GPU computes, what is left of it behind the step before
 
 What CPU ranks share (cores, the bandwidth of memory) is divided among those that are there; and cores are slower the
-more of them work.
+more of them work. While some stages of a pipeline wait, the others have more of both (`pace`).
 """
 
 import math
@@ -45,16 +45,27 @@ class Cost:
     @cached_property
     def sharing(self) -> float:
         """Ranks for each core, where there are more ranks than cores; 1 on devices of their own."""
-        cores = self.hardware.cores
-        return max(1.0, self._ranks_here / cores) if cores else 1.0
+        return self._sharing(self._ranks_here)
 
     @cached_property
     def crowding(self) -> float:
         """How many times as long as alone a rank computes beside the others."""
+        return self._crowding(self._ranks_here)
+
+    def pace(self, share: float) -> float:
+        """How fast a rank computes while only such a share of all ranks do; 1 is beside all of them."""
+        return self.crowding / self._crowding(max(1.0, share * self._ranks_here))
+
+    def _sharing(self, ranks: float) -> float:
         cores = self.hardware.cores
-        at_work = (min(self._ranks_here, cores) - 1) / (cores - 1) if cores > 1 else 0.0
-        crowded = self.hardware["device.crowded"] if self.sharing > 1 else 1.0
-        return self.sharing / crowded / (1 - at_work * (1 - self.hardware["device.together"]))
+        return max(1.0, ranks / cores) if cores else 1.0
+
+    def _crowding(self, ranks: float) -> float:
+        """Beside so many at work, itself among them."""
+        cores, sharing = self.hardware.cores, self._sharing(ranks)
+        at_work = (min(ranks, cores) - 1) / (cores - 1) if cores > 1 else 0.0
+        crowded = self.hardware["device.crowded"] if sharing > 1 else 1.0
+        return sharing / crowded / (1 - at_work * (1 - self.hardware["device.together"]))
 
     @property
     def _ranks_here(self) -> int:

@@ -196,6 +196,7 @@ def simulated(
         count,
         virtual_stages=parallel.virtual_stages,
         durations=durations,
+        pace=(lambda busy: cost.pace(busy / parallel.pp)) if cost.hardware.cores else None,
     )
 
 
