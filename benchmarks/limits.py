@@ -14,6 +14,7 @@ from benchmarks.colonnade_step import reference_config
 from benchmarks.peers.reference import Task
 from colonnade.architecture.families import architecture_of
 from colonnade.kernels.timing import Slices, measure
+from colonnade.launch.freed_memory import keep_freed_memory
 from colonnade.model.precision import DTYPES
 from colonnade.train.products import LARGEST, prepare_here
 
@@ -25,6 +26,7 @@ ARRAY = 1 << 26
 
 def measured() -> dict[str, Any]:
     """All of it, for a results file."""
+    keep_freed_memory()  # as ranks of runs do
     prepare_here()
     rates = {precision: gemm_rates(precision) for precision in ("fp32", "bf16")}
     model = reference_config(Task()).model

@@ -12,6 +12,8 @@ BEFORE = "before"
 """The contestant that is another checkout of this project."""
 CROWDED = 0.25
 """Cores kept busy by other programs from which on a run is marked: its number is not to be trusted."""
+STEADY = 0.9
+"""Share of the fastest pace of the cores (`pace.py`) below which a run is marked and repeated."""
 
 CAUSE = re.compile(r"\w*(Error|Exception): |No module named")
 
@@ -21,6 +23,8 @@ READING = f"""
 * **MB**: the most resident memory a rank ever had (VmHWM: libraries, compilation and start-up included).
 * **loss**: first and last step on one fixed batch. A run whose loss does not fall is thrown out.
 * **others**: cores that other programs kept busy meanwhile. From {CROWDED} on the line is marked `!`: measure again.
+* **pace**: of the slowest core just before or behind a run, as a share of the fastest that was seen: the host of a
+  virtual machine may have others to serve. Below {STEADY} the line is marked `!`.
 * **of the limit**: floating-point operations that the model needs (no more), as a share of what the cores of the row
   could do if all of them were products at the best rate measured here (`python -m benchmarks.hardware`).
 * bf16 is autocast over fp32 parameters, unless a note says otherwise.
@@ -33,7 +37,8 @@ def progress(run: Run) -> str:
     if problem := failure(run):
         return f"{start} FAILED: {problem}"
     others = f"  others {run['others']:.2f}" if run["others"] >= CROWDED else ""
-    return f"{start} {run['tokens_per_second']:>8.1f} tokens/s  {max(run['peak_rss_mb']):>5} MB{others}"
+    slow = f"  pace {run['pace']:.2f}" if run.get("pace", 1.0) < STEADY else ""
+    return f"{start} {run['tokens_per_second']:>8.1f} tokens/s  {max(run['peak_rss_mb']):>5} MB{others}{slow}"
 
 
 def failure(run: Run) -> str:
@@ -59,6 +64,7 @@ def summarise(runs: Sequence[Run]) -> dict[str, Any]:
         "cpu_ms": statistics.median(run["cpu_ms"] for run in runs),
         "peak_mb": round(statistics.median(max(run["peak_rss_mb"]) for run in runs)),
         "others": max(run["others"] for run in runs),
+        "pace": min(run.get("pace", 1.0) for run in runs),  # results that are older have none
         "loss": f"{runs[0]['first_loss']:.3f} → {runs[0]['last_loss']:.3f}",
         "note": runs[0]["note"],
     }
@@ -166,13 +172,16 @@ def progress_made(table: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 
 def lines(contestants: Mapping[str, Mapping[str, Any]], limit: float | None = None) -> str:
     """The contestants of one row, the fastest first. `limit`: tokens/s that the processor allows."""
-    text = "| contestant | tokens/s | low – high | of the limit | step ms | CPU ms | MB | loss | others | note |\n"
-    text += "|---|---|---|---|---|---|---|---|---|---|\n"
+    text = (
+        "| contestant | tokens/s | low – high | of the limit | step ms | CPU ms | MB | loss | others | pace | note |\n"
+    )
+    text += "|---|---|---|---|---|---|---|---|---|---|---|\n"
     for line in sorted(contestants.values(), key=lambda line: -line["tokens_per_second"]):
         mark = " !" if line["others"] >= CROWDED else ""
         text += f"| {line['name']} | {line['tokens_per_second']:.0f} | {line['low']:.0f} – {line['high']:.0f} "
         text += "| – " if limit is None else f"| {line['tokens_per_second'] / limit:.0%} "
         text += f"| {line['step_ms']:.0f} | {line['cpu_ms']:.0f} | {line['peak_mb']} | {line['loss']} "
-        text += f"| {line['others']:.2f}{mark} "
+        slow = " !" if line["pace"] < STEADY else ""
+        text += f"| {line['others']:.2f}{mark} | {line['pace']:.2f}{slow} "
         text += f"| {line['note']} |\n"
     return text

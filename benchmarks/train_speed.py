@@ -1,7 +1,8 @@
 """How fast is a training step, beside other programs that train the same model on the same machine in the same run?
 
 Every row (precision × layout) runs its contestants in turn, A B C A B C …, each time in a fresh process, so that a
-machine that slows down slows down all of them. Writes `results/<date>-<machine>.json` (every run) and `.md`.
+machine that slows down slows down all of them; a run before or behind which cores were slow is repeated. Writes
+`results/<date>-<machine>.json` (every run that counts) and `.md`.
 
     python -m benchmarks.train_speed                          what this Python can import: about 25 minutes
     python -m benchmarks.train_speed --quick                  Colonnade and plain PyTorch, one round: a few minutes
@@ -22,6 +23,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from benchmarks import hardware, limits, speed_table
+from benchmarks.pace import pace
 from benchmarks.peers.reference import MODES
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -156,13 +158,20 @@ def _busy_cores() -> float:
 
 
 def compare(contestants: list[Contestant], line: argparse.Namespace) -> Iterator[dict[str, object]]:
-    """Every run of every row, as it ends."""
+    """Every run of every row, as it ends. One before or behind which cores were slow is repeated, so often at most."""
+    fastest = max(pace() for _ in range(5))
     for row in (row for row in ROWS if row.name in line.rows):
         for number in range(line.rounds):
             for contestant in (c for c in contestants if row.mode in c.modes):
-                wait_for_quiet(line.wait_for_quiet)
-                result = run(contestant, row, line)
-                yield {"row": row.name, "round": number, "contestant": contestant.name, **result}
+                share = 0.0
+                for _ in range(1 + line.repeat):
+                    wait_for_quiet(line.wait_for_quiet)
+                    before, result, behind = pace(), run(contestant, row, line), pace()
+                    fastest = max(fastest, before, behind)
+                    share = round(min(before, behind) / fastest, 2)
+                    if share >= speed_table.STEADY:
+                        break
+                yield {"row": row.name, "round": number, "contestant": contestant.name, "pace": share, **result}
 
 
 def save(report: dict[str, object], output: Path) -> None:
@@ -183,6 +192,7 @@ def read_line() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="timed steps a run (10; quick: 5)")
     parser.add_argument("--warmup", type=int, default=3, help="steps before the clock starts")
     parser.add_argument("--wait-for-quiet", type=float, default=0.0, metavar="SECONDS", help="longest, before a run")
+    parser.add_argument("--repeat", type=int, default=2, help="times that a run is repeated while cores are slow")
     parser.add_argument("--quick", action="store_true", help="Colonnade and plain PyTorch only, one short round")
     parser.add_argument("--tiny", action="store_true", help="a toy model: tries the scripts, measures nothing")
     parser.add_argument("--output", type=Path, help="results file without its ending")

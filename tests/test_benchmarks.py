@@ -1,13 +1,15 @@
 """The comparison of training speed: what is timed trains as every contestant does."""
 
+from argparse import Namespace
 from dataclasses import replace
 from functools import cached_property
 
 import pytest
 
 from benchmarks import hardware as hardware_of_benchmarks
-from benchmarks import speed_table
+from benchmarks import speed_table, train_speed
 from benchmarks.colonnade_step import build_step
+from benchmarks.pace import pace
 from benchmarks.paper import measured
 from benchmarks.paper.measured import Here, Took, gathered_at_need
 from benchmarks.peers.reference import TINY, Task
@@ -68,12 +70,30 @@ def test_the_table_says_what_share_of_the_processor_each_has() -> None:
         "peak_mb": 9,
         "loss": "",
         "others": 0.0,
+        "pace": 1.0,
     }
     contestants = {"x": {**line, "tokens_per_second": 1800.0, "note": ""}}
     assert "| x | 1800 | 1 – 2 | 75% | 1 |" in speed_table.lines(contestants, 2400.0)
     assert "| x | 1800 | 1 – 2 | – | 1 |" in speed_table.lines(contestants)
     assert "up to 120 GFLOP/s of a core in fp32; memory 20.0 GB/s" in speed_table.can_do(LIMITS)
     assert "not measured" in speed_table.can_do(None), "results that are older"
+
+
+def test_a_run_is_repeated_while_cores_are_slow_and_marked_where_they_stay_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    paces = iter([*[1.0] * 5, 1.0, 1.0, 0.5, 1.0, 1.0, 0.6, 1.2, 1.2, 0.6, 1.2, 1.2, 0.3, 0.9, 0.9])
+    numbers = iter(range(9))
+    monkeypatch.setattr(train_speed, "pace", lambda: next(paces))
+    monkeypatch.setattr(train_speed, "run", lambda *_: {"tokens_per_second": 7.0, "peak_rss_mb": [next(numbers)]})
+    line = Namespace(rows=["fp32-tp"], rounds=3, repeat=2, wait_for_quiet=0.0)
+    found = list(train_speed.compare([train_speed.CONTESTANTS[0]], line))
+    assert [(each["peak_rss_mb"], each["pace"]) for each in found] == [([0], 1.0), ([3], 1.0), ([6], 0.75)]
+    losses = {"first_loss": 6.0, "last_loss": 5.0, "others": 0.0}
+    marked = [speed_table.progress({**each, **losses}) for each in found]
+    assert ["pace" in each for each in marked] == [False, False, True]
+
+
+def test_the_pace_is_that_of_the_slowest_core() -> None:
+    assert 0.0 < pace(0.02) < 1e9
 
 
 def test_rows_in_which_a_peer_is_faster_are_marked() -> None:
