@@ -264,7 +264,7 @@ def test_token_files_are_those_of_data_tokenize_however_many_tasks(
     monkeypatch.setattr("colonnade.data.token_stages.JOINED", 3)
     several = run(source, folder="several", **options)
     names = sorted(path.stem for path in (several.folder / "tokens").glob("train-*.bin"))
-    assert len(names) > 2 and names[0] == "train-00000"
+    assert len(names) >= 2 and names[0] == "train-00000"  # the last tasks have few documents, maybe none of this part
     for part in ("train", "test"):
         tokenize_files([one.folder / part], tmp_path / part, tokenizer, workers=1, progress=False)
         assert bin_path(one.folder / "tokens" / part).read_bytes() == bin_path(tmp_path / part).read_bytes()

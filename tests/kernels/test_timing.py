@@ -23,11 +23,12 @@ def not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "is_loaded", lambda: False)
 
 
-def test_compiled_kernels_are_candidates_for_what_is_summed_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_kernels_are_candidates_for_all_that_they_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "is_loaded", lambda: True)
-    found = {dtype: [use for use in USES if "compiled" in candidates(dtype, use)] for dtype in (BF16, FP16)}
-    assert found == {BF16: ["weight_gradient", "output", "attention"], FP16: ["weight_gradient", "output"]}
-    assert [use for use in USES if "compiled" in candidates(FP32, use)] == ["attention"]
+    for dtype in (FP32, BF16, FP16):
+        without = [use for use in USES if "compiled" not in candidates(dtype, use)]
+        assert without == (["attention"] if dtype is FP16 else [])
+        assert all(("native" in candidates(dtype, use)) == (dtype is not FP32) for use in ("forward", "input_gradient"))
 
 
 def test_compiled_kernels_that_this_processor_cannot_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +84,7 @@ def test_as_far_off_as_is_allowed_is_exact(found: float, right: bool, monkeypatc
 def test_a_sum_in_16_bits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = torch.nn.functional.linear
 
-    def in_halves(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def in_halves(x: torch.Tensor, weight: torch.Tensor, bias: None) -> torch.Tensor:
         parts = [plain(a, b) for a, b in zip(x.split(8, -1), weight.split(8, -1), strict=True)]
         total = parts[0]
         for part in parts[1:]:
@@ -138,9 +139,21 @@ def test_the_usual_kernel_is_left_only_for_a_clearly_faster_one() -> None:
     def fp32(blas: float, onednn: float) -> Seconds:
         return {use: {"blas": blas, "onednn": onednn} for use in PRODUCTS}
 
-    assert chosen([fp32(1.05, 1.0)], WIDENED) == WIDENED
-    assert chosen([fp32(1.2, 1.0)], WIDENED).forward == "onednn"
-    assert chosen([fp32(1.0, 1.05)], BF16_UNITS).output == "onednn"
+    assert chosen([fp32(1.02, 1.0)], WIDENED) == WIDENED
+    assert chosen([fp32(1.05, 1.0)], WIDENED).forward == "onednn"
+    assert chosen([fp32(1.0, 1.02)], BF16_UNITS).output == "onednn"
+
+
+def test_what_spares_memory_is_left_only_for_what_is_clearly_faster_too() -> None:
+    def output(blas: float, compiled: float) -> Seconds:
+        return {"output": {"blas": blas, "onednn": 1.5, "compiled": compiled}}
+
+    assert chosen([output(1.0, 1.02)], WIDENED).output == "compiled"
+    assert chosen([output(1.0, 1.05)], WIDENED).output == "blas"
+    assert chosen([output(1.02, 1.05), output(1.0, 1.02)], WIDENED).output == "compiled"
+    assert chosen([{"forward": {"blas": 1.01, "compiled": 1.0}}], WIDENED).forward == "blas", (
+        "of the output layer alone"
+    )
 
 
 def test_several_processors_get_what_suits_the_one_that_likes_it_least() -> None:
@@ -264,7 +277,9 @@ def test_errors_are_shares_of_the_norm(dtype: torch.dtype, size: float, monkeypa
     """Of what is right, whatever its size. What one rounding to 16 bits explains is allowed one and a half times."""
     right = torch.tensor([[3.0, 4.0], [1.2, 0.7]], dtype=torch.float64) * size
     wrong = (1.25 * right).to(dtype)
-    monkeypatch.setattr(timing, "trial", lambda *_: timing.Trial(lambda kernel: wrong, lambda: right))
+    monkeypatch.setattr(
+        timing, "trial", lambda *_: timing.Trial(lambda kernel: None, lambda kernel: wrong, lambda: right)
+    )
     found, allowed = error("blas", "forward", dtype)
     assert found == pytest.approx(float((wrong.double() - right).norm() / right.norm())) == pytest.approx(0.25, 0.02)
     rounding = float((right.to(dtype).double() - right).norm() / right.norm())

@@ -56,7 +56,7 @@ def problem(loss: float, dtype: torch.dtype) -> Problem:
         hidden = (lean * 0.3 * table[labels].float() + noise).to(dtype)
         above = exact_loss(hidden.double() @ table.double().t(), labels) > loss
         low, high = (lean, high) if above else (low, lean)
-    return Problem(hidden, table, labels, torch.full((TOKENS,), 1.0 / TOKENS) * SCALE[dtype])
+    return Problem(hidden, table, labels, torch.full((TOKENS,), 1.0 / TOKENS) * SCALE.get(dtype, 1.0))
 
 
 def exact_gradients(given: Problem) -> tuple[Tensor, Tensor, Tensor]:
@@ -96,37 +96,47 @@ def assert_digits(dtype: torch.dtype, tp: Axis, branch: Branch) -> None:
         assert max(dx, dw) < BOUND[dtype], f"loss {target}: dx off by {dx:.1e}, dW by {dw:.1e}"
 
 
-COMPILED = Products(bf16=Kernels("native", "native", "compiled", "compiled", "native"))
+COMPILED = Products(fp32=Kernels(output="compiled"), bf16=Kernels("native", "native", "compiled", "compiled", "native"))
+OF_COMPILED = {torch.float32: 1e-5, torch.bfloat16: BOUND[torch.bfloat16]}
+BY_COMPILED = pytest.mark.parametrize("dtype", OF_COMPILED, ids=str)
 
 
-def assert_digits_compiled(tp: Axis) -> None:
+def load_for(dtype: torch.dtype, factory: pytest.TempPathFactory) -> Path:
+    """The compiled kernels; skips where there are none for numbers of this type."""
+    folder = shared_folder(factory)
+    load(folder)
+    if not is_exact("compiled", "output", dtype):
+        pytest.skip(f"this processor has no units for products of {dtype} with an fp32 result")
+    return folder
+
+
+def assert_digits_compiled(dtype: torch.dtype, tp: Axis) -> None:
     for target in LOSSES:
-        loss, dx, dw = errors(problem(target, torch.bfloat16), tp, nullcontext, COMPILED)
-        assert loss < 1e-5 and max(dx, dw) < BOUND[torch.bfloat16], f"loss {target}: {loss:.1e}, {dx:.1e}, {dw:.1e}"
+        loss, dx, dw = errors(problem(target, dtype), tp, nullcontext, COMPILED)
+        assert loss < 1e-5 and max(dx, dw) < OF_COMPILED[dtype], f"loss {target}: {loss:.1e}, {dx:.1e}, {dw:.1e}"
 
 
-def digits_of_compiled_on_a_rank(rank: int, num_ranks: int, folder: Path) -> None:
+def digits_of_compiled_on_a_rank(rank: int, num_ranks: int, dtype: torch.dtype, folder: Path) -> None:
     load(folder)
-    assert_digits_compiled(build_mesh(Layout(tp=num_ranks), rank).tp)
+    assert_digits_compiled(dtype, build_mesh(Layout(tp=num_ranks), rank).tp)
 
 
-def test_they_keep_them_by_the_compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = shared_folder(tmp_path_factory)
-    load(folder)
-    if not is_exact("compiled", "output", torch.bfloat16):
-        pytest.skip("this processor has no units for products of bf16 with an fp32 result")
-    assert_digits_compiled(Mesh().tp)
-    run_on_ranks(digits_of_compiled_on_a_rank, 3, folder)
+@BY_COMPILED
+def test_they_keep_them_by_the_compiled_kernels(dtype: torch.dtype, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = load_for(dtype, tmp_path_factory)
+    assert_digits_compiled(dtype, Mesh().tp)
+    run_on_ranks(digits_of_compiled_on_a_rank, 3, dtype, folder)
 
 
-def test_compiled_kernels_with_an_output_bias_and_without_gradients(tmp_path_factory: pytest.TempPathFactory) -> None:
+@BY_COMPILED
+def test_compiled_kernels_with_an_output_bias_and_without_gradients(
+    dtype: torch.dtype, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """BERT's output layer, and what evaluation and generation take from one."""
-    load(shared_folder(tmp_path_factory))
-    if not is_exact("compiled", "output", torch.bfloat16):
-        pytest.skip("this processor has no units for products of bf16 with an fp32 result")
-    given, tp = problem(1.0, torch.bfloat16), Mesh().tp
+    load_for(dtype, tmp_path_factory)
+    given, tp = problem(1.0, dtype), Mesh().tp
     hidden = given.hidden[:, None].clone().requires_grad_()
-    weight, bias = nn.Parameter(given.table.clone()), nn.Parameter(torch.linspace(-1, 1, VOCAB).bfloat16())
+    weight, bias = nn.Parameter(given.table.clone()), nn.Parameter(torch.linspace(-1, 1, VOCAB).to(dtype))
     labels, weights = given.labels[:, None], given.weights[:, None]
     output_loss(hidden, weight, labels, weights, bias=bias, tp=tp, vocab_size=VOCAB, products=COMPILED).backward()
     wide = [t.detach().double().requires_grad_() for t in (given.hidden, given.table, bias)]
@@ -135,7 +145,7 @@ def test_compiled_kernels_with_an_output_bias_and_without_gradients(tmp_path_fac
     (losses * given.weights).sum().backward()
     assert bias.grad is not None and hidden.grad is not None and weight.grad is not None
     for found, right in zip((hidden.grad[:, 0], weight.grad, bias.grad), wide, strict=True):
-        assert right.grad is not None and error(found, right.grad) < BOUND[torch.bfloat16]
+        assert right.grad is not None and error(found, right.grad) < OF_COMPILED[dtype]
     plain = given.hidden.double() @ given.table.double().t()
     each = token_losses(hidden, weight, labels, tp=tp, vocab_size=VOCAB, products=COMPILED)[:, 0]
     assert error(each, nn.functional.cross_entropy(plain, given.labels, reduction="none")) < 1e-5

@@ -90,8 +90,8 @@ def test_small_products_are_not_measured(corpus: TinyCorpus, tmp_path: Path, mon
 def test_what_is_measured_are_slices_of_the_models_own_products(corpus: TinyCorpus, tmp_path: Path) -> None:
     large = ["model.hidden_size=384", "model.num_heads=6", "model.seq_length=256", "train.micro_batch_size=4"]
     config = tiny.config(corpus, tmp_path, *large)
-    assert slices_of(config, 50304, 1) == Slices(256, 384, 1024, 2048, 384, 6, 256, 64)
-    assert slices_of(config, 50304, 2) == Slices(256, 384, 768, 2048, 384, 3, 256, 64)
+    assert slices_of(config, 50304, 1) == Slices(256, 384, 1024, 8128, 384, 6, 256, 64)
+    assert slices_of(config, 50304, 2) == Slices(256, 384, 768, 8128, 384, 3, 256, 64)
     assert slices_of(tiny.config(corpus, tmp_path), 275, 1) is None
 
 

@@ -252,9 +252,9 @@ class TrainConfig(Section):
     products: Annotated[Literal["auto", "blas", "onednn", "native", "compiled"], MAY_CHANGE] = "auto"
     """What multiplies matrices on a CPU. auto: of each kind of product what is fastest on this processor, measured at
     the start and kept when the run goes on there; blas and onednn: always that library, in fp32 (bf16 and fp16 are
-    widened); native: bf16 or fp16 as they are; compiled: so too, and attention and what 16 bits sum in fp32 by kernels
-    that are compiled on this machine, which takes a C++ compiler. fp32 stays fp32 with each. On CUDA, and in fp64,
-    there is no choice."""
+    widened); native: bf16 or fp16 as they are; compiled: so too, and fp32, attention and what 16 bits sum in fp32 by
+    kernels that are compiled on this machine, which takes a C++ compiler. fp32 stays fp32 with each. On CUDA, and in
+    fp64, there is no choice."""
     deterministic: Annotated[bool, MAY_CHANGE] = False
     """On CUDA, only kernels that add in a fixed order, so that a run that was stopped and goes on is equal to
     the bit to one that was not. Slower: attention's backward adds its parts one after the other. CPUs always do."""

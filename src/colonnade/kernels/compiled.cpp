@@ -1,9 +1,12 @@
 // Products with fp32 results, the exponentials of an output layer, and fused attention, for CPUs.
 //
-// torch's products of bf16 matrices come out in bf16 on a CPU, a softmax from fp32 logits to bf16 probabilities is three
-// passes, and its fused attention multiplies slowly. The innermost kernel of a product is torch's own (oneDNN's brgemm,
-// which takes AMX or avx512_bf16 where there is one and sums in fp32); here is what surrounds it: blocks that fit a
-// cache, packed in the order in which it reads them. `compiled.py` says when this file is compiled.
+// torch's products of bf16 matrices come out in bf16 on a CPU, a softmax is three passes over logits that fit no cache, and
+// its fused attention multiplies slowly. The innermost kernel of a product is torch's own (oneDNN's brgemm, which sums in
+// fp32: of fp32 with AVX2 or AVX-512, of 16 bits with AMX or avx512_bf16; without them 16 bits are widened while they are
+// packed). Here is what surrounds it: blocks that fit a cache, packed in the order in which it reads them. `compiled.py`
+// says when this file is compiled.
+//
+// Two types stand in the templates: T is what tensors hold, M is what is multiplied, T or float.
 
 #include <ATen/Parallel.h>
 #include <ATen/native/CPUBlas.h>
@@ -15,6 +18,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <ctime>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -24,7 +28,12 @@ namespace {
 using at::Tensor;
 
 constexpr int64_t ROWS = 64, COLUMNS = 512, DEPTH = 512;  // of a block: 512 × 512 packed numbers are half an L2 cache
-constexpr int64_t VECTOR = 64;                            // [bytes] of a register
+#ifdef __AVX512F__
+constexpr int64_t VECTOR = 64;  // [bytes] of a register
+#else
+constexpr int64_t VECTOR = 32;
+#endif
+constexpr int64_t LINE = 64;  // [bytes] of a cache
 
 // --- transposing ------------------------------------------------------------------------------------------------------
 
@@ -79,10 +88,33 @@ void transpose(const U* from, int64_t from_stride, int64_t rows, int64_t columns
 template <typename T>
 using Number = std::conditional_t<std::is_same_v<T, float>, float, uint16_t>;
 
+template <typename T>
+inline Number<T> stored(float x) {
+  if constexpr (std::is_same_v<T, float>) {
+    return x;
+  } else if constexpr (std::is_same_v<T, at::Half>) {
+    return at::Half(x).x;
+  } else {
+    const auto bits = std::bit_cast<uint32_t>(x);  // to the nearest, to even between two
+    return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+  }
+}
+
+template <typename T>
+inline float computed(Number<T> x) {
+  if constexpr (std::is_same_v<T, float>) {
+    return x;
+  } else if constexpr (std::is_same_v<T, at::Half>) {
+    return at::Half(x, at::Half::from_bits());
+  } else {
+    return std::bit_cast<float>(static_cast<uint32_t>(x) << 16);
+  }
+}
+
 // What is multiplied pairs two numbers of 16 bits.
-template <typename N>
+template <typename M>
 int64_t padded(int64_t depth) {
-  return sizeof(N) == 2 ? depth + depth % 2 : depth;
+  return sizeof(M) == 2 ? depth + depth % 2 : depth;
 }
 
 // A matrix, one of whose strides is 1.
@@ -94,82 +126,234 @@ struct Matrix {
   const N* at(int64_t i, int64_t j) const { return data + i * row + j * column; }
 };
 
-// A part of a [rows, depth], rows one after the other, the depth padded with zeros.
-template <typename N>
-void pack_rows(const Matrix<N>& a, int64_t i, int64_t k, int64_t rows, int64_t depth, int64_t stride, N* out) {
-  if (a.by_rows()) {
-    for (int64_t r = 0; r < rows; ++r) std::memcpy(out + r * stride, a.at(i + r, k), depth * sizeof(N));
+struct Range {
+  int64_t begin, end;
+  int64_t size() const { return end - begin; }
+};
+
+// A block of a matrix, as it lies; or a copy of it in fp32 that lies alike, in `memory`.
+template <typename T, typename M>
+Matrix<Number<M>> block_of(const Matrix<Number<T>>& x, Range rows, Range columns, std::vector<float>& memory) {
+  const Number<T>* from = x.at(rows.begin, columns.begin);
+  if constexpr (std::is_same_v<T, M>) {
+    return {from, x.row, x.column};
   } else {
-    transpose(a.at(i, k), a.column, depth, rows, out, stride);
+    const bool by_rows = x.by_rows();
+    const int64_t lines = by_rows ? rows.size() : columns.size(), length = by_rows ? columns.size() : rows.size();
+    const int64_t distance = by_rows ? x.row : x.column;
+    memory.resize(std::max<int64_t>(memory.size(), lines * length));
+    for (int64_t i = 0; i < lines; ++i)
+      for (int64_t j = 0; j < length; ++j) memory[i * length + j] = computed<T>(from[i * distance + j]);
+    return {memory.data(), by_rows ? length : 1, by_rows ? 1 : length};
+  }
+}
+
+// a [rows, depth], rows one after the other, the depth padded with zeros to `stride`.
+template <typename N>
+void pack_rows(const Matrix<N>& a, int64_t rows, int64_t depth, int64_t stride, N* out) {
+  if (a.by_rows()) {
+    for (int64_t r = 0; r < rows; ++r) std::memcpy(out + r * stride, a.at(r, 0), depth * sizeof(N));
+  } else {
+    transpose(a.data, a.column, depth, rows, out, stride);
   }
   if (stride > depth)
     for (int64_t r = 0; r < rows; ++r) out[r * stride + depth] = 0;
 }
 
-// A part of b [depth, columns] as the kernel wants it: as it is, or for 16 bits [depth / 2, columns, 2].
-void pack(const Matrix<float>& b, int64_t k, int64_t j, int64_t depth, int64_t columns, float* out) {
-  if (b.by_rows()) {
-    for (int64_t r = 0; r < depth; ++r) std::memcpy(out + r * columns, b.at(k + r, j), columns * sizeof(float));
-  } else {
-    transpose(b.at(k, j), b.column, columns, depth, out, columns);
-  }
+// A panel of b [depth, columns], whose columns lie in one piece, as the kernel reads it: rows one after the other, or for 16
+// bits [depth / 2, columns, 2].
+void pack_panel(const Matrix<float>& b, int64_t depth, int64_t columns, float* out) {
+  transpose(b.data, b.column, columns, depth, out, columns);
 }
 
-void pack(const Matrix<uint16_t>& b, int64_t k, int64_t j, int64_t depth, int64_t columns, uint16_t* out) {
+void pack_panel(const Matrix<uint16_t>& b, int64_t depth, int64_t columns, uint16_t* out) {
   const int64_t pairs = depth / 2;
-  if (b.by_rows()) {
-    for (int64_t p = 0; p < pairs; ++p) {
-      const uint16_t *even = b.at(k + 2 * p, j), *odd = even + b.row;
-      uint16_t* to = out + 2 * p * columns;
-      for (int64_t c = 0; c < columns; ++c) to[2 * c] = even[c], to[2 * c + 1] = odd[c];
-    }
-  } else if (b.column % 2 == 0 && reinterpret_cast<uintptr_t>(b.at(k, j)) % sizeof(uint32_t) == 0) {
-    const auto* from = reinterpret_cast<const uint32_t*>(b.at(k, j));  // a pair lies together already
+  if (b.column % 2 == 0 && reinterpret_cast<uintptr_t>(b.data) % sizeof(uint32_t) == 0) {
+    const auto* from = reinterpret_cast<const uint32_t*>(b.data);  // a pair lies together already
     transpose(from, b.column / 2, columns, pairs, reinterpret_cast<uint32_t*>(out), columns);
   } else {
     for (int64_t p = 0; p < pairs; ++p)
-      for (int64_t c = 0; c < columns; ++c) std::memcpy(out + 2 * (p * columns + c), b.at(k + 2 * p, j + c), 4);
+      for (int64_t c = 0; c < columns; ++c) std::memcpy(out + 2 * (p * columns + c), b.at(2 * p, c), 4);
   }
   if (depth % 2)
     for (int64_t c = 0; c < columns; ++c) {
       uint16_t* to = out + 2 * (pairs * columns + c);
-      to[0] = *b.at(k + depth - 1, j + c), to[1] = 0;
+      to[0] = *b.at(depth - 1, c), to[1] = 0;
     }
 }
 
-struct Range {
-  int64_t begin, end;
+// Rows of a as they are multiplied: [rows, depth], at some distance.
+template <typename M>
+struct Rows {
+  const Number<M>* data;
+  int64_t distance;
 };
 
-// c [m, n] = a b, or c += a b: a by rows, b packed; what fits a cache.
-template <typename T>
-void multiply(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, float* c, int64_t ldc,
-              bool add) {
-  at::native::cpublas::brgemm(m, n, k, lda, ldb, ldc, add, a, b, c);
-}
+template <typename M>
+int64_t panel_width();
 
-// total[rows, columns] = a b, or += a b: the part of one thread.
-template <typename T>
-void product_of(const Matrix<Number<T>>& a, const Matrix<Number<T>>& b, float* total, int64_t stride, Range rows,
-                Range columns, int64_t depth, bool add) {
-  using N = Number<T>;
-  std::vector<N> packed_a(ROWS * DEPTH), packed_b(COLUMNS * DEPTH);
-  for (int64_t j = columns.begin; j < columns.end; j += COLUMNS) {
-    const int64_t width = std::min(COLUMNS, columns.end - j);
-    for (int64_t k = 0; k < depth; k += DEPTH) {
-      const int64_t deep = std::min(DEPTH, depth - k), even = padded<N>(deep);
-      pack(b, k, j, deep, width, packed_b.data());
-      for (int64_t i = rows.begin; i < rows.end; i += ROWS) {
-        const int64_t height = std::min(ROWS, rows.end - i);
-        const bool as_it_lies = a.by_rows() && even == deep;
-        if (!as_it_lies) pack_rows(a, i, k, height, deep, even, packed_a.data());
-        const N* block = as_it_lies ? a.at(i, k) : packed_a.data();
-        multiply(height, width, even, reinterpret_cast<const T*>(block), as_it_lies ? a.row : even,
-                 reinterpret_cast<const T*>(packed_b.data()), width, total + i * stride + j, stride, add || k > 0);
+// A matrix b [depth, columns], packed for products a b: panels of a few columns, one after the other. Rows as long as all
+// of b would lie in few sets of the L1 cache, and displace one another.
+template <typename T, typename M>
+class Panels {
+ public:
+  Panels(int64_t depth, int64_t columns, int64_t width = panel_width<M>())
+      : width_(width), numbers_(padded<M>(depth) * columns) {}
+
+  void pack(const Matrix<Number<T>>& b, Range rows, Range columns) {
+    even_ = padded<M>(rows.size()), columns_ = columns.size();
+    if (b.by_rows()) return pack_by_rows(b, rows, columns);
+    for (int64_t p = 0; p < columns_; p += width_) {
+      const Range some{columns.begin + p, std::min(columns.begin + p + width_, columns.end)};
+      pack_panel(block_of<T, M>(b, rows, some, wide_), rows.size(), some.size(), numbers_.data() + p * even_);
+    }
+  }
+
+  // c [m, n] = a b, or c += a b, with the first n columns and k rows of b: a by rows; what fits a cache. `far`: c is in
+  // memory, and each panel's part of it is asked for while the one before is multiplied.
+  void times(int64_t m, int64_t n, int64_t k, const Rows<M>& a, float* c, int64_t ldc, bool add = false,
+             bool far = false) const {
+    for (int64_t p = 0; p < n; p += width_) {
+      if (far) fetch(m, std::min(width_, n - p - width_), c + p + width_, ldc);
+      at::native::cpublas::brgemm(m, std::min(width_, n - p), k, a.distance, std::min(width_, columns_ - p), ldc, add,
+                                  reinterpret_cast<const M*>(a.data),
+                                  reinterpret_cast<const M*>(numbers_.data() + p * even_), c + p);
+    }
+  }
+
+ private:
+  void pack_by_rows(const Matrix<Number<T>>& b, Range rows, Range columns) {
+    for (int64_t r = 0; r < rows.size(); r += PAIRED) {
+      const Number<T>* from = b.at(rows.begin + r, columns.begin);
+      const Number<T>* next = r + 1 < rows.size() ? from + b.row : nullptr;
+      for (int64_t p = 0; p < columns_; p += width_) {
+        const int64_t width = std::min(width_, columns_ - p);
+        Number<M>* to = numbers_.data() + p * even_ + r * width;
+        if constexpr (PAIRED == 1) {
+          for (int64_t c = 0; c < width; ++c) to[c] = computed<T>(from[p + c]);
+        } else {
+          for (int64_t c = 0; c < width; ++c) to[2 * c] = from[p + c], to[2 * c + 1] = next ? next[p + c] : 0;
+        }
       }
     }
   }
-  at::native::cpublas::brgemm_release(sizeof(N) == 2);
+
+  static void fetch(int64_t rows, int64_t columns, const float* c, int64_t stride) {
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < columns; j += LINE / sizeof(float)) __builtin_prefetch(c + i * stride + j, 1);
+  }
+
+  static constexpr int64_t PAIRED = sizeof(M) == 2 ? 2 : 1;
+  const int64_t width_;
+  int64_t even_ = 0, columns_ = 0;
+  std::vector<Number<M>> numbers_;
+  std::vector<float> wide_;
+};
+
+// What one thread's products have locked or reserved, it gives back.
+template <typename M>
+void release() {
+  at::native::cpublas::brgemm_release(sizeof(M) == 2);
+}
+
+double thread_seconds() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// The width at which this processor multiplies fastest, which takes some milliseconds to find. Sums are equal to the bit
+// with any: each number of a product has one, in the order of the depth.
+template <typename M>
+int64_t measured_width() {
+  const std::vector<Number<M>> a(ROWS * DEPTH), b(DEPTH * COLUMNS);
+  std::vector<float> c(ROWS * COLUMNS);
+  int64_t best = COLUMNS;
+  double least = INFINITY;
+  for (int round = 0; round < 4; ++round) {
+    for (const int64_t width : {COLUMNS, COLUMNS / 8, COLUMNS / 16, COLUMNS / 32}) {
+      Panels<M, M> panels(DEPTH, COLUMNS, width);
+      panels.pack({b.data(), COLUMNS, 1}, {0, DEPTH}, {0, COLUMNS});
+      const double started = thread_seconds();
+      panels.times(ROWS, COLUMNS, DEPTH, {a.data(), DEPTH}, c.data(), COLUMNS);
+      const double seconds = thread_seconds() - started;
+      if (seconds < least) least = seconds, best = width;
+    }
+  }
+  release<M>();
+  return best;
+}
+
+template <typename M>
+int64_t panel_width() {
+  static const int64_t width = measured_width<M>();
+  return width;
+}
+
+// Whether this processor multiplies numbers of type T as they are.
+template <typename T>
+bool multiplies() {
+  static const bool can = [] {
+    const std::vector<Number<T>> numbers(4);
+    try {
+      float sum;
+      at::native::cpublas::brgemm(1, 1, 2, 2, 1, 1, false, reinterpret_cast<const T*>(numbers.data()),
+                                  reinterpret_cast<const T*>(numbers.data()), &sum);
+    } catch (const c10::Error&) {
+      return false;
+    }
+    return true;
+  }();
+  return can;
+}
+
+// f of a number of type T, and of one of the type in which such numbers are multiplied here.
+template <typename T, typename F>
+void with_types(F f) {
+  if constexpr (std::is_same_v<T, float>) {
+    f(T(), T());
+  } else {
+    multiplies<T>() ? f(T(), T()) : f(T(), float());
+  }
+}
+
+// As they lie where they can be read so, else packed into memory of this.
+template <typename T, typename M>
+class PackedRows {
+ public:
+  Rows<M> of(const Matrix<Number<T>>& a, Range rows, Range depth) {
+    const auto block = block_of<T, M>(a, rows, depth, wide_);
+    const int64_t even = padded<M>(depth.size());
+    if (block.by_rows() && even == depth.size()) return {block.data, block.row};
+    numbers_.resize(std::max<int64_t>(numbers_.size(), rows.size() * even));
+    pack_rows(block, rows.size(), depth.size(), even, numbers_.data());
+    return {numbers_.data(), even};
+  }
+
+ private:
+  std::vector<Number<M>> numbers_;
+  std::vector<float> wide_;
+};
+
+// total[rows, columns] = a b, or += a b: the part of one thread.
+template <typename T, typename M>
+void product_of(const Matrix<Number<T>>& a, const Matrix<Number<T>>& b, float* total, int64_t stride, Range rows,
+                Range columns, int64_t depth, bool add, int64_t width) {
+  Panels<T, M> panels(std::min(DEPTH, depth), std::min(COLUMNS, columns.size()), width ? width : panel_width<M>());
+  PackedRows<T, M> packed;
+  for (int64_t j = columns.begin; j < columns.end; j += COLUMNS) {
+    const Range across{j, std::min(j + COLUMNS, columns.end)};
+    for (int64_t k = 0; k < depth; k += DEPTH) {
+      const Range deep{k, std::min(k + DEPTH, depth)};
+      panels.pack(b, deep, across);
+      for (int64_t i = rows.begin; i < rows.end; i += ROWS) {
+        const Range some{i, std::min(i + ROWS, rows.end)};
+        panels.times(some.size(), across.size(), padded<M>(deep.size()), packed.of(a, some, deep),
+                     total + i * stride + j, stride, add || k > 0, true);
+      }
+    }
+  }
+  release<M>();
 }
 
 template <typename T>
@@ -179,26 +363,30 @@ Matrix<Number<T>> matrix_of(const Tensor& x) {
 }
 
 template <typename T>
-void product(const Tensor& left, const Tensor& right, float* total, int64_t stride, bool add) {
+void product(const Tensor& left, const Tensor& right, float* total, int64_t stride, bool add, int64_t width) {
   const auto a = matrix_of<T>(left), b = matrix_of<T>(right);
   const int64_t rows = left.size(0), columns = right.size(1), depth = left.size(1);
   const bool over_rows = rows >= columns;  // threads share the longer side: what each packs is its own
   const int64_t length = over_rows ? rows : columns;
   const int64_t share = std::max(ROWS, (length + at::get_num_threads() - 1) / at::get_num_threads());
-  at::parallel_for(0, length, share, [&](int64_t begin, int64_t end) {
-    const Range mine{begin, end};
-    product_of<T>(a, b, total, stride, over_rows ? mine : Range{0, rows}, over_rows ? Range{0, columns} : mine, depth,
-                  add);
+  with_types<T>([&]<typename M>(T, M) {
+    at::parallel_for(0, length, share, [&](int64_t begin, int64_t end) {
+      const Range mine{begin, end}, all_rows{0, rows}, all_columns{0, columns};
+      product_of<T, M>(a, b, total, stride, over_rows ? mine : all_rows, over_rows ? all_columns : mine, depth, add,
+                       width);
+    });
   });
 }
 
-// total = a b, or total += a b where `add`: a [m, k] and b [k, n] in bf16 or fp16, total [m, n] in fp32.
-void product_(const Tensor& total, const Tensor& a, const Tensor& b, bool add) {
+// total = a b, or total += a b where `add`: a [m, k] and b [k, n] in bf16, fp16 or fp32, total [m, n] in fp32. `width`: of
+// panels, in columns (0: the fastest).
+void product_(const Tensor& total, const Tensor& a, const Tensor& b, bool add, int64_t width) {
   const int64_t m = a.size(0), n = b.size(1), k = a.size(1);
   TORCH_CHECK(b.size(0) == k && total.size(0) == m && total.size(1) == n, "sizes of a product");
-  TORCH_CHECK(total.scalar_type() == at::kFloat, "operands of 16 bits have an fp32 result");
+  TORCH_CHECK(total.scalar_type() == at::kFloat, "operands of any type have an fp32 result");
   TORCH_CHECK(a.scalar_type() == b.scalar_type(), "operands of one type");
   TORCH_CHECK(n == 1 || total.stride(1) == 1, "rows of the result in one piece");
+  TORCH_CHECK(width >= 0, "a width of panels");
   if (m == 0 || n == 0) return;
   if (k == 0) {
     if (!add) total.zero_();
@@ -206,9 +394,10 @@ void product_(const Tensor& total, const Tensor& a, const Tensor& b, bool add) {
   }
   float* to = total.mutable_data_ptr<float>();
   switch (a.scalar_type()) {
-    case at::kBFloat16: return product<at::BFloat16>(a, b, to, total.stride(0), add);
-    case at::kHalf: return product<at::Half>(a, b, to, total.stride(0), add);
-    default: TORCH_CHECK(false, "operands of 16 bits");
+    case at::kBFloat16: return product<at::BFloat16>(a, b, to, total.stride(0), add, width);
+    case at::kHalf: return product<at::Half>(a, b, to, total.stride(0), add, width);
+    case at::kFloat: return product<float>(a, b, to, total.stride(0), add, width);
+    default: TORCH_CHECK(false, "operands of 16 or 32 bits");
   }
 }
 
@@ -233,22 +422,6 @@ inline float exponential(float x) {
   return x < LEAST ? 0.0f : p * power;  // a NaN stays one
 }
 
-// A number as it is stored, and as it is computed with.
-template <typename T>
-inline Number<T> stored(float x) {
-  if constexpr (std::is_same_v<T, float>) {
-    return x;
-  } else if constexpr (std::is_same_v<T, at::Half>) {
-    return at::Half(x).x;
-  } else {
-    const auto bits = std::bit_cast<uint32_t>(x);  // to the nearest, to even between two
-    return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-  }
-}
-
-inline float computed(float x) { return x; }
-inline float computed(uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }  // of bf16
-
 // How far above its shift a logit may be, so that its exponential is a number of type T.
 template <typename T>
 constexpr float REACH = std::is_same_v<T, at::Half> ? 11.0f : 60.0f;
@@ -256,7 +429,7 @@ constexpr float REACH = std::is_same_v<T, at::Half> ? 11.0f : 60.0f;
 // The exponentials of c tokens' logits, x Wᵀ − shift, and what their loss needs. A block of logits is exponentials before
 // the next one is computed: it never leaves the cache. A token's shift is its largest logit in the first block; where a
 // later one is too far above that, all is computed again, with the largest of all.
-template <typename T>
+template <typename T, typename M>
 class OutputLayer {
   using N = Number<T>;
 
@@ -264,8 +437,7 @@ class OutputLayer {
   OutputLayer(const Tensor& x, const Tensor& table, const Tensor& labels, const Tensor& out)
       : x_(matrix_of<T>(x)), table_(matrix_of<T>(table.t())), labels_(labels.const_data_ptr<int64_t>()),
         out_(static_cast<N*>(out.mutable_data_ptr())), stride_(out.stride(0)), rows_(x.size(0)), columns_(table.size(0)),
-        depth_(x.size(1)), even_(padded<N>(depth_)),
-        width_(std::clamp(COLUMNS * DEPTH / even_ / VECTOR * VECTOR, VECTOR, COLUMNS)),
+        depth_(x.size(1)), width_(std::clamp(COLUMNS * DEPTH / depth_ / VECTOR * VECTOR, VECTOR, COLUMNS)),
         blocks_((columns_ + width_ - 1) / width_), largest_(blocks_ * rows_), sums_(blocks_ * rows_) {}
 
   // [c] each: the shift, the sum of the exponentials, the label's logit.
@@ -284,22 +456,20 @@ class OutputLayer {
  private:
   // Blocks of columns: the part of one thread.
   void compute(int64_t begin, int64_t end) {
-    std::vector<N> packed_x(ROWS * even_), packed(width_ * even_);
+    Panels<T, M> panels(depth_, width_);
+    PackedRows<T, M> packed;
     std::vector<float> logits(ROWS * width_);
-    const bool as_it_lies = x_.by_rows() && even_ == depth_;
     for (int64_t block = begin; block < end; ++block) {
       const int64_t first = block * width_, width = std::min(width_, columns_ - first);
-      pack(table_, 0, first, depth_, width, packed.data());
+      panels.pack(table_, {0, depth_}, {first, first + width});
       for (int64_t i = 0; i < rows_; i += ROWS) {
         const int64_t height = std::min(ROWS, rows_ - i);
-        if (!as_it_lies) pack_rows(x_, i, 0, height, depth_, even_, packed_x.data());
-        const N* some = as_it_lies ? x_.at(i, 0) : packed_x.data();
-        multiply(height, width, even_, reinterpret_cast<const T*>(some), as_it_lies ? x_.row : even_,
-                 reinterpret_cast<const T*>(packed.data()), width, logits.data(), width, false);
+        const auto some = packed.of(x_, {i, i + height}, {0, depth_});
+        panels.times(height, width, padded<M>(depth_), some, logits.data(), width);
         for (int64_t r = 0; r < height; ++r) token(i + r, block, first, width, logits.data() + r * width);
       }
     }
-    at::native::cpublas::brgemm_release(sizeof(N) == 2);
+    release<M>();
   }
 
   // Its logits in one block -> their exponentials, and none of its label.
@@ -333,12 +503,13 @@ class OutputLayer {
   const int64_t* labels_;
   N* out_;
   float *shift_ = nullptr, *label_ = nullptr;
-  const int64_t stride_, rows_, columns_, depth_, even_, width_, blocks_;
+  const int64_t stride_, rows_, columns_, depth_, width_, blocks_;
   std::vector<float> largest_, sums_;
 };
 
-// out [c, v] = exp(x tableᵀ − shift), rounded, and 0 at each token's label: x [c, h] and table [v, h] in bf16 or fp16, labels
-// [c] (−1: none of these rows). -> (shift, sum of the exponentials before they are rounded, the label's logit): [c] in fp32.
+// out [c, v] = exp(x tableᵀ − shift), rounded, and 0 at each token's label: x [c, h] and table [v, h] in bf16, fp16 or fp32,
+// labels [c] (−1: none of these rows). -> (shift, sum of the exponentials before they are rounded, the label's logit): [c]
+// in fp32.
 std::tuple<Tensor, Tensor, Tensor> output_exponentials_(const Tensor& out, const Tensor& x, const Tensor& table,
                                                         const Tensor& labels) {
   const int64_t rows = x.size(0), columns = table.size(0);
@@ -349,14 +520,15 @@ std::tuple<Tensor, Tensor, Tensor> output_exponentials_(const Tensor& out, const
   TORCH_CHECK(rows > 0 && columns > 0 && x.size(1) > 0, "some logits");
   const auto like = x.options().dtype(at::kFloat);
   Tensor shift = at::empty({rows}, like), sum = at::empty({rows}, like), label = at::empty({rows}, like);
-  const auto run = [&]<typename T>(T) {
-    OutputLayer<T>(x, table, labels, out)
+  const auto run = [&]<typename T, typename M>(T, M) {
+    OutputLayer<T, M>(x, table, labels, out)
         .run(shift.mutable_data_ptr<float>(), sum.mutable_data_ptr<float>(), label.mutable_data_ptr<float>());
   };
   switch (x.scalar_type()) {
-    case at::kBFloat16: run(at::BFloat16()); break;
-    case at::kHalf: run(at::Half()); break;
-    default: TORCH_CHECK(false, "operands of 16 bits");
+    case at::kBFloat16: with_types<at::BFloat16>(run); break;
+    case at::kHalf: with_types<at::Half>(run); break;
+    case at::kFloat: with_types<float>(run); break;
+    default: TORCH_CHECK(false, "operands of 16 or 32 bits");
   }
   return {shift, sum, label};
 }
@@ -396,52 +568,57 @@ struct Sight {
 };
 
 // Attention of one head after the other, of s positions and d features; d is even. The memory is one thread's own.
-template <typename T>
+template <typename T, typename M>
 class Attention {
   using N = Number<T>;
+  using P = Number<M>;
 
  public:
   Attention(int64_t s, int64_t d, float scale, bool causal, bool backward)
-      : s_(s), d_(d), width_(padded<N>(s)), scale_(scale), sight_{s, causal}, scores_(QUERIES * s), sums_(QUERIES * d),
-        probabilities_(QUERIES * width_), keys_(d * s), values_(d * width_) {
+      : s_(s), d_(d), width_(padded<M>(s)), scale_(scale), sight_{s, causal}, all_{0, s}, features_{0, d},
+        scores_(QUERIES * s), sums_(QUERIES * d), probabilities_(QUERIES * width_), keys_(d, s),
+        values_(backward ? d : s, backward ? s : d), keys_by_rows_(backward ? s : 0, d),
+        queries_(backward ? QUERIES : 0, d), outputs_(backward ? QUERIES : 0, d) {
     if (!backward) return;
     gradients_.resize(QUERIES * s), differences_.resize(QUERIES * width_), transposed_.resize(QUERIES * s);
-    keys_by_rows_.resize(d * width_), queries_.resize(QUERIES * d), outputs_.resize(QUERIES * d);
     sum_k_.resize(s * d), sum_v_.resize(s * d);
   }
-  ~Attention() { at::native::cpublas::brgemm_release(sizeof(N) == 2); }
+  ~Attention() { release<M>(); }
 
   void forward(const Head<N>& q, const Head<N>& k, const Head<N>& v, const Head<N>& out, float* lse) {
-    pack(k.columns(), 0, 0, d_, s_, keys_.data());
-    pack(v.rows(), 0, 0, s_, d_, values_.data());
+    keys_.pack(k.columns(), features_, all_);
+    values_.pack(v.rows(), all_, features_);
     for (int64_t first = 0; first < s_; first += QUERIES) {
       const int64_t count = std::min(QUERIES, s_ - first), seen = sight_.of(first + count - 1);
-      times(count, seen, d_, q.row(first), q.stride, keys_, s_, scores_.data(), s_);
+      const auto some = rows_.of(q.rows(), {first, first + count}, features_);
+      keys_.times(count, seen, d_, some, scores_.data(), s_);
       float totals[QUERIES];
       for (int64_t i = 0; i < count; ++i) totals[i] = softmax(i, sight_.of(first + i), seen, lse[first + i]);
-      times(count, d_, padded<N>(seen), probabilities_.data(), width_, values_, d_, sums_.data(), d_);
+      values_.times(count, d_, padded<M>(seen), {probabilities_.data(), width_}, sums_.data(), d_);
       for (int64_t i = 0; i < count; ++i) store(sums_.data() + i * d_, 1.0f / totals[i], out.row(first + i));
     }
   }
 
   void backward(const Head<N>& dout, const Head<N>& q, const Head<N>& k, const Head<N>& v, const Head<N>& out,
                 const float* lse, const Head<N>& dq, const Head<N>& dk, const Head<N>& dv) {
-    pack(k.columns(), 0, 0, d_, s_, keys_.data());
-    pack(v.columns(), 0, 0, d_, s_, values_.data());
-    pack(k.rows(), 0, 0, s_, d_, keys_by_rows_.data());
+    keys_.pack(k.columns(), features_, all_);
+    values_.pack(v.columns(), features_, all_);
+    keys_by_rows_.pack(k.rows(), all_, features_);
     std::fill(sum_k_.begin(), sum_k_.end(), 0.0f), std::fill(sum_v_.begin(), sum_v_.end(), 0.0f);
     for (int64_t first = 0; first < s_; first += QUERIES) {
       const int64_t count = std::min(QUERIES, s_ - first), seen = sight_.of(first + count - 1);
-      times(count, seen, d_, q.row(first), q.stride, keys_, s_, scores_.data(), s_);
-      times(count, seen, d_, dout.row(first), dout.stride, values_, s_, gradients_.data(), s_);
+      const Range some{first, first + count};
+      const auto of_q = rows_.of(q.rows(), some, features_), of_dout = gradient_rows_.of(dout.rows(), some, features_);
+      keys_.times(count, seen, d_, of_q, scores_.data(), s_);
+      values_.times(count, seen, d_, of_dout, gradients_.data(), s_);
       for (int64_t i = 0; i < count; ++i) {
         const float mean = product_of_rows(dout.row(first + i), out.row(first + i));
         softmax_backward(i, sight_.of(first + i), seen, lse[first + i], mean);
       }
-      times(count, d_, padded<N>(seen), differences_.data(), width_, keys_by_rows_, d_, sums_.data(), d_);
+      keys_by_rows_.times(count, d_, padded<M>(seen), {differences_.data(), width_}, sums_.data(), d_);
       for (int64_t i = 0; i < count; ++i) store(sums_.data() + i * d_, 1.0f, dq.row(first + i));
-      pack(q.rows(), first, 0, count, d_, queries_.data());
-      pack(dout.rows(), first, 0, count, d_, outputs_.data());
+      queries_.pack(q.rows(), some, features_);
+      outputs_.pack(dout.rows(), some, features_);
       add_transposed(probabilities_, outputs_, seen, count, sum_v_);
       add_transposed(differences_, queries_, seen, count, sum_k_);
     }
@@ -452,15 +629,10 @@ class Attention {
   }
 
  private:
-  void times(int64_t m, int64_t n, int64_t k, const N* a, int64_t lda, const std::vector<N>& b, int64_t ldb, float* c,
-             int64_t ldc, bool add = false) {
-    multiply(m, n, k, reinterpret_cast<const T*>(a), lda, reinterpret_cast<const T*>(b.data()), ldb, c, ldc, add);
-  }
-
   // Row i of the scores -> its exponentials, not yet divided by their sum, which is returned; 0 from `mine` to `seen`.
   float softmax(int64_t i, int64_t mine, int64_t seen, float& lse) {
     const float* x = scores_.data() + i * s_;
-    N* p = probabilities_.data() + i * width_;
+    P* p = probabilities_.data() + i * width_;
     float largest = -INFINITY, sum = 0.0f;
 #pragma omp simd reduction(max : largest)
     for (int64_t j = 0; j < mine; ++j) largest = x[j] > largest ? x[j] : largest;
@@ -468,9 +640,9 @@ class Attention {
 #pragma omp simd reduction(+ : sum)
     for (int64_t j = 0; j < mine; ++j) {
       const float e = exponential(x[j] * scale_ - shift);
-      sum += e, p[j] = stored<T>(e);
+      sum += e, p[j] = stored<M>(e);
     }
-    std::fill(p + mine, p + padded<N>(seen), N(0));
+    std::fill(p + mine, p + padded<M>(seen), P(0));
     lse = shift + std::log(sum);
     return sum;
   }
@@ -478,27 +650,27 @@ class Attention {
   // Row i of the scores and of the gradients of the probabilities -> probabilities, and gradients of the scores.
   void softmax_backward(int64_t i, int64_t mine, int64_t seen, float lse, float mean) {
     const float *x = scores_.data() + i * s_, *g = gradients_.data() + i * s_;
-    N *p = probabilities_.data() + i * width_, *ds = differences_.data() + i * width_;
+    P *p = probabilities_.data() + i * width_, *ds = differences_.data() + i * width_;
 #pragma omp simd
     for (int64_t j = 0; j < mine; ++j) {
       const float e = exponential(std::min(x[j] * scale_ - lse, 0.0f));
-      p[j] = stored<T>(e), ds[j] = stored<T>(e * (g[j] - mean) * scale_);
+      p[j] = stored<M>(e), ds[j] = stored<M>(e * (g[j] - mean) * scale_);
     }
-    std::fill(p + mine, p + padded<N>(seen), N(0)), std::fill(ds + mine, ds + padded<N>(seen), N(0));
+    std::fill(p + mine, p + padded<M>(seen), P(0)), std::fill(ds + mine, ds + padded<M>(seen), P(0));
   }
 
-  // sum [seen, d] += matrixᵀ b: matrix [count, seen], b [count, d] packed.
-  void add_transposed(const std::vector<N>& matrix, const std::vector<N>& b, int64_t seen, int64_t count,
+  // sum [seen, d] += matrixᵀ b: matrix [count, seen], b [count, d].
+  void add_transposed(const std::vector<P>& matrix, const Panels<T, M>& b, int64_t seen, int64_t count,
                       std::vector<float>& sum) {
-    const int64_t deep = padded<N>(count);
-    pack_rows(Matrix<N>{matrix.data(), 1, width_}, 0, 0, seen, count, deep, transposed_.data());
-    times(seen, d_, deep, transposed_.data(), deep, b, d_, sum.data(), d_, true);
+    const int64_t deep = padded<M>(count);
+    pack_rows(Matrix<P>{matrix.data(), 1, width_}, seen, count, deep, transposed_.data());
+    b.times(seen, d_, deep, {transposed_.data(), deep}, sum.data(), d_, true);
   }
 
   float product_of_rows(const N* a, const N* b) const {
     float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t f = 0; f < d_; ++f) sum += computed(a[f]) * computed(b[f]);
+    for (int64_t f = 0; f < d_; ++f) sum += computed<T>(a[f]) * computed<T>(b[f]);
     return sum;
   }
 
@@ -509,8 +681,11 @@ class Attention {
   int64_t s_, d_, width_;
   float scale_;
   Sight sight_;
+  Range all_, features_;
   std::vector<float> scores_, gradients_, sums_, sum_k_, sum_v_;
-  std::vector<N> probabilities_, differences_, transposed_, keys_, values_, keys_by_rows_, queries_, outputs_;
+  std::vector<P> probabilities_, differences_, transposed_;
+  Panels<T, M> keys_, values_, keys_by_rows_, queries_, outputs_;
+  PackedRows<T, M> rows_, gradient_rows_;
 };
 
 // Memory for something like `x`, its heads side by side: [b, n, s, d] as a view of [s, b, n, d].
@@ -531,9 +706,11 @@ void attend_all(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&
   const Heads<N> of_q(q), of_k(k), of_v(v), of_out(out);
   const int64_t s = q.size(2);
   at::parallel_for(0, q.size(0) * q.size(1), 1, [&](int64_t begin, int64_t end) {
-    Attention<T> attention(s, q.size(3), scale, causal, false);
-    for (int64_t i = begin; i < end; ++i)
-      attention.forward(of_q.of(i), of_k.of(i), of_v.of(i), of_out.of(i), lse + i * s);
+    with_types<T>([&]<typename M>(T, M) {
+      Attention<T, M> attention(s, q.size(3), scale, causal, false);
+      for (int64_t i = begin; i < end; ++i)
+        attention.forward(of_q.of(i), of_k.of(i), of_v.of(i), of_out.of(i), lse + i * s);
+    });
   });
 }
 
@@ -545,10 +722,12 @@ void attend_all_backward(const Tensor& dout, const Tensor& q, const Tensor& k, c
   const Heads<N> of_dout(dout), of_q(q), of_k(k), of_v(v), of_out(out), of_dq(dq), of_dk(dk), of_dv(dv);
   const int64_t s = q.size(2);
   at::parallel_for(0, q.size(0) * q.size(1), 1, [&](int64_t begin, int64_t end) {
-    Attention<T> attention(s, q.size(3), scale, causal, true);
-    for (int64_t i = begin; i < end; ++i)
-      attention.backward(of_dout.of(i), of_q.of(i), of_k.of(i), of_v.of(i), of_out.of(i), lse + i * s, of_dq.of(i),
-                         of_dk.of(i), of_dv.of(i));
+    with_types<T>([&]<typename M>(T, M) {
+      Attention<T, M> attention(s, q.size(3), scale, causal, true);
+      for (int64_t i = begin; i < end; ++i)
+        attention.backward(of_dout.of(i), of_q.of(i), of_k.of(i), of_v.of(i), of_out.of(i), lse + i * s, of_dq.of(i),
+                           of_dk.of(i), of_dv.of(i));
+    });
   });
 }
 
@@ -584,7 +763,7 @@ std::tuple<Tensor, Tensor, Tensor> attend_backward(const Tensor& dout, const Ten
 }  // namespace
 
 TORCH_LIBRARY(colonnade, library) {
-  library.def("product_(Tensor(a!) total, Tensor a, Tensor b, bool add) -> ()");
+  library.def("product_(Tensor(a!) total, Tensor a, Tensor b, bool add, int width=0) -> ()");
   library.def(
       "output_exponentials_(Tensor(a!) out, Tensor x, Tensor table, Tensor labels) -> (Tensor, Tensor, Tensor)");
   library.def("attend(Tensor q, Tensor k, Tensor v, float scale, bool causal) -> (Tensor, Tensor)");

@@ -2,8 +2,9 @@
 
 They are never needed: what they compute is computed without them too, more slowly. On a CPU torch has no product of
 16-bit matrices with an fp32 result, so all that is summed in fp32 (weight gradients, the output layer) is otherwise
-multiplied in fp32: with AMX or avx512_bf16 half as fast as the processor can, or less. And its fused attention takes
-several times as long as its products should.
+multiplied in fp32: with AMX or avx512_bf16 half as fast as the processor can, or less. Its fused attention takes
+several times as long as its products should, and its softmax of an output layer's logits reads them from memory.
+Where there are no units for 16 bits, these are widened a block at a time, and no copy of a matrix is made.
 
     prepare(folder, processor)    once in a process: compile them, or find them compiled, and load them
     is_loaded()                   whether the rest may be called
@@ -78,14 +79,14 @@ def _load(file: Path) -> None:
 
 
 def product_(total: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
-    """total = a b, or total += a b: a [m, k] and b [k, n] in bf16 or fp16, total [m, n] in fp32, sums in fp32."""
+    """total = a b, or total += a b: a [m, k] and b [k, n] in bf16, fp16 or fp32, total [m, n] in fp32, sums in fp32."""
     torch.ops.colonnade.product_(total, _in_one_piece(a), _in_one_piece(b), add)
 
 
 def output_exponentials_(out: Tensor, x: Tensor, table: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """out = exp(x tableᵀ − shift), rounded once, and 0 at each token's label: x [c, h] and table [v, h] in 16 bits,
-    labels [c] in int64 (−1: none of these rows), out [c, v] -> (shift, sum of the exponentials before they are
-    rounded, the label's logit or 0), [c] in fp32 each.
+    """out = exp(x tableᵀ − shift), rounded once, and 0 at each token's label: x [c, h] and table [v, h] in bf16,
+    fp16 or fp32, labels [c] in int64 (−1: none of these rows), out [c, v] -> (shift, sum of the exponentials before
+    they are rounded, the label's logit or 0), [c] in fp32 each.
 
     log(sum) + shift is the log-sum-exp of the other rows. The shift is at most a token's largest logit among these, and
     at most 60 below it (fp16: 11). What is below 1e-38 is 0. Of fp32 logits one block is in memory at a time.

@@ -64,13 +64,15 @@ def exact(x: Tensor, kernel: Kernel = "blas") -> Tensor:
     return x if x.is_cuda or x.dtype.itemsize > 2 or kernel == "compiled" else x.float()
 
 
-def narrow_product_(total: Tensor, a: Tensor, b: Tensor, *, add: bool = False) -> Tensor:
-    """total = a b, or total += a b where `add`, and total again: a [m, k] and b [k, n] in 16 bits, total [m, n] in
-    fp32. On CPUs by the compiled kernels.
+def fp32_product_(total: Tensor, a: Tensor, b: Tensor, *, add: bool = False) -> Tensor:
+    """total = a b, or total += a b where `add`, and total again: a [m, k] and b [k, n] in 16 bits or fp32, total [m, n]
+    in fp32. On CPUs by the compiled kernels.
     """
     if not (a.is_cuda or a.is_meta):
         compiled.product_(total, a, b, add=add)
         return total
+    if a.dtype == total.dtype:
+        return torch.addmm(total, a, b, out=total) if add else torch.mm(a, b, out=total)
     if add and not total.is_meta:  # nothing is added there, and torch 2.11 fails to
         return torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     return torch.mm(a, b, out_dtype=total.dtype, out=total)
@@ -87,6 +89,11 @@ def output_exponentials_(out: Tensor, x: Tensor, table: Tensor, labels: Tensor) 
 
 def input_gradient(grads: Sequence[Tensor], weights: Sequence[Tensor], kernel: Kernel) -> Tensor:
     """Σ g W over gradients [t, o], as they are multiplied, and their weights [o, i] -> [t, i]."""
+    if kernel == "compiled":
+        dx = torch.empty(len(grads[0]), weights[0].shape[1], dtype=torch.float32, device=grads[0].device)
+        for i, (grad, weight) in enumerate(zip(grads, weights, strict=True)):
+            fp32_product_(dx, grad, weight, add=i > 0)
+        return dx
     with computed_by(kernel):
         dx = grads[0] @ widen(weights[0], kernel)
         for grad, weight in zip(grads[1:], weights[1:], strict=True):
@@ -96,8 +103,8 @@ def input_gradient(grads: Sequence[Tensor], weights: Sequence[Tensor], kernel: K
 
 def add_product_(total: Tensor, a: Tensor, b: Tensor, kernel: Kernel = "blas") -> None:
     """total += aᵀ b, summed in the type of `total` and never rounded to 16 bits: a [k, m], b [k, n], total [m, n]."""
-    if b.dtype.itemsize == 2 and (b.is_cuda or kernel == "compiled"):
-        narrow_product_(total, a.to(b.dtype).t(), b, add=True)  # what was widened from 16 bits has them still
+    if kernel == "compiled" or (b.dtype.itemsize == 2 and b.is_cuda):
+        fp32_product_(total, a.to(b.dtype).t(), b, add=True)  # what was widened from 16 bits has them still
         return
     with computed_by(kernel):
         total.addmm_(exact(a).t(), exact(b))
@@ -179,6 +186,11 @@ class Operand(NamedTuple):
     def product(self, x: Tensor, kernel: Kernel) -> Tensor:
         """x [t, i], as it is multiplied -> [t, rows]"""
         bias = None if self.bias is None else self.bias[self.rows].to(x.dtype)
+        if kernel == "compiled":
+            y = torch.empty(len(x), len(self.used), dtype=torch.float32, device=x.device)
+            if bias is not None:
+                y.copy_(bias.expand_as(y))
+            return fp32_product_(y, x, self.used.t(), add=bias is not None)
         return nn.functional.linear(x, widen(self.used, kernel), bias)
 
     def add_gradients(self, grad: Tensor, x: Tensor | None, kernel: Kernel) -> None:

@@ -6,7 +6,8 @@ Of each use (`choice.Use`) every candidate is run on slices of a model's own mat
               rounded to bf16 on the way is off by 2e-3, a true one by some 1e-7
     time      the others in turn, A B C A B C …, on one core. The least time counts, and it is this thread's own: what
               other programs take meanwhile is not in it, and no thread waits for one that they hold up
-    choose    the fastest, but the usual one where it is not clearly slower: a choice does not hang on noise
+    choose    the fastest, but one that spares memory, or the usual one, where it is not clearly slower: a choice does
+              not hang on noise
 
 A candidate includes what it does to its operands and its result: widening them, rounding it.
 """
@@ -24,18 +25,29 @@ from torch import Tensor
 from colonnade.kernels import compiled
 from colonnade.kernels.attention import attend
 from colonnade.kernels.choice import USES, Kernel, Kernels, Products, Use, has_onednn
-from colonnade.kernels.products import add_product_, computed_by, exact, input_gradient, narrow_product_, widen
+from colonnade.kernels.products import (
+    Operand,
+    add_product_,
+    computed_by,
+    exact,
+    fp32_product_,
+    input_gradient,
+    output_exponentials_,
+    widen,
+)
 
 TRUE_FP32 = 1e-6
 """[of the norm] A product of fp32 sums over a few hundred numbers is off by less."""
 ROUNDINGS = 1.5
 """A 16-bit result is off by at most so many times the error of one rounding to it."""
-CLEARLY = 1.1
+CLEARLY = 1.03
 """The usual kernel is left where another takes less than 1/CLEARLY of its time."""
+FRUGAL: Mapping[Use, Kernel] = MappingProxyType({"output": "compiled"})
+"""What goes through memory less often than others. Cores share memory: measured on one of them, that hardly shows."""
 HOPELESS = 4.0
 """Times as slow as the fastest on a small product: not tried on larger ones."""
 SECONDS = 0.4
-"""Rounds go on so long; each candidate has ROUNDS at least."""
+"""Rounds go on so long; each candidate has ROUNDS at least, of which the first prepares."""
 ROUNDS = 3
 
 Seconds = dict[Use, dict[Kernel, float]]
@@ -78,22 +90,22 @@ SMALL = Slices(tokens=48, inputs=256, outputs=96, rows=96, width=256, heads=2, p
 def candidates(dtype: torch.dtype, use: Use) -> tuple[Kernel, ...]:
     """The kernels that there are for a use, the plainest first. One alone: there is nothing to choose."""
     fp32: tuple[Kernel, ...] = ("blas", "onednn") if has_onednn() else ("blas",)
+    ours: tuple[Kernel, ...] = ("compiled",) if compiled.is_loaded() else ()
     if use == "attention":
-        ours: tuple[Kernel, ...] = ("compiled",) if compiled.is_loaded() and dtype in compiled.ATTENTION else ()
+        ours = ours if dtype in compiled.ATTENTION else ()
         return ("blas", *ours) if dtype is torch.float32 else ("blas", "native", *ours)
-    if dtype is torch.float32:
-        return fp32
-    if use in ("forward", "input_gradient"):
-        return (*fp32, "native")
-    return (*fp32, "compiled") if compiled.is_loaded() else fp32
+    native: tuple[Kernel, ...] = ("native",) if dtype.itemsize == 2 and use in ("forward", "input_gradient") else ()
+    return (*fp32, *native, *ours)
 
 
 @dataclass(frozen=True)
 class Trial:
     """One use on drawn operands: what a kernel makes of them, and what is right."""
 
-    run: Callable[[Kernel], Tensor]
-    """A tensor by which exactness is judged."""
+    run: Callable[[Kernel], object]
+    """What is timed."""
+    result: Callable[[Kernel], Tensor]
+    """By which exactness is judged."""
     right: Callable[[], Tensor]
     """The same in float64."""
 
@@ -116,17 +128,18 @@ def _forward(drawn: Draw, sizes: Slices) -> Trial:
 
     def run(kernel: Kernel) -> Tensor:
         with computed_by(kernel):
-            return torch.nn.functional.linear(widen(x, kernel), widen(weight, kernel)).to(x.dtype)
+            return Operand(weight).product(widen(x, kernel), kernel).to(x.dtype)
 
-    return Trial(run, lambda: x.double() @ weight.double().t())
+    return Trial(run, run, lambda: x.double() @ weight.double().t())
 
 
 def _input_gradient(drawn: Draw, sizes: Slices) -> Trial:
     grad, weight = drawn(sizes.tokens, sizes.outputs), drawn(sizes.outputs, sizes.inputs)
-    return Trial(
-        lambda kernel: input_gradient([widen(grad, kernel)], [weight], kernel).to(grad.dtype),
-        lambda: grad.double() @ weight.double(),
-    )
+
+    def run(kernel: Kernel) -> Tensor:
+        return input_gradient([widen(grad, kernel)], [weight], kernel).to(grad.dtype)
+
+    return Trial(run, run, lambda: grad.double() @ weight.double())
 
 
 def _weight_gradient(drawn: Draw, sizes: Slices) -> Trial:
@@ -137,36 +150,37 @@ def _weight_gradient(drawn: Draw, sizes: Slices) -> Trial:
         add_product_(total.zero_(), grad, x, kernel)
         return total
 
-    return Trial(run, lambda: grad.double().t() @ x.double())
+    return Trial(run, run, lambda: grad.double().t() @ x.double())
 
 
 def _output(drawn: Draw, sizes: Slices) -> Trial:
-    """Logits, then both gradients of them; exactness is judged by the logits alone: gradients bear one rounding of what
-    they are computed from (`tensor_parallel/cross_entropy.py`).
+    """Logits and their softmax, then both gradients; exactness is judged by the logits alone: gradients bear one
+    rounding of what they are computed from (`tensor_parallel/cross_entropy.py`).
     """
-    narrow = drawn(sizes.tokens, sizes.width), drawn(sizes.rows, sizes.width)
-    x, table = exact(narrow[0]), exact(narrow[1])
-    total, logits = torch.zeros_like(table), torch.empty(sizes.tokens, sizes.rows)
+    narrow = drawn(sizes.tokens, sizes.width), drawn(sizes.rows, sizes.width).mul_(sizes.width**-0.5)  # logits near 1
+    labels = torch.zeros(sizes.tokens, dtype=torch.int64)
+    logits, probabilities = torch.empty(sizes.tokens, sizes.rows), narrow[0].new_empty(sizes.tokens, sizes.rows)
+    total = torch.zeros(sizes.rows, sizes.width)
+    wide = exact(narrow[0]), exact(narrow[1])
 
-    def run(kernel: Kernel) -> Tensor:
+    def result(kernel: Kernel) -> Tensor:
         if kernel == "compiled":
-            return _narrow_output(*narrow, logits, total)
+            return fp32_product_(logits, narrow[0], narrow[1].t())
         with computed_by(kernel):
-            torch.mm(x, table.t(), out=logits)
-            _ = logits @ table
-            total.addmm_(logits.t(), x)
-        return logits
+            return torch.mm(wide[0], wide[1].t(), out=logits)
 
-    return Trial(run, lambda: x.double() @ table.double().t())
+    def run(kernel: Kernel) -> None:
+        x, table = narrow if kernel == "compiled" else wide
+        if kernel == "compiled":
+            output_exponentials_(probabilities, x, table, labels)
+        else:
+            result(kernel).amax(-1)
+            torch.softmax(logits, -1, out=logits).amax(-1)
+        gradient = probabilities if kernel == "compiled" else logits
+        input_gradient([gradient], [table], kernel)
+        add_product_(total, gradient, x, kernel)
 
-
-def _narrow_output(x: Tensor, table: Tensor, logits: Tensor, total: Tensor) -> Tensor:
-    """The same three products, of 16-bit operands."""
-    narrow_product_(logits, x, table.t())
-    gradient = logits.to(x.dtype)
-    narrow_product_(torch.empty_like(x, dtype=logits.dtype), gradient, table)
-    add_product_(total, gradient, x, "compiled")
-    return logits
+    return Trial(run, result, lambda: narrow[0].double() @ narrow[1].double().t())
 
 
 def _attention(drawn: Draw, sizes: Slices) -> Trial:
@@ -178,7 +192,7 @@ def _attention(drawn: Draw, sizes: Slices) -> Trial:
         torch.autograd.grad(y, (q, k, v), torch.ones_like(y))
         return y.detach()
 
-    return Trial(run, lambda: attend(q.detach().double(), k.detach().double(), v.detach().double()))
+    return Trial(run, run, lambda: attend(q.detach().double(), k.detach().double(), v.detach().double()))
 
 
 _TRIALS: Mapping[Use, Callable[[Draw, Slices], Trial]] = MappingProxyType(
@@ -202,7 +216,7 @@ def error(kernel: Kernel, use: Use, dtype: torch.dtype) -> tuple[float, float]:
     tried = trial(use, dtype, SMALL)
     right = tried.right()
     try:
-        found = tried.run(kernel)
+        found = tried.result(kernel)
     except RuntimeError:
         if kernel != "compiled":
             raise
@@ -239,9 +253,6 @@ def _measure(dtype: torch.dtype, sizes: Slices, clock: Clock) -> Seconds:
     rivals = {use: _promising(dtype, use, kernels, clock) for use, kernels in every.items() if len(kernels) > 1}
     trials = {use: trial(use, dtype, sizes) for use in rivals}
     least: Seconds = {use: dict.fromkeys(kernels, float("inf")) for use, kernels in rivals.items()}
-    for use, kernels in rivals.items():
-        for kernel in kernels:
-            trials[use].run(kernel)  # the first call prepares
     started, rounds = time.perf_counter(), 0
     while rounds < ROUNDS or time.perf_counter() - started < SECONDS:
         rounds += 1
@@ -267,16 +278,19 @@ def _seconds(tried: Trial, kernel: Kernel, clock: Clock) -> float:
 
 def chosen(measured: Sequence[Seconds], usual: Kernels) -> Kernels:
     """Of each use the kernel for processors on each of which was measured: the one that is the least slower than the
-    fastest on the processor that likes it least, or the usual one where that is not clearly slower.
+    fastest on the processor that likes it least, or FRUGAL or the usual one where that is not clearly slower.
 
     What some processor has refused is out. Uses without times keep the usual kernel.
     """
-    table = {use: _fastest([seconds[use] for seconds in measured], getattr(usual, use)) for use in measured[0]}
+    table: dict[Use, Kernel] = {}
+    for use in measured[0]:
+        expected = [each for each in (FRUGAL.get(use), getattr(usual, use)) if each is not None]
+        table[use] = _fastest([seconds[use] for seconds in measured], expected)
     return replace(usual, **table)
 
 
-def _fastest(times: Sequence[Mapping[Kernel, float]], usual: Kernel) -> Kernel:
+def _fastest(times: Sequence[Mapping[Kernel, float]], expected: Sequence[Kernel]) -> Kernel:
     common = [kernel for kernel in times[0] if all(kernel in each for each in times)]
     slower = {kernel: max(each[kernel] / min(each.values()) for each in times) for kernel in common}
     best = min(slower, key=lambda kernel: slower[kernel])
-    return usual if usual in slower and slower[usual] <= CLEARLY * slower[best] else best
+    return next((kernel for kernel in expected if slower.get(kernel, math.inf) <= CLEARLY * slower[best]), best)

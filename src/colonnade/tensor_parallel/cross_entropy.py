@@ -7,14 +7,14 @@ once, and the logits are dropped. So backward has nothing left to do but to hand
 
 The gradient of a token's logits is slope·(fraction·p − one-hot), with p a softmax over this rank's rows and fraction
 this rank's part of the whole. fp32 and fp64 take p over all rows, and the token's weight in the loss as the slope.
-Where p of the label is near 1, that difference loses digits, and 16-bit operands would have none left: 16-bit weights
-take p over all rows but the label's, and weight · (1 − p[label]) as the slope, which is known to all its digits
-whatever the loss is (docs/design/15-digits-of-the-loss.md). On CPUs neither slope nor one-hot touches a [c, v/tp]
-matrix:
+Where p of the label is near 1, that difference loses digits, and 16-bit operands would have none left: 16-bit weights,
+and the compiled kernels of fp32, take p over all rows but the label's, and weight · (1 − p[label]) as the slope, which
+is known to all its digits whatever the loss is (docs/design/15-digits-of-the-loss.md). On CPUs neither slope nor
+one-hot touches a [c, v/tp] matrix:
     dx = slope·fraction·(p W) − slope·W[label]         dW = pᵀ (slope·fraction·x) − Σ slope·x into row [label]
 On CUDA, where products read 16 bits, fraction·p − one-hot is rounded once, into the matrix that they read: no atomics,
-no indices. The compiled kernels of CPUs turn logits into p while they multiply, and round them to 16 bits at once: not
-even a chunk of fp32 logits is in memory.
+no indices. The compiled kernels of CPUs turn logits into p while they multiply, and round p to 16 bits at once: logits
+are in no memory at all.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,8 +28,8 @@ from colonnade.kernels.products import (
     add_product_,
     computed_by,
     exact,
+    fp32_product_,
     gradient_of,
-    narrow_product_,
     output_exponentials_,
 )
 from colonnade.mesh.autograd import apply
@@ -115,7 +115,7 @@ def _token_numbers(
     found = []
     with computed_by(kernel):
         for chunk in chunks_of(len(x), weight):
-            logits = logits_of_chunk(x[chunk], table, bias)
+            logits = logits_of_chunk(x[chunk], table, bias, kernel=kernel)
             label = local_labels(labels_1d[chunk], weight.shape[0], tp, table.shape[0])
             numbers = [label_logits(logits, label), *(summary(logits) for summary in summaries)]
             found.append(all_gather(torch.stack(numbers)[None], tp))
@@ -131,7 +131,7 @@ def local_logits(
     kernel = kernel_of(weight, products)
     table = exact(weight[: real_rows(weight, tp, vocab_size)], kernel)
     with computed_by(kernel):
-        return logits_of_chunk(hidden.reshape(-1, hidden.shape[-1]), table).view(*hidden.shape[:-1], -1)
+        return logits_of_chunk(hidden.reshape(-1, hidden.shape[-1]), table, kernel=kernel).view(*hidden.shape[:-1], -1)
 
 
 def real_rows(weight: Tensor, tp: Axis, vocab_size: int) -> int:
@@ -167,7 +167,7 @@ class _OutputLoss(torch.autograd.Function):
                 if fused:
                     found = _fused_softmax(buffer[: len(x[chunk])], x[chunk], table, label, weights[chunk], tp)
                 else:
-                    logits = logits_of_chunk(x[chunk], table, bias, out=buffer)
+                    logits = logits_of_chunk(x[chunk], table, bias, kernel=kernel, out=buffer)
                     logits[:, rows:].fill_(-torch.inf)
                     found = _softmax(logits, label, weights[chunk], tp, apart=weight.dtype.itemsize == 2)
                 loss += (found.losses * weights[chunk]).sum()
@@ -229,13 +229,15 @@ def _logits_buffer(x: Tensor, table: Tensor) -> Tensor:
     return table.new_empty((len(x), len(table)), dtype=torch.promote_types(table.dtype, torch.float32))
 
 
-def logits_of_chunk(x: Tensor, table: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
+def logits_of_chunk(
+    x: Tensor, table: Tensor, bias: Tensor | None = None, *, kernel: Kernel, out: Tensor | None = None
+) -> Tensor:
     """[c, h] · [rows, h] + bias [≥ rows] -> [c, rows] in fp32 (fp64 for fp64); in the memory of `out` [≥ c, rows] where
     given.
     """
     out = _logits_buffer(x, table) if out is None else out[: len(x)]
-    if table.dtype != out.dtype:
-        narrow_product_(out, x.to(table.dtype), table.t())
+    if table.dtype != out.dtype or kernel == "compiled":
+        fp32_product_(out, x.to(table.dtype), table.t())
         return out if bias is None else out.add_(bias[: len(table)])
     if bias is None:
         return torch.mm(x.to(table.dtype), table.t(), out=out)
@@ -302,7 +304,7 @@ class _Softmax(NamedTuple):
 
 def _is_fused(kernel: Kernel, table: Tensor, bias: Tensor | None) -> bool:
     """Whether exponentials are computed with their product: the compiled kernels can, without a bias."""
-    return kernel == "compiled" and bias is None and table.dtype.itemsize == 2 and len(table) > 0
+    return kernel == "compiled" and bias is None and len(table) > 0
 
 
 def _fused_softmax(
@@ -366,7 +368,7 @@ def _add_gradients_apart(
     probabilities'.
     """
     (row, mine), scale = label, found.fraction * found.slope
-    d = product(found.probabilities, table).mul_(scale[:, None])
+    d = product(found.probabilities, table, kernel).mul_(scale[:, None])
     if len(table):
         d -= table[row] * (found.slope * mine)[:, None]
     dx.copy_(d)
@@ -393,7 +395,7 @@ def _add_gradients_in_place(
         torch.mul(found.probabilities, found.fraction[:, None], out=difference)
     _subtract_one_hot_(difference, label)
     slope = found.slope[:, None]
-    torch.mul(product(difference, table), slope, out=dx)
+    torch.mul(product(difference, table, kernel), slope, out=dx)
     if gradient is not None:
         add_product_(gradient, difference, (x.to(gradient.dtype) * slope).to(table.dtype), kernel)
 
@@ -406,8 +408,8 @@ def _add_bias_gradient(found: _Softmax, label: tuple[Tensor, Tensor], gradient: 
         gradient.index_put_((row,), -(found.slope * mine), accumulate=True)
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
+def product(a: Tensor, b: Tensor, kernel: Kernel) -> Tensor:
     """a b, in fp32 for 16-bit operands."""
-    if a.dtype.itemsize == 2:
-        return narrow_product_(a.new_empty((len(a), b.shape[1]), dtype=torch.float32), a, b)
+    if a.dtype.itemsize == 2 or kernel == "compiled":
+        return fp32_product_(a.new_empty((len(a), b.shape[1]), dtype=torch.float32), a, b)
     return a @ b

@@ -102,7 +102,7 @@ def likeliest(
     table, found = exact(weight[:rows], kernel), []
     with computed_by(kernel):
         for chunk in chunks_of(len(x), weight):
-            logits = logits_of_chunk(x[chunk], table, bias)
+            logits = logits_of_chunk(x[chunk], table, bias, kernel=kernel)
             values, places = logits.topk(min(k, rows), -1)
             missing = (0, k - values.shape[1])
             values = torch.nn.functional.pad(values, missing, value=-torch.inf)
@@ -137,14 +137,14 @@ class _DistilledLoss(torch.autograd.Function):
         hard, soft_weights = (each.reshape(-1).to(loss.dtype) for each in (loss_weights, soft.weights))
         with computed_by(kernel):
             for chunk in chunks_of(len(x), weight):
-                logits = logits_of_chunk(x[chunk], table, bias)
+                logits = logits_of_chunk(x[chunk], table, bias, kernel=kernel)
                 label = local_labels(labels.reshape(-1)[chunk], weight.shape[0], tp, rows)
                 said = _Said.of(soft, chunk, len(weight), tp, rows, kernel)
                 weights = hard[chunk], soft_weights[chunk]
                 value, slope = _losses(logits, label, said, weights, soft.temperature, tp)
                 loss += value
                 narrow = slope.to(table.dtype)
-                dx[chunk] = product(narrow, table).to(dx.dtype)
+                dx[chunk] = product(narrow, table, kernel).to(dx.dtype)
                 if gradient is not None:
                     add_product_(gradient, narrow, x[chunk].to(table.dtype), kernel)
                 if of_bias is not None:
@@ -175,7 +175,7 @@ class _Said:
         if soft.table is not None:
             assert soft.hidden is not None, "a teacher's output layer reads something"
             read = soft.hidden.reshape(-1, soft.hidden.shape[-1])[chunk]
-            scores = logits_of_chunk(read, exact(soft.table[:rows], kernel), soft.bias)
+            scores = logits_of_chunk(read, exact(soft.table[:rows], kernel), soft.bias, kernel=kernel)
             return cls(scores=scores.div_(soft.temperature))
         assert soft.ids is not None and soft.log_probs is not None, "a teacher's likeliest tokens"
         k = soft.ids.shape[-1]
