@@ -3,7 +3,7 @@
     native    as they are: bf16 units where the processor has them
     blas      in fp32 by torch's BLAS library (MKL on x86); 16-bit operands are widened first
     onednn    in fp32 by oneDNN; 16-bit operands are widened first
-    compiled  with an fp32 result, by kernels of our own (`compiled.py`): as they are, or widened where there are no units
+    compiled  with an fp32 result, by kernels of our own (`compiled.py`); widened where 16 bits have no units
 
 oneDNN gets fp32 products where `torch.backends.mkldnn.matmul.fp32_precision` is "bf16" (what
 `torch.set_float32_matmul_precision("medium")` sets too), on x86 with AVX-512. That allows it to round operands to bf16,
