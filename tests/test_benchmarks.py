@@ -37,6 +37,7 @@ def test_another_checkout_is_no_peer() -> None:
         numbers = {"tokens_per_second": speed, "step_ms": 1.0, "cpu_ms": 1.0, "peak_rss_mb": [9], "others": 0.0}
         return {
             "row": "fp32-tp",
+            "best_tokens_per_second": speed + 100.0 * (name == "colonnade"),
             "contestant": name,
             "peer": "colonnade 1",
             "first_loss": 6.0,
@@ -47,7 +48,7 @@ def test_another_checkout_is_no_peer() -> None:
 
     table = speed_table.rows([run("colonnade", 300.0), run("before", 200.0)])
     assert "fp32-tp" not in speed_table.verdict(table)
-    assert "| fp32-tp | 300 | 200 | **1.500** | 9 | 9 |" in speed_table.progress_made(table)
+    assert "| fp32-tp | 300 | 200 | **1.500** | 2.000 | 9 | 9 |" in speed_table.progress_made(table)
 
 
 LIMITS = {
@@ -65,6 +66,7 @@ def test_the_table_says_what_share_of_the_processor_each_has() -> None:
         "name": "x",
         "low": 1.0,
         "high": 2.0,
+        "fastest": 1900.0,
         "step_ms": 1.0,
         "cpu_ms": 1.0,
         "peak_mb": 9,
@@ -73,8 +75,8 @@ def test_the_table_says_what_share_of_the_processor_each_has() -> None:
         "pace": 1.0,
     }
     contestants = {"x": {**line, "tokens_per_second": 1800.0, "note": ""}}
-    assert "| x | 1800 | 1 – 2 | 75% | 1 |" in speed_table.lines(contestants, 2400.0)
-    assert "| x | 1800 | 1 – 2 | – | 1 |" in speed_table.lines(contestants)
+    assert "| x | 1800 | 1 – 2 | 1900 | 75% | 1 |" in speed_table.lines(contestants, 2400.0)
+    assert "| x | 1800 | 1 – 2 | 1900 | – | 1 |" in speed_table.lines(contestants)
     assert "up to 120 GFLOP/s of a core in fp32; memory 20.0 GB/s" in speed_table.can_do(LIMITS)
     assert "not measured" in speed_table.can_do(None), "results that are older"
 
@@ -100,10 +102,15 @@ def test_rows_in_which_a_peer_is_faster_are_marked() -> None:
     def told(ours: float) -> str:
         row = {"colonnade": ours, "plain": 100.0}
         return speed_table.verdict(
-            {"r": {name: {"name": name, "tokens_per_second": speed, "peak_mb": 9} for name, speed in row.items()}}
+            {
+                "r": {
+                    name: {"name": name, "tokens_per_second": speed, "fastest": 3 * speed, "peak_mb": 9}
+                    for name, speed in row.items()
+                }
+            }
         )
 
-    assert "| **0.90 slower** |" in told(90.0) and "| **1.10** |" in told(110.0)
+    assert "| **0.90 slower** | 270 / 300 = 0.90 |" in told(90.0) and "| **1.10** | 330 / 300 = 1.10 |" in told(110.0)
 
 
 def test_weights_that_are_gathered_at_need_are_waited_for() -> None:
