@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.limits import best_rate
+
 Run = Mapping[str, Any]
 
 OURS = "colonnade"
@@ -27,7 +29,8 @@ READING = f"""
 * **pace**: of the slowest core just before or behind a run, as a share of the fastest that was seen: the host of a
   virtual machine may have others to serve. Below {STEADY} the line is marked `!`.
 * **of the limit**: floating-point operations that the model needs (no more), as a share of what the cores of the row
-  could do if all of them were products at the best rate measured here (`python -m benchmarks.hardware`).
+  could do if all of them were products at the best rate measured here (`python -m benchmarks.hardware`): of a core that
+  is alone at work, or of each while both are.
 * bf16 is autocast over fp32 parameters, unless a note says otherwise.
 """
 
@@ -120,14 +123,14 @@ def can_do(limits: Mapping[str, Any] | None) -> str:
     """What the processor can do, in a line."""
     if limits is None:
         return "what the processor can do was not measured"
-    best = {precision: best_rate(rates) for precision, rates in limits["gflops_per_core"].items()}
-    rates = ", ".join(f"{rate:.0f} GFLOP/s of a core in {precision}" for precision, rate in best.items())
-    return f"products at up to {rates}; memory {limits['memory_gb_per_second']} GB/s"
-
-
-def best_rate(rates: Mapping[str, Mapping[str, float]]) -> float:
-    """[GFLOP/s] Of one core, by the kernel and the product that reach most: use -> kernel -> rate."""
-    return max(rate for use, of_use in rates.items() if use != "attention" for rate in of_use.values())
+    alone = limits["gflops_per_core"]
+    told = []
+    for precision, rates in alone.items():
+        together = best_rate(limits.get("gflops_per_core_together", alone)[precision])
+        told.append(
+            f"{best_rate(rates):.0f} GFLOP/s of a core in {precision} ({together:.0f} of each while all multiply)"
+        )
+    return f"products at up to {', '.join(told)}; memory {limits['memory_gb_per_second']} GB/s"
 
 
 def limit_of(row: str, limits: Mapping[str, Any] | None) -> float | None:
@@ -135,8 +138,12 @@ def limit_of(row: str, limits: Mapping[str, Any] | None) -> float | None:
     if limits is None:
         return None
     precision, _, layout = row.partition("-")
-    cores = 1 if layout == "one-1" else 2
-    return float(cores * best_rate(limits["gflops_per_core"][precision]) * 1e9 / limits["flops_per_token"])
+    alone = limits["gflops_per_core"]
+    if layout == "one-1":
+        cores, rates = 1, alone
+    else:
+        cores, rates = 2, limits.get("gflops_per_core_together", alone)  # results that are older have none
+    return float(cores * best_rate(rates[precision]) * 1e9 / limits["flops_per_token"])
 
 
 def verdict(table: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
@@ -178,8 +185,9 @@ def progress_made(table: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 
 def lines(contestants: Mapping[str, Mapping[str, Any]], limit: float | None = None) -> str:
     """The contestants of one row, the fastest first. `limit`: tokens/s that the processor allows."""
-    text = "| contestant | tokens/s | low – high | fastest | of the limit | step ms | CPU ms | MB | loss | others | pace | note |\n"
-    text += "|---|---|---|---|---|---|---|---|---|---|---|---|\n"
+    heads = "contestant, tokens/s, low – high, fastest, of the limit, step ms, CPU ms, MB, loss, others, pace, note"
+    columns = heads.split(", ")
+    text = f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|\n"
     for line in sorted(contestants.values(), key=lambda line: -line["tokens_per_second"]):
         mark = " !" if line["others"] >= CROWDED else ""
         text += f"| {line['name']} | {line['tokens_per_second']:.0f} | {line['low']:.0f} – {line['high']:.0f} "

@@ -15,8 +15,8 @@ import torch
 from benchmarks import limits
 from benchmarks.colonnade_step import build_step, reference_config
 from benchmarks.hardware import commit, describe
+from benchmarks.limits import best_rate
 from benchmarks.peers.reference import DTYPES, Task
-from benchmarks.speed_table import best_rate
 from colonnade.architecture.families import architecture_of
 
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::addmm_", "colonnade::product_", "colonnade::output_exponentials_")

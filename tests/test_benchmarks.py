@@ -75,9 +75,17 @@ def test_the_table_says_what_share_of_the_processor_each_has() -> None:
         "pace": 1.0,
     }
     contestants = {"x": {**line, "tokens_per_second": 1800.0, "note": ""}}
+    each = {"fp32": {"forward": {"blas": 60.0, "onednn": 90.0}}}
+    slower = {**LIMITS, "gflops_per_core_together": each}
+    assert speed_table.limit_of("fp32-tp", slower) == 1800.0 and speed_table.limit_of("fp32-one-1", slower) == 1200.0
+    assert "120 GFLOP/s of a core in fp32 (90 of each while all multiply)" in speed_table.can_do(slower)
     assert "| x | 1800 | 1 – 2 | 1900 | 75% | 1 |" in speed_table.lines(contestants, 2400.0)
+    each = {"fp32": {"forward": {"blas": 60.0, "onednn": 90.0}}}
+    slower = {**LIMITS, "gflops_per_core_together": each}
+    assert speed_table.limit_of("fp32-tp", slower) == 1800.0 and speed_table.limit_of("fp32-one-1", slower) == 1200.0
+    assert "120 GFLOP/s of a core in fp32 (90 of each while all multiply)" in speed_table.can_do(slower)
     assert "| x | 1800 | 1 – 2 | 1900 | – | 1 |" in speed_table.lines(contestants)
-    assert "up to 120 GFLOP/s of a core in fp32; memory 20.0 GB/s" in speed_table.can_do(LIMITS)
+    assert "up to 120 GFLOP/s of a core in fp32 (120 of" in speed_table.can_do(LIMITS)
     assert "not measured" in speed_table.can_do(None), "results that are older"
 
 
@@ -100,15 +108,12 @@ def test_the_pace_is_that_of_the_slowest_core() -> None:
 
 def test_rows_in_which_a_peer_is_faster_are_marked() -> None:
     def told(ours: float) -> str:
-        row = {"colonnade": ours, "plain": 100.0}
-        return speed_table.verdict(
-            {
-                "r": {
-                    name: {"name": name, "tokens_per_second": speed, "fastest": 3 * speed, "peak_mb": 9}
-                    for name, speed in row.items()
-                }
-            }
-        )
+        speeds = {"colonnade": ours, "plain": 100.0}
+        lines = {
+            name: {"name": name, "tokens_per_second": speed, "fastest": 3 * speed, "peak_mb": 9}
+            for name, speed in speeds.items()
+        }
+        return speed_table.verdict({"r": lines})
 
     assert "| **0.90 slower** | 270 / 300 = 0.90 |" in told(90.0) and "| **1.10** | 330 / 300 = 1.10 |" in told(110.0)
 
