@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colonnade.corpus.decontaminate import Shared, outside, shared_runs
-from colonnade.corpus.testsets import normal_title, passages, read_tests, titles
+from colonnade.corpus.testsets import normal_title, passages, read_tests, texts, titles
 from colonnade.corpus.words import WordHashes
 from colonnade.errors import DataError
 from tests.corpus.recipes import Result, words
@@ -116,6 +116,15 @@ def test_formats_of_evaluation_sets(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content.encode("utf-8", "surrogateescape"))
         with pytest.raises(DataError, match=name):
             list(passages(tmp_path / name, "text"))
+
+
+def test_a_byte_order_mark_is_no_part_of_an_evaluation_set(tmp_path: Path) -> None:
+    squad = {"data": [{"paragraphs": [{"context": "Con text", "qas": []}]}]}
+    for name, content in (("a.jsonl", '{"text": "con text"}\n'), ("a.json", json.dumps(squad)), ("a.txt", "con text")):
+        (tmp_path / name).write_bytes(f"\ufeff{content}".encode())
+        assert list(texts(tmp_path / name, "text")) in (["con text"], ["Con text"])
+    (tmp_path / "wiki.raw").write_bytes("\ufeff = Title = \n text \n".encode())
+    assert titles(tmp_path / "wiki.raw") == {"title"} and list(texts(tmp_path / "wiki.raw", "text")) == [" text "]
 
 
 def test_a_broken_evaluation_set_stops_before_any_work(tmp_path: Path, run: Run, write_lines: Any) -> None:

@@ -292,6 +292,10 @@ def test_documents_beyond_65536_of_a_task_are_dropped_and_those_with_the_same_la
     found = [step.examine(Document("", "", metadata={"index": place}), account) for place in places]
     near = "near-duplicate"
     assert found == [None, None, None, Drop(near, "of second"), Drop(near, "of first")]
+    step.prepare(1)
+    assert [step.examine(Document("", "", metadata={"index": place}), account) for place in places] == [None] * 5, (
+        "of another task nothing"
+    )
 
 
 @given(st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=12), max_size=5), st.integers(1, 7))

@@ -126,6 +126,25 @@ def test_what_does_not_go_together_and_what_is_missing(whole: dict[str, dict[str
         assert part in said
 
 
+def test_what_counts_tokens_is_named_where_there_is_no_tokenizer(whole: dict[str, dict[str, object]]) -> None:
+    said = problems({**whole, "filter": {"min_tokens": 0, "max_tokens": 9}})
+    assert "filter.max_tokens = 9 counts tokens" in said and "or filter.max_tokens = 0." in said
+    assert "min_tokens" not in said
+    assert problems({**whole, "filter": {"max_tokens": 9}}).count("run.tokenizer is not set") == 2
+
+
+def test_a_vocabulary_may_be_named_by_the_prefix_of_its_files(
+    tmp_path: Path, whole: dict[str, dict[str, object]]
+) -> None:
+    """Whatever is in the prefix; another file that begins so is none of them."""
+    for name in ("v[1]-vocab.json", "v[1]-merges.txt", "other.json.old"):
+        (tmp_path / name).touch()
+    for name in ("v[1]", "v[1]-"):
+        build({**whole, "run": {"tokenizer": f"{tmp_path}/{name}"}})
+    with_other = {**whole, "run": {"tokenizer": f"{tmp_path}/other.json"}}
+    assert f"run.tokenizer: {tmp_path}/other.json does not exist." in problems(with_other)
+
+
 def test_a_fifo_is_no_input(tmp_path: Path, whole: dict[str, dict[str, object]]) -> None:
     os.mkfifo(tmp_path / "pipe.jsonl")
     said = problems({**whole, "read": {"paths": [str(tmp_path / "pipe.jsonl")]}})

@@ -248,6 +248,11 @@ def test_records_that_are_no_documents_are_listed_with_their_number(tmp_path: Pa
     ]
 
 
+def test_a_servers_type_of_a_page_may_have_capitals(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "in.warc").write_bytes(record("response", b"<html><body></body></html>", "Text/HTML; charset=utf-8"))
+    assert run(tmp_path / "in.warc").reasons("read") == {"no main text": 1}
+
+
 def test_damage_in_records_may_be_replaced_too(tmp_path: Path, run: Run) -> None:
     (tmp_path / "in.warc").write_bytes(record("conversion", b"caf\xe9"))
     assert run(tmp_path / "in.warc", read={"damaged": "replace"}).texts() == ["caf\ufffd"]

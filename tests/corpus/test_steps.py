@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colonnade.corpus import language
-from colonnade.corpus.filters import listed_as, normal_url
+from colonnade.corpus.filters import list_of, listed_as, normal_url
 from colonnade.corpus.language import identifier
 from colonnade.corpus.recipe import RepairStep
 from colonnade.corpus.repair import configuration, repair_text
@@ -101,6 +101,26 @@ def test_short_and_long_documents(tmp_path: Path, run: Run, write_lines: Any, to
     assert result.manifest["parts"]["train"]["tokens"] == sum(counts[1:3])
 
 
+def test_tokens_that_come_in_go_out_or_are_dropped(
+    tmp_path: Path, run: Run, write_lines: Any, tokenizer: Tokenizer
+) -> None:
+    tokenizer.save(tmp_path / "tokenizer.json")
+    texts = ["too short", "one two three " * 20, "four five six " * 20, "one two three " * 20]
+    short, *others = (len(tokenizer.encode(text)) for text in texts)
+    result = run(
+        write_lines("in.jsonl", texts),
+        run={"tokenizer": str(tmp_path / "tokenizer.json")},
+        filter={"min_tokens": short + 1},
+        deduplicate={"keep": "first"},
+    )
+    steps = result.manifest["steps"]
+    assert steps["filter"]["dropped"]["too short"] == {"documents": 1, "bytes": len(texts[0]), "tokens": short}
+    assert steps["deduplicate"]["dropped"]["near-duplicate"]["tokens"] == others[2] > 0
+    for name in ("filter", "deduplicate", "write"):
+        dropped = sum(amount["tokens"] for amount in steps[name]["dropped"].values())
+        assert steps[name]["in"]["tokens"] == steps[name]["out"]["tokens"] + dropped > 0, name
+
+
 def test_quality_heuristics(run: Run, write_lines: Any) -> None:
     sentence = "The quick brown dog jumps over the lazy fox and then it goes to have a rest with that cat number {}."
     good = "\n".join(
@@ -152,6 +172,11 @@ def test_removal_lists(tmp_path: Path, run: Run, write_lines: Any) -> None:
     result = run(write_lines("news.jsonl", rows), write_lines("other.jsonl", rows[3:4]), filter=lists)
     assert result.texts() == ["c", "f", "d"]
     assert result.reasons("filter") == {"on a URL list": 2, "on its source's removal list": 2}
+
+
+def test_comments_in_lists_may_be_indented_and_a_byte_order_mark_is_no_part_of_an_entry(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_bytes("\ufefffirst\n  # a comment\n\tsecond \n\n".encode())
+    assert list_of(str(tmp_path / "list.txt")) == ["first", "second"]
 
 
 def test_urls_are_compared_without_what_does_not_matter() -> None:

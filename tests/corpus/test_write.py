@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colonnade.corpus.plan import make_plan
+from colonnade.corpus.plan import make_plan, splits_of
 from colonnade.corpus.report import report, write_report
 from colonnade.corpus.stages import stages
 from colonnade.corpus.step import Setting
@@ -104,6 +104,8 @@ def test_the_manifest_adds_up(run: Run, write_lines: Any) -> None:
         assert (entry["documents"], entry["bytes"], entry["size"]) == (len(rows), texts, size) and size != texts
     assert [(entry["documents"], entry["rejected"]) for entry in content["inputs"]] == [(3, 1), (1, 0)]
     assert (content["duplicates"]["compared"], content["duplicates"]["similar"]) == (1, 2)
+    page = write_report(result.folder).read_text()
+    assert "2 documents have another one with a Jaccard similarity of 0.7 or more." in page
     assert content["parts"] == {"train": {"files": 1, "documents": 3, "bytes": 5 + 2 + 11, "tokens": 0}}
     assert [entry["sha256"] for entry in content["outputs"]] == [
         hashlib.sha256((result.folder / entry["path"]).read_bytes()).hexdigest() for entry in content["outputs"]
@@ -149,7 +151,7 @@ def test_the_page_tells_what_the_manifest_says(run: Run, write_lines: Any) -> No
     }
     text = report(content, title="A <title>")
     assert "<title>A &lt;title&gt;</title>" in text
-    assert "12,345 times two documents were compared" in text and "678 pairs with a Jaccard similarity of 0.7" in text
+    assert "12,345 times two documents were compared" in text and "678 documents have another one with a" in text
     bars = [text.index(f">{size} documents</text>") for size in (2, 9, 10)]
     assert bars == sorted(bars) and "91 groups" in text and "first, second" in text
     assert ">lines and files</text>" in text and "3 (−1)" in text
@@ -234,6 +236,22 @@ def test_overlap_of_a_token_file_is_that_of_its_text(tmp_path: Path, write_lines
         overlap([tmp_path / "tokens"], exam)
     with pytest.raises(DataError, match="another tokenizer"):
         overlap([tmp_path / "tokens"], exam, tokenizer=tmp_path / "other.json")
+
+
+def test_overlap_goes_on_without_a_file_that_is_gone(
+    tmp_path: Path, write_lines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exam = write_lines("exam.jsonl", [" ".join(words(20, 1))])
+    corpus, gone = write_lines("corpus.jsonl", [" ".join(words(20, 1))]), write_lines("gone.jsonl", ["text"])
+
+    def planned(path: str, size: int) -> Any:
+        found = splits_of(path, size)
+        gone.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr("colonnade.data.overlap.splits_of", planned)
+    found = overlap([gone, corpus], exam)
+    assert (found.documents, found.rejected, found.share) == (1, 1, 1.0)
 
 
 def test_overlap_from_the_command_line(write_lines: Any) -> None:

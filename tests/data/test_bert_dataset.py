@@ -17,7 +17,7 @@ from colonnade.data.curriculum import Curriculum
 from colonnade.data.draws import Draws, SamplePurpose
 from colonnade.data.indexed import TokenFile
 from colonnade.data.masking import Masking, WordPieces, choose, shown_to_model
-from colonnade.data.sampler import EpochOrder
+from colonnade.data.sampler import AllEpochsOrder, EpochOrder
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import DataError
@@ -150,6 +150,15 @@ def test_phases_build_pairs_at_their_own_length(file: TokenFile) -> None:
         lambda length: opened(file, seq_length=length), Curriculum([0, 64], [16, 32], [2, 2])
     )
     assert data.rows([0]).tokens.shape == (1, 16) and data.rows([4]).tokens.shape == (1, 32)
+
+
+def test_passes_are_those_of_the_order(file: TokenFile) -> None:
+    """Epochs that are shuffled as one are one pass, as a language model's are."""
+    data = opened(file)
+    n = len(data)
+    assert data.passes([0, n - 1, n, 3 * n - 1]).epochs.tolist() == [0, 0, 1, 2]
+    data.order = AllEpochsOrder(n, 3, 1)
+    assert data.passes([0, n - 1, n, 3 * n - 1]).epochs.tolist() == [0] * 4
 
 
 def test_too_little_text(file: TokenFile) -> None:

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from colonnade.config.corruption import Lengths
+from colonnade.data.bert_dataset import BertCut, PairSamples
 from colonnade.data.blended_dataset import BlendBy, BlendedDataset, Mixture, open_blend
-from colonnade.data.datasets import Datasets, open_datasets
+from colonnade.data.datasets import Dataset, Datasets, SampleKind, open_datasets
+from colonnade.data.example_dataset import ExampleSamples, PairTokens, Reading
 from colonnade.data.gpt_dataset import STREAM, TextSamples
+from colonnade.data.masking import WordPieces
 from colonnade.data.rows import Cut
+from colonnade.data.t5_dataset import Corruption, SpanSamples
+from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 from tests.data.batches import load_batch
 from tests.data.positions import rank_positions
+from tests.tasks.examples import write_examples
 
 Write = Callable[..., str]
 VOCAB = 60_000
@@ -139,6 +147,33 @@ def test_a_file_too_small_for_a_part_is_left_out_of_that_part(write_tokens: Writ
     assert opened({write_tokens(30, name="c"): 1.0}, split=(8.0, 1.0, 1.0)).validation is None
     a_label_short = opened({write_tokens(*[4] * 10, name="d"): 1.0}, split=(8.0, 1.0, 1.0))
     assert a_label_short.validation is None and a_label_short.test is None
+
+
+def held_out(samples: SampleKind, prefix: str, *, seq_length: int, vocab_size: int = VOCAB) -> Dataset | None:
+    """The validation part, of a document in ten."""
+    return open_blend(
+        Mixture({prefix: 1.0}), samples=samples, split=(9, 1, 0), seq_length=seq_length, vocab_size=vocab_size, seed=1
+    ).validation
+
+
+def test_a_part_is_left_out_where_its_kind_of_samples_makes_none_of_it(tmp_path: Path, write_tokens: Write) -> None:
+    """However many tokens a sample takes of its text: as many as it has, more, fewer, or all of a document."""
+    corruption, pieces = Corruption(tuple(range(99)), 1, 0), WordPieces(0, 1, 2, 3, np.arange(9), np.zeros(VOCAB, bool))
+    spans, pairs = SpanSamples(corruption, 64, 1), PairSamples(pieces, 1, BertCut())
+    wholes = TextSamples(Cut(separate=True, whole=True))
+    longest = Lengths().text(64, 64)
+    assert longest > 64
+    for samples, tokens in ((TextSamples(), 65), (spans, longest + 1), (pairs, 61), (wholes, 1)):
+        name = type(samples).__name__
+        enough = held_out(samples, write_tokens(*[60] * 9, tokens, name=f"{name}{tokens}"), seq_length=64)
+        assert enough is not None and len(enough) == 1, name
+        if tokens > 1:
+            less = write_tokens(*[60] * 9, tokens - 1, name=f"{name}{tokens - 1}")
+            assert held_out(samples, less, seq_length=64) is None, name
+    tokenizer = Tokenizer.load(write_examples(tmp_path, ["mnli"]) / "tokenizer.json")
+    labelled = ExampleSamples(Reading(PairTokens.of(tokenizer), "classification", 3))
+    examples = held_out(labelled, f"{tmp_path}/mnli", seq_length=64, vocab_size=tokenizer.vocab_size)
+    assert examples is not None and len(examples) == 1
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

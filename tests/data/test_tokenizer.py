@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import models, pre_tokenizers, processors
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from colonnade.data.tokenizer import END_OF_DOCUMENT, Tokenizer, train_bpe
 from colonnade.errors import DataError
@@ -130,6 +130,36 @@ def test_tokenizers_that_are_not_byte_level_stream_too(stories: list[str]) -> No
     assert not words.is_gpt2_split
     with pytest.raises(DataError, match="not ByteLevel"):
         words.byte_lengths()
+
+
+@pytest.fixture(scope="module")
+def byte_fallback() -> Tokenizer:
+    """As Llama's: what has no token of its own is written in tokens of single bytes."""
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"<unk>": 256, "▁": 257, "a": 258, "b": 259}
+    inner = tokenizers.Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    inner.normalizer = normalizers.Replace(" ", "▁")
+    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return Tokenizer(inner)
+
+
+def test_a_stream_holds_back_tokens_of_single_bytes_until_a_character_is_whole(byte_fallback: Tokenizer) -> None:
+    stream, ids = byte_fallback.stream(), byte_fallback.encode("a世界b")
+    assert len(ids) == 8
+    assert [*map(stream.push, ids), stream.finish()] == ["a", "", "", "世", "", "", "界", "b", ""]
+
+
+def test_what_never_becomes_a_character_is_shown_when_that_is_known(byte_fallback: Tokenizer) -> None:
+    a, b, half = 258, 259, byte_fallback.encode("世")[:2]
+    stream = byte_fallback.stream()
+    assert [*map(stream.push, [a, *half, b]), stream.finish()] == ["a", "", "", "\ufffd\ufffdb", ""]
+    stream = byte_fallback.stream()
+    assert [*map(stream.push, [a, *half]), stream.finish()] == ["a", "", "", "\ufffd\ufffd"]
+
+
+@given(texts)
+def test_tokens_of_single_bytes_stream_to_the_whole_text(byte_fallback: Tokenizer, text: str) -> None:
+    ids, stream = byte_fallback.encode(text), byte_fallback.stream()
+    assert "".join(map(stream.push, ids)) + stream.finish() == byte_fallback.decode(ids) == text.replace("▁", " ")
 
 
 def test_every_way_of_storing_it_is_the_same_tokenizer(tokenizer: Tokenizer, tmp_path: Path) -> None:

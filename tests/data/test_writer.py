@@ -180,6 +180,18 @@ def test_merge_refuses(tmp_path: Path, write_tokens: Write) -> None:
     assert not (tmp_path / "both.bin").exists()
 
 
+def test_merge_refuses_an_input_as_its_output_however_it_is_written(
+    tmp_path: Path, write_tokens: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = write_tokens(5, name="a"), write_tokens(6, name="b")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    for output in ("a", "./a", "link/b", Path("a"), tmp_path / "b"):
+        with pytest.raises(DataError, match="among the files to merge"):
+            merge([first, second], output)
+    assert TokenFile(first).num_tokens == 5 and TokenFile(second).num_tokens == 6
+
+
 def test_a_sidecar_must_fit_its_tokens(write_tokens: Write) -> None:
     prefix = write_tokens(5, 6)
     assert read_sidecar(TokenFile(prefix)) is None

@@ -79,6 +79,23 @@ def test_no_answer_is_as_likely_as_where_it_is_least() -> None:
     assert [found.prediction(threshold) for threshold in (-2.9, -3.0, -3.1)] == ["ab", "ab", ""]
 
 
+def test_runs_without_text_are_no_answers() -> None:
+    """Of tokens that stand for no characters. The likeliest run, 9 + 9, has none; null 0 + 0, the best text 1 + 1."""
+    places = np.array([[0, 0], [0, 2]])
+    scores = [window([9, 1], [9, 1], begins="xx")]
+    found = answers_of(scores, "ab", places, Selection(longest=1), may_be_none=True)
+    assert [each.text for each in found.best] == ["ab", ""]
+    assert found.null_odds == -2 and found.prediction(0.0) == "ab"
+
+
+@pytest.mark.parametrize("may_be_none", [True, False])
+def test_where_no_run_has_text_there_is_no_answer(may_be_none: bool) -> None:
+    found = answers_of([window([9], [9])], "ab", np.array([[1, 1]]), Selection(), may_be_none=may_be_none)
+    assert [(each.text, each.probability) for each in found.best] == [("", 1.0)]
+    assert found.prediction(0.0) == found.prediction(-99.0) == ""
+    assert (found.null_odds == -18) if may_be_none else found.null_odds is None
+
+
 def test_the_official_files() -> None:
     one = answers_of([window([2], [2], null=(3, 2))], TEXT, PLACES, Selection(), may_be_none=True)
     files = submission({"q": one}, 0.0)

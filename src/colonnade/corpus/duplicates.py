@@ -162,10 +162,11 @@ class RemoveDuplicates(Step):
 
     def prepare(self, rank: int) -> None:
         """Reads what is to be dropped of this task."""
-        drops = drops_of(self.setting.folder, rank)
+        drops = sorted(drops_of(self.setting.folder, rank).tolist(), key=lambda drop: drop[1])
         with SignatureIndex(self._comparison.sources()) as index:
-            for document, stays in sorted(drops.tolist(), key=lambda drop: drop[1]):
-                self._drops[document & 0xFFFFFFFF] = index.identity(stays), index.is_earlier(stays)
+            self._drops = {
+                document & 0xFFFFFFFF: (index.identity(stays), index.is_earlier(stays)) for document, stays in drops
+            }
 
     def examine(self, document: Document, account: Account) -> Drop | None:
         """Drops a document whose group has a better one."""

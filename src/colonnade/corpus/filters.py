@@ -81,10 +81,10 @@ def quality_filter(name: str) -> Any:
 def list_of(path: str) -> list[str]:
     """The lines of a list, without comments (#) and empty ones."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = [line.strip() for line in Path(path).read_text(encoding="utf-8-sig").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as a list: {error}. It has to be UTF-8, an entry a line.") from error
-    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 def normal_url(url: str) -> str:

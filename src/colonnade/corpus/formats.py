@@ -152,7 +152,7 @@ def _page(record: Any, number: int, read: ReadStep) -> Row | Reject:
             return not_encoded(error, number, read)
     else:
         kind = (record.http_headers and record.http_headers.get_header("Content-Type")) or ""
-        if "html" not in kind:
+        if "html" not in kind.lower():
             return Reject(number, "not a page", f"a response of type {kind or 'unknown'}")
         text = _library("trafilatura").extract(body)
         if not text:

@@ -62,11 +62,12 @@ def _without_disabled(recipe: Recipe) -> Recipe:
 
 
 def _disagreements(recipe: Recipe) -> Iterator[str]:
-    if recipe.filter and (recipe.filter.min_tokens or recipe.filter.max_tokens) and recipe.run.tokenizer is None:
-        yield (
-            f"filter.min_tokens = {recipe.filter.min_tokens} counts tokens, and run.tokenizer is not set. Set "
-            "run.tokenizer to the tokenizer in use, or filter.min_tokens = 0."
-        )
+    for key in ("min_tokens", "max_tokens") if recipe.filter and recipe.run.tokenizer is None else ():
+        if value := getattr(recipe.filter, key):
+            yield (
+                f"filter.{key} = {value} counts tokens, and run.tokenizer is not set. Set run.tokenizer to the "
+                f"tokenizer in use, or filter.{key} = 0."
+            )
     if recipe.tokenize and (recipe.tokenize.tokenizer or recipe.run.tokenizer) is None:
         yield "[tokenize] has no tokenizer. Set tokenize.tokenizer or run.tokenizer."
     if recipe.tokenize and recipe.write and recipe.write.format != "jsonl":
@@ -108,6 +109,14 @@ def source_of(path: str) -> str:
     return Path(path).name.split(".")[0] or Path(path).resolve().name
 
 
+def files_of(path: str) -> list[Path]:
+    """The files that a name stands for: itself, all in a folder, or GPT-2's vocabulary and merges, by their prefix."""
+    place, prefix = Path(path), path.removesuffix("-")
+    if place.is_dir():
+        return [file for file in sorted(place.rglob("*")) if file.is_file()]
+    return [file for file in (place, Path(f"{prefix}-merges.txt"), Path(f"{prefix}-vocab.json")) if file.is_file()]
+
+
 def _missing_files(recipe: Recipe) -> Iterator[str]:
     for path in recipe.read.paths if recipe.read else ():
         if not Path(path).exists():
@@ -123,7 +132,7 @@ def _missing_files(recipe: Recipe) -> Iterator[str]:
 
 def _named_files(recipe: Recipe) -> Iterator[tuple[str, str]]:
     for key, value in (("run.tokenizer", recipe.run.tokenizer), ("tokenize.tokenizer", _tokenizer(recipe))):
-        if value is not None and not list(Path(value).parent.glob(f"{Path(value).name}*")):
+        if value is not None and not files_of(value):
             yield key, value
     if recipe.filter:
         yield from (("filter.remove_urls", path) for path in recipe.filter.remove_urls)

@@ -16,7 +16,7 @@ from colonnade.corpus.archives import members
 from colonnade.corpus.duplicates import INDEX_METADATA, PARTIAL, index_metadata
 from colonnade.corpus.folders import entries
 from colonnade.corpus.formats import KINDS_IN_WORDS, InputSplit, kind_of
-from colonnade.corpus.load import source_of
+from colonnade.corpus.load import files_of, source_of
 from colonnade.corpus.recipe import Recipe
 from colonnade.corpus.streams import Damaged
 from colonnade.corpus.tasks import store_tasks
@@ -180,9 +180,7 @@ def _named(recipe: Recipe) -> list[str]:
 
 
 def _stamp(path: str) -> list[list[Any]]:
-    place = Path(path)
-    files = sorted(place.rglob("*")) if place.is_dir() else sorted(place.parent.glob(f"{place.name}*"))
-    return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files if file.is_file()]
+    return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files_of(path)]
 
 
 def _index_parts(recipe: Recipe, identity: str) -> tuple[str, ...]:

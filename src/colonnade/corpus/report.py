@@ -92,7 +92,7 @@ def _duplicates(content: dict[str, Any]) -> Iterator[str]:
     how = content["recipe"]["deduplicate"]
     yield (
         f"<h2>Near-duplicates</h2><p>{found['compared']:,} times two documents were compared shingle by shingle; "
-        f"{found['similar']:,} pairs with a Jaccard similarity of {how['similarity']:g} or more connect all groups. "
+        f"{found['similar']:,} documents have another one with a Jaccard similarity of {how['similarity']:g} or more. "
         "Groups by size:</p>"
     )
     yield bars([Bar(f"{size} documents", count, 0, "groups") for size, count in _by_size(found["sizes"])])

@@ -23,6 +23,8 @@ from datatrove.executor.slurm import SlurmPipelineExecutor, launch_slurm_job
 from colonnade.atomic import written
 from colonnade.errors import LockError
 
+_LONG_GONE = "Invalid job id"
+
 
 class SlurmExecutor(SlurmPipelineExecutor):
     """datatrove's executor, with all arrays of a stage side by side."""
@@ -62,13 +64,21 @@ def remember_jobs(folder: Path, jobs: list[str]) -> None:
 
 
 def check_no_jobs(folder: Path) -> None:
-    """Raises LockError where jobs of an earlier start are still in the queue."""
+    """Raises LockError where jobs of an earlier start are still in the queue, or may be."""
     path = _jobs_path(folder)
     if not path.exists() or shutil.which("squeue") is None:
         return
     jobs = json.loads(path.read_bytes())
     asked = ["squeue", "--noheader", "--format=%i", f"--jobs={','.join(jobs)}"]
-    found = subprocess.run(asked, capture_output=True, text=True).stdout.split()  # of jobs long gone it is silent
+    answer = subprocess.run(asked, capture_output=True, text=True)  # of jobs long gone it is silent, of one an error
+    if answer.returncode and _LONG_GONE not in answer.stderr:
+        said = " ".join(answer.stderr.split()) or "no message"
+        raise LockError(
+            f"whether jobs of an earlier start still work in {folder} is not known: `squeue` ended with exit status "
+            f"{answer.returncode} ({said}). Start again when it answers; or, if jobs {', '.join(jobs)} have ended, "
+            f"remove {path}."
+        )
+    found = answer.stdout.split()
     if found:
         raise LockError(
             f"{folder} is in use by {len(found)} Slurm jobs ({', '.join(found[:5])}{', …' if len(found) > 5 else ''}). "

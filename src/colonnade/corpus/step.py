@@ -74,14 +74,13 @@ class Step(PipelineStep):
 
     def _passed(self, document: Document, account: Account) -> Iterator[Document]:
         about, before = document.metadata, document.text
-        account.tally.entered.add(about["bytes"], about["tokens"])
         with self.track_time():
             verdict = self.examine(document, account)
+        sizes = {"num_bytes": about["bytes"], "tokens": about["tokens"]}  # tokens may have been counted just now
+        account.tally.entered.add(**sizes)
         if isinstance(verdict, Drop):
             self.stat_update("dropped", f"dropped_{verdict.reason}")
-            account.drop(
-                verdict.reason, place=place(document), text=before, num_bytes=about["bytes"], detail=verdict.detail
-            )
+            account.drop(verdict.reason, place=place(document), text=before, detail=verdict.detail, **sizes)
             return
         for each in (document,) if verdict is None else verdict:
             if each.text is not before:

@@ -116,9 +116,18 @@ class Account:
         self._dropped_path = folder / "dropped" / step / f"{task:05d}.jsonl.gz"
         self._samples, self._list = samples, list[str]()
 
-    def drop(self, reason: str, *, place: dict[str, Any], text: str = "", num_bytes: int = 0, detail: str = "") -> None:
+    def drop(
+        self,
+        reason: str,
+        *,
+        place: dict[str, Any],
+        text: str = "",
+        num_bytes: int = 0,
+        tokens: int | None = None,
+        detail: str = "",
+    ) -> None:
         """Counts a dropped document, lists it, and keeps the beginning of the first ones of each reason."""
-        self.tally.drop(reason, num_bytes)
+        self.tally.drop(reason, num_bytes, tokens)
         entry = {**place, "reason": reason, **({"detail": detail} if detail else {})}
         self._list.append(json.dumps(entry, ensure_ascii=True))
         samples = self.tally.samples.setdefault(reason, [])

@@ -65,7 +65,7 @@ def texts(path: Path, key: str) -> Iterator[str]:
     try:
         with path.open("rb") as raw:
             content = blocks(HashedFile(raw), path.suffix if path.suffix in COMPRESSIONS else "")
-            data = b"".join(content).decode("utf-8")
+            data = b"".join(content).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError, Damaged, zlib.error, lzma.LZMAError) as error:
         raise DataError(f"{path} cannot be read as an evaluation set: {error}. Copy it again.") from error
     if ending in (".jsonl", ".ndjson"):
@@ -79,7 +79,7 @@ def texts(path: Path, key: str) -> Iterator[str]:
 def titles(path: Path) -> set[str]:
     """The article titles in a WikiText file; of any other file, its lines."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as a list of titles: {error}. It has to be UTF-8.") from error
     found = {match.group(1) for line in lines if (match := _TITLE.match(line))}

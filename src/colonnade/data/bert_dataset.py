@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
-from colonnade.data.datasets import Dataset, FileDataset, Passes, Positions, check_text
+from colonnade.data.datasets import Dataset, FileDataset, NoSampleError, Passes, Positions, check_text, passes_of
 from colonnade.data.draws import Draws, SamplePurpose
 from colonnade.data.indexed import TokenFile
 from colonnade.data.masking import Flags, Integers, Masking, WordPieces, choose, shown_to_model
@@ -89,7 +89,7 @@ class BertDataset:
         self.num_tokens = file.document_start(documents.stop) - start
         self.num_samples = self.num_tokens // max(self._room, 1)
         if self._room < 2 or not self.num_samples:
-            raise DataError(
+            raise NoSampleError(
                 f"{file.prefix}: documents {documents.start:,} to {documents.stop - 1:,} hold {self.num_tokens:,} "
                 f"tokens, and a sample of model.seq_length = {seq_length:,} takes {self._room:,} beside its control "
                 "tokens. Add text, or set another model.seq_length (5 or more)."
@@ -112,8 +112,7 @@ class BertDataset:
 
     def passes(self, positions: Positions) -> Passes:
         """Which pass over the data each sample [b] is of."""
-        asked = np.asarray(positions, dtype=np.int64)
-        return Passes(np.zeros_like(asked), asked // self.num_samples)
+        return passes_of(self, positions)
 
     def _make(self, sample: int, epoch: int) -> PairRows:
         draws = Draws(self._seed, SamplePurpose.BERT, epoch, sample)

@@ -21,6 +21,7 @@ from colonnade.data.datasets import (
     SPLITS,
     Datasets,
     FileDataset,
+    NoSampleError,
     Passes,
     Positions,
     SampleKind,
@@ -29,7 +30,6 @@ from colonnade.data.datasets import (
     order_of,
     split_documents,
 )
-from colonnade.data.indexed import TokenFile
 from colonnade.data.rows import Samples
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
@@ -121,18 +121,19 @@ def open_blend(
     for number, (prefix, value) in enumerate(mixture.numbers.items()):
         file = open_tokens(prefix, vocab_size=vocab_size, tokenizer=tokenizer, cache=cache)
         for part, documents in enumerate(split_documents(file.num_documents, split)):
-            if part and not _fills_a_sample(file, documents, seq_length):
+            if part and not documents:
                 continue
             check_documents(file, SPLITS[part], documents, split)
-            in_order = samples.dataset(file, documents, seq_length, vocab_size=vocab_size)
+            try:
+                in_order = samples.dataset(file, documents, seq_length, vocab_size=vocab_size)
+            except NoSampleError:
+                if not part:
+                    raise
+                continue
             found[part].append(in_order if part else _shuffled(in_order, mixture, value, order, seed + (number << 32)))
             shares[part].append(value)
     opened = [_blended(parts, mixture, values) for parts, values in zip(found[1:], shares[1:], strict=True)]
     return Datasets(_training(found[0], mixture, shares[0]), *opened)
-
-
-def _fills_a_sample(file: TokenFile, documents: range, seq_length: int) -> bool:
-    return file.document_start(documents.stop) - file.document_start(documents.start) > seq_length
 
 
 def _shuffled(

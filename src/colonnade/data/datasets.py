@@ -38,6 +38,10 @@ class Passes(NamedTuple):
     """How many times all of it came before [b]; 0 where all epochs are shuffled as one."""
 
 
+class NoSampleError(DataError):
+    """Documents that do not make one sample."""
+
+
 class Dataset(Protocol):
     """Samples in the order of a run."""
 
@@ -79,7 +83,7 @@ class SampleKind(Protocol):
     """How samples are made of documents."""
 
     def dataset(self, file: TokenFile, documents: range, seq_length: int, *, vocab_size: int) -> FileDataset:
-        """Samples of some documents, one after the other. DataError where there is not enough text for one.
+        """Samples of some documents, one after the other. NoSampleError where there is not enough text for one.
 
         `vocab_size`: ids from it on are refused when they are read.
         """
@@ -145,6 +149,13 @@ def order_of(num_samples: int, *, order: Literal["epoch", "all_epochs"], epochs:
             f'{epochs}. Set data.epochs to 1 or more, or data.order = "epoch".'
         )
     return AllEpochsOrder(num_samples, epochs, seed)
+
+
+def passes_of(dataset: FileDataset, positions: Positions) -> Passes:
+    """Which pass over a file's documents each sample [b] is of: there is one where all epochs are shuffled as one."""
+    asked = np.asarray(positions, dtype=np.int64)
+    mixed = isinstance(dataset.order, AllEpochsOrder)
+    return Passes(np.zeros_like(asked), asked * 0 if mixed else asked // dataset.num_samples)
 
 
 def open_tokens(

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from colonnade.config.schema import DataConfig
 from colonnade.data.curriculum import Curriculum
 from colonnade.data.curriculum_dataset import CurriculumDataset
-from colonnade.data.datasets import Dataset, FileDataset, Passes, Positions, check_text
+from colonnade.data.datasets import Dataset, FileDataset, NoSampleError, Passes, Positions, check_text, passes_of
 from colonnade.data.indexed import TokenFile
 from colonnade.data.rows import Cut, PackedRows, RowReader, Rows, StreamRows, Text
-from colonnade.data.sampler import AllEpochsOrder, InOrder, Order
+from colonnade.data.sampler import InOrder, Order
 from colonnade.data.sidecar import ANSWERS, read_sidecar
 from colonnade.data.whole_rows import WholeRows
 from colonnade.errors import DataError
@@ -67,7 +67,7 @@ class GPTDataset:
         """Documents that are left out, being longer than a sample."""
         self.num_tokens, self.num_samples = text.num_tokens, text.num_rows if whole is None else len(whole)
         if self.num_samples < 1:
-            raise DataError(_too_short(text, documents) if whole is None else _all_too_long(text, documents))
+            raise NoSampleError(_too_short(text, documents) if whole is None else _all_too_long(text, documents))
         self._reader: RowReader = whole or (PackedRows(text, cut) if cut.best_fit else StreamRows(text, cut))
         self.order: Order = order or InOrder(self.num_samples)
 
@@ -85,9 +85,7 @@ class GPTDataset:
 
     def passes(self, positions: Positions) -> Passes:
         """Which pass over the data each sample [b] is of."""
-        asked = np.asarray(positions, dtype=np.int64)
-        mixed = isinstance(self.order, AllEpochsOrder)
-        return Passes(np.zeros_like(asked), asked * 0 if mixed else asked // self.num_samples)
+        return passes_of(self, positions)
 
     def sample(self, position: int) -> NDArray[np.int64]:
         """Token ids [seq_length + 1] at a position of the run."""

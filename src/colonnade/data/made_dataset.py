@@ -8,10 +8,10 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from colonnade.data.datasets import FileDataset, Passes, Positions
+from colonnade.data.datasets import FileDataset, Passes, Positions, passes_of
 from colonnade.data.indexed import TokenFile, Tokens
 from colonnade.data.rows import Samples, unknown_token
-from colonnade.data.sampler import AllEpochsOrder, InOrder, Order
+from colonnade.data.sampler import InOrder, Order
 from colonnade.errors import DataError
 
 Made = TypeVar("Made", bound=Samples)
@@ -56,9 +56,7 @@ class MadeDataset(ABC, Generic[Made]):
 
     def passes(self, positions: Positions) -> Passes:
         """Which pass over the data each sample [b] is of."""
-        asked = np.asarray(positions, dtype=np.int64)
-        mixed = isinstance(self.order, AllEpochsOrder)
-        return Passes(np.zeros_like(asked), asked * 0 if mixed else asked // self.num_samples)
+        return passes_of(self, positions)
 
     def _check_tokens(self, document: int, sequences: Sequence[Tokens]) -> None:
         """DataError for a sequence of a document with an id that the vocabulary does not have."""

@@ -165,13 +165,13 @@ def _search(wanted: Hashes, ngram: int, read: ReadStep, hashes: WordHashes, spli
 
 
 def _texts(split: InputSplit, read: ReadStep) -> Iterator[str | None]:
-    """The documents of a split; None for each line that is none."""
+    """The documents of a split; None for each line that is none, and for a file that cannot be opened."""
     try:
         with open(split.path, "rb") as raw, content_of(split, raw, read) as file:
             for row in rows(split, file, read):
                 text = row if isinstance(row, Reject) else text_of(row, read)
                 yield None if isinstance(text, Reject) else text
-    except Damaged:  # a zip file that cannot be opened
+    except (Damaged, OSError):
         yield None
 
 

@@ -224,7 +224,7 @@ class StreamDecoder:
         self._tokenizer, self._skip_special = tokenizer, skip_special
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._ids: list[int] = []
-        self._shown = ""
+        self._text, self._num_shown = "", 0
 
     def push(self, token: int) -> str:
         """The text that this token completes; often the token's own, sometimes none."""
@@ -237,14 +237,18 @@ class StreamDecoder:
 
     def finish(self) -> str:
         """What was held back, with U+FFFD for a character that never became whole."""
-        text = self._utf8.decode(b"", final=True)
+        text = self._not_shown() + self._utf8.decode(b"", final=True)
         self._utf8.reset()
         return text
 
     def _push_whole(self, token: int) -> str:
+        """Tokens of single bytes become U+FFFD, one for each, until they are characters, which are fewer."""
         self._ids.append(token)
-        text = self._tokenizer.decode(self._ids, skip_special=self._skip_special)
-        new, self._shown = text[len(self._shown) :], text
+        self._text = self._tokenizer.decode(self._ids, skip_special=self._skip_special)
+        return "" if self._text.endswith("\ufffd") else self._not_shown()
+
+    def _not_shown(self) -> str:
+        new, self._num_shown = self._text[self._num_shown :], len(self._text)
         return new
 
 

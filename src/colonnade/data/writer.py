@@ -159,7 +159,7 @@ def merge(prefixes: Sequence[str | Path], output: str | Path, *, overwrite: bool
     files = [TokenFile(prefix) for prefix in prefixes]
     if not files:
         raise DataError("there are no token files to merge. Name at least one prefix.")
-    if str(output) in (file.prefix for file in files):
+    if Path(output).resolve() in (Path(file.prefix).resolve() for file in files):
         raise DataError(f"{output} is among the files to merge. Choose another output.")
     for file in files:
         if file.dtype != files[0].dtype:

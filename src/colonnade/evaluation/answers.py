@@ -80,8 +80,8 @@ class Answers:
 
     @property
     def text(self) -> str:
-        """The likeliest that is not empty."""
-        return next(answer.text for answer in self.best if answer.text)
+        """The likeliest that is not empty, if there is one."""
+        return next((answer.text for answer in self.best if answer.text), "")
 
     def prediction(self, threshold: float) -> str:
         """What is answered: nothing, where that is likelier by more than `threshold`."""
@@ -128,7 +128,8 @@ def answers_of(
     windows: Sequence[WindowScores], text: str, offsets: NDArray[np.int64], selection: Selection, *, may_be_none: bool
 ) -> Answers:
     """Of a question's windows, its text and the characters [tokens, 2] that its tokens stand for. `may_be_none`: the
-    question may have no answer (2.0). The text has a token.
+    question may have no answer (2.0); it has none where no run has text, whose tokens may stand for no characters. The
+    text has a token.
     """
     runs = sorted((run for window in windows for run in best_runs(window, selection)), key=lambda run: -run.score)
     found: dict[str, Run] = {}
@@ -139,10 +140,9 @@ def answers_of(
         if len(found) == selection.n_best:
             break
     entries = [(said, run.start_logit, run.end_logit) for said, run in found.items()]
-    odds = None
-    if may_be_none:
-        null = min((window.null for window in windows), key=sum)
-        odds = sum(null) - runs[0].score
+    null = min((window.null for window in windows), key=sum)
+    odds = sum(null) - next(iter(found.values()), runs[0]).score if may_be_none else None
+    if may_be_none or not entries:
         entries = sorted([*entries, ("", *null)], key=lambda entry: -(entry[1] + entry[2]))
     chances = _softmax(np.array([start + end for _, start, end in entries]))
     best = [Answer(said, float(p), start, end) for (said, start, end), p in zip(entries, chances, strict=True)]

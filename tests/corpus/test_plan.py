@@ -1,0 +1,45 @@
+"""What decides whether a run is the same: its recipe, its inputs, and the files that the recipe names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colonnade.corpus.plan import make_plan
+from tests.corpus.recipes import make_recipe
+
+
+@pytest.mark.parametrize("name", ["list.txt", "list[1].txt"])
+def test_a_named_file_that_changes_makes_another_run_and_what_is_beside_it_does_not(
+    tmp_path: Path, write_lines: Callable[..., Path], name: str
+) -> None:
+    path = tmp_path / name
+    path.write_text("spam.example\n")
+    recipe = make_recipe(
+        write_lines("in.jsonl", ["a"]), folder=tmp_path / "out", filter={"min_tokens": 0, "remove_urls": [str(path)]}
+    )
+    before = make_plan(recipe).identity
+    (tmp_path / f"{name}.bak").write_text("an older list")
+    assert make_plan(recipe).identity == before
+    path.write_text("spam.example\nmore.example\n")
+    assert make_plan(recipe).identity != before
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "changed"),
+    [("v[1]", "v[1]-merges.txt"), ("v[1]", "v[1]-vocab.json"), ("folder", "folder/merges.txt")],
+)
+def test_a_tokenizer_is_all_of_its_files(
+    tmp_path: Path, write_lines: Callable[..., Path], tokenizer: str, changed: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    for name in ("v[1]-vocab.json", "v[1]-merges.txt", "folder/vocab.json", "folder/merges.txt"):
+        (tmp_path / name).touch()
+    run: dict[str, Any] = {"tokenizer": str(tmp_path / tokenizer)}
+    recipe = make_recipe(write_lines("in.jsonl", ["a"]), folder=tmp_path / "out", run=run)
+    before = make_plan(recipe).identity
+    (tmp_path / changed).write_text("changed")
+    assert make_plan(recipe).identity != before
