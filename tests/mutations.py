@@ -594,8 +594,8 @@ MUTATIONS = [
     Mutation(
         "restarts without progress are not waited with",
         "train/restarts.py",
-        "if not self._wait(decision.wait):",
-        "if not self._wait(0.0):",
+        "time.sleep(decision.wait)",
+        "time.sleep(0.0)",
         ("tests/train/test_restarts.py",),
     ),
     Mutation(
@@ -1180,9 +1180,9 @@ MUTATIONS = [
     ),
     Mutation(
         "what a key was before it was saved replaces what was saved",
-        "checkpoint/load.py",
-        '{**assumed, **contents.metadata.get("model", {})}',
-        '{**contents.metadata.get("model", {}), **assumed}',
+        "config/compare.py",
+        "{**before_it_was_saved(), **saved}",
+        "{**saved, **before_it_was_saved()}",
         ("tests/checkpoint/test_bad_checkpoints.py",),
     ),
     Mutation(
@@ -1425,9 +1425,9 @@ MUTATIONS = [
     ),
     Mutation(
         "a part that is one label short makes a sample",
-        "data/blended_dataset.py",
-        "file.document_start(documents.start) > seq_length",
-        "file.document_start(documents.start) >= seq_length",
+        "data/rows.py",
+        "return (self.num_tokens - 1) // self.seq_length",
+        "return self.num_tokens // self.seq_length",
         (BLEND,),
     ),
     Mutation(

@@ -6,7 +6,7 @@ takes seconds to import, is read from disk.
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +22,7 @@ from colonnade.cli_ranks import Checkpoint, Device, PipelineParallel, Precision,
 from colonnade.cli_report import report, watch
 from colonnade.cli_slurm import slurm
 from colonnade.cli_weights import BaseFolder, Best, convert, merge
-from colonnade.errors import mistake
+from colonnade.errors import ConfigError, mistake
 from colonnade.garbage import imports_stay
 from colonnade.train.rollback_options import RollbackOptions
 
@@ -111,6 +111,9 @@ def train(
     from colonnade.train.ending import ending
     from colonnade.train.profiled_steps import steps_of
 
+    asked = RollbackOptions(skip, rate_factor, rate_steps, rewarm)
+    check_together(audit=audit, dry_run=dry_run, rollback=rollback, asked=asked, profile=profile)
+    asked.check(rollback)
     settings = start.load_for_run(config, overrides or [])
     timed = steps_of(profile, last_step=settings.train.steps)
     arguments = ["train", str(config), *(overrides or []), *["--audit"] * audit, *["--dry-run"] * dry_run]
@@ -122,27 +125,32 @@ def train(
 
         raise typer.Exit(0 if audit_one_step(settings) else 1)
 
-    asked = RollbackOptions(skip, rate_factor, rate_steps, rewarm)
-    asked.check(rollback)
-    if (fitted := start.fitted(settings)) is None:
+    if (fit := start.fitted(settings)) is None:
         return
-    settings = fitted
+    settings = fit.config
     with ending(settings), start.owned(settings) as keep:
         start.fetch(config, overrides or [], settings, dry_run=dry_run)
         if rollback is not None:
             print(start.roll_back(settings, rollback, asked), flush=True)
+        if not dry_run:
+            start.note_fewer_ranks(fit)
         say_first_lines(settings, start.lines(config, overrides or []))
         if start.is_supervised(settings):
             raise typer.Exit(start.supervise(settings, arguments, keep, dry_run=dry_run))
-        with imports_stay():
-            from colonnade.planner.banner import banner
-            from colonnade.planner.comparison import Watcher
-            from colonnade.planner.memory_limit import within_memory
-            from colonnade.train import loop
-
-        watcher = Watcher(banner, within_memory, active=not dry_run)
         again = start.again(config, overrides or [], settings)
-        loop.main(settings, watcher.banner, watcher.within, dry_run=dry_run, profile=timed, again=again)
+        _train_here(settings, dry_run=dry_run, profile=timed, again=again)
+
+
+def _train_here(settings: "Config", *, dry_run: bool, profile: range, again: "Callable[[], Config] | None") -> None:
+    """As one rank of the layout."""
+    with imports_stay():
+        from colonnade.planner.banner import banner
+        from colonnade.planner.comparison import Watcher
+        from colonnade.planner.memory_limit import within_memory
+        from colonnade.train import loop
+
+    watcher = Watcher(banner, within_memory, active=not dry_run)
+    loop.main(settings, watcher.banner, watcher.within, dry_run=dry_run, profile=profile, again=again)
 
 
 @app.command(cls=CommandWithKeys)
@@ -370,6 +378,24 @@ def demo(
     from colonnade import demo as demonstration
 
     demonstration.main(folder)
+
+
+def check_together(
+    *, audit: bool, dry_run: bool, rollback: int | None, asked: RollbackOptions, profile: str | None
+) -> None:
+    """ConfigError for options of `train` beside one that leaves no room for them."""
+    others = [f"--rollback {rollback}"] if rollback is not None else []
+    others += [str(asked)] if str(asked) else []
+    others += [f"--profile {profile}"] if profile is not None else []
+    if audit:
+        alone, does, others = "--audit", "runs one step of its own", ["--dry-run"] * dry_run + others
+    else:
+        alone, does, others = "--dry-run", "stops before step 1 and changes nothing", others if dry_run else []
+    if others:
+        raise ConfigError(
+            f"{alone} {does}: {' and '.join(others)} would have no effect. Leave {alone} out, or "
+            f"{'the other' if len(others) == 1 else 'the others'}."
+        )
 
 
 def say_first_lines(settings: "Config", lines: Sequence[str]) -> None:

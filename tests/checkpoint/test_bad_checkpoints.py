@@ -328,6 +328,17 @@ def test_room_for_all_numbers_but_a_byte_is_too_little(path: Path, monkeypatch: 
     assert not begun
 
 
+def test_a_disk_too_full_for_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which none is there yet."""
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    said = refused(lambda: save(tmp_path / "some" / "where" / "else", 1, shards(), {}))
+    assert said.startswith("The disk is full: ") and "No checkpoint was there before" in said
+
+
 @pytest.mark.parametrize("limit", [0, 100, 2000, 30_000, 300_000, 800_000])
 def test_a_disk_that_fills_while_writing(tmp_path: Path, limit: int) -> None:
     """A limit on file sizes stands for the full disk: writes fail in the midst of one."""
@@ -390,5 +401,7 @@ def test_what_was_saved_counts_and_else_what_held_before_it_was(tmp_path: Path) 
     younger = before_it_was_saved()
     old = {key: value for key, value in model_metadata(ModelConfig(), 99).items() if key not in younger}
     check_model(tmp_path, Manifest(1, {"model": old}, {}, {}), model_metadata(ModelConfig(), 99))
+    t5 = model_metadata(ModelConfig(kind="t5", num_layers=2), 99)
+    check_model(tmp_path, Manifest(1, {"model": {**t5, "num_decoder_layers": 2}}, {}, {}), t5)
     with pytest.raises(CheckpointError, match="position: 'learned' in the checkpoint, 'alibi' wanted"):
         check_model(tmp_path, Manifest(1, {"model": old}, {}, {}), metadata)

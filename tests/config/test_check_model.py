@@ -3,6 +3,7 @@
 import pytest
 
 from colonnade.config.load import loads
+from colonnade.config.model import ModelConfig, RotaryConfig
 from colonnade.errors import ConfigError
 
 BASE = """
@@ -29,6 +30,17 @@ def problems(model: str, parallel: str = "") -> list[str]:
     with pytest.raises(ConfigError) as caught:
         loads(BASE.format(model=model, parallel=parallel))
     return str(caught.value).split("\n  - ")[1:]
+
+
+def test_the_share_of_a_head_that_is_turned_is_no_feature_short() -> None:
+    """As products of floating point are: 100 × 0.58 is 57.99999999999999. What is left over is rounded down."""
+
+    def width(head_dim: int, share: float) -> int:
+        return ModelConfig(head_dim=head_dim, rotary=RotaryConfig(share=share)).rotary_width
+
+    assert width(100, 0.58) == 58 and width(64, 0.4) == 25
+    assert all(width(head_dim, n / head_dim) == n for head_dim in range(1, 257) for n in range(1, head_dim + 1))
+    assert [width(96, 0.25), width(80, 0.4), width(64, 0.5), width(128, 1.0)] == [24, 32, 32, 128], "as published"
 
 
 @pytest.mark.parametrize(

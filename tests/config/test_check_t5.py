@@ -84,6 +84,15 @@ def test_what_does_not_go_together(overrides: dict[str, Any], part: str) -> None
     assert part in said, said
 
 
+def test_masks_of_the_longer_stack_fit_a_stream() -> None:
+    (line,) = problems(decoder_seq_length=65537, attention_dropout=0.1)
+    assert "draws a mask of decoder_seq_length² = 65,537² elements for each head" in line
+    assert line.endswith("Set attention_dropout = 0, or use a decoder_seq_length of at most 65,536.")
+    (line,) = problems(decoder_seq_length=(1 << 28) + 1, dropout=0.1)
+    assert "decoder_seq_length × hidden_size = 268,435,457 × 16" in line and "of at most 268,435,456." in line
+    assert problems(decoder_seq_length=65536, attention_dropout=0.1, dropout=0.1) == []
+
+
 def test_corruption_is_for_t5_alone() -> None:
     (line,) = problems({"data.corruption.share": 0.2}, kind="gpt")
     assert line == (

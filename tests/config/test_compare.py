@@ -1,6 +1,13 @@
 from collections.abc import Callable
 
-from colonnade.config.compare import before_it_was_saved, difference, may_change_on_resume, model_metadata, moved_files
+from colonnade.config.compare import (
+    as_now,
+    before_it_was_saved,
+    difference,
+    may_change_on_resume,
+    model_metadata,
+    moved_files,
+)
 from colonnade.config.describe import all_keys, first_line
 from colonnade.config.load import loads
 from colonnade.config.model import ModelConfig
@@ -105,6 +112,29 @@ def test_what_is_spelled_out_makes_no_other_model() -> None:
     other = model_metadata(ModelConfig(hidden_size=32, num_heads=4, head_dim=16, num_key_value_heads=2), 99)
     assert (other["head_dim"], other["num_key_value_heads"]) == (16, 2)
     assert other["rotary.base"] == plain.rotary.base and "dropout" not in other
+
+
+def test_the_lengths_of_t5s_decoder_may_be_spelled_out() -> None:
+    """And are compared where there is a decoder alone."""
+    text = SMALL.replace("num_layers", 'kind = "t5"\nseq_length = 512\nnum_layers', 1)
+    plain = loads(text)
+    spelled = loads(text.replace("num_layers", "num_decoder_layers = 2\ndecoder_seq_length = 114\nnum_layers", 1))
+    assert difference(plain, spelled) == []
+    assert model_metadata(spelled.model, 99) == model_metadata(plain.model, 99)
+    other = loads(text.replace("num_layers", "num_decoder_layers = 1\nnum_layers", 1))
+    assert forbidden(plain, other) == ["model.num_decoder_layers: 2 -> 1"]
+    assert model_metadata(other.model, 99)["num_decoder_layers"] == 1
+    gpt = loads(SMALL)
+    assert forbidden(gpt, loads(SMALL.replace("num_layers", "seq_length = 512\nnum_layers", 1))) == [
+        "model.seq_length: 1024 -> 512"
+    ]
+
+
+def test_what_an_older_checkpoint_spells_out_is_read_as_unset() -> None:
+    plain = model_metadata(ModelConfig(kind="t5", num_layers=2), 99)
+    assert as_now({**plain, "num_decoder_layers": 2}) == plain
+    assert as_now({**plain, "num_decoder_layers": 1})["num_decoder_layers"] == 1
+    assert as_now({"hidden_size": 8})["num_decoder_layers"] is None
 
 
 def test_a_models_metadata_leaves_out_what_changes_no_weight_and_knows_what_held_before() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from colonnade.config.fitting import Fit
 from colonnade.config.load import load
 from colonnade.errors import ConfigError, LayoutError, MemoryShortError
 from colonnade.launch import launch
@@ -46,8 +47,6 @@ def test_a_mistake_and_a_leave_are_final_and_what_may_pass_is_not(
     with pytest.raises(ConfigError), ending(settings):
         raise ConfigError("z")
     assert json.loads(note.read_text()) == {"run": "job", "status": 2, "why": "z"}
-    with ending(settings):
-        pass  # a first attempt begins whatever is there
     under_torchrun.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     with pytest.raises(SystemExit) as end, ending(settings):
         raise AssertionError("it has ended for good")
@@ -58,16 +57,49 @@ def test_a_mistake_and_a_leave_are_final_and_what_may_pass_is_not(
     assert json.loads(note.read_text())["status"] == 99
 
 
+def test_an_earlier_job_of_the_same_name_ends_no_later_one(
+    config: Path, tmp_path: Path, under_torchrun: pytest.MonkeyPatch
+) -> None:
+    """Whatever --rdzv-id says: what rank 0 of a first attempt finds is no end of this job."""
+    settings, note = load(config), tmp_path / "run" / FILE
+    note.parent.mkdir()
+    note.write_text(json.dumps({"run": "job", "status": 99, "why": "it was asked to leave"}))
+    under_torchrun.setenv("RANK", "1")
+    with ending(settings):
+        assert note.exists()
+    under_torchrun.setenv("RANK", "0")
+    with pytest.raises(ValueError, match="lost"), ending(settings):
+        assert not note.exists()
+        raise ValueError("a rank is lost")
+    under_torchrun.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    with ending(settings):
+        pass
+
+
 def test_the_layout_follows_the_ranks(config: Path, under_torchrun: pytest.MonkeyPatch) -> None:
     settings = load(config, ["parallel.tp=2", "parallel.dp=2", "model.num_layers=1"])
     fitted = start.fitted(settings)
-    assert fitted is not None and fitted.parallel.num_ranks <= 3
-    assert os.environ["WORLD_SIZE"] == str(fitted.parallel.num_ranks)
+    assert fitted is not None and fitted.num_ranks <= 3
+    assert os.environ["WORLD_SIZE"] == str(fitted.num_ranks)
     under_torchrun.setenv("WORLD_SIZE", "4")
-    assert start.fitted(settings) is settings
+    assert start.fitted(settings) == Fit(settings, "")
     under_torchrun.setenv("WORLD_SIZE", "3")
     off = load(config, ["parallel.dp=4", "train.micro_batch_size=1", "restarts.fewer_ranks=false"])
-    assert start.fitted(off) is off, "which is refused, as before"
+    assert start.fitted(off) == Fit(off, ""), "which is refused, as before"
+
+
+def test_fewer_ranks_are_noted_in_a_folder_that_is_held(
+    config: Path, tmp_path: Path, under_torchrun: pytest.MonkeyPatch
+) -> None:
+    """Not before: it may be that of another run."""
+    run, settings = tmp_path / "run", load(config, ["parallel.tp=2", "parallel.dp=2", "model.num_layers=1"])
+    run.mkdir()
+    fitted = start.fitted(settings)
+    assert fitted is not None and not list(run.iterdir())
+    start.note_fewer_ranks(Fit(settings, ""))
+    assert not list(run.iterdir())
+    start.note_fewer_ranks(fitted)
+    assert [(each["event"], each["reason"]) for each in events(run)] == [("fewer ranks", fitted.reason)]
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])

@@ -1,8 +1,10 @@
 """Files that ranks send each other: in rounds, whole, and without anybody waiting for one that cannot write."""
 
+import resource
 from collections import Counter
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,3 +56,19 @@ def test_ranks_send_files_to_each_other(tmp_path: Path) -> None:
     assert [bool(answer[2]) for answer in answers] == [False, True, False]
     assert [answer[3] for answer in answers] == [b"all"] * 3
     assert not list(tmp_path.rglob("*.received"))
+
+
+def test_of_a_file_that_cannot_be_written_nothing_stays(tmp_path: Path) -> None:
+    """Neither on the disk, whose space it would take, nor open."""
+    problems: list[OSError] = []
+    received = files._Received(tmp_path / "a", problems)
+    file, (soft, hard) = received._file, resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        for _ in range(3):
+            received.write(torch.ones(1 << 15, dtype=torch.uint8))
+        received.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert file is not None and file.closed and len(problems) == 1
+    assert not list(tmp_path.iterdir())

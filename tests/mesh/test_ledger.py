@@ -110,6 +110,17 @@ def test_totals_outlive_entries() -> None:
     assert not mesh.ledger.entries and not mesh.ledger.counts and not mesh.ledger.bytes
 
 
+def test_a_step_behind_forgotten_totals_counts_all_that_it_sends() -> None:
+    mesh = paper_mesh(LAYOUT, 0)
+    mesh.ledger.begin_step(1)
+    collectives.all_reduce(torch.ones(5), mesh.tp)
+    mesh.ledger.begin_step(2)
+    mesh.ledger.clear()
+    collectives.all_reduce(torch.ones(8), mesh.tp)
+    mesh.ledger.begin_step(3)
+    assert [*mesh.ledger.sent_by_step] == [{"tp": 20}, {"tp": 32}]
+
+
 def test_the_backward_of_a_line_in_another_function_names_that_line() -> None:
     mesh = paper_mesh(LAYOUT, 0)
     x = torch.ones(2, requires_grad=True)

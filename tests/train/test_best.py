@@ -1,6 +1,7 @@
 """The checkpoint with the lowest validation loss stays, is named, and is the one that `--best` uses."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from colonnade.config.saving import CheckpointConfig
 from colonnade.errors import CheckpointError
-from colonnade.train.best import Best, best_checkpoint, best_of, spared
+from colonnade.train.best import Best, best_checkpoint, best_of, evaluations_since_best, spared
 from tests.commands import forked, here
 from tests.runs import Finished, events, metrics, saved_steps
 from tests.slow import first_fast
@@ -45,6 +46,15 @@ def test_what_was_told_last_of_a_step_counts_and_no_number_never_wins(tmp_path: 
     write_metrics(tmp_path, {2: 1.0, 4: 2.0, 6: float("nan")}, end='{"step": 2, "validation_loss": 3.0}\n[]\n"a"\n')
     assert best_of(tmp_path, [2, 4, 6]) == Best(4, 2.0)
     assert best_of(tmp_path, [6]) is None
+
+
+@pytest.mark.parametrize(
+    ("losses", "since"),
+    [([], 0), ([2.0], 0), ([2.0, 1.0, 3.0], 1), ([math.nan, 2.0, 1.0], 0), ([2.0, math.nan, 3.0], 2)],
+)
+def test_evaluations_since_the_best(tmp_path: Path, losses: list[float], since: int) -> None:
+    write_metrics(tmp_path, dict(enumerate(losses, 1)))
+    assert evaluations_since_best(tmp_path) == since
 
 
 def test_lines_that_tell_no_loss_are_passed_over(tmp_path: Path) -> None:

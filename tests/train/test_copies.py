@@ -5,16 +5,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from colonnade.checkpoint.copies import Verdict, verdict
+from colonnade.checkpoint.names import newest_step
+from colonnade.config.load import load
+from colonnade.errors import CopiesError
 from colonnade.mesh.collectives import where_unequal
 from colonnade.mesh.layout import Layout
-from colonnade.mesh.mesh import build_mesh
-from colonnade.train import loop
+from colonnade.mesh.mesh import Mesh, build_mesh
+from colonnade.train import loop, undo
+from colonnade.train.repair import Repair
+from colonnade.train.run_folder import checkpoints
 from colonnade.train.state import TrainState
 from tests.commands import forked, start
 from tests.distributed import run_on_ranks
@@ -237,6 +243,50 @@ def test_a_rank_that_is_wrong_again_and_again_ends_it(config: Path, tmp_path: Pa
     answers = start("train", config, *keys, num_ranks=2, first=corrupted(1, weight("blocks.0", MATRIX))).answers()
     assert [answer.status for answer in answers] == [2, 2] and "not equal any more" in answers[0].err
     assert [event["event"] for event in events(tmp_path / "run")].count("copies differ") == 2
+
+
+def test_an_evaluation_that_is_undone_ends_nothing(config: Path, tmp_path: Path) -> None:
+    """That of step 3 is none the better, and there copies differ: the run returns to step 2, and goes on to its end."""
+    differ = corrupted(1, once(weight("blocks.0", MATRIX)), step=3)
+
+    def first(rank: int) -> None:
+        differ(rank)
+        since = [0, 1]  # before the first step, and at step 3
+        loop.__dict__["evaluations_since_best"] = lambda run: since.pop(0) if since else 0
+
+    keys = ["parallel.dp=2", "train.evaluate_every=3", "train.patience=1", "checkpoint.every=2"]
+    answers = start("train", config, *keys, num_ranks=2, first=first).answers()
+    assert [answer.status for answer in answers] == [0, 0] and "Finished 6 steps" in answers[0].out, answers
+    told = [event["event"] for event in events(tmp_path / "run")]
+    assert told.index("stopped early") < told.index("copies differ") < told.index("finished")
+
+
+def test_a_save_under_way_is_waited_for_before_the_run_returns(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is sound, and a restart would go on from it."""
+    settings, returned = load(config), list[int]()
+    folder = checkpoints(Path(settings.run.folder))
+    monkeypatch.setattr(undo, "return_to_newest", lambda *_: returned.append(newest_step(folder)))
+    (folder / "step_00000002").mkdir(parents=True)
+
+    class Saving:
+        def wait_out(self, state: Any) -> None:
+            (folder / "step_00000004").mkdir()
+
+    state = SimpleNamespace(step=5, ownership=SimpleNamespace(mesh=Mesh()))
+    found, quiet = CopiesError("copies differ", [{"a over dp of 0,1": "x"}, {"a over dp of 0,1": "y"}]), _Quiet()
+    repair = Repair(quiet)  # type: ignore[arg-type]
+    assert repair(state, found, settings, None, Saving())  # type: ignore[arg-type]
+    assert returned == [4] and repair._tries == [4]
+
+
+class _Quiet:
+    """A monitor that says nothing."""
+
+    def say(self, text: str) -> None: ...
+
+    def event(self, kind: str, **details: Any) -> None: ...
 
 
 def once(corrupt: Corrupt) -> Corrupt:

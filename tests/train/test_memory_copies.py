@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ from colonnade.checkpoint.names import newest_step
 from colonnade.config.load import load
 from colonnade.errors import CheckpointError
 from colonnade.launch import launch
+from colonnade.mesh.mesh import Mesh
 from colonnade.train import memory_copies, memory_folder
-from colonnade.train.memory_copies import START
+from colonnade.train.memory_copies import START, MemoryCopies
 from colonnade.train.memory_folder import folder_for
 from colonnade.train.run_folder import COPIES
 from tests.commands import environment, forked, here
@@ -103,6 +105,19 @@ def test_copies_of_another_start_are_not_looked_at(finished: Finished, tmp_path:
     assert forked("train", finished.config, f"run.folder={run}", *KEYS, "train.steps=5").status == 0
     assert [event["origin"] for event in events(run) if event["event"] == "resumed"] == ["disk"]
     assert (memory / START).read_text() == (run / COPIES).read_text() and newest_step(memory) == 0
+
+
+@pytest.mark.parametrize("content", [b"\xff", None])
+def test_what_says_which_copies_count_may_be_damaged(config: Path, tmp_path: Path, content: bytes | None) -> None:
+    """No copy counts then. Rank 0 alone reads it: an error would leave the others waiting."""
+    file = tmp_path / "run" / COPIES
+    file.parent.mkdir()
+    (tmp_path / "run" / "checkpoints" / "step_00000004").mkdir(parents=True)
+    file.mkdir() if content is None else file.write_bytes(content)
+    told: list[str] = []
+    monitor = SimpleNamespace(event=lambda *_, **__: None, say=told.append)
+    copies = MemoryCopies(load(config), Mesh(), monitor)  # type: ignore[arg-type]
+    assert copies._on_disk() == (0, "") and "Which copies in memory are the run's cannot be read" in told[0]
 
 
 def test_a_rollback_by_hand_leaves_no_copy(finished: Finished, tmp_path: Path, memory: Path) -> None:

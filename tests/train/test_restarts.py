@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from colonnade.config.load import load
+from colonnade.errors import LayoutError
 from colonnade.launch import launch
 from colonnade.launch.launch import Ended
 from colonnade.launch.supervisor import CRASH, EXCEPTION, MISTAKE, UNFINISHED, Cause
 from colonnade.train import restarts
 from colonnade.train.change import BATCH, Change
 from colonnade.train.change_requests import Decided, write_decided
-from colonnade.train.restarts import Restarts, kind_of
+from colonnade.train.restarts import POLL, Restarts, kind_of
 from tests.commands import colonnade, environment
 from tests.runs import assert_same, metrics
 
@@ -73,7 +74,7 @@ def after(ended: Ended, saved: int = 0) -> Callable[[Path], Ended]:
 
 @pytest.fixture
 def fake(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, Fake]]:
-    def run(*ends: Callable[[Path], Ended], keys: Sequence[str] = (), gpus: Sequence[int] = ()) -> tuple[int, Fake]:
+    def run(*ends: Callable[[Path], Ended], keys: Sequence[str] = (), gpus: Iterable[int] = ()) -> tuple[int, Fake]:
         folder = tmp_path / "run"
         folder.mkdir(exist_ok=True)
         made = Fake(iter(ends), folder)
@@ -165,6 +166,32 @@ def test_missing_gpus_shrink_it_and_sound_ones_are_chosen(fake: Any) -> None:
     keys = ["train.device=auto"]
     status, made = fake(after(killed(1), 10), after(DONE, 20), keys=keys, gpus=[2] * 8)
     assert status == 0 and made.started[1][0] == (0, 1)
+
+
+def test_a_run_on_gpus_waits_for_them_also_when_all_are_gone(fake: Any) -> None:
+    keys = ["train.device=auto", "restarts.wait_for_ranks=60"]
+    status, made = fake(after(killed(1), 10), after(DONE, 20), keys=keys, gpus=[4, 0, 0, 4])
+    assert status == 0 and made.started[1][0] == (0, 1, 2, 3) and made.slept == [0.0, POLL, POLL]
+
+
+def test_and_does_not_go_on_without_them(fake: Any, tmp_path: Path) -> None:
+    keys = ["train.device=auto"]
+    with pytest.raises(LayoutError, match=r"The run was on GPUs, and none has come back within .* = 0 seconds"):
+        fake(after(killed(1), 10), keys=keys, gpus=[4, 0])
+    assert names(tmp_path / "run") == ["fault", "restart", "no restart"]
+    status, made = fake(after(killed(1), 10), after(DONE, 20), keys=keys, gpus=[0])
+    assert status == 0 and len(made.started) == 2, "one that began on CPUs asks for none"
+
+
+def test_ctrl_c_ends_it_while_it_waits_for_gpus(fake: Any) -> None:
+    def interrupted() -> Iterator[int]:
+        yield 4
+        yield 2
+        raise KeyboardInterrupt
+
+    keys = ["train.device=auto", "restarts.wait_for_ranks=60"]
+    status, made = fake(after(killed(1), 10), keys=keys, gpus=interrupted())
+    assert status == 130 and len(made.started) == 1
 
 
 def test_a_signal_ends_it(fake: Any) -> None:

@@ -1,5 +1,6 @@
 """A run that diverges returns to a healthy checkpoint, on any layout and after any kill, as one that was told to."""
 
+import errno
 import json
 import math
 import os
@@ -7,6 +8,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +18,11 @@ from colonnade.config.load import load
 from colonnade.launch import launch
 from colonnade.train import loop, rollbacks
 from colonnade.train.divergence import Rollback
+from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.run_folder import ROLLBACKS, checkpoints
 from colonnade.train.state import learning_rate_of
 from tests.commands import Answer, colonnade, forked, here
-from tests.runs import Finished, assert_same, events, metrics, saved_steps, tensors
+from tests.runs import Finished, assert_same, events, metrics, saved_steps, snapshot, tensors
 from tests.slow import first_fast
 from tests.tiny import TinyCorpus, write_config
 
@@ -111,8 +114,8 @@ def test_every_layout_decides_alike(config: Path, tmp_path: Path) -> None:
             pytest.approx(line, rel=1e-9, abs=1e-9) for line in metrics(tmp_path / "serial")
         ]
         ours, theirs = rollbacks.read(tmp_path / name), rollbacks.read(tmp_path / "serial")
-        assert [each.model_copy(update={"reason": ""}) for each in ours] == [
-            each.model_copy(update={"reason": ""}) for each in theirs
+        assert [each.model_copy(update={"reason": "", "id": ""}) for each in ours] == [
+            each.model_copy(update={"reason": "", "id": ""}) for each in theirs
         ]
         (rollback,) = ours
         assert (rollback.to, rollback.detected, rollback.skip, rollback.rate_until) == (8, 11, 3, 14)
@@ -191,6 +194,34 @@ def test_the_validation_loss_is_nearly_that_of_a_clean_run(config: Path, tmp_pat
     assert found == pytest.approx(expected, rel=0.01) and found != expected
 
 
+@pytest.mark.parametrize(("retry_for", "status"), [(900, 0), (0, 2)])
+def test_a_save_that_fails_beside_it_is_tried_again(config: Path, tmp_path: Path, retry_for: int, status: int) -> None:
+    """That of step 10, in the background while step 11 diverges."""
+
+    def full(rank: int) -> None:
+        poisoned(rank)
+        from colonnade.checkpoint import files
+
+        write, left = files._HashingStream.write, [1]
+
+        def refuse(stream: Any, data: Any) -> int:
+            if left and "step_00000010" in stream.file.name:
+                left.clear()
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write(stream, data)
+
+        files._HashingStream.write = refuse  # type: ignore[method-assign]
+
+    run, whole, keys = tmp_path / "run", tmp_path / "whole", ("checkpoint.asynchronous=true",)
+    answer = train(config, run, *keys, f"checkpoint.retry_for={retry_for}", first=full)
+    assert answer.status == status and ("The disk is full" in answer.err) == (status == 2), answer
+    if status == 0:
+        told = [each["event"] for each in events(run)]
+        assert told.index("diverged") < told.index("save failed") < told.index("rolled back")
+        assert train(config, whole, *keys).status == 0
+        assert_same(run, whole)
+
+
 def test_tries_end(config: Path, tmp_path: Path) -> None:
     """Whatever is passed over, the same place in the run diverges: the poison follows the step, not the data."""
 
@@ -206,6 +237,8 @@ def test_tries_end(config: Path, tmp_path: Path) -> None:
     answer = train(config, tmp_path / "run", "divergence.tries=2", first=hopeless)
     assert answer.status == 2 and "It has returned 2 times already, which is divergence.tries." in answer.err, answer
     assert [each["to"] for each in events(tmp_path / "run") if each["event"] == "rolled back"] == [8, 8]
+    first, second = rollbacks.read(tmp_path / "run")
+    assert first != second == first.model_copy(update={"id": second.id}), "equal, and not the same"
     assert saved_steps(tmp_path / "run") == [6, 8, 10], "the last time it was not taken away"
 
 
@@ -260,7 +293,31 @@ def test_a_change_comes_in_its_step_behind_other_batches(finished: Finished, run
 
 def test_a_second_one_takes_the_place_of_the_first(run: Path) -> None:
     assert here("rollback", run, 4, "--skip", 2).status == here("rollback", run, 4, "--skip", 5).status == 0
-    assert rollbacks.read(run) == [Rollback(to=4, skip=5, reason="asked for")]
+    (only,) = rollbacks.read(run)
+    assert only == Rollback(to=4, skip=5, reason="asked for", id=only.id)
+
+
+def test_a_second_one_with_the_same_options_is_another(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before it has taken away the checkpoints that know the first one, it is finished by the next start."""
+    asked = RollbackOptions(skip=2)
+    first, _ = rollbacks.by_hand(Path(shutil.copytree(run, tmp_path / "before")), 4, asked)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(rollbacks, "discard_after", killed)
+        rollbacks.by_hand(run, 4, asked)
+    monkeypatch.setattr(rollbacks, "metadata_of", lambda *_: SimpleNamespace(rollbacks=[first]))
+    rollbacks.finish(run)
+    assert saved_steps(run) == [4]
+
+
+def test_a_list_of_before_there_were_names_is_read(run: Path) -> None:
+    (run / ROLLBACKS).write_text('[{"to": 4, "skip": 2, "reason": "asked for"}]')
+    assert rollbacks.read(run) == [Rollback(to=4, skip=2, reason="asked for")]
 
 
 def test_it_warms_up_again(finished: Finished, run: Path, tmp_path: Path) -> None:
@@ -294,6 +351,9 @@ def test_what_cannot_be_returned_to(finished: Finished, run: Path, tmp_path: Pat
         "steps: 4, 6.",
         (tmp_path / "nowhere", 4): "is not the folder of a run",
         (run, 4, "--rate-factor", 0.5): "--rate-factor 0.5 and --rate-steps 0 go together",
+        (run, 4, "--rate-factor", 0, "--rate-steps", 2): "--rate-factor 0 would leave no learning rate",
+        (run, 4, "--rate-factor", "-1", "--rate-steps", 2): "--rate-factor -1 would leave no learning rate",
+        (run, 4, "--rate-factor", "nan", "--rate-steps", 2): "Invalid value for '--rate-factor'",
     }.items():
         answer = here("rollback", *arguments)
         assert answer.status == 2 and told in answer.err and "Traceback" not in answer.err, answer
@@ -302,6 +362,26 @@ def test_what_cannot_be_returned_to(finished: Finished, run: Path, tmp_path: Pat
     answer = here("train", finished.config, "--skip", 4, "--rewarm", 2)
     assert answer.status == 2 and "--skip 4 --rewarm 2 says how to go on behind a rollback. Give --roll" in answer.err
     assert saved_steps(run) == [4, 6] and not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--dry-run", "--rollback", 4), "--dry-run stops before step 1 and changes nothing: --rollback 4 would"),
+        (("--dry-run", "--rollback", 4, "--skip", 2), ": --rollback 4 and --skip 2 would have no effect. Leave --dry"),
+        (("--dry-run", "--profile", 5), "--profile 5 would have no effect. Leave --dry-run out, or the other."),
+        (("--audit", "--rollback", 4), "--audit runs one step of its own: --rollback 4 would have no effect."),
+        (("--audit", "--skip", 4), ": --skip 4 would have no effect."),
+        (("--audit", "--dry-run", "--profile", 5), ": --dry-run and --profile 5 would have no effect."),
+    ],
+)
+def test_options_of_train_that_would_have_no_effect(
+    finished: Finished, run: Path, options: tuple[object, ...], said: str
+) -> None:
+    before = snapshot(run)
+    answer = here("train", finished.config, f"run.folder={run}", *options)
+    assert answer.status == 2 and said in answer.err and answer.err.count("\n") == 1, answer
+    assert snapshot(run) == before
 
 
 def test_a_damaged_list_is_told(finished: Finished, run: Path) -> None:

@@ -144,10 +144,13 @@ def test_of_a_torn_line_nothing_stays(tmp_path: Path) -> None:
     assert path.read_bytes() == b"whole\n"
 
 
-def test_a_line_that_fits_in_part_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", [1, 0])
+def test_a_line_that_fits_in_part_leaves_nothing(tmp_path: Path, before: int) -> None:
+    """Also where it is the first of its file."""
     path, patient = tmp_path / "metrics.jsonl", Lines(patient=True)
-    assert patient.write(path, {"step": 1}) == ""
-    whole, (soft, hard) = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    if before:
+        assert patient.write(path, {"step": 1}) == ""
+    whole, (soft, hard) = path.read_bytes() if before else b"", resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 4, hard))
     try:
         told = patient.write(path, {"step": 2})
@@ -156,7 +159,7 @@ def test_a_line_that_fits_in_part_leaves_nothing(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "the run goes on" in told and left == whole
     patient.check()
-    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2][-before - 1 :]
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOTCONN])
@@ -171,6 +174,7 @@ def test_a_file_system_that_is_lost_is_looked_at_again(
     told.write(tmp_path / "lines.jsonl", {"n": 1})
     with monkeypatch.context() as patch:
         patch.setattr(os, "stat", lost)
+        patch.setattr(Path, "open", lost)
         assert interrupt.newest() == Request.NOTHING
         assert "wait in memory" in told.write(tmp_path / "lines.jsonl", {"n": 2})
     assert interrupt.newest() == Request.STOP and not (tmp_path / "leave").exists()

@@ -163,6 +163,9 @@ def test_what_came_of_a_point_is_what_its_last_start_says(tmp_path: Path) -> Non
 
     assert state("started", "setup", "diverged", reason="exit status 2") == "diverged"
     assert state("started", "setup", "diverged", "resumed", "setup", reason="killed") == "failed"
+    assert state("started", "setup", "diverged", "rolled back", reason="killed") == "failed", "it was left behind"
+    again = ("diverged", "rolled back", "diverged")
+    assert state("started", "setup", *again, reason="exit status 2") == "diverged"
     assert state("started", "setup", "stopped early", "finished") == "stopped early"
     assert state("started", "setup", "stopped early", "resumed", "setup", "finished") == "finished"
 

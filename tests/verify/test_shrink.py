@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,6 +53,34 @@ def test_layouts_keep_what_they_need() -> None:
     assert shrunk(large(), [interleaved]).model.num_layers == 10
     assert shrunk(large(), [ParallelConfig(recompute="full", recompute_every=3)]).model.num_layers == 6
     assert shrunk(large(), [ParallelConfig(pp=2, cuts=(20, 6))]).model.num_layers == 24, "explicit cuts name all units"
+
+
+@pytest.mark.parametrize(
+    ("shape", "tp", "expected"),
+    [
+        ((32, 8), 2, (8, 4)),
+        ((32, 8), 1, (4, 2)),
+        ((16, 1), 1, (2, 1)),
+        ((16, 2), 8, (16, 2)),  # ranks have copies
+        ((14, 2), 2, (14, 2)),
+        ((16, 16), 2, (4, 4)),
+    ],
+)
+def test_heads_of_keys_and_values_shrink_along_and_stay_shared(
+    shape: tuple[int, int], tp: int, expected: tuple[int, int]
+) -> None:
+    base = large(num_heads=shape[0], num_key_value_heads=shape[1], hidden_size=16 * shape[0])
+    small = shrunk(base, [ParallelConfig(tp=tp), ParallelConfig()])
+    assert (small.model.num_heads, small.model.num_key_value_heads) == expected
+    assert check(small.model_copy(update={"parallel": ParallelConfig(tp=tp)})) == []
+
+
+def test_heads_of_their_own_width_shrink_and_keep_their_share_of_the_stream() -> None:
+    """Of Qwen 3's 0.6 billion: 16 heads of 128 features beside a stream of 1,024."""
+    small = shrunk(large(head_dim=128), [ParallelConfig(tp=2)]).model
+    assert (small.num_heads, small.head_dim, small.hidden_size) == (4, 8, 16)
+    wide = shrunk(large(head_dim=128, num_heads=128), [ParallelConfig(tp=2)]).model
+    assert (wide.num_heads, wide.head_dim, wide.hidden_size) == (4, 8, 8), "T5's of 11 billion: no narrower than a head"
 
 
 def test_a_small_model_stays() -> None:

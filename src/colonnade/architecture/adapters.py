@@ -11,6 +11,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from colonnade.architecture.statement import Adapters, Architecture, Unit, Weight
+from colonnade.config.check import MASK_ELEMENTS
 from colonnade.config.parts import LoraConfig
 from colonnade.errors import ConfigError
 
@@ -24,7 +25,8 @@ def is_adapter(name: str) -> bool:
 
 def with_adapters(architecture: Architecture, lora: LoraConfig) -> Architecture:
     """`architecture` with an adapter beside every weight that [lora] targets, and all else frozen; itself without
-    [lora]. ConfigError for targets that match nothing, and for a rank that no weight has room for.
+    [lora]. ConfigError for targets that match nothing, for a rank that no weight has room for, and for masks of dropout
+    that no stream of random numbers has room for.
     """
     if not lora.rank:
         return architecture
@@ -32,6 +34,7 @@ def with_adapters(architecture: Architecture, lora: LoraConfig) -> Architecture:
     targets = {name for name in linear if any(_matches(name, target) for target in lora.targets)}
     _check_targets(lora, linear)
     _check_rank(lora, {name: linear[name] for name in targets})
+    _check_masks(lora, architecture, targets)
     buckets = {
         bucket: tuple(_beside(f"{bucket}.", weights, targets, lora.rank))
         for bucket, weights in architecture.buckets.items()
@@ -100,6 +103,24 @@ def _check_rank(lora: LoraConfig, targets: dict[str, Weight]) -> None:
         raise ConfigError(
             f"lora.rank = {lora.rank} is larger than {name} is: its weight is {out} × {size}, and no product of that "
             f"shape has a rank above {min(weight.shape)}. Use at most that; 4 to 64 are usual."
+        )
+
+
+def _check_masks(lora: LoraConfig, architecture: Architecture, targets: set[str]) -> None:
+    read = [
+        (unit.tokens_of(weight.name), weight.shape[1], module)
+        for unit in architecture.units
+        for bucket in unit.buckets
+        for weight in architecture.buckets[bucket]
+        if (module := f"{bucket}.{weight.name}".removesuffix(WEIGHT)) in targets
+    ]
+    tokens, features, module = max(read, key=lambda each: each[0] * each[1])
+    if lora.dropout and tokens * features > MASK_ELEMENTS:
+        raise ConfigError(
+            f"lora.dropout = {lora.dropout:g} draws a mask of {tokens:,} positions × {features:,} features for each "
+            f"sample, of what the adapter of {module} reads: a stream of random numbers has 2^32 elements. Set "
+            f"lora.dropout = 0, leave such modules out of lora.targets, or use sequences of at most "
+            f"{MASK_ELEMENTS // features:,} tokens."
         )
 
 

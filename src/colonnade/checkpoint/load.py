@@ -38,7 +38,7 @@ from colonnade.checkpoint.manifest import (
     remedy,
 )
 from colonnade.checkpoint.plan import Box, Shard, names_in_words, narrow, overlap, relative, share_out
-from colonnade.config.compare import before_it_was_saved
+from colonnade.config.compare import as_now
 from colonnade.errors import CheckpointError, DamagedError
 
 MOST_LINES = 40  # of a message
@@ -188,8 +188,9 @@ def check_model(path: Path, contents: Manifest, model: Mapping[str, Any] | None)
     """CheckpointError with every difference between `model` and the checkpoint's metadata["model"]."""
     if model is None:
         return
-    assumed = {key: value for key, value in before_it_was_saved().items() if key in model}
-    differences = compare_metadata({**assumed, **contents.metadata.get("model", {})}, json.loads(json.dumps(model)))
+    saved = contents.metadata.get("model", {})
+    known = {key: value for key, value in as_now(saved).items() if key in saved or key in model}
+    differences = compare_metadata(known, json.loads(json.dumps(model)))
     if differences:
         raise CheckpointError(
             f"{path} is of another model:\n  "

@@ -277,7 +277,8 @@ class _Writer(FileSystemWriter):
                 raise error from None
             whole = list(checkpoints_in(self.folder).values())
             stays = f"{whole[-1].name}, the last whole checkpoint, stays" if whole else "No checkpoint was there before"
-            free = shutil.disk_usage(self.folder if self.folder.exists() else self.folder.parent).free
+            there = next(folder for folder in (self.folder, *self.folder.parents) if folder.exists())
+            free = shutil.disk_usage(there).free
             raise CheckpointError(
                 f"The disk is full: {self.folder} has {free / 1e6:,.1f} MB free, and saving step {self.payload.step} "
                 f"needed {needed / 1e6:,.1f} MB more ({error.strerror}). {stays}. "

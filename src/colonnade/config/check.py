@@ -187,17 +187,18 @@ MASK_ELEMENTS = 1 << 32
 
 def masks_within_a_stream(config: Config) -> Iterator[str]:
     model = config.model
-    s, h, longest = model.seq_length, model.hidden_size, math.isqrt(MASK_ELEMENTS)
+    h, longest = model.hidden_size, math.isqrt(MASK_ELEMENTS)
+    s, key = max((model.seq_length, "seq_length"), (model.decoder_length, "decoder_seq_length"))
     if model.attention_dropout and s > longest:
         yield (
-            f"model.attention_dropout = {model.attention_dropout:g} draws a mask of seq_length² = {s:,}² elements for "
+            f"model.attention_dropout = {model.attention_dropout:g} draws a mask of {key}² = {s:,}² elements for "
             f"each head: a stream of random numbers has 2^32, enough for {longest:,} positions. "
-            f"Set attention_dropout = 0, or use a seq_length of at most {longest:,}."
+            f"Set attention_dropout = 0, or use a {key} of at most {longest:,}."
         )
     if model.dropout and s * h > MASK_ELEMENTS:
         yield (
-            f"model.dropout = {model.dropout:g} draws a mask of seq_length × hidden_size = {s:,} × {h:,} elements for "
-            f"each sample: a stream of random numbers has 2^32. Set dropout = 0, or use a seq_length of at most "
+            f"model.dropout = {model.dropout:g} draws a mask of {key} × hidden_size = {s:,} × {h:,} elements for "
+            f"each sample: a stream of random numbers has 2^32. Set dropout = 0, or use a {key} of at most "
             f"{MASK_ELEMENTS // h:,}."
         )
 
@@ -206,7 +207,13 @@ CHECKS: tuple[Check, ...] = (
     Check(("model.hidden_size", "model.num_heads", "model.head_dim"), hidden_cut_in_heads),
     Check(("parallel.tp", "model.num_heads"), heads_cut_by_tp),
     Check(("parallel.tp", "model.hidden_size", "model.ffn_hidden_size"), ffn_cut_by_tp),
-    Check(("model.seq_length", "model.hidden_size", "model.attention_dropout", "model.dropout"), masks_within_a_stream),
+    Check(
+        (
+            *("model.kind", "model.seq_length", "model.decoder_seq_length", "model.hidden_size"),
+            *("model.attention_dropout", "model.dropout"),
+        ),
+        masks_within_a_stream,
+    ),
     Check(("train.global_batch_size", "train.micro_batch_size", "parallel.dp"), batch_cut_by_ranks),
     Check(("optim.learning_rate", "optim.min_learning_rate"), floor_below_peak),
     Check(("optim.warmup_steps", "optim.decay_steps"), warmup_before_decay_end),

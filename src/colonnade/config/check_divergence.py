@@ -36,7 +36,7 @@ def a_healthy_checkpoint_is_kept(config: Config) -> Messages:
         return
     back, why = policy.healthy_for + policy.patience, "divergence.healthy_for + patience"
     told = f"{policy.healthy_for} + {policy.patience}"
-    if policy.growth is not None:
+    if policy.growth is not None and policy.growth_steps > policy.patience:
         back, why = policy.healthy_for + policy.growth_steps, "divergence.healthy_for + growth_steps"
         told = f"{policy.healthy_for} + {policy.growth_steps}"
     keep = -(-back // saves.every) + 1

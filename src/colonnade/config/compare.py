@@ -15,6 +15,8 @@ NOT_COMPARED = frozenset({"model.preset"})
 
 COMPUTED: Mapping[str, str] = MappingProxyType(
     {
+        "model.num_decoder_layers": "model.decoder_layers",
+        "model.decoder_seq_length": "model.decoder_length",
         "model.ffn_hidden_size": "model.ffn",
         "model.num_key_value_heads": "model.key_value_heads",
         "model.head_dim": "model.head_width",
@@ -53,6 +55,7 @@ def model_metadata(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
         **({"num_key_value_heads": None} if model.key_value_heads == model.num_heads else {}),
         **({"query_key_value_bias": None} if model.has_query_key_value_bias == model.bias else {}),
         **({"head_dim": None} if model.head_width * model.num_heads == model.hidden_size else {}),
+        **({"num_decoder_layers": None} if model.num_decoder_layers == model.num_layers else {}),
     }
     head = "pretraining" if model.head == "preferences" else model.head  # the weights of a language model
     return {**metadata, **usual, "head": head, "ffn_hidden_size": model.ffn, "vocab_size": vocab_size}
@@ -62,6 +65,13 @@ def before_it_was_saved() -> dict[str, Any]:
     """What `model_metadata` would have said of models of checkpoints that are older than some of its keys."""
     since = {name: key.since for name, key in all_keys().items() if key.is_the_model}
     return {name.removeprefix("model."): each.before for name, each in since.items() if each is not None}
+
+
+def as_now(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint's metadata says of its model, as `model_metadata` would say it now."""
+    model = {**before_it_was_saved(), **saved}
+    spelled_out = model["num_decoder_layers"] is not None and model["num_decoder_layers"] == model.get("num_layers")
+    return {**model, "num_decoder_layers": None} if spelled_out else model
 
 
 def _decays_to_its_end(config: Config) -> bool:

@@ -160,7 +160,7 @@ class ModelConfig(Section):
     @property
     def rotary_width(self) -> int:
         """Features of a head that rotary positions turn: rotary.share of them, rounded down."""
-        return int(self.head_width * self.rotary.share)
+        return int(round(self.head_width * self.rotary.share, 3))  # 100 × 0.58 is 57.99999999999999
 
     @property
     def has_query_key_value_bias(self) -> bool:
@@ -213,7 +213,11 @@ class ModelConfig(Section):
 
     @property
     def decoder_length(self) -> int:
-        """Length of the second stack's sequences: decoder_seq_length, or that of span corruption as published."""
+        """Length of the second stack's sequences: decoder_seq_length, or that of span corruption as published. 0 where
+        a model has one stack.
+        """
+        if self.kind != "t5":
+            return 0
         if self.decoder_seq_length is not None:
             return self.decoder_seq_length
         published = Lengths()

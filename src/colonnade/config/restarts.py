@@ -22,7 +22,8 @@ class RestartsConfig(Section):
     """Where a rank cannot come back: go on with the best layout for those that are left. The global batch and the order
     of the data stay, and with them the losses but for rounding."""
     wait_for_ranks: NotNegative = 300.0
-    """[seconds] How long the run waits for GPUs that are missing before it goes on with fewer ranks."""
+    """[seconds] How long the run waits for GPUs that are missing before it goes on with fewer ranks; it ends where none
+    is left."""
     return_after: Positive = 1800.0
     """[seconds] With fewer ranks, the run saves after so long and tries its whole layout again; after twice as long
     each time that this fails."""

@@ -4,7 +4,7 @@ Blocks of a bounded size go through memory. Every rank knows the whole list of t
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -118,8 +118,8 @@ def _blocks(folder: Path, out: Transfer | None, problems: list[OSError]) -> Iter
 
 
 class _Received:
-    """A file that is received block by block, and has its name in the end. Of one that cannot be written the rest is
-    dropped.
+    """A file that is received block by block, and has its name in the end. Of one that cannot be written nothing stays,
+    and the rest is dropped.
     """
 
     def __init__(self, path: Path, problems: list[OSError]) -> None:
@@ -146,4 +146,9 @@ class _Received:
             yield
         except OSError as error:
             self._problems.append(error)
-            self._file = None
+            file, self._file = self._file, None
+            with suppress(OSError):
+                if file is not None:
+                    file.close()  # which tries once more to write, and gives the space back whether it can or not
+            with suppress(OSError):
+                self._partial.unlink(missing_ok=True)

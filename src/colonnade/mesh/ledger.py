@@ -194,6 +194,7 @@ class Ledger:
         self.entries.clear()
         self.counts.clear()
         self.bytes.clear()
+        self.sent_before = Counter()
 
 
 @dataclass(frozen=True)

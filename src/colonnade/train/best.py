@@ -46,10 +46,10 @@ def evaluations(run: Path) -> dict[int, dict[str, float]]:
 
 
 def evaluations_since_best(run: Path) -> int:
-    """Evaluations behind the one with the lowest validation loss."""
-    losses = [found[LOSS] for _, found in sorted(evaluations(run).items())]
-    lowest = min(losses, default=math.inf)
-    return len(losses) - 1 - losses.index(lowest) if losses else 0
+    """Evaluations behind the one with the lowest validation loss. One that is not finite is never the lowest."""
+    found = [each[LOSS] for _, each in sorted(evaluations(run).items())]
+    losses = [loss if math.isfinite(loss) else math.inf for loss in found]
+    return len(losses) - 1 - losses.index(min(losses)) if losses else 0
 
 
 def best_steps(run: Path, steps: Collection[int]) -> frozenset[int]:

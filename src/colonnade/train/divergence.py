@@ -59,6 +59,8 @@ class Rollback(BaseModel):
     rewarm_steps: Count = 0
     """Steps in which the learning rate rises again from nothing."""
     reason: str = ""
+    id: str = ""
+    """What no other has: a second one may be equal in all else. Empty: of before there was this."""
 
     def __str__(self) -> str:
         """What it changes, in words."""

@@ -3,7 +3,8 @@
     run.folder/ended.json    {"run": torchrun's --rdzv-id, "status": 99, "why": "…"}
 
 Written only of ends that starting again would not mend, or that are to be gone on with in another job. The ranks of
-torchrun's next attempt find it, and end alike, before they import torch.
+torchrun's next attempt find it, and end alike, before they import torch. Rank 0 of a first attempt removes that of an
+earlier job, which may have had the same name.
 """
 
 import json
@@ -29,6 +30,9 @@ def ending(config: Config) -> Iterator[None]:
         return
     if launch.attempt() and (status := _ended(path, run)) is not None:
         raise SystemExit(status)
+    if not launch.attempt() and launch.rank_and_size()[0] == 0:
+        with suppress(OSError):  # a folder that cannot be written is told otherwise
+            path.unlink(missing_ok=True)
     try:
         yield
         if launch.rank_and_size()[0] == 0:

@@ -18,7 +18,7 @@ from colonnade.architecture.statement import Weight
 from colonnade.checkpoint.load import load
 from colonnade.checkpoint.manifest import check_sizes, compare_metadata, read_manifest
 from colonnade.checkpoint.plan import Box, Shard, names_in_words, narrow, overlap, relative
-from colonnade.config.compare import before_it_was_saved, model_metadata
+from colonnade.config.compare import as_now, model_metadata
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.data.tokenizer import Tokenizer
@@ -133,7 +133,7 @@ def _of_checkpoint(path: Path, found: Path | None) -> Origin:
     return Origin(
         path=found,
         what=f"the checkpoint of step {manifest.step:,}",
-        model={**before_it_was_saved(), **manifest.metadata.get("model", {})},
+        model=as_now(manifest.metadata.get("model", {})),
         shapes=weights,
         others=len(manifest.tensors) - len(weights),
         tokenizer=metadata.tokenizer_sha256,

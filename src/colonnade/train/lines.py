@@ -69,8 +69,8 @@ def append(path: Path, line: Mapping[str, Any], *, whole: bool = False) -> None:
     """`whole`: of a line that could be written in part, nothing stays."""
     size = None
     try:
-        size = path.stat().st_size if whole and path.exists() else None
         with path.open("a") as file:
+            size = file.tell() if whole else None
             file.write(json.dumps(line) + "\n")
     except OSError as error:
         if size is not None:

@@ -228,6 +228,7 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt, repair: Repair) ->
         copies = not saves and run.copies.are_due(state.step)
         compares = copies or (compare_every and state.step % compare_every == 0)
         if (saves or compares) and not _kept(run, state, saves=bool(saves), must=last or stop, repair=repair):
+            enough = False  # the evaluation that said so is undone
             continue
         if copies:
             run.copies.save(state, run.checkpoints.payload(state))

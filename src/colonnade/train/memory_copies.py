@@ -158,6 +158,9 @@ class MemoryCopies:
             return newest_step(checkpoints(self._run)), (self._run / COPIES).read_text()
         except FileNotFoundError:
             return 0, ""
+        except (OSError, UnicodeDecodeError) as error:  # rank 0 alone reads, and the others wait for what it says
+            self._tell(f"Which copies in memory are the run's cannot be read: {error}.")
+            return 0, ""
 
     def _held(self, folder: Path, start: str) -> dict[int, Held]:
         """By step; nothing where the folder's copies are of another start, or cannot be looked at."""

@@ -176,6 +176,15 @@ class Checkpoints:
         """Return when nothing is being written any more; raise what made the last save fail."""
         self.saver.wait()
 
+    def wait_out(self, state: TrainState) -> None:
+        """As `wait`, before the state becomes an earlier one: what made the last save fail is treated as in `save`, but
+        nothing is saved in its place.
+        """
+        try:
+            self.saver.wait()
+        except CheckpointError as error:
+            self._failed(error, state.step)
+
     def settle(self, state: TrainState) -> None:
         """As `wait`; where the last save has failed, `state` is saved in its place."""
         try:

@@ -36,8 +36,11 @@ class Repair:
     ) -> bool:
         """Whether the state is an earlier one now; every rank calls this. Raises `found` if it is not repaired."""
         policy = config.checkpoint.unequal_copies
+        if policy == "stop":
+            raise found
+        saving.wait_out(state)  # else what is under way would be newer than what the run returns to
         newest = _newest(state, config)
-        if policy == "stop" or self._tries.count(newest) >= config.restarts.limit:
+        if self._tries.count(newest) >= config.restarts.limit:
             raise found
         judged = verdict(found.by_rank)
         step = state.step

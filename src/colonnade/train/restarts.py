@@ -17,6 +17,7 @@ from pathlib import Path
 from colonnade.checkpoint.names import newest_step
 from colonnade.config.fitting import Fit, fitting
 from colonnade.config.schema import Config
+from colonnade.errors import LayoutError
 from colonnade.launch import launch
 from colonnade.launch.devices import count_gpus
 from colonnade.launch.restart_policy import Attempt, Decision, Kind, decide
@@ -57,16 +58,23 @@ class Restarts:
     once_lost: frozenset[int] = frozenset()
     """Places that were lost before: one more failure loses them again."""
     return_after: float = 0.0
+    on_gpus: bool = False
+    """Whether the run has begun on GPUs."""
     memory: Path | None = None
     """Where copies of the state are kept in memory."""
     recalled: bool = False
     """Ranks were asked to leave so that all can be tried."""
 
     def run(self) -> int:
-        """The exit status of the run."""
+        """The exit status of the run. LayoutError if it was on GPUs, and all of them are gone."""
         self.return_after = self.config.restarts.return_after
+        device = self.config.train.device
+        self.on_gpus = device == "cuda" or (device == "auto" and bool(self.gpus()))
         with folder_for(self.config) as self.memory:
-            return self._run()
+            try:
+                return self._run()
+            except KeyboardInterrupt:  # while no rank runs: ranks are told of it, and save
+                return INTERRUPTED
 
     def _run(self) -> int:
         while True:
@@ -81,8 +89,7 @@ class Restarts:
             if not decision.again:
                 return ended.status
             self._lose(decision)
-            if not self._wait(decision.wait):
-                return INTERRUPTED
+            time.sleep(decision.wait)
 
     def _start(self, fit: Fit, places: Sequence[int]) -> launch.Ended:
         reduced = fit.num_ranks < self.config.parallel.num_ranks
@@ -91,7 +98,7 @@ class Restarts:
             [*self.command, *fit.overrides(self.config)],
             keep=self.keep,
             at=(self.return_after, self._recall) if reduced else None,
-            choose_gpus=bool(self.lost) and self._on_gpus(),
+            choose_gpus=bool(self.lost) and self.on_gpus,
             memory=self.memory,
             fault=self._fault(),
         )
@@ -104,7 +111,7 @@ class Restarts:
     def _layout(self) -> tuple[Fit, list[int]]:
         """The layout to start, and the places of its ranks."""
         wanted = self.config.parallel.num_ranks
-        there = self._await_gpus(wanted) if self.attempts and self._on_gpus() else wanted
+        there = self._await_gpus(wanted) if self.attempts and self.on_gpus else wanted
         places = [place for place in range(wanted) if place not in self.lost][: max(1, there)]
         fit = fitting_by_now(self.config, len(places), self._saved())
         if fit.num_ranks < wanted:
@@ -115,19 +122,23 @@ class Restarts:
         return fit, places[: fit.num_ranks]
 
     def _await_gpus(self, wanted: int) -> int:
-        """GPUs that are there, when all are or the limit is over."""
-        end = time.monotonic() + self.config.restarts.wait_for_ranks
+        """GPUs that are there, when all are or the limit is over. LayoutError if none is there then."""
+        limit = self.config.restarts.wait_for_ranks
+        end = time.monotonic() + limit
         while (there := self._gpus_now(wanted)) < wanted and time.monotonic() < end:
             time.sleep(POLL)
+        if there == 0:
+            self._event("no restart", reason="no GPU is there any more")
+            raise LayoutError(
+                f"The run was on GPUs, and none has come back within restarts.wait_for_ranks = {limit:g} seconds: on "
+                "the CPU it would go on many times more slowly, and is not started there by itself. Run the same "
+                'command again when they are back, or set train.device = "cpu".'
+            )
         return there if self.config.restarts.fewer_ranks else wanted
 
     def _gpus_now(self, wanted: int) -> int:
         found = self.gpus()
         return wanted if found is None else found
-
-    def _on_gpus(self) -> bool:
-        device = self.config.train.device
-        return device == "cuda" or (device == "auto" and bool(self.gpus()))
 
     def _recall(self) -> None:
         """Ask a run with fewer ranks to save and leave, so that the whole layout can be tried."""
@@ -175,14 +186,6 @@ class Restarts:
 
     def _event(self, kind: str, **details: object) -> None:
         write_event(self._folder, kind, **details)
-
-    def _wait(self, seconds: float) -> bool:
-        """False if Ctrl-C has ended it."""
-        try:
-            time.sleep(seconds)
-        except KeyboardInterrupt:
-            return False
-        return True
 
     @property
     def _folder(self) -> Path:

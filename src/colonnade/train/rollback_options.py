@@ -17,9 +17,16 @@ class RollbackOptions(NamedTuple):
     """Steps in which the learning rate rises again, from nothing to what it would have been."""
 
     def check(self, step: int | None) -> None:
-        """ConfigError where one of them means nothing without another, or without the step to return to."""
+        """ConfigError for a factor that is none, and where an option means nothing without another, or without the step
+        to return to.
+        """
         if str(self) and step is None:
             raise ConfigError(f"{self} says how to go on behind a rollback. Give --rollback STEP too, or leave it out.")
+        if not 0.0 < self.rate_factor <= 1.0:
+            raise ConfigError(
+                f"--rate-factor {self.rate_factor:g} would leave no learning rate to train with, which is multiplied "
+                "with it. Give a number above 0 and of at most 1, like 0.5."
+            )
         if (self.rate_factor < 1.0) != (self.rate_steps > 0):
             raise ConfigError(
                 f"--rate-factor {self.rate_factor:g} and --rate-steps {self.rate_steps} go together: by what the "

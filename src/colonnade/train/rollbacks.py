@@ -7,6 +7,7 @@ goes on with it.
 
 from collections.abc import Sequence
 from pathlib import Path
+from uuid import uuid4
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -84,6 +85,7 @@ def by_hand(run: Path, step: int, asked: RollbackOptions) -> tuple[Rollback, lis
         rate_until=step + asked.rate_steps if asked.rate_steps else 0,
         rewarm_steps=asked.rewarm,
         reason="asked for",
+        id=uuid4().hex,
     )
     (run / COPIES).unlink(missing_ok=True)
     write(run, [*(each for each in read(run) if each.to < step), rollback])

@@ -26,6 +26,7 @@ from colonnade.checkpoint.names import newest_step
 from colonnade.config.check import Problem
 from colonnade.config.check_head import nothing_to_train
 from colonnade.config.defaults import TomlTable, has, in_words, kept_from_run, put
+from colonnade.config.fitting import Fit
 from colonnade.config.load import MoreChecks, build, load, read_with
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
@@ -242,22 +243,27 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def fitted(config: Config) -> Config | None:
-    """The configuration with the layout that is to run, as torchrun may have come back with fewer ranks. None in a rank
-    that this layout leaves idle, when the others have ended.
+def fitted(config: Config) -> Fit | None:
+    """The configuration with the layout that is to run, as torchrun may have come back with fewer ranks, and the reason
+    if it has. None in a rank that this layout leaves idle, when the others have ended.
     """
     size = launch.rank_and_size()[1]
     policy = config.restarts
     if launch.elastic_run() is None or not (policy.limit and policy.fewer_ranks) or size >= config.parallel.num_ranks:
-        return config
+        return Fit(config, "")
     fit = fitting_by_now(config, size, _saved(config))
     if launch.speaks_first():
         print(f"Going on with fewer ranks: {fit.reason}.", flush=True)
-        write_event(Path(config.run.folder), "fewer ranks", reason=fit.reason)
     if launch.use_first(fit.num_ranks):
-        return fit.config
+        return fit
     launch.be_idle()
     return None
+
+
+def note_fewer_ranks(fit: Fit) -> None:
+    """Record that there are fewer; to be called while the run's folder is held."""
+    if fit.reason and launch.speaks_first():
+        write_event(Path(fit.config.run.folder), "fewer ranks", reason=fit.reason)
 
 
 def _saved(config: Config) -> int:

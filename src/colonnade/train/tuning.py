@@ -38,6 +38,8 @@ from colonnade.train.side_by_side import Run, Share, is_interrupted, last_line, 
 from colonnade.train.sweep import SEED, Point, Sweep, less_is_better
 
 FINISHED, STOPPED, DIVERGED, FAILED = "finished", "stopped early", "diverged", "failed"
+ROLLED_BACK = "rolled back"
+"""The event of a run that has left a divergence behind."""
 ENDED = (FINISHED, STOPPED, DIVERGED)
 """States of a point that is not run again."""
 SCORES = ("accuracy", "spearman", "f1", "exact", "matthews")
@@ -181,7 +183,8 @@ def outcome_of(run: Path, point: Point, *, reason: str, seconds: float) -> Outco
     last = kinds[max((at for at, kind in enumerate(kinds) if kind == "setup"), default=0) :]  # of its last start
     state = FINISHED
     if reason:
-        state = DIVERGED if DIVERGED in last else FAILED
+        turns = [kind for kind in last if kind in (DIVERGED, ROLLED_BACK)]
+        state = DIVERGED if turns[-1:] == [DIVERGED] else FAILED
     elif STOPPED in last:
         state = STOPPED
     found = evaluations(run)

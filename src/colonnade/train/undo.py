@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from uuid import uuid4
 
 from colonnade.checkpoint.folders import discard_after
 from colonnade.checkpoint.names import checkpoints_in, folder_name
@@ -33,7 +34,7 @@ def roll_back(
     What comes first is what a restart needs to finish the rest.
     """
     monitor.event("diverged", step=found.step, first_sign=found.first, reason=found.reason)
-    saving.wait()
+    saving.wait_out(state)
     run = Path(config.run.folder)
     rollback = _decided(found, run, config, mesh)
     copies.forget()
@@ -65,9 +66,9 @@ def _clear_moments_(state: TrainState) -> None:
 
 
 def _decided(found: Divergence, run: Path, config: Config, mesh: Mesh) -> Rollback:
-    """The same on all ranks: of the checkpoints that rank 0 sees."""
+    """The same on all ranks: of the checkpoints that rank 0 sees, and with the name that it gives."""
     past = rollbacks.read_together(run, mesh.world)
-    seen = json.dumps(list(checkpoints_in(checkpoints(run)))) if mesh.rank == 0 else ""
-    return decide(
-        found, json.loads(gather_texts(seen, mesh.world)[0]), past, config.divergence, folder=config.run.folder
-    )
+    seen = json.dumps([uuid4().hex, *checkpoints_in(checkpoints(run))]) if mesh.rank == 0 else ""
+    name, *saved = json.loads(gather_texts(seen, mesh.world)[0])
+    decided = decide(found, saved, past, config.divergence, folder=config.run.folder)
+    return decided.model_copy(update={"id": name})

@@ -5,8 +5,10 @@ do vocabulary, sequence length, batch and data. Whatever cuts the large model ev
 
     layers    as many as the layouts' chunks need, 2 at least; all of them where a layout has explicit cuts; of both
               stacks, where there are two
-    heads     a divisor of the heads, two for each tp rank where there are as many
-    width     heads × at most 8 features
+    heads     a divisor of the heads, two for each tp rank where there are as many; those of keys and values likewise,
+              each shared by several queries where it was
+    width     heads × at most 8 features; where head_dim says another width than the residual stream has, as much wider
+              or narrower as it was
     MLP       as much wider than the residual stream as it was
 """
 
@@ -19,21 +21,29 @@ from colonnade.config.numbers import divisors
 from colonnade.config.schema import Config, ParallelConfig
 
 HEAD_DIM = 8
-SHRUNK = ("num_layers", "num_decoder_layers", "hidden_size", "num_heads", "ffn_hidden_size")
+SHRUNK = (
+    "num_layers",
+    "num_decoder_layers",
+    "hidden_size",
+    "num_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "ffn_hidden_size",
+)
 
 
 def shrunk(base: Config, layouts: Sequence[ParallelConfig]) -> Config:
     """The configuration, serial, with a model that is small and still fits all the `layouts`, which fit `base`."""
     model = base.model
     cut = math.lcm(1, *(parallel.tp for parallel in layouts))
-    heads = _fewest(model.num_heads, cut)
-    hidden = heads * min(model.head_width, HEAD_DIM)
+    shape = _heads(model, cut)
+    shape |= _widths(model, shape["num_heads"], cut)
     named = 1 + max(base.distillation.student_layers, default=0)
-    shape = {"num_layers": max(named, _layers(model.num_layers, layouts)), "hidden_size": hidden, "num_heads": heads}
+    shape["num_layers"] = max(named, _layers(model.num_layers, layouts))
     if model.num_decoder_layers is not None:
         shape["num_decoder_layers"] = _layers(model.num_decoder_layers, layouts)
     if model.ffn_hidden_size is not None:
-        shape["ffn_hidden_size"] = _up(model.ffn_hidden_size * hidden // model.hidden_size, cut)
+        shape["ffn_hidden_size"] = _up(model.ffn_hidden_size * shape["hidden_size"] // model.hidden_size, cut)
     content = base.model_dump(exclude_none=True, exclude={"model": {"preset"}, "parallel": True})
     content["model"] |= shape
     if base.distillation.student_layers and base.distillation.teacher_hidden_size is None:
@@ -45,6 +55,25 @@ def sizes_changed(before: ModelConfig, after: ModelConfig) -> dict[str, list[int
     """What has shrunk: {"num_layers": [24, 2], …}."""
     pairs = {key: [getattr(before, key), getattr(after, key)] for key in SHRUNK}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _heads(model: ModelConfig, cut: int) -> dict[str, int]:
+    """Of queries, and of keys and values where these are given. Where tp ranks have copies of these, all stay."""
+    shared = model.key_value_heads
+    if shared == model.num_heads:
+        shared = heads = _fewest(shared, cut)
+    else:
+        shared = _fewest(shared, cut) if shared % cut == 0 else shared
+        heads = _fewest(model.num_heads, math.lcm(shared, cut))
+    return {"num_heads": heads} | ({} if model.num_key_value_heads is None else {"num_key_value_heads": shared})
+
+
+def _widths(model: ModelConfig, heads: int, cut: int) -> dict[str, int]:
+    width = min(model.head_width, HEAD_DIM)
+    if model.head_dim is None:
+        return {"hidden_size": heads * width}
+    hidden = heads * width * model.hidden_size // (model.num_heads * model.head_width)
+    return {"hidden_size": min(model.hidden_size, _up(max(hidden, HEAD_DIM), cut)), "head_dim": width}
 
 
 def _layers(num_layers: int, layouts: Sequence[ParallelConfig]) -> int:

@@ -1,0 +1,31 @@
+"""What [lora] may not ask for of a model; what adapters compute is tested by training them."""
+
+import pytest
+
+from colonnade.architecture.adapters import with_adapters
+from colonnade.architecture.families import architecture_of
+from colonnade.config.model import ModelConfig
+from colonnade.config.parts import LoraConfig
+from colonnade.errors import ConfigError
+
+LONG = ModelConfig(num_layers=1, hidden_size=1024, num_heads=16, seq_length=(1 << 20) + 1, position="rotary")
+
+
+def test_masks_fit_a_stream() -> None:
+    """Of the widest that is read: the MLP's inner columns are four times as many as the stream's."""
+    stated = architecture_of(LONG, 40)
+    with pytest.raises(ConfigError) as caught:
+        with_adapters(stated, LoraConfig(rank=4, dropout=0.1))
+    assert str(caught.value) == (
+        "lora.dropout = 0.1 draws a mask of 1,048,577 positions × 4,096 features for each sample, of what the adapter "
+        "of blocks.0.mlp.down reads: a stream of random numbers has 2^32 elements. Set lora.dropout = 0, leave such "
+        "modules out of lora.targets, or use sequences of at most 1,048,576 tokens."
+    )
+    for fits in (LoraConfig(rank=4), LoraConfig(rank=4, dropout=0.1, targets=("attention.*", "mlp.up"))):
+        assert with_adapters(stated, fits).adapters is not None
+
+
+def test_keys_and_values_of_a_decoder_read_what_the_encoder_has_read() -> None:
+    t5 = ModelConfig(kind="t5", num_layers=1, hidden_size=1024, num_heads=16, seq_length=1 << 23, decoder_seq_length=8)
+    with pytest.raises(ConfigError, match=r"8,388,608 positions × 1,024 features .* decoder\.blocks\.0\.cross\.key_"):
+        with_adapters(architecture_of(t5, 40), LoraConfig(rank=4, dropout=0.1, targets=("decoder.*cross*",)))
