@@ -120,14 +120,97 @@ def test_no_rank_overwrites_what_another_still_reads() -> None:
     assert run_on_ranks(_many_in_a_row, 3) == [wanted] * 3
 
 
-def _transport_without_shared_memory(rank: int, num_ranks: int) -> tuple[bool, float]:
-    shared_memory.is_possible = lambda: False
+def _shown_and_taken_later(rank: int, num_ranks: int) -> list[bool]:
+    """Three operations under way at once, of more than two chunks together, which change behind their start."""
+    axis = build_mesh(Layout(tp=num_ranks), rank).tp
+    per_slot, found = SLOT_BYTES // 8, []
+    for count in (5, per_slot + 3, 3 * per_slot + 1):
+        x = _values(rank, num_ranks * count, torch.float64)
+        total = torch.stack([_values(other, num_ranks * count, torch.float64) for other in range(num_ranks)]).sum(0)
+        summed, scattered, given = x.clone(), torch.empty(count, dtype=x.dtype), x.clone()
+        gathered, own = torch.empty_like(x), x[:count].clone()
+        if rank:
+            time.sleep(0.05 * rank)
+        pending = [
+            all_reduce_(summed, axis),
+            reduce_scatter_into_(scattered, given, axis),
+            all_gather_into_(gathered, own, axis),
+        ]
+        given.fill_(torch.nan), own.fill_(torch.nan)  # shown already
+        for each in reversed(pending):
+            each.wait()
+        parts = [_values(other, num_ranks * count, torch.float64)[:count] for other in range(num_ranks)]
+        found.append(bool((summed - total).abs().max() < 1e-9 * total.abs().max()))
+        found.append(torch.equal(scattered, summed[rank * count : (rank + 1) * count]))
+        found.append(torch.equal(gathered, torch.cat(parts)))
+    return found
+
+
+@can_share
+@pytest.mark.parametrize("num_ranks", first_fast([2, 3]))
+def test_what_is_shown_may_be_taken_later_and_in_any_order(num_ranks: int) -> None:
+    assert run_on_ranks(_shown_and_taken_later, num_ranks) == [[True] * 9] * num_ranks
+
+
+def _returns_before_the_others_come(rank: int, num_ranks: int) -> tuple[float, float, int, float]:
+    axis = build_mesh(Layout(tp=num_ranks), rank).tp
+    assert axis.transport is not None
+    dist.barrier()
+    if rank == 1:
+        time.sleep(1.0)
+    x, began = torch.full((SLOT_BYTES // 4 + 1,), 2.0), time.monotonic()  # two chunks
+    pending = all_reduce_(x, axis)
+    started = time.monotonic() - began
+    open_yet = sum(entry.seconds is None for entry in axis.transport.ledger.entries)
+    pending.wait()
+    return started, time.monotonic() - began, open_yet, float(x.sum())
+
+
+@can_share
+def test_a_collective_starts_without_the_others_and_is_over_when_it_is_waited_for() -> None:
+    first, late = run_on_ranks(_returns_before_the_others_come, 2)
+    assert first[0] < 0.5 < first[1], "what fits the segment waits in it, not the rank"
+    assert first[2:] == late[2:] == (1, 4.0 * (SLOT_BYTES // 4 + 1))
+
+
+def _third_chunk(rank: int, num_ranks: int) -> list[float]:
+    """A rank that is ahead waits before it writes over what another has not read."""
+    axis = build_mesh(Layout(tp=num_ranks), rank).tp
+    dist.barrier()
+    tensors = [torch.full((4,), float(10 * turn + rank)) for turn in range(6)]
+    pending = []
+    for turn, x in enumerate(tensors):
+        if rank == 1 and turn % 2:
+            time.sleep(0.02)
+        pending.append(all_reduce_(x, axis))
+    for each in pending:
+        each.wait()
+    return [float(x[0]) for x in tensors]
+
+
+@can_share
+def test_many_collectives_may_be_under_way() -> None:
+    assert run_on_ranks(_third_chunk, 2) == [[1.0, 21.0, 41.0, 61.0, 81.0, 101.0]] * 2
+
+
+def _where_stores_are_seen_in_another_order(rank: int, num_ranks: int) -> tuple[bool, float]:
+    shared_memory.platform.machine = lambda: "aarch64"  # this process ends with the program
     axis = build_mesh(Layout(tp=num_ranks), rank).tp
     return type(axis.transport) is TorchTransport, float(all_reduce(torch.tensor(float(rank)), axis))
 
 
-def test_without_shared_memory_gloo_carries_everything() -> None:
-    assert run_on_ranks(_transport_without_shared_memory, 2) == [(True, 1.0)] * 2
+def test_on_arm_gloo_carries_everything() -> None:
+    assert run_on_ranks(_where_stores_are_seen_in_another_order, 2) == [(True, 1.0)] * 2
+
+
+@pytest.mark.parametrize(
+    ("machine", "possible"), [("x86_64", True), ("AMD64", True), ("aarch64", False), ("ppc64le", False)]
+)
+def test_shared_memory_is_for_processors_that_order_stores(
+    machine: str, possible: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_memory.platform, "machine", lambda: machine)
+    assert shared_memory.is_possible() == (possible and hasattr(os, "memfd_create"))
 
 
 @can_share
@@ -139,8 +222,9 @@ def test_a_wait_ends_when_the_other_is_gone_or_too_late() -> None:
     ):
         segment = Segment(mmap.mmap(-1, 1 << 25), 0, [here, other], timeout=1.0)
         begin = time.monotonic()
+        number = segment.show(torch.ones(3), lambda parts: None)
         with pytest.raises(error, match=said):
-            segment.exchange(torch.ones(3))
+            segment.take(number)
         assert time.monotonic() - begin < 20
 
 

@@ -136,7 +136,9 @@ def test_what_each_layer_sends() -> None:
 
 
 def test_what_each_layer_sends_where_the_sequence_is_cut() -> None:
-    """The two halves of each all-reduce, and once more the gathering of what Column has kept a part of."""
+    """The two halves of each all-reduce, and once more the gathering of what Column has kept a part of, which comes
+    while the gradient of its input is computed.
+    """
     mesh = paper_mesh(Layout(tp=4), 1)
     x = torch.ones(S // 4, B, IN, requires_grad=True)
     y = ColumnParallelLinear(IN, OUT, Parallel(mesh.tp, sequence_parallel=True))(x)
@@ -148,11 +150,12 @@ def test_what_each_layer_sends_where_the_sequence_is_cut() -> None:
     sent = [(entry.operation, entry.shape) for entry in mesh.ledger.entries]
     assert sent[:forward] == [("all_gather", (S // 4, B, IN)), ("reduce_scatter", (S, B, 20))]
     again = ("all_gather", (S // 4, B, IN))
-    assert sent[forward:] == [("all_gather", (S // 4, B, 20)), ("reduce_scatter", (S, B, IN)), again]
+    assert sent[forward:] == [("all_gather", (S // 4, B, 20)), again, ("reduce_scatter", (S, B, IN))]
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_the_inputs_gradient_is_on_its_way_while_the_weights_is_computed(sequence_parallel: bool) -> None:
+    """And so is the input, where a rank keeps its part of it."""
     mesh = paper_mesh(Layout(tp=2), 0)
     transport = LateTransport("tp", 2, 0, mesh.ledger)
     tp = Axis("tp", 2, 0, (0, 1), transport)
@@ -166,7 +169,7 @@ def test_the_inputs_gradient_is_on_its_way_while_the_weights_is_computed(sequenc
     layer = ColumnParallelLinear(IN, OUT, Parallel(tp, sequence_parallel, weight_gradients=Watched()))
     torch.nn.init.ones_(layer.weight)  # what memory happened to hold could be NaN, which equals nothing
     layer(torch.ones(S, B, IN, requires_grad=True)).sum().backward()
-    assert under_way == [1] and transport.under_way == []
+    assert under_way == [1 + sequence_parallel] and transport.under_way == []
 
 
 def test_column_keeps_its_own_part_of_a_cut_stream() -> None:

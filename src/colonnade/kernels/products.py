@@ -139,6 +139,11 @@ class WeightGradients:
     def __init__(self) -> None:
         self._queue: Queue | None = None
 
+    @property
+    def is_deferred(self) -> bool:
+        """Whether what is added now waits in a queue."""
+        return self._queue is not None
+
     def add(self, compute: Callable[[], None]) -> None:
         """Run `compute`, which adds to weights' gradients, now or when the open queue is run."""
         if self._queue is None:
@@ -157,8 +162,12 @@ class WeightGradients:
             self._queue = None
 
 
-def _as_it_is(x: Tensor) -> Tensor:
-    return x
+Start = Callable[[Tensor], tuple[Tensor, Pending]]
+"""Starts to make something: (where it will be, when)."""
+
+
+def _as_it_is(x: Tensor) -> tuple[Tensor, Pending]:
+    return x, Pending(None)
 
 
 @dataclass(frozen=True)
@@ -166,8 +175,8 @@ class Input:
     """What a linear layer keeps of its input until the weight gradient is computed."""
 
     kept: Tensor
-    whole: Callable[[Tensor], Tensor] = _as_it_is
-    """Makes the layer's input from `kept`."""
+    start: Start = _as_it_is
+    """Starts to make the layer's input from `kept`."""
 
 
 class Operand(NamedTuple):
@@ -215,7 +224,7 @@ class _Linear(torch.autograd.Function):
         x: Tensor,
         later: WeightGradients,
         kept: Tensor,
-        whole: Any,
+        start: Start,
         entrance: Entrance,
         products: Products,
         rows: Any,
@@ -225,7 +234,7 @@ class _Linear(torch.autograd.Function):
         reads = any(operand.weight.requires_grad for operand in operands)  # backward reads the input
         ctx.save_for_backward(kept if reads else None, *pairs)
         x, ctx.entrance = entrance.enter(x)
-        ctx.later, ctx.whole, ctx.rows, ctx.products = later, whole, rows, products
+        ctx.later, ctx.start, ctx.rows, ctx.products = later, start, rows, products
         kernel = products.of(x).forward
         wide = widen(x.reshape(-1, x.shape[-1]), kernel)
         with computed_by(kernel):
@@ -235,15 +244,19 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         kept, *pairs = ctx.saved_tensors
-        operands, whole, kernels = _operands(pairs, ctx.rows), ctx.whole, ctx.products.of(grads[0])
+        operands, start, kernels = _operands(pairs, ctx.rows), ctx.start, ctx.products.of(grads[0])
         wide = [widen(grad.reshape(-1, grad.shape[-1]), kernels.input_gradient) for grad in grads]
+        coming = None if kept is None or ctx.later.is_deferred else start(kept)  # behind the product of dx
         dx, arriving = None, Pending(None)
         if ctx.needs_input_grad[0]:
             dx = input_gradient(wide, [operand.used for operand in operands], kernels.input_gradient)
             dx, arriving = ctx.entrance.start_back(dx.to(grads[0].dtype).view(*grads[0].shape[:-1], -1))
 
         def add_gradients() -> None:
-            x = None if kept is None else whole(kept)
+            x = None
+            if kept is not None:
+                x, arrival = coming or start(kept)
+                arrival.wait()
             for grad, operand in zip(wide, operands, strict=True):
                 operand.add_gradients(grad, x, kernels.weight_gradient)
 
@@ -270,14 +283,15 @@ def linears(
     """x Wᵀ + b of each operand: [..., i] -> [..., o] each. Backward adds to `weight.grad` and `bias.grad` directly,
     when `weight_gradients` says (None: at once), from `keep` (None: x itself).
 
-    `entrance`: x is what it is entered with (None: nothing is sent), once for all operands; the gradient of x is on its
-    way back while the weight gradients are computed. `products`: the kernels (None: the usual ones).
+    `entrance`: x is what it is entered with (None: nothing is sent), once for all operands. Its gradient is on its way
+    back while the weight gradients are computed, and what those read of other ranks comes while it is computed.
+    `products`: the kernels (None: the usual ones).
     """
     keep = Input(x.detach()) if keep is None else keep
     later, entrance = weight_gradients or WeightGradients(), entrance or Entrance(Axis("tp"), cut=False)
     pairs = [tensor for operand in operands for tensor in operand[:2]]
     rows = [operand.rows for operand in operands]
-    found: Any = apply(_Linear, x, later, keep.kept, keep.whole, entrance, products or usual(), rows, *pairs)
+    found: Any = apply(_Linear, x, later, keep.kept, keep.start, entrance, products or usual(), rows, *pairs)
     return tuple(found)
 
 

@@ -78,6 +78,14 @@ def all_gather(x: Tensor, axis: Axis) -> Tensor:
     return _all_gather(x, axis, call_site())
 
 
+def start_all_gather(x: Tensor, axis: Axis) -> tuple[Tensor, Pending]:
+    """As `all_gather`, of contiguous `x`: (where it will be, when)."""
+    if axis.transport is None:
+        return x, Pending(None)
+    out = x.new_empty((axis.size * x.shape[0], *x.shape[1:]))
+    return out, axis.transport.all_gather_into_(out, x, call_site())
+
+
 def reduce_scatter(x: Tensor, axis: Axis) -> Tensor:
     """This rank's part along dim 0 of the sum of every rank's `x`: [n, …] -> [n/size, …]."""
     return _reduce_scatter(x, axis, call_site())

@@ -2,13 +2,14 @@
 
 gloo carries a tensor through sockets: 3.0 ms for the 1.5 MB of a small model's all-reduce, 68 ms for 77 MB, between
 two ranks on two cores. Here it is 0.6 ms and 26 ms (benchmarks/collectives.py, results of 2026-11-21): every rank
-writes its part into a slot that all can read, says so by raising its counter, waits for the others' counters, and adds
+writes its part into a slot that all can read, says so by raising a counter, waits for the others' counters, and adds
 up what it reads. One copy and one sum, no kernel in between.
 
-    segment    [ counters, a cache line a rank | half 0: a slot a rank | half 1: a slot a rank | signature ]
+    segment    [ written, read: a cache line a rank each | half 0: a slot a rank | half 1: a slot a rank | signature ]
 
-Chunks of a tensor use the two halves in turn, so that one wait per chunk is enough: a rank writes a half again only
-when all have raised their counters for the chunk between, which they do after they have read the half.
+Chunks of a tensor use the two halves in turn. A rank writes a half again when all have read it, and has read it itself:
+so what it has shown it may take later, and compute meanwhile. Up to two chunks wait like that, the others' too, and
+nobody stands still because another is a little behind.
 
 x86 only: it makes stores visible in their order, and Python has no memory fence to ask others for one. Elsewhere, and
 between machines, gloo carries everything.
@@ -18,8 +19,10 @@ import mmap
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -30,39 +33,72 @@ from colonnade.mesh.process import ProcessId, has_ended, mine
 from colonnade.mesh.transport import Groups, Pending, TorchTransport
 
 SLOT_BYTES = 1 << 22
+HALVES = 2
 _LINE = 8  # 64-bit words in a cache line
 _EAGER = 50  # polls before the core is offered to others
 _PATIENT = 20_000  # polls before the core is left for half a millisecond at a time
 _offer_core = getattr(os, "sched_yield", partial(time.sleep, 0.0))
 _COMBINE: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
+Use = Callable[[list[Tensor]], object]
+"""What is done with every rank's chunk, flat, in the order of ranks."""
+
+
+class _Shown(NamedTuple):
+    """A chunk that this rank has shown, and has not taken the others' of yet."""
+
+    number: int
+    num_bytes: int
+    dtype: torch.dtype
+    use: Use
 
 
 class Segment:
-    """Memory that the ranks of one axis share: a counter and two slots each."""
+    """Memory that the ranks of one axis share: two counters and two slots each.
+
+    A chunk is shown (`make_room`, `show`) and later taken (`take`), by all ranks in the same order.
+    """
 
     def __init__(self, memory: mmap.mmap, rank: int, processes: Sequence[ProcessId], timeout: float) -> None:
         """`processes`: the processes of the axis. Waiting for one of them longer than `timeout` seconds fails."""
         size = len(processes)
         self.rank, self.size, self.processes, self.timeout = rank, size, processes, timeout
         words = memoryview(memory).cast("q")
-        self._counters = words[: size * _LINE]
-        slots = torch.frombuffer(memory, dtype=torch.uint8, offset=_header(size), count=2 * size * SLOT_BYTES)
-        self._slots = slots.view(2, size, SLOT_BYTES)
+        self._written, self._read = words[: size * _LINE], words[size * _LINE : 2 * size * _LINE]
+        slots = torch.frombuffer(memory, dtype=torch.uint8, offset=_header(size), count=HALVES * size * SLOT_BYTES)
+        self._slots = slots.view(HALVES, size, SLOT_BYTES)
         self._count = 0
+        self._waiting = deque[_Shown]()
 
-    def exchange(self, chunk: Tensor) -> list[Tensor]:
-        """Every rank's `chunk` (at most SLOT_BYTES), flat, in the order of ranks; valid until the next but one call."""
-        half = self._slots[self._count % 2]
-        count = chunk.numel() * chunk.element_size()
-        half[self.rank, :count].view(chunk.dtype).view(chunk.shape).copy_(chunk)
+    def make_room(self) -> None:
+        """Return when the half of the next chunk has been read by all: what lay there is taken first."""
+        before = self._count + 1 - HALVES
+        self.take(before)
+        self._wait(self._read, before)
+
+    def show(self, chunk: Tensor, use: Use) -> int:
+        """Show a copy of `chunk` (at most SLOT_BYTES), where there is room: the number by which it is taken."""
         self._count += 1
-        self._counters[self.rank * _LINE] = self._count
-        self._wait()
-        return [half[rank, :count].view(chunk.dtype) for rank in range(self.size)]
+        count = chunk.numel() * chunk.element_size()
+        self._half(self._count)[self.rank, :count].view(chunk.dtype).view(chunk.shape).copy_(chunk)
+        self._waiting.append(_Shown(self._count, count, chunk.dtype, use))
+        self._written[self.rank * _LINE] = self._count
+        return self._count
 
-    def _wait(self) -> None:
+    def take(self, number: int) -> None:
+        """Use what all have shown, up to a chunk's number; waits for those that have not yet."""
+        while self._waiting and self._waiting[0].number <= number:
+            shown = self._waiting[0]
+            self._wait(self._written, shown.number)
+            half = self._half(shown.number)
+            shown.use([half[rank, : shown.num_bytes].view(shown.dtype) for rank in range(self.size)])
+            self._waiting.popleft()
+            self._read[self.rank * _LINE] = shown.number
+
+    def _half(self, number: int) -> Tensor:
+        return self._slots[number % HALVES]
+
+    def _wait(self, counters: memoryview, count: int) -> None:
         """Until every rank has raised its counter: polling at first, giving the core away after that."""
-        counters, count = self._counters, self._count
         for rank in range(self.size):
             polls, left, before = 0, self.timeout, 0.0
             while counters[rank * _LINE] < count:
@@ -77,20 +113,28 @@ class Segment:
                     now = time.monotonic()
                     left -= min(now - (before or now), 5.0)  # while this process is suspended, time does not count
                     before = now
-                    self._check(rank, left)
+                    if has_ended(self.processes[rank]) and counters[rank * _LINE] < count:
+                        raise ConnectionError(f"rank {rank} of the axis has ended")
+                    if left < 0:
+                        raise TimeoutError(f"rank {rank} of the axis has not come in {self.timeout:.0f} s")
 
-    def _check(self, rank: int, left: float) -> None:
-        if has_ended(self.processes[rank]) and self._counters[rank * _LINE] < self._count:
-            raise ConnectionError(f"rank {rank} of the axis has ended")
-        if left < 0:
-            raise TimeoutError(f"rank {rank} of the axis has not come in {self.timeout:.0f} s")
+
+class _Exchange(NamedTuple):
+    """What a `Pending` waits for."""
+
+    segment: Segment
+    number: int
+
+    def wait(self) -> None:
+        self.segment.take(self.number)
 
 
 class SharedMemoryTransport(TorchTransport):
-    """Carries CPU tensors through a `Segment`, and the rest as `TorchTransport` does. Results are there at once.
+    """Carries CPU tensors through a `Segment`, and the rest as `TorchTransport` does.
 
-    All sums are in the order of ranks, so every rank, and a reduce-scatter, has the bits of the all-reduce. Of 16-bit
-    numbers the sum is rounded once, at its end.
+    A call returns when this rank has shown its tensor; of one that fills more than the two halves all but the last two
+    chunks are done by then. `wait()` does the rest. All sums are in the order of ranks, so every rank, and a
+    reduce-scatter, has the bits of the all-reduce. Of 16-bit numbers the sum is rounded once, at its end.
     """
 
     def __init__(self, axis: str, groups: Groups, size: int, ledger: Ledger, segment: Segment) -> None:
@@ -101,45 +145,44 @@ class SharedMemoryTransport(TorchTransport):
         if not x.is_cpu:
             return super().all_reduce_(x, op, site)
         assert op in _COMBINE, f"{op} is no reduction"
-        return self._do("all_reduce", x, site, lambda: self._all_reduce_(x, op))
+        moves = ((chunk, partial(_combine_, chunk, op=op)) for chunk in _chunks(x))
+        return self._start("all_reduce", x, site, moves)
 
     def all_gather_into_(self, out: Tensor, x: Tensor, site: Site) -> Pending:
         if not x.is_cpu:
             return super().all_gather_into_(out, x, site)
-        return self._do("all_gather", x, site, lambda: self._all_gather_into_(out, x))
+        columns = torch.split(out.view(self.size, -1), SLOT_BYTES // x.element_size(), 1)
+        moves = ((chunk, partial(_set_rows_, rows)) for chunk, rows in zip(_chunks(x), columns, strict=True))
+        return self._start("all_gather", x, site, moves)
 
     def reduce_scatter_into_(self, out: Tensor, x: Tensor, site: Site) -> Pending:
+        """Every rank shows all of its x, and sums its own part of everybody's."""
         if not x.is_cpu:
             return super().reduce_scatter_into_(out, x, site)
-        return self._do("reduce_scatter", x, site, lambda: self._reduce_scatter_into_(out, x))
-
-    def _do(self, operation: str, x: Tensor, site: Site, move: Callable[[], None]) -> Pending:
-        entry = self.ledger.open(operation, self.axis, x, site)
-        self.ledger.wait(entry, move)
-        self.ledger.close(entry)
-        return Pending(None)
-
-    def _all_reduce_(self, x: Tensor, op: str) -> None:
-        for chunk in _chunks(x):
-            _combine_(chunk, self.segment.exchange(chunk), op)
-
-    def _all_gather_into_(self, out: Tensor, x: Tensor) -> None:
-        rows, at = out.view(self.size, -1), 0
-        for chunk in _chunks(x):
-            for row, theirs in zip(rows, self.segment.exchange(chunk), strict=True):
-                row[at : at + len(chunk)] = theirs
-            at += len(chunk)
-
-    def _reduce_scatter_into_(self, out: Tensor, x: Tensor) -> None:
-        """Every rank shows all of its x, and sums its own part of everybody's."""
         columns = max(1, SLOT_BYTES // x.element_size() // self.size)
-        rows = x.view(self.size, -1)
-        for chunk, total in zip(torch.split(rows, columns, 1), torch.split(out.view(-1), columns), strict=True):
-            parts = self.segment.exchange(chunk)
-            _combine_(total, [part.view(self.size, -1)[self.segment.rank] for part in parts], "sum")
+        chunks, totals = torch.split(x.view(self.size, -1), columns, 1), torch.split(out.view(-1), columns)
+        moves = ((chunk, partial(self._sum_mine_, total)) for chunk, total in zip(chunks, totals, strict=True))
+        return self._start("reduce_scatter", x, site, moves)
+
+    def _sum_mine_(self, total: Tensor, parts: list[Tensor]) -> None:
+        _combine_(total, [part.view(self.size, -1)[self.segment.rank] for part in parts], op="sum")
+
+    def _start(self, operation: str, x: Tensor, site: Site, moves: Iterable[tuple[Tensor, Use]]) -> Pending:
+        """Show one chunk after the other; what is not taken on the way is when the result is waited for."""
+        entry, number = self.ledger.open(operation, self.axis, x, site), 0
+        for chunk, use in moves:
+            self.ledger.wait(entry, self.segment.make_room)
+            with self.ledger.part(f"{self.axis} moves"):
+                number = self.segment.show(chunk, use)
+        return Pending(_Exchange(self.segment, number), self.ledger, entry)
 
 
-def _combine_(out: Tensor, parts: list[Tensor], op: str) -> None:
+def _set_rows_(rows: Tensor, parts: list[Tensor]) -> None:
+    for row, part in zip(rows, parts, strict=True):
+        row.copy_(part)
+
+
+def _combine_(out: Tensor, parts: list[Tensor], *, op: str) -> None:
     """Overwrite `out` with the reduction of at least two parts, in their order."""
     combine = _COMBINE[op]
     first, second, *others = parts
@@ -176,11 +219,11 @@ def is_possible() -> bool:
 
 
 def _header(size: int) -> int:
-    return size * _LINE * 8
+    return 2 * size * _LINE * 8
 
 
 def _num_bytes(size: int) -> int:
-    return _header(size) + 2 * size * SLOT_BYTES + _LINE * 8  # a line for the signature at the end
+    return _header(size) + HALVES * size * SLOT_BYTES + _LINE * 8  # a line for the signature at the end
 
 
 def _make(size: int) -> int | None:

@@ -48,7 +48,7 @@ class Adapter:
             middle,
             [Operand(self.lora_b, None, rows)],
             weight_gradients=parallel.weight_gradients,
-            keep=Input(middle.detach(), parallel.gather),
+            keep=Input(middle.detach(), parallel.start_gather),
             entrance=parallel.entrance,
             products=parallel.products,
         )

@@ -69,7 +69,7 @@ def columns(x: Tensor, *layers: ColumnParallelLinear) -> tuple[Tensor, ...]:
     while those of the weights are computed.
     """
     parallel = layers[0].parallel
-    keep = Input(x.detach(), parallel.gather)
+    keep = Input(x.detach(), parallel.start_gather)
     operands = [layer.operand for layer in layers]
     found = linears(
         x,

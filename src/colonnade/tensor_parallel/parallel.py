@@ -29,8 +29,17 @@ from colonnade.kernels.choice import Products, usual
 from colonnade.kernels.dropout import CurrentMasks
 from colonnade.kernels.probe import Probe
 from colonnade.kernels.products import WeightGradients
-from colonnade.mesh.collectives import Entrance, all_gather, copy_to, gather_sequence, reduce_from, scatter_sequence
+from colonnade.mesh.collectives import (
+    Entrance,
+    all_gather,
+    copy_to,
+    gather_sequence,
+    reduce_from,
+    scatter_sequence,
+    start_all_gather,
+)
 from colonnade.mesh.mesh import Axis
+from colonnade.mesh.transport import Pending
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,10 @@ class Parallel:
     def gather(self, x: Tensor) -> Tensor:
         """All of the stream on every rank, no gradient: [s/tp, b, h] or [s, b, h] -> [s, b, h]."""
         return all_gather(x, self.tp) if self.sequence_parallel else x
+
+    def start_gather(self, x: Tensor) -> tuple[Tensor, Pending]:
+        """As `gather`: (where it will be, when)."""
+        return start_all_gather(x.contiguous(), self.tp) if self.sequence_parallel else (x, Pending(None))
 
     def first_position(self, length: int) -> int:
         """The position with which this rank's `length` positions of the stream begin."""
