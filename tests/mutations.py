@@ -2642,6 +2642,53 @@ MUTATIONS = [
         "axes[axis], scale, ()) for axis in axes]",
         ("tests/report/test_page.py",),
     ),
+    Mutation(
+        "chunks are shown over what others have not read",
+        "mesh/shared_memory.py",
+        "self._wait(self._read, before)",
+        "self._wait(self._written, before)",
+        ("tests/mesh/test_shared_memory.py",),
+    ),
+    Mutation(
+        "a chunk counts as read before it is",
+        "mesh/shared_memory.py",
+        "            shown.use([half[rank, : shown.num_bytes].view(shown.dtype) for rank in range(self.size)])\n"
+        "            self._waiting.popleft()\n"
+        "            self._read[self.rank * _LINE] = shown.number",
+        "            self._read[self.rank * _LINE] = shown.number\n"
+        "            time.sleep(0.001)\n"
+        "            shown.use([half[rank, : shown.num_bytes].view(shown.dtype) for rank in range(self.size)])\n"
+        "            self._waiting.popleft()",
+        ("tests/mesh/test_shared_memory.py",),
+    ),
+    Mutation(
+        "a collective in shared memory waits for the others where it starts",
+        "mesh/shared_memory.py",
+        "        return Pending(_Exchange(self.segment, number), self.ledger, entry)",
+        "        self.segment.take(number)\n        return Pending(_Exchange(self.segment, number), self.ledger, entry)",
+        ("tests/mesh/test_shared_memory.py",),
+    ),
+    Mutation(
+        "a weight gradient does not wait for the input that comes",
+        "kernels/products.py",
+        "                arrival.wait()\n",
+        "",
+        (LINEAR,),
+    ),
+    Mutation(
+        "inputs of deferred weight gradients are gathered at once",
+        "kernels/products.py",
+        "None if kept is None or ctx.later.is_deferred else start(kept)",
+        "None if kept is None else start(kept)",
+        (LINEAR,),
+    ),
+    Mutation(
+        "the input of a weight gradient is gathered behind the product",
+        "kernels/products.py",
+        "None if kept is None or ctx.later.is_deferred else start(kept)",
+        "None",
+        (LINEAR,),
+    ),
 ]
 
 

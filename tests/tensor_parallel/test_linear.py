@@ -195,6 +195,21 @@ def test_weight_gradients_wait_where_they_are_deferred(kind: Any) -> None:
     torch.testing.assert_close(layer.weight.grad, wholes(linear)[1]["weight"], rtol=1e-12, atol=1e-12)
 
 
+def test_what_deferred_weight_gradients_read_is_gathered_when_they_are_computed() -> None:
+    mesh = paper_mesh(Layout(tp=2), 0)
+    layer = ColumnParallelLinear(IN, OUT, Parallel(mesh.tp, sequence_parallel=True))
+    y = layer(torch.ones(S, B, IN, requires_grad=True))
+
+    def gathered() -> int:
+        return sum(entry.operation == "all_gather" for entry in mesh.ledger.entries)
+
+    with layer.parallel.weight_gradients.deferred() as queue:
+        y.sum().backward()
+    assert gathered() == 1, "that of forward"
+    queue.run()
+    assert gathered() == 2
+
+
 def test_neighbours_share_a_group_of_outputs() -> None:
     linear, x, y, _ = twin()
     for rank in range(4):
