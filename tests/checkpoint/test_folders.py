@@ -58,6 +58,33 @@ def test_what_is_spared_stays_and_is_asked_for_among_all(tmp_path: Path) -> None
     assert len(asked) == 1, "where nothing would go, nobody is asked"
 
 
+def test_the_old_ones_stay_until_the_new_one_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where giving it fails, nothing is lost; which are spared is asked when it is among them."""
+    make(tmp_path, 10, 20)
+    partial, final = tmp_path / ".step_00000030.partial", tmp_path / "step_00000030"
+    partial.mkdir()
+
+    def fails(self: Path, target: Path) -> Path:
+        if self == partial:
+            raise OSError("Input/output error")
+        return rename(self, target)
+
+    rename = Path.rename
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(OSError, match="Input/output error"):
+        publish(partial, final, 1, none)
+    assert list(checkpoints_in(tmp_path)) == [10, 20]
+    monkeypatch.undo()
+    asked: list[list[int]] = []
+
+    def spared(steps: Collection[int]) -> Collection[int]:
+        asked.append(sorted(steps))
+        return ()
+
+    publish(partial, final, 1, spared)
+    assert list(checkpoints_in(tmp_path)) == [30] and asked == [[10, 20, 30]]
+
+
 def test_a_step_has_one_name(tmp_path: Path) -> None:
     """Eight digits, more where it takes them: other names are somebody's own."""
     for name in ("step_00000007", "step_100000000", "step_000000008", "step_9", "step_00000009.old"):

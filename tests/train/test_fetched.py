@@ -18,6 +18,7 @@ from colonnade.checkpoint.stored import RECORD, Stored
 from colonnade.config.load import load
 from colonnade.errors import CheckpointError, ConfigError
 from colonnade.train import fetched, metadata, start
+from colonnade.train.change_requests import CHANGES
 from colonnade.train.divergence import Rollback
 from colonnade.train.monitor import Monitor
 from colonnade.train.rollback_options import RollbackOptions
@@ -316,6 +317,23 @@ def test_what_the_run_began_with_counts(config: Path, store: Path, tmp_path: Pat
     assert again is not None and start.again(config, [], load(config)) is None
     unpack(record, tmp_path / "run")
     assert again().optim.weight_decay == 0.01
+
+
+def test_what_was_changed_in_mid_run_comes_along(config: Path, tmp_path: Path) -> None:
+    """Whole, with the steps at which it was decided to hold: asked for anew it would be too late."""
+    run, store = tmp_path / "run", tmp_path / "store"
+    run.mkdir()
+    (run / CHANGES).write_text(json.dumps({"change": {"optim.learning_rate": 3e-3}, "at": 2}) + "\n")
+    assert trained(config, store).status == 0
+    curve = metrics(run)
+    lose(store)
+    shutil.rmtree(run)
+    assert trained(config, store).status == 0
+    assert [(line["loss"], line["learning_rate"]) for line in metrics(run)] == [
+        (line["loss"], line["learning_rate"]) for line in curve
+    ]
+    refused = [event for event in events(run) if event["event"] == "change refused"]
+    assert not refused and "changed" in [event["event"] for event in events(run)]
 
 
 def test_a_rollback_made_here_is_not_undone(finished: Finished, config: Path, store: Path, tmp_path: Path) -> None:
