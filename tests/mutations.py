@@ -2664,8 +2664,8 @@ MUTATIONS = [
     Mutation(
         "a collective in shared memory waits for the others where it starts",
         "mesh/shared_memory.py",
-        "        return Pending(_Exchange(self.segment, number), self.ledger, entry)",
-        "        self.segment.take(number)\n        return Pending(_Exchange(self.segment, number), self.ledger, entry)",
+        "return Pending(_Exchange(self.segment, number), self.ledger, entry)",
+        "return Pending(self.segment.take(number), self.ledger, entry)",
         ("tests/mesh/test_shared_memory.py",),
     ),
     Mutation(

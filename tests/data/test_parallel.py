@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 
@@ -77,7 +78,23 @@ def test_other_errors_carry_the_workers_traceback() -> None:
         list(ordered_map(make_failing, [1, 6], workers=2))
 
 
+@pytest.fixture
+def _a_minute() -> Iterator[None]:
+    """Then a test that waits for ever fails."""
+
+    def over(*_: object) -> None:
+        raise TimeoutError("a minute is over")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("_a_minute")
 def test_a_worker_that_dies_is_noticed() -> None:
+    """While another one lives."""
     with pytest.raises(DataError, match="ended with status 3"):
         list(ordered_map(make_failing, [1, 7, 2, 3], workers=2))
     assert not multiprocessing.active_children()

@@ -186,6 +186,17 @@ def test_every_way_of_storing_it_is_the_same_tokenizer(tokenizer: Tokenizer, tmp
         assert loaded.end_of_document == 599
 
 
+def test_a_tokenizers_own_truncation_and_padding_are_switched_off(tokenizer: Tokenizer, stories: list[str]) -> None:
+    """Published ones cut a text after 512 tokens, and fill shorter ones up."""
+    inner = tokenizers.Tokenizer.from_str(tokenizer.to_json())
+    inner.enable_truncation(8)
+    inner.enable_padding(length=64)
+    other = Tokenizer(tokenizers.Tokenizer.from_str(inner.to_str()))
+    for text in (stories[0], "dog"):
+        assert other.encode(text) == tokenizer.encode(text)
+        assert [list(each) for each in other.encode_batch([text])] == [tokenizer.encode(text)]
+
+
 def test_the_fingerprint_tells_tokenizers_apart(tokenizer: Tokenizer, stories: list[str]) -> None:
     content = json.loads(tokenizer.to_json())
     changes: list[Callable[[Any], object]] = [

@@ -206,3 +206,21 @@ def test_16_bit_weights_are_near(dtype: torch.dtype) -> None:
     assert hidden.grad is not None
     assert loss.dtype == torch.float32 and abs(loss.item() / float(expected["loss"]) - 1) < 0.02
     assert (hidden.grad.double() - expected["hidden"]).norm() < 0.03 * expected["hidden"].norm()
+
+
+def test_likeliest_tokens_that_sum_to_a_little_more_than_1_leave_nothing_to_others() -> None:
+    """As rounding to 16 bits leaves them: the loss is that of tokens that sum to 1, and not NaN."""
+    hidden, table = drawn(S, B, HIDDEN, seed=1), drawn(37, HIDDEN, seed=2)
+    ids = torch.arange(3).expand(S, B, 3).contiguous()
+    losses = []
+    for sum_of_them in (1.0, 1.0 + 2.0**-10):
+        mine, weight = hidden.clone().requires_grad_(), nn.Parameter(table.clone())
+        said = torch.full((S, B, 3), sum_of_them / 3).double().log()
+        soft = SoftTargets(torch.ones(S, B).double(), 2.0, ids=ids, log_probs=said)
+        nothing = torch.zeros(S, B).double()
+        labels = torch.zeros(S, B, dtype=torch.int64)
+        loss = distilled_loss(mine, weight, labels, nothing, soft, tp=Mesh().tp, vocab_size=37)
+        loss.backward()
+        assert mine.grad is not None and mine.grad.isfinite().all()
+        losses.append(float(loss.detach()))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)

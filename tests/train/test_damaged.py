@@ -8,7 +8,7 @@ import pytest
 
 from colonnade.checkpoint.names import checkpoints_in
 from tests.commands import forked
-from tests.runs import Finished, assert_same, events
+from tests.runs import Finished, assert_same, events, snapshot
 
 
 def flip(path: Path) -> None:
@@ -58,6 +58,16 @@ def test_it_is_refused_where_that_is_wanted(finished: Finished, config: Path, tm
     cut(newest)
     answer = forked("train", config, f"run.folder={run}", key)
     assert answer.status == 2 and "is damaged" in answer.err and newest.is_dir()
+
+
+def test_a_dry_run_says_so_and_leaves_it(finished: Finished, config: Path, tmp_path: Path) -> None:
+    run = copy(finished, tmp_path)
+    newest = list(checkpoints_in(run / "checkpoints").values())[-1]
+    cut(newest)
+    before = snapshot(run)
+    answer = forked("train", config, f"run.folder={run}", "train.steps=8", "--dry-run")
+    assert answer.status == 2 and "is damaged" in answer.err, answer
+    assert snapshot(run) == before
 
 
 def test_the_only_one_is_refused_and_stays(finished: Finished, config: Path, tmp_path: Path) -> None:

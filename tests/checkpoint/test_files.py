@@ -1,0 +1,45 @@
+"""Parts of stored tensors, read from where they lie."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from colonnade.checkpoint import files
+from colonnade.checkpoint.manifest import StoredShard
+from colonnade.checkpoint.plan import Box, narrow
+
+SIZES = (11, 6, 4)
+WHOLE = Box((0, 0, 0), SIZES)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> tuple[Path, StoredShard, torch.Tensor]:
+    """A tensor behind other bytes, as in a rank's file."""
+    numbers = torch.arange(11 * 6 * 4, dtype=torch.float32).view(SIZES)
+    path = tmp_path / "__0_0.distcp"
+    with path.open("wb") as file:
+        file.write(b"x" * 1000)
+        torch.save(numbers, file)
+    return path, StoredShard(WHOLE, path.name, 1000, path.stat().st_size - 1000), numbers
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 100])
+@pytest.mark.parametrize(
+    "box", [WHOLE, Box((3, 0, 0), (7, 6, 4)), Box((0, 2, 0), (11, 3, 4)), Box((5, 1, 2), (6, 4, 1))]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_box_is_read_block_by_block(
+    stored: tuple[Path, StoredShard, torch.Tensor],
+    rows: int,
+    box: Box,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of all columns or some, in the stored dtype or another, in blocks of so many rows, the last one shorter."""
+    path, shard, numbers = stored
+    monkeypatch.setattr(files, "BLOCK", rows * 6 * 4 * 4)
+    target = torch.full(box.sizes, -1.0, dtype=dtype)
+    with path.open("rb") as file:
+        files.read_box(file, shard, torch.float32, box, target)
+    assert torch.equal(target, narrow(numbers, box).to(dtype))
