@@ -112,6 +112,18 @@ def test_started_alone_it_starts_the_ranks_and_takes_their_status(
     ]
 
 
+def test_the_ranks_that_it_starts_know_that_the_run_is_dry(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:
+    started: list[list[str]] = []
+
+    def run_on(places: Sequence[int], command: list[str], **more: object) -> launch.Ended:
+        started.append(command)
+        return launch.Ended(0, asked=False, cause=None)
+
+    monkeypatch.setattr(launch, "run_on", run_on)
+    assert here("train", config, "parallel.tp=2", "--dry-run").status == 0
+    assert started == [[sys.executable, "-m", "colonnade", "train", str(config), "parallel.tp=2", "--dry-run"]]
+
+
 @pytest.mark.parametrize(("is_rank", "num_ranks"), [(True, 4), (False, 1)])
 def test_a_rank_and_a_run_of_one_rank_start_nothing(
     monkeypatch: pytest.MonkeyPatch, is_rank: bool, num_ranks: int

@@ -68,6 +68,7 @@ def test_a_value_that_is_a_url_hides_any_secret(secret: str, form: str) -> None:
             OSError(errno.ENOSPC, "No space left on device"),
             "No space left on device. Fix that, and run the command again.",
         ),
+        (OSError(errno.EDQUOT, "Disk quota exceeded", "/a"), "/a: Disk quota exceeded. Fix that, and run"),
         (PermissionError(errno.EACCES, "Permission denied", "/a/b"), "/a/b: Permission denied. Fix that, and run"),
         (OSError(errno.EACCES, "Permission denied", "s3://u:s3cr3t@bucket/x"), "s3://…@bucket/x: Permission denied."),
         (OSError(errno.EIO, "Input/output error", "/a"), None),

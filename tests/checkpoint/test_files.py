@@ -1,5 +1,6 @@
 """Parts of stored tensors, read from where they lie."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,23 @@ def test_a_box_is_read_block_by_block(
     with path.open("rb") as file:
         files.read_box(file, shard, torch.float32, box, target)
     assert torch.equal(target, narrow(numbers, box).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_read_of_which_the_system_does_a_part_goes_on_where_that_ended(
+    stored: tuple[Path, StoredShard, torch.Tensor], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Linux does with more than 2 GiB: straight into its place, and by way of a block in another dtype."""
+    path, shard, numbers = stored
+    read, counts = os.preadv, list[int]()
+
+    def partly(descriptor: int, buffers: list[memoryview], start: int) -> int:
+        counts.append(read(descriptor, [buffers[0][:100]], start))
+        return counts[-1]
+
+    monkeypatch.setattr(os, "preadv", partly)
+    target = torch.full(SIZES, -1.0, dtype=dtype)
+    with path.open("rb") as file:
+        files.read_box(file, shard, torch.float32, WHOLE, target)
+    assert len(counts) == 11 and sum(counts) == 4 * numbers.numel()
+    assert torch.equal(target, numbers.to(dtype))

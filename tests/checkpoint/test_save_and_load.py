@@ -3,9 +3,11 @@
 import json
 import pickle
 import random
+import shutil
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -292,6 +294,21 @@ def test_killed_at_any_moment_the_last_whole_one_stays(tmp_path: Path) -> None:
     last = max(checkpoints_in(tmp_path))
     save(tmp_path, last + 1, model_shards(weights(), 0, 1), {}, keep=1)
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_checkpoint_for_which_there_is_no_space_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Space for what one rank writes is not enough."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=3_000_000))
+
+    def on_a_rank(rank: int, num_ranks: int) -> str:
+        half = [Shard("w", (1_000_000,), (500_000 * rank,), torch.zeros(500_000))]
+        with pytest.raises(CheckpointError) as caught:
+            save(tmp_path, 1, half, {})
+        return str(caught.value)
+
+    first, second = run_on_ranks(on_a_rank, 2)
+    assert first == second and not list(tmp_path.iterdir())
+    assert first.startswith(f"The disk is full: {tmp_path} has 3.0 MB free, and saving step 1 needed 4.0 MB more")
 
 
 def test_one_ranks_failure_is_everyones(tmp_path: Path) -> None:

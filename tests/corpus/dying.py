@@ -51,3 +51,8 @@ class Waits(Read):
         while time.monotonic() < end:
             sum(range(100_000))
         yield from super().run(data, rank, world_size)
+
+
+def dies_at_once(_: object) -> None:
+    """What a worker begins with: it is killed before it has a task."""
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -65,6 +65,19 @@ def test_cutting_keeps_what_is_around(run: Run, write_lines: Any, exam: dict[str
     )
 
 
+def test_the_pieces_of_a_document_are_in_one_part(run: Run, write_lines: Any, exam: dict[str, str]) -> None:
+    rows = [
+        {"id": f"d{seed}", "text": " ".join([*words(60, seed), *EXAM, *words(60, seed + 50)])} for seed in range(20)
+    ]
+    cut = {"tests": exam, "action": "cut", "cut_characters": 10}
+    result = run(write_lines("in.jsonl", rows), decontaminate=cut, split={"shares": {"train": 1.0, "test": 1.0}})
+    found = {part: sorted(result.ids(part)) for part in ("train", "test")}
+    for part, names in found.items():
+        of = {name.partition("#")[0] for name in names}
+        assert names == sorted(f"{document}#{number}" for document in of for number in (1, 2)), part
+    assert len(found["train"]) + len(found["test"]) == 40 and all(found.values())
+
+
 def test_short_passages_count_whole(run: Run, write_lines: Any) -> None:
     question = "In what year did the Normans cross the narrow sea"
     tests = {"squad": str(write_lines("q.jsonl", [question]))}
@@ -90,6 +103,14 @@ def test_which_passages_are_looked_for(write_lines: Any, ngram: int, length: int
     if not looked_for:
         with pytest.raises(DataError, match=f"has no passage of {min(8, ngram)} words or more"):
             read_tests({"exam": str(alone)}, ngram=ngram, key="text")
+
+
+def test_a_short_passage_within_a_long_one_does_not_end_it(write_lines: Any) -> None:
+    passage = words(13, 1)
+    path = write_lines("exam.jsonl", [" ".join(passage), " ".join(passage[2:10])])
+    tests = read_tests({"exam": str(path)}, ngram=13, key="text")
+    runs = shared_runs([*words(5, 3), *passage, *words(5, 4)], tests, WordHashes())
+    assert runs == [Shared("exam", 5, 18)]
 
 
 def test_articles_go_by_title(tmp_path: Path, run: Run, write_lines: Any) -> None:

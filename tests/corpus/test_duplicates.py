@@ -143,6 +143,15 @@ def test_the_index_has_what_was_kept_only(tmp_path: Path, run: Run, write_lines:
     assert run(write_lines("b.jsonl", [text]), folder="two", deduplicate=how).texts() == [text]
 
 
+def test_a_run_is_no_duplicate_of_itself_in_a_new_folder(tmp_path: Path, run: Run, write_lines: Any) -> None:
+    """Its part of the index is there already: what it kept then is what it keeps now."""
+    texts = [" ".join(words(100, seed)) for seed in (5, 6)]
+    source, how = write_lines("a.jsonl", [*texts, texts[0]]), {"index": str(tmp_path / "index")}
+    for folder in ("one", "two"):
+        assert run(source, folder=folder, deduplicate=how).texts() == texts
+    assert len(list((tmp_path / "index").iterdir())) == 1
+
+
 def test_a_part_of_the_index_that_is_there_stays(tmp_path: Path, run: Run, write_lines: Any) -> None:
     """A run that is started again after its end makes its part once more, and it is the one that goes."""
     part, again = tmp_path / "0123456789abcdef", tmp_path / "0123456789abcdef.partial"

@@ -185,6 +185,16 @@ def test_parquet_and_its_damage(tmp_path: Path, run: Run) -> None:
     assert run(tmp_path / "bad.parquet", folder="bad").reasons("read") == {"file damaged": 1}
 
 
+def test_the_hash_of_an_input_is_that_of_all_of_it(tmp_path: Path, run: Run) -> None:
+    """A Parquet file is read by another way, and one that is damaged at its beginning is not read on."""
+    pq.write_table(pa.table({"text": ["one"]}), tmp_path / "in.parquet")
+    (tmp_path / "in.jsonl.gz").write_bytes(b"foreign" * 500_000)
+    inputs = run(tmp_path / "in.parquet", tmp_path / "in.jsonl.gz").manifest["inputs"]
+    assert [(each["documents"], each["rejected"]) for each in inputs] == [(1, 0), (0, 1)]
+    for each in inputs:
+        assert each["sha256"] == hashlib.sha256(Path(each["path"]).read_bytes()).hexdigest()
+
+
 def warc(*records: tuple[str, str, bytes]) -> bytes:
     parts = []
     for number, (kind, url, body) in enumerate(records):

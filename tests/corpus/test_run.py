@@ -9,18 +9,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from colonnade.atomic import written
+from colonnade.corpus import executors
 from colonnade.corpus.repair import Repair
 from colonnade.data.cleaning import clean
 from colonnade.errors import DataError, LockError
 from colonnade.lock import locked
 from tests.commands import here
-from tests.corpus.dying import Dies, DiesOnce
+from tests.corpus.dying import Dies, DiesOnce, dies_at_once
 from tests.corpus.recipes import Result, make_recipe, words
 
 Run = Callable[..., Result]
@@ -127,6 +129,24 @@ def test_what_a_killed_worker_left_is_done_again(
     assert not (tmp_path / "never" / "manifest.json").exists()
 
 
+def test_workers_that_are_killed_before_they_begin_are_not_started_for_ever(
+    tmp_path: Path, run: Run, write_lines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = 0
+
+    def pool(*given: Any, before: Any = ProcessPoolExecutor, **more: Any) -> Any:
+        nonlocal started
+        started += 1
+        assert started < 5, "once is enough"
+        return before(*given, **more)
+
+    monkeypatch.setattr(executors, "ProcessPoolExecutor", pool)
+    monkeypatch.setattr(executors, "_begin", dies_at_once)
+    inputs = [write_lines(f"{name}.jsonl", [f"document {name}"]) for name in "ab"]
+    with pytest.raises(DataError, match=r"2 tasks were killed 1 times: 0, 1; "):
+        run(*inputs, run={"piece_bytes": 30, "workers": 2, "retries": 0})
+
+
 def test_a_folder_keeps_one_run(tmp_path: Path, run: Run, corpus: Path) -> None:
     run(corpus, repair={})
     with pytest.raises(DataError, match=r"holds another run: repair\.uncurl_quotes was False and is True"):
@@ -135,6 +155,14 @@ def test_a_folder_keeps_one_run(tmp_path: Path, run: Run, corpus: Path) -> None:
     os.utime(corpus, ns=(1, 1))
     with pytest.raises(DataError, match="inputs have changed"):
         run(corpus, repair={})
+
+
+def test_a_run_is_not_taken_up_with_other_tasks(run: Run, write_lines: Any) -> None:
+    """Files as they are, shared out in another way: what the first task has done is not what it would do now."""
+    inputs = [write_lines(f"{name}.jsonl", [f"document {name}"]) for name in "abc"]
+    assert len(run(*inputs).texts()) == 3
+    with pytest.raises(DataError, match=r"holds another run: run\.piece_bytes was \d+ and is 30\. "):
+        run(*inputs, run={"piece_bytes": 30})
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path: Path, run: Run, corpus: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import ftfy
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from colonnade.corpus import language
@@ -38,6 +38,16 @@ def test_repair(run: Run, write_lines: Any) -> None:
     assert kept.texts() == ['&amp; "x"']
 
 
+def test_bytes_are_those_of_the_text_as_it_was_and_as_it_is_now(run: Run, write_lines: Any) -> None:
+    broken, whole = "schÃ¶n und grÃ¼n", "schön und grün"
+    result = run(write_lines("in.jsonl", [broken]), repair={})
+    assert result.texts() == [whole]
+    before, now = (len(text.encode()) for text in (broken, whole))
+    steps = result.manifest["steps"]
+    assert (steps["repair"]["in"]["bytes"], steps["repair"]["out"]["bytes"]) == (before, now)
+    assert steps["write"]["out"]["bytes"] == result.manifest["parts"]["train"]["bytes"] == now
+
+
 @given(
     st.lists(
         st.one_of(
@@ -46,6 +56,7 @@ def test_repair(run: Run, write_lines: Any) -> None:
     ).map("".join),
     st.booleans(),
 )
+@example("1 &lt; 2 &amp; so on\n<b>3 &gt; 2</b>\n&amp; so on\n", True)
 def test_repair_is_ftfys(text: str, unescape_html: bool) -> None:
     repair = RepairStep(unescape_html=unescape_html)
     assert repair_text(text, repair) == ftfy.fix_text(text, configuration(repair))
@@ -151,6 +162,23 @@ def test_quality_heuristics(run: Run, write_lines: Any) -> None:
         filter={"min_tokens": 0, "quality": ["c4"]},
     )
     assert lines.texts() == ["A line that ends well. It has sentences. One. Two. Three."]
+
+
+def test_the_length_is_that_of_what_the_heuristics_left(
+    tmp_path: Path, run: Run, write_lines: Any, tokenizer: Tokenizer
+) -> None:
+    tokenizer.save(tmp_path / "tokenizer.json")
+    left = "A line that ends well. It has sentences. One. Two. Three."
+    count = len(tokenizer.encode(left))
+    for at_least, texts in ((count, [left]), (count + 1, [])):
+        result = run(
+            write_lines("in.jsonl", [f"{left}\nno end here\nWe use cookies on this page."]),
+            folder=f"at_least_{at_least}",
+            run={"tokenizer": str(tmp_path / "tokenizer.json")},
+            filter={"min_tokens": at_least, "quality": ["c4"]},
+        )
+        assert result.texts() == texts
+        assert [row["tokens"] for row in result.rows()] == [count] * len(texts)
 
 
 def test_removal_lists(tmp_path: Path, run: Run, write_lines: Any) -> None:

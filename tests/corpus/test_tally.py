@@ -1,6 +1,8 @@
 """Counts of tasks, put together."""
 
-from colonnade.corpus.tally import Amount, Tally, merged
+from pathlib import Path
+
+from colonnade.corpus.tally import Account, Amount, Tally, merged, read_tallies
 
 
 def tally(task: int) -> Tally:
@@ -20,3 +22,13 @@ def test_counts_add_up_and_the_first_samples_are_kept() -> None:
     assert total.dropped == {"short": Amount(9, 90, 900)} and total.changed == {"cut": 6}
     assert total.histograms == {"languages": {"en": 12}} and total.metadata == dict.fromkeys("012", "said")
     assert [each["id"] for each in total.samples["short"]] == ["0.0", "0.1", "0.2", "1.0"]
+
+
+def test_each_reason_has_samples_of_its_own(tmp_path: Path) -> None:
+    account = Account(tmp_path, "filter", 3, samples=2)
+    for number, reason in enumerate(["short", "short", "short", "long"]):
+        account.drop(reason, place={"id": f"d{number}"}, text="words")
+    account.close()
+    ((task, found),) = read_tallies(tmp_path, "filter")
+    listed = {reason: [each["id"] for each in samples] for reason, samples in found.samples.items()}
+    assert task == 3 and listed == {"short": ["d0", "d1"], "long": ["d3"]}

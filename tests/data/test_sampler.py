@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colonnade.data.sampler import AllEpochsOrder, EpochOrder, InOrder, cut_in_microbatches, permute, permute_one
+from colonnade.data.sampler import (
+    AllEpochsOrder,
+    EpochOrder,
+    InOrder,
+    Order,
+    cut_in_microbatches,
+    permute,
+    permute_one,
+)
 from colonnade.errors import DataError
 
 sizes = st.one_of(st.integers(1, 40), st.integers(1, 5_000))
@@ -74,6 +82,19 @@ def test_all_epochs_mixes_epochs_and_the_default_does_not() -> None:
     first = AllEpochsOrder(1_000, 4, seed=1).samples(np.arange(1_000))
     assert len(set(first.tolist())) < 800  # a quarter of a shuffle of four copies: 1 - (3/4)**4 = 68 % distinct
     assert len(set(EpochOrder(1_000, seed=1).samples(np.arange(1_000)).tolist())) == 1_000
+
+
+@pytest.mark.parametrize("kind", ["in order", "epoch", "all epochs"])
+def test_no_sample_comes_twice_as_the_same_time(kind: str) -> None:
+    """What is drawn for a sample, as the words that are masked, is drawn anew each time that it comes."""
+    orders: dict[str, Order] = {
+        "in order": InOrder(10),
+        "epoch": EpochOrder(10, seed=1),
+        "all epochs": AllEpochsOrder(10, 4, seed=1),
+    }
+    positions = np.arange(40)
+    times = list(zip(orders[kind].samples(positions).tolist(), orders[kind].epochs(positions).tolist(), strict=True))
+    assert sorted(times) == [(sample, epoch) for sample in range(10) for epoch in range(4)]
 
 
 def test_all_epochs_end() -> None:

@@ -64,5 +64,11 @@ def test_megatron_s_rules_are_those_of_the_harness() -> None:
     assert DETOKENIZERS["megatron"](text) == harness.wikitext_detokenizer({"page": text})
 
 
+@pytest.mark.parametrize("level", [1, 2, 3, 4])
+def test_megatron_s_rules_join_the_marks_of_headings_of_all_levels(level: int) -> None:
+    spaced, joined = " ".join("=" * level), "=" * level
+    assert DETOKENIZERS["megatron"](f" \n {spaced} Title {spaced} \n text") == f"\n{joined} Title {joined}\ntext"
+
+
 def test_words_are_what_single_spaces_separate() -> None:
     assert count_words(" \n = A = \n b c \n ") == len(["=", "A", "=", "\n", "b", "c"])

@@ -35,6 +35,14 @@ def test_what_is_context_and_what_is_to_be_predicted(tokenizer: Tokenizer) -> No
     assert cut["last-token"] == (whole[:-1], whole[-1:]) and len(cut["whole-word"][1]) > 1
 
 
+def test_a_last_word_that_stands_in_its_context_too(tokenizer: Tokenizer) -> None:
+    """As nearly all of LAMBADA's do."""
+    text = "look at the statue , she said , a statue"
+    for name in ("whole-word", "lm-eval"):
+        context, target = VARIANTS[name](text, tokenizer)
+        assert (tokenizer.decode(context), tokenizer.decode(target)) == (text.removesuffix(" statue"), " statue"), name
+
+
 def test_white_space_before_the_last_space_is_the_target_s_in_the_harness_variant(tokenizer: Tokenizer) -> None:
     context, target = VARIANTS["lm-eval"]("She did not  look", tokenizer)
     assert (tokenizer.decode(context), tokenizer.decode(target)) == ("She did not", "  look")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from colonnade.data.loader import Batch, evaluation_positions
+from colonnade.data.rows import Cut, TooLong
 from colonnade.errors import ConfigError, DataError
 from colonnade.evaluation.perplexity import evaluate, evaluate_tokens
 from colonnade.mesh.layout import Layout
@@ -133,6 +134,17 @@ def test_sliding_windows_are_brute_force(length: int, stride: int, num_tokens: i
 def test_windows_take_all_positions_and_do_not_overlap_unless_asked() -> None:
     model = tiny_gpt(Axis("tp"))
     assert evaluate_tokens(model, TEXT, dp=DP) == evaluate_tokens(model, TEXT, dp=DP, seq_length=12, stride=12)
+
+
+@pytest.mark.parametrize("too_long", ["drop", "truncate"])
+def test_all_of_a_document_is_scored_whatever_training_leaves_out(too_long: TooLong) -> None:
+    """Of documents of 4, 20 and 7 tokens in rows of 12: every token but the first of each."""
+    model, starts = tiny_gpt(Axis("tp")), np.array([0, 4, 24])
+    found, whole = (
+        evaluate_tokens(model, TEXT, dp=DP, starts=starts, cut=Cut(separate=True, whole=True, too_long=which))
+        for which in (too_long, "cut")
+    )
+    assert found.tokens == len(TEXT) - 3 and found == whole
 
 
 # With 4 data-parallel ranks and 3 windows, one of them has nothing to do.

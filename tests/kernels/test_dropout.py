@@ -62,6 +62,16 @@ def test_masks_differ_between_everything_they_are_for() -> None:
     assert not torch.equal(attention([1], range(4)), attention([1], range(4), layer=1))
 
 
+def test_each_adapter_drops_elements_of_its_own() -> None:
+    """Whichever layer of a block it stands beside, and whichever block."""
+    names = [f"blocks.{layer}.{module}" for layer in (0, 1) for module in ("attention.qkv", "mlp.up")]
+    masks, shape = Masks(1, np.array([4, 5])), torch.Size((S, 2, H))
+    for draw in (masks.adapter_positions, masks.adapter_features):
+        drawn_by = {name: draw(name, shape, DROP, CPU) for name in names}
+        assert len({mask.contiguous().numpy().tobytes() for mask in drawn_by.values()}) == len(names)
+        assert torch.equal(draw(names[0], shape, DROP, CPU), drawn_by[names[0]]), "the same whenever it is asked for"
+
+
 def test_what_is_kept_is_scaled_up_and_so_is_its_gradient() -> None:
     masks = Masks(1, np.array([4, 5]))
     x = drawn(S, 2, H, seed=0).requires_grad_()

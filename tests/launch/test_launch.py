@@ -448,6 +448,37 @@ def test_a_supervisor_that_is_killed_while_ranks_start_leaves_nothing(tmp_path: 
     process.communicate(timeout=20)
 
 
+KEEPING = """
+import sys
+from pathlib import Path
+from colonnade.launch.launch import run_on
+sys.exit(run_on([0], sys.argv[2:], memory=Path(sys.argv[1])).status)
+"""
+
+
+def test_copies_in_memory_outlive_a_rank_that_fails(tmp_path: Path) -> None:
+    """The next start goes on from them."""
+    (tmp_path / "memory").mkdir()
+    body = "pathlib.Path(os.environ['COLONNADE_MEMORY'], 'copy').touch(); sys.exit('lost')"
+    command = [sys.executable, "-c", KEEPING, str(tmp_path / "memory"), *rank_command(tmp_path / "r", body)]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert answer.returncode == 1 and (tmp_path / "memory" / "copy").exists(), answer
+
+
+def test_a_supervisor_that_is_killed_leaves_no_copies_in_memory(tmp_path: Path) -> None:
+    (tmp_path / "memory").mkdir()
+    command = [*rank_command(tmp_path / "r", "live(); time.sleep(60)")]
+    process = subprocess.Popen([sys.executable, "-c", KEEPING, str(tmp_path / "memory"), *command])
+    numbers = pids(tmp_path / "r", 1)
+    process.kill()
+    process.wait()
+    assert_gone(numbers)
+    end = time.monotonic() + 20
+    while (tmp_path / "memory").exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not (tmp_path / "memory").exists()
+
+
 def test_on_linux_the_kernel_ends_ranks_with_their_supervisor(tmp_path: Path) -> None:
     body = """
         import ctypes
@@ -612,3 +643,14 @@ def test_only_a_second_ctrl_c_kills(tmp_path: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGINT):
         supervisor._pass_on(number)
     assert got == [signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGKILL]
+
+
+def test_who_asks_for_a_save_asks_nobody_to_end(tmp_path: Path) -> None:
+    """A rank that is lost later is started again."""
+    got: list[int] = []
+    rank: Any = SimpleNamespace(status=None, send=got.append)
+    supervisor = Supervisor([], 1, tmp_path, lambda number, pipe: {}, ranks=[rank])
+    supervisor._pass_on(signal.SIGUSR1)
+    assert got == [signal.SIGUSR1] and supervisor.asked == []
+    supervisor._pass_on(signal.SIGTERM)
+    assert got[1:] == supervisor.asked == [signal.SIGTERM]

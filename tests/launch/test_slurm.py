@@ -1,9 +1,11 @@
 """The batch script of a run: what it asks for, what is refused, and when it is queued again."""
 
 import os
+import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,25 @@ def test_the_command(config: Path, tmp_path: Path) -> None:
 # --- a fake srun: what the script does with each end ------------------------------------------------------------------
 
 
+@pytest.fixture
+def as_slurm_starts_it() -> Iterator[None]:
+    """A command that an earlier test ran here may have left the signal ignored, and a script could not hear it then."""
+    before = signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+ASKED_TO_LEAVE = r"""
+sleep 0.1
+kill -USR1 $PPID  # the script, as Slurm does before the time is over
+until [ -e "$RUN/leave" ]; do sleep 0.01; done
+sleep 0.2  # ranks that save: the script waits for them
+echo '{"run": "7.0", "status": 99, "why": ""}' > "$RUN/ended.json"
+exit 1
+"""
+
+
+@pytest.mark.usefixtures("as_slurm_starts_it")
 @pytest.mark.parametrize(
     ("srun", "status", "requeued"),
     [
@@ -95,6 +116,7 @@ def test_the_command(config: Path, tmp_path: Path) -> None:
         ("exit 1", 1, False),
         ('mkdir -p "$RUN/checkpoints/step_00000010"; exit 1', 1, True),
         ('touch "$RUN/stop"; mkdir -p "$RUN/checkpoints/step_00000010"; exit 1', 1, False),
+        (ASKED_TO_LEAVE, 99, True),
     ],
 )
 def test_what_is_queued_again(config: Path, tmp_path: Path, srun: str, status: int, requeued: bool) -> None:

@@ -4,6 +4,7 @@ import resource
 from collections import Counter
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given
@@ -58,15 +59,16 @@ def test_ranks_send_files_to_each_other(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.received"))
 
 
-def test_of_a_file_that_cannot_be_written_nothing_stays(tmp_path: Path) -> None:
-    """Neither on the disk, whose space it would take, nor open."""
+@pytest.mark.parametrize("sizes", [(1 << 15, 1 << 15, 1 << 15), (1 << 15, 1 << 15, 100)], ids=["block", "last bytes"])
+def test_of_a_file_that_cannot_be_written_nothing_stays(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    """Neither on the disk, whose space it would take, nor open. The last bytes are written when it is closed."""
     problems: list[OSError] = []
     received = files._Received(tmp_path / "a", problems)
     file, (soft, hard) = received._file, resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
     try:
-        for _ in range(3):
-            received.write(torch.ones(1 << 15, dtype=torch.uint8))
+        for size in sizes:
+            received.write(torch.ones(size, dtype=torch.uint8))
         received.close()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

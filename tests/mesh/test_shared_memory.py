@@ -6,6 +6,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -226,6 +227,26 @@ def test_a_wait_ends_when_the_other_is_gone_or_too_late() -> None:
         with pytest.raises(error, match=said):
             segment.take(number)
         assert time.monotonic() - begin < 20
+
+
+@can_share
+def test_time_in_which_a_waiting_process_is_suspended_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two looks at the clock hours go by; then the other rank, suspended with it, comes."""
+    memory, here = mmap.mmap(-1, 1 << 25), mine()
+    waiting, other = (Segment(memory, rank, [here, here], timeout=60.0) for rank in range(2))
+    looks, found = list[float](), list[torch.Tensor]()
+
+    def leaping() -> float:
+        looks.append(100.0 + 3600.0 * len(looks))
+        if len(looks) == 3:
+            other.show(torch.full((3,), 2.0), lambda parts: None)
+        return looks[-1]
+
+    monkeypatch.setattr(shared_memory, "time", SimpleNamespace(monotonic=leaping, sleep=time.sleep))
+    monkeypatch.setattr(shared_memory, "_offer_core", lambda: None)
+    number = waiting.show(torch.ones(3), lambda parts: found.extend(part.clone() for part in parts))
+    waiting.take(number)
+    assert len(looks) == 3 and [part.tolist() for part in found] == [[1.0] * 3, [2.0] * 3]
 
 
 def _names(rank: int, num_ranks: int) -> list[str]:

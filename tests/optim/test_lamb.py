@@ -146,10 +146,18 @@ def test_what_is_not_counted_adds_nothing_to_the_total() -> None:
     RULE.update_(mine, step=1, learning_rate=0.1, factor=torch.ones(()), num_weights=len(SHAPES), total=total)
 
 
-def step_once(w: Tensor, g: Tensor, *, decayed: bool = True, rule: Lamb = RULE, rate: float = 0.1) -> Tensor:
-    """The weight after step 1."""
-    w = w.clone()
-    params = ParamSlice(w, g.clone(), RULE.init(w), decayed, ranges=[(0, slice(0, len(w)))])
+def step_once(
+    w: Tensor,
+    g: Tensor,
+    *,
+    decayed: bool = True,
+    rule: Lamb = RULE,
+    rate: float = 0.1,
+    factors: tuple[float, float] = (1.0, 1.0),
+) -> Tensor:
+    """The weight after step 1; `factors`: its own on the learning rate and on weight decay."""
+    w, (of_rate, of_decay), ranges = w.clone(), factors, [(0, slice(0, len(w)))]
+    params = ParamSlice(w, g.clone(), RULE.init(w), decayed, True, ranges, of_rate, of_decay)
     rule.update_(
         [params], step=1, learning_rate=rate, factor=torch.ones(()), num_weights=1, total=lambda squares: squares
     )
@@ -174,6 +182,17 @@ def test_the_ratio_is_one_where_a_norm_is_zero() -> None:
 def test_undecayed_weights_follow_adam() -> None:
     w, g = torch.randn(2, 30, dtype=torch.float64)
     torch.testing.assert_close(step_once(w, g, decayed=False), w - 0.1 * g / (g.abs() + EPSILON), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("decayed", [True, False])
+def test_a_weight_may_have_factors_on_the_rate_and_on_its_decay(decayed: bool) -> None:
+    """A matrix, whose step has a trust ratio, as well as a bias."""
+    w, g = torch.randn(2, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    step, longer = (step_once(w, g, decayed=decayed, factors=(factor, 1.0)) - w for factor in (1.0, 3.0))
+    torch.testing.assert_close(longer, 3.0 * step, rtol=1e-12, atol=1e-14)
+    expected = step_once(w, g, decayed=decayed, rule=Lamb(BETA1, BETA2, EPSILON, 2.0 * DECAY))
+    found = step_once(w, g, decayed=decayed, factors=(1.0, 2.0))
+    torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
 
 
 def test_padding_stays_zero() -> None:

@@ -1,11 +1,16 @@
 """Lines of changes.jsonl: what each is known by, and what comes of it."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from colonnade.config.load import load
-from colonnade.train.change_requests import CHANGES, Decided, lines_of
+from colonnade.train.change import as_it_began, in_force
+from colonnade.train.change_requests import CHANGES, Decided, Line, ask, lines_of
+from tests.runs import Finished
 
 
 def write(run: Path, *lines: str, end: str = "\n") -> None:
@@ -27,6 +32,18 @@ def test_equal_lines_are_requests_of_their_own(tmp_path: Path, config: Path) -> 
     assert values == [1e-3, 2e-3, 1e-3] and not decided.refused
 
 
+@pytest.mark.parametrize("tokens", [(), (0, 64)], ids=["one batch", "two batches"])
+def test_behind_another_batch_a_run_knows_how_it_began(config: Path, tokens: tuple[int, ...]) -> None:
+    """Such a change is a phase of the curriculum: a return to before it has the phases of before."""
+    phases = {"tokens": tokens, "seq_length": (16,) * len(tokens), "global_batch_size": (2, 4)[: len(tokens)]}
+    began = load(config, [f"curriculum.{name}={list(values)}" for name, values in phases.items() if tokens])
+    line = Line("a", json.dumps({"change": {"train.global_batch_size": 8}}), is_whole=True)
+    (change,) = Decided().with_line(line, began, 3).changes
+    now = in_force(began, [change.model_copy(update={"position": 12})])
+    assert now.train.global_batch_size == 8 and now.curriculum != began.curriculum
+    assert as_it_began(now, [change]) == began
+
+
 def test_a_line_is_known_by_the_same_name_when_others_have_come(tmp_path: Path) -> None:
     write(tmp_path, rate(1e-3), "", rate(1e-3))
     before = lines_of(tmp_path)
@@ -43,3 +60,15 @@ def test_the_last_line_is_whole_when_it_has_its_end(tmp_path: Path) -> None:
     assert [line.is_whole for line in lines_of(tmp_path)] == [True, True]
     (tmp_path / CHANGES).unlink()
     assert lines_of(tmp_path) == []
+
+
+def test_a_request_behind_a_line_without_an_end_is_a_line_of_its_own(finished: Finished, tmp_path: Path) -> None:
+    """As some editors leave a file: both are read."""
+    run = Path(shutil.copytree(finished.folder, tmp_path / "run"))
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:4]))  # two steps are left
+    write(run, rate(1e-3), rate(2e-3), end="")
+    ask(run, {"change": {"optim.learning_rate": 3e-3}})
+    ask(run, {"change": {"optim.learning_rate": 4e-3}})
+    assert [line.is_whole for line in lines_of(run)] == [True] * 4
+    assert [line.text for line in lines_of(run)] == [rate(value) for value in (1e-3, 2e-3, 3e-3, 4e-3)]

@@ -106,6 +106,19 @@ def test_on_several_ranks(config: Path, tmp_path: Path) -> None:
     assert_same(run, tmp_path / "whole")
 
 
+def test_on_a_fresh_machine_the_run_returns_to_a_step_that_only_the_storage_has(
+    config: Path, store: Path, tmp_path: Path
+) -> None:
+    lose(store)
+    answer = trained(config, store, "--rollback", "4", "--skip", "1")
+    told = [
+        f"Fetched step_00000004 of file://{store}",
+        f"{tmp_path / 'run'} returns to step 4, to pass over the batches",
+    ]
+    assert answer.status == 0 and all(each in answer.out for each in told), answer
+    assert metrics(tmp_path / "run")[-1]["tokens"] == 7 * 4 * 16
+
+
 def killed_at(step: int) -> Callable[[int], None]:
     """The process is killed when all of this step but its manifest is uploaded."""
 

@@ -1,5 +1,6 @@
 """A run whose configuration changes on the way: the same on every layout, after every stop, kill and return."""
 
+import errno
 import json
 import os
 import signal
@@ -9,12 +10,15 @@ from typing import Any
 import pytest
 
 from colonnade.config.load import load
-from colonnade.train import loop
-from colonnade.train.change_requests import CHANGES
+from colonnade.mesh.mesh import Mesh
+from colonnade.train import in_force, loop
+from colonnade.train.change_requests import CHANGES, read_decided
+from colonnade.train.in_force import InForce
 from tests import tiny
 from tests.commands import forked, here
 from tests.runs import assert_near, assert_same, assert_same_end, events, metrics
 from tests.tiny import TinyCorpus
+from tests.told import Told
 
 assert loop, "imported once, here, and not by every forked rank"
 
@@ -227,6 +231,7 @@ def test_the_command_writes_whole_lines_and_refuses_what_the_run_would(config: P
         (["train.seed=4"], "train.seed does not change"),
         (["optim.learning_rate=-1"], "optim.learning_rate = -1"),
         (["checkpoint.every=3", "--at", "3"], "step 3 is over"),
+        (["checkpoint.every=3", "--at", "0"], "step 0 is over"),
         (["checkpoint.every"], "is not of the form"),
         ([], "Give keys"),
     ):
@@ -237,6 +242,27 @@ def test_the_command_writes_whole_lines_and_refuses_what_the_run_would(config: P
     train(config, run, "train.steps=5")  # refuses the torn line
     answer = here("change", run, "train.steps=8", "--at", "4")
     assert answer.status == 2 and "step 4 is over" in answer.err
+
+
+def test_what_is_asked_for_while_the_disk_is_full_is_looked_at_again(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each step, though changes.jsonl is the same; that it waits is said once."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    run, told = changes(tmp_path / "run", {"change": {"optim.learning_rate": 3e-3}}), Told()
+    following = InForce(load(config), None, Mesh(), told)  # type: ignore[arg-type]
+    with monkeypatch.context() as patch:
+        patch.setattr(in_force, "write_decided", full)
+        for step in (2, 3):
+            assert following.has_news()
+            following.read(step)
+    assert len([each for each in told.said if each.startswith("Changes of the run wait: ")]) == 1
+    assert following.has_news() and not read_decided(run).changes
+    following.read(4)
+    assert [change.at for change in read_decided(run).changes] == [4] and not following.has_news()
 
 
 def test_a_line_that_comes_in_mid_run_holds_behind_the_step_under_way_on_all_ranks(

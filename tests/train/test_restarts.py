@@ -122,6 +122,20 @@ def test_from_the_second_on_restarts_without_progress_are_waited_with(fake: Any)
     assert status == 0 and made.slept == [0.0, 3.0, 6.0]
 
 
+def test_what_linux_kills_for_its_memory_twice_is_not(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would need it again. Its place is not lost, and what was killed before the attempt was another's."""
+    kills = [7]
+
+    def killed_for_memory(run: Path) -> Ended:
+        kills[0] += 1
+        return after(killed(2), 10)(run)
+
+    monkeypatch.setattr(restarts, "_oom_kills", lambda: kills[0])
+    status, made = fake(after(killed(1), 10), killed_for_memory, killed_for_memory)
+    assert status == 137 and names(made.run) == ["fault", "restart", "fault", "restart", "fault", "no restart"]
+    assert [event["what"] for event in events(made.run)[::2]] == ["killed", "out of memory", "out of memory"]
+
+
 def test_it_gives_up_and_says_how_to_go_on(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
     status, made = fake(*[after(killed(rank)) for rank in (0, 1, 2, 3)])
     assert status == 137 and len(made.started) == 4
@@ -138,6 +152,18 @@ def test_a_lost_place_is_left_out_and_tried_again(fake: Any) -> None:
     assert "parallel.dp=1" in made.started[2][1]
     assert names(made.run) == ["fault", "restart", "fault", "restart", "fewer ranks", "all ranks"]
     assert "for 3 ranks" in events(made.run)[4]["reason"] and events(made.run)[4]["lost"] == [3]
+
+
+def test_who_is_asked_to_leave_after_a_recall_is_not_recalled_again(fake: Any) -> None:
+    """The whole layout is at work by then: it is the user's own `leave`, and ends the run."""
+
+    def asked_to_leave(run: Path) -> Ended:
+        (run / "leave").touch()
+        return after(Ended(UNFINISHED, False, None), 30)(run)
+
+    lost = [after(killed(3), 10)] * 2
+    status, made = fake(*lost, after(Ended(UNFINISHED, False, None), 20), asked_to_leave)
+    assert status == UNFINISHED and [len(places) for places, _, _ in made.started][3:] == [4]
 
 
 @pytest.mark.parametrize("at", [5, 50])

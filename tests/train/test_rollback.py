@@ -16,6 +16,7 @@ import pytest
 from colonnade.checkpoint.folders import discard_after
 from colonnade.config.load import load
 from colonnade.launch import launch
+from colonnade.lock import locked
 from colonnade.train import loop, rollbacks
 from colonnade.train.divergence import Rollback
 from colonnade.train.rollback_options import RollbackOptions
@@ -277,6 +278,14 @@ def test_by_hand(finished: Finished, run: Path) -> None:
     assert after[:4] == before[:4] and after[4]["loss"] != before[4]["loss"]
     assert [x["learning_rate"] for x in after[4:]] == [before[4]["learning_rate"] / 2, before[5]["learning_rate"]]
     assert after[-1]["tokens"] == before[-1]["tokens"] + 2 * 4 * 16
+
+
+def test_a_run_that_is_at_work_is_left_alone(run: Path) -> None:
+    before = snapshot(run)
+    with locked(run, "colonnade train"):
+        answer = here("rollback", run, 4)
+    assert answer.status == 2 and f"{run} is in use by `colonnade train`" in answer.err, answer
+    assert "wait until it has ended" in answer.err and snapshot(run) == before
 
 
 def test_a_change_comes_in_its_step_behind_other_batches(finished: Finished, run: Path) -> None:

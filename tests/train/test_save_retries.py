@@ -14,6 +14,7 @@ import pytest
 
 from colonnade.errors import CheckpointError, ConfigError
 from colonnade.train import lines, save_retries
+from colonnade.train.change_requests import CHANGES
 from colonnade.train.interrupt import Interrupt, Request
 from colonnade.train.lines import Lines
 from colonnade.train.save_retries import LONGEST, SaveRetries
@@ -90,6 +91,16 @@ def test_it_ends_when_the_last_good_one_is_too_old(config: Path, tmp_path: Path)
     answer = forked("train", config, "checkpoint.retry_for=1", first=refused(10**6))
     assert answer.status == 2 and answer.err.startswith("colonnade: The disk is full: "), answer
     assert saved_steps(tmp_path / "run") == [2] and "Traceback" not in answer.err
+
+
+def test_it_may_get_more_time_while_it_goes_on(config: Path, tmp_path: Path) -> None:
+    """Or no run would live through a disk that is full for longer than somebody has thought of before."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / CHANGES).write_text(json.dumps({"change": {"checkpoint.retry_for": 900}, "at": 2}) + "\n")
+    answer = forked("train", config, "checkpoint.retry_for=0", first=refused(1))
+    assert answer.status == 0 and saved_steps(run)[-1] == 6, answer
+    assert [each["step"] for each in events(run) if each["event"] == "save failed"] == [4]
 
 
 def test_the_next_try_does_not_wait_for_the_next_checkpoint(config: Path, tmp_path: Path) -> None:

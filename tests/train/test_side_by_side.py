@@ -7,6 +7,8 @@ import os
 import signal
 import time
 from itertools import pairwise
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,6 +54,21 @@ def test_no_two_use_a_share_at_once(tmp_path: Path) -> None:
         assert all(before[1] <= after[0] for before, after in pairwise(own))
     assert notes[1]["began"] < notes[0]["ended"], "else they were not side by side"
     assert (tmp_path / "2.log").read_text() == "2 says hello\n"
+
+
+def test_the_next_one_gets_the_share_that_is_free() -> None:
+    """Whichever that is: GPUs of another would be used twice."""
+    processes, shares = get_context("fork"), list[int]()
+    third_is_here = processes.Event()
+    does = [lambda: None, lambda: third_is_here.wait(60), third_is_here.set]
+
+    def begin(number: int, share: Share) -> BaseProcess:
+        shares.append(share.number)
+        process = processes.Process(target=does[number])
+        process.start()
+        return process
+
+    assert run_side_by_side(range(3), 2, start=begin, ended=lambda *_: None) == 0 and shares == [0, 1, 0]
 
 
 def test_one_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:

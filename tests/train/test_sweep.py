@@ -181,6 +181,14 @@ def test_of_losses_the_lowest_median_is_the_best_and_of_other_scores_the_highest
     assert [each.median for each in settings_of(outcomes, "f1")] == [4.0, 2.0, 1.6]
 
 
+def test_a_run_that_diverged_behind_a_good_evaluation_is_none_of_the_best() -> None:
+    outcomes = [
+        Outcome(Point("point", {"optim.learning_rate": rate}, {}), state, scores={"accuracy": accuracy})
+        for rate, state, accuracy in ((0.1, "diverged", 0.9), (0.2, "finished", 0.5))
+    ]
+    assert [each.values for each in settings_of(outcomes, "accuracy")] == [{"optim.learning_rate": 0.2}]
+
+
 @pytest.mark.parametrize("score", ["perplexity", "bits_per_byte", "masked_loss", "loss/news"])
 def test_what_is_computed_from_losses_is_better_where_it_is_less(score: str) -> None:
     outcomes = [
