@@ -1270,13 +1270,6 @@ MUTATIONS = [
         ("tests/planner/test_kept.py",),
     ),
     Mutation(
-        "a paper transport's part holds on to the whole",
-        "mesh/transport.py",
-        "x.chunk(self.size)[0].clone()",
-        "x.chunk(self.size)[0].contiguous()",
-        ("tests/planner/test_kept.py",),
-    ),
-    Mutation(
         "the plan counts no products that add to where they are",
         "planner/operators.py",
         "flop_registry.get(_IN_PLACE.get(name, func.overloadpacket))",
@@ -2652,12 +2645,12 @@ MUTATIONS = [
     Mutation(
         "a chunk counts as read before it is",
         "mesh/shared_memory.py",
-        "            shown.use([half[rank, : shown.num_bytes].view(shown.dtype) for rank in range(self.size)])\n"
+        "            shown.use([slot[: shown.num_bytes].view(shown.dtype) for slot in self._slots_of(shown.number)])\n"
         "            self._waiting.popleft()\n"
         "            self._read[self.rank * _LINE] = shown.number",
         "            self._read[self.rank * _LINE] = shown.number\n"
         "            time.sleep(0.001)\n"
-        "            shown.use([half[rank, : shown.num_bytes].view(shown.dtype) for rank in range(self.size)])\n"
+        "            shown.use([slot[: shown.num_bytes].view(shown.dtype) for slot in self._slots_of(shown.number)])\n"
         "            self._waiting.popleft()",
         ("tests/mesh/test_shared_memory.py",),
     ),

@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "colonnade"
 FILES = sorted(SOURCE.rglob("*.py"))
 FLOORS = [
     {"errors", ""},
-    {"config", "lock", "atomic", "dependent", "upload", "pace", "drawing", "storage", "garbage"},
+    {"config", "lock", "atomic", "dependent", "upload", "pace", "drawing", "storage", "garbage", "tokenizer_files"},
     {"mesh", "architecture", "randomness", "corpus"},
     {"launch", "data", "kernels", "optim"},
     {"tensor_parallel", "examples"},

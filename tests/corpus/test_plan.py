@@ -30,7 +30,13 @@ def test_a_named_file_that_changes_makes_another_run_and_what_is_beside_it_does_
 
 @pytest.mark.parametrize(
     ("tokenizer", "changed"),
-    [("v[1]", "v[1]-merges.txt"), ("v[1]", "v[1]-vocab.json"), ("folder", "folder/merges.txt")],
+    [
+        ("v[1]", "v[1]-merges.txt"),
+        ("v[1]", "v[1]-vocab.json"),
+        ("v[1]-vocab.json", "v[1]-merges.txt"),
+        ("folder", "folder/merges.txt"),
+        ("folder/vocab.json", "folder/merges.txt"),
+    ],
 )
 def test_a_tokenizer_is_all_of_its_files(
     tmp_path: Path, write_lines: Callable[..., Path], tokenizer: str, changed: str

@@ -1,11 +1,9 @@
 """The batch script of a run: what it asks for, what is refused, and when it is queued again."""
 
 import os
-import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -87,14 +85,6 @@ def test_the_command(config: Path, tmp_path: Path) -> None:
 # --- a fake srun: what the script does with each end ------------------------------------------------------------------
 
 
-@pytest.fixture
-def as_slurm_starts_it() -> Iterator[None]:
-    """A command that an earlier test ran here may have left the signal ignored, and a script could not hear it then."""
-    before = signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGUSR1, before)
-
-
 ASKED_TO_LEAVE = r"""
 sleep 0.1
 kill -USR1 $PPID  # the script, as Slurm does before the time is over
@@ -105,7 +95,6 @@ exit 1
 """
 
 
-@pytest.mark.usefixtures("as_slurm_starts_it")
 @pytest.mark.parametrize(
     ("srun", "status", "requeued"),
     [

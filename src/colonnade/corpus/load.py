@@ -21,6 +21,7 @@ from colonnade.config.problems import sort_keys, values_refused
 from colonnade.corpus.formats import KINDS_IN_WORDS, kind_of
 from colonnade.corpus.recipe import Recipe, RunSection
 from colonnade.errors import ConfigError
+from colonnade.tokenizer_files import find_pair
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -110,11 +111,10 @@ def source_of(path: str) -> str:
 
 
 def files_of(path: str) -> list[Path]:
-    """The files that a name stands for: itself, all in a folder, or GPT-2's vocabulary and merges, by their prefix."""
-    place, prefix = Path(path), path.removesuffix("-")
-    if place.is_dir():
-        return [file for file in sorted(place.rglob("*")) if file.is_file()]
-    return [file for file in (place, Path(f"{prefix}-merges.txt"), Path(f"{prefix}-vocab.json")) if file.is_file()]
+    """The files that a name stands for: itself, all in a folder, or GPT-2's vocabulary and merges."""
+    place = Path(path)
+    found = sorted(place.rglob("*")) if place.is_dir() else find_pair(place) or (place,)
+    return [file for file in found if file.is_file()]
 
 
 def _missing_files(recipe: Recipe) -> Iterator[str]:

@@ -22,12 +22,12 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from colonnade.data.sentencepiece import HIDDEN, load_sentencepiece
 from colonnade.data.wordpiece import load_wordpiece
 from colonnade.errors import DataError
+from colonnade.tokenizer_files import find_pair
 
 SENTINEL = "<extra_id_{}>"
 """What stands for a span that is cut out, by its number: T5's names."""
 END_OF_DOCUMENT = "<|endoftext|>"
 _ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "<eos>", "</s>")
-_PAIRS = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 
 
 class Tokenizer:
@@ -48,7 +48,7 @@ class Tokenizer:
         other = _find_other(path)
         if other is not None:
             return cls(load_wordpiece(other) if other.suffix == ".txt" else load_sentencepiece(other))
-        pair = _find_pair(path)
+        pair = find_pair(path)
         if pair is not None:
             return cls(_from_pair(*pair))
         file = path / "tokenizer.json" if path.is_dir() else path
@@ -307,24 +307,11 @@ def _pair_of(line: str) -> tuple[str, str]:
     return first, second
 
 
-def _find_pair(path: Path) -> tuple[Path, Path] | None:
-    if (path / "tokenizer.json").is_file():
-        return None
-    folder = path if path.is_dir() else path.parent
-    for vocab, merges in _PAIRS:
-        named = path.is_dir() or path.name in (vocab, merges)
-        if named and (folder / vocab).is_file() and (folder / merges).is_file():
-            return folder / vocab, folder / merges
-    prefix = str(path).removesuffix("-vocab.json").removesuffix("-merges.txt").removesuffix("-")
-    vocab_path, merges_path = Path(f"{prefix}-vocab.json"), Path(f"{prefix}-merges.txt")
-    return (vocab_path, merges_path) if vocab_path.is_file() and merges_path.is_file() else None
-
-
 def _find_other(path: Path) -> Path | None:
     """A vocab.txt or a .model that is meant, where there is no tokenizer.json and no pair of GPT-2's."""
     if path.is_file() and (path.name == "vocab.txt" or path.name.endswith((".model", "-vocab.txt"))):
         return path
-    if not path.is_dir() or (path / "tokenizer.json").is_file() or _find_pair(path) is not None:
+    if not path.is_dir() or (path / "tokenizer.json").is_file() or find_pair(path) is not None:
         return None
     if (path / "vocab.txt").is_file():
         return path / "vocab.txt"

@@ -43,15 +43,25 @@ def _all_reduce(x: Tensor, axis: Axis, site: Site, op: str = "sum") -> Tensor:
     return out
 
 
-@_over_several
+def _start_all_gather(x: Tensor, axis: Axis, site: Site) -> tuple[Tensor, Pending]:
+    if axis.transport is None:
+        return x, Pending(None)
+    out = x.new_empty((axis.size * x.shape[0], *x.shape[1:]))
+    return out, axis.transport.all_gather_into_(out, x.contiguous(), site)
+
+
 def _all_gather(x: Tensor, axis: Axis, site: Site) -> Tensor:
-    return axis.transport.all_gather(x.contiguous(), site)  # type: ignore[union-attr]
+    out, arriving = _start_all_gather(x, axis, site)
+    arriving.wait()
+    return out
 
 
 @_over_several
 def _reduce_scatter(x: Tensor, axis: Axis, site: Site) -> Tensor:
     assert x.shape[0] % axis.size == 0, f"dim 0 of {tuple(x.shape)} cannot be cut into {axis.size} equal parts"
-    return axis.transport.reduce_scatter(x.contiguous(), site)  # type: ignore[union-attr]
+    out = x.new_empty((x.shape[0] // axis.size, *x.shape[1:]))
+    axis.transport.reduce_scatter_into_(out, x.contiguous(), site).wait()  # type: ignore[union-attr]
+    return out
 
 
 def _identity(x: Tensor, axis: Axis, site: Site) -> Tensor:
@@ -79,11 +89,8 @@ def all_gather(x: Tensor, axis: Axis) -> Tensor:
 
 
 def start_all_gather(x: Tensor, axis: Axis) -> tuple[Tensor, Pending]:
-    """As `all_gather`, of contiguous `x`: (where it will be, when)."""
-    if axis.transport is None:
-        return x, Pending(None)
-    out = x.new_empty((axis.size * x.shape[0], *x.shape[1:]))
-    return out, axis.transport.all_gather_into_(out, x, call_site())
+    """As `all_gather`: (where it will be, when). Leave x alone until then."""
+    return _start_all_gather(x, axis, call_site())
 
 
 def reduce_scatter(x: Tensor, axis: Axis) -> Tensor:

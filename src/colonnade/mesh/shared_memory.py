@@ -65,7 +65,8 @@ class Segment:
         words = memoryview(memory).cast("q")
         self._written, self._read = words[: size * _LINE], words[size * _LINE : 2 * size * _LINE]
         slots = torch.frombuffer(memory, dtype=torch.uint8, offset=_header(size), count=HALVES * size * SLOT_BYTES)
-        self._slots = slots.view(HALVES, size, SLOT_BYTES)
+        self._halves = [list(half) for half in slots.view(HALVES, size, SLOT_BYTES)]
+        """A slot for each rank."""
         self._count = 0
         self._waiting = deque[_Shown]()
 
@@ -79,7 +80,7 @@ class Segment:
         """Show a copy of `chunk` (at most SLOT_BYTES), where there is room: the number by which it is taken."""
         self._count += 1
         count = chunk.numel() * chunk.element_size()
-        self._half(self._count)[self.rank, :count].view(chunk.dtype).view(chunk.shape).copy_(chunk)
+        self._slots_of(self._count)[self.rank][:count].view(chunk.dtype).view(chunk.shape).copy_(chunk)
         self._waiting.append(_Shown(self._count, count, chunk.dtype, use))
         self._written[self.rank * _LINE] = self._count
         return self._count
@@ -89,13 +90,12 @@ class Segment:
         while self._waiting and self._waiting[0].number <= number:
             shown = self._waiting[0]
             self._wait(self._written, shown.number)
-            half = self._half(shown.number)
-            shown.use([half[rank, : shown.num_bytes].view(shown.dtype) for rank in range(self.size)])
+            shown.use([slot[: shown.num_bytes].view(shown.dtype) for slot in self._slots_of(shown.number)])
             self._waiting.popleft()
             self._read[self.rank * _LINE] = shown.number
 
-    def _half(self, number: int) -> Tensor:
-        return self._slots[number % HALVES]
+    def _slots_of(self, number: int) -> list[Tensor]:
+        return self._halves[number % HALVES]
 
     def _wait(self, counters: memoryview, count: int) -> None:
         """Until every rank has raised its counter: polling at first, giving the core away after that."""
@@ -113,10 +113,14 @@ class Segment:
                     now = time.monotonic()
                     left -= min(now - (before or now), 5.0)  # while this process is suspended, time does not count
                     before = now
-                    if has_ended(self.processes[rank]) and counters[rank * _LINE] < count:
-                        raise ConnectionError(f"rank {rank} of the axis has ended")
-                    if left < 0:
-                        raise TimeoutError(f"rank {rank} of the axis has not come in {self.timeout:.0f} s")
+                    gone = has_ended(self.processes[rank]) and counters[rank * _LINE] < count
+                    self._check(rank, gone=gone, late=left < 0)
+
+    def _check(self, rank: int, *, gone: bool, late: bool) -> None:
+        if gone:
+            raise ConnectionError(f"rank {rank} of the axis has ended")
+        if late:
+            raise TimeoutError(f"rank {rank} of the axis has not come in {self.timeout:.0f} s")
 
 
 class _Exchange(NamedTuple):

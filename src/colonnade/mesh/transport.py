@@ -54,16 +54,12 @@ class Pending:
 
 
 class Transport(Protocol):
-    """Collectives over the ranks of one axis, and transfers between two of them. Tensors are contiguous; `all_gather`
-    and `reduce_scatter` return new tensors.
-    """
+    """Collectives over the ranks of one axis, and transfers between two of them. Tensors are contiguous."""
 
     ledger: Ledger
 
     def all_reduce_(self, x: Tensor, op: str, site: Site) -> Pending: ...
-    def all_gather(self, x: Tensor, site: Site) -> Tensor: ...
     def all_gather_into_(self, out: Tensor, x: Tensor, site: Site) -> Pending: ...
-    def reduce_scatter(self, x: Tensor, site: Site) -> Tensor: ...
     def reduce_scatter_into_(self, out: Tensor, x: Tensor, site: Site) -> Pending: ...
     def broadcast_(self, x: Tensor, source: int, site: Site) -> None: ...
     def send(self, x: Tensor, to: int, site: Site) -> Pending: ...
@@ -124,18 +120,8 @@ class TorchTransport:
         reduction = REDUCTIONS[op]
         return self._run("all_reduce", x, site, lambda: dist.all_reduce(x, reduction, self.group, async_op=True))
 
-    def all_gather(self, x: Tensor, site: Site) -> Tensor:
-        out = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
-        self.all_gather_into_(out, x, site).wait()
-        return out
-
     def all_gather_into_(self, out: Tensor, x: Tensor, site: Site) -> Pending:
         return self._run("all_gather", x, site, lambda: _all_gather_single(out, x, self.group, async_op=True))
-
-    def reduce_scatter(self, x: Tensor, site: Site) -> Tensor:
-        out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
-        self.reduce_scatter_into_(out, x, site).wait()
-        return out
 
     def reduce_scatter_into_(self, out: Tensor, x: Tensor, site: Site) -> Pending:
         return self._run(
@@ -188,17 +174,9 @@ class PaperTransport:
         assert op in REDUCTIONS, f"{op} is no reduction"
         return self._note("all_reduce", x, site)
 
-    def all_gather(self, x: Tensor, site: Site) -> Tensor:
-        self._note("all_gather", x, site)
-        return torch.cat([x] * self.size)
-
     def all_gather_into_(self, out: Tensor, x: Tensor, site: Site) -> Pending:
         out.view(self.size, -1).copy_(x.clone().view(1, -1))
         return self._note("all_gather", x, site)
-
-    def reduce_scatter(self, x: Tensor, site: Site) -> Tensor:
-        self._note("reduce_scatter", x, site)
-        return x.chunk(self.size)[0].clone()
 
     def reduce_scatter_into_(self, out: Tensor, x: Tensor, site: Site) -> Pending:
         out.copy_(x.chunk(self.size)[0])

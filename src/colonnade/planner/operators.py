@@ -236,18 +236,8 @@ class TracingTransport(PaperTransport):
         assert op in REDUCTIONS, f"{op} is no reduction"
         return self._begin("all_reduce", x, site)
 
-    def all_gather(self, x: Tensor, site: Site) -> Tensor:
-        out = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
-        self._begin("all_gather", x, site, out).wait()
-        return out
-
     def all_gather_into_(self, out: Tensor, x: Tensor, site: Site) -> Pending:
         return self._begin("all_gather", x, site, out)
-
-    def reduce_scatter(self, x: Tensor, site: Site) -> Tensor:
-        out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
-        self._begin("reduce_scatter", x, site, out).wait()
-        return out
 
     def reduce_scatter_into_(self, out: Tensor, x: Tensor, site: Site) -> Pending:
         return self._begin("reduce_scatter", x, site, out)

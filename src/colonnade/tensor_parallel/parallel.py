@@ -79,7 +79,7 @@ class Parallel:
 
     def start_gather(self, x: Tensor) -> tuple[Tensor, Pending]:
         """As `gather`: (where it will be, when)."""
-        return start_all_gather(x.contiguous(), self.tp) if self.sequence_parallel else (x, Pending(None))
+        return start_all_gather(x, self.tp) if self.sequence_parallel else (x, Pending(None))
 
     def first_position(self, length: int) -> int:
         """The position with which this rank's `length` positions of the stream begin."""

@@ -42,6 +42,10 @@ class Diverged(Exception):
         self.found = found
 
 
+ROLLED_BACK = "rolled back"
+"""The event of a run that has left a divergence behind."""
+
+
 class Rollback(BaseModel):
     """A return to a checkpoint, as the run's folder and all later checkpoints remember it."""
 

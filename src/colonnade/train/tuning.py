@@ -32,14 +32,13 @@ from colonnade.launch import launch
 from colonnade.lock import locked
 from colonnade.train import run_folder
 from colonnade.train.best import LOSS, best_of, evaluations
+from colonnade.train.divergence import ROLLED_BACK
 from colonnade.train.lines import object_in
 from colonnade.train.score_names import no_such_score
 from colonnade.train.side_by_side import Run, Share, is_interrupted, last_line, process_of, run_side_by_side
 from colonnade.train.sweep import SEED, Point, Sweep, less_is_better
 
 FINISHED, STOPPED, DIVERGED, FAILED = "finished", "stopped early", "diverged", "failed"
-ROLLED_BACK = "rolled back"
-"""The event of a run that has left a divergence behind."""
 ENDED = (FINISHED, STOPPED, DIVERGED)
 """States of a point that is not run again."""
 SCORES = ("accuracy", "spearman", "f1", "exact", "matthews")

@@ -11,7 +11,7 @@ from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import recovery, rollbacks
 from colonnade.train.corpus import Corpus
-from colonnade.train.divergence import Divergence, Rollback, decide
+from colonnade.train.divergence import ROLLED_BACK, Divergence, Rollback, decide
 from colonnade.train.memory_copies import MemoryCopies
 from colonnade.train.monitor import Monitor
 from colonnade.train.run_folder import checkpoints
@@ -43,7 +43,7 @@ def roll_back(
         discard_after(checkpoints(run), rollback.to)
     gather_texts("", mesh.world)  # the others look for the newest checkpoint only now
     return_to_newest(state, config, corpus, monitor)
-    monitor.event("rolled back", **rollback.model_dump())
+    monitor.event(ROLLED_BACK, **rollback.model_dump())
     monitor.say(
         f"Step {found.step} {found.reason}: the run has diverged. It returns to {folder_name(rollback.to)}, to "
         f"{rollback}."
