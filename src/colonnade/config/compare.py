@@ -55,10 +55,9 @@ def model_metadata(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
         **({"num_key_value_heads": None} if model.key_value_heads == model.num_heads else {}),
         **({"query_key_value_bias": None} if model.has_query_key_value_bias == model.bias else {}),
         **({"head_dim": None} if model.head_width * model.num_heads == model.hidden_size else {}),
-        **({"num_decoder_layers": None} if model.num_decoder_layers == model.num_layers else {}),
     }
     head = "pretraining" if model.head == "preferences" else model.head  # the weights of a language model
-    return {**metadata, **usual, "head": head, "ffn_hidden_size": model.ffn, "vocab_size": vocab_size}
+    return _usual_decoder({**metadata, **usual, "head": head, "ffn_hidden_size": model.ffn, "vocab_size": vocab_size})
 
 
 def before_it_was_saved() -> dict[str, Any]:
@@ -69,9 +68,13 @@ def before_it_was_saved() -> dict[str, Any]:
 
 def as_now(saved: Mapping[str, Any]) -> dict[str, Any]:
     """What a checkpoint's metadata says of its model, as `model_metadata` would say it now."""
-    model = {**before_it_was_saved(), **saved}
-    spelled_out = model["num_decoder_layers"] is not None and model["num_decoder_layers"] == model.get("num_layers")
-    return {**model, "num_decoder_layers": None} if spelled_out else model
+    return _usual_decoder({**before_it_was_saved(), **saved})
+
+
+def _usual_decoder(metadata: dict[str, Any]) -> dict[str, Any]:
+    """With None where a decoder has as many layers as the encoder."""
+    usual = metadata.get("num_decoder_layers") == metadata.get("num_layers")
+    return {**metadata, "num_decoder_layers": None} if usual else metadata
 
 
 def _decays_to_its_end(config: Config) -> bool:
