@@ -17,14 +17,18 @@ from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import IO
 
 import torch
 
 from colonnade import cli
 from colonnade.launch import launch
+from tests import predicted
 
 import_module("colonnade.planner.banner")  # what each forked rank would import for itself
+REMEMBERED: list[Path] = []
+"""The folder of this session for what the planner says to forked ranks; none: each asks for itself."""
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", launch.FOLDER, launch.PIPE)
 
 
@@ -153,6 +157,8 @@ def _become(
             os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(num_ranks), "GLOO_SOCKET_IFNAME": "lo"}
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else the library warns of the fork
         sys.argv = ["colonnade", *arguments]
+        for folder in REMEMBERED:
+            predicted.remember(folder)
         first(rank)
         cli.main()
         status = 0

@@ -3,6 +3,7 @@
 import gc
 import json
 import lzma
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import settings
 
 from colonnade.data import bundle
 from colonnade.data.tokenizer import Tokenizer, train_bpe
-from tests import slow, tiny
+from tests import commands, slow, tiny
 from tests.commands import forked
 from tests.runs import Finished
 from tests.tiny import TinyCorpus
@@ -46,6 +47,15 @@ def _one_thread() -> Iterator[None]:
     """Whatever a test has set: those behind it would take ten times as long."""
     yield
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _predictions(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Those of all workers of this session are in one folder."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "predicted"
+    folder.mkdir(exist_ok=True)
+    commands.REMEMBERED[:] = [folder]
 
 
 @pytest.fixture(scope="session")

@@ -3,10 +3,9 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "colonnade"
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -45,7 +44,12 @@ def name_of(file: Path) -> str:
 
 
 MODULES = {name_of(file) for file in FILES}
-TREES = {name_of(file): ast.parse(file.read_text()) for file in FILES}
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """By module: parsed where a test asks, not wherever tests are collected."""
+    return {name_of(file): ast.parse(file.read_text()) for file in FILES}
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
@@ -66,76 +70,90 @@ def own_imports(tree: ast.AST) -> Iterator[str]:
             yield inner if inner in MODULES else inner.rpartition(".")[0]
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_imports_go_down_or_stay_in_the_folder(module: str) -> None:
-    folder = module.split(".")[0]
-    assert folder in FLOOR, f"{folder} has no floor: give it one in the architecture and here"
-    for imported in own_imports(TREES[module]):
-        other = imported.split(".")[0]
-        assert other == folder or FLOOR[other] < FLOOR[folder], f"{module} imports {imported}"
+def test_imports_go_down_or_stay_in_the_folder() -> None:
+    homeless = {folder for module in MODULES if (folder := module.split(".")[0]) not in FLOOR}
+    assert not homeless, "give it a floor: in the architecture and here"
+    upward = []
+    for module, tree in trees().items():
+        folder = module.split(".")[0]
+        for imported in own_imports(tree):
+            other = imported.split(".")[0]
+            if other != folder and FLOOR[other] >= FLOOR[folder]:
+                upward.append(f"{module} imports {imported}")
+    assert not upward
 
 
 def test_no_rings() -> None:
-    TopologicalSorter({module: set(own_imports(tree)) - {module} for module, tree in TREES.items()}).prepare()
+    TopologicalSorter({module: set(own_imports(tree)) - {module} for module, tree in trees().items()}).prepare()
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_only_the_mesh_talks_the_launcher_connects_and_alone_the_launcher_reads_the_environment(module: str) -> None:
-    talks = {name for name in imports(TREES[module]) if name.startswith("torch.distributed")}
-    if module.startswith("checkpoint."):
-        talks = {name for name in talks if not name.startswith("torch.distributed.checkpoint")}
-    assert module.split(".")[0] in ("mesh", "launch") or not talks, f"{module} imports {talks}"
-    code = ast.unparse(TREES[module])
-    if not module.startswith(("mesh.", "launch.")):
-        assert not re.search(r"\b(dist|torch\.distributed)\.(?!checkpoint\b)\w", code), (
-            f"{module} uses torch.distributed"
-        )
-    if module.startswith("launch."):
-        used = set(re.findall(r"\bdist\.(\w+)", code))
-        assert used <= CONNECTS, f"{module} uses {used - CONNECTS}: what crosses ranks goes through mesh/"
-    if module not in ("launch.launch", "launch.elastic"):
-        assert not re.search(r"\bos\.(environb?|getenvb?|putenv)\b|from os import.*\b(environ|getenv)", code), module
+def test_only_the_mesh_talks_the_launcher_connects_and_alone_the_launcher_reads_the_environment() -> None:
+    found = []
+    for module, tree in trees().items():
+        code = ast.unparse(tree)
+        talks = {name for name in imports(tree) if name.startswith("torch.distributed")}
+        if module.startswith("checkpoint."):
+            talks = {name for name in talks if not name.startswith("torch.distributed.checkpoint")}
+        if talks and module.split(".")[0] not in ("mesh", "launch"):
+            found.append(f"{module} imports {talks}")
+        uses = re.search(r"\b(dist|torch\.distributed)\.(?!checkpoint\b)\w", code)
+        if uses and not module.startswith(("mesh.", "launch.")):
+            found.append(f"{module} uses torch.distributed")
+        other = set(re.findall(r"\bdist\.(\w+)", code)) - CONNECTS
+        if other and module.startswith("launch."):
+            found.append(f"{module} uses {other}: what crosses ranks goes through mesh/")
+        reads = re.search(r"\bos\.(environb?|getenvb?|putenv)\b|from os import.*\b(environ|getenv)", code)
+        if reads and module not in ("launch.launch", "launch.elastic"):
+            found.append(f"{module} reads the environment")
+    assert not found
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_only_the_collectives_branch_on_the_size_of_an_axis(module: str) -> None:
-    for node in ast.walk(TREES[module]):
-        if isinstance(node, ast.If | ast.IfExp | ast.While) and module != "mesh.collectives":
-            condition = ast.unparse(node.test)
-            of_size = re.search(r"\b(tp|pp|dp|axis)\.size (==|!=|<=?|>=?) \d", condition)
-            assert not of_size, f"{module}:{node.lineno} {condition}"
+def test_only_the_collectives_branch_on_the_size_of_an_axis() -> None:
+    of_size = re.compile(r"\b(tp|pp|dp|axis)\.size (==|!=|<=?|>=?) \d")
+    branches = [
+        f"{module}:{node.lineno} {condition}"
+        for module, tree in trees().items()
+        if module != "mesh.collectives"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If | ast.IfExp | ast.While) and of_size.search(condition := ast.unparse(node.test))
+    ]
+    assert not branches
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_only_a_family_knows_the_names_of_its_units(module: str) -> None:
+def test_only_a_family_knows_the_names_of_its_units() -> None:
     """Others ask what a unit states of itself: whether it reads tokens, which block it is, whether it is the loss."""
-    if module.split(".")[0] == "architecture":
-        return
     names = r"['\"](embedding|blocks?\.?|head|encoder|decoder)['\"]"
     by_name = {
         ast.Compare: rf"\bunit\.kind\b|{names}",
         ast.Call: rf"\.(startswith|removeprefix)\({names}\)$",
         ast.Subscript: r"\barchitecture\.units\[-?\d+\]$",
     }
-    for node in ast.walk(TREES[module]):
-        pattern = by_name.get(type(node))
-        found = pattern and re.search(pattern, ast.unparse(node))
-        assert not found, f"{module}:{node.lineno} {ast.unparse(node)}"
+    found = [
+        f"{module}:{node.lineno} {ast.unparse(node)}"
+        for module, tree in trees().items()
+        if module.split(".")[0] != "architecture"
+        for node in ast.walk(tree)
+        if (pattern := by_name.get(type(node))) and re.search(pattern, ast.unparse(node))
+    ]
+    assert not found
 
 
-@pytest.mark.parametrize("file", FILES, ids=name_of)
-def test_sizes_and_state(file: Path) -> None:
-    text = file.read_text()
-    assert text.count("\n") <= 450, "a second idea is in here: give it its own file"
-    for node in ast.walk(ast.parse(text)):
-        assert not isinstance(node, ast.Global), f"line {node.lineno}: no global"
-        if isinstance(node, ast.FunctionDef):
-            length = (node.end_lineno or 0) - node.lineno + 1
-            assert length <= 60, f"{node.name} has {length} lines"
+def test_sizes_and_state() -> None:
+    found = []
+    for file in FILES:
+        module = name_of(file)
+        if file.read_text().count("\n") > 450:
+            found.append(f"{module}: a second idea is in here: give it its own file")
+        for node in ast.walk(trees()[module]):
+            if isinstance(node, ast.Global):
+                found.append(f"{module}:{node.lineno} no global")
+            if isinstance(node, ast.FunctionDef) and (length := (node.end_lineno or 0) - node.lineno + 1) > 60:
+                found.append(f"{module}: {node.name} has {length} lines")
+    assert not found
 
 
 def test_configuration_and_command_line_import_no_torch_at_their_top() -> None:
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         if module.split(".")[0] in ("config", "cli", "__main__", "errors", ""):
             top = ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
             assert not any(name.split(".")[0] == "torch" for name in imports(top)), module

@@ -87,36 +87,40 @@ def test_commands_can_be_run_with_the_pages_own_configuration(page: str, tmp_pat
     assert {command for command, *_ in lines} == {"train", "verify", "plan"}
 
 
-@pytest.mark.parametrize("path", PAGES, ids=name_of)
-def test_make_targets_exist(path: Path) -> None:
+def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    named = set(re.findall(r"(?:^|`)make ([a-z][a-z-]*)", path.read_text(), flags=re.MULTILINE))
-    assert named <= targets
+    for path in PAGES:
+        named = set(re.findall(r"(?:^|`)make ([a-z][a-z-]*)", path.read_text(), flags=re.MULTILINE))
+        assert named <= targets, path
 
 
-@pytest.mark.parametrize("path", PAGES, ids=name_of)
-def test_source_files_that_a_page_names_exist(path: Path) -> None:
-    """Beside a file of a folder, others of it may stand by their own names."""
-    if re.fullmatch(r"\d\d-.*", path.name):
-        return  # a decision record says where things were then
+def test_source_files_that_a_page_names_exist() -> None:
+    """Beside a file of a folder, others of it may stand by their own names. A decision record says where things were
+    then.
+    """
     files = [f"/{file.relative_to(ROOT)}" for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")]
-    quoted = re.findall(r"`([^`\n]+)`", path.read_text())
-    named = {name for words in quoted for name in re.findall(r"[\w/]+\.py\b", words)} - {"preprocess_data.py"}
-    assert not {name for name in named if not any(file.endswith(f"/{name}") for file in files)}
+    for path in PAGES:
+        if re.fullmatch(r"\d\d-.*", path.name):
+            continue
+        quoted = re.findall(r"`([^`\n]+)`", path.read_text())
+        named = {name for words in quoted for name in re.findall(r"[\w/]+\.py\b", words)} - {"preprocess_data.py"}
+        missing = {name for name in named if not any(file.endswith(f"/{name}") for file in files)}
+        assert not missing, path
 
 
-@pytest.mark.parametrize("path", PAGES, ids=name_of)
-def test_commands_and_their_options_exist(path: Path) -> None:
-    for line in commands(path.read_text()):
-        command: Any = get_command(app)
-        words = shlex.split(line, comments=True)
-        while words and hasattr(command, "commands"):
-            name = words.pop(0)
-            assert name in command.commands, f"colonnade {line}"
-            command = command.commands[name]
-        options = {option for parameter in command.params for option in parameter.opts} | {"--help"}
-        named = {word.split("=")[0] for word in words if word.startswith("--")}
-        assert named <= options, f"colonnade {line}"
+def test_commands_and_their_options_exist() -> None:
+    program = get_command(app)
+    for path in PAGES:
+        for line in commands(path.read_text()):
+            command: Any = program
+            words = shlex.split(line, comments=True)
+            while words and hasattr(command, "commands"):
+                name = words.pop(0)
+                assert name in command.commands, f"{path}: colonnade {line}"
+                command = command.commands[name]
+            options = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+            named = {word.split("=")[0] for word in words if word.startswith("--")}
+            assert named <= options, f"{path}: colonnade {line}"
 
 
 def test_the_makefile_lists_its_targets() -> None:
