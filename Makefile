@@ -7,6 +7,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # Four tests at a time on two cores: many start ranks of their own, which wait for one another half of the time.
 TESTS := $(BIN)/python -m pytest -n 4
 
+# Each of a suite's processes would compile anew what the first could have kept.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-all parity-full drills check bench docs
 
@@ -53,8 +56,7 @@ drills: $(VENV)/.test
 check: $(VENV)/.test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy --strict src
-	$(BIN)/mypy --ignore-missing-imports benchmarks
+	$(BIN)/mypy src benchmarks
 	$(BIN)/python -m pytest --quiet tests/test_architecture.py
 
 bench: $(VENV)/.test

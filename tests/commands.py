@@ -23,10 +23,12 @@ from typing import IO
 import torch
 
 from colonnade import cli
+from colonnade.config.describe import all_keys
 from colonnade.launch import launch
 from tests import predicted
 
 import_module("colonnade.planner.banner")  # what each forked rank would import for itself
+all_keys()  # remembered, likewise
 REMEMBERED: list[Path] = []
 """The folder of this session for what the planner says to forked ranks; none: each asks for itself."""
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", launch.FOLDER, launch.PIPE)
@@ -157,8 +159,8 @@ def _become(
             os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(num_ranks), "GLOO_SOCKET_IFNAME": "lo"}
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else the library warns of the fork
         sys.argv = ["colonnade", *arguments]
-        for folder in REMEMBERED:
-            predicted.remember(folder)
+        for known in REMEMBERED:
+            predicted.remember(known)
         first(rank)
         cli.main()
         status = 0

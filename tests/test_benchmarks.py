@@ -118,6 +118,7 @@ def test_rows_in_which_a_peer_is_faster_are_marked() -> None:
     assert "| **0.90 slower** | 270 / 300 = 0.90 |" in told(90.0) and "| **1.10** | 330 / 300 = 1.10 |" in told(110.0)
 
 
+@pytest.mark.slow
 def test_weights_that_are_gathered_at_need_are_waited_for() -> None:
     """On GPUs, that is: CPU ranks copy them themselves, as soon as they are asked for."""
     config = case(2, 64, 32, parallel={"dp": 2, "zero": 3})

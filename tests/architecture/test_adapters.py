@@ -1,4 +1,4 @@
-"""What [lora] may not ask for of a model; what adapters compute is tested by training them."""
+"""What [lora] adds to a model, and may not ask for; what adapters compute is tested by training them."""
 
 import pytest
 
@@ -7,6 +7,9 @@ from colonnade.architecture.families import architecture_of
 from colonnade.config.model import ModelConfig
 from colonnade.config.parts import LoraConfig
 from colonnade.errors import ConfigError
+from colonnade.mesh.mesh import Axis
+from colonnade.model.gpt import GPT
+from colonnade.tensor_parallel.parallel import Parallel
 
 LONG = ModelConfig(num_layers=1, hidden_size=1024, num_heads=16, seq_length=(1 << 20) + 1, position="rotary")
 
@@ -29,3 +32,18 @@ def test_keys_and_values_of_a_decoder_read_what_the_encoder_has_read() -> None:
     t5 = ModelConfig(kind="t5", num_layers=1, hidden_size=1024, num_heads=16, seq_length=1 << 23, decoder_seq_length=8)
     with pytest.raises(ConfigError, match=r"8,388,608 positions × 1,024 features .* decoder\.blocks\.0\.cross\.key_"):
         with_adapters(architecture_of(t5, 40), LoraConfig(rank=4, dropout=0.1, targets=("decoder.*cross*",)))
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+def test_modules_have_the_adapters_that_are_stated(tp_size: int) -> None:
+    """Keys and values of two groups, which four ranks all have whole, their adapter too."""
+    grouped = ModelConfig(num_layers=1, hidden_size=16, num_heads=4, num_key_value_heads=2, seq_length=8)
+    stated = with_adapters(architecture_of(grouped, 40), LoraConfig(rank=2, targets=("*",)))
+    model = GPT(grouped, 40, Parallel(Axis("tp", tp_size, tp_size - 1)))
+    model.train_as(stated)
+    found = {
+        f"{bucket}.{place.name}": tuple(place.parameter.shape)
+        for bucket, places in model.placements().items()
+        for place in places
+    }
+    assert found == {name: weight.local_shape(tp_size) for name, weight in stated.weights().items()}

@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import pytest
 import torch
 
 from colonnade.checkpoint import copies
 from colonnade.checkpoint.copies import SHOWN, Copies
-from colonnade.mesh.mesh import Mesh
+from colonnade.data_parallel.buckets import Bucket
+from colonnade.mesh.mesh import Axis, Mesh
+from tests.data_parallel.flat import storage, weights
 
 
 def test_every_number_is_in_the_sum_and_each_name_has_its_own() -> None:
@@ -59,6 +62,16 @@ def test_few_of_many_are_listed() -> None:
             f"  w{n} over dp: rank 0 a, rank 1 b" for n in range(SHOWN)
         ]
         assert lines[SHOWN:] == ([f"  and {more} more"] if more else [])
+
+
+def test_a_sound_copy_comes_from_its_place_on_the_axis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks 1, 3 and 5 are 0, 1 and 2 there."""
+    sources: list[tuple[list[float], int]] = []
+    monkeypatch.setattr(copies, "broadcast_", lambda x, axis, source: sources.append((x.tolist(), source)))
+    dp = Axis("dp", 3, 0, (1, 3, 5))
+    bucket = Bucket("blocks.0", weights({"a": (2,), "b": (1,)}), dp, storage())
+    Copies([bucket], [{}], Mesh(dp=dp)).mend_({"blocks.0.b over dp of 1,3,5": 3, "blocks.0.a over dp of 0,2,4": 4})
+    assert sources == [([2.0], 1)]
 
 
 def test_what_is_of_a_slice_has_another_name_than_what_is_of_the_whole() -> None:

@@ -82,6 +82,7 @@ def test_each_tensor_is_found_by_its_own_archive(tmp_path: Path) -> None:
     assert all(torch.equal(shard.data, logical[shard.name]) for shard in found)
 
 
+@pytest.mark.slow
 @given(layouts(), layouts())
 @settings(max_examples=60, deadline=None)
 def test_slices_are_read_back_as_any_other_slices(wrote: Layout, reads: Layout) -> None:

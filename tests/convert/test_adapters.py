@@ -14,6 +14,7 @@ from torch import Tensor
 from colonnade.config.parts import LoraConfig
 from colonnade.config.schema import Config, OptimConfig, RunConfig, TrainConfig
 from colonnade.convert.adapted import _weights_at
+from colonnade.convert.to_peft import _targets
 from colonnade.data.loader import Batch
 from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import CheckpointError
@@ -188,6 +189,16 @@ def test_peft_loads_an_export_with_our_logits(run: tuple[Path, Path, Any], tmp_p
         theirs = single(input_ids=TOKENS.t()).logits.transpose(0, 1)
     found = logits_of(open_trained(newest, Mesh(), CPU, "fp32"))
     torch.testing.assert_close(found, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_an_export_names_whole_modules_where_only_some_layers_have_adapters() -> None:
+    def sources(layers: int, *modules: str) -> dict[str, Any]:
+        names = [f"model.layers.{layer}.self_attn.{module}" for layer in range(layers) for module in modules]
+        return {name: SimpleNamespace(theirs=(f"{name}.weight",)) for name in names}
+
+    every = sources(3, "q_proj", "k_proj", "o_proj")
+    assert _targets(sources(3, "q_proj", "o_proj"), every) == ["o_proj", "q_proj"]
+    assert _targets(some := sources(2, "q_proj"), every) == sorted(some)
 
 
 def test_a_merged_checkpoint_computes_the_same(run: tuple[Path, Path, Any], tmp_path: Path) -> None:

@@ -6,24 +6,27 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.convert import both_ways, taken_by
+from benchmarks.convert import sparse_folder, taken_by
 from colonnade.config.model import ModelConfig
 from tests.blocks import LLAMA_BLOCK
+from tests.convert.measured import peak_of
 
 SHAPE = {**LLAMA_BLOCK, "hidden_size": 512, "num_heads": 8, "ffn_hidden_size": 2048, "vocab_size": 8192}
+GIGABYTE = 1 << 30
 
 
 @pytest.mark.slow
 def test_seventeen_times_the_layers_take_no_more_memory(tmp_path: Path) -> None:
     """Of 16.8 MB each layer, and 16.8 MB the largest tensor: 268 MB more of weights, and less than 2 tensors more."""
-    one, many = (
-        both_ways(tmp_path, ModelConfig(num_layers=layers, seq_length=128, **SHAPE), torch.float32)
-        for layers in (1, 17)
-    )
+    sizes, peaks = [], []
+    for layers in (1, 17):
+        theirs, ours, back = (tmp_path / f"{name}{layers}" for name in ("theirs", "ours", "back"))
+        sizes.append(sparse_folder(theirs, ModelConfig(num_layers=layers, seq_length=128, **SHAPE), torch.float32))
+        peaks.append((peak_of("convert", theirs, ours), peak_of("convert", ours, back)))
     table = 8192 * 512 * 4
-    assert many[0] - one[0] > 15 * table
-    for little, much in zip(one[1:], many[1:], strict=True):
-        assert much.peak_bytes - little.peak_bytes < 2 * table
+    assert sizes[1] - sizes[0] > 15 * table
+    for little, much in zip(*peaks, strict=True):
+        assert much - little < 2 * table
 
 
 def pickled(folder: Path, layers: int) -> Path:
@@ -47,7 +50,7 @@ def test_a_state_dict_of_torch_takes_no_more_memory_with_more_layers(tmp_path: P
     peaks = []
     for layers in (1, 17):
         folder = pickled(tmp_path / f"theirs{layers}", layers)
-        peaks.append(taken_by("convert", folder, tmp_path / f"ours{layers}").peak_bytes)
+        peaks.append(peak_of("convert", folder, tmp_path / f"ours{layers}"))
     table = 8192 * 512 * 4
     assert (folder / "pytorch_model.bin").stat().st_size > 12 * table
     assert peaks[1] - peaks[0] < 2 * table
@@ -55,6 +58,6 @@ def test_a_state_dict_of_torch_takes_no_more_memory_with_more_layers(tmp_path: P
 
 @pytest.mark.slow
 def test_the_memory_of_who_measures_is_not_counted() -> None:
-    size = 1 << 30
-    torch.ones(size, dtype=torch.uint8)
-    assert 0 < taken_by("--version").peak_bytes < size
+    torch.ones(GIGABYTE, dtype=torch.uint8)
+    assert 0 < taken_by("--version").peak_bytes < GIGABYTE
+    assert 0 < peak_of("--version") < GIGABYTE

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from colonnade.corpus.decontaminate import Shared, outside, shared_runs
 from colonnade.corpus.testsets import normal_title, passages, read_tests, texts, titles
 from colonnade.corpus.words import WordHashes
+from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 from tests.corpus.recipes import Result, words
 
@@ -63,6 +64,21 @@ def test_cutting_keeps_what_is_around(run: Run, write_lines: Any, exam: dict[str
     assert "in too many pieces" in next(
         iter(run(write_lines("in.jsonl", [row]), folder="many", decontaminate=many).reasons("decontaminate"))
     )
+
+
+def test_each_piece_has_its_own_tokens_and_bytes(
+    tmp_path: Path, run: Run, write_lines: Any, exam: dict[str, str], tokenizer: Tokenizer
+) -> None:
+    tokenizer.save(tmp_path / "tokenizer.json")
+    text = " ".join([*words(60, 1), *EXAM, *words(90, 2)])
+    cut = {"tests": exam, "action": "cut", "cut_characters": 10}
+    result = run(
+        write_lines("in.jsonl", [text]), run={"tokenizer": str(tmp_path / "tokenizer.json")}, decontaminate=cut
+    )
+    counts = [len(tokenizer.encode(piece)) for piece in result.texts()]
+    assert [row["tokens"] for row in result.rows()] == counts and len(set(counts)) == 2
+    told = result.manifest["parts"]["train"]
+    assert (told["tokens"], told["bytes"]) == (sum(counts), sum(map(len, result.texts())))
 
 
 def test_the_pieces_of_a_document_are_in_one_part(run: Run, write_lines: Any, exam: dict[str, str]) -> None:

@@ -29,6 +29,25 @@ def test_a_named_file_that_changes_makes_another_run_and_what_is_beside_it_does_
 
 
 @pytest.mark.parametrize(
+    ("section", "keys"),
+    [
+        ("filter", {"min_tokens": 0, "remove_ids": {"in": "named.txt"}}),
+        ("decontaminate", {"tests": {"exam": "named.txt"}}),
+        ("decontaminate", {"titles": ["named.txt"]}),
+    ],
+)
+def test_files_of_every_section_are_named(
+    tmp_path: Path, write_lines: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, section: str, keys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("named.txt").write_text("one\n")
+    recipe = make_recipe(write_lines("in.jsonl", ["a"]), folder=tmp_path / "out", **{section: keys})
+    before = make_plan(recipe).identity
+    Path("named.txt").write_text("one\nanother\n")
+    assert make_plan(recipe).identity != before
+
+
+@pytest.mark.parametrize(
     ("tokenizer", "changed"),
     [
         ("v[1]", "v[1]-merges.txt"),

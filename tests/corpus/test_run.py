@@ -187,6 +187,7 @@ def has_ended(pid: int) -> bool:
         return True
 
 
+@pytest.mark.slow
 def test_the_workers_end_with_a_command_that_is_killed(tmp_path: Path, run: Run, corpus: Path) -> None:
     """SIGKILL to the main process alone, while two workers compute: none of them goes on beside the next run."""
     file, folder = recipe_file(tmp_path, corpus, "killed", "workers = 2"), tmp_path / "killed"

@@ -45,6 +45,21 @@ def test_shards_are_joined_with_their_sentences(shards: list[str], tmp_path: Pat
     ]
 
 
+@pytest.mark.parametrize(
+    ("options", "ends"),
+    [([], True), (["--no-append-end"], False), (["--sentences"], False), (["--sentences", "--append-end"], True)],
+)
+def test_ends_of_documents_are_put_as_asked(
+    options: list[str], ends: bool, tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    tokenizer.save(tmp_path / "tokenizer.json")
+    (tmp_path / "a.jsonl").write_text('{"text": "One. Two."}\n')
+    files = ["--tokenizer", tmp_path / "tokenizer.json", "--output", tmp_path / "a", "--workers", 1]
+    answer = here("data", "tokenize", tmp_path / "a.jsonl", *files, *options)
+    assert answer.status == 0, answer
+    assert (tokenizer.end_of_document in TokenFile(tmp_path / "a").document(0).tolist()) is ends
+
+
 def test_joining_says_that_the_tokenizer_is_not_known(shards: list[str], tmp_path: Path) -> None:
     assert "Note" not in here("data", "merge", *shards, "--output", tmp_path / "known").out
     Path(f"{shards[0]}.json").unlink()

@@ -58,6 +58,14 @@ def test_phases() -> None:
     assert GROWING.steps(41) == GROWING.next(80)
 
 
+def test_steps_may_be_counted_from_anywhere() -> None:
+    positions = [0]
+    for _ in range(60):
+        positions.append(GROWING.next(positions[-1]))
+    for first, position in enumerate(positions):
+        assert [GROWING.steps(count, position) for count in range(61 - first)] == positions[first:]
+
+
 def test_the_pass_of_a_position(write_tokens: Write) -> None:
     """A position counts pieces of four tokens, a pass ten samples of sixteen."""
     file = TokenFile(write_tokens(161))

@@ -29,6 +29,10 @@ def test_words_become_natural_text_and_return() -> None:
     assert retokenize(NATURAL) == WRITTEN
 
 
+def test_behind_a_quotation_mark_that_is_not_closed_the_line_ends_as_any_other() -> None:
+    assert detokenize(' He said " yes . \n " No " . \n') == 'He said "yes.\n"No".\n'
+
+
 @example("a , , b . . ) ( ( c ) \" \" d's ' e\n =  = \n")
 @given(PIECES.map("".join))
 def test_each_rule_is_its_own_inverse_on_any_text(text: str) -> None:

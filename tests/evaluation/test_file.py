@@ -54,6 +54,15 @@ def test_a_text_and_its_token_file_are_alike(lines: Path, tmp_path: Path, tokeni
     assert of_text.words == 13 and of_tokens.words is None
 
 
+def test_documents_without_text_are_none(lines: Path, tmp_path: Path, tokenizer: Tokenizer) -> None:
+    texts = ["", DOCUMENTS[0], "", *DOCUMENTS[1:], ""]
+    file = write_lines(tmp_path / "some-empty.jsonl", [json.dumps({"text": text}) for text in texts])
+    tokenize_files([file], tmp_path / "tokens", tokenizer, workers=1, progress=False)
+    expected, of_tokens = perplexity(lines, tokenizer), perplexity(tmp_path / "tokens", tokenizer)
+    assert perplexity(file, tokenizer) == expected
+    assert (of_tokens.loss, of_tokens.tokens) == (expected.loss, expected.tokens)
+
+
 def test_compressed_text_and_the_paper_s_number_of_words(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "a.txt").write_text(DOCUMENTS[0])
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(DOCUMENTS[0].encode()))

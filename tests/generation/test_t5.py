@@ -84,6 +84,7 @@ def texts(stages: Stages) -> list[list[Generated]]:
     return [list(generate(stages, PROMPTS, max_new_tokens=6, stop=1, **way)) for way in WAYS]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("tp", [2, 4])
 def test_every_tp_writes_what_one_rank_does(tp: int) -> None:
     def on_rank(rank: int, num_ranks: int) -> list[list[Generated]]:

@@ -86,6 +86,14 @@ def test_every_format_is_as_ggml_says() -> None:
         assert (numbers.elements, numbers.num_bytes) == gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(code)]
 
 
+@pytest.mark.parametrize("alignment", [8, 4096])
+def test_tensors_lie_where_ggml_finds_them(alignment: int, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write(path, random_model("llama, grouped, tied, biases"), "llama", F16, add_custom_alignment=alignment)
+    theirs = {each.name: each.data_offset for each in gguf.GGUFReader(path).tensors}
+    assert {name: each.start for name, each in read_header(path).tensors.items()} == theirs
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     write(tmp_path / "model.gguf", random_model("llama, grouped, tied, biases"), "llama", F16)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from benchmarks.convert import taken_by
+from tests.convert.measured import peak_of
 from tests.gguf.written import NAMES
 
 gguf = pytest.importorskip("gguf")
@@ -49,7 +49,7 @@ def test_seventeen_times_the_layers_take_no_more_memory(kind: str, tmp_path: Pat
     peaks = []
     for layers in (1, LAYERS):
         write(path := tmp_path / f"{layers}.gguf", layers, gguf.GGMLQuantizationType[kind])
-        peaks.append(taken_by("convert", path, tmp_path / f"ours{layers}").peak_bytes)
+        peaks.append(peak_of("convert", path, tmp_path / f"ours{layers}"))
     table = VOCAB * HIDDEN * 4
     assert sum(file.stat().st_size for file in (tmp_path / f"ours{LAYERS}").iterdir()) > 15 * table
     assert peaks[1] - peaks[0] < 2 * table

@@ -28,13 +28,15 @@ template <typename T>
 void brgemm(int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldb, int64_t ldc, bool add, const T* a, const T* b,
             float* c) {
   constexpr int64_t PAIRED = sizeof(T) == 2 ? 2 : 1;
-  for (int64_t i = 0; i < m; ++i)
-    for (int64_t j = 0; j < n; ++j) {
-      float sum = add ? c[i * ldc + j] : 0.0f;
-      for (int64_t p = 0; p < k; ++p)
-        sum += float(a[i * lda + p]) * float(b[(p / PAIRED * ldb + j) * PAIRED + p % PAIRED]);
-      c[i * ldc + j] = sum;
+  for (int64_t i = 0; i < m; ++i) {
+    float* sums = c + i * ldc;
+    for (int64_t j = 0; j < n && !add; ++j) sums[j] = 0.0f;
+    for (int64_t p = 0; p < k; ++p) {  // numbers of a row of b lie side by side
+      const float factor = float(a[i * lda + p]);
+      const T* row = b + p / PAIRED * ldb * PAIRED + p % PAIRED;
+      for (int64_t j = 0; j < n; ++j) sums[j] += factor * float(row[j * PAIRED]);
     }
+  }
 }
 }  // namespace loops
 """

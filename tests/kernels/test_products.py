@@ -43,6 +43,12 @@ def test_an_input_without_gradient() -> None:
     torch.testing.assert_close(weight.grad, drawn(2, 8, seed=0).sum(0).expand(5, 8), rtol=1e-13, atol=1e-13)
 
 
+def test_a_bias_learns_beside_a_frozen_weight() -> None:
+    weight, bias = nn.Parameter(drawn(5, 8, seed=1), requires_grad=False), nn.Parameter(drawn(5, seed=2))
+    linear(drawn(2, 8, seed=0), weight, bias).sum().backward()
+    assert weight.grad is None and bias.grad is not None and bias.grad.tolist() == [2.0] * 5
+
+
 def test_gradients_are_added_to_the_buffer_that_is_there() -> None:
     weight = nn.Parameter(drawn(5, 8, seed=1))
     flat = torch.ones(40, dtype=torch.float64)

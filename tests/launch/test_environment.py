@@ -37,6 +37,14 @@ def test_a_rank_of_torchrun(environment: pytest.MonkeyPatch, rank: int) -> None:
     assert launch.neighbours() == range(rank // 4 * 4, rank // 4 * 4 + 4), "those of its machine"
 
 
+@pytest.mark.parametrize("rank", [0, 4, 5])
+def test_of_the_ranks_of_a_machine_those_count_that_are_at_work(environment: pytest.MonkeyPatch, rank: int) -> None:
+    """All 4 of the first, 2 of the second, whichever of them asks."""
+    put(environment, RANK=rank, WORLD_SIZE=8, LOCAL_RANK=rank % 4, LOCAL_WORLD_SIZE=4)
+    assert launch.use_first(6)
+    assert launch.rank_and_size() == (rank, 6) and launch.neighbours() == (range(4) if rank < 4 else range(4, 6))
+
+
 def test_a_rank_of_our_own_launcher(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The launcher has spoken already."""
     given = launch._environment((0, 1, 2), tmp_path, False, 1, 9)

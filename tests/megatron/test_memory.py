@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.convert import taken_by
+from tests.convert.measured import peak_of
 from tests.megatron import written
 
 HIDDEN, VOCAB, LAYERS = 512, 8192, 17
@@ -23,7 +23,7 @@ def test_seventeen_times_the_layers_take_no_more_memory(tmp_path: Path) -> None:
     for layers in (1, LAYERS):
         folder = tmp_path / f"theirs{layers}"
         write(folder, layers)
-        peaks.append(taken_by("convert", folder, tmp_path / f"ours{layers}", "--vocab-size", VOCAB).peak_bytes)
+        peaks.append(peak_of("convert", folder, tmp_path / f"ours{layers}", "--vocab-size", VOCAB))
     table = VOCAB * HIDDEN * 4
     assert sum(path.stat().st_size for path in folder.rglob("*.pt")) > 12 * table
     assert peaks[1] - peaks[0] < 2 * table

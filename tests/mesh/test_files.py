@@ -59,6 +59,16 @@ def test_ranks_send_files_to_each_other(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.received"))
 
 
+@pytest.mark.parametrize("size", [4, 5, 9], ids=["between blocks", "within a block", "within the last"])
+def test_a_file_that_was_cut_off_is_told(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "BLOCK", 4)
+    (tmp_path / "a").write_bytes(b"a" * size)
+    problems: list[OSError] = []
+    sent = list(files._blocks(tmp_path, Transfer(0, 1, "a", 10), problems))
+    assert [len(block) for block in sent] == [4, 4, 2], "nobody waits"
+    assert [str(problem) for problem in problems] == [f"{tmp_path / 'a'} is shorter than 10 bytes"]
+
+
 @pytest.mark.parametrize("sizes", [(1 << 15, 1 << 15, 1 << 15), (1 << 15, 1 << 15, 100)], ids=["block", "last bytes"])
 def test_of_a_file_that_cannot_be_written_nothing_stays(tmp_path: Path, sizes: tuple[int, ...]) -> None:
     """Neither on the disk, whose space it would take, nor open. The last bytes are written when it is closed."""

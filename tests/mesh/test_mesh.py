@@ -10,6 +10,7 @@ import torch.distributed as dist
 from colonnade.mesh.collectives import all_gather
 from colonnade.mesh.layout import AXES, Layout
 from colonnade.mesh.mesh import COMBINED, Axis, Mesh, build_mesh, paper_mesh
+from colonnade.mesh.shared_memory import SharedMemoryTransport
 from tests.distributed import run_on_ranks
 
 LAYOUT = Layout(tp=2, pp=2, dp=2)
@@ -90,7 +91,7 @@ def test_the_serial_mesh_is_the_mesh_of_one_rank() -> None:
 
 
 def test_every_group_fails_after_the_time_that_an_operation_may_take() -> None:
-    """Torch's own limit would be half an hour."""
+    """Torch's own limit would be half an hour. And every wait in memory that ranks share."""
 
     def limits(rank: int, num_ranks: int) -> set[float]:
         found: list[timedelta] = []
@@ -102,7 +103,9 @@ def test_every_group_fails_after_the_time_that_an_operation_may_take() -> None:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dist, "new_group", noted)
-            build_mesh(Layout(tp=2, dp=2), rank, timeout=77.0)
-        return {limit.total_seconds() for limit in found}
+            mesh = build_mesh(Layout(tp=2, dp=2), rank, timeout=77.0)
+        transports = [axis_of(mesh, name).transport for name in GROUPS]
+        shared = {each.segment.timeout for each in transports if isinstance(each, SharedMemoryTransport)}
+        return {limit.total_seconds() for limit in found} | shared
 
     assert run_on_ranks(limits, 4) == [{77.0}] * 4

@@ -92,6 +92,7 @@ def _scatter(rank: int, num_ranks: int) -> list[bool]:
     return found
 
 
+@pytest.mark.one_in(2)
 @can_share
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_a_reduce_scatter_has_the_bits_of_the_all_reduce(num_ranks: int) -> None:

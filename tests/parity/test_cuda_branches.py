@@ -56,6 +56,7 @@ def test_fp32_differs_by_rounding_alone(fp32: dict[float, Reference]) -> None:
     assert distance(found, fp32[Case().drop]) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("emulated", [False, True], ids=["cpu", "emulated"])
 @pytest.mark.parametrize("way", first_fast(["tp2 sequence parallel", "serial"]))
 def test_a_masked_model_in_16_bits_stays_near_fp32(way: str, emulated: bool) -> None:

@@ -191,6 +191,7 @@ def test_an_overflow_at_the_smallest_scale_ends_all_ranks_alike(way: str) -> Non
     assert "at a loss scale of 2" in messages[0] and "train.min_loss_scale = 2" in messages[0]
 
 
+@pytest.mark.slow
 def test_fp16_itself_overflows_and_recovers() -> None:
     """No poison: a scale of 2³⁰ is too much for fp16, and halves until gradients fit."""
 

@@ -30,69 +30,72 @@ ALONE: list[Job] = [
         Case(num_heads=6, hidden_size=12, seq_length=9, position="alibi"),
         Way(tp=3, sequence_parallel=True, micro_batch_size=4, chunk_logits=100),
     ),
-    (Case(vocab_size=2_100), Way(tp=2, micro_batch_size=4, chunk_logits=20_000)),  # 1,050 rows a rank: 1,152, in tiles
     (Case(block="llama"), Way(tp=2, sequence_parallel=True, micro_batch_size=4)),
-    (Case(block="grouped", documents="separate"), Way(tp=4, micro_batch_size=4)),
     (Case(block="grouped"), Way(pp=2, micro_batch_size=2, schedule="zero_bubble", recompute="selective")),
     (Case(block="window", position="alibi"), Way(tp=2, dp=2, zero=2, micro_batch_size=2)),
     (Case(block="neox", documents="separate"), Way(tp=2, sequence_parallel=True, micro_batch_size=4)),
-    (Case(block="neox"), Way(pp=2, dp=2, zero=3, micro_batch_size=2, recompute="full")),
     (Case(block="bert"), Way(tp=2, sequence_parallel=True, micro_batch_size=4)),
+    (Case(block="labels"), Way(tp=2, sequence_parallel=True, micro_batch_size=4)),
+    (Case(block="scores", norm_position="post", embedding_norm=True), Way(dp=2, zero=3, micro_batch_size=2)),
+    (Case(block="t5"), Way(tp=2, micro_batch_size=4)),
+    (Case(block="t5 relu"), Way(pp=2, micro_batch_size=2)),
+    (
+        Case(block="t5", num_layers=4),
+        Way(pp=2, dp=2, micro_batch_size=2, schedule="interleaved", virtual_stages=3, zero=2, recompute="full"),
+    ),
+    (Case(block="t5", parts="lower"), Way(pp=2, tp=2, zero=1, micro_batch_size=2, schedule="zero_bubble")),
+    (Case(parts="lora on some"), Way(tp=2, dp=2, zero=2, micro_batch_size=2, sequence_parallel=True)),
+    (Case(parts="lora", num_layers=4), Way(pp=2, micro_batch_size=2, schedule="zero_bubble", recompute="full")),
+    (Case(parts="upper", num_layers=4), Way(pp=2, micro_batch_size=2, schedule="interleaved", virtual_stages=2)),
+    (Case(global_batch_size=12), Way(dp=3, zero=2, micro_batch_size=2)),
+]
+HEADS: list[Job] = [
+    (Case(block="preferences"), Way(tp=2, micro_batch_size=4, sequence_parallel=True)),
+    (Case(block="choice"), Way(pp=2, micro_batch_size=2)),
+    (Case(block="spans"), Way(dp=2, zero=3, micro_batch_size=2)),
+]
+"""Heads for fine-tuning, each on one layout; the others of these are slow."""
+MORE: list[Job] = [
+    (Case(vocab_size=2_100), Way(tp=2, micro_batch_size=4, chunk_logits=20_000)),  # 1,050 rows a rank: 1,152, in tiles
+    (Case(block="grouped", documents="separate"), Way(tp=4, micro_batch_size=4)),
+    (Case(block="neox"), Way(pp=2, dp=2, zero=3, micro_batch_size=2, recompute="full")),
     (Case(block="bert", vocab_size=2_100), Way(tp=2, micro_batch_size=4, chunk_logits=20_000)),  # in tiles, in chunks
     (Case(block="bert", vocab_size=3, tied=False), Way(tp=4, micro_batch_size=4)),  # the last rank has no token
     (Case(block="bert", norm_position="post", embedding_norm=True), Way(dp=2, zero=3, micro_batch_size=2)),
     (Case(block="bert", tied=False, mask="second_half"), Way(tp=2, pp=2, micro_batch_size=2, schedule="zero_bubble")),
-    (Case(block="labels"), Way(tp=2, sequence_parallel=True, micro_batch_size=4)),
     (Case(block="labels", mask="second_half"), Way(pp=2, micro_batch_size=2, recompute="full")),
-    (Case(block="scores", norm_position="post", embedding_norm=True), Way(dp=2, zero=3, micro_batch_size=2)),
     (Case(block="labels", tied=False), Way(tp=2, pp=2, micro_batch_size=2, schedule="zero_bubble")),
-    (Case(block="t5"), Way(tp=2, micro_batch_size=4)),
     (Case(block="t5", tied=False), Way(tp=2, sequence_parallel=True, micro_batch_size=4, recompute="selective")),
-    (Case(block="t5 relu"), Way(pp=2, micro_batch_size=2)),
     (Case(block="t5"), Way(pp=4, micro_batch_size=2, cuts=(2, 2, 2, 2))),  # five of the tables' holders
     (Case(block="t5", optimizer="lamb"), Way(dp=2, zero=3, micro_batch_size=2, recompute="full")),
     (
         Case(block="t5 relu", vocab_size=3, mask="none"),
         Way(tp=2, pp=2, dp=2, micro_batch_size=1, schedule="zero_bubble", sequence_parallel=True, zero=3),
     ),
-    (
-        Case(block="t5", num_layers=4),
-        Way(pp=2, dp=2, micro_batch_size=2, schedule="interleaved", virtual_stages=3, zero=2, recompute="full"),
-    ),
     (Case(block="t5", parts="upper"), Way(pp=4, micro_batch_size=2)),
-    (Case(block="t5", parts="lower"), Way(pp=2, tp=2, zero=1, micro_batch_size=2, schedule="zero_bubble")),
-    (Case(parts="lora on some"), Way(tp=2, dp=2, zero=2, micro_batch_size=2, sequence_parallel=True)),
     (Case(parts="lora"), Way(tp=2, micro_batch_size=4, sequence_parallel=True)),
     (Case(parts="lora", block="grouped"), Way(tp=4, micro_batch_size=4)),
-    (Case(parts="lora", num_layers=4), Way(pp=2, micro_batch_size=2, schedule="zero_bubble", recompute="full")),
-    (Case(parts="upper", num_layers=4), Way(pp=2, micro_batch_size=2, schedule="interleaved", virtual_stages=2)),
-    (Case(global_batch_size=12), Way(dp=3, zero=2, micro_batch_size=2)),
     (Case(num_layers=4), Way(pp=2, micro_batch_size=2, schedule="interleaved", virtual_stages=3)),
-]
-HEADS: list[Job] = [
     (Case(block="spans"), Way(tp=2, micro_batch_size=4, sequence_parallel=True)),
     (Case(block="choice"), Way(tp=2, micro_batch_size=4, sequence_parallel=True)),
-    (Case(block="preferences"), Way(tp=2, micro_batch_size=4, sequence_parallel=True)),
     (Case(block="preferences"), Way(pp=2, micro_batch_size=2)),
-    (Case(block="choice"), Way(pp=2, micro_batch_size=2)),
-    (Case(block="spans"), Way(dp=2, zero=3, micro_batch_size=2)),
+    *(
+        (Case(block=block, mask=mask), way)
+        for block in ("spans", "choice", "preferences")
+        for mask in ("differ", "second_half")
+        for way in (
+            Way(tp=2, micro_batch_size=2),
+            Way(tp=2, micro_batch_size=4, sequence_parallel=True, recompute="full"),
+            Way(pp=2, micro_batch_size=2, schedule="zero_bubble"),
+            Way(pp=2, micro_batch_size=1, recompute="full"),
+            Way(dp=2, zero=1, micro_batch_size=4),
+            Way(dp=2, zero=2, micro_batch_size=2, recompute="selective"),
+            Way(dp=2, zero=3, micro_batch_size=2),
+            Way(tp=2, pp=2, dp=2, micro_batch_size=2, zero=3, sequence_parallel=True),
+        )
+    ),
 ]
-"""Heads for fine-tuning, each on two layouts; the others of these are slow."""
-MORE_HEADS: list[Job] = [
-    (Case(block=block, mask=mask), way)
-    for block in ("spans", "choice", "preferences")
-    for mask in ("differ", "second_half")
-    for way in (
-        Way(tp=2, micro_batch_size=2),
-        Way(tp=2, micro_batch_size=4, sequence_parallel=True, recompute="full"),
-        Way(pp=2, micro_batch_size=2, schedule="zero_bubble"),
-        Way(pp=2, micro_batch_size=1, recompute="full"),
-        Way(dp=2, zero=1, micro_batch_size=4),
-        Way(dp=2, zero=2, micro_batch_size=2, recompute="selective"),
-        Way(dp=2, zero=3, micro_batch_size=2),
-        Way(tp=2, pp=2, dp=2, micro_batch_size=2, zero=3, sequence_parallel=True),
-    )
-]
+"""More of what is above, and every head on every axis: slow."""
 TOGETHER: list[Job] = [
     (
         Case(),
@@ -117,10 +120,10 @@ HANDFUL = [job(combination) for combination in handful()]
 COVERING = [job(combination) for combination in covering() if combination not in handful()]
 
 
-def groups(jobs: Sequence[Job], time_limit: float, *marks: pytest.MarkDecorator) -> list[Any]:
+def groups(jobs: Sequence[Job], time_limit: float, name: str = "", *marks: pytest.MarkDecorator) -> list[Any]:
     """A parameter for each layout."""
     return [
-        pytest.param((together, time_limit), id=f"{layout}" + " covering" * bool(marks), marks=marks)
+        pytest.param((together, time_limit), id=f"{layout}{name}", marks=marks)
         for layout, together in by_layout(jobs).items()
     ]
 
@@ -135,7 +138,8 @@ def references() -> dict[Case, Reference]:
     scope="module",
     params=[
         *groups(ALONE + HEADS + TOGETHER + HANDFUL, 120.0),
-        *groups(COVERING + MORE_HEADS, 900.0, pytest.mark.slow),
+        *groups(MORE, 300.0, " more", pytest.mark.slow),
+        *groups(COVERING, 900.0, " covering", pytest.mark.slow),
     ],
 )
 def outcomes(request: Any, references: dict[Case, Reference]) -> list[Outcome]:

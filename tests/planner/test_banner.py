@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from colonnade.config.load import load
+from colonnade.config.numbers import amount
 from colonnade.config.schema import Config, ParallelConfig
 from colonnade.data.indexed import TokenFile
 from colonnade.data.tokenize import tokenize_files
@@ -19,7 +20,6 @@ from colonnade.planner.banner import banner
 from colonnade.planner.comparison import Watcher
 from colonnade.planner.memory import rank_memory
 from colonnade.planner.memory_limit import within_memory
-from colonnade.planner.ranks import amount
 from colonnade.train.corpus import open_corpus
 from colonnade.train.loop import Banner
 from colonnade.train.machine import free_memory

@@ -82,6 +82,7 @@ def test_a_run_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert "predicted ÷ measured" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_steps_of_an_earlier_start_do_not_count(tmp_path: Path) -> None:
     """Neither those that a checkpoint has, nor those behind it, which are made anew."""
     path, run = tiny.write_config(tiny.make(tmp_path), tmp_path), tmp_path / "run"
@@ -103,6 +104,7 @@ def test_lines_that_are_no_steps_are_passed_over(tmp_path: Path) -> None:
     assert comparison._metrics(config) == [{"step": 1}]
 
 
+@pytest.mark.slow
 def test_a_start_does_not_walk_many_micro_batches_of_gpipe(tmp_path: Path) -> None:
     """Memory is told; time and traffic are left to the planner's command."""
     corpus = tiny.make(tmp_path)

@@ -122,6 +122,15 @@ def test_what_is_waited_for_later_costs_less() -> None:
     assert total(sent, product, Waited(1)) == pytest.approx(max(moved, seconds), rel=1e-2)
 
 
+def test_over_one_axis_collectives_go_one_by_one_and_over_two_at_once() -> None:
+    def total(*axes: str) -> float:
+        entries = [Entry("all_reduce", axis, (1,), "float32", 10**9, "", False, 0.0) for axis in axes]
+        sent = [Sent(number, entry, tuple(range(8))) for number, entry in enumerate(entries)]
+        return play([Section(None, [*sent, *(Waited(each.number) for each in sent)])], Cost(A100)).total
+
+    assert total("dp", "dp") == pytest.approx(2 * total("dp")) and total("dp", "tp") == total("dp")
+
+
 def test_a_host_that_is_too_slow_is_waited_for() -> None:
     small = Operator("add", 0, 8, "bfloat16")
     slow = A100.having(device__dispatch_seconds=1e-3)

@@ -14,7 +14,9 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import paper_mesh
 from colonnade.planner import memory_limit
 from colonnade.planner.memory import Memory
-from colonnade.planner.memory_limit import asked_for, is_refusal, remedies
+from colonnade.planner.memory_limit import remedies
+from colonnade.train import refused_memory
+from colonnade.train.refused_memory import asked_for, is_refusal
 from tests.commands import forked, start
 
 CUDA = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.11 GiB"
@@ -69,7 +71,7 @@ def limited(rank: int) -> None:
     build = loop.build_state
 
     def build_state(*args, **more):  # type: ignore[no-untyped-def]
-        size = memory_limit._table(Path("/proc/self/status"))["VmSize"] + 300_000_000
+        size = refused_memory._table(Path("/proc/self/status"))["VmSize"] + 300_000_000
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
         return build(*args, **more)
 

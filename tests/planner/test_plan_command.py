@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from colonnade import cli
+from colonnade.planner import measure_hardware, measure_operators
 from colonnade.planner.hardware import hardware
+from colonnade.planner.measure_operators import SIZES
+from colonnade.train.products import LARGEST
 
 CONFIG = """\
 model = { num_layers = 6, hidden_size = 64, num_heads = 4, seq_length = 64, vocab_size = 256 }
@@ -27,9 +30,9 @@ def config(tmp_path: Path) -> str:
     return str(path)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The exit status of `colonnade plan arguments`, in this process."""
-    monkeypatch.setattr(sys, "argv", ["colonnade", "plan", *arguments])
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str, command: str = "plan") -> int:
+    """The exit status of `colonnade command arguments`, in this process."""
+    monkeypatch.setattr(sys, "argv", ["colonnade", command, *arguments])
     with pytest.raises(SystemExit) as status:
         cli.main()
     assert isinstance(status.value.code, int)
@@ -115,8 +118,15 @@ cli.main()
 def test_this_machine_is_measured_and_planned_with(
     config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """Every part of the measurement runs, on less: fewer and smaller products, on two cores at most."""
     file = tmp_path / "machine.toml"
-    subprocess.run([sys.executable, "-m", "colonnade", "hardware", "--output", str(file)], check=True)
+    monkeypatch.setattr(measure_operators, "OUTSIDE", 1 << 20)
+    monkeypatch.setattr(measure_operators, "TIMES", 3)
+    monkeypatch.setattr(measure_operators, "LARGEST", LARGEST._replace(inputs=256, outputs=256, rows=512))
+    less = {"SIZES": SIZES[:4], "LARGE": SIZES[2:4], "LONG": 1 << 22, "MOST_CORES": 2, "LAUNCHES": 1}
+    for name, value in less.items():
+        monkeypatch.setattr(measure_hardware, name, value)
+    assert run(monkeypatch, "--output", str(file), command="hardware") == 0
     found = hardware(str(file))
     assert 0.05 <= found["device.crowded"] <= 1 and 0.05 <= found["device.together"] <= 1
     assert found["device.peak_flops.float32"] > found["device.peak_flops.float64"] > 1e8

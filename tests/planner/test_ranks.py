@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from colonnade.config.load import load
+from colonnade.config.numbers import amount
 from colonnade.config.schema import Config
 from colonnade.mesh.layout import Layout
 from colonnade.planner.memory import Memory, rank_memory
-from colonnade.planner.ranks import RankKind, RankPlan, amount, as_json, as_text, largest, plan_ranks, plan_run
+from colonnade.planner.ranks import RankKind, RankPlan, as_json, as_text, largest, plan_ranks, plan_run
 from colonnade.planner.step import Step
 from colonnade.planner.traffic import totals, traffic
 

@@ -1,5 +1,6 @@
 """The search: what it tries, what it keeps, and what it says where nothing is left."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -79,6 +80,24 @@ def test_zero_bubble_hides_weight_gradients_in_the_waiting() -> None:
     other = min(times, key=lambda work: work.whole)
     hidden = composer.compose(plain)[0] - composer.compose(split)[0]
     assert hidden == pytest.approx(other.weights + min(other)) and other.weights > 0
+
+
+def test_into_zeros_collectives_a_rank_puts_all_its_gradients_and_its_part_of_the_parameters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the plan of a whole step has it, but for padding."""
+    way = config().parallel.model_copy(update={"dp": 2, "zero": 1})
+    sharded, moved = config().model_copy(update={"parallel": way}), dict[str, int]()
+
+    def move(_: Cost, operation: str, size: int, ranks: Sequence[int]) -> float:
+        moved[operation] = size
+        return 0.0
+
+    monkeypatch.setattr(Cost, "move", move)
+    Composer(sharded, 64, Cost(A100, 2)).compose(sharded)
+    traffic = plan_run(sharded, 64).kinds[0].traffic
+    sent = {operation: size for (operation, axis), (_, size) in traffic.items() if axis == "dp" and operation in moved}
+    assert moved == pytest.approx(sent, rel=0.02) and sent.keys() == {"reduce_scatter", "all_gather"}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A run's folder is read as far as it can be."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,13 @@ def test_files_that_are_missing(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "events.jsonl").write_text(json.dumps({"event": "started", "time": 1.0}))
     assert read_run(folder).notes == ["There is no metrics.jsonl.", "There is no config.toml."]
+
+
+@pytest.mark.parametrize("old", ["metrics.jsonl", "events.jsonl"])
+def test_a_run_is_silent_since_the_newest_of_what_it_wrote(tmp_path: Path, old: str) -> None:
+    folder = written.run(tmp_path / "r", steps=4)
+    os.utime(folder / old, (1000.0, 1000.0))
+    assert read_run(folder).seconds_since < 600
 
 
 def test_what_is_no_run(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def test_a_part_is_measured_as_the_run_measures_it(corpus: TinyCorpus, parts: Pa
     assert cut["loss"] == pytest.approx(own[1], rel=1e-12)
 
 
+@pytest.mark.slow
 def test_all_of_a_part(corpus: TinyCorpus, parts: Path, tmp_path: Path) -> None:
     config = write_config(corpus, tmp_path)
     assert run(config, parts, tmp_path / "whole", "b", "a", "train.evaluate_samples=1000", "parallel.dp=2").status == 0
@@ -65,6 +66,7 @@ def test_all_of_a_part(corpus: TinyCorpus, parts: Path, tmp_path: Path) -> None:
     assert "32 tokens" in fewer.out and f"Note: the first 2 of {found['samples']} samples" in fewer.out
 
 
+@pytest.mark.slow
 def test_other_data_is_refused(finished: Finished, corpus: TinyCorpus, parts: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(corpus.folder, tmp_path / "data")
     (folder / "tokens.json").unlink()  # it speaks of the file as it was, and would be missed first

@@ -32,6 +32,7 @@ def measured(trained: Path, output: Path, *more: str, num_ranks: int = 1) -> tup
     return json.loads(answer.out), [json.loads((output / name).read_text()) for name in names]
 
 
+@pytest.mark.slow
 def test_every_layout_answers_the_same(trained: Path, tmp_path: Path) -> None:
     told, (predictions, best, odds) = measured(trained, tmp_path / "1")
     assert told["protocol"] == "SQuAD 2.0" and told["total"] == told["questions"] == 11

@@ -301,6 +301,7 @@ def test_a_student_is_taught_alike_on_every_layout(
     assert runs[0][0]["masked_loss"] != pytest.approx(plain[0]["masked_loss"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_it_was(alone: Path, texts: Path, tmp_path: Path) -> None:
     path = write(texts, tmp_path)
     assert forked("train", path, "train.steps=2", "optim.decay_steps=4").status == 0

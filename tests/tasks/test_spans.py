@@ -34,6 +34,7 @@ def alone(questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", first_fast([*LAYOUTS, *ALSO]), ids=str)
 def test_every_layout_trains_the_same(alone: Path, questions: Path, tmp_path: Path, layout: list[str]) -> None:
     """Losses, weights, and which answers of the development set are right."""

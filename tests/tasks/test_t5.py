@@ -115,6 +115,7 @@ def alone(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     first_fast(
@@ -140,6 +141,7 @@ PRECISIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", first_fast(PRECISIONS), ids=str)
 def test_16_bits_stay_near_float64(alone: Path, texts: Path, tmp_path: Path, keys: list[str]) -> None:
     answer = forked("train", write(texts, tmp_path), *keys, num_ranks=2)

@@ -390,6 +390,7 @@ def without_privileges(rank: int) -> None:
     assert ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(version, 0), (ctypes.c_uint32 * 6)()) == 0
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_in_a_save_has_lost_nothing(place: Place) -> None:
     """The save of step 8 dies half-way; steps 4 and 6 are there as they were."""
     before = snapshot(place.run / "checkpoints")

@@ -4,12 +4,14 @@ import json
 import math
 import re
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from colonnade.config.saving import CheckpointConfig
 from colonnade.errors import CheckpointError
+from colonnade.mesh.mesh import Mesh
 from colonnade.train.best import Best, best_checkpoint, best_of, evaluations_since_best, spared
 from tests.commands import forked, here
 from tests.runs import Finished, events, metrics, saved_steps
@@ -104,6 +106,7 @@ def test_without_keep_best_the_newest_alone_stay(corpus: TinyCorpus, tmp_path: P
     assert saved_steps(run) == [8] and "its best" not in answer.out, answer
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_left_is_tidied_without_the_best(finished: Finished, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished.folder, run)
@@ -166,6 +169,17 @@ def test_every_command_opens_the_best(command: tuple[str, ...], run: Path, monke
     name, *more = command
     answer = here(name, run, *more, "--best")
     assert answer.err.endswith(f"colonnade: {run}/checkpoints/step_00000004 is opened\n"), answer
+
+
+def test_models_beside_it_are_the_best_of_their_runs(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def predict_any(*_: object, others: list[Path], **__: object) -> None:
+        raise CheckpointError(f"{[str(other) for other in others]} are beside it")
+
+    monkeypatch.setattr("colonnade.serving.trained.opened", lambda *_, **__: nullcontext((None, Mesh())))
+    monkeypatch.setattr("colonnade.serving.predict.predict_any", predict_any)
+    for options, other in ((["--best"], run / "checkpoints" / "step_00000004"), ([], run)):
+        answer = here("predict", run, "rows.tsv", "--with", run, *options)
+        assert answer.err.endswith(f"colonnade: ['{other}'] are beside it\n"), answer
 
 
 def test_where_there_is_no_best(run: Path) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from colonnade.config.load import load
-from colonnade.train.change import as_it_began, in_force
+from colonnade.train.change import BLEND, Change, as_it_began, earlier_blends, in_force
 from colonnade.train.change_requests import CHANGES, Decided, Line, ask, lines_of
+from colonnade.train.corpus import curriculum_of
 from tests.runs import Finished
+from tests.tiny import TinyCorpus
 
 
 def write(run: Path, *lines: str, end: str = "\n") -> None:
@@ -42,6 +44,17 @@ def test_behind_another_batch_a_run_knows_how_it_began(config: Path, tokens: tup
     now = in_force(began, [change.model_copy(update={"position": 12})])
     assert now.train.global_batch_size == 8 and now.curriculum != began.curriculum
     assert as_it_began(now, [change]) == began
+
+
+def test_behind_a_curriculum_a_blend_changes_at_the_sample_of_its_step(config: Path, corpus: TinyCorpus) -> None:
+    """Positions count pieces: four a sample, behind sequences of a quarter of it."""
+    blend = f'blend = {{"{corpus.prefix}" = 1.0, "more" = 3.0}}'
+    config.write_text(config.read_text().replace(f'train = "{corpus.prefix}"', blend))
+    phases = ["curriculum.tokens=[0, 64]", "curriculum.seq_length=[4, 16]", "curriculum.global_batch_size=[4, 4]"]
+    began = load(config, phases)
+    values, was = {BLEND: {str(corpus.prefix): 3.0, "more": 3.0}}, {BLEND: began.data.blend}
+    change = Change(at=6, values=values, was=was, line="1", position=curriculum_of(began).steps(6))
+    assert earlier_blends(began, [change]) == [(12, began.data.blend)], "4 + 2 × 4"
 
 
 def test_a_line_is_known_by_the_same_name_when_others_have_come(tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ def test_data_that_has_changed_is_refused(
     assert saved_steps(tmp_path / "run")[-1] == 4
 
 
+@pytest.mark.slow
 def test_the_same_files_elsewhere_are_the_same_data(stopped: Path, tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "run", tmp_path / "whole")
     assert go_on(stopped, f"run.folder={tmp_path / 'whole'}").status == 0

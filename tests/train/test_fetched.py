@@ -135,6 +135,7 @@ def killed_at(step: int) -> Callable[[int], None]:
     return first
 
 
+@pytest.mark.slow
 def test_killed_within_an_upload(finished: Finished, config: Path, tmp_path: Path) -> None:
     """What is half is no checkpoint; the machine is gone, and the run goes on from the one before."""
     store = tmp_path / "store"
@@ -332,6 +333,7 @@ def test_what_the_run_began_with_counts(config: Path, store: Path, tmp_path: Pat
     assert again().optim.weight_decay == 0.01
 
 
+@pytest.mark.slow
 def test_what_was_changed_in_mid_run_comes_along(config: Path, tmp_path: Path) -> None:
     """Whole, with the steps at which it was decided to hold: asked for anew it would be too late."""
     run, store = tmp_path / "run", tmp_path / "store"

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,11 @@ import pytest
 from colonnade.config.load import load
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import in_force, loop
+from colonnade.train.change import Change
 from colonnade.train.change_requests import CHANGES, read_decided
+from colonnade.train.divergence import Rollback
 from colonnade.train.in_force import InForce
+from colonnade.train.state import learning_rate_of
 from tests import tiny
 from tests.commands import forked, here
 from tests.runs import assert_near, assert_same, assert_same_end, events, metrics
@@ -173,6 +177,7 @@ def test_a_mixture_asked_for_at_a_standing_run_is_one_changed_on_the_way(
     assert_same_end(run, serial)
 
 
+@pytest.mark.slow
 def test_what_a_checkpoint_and_the_folder_say(serial: Path, blended: Path) -> None:
     stored = load(serial / "checkpoints" / "step_00000006" / "config.toml")
     assert stored.train.global_batch_size == 8 and stored.optim.learning_rate == 3e-3
@@ -263,6 +268,17 @@ def test_what_is_asked_for_while_the_disk_is_full_is_looked_at_again(
     assert following.has_news() and not read_decided(run).changes
     following.read(4)
     assert [change.at for change in read_decided(run).changes] == [4] and not following.has_news()
+
+
+def test_a_change_leaves_the_learning_rate_as_low_as_a_rollback_has_made_it(config: Path) -> None:
+    began, monitor = load(config), SimpleNamespace(follow=lambda **_: None)
+    values, was = {"optim.learning_rate": 3e-3}, {"optim.learning_rate": 1e-2}
+    change = Change(at=2, values=values, was=was, line="1", position=8)
+    state: Any = SimpleNamespace(step=3, changes=[change], rollbacks=[Rollback(to=1, rate_factor=0.25, rate_until=4)])
+    now, _ = InForce(began, None, Mesh(), monitor).follow(state)  # type: ignore[arg-type]
+    rate = learning_rate_of(now)
+    assert [state.learning_rate(step) for step in (4, 5)] == [rate(4) / 4, rate(5)] != [rate(4), rate(5)]
+    assert rate(4) != learning_rate_of(began)(4)
 
 
 def test_a_line_that_comes_in_mid_run_holds_behind_the_step_under_way_on_all_ranks(

@@ -75,6 +75,7 @@ def test_another_depth_says_what_is_left_and_new(finished: Finished, corpus: Tin
     assert "left 12 (blocks.1.attention.output.bias, " in less and "drawn anew none" in less
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_does_not_begin_again(finished: Finished, corpus: TinyCorpus, tmp_path: Path) -> None:
     """The weights may be gone by then."""
     source = Path(shutil.copytree(finished.newest, tmp_path / finished.newest.name))

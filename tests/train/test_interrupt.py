@@ -161,6 +161,7 @@ def test_a_second_ctrl_c_ends_at_once() -> None:
 # --- files, clocks, and a save in between -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", first_fast(["dp=2", "serial"]))
 def test_a_stop_file_ends_a_run_and_keeps_it_from_starting(config: Path, tmp_path: Path, name: str) -> None:
     layout, run = LAYOUTS[name], tmp_path / "run"

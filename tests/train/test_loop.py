@@ -99,6 +99,7 @@ def test_evaluations_are_in_the_metrics(finished: Finished) -> None:
     assert not EVALUATION & lines[0].keys()
 
 
+@pytest.mark.slow
 def test_where_a_run_starts_from_can_be_evaluated(config: Path, tmp_path: Path, finished: Finished) -> None:
     answer = forked("train", config, "train.evaluate_at_start=true")
     (found,) = (event for event in events(tmp_path / "run") if event["event"] == "evaluated")
@@ -110,6 +111,7 @@ def test_where_a_run_starts_from_can_be_evaluated(config: Path, tmp_path: Path, 
     assert "before step 1" not in forked("train", config, "train.evaluate_at_start=true", "train.steps=7").out
 
 
+@pytest.mark.slow
 def test_evaluation_is_on_by_default_where_there_is_a_validation_part(config: Path, tmp_path: Path) -> None:
     config.write_text(config.read_text().replace("evaluate_every = 3\n", ""))
     assert forked("train", config).status == 0

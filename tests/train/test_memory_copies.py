@@ -87,6 +87,7 @@ def test_a_damaged_copy_is_passed_over(finished: Finished, tmp_path: Path, memor
     assert [event.get("origin") for event in told] == [None, "disk"] and told[1]["step"] == 4
 
 
+@pytest.mark.slow
 def test_half_a_copy_is_nothing(finished: Finished, tmp_path: Path, memory: Path) -> None:
     run = tmp_path / "run"
     killed_run(finished, run)
@@ -97,6 +98,7 @@ def test_half_a_copy_is_nothing(finished: Finished, tmp_path: Path, memory: Path
     assert not list(memory.glob(".*"))
 
 
+@pytest.mark.slow
 def test_copies_of_another_start_are_not_looked_at(finished: Finished, tmp_path: Path, memory: Path) -> None:
     """Of a run that is begun anew, say, or of a machine that was away while the run went on."""
     run = tmp_path / "run"
@@ -120,6 +122,7 @@ def test_what_says_which_copies_count_may_be_damaged(config: Path, tmp_path: Pat
     assert copies._on_disk() == (0, "") and "Which copies in memory are the run's cannot be read" in told[0]
 
 
+@pytest.mark.slow
 def test_a_rollback_by_hand_leaves_no_copy(finished: Finished, tmp_path: Path, memory: Path) -> None:
     run = tmp_path / "run"
     killed_run(finished, run)

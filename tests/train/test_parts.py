@@ -168,6 +168,7 @@ def test_stages_below_the_first_trained_one_get_no_gradients() -> None:
 # --- runs that go on --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_parts_and_is_told(config: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     frozen = 'parts.frozen=["embedding*", "blocks.0.*"]'

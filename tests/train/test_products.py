@@ -402,6 +402,7 @@ def test_kernels_are_told_and_written_down(config: Path, tmp_path: Path) -> None
     assert metadata.processor == products.processor()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("best", ["native", "onednn", "blas"])
 def test_the_layers_of_the_run_get_them(config: Path, tmp_path: Path, best: Kernel) -> None:
     """A run's layers, not only its banner."""

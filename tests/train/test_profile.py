@@ -142,6 +142,7 @@ def test_zero_bubble_and_recomputation_have_their_parts(tmp_path: Path) -> None:
     assert sum(told["parts"].values()) == pytest.approx(told["seconds"], abs=1e-9)
 
 
+@pytest.mark.slow
 def test_steps_behind_the_end_are_refused_and_those_before_the_beginning_are_left_out(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--profile 6:7: the run ends with step 6"):
         steps_of("6:7", last_step=6)

@@ -20,7 +20,11 @@ from colonnade.checkpoint.names import MANIFEST
 from colonnade.config.defaults import BEFORE
 from colonnade.config.load import load
 from colonnade.data.tokenizer import train_bpe
+from colonnade.mesh.mesh import Mesh
 from colonnade.train import state
+from colonnade.train.change import Change, in_force
+from colonnade.train.corpus import open_corpus
+from colonnade.train.recovery import restore
 from tests.commands import after_banner, environment, forked, start
 from tests.runs import Finished, assert_same, events, metrics, saved_steps, tensors, whole_tensors
 from tests.slow import first_fast
@@ -298,6 +302,7 @@ def saved(run: Path) -> list[dict[str, Any]]:
     return [event for event in events(run) if event["event"] == "saved"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", first_fast(["dp=2", "serial"]))
 def test_saving_in_the_background_saves_the_same(config: Path, tmp_path: Path, name: str) -> None:
     """To the bit, though training has gone on when it is written."""
@@ -346,6 +351,7 @@ def test_killed_while_saving_in_the_background(config: Path, tmp_path: Path, nam
     assert not list((tmp_path / "run").rglob("*.partial")) and not list((tmp_path / "run").rglob("*.deleted"))
 
 
+@pytest.mark.slow
 def test_an_interrupt_waits_for_the_save_under_way(config: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     arguments = [*ASYNCHRONOUS, "train.steps=1000", "checkpoint.every=1", "parallel.dp=2"]
@@ -374,6 +380,7 @@ def full_disk(rank: int) -> None:
     files._HashingStream.write = refuse  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", first_fast([4, 1000]))
 def test_a_failure_in_the_background_ends_the_run(config: Path, tmp_path: Path, steps: int) -> None:
     """At the next step, or at the end where there is none; on all ranks, with the same words."""
@@ -457,6 +464,20 @@ def test_a_checkpoint_of_other_batches(finished: Finished, tmp_path: Path) -> No
         answer.status == 2
         and "was written with train.global_batch_size = 8, and the run is to go on with 4" in answer.err
     )
+
+
+def test_behind_a_change_its_optimizer_goes_on(finished: Finished, tmp_path: Path) -> None:
+    """At once: a rollback and a repair, which return to it in mid-run, follow no change anew."""
+    path = Path(shutil.copytree(finished.newest, tmp_path / "run" / "checkpoints" / finished.newest.name))
+    values, was = {"optim.weight_decay": 0.3}, {"optim.weight_decay": 0.1}
+    change = Change(at=3, values=values, was=was, line="1", position=12)
+    rewritten(path, lambda metadata: metadata.update(changes=[change.model_dump()]))
+    config = load(finished.config, [f"run.folder={tmp_path / 'run'}"])
+    corpus = open_corpus(config)
+    began = state.build_state(config, Mesh(), corpus.vocab_size, torch.device("cpu"), draw=False)
+    restore(began, config, corpus)
+    assert began.changes == [change] and began.optimizer == state.optimizer_of(in_force(config, [change]))
+    assert began.optimizer != state.optimizer_of(config)
 
 
 def test_a_checkpoint_from_before_this_metadata(finished: Finished, tmp_path: Path) -> None:

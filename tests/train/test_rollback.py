@@ -125,6 +125,7 @@ def test_every_layout_decides_alike(config: Path, tmp_path: Path) -> None:
         assert [line["learning_rate"] for line in metrics(tmp_path / name)] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", first_fast(["written", "discarded", "read"]))
 def test_a_rollback_that_is_killed_goes_on(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -160,6 +161,7 @@ def test_a_rollback_that_is_killed_goes_on(
     assert_same(run, whole)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_later_knows_its_rollbacks(config: Path, tmp_path: Path) -> None:
     """Stopped behind one: the checkpoint has the place in the data, and the lowered rate."""
     run, whole = tmp_path / "run", tmp_path / "whole"
@@ -195,6 +197,7 @@ def test_the_validation_loss_is_nearly_that_of_a_clean_run(config: Path, tmp_pat
     assert found == pytest.approx(expected, rel=0.01) and found != expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("retry_for", "status"), [(900, 0), (0, 2)])
 def test_a_save_that_fails_beside_it_is_tried_again(config: Path, tmp_path: Path, retry_for: int, status: int) -> None:
     """That of step 10, in the background while step 11 diverges."""
@@ -243,6 +246,7 @@ def test_tries_end(config: Path, tmp_path: Path) -> None:
     assert saved_steps(tmp_path / "run") == [6, 8, 10], "the last time it was not taken away"
 
 
+@pytest.mark.slow
 def test_data_that_end_end_the_run_instead(config: Path, tmp_path: Path) -> None:
     """As many epochs as the run needs, and no batch more: none may be passed over."""
     samples = ["data.order=all_epochs"]
@@ -329,6 +333,7 @@ def test_a_list_of_before_there_were_names_is_read(run: Path) -> None:
     assert rollbacks.read(run) == [Rollback(to=4, skip=2, reason="asked for")]
 
 
+@pytest.mark.slow
 def test_it_warms_up_again(finished: Finished, run: Path, tmp_path: Path) -> None:
     """A run that is killed meanwhile goes on with it, on another layout as well."""
     answer = here("rollback", run, 4, "--rewarm", 4)

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import resource
+import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from colonnade.errors import CheckpointError, ConfigError
-from colonnade.train import lines, save_retries
+from colonnade.train import lines, loop, save_retries
 from colonnade.train.change_requests import CHANGES
 from colonnade.train.interrupt import Interrupt, Request
 from colonnade.train.lines import Lines
@@ -112,6 +113,26 @@ def test_the_next_try_does_not_wait_for_the_next_checkpoint(config: Path, tmp_pa
     assert answer.status == 0, answer
     told = [(each["event"], each["step"]) for each in events(tmp_path / "run") if each["event"] in SAVES]
     assert told == [("save failed", 3), ("saved", 4), ("saved", 6)]
+
+
+def test_a_run_that_is_asked_to_stop_ends_when_it_has_saved(config: Path, tmp_path: Path) -> None:
+    """Though it has to try again: no later step would."""
+
+    def first(rank: int) -> None:
+        refused(1)(rank)
+        save_retries.FIRST = 0.0
+        step = loop.train_step
+
+        def asked_in_step_3(state: Any, *args: Any, **more: Any) -> Any:
+            if state.step == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return step(state, *args, **more)
+
+        loop.train_step = asked_in_step_3  # type: ignore[assignment]
+
+    answer = forked("train", config, "checkpoint.retry_for=900", first=first)
+    assert answer.status == 128 + signal.SIGTERM and "Stopped after step 3; everything is saved" in answer.out, answer
+    assert "Saving at step 3 has failed" in answer.out and saved_steps(tmp_path / "run") == [2, 3]
 
 
 def test_lines_wait_while_a_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,13 @@ def test_every_combination_is_a_point(tmp_path: Path) -> None:
     assert tomllib.loads(toml_of(point.content)) == point.content
 
 
+def test_points_have_tables_of_their_own(tmp_path: Path) -> None:
+    """Also within a section."""
+    found = swept(tmp_path, "model.rotary.share = [0.25, 0.5]\n[model.rotary]\nbase = 1e6")
+    expected = [{"base": 1e6, "share": share} for share in (0.25, 0.5)]
+    assert [point.content["model"]["rotary"] for point in found.points] == expected
+
+
 def test_an_empty_text_stands_for_no_value(tmp_path: Path) -> None:
     """Also where the file has a value; of a key that a configuration must have it stays what it is."""
     path = tmp_path / "config.toml"

@@ -13,6 +13,7 @@ import pytest
 from colonnade.config.load import loads
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
+from colonnade.train.monitor import Monitor
 from colonnade.train.trackers import Mlflow, Prometheus, Wandb, trackers
 from colonnade.train.tracking import Feed
 
@@ -83,6 +84,29 @@ def test_all_calls_come_in_order_from_a_thread() -> None:
         ("open", 3), ("numbers", 3, {"loss": 1.0}), ("close",),
     ]  # fmt: skip
     assert said == []
+
+
+def test_behind_a_rollback_a_run_goes_on_telling(tmp_path: Path) -> None:
+    tracker = Recorded()
+    told = Monitor(
+        tmp_path,
+        active=True,
+        steps=9,
+        log_every=9,
+        tokens_per_step=64,
+        flops_per_token=1e6,
+        peak_flops=None,
+        trackers=[tracker],
+    )
+    told.resume(0)
+    line = {"loss": 1.0, "learning_rate": 0.1, "grad_norm": 1.0}
+    for step in (1, 2):
+        told.step({"step": step, **line}, 0.5)
+    told.go_back(1)
+    told.step({"step": 2, **line}, 0.5)
+    told.close()
+    before, after = [("open", 1), ("numbers", 1), ("numbers", 2), ("close",)], [("open", 2), ("numbers", 2), ("close",)]
+    assert [call[:2] for call in tracker.calls] == before + after
 
 
 def test_a_tracker_that_stands_still_costs_a_run_nothing_and_what_is_lost_is_counted() -> None:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from colonnade.planner.traffic import Flow
 from colonnade.verify import audit
 from tests import tiny
@@ -46,6 +48,7 @@ def test_one_step_on_two_stages(corpus: TinyCorpus, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_curriculum_is_audited_in_its_last_stage(corpus: TinyCorpus, tmp_path: Path) -> None:
     stages = ["curriculum.tokens=[0, 100]", "curriculum.seq_length=[4, 16]", "curriculum.global_batch_size=[4, 4]"]
     config = tiny.write_config(corpus, tmp_path)

@@ -51,3 +51,12 @@ def size_of_text(num_bytes: float) -> str:
     if num_bytes < 1e3:
         return counted(round(num_bytes), "byte")
     return f"{num_bytes / 1e3:,.1f} kB" if num_bytes < 1e5 else f"{num_bytes / 1e6:,.1f} MB"
+
+
+def amount(size: int) -> str:
+    """Bytes with three digits and a unit of a power of 1000: '2.09 GB', '820 B'."""
+    value, units = float(size), ["B", "kB", "MB", "GB", "TB", "PB"]
+    while value >= 999.5 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    digits = 0 if units[0] == "B" or value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:.{digits}f} {units[0]}"

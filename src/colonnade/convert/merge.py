@@ -13,14 +13,13 @@ from colonnade.checkpoint.manifest import verify
 from colonnade.checkpoint.save import Payload, Target, save_made
 from colonnade.config.compare import model_metadata
 from colonnade.config.load import to_toml
-from colonnade.config.numbers import counted
+from colonnade.config.numbers import amount, counted
 from colonnade.config.parts import LoraConfig
 from colonnade.convert.adapted import Adapted, open_adapted
 from colonnade.convert.progress import Progress
 from colonnade.convert.target import WHEN_FULL, check_space, publish, workspace
 from colonnade.convert.to_checkpoint import check_new
 from colonnade.data.chat_template import CONFIG
-from colonnade.planner.ranks import amount
 from colonnade.serving.options import chosen
 from colonnade.serving.trained import described, find
 from colonnade.train.metadata import MOST_BYTES

@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable
 
+from colonnade.config.numbers import amount
 from colonnade.pace import Pace, say_aside
-from colonnade.planner.ranks import amount
 
 
 class Progress:

@@ -8,9 +8,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from colonnade.checkpoint.folders import remove, sync
+from colonnade.config.numbers import amount
 from colonnade.errors import CheckpointError
 from colonnade.lock import NAME, locked
-from colonnade.planner.ranks import amount
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 WHEN_FULL = "Free some space, or choose a TARGET on another disk, and run the command again."

@@ -12,6 +12,7 @@ from colonnade.checkpoint.save import Payload, Target, save_made
 from colonnade.checkpoint.schema import clip
 from colonnade.config.compare import model_metadata
 from colonnade.config.load import to_toml
+from colonnade.config.numbers import amount
 from colonnade.convert.progress import Progress
 from colonnade.convert.target import WHEN_FULL, check_space, check_target, publish, workspace
 from colonnade.data.chat_template import CONFIG, JINJA
@@ -20,7 +21,6 @@ from colonnade.errors import CheckpointError, DataError
 from colonnade.huggingface.files import read_json
 from colonnade.huggingface.folder import Published, stub
 from colonnade.model.precision import DTYPES
-from colonnade.planner.ranks import amount
 from colonnade.serving.trained import described
 
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")

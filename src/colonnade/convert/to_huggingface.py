@@ -15,7 +15,7 @@ from colonnade.architecture.huggingface.statement import Family, Source
 from colonnade.checkpoint.confined import read_plain
 from colonnade.checkpoint.manifest import Manifest, verify
 from colonnade.checkpoint.whole import read_whole
-from colonnade.config.numbers import counted
+from colonnade.config.numbers import amount, counted
 from colonnade.config.schema import Config
 from colonnade.convert.card import card
 from colonnade.convert.progress import Progress
@@ -30,7 +30,6 @@ from colonnade.huggingface.files import INDEX
 from colonnade.huggingface.folder import CONFIG, TOKEN_IDS, open_published
 from colonnade.huggingface.order import to_theirs
 from colonnade.huggingface.write import Planned, PlannedFile, Writer, index_of, plan_files
-from colonnade.planner.ranks import amount
 from colonnade.serving.trained import described, tokenizer_of
 from colonnade.train.metadata import MOST_BYTES, RunMetadata
 

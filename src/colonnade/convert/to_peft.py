@@ -17,13 +17,13 @@ from colonnade.architecture.adapters import LORA_A, LORA_B, WEIGHT, is_adapter
 from colonnade.architecture.huggingface.families import family_of
 from colonnade.architecture.huggingface.keys import Refused, lines_of
 from colonnade.architecture.huggingface.statement import Source
+from colonnade.config.numbers import amount
 from colonnade.convert.adapted import Adapted, open_adapted
 from colonnade.convert.target import check_space, check_target, publish, workspace
 from colonnade.errors import CheckpointError
 from colonnade.huggingface.order import to_theirs
 from colonnade.huggingface.peft import CONFIG, PREFIX, WEIGHTS
 from colonnade.huggingface.write import Planned, PlannedFile, Writer
-from colonnade.planner.ranks import amount
 
 
 def to_peft(checkpoint: Path, target: Path, *, dtype: torch.dtype | None, dry_run: bool) -> list[str]:

@@ -136,8 +136,8 @@ def similar_pairs(
 
 
 def likely_pairs(sets: Sequence[Hashes], similarity: float) -> list[tuple[int, int]]:
-    """Places of sets that share rare members, the later one rising, those that share the most first. Equal sets are
-    paired with the first of them only."""
+    """Places of sets (each sorted) that share rare members, the later one rising, those that share the most first.
+    Equal sets are paired with the first of them only."""
     counts = np.zeros(_COUNTERS, np.int64)
     for members in sets:
         counts[members % np.uint64(_COUNTERS)] += 1
@@ -147,7 +147,7 @@ def likely_pairs(sets: Sequence[Hashes], similarity: float) -> list[tuple[int, i
         if same != place:
             pairs.append((same, place))
             continue
-        order = np.lexsort((members, counts[members % np.uint64(_COUNTERS)]))
+        order = np.argsort(counts[members % np.uint64(_COUNTERS)], kind="stable")
         rare.append(members[order[: len(members) - math.ceil(similarity * len(members)) + 1]])
         places.append(place)
     if not rare:

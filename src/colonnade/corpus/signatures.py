@@ -105,7 +105,7 @@ class SignatureIndex:
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = {source.place: source for source in sources}
-        self._files: OrderedDict[Path, int] = OrderedDict()
+        self._files: OrderedDict[tuple[int, str], int] = OrderedDict()  # by place and array
         self._sets: OrderedDict[int, Hashes] = OrderedDict()
         self._set_bytes = 0
 
@@ -153,21 +153,22 @@ class SignatureIndex:
         return [int(value) for value in np.frombuffer(data, "<i8")]
 
     def _read(self, document: int, name: str, size: int, start: int) -> bytes:
-        path = self.sources[document >> 32].path(name)
-        data = os.pread(self._opened(path), size, start)
+        place = document >> 32
+        data = os.pread(self._opened(place, name), size, start)
         if len(data) != size:
+            path = self.sources[place].path(name)
             raise DataError(f"{path} ends at byte {start + len(data):,}: {size:,} bytes from {start:,} on are wanted.")
         return data
 
-    def _opened(self, path: Path) -> int:
-        if path in self._files:
-            self._files.move_to_end(path)
+    def _opened(self, place: int, name: str) -> int:
+        if (place, name) in self._files:
+            self._files.move_to_end((place, name))
         else:
             if len(self._files) >= _OPEN_FILES:
                 os.close(self._files.popitem(last=False)[1])
-            with _there(path) as stream:
-                self._files[path] = os.dup(stream.fileno())
-        return self._files[path]
+            with _there(self.sources[place].path(name)) as stream:
+                self._files[place, name] = os.dup(stream.fileno())
+        return self._files[place, name]
 
 
 class BandFile(NamedTuple):

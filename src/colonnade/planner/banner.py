@@ -9,7 +9,7 @@ import torch
 from colonnade.architecture.parts import trained_architecture
 from colonnade.architecture.statement import Architecture
 from colonnade.config.describe import first_line
-from colonnade.config.numbers import counted
+from colonnade.config.numbers import amount, counted
 from colonnade.config.schema import Config, ParallelConfig
 from colonnade.data.datasets import SplitDataset
 from colonnade.data.gpt_dataset import GPTDataset
@@ -19,7 +19,6 @@ from colonnade.mesh.collectives import all_gather
 from colonnade.mesh.mesh import Mesh
 from colonnade.mesh.shared_memory import SharedMemoryTransport
 from colonnade.planner.memory import Memory
-from colonnade.planner.ranks import amount
 from colonnade.train.corpus import Corpus
 from colonnade.train.loop import Banner
 from colonnade.train.machine import Free, cpu_cores, device_name, free_memory

@@ -21,6 +21,7 @@ import torch
 
 from colonnade.atomic import write_whole
 from colonnade.checkpoint.names import newest_step
+from colonnade.config.numbers import amount
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
 from colonnade.mesh.ledger import Ledger
@@ -30,7 +31,7 @@ from colonnade.planner.hardware import Hardware, hardware
 from colonnade.planner.memory import Memory
 from colonnade.planner.paper import walk
 from colonnade.planner.predict import predict
-from colonnade.planner.ranks import amount, table
+from colonnade.planner.ranks import table
 from colonnade.train.corpus import Corpus
 from colonnade.train.lines import object_in
 from colonnade.train.loop import Banner

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from colonnade.config.numbers import counted
+from colonnade.config.numbers import amount, counted
 from colonnade.planner.estimate import Estimate
-from colonnade.planner.ranks import NOT_COUNTED, amount
+from colonnade.planner.ranks import NOT_COUNTED
 
 WORDS = {
     "products": "matrix products",

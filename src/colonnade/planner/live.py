@@ -37,15 +37,15 @@ class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         results = (out,) if isinstance(out, Tensor) else tree_iter(out)
-        self.note([x for x in results if isinstance(x, Tensor)], args, kwargs)
+        self.note([x for x in results if isinstance(x, Tensor)], tree_iter((args, kwargs)))
         return out
 
-    def note(self, made: Sequence[Tensor], *given: Any) -> None:
+    def note(self, made: Sequence[Tensor], given: Iterable[Any]) -> None:
         """Count what an operator made that is none of what it was given."""
         storages = [x.untyped_storage() for x in made]
         unknown = [storage for storage in storages if storage._cdata not in self._storages]
         if unknown:
-            known = {x.untyped_storage()._cdata for x in tree_iter(given) if isinstance(x, Tensor)}
+            known = {x.untyped_storage()._cdata for x in given if isinstance(x, Tensor)}
             for storage in unknown:
                 if storage._cdata not in known:
                     self._count(storage)

@@ -9,7 +9,7 @@ Operators are seen where torch dispatches them. What makes a view, or memory wit
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -111,7 +111,7 @@ class Recorder(LiveTensors):  # type: ignore[no-untyped-call]
         self.ledger: Ledger | None = None
         """Which knows the unit of the model that is at work."""
         self._sent = 0
-        self._known: dict[Any, _Known] = {}
+        self._known = _known_operators()
 
     def begin(self, action: Action | None) -> None:
         """What follows belongs to this action; None: it is behind the last."""
@@ -159,6 +159,12 @@ class _Known(NamedTuple):
     operator: Operator | None
     out: Any
     """How its results are made: see `_recipe`."""
+
+
+@cache
+def _known_operators() -> dict[Any, _Known]:
+    """Of all steps of this process: stages, ranks and layouts have most of their operators in common."""
+    return {}
 
 
 def _tensors(values: Any) -> list[Tensor]:

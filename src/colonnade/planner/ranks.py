@@ -12,7 +12,7 @@ from colonnade.architecture.families import architecture_of
 from colonnade.architecture.parts import trained_architecture
 from colonnade.architecture.statement import Architecture
 from colonnade.config.model import ModelConfig
-from colonnade.config.numbers import counted
+from colonnade.config.numbers import amount, counted
 from colonnade.config.schema import Config, ParallelConfig, TrainConfig
 from colonnade.mesh.layout import Layout
 from colonnade.planner.kept import kept_of
@@ -184,15 +184,6 @@ def as_json(plan: RankPlan) -> dict[str, Any]:
             for kind in plan.kinds
         ],
     }
-
-
-def amount(size: int) -> str:
-    """Bytes with three digits and a unit of a power of 1000: '2.09 GB', '820 B'."""
-    value, units = float(size), ["B", "kB", "MB", "GB", "TB", "PB"]
-    while value >= 999.5 and len(units) > 1:
-        value, units = value / 1000, units[1:]
-    digits = 0 if units[0] == "B" or value >= 99.95 else 1 if value >= 9.995 else 2
-    return f"{value:.{digits}f} {units[0]}"
 
 
 def table(rows: Sequence[Sequence[str]], *, left: Sequence[int] = ()) -> list[str]:

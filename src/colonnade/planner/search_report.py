@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from colonnade.config.load import to_toml
+from colonnade.config.numbers import amount
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError, LayoutError
 from colonnade.planner import estimate_report
 from colonnade.planner.estimate_report import duration, in_words
 from colonnade.planner.hardware import Hardware
-from colonnade.planner.ranks import amount, table
+from colonnade.planner.ranks import table
 from colonnade.planner.search import Candidate, Confirmed, Search
 
 SHOWN = 12

@@ -47,6 +47,14 @@ _READS: Mapping[Any, Callable[[Tensor], Any]] = MappingProxyType(
     }
 )
 """What a program learns that looks at numbers which are not there."""
+_IS_CUDA: Any = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+_ANSWERED = frozenset(
+    {
+        *(_IS_CUDA, *_READS, Tensor.cpu, Tensor.pin_memory, Tensor.__getitem__),
+        *(scaled_dot_product_attention, torch.zeros_like, torch.autograd.backward),
+    }
+)
+"""What a stand-in looks at; all others are as they are."""
 
 
 def device_of(name: str) -> Device:
@@ -86,7 +94,9 @@ class StandIn(TorchFunctionMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if function == Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
+        if function not in _ANSWERED:
+            return function(*args, **kwargs)
+        if function == _IS_CUDA:
             return self.device == "cuda" and args[0].is_meta and not self.is_on_host(args[0])
         if function is scaled_dot_product_attention:
             return _attention(self.device, *args, **kwargs)

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import torch
 
+from colonnade.config.numbers import amount
 from colonnade.errors import MemoryShortError
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.precision import DTYPES
-from colonnade.planner.memory_limit import asked_for, is_refusal, there
-from colonnade.planner.ranks import amount
+from colonnade.train.refused_memory import asked_for, is_refusal, there
 
 
 class InUse(NamedTuple):
