@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM: everything is saved, the user is told how to go on, and the run that goes on is the same run."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,6 +34,17 @@ def await_steps(run: Path, number: int, is_alive: Callable[[], bool]) -> None:
             return
         time.sleep(0.01)
     raise AssertionError(f"{run} made no {number} steps")
+
+
+def await_handled(pid: int, number: int) -> None:
+    """Until a process that has just been started does not end by this signal any more."""
+    status, end = Path(f"/proc/{pid}/status"), time.monotonic() + 60
+    while time.monotonic() < end:
+        masks = re.findall(r"^Sig(?:Ign|Cgt):\s*(\w+)", status.read_text(), flags=re.MULTILINE)
+        if any(int(mask, 16) >> (number - 1) & 1 for mask in masks):
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"signal {number} would still end process {pid}")
 
 
 def check_that_it_goes_on(config: Path, run: Path, layout: list[str], status: int, out: str) -> None:
@@ -220,7 +232,7 @@ def test_a_launcher_passes_the_signal_on_and_gives_the_status_back(config: Path,
     run = tmp_path / "run"
     command = [sys.executable, "-m", "colonnade", "train", str(config), *LONG, "parallel.dp=2"]
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(0.5)
+    await_handled(process.pid, signal.SIGUSR1)
     process.send_signal(signal.SIGUSR1)  # while it starts, which must not end it
     await_steps(run, 3, lambda: process.poll() is None)
     process.send_signal(signal.SIGUSR1)

@@ -223,6 +223,18 @@ def test_a_checkpoint_that_is_replaced_or_deleted_meanwhile_is_never_whole_there
     assert sealed == [b"weights of 4, second"]
 
 
+def test_the_record_is_put_beside_no_checkpoint_that_is_not_there(run: Run) -> None:
+    """A save behind the look at what is to be uploaded: should it be deleted before its turn, nobody would tidy it."""
+    going = run.uploads()
+    run.save(4, 6)
+    going._there, going._refreshes = {4: str(going._digest(4))}, True
+    going._refresh(run.stored)
+    assert run.stored.steps() == {}
+    going._there[6] = str(going._digest(6))
+    going._refresh(run.stored)
+    assert run.stored.steps() == {6: False}
+
+
 def test_a_failure_is_said_once_and_so_is_its_end(run: Run) -> None:
     run.save(2)
     left = fail("put", 40)

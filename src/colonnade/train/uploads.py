@@ -258,8 +258,9 @@ class Uploads:
                 del self._there[step]
 
     def _refresh(self, stored: Stored) -> None:
+        """Put the record beside the newest checkpoint; one that has not been uploaded yet will bring it along."""
         newest = newest_step(checkpoints(self._run))
-        if self._refreshes and newest:
+        if self._refreshes and self._there is not None and self._there.get(newest):
             try:
                 self._put_record(stored, newest)
             except BaseException:
