@@ -2566,6 +2566,20 @@ MUTATIONS = [
         ("tests/train/test_in_force.py",),
     ),
     Mutation(
+        "a record is put beside a checkpoint that is not uploaded",
+        "train/uploads.py",
+        "self._refreshes and self._there is not None and self._there.get(newest)",
+        "self._refreshes and newest",
+        ("tests/train/test_uploads.py",),
+    ),
+    Mutation(
+        "a plan asks a stand-in's CPU memory where it is",
+        "planner/stand_in.py",
+        'self.device == "cuda" and x.is_meta and not self.is_on_host(x)',
+        'self.device == "cuda" and x.is_meta',
+        ("tests/planner/test_stand_in.py",),
+    ),
+    Mutation(
         "a checkpoint that was replaced during its upload is whole there",
         "train/uploads.py",
         "if (folder / MANIFEST).read_bytes() != manifest:",

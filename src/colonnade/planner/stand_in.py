@@ -37,26 +37,6 @@ def _ones(x: Tensor) -> Any:
     return torch.ones(x.shape, dtype=x.dtype, device="cpu").tolist()
 
 
-_READS: Mapping[Any, Callable[[Tensor], Any]] = MappingProxyType(
-    {
-        Tensor.tolist: _ones,
-        Tensor.item: lambda x: 1.0 if x.is_floating_point() else 1,
-        Tensor.__float__: lambda x: 1.0,
-        Tensor.__int__: lambda x: 1,
-        Tensor.__bool__: lambda x: True,
-    }
-)
-"""What a program learns that looks at numbers which are not there."""
-_IS_CUDA: Any = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
-_ANSWERED = frozenset(
-    {
-        *(_IS_CUDA, *_READS, Tensor.cpu, Tensor.pin_memory, Tensor.__getitem__),
-        *(scaled_dot_product_attention, torch.zeros_like, torch.autograd.backward),
-    }
-)
-"""What a stand-in looks at; all others are as they are."""
-
-
 def device_of(name: str) -> Device:
     """What a prediction is made for, given train.device: anything but CPUs is a GPU."""
     return "cpu" if name == "cpu" else "cuda"
@@ -93,31 +73,35 @@ class StandIn(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if function not in _ANSWERED:
-            return function(*args, **kwargs)
-        if function == _IS_CUDA:
-            return self.device == "cuda" and args[0].is_meta and not self.is_on_host(args[0])
-        if function is scaled_dot_product_attention:
-            return _attention(self.device, *args, **kwargs)
-        if function in _READS and args[0].is_meta:
-            return _READS[function](args[0])
-        if function is Tensor.cpu and args[0].is_meta:
-            return self._to_host(args[0])
-        if function is Tensor.pin_memory and args[0].is_meta:
-            return args[0]
-        if function is torch.zeros_like and self.is_on_host(args[0]):
-            made = function(*args, **kwargs)
-            self.put_on_host(made)
-            return made
-        if function is torch.autograd.backward:
-            return self._backward(*args)
-        if function == Tensor.__getitem__ and _is_mask(args[1]):
-            x, mask = args
-            return x.new_empty((mask.numel(), *x.shape[mask.ndim :]))
-        return function(*args, **kwargs)
+        answer = _ANSWERS.get(function)
+        return function(*args, **(kwargs or {})) if answer is None else answer(self, *args, **(kwargs or {}))
 
-    def _backward(self, ends: Tensor | tuple[Tensor, ...], *_: Any) -> None:
+    # Each is called in place of the function that `_ANSWERS` names for it, with the same arguments.
+
+    def _is_cuda(self, x: Tensor) -> bool:
+        return self.device == "cuda" and x.is_meta and not self.is_on_host(x)
+
+    def _cpu(self, x: Tensor, **keys: Any) -> Tensor:
+        return self._to_host(x) if x.is_meta else x.cpu(**keys)
+
+    def _pin_memory(self, x: Tensor) -> Tensor:
+        return x if x.is_meta else x.pin_memory()
+
+    def _zeros_like(self, x: Tensor, **keys: Any) -> Tensor:
+        made = torch.zeros_like(x, **keys)
+        if self.is_on_host(x):
+            self.put_on_host(made)
+        return made
+
+    def _at(self, x: Tensor, index: Any) -> Tensor:
+        if not _is_mask(index):
+            return x[index]
+        return x.new_empty((index.numel(), *x.shape[index.ndim :]))
+
+    def _attend(self, *args: Any, **keys: Any) -> Tensor:
+        return _attention(self.device, *args, **keys)
+
+    def _backward(self, ends: Tensor | tuple[Tensor, ...], *_: Any, **__: Any) -> None:
         """`torch.autograd.backward` leaves a mode before it runs the graph; the engine below it does not."""
         ends = (ends,) if isinstance(ends, Tensor) else tuple(ends)
         starts = tuple(torch.ones_like(end) for end in ends)
@@ -148,3 +132,27 @@ def _attention(
         out, *_ = kernels._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal)
     result: Tensor = out
     return result
+
+
+def _read(function: Any, value: Callable[[Tensor], Any]) -> Callable[[StandIn, Tensor], Any]:
+    """What a program learns that looks at numbers: those that are not there are ones."""
+    return lambda _, x: value(x) if x.is_meta else function(x)
+
+
+_ANSWERS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {
+        Tensor.is_cuda.__get__: StandIn._is_cuda,  # type: ignore[attr-defined]
+        Tensor.cpu: StandIn._cpu,
+        Tensor.pin_memory: StandIn._pin_memory,
+        Tensor.__getitem__: StandIn._at,
+        Tensor.tolist: _read(Tensor.tolist, _ones),
+        Tensor.item: _read(Tensor.item, lambda x: 1.0 if x.is_floating_point() else 1),
+        Tensor.__float__: _read(Tensor.__float__, lambda x: 1.0),
+        Tensor.__int__: _read(Tensor.__int__, lambda x: 1),
+        Tensor.__bool__: _read(Tensor.__bool__, lambda x: True),
+        torch.zeros_like: StandIn._zeros_like,
+        torch.autograd.backward: StandIn._backward,
+        scaled_dot_product_attention: StandIn._attend,
+    }
+)
+"""All that a stand-in looks at; every other function is as it is."""

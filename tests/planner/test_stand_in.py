@@ -1,0 +1,59 @@
+"""What a program learns of tensors without memory, and that those with memory are as they are."""
+
+import pytest
+import torch
+
+from colonnade.planner.stand_in import StandIn
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def test_where_a_tensor_is() -> None:
+    with StandIn("cuda") as place:
+        x = meta(3)
+        copy = x.cpu()
+        zeros, others = torch.zeros_like(copy), torch.zeros_like(x)
+        assert (x.is_cuda, copy.is_cuda, zeros.is_cuda, others.is_cuda) == (True, False, False, True)
+        assert copy.cpu() is copy and copy.pin_memory() is copy and not torch.ones(3).is_cuda
+        assert [place.is_on_host(each) for each in (x, copy, zeros, others)] == [False, True, True, False]
+    with StandIn("cpu"):
+        assert not x.is_cuda and x.cpu() is x
+
+
+@pytest.mark.parametrize("value", [2.5, 7])
+def test_numbers_that_are_not_there_are_ones(value: float) -> None:
+    real = torch.tensor([value, value])
+    with StandIn("cuda"):
+        there, gone = real[0], meta(dtype=real.dtype)
+        assert (there.item(), float(there), int(there), real.tolist()) == (value, value, int(value), [value, value])
+        assert (gone.item(), float(gone), int(gone), meta(2, dtype=real.dtype).tolist()) == (1, 1.0, 1, [1, 1])
+        assert type(gone.item()) is type(value) and bool(gone) and not bool(torch.tensor(0))
+
+
+def test_a_mask_without_numbers_takes_all() -> None:
+    with StandIn("cpu"):
+        assert meta(2, 3, 4)[meta(2, 3, dtype=torch.bool)].shape == (6, 4)
+        assert meta(2, 3, 4)[1].shape == (3, 4)
+        assert torch.ones(2, 3)[torch.tensor([True, False])].shape == (1, 3)
+
+
+def test_backward_is_within_too() -> None:
+    seen = []
+
+    class Asks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            seen.append(gradient.is_cuda)
+            return gradient * 2
+
+    x = meta(3).requires_grad_()
+    with StandIn("cuda"):
+        torch.autograd.backward(Asks.apply(x))  # type: ignore[no-untyped-call]
+        torch.autograd.backward((Asks.apply(x),))  # type: ignore[no-untyped-call]
+    assert seen == [True, True] and x.grad is not None and x.grad.shape == (3,)
