@@ -1,12 +1,13 @@
 """Planned time beside measured, on this machine's CPUs: layouts and sizes that are small enough to run.
 
-    python -m benchmarks.planner_time --hardware mine.toml [--output FILE]
+    python -m benchmarks.planner_time --hardware mine.toml [--rounds N] [--output FILE]
 
-`colonnade hardware --output mine.toml` writes the description. Each line is a process group of its own: one step to
-warm up, the fastest of five counts. All multiply by the kernels that the description was measured with. Prints the
-median error and the rank correlation. Then of each size `plan --search` over two ranks chooses a layout, which runs
-beside others of its candidates, from the fastest to the slowest, and beside those of two ranks above: how much longer
-the chosen one takes than the best of all that were run.
+`colonnade hardware --output mine.toml` writes the description. Of each size `plan --search` over two ranks chooses a
+layout, which runs beside others of its candidates, from the fastest to the slowest. All layouts run once in each round,
+so that a host that is slow for minutes slows no layout alone. A launch is a process group of its own: one step to warm
+up, the fastest of five counts, and so does the fastest launch. All multiply by the kernels that the description was
+measured with. Prints the median error, the rank correlation, and how much longer the chosen layouts take than the best
+of two ranks that were run of their size.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -23,6 +25,7 @@ import torch.distributed as dist
 
 from benchmarks.configs import gpt
 from benchmarks.hardware import describe
+from benchmarks.pace import pace
 from colonnade.config.schema import Config, ParallelConfig
 from colonnade.kernels.choice import Products
 from colonnade.launch.freed_memory import keep_freed_memory
@@ -31,7 +34,7 @@ from colonnade.mesh.mesh import build_mesh
 from colonnade.planner.estimate import estimate
 from colonnade.planner.hardware import Hardware, hardware
 from colonnade.planner.measure_operators import products_here
-from colonnade.planner.search import confirmed, search
+from colonnade.planner.search import Candidate, confirmed, search
 from colonnade.tasks.tasks import TASKS
 from colonnade.train.state import build_state
 from colonnade.train.step import train_step
@@ -114,22 +117,72 @@ def on_a_rank(config: Config, products: Products, rank: int, folder: str) -> Non
     dist.destroy_process_group()
 
 
-def searched(config: Config, machine: Hardware, products: Products, seconds: Sequence[float]) -> dict[str, object]:
-    """What a search over RANKS ranks chooses for a model, beside other candidates and layouts that took `seconds`."""
-    found = search(config, VOCAB, machine, RANKS)
-    best = confirmed(found, VOCAB, machine).candidate
-    others = found.fitting[:: max(1, len(found.fitting) // OTHERS)][:OTHERS]
-    took = measured(best.config, products)
-    least = min([took, *seconds, *(measured(each.config, products) for each in others)])
-    return {
-        "model": shape(config),
-        "tried": found.tried,
-        "chosen": {key: value for key, value in best.chosen.items() if value != DEFAULTS.get(key)},
-        "planned": round(best.seconds, 5),
-        "measured": round(took, 5),
-        "best_run": round(least, 5),
-        "slower": round(took / least - 1, 3),
-    }
+@dataclass
+class Launched:
+    """One layout of one size, with a launch a round."""
+
+    config: Config
+    seconds: list[float] = field(default_factory=list)
+    """[s] The fastest step of each launch."""
+    pace: list[float] = field(default_factory=list)
+    """[loops/s] Of the cores, before or behind each launch: the slower."""
+
+    @property
+    def best(self) -> float:
+        return min(self.seconds)
+
+    def launch(self, products: Products) -> None:
+        before = pace()
+        self.seconds.append(measured(self.config, products))
+        self.pace.append(min(before, pace()))
+
+    def row(self, fastest: float) -> dict[str, object]:
+        """`fastest`: the pace that those of all launches are told as shares of."""
+        return {
+            "model": shape(self.config),
+            "layout": {key: value for key, value in self.config.parallel if value != DEFAULTS[key]},
+            "measured": round(self.best, 5),
+            "launches": [round(each, 5) for each in self.seconds],
+            "pace": [round(each / fastest, 2) for each in self.pace],
+        }
+
+
+@dataclass
+class Choice:
+    """What a search over RANKS ranks chooses for a size, and others of its candidates."""
+
+    tried: int
+    best: Candidate
+    others: list[Config]
+
+    @classmethod
+    def of(cls, config: Config, machine: Hardware) -> "Choice":
+        found = search(config, VOCAB, machine, RANKS)
+        others = found.fitting[:: max(1, len(found.fitting) // OTHERS)][:OTHERS]
+        return cls(found.tried, confirmed(found, VOCAB, machine).candidate, [each.config for each in others])
+
+    def row(self, launched: Mapping[str, Launched]) -> dict[str, object]:
+        took, size = launched[key_of(self.best.config)].best, shape(self.best.config)
+        of_size = [
+            each.best
+            for each in launched.values()
+            if each.config.parallel.num_ranks == RANKS and shape(each.config) == size
+        ]
+        return {
+            "model": size,
+            "tried": self.tried,
+            "chosen": {key: value for key, value in self.best.chosen.items() if value != DEFAULTS.get(key)},
+            "planned": round(self.best.seconds, 5),
+            "measured": round(took, 5),
+            "layouts_run": len(of_size),
+            "best_run": round(min(of_size), 5),
+            "slower": round(took / min(of_size) - 1, 3),
+        }
+
+
+def key_of(config: Config) -> str:
+    """Equal for configurations that run alike."""
+    return str(config)
 
 
 def shape(config: Config) -> list[int]:
@@ -146,37 +199,38 @@ def correlation(one: Sequence[float], other: Sequence[float]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hardware", required=True)
+    parser.add_argument("--rounds", type=int, default=3, help="launches of each layout (3)")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/planner_time.json"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     machine, products = hardware(arguments.hardware).having(host__token_seconds=0.0), products_here()  # nothing is read
-    rows, pairs = [], list[tuple[float, float]]()
-    times = dict[str, tuple[Config, list[float]]]()
+    choices = [Choice.of(case(*size, parallel={}), machine) for size in SIZES]
+    asked = [*cases(), *(config for choice in choices for config in (choice.best.config, *choice.others))]
+    launched = {key_of(config): Launched(config) for config in asked}
+    for number in range(arguments.rounds):
+        for each in launched.values():
+            each.launch(products)
+            print(number, shape(each.config), each.seconds[-1], flush=True)
+    fastest = max(pace for each in launched.values() for pace in each.pace)
+    rows, planned, real = list[dict[str, object]](), list[float](), list[float]()
     for config in cases():
-        took = measured(config, products)
-        expected = estimate(config, VOCAB, machine, products=products).seconds_per_step
-        changed = {key: value for key, value in config.parallel if value != DEFAULTS[key]}
-        row = {"layout": changed, "planned": round(expected, 5), "measured": round(took, 5)}
-        rows.append({"model": shape(config), **row})
-        of_size = times.setdefault(str(shape(config)), (config, []))[1]
-        if config.parallel.num_ranks == RANKS:
-            of_size.append(took)
-        pairs.append((expected, took))
-        print(json.dumps(rows[-1]), flush=True)
-    choices = [searched(config, machine, products, seconds) for config, seconds in times.values()]
-    planned, real = ([pair[place] for pair in pairs] for place in (0, 1))
-    errors = [abs(p / m - 1) for p, m in zip(planned, real, strict=True)]
+        found = launched[key_of(config)]
+        planned.append(estimate(config, VOCAB, machine, products=products).seconds_per_step)
+        real.append(found.best)
+        rows.append({**found.row(fastest), "planned": round(planned[-1], 5)})
     summary = {
         "cases": len(rows),
-        "median_error": round(statistics.median(errors), 3),
+        "rounds": arguments.rounds,
+        "median_error": round(statistics.median(abs(p / m - 1) for p, m in zip(planned, real, strict=True)), 3),
         "rank_correlation": round(correlation(planned, real), 3),
         "hardware": machine.name,
-        "searched": choices,
+        "searched": [choice.row(launched) for choice in choices],
         "commit_and_machine": describe(),
         "rows": rows,
+        "candidates": [each.row(fastest) for each in launched.values()][len(rows) :],
     }
     arguments.output.write_text(json.dumps(summary, indent=1) + "\n")
-    print(json.dumps({key: value for key, value in summary.items() if key != "rows"}))
+    print(json.dumps({key: value for key, value in summary.items() if key not in ("rows", "candidates")}))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo  # once, and not in each process that is forked and plans
 from hypothesis import settings
 
 from colonnade.data import bundle

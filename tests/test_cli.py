@@ -59,6 +59,21 @@ print(sorted({{name.split(".")[0] for name in sys.modules}} & {{"torch", "numpy"
     assert answer.stdout == "[]\n", answer.stderr
 
 
+def test_a_rank_imports_no_compiler_before_it_predicts_and_nothing_that_cleans() -> None:
+    """Each is a sixth or less of a start, and most ranks predict nothing."""
+    program = """
+import sys
+from colonnade.planner import banner, comparison, memory_limit, stand_in
+from colonnade.train import loop
+slow = ("torch._dynamo", "torch._inductor", "colonnade.corpus.recipe")
+print([name for name in slow if name in sys.modules])
+stand_in.StandIn("cpu")
+print("torch._dynamo" in sys.modules)
+"""
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert answer.stdout == "[]\nTrue\n", answer.stderr
+
+
 def test_the_help_of_train_lists_every_key() -> None:
     answer = colonnade("train", "--help")
     assert answer.returncode == 0

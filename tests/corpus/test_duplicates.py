@@ -177,6 +177,23 @@ def test_what_another_run_is_about_to_publish_is_not_in_the_index_yet(
     assert run(write_lines("b.jsonl", [text]), folder="two", deduplicate=how).texts() == [text]
 
 
+def test_a_run_that_goes_on_has_the_index_that_it_began_with(
+    tmp_path: Path, run: Run, write_lines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another that ends in between adds what it kept."""
+
+    def stopped(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    text, how = " ".join(words(100, 5)), {"index": str(tmp_path / "index")}
+    source = write_lines("a.jsonl", [text])
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("colonnade.corpus.run.run_stage", stopped)
+        run(source, folder="one", deduplicate=how)
+    assert run(write_lines("b.jsonl", [text]), folder="two", deduplicate=how).texts() == [text]
+    assert run(source, folder="one", deduplicate=how).texts() == [text]
+
+
 def test_every_task_of_an_earlier_run_is_in_the_index(tmp_path: Path, run: Run, write_lines: Any) -> None:
     texts = [" ".join(words(100, seed)) for seed in range(8)]
     how = {"index": str(tmp_path / "index")}

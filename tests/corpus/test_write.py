@@ -221,6 +221,13 @@ def test_overlap_counts_places(tmp_path: Path, write_lines: Any) -> None:
         overlap([corpus], exam, ngram=50)
 
 
+def test_a_passage_that_an_evaluation_set_has_twice_overlaps_twice(write_lines: Any) -> None:
+    passage = words(30, 1)
+    exam = write_lines("exam.jsonl", [" ".join(passage)] * 2)
+    found = overlap([write_lines("corpus.jsonl", [" ".join(passage[3:15])])], exam, ngram=8)
+    assert (found.ngrams, found.shared, found.passages_touched) == (2 * 23, 2 * 5, 2)
+
+
 def test_overlap_of_a_token_file_is_that_of_its_text(tmp_path: Path, write_lines: Any) -> None:
     texts = [" ".join(words(40, seed)) for seed in range(6)]
     corpus = write_lines("corpus.jsonl", texts)
@@ -294,6 +301,19 @@ def test_token_files_are_those_of_data_tokenize_however_many_tasks(
     listed = json.loads((several.folder / "tokens" / "tokens.json").read_bytes())
     assert sum(entry["documents"] for entry in listed.values()) == 60
     assert not (one.folder / "state" / "tokens").exists()
+
+
+def test_token_files_without_ends_name_none(tmp_path: Path, run: Run, write_lines: Any, tokenizer: Tokenizer) -> None:
+    tokenizer.save(tmp_path / "tokenizer.json")
+    options: dict[str, Any] = {
+        "run": {"tokenizer": str(tmp_path / "tokenizer.json")},
+        "tokenize": {"append_end": False},
+    }
+    result = run(write_lines("in.jsonl", ["One."]), **options)
+    file = TokenFile(str(result.folder / "tokens" / "train"))
+    assert file.document(0).tolist() == tokenizer.encode("One.")
+    sidecar = read_sidecar(file)
+    assert sidecar is not None and sidecar.end_of_document is None
 
 
 def test_the_tokenizer_of_token_files_is_their_own_or_the_runs(

@@ -114,3 +114,9 @@ def test_of_equal_thresholds_the_lowest_counts() -> None:
     """a: 1 + 1 = 2. c has no answer and was given none: 2 again."""
     has = {"a": True, "c": False}
     assert best_threshold({"a": "x", "c": ""}, {"a": 1.0, "c": 1.0}, {"a": 0.5, "c": 0.7}, has) == Threshold(100, 0.5)
+
+
+def test_an_answer_of_nothing_takes_no_point_away() -> None:
+    """c gives 1 whether its empty answer counts or not, and a one more: 2 of 2."""
+    has = {"c": False, "a": True}
+    assert best_threshold({"c": "", "a": "x"}, {"c": 1.0, "a": 1.0}, {"c": 0.5, "a": 0.7}, has) == Threshold(100, 0.7)

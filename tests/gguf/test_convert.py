@@ -12,7 +12,8 @@ import tokenizers
 import torch
 
 from colonnade.data.tokenizer import Tokenizer, train_bpe
-from colonnade.gguf.header import FORMATS, read_header
+from colonnade.gguf.header import FORMATS, Header, read_header
+from colonnade.gguf.tokenizer import tokenizer_in
 from colonnade.mesh.mesh import Mesh
 from colonnade.serving.trained import open_trained
 from tests.convert.published import LLAMA3, MODELS, random_model
@@ -133,6 +134,15 @@ def test_a_byte_level_tokenizer_comes_along(pre: str, tmp_path: Path) -> None:
     if pre == "gpt-2":
         assert made.encode(text) == trained.encode(text)
     assert isinstance(tokenizers.Tokenizer.from_str(made.to_json()), tokenizers.Tokenizer)
+
+
+def test_what_users_add_is_kept_whole_and_is_text() -> None:
+    """As llama.cpp has it, and as the original's added tokens that are not special; a control token is neither."""
+    tokens, kinds = ["a", "<", ">", "|", "<a>", "<|a|>"], [1, 1, 1, 1, 4, 3]
+    said = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "merges": [], "token_type": kinds}
+    made = tokenizer_in(Header(Path(), {f"tokenizer.ggml.{key}": value for key, value in said.items()}, {}))
+    assert isinstance(made, Tokenizer) and made.special_ids == {5}
+    assert made.encode("a<a>a<|a|>") == [0, 4, 0, 1, 3, 0, 3, 2] and made.decode([0, 4, 5]) == "a<a>"
 
 
 def test_one_of_another_kind_is_left_with_the_file_to_name(tmp_path: Path) -> None:

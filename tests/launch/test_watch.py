@@ -355,6 +355,47 @@ def test_failures_are_no_ones_business_after_the_watch(tmp_path: Path) -> None:
     assert Report.from_json(report_file(tmp_path, 0).read_text()).left == reporter.IN_ORDER
 
 
+def test_the_peer_of_a_transfer_is_told_by_its_rank(tmp_path: Path) -> None:
+    """The ledger has its number on the axis."""
+    mesh = paper_mesh(Layout(tp=2, pp=3), 3)
+    mesh.ledger.open("receive", "pp", torch.ones(1), Site("here.py:1"), peer=2)
+    (told,) = Watch(mesh, 5.0, FolderBoard(tmp_path))._describe("", False).recent
+    assert told.peer == 5
+
+
+def test_a_wait_for_stages_that_share_a_weight_names_them(tmp_path: Path) -> None:
+    """A stage may share one weight with its left neighbour and another with its right one."""
+    mesh = paper_mesh(Layout(tp=2, pp=3), 2)
+    for stages in ([0, 1], [1, 2]):
+        all_reduce(torch.ones(1), mesh.holders(stages))
+    watch = Watch(mesh, 5.0, FolderBoard(tmp_path))
+    watch._waiting = mesh.ledger.entries[-1], 1.0
+    told = watch._describe("", False)
+    assert told.waiting is not None and told.waiting_ranks == (2, 4)
+    assert told.numbers == {"holders 0,1": 1, "holders 1,2": 1}
+
+
+def test_after_an_alarm_a_rank_reports_at_every_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one that lives could seem to stand still, in the second in which the others read."""
+
+    class Counting(FolderBoard):
+        posts = 0
+
+        def post(self, rank: int, report: str) -> None:
+            self.posts += 1
+
+    monkeypatch.setattr(reporter, "_POST", 600.0)
+    board, told = Counting(tmp_path), []
+    report = Report(0, "[]", 3, None, (), 0.0, "", {}, {}, (), ProcessId("here", 1, ""))
+    mine = Reporter([0, 1], 0, board, lambda left, explained: report, [])
+    for look in range(6):
+        if look == 3:
+            board.raise_alarm()  # seen at the end of this look
+        mine._round()
+        told.append(board.posts)
+    assert told == [1, 1, 1, 1, 2, 3]
+
+
 def test_what_a_rank_says_last_counts_though_it_ended_while_reports_were_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 explains and ends between being read and being looked for: that is no end without a word."""
     process = ProcessId("here", 1, "")

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from colonnade.architecture import megatron
+from colonnade.architecture.huggingface.keys import Keys
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.bert import BERT, BertInputs
 from colonnade.serving.trained import open_trained
@@ -74,6 +76,22 @@ def test_a_bert_computes_what_transformers_makes_of_it(
         out = twin(input_ids=TOKENS.t(), token_type_ids=types.t(), attention_mask=real.t().long())
     assert_equal(words[..., :VOCAB][real], out.prediction_logits.transpose(0, 1)[real])
     assert_equal(bert.head.pair_logits(x), out.seq_relationship_logits)
+
+
+@pytest.mark.parametrize(
+    ("said", "activation"),
+    [
+        ({}, "gelu_tanh"),
+        ({"bias_gelu_fusion": True}, "gelu_tanh"),
+        ({"bias_gelu_fusion": False}, "gelu"),
+        ({"bias_gelu_fusion": False, "openai_gelu": True}, "gelu_tanh"),
+    ],
+)
+def test_gelu_is_the_approximation_where_it_is_fused_and_it_is_fused_unless_it_is_said(
+    said: dict[str, bool], activation: str
+) -> None:
+    args = {key: value for key, value in GPT.items() if "gelu" not in key}
+    assert megatron.GPT.read(Keys({**args, "padded_vocab_size": 64, **said}))["activation"] == activation
 
 
 def test_what_the_fused_approximation_moves_in_berts_head() -> None:

@@ -45,6 +45,11 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
     assert "products.half_dept is unknown: did you mean products.half_depth?" in message
 
 
+def test_what_is_no_number_is_in_no_range() -> None:
+    with pytest.raises(ConfigError, match=r"device\.memory = nan cannot be"):
+        parsed(text("h100").replace("memory = 8e+10", "memory = nan"), "mine.toml")
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

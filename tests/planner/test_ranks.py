@@ -45,6 +45,14 @@ def test_documents_that_are_kept_apart_take_memory_of_their_own() -> None:
     assert (apart.parameters, apart.optimizer) == (joined.parameters, joined.optimizer)
 
 
+def test_what_is_frozen_has_no_gradients() -> None:
+    whole, partly = (
+        plan_run(load(EXAMPLES / "laptop-3d.toml", more), 1024) for more in ([], ['parts.frozen=["blocks.*"]'])
+    )
+    assert partly.trained < partly.parameters == whole.parameters == whole.trained
+    assert largest(partly).memory.gradients < largest(whole).memory.gradients
+
+
 def test_what_is_received_is_not_sent() -> None:
     traffic = {("send", "pp"): (2, 20), ("receive", "pp"): (3, 300), ("all_reduce", "tp"): (1, 4_000)}
     assert RankKind((0,), 1, Memory(0, 0, 0, 0, 0), traffic).sent == 4_020

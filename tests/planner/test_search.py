@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -133,6 +135,13 @@ def test_the_real_program_confirms_the_best(tmp_path: Path) -> None:
     assert load(tmp_path / "best.toml").parallel == best.candidate.config.parallel
     with pytest.raises(ConfigError, match="a search writes a configuration"):
         write(best.candidate.config, tmp_path / "best.svg")
+
+
+def test_the_real_program_has_to_fit_what_was_asked_for() -> None:
+    """Not all of a device's memory."""
+    one: Any = SimpleNamespace(config=config())
+    with pytest.raises(LayoutError, match=r"Of 1 layouts .*, none does on the real program"):
+        confirmed(Search(1000.0, [one]), 64, A100)
 
 
 def test_an_empty_search_says_what_emptied_it_and_by_how_much() -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from colonnade.errors import ConfigError
 from colonnade.report import write
 from colonnade.report.happened import steps_of
-from colonnade.report.page import page
+from colonnade.report.page import page, state_of
 from colonnade.report.record import read_run
 from colonnade.report.watch import watch
 from colonnade.report.write import write_report
@@ -139,6 +139,15 @@ def test_what_files_say_is_text_and_credentials_are_hidden(tmp_path: Path) -> No
     )
     assert "alert(1)" in read.text and "<i>" in read.text
     assert "topsecret" not in text and "alsosecret" not in text
+
+
+@pytest.mark.parametrize("goes_on", ["started", "resumed", "rolled back"])
+def test_a_run_that_goes_on_is_not_shown_as_it_ended_before(goes_on: str, tmp_path: Path) -> None:
+    folder = written.run(tmp_path / "r", steps=3)
+    for event, state in (("interrupted", "interrupted"), (goes_on, "running")):
+        with (folder / "events.jsonl").open("a") as file:
+            file.write(written.lines([{"event": event, "time": 1400.0}]))
+        assert state_of(read_run(folder)) == state
 
 
 def test_several_runs_stand_beside_each_other_with_what_differs(tmp_path: Path) -> None:

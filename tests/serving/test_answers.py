@@ -1,5 +1,7 @@
 """What is asked of a model that stays."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 from colonnade.errors import ConfigError
 from colonnade.serving import answers
 from colonnade.serving.answers import Writing
+from colonnade.serving.ranks import RemoteModel
 
 
 def test_prompt_and_text_fit_into_the_models_positions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,3 +22,12 @@ def test_prompt_and_text_fit_into_the_models_positions(monkeypatch: pytest.Monke
         ConfigError, match=r"7 new tokens behind a prompt of 5 do not fit into the model's 10 positions"
     ):
         answers._text(trained, Writing([1] * 5, tokens=7))
+
+
+def test_a_model_that_is_closed_has_ended() -> None:
+    """Not only been told to."""
+    waiting = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    remote = RemoteModel.__new__(RemoteModel)
+    remote._process = subprocess.Popen(waiting, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    remote.close()
+    assert remote._process.returncode == 0

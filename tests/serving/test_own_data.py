@@ -3,11 +3,15 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from colonnade.data.indexed import TokenFile
 from colonnade.data.writer import TokenFileWriter
+from colonnade.mesh.mesh import Mesh
+from colonnade.serving import own_data
 from tests.commands import Answer, forked, here
 from tests.runs import Finished, metrics
 from tests.tiny import TinyCorpus, write_config
@@ -90,3 +94,10 @@ def test_options_that_do_not_go_together(finished: Finished) -> None:
     ):
         answer = here("evaluate", finished.folder, *arguments)
         assert answer.status == 2 and said in answer.err and answer.out == "", answer
+
+
+def test_what_is_held_out_was_not_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {key: SimpleNamespace(prefix=key) for key in ("data.train", "data.validation", "data.test")}
+    monkeypatch.setattr(own_data, "_opened", lambda *_: SimpleNamespace(files=files))
+    trained: Any = SimpleNamespace(config=None)
+    assert own_data.own_corpus(trained, Mesh(), Path("checkpoint")) == [Path("data.train")]

@@ -129,6 +129,11 @@ def test_precision_can_be_chosen(finished: Finished) -> None:
         assert not any(parameter.requires_grad for parameter in model.parameters()) and not model.training
 
 
+def test_a_model_beside_another_computes_in_its_precision(finished: Finished) -> None:
+    first = trained.open_trained(finished.newest, Mesh(), CPU, "fp64")
+    assert trained.open_another(finished.folder, Mesh(), first).precision == "fp64" != first.config.train.precision
+
+
 def slices_asked_for(rank: int, num_ranks: int, path: Path) -> list[int]:
     asked: list[int] = []
     with mock.patch.object(trained, "slices_of", lambda config, vocab_size, tp: asked.append(tp)):

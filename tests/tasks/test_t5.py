@@ -157,7 +157,7 @@ def test_a_bit_of_a_shared_table_is_named(texts: Path, tmp_path: Path, rank: int
     first = corrupted(rank, weight(f"{stack}.positions", "weight"))
     answers = start("train", write(texts, tmp_path), "parallel.pp=3", num_ranks=3, first=first).answers()
     assert [answer.status for answer in answers] == [2] * 3, answers
-    said = f"{stack}.positions.weight over holders: rank {rank - 1} "
+    said = f"{stack}.positions.weight over holders {rank - 1},{rank}: rank {rank - 1} "
     assert "Step 4: " in answers[0].err and said in answers[0].err, answers[0].err
 
 

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from colonnade.architecture.statement import Weight
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError
+from colonnade.mesh.mesh import Mesh
 from colonnade.train import init_from
-from colonnade.train.init_from import Origin, check_common_tokens
+from colonnade.train.init_from import Origin, based_on, check_common_tokens
 from tests.commands import after_banner, forked, here
 from tests.runs import Finished, events, metrics, whole_tensors
 from tests.tiny import TinyCorpus, write_config
@@ -203,3 +205,12 @@ def test_a_run_asks_for_tokens_alike_whether_or_not_it_may_resize(
     init_from._check_tokenizer(replace(origin, tokenizer=None), ours, resize=resize)
     init_from._check_tokenizer(replace(origin, tokenizer=ours.tokenizer.sha256), ours, resize=resize)
     init_from._check_tokenizer(origin, SimpleNamespace(tokenizer=None), resize=resize)  # type: ignore[arg-type]
+
+
+def test_a_frozen_weight_of_another_size_is_not_the_bases(tmp_path: Path) -> None:
+    """Rows of it were drawn: a run with adapters saves it."""
+    weights = {name: Weight(name, (3, 2), is_frozen=name != "trained") for name in ("same", "grown", "new", "trained")}
+    state: Any = SimpleNamespace(model=SimpleNamespace(architecture=SimpleNamespace(weights=lambda: weights)))
+    shapes = {"same": (3, 2), "grown": (2, 2), "trained": (3, 2)}
+    origin = Origin(tmp_path, "a checkpoint", {}, shapes, 0, None, tmp_path, lambda _: None)
+    assert based_on(origin, state, Mesh().world).weights == {"same"}

@@ -5,12 +5,16 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from colonnade.errors import ConfigError
 from colonnade.mesh.clock import Clock, Span, own_seconds
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import paper_mesh
+from colonnade.train.profile import Profile
 from colonnade.train.profile_report import merged, table
 from colonnade.train.profiled_steps import steps_of
 from tests import tiny
@@ -49,6 +53,15 @@ def test_which_steps(text: str | None, steps: list[int]) -> None:
 def test_no_steps(text: str) -> None:
     with pytest.raises(ConfigError, match=r"names no steps. Give one, like --profile 5"):
         steps_of(text, last_step=99)
+
+
+def test_ranks_of_every_axis_are_told() -> None:
+    """Also of one that was made for stages that share a weight, whose waits would all count as moves otherwise."""
+    mesh = paper_mesh(Layout(pp=3, dp=2), 3)
+    mesh.holders([0, 1])
+    profile: Any = SimpleNamespace(_mesh=mesh, _clock=Clock(), _done=[], _memory=[])
+    groups = Profile._told(profile)["groups"]
+    assert (groups["pp"], groups["ends"], groups["holders 0,1"]) == ([1, 3, 5], [3], [1, 3])
 
 
 def rank(number: int, spans: list[Span], **more: Any) -> dict[str, Any]:

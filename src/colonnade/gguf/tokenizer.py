@@ -18,6 +18,7 @@ _SPLITS: dict[str, str | None] = {
 }
 """By the name of `tokenizer.ggml.pre`; None: as GPT-2."""
 _CONTROL, _USERS = 3, 4
+"""Kinds of tokens that are kept whole: the first stand for no text, and no text becomes one; the second are text."""
 
 
 def tokenizer_in(header: Header) -> Tokenizer | str:
@@ -32,23 +33,27 @@ def tokenizer_in(header: Header) -> Tokenizer | str:
     tokens, merges = said["tokens"], said["merges"]
     if said["pre"] not in _SPLITS or not isinstance(tokens, list) or not isinstance(merges, list):
         return f"left: it splits text as {said['pre']}. Name the original model's tokenizer.json with --tokenizer"
-    special = {id_ for id_, kind in enumerate(kinds) if kind in (_CONTROL, _USERS)}
+    added = {id_: kind == _CONTROL for id_, kind in enumerate(kinds) if kind in (_CONTROL, _USERS)}
     try:
-        return Tokenizer.from_json(json.dumps(_content(tokens, merges, special, _SPLITS[said["pre"]])))
+        return Tokenizer.from_json(json.dumps(_content(tokens, merges, added, _SPLITS[said["pre"]])))
     except DataError:
         return "left: it cannot be read. Name the original model's tokenizer.json with --tokenizer"
 
 
-def _content(tokens: list[str], merges: list[str], special: set[int], split: str | None) -> dict[str, Any]:
-    """Of a tokenizer.json."""
+def _content(tokens: list[str], merges: list[str], added: dict[int, bool], split: str | None) -> dict[str, Any]:
+    """Of a tokenizer.json. `added`: tokens beside those of merges, and whether they are control tokens."""
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": split is None}
     first = {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [{"id": id_, "content": tokens[id_], **flags} for id_ in sorted(special) if id_ < len(tokens)],
+        "added_tokens": [
+            {"id": id_, "content": tokens[id_], **flags, "special": is_control}
+            for id_, is_control in added.items()
+            if id_ < len(tokens)
+        ],
         "normalizer": None,
         "pre_tokenizer": level if split is None else {"type": "Sequence", "pretokenizers": [first, level]},
         "post_processor": None,

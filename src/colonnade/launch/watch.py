@@ -30,7 +30,7 @@ from colonnade.launch.explanation import Operation, Report, explain
 from colonnade.launch.reporter import IN_ORDER, Reporter
 from colonnade.launch.supervisor import STUCK
 from colonnade.mesh.ledger import Entry, Ledger
-from colonnade.mesh.mesh import Axis, Mesh
+from colonnade.mesh.mesh import Mesh
 from colonnade.mesh.process import kill, mine
 
 RECENT = 6  # operations that a rank tells
@@ -114,7 +114,7 @@ class Watch:
             coordinates=mesh.coordinates,
             step=ledger.step,
             waiting=None if entry is None else _operation(entry, mesh),
-            waiting_ranks=() if entry is None else _axis(mesh, entry).ranks,
+            waiting_ranks=() if entry is None else mesh.axes[entry.axis].ranks,
             waited=waited,
             error=self._error,
             numbers=dict(ledger.numbers),
@@ -154,11 +154,6 @@ class WaitTimer:
         return flying[0].entry if flying and still and flying[0].ready.query() else None
 
 
-def _axis(mesh: Mesh, entry: Entry) -> Axis:
-    axis: Axis = getattr(mesh, entry.axis)
-    return axis
-
-
 def _operation(entry: Entry, mesh: Mesh) -> Operation:
     return Operation(
         operation=entry.operation,
@@ -168,7 +163,7 @@ def _operation(entry: Entry, mesh: Mesh) -> Operation:
         bytes=entry.bytes,
         site=entry.site,
         number=entry.number,
-        peer=None if entry.peer is None else _axis(mesh, entry).ranks[entry.peer],
+        peer=None if entry.peer is None else mesh.axes[entry.axis].ranks[entry.peer],
         seconds=entry.seconds,
     )
 

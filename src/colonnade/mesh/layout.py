@@ -70,6 +70,10 @@ class Layout:
         """
         return self.holders(sorted({0, self.pp - 1}))
 
+    def axis_of(self, stages: Sequence[int]) -> str:
+        """The name of the axis of these stages. A rank may stand on several, and each counts for itself."""
+        return "ends" if tuple(stages) == (0, self.pp - 1) else f"holders {','.join(map(str, stages))}"
+
     def holders(self, stages: Sequence[int]) -> list[tuple[int, ...]]:
         """The ranks split into those of these pipeline stages with equal dp and tp; whoever is in none is alone."""
         together = {}

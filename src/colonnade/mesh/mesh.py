@@ -63,15 +63,16 @@ class Mesh:
     ledger: Ledger = field(default_factory=Ledger)
     make: Make = field(default=lambda name, groups: Axis(name), repr=False, compare=False)
     """This rank's axis of a name, given the ranks split into groups: every rank makes it."""
+    axes: dict[str, Axis] = field(default_factory=dict, repr=False, compare=False)
+    """All that were made, by the names that the ledger has."""
 
     def holders(self, stages: Sequence[int]) -> Axis:
         """Those pipeline stages with equal dp and tp, who share weights; a stage that is not among them is alone.
 
         Every rank must call this for the same stages in the same order (it makes groups, once for each).
         """
-        if tuple(stages) == (0, self.pp.size - 1):
-            return self.ends
-        return self.make("holders", self.layout.holders(stages))
+        name = self.layout.axis_of(stages)
+        return self.ends if name == "ends" else self.make(name, self.layout.holders(stages))
 
     @property
     def rank(self) -> int:
@@ -158,15 +159,16 @@ def paper_mesh(layout: Layout, rank: int, make: OnPaper = _on_paper) -> Mesh:
 
 
 def _assemble(layout: Layout, rank: int, carry: Carry) -> Mesh:
-    ledger = Ledger()
+    ledger, every = Ledger(), dict[str, Axis]()
 
     def make(name: str, groups: Sequence[tuple[int, ...]]) -> Axis:
         made = [(ranks, carry(name, ranks, rank in ranks, ledger) if len(ranks) > 1 else None) for ranks in groups]
         ((ranks, transport),) = [each for each in made if rank in each[0]]
-        return Axis(name, len(ranks), ranks.index(rank), ranks, transport)
+        every[name] = Axis(name, len(ranks), ranks.index(rank), ranks, transport)
+        return every[name]
 
     axes = {name: make(name, groups) for name, groups in _groups(layout).items()}
-    return Mesh(**axes, ledger=ledger, make=make)
+    return Mesh(**axes, ledger=ledger, make=make, axes=every)
 
 
 def _groups(layout: Layout) -> dict[str, list[tuple[int, ...]]]:

@@ -16,18 +16,21 @@ Numbers that the program reads are all ones. What a GPU's program copies to CPU 
 of which it is known that it lies there.
 """
 
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
-import torch._dynamo  # operators on tensors without memory import it at their first call
 from torch import Tensor
 from torch.autograd import Variable
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
+
+from colonnade.garbage import imports_stay
 
 Device = Literal["cpu", "cuda"]
 META = torch.device("meta")
@@ -42,11 +45,19 @@ def device_of(name: str) -> Device:
     return "cpu" if name == "cpu" else "cuda"
 
 
+def _import_dynamo() -> None:
+    """Operators on tensors without memory import it at their first call. Ranks that predict nothing do without."""
+    if "torch._dynamo" not in sys.modules:
+        with imports_stay():
+            import_module("torch._dynamo")
+
+
 class StandIn(TorchFunctionMode):
     """Within: tensors without memory are on `device`, as far as the program can see, in backward too."""
 
     def __init__(self, device: Device) -> None:
         super().__init__()
+        _import_dynamo()
         self.device = device
         self._hosted: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 

@@ -368,9 +368,8 @@ def _uses(step: Step) -> Iterator[Unit]:
 def _shared(step: Step) -> Iterator[Flow]:
     for bucket, stages in step.holders.items():
         size = step.lengths.get(bucket, 0) // step.shares * step.exact
-        axis = "ends" if stages == (0, step.parallel.pp - 1) else "holders"
         what = f"gradients of {bucket}, which stages {', '.join(map(str, stages))} have"
-        yield Flow(axis, "all_reduce", what, int(size > 0), size)
+        yield Flow(step.layout.axis_of(stages), "all_reduce", what, int(size > 0), size)
 
 
 # --- the pipeline, and what all ranks agree on ------------------------------------------------------------------------

@@ -160,11 +160,10 @@ class Profile:
 
     def _told(self) -> dict[str, Any]:
         mesh = self._mesh
-        axes = (mesh.tp, mesh.pp, mesh.dp, mesh.model, mesh.stage, mesh.world, mesh.ends)
         return {
             "rank": mesh.rank,
             "coordinates": {"pp": mesh.pp.rank, "dp": mesh.dp.rank, "tp": mesh.tp.rank},
-            "groups": {axis.name: list(axis.ranks) for axis in axes},
+            "groups": {name: list(axis.ranks) for name, axis in mesh.axes.items()},
             "epoch": time.time() - time.perf_counter(),
             "steps": self._done,
             "spans": [asdict(span) for span in self._clock.spans],

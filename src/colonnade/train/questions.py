@@ -21,11 +21,10 @@ from colonnade.errors import ConfigError, DataError
 from colonnade.evaluation.answers import Selection
 from colonnade.evaluation.progress import Progress
 from colonnade.evaluation.squad import SquadScores
-from colonnade.evaluation.squad_files import read_questions, scores_of_answers
-from colonnade.examples.squad import Question, may_have_none
 
 if TYPE_CHECKING:
     from colonnade.evaluation.questions import Prepared
+    from colonnade.examples.squad import Question
     from colonnade.mesh.mesh import Mesh
     from colonnade.model.model import Transformer
     from colonnade.tasks.task import Hidden
@@ -57,6 +56,7 @@ class ScoredQuestions:
         this.
         """
         from colonnade.evaluation.questions import choose, logits_of
+        from colonnade.evaluation.squad_files import scores_of_answers
         from colonnade.model.bert_spans import SpanBERT
 
         assert isinstance(model, SpanBERT), "the config check asks for the head spans"
@@ -82,6 +82,9 @@ def open_questions(config: Config, tokenizer: Tokenizer | None, windows: Windows
     """
     if config.data.questions is None:
         return None
+    from colonnade.evaluation.squad_files import read_questions
+    from colonnade.examples.squad import may_have_none
+
     path = Path(config.data.questions)
     if not path.is_file():
         raise ConfigError(f"data.questions = {str(path)!r} is no file. Name a file of SQuAD (.json).")
