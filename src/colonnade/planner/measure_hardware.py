@@ -65,8 +65,10 @@ SECONDS = "seconds"
 LONG, SHORT, VOCAB = 1 << 24, 256, 64
 MOST_CORES = 16
 """On which ranks are started to see what cores share."""
-ENOUGH, TIMES = 0.5, 21
-"""[s], or steps where ranks must take the same number, that are measured by the clock."""
+ENOUGH = 0.5
+"""[s] Of steps that are measured by the clock."""
+TURNS, TIMES = 7, 5
+"""Of ranks at work, all and a few, and steps of each turn."""
 DOCUMENTS, LENGTH, SAMPLES = 2000, 1024, 16
 """[documents] of [tokens], as long as samples, of which a batch has so many."""
 LAUNCHES = 3
@@ -84,7 +86,7 @@ def measured_file() -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     few = min(cores, MOST_CORES)
     with _on_cores(few):
-        alone, together = _on_ranks("together", Layout(dp=few))
+        (beside_others,) = _on_ranks("together", Layout(dp=few))
         crowded = median(_on_ranks("crowded", Layout(tp=2, dp=few))[0] for _ in range(LAUNCHES))
     gathered, short, long = _on_ranks("collectives", Layout(tp=2))
     narrow, wide = (attention_rate(width) for width in HEAD_DIMS)
@@ -98,8 +100,8 @@ def measured_file() -> str:
         "memory": memory / cores,
         "bandwidth": 12 * LONG / fastest(_adding(LONG)),
         "kernel": fastest(lambda: torch.add(torch.ones(4), 1.0), repeat=2000),
-        "together": min(1.0, max(0.05, alone / together)),
-        "crowded": min(1.0, max(0.05, 2 * together / crowded)),
+        "together": min(1.0, max(0.05, 1 / beside_others)),
+        "crowded": min(1.0, max(0.05, 2 / crowded)),
         "fp32": roof.peak,
         **peaks,
         "area": roof.half_area,
@@ -186,24 +188,34 @@ def time_on_a_rank(what: str, layout: Layout, folder: Path) -> None:
 
 
 def _together(mesh: Mesh) -> list[float]:
-    """[s] Of a step of a small model on rank 0 alone, and beside those of all others."""
-    step, found = _step(), []
-    for at_work in (mesh.rank == 0, True):
-        all_reduce(torch.ones(1), mesh.dp)
-        found.append(_median(step) if at_work else 0.0)
-        all_reduce(torch.ones(1), mesh.dp)
-    return found
+    """How many times as long a step of a small model takes rank 0 beside those of all others as alone."""
+    step = _step()
+    return [_times_as_long(mesh, step, step, few=mesh.rank == 0)]
 
 
 def _crowded(mesh: Mesh) -> list[float]:
-    """[s] Of such a step on each of more ranks than cores, two of which wait for each other behind each."""
+    """How many times as long such a step takes on each of more ranks than cores, two of which wait for each other
+    behind each, as on a rank for each core.
+    """
     step = _step()
 
     def with_the_other() -> None:
         step()
         all_reduce(torch.ones(1), mesh.tp)
 
-    return [_median(with_the_other, times=TIMES)]
+    return [_times_as_long(mesh, step, with_the_other, few=mesh.tp.rank == 0)]
+
+
+def _times_as_long(mesh: Mesh, of_few: Callable[[], object], of_all: Callable[[], object], *, few: bool) -> float:
+    """A call of all ranks beside one of a `few`, in turns: a host may change the pace of its cores meanwhile."""
+    ratios = []
+    for _ in range(TURNS):
+        seconds = []
+        for call, at_work in ((of_few, few), (of_all, True)):
+            all_reduce(torch.ones(1), mesh.world)
+            seconds.append(_median(call, times=TIMES) if at_work else 1.0)
+        ratios.append(seconds[1] / seconds[0])
+    return median(ratios)
 
 
 def _collectives(mesh: Mesh) -> list[float]:
@@ -228,7 +240,7 @@ def _step(products: Products | None = None) -> Callable[[], object]:
 
 
 def _median(call: Callable[[], object], times: int = 0) -> float:
-    """[s] Of a call by the clock, of so many, or of what `ENOUGH` seconds have room for."""
+    """[s] Of a call by the clock, of so many, or of what `ENOUGH` seconds have room for, after one more."""
     call()
     until, seconds = time.perf_counter() + ENOUGH, list[float]()
     while len(seconds) < times or (not times and time.perf_counter() < until):
