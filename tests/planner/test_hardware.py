@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable
 from importlib import resources
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
 from colonnade.errors import ConfigError
 from colonnade.kernels.choice import Kernels
+from colonnade.mesh.mesh import Mesh
 from colonnade.planner import measure_hardware, measure_operators
 from colonnade.planner.hardware import FIGURES, hardware, names, parsed
 from colonnade.planner.measure_operators import Roof, Timed, fitted, peak_of, timed
@@ -107,6 +109,19 @@ def test_ranks_are_crowded_on_the_cores_that_they_are_given() -> None:
     with measure_hardware._on_cores(1):
         assert os.sched_getaffinity(0) == {min(before)}
     assert os.sched_getaffinity(0) == before
+
+
+def test_ranks_at_work_are_compared_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cores that slow down by 1 % with each step, to less than half of their pace, change little."""
+    now, pace = 0.0, 1.0
+
+    def call(seconds: float) -> None:
+        nonlocal now, pace
+        now, pace = now + seconds * pace, 1.01 * pace
+
+    monkeypatch.setattr(measure_hardware, "time", SimpleNamespace(perf_counter=lambda: now))
+    found = measure_hardware._times_as_long(Mesh(), lambda: call(1.0), lambda: call(3.0), few=True)
+    assert pace > 2 and found == pytest.approx(3.0, rel=0.1)
 
 
 def test_the_roof_that_was_planted_is_found() -> None:
