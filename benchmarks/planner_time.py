@@ -206,15 +206,15 @@ def main() -> None:
     machine, products = hardware(arguments.hardware).having(host__token_seconds=0.0), products_here()  # nothing is read
     choices = [Choice.of(case(*size, parallel={}), machine) for size in SIZES]
     asked = [*cases(), *(config for choice in choices for config in (choice.best.config, *choice.others))]
-    launched = {key_of(config): Launched(config) for config in asked}
+    launched = {key_of(config): Launched(config) for config in sorted(asked, key=shape)}  # of a size: near each other
     for number in range(arguments.rounds):
         for each in launched.values():
             each.launch(products)
             print(number, shape(each.config), each.seconds[-1], flush=True)
     fastest = max(pace for each in launched.values() for pace in each.pace)
-    rows, planned, real = list[dict[str, object]](), list[float](), list[float]()
+    rows, planned, real, candidates = list[dict[str, object]](), list[float](), list[float](), dict(launched)
     for config in cases():
-        found = launched[key_of(config)]
+        found = candidates.pop(key_of(config))
         planned.append(estimate(config, VOCAB, machine, products=products).seconds_per_step)
         real.append(found.best)
         rows.append({**found.row(fastest), "planned": round(planned[-1], 5)})
@@ -227,7 +227,7 @@ def main() -> None:
         "searched": [choice.row(launched) for choice in choices],
         "commit_and_machine": describe(),
         "rows": rows,
-        "candidates": [each.row(fastest) for each in launched.values()][len(rows) :],
+        "candidates": [each.row(fastest) for each in candidates.values()],
     }
     arguments.output.write_text(json.dumps(summary, indent=1) + "\n")
     print(json.dumps({key: value for key, value in summary.items() if key not in ("rows", "candidates")}))
