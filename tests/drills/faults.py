@@ -20,11 +20,10 @@ from colonnade.launch.launch import PLACE
 from colonnade.train.monitor import last_step
 from tests import tiny
 from tests.commands import environment
-from tests.drills.runs import TIME_LIMIT, Place, Variant, said
+from tests.drills.runs import TIME_LIMIT, TIMEOUT, Place, Variant, said
 from tests.runs import events
 
-# Not a short timeout: on a loaded machine a rank waits for seconds for another that still starts, and that is no fault.
-KEYS = ("restarts.limit=20", "restarts.backoff=0.1", "train.timeout=30", "checkpoint.keep=3")
+KEYS = ("restarts.limit=20", "restarts.backoff=0.1", TIMEOUT, "checkpoint.keep=3")
 SAME_LAYOUT = "restarts.fewer_ranks=false"  # a rank that is killed twice in a row is no lost place here: to the bit
 
 

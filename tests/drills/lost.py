@@ -12,7 +12,7 @@ from typing import Any
 
 from colonnade.checkpoint import files
 from colonnade.train import save_retries
-from tests.drills.runs import TIME_LIMIT, Place, Variant, damaged_checkpoints, said
+from tests.drills.runs import TIME_LIMIT, TIMEOUT, Place, Variant, damaged_checkpoints, said
 from tests.runs import events
 
 LOST = (errno.ESTALE, errno.ENOTCONN)
@@ -26,7 +26,7 @@ def lost_drill(place: Place, variant: Variant, *, seed: int) -> dict[str, Any]:
     draws, run = Random(f"lost {variant.name} {seed}"), place.fresh("lost")
     size, seconds = draws.randrange(2_000_000), draws.uniform(0.2, 2.0)
     number = draws.choice((*LOST, 0))
-    answers = place.start(variant, run, _lost(run, size, number, seconds), "train.timeout=5").answers(TIME_LIMIT)
+    answers = place.start(variant, run, _lost(run, size, number, seconds), TIMEOUT).answers(TIME_LIMIT)
     problems = damaged_checkpoints(run)
     if any(answer.status for answer in answers):
         problems.append(f"it does not end by itself: {said(answers)}")

@@ -72,7 +72,7 @@ class Mesh:
         Every rank must call this for the same stages in the same order (it makes groups, once for each).
         """
         name = self.layout.axis_of(stages)
-        return self.ends if name == "ends" else self.make(name, self.layout.holders(stages))
+        return self.axes.get(name) or self.make(name, self.layout.holders(stages))
 
     @property
     def rank(self) -> int:

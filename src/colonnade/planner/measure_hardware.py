@@ -65,8 +65,6 @@ SECONDS = "seconds"
 LONG, SHORT, VOCAB = 1 << 24, 256, 64
 MOST_CORES = 16
 """On which ranks are started to see what cores share."""
-ENOUGH = 0.5
-"""[s] Of steps that are measured by the clock."""
 TURNS, TIMES = 7, 5
 """Of ranks at work, all and a few, and steps of each turn."""
 DOCUMENTS, LENGTH, SAMPLES = 2000, 1024, 16
@@ -213,7 +211,7 @@ def _times_as_long(mesh: Mesh, of_few: Callable[[], object], of_all: Callable[[]
         seconds = []
         for call, at_work in ((of_few, few), (of_all, True)):
             all_reduce(torch.ones(1), mesh.world)
-            seconds.append(_median(call, times=TIMES) if at_work else 1.0)
+            seconds.append(_median(call) if at_work else 1.0)
         ratios.append(seconds[1] / seconds[0])
     return median(ratios)
 
@@ -239,11 +237,11 @@ def _step(products: Products | None = None) -> Callable[[], object]:
     return lambda: train_step(state, [batch] * config.train.num_microbatches(1), Mesh(), config.train)
 
 
-def _median(call: Callable[[], object], times: int = 0) -> float:
-    """[s] Of a call by the clock, of so many, or of what `ENOUGH` seconds have room for, after one more."""
+def _median(call: Callable[[], object]) -> float:
+    """[s] Of `TIMES` calls by the clock, after one more."""
     call()
-    until, seconds = time.perf_counter() + ENOUGH, list[float]()
-    while len(seconds) < times or (not times and time.perf_counter() < until):
+    seconds = []
+    for _ in range(TIMES):
         began = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - began)

@@ -149,4 +149,5 @@ class Step:
         tp, pp, dp = self.parallel.tp, self.parallel.pp, self.parallel.dp
         ends = 2 if pp > 1 and self.place["pp"] in (0, pp - 1) else 1
         products = {"model": pp * tp, "stage": dp * tp, "world": pp * dp * tp}
-        return {"tp": tp, "pp": pp, "dp": dp, **products, "ends": ends}.get(axis, pp)  # else: stages that share weights
+        shared = {self.layout.axis_of(stages): len(stages) for stages in self.holders.values()}
+        return {**shared, "tp": tp, "pp": pp, "dp": dp, **products, "ends": ends}[axis]

@@ -96,7 +96,8 @@ def table(title: str, flows: Sequence[Flow], seen: Totals) -> str:
         mark = " " if theirs == ours else "≠"
         reasons = [flow for flow in flows if (flow.operation, flow.axis) == key]
         only = f"  {reasons[0].what}" if len(reasons) == 1 else ""
-        lines.append(f"{f'{axis:7} {operation}':28}{_amount(*theirs)} {mark} {_amount(*ours)}{only}")
+        name = f"{axis:7} {operation}"
+        lines.append(f"{name:28}{_amount(*theirs)} {mark} {_amount(*ours)}{only}")
         if len(reasons) > 1:
             lines += [f"{'':55}{_amount(flow.count, flow.bytes)}  {flow.what}" for flow in reasons]
     return "\n".join(lines if len(lines) > 1 else [f"{title}: nothing is sent."])
