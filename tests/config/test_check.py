@@ -157,6 +157,19 @@ Problems = Callable[..., list[str]]
             "would never get to its highest value. Use at most 50.",
         ),
         (
+            ("optim.warmup_steps=10", "optim.warmup_tokens=5000"),
+            "optim.warmup_steps = 10 and optim.warmup_tokens = 5000 say the same in two units. Leave one of them out.",
+        ),
+        (
+            ("optim.decay_start=10", "optim.decay_start_tokens=5000"),
+            "optim.decay_start = 10 and optim.decay_start_tokens = 5000 say the same in two units. Leave one of them "
+            "out.",
+        ),
+        (
+            ("optim.decay_steps=90", "optim.decay_tokens=5000"),
+            "optim.decay_steps = 90 and optim.decay_tokens = 5000 say the same in two units. Leave one of them out.",
+        ),
+        (
             ("data.order=all_epochs",),
             'data.order = "all_epochs" shuffles the samples of all epochs as one, but data.epochs is not set. '
             'Set data.epochs, or use data.order = "epoch".',

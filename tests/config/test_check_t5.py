@@ -72,10 +72,15 @@ def test_options_of_t5_are_refused_by_others(kind: str) -> None:
         ({"model.relative_distance": 16}, "model.relative_distance = 16 is not beyond 16"),
         ({"model.seq_length": 2}, "model.seq_length = 2 is too short for T5 samples. Set it to 3 or more."),
         ({"data.corruption.share": 0.5}, "[data.corruption] makes decoder sequences of 65 tokens beside"),
+        ({"data.corruption.mean_length": 1}, "Set model.decoder_seq_length = 19."),
         ({"parallel.pp": 8}, "parallel.pp = 8 stages, but 2 and 2 blocks, two embeddings and the head are 7 units"),
         (
             {"parallel.tp": 2, "parallel.sequence_parallel": True, "model.decoder_seq_length": 15},
             "model.decoder_seq_length = 15 is not divisible by it. Use a decoder_seq_length of 14 or 16",
+        ),
+        (
+            {"parallel.tp": 2, "parallel.sequence_parallel": True, "model.seq_length": 72},
+            "model.decoder_seq_length = 17 is not divisible by it. Use a decoder_seq_length of 16 or 18",
         ),
     ],
 )

@@ -219,6 +219,17 @@ def test_keys_and_values_that_stand_in_the_wrong_place() -> None:
     assert "optim = [" in message
 
 
+def test_beside_a_bad_value_a_preset_is_still_what_it_stands_for() -> None:
+    """Its 24 heads go with 8 ranks, as the schema's default would not."""
+    with pytest.raises(ConfigError) as caught:
+        loads(
+            '[model]\npreset = "gpt2-8.3b"\n[parallel]\ntp = 8\n[data]\ntrain = "x"\n[train]\nsteps = "ten"\n'
+            'global_batch_size = 8\nmicro_batch_size = 1\n[optim]\nlearning_rate = 1e-3\n[run]\nfolder = "r"\n'
+        )
+    (line,) = str(caught.value).split("\n")[1:]
+    assert line.startswith('  - train.steps = "ten" is text')
+
+
 @pytest.mark.parametrize(
     ("section", "values", "known"),
     [

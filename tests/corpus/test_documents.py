@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from colonnade.corpus import documents as documents_module
 from colonnade.corpus.documents import Rejected, chunks, expand, look_at, parse, read_documents
 from colonnade.corpus.plan import keep_plan
+from colonnade.corpus.recipe import ReadStep
 from colonnade.corpus.streams import HashedFile
 from colonnade.errors import DataError
 from tests.corpus.recipes import Result
@@ -131,6 +132,24 @@ def test_a_text_that_is_not_utf8_is_left_out_as_a_whole(tmp_path: Path) -> None:
     assert isinstance(found, Rejected)
     assert (found.line, found.reason) == (2, "not UTF-8: byte 0xf6 at column 4; it is one document, and left out")
     assert str(found) == f"{tmp_path / 'a.txt'}, line 2: {found.reason}"
+
+
+def test_the_place_of_a_byte_in_a_text_is_told_by_its_own_line(tmp_path: Path) -> None:
+    """Whatever stands behind it."""
+    for before, line, column in ((b"", 1, 1), (b"one\ntw", 2, 3), (b"\n\n", 3, 1)):
+        (tmp_path / "a.txt").write_bytes(before + b"\xf6 more\nand the rest\n")
+        (found,) = everything(tmp_path / "a.txt")
+        assert isinstance(found, Rejected) and found.line == line
+        assert found.reason.startswith(f"not UTF-8: byte 0xf6 at column {column};")
+
+
+def test_no_document_is_too_long_for_tokenizing(tmp_path: Path) -> None:
+    """What cleaning rejects unless it is told otherwise."""
+    text = "x" * (ReadStep(paths=["in"]).max_bytes + 1)
+    (tmp_path / "a.txt").write_text(text)
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": text}))
+    found = everything(tmp_path / "a.txt", tmp_path / "b.jsonl")
+    assert [isinstance(each, str) and len(each) for each in found] == [len(text)] * 2
 
 
 def test_lines_of_white_space_are_no_lines(tmp_path: Path) -> None:

@@ -88,6 +88,12 @@ def test_every_problem_is_told_at_once(whole: dict[str, dict[str, object]]) -> N
             {"train": -1},
             "split.shares has -1 in it, where a table of numbers above 0 is expected.",
         ),
+        (
+            "language",
+            "thresholds",
+            {"de": 50},
+            "language.thresholds has 50 in it, where a table of numbers of at least 0 and at most 1.0 is expected.",
+        ),
         ("deduplicate", "rows", 99, "deduplicate.rows = 99 is out of range: it may be 64 at most."),
         (
             "decontaminate",
@@ -124,6 +130,15 @@ def test_what_does_not_go_together_and_what_is_missing(whole: dict[str, dict[str
         "[tokenize] has no tokenizer",
     ):
         assert part in said
+
+
+def test_nothing_is_said_of_steps_that_are_switched_off(whole: dict[str, dict[str, object]]) -> None:
+    """Nor beside a section that is wrong in itself."""
+    off = {"tokenize": {"enabled": False}, "decontaminate": {"enabled": False, "tests": {"exam": "/no/exam.jsonl"}}}
+    build({**whole, **off})
+    said = problems({**whole, **off, "deduplicate": {"similarity": 1.5}})
+    assert "deduplicate.similarity = 1.5" in said
+    assert "tokenize" not in said and "decontaminate" not in said
 
 
 def test_what_counts_tokens_is_named_where_there_is_no_tokenizer(whole: dict[str, dict[str, object]]) -> None:

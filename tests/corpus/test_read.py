@@ -172,6 +172,20 @@ def test_a_zip_bomb_is_left(tmp_path: Path, run: Run, monkeypatch: pytest.Monkey
     assert "bomb" in result.dropped("read")[0]["detail"]
 
 
+@pytest.mark.parametrize(("count", "max_expansion", "kept"), [(8, 100, 0), (40, 100_000, 40)], ids=["less", "more"])
+def test_how_far_a_file_may_expand_is_the_recipes(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, count: int, max_expansion: int, kept: int
+) -> None:
+    """Less than by default, and more."""
+    monkeypatch.setattr("colonnade.corpus.streams.BOMB_BYTES", 1 << 16)
+    line = b'{"text": "%s"}\n' % (b"x" * 100_000)
+    (tmp_path / "in.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(line * count))
+    result = run(tmp_path / "in.jsonl.zst", read={"max_expansion": max_expansion})
+    assert len(result.texts()) == kept
+    told = [] if kept else [f"expands more than {max_expansion:,}-fold: a decompression bomb"]
+    assert [entry["detail"].partition(";")[0] for entry in result.dropped("read")] == told
+
+
 def test_parquet_and_its_damage(tmp_path: Path, run: Run) -> None:
     table = pa.table({"text": ["one", None, "three"], "id": ["a", "b", "c"], "score": [1.0, 2.0, 3.0]})
     pq.write_table(table, tmp_path / "in.parquet")
@@ -384,6 +398,11 @@ def test_ids_urls_titles_and_other_keys_come_through(run: Run, write_lines: Any)
     (kept,) = result.rows()
     assert kept["id"] == "7" and kept["url"] == "http://x.org" and kept["title"] == "T" and kept["source"] == "news"
     assert kept["metadata"] == {"more": {"deep": [1]}, "odd": "\ud83d"}
+
+
+def test_an_id_of_zero_is_one_and_an_empty_one_is_none(run: Run, write_lines: Any) -> None:
+    path = write_lines("in.jsonl", [{"text": "t", "id": value} for value in (0, "", None)])
+    assert run(path).ids() == ["0", f"{path}:2", f"{path}:3"]
 
 
 MEASURE = """

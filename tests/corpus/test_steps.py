@@ -88,6 +88,11 @@ def test_languages_are_kept_by_threshold(run: Run, write_lines: Any) -> None:
     assert len(easy.texts()) == 4
 
 
+def test_a_document_whose_score_is_just_the_threshold_is_kept(run: Run, write_lines: Any) -> None:
+    score = identifier("cld2")(ENGLISH).score
+    assert run(write_lines("in.jsonl", [ENGLISH]), language={"threshold": score}).texts() == [ENGLISH]
+
+
 def test_an_identifier_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}")

@@ -119,6 +119,15 @@ def test_the_manifest_adds_up(run: Run, write_lines: Any) -> None:
     ]
 
 
+def test_the_comparisons_of_all_tasks_count(run: Run, write_lines: Any) -> None:
+    """Equal documents agree in bands of every task, and each compares the first with the other two."""
+    text = " ".join(words(100, 1))
+    sources = [write_lines(f"{number}.jsonl", [text]) for number in range(3)]
+    result = run(*sources, deduplicate={}, run={"piece_bytes": len(text)})
+    assert len(list((result.folder / "state" / "pairs").glob("*.pairs"))) == 3
+    assert result.manifest["duplicates"]["compared"] == 3 * 2
+
+
 def test_the_page_shows_all_of_it_and_nothing_from_elsewhere(run: Run, write_lines: Any) -> None:
     rows = [{"text": "<script>alert(1)</script> & more"}, {"text": "<script>alert(1)</script> & more"}, {"txt": 1}]
     result = run(

@@ -94,6 +94,17 @@ def test_dtypes() -> None:
         code_of(np.dtype("float32"))  # type: ignore[arg-type]
 
 
+def test_all_that_begin_in_a_range_are_found_however_many_they_are(tmp_path: Path) -> None:
+    """100 documents of two sentences of three tokens."""
+    with TokenFileWriter(tmp_path / "many", np.dtype("<u2")) as writer:
+        for _ in range(100):
+            writer.add_document(np.arange(6), lengths=[3, 3])
+    file = TokenFile(tmp_path / "many")
+    for start, stop in ((0, 600), (1, 600), (200, 580), (597, 600), (598, 600)):
+        assert file.sequence_starts(start, stop).tolist() == [at for at in range(0, 600, 3) if start <= at < stop]
+        assert file.document_starts(start, stop).tolist() == [at for at in range(0, 600, 6) if start <= at < stop]
+
+
 def test_it_travels_to_other_processes_as_a_name(write_tokens: Write) -> None:
     file = TokenFile(write_tokens(5, 5))
     pickled = pickle.dumps(file)

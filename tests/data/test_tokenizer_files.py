@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,16 @@ def test_what_is_no_model(tmp_path: Path, data: bytes) -> None:
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"broken.model is (no|a) SentencePiece model"):
         Tokenizer.load(path)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+def test_words_that_come_as_often_as_is_asked_become_tokens(kind: Any, tmp_path: Path) -> None:
+    source, words = tmp_path / "text.jsonl", ["once", "will", "will", "dry", "dry", "dry"]
+    source.write_text(json.dumps({"text": " " + " ".join(words)}) + "\n")
+    for least, whole in ((1, ["dry", "once", "will"]), (2, ["dry", "will"]), (3, ["dry"]), (4, [])):
+        output = tmp_path / f"{least}.json"
+        made = train_tokenizer([source], output, 400, kind=kind, min_frequency=least, progress=False).tokenizer
+        assert [word for word in sorted(set(words)) if len(made.encode(f" {word}")) == 1] == whole
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece"])

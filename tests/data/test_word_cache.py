@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colonnade.data import word_cache
-from colonnade.data.tokenizer import Tokenizer
+from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.data.word_cache import DocumentEncoder
 
 UINT16 = np.dtype("<u2")
@@ -38,6 +38,15 @@ def ids(encoder: DocumentEncoder, text: str) -> list[int]:
 @given(texts)
 def test_the_same_ids_as_the_library(tokenizer: Tokenizer, encoder: DocumentEncoder, text: str) -> None:
     assert ids(encoder, text) == tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("separator", list("\x1c\x1d\x1e\x1f"), ids=ascii)
+def test_spaces_before_a_separator_that_python_takes_for_one(separator: str) -> None:
+    """With a tokenizer that has tokens of several spaces, the ids show where a run of them is cut."""
+    indented = train_bpe(["a    b" * 20], 270)
+    assert len(indented.encode("   ")) < 3
+    text = f"a   {separator}b"
+    assert ids(DocumentEncoder(indented, UINT16), text) == indented.encode(text)
 
 
 def test_every_character_by_itself_and_among_others(tokenizer: Tokenizer, encoder: DocumentEncoder) -> None:

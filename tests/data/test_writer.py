@@ -13,7 +13,7 @@ import pytest
 
 from colonnade.data import writer as writer_module
 from colonnade.data.indexed import TokenFile, bin_path, idx_path
-from colonnade.data.sidecar import Sidecar, merge_sidecars, read_sidecar
+from colonnade.data.sidecar import ANSWERS, ExampleFields, Sidecar, merge_sidecars, read_sidecar
 from colonnade.data.writer import TokenFileWriter, check_prefix, merge
 from colonnade.errors import DataError
 
@@ -178,6 +178,14 @@ def test_merge_refuses(tmp_path: Path, write_tokens: Write) -> None:
     with pytest.raises(DataError, match="made with another tokenizer"):
         merge([first, second], tmp_path / "both")
     assert not (tmp_path / "both.bin").exists()
+
+
+def test_a_part_without_a_sidecar_does_not_keep_the_others_from_being_compared() -> None:
+    text, other = sidecar(1, 5), sidecar(1, 5, tokenizer="b" * 64)
+    chats = replace(text, examples=ExampleFields("chat", ANSWERS, ("given", "answered")))
+    for last, said in ((other, "c was made with another tokenizer"), (chats, "c holds examples of chat, a text")):
+        with pytest.raises(DataError, match=said):
+            merge_sidecars([("a", text), ("b", None), ("c", last)])
 
 
 def test_merge_refuses_an_input_as_its_output_however_it_is_written(

@@ -68,6 +68,17 @@ def test_marking_an_answer_changes_nothing_but_the_mask(tmp_path: Path) -> None:
     assert encoded(one, SYSTEM) == encoded(other, SYSTEM)
 
 
+def test_a_control_token_without_a_name_ends_no_answer() -> None:
+    """White space behind an answer is a part of it, unless a control token stands before."""
+    for end, answer in (("\n", "Paris.\n"), ("<end>\n", "Paris.<end>")):
+        turns = "{% for m in messages %}{{ m.role + ': ' + m.content + '" + end + "' }}{% endfor %}"
+        text = turns + "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+        template = ChatTemplate.from_json({"chat_template": text, "bos_token": "", "eos_token": "<end>"})
+        assert template is not None
+        found = template.render(TALK[:2])
+        assert [found.text[first:stop] for first, stop in found.answers] == [answer]
+
+
 def test_the_document_alternates_between_given_and_answered(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "t", CHATML)
     chat, file = chat_of(folder), jsonl(tmp_path / "a.jsonl", {"messages": SYSTEM}, {"messages": TALK[1:]})
@@ -95,6 +106,21 @@ def test_a_conversation_that_begins_with_an_answer_has_an_empty_first_sequence(t
     make_examples(ChatFormat(bare), [file], tmp_path / "out", tokenizer())
     tokens = TokenFile(tmp_path / "out")
     assert tokens.num_sequences == 6 and tokens.answered(0, tokens.num_tokens).all()
+
+
+def test_tools_and_calls_of_them_are_written_down_as_transformers_does(tmp_path: Path) -> None:
+    """A message that calls a tool may have no text."""
+    text = CHATML.replace("message.content", "(message.content or message.tool_calls | tojson)")
+    folder = folder_of(tmp_path / "t", "{%- if tools %}{{- tools | tojson + '\n' }}{%- endif %}" + text)
+    tools = [{"type": "function", "function": {"name": "city", "description": "Tells which city it is."}}]
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "city", "arguments": {}}}]}
+    talk = [TALK[0], call, {"role": "tool", "content": "Paris"}, TALK[1]]
+    chat, file = chat_of(folder), jsonl(tmp_path / "a.jsonl", {"messages": talk, "tools": tools}, {"messages": talk})
+    make_examples(ChatFormat(chat.template), [file], tmp_path / "out", chat.tokenizer)
+    tokens, published = TokenFile(tmp_path / "out"), theirs(folder)
+    for number, known in enumerate((tools, None)):
+        expected = published.apply_chat_template(talk, tools=known, return_dict=True)["input_ids"]
+        assert tokens.document(number).tolist() == expected
 
 
 RECORDS = {
@@ -135,11 +161,15 @@ BAD = {
     json.dumps({"messages": [{"role": "user", "content": "a"}]}): "no message of the assistant: nothing is answered",
     json.dumps({"messages": [{"role": "boss", "content": "a"}]}): "message 1 has the role 'boss': there are system, ",
     json.dumps({"messages": [{"role": "user", "content": 3}]}): "message 1 (user) has no text in content",
+    json.dumps({"messages": [{"role": "user", "content": None}, TALK[1]]}): "message 1 (user) has no text in content",
+    json.dumps({"messages": [TALK[0], {"role": "assistant"}]}): "message 2 (assistant) has no text in content",
     json.dumps({"messages": [TALK[0], {"role": "assistant", "content": " "}]}): "its answers are empty",
     json.dumps({"text": "a"}): "none of messages, conversations, prompt with completion",
     json.dumps({"instruction": 3, "output": "a"}): "instruction is int, where text belongs",
     json.dumps({"conversations": [{"from": "cat", "value": "a"}]}): "a turn is from 'cat'",
     json.dumps({"messages": [{"role": "user", "content": "a<|im_end|>b"}, TALK[1]]}): 'control token "<|im_end|>"',
+    json.dumps({"messages": [TALK[0], {**TALK[1], "tool_calls": [{"arguments": {"a": "<s>"}}]}]}): 'token "<s>"',
+    json.dumps({"messages": TALK[:2], "tools": [{"parameters": {"</s>": 1}}]}): 'control token "</s>"',
     json.dumps({"messages": [TALK[1], TALK[0]]}): "the chat template refuses it: Conversation roles must alternate",
 }
 

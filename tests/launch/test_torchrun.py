@@ -20,7 +20,7 @@ from colonnade.train import start
 from colonnade.train.ending import FILE, ending
 from colonnade.train.memory_folder import MEMORY
 from tests.commands import Answer, environment, forked
-from tests.runs import assert_near, assert_same_end, events, metrics, saved_steps
+from tests.runs import assert_near, assert_same_end, events, metrics
 
 
 @pytest.fixture
@@ -144,28 +144,8 @@ def test_a_run_that_leaves_is_not_started_again(config: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_killed_rank_comes_back(config: Path, tmp_path: Path) -> None:
-    """Torchrun starts both ranks again, with its store of before."""
-    run = tmp_path / "run"
-    keys = ["parallel.dp=2", "train.steps=200", "checkpoint.every=5", "optim.decay_steps=6", "train.evaluate_every=0"]
-    ranks = subprocess.Popen(command(2, "train", config, *keys, restarts=1), env=environment())
-    try:
-        while len(saved_steps(run)) < 2:
-            assert ranks.poll() is None
-            time.sleep(0.05)
-        _, second = Path(f"/proc/{ranks.pid}/task/{ranks.pid}/children").read_text().split()
-        os.kill(int(second), signal.SIGKILL)
-        assert ranks.wait(300.0) == 0
-    finally:
-        ranks.kill()
-    names = [each["event"] for each in events(run)]
-    assert names.count("resumed") == 1 and names[-1] == "finished"
-    assert [line["step"] for line in metrics(run)] == list(range(1, 201))
-
-
-@pytest.mark.slow
 def test_a_killed_rank_goes_on_from_memory(config: Path, tmp_path: Path) -> None:
-    """In a folder of torchrun's agent, which is gone when it has ended."""
+    """Torchrun starts both ranks again, with its store of before. Its agent's folder is gone when it has ended."""
     run, expected = tmp_path / "run", tmp_path / "expected"
     keys = ["parallel.dp=2", "train.steps=60", "checkpoint.every=20", "optim.decay_steps=6", "train.evaluate_every=0"]
     words = command(2, "train", config, *keys, "checkpoint.memory_every=1", restarts=1)
@@ -194,7 +174,7 @@ def test_a_killed_rank_goes_on_from_memory(config: Path, tmp_path: Path) -> None
 def test_a_lost_disk_is_fetched_while_the_other_rank_waits(config: Path, tmp_path: Path) -> None:
     run, store = tmp_path / "run", tmp_path / "store"
     words = ("train", config, "parallel.dp=2", f"checkpoint.upload_to=file://{store}")
-    assert torchrun(2, *words).status == 0
+    assert forked(*words, num_ranks=2).status == 0
     run.rename(tmp_path / "expected")
     shutil.rmtree(store / "step_00000006")
     answer = torchrun(2, *words)

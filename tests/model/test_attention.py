@@ -73,6 +73,23 @@ def test_attention_is_torchs(tp_size: int) -> None:
     run_on_ranks(beside_torch, tp_size)
 
 
+@pytest.mark.parametrize(
+    ("of_all", "of_these", "biases"),
+    [
+        (True, None, {"qkv.bias", "output.bias"}),
+        (True, False, {"output.bias"}),
+        (False, None, set()),
+        (False, True, {"qkv.bias"}),
+    ],
+)
+def test_queries_keys_and_values_have_biases_as_they_are_told(
+    of_all: bool, of_these: bool | None, biases: set[str]
+) -> None:
+    model = ModelConfig(hidden_size=HIDDEN, num_heads=N, bias=of_all, query_key_value_bias=of_these)
+    names = [name for name, _ in Attention(model, Parallel(Mesh().tp)).named_parameters()]
+    assert {name for name in names if name.endswith("bias")} == biases
+
+
 @pytest.mark.parametrize("rank", range(4))
 def test_each_rank_drops_with_the_masks_of_its_own_heads(rank: int) -> None:
     asked: list[range] = []

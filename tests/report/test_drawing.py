@@ -46,3 +46,9 @@ def test_heat_maps_have_a_row_a_unit_and_keep_the_highest_of_steps_that_share_a_
     assert found["logits", "minimum"].table.min() == -1.0
     assert found["updates", "ratio"].units == ["blocks.0", "blocks.1"]
     assert found["updates", "ratio"].table[:, 0].tolist() == [1.0, 2.0]
+
+
+def test_a_step_that_was_measured_twice_has_one_column() -> None:
+    """As where a run went back: there is a colour everywhere."""
+    (heat,) = heats([{"step": step, "updates": {"blocks.0": float(step)}} for step in (1, 2, 3, 4, 3, 4, 5)])
+    assert heat.table.tolist() == [[1.0, 2.0, 3.0, 4.0, 5.0]]

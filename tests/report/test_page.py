@@ -13,7 +13,7 @@ from rich.console import Console
 
 from colonnade.errors import ConfigError
 from colonnade.report import write
-from colonnade.report.happened import steps_of
+from colonnade.report.happened import details, steps_of
 from colonnade.report.page import page, state_of
 from colonnade.report.record import read_run
 from colonnade.report.watch import watch
@@ -176,6 +176,12 @@ def test_an_event_without_a_step_stands_between_those_around_it() -> None:
     early = [("started", None, 100.0), ("rank lost", None, 150.0), ("saved", 10, 200.0)]
     assert steps_of([{"event": name, "step": step, "time": time} for name, step, time in early]) == [0.0, 5.0, 10.0]
     assert steps_of([{"event": "odd", "time": None}])[0] != 0.0
+
+
+def test_what_an_event_says_may_be_zero_or_false() -> None:
+    """What is empty is left out."""
+    about = {"rank": 0, "seconds": 0.0, "again": False, "reason": "", "notes": [], "where": {}, "by": None}
+    assert details({"event": "rank lost", "time": 5.0, "step": 7, **about}) == "rank 0, seconds 0, again false"
 
 
 @pytest.mark.parametrize(

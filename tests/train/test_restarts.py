@@ -22,7 +22,7 @@ from colonnade.train import restarts
 from colonnade.train.change import BATCH, Change
 from colonnade.train.change_requests import Decided, write_decided
 from colonnade.train.restarts import POLL, Restarts, kind_of
-from tests.commands import colonnade, environment
+from tests.commands import environment, forked
 from tests.runs import assert_same, metrics
 
 LOST = "Run the same command again"
@@ -288,7 +288,7 @@ def wait_for_step(run: Path, step: int) -> None:
 def test_a_killed_rank_comes_back_to_the_same_bits(config: Path, tmp_path: Path) -> None:
     keys = ["parallel.dp=2", "train.steps=60", "checkpoint.every=5", "train.evaluate_every=0"]
     expected, run = tmp_path / "expected", tmp_path / "run"
-    assert colonnade("train", config, f"run.folder={expected}", *keys).status == 0
+    assert forked("train", config, f"run.folder={expected}", *keys, num_ranks=2).status == 0
     process = started(config, run, *keys)
     wait_for_step(run, 10)
     kill_at(process, 1)
@@ -301,7 +301,7 @@ def test_a_killed_rank_comes_back_to_the_same_bits(config: Path, tmp_path: Path)
 def test_a_rank_is_lost_for_good_and_comes_back(config: Path, tmp_path: Path) -> None:
     """tp 2 × dp 2 loses place 3, goes on with fewer ranks, gets it back: the same losses throughout."""
     expected, run = tmp_path / "expected", tmp_path / "run"
-    assert colonnade("train", config, f"run.folder={expected}", *EXACT).status == 0
+    assert forked("train", config, f"run.folder={expected}", *EXACT).status == 0
     process = started(config, run, *EXACT, *FOUR, "restarts.return_after=6", "restarts.backoff=0.1", "train.threads=1")
     wait_for_step(run, 10)
     first = kill_at(process, 3)

@@ -232,6 +232,20 @@ def test_prometheus_in_a_file(tmp_path: Path) -> None:
     assert 'colonnade_event_rolled_back_step{run="a \\"run\\""} 2.0' in lines
 
 
+def test_prometheus_that_is_opened_again_has_what_is_seen_from_then_on(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    path = tmp_path / "metrics.prom"
+    tracker = Prometheus(str(path), "r")
+    for first in (3, 2):  # as behind a rollback
+        tracker.open(first)
+        tracker.numbers(first, {"loss": float(first)})
+        tracker.event(first, "saved", "")
+        tracker.close()
+    lines = path.read_text().splitlines()
+    assert 'colonnade_loss{run="r"} 2.0' in lines
+    assert 'colonnade_event_saved_step{run="r"} 2.0' in lines
+
+
 def test_prometheus_over_http_on_this_machine_alone(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     import socket

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -73,7 +73,7 @@ class Chat:
 
     def _rendered(self, messages: Sequence[Message], tools: Any) -> Any:
         try:
-            self._check(messages)
+            self._check(messages, tools)
             found = self.template.render(messages, tools=tools)
             if not any(end > start for start, end in found.answers):
                 raise TemplateFault("the chat template writes nothing where the assistant answers")
@@ -81,22 +81,31 @@ class Chat:
         except TemplateFault as fault:
             return fault
 
-    def _check(self, messages: Sequence[Message]) -> None:
-        """A text that spells a control token would end turns, or begin them."""
-        for message in messages:
-            content = message.get("content")
-            if not isinstance(content, str):
-                continue
-            spelled = next((name for name in self._control if name in content), None)
-            if spelled is not None:
-                raise TemplateFault(
-                    f'a text has the control token "{spelled}" in it, which would be read as the real one. Remove it'
-                )
+    def _check(self, messages: Sequence[Message], tools: Any = None) -> None:
+        """A text that spells a control token would end turns, or begin them, wherever a template may find it."""
+        spelled = next((name for text in _texts((messages, tools)) for name in self._control if name in text), None)
+        if spelled is not None:
+            raise TemplateFault(
+                f'a text has the control token "{spelled}" in it, which would be read as the real one. Remove it'
+            )
 
     @cached_property
     def _control(self) -> tuple[str, ...]:
         names = self.tokenizer.names
         return tuple(names[token] for token in sorted(self.tokenizer.special_ids) if names[token])
+
+
+def _texts(content: Any) -> Iterator[str]:
+    """All texts in what JSON can hold, names too."""
+    left = [content]
+    while left:
+        each = left.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, Mapping):
+            left += [*each, *each.values()]
+        elif isinstance(each, Sequence):
+            left += each
 
 
 def messages_problem(messages: object) -> str | None:
