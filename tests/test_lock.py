@@ -168,6 +168,18 @@ def test_a_process_that_nobody_has_waited_for_is_dead() -> None:
     process.communicate()
 
 
+def test_a_process_that_has_the_number_of_a_dead_one_is_not_taken_for_it(tmp_path: Path) -> None:
+    """As process 1 of a container that was started again."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    found = holder_of(tmp_path)
+    was_alive = found is not None and not found.is_dead()
+    process.kill()
+    process.communicate()
+    assert found is not None and found.pid == process.pid and was_alive
+    assert found._replace(pid=os.getpid()).is_dead(), "this process is older"
+
+
 def test_another_users_process_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     def kill(pid: int, number: int) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")

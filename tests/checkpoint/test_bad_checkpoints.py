@@ -124,6 +124,25 @@ def test_a_damaged_byte_is_found_by_one_of_several_ranks_and_told_by_all(path: P
     }
 
 
+def test_a_damaged_byte_is_found_where_only_one_rank_sees_its_file(path: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere" / path.name
+    elsewhere.mkdir(parents=True)
+    shutil.copy(path / MANIFEST, elsewhere)
+    contents, file = read_manifest(path), path / "__0_0.distcp"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+    def read(rank: int, num_ranks: int) -> str:
+        folder, wanted = (path, shards()) if rank == 1 else (elsewhere, [])
+        model, holders = contents.metadata["model"], {name: [1] for name in contents.files}
+        return refused(lambda: load_found(lambda: folder, wanted, model=model, check=lambda *_: None, holders=holders))
+
+    assert set(run_on_ranks(read, 2)) == {
+        f"{file} is damaged: its bytes are not those that were written (SHA-256). Delete {path} to go on from step 10."
+    }
+
+
 def test_a_truncated_file(path: Path) -> None:
     file = path / "__0_0.distcp"
     size = file.stat().st_size

@@ -1,5 +1,6 @@
 """A start of torchrun's ranks has a name of its own in a store that earlier starts have used."""
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -38,6 +39,19 @@ def test_a_name_of_ranks_that_are_gone_does_not_hold() -> None:
         assert not first.done(), "nobody has said yes"
         others = [threads.submit(agreed_name, store, rank, 3, 20.0) for rank in (2, 1)]
         assert {first.result()} == {each.result() for each in others}
+
+
+def test_who_has_agreed_to_a_name_that_does_not_hold_agrees_to_the_next() -> None:
+    """The last of three comes when the others have a name, made with its word of the start before."""
+    store = HashStore()
+    with pytest.raises(TimeoutError, match="3 ranks"):
+        agreed_name(store, 2, 3, 0.0)
+    with ThreadPoolExecutor(3) as threads:
+        first = [threads.submit(agreed_name, store, rank, 3, 20.0) for rank in (0, 1)]
+        while store.num_keys() < 5 and not first[1].done():  # three words, a name, and a yes to it
+            time.sleep(0.01)
+        last = threads.submit(agreed_name, store, 2, 3, 20.0)
+        assert {each.result() for each in first} == {last.result()}
 
 
 def test_fewer_ranks_start_again() -> None:

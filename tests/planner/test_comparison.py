@@ -43,6 +43,16 @@ def test_the_ledger_tells_what_a_step_sends() -> None:
     assert ledger.least_of_steps() == {"tp": 10}
 
 
+def test_what_is_sent_before_the_first_step_is_no_steps() -> None:
+    """While the state is built, and by an evaluation at the start, which is step 0."""
+    ledger = paper_mesh(Layout(tp=2), 0).ledger
+    ledger.bytes["broadcast", "tp"] += 3
+    for step, size in ((0, 4), (1, 10), (2, 10)):
+        ledger.begin_step(step)
+        ledger.bytes["all_reduce", "tp"] += size
+    assert ledger.least_of_steps() == {"tp": 10}
+
+
 def test_one_rank_of_each_stage_predicts(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the others of the stage would find too, on the same cores."""
     asked, told = [], []

@@ -52,7 +52,14 @@ def test_what_was_told_last_of_a_step_counts_and_no_number_never_wins(tmp_path: 
 
 @pytest.mark.parametrize(
     ("losses", "since"),
-    [([], 0), ([2.0], 0), ([2.0, 1.0, 3.0], 1), ([math.nan, 2.0, 1.0], 0), ([2.0, math.nan, 3.0], 2)],
+    [
+        ([], 0),
+        ([2.0], 0),
+        ([2.0, 2.0, 2.0], 2),
+        ([2.0, 1.0, 3.0], 1),
+        ([math.nan, 2.0, 1.0], 0),
+        ([2.0, math.nan, 3.0], 2),
+    ],
 )
 def test_evaluations_since_the_best(tmp_path: Path, losses: list[float], since: int) -> None:
     write_metrics(tmp_path, dict(enumerate(losses, 1)))

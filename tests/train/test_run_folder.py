@@ -84,6 +84,18 @@ def test_a_checkpoint_knows_its_own_configuration(corpus: TinyCorpus, tmp_path: 
     assert configuration_of(folder) == then != now
 
 
+def test_the_newest_checkpoint_tells_what_was_computed(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """Lengthened from 6 steps to 9, and once more before it was stopped: its curve is that of 9 steps."""
+    occupy(config(corpus, tmp_path, "train.steps=12"))
+    for step, steps in ((6, 6), (8, 9)):
+        folder = tmp_path / "run" / "checkpoints" / f"step_{step:08}"
+        folder.mkdir()
+        (folder / "config.toml").write_text(to_toml(config(corpus, tmp_path, f"train.steps={steps}")))
+    with pytest.raises(ConfigError, match=r"optim\.decay_steps: 9 -> 6"):
+        occupy(config(corpus, tmp_path, "train.steps=12", "optim.decay_steps=6"))
+    occupy(config(corpus, tmp_path, "train.steps=12", "optim.decay_steps=9"))
+
+
 @pytest.mark.parametrize("content", ["", "[model", "[model]\nnew_key = 3\n"])
 def test_a_damaged_config(corpus: TinyCorpus, tmp_path: Path, content: str) -> None:
     settings = config(corpus, tmp_path)
