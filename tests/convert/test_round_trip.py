@@ -12,7 +12,7 @@ from colonnade.checkpoint.manifest import read_manifest, verify
 from colonnade.config.load import load
 from colonnade.convert.to_huggingface import _ids
 from tests.commands import here
-from tests.convert.published import MODELS, classes, heard, saved, state_of
+from tests.convert.published import MODELS, classes, heard, saved, state_of, transformers
 from tests.runs import whole_tensors
 
 SHORT = ("gpt2", "qwen3")
@@ -123,6 +123,19 @@ def test_one_file_or_several_with_and_without_an_index(tmp_path: Path, index: bo
         converted(tmp_path / folder, tmp_path / f"{folder}, ours")
     one, many = (whole_tensors(tmp_path / f"{folder}, ours") for folder in ("one", "many"))
     assert one.keys() == many.keys() and all(torch.equal(one[key], many[key]) for key in one)
+
+
+@pytest.mark.parametrize("config", [{"chat_template": "older", "eos_token": "<|endoftext|>"}, {}], ids=["two", "one"])
+def test_a_chat_template_in_a_file_of_its_own_is_the_one_that_is_kept(config: dict[str, str], tmp_path: Path) -> None:
+    """As in transformers, beside an older one in tokenizer_config.json or without that file."""
+    saved(tmp_path / "theirs", "gpt2")
+    if config:
+        (tmp_path / "theirs" / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "theirs" / "chat_template.jinja").write_text("newer")
+    converted(tmp_path / "theirs", tmp_path / "ours")
+    published = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "theirs")
+    kept = json.loads((tmp_path / "ours" / "tokenizer_config.json").read_text())
+    assert kept == {**config, "chat_template": published.chat_template} and published.chat_template == "newer"
 
 
 def test_several_tokens_may_end_a_text() -> None:

@@ -1,5 +1,6 @@
 """A checkpoint of Megatron-LM becomes one of ours that computes the same, whatever layout and version wrote it."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.commands import here
 from tests.convert.published import tokenizer, transformers
 from tests.convert.test_logits import CPU, TOKENS, assert_equal, logits_of
 from tests.convert.test_round_trip import converted
+from tests.megatron.test_refused import FILE, change
 from tests.megatron.written import GPT, LLAMA_LIKE, VOCAB, gpt_logits, weights, write
 from tests.runs import whole_tensors
 
@@ -175,3 +177,16 @@ def test_release_an_iterations_folder_a_dry_run_and_a_type(words: tuple[object, 
     assert {x.dtype for x in whole_tensors(tmp_path / "ours").values()} == {torch.bfloat16}
     answer = here("convert", tmp_path / "ours", tmp_path / "back")
     assert answer.status == 0 and "becomes    GPT-2 (GPT2LMHeadModel)" in answer.out, answer
+
+
+@pytest.mark.parametrize("state", [io.BytesIO(b"scales"), torch.zeros(5, dtype=torch.uint8)], ids=["file", "bytes"])
+def test_what_transformer_engine_keeps_beside_its_weights_is_left_out(
+    state: object, words: tuple[object, ...], tmp_path: Path
+) -> None:
+    where = write(tmp_path / "theirs", GPT, weights(GPT), style="core")
+    converted(where.parent, tmp_path / "without", *words)
+    key = "decoder.layers.0.mlp.linear_fc1._extra_state"
+    change(where / "mp_rank_00" / FILE, lambda content: content["model"].update({key: state}))
+    converted(where.parent, tmp_path / "with", *words)
+    one, other = (whole_tensors(tmp_path / name) for name in ("without", "with"))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], x) for name, x in other.items())

@@ -177,6 +177,19 @@ def test_logits_loss_and_gradients_are_hugging_faces(name: str) -> None:
         )
 
 
+@pytest.mark.parametrize("activation", ["relu", "geglu_tanh"])
+def test_weights_begin_as_wide_as_hugging_faces(activation: str) -> None:
+    """Where heads together are narrower than the stream."""
+    shape = {"hidden_size": 64, "num_heads": 4, "head_dim": 4, "ffn_hidden_size": 256}
+    model = ModelConfig(**{**SHAPE, **shape, "activation": activation})
+    _, mine = built(model)
+    state = dict(theirs(model).named_parameters())
+    for ours, parts in names(model).items():
+        found, expected = mine[ours].detach(), joined([state[part] for part in parts], model.head_width)
+        if found.ndim == 2:
+            assert abs(found.std() - expected.std()) < 5 * expected.std() / found.numel() ** 0.5, ours
+
+
 @pytest.mark.parametrize("both_sides", [True, False])
 @pytest.mark.parametrize(("count", "furthest"), [(32, 128), (10, 21), (4, 3), (64, 1000)])
 def test_ranges_are_hugging_faces(count: int, furthest: int, both_sides: bool) -> None:

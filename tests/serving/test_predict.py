@@ -175,3 +175,13 @@ def test_models_of_two_tasks_are_no_ensemble() -> None:
     assert averaged(members[:1] * 3).summary() == "2 examples of sst2"
     with pytest.raises(ConfigError, match="entailment, not_entailment of 2 examples, another negative, positive of 2"):
         averaged(members)
+
+
+@pytest.mark.parametrize("labels", [("negative", "positive"), ()], ids=["labels", "scores"])
+def test_examples_are_scored_where_every_one_says_what_is_right(labels: tuple[str, ...]) -> None:
+    logits = np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 2.0]])[:, : len(labels) or 1]
+    fields = ExampleFields("sst2", "classification", ("text",), labels)
+    assert Predictions(fields, logits, np.array([1.0, 0.0, 1.0])).scores()
+    for targets in ([1.0, 0.0, np.nan], [np.nan] * 3):
+        found = Predictions(fields, logits, np.array(targets))
+        assert found.scores() == {} and found.summary() == "3 examples of sst2"

@@ -117,6 +117,18 @@ def test_new_questions_are_answered_from_their_texts(trained: Path, tmp_path: Pa
     assert [each["prediction"] for each in nothing] == [""] * 4 and all("null_odds" in each for each in nothing)
 
 
+def test_with_a_threshold_of_zero_what_is_likelier_is_answered(trained: Path, tmp_path: Path) -> None:
+    """Any threshold says that a question may have no answer."""
+    asked = tmp_path / "asked.jsonl"
+    texts = squad(11)["data"][0]["paragraphs"]
+    lines = [{"question": text["qas"][0]["question"], "context": text["context"]} for text in texts]
+    asked.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    answer = here("predict", trained / "at" / "run", asked, "--null-threshold", "0", "--json")
+    assert answer.status == 0, answer
+    for each in json.loads(answer.out)["predictions"]:
+        assert (each["prediction"] == "") == (each["null_odds"] > 0)
+
+
 def test_what_no_answer_can_be_given_to(trained: Path, tmp_path: Path) -> None:
     run, data = trained / "at" / "run", trained / "dev.json"
     empty, twice = tmp_path / "empty.jsonl", tmp_path / "twice.jsonl"

@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from colonnade.config.model import ModelConfig
+from colonnade.errors import DataError
 from colonnade.mesh.mesh import Axis
 from colonnade.model.bert_spans import span_losses
-from colonnade.tasks.spans import Spans
+from colonnade.pipeline.chunk import Chunk
+from colonnade.pipeline.inference import Inference, ResidentWeights
+from colonnade.tasks.spans import FoundSpans, SpanBatch, Spans
+from colonnade.tensor_parallel.parallel import Parallel
 from tests.commands import forked, here
 from tests.runs import assert_near, metrics
 from tests.slow import first_fast
@@ -121,13 +126,29 @@ def test_what_is_refused(questions: Path, tmp_path: Path) -> None:
     assert answer.status == 2 and "was made with another tokenizer than data.tokenizer" in answer.err, answer
 
 
-def test_an_evaluation_of_nothing_is_refused() -> None:
-    from colonnade.config.model import ModelConfig
-    from colonnade.errors import DataError
-    from colonnade.tensor_parallel.parallel import Parallel
+MODEL = ModelConfig(kind="bert", head="spans", num_layers=1, hidden_size=8, num_heads=2, seq_length=8)
 
-    model = ModelConfig(kind="bert", head="spans", num_layers=1, hidden_size=8, num_heads=2, seq_length=8)
-    built = Spans().build(model, 12, Parallel(Axis("tp")), None)
+
+def test_a_batch_that_counts_nothing_changes_no_evaluation() -> None:
+    """A rank that has run out of windows reads the first ones again while another goes on."""
+    built, weights = Spans().build(MODEL, 12, Parallel(Axis("tp")), None).double(), ResidentWeights()
+    for parameter in built.parameters():
+        torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
+    first, second = (Spans().random_batch(MODEL, size, 12, separate_documents=False) for size in (3, 2))
+
+    def evaluated(*batches: SpanBatch) -> FoundSpans:
+        hidden = Inference([Chunk(built.architecture.units, built, weights)], built, Axis("pp"), weights).hidden
+        return Spans().evaluate(
+            built, batches, dp=Axis("dp"), pp=Axis("pp"), hidden=hidden, byte_lengths=None, tokenizer_checked=True
+        )
+
+    found = evaluated(first, second)
+    assert found.samples == 5 and found.loss > 0.1
+    assert evaluated(first, second, first.uncounted()) == found
+
+
+def test_an_evaluation_of_nothing_is_refused() -> None:
+    built = Spans().build(MODEL, 12, Parallel(Axis("tp")), None)
     with pytest.raises(DataError, match="no question"):
         Spans().evaluate(
             built, [], dp=Axis("dp"), pp=Axis("pp"), hidden=lambda _: None, byte_lengths=None, tokenizer_checked=True

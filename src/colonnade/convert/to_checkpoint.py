@@ -115,7 +115,8 @@ def _files(published: Published, tokenizer: Tokenizer | None, dtype: torch.dtype
         if path.exists() and "auto_map" not in (content := read_json(path)):
             files[name] = (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
     template = published.folder / JINJA  # where newer folders have it
-    if template.is_file() and CONFIG in files:
+    if template.is_file():
+        files.setdefault(CONFIG, b"{}")
         content = {**json.loads(files[CONFIG]), "chat_template": template.read_text(encoding="utf-8")}
         files[CONFIG] = (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
     return files
