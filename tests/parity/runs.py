@@ -222,7 +222,7 @@ def configured(case: Case, way: Way) -> Config:
     return Config(
         model=case.model,
         parallel=way.parallel,
-        data=DataConfig(train="unused"),
+        data=DataConfig(train="unused", documents=case.documents),
         train=TrainConfig(
             steps=STEPS,
             global_batch_size=case.global_batch_size,

@@ -17,7 +17,9 @@ from colonnade.mesh.mesh import Mesh
 from colonnade.planner import measure_hardware, measure_operators
 from colonnade.planner.hardware import FIGURES, hardware, names, parsed
 from colonnade.planner.measure_operators import Roof, Timed, fitted, peak_of, timed
+from colonnade.planner.operators import Recorder
 from colonnade.planner.paper import walk
+from colonnade.planner.stand_in import StandIn
 from tests.parity.runs import Case, Way, configured
 
 GPUS = [name for name in names() if name != "cpu"]
@@ -124,6 +126,21 @@ def test_ranks_at_work_are_compared_in_turns(monkeypatch: pytest.MonkeyPatch) ->
     assert pace > 2 and found == pytest.approx(3.0, rel=0.1)
 
 
+def test_collectives_are_timed_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of which a rank waits for the other: here a second for each number."""
+    now = 0.0
+
+    def wait(x: torch.Tensor, axis: Any) -> None:
+        nonlocal now
+        now += x.numel()
+
+    for name in ("all_gather", "all_reduce"):
+        monkeypatch.setattr(measure_hardware, name, wait)
+    monkeypatch.setattr(measure_hardware, "time", SimpleNamespace(perf_counter=lambda: now))
+    short, long = measure_hardware.SHORT, measure_hardware.LONG // 8
+    assert measure_hardware._collectives(Mesh()) == [short / 2, short, long]
+
+
 def test_the_roof_that_was_planted_is_found() -> None:
     planted = Roof(1e11, 2000.0, 16.0)
     sizes = [(m, n, k) for m in (64, 256, 1024) for n in (64, 512) for k in (16, 64, 1024)]
@@ -158,6 +175,21 @@ def test_a_step_has_operators_by_the_names_that_are_timed(monkeypatch: pytest.Mo
     config = config.model_copy(update={"model": config.model.model_copy(update={"activation": "gelu_tanh"})})
     names = {each.name for section in walk(config, 37, 0, device="cpu").sections for each in section.operators}
     assert {"gelu_tanh", "gelu_backward_tanh", "native_layer_norm_backward"} <= names & found.keys()
+
+
+def test_what_is_timed_under_a_name_is_the_operator_that_a_step_has_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its variant: a backward of GELU's approximation is not that of GELU."""
+    ran = []
+
+    def run(call: Callable[[], Any], repeat: int) -> float:
+        with Recorder(StandIn("cpu")) as recorder:
+            call()
+        ran.append([each.name for each in recorder.sections[0].operators])
+        return 1.0
+
+    monkeypatch.setattr(measure_operators, "fastest", run)
+    names = measure_operators.seconds_an_element()
+    assert len(ran) == len(names) and all(name in those for name, those in zip(names, ran, strict=True)), ran
 
 
 def test_an_unknown_name() -> None:

@@ -55,6 +55,21 @@ def test_full_recomputation_adds_a_forward_to_every_backward() -> None:
     assert plan.theory == theory.bubble("zero_bubble", 2, 4, 1, durations("full"))
 
 
+def test_selective_recomputation_adds_no_forward() -> None:
+    """What it computes again is little beside the layers' products."""
+    none, selective = (
+        plan_pipeline(
+            SMALL,
+            ParallelConfig(pp=2, schedule="zero_bubble", recompute=recompute),
+            num_microbatches=4,
+            vocab_size=100,
+        )
+        for recompute in ("none", "selective")
+    )
+    assert (selective.theory, selective.bubble) == (none.theory, none.bubble)
+    assert selective.bubble_by_work == none.bubble_by_work
+
+
 def test_a_tied_table_counts_on_both_ends() -> None:
     plan = plan_pipeline(SMALL, ParallelConfig(pp=8), num_microbatches=4, vocab_size=1000)
     assert plan.stages[0].parameters == (1000 + 64) * 64

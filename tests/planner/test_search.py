@@ -21,6 +21,7 @@ from colonnade.planner.hardware import hardware
 from colonnade.planner.ranks import largest, plan_run
 from colonnade.planner.search import Search, confirmed, refusal, search
 from colonnade.planner.search_report import as_json, as_text, refuse_empty, write
+from colonnade.planner.unit_times import unit_costs
 from tests.parity.runs import Case, Way, configured
 
 A100 = hardware("a100-80gb")
@@ -114,6 +115,14 @@ def test_memory_is_near_that_of_the_ranks(schedule: str, virtual_stages: int) ->
     large = config().model_copy(update={"model": model, "parallel": parallel, "train": train})
     composed, planned = Composer(large, 64, Cost(A100, 4)).compose(large)[1], largest(plan_run(large, 64)).memory
     assert planned.activations > 0.6 * planned.total and composed == pytest.approx(planned.total, rel=0.25)
+
+
+def test_units_of_a_decoder_hand_on_their_own_stream_alone() -> None:
+    """What the encoder has made passes through them, and is there once."""
+    t5 = configured(Case(drop=0.0, block="t5", precision="bf16"), Way(micro_batch_size=1))
+    units = unit_costs(t5, 37, Cost(A100, 2), "cuda").units
+    read, written = (length * t5.model.hidden_size * 2 for length in (t5.model.seq_length, t5.model.decoder_length))
+    assert (units["encoder block"].handed, units["decoder block"].handed) == (read, written)
 
 
 @pytest.mark.slow

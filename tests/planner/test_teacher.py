@@ -2,10 +2,16 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
+from colonnade.config.distillation import DistillationConfig
 from colonnade.config.load import load
+from colonnade.planner import teacher as planner_teacher
+from colonnade.planner.memory import Memory
 from colonnade.planner.predict import predict
+from colonnade.planner.teacher import with_teacher
+from tests.parity.runs import Case, Way, configured
 from tests.runs import Finished
 from tests.tiny import TinyCorpus, write_config
 
@@ -36,3 +42,21 @@ def test_a_pipelines_first_stage_has_a_part_of_the_weights_alone(
     beside = [predict(config, 275, stage=stage, device=CPU) for stage in (0, 1)]
     assert beside[0].parameters > alone[0].parameters and beside[0].activations == alone[0].activations
     assert beside[1].parameters > alone[1].parameters and beside[1].activations > alone[1].activations
+
+
+@pytest.mark.parametrize(("fp32_residual", "width"), [(False, 2), (True, 4)])
+def test_hidden_states_are_of_every_sequence_of_a_sample_and_as_wide_as_the_teachers_stream(
+    monkeypatch: pytest.MonkeyPatch, fp32_residual: bool, width: int
+) -> None:
+    config = configured(Case(block="choice", precision="bf16"), Way(micro_batch_size=2))
+    teacher = config.model.model_copy(update={"hidden_size": 24, "fp32_residual": fp32_residual})
+    monkeypatch.setattr(planner_teacher, "teacher_model", lambda path: teacher)
+
+    def activations(*layers: int) -> int:
+        chosen = DistillationConfig(teacher="teacher", student_layers=layers, teacher_layers=layers)
+        taught = config.model_copy(update={"distillation": chosen})
+        return with_teacher(Memory(0, 0, 0, 0, 0), taught, 37, stage=0, device="cpu").activations
+
+    texts = config.train.global_batch_size * config.model.sequences
+    assert config.model.sequences == 3
+    assert activations(0, 1) - activations() == 2 * texts * config.model.seq_length * 24 * width

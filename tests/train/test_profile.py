@@ -1,6 +1,7 @@
 """--profile: parts that add up to the step, who waits for whom, and numbers that it does not change."""
 
 import json
+import mmap
 import subprocess
 import sys
 from dataclasses import asdict
@@ -9,12 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from colonnade.errors import ConfigError
 from colonnade.mesh.clock import Clock, Span, own_seconds
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import paper_mesh
-from colonnade.train.profile import Profile
+from colonnade.train.profile import Profile, memory_in_use
 from colonnade.train.profile_report import merged, table
 from colonnade.train.profiled_steps import steps_of
 from tests import tiny
@@ -62,6 +64,19 @@ def test_ranks_of_every_axis_are_told() -> None:
     profile: Any = SimpleNamespace(_mesh=mesh, _clock=Clock(), _done=[], _memory=[])
     groups = Profile._told(profile)["groups"]
     assert (groups["pp"], groups["ends"], groups["holders 0,1"]) == ([1, 3, 5], [3], [1, 3])
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="this system does not tell what is in RAM")
+def test_memory_of_a_process_is_what_it_has_touched() -> None:
+    cpu, size = torch.device("cpu"), 64 << 20
+    before = memory_in_use(cpu)
+    with mmap.mmap(-1, size) as room:
+        asked_for = memory_in_use(cpu)
+        for at in range(0, size, mmap.PAGESIZE):
+            room[at] = 1
+        touched = memory_in_use(cpu)
+    assert before > 0 and abs(asked_for - before) < size / 4
+    assert touched - asked_for == pytest.approx(size, rel=0.25)
 
 
 def rank(number: int, spans: list[Span], **more: Any) -> dict[str, Any]:

@@ -3,8 +3,13 @@
 from pathlib import Path
 
 import pytest
+import torch
 
-from colonnade.planner.traffic import Flow
+from colonnade.config.load import load
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import paper_mesh
+from colonnade.planner.traffic import Flow, totals
+from colonnade.train.corpus import open_corpus
 from colonnade.verify import audit
 from tests import tiny
 from tests.commands import forked
@@ -46,6 +51,13 @@ def test_one_step_on_two_stages(corpus: TinyCorpus, tmp_path: Path) -> None:
     assert "gradients of replicated weights" in answer.out and "residual stream, each micro-batch" in answer.out
     assert answer.out.endswith("On every rank the ledger is what theory says.\n")
     assert not (tmp_path / "run").exists()
+
+
+def test_the_step_is_a_measured_one_however_seldom_thermometers_measure(config: Path) -> None:
+    seldom, mesh = load(config, ["parallel.tp=2", "thermometers.every=50"]), paper_mesh(Layout(tp=2), 0)
+    flows, seen, _ = audit.one_step(seldom, mesh, torch.device("cpu"), open_corpus(seldom))
+    assert totals(flows) == seen and ("all_reduce", "world") in seen
+    assert any(flow.what.startswith("thermometers") for flow in flows)
 
 
 @pytest.mark.slow

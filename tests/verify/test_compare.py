@@ -65,6 +65,13 @@ def test_boxes_are_held_against_their_part_of_the_whole() -> None:
     assert told.ok and told.max_relative_difference == 0.0 and told.furthest is None
 
 
+def test_a_box_of_tiny_elements_is_held_against_the_largest_of_the_whole() -> None:
+    """They are rounding alone, or nothing."""
+    for tiny in (0.0, 1e-20):
+        told = judged({"a": [1.0, tiny]}, [shard("a", [1.0])], [shard("a", [1e-15], at=(1,))])
+        assert told.ok and told.max_relative_difference == pytest.approx(1e-15)
+
+
 def test_an_element_that_no_rank_has_is_a_difference() -> None:
     told = judged({"a": [1.0, 2.0], "b": [0.0, 0.0]}, [shard("a", [1.0, 2.0]), shard("b", [0.0], at=(1,))])
     assert told.first_difference == "gradient of b in step 1: 1 of its elements are on no rank" and not told.ok

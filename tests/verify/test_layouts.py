@@ -242,6 +242,13 @@ def test_an_own_layout_of_many_ranks_runs_in_small() -> None:
     assert left_out == {"tp=8,dp=64,sequence_parallel=true": "512 ranks: too many."}
 
 
+def test_cuts_of_many_stages_are_not_those_of_the_small_version() -> None:
+    own = config(parallel={"pp": 4, "dp": 8, "cuts": (1, 1, 1, 1)}, train={"global_batch_size": 64})
+    layouts, left_out = chosen(own)
+    assert layouts[0] == "pp=2,dp=2"
+    assert left_out == {"pp=4,dp=8,cuts=[1,1,1,1]": "32 ranks: too many."}
+
+
 def test_no_more_ranks_than_there_is_room_for() -> None:
     layouts, left_out = chosen(config(), capacity=Capacity("cuda", 2, "2 GPUs."))
     assert "tp=2" in layouts

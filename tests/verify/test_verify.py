@@ -17,7 +17,8 @@ from colonnade.launch import launch
 from colonnade.mesh.mesh import Mesh
 from colonnade.train.state import build_state
 from colonnade.verify import verify as verification
-from colonnade.verify.trace import SeenGradients
+from colonnade.verify.compare import Number
+from colonnade.verify.trace import SeenGradients, file_of
 from tests.commands import colonnade, here, start
 from tests.parity.runs import CPU, SERIAL, Case, configured
 
@@ -321,6 +322,26 @@ def test_fp16_is_compared_at_a_loss_scale_that_skips_no_step(
     told = verdict("train.loss_scale=1e30", "--precision", "fp16", "--layout", "tp=2", steps=1)
     assert told["layouts"][0]["ok"] is True
     assert [line for line in said if "a step overflowed" in line]
+
+
+def test_fp16_is_compared_at_a_loss_scale_that_suits_every_step(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of runs that tell nothing but whether a step overflowed: the second, at any scale above 16."""
+
+    def run_ranks(num_ranks: int, command: list[str]) -> int:
+        train, output = load(Path(command[4])).train, Path(command[6])
+        late = float(train.precision == "fp16" and train.loss_scale > 16)
+        told = [(*Number("overflow", "", step), (), (), torch.tensor(x)) for step, x in ((1, 0.0), (2, late))]
+        output.mkdir(exist_ok=True)
+        for rank in range(num_ranks):
+            torch.save(told, file_of(output, rank))
+        return 0
+
+    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    said: list[str] = []
+    monkeypatch.setattr(verification, "_say", said.append)
+    assert verification.verify(config, ["train.loss_scale=256"], ["tp=2"], steps=2, precision="fp16")
+    (again,) = (line for line in said if "a step overflowed" in line)
+    assert again.endswith("train.loss_scale=16")
 
 
 def test_gradients_are_compared_without_the_loss_scale() -> None:

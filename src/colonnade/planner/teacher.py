@@ -70,7 +70,9 @@ def _states(config: Config, model: ModelConfig | None, vocab_size: int, stage: i
     held = {unit.layer for units in every for unit in units}
     layers = sum(layer in held for layer in config.distillation.student_layers)
     sequences = config.train.micro_batch_size * config.model.sequences
-    return layers * sequences * config.model.seq_length * model.hidden_size * BYTES[config.train.precision]
+    width = BYTES[config.train.precision]
+    stream = max(width, 4) if model.fp32_residual else width
+    return layers * sequences * config.model.seq_length * model.hidden_size * stream
 
 
 def _model(path: Path) -> ModelConfig | None:

@@ -9,6 +9,7 @@ span waits for the device, so that its time is its own: nothing overlaps then, a
 """
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -186,4 +187,4 @@ def memory_in_use(device: torch.device) -> int:
         pages = Path("/proc/self/statm").read_text().split()[1]
     except OSError:  # not Linux
         return 0
-    return int(pages) * 4096
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
