@@ -97,9 +97,8 @@ def test_one_rank_gets_the_signal(config: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "number"),
     [
-        pytest.param("tp=2", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("serial", signal.SIGINT, marks=pytest.mark.slow),
-        pytest.param("serial", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("tp=2", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("dp=2", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("dp=2", signal.SIGHUP, marks=pytest.mark.slow),
     ],
