@@ -3676,6 +3676,48 @@ MUTATIONS = [
         "may_be_none = bool(null_threshold) or any(",
         ("tests/serving/test_squad.py",),
     ),
+    Mutation(
+        "a search counts layouts that cannot be by reason",
+        "planner/search_report.py",
+        "refused = sum(found.refused.values())",
+        "refused = len(found.refused)",
+        ("tests/planner/test_search.py",),
+    ),
+    Mutation(
+        "a rank that is refused memory was expected to take what is offloaded beside the sum",
+        "planner/memory_limit.py",
+        'f"{amount(planned.total + planned.host)} ({kinds})',
+        'f"{amount(planned.total)} ({kinds})',
+        ("tests/planner/test_memory_limit.py",),
+    ),
+    Mutation(
+        "the page of a plan divides the bytes of one operator by the time of all that are like it",
+        "planner/page_time.py",
+        'f"{short(each.count * each.operator.bytes / each.seconds)}B/s"',
+        'f"{short(each.operator.bytes / each.seconds)}B/s"',
+        ("tests/planner/test_page.py",),
+    ),
+    Mutation(
+        "the first language behind the twenty that are shown is not among the others",
+        "corpus/report.py",
+        "rest = sum(count for _, count in common[_LANGUAGES:])",
+        "rest = sum(count for _, count in common[_LANGUAGES + 1 :])",
+        ("tests/corpus/test_write.py",),
+    ),
+    Mutation(
+        "plan --ranks multiplies the copies that the file has",
+        "cli_plan.py",
+        'load_for_plan(config, [*overrides, "parallel.dp=1"]).parallel',
+        "load_for_plan(config, overrides).parallel",
+        ("tests/planner/test_plan_command.py",),
+    ),
+    Mutation(
+        "of a large run only the ranks that one waits for itself are asked",
+        "launch/reporter.py",
+        "                reports[rank] = report\n                asked += involved(report)\n",
+        "                reports[rank] = report\n",
+        ("tests/launch/test_watch.py",),
+    ),
 ]
 
 

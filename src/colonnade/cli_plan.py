@@ -98,9 +98,10 @@ def _copies(config: Path, overrides: list[str], ranks: int | None) -> list[str]:
     parallel = load_for_plan(config, [*overrides, "parallel.dp=1"]).parallel
     dp, rest = divmod(ranks, parallel.num_ranks)
     if rest or not dp:
+        sizes = dict.fromkeys((max(1, dp) * parallel.num_ranks, (dp + 1) * parallel.num_ranks))
         raise ConfigError(
             f"--ranks {ranks} is no multiple of parallel.tp × parallel.pp = {parallel.tp} × {parallel.pp}. Use "
-            f"{max(1, dp) * parallel.num_ranks} or {(dp + 1) * parallel.num_ranks}, or other sizes of these."
+            f"{' or '.join(map(str, sizes))}, or other sizes of these."
         )
     return [f"parallel.dp={dp}"]
 

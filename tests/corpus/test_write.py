@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import re
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
@@ -168,6 +169,15 @@ def test_the_page_tells_what_the_manifest_says(run: Run, write_lines: Any) -> No
     assert row in text, "documents, bytes, tokens, files"
     (part,) = content["outputs"]
     assert f'<td class="n">{part["size"]}</td><td>{part["sha256"]}</td>' in text
+
+
+def test_languages_behind_the_twenty_most_frequent_are_one_bar(run: Run, write_lines: Any) -> None:
+    content = run(write_lines("in.jsonl", ["a b"])).manifest
+    for number, others in ((20, ""), (21, "80"), (22, "159")):
+        languages = {f"l{place}": 100 - place for place in range(number)}
+        content["steps"]["language"] = {**content["steps"]["read"], "histograms": {"language": languages}}
+        found = re.findall(r">others</text><rect [^>]*><text [^>]*>(\d+)</text>", report(content, title=""))
+        assert "".join(found) == others, number
 
 
 EVIL = "<script>alert(1)</script>"

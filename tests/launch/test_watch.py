@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from colonnade.launch import reporter
 from colonnade.launch.board import Board, FolderBoard, StoreBoard, explanation_file, report_file
-from colonnade.launch.explanation import Report
+from colonnade.launch.explanation import Operation, Report, explain
 from colonnade.launch.reporter import Reporter
 from colonnade.launch.supervisor import STUCK
 from colonnade.launch.watch import WaitTimer, Watch
@@ -418,3 +418,31 @@ def test_what_a_rank_says_last_counts_though_it_ended_while_reports_were_read(mo
         picture = mine.gather()
         mine.stop(reporter.IN_ORDER)
     assert mine.gone == {} and picture.gone == {} and picture.reports[0].explained
+
+
+def test_of_a_large_run_the_reports_along_the_way_to_the_cause_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 waits over tp for rank 1, which waits over pp for rank 70."""
+
+    def report(rank: int, axis: str = "", *others: int) -> Report:
+        waiting = Operation("all_reduce", axis, "", False, 4, "here.py:1", 1) if others else None
+        return Report(rank, "[]", 3, waiting, others, 0.0, "", {}, {}, (), ProcessId("here", 1, ""))
+
+    told = {0: report(0, "tp", 0, 1), 1: report(1, "pp", 1, 70), 2: report(2), 70: report(70)}
+
+    class Alive(FolderBoard):
+        tick, beat = 0.0, 0
+
+        def read(self, rank: int) -> str | None:
+            self.beat += 1
+            return replace(told[rank], beat=self.beat).to_json() if rank in told else None
+
+    monkeypatch.setattr(reporter, "has_ended", lambda _: False)
+    monkeypatch.setattr(reporter, "_SETTLE", 0.0)
+    mine = Reporter(range(100), 0, Alive(tmp_path), lambda left, explained: told[0], [])
+    mine.start()
+    picture = mine.gather()
+    mine.stop(reporter.IN_ORDER)
+    assert picture.reports.keys() == {0, 1, 70}
+    assert "; rank 70 [] is busy in step 3\n" in explain(0, picture)

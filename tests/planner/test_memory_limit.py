@@ -14,7 +14,7 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import paper_mesh
 from colonnade.planner import memory_limit
 from colonnade.planner.memory import Memory
-from colonnade.planner.memory_limit import remedies
+from colonnade.planner.memory_limit import message, remedies
 from colonnade.train import refused_memory
 from colonnade.train.refused_memory import asked_for, is_refusal
 from tests.commands import forked, start
@@ -62,6 +62,16 @@ def test_what_is_refused_is_held_against_the_plan_of_this_stage(
     ):
         raise MemoryError
     assert mesh.pp.rank == 2 and asked == [(77, 2, device)]
+
+
+def test_what_a_rank_is_expected_to_take_is_all_of_the_kinds_behind_it() -> None:
+    """With the optimizer's state in CPU memory."""
+    planned = Memory(1_000, 2_000, 3_000, 4_000, activations=5_000, operators=6_000, host=70_000)
+    text = message("Rank 0 has run out of memory", MemoryError(), planned, ["use less"], torch.device("cpu"))
+    assert (
+        "is expected to take 91.0 kB (parameters 1.00 kB, gradients 2.00 kB, optimizer 73.0 kB, buffers 4.00 kB, "
+        "activations 5.00 kB, operators 6.00 kB), beside what libraries need. To take less, use less."
+    ) in text
 
 
 def limited(rank: int) -> None:

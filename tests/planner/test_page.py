@@ -4,14 +4,19 @@ import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from colonnade.config.schema import Config, RunConfig
+from colonnade.drawing.scale import short
 from colonnade.errors import ConfigError
 from colonnade.planner import page_memory, page_time
+from colonnade.planner.cost import Cost
 from colonnade.planner.estimate import estimate
 from colonnade.planner.hardware import hardware
+from colonnade.planner.operators import Operator
 from colonnade.planner.page import Plan, _spans, of_search, page, path_of, walks_of
 from colonnade.planner.pipeline import plan_pipeline
 from colonnade.planner.ranks import plan_run
@@ -94,6 +99,14 @@ def test_the_roofline_holds_each_product_below_the_roof() -> None:
             assert each.rate <= min(found.peak, each.intensity * cost.bandwidth) * (1 + 1e-9), each.name
     counted = sum(each.count for each in page_time.alike(found.walks[0].operators, cost))
     assert counted == len(list(found.walks[0].operators))
+
+
+def test_operators_that_wait_for_memory_move_as_much_as_it_can_however_often_they_run() -> None:
+    cost = Cost(A100)
+    sums = [Operator("add", 0, 10**15, "float32")] * 96
+    found: Any = SimpleNamespace(cost=cost, peak=1.0, walks={0: SimpleNamespace(operators=sums)})
+    words = Reader(page_time.roofline(found, 0)).text
+    assert "add, float32 96 " in words and words.endswith(f" 100% memory {short(cost.bandwidth)}B/s")
 
 
 @pytest.mark.slow

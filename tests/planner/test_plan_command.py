@@ -71,6 +71,14 @@ def test_json_is_one_object_and_nothing_else(
     assert all({flow["axis"] for flow in kind["traffic"]} >= {"pp"} for kind in found["ranks"])
 
 
+def test_copies_make_up_the_ranks_that_are_asked_for_whatever_the_file_has(
+    config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(config).write_text(CONFIG.replace("pp = 4", "pp = 2, dp = 2"))
+    assert run(monkeypatch, config, "--ranks", "8", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["num_ranks"] == 8
+
+
 def test_the_vocabulary_has_to_be_known(
     config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,6 +93,8 @@ def test_the_vocabulary_has_to_be_known(
     ("arguments", "words"),
     [
         (["parallel.pp=9"], "8 units"),
+        (["--ranks", "3"], "--ranks 3 is no multiple of parallel.tp × parallel.pp = 1 × 4. Use 4, or other sizes"),
+        (["parallel.dp=2", "--ranks", "9"], "= 1 × 4. Use 8 or 12, or other sizes"),
         (["--output", "schedule.png"], "Use a name that ends in .svg"),
         (["parallel.cuts=[4,4]", "parallel.pp=2", "parallel.cuts=[4,3]"], "sums to 7"),
     ],

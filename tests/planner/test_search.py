@@ -19,7 +19,7 @@ from colonnade.planner.cost import Cost
 from colonnade.planner.estimate import estimate
 from colonnade.planner.hardware import hardware
 from colonnade.planner.ranks import largest, plan_run
-from colonnade.planner.search import Search, confirmed, refusal, search
+from colonnade.planner.search import Candidate, Confirmed, Search, confirmed, refusal, search
 from colonnade.planner.search_report import as_json, as_text, refuse_empty, write
 from colonnade.planner.unit_times import unit_costs
 from tests.parity.runs import Case, Way, configured
@@ -144,6 +144,15 @@ def test_the_real_program_confirms_the_best(tmp_path: Path) -> None:
     assert load(tmp_path / "best.toml").parallel == best.candidate.config.parallel
     with pytest.raises(ConfigError, match="a search writes a configuration"):
         write(best.candidate.config, tmp_path / "best.svg")
+
+
+def test_every_layout_that_was_tried_fits_or_cannot_be_or_takes_more() -> None:
+    one = Candidate(config(), 1.0, 1_000, {"products": 1.0})
+    some = Search(2_000.0, [one], one, tried=20, refused={"too long": 3, "too wide": 5})
+    text = as_text(some, Confirmed(one, estimate(config(), 64, A100, every_rank=False), 1), A100, None)
+    first, *reasons = text.splitlines()[:3]
+    assert first.endswith(": 1 fit into 2.00 kB, 8 cannot be, 11 take more.")
+    assert reasons == ["  5: too wide", "  3: too long"]
 
 
 def test_the_real_program_has_to_fit_what_was_asked_for() -> None:
