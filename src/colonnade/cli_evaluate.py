@@ -34,7 +34,9 @@ Window = Annotated[
 ]
 Stride = Annotated[
     int | None,
-    typer.Option(help="Tokens that the window moves; only these are scored. Unset: a whole window; of wikitext103 32."),
+    typer.Option(
+        help="Tokens that the window moves; only these are scored. Unset: a whole window; of wikitext103 32.", min=1
+    ),
 ]
 Variant = Annotated[
     str | None,

@@ -6,7 +6,7 @@ import pytest
 
 from colonnade.architecture.huggingface.families import model_of
 from colonnade.architecture.huggingface.keys import Refused
-from tests.convert.published import MODELS, classes
+from tests.convert.published import LLAMA, LLAMA3, MODELS, YARN, classes
 
 hub = pytest.importorskip("huggingface_hub")
 
@@ -106,6 +106,29 @@ def test_neox_turns_the_share_that_its_file_says_wherever(inside: bool) -> None:
     (whole["rope_parameters"] if inside else whole)["partial_rotary_factor"] = 0.75
     found = described(whole)
     assert not isinstance(found, str) and found["rotary"]["share"] == 0.75
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [{"rope_theta": 5000.0}, {"rope_theta": 5000.0, "rope_type": "linear", "factor": 2.0}, LLAMA3, YARN],
+    ids=["default", "linear", "llama3", "yarn"],
+)
+def test_rotary_positions_are_written_for_versions_before_5_of_transformers_too(rope: Content) -> None:
+    """Which know no rope_parameters, and read what stands beside them."""
+    family, model = model_of({"model_type": "llama", **LLAMA, "rope_parameters": rope})
+    content = {"model_type": "llama", **family.write(model)}
+    whole = described(content)
+    assert isinstance(whole, dict) and whole["rotary"]["base"] == 5000.0
+    del content["rope_parameters"]
+    assert described(content) == whole
+
+
+def test_a_t5_that_says_nothing_of_its_output_layer_has_its_token_table_there() -> None:
+    """As the first were published; of later files one of two keys says it."""
+    content = {key: value for key, value in MODELS["t5"][1].items() if key != "tie_word_embeddings"}
+    found, theirs = described({"model_type": "t5", **content}), completed("t5", content)
+    assert isinstance(found, dict) and found["tie_embeddings"] is True
+    assert theirs is not None and found == described(theirs)
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,15 @@ def test_large_vocabularies_take_int32(tmp_path: Path, tokenizer: Tokenizer) -> 
     assert (file.dtype, file.document(0)[-1]) == (np.dtype("int32"), 70_000)
 
 
+def test_the_list_of_rejected_lines_replaces_no_input(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    path = jsonl(tmp_path / "a.rejected.jsonl", "One.", "Two.")
+    before = path.read_bytes()
+    for inputs in ([path], [tmp_path]):
+        with pytest.raises(DataError, match=r"writes .*a\.rejected\.jsonl, which is read here"):
+            tokenize_files(inputs, tmp_path / "a", tokenizer, overwrite=True, progress=False)
+    assert files(tmp_path) == {path.name} and path.read_bytes() == before
+
+
 def test_nothing_to_tokenize(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "a.jsonl").write_text('{"body": "x"}\n{"text": ""}\n')
     with pytest.raises(DataError, match=r"1 line rejected, 1 empty document. The first: .*line 1: no key 'text'"):

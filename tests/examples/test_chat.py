@@ -109,17 +109,19 @@ def test_a_conversation_that_begins_with_an_answer_has_an_empty_first_sequence(t
 
 
 def test_tools_and_calls_of_them_are_written_down_as_transformers_does(tmp_path: Path) -> None:
-    """A message that calls a tool may have no text."""
+    """A message that calls a tool may have no text, and be the only answer."""
     text = CHATML.replace("message.content", "(message.content or message.tool_calls | tojson)")
     folder = folder_of(tmp_path / "t", "{%- if tools %}{{- tools | tojson + '\n' }}{%- endif %}" + text)
     tools = [{"type": "function", "function": {"name": "city", "description": "Tells which city it is."}}]
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "city", "arguments": {}}}]}
     talk = [TALK[0], call, {"role": "tool", "content": "Paris"}, TALK[1]]
-    chat, file = chat_of(folder), jsonl(tmp_path / "a.jsonl", {"messages": talk, "tools": tools}, {"messages": talk})
+    talks = [(talk, tools), (talk, None), (talk[:2], None)]
+    records = [{"messages": messages, "tools": known} for messages, known in talks]
+    chat, file = chat_of(folder), jsonl(tmp_path / "a.jsonl", *records)
     make_examples(ChatFormat(chat.template), [file], tmp_path / "out", chat.tokenizer)
     tokens, published = TokenFile(tmp_path / "out"), theirs(folder)
-    for number, known in enumerate((tools, None)):
-        expected = published.apply_chat_template(talk, tools=known, return_dict=True)["input_ids"]
+    for number, (messages, known) in enumerate(talks):
+        expected = published.apply_chat_template(messages, tools=known, return_dict=True)["input_ids"]
         assert tokens.document(number).tolist() == expected
 
 

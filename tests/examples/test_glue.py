@@ -71,6 +71,12 @@ def test_test_sets_have_no_labels(tmp_path: Path) -> None:
     assert list(FORMATS["mnli"].read(path)) == [Texts(("A dog ran.", "A dog."), ())]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_row_may_end_with_an_empty_column(end: str, tmp_path: Path) -> None:
+    path = written(tmp_path, f"id\tquestion1\tquestion2{end}9\tA film?\tA book?{end}3\tA dog?\t{end}")
+    assert list(FORMATS["qqp"].read(path)) == [Texts(("A film?", "A book?"), ()), Texts(("A dog?", ""), ())]
+
+
 @pytest.mark.parametrize(
     ("task", "row", "reason"),
     [
@@ -117,6 +123,14 @@ def test_reads_json_of_records(tmp_path: Path) -> None:
     assert [row.line for row in broken[1:]] == [2, 3]
     with pytest.raises(DataError, match=r"e.json, line 2: no JSON"):
         list(FORMATS["mnli"].read(written(tmp_path, '{"0":\n oops}', "e.json")))
+
+
+def test_the_list_of_rows_that_are_left_out_replaces_no_input(words: Tokenizer, tmp_path: Path) -> None:
+    path = written(tmp_path, json.dumps({"sentence": "fine", "label": 1}) + "\n", "sst.rejected.jsonl")
+    before = path.read_bytes()
+    with pytest.raises(DataError, match=r"writes .*sst\.rejected\.jsonl, which is read here"):
+        make_examples(FORMATS["sst2"], [path], tmp_path / "sst", words)
+    assert path.read_bytes() == before
 
 
 def test_a_document_is_an_example_and_its_last_sequence_the_label(words: Tokenizer, tmp_path: Path) -> None:

@@ -112,13 +112,17 @@ def test_files_that_are_no_squad_are_refused(content: str, message: str, tmp_pat
     assert not list(tmp_path.glob("out*"))
 
 
-def test_an_output_that_would_replace_its_input_is_refused(tmp_path: Path, words: Tokenizer) -> None:
-    """The .json beside a token file is not the .json that is read."""
+def test_an_output_that_would_replace_its_input_is_refused(
+    tmp_path: Path, words: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The .json beside a token file is not the .json that is read, by whichever path each is named."""
     path = squad_file(tmp_path, asked("what ran?", ("dog", 4)))
     before = path.read_bytes()
-    with pytest.raises(DataError, match=r"writes .*squad.json, which is read here"):
-        make_examples(FORMATS["squad"], [path], tmp_path / "squad", words, overwrite=True)
-    assert path.read_bytes() == before
+    monkeypatch.chdir(tmp_path)
+    for output in (tmp_path / "squad", Path("squad")):
+        with pytest.raises(DataError, match=r"writes .*squad.json, which is read here"):
+            make_examples(FORMATS["squad"], [path], output, words, overwrite=True)
+        assert path.read_bytes() == before
 
 
 def test_a_context_without_tokens_is_left_out(tmp_path: Path, words: Tokenizer) -> None:

@@ -190,6 +190,14 @@ def test_folders_that_are_not_all_there(copied: Callable[[str], Path], tmp_path:
     assert "--ckpt-convert-format torch" in said(tmp_path, where)
 
 
+def test_folders_of_two_checkpoints(copied: Callable[[str], Path], tmp_path: Path) -> None:
+    """Saved with pipeline parallelism and without: which one is meant is unknown."""
+    where = copied("four")
+    for rank in ("mp_rank_00", "mp_rank_01"):
+        shutil.copytree(where / f"{rank}_000", where / rank)
+    assert f"{where} has mp_rank_XX and mp_rank_XX_YYY: those of two checkpoints" in said(tmp_path, where)
+
+
 @pytest.mark.parametrize("kept", [0, 100, 5000, -30])
 def test_files_that_are_cut_off(kept: int, copied: Callable[[str], Path], tmp_path: Path) -> None:
     file = copied("one") / "mp_rank_00" / FILE

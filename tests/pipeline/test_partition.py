@@ -137,6 +137,30 @@ def test_virtual_stages_are_dealt_round_the_stages() -> None:
     assert [[unit.name for unit in chunk] for chunk in second] == [["blocks.1", "blocks.2"], ["blocks.5", "head"]]
 
 
+@pytest.mark.parametrize(
+    ("tied", "parallel", "tokens", "encoder", "decoder"),
+    [
+        (True, ParallelConfig(pp=4), (0, 2, 3), (0, 1), (2, 3)),
+        (False, ParallelConfig(pp=4), (0, 2), (0, 1), (2, 3)),
+        (True, ParallelConfig(pp=4, cuts=(2, 1, 1, 4)), (0, 3), (0, 1, 2), None),
+        (True, ParallelConfig(pp=2, virtual_stages=2, schedule="interleaved"), (0, 1), (0, 1), (0, 1)),
+        (True, ParallelConfig(), None, None, None),
+    ],
+)
+def test_every_stage_whose_units_need_a_shared_table_holds_it(
+    tied: bool,
+    parallel: ParallelConfig,
+    tokens: tuple[int, ...] | None,
+    encoder: tuple[int, ...] | None,
+    decoder: tuple[int, ...] | None,
+) -> None:
+    """Of a T5: three embeddings and blocks, three blocks, two blocks. None: one stage needs it alone."""
+    architecture = architecture_of(ModelConfig(kind="t5", num_layers=3, num_decoder_layers=2, tie_embeddings=tied), 100)
+    found = partition.holders(architecture, partition.chunks(architecture, parallel), parallel.pp)
+    expected = {"embedding.tokens": tokens, "encoder.positions": encoder, "decoder.positions": decoder}
+    assert found == {bucket: stages for bucket, stages in expected.items() if stages is not None}
+
+
 def test_explicit_cuts_are_taken_as_they_are() -> None:
     found = chunks(ModelConfig(num_layers=6), ParallelConfig(pp=3, cuts=(1, 6, 1)), 100)
     assert found == [["embedding"], [f"blocks.{layer}" for layer in range(6)], ["head"]]

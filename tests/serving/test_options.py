@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -113,6 +114,20 @@ def test_what_is_measured_on_what(
     monkeypatch.chdir(tmp_path)
     found = list(measurement_problems(Measurement(data=data, part=part, stride=stride, samples=samples)))
     assert len(found) == len(said) and all(text in problem for text, problem in zip(said, found, strict=True))
+
+
+@pytest.mark.parametrize("stride", [0, -3])
+def test_a_window_moves_by_a_token_or_more(stride: int, tmp_path: Path) -> None:
+    answer = here("evaluate", tmp_path, "squad", "--data", "dev.json", "--stride", stride)
+    assert answer.status == 2 and "Invalid value for '--stride'" in answer.err, answer
+
+
+def test_an_overlap_is_that_of_a_text_file(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.bin"
+    tokens.touch()
+    for text in (Measurement(part="test"), Measurement(data=str(tokens.with_suffix("")))):
+        (problem,) = measurement_problems(replace(text, overlap=("run",)))
+        assert problem == "--overlap compares the words of a text file with a corpus. Name one with --data."
 
 
 def test_data_that_is_not_there_is_told_before_torch_is_imported(finished: Finished) -> None:

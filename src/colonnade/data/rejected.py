@@ -10,6 +10,8 @@ from types import TracebackType
 from typing import IO, Self
 
 from colonnade.corpus.documents import Rejected
+from colonnade.data.sidecar import sidecar_path
+from colonnade.errors import DataError
 
 _EXAMPLES = 10
 
@@ -17,6 +19,15 @@ _EXAMPLES = 10
 def rejected_path(prefix: str | Path) -> Path:
     """Where the rejected lines of a prefix are listed, one JSON object a line: file, line, reason."""
     return Path(f"{prefix}.rejected.jsonl")
+
+
+def check_inputs(prefix: str | Path, inputs: Iterable[Path]) -> None:
+    """Raises DataError if one of the inputs is a file that is written beside the token file."""
+    written = [own for own in (sidecar_path(prefix), rejected_path(prefix)) if own.exists()]
+    for path in inputs:
+        for own in written:
+            if path.samefile(own):
+                raise DataError(f"--output {prefix} writes {own}, which is read here. Choose another output.")
 
 
 class RejectedList:

@@ -29,7 +29,7 @@ from colonnade.config.numbers import counted, size_of_text
 from colonnade.corpus.documents import Chunk, Rejected, chunks, look_at, parse
 from colonnade.data.indexed import bin_path, idx_path, smallest_dtype
 from colonnade.data.parallel import ordered_map
-from colonnade.data.rejected import RejectedList, rejected_path
+from colonnade.data.rejected import RejectedList, check_inputs, rejected_path
 from colonnade.data.segments import Encoded, Segment, SegmentFolder, SegmentHeader, append
 from colonnade.data.sentences import split_sentences
 from colonnade.data.sidecar import Sidecar, sidecar_path
@@ -105,10 +105,11 @@ def tokenize_files(
     `append_end`: put the end-of-document id behind each document. `sentences`: store each sentence as a sequence of its
     own, as BERT samples need it. A run that was stopped or killed goes on where it was when it is started again with
     the same inputs, tokenizer and options.
-    Raises DataError, with nothing written, for inputs that are missing or without a single document; LockError where
-    another run is writing the same output.
+    Raises DataError, with nothing written, for inputs that are missing, without a single document, or written over by
+    the output; LockError where another run is writing the same output.
     """
     found, prefix = look_at(inputs), str(output_prefix)
+    check_inputs(prefix, found.files)
     making = _Making(
         prefix=prefix,
         paths=found.files,

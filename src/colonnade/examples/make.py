@@ -12,8 +12,8 @@ import numpy as np
 from colonnade.config.numbers import counted
 from colonnade.corpus.documents import Rejected
 from colonnade.data.indexed import bin_path, idx_path, smallest_dtype
-from colonnade.data.rejected import RejectedList, rejected_path
-from colonnade.data.sidecar import Sidecar, sidecar_path
+from colonnade.data.rejected import RejectedList, check_inputs, rejected_path
+from colonnade.data.sidecar import Sidecar
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.data.writer import TokenFileWriter, check_prefix
 from colonnade.errors import DataError
@@ -72,9 +72,7 @@ def make_examples(
     if present and not overwrite:
         raise DataError(f"{' and '.join(present)} exist already. Choose another output, or pass --overwrite.")
     paths = _inputs(format, [Path(file) for file in files])
-    own = sidecar_path(prefix)
-    if any(own.exists() and path.samefile(own) for path in paths):
-        raise DataError(f"--output {prefix} writes {own}, which is read here. Choose another output.")
+    check_inputs(prefix, paths)
     place = Path(prefix)
     with locked(place.parent, f"colonnade data examples --output {prefix}", name=f"{place.name}.lock"):
         return _write(format, paths, prefix, tokenizer)
