@@ -219,10 +219,11 @@ Job = tuple[Case, Way]
 
 def configured(case: Case, way: Way) -> Config:
     """The configuration that trains this case in this way."""
+    running_text = case.model.kind == "gpt" and case.model.head == "pretraining"  # other samples have no documents
     return Config(
         model=case.model,
         parallel=way.parallel,
-        data=DataConfig(train="unused", documents=case.documents),
+        data=DataConfig(train="unused", documents=case.documents if running_text else "joined"),
         train=TrainConfig(
             steps=STEPS,
             global_batch_size=case.global_batch_size,
