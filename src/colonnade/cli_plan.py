@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from colonnade.cli_data import AsJson
+from colonnade.config.numbers import either, multiples_around
 from colonnade.errors import ConfigError
 from colonnade.garbage import imports_stay
 
@@ -98,10 +99,9 @@ def _copies(config: Path, overrides: list[str], ranks: int | None) -> list[str]:
     parallel = load_for_plan(config, [*overrides, "parallel.dp=1"]).parallel
     dp, rest = divmod(ranks, parallel.num_ranks)
     if rest or not dp:
-        sizes = dict.fromkeys((max(1, dp) * parallel.num_ranks, (dp + 1) * parallel.num_ranks))
         raise ConfigError(
             f"--ranks {ranks} is no multiple of parallel.tp × parallel.pp = {parallel.tp} × {parallel.pp}. Use "
-            f"{' or '.join(map(str, sizes))}, or other sizes of these."
+            f"{either(*multiples_around(ranks, parallel.num_ranks))}, or other sizes of these."
         )
     return [f"parallel.dp={dp}"]
 

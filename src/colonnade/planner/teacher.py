@@ -9,6 +9,8 @@ from colonnade.architecture.parts import trained_architecture
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import Config, ParallelConfig
 from colonnade.errors import ColonnadeError
+from colonnade.model.precision import DTYPES
+from colonnade.model.transformer import residual_dtype
 from colonnade.pipeline.partition import chunks, chunks_of_stage
 from colonnade.planner.memory import Memory
 from colonnade.planner.stand_in import Device
@@ -70,9 +72,8 @@ def _states(config: Config, model: ModelConfig | None, vocab_size: int, stage: i
     held = {unit.layer for units in every for unit in units}
     layers = sum(layer in held for layer in config.distillation.student_layers)
     sequences = config.train.micro_batch_size * config.model.sequences
-    width = BYTES[config.train.precision]
-    stream = max(width, 4) if model.fp32_residual else width
-    return layers * sequences * config.model.seq_length * model.hidden_size * stream
+    width = residual_dtype(DTYPES[config.train.precision], model.fp32_residual).itemsize
+    return layers * sequences * config.model.seq_length * model.hidden_size * width
 
 
 def _model(path: Path) -> ModelConfig | None:
