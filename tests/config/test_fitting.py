@@ -1,12 +1,14 @@
 """The best layout for the ranks that are left: one that the checks admit, with the same batch, and with its reasons."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colonnade.config.check import check
 from colonnade.config.fitting import fitting, speed, state_share
-from colonnade.config.load import build, loads
+from colonnade.config.load import apply_, build, loads
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
 
@@ -66,8 +68,8 @@ def test_what_goes_on_a_command_line() -> None:
     found = fitting(whole, 1)
     assert found.overrides(whole) == ["parallel.tp=1", "parallel.dp=1"]
     assert fitting(whole, 4).overrides(whole) == []
-    even = "pp=3\ncuts=[1,1,4]"
-    assert "parallel.pp=2" in fitting(config(even), 2).overrides(config(even))
+    cut = config("pp=3\ncuts=[1,1,4]")
+    assert fitting(cut, 2).overrides(cut) == ["parallel.pp=2", "parallel.cuts=[]"], "the cuts are those of 3 stages"
 
 
 def test_micro_batches_shrink_where_they_must() -> None:
@@ -78,7 +80,7 @@ def test_micro_batches_shrink_where_they_must() -> None:
 
 @st.composite
 def configs(draw: st.DrawFn) -> Config:
-    content = {
+    content: dict[str, Any] = {
         "model": {
             "num_layers": draw(st.integers(1, 8)),
             "hidden_size": 48,
@@ -104,6 +106,10 @@ def configs(draw: st.DrawFn) -> Config:
         "optim": {"learning_rate": 1e-3},
         "run": {"folder": "r"},
     }
+    parallel, units = content["parallel"], content["model"]["num_layers"] + 2
+    chunks = parallel["pp"] * parallel.get("virtual_stages", 1)
+    if draw(st.booleans()) and chunks <= units:
+        parallel["cuts"] = [1] * (chunks - 1) + [units - chunks + 1]
     try:
         return build(content, [], source="test")
     except ConfigError:
@@ -124,6 +130,9 @@ def test_it_always_fits(whole: Config, ranks: int) -> None:
     assert now.train.global_batch_size == whole.train.global_batch_size
     assert now.train.micro_batch_size <= whole.train.micro_batch_size
     assert now.model == whole.model and now.optim == whole.optim and now.data == whole.data
+    content = whole.model_dump(exclude_none=True)
+    problems = [problem for override in found.overrides(whole) for problem in apply_(content, override)]
+    assert build(content, problems, source="test") == now
     if ranks >= whole.parallel.num_ranks:
         assert now == whole
     fewer = fitting(whole, max(1, ranks - 1)).config

@@ -86,9 +86,10 @@ def test_the_command(config: Path, tmp_path: Path) -> None:
 
 
 ASKED_TO_LEAVE = r"""
-sleep 0.1
-kill -USR1 $PPID  # the script, as Slurm does before the time is over
-until [ -e "$RUN/leave" ]; do sleep 0.01; done
+until [ -e "$RUN/leave" ]; do
+  kill -USR1 $PPID  # the script, as Slurm does before the time is over; bash may miss one just before it waits
+  sleep 0.1
+done
 sleep 0.2  # ranks that save: the script waits for them
 echo '{"run": "7.0", "status": 99, "why": ""}' > "$RUN/ended.json"
 exit 1

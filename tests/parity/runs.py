@@ -176,7 +176,7 @@ class Way:
     schedule: Literal["naive", "gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
     virtual_stages: int = 1
     partition: Literal["layers", "parameters"] = "layers"
-    cuts: tuple[int, ...] | None = None
+    cuts: tuple[int, ...] = ()
     sequence_parallel: bool = False
     zero: Literal[0, 1, 2, 3] = 0
     recompute: Literal["none", "selective", "full"] = "none"

@@ -33,7 +33,7 @@ def cuts_fit(config: Config) -> Messages:
     """Explicit cuts name every unit once."""
     parallel, units = config.parallel, config.model.num_units
     chunks = parallel.pp * parallel.virtual_stages
-    if parallel.cuts is None:
+    if not parallel.cuts:
         return
     if len(parallel.cuts) != chunks:
         yield (

@@ -16,11 +16,12 @@ from fractions import Fraction
 from typing import Any
 
 from colonnade.config.check import check
+from colonnade.config.describe import as_toml
 from colonnade.config.numbers import divisors
 from colonnade.config.schema import Config
 
 OPTIMIZER = 2  # of a weight's state, in units of the weight: the two moments
-KEYS = ("tp", "pp", "dp", "schedule", "virtual_stages")
+KEYS = ("tp", "pp", "dp", "schedule", "virtual_stages", "cuts")
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Fit:
     def overrides(self, before: Config) -> list[str]:
         """What turns `before` into it, on a command line."""
         now, then = self.config.parallel, before.parallel
-        changed = [f"parallel.{key}={getattr(now, key)}" for key in KEYS if getattr(now, key) != getattr(then, key)]
+        different = [key for key in KEYS if getattr(now, key) != getattr(then, key)]
+        changed = [f"parallel.{key}={as_toml(getattr(now, key))}" for key in different]
         micro = self.config.train.micro_batch_size
         return changed + [f"train.micro_batch_size={micro}"] * (micro != before.train.micro_batch_size)
 
@@ -100,9 +102,9 @@ def _admitted(config: Config, tp: int, pp: int, dp: int, every: Sequence[Config]
     """Configurations of this layout that pass all checks, the nearest to the given one first; as `every` does on it."""
     wanted, train = config.parallel, config.train
     sizes: dict[str, Any] = {"tp": tp, "pp": pp, "dp": dp}
-    ways: list[dict[str, Any]] = [sizes if pp == wanted.pp else {**sizes, "cuts": None}]
+    ways: list[dict[str, Any]] = [sizes if pp == wanted.pp else {**sizes, "cuts": ()}]
     if wanted.virtual_stages > 1:
-        ways.append({**ways[0], "cuts": None, "schedule": "1f1b", "virtual_stages": 1})
+        ways.append({**ways[0], "cuts": (), "schedule": "1f1b", "virtual_stages": 1})
     whole = divisors(train.global_batch_size // dp)
     micro_batches = [size for size in reversed(whole) if size <= train.micro_batch_size]
     for way in ways:

@@ -70,9 +70,9 @@ class ParallelConfig(Section):
     partition: Literal["layers", "parameters", "flops"] = "layers"
     """What is spread evenly over the stages: layers counts blocks, and the embedding and the head as one each;
     parameters counts their weights (memory), flops their arithmetic (time)."""
-    cuts: Sizes | None = None
+    cuts: Sizes = ()
     """[units] Explicit cuts in place of partition: the number of units (embedding, blocks, head) of each chunk in the
-    order of the model, pp × virtual_stages numbers."""
+    order of the model, pp × virtual_stages numbers. Empty: as partition says."""
     sequence_parallel: bool = False
     """Cut the residual stream along the sequence over tp between the layers: less memory for activations, the same
     bytes sent. tp divides seq_length."""

@@ -23,7 +23,7 @@ def chunks(architecture: Architecture, parallel: ParallelConfig) -> list[list[Un
     Raises LayoutError where there are fewer units than chunks, or the cuts do not fit.
     """
     units, num_chunks = list(architecture.units), parallel.pp * parallel.virtual_stages
-    if parallel.cuts is not None:
+    if parallel.cuts:
         counts = list(parallel.cuts)
         _refuse_other_cuts(counts, num_chunks, len(units))
     else:

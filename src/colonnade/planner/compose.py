@@ -83,7 +83,7 @@ class Composer:
         """The keys of each way to spread the units over the stages that differs from those before."""
         parallel, seen = config.parallel, set[tuple[int, ...]]()
         for partition in PARTITIONS:
-            keys = {"partition": partition, "cuts": None}
+            keys = {"partition": partition, "cuts": ()}
             counts = self._counts(config.model_copy(update={"parallel": parallel.model_copy(update=keys)}))
             if counts not in seen:
                 seen.add(counts)
@@ -95,8 +95,8 @@ class Composer:
     def _counts(self, config: Config) -> tuple[int, ...]:
         """Units of each chunk."""
         parallel = config.parallel
-        if parallel.cuts is not None:
-            return tuple(parallel.cuts)
+        if parallel.cuts:
+            return parallel.cuts
         key = "counts", parallel.pp, parallel.virtual_stages, parallel.partition
         return self._once(key, lambda: tuple(map(len, chunks(self.architecture, parallel))))
 

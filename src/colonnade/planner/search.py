@@ -144,7 +144,7 @@ def candidates(config: Config, composer: Composer, num_ranks: int) -> Iterator[C
                     yield from _pipelines(base, composer, pp, units)
 
 
-PLAIN = {"schedule": "1f1b", "virtual_stages": 1, "partition": "layers", "cuts": None}
+PLAIN = {"schedule": "1f1b", "virtual_stages": 1, "partition": "layers", "cuts": ()}
 """How a pipeline is run and cut, unless others are tried."""
 
 

@@ -99,7 +99,7 @@ def layout_in_words(each: Candidate) -> str:
     parts += [f"{chosen['virtual_stages']} virtual stages"] * (chosen["virtual_stages"] > 1)
     parts += ["zero bubble"] * (chosen["schedule"] == "zero_bubble")
     parts += [f"cut by {chosen['partition']}"] * (chosen["partition"] != "layers")
-    parts += ["cut by time"] * (chosen["cuts"] is not None)
+    parts += ["cut by time"] * bool(chosen["cuts"])
     parts += [f"ZeRO {chosen['zero']}"] * bool(chosen["zero"])
     parts += [f"recompute {chosen['recompute']}"] * (chosen["recompute"] != "none")
     parts += ["sequence parallelism"] * chosen["sequence_parallel"] + ["offload"] * chosen["offload"]

@@ -78,7 +78,7 @@ def _widths(model: ModelConfig, heads: int, cut: int) -> dict[str, int]:
 
 def _layers(num_layers: int, layouts: Sequence[ParallelConfig]) -> int:
     """Blocks for every chunk, of which the embedding and the head fill two, and for groups to recompute."""
-    if any(parallel.cuts is not None for parallel in layouts):
+    if any(parallel.cuts for parallel in layouts):
         return num_layers
     chunks = max((parallel.pp * parallel.virtual_stages for parallel in layouts), default=1)
     group = max((parallel.recompute_every for parallel in layouts), default=1)
