@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Without bytecode of all modules, which takes longer than the rest: Python keeps that of what it imports.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 # Four tests at a time on two cores: many start ranks of their own, which wait for one another half of the time.
 TESTS := $(BIN)/python -m pytest -n 4

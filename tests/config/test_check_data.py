@@ -155,6 +155,11 @@ def test_one_problem_in_words(problems: Problems, overrides: tuple[str, ...], me
             "data.blend names no token file: there is nothing to train on. Give it at least one, with a number.",
         ),
         (
+            ('data.blend={"https://h/a?key=1" = 1, "https://h/a?key=2" = 3}',),
+            "data.blend has 2 files that are 'https://h/a?key=…' once credentials are hidden, as they are in all that "
+            "a run stores: it could not tell them apart. Give them names that differ in something else.",
+        ),
+        (
             ("data.blend_by=temperature",),
             'data.blend_by = "temperature" needs data.temperature. Set it to 1 or more; 3 is common for languages.',
         ),

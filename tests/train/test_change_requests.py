@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from colonnade.config.load import load
+from colonnade.errors import hidden
 from colonnade.train.change import BLEND, Change, as_it_began, earlier_blends, in_force
 from colonnade.train.change_requests import CHANGES, Decided, Line, ask, lines_of
 from colonnade.train.corpus import curriculum_of
@@ -55,6 +56,19 @@ def test_behind_a_curriculum_a_blend_changes_at_the_sample_of_its_step(config: P
     values, was = {BLEND: {str(corpus.prefix): 3.0, "more": 3.0}}, {BLEND: began.data.blend}
     change = Change(at=6, values=values, was=was, line="1", position=curriculum_of(began).steps(6))
     assert earlier_blends(began, [change]) == [(12, began.data.blend)], "4 + 2 × 4"
+
+
+def test_the_number_of_a_file_changes_that_is_named_with_credentials(config: Path, corpus: TinyCorpus) -> None:
+    """A request has its name without them, and the run reads it with them."""
+    url = "s3://me:s3cr3t@bucket/more"
+    blend = f'blend = {{"{corpus.prefix}" = 1.0, "{url}" = 3.0}}'
+    config.write_text(config.read_text().replace(f'train = "{corpus.prefix}"', blend))
+    began = load(config)
+    line = Line("a", json.dumps({"change": {BLEND: {hidden(url): 2.0}}}), is_whole=True)
+    (change,) = Decided().with_line(line, began, 3).changes
+    now = in_force(began, [change.model_copy(update={"position": 12})])
+    assert now.data.blend == {str(corpus.prefix): 1.0, url: 2.0} and "s3cr3t" not in change.model_dump_json()
+    assert as_it_began(now, [change]) == began
 
 
 def test_a_line_is_known_by_the_same_name_when_others_have_come(tmp_path: Path) -> None:

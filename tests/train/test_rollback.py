@@ -12,16 +12,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from colonnade.checkpoint.folders import discard_after
 from colonnade.config.load import load
 from colonnade.launch import launch
 from colonnade.lock import locked
+from colonnade.mesh.mesh import Mesh
 from colonnade.train import loop, rollbacks
+from colonnade.train.corpus import open_corpus
 from colonnade.train.divergence import Rollback
+from colonnade.train.recovery import restore
 from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.run_folder import ROLLBACKS, checkpoints
-from colonnade.train.state import learning_rate_of
+from colonnade.train.state import build_state, learning_rate_of
+from colonnade.train.undo import return_to_newest
 from tests.commands import Answer, colonnade, forked, here
 from tests.runs import Finished, assert_same, events, metrics, saved_steps, snapshot, tensors
 from tests.slow import first_fast
@@ -187,6 +192,25 @@ def test_a_restart_before_the_divergence_sees_it_alike(config: Path, tmp_path: P
     answer = train(config, run, *more, first=spiked)
     assert answer.status == 0 and "It returns to step_00000008" in answer.out, answer
     assert_same(run, whole)
+
+
+def test_moments_of_weights_that_were_frozen_in_the_checkpoint_begin_at_zero_again(
+    config: Path, tmp_path: Path
+) -> None:
+    """It has none of them, and those of steps that are undone are nan."""
+    frozen = 'parts.frozen=["embedding*", "blocks.0.*"]'
+    assert forked("train", config, "train.steps=2", "optim.decay_steps=6", frozen).status == 0
+    settings, monitor = load(config), SimpleNamespace(go_back=lambda step: None)
+    corpus = open_corpus(settings)
+    started, diverged = (build_state(settings, Mesh(), corpus.vocab_size, torch.device("cpu")) for _ in range(2))
+    restore(started, settings, corpus)
+    for kept in diverged.optimizer_state:
+        for moment in kept.values():
+            moment.fill_(math.nan)
+    return_to_newest(diverged, settings, corpus, monitor)  # type: ignore[arg-type]
+    assert diverged.step == 2
+    for bucket, ours, theirs in zip(started.buckets, diverged.optimizer_state, started.optimizer_state, strict=True):
+        assert all(torch.equal(ours[name], moment) for name, moment in theirs.items()), bucket.name
 
 
 @pytest.mark.slow

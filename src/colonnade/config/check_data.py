@@ -1,8 +1,10 @@
 """Data that does not go together, and what does: checks of [data] and [curriculum]. Pure."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from colonnade.config.schema import Config
+from colonnade.errors import hidden
 
 Messages = Iterator[str]
 
@@ -32,6 +34,16 @@ def blend_keys_go_together(config: Config) -> Messages:
             f'data.temperature = {data.temperature} has no effect with data.blend_by = "{data.blend_by}". Leave it '
             'out, or use blend_by = "temperature".'
         )
+
+
+def files_of_a_blend_are_told_apart(config: Config) -> Messages:
+    """By the names under which they are stored, without credentials."""
+    for name, count in Counter(map(hidden, config.data.blend or ())).items():
+        if count > 1:
+            yield (
+                f"data.blend has {count} files that are {name!r} once credentials are hidden, as they are in all that "
+                "a run stores: it could not tell them apart. Give them names that differ in something else."
+            )
 
 
 def epochs_of_a_blend(config: Config) -> Messages:
@@ -148,6 +160,7 @@ def phases_fill_interleaved_rounds(config: Config) -> Messages:
 DATA_CHECKS: tuple[tuple[tuple[str, ...], Callable[[Config], Messages]], ...] = (
     (("data.train", "data.blend"), one_kind_of_training_data),
     (("data.blend", "data.blend_by", "data.temperature"), blend_keys_go_together),
+    (("data.blend",), files_of_a_blend_are_told_apart),
     (("data.blend", "data.blend_by", "data.order", "data.epochs"), epochs_of_a_blend),
     (("data.packing", "data.documents"), packing_keeps_documents_apart),
     (("data.packing", "data.too_long"), only_wholes_are_too_long),
