@@ -65,8 +65,9 @@ def reason(error: BaseException, url: str) -> str:
     """What a library says, without the credentials of the URL, which it may have taken apart."""
     text = str(error) or type(error).__name__
     for secret in credentials_in(url):
-        for spelling in (secret, unquote(secret), quote(secret, safe="")):
-            text = text.replace(spelling, HIDDEN)
+        for known in (secret, unquote(secret)):
+            for spelling in (known, quote(known), quote(known, safe="")):
+                text = text.replace(spelling, HIDDEN)
     return text
 
 

@@ -36,14 +36,16 @@ def test_keys_and_values_of_a_decoder_read_what_the_encoder_has_read() -> None:
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
 def test_modules_have_the_adapters_that_are_stated(tp_size: int) -> None:
-    """Keys and values of two groups, which four ranks all have whole, their adapter too."""
+    """Keys and values of two groups, which four ranks all have whole, their adapter too: each uses a part."""
     grouped = ModelConfig(num_layers=1, hidden_size=16, num_heads=4, num_key_value_heads=2, seq_length=8)
     stated = with_adapters(architecture_of(grouped, 40), LoraConfig(rank=2, targets=("*",)))
     model = GPT(grouped, 40, Parallel(Axis("tp", tp_size, tp_size - 1)))
     model.train_as(stated)
     found = {
-        f"{bucket}.{place.name}": tuple(place.parameter.shape)
+        f"{bucket}.{place.name}": (tuple(place.parameter.shape), place.is_partial)
         for bucket, places in model.placements().items()
         for place in places
     }
-    assert found == {name: weight.local_shape(tp_size) for name, weight in stated.weights().items()}
+    assert found == {
+        name: (weight.local_shape(tp_size), weight.is_shared(tp_size)) for name, weight in stated.weights().items()
+    }

@@ -10,7 +10,7 @@ from colonnade import storage
 from colonnade.checkpoint.names import MANIFEST
 from colonnade.checkpoint.stored import Stored, digest
 from colonnade.errors import ConfigError
-from colonnade.storage import below, no_folder
+from colonnade.storage import below, no_folder, reason
 from tests.commands import here
 from tests.storages import FaultyStorage, MemoryFileSystem, emptied
 
@@ -112,6 +112,13 @@ def test_who_claims_it_last_has_it() -> None:
     assert first.is_claimed(word)
     other = second.claim()
     assert second.is_claimed(other) and not first.is_claimed(word)
+
+
+@pytest.mark.parametrize("url", ["s3://KEY:{}@bucket/run", "https://host/run?secret={}"])
+@pytest.mark.parametrize("given", ["ab/cd+ef", "ab%2Fcd%2Bef", "ab%2Fcd+ef"])
+@pytest.mark.parametrize("told", ["ab/cd+ef", "ab%2Fcd%2Bef", "ab/cd%2Bef"])
+def test_a_reason_hides_a_secret_whether_or_not_it_is_percent_encoded(url: str, given: str, told: str) -> None:
+    assert reason(OSError(f"403: {told} is no key"), url.format(given)) == "403: … is no key"
 
 
 def test_what_cannot_be_used_is_refused() -> None:

@@ -432,6 +432,19 @@ def test_what_is_compared_connects_all_that_is_alike(buckets: list[list[set[int]
     assert groups_of(matcher.pairs) == expected.sets()
 
 
+@pytest.mark.parametrize(("similarity", "whole", "part"), [(0.55, 100, 55), (0.56, 25, 14), (0.68, 75, 51)])
+def test_a_part_of_just_the_similarity_counts_where_floats_say_a_little_more(
+    similarity: float, whole: int, part: int
+) -> None:
+    """0.56 of 25 shingles are 14.000000000000002."""
+    assert similarity * whole > part
+    sets = [set(range(part)), set(range(whole))]
+    matcher = matching.Matcher(Shingles(sets, 0), similarity)  # type: ignore[arg-type]
+    matcher.add([0, 1])
+    assert matcher.pairs == [(0, 1, similarity)]
+    assert matching.likely_pairs([np.array(sorted(each), np.uint64) for each in sets], similarity) == [(0, 1)]
+
+
 def test_of_those_that_share_a_rare_shingle_the_first_and_the_ones_before_are_likely() -> None:
     sets = [np.array([1, 1_000 + n, 2_000 + n], np.uint64) for n in range(2 * matching.NEIGHBOURS)]
     near = range(1, matching.NEIGHBOURS + 1)

@@ -87,6 +87,17 @@ def test_taking_weights_over_changes_no_number() -> None:
     assert all(torch.equal(a, b) for a, b in zip(gpt.parameters(), fresh.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("zero", STAGES)
+def test_masters_of_16_bits_begin_as_the_weights_of_fp32_do(zero: int, dtype: torch.dtype) -> None:
+    """To the bit: only what the layers multiply with is rounded."""
+    for dp in dp_ranks(2):
+        _, narrow = flat_model(storage(dtype, zero), dp=dp)
+        _, exact = flat_model(storage(torch.float32, zero), dp=dp)
+        for mine, theirs in zip(narrow, exact, strict=True):
+            assert torch.equal(mine.master, theirs.master) and torch.equal(mine.shard, theirs.shard.to(dtype))
+
+
 # --- slices -----------------------------------------------------------------------------------------------------------
 
 

@@ -67,6 +67,13 @@ def test_the_nucleus_is_the_smallest_set(weights: list[float], top_p: float) -> 
     assert falling[: size - 1].sum() <= top_p * total * (1 + 1e-12)
 
 
+def test_the_nucleus_is_that_of_the_tokens_which_top_k_has_left() -> None:
+    """The first has 4/10 of all, and 4/7 of the likeliest two."""
+    logits = np.log([0.4, 0.3, 0.2, 0.1])
+    assert np.count_nonzero(probabilities(logits, Sampling(top_p=0.5))) == 2
+    assert np.count_nonzero(probabilities(logits, Sampling(top_p=0.5, top_k=2))) == 1
+
+
 def test_a_probability_of_one_keeps_every_token() -> None:
     logits = np.array([0.0, -50.0, -700.0])  # their sum is 1 after the first already, in float64
     assert np.count_nonzero(probabilities(logits, Sampling(top_p=1.0))) == 3

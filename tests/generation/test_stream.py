@@ -57,6 +57,16 @@ def test_the_end_of_document_is_no_text() -> None:
     assert [(delta.text, delta.end) for delta in deltas] == [("a", None), ("", "stop")]
 
 
+def test_every_text_shows_control_tokens_that_are_asked_for() -> None:
+    """As of a T5 that fills in the spans of several prompts."""
+    tokenizer = train_bpe(["the cat and the hat"], 270, sentinels=2)
+    first, second = (tokenizer.id_of(f"<extra_id_{number}>") for number in range(2))
+    assert first is not None and second is not None
+    tokens = [first, *tokenizer.encode("a"), second]
+    deltas = stream_text(as_generated(tokens) + as_generated(tokens, 1), tokenizer, skip_special=False)
+    assert [delta.text for delta in deltas] == ["<extra_id_0>", "a", "<extra_id_1>"] * 2
+
+
 def test_prompts() -> None:
     assert TOKENIZER.decode(prompt_tokens(TOKENIZER, "the cat")) == "the cat"
     assert prompt_tokens(TOKENIZER, "") == [TOKENIZER.end_of_document]

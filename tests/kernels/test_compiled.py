@@ -25,6 +25,8 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 DTYPES = (BF16, FP16, FP32)
 SIZES = [(1, 2, 1), (37, 101, 65), (64, 384, 1000), (300, 97, 513), (65, 1025, 70), (130, 64, 32)]
 """m, k, n: below and above a block and a tile, odd depths, one column."""
+DEEP = (33, 8705, 20)
+"""m, k, n: threads share the depth."""
 
 
 @pytest.fixture
@@ -76,7 +78,7 @@ def test_numbers_that_lie_once_for_many_rows_are_multiplied_too() -> None:
         assert error(total, left.double() @ right.double()) < 1e-6
 
 
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("sizes", [*SIZES, DEEP], ids=str)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.usefixtures("loaded")
@@ -102,15 +104,17 @@ def test_products_are_summed_in_fp32_however_their_matrices_lie(
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("sizes", [(200, 1100, 300), DEEP], ids=str)
 @pytest.mark.usefixtures("units")
-def test_products_do_not_depend_on_the_number_of_threads() -> None:
+def test_products_do_not_depend_on_the_number_of_threads(sizes: tuple[int, int, int]) -> None:
+    m, k, n = sizes
     generator, before = torch.Generator().manual_seed(0), torch.get_num_threads()
-    a, b = (torch.randn(*shape, generator=generator).to(BF16) for shape in ((200, 1100), (1100, 300)))
+    a, b = (torch.randn(*shape, generator=generator).to(BF16) for shape in ((m, k), (k, n)))
     found: list[Tensor] = []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append(torch.empty(200, 300))
+            found.append(torch.empty(m, n))
             compiled.product_(found[-1], a, b, add=False)
     finally:
         torch.set_num_threads(before)

@@ -43,6 +43,16 @@ def test_the_ledger_tells_what_a_step_sends() -> None:
     assert ledger.least_of_steps() == {"tp": 10}
 
 
+@pytest.mark.parametrize("sizes", [(10,), (25, 10)])
+def test_the_last_step_of_a_run_counts_too(sizes: tuple[int, ...]) -> None:
+    """No other begins behind it."""
+    ledger = paper_mesh(Layout(tp=2), 0).ledger
+    for step, size in enumerate(sizes, 1):
+        ledger.begin_step(step)
+        ledger.bytes["all_reduce", "tp"] += size
+    assert ledger.least_of_steps() == {"tp": 10}
+
+
 def test_what_is_sent_before_the_first_step_is_no_steps() -> None:
     """While the state is built, and by an evaluation at the start, which is step 0."""
     ledger = paper_mesh(Layout(tp=2), 0).ledger

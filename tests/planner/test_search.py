@@ -117,6 +117,16 @@ def test_memory_is_near_that_of_the_ranks(schedule: str, virtual_stages: int) ->
     assert planned.activations > 0.6 * planned.total and composed == pytest.approx(planned.total, rel=0.25)
 
 
+def test_computing_layers_again_takes_longer_and_keeps_less_of_the_same_layout() -> None:
+    composer = Composer(config(), 64, Cost(A100))
+    plain, again = (
+        config().model_copy(update={"parallel": config().parallel.model_copy(update={"recompute": recompute})})
+        for recompute in ("none", "full")
+    )
+    (seconds, memory, _), (longer, less, _) = composer.compose(plain), composer.compose(again)
+    assert longer > seconds and less < memory
+
+
 def test_units_of_a_decoder_hand_on_their_own_stream_alone() -> None:
     """What the encoder has made passes through them, and is there once."""
     t5 = configured(Case(drop=0.0, block="t5", precision="bf16"), Way(micro_batch_size=1))

@@ -5,18 +5,26 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from colonnade.config.model import ModelConfig
+from colonnade.data.example_dataset import PairTokens
+from colonnade.data.question_windows import Windows
 from colonnade.errors import DataError
-from colonnade.mesh.mesh import Axis
-from colonnade.model.bert_spans import span_losses
+from colonnade.evaluation.progress import Progress
+from colonnade.evaluation.questions import Logits, Prepared, logits_of
+from colonnade.examples.squad import Question
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Axis, Mesh, build_mesh
+from colonnade.model.bert_spans import SpanBERT, span_losses
 from colonnade.pipeline.chunk import Chunk
-from colonnade.pipeline.inference import Inference, ResidentWeights
+from colonnade.pipeline.inference import Inference, ResidentWeights, on_one_stage
 from colonnade.tasks.spans import FoundSpans, SpanBatch, Spans
 from colonnade.tensor_parallel.parallel import Parallel
 from tests.commands import forked, here
+from tests.distributed import run_on_ranks
 from tests.runs import assert_near, metrics
 from tests.slow import first_fast
 from tests.tasks.examples import write_examples
@@ -129,11 +137,16 @@ def test_what_is_refused(questions: Path, tmp_path: Path) -> None:
 MODEL = ModelConfig(kind="bert", head="spans", num_layers=1, hidden_size=8, num_heads=2, seq_length=8)
 
 
-def test_a_batch_that_counts_nothing_changes_no_evaluation() -> None:
-    """A rank that has run out of windows reads the first ones again while another goes on."""
-    built, weights = Spans().build(MODEL, 12, Parallel(Axis("tp")), None).double(), ResidentWeights()
+def drawn_model() -> SpanBERT:
+    built = Spans().build(MODEL, 12, Parallel(Axis("tp")), None).double()
     for parameter in built.parameters():
         torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
+    return built
+
+
+def test_a_batch_that_counts_nothing_changes_no_evaluation() -> None:
+    """A rank that has run out of windows reads the first ones again while another goes on."""
+    built, weights = drawn_model(), ResidentWeights()
     first, second = (Spans().random_batch(MODEL, size, 12, separate_documents=False) for size in (3, 2))
 
     def evaluated(*batches: SpanBatch) -> FoundSpans:
@@ -145,6 +158,33 @@ def test_a_batch_that_counts_nothing_changes_no_evaluation() -> None:
     found = evaluated(first, second)
     assert found.samples == 5 and found.loss > 0.1
     assert evaluated(first, second, first.uncounted()) == found
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_two_ranks_read_every_window_however_many_batches_there_are(batch_size: int) -> None:
+    """Five windows of one question: 5, 3 and 2 batches."""
+    model, text = drawn_model(), np.arange(3, 11)
+    question = Question(Path("dev.json"), 1, "q", "", "", None)
+    places = np.stack([np.arange(8), np.arange(1, 9)], axis=1)
+    asked = Prepared(question, np.array([11]), text, places, Windows(1).ranges(1, len(text), MODEL.seq_length))
+    assert len(asked.windows) == 5
+
+    def read(mesh: Mesh) -> Logits:
+        return logits_of(
+            model,
+            [asked],
+            control=PairTokens(0, 1, 2),
+            mesh=mesh,
+            hidden=on_one_stage(model, model.architecture.units).hidden,
+            length=MODEL.seq_length,
+            batch_size=batch_size,
+            progress=Progress("windows", shown=False),
+        )
+
+    alone = read(Mesh())
+    assert (alone != 0).all()
+    for found in run_on_ranks(lambda rank, num_ranks: read(build_mesh(Layout(dp=num_ranks), rank)), 2):
+        np.testing.assert_allclose(found, alone, rtol=1e-10, atol=1e-12)
 
 
 def test_an_evaluation_of_nothing_is_refused() -> None:

@@ -48,6 +48,15 @@ def test_the_learning_rate_has_all_that_the_configuration_says() -> None:
     assert [rate(step) for step in (10, 16)] == [5.0, 2.0], "train.steps, where nothing is said"
 
 
+@pytest.mark.parametrize(("start", "middle"), [(20, 25), (5, 22)])
+def test_behind_a_second_warm_up_the_decay_begins_where_the_configuration_says(start: int, middle: int) -> None:
+    """Where that is over by then, with the end of the warm-up."""
+    given = {"learning_rate": 8.0, "min_learning_rate": 2.0, "warmup_steps": 0, "decay_steps": 30, "decay": "linear"}
+    rate = learning_rate_of(having(CONFIG, "optim", **given, decay_start=start, rewarm_at=10, rewarm_steps=4))
+    steps = (11, 12, 14, max(14, start), middle, 30)
+    assert [rate(step) for step in steps] == [3.5, 5.0, 8.0, 8.0, 5.0, 2.0]
+
+
 @pytest.mark.parametrize(
     ("precision", "reduce_precision", "dtype", "wire"),
     [

@@ -69,6 +69,12 @@ class Run:
         """Whole checkpoints in the storage."""
         return [step for step, whole in Stored(URL).steps().items() if whole]
 
+    def record(self, step: int, target: Path) -> str:
+        """The metrics that lie beside a checkpoint in the storage."""
+        self.stored.get(step, {RECORD: 0}, target)
+        unpack(target / RECORD, target)
+        return (target / "metrics.jsonl").read_text()
+
 
 @pytest.fixture
 def run(corpus: TinyCorpus, tmp_path: Path) -> Run:
@@ -233,6 +239,36 @@ def test_the_record_is_put_beside_no_checkpoint_that_is_not_there(run: Run) -> N
     going._there[6] = str(going._digest(6))
     going._refresh(run.stored)
     assert run.stored.steps() == {6: False}
+
+
+def test_the_record_beside_the_newest_follows_though_an_older_one_is_uploaded_meanwhile(
+    run: Run, tmp_path: Path
+) -> None:
+    run.save(2, 4)
+    with run.uploads():
+        await_(lambda: run.there() == [4])
+    lines, going = '{"step": 4}\n', run.uploads(keep_every=2)
+
+    def before(operation: str, path: str) -> None:
+        if operation == "put" and path.endswith("step_00000002/a.distcp"):
+            (run.folder / "metrics.jsonl").write_text(lines)
+            going.wake(refresh=True)
+
+    FaultyStorage.before = staticmethod(before)
+    with going:
+        await_(going._is_done)
+        assert run.there() == [2, 4] and run.record(4, tmp_path) == lines
+
+
+def test_a_record_that_could_not_be_replaced_is_put_again(run: Run, tmp_path: Path) -> None:
+    """As often as it takes: until then nothing works again."""
+    run.save(2)
+    with run.uploads() as going:
+        await_(going._is_done)
+        (run.folder / "metrics.jsonl").write_text('{"step": 2}\n')
+        left = fail("put", 2 * storage.ATTEMPTS, RECORD)
+    assert left == [0] and len(run.told.of("upload failed")) == len(run.told.of("upload works again")) == 1
+    assert run.record(2, tmp_path) == '{"step": 2}\n'
 
 
 def test_a_failure_is_said_once_and_so_is_its_end(run: Run) -> None:

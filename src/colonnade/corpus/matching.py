@@ -103,7 +103,7 @@ class Matcher:
         self.num_compared += 1
         one, other = self._index.shingles(first), self._index.shingles(second)
         found = 0.0
-        if min(len(one), len(other)) >= self._similarity * max(len(one), len(other)):  # else they cannot be
+        if min(len(one), len(other)) >= least(self._similarity, max(len(one), len(other))):  # else they cannot be
             found = jaccard(one, other)
         if found >= self._similarity:
             self.pairs.append((first, second, found))
@@ -135,6 +135,11 @@ def similar_pairs(
     return matcher.pairs, matcher.num_compared
 
 
+def least(similarity: float, count: int) -> int:
+    """How many of so many shingles others have to share. As floats, 0.56 of 25 are 14.000000000000002, and not 15."""
+    return math.ceil(round(similarity * count, 6))
+
+
 def likely_pairs(sets: Sequence[Hashes], similarity: float) -> list[tuple[int, int]]:
     """Places of sets (each sorted) that share rare members, the later one rising, those that share the most first.
     Equal sets are paired with the first of them only."""
@@ -148,7 +153,7 @@ def likely_pairs(sets: Sequence[Hashes], similarity: float) -> list[tuple[int, i
             pairs.append((same, place))
             continue
         order = np.argsort(counts[members % np.uint64(_COUNTERS)], kind="stable")
-        rare.append(members[order[: len(members) - math.ceil(similarity * len(members)) + 1]])
+        rare.append(members[order[: len(members) - least(similarity, len(members)) + 1]])
         places.append(place)
     if not rare:
         return pairs

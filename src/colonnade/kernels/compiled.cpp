@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <cstring>
 #include <ctime>
+#include <memory>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -28,6 +29,8 @@ namespace {
 using at::Tensor;
 
 constexpr int64_t ROWS = 64, COLUMNS = 512, DEPTH = 512;  // of a block: 512 × 512 packed numbers are half an L2 cache
+constexpr int64_t PARTS = 16;  // of the depth of a product, where it is many times
+constexpr int64_t DEEP = 16;   // as long as the sides
 #ifdef __AVX512F__
 constexpr int64_t VECTOR = 64;  // [bytes] of a register
 #else
@@ -335,25 +338,48 @@ class PackedRows {
   std::vector<float> wide_;
 };
 
-// total[rows, columns] = a b, or += a b: the part of one thread.
+// total[rows, columns] = a b over some depth, or += a b: the part of one thread.
 template <typename T, typename M>
 void product_of(const Matrix<Number<T>>& a, const Matrix<Number<T>>& b, float* total, int64_t stride, Range rows,
-                Range columns, int64_t depth, bool add, int64_t width) {
-  Panels<T, M> panels(std::min(DEPTH, depth), std::min(COLUMNS, columns.size()), width ? width : panel_width<M>());
+                Range columns, Range depth, bool add, int64_t width) {
+  Panels<T, M> panels(std::min(DEPTH, depth.size()), std::min(COLUMNS, columns.size()),
+                      width ? width : panel_width<M>());
   PackedRows<T, M> packed;
   for (int64_t j = columns.begin; j < columns.end; j += COLUMNS) {
     const Range across{j, std::min(j + COLUMNS, columns.end)};
-    for (int64_t k = 0; k < depth; k += DEPTH) {
-      const Range deep{k, std::min(k + DEPTH, depth)};
+    for (int64_t k = depth.begin; k < depth.end; k += DEPTH) {
+      const Range deep{k, std::min(k + DEPTH, depth.end)};
       panels.pack(b, deep, across);
       for (int64_t i = rows.begin; i < rows.end; i += ROWS) {
         const Range some{i, std::min(i + ROWS, rows.end)};
         panels.times(some.size(), across.size(), padded<M>(deep.size()), packed.of(a, some, deep),
-                     total + i * stride + j, stride, add || k > 0, true);
+                     total + i * stride + j, stride, add || k > depth.begin, true);
       }
     }
   }
   release<M>();
+}
+
+// As product_of all, in parts of the depth, which threads share: none reads what another reads of a or b. The parts' sums are
+// added in their order, and how many there are does not depend on the number of threads: nor does a bit.
+template <typename T, typename M>
+void product_over_depth(const Matrix<Number<T>>& a, const Matrix<Number<T>>& b, float* total, int64_t stride, Range rows,
+                        Range columns, int64_t depth, bool add, int64_t width) {
+  const int64_t blocks = (depth + DEPTH - 1) / DEPTH, size = rows.size() * columns.size();
+  const auto sums = std::make_unique_for_overwrite<float[]>((PARTS - 1) * size);
+  at::parallel_for(0, PARTS, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t part = begin; part < end; ++part) {
+      const Range mine{part * blocks / PARTS * DEPTH, std::min((part + 1) * blocks / PARTS * DEPTH, depth)};
+      float* to = part ? sums.get() + (part - 1) * size : total;
+      product_of<T, M>(a, b, to, part ? columns.size() : stride, rows, columns, mine, add && part == 0, width);
+    }
+  });
+  at::parallel_for(0, rows.size(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t part = 1; part < PARTS; ++part)
+      for (int64_t i = begin; i < end; ++i)
+        for (int64_t j = 0; j < columns.size(); ++j)
+          total[i * stride + j] += sums[(part - 1) * size + i * columns.size() + j];
+  });
 }
 
 template <typename T>
@@ -365,15 +391,17 @@ Matrix<Number<T>> matrix_of(const Tensor& x) {
 template <typename T>
 void product(const Tensor& left, const Tensor& right, float* total, int64_t stride, bool add, int64_t width) {
   const auto a = matrix_of<T>(left), b = matrix_of<T>(right);
-  const int64_t rows = left.size(0), columns = right.size(1), depth = left.size(1);
-  const bool over_rows = rows >= columns;  // threads share the longer side: what each packs is its own
-  const int64_t length = over_rows ? rows : columns;
-  const int64_t share = std::max(ROWS, (length + at::get_num_threads() - 1) / at::get_num_threads());
+  const Range rows{0, left.size(0)}, columns{0, right.size(1)}, depth{0, left.size(1)};
+  const bool over_rows = rows.size() >= columns.size();  // threads share the longer side: what each packs is its own
+  const int64_t length = std::max(rows.size(), columns.size()), threads = at::get_num_threads();
   with_types<T>([&]<typename M>(T, M) {
-    at::parallel_for(0, length, share, [&](int64_t begin, int64_t end) {
-      const Range mine{begin, end}, all_rows{0, rows}, all_columns{0, columns};
-      product_of<T, M>(a, b, total, stride, over_rows ? mine : all_rows, over_rows ? all_columns : mine, depth, add,
-                       width);
+    if (depth.size() >= std::max(DEEP * length, PARTS * DEPTH)) {
+      product_over_depth<T, M>(a, b, total, stride, rows, columns, depth.size(), add, width);
+      return;
+    }
+    at::parallel_for(0, length, std::max(ROWS, (length + threads - 1) / threads), [&](int64_t begin, int64_t end) {
+      const Range mine{begin, end};
+      product_of<T, M>(a, b, total, stride, over_rows ? mine : rows, over_rows ? columns : mine, depth, add, width);
     });
   });
 }

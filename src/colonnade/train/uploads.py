@@ -234,7 +234,9 @@ class Uploads:
         self._tell(EVENT, step=step, checkpoint=folder.name, url=stored.url, bytes=num_bytes, seconds=seconds)
 
     def _put_record(self, stored: Stored, step: int) -> None:
-        packed, self._refreshes = self._run / f".{RECORD}.partial", False
+        packed = self._run / f".{RECORD}.partial"
+        if step == newest_step(checkpoints(self._run)):
+            self._refreshes = False
         try:
             pack(self._run, packed)
             stored.put_record(step, packed)
