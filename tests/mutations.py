@@ -3894,6 +3894,27 @@ MUTATIONS = [
         "return *_kind(config), self._held(config)",
         ("tests/planner/test_search.py",),
     ),
+    Mutation(
+        "a layout for fewer ranks keeps the cuts of the larger one on its command line",
+        "config/fitting.py",
+        '"schedule", "virtual_stages", "cuts")',
+        '"schedule", "virtual_stages")',
+        ("tests/config/test_fitting.py",),
+    ),
+    Mutation(
+        "two files of a blend may have one stored name",
+        "config/check_data.py",
+        "hidden, config.data.blend or ())).items():\n        if count > 1:",
+        "hidden, config.data.blend or ())).items():\n        if count > 2:",
+        ("tests/config/test_check_data.py",),
+    ),
+    Mutation(
+        "pairs of just the similarity are not compared where floats round it up",
+        "corpus/matching.py",
+        "math.ceil(round(similarity * count, 6))",
+        "math.ceil(similarity * count)",
+        ("tests/corpus/test_duplicates.py",),
+    ),
 ]
 
 
