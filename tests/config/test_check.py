@@ -74,13 +74,13 @@ Problems = Callable[..., list[str]]
         ),
         (
             ("parallel.pp=2", "parallel.cuts=[1, 1, 2]"),
-            "parallel.cuts has 3 numbers, but there are parallel.pp × parallel.virtual_stages = 2 × 1 = 2 chunks. Give "
-            "2 numbers that sum to 4.",
+            "parallel.cuts has 3 numbers, but parallel.pp × parallel.virtual_stages = 2 × 1 = 2: a number for each "
+            "chunk. Give 2 numbers, 4 in all.",
         ),
         (
             ("parallel.pp=2", "parallel.cuts=[1, 2]"),
             "parallel.cuts = [1, 2] sums to 3, but the model has 4 units: 2 blocks, the embedding and the head. Give 2 "
-            "numbers that sum to 4.",
+            "numbers, 4 in all.",
         ),
         (
             ("parallel.pp=2", "parallel.virtual_stages=2"),

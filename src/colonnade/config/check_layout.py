@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from colonnade.config.model import ModelConfig
-from colonnade.config.numbers import divisors, either, multiples_around, nearest_divisors, one_of
+from colonnade.config.numbers import counted, divisors, either, multiples_around, nearest_divisors, one_of
 from colonnade.config.schema import Config
 
 Messages = Iterator[str]
@@ -35,15 +35,16 @@ def cuts_fit(config: Config) -> Messages:
     chunks = parallel.pp * parallel.virtual_stages
     if not parallel.cuts:
         return
+    needed = f"Give {counted(chunks, 'number')}, {units} in all."
     if len(parallel.cuts) != chunks:
         yield (
-            f"parallel.cuts has {len(parallel.cuts)} numbers, but there are parallel.pp × parallel.virtual_stages = "
-            f"{parallel.pp} × {parallel.virtual_stages} = {chunks} chunks. Give {chunks} numbers that sum to {units}."
+            f"parallel.cuts has {counted(len(parallel.cuts), 'number')}, but parallel.pp × parallel.virtual_stages = "
+            f"{parallel.pp} × {parallel.virtual_stages} = {chunks}: a number for each chunk. {needed}"
         )
     elif sum(parallel.cuts) != units:
         yield (
             f"parallel.cuts = {list(parallel.cuts)} sums to {sum(parallel.cuts)}, but the model has {units} units: "
-            f"{units_in_words(config.model)}. Give {chunks} numbers that sum to {units}."
+            f"{units_in_words(config.model)}. {needed}"
         )
 
 
