@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from colonnade.checkpoint.folders import publish, tidy
+from colonnade.checkpoint.folders import publish, set_aside_damaged, tidy
 from colonnade.checkpoint.names import checkpoints_in
 
 
@@ -30,6 +30,15 @@ def test_the_newest_so_many_stay(tmp_path: Path, keep: int, before: int) -> None
     tidy(tmp_path, keep, none)
     assert list(checkpoints_in(tmp_path)) == [*steps, 99][-keep:]
     assert all(path.name.startswith("step_") for path in tmp_path.iterdir())
+
+
+def test_what_was_damaged_before_makes_room_for_what_is_damaged_now(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        make(tmp_path, 10)
+        (tmp_path / "step_00000010" / name).touch()
+        aside = set_aside_damaged(tmp_path / "step_00000010")
+        assert [path.name for path in aside.iterdir()] == [name]
+    assert list(tmp_path.iterdir()) == [aside] and not list(checkpoints_in(tmp_path))
 
 
 def test_what_is_written_again_stays_though_it_is_old(tmp_path: Path) -> None:

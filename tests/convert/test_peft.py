@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from colonnade.huggingface.peft import _scale as scale
 from colonnade.mesh.mesh import Mesh
 from colonnade.serving.trained import open_trained
 from tests.commands import here
@@ -47,6 +48,12 @@ def adapted(folder: Path, name: str = "llama") -> Any:
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.2
     twin.save_pretrained(folder / "adapters")
     return twin
+
+
+def test_a_pattern_is_for_whole_parts_of_a_name() -> None:
+    content = {"lora_alpha": 8, "alpha_pattern": {"o": 32}}
+    assert scale(content, "decoder.block.0.SelfAttention.o", 4) == 8.0
+    assert scale(content, "decoder.block.0.DenseReluDense.wo", 4) == 2.0
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -172,6 +172,15 @@ def test_a_zip_bomb_is_left(tmp_path: Path, run: Run, monkeypatch: pytest.Monkey
     assert "bomb" in result.dropped("read")[0]["detail"]
 
 
+def test_what_is_long_in_a_zip_file_and_not_dense_is_no_bomb(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("colonnade.corpus.streams.BOMB_BYTES", 1000)
+    with zipfile.ZipFile(tmp_path / "in.zip", "w") as archive:
+        archive.writestr("long.txt", "word " * 400 + "end")
+    assert run(tmp_path / "in.zip").texts() == ["word " * 400 + "end"]
+
+
 @pytest.mark.parametrize(("count", "max_expansion", "kept"), [(8, 100, 0), (40, 100_000, 40)], ids=["less", "more"])
 def test_how_far_a_file_may_expand_is_the_recipes(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, count: int, max_expansion: int, kept: int
@@ -184,6 +193,21 @@ def test_how_far_a_file_may_expand_is_the_recipes(
     assert len(result.texts()) == kept
     told = [] if kept else [f"expands more than {max_expansion:,}-fold: a decompression bomb"]
     assert [entry["detail"].partition(";")[0] for entry in result.dropped("read")] == told
+
+
+def test_rows_behind_a_row_group_that_is_too_long_keep_their_numbers(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("colonnade.corpus.formats._GROUP_BYTES", 1000)
+    with pq.ParquetWriter(tmp_path / "in.parquet", pa.schema({"text": pa.string()})) as file:
+        for texts in (["x" * 2000, "y"], ["one", None]):
+            file.write_table(pa.table({"text": texts}, schema=pa.schema({"text": pa.string()})))
+    result = run(tmp_path / "in.parquet")
+    assert result.texts() == ["one"]
+    assert [(entry["reason"], entry["line"]) for entry in result.dropped("read")] == [
+        ("too long", 1),
+        ("'text' is no text", 4),
+    ]
 
 
 def test_parquet_and_its_damage(tmp_path: Path, run: Run) -> None:

@@ -97,6 +97,7 @@ def test_it_answers_as_the_harness_own_model_does(ours: ColonnadeLM, hf: Any) ->
 def test_a_text_ends_before_the_first_of_its_ends() -> None:
     assert cut_at_first("one two three", ["three", "", "two", "four"]) == "one "
     assert cut_at_first("one two three", ["four"]) == "one two three"
+    assert cut_at_first("one two three", ["one"]) == ""
 
 
 @pytest.mark.parametrize(("given", "expected"), [({}, -1), ({"prefix_token_id": 0}, 0), ({"prefix_token_id": 7}, 7)])

@@ -76,9 +76,9 @@ def test_every_command_that_runs_a_model_says_with_how_many_threads(
 
 
 def test_prompts_of_a_file_are_its_lines(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes("one \u2028still\r\n\n  two".encode())
+    (tmp_path / "a.txt").write_bytes("one \u2028still\r\n\n  two \r\n".encode())
     (tmp_path / "a.jsonl").write_text('{"prompt": "x\\ny", "id": 3}\n{"prompt": ""}\n')
-    assert read_prompts(tmp_path / "a.txt") == ["one \u2028still", "  two"]
+    assert read_prompts(tmp_path / "a.txt") == ["one \u2028still", "  two "]
     assert read_prompts(tmp_path / "a.jsonl") == ["x\ny", ""]
 
 

@@ -135,12 +135,13 @@ def test_a_run_that_is_asked_to_stop_ends_when_it_has_saved(config: Path, tmp_pa
     assert "Saving at step 3 has failed" in answer.out and saved_steps(tmp_path / "run") == [2, 3]
 
 
+def full(path: Path, line: Any, *, whole: bool = False) -> None:
+    """`lines.append` on a full disk."""
+    raise lines.unwritable(path, OSError(errno.ENOSPC, "No space")) from OSError(errno.ENOSPC, "No space")
+
+
 def test_lines_wait_while_a_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, append = tmp_path / "metrics.jsonl", lines.append
-
-    def full(path: Path, line: Any, *, whole: bool = False) -> None:
-        raise lines.unwritable(path, OSError(errno.ENOSPC, "No space")) from OSError(errno.ENOSPC, "No space")
-
     patient = Lines(patient=True)
     assert patient.write(path, {"step": 1}) == ""
     monkeypatch.setattr(lines, "append", full)
@@ -153,6 +154,16 @@ def test_lines_wait_while_a_disk_is_full(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(lines, "append", append)
     patient.check()
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
+
+
+def test_a_disk_that_is_full_again_is_told_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patient, told = Lines(patient=True), []
+    for step, is_full in enumerate([True, False, True, True, False]):
+        with monkeypatch.context() as patched:
+            if is_full:
+                patched.setattr(lines, "append", full)
+            told.append(bool(patient.write(tmp_path / "metrics.jsonl", {"step": step})))
+    assert told == [True, False, True, False, False]
 
 
 def test_threads_write_each_line_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
