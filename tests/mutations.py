@@ -3978,6 +3978,27 @@ MUTATIONS = [
         "(at := text.find(end)) > 0",
         ("tests/lm_eval/test_model.py",),
     ),
+    Mutation(
+        "the .gz files of a cleaned corpus carry the time of their writing",
+        "corpus/write.py",
+        'gzip.GzipFile("", "wb", 6, raw, mtime=0)',
+        'gzip.GzipFile("", "wb", 6, raw)',
+        ("tests/corpus/test_write.py",),
+    ),
+    Mutation(
+        "a named file that was edited to other content of the same size counts as the same run",
+        "corpus/plan.py",
+        "[file.name, file.stat().st_size, file.stat().st_mtime_ns]",
+        "[file.name, file.stat().st_size]",
+        ("tests/corpus/test_plan.py",),
+    ),
+    Mutation(
+        "a RACE question with an empty answer, or with several letters, gets the first of them as its label",
+        "examples/race.py",
+        " or answer not in _LETTERS or len(answer) != 1)",
+        " or answer not in _LETTERS)",
+        ("tests/examples/test_race.py",),
+    ),
 ]
 
 

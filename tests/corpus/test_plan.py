@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,20 @@ def test_a_named_file_that_changes_makes_another_run_and_what_is_beside_it_does_
     (tmp_path / f"{name}.bak").write_text("an older list")
     assert make_plan(recipe).identity == before
     path.write_text("spam.example\nmore.example\n")
+    assert make_plan(recipe).identity != before
+
+
+def test_a_named_file_that_was_edited_and_is_as_long_as_before_makes_another_run(
+    tmp_path: Path, write_lines: Callable[..., Path]
+) -> None:
+    path = tmp_path / "list.txt"
+    path.write_text("spam.example\n")
+    os.utime(path, (1, 1))
+    recipe = make_recipe(
+        write_lines("in.jsonl", ["a"]), folder=tmp_path / "out", filter={"min_tokens": 0, "remove_urls": [str(path)]}
+    )
+    before = make_plan(recipe).identity
+    path.write_text("scam.example\n")
     assert make_plan(recipe).identity != before
 
 

@@ -69,6 +69,12 @@ def test_formats(run: Run, write_lines: Any, compression: str) -> None:
     assert "metadata" not in without.rows()[0]
 
 
+def test_a_gz_file_does_not_tell_when_it_was_written(run: Run, write_lines: Any) -> None:
+    """A recipe gives the same bytes at any time: the four that gzip has for the time are zero."""
+    result = run(write_lines("in.jsonl", ["one", "two"]), write={"compression": "gz"})
+    assert (result.folder / "train" / "00000.jsonl.gz").read_bytes()[4:8] == bytes(4)
+
+
 def test_the_summary_has_every_reason(run: Run, write_lines: Any) -> None:
     """Two reasons of one step, each with its count."""
     lines = write_lines("in.jsonl", ["a b c", {"x": 1}, {"text": 5}, {"text": 6}, {"text": "d e f"}])

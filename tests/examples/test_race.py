@@ -1,0 +1,48 @@
+"""Questions of RACE: both layouts, where an option stands in a question, and answers that are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colonnade.corpus.documents import Rejected
+from colonnade.examples.format import Texts
+from colonnade.examples.formats import FORMATS
+
+OPTIONS = ["a dog", "a film", "a book", "a hill"]
+
+
+def found(folder: Path, suffix: str, *asked: tuple[str, Any]) -> list[Texts | Rejected]:
+    """What is read of questions about one passage, each with its answer."""
+    path = folder / f"rows{suffix}"
+    if suffix == ".jsonl":
+        rows = [
+            {"article": "A dog ran. ", "question": each, "options": OPTIONS, "answer": answer} for each, answer in asked
+        ]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        questions, answers = ([each[place] for each in asked] for place in range(2))
+        columns = {"questions": questions, "options": [OPTIONS] * len(asked), "answers": answers}
+        path.write_text(json.dumps({"article": "A dog ran. ", **columns}))
+    return list(FORMATS["race"].read(path))
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".txt"])
+def test_an_option_stands_in_the_gap_of_its_question_or_behind_it(suffix: str, tmp_path: Path) -> None:
+    gap, behind, unlabelled = found(tmp_path, suffix, ("It was _ .", "A"), ("What ran?", "D"), ("What ran?", None))
+    filled, answered = ([text.format(option) for option in OPTIONS] for text in ("It was {} .", "What ran? {}"))
+    assert gap == Texts(("A dog ran.", *filled), (0,))
+    assert behind == Texts(("A dog ran.", *answered), (3,))
+    assert unlabelled == Texts(("A dog ran.", *answered), ())
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".txt"])
+@pytest.mark.parametrize("answer", ["", "BC", "E", "b", 1])
+def test_an_answer_that_is_not_one_of_the_letters_is_told(answer: Any, suffix: str, tmp_path: Path) -> None:
+    good, bad = found(tmp_path, suffix, ("What ran?", "B"), ("What ran?", answer))
+    assert isinstance(good, Texts) and good.numbers == (1,)
+    assert isinstance(bad, Rejected) and bad.line == 2
+    assert bad.reason.endswith(f'answer "{answer}" is none of A, B, C, D')
