@@ -3999,6 +3999,55 @@ MUTATIONS = [
         " or answer not in _LETTERS)",
         ("tests/examples/test_race.py",),
     ),
+    Mutation(
+        "points side by side are told as interrupted though all of them have ended",
+        "train/side_by_side.py",
+        "return status or (128 + asked[0] if asked and waiting else 0)",
+        "return status or (128 + asked[0] if asked else 0)",
+        ("tests/train/test_side_by_side.py",),
+    ),
+    Mutation(
+        "a teacher's layer one past its last is not refused",
+        "train/teacher.py",
+        "if max(chosen.teacher_layers) >= model.num_layers:",
+        "if max(chosen.teacher_layers) > model.num_layers:",
+        ("tests/train/test_distilled_states.py",),
+    ),
+    Mutation(
+        "tokens with equal logits are kept in an arbitrary order at the top-k bound instead of lower ids first",
+        "generation/choose.py",
+        'np.argsort(-logits[candidates], kind="stable")',
+        "np.argsort(-logits[candidates])",
+        (CHOOSE,),
+    ),
+    Mutation(
+        "vectors of a pre-norm encoder are made without its final norm",
+        "serving/encoder.py",
+        "    x = x if norm is None else norm(x)  # type: ignore[operator]\n",
+        "",
+        ("tests/serving/test_encoder.py",),
+    ),
+    Mutation(
+        "predictions of a choice between two texts are scored as if they were yes or no",
+        "serving/predict.py",
+        'binary = len(self.names) == 2 and self.fields.head != "choice"',
+        "binary = len(self.names) == 2",
+        ("tests/serving/test_predict.py",),
+    ),
+    Mutation(
+        "a pair whose answers have gained equally counts as rightly preferred",
+        "tasks/preferences.py",
+        "(margin > 0).double()",
+        "(margin >= 0).double()",
+        ("tests/tasks/test_preferences.py",),
+    ),
+    Mutation(
+        "measured times of single chunks are divided by the number of virtual stages once more",
+        "pipeline/simulate.py",
+        "alone = 1 / virtual_stages if isinstance(durations, Durations) else 1.0",
+        "alone = 1 / virtual_stages",
+        (SIMULATE,),
+    ),
 ]
 
 

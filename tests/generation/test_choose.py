@@ -74,6 +74,12 @@ def test_the_nucleus_is_that_of_the_tokens_which_top_k_has_left() -> None:
     assert np.count_nonzero(probabilities(logits, Sampling(top_p=0.5, top_k=2))) == 1
 
 
+def test_of_many_equals_those_with_the_lowest_ids_are_kept() -> None:
+    logits = np.tile([1.0, 3.0, 2.0], 40)
+    chances = probabilities(logits, Sampling(top_k=50))
+    assert np.flatnonzero(chances).tolist() == sorted([*range(1, 120, 3), *range(2, 30, 3)])
+
+
 def test_a_probability_of_one_keeps_every_token() -> None:
     logits = np.array([0.0, -50.0, -700.0])  # their sum is 1 after the first already, in float64
     assert np.count_nonzero(probabilities(logits, Sampling(top_p=1.0))) == 3

@@ -1,5 +1,6 @@
 """The simulator: small pipelines by hand, and what it refuses."""
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -96,6 +97,16 @@ def test_transfers_and_unequal_stages_by_hand() -> None:
     found = simulate(all_actions("1f1b", 2, 1), 1, durations=durations, sizes=[0.5, 1.5])
     times = [[(e.start, e.end) for e in events] for events in found.events]
     assert times == [[(0, 0.5), (6, 7)], [(1, 2.5), (2.5, 5.5)]]
+
+
+@pytest.mark.parametrize("pace", [None, lambda busy: 1.0], ids=["apart", "at a pace"])
+def test_chunks_with_durations_of_their_own_take_all_of_them(pace: Callable[[int], float] | None) -> None:
+    """Those of a stage of average size are shared by its chunks."""
+    lists, own = all_actions("interleaved", 1, 1, 2), [Durations(forward=1), Durations(forward=3)]
+    found = simulate(lists, 1, virtual_stages=2, durations=own, pace=pace)
+    assert [(e.start, e.end) for e in found.events[0]] == [(0, 1), (1, 4), (4, 6), (6, 8)]
+    found = simulate(lists, 1, virtual_stages=2, durations=own[0], pace=pace)
+    assert [(e.start, e.end) for e in found.events[0]] == [(0, 0.5), (0.5, 1), (1, 2), (2, 3)]
 
 
 def test_chunks_of_one_stage_hand_on_without_a_transfer() -> None:

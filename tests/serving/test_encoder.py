@@ -11,6 +11,9 @@ import pytest
 import torch
 
 from colonnade.data.tokenizer import Tokenizer
+from colonnade.mesh.mesh import Mesh
+from colonnade.serving.encoder import embeddings
+from colonnade.serving.trained import open_trained
 from tests.commands import Answer, forked, here
 from tests.convert.published import transformers
 from tests.runs import Finished
@@ -22,10 +25,13 @@ LAYOUTS = {"tp 2": ("--tp", 2), "pp 2": ("--pp", 2)}
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Tokenizer]:
+    return published(tmp_path_factory.mktemp("bert"), "Bert")
+
+
+def published(folder: Path, kind: str) -> tuple[Path, Any, Tokenizer]:
     """A checkpoint, the same model of transformers in float64, and their tokenizer."""
-    folder = tmp_path_factory.mktemp("bert")
     tokenizer = vocabulary(folder / "theirs")
-    config = transformers.BertConfig(
+    config = getattr(transformers, f"{kind}Config")(
         vocab_size=tokenizer.vocab_size,
         hidden_size=24,
         num_hidden_layers=2,
@@ -34,7 +40,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Tokenizer
         max_position_embeddings=16,
         pad_token_id=0,
     )
-    model = transformers.BertForPreTraining(config)
+    model = getattr(transformers, f"{kind}ForPreTraining")(config)
     generator = torch.Generator().manual_seed(2)
     for parameter in model.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3 + (parameter.ndim == 1)
@@ -102,6 +108,18 @@ def test_vectors_are_the_mean_over_a_texts_tokens(
         with torch.no_grad():
             expected = model.bert(ids).last_hidden_state[0].mean(0)
         np.testing.assert_allclose(vector, expected.numpy(), rtol=1e-6)  # they are kept in float32
+
+
+def test_vectors_of_a_pre_norm_model_are_of_what_its_last_norm_makes(tmp_path: Path) -> None:
+    checkpoint, model, tokenizer = published(tmp_path, "MegatronBert")
+    trained = open_trained(checkpoint, Mesh(), torch.device("cpu"), "fp64")
+    assert trained.config.model.norm_position == "pre"
+    texts = ["the sun and the rain", "dog"]
+    found, _ = embeddings(trained, Mesh(), texts, batch_size=2, normalize=False)
+    for text, vector in zip(texts, found, strict=True):
+        with torch.no_grad():
+            expected = model.bert(ids_of(tokenizer, text)).last_hidden_state[0].mean(0)
+        np.testing.assert_allclose(vector.numpy(), expected.numpy(), rtol=1e-6)  # it is kept in float32
 
 
 def test_vectors_have_the_length_of_one(bert: tuple[Path, Any, Tokenizer]) -> None:

@@ -185,3 +185,13 @@ def test_examples_are_scored_where_every_one_says_what_is_right(labels: tuple[st
     for targets in ([1.0, 0.0, np.nan], [np.nan] * 3):
         found = Predictions(fields, logits, np.array(targets))
         assert found.scores() == {} and found.summary() == "3 examples of sst2"
+
+
+def test_a_choice_between_two_texts_is_scored_by_accuracy_alone() -> None:
+    """The place of the right text says nothing, unlike a label's."""
+    logits, targets = np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 2.0]]), np.array([1.0, 0.0, 0.0])
+    choice = ExampleFields("race", "choice", ("passage", "option A", "option B"))
+    found = Predictions(choice, logits, targets)
+    assert found.names == ("A", "B") and found.scores() == {"accuracy": pytest.approx(2 / 3)}
+    yes_or_no = ExampleFields("sst2", "classification", ("text",), ("negative", "positive"))
+    assert Predictions(yes_or_no, logits, targets).scores().keys() == {"accuracy", "f1", "matthews"}

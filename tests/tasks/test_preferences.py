@@ -1,7 +1,15 @@
-"""Pairs of answers as sequences: which dropout they have."""
+"""Pairs of answers as sequences: which dropout they have, and what an evaluation finds."""
+
+from dataclasses import replace
+
+import pytest
+import torch
 
 from colonnade.config.model import ModelConfig
-from colonnade.tasks.preferences import Preferences
+from colonnade.mesh.mesh import Axis
+from colonnade.pipeline.inference import on_one_stage
+from colonnade.tasks.preferences import PreferenceBatch, Preferences, Preferred
+from colonnade.tensor_parallel.parallel import Parallel
 
 
 def test_every_answer_of_a_run_has_dropout_of_its_own() -> None:
@@ -10,3 +18,27 @@ def test_every_answer_of_a_run_has_dropout_of_its_own() -> None:
     batch = task.random_batch(model, 3, 30, separate_documents=False)
     masks = task.inputs(batch, None, 1).masks
     assert masks is not None and masks.samples.tolist() == list(range(6)) and batch.tokens.shape == (8, 6)
+
+
+def test_answers_that_have_gained_equally_are_not_rightly_preferred() -> None:
+    """As before the first step of a run, whose model is its own reference."""
+    task, sizes = Preferences(), {"num_layers": 1, "hidden_size": 8, "num_heads": 2, "seq_length": 8}
+    model = ModelConfig.model_validate({"head": "preferences", **sizes})
+    built = task.build(model, 30, Parallel(Axis("tp")), None).double()
+    for parameter in built.parameters():
+        torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
+    hidden = on_one_stage(built, built.architecture.units).hidden
+    batch = task.random_batch(model, 4, 30, separate_documents=False)
+    said = task.log_probs(built, batch, hidden)
+    assert said is not None
+
+    def evaluated(batch: PreferenceBatch) -> Preferred:
+        return task.evaluate(
+            built, [batch], dp=Axis("dp"), pp=Axis("pp"), hidden=hidden, byte_lengths=None, tokenizer_checked=True
+        )
+
+    found = evaluated(replace(batch, reference=said[0]))
+    assert (found.reward_accuracy, found.reward_margin, found.pairs) == (0.0, 0.0, 4)
+    gained = torch.tensor([[2.0, 1.0], [1.0, 1.0], [1.0, 2.0], [0.0, 0.0]], dtype=torch.float64)
+    found = evaluated(replace(batch, reference=said[0] - gained))
+    assert found.reward_accuracy == 0.25 and found.chosen_reward == pytest.approx(batch.options[0, 0].item())

@@ -8,11 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from colonnade.config.load import load
+from colonnade.errors import ConfigError
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.bert_labels import LabelInputs
 from colonnade.serving.trained import Trained, open_trained
 from colonnade.tasks.labels import LabelBatch, Labels
 from colonnade.train.corpus import open_corpus
+from colonnade.train.init_from import origin_at
+from colonnade.train.teacher import check_teacher, teacher_model
 from tests.commands import forked, here
 from tests.runs import assert_near, metrics, tensors
 from tests.slow import first_fast
@@ -194,6 +197,17 @@ def test_teachers_that_do_not_fit(examples: Path, teacher: Path, teacher_of_choi
     assert 'is a bert with head "choice", and the student a bert with head "classification"' in refused(
         teacher_of_choices
     )
+
+
+def test_a_layer_behind_the_teachers_last_is_refused(examples: Path, teacher: Path, tmp_path: Path) -> None:
+    def check(layer: int) -> None:
+        more = [*WIDER, f"distillation.teacher_layers=[{layer}, 1]", f"distillation.teacher={teacher}"]
+        config = load(write_config(examples, "mnli", tmp_path), [*SMALL, *more])
+        check_teacher(origin_at(teacher), teacher_model(teacher), config, open_corpus(config))
+
+    check(3)
+    with pytest.raises(ConfigError, match=r"teacher_layers = \[4, 1\], and .* has the layers 0 … 3\. Use these"):
+        check(4)
 
 
 @pytest.mark.slow

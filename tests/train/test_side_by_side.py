@@ -115,6 +115,21 @@ def test_a_signal_reaches_all(tmp_path: Path) -> None:
     assert status == 128 + signal.SIGTERM and found == {"0": 143, "1": 143} and time.monotonic() - began < 30
 
 
+@pytest.mark.parametrize(("items", "status"), [(1, 0), (2, 128 + signal.SIGINT)])
+def test_a_signal_behind_the_last_one_interrupts_nothing(items: int, status: int) -> None:
+    """There is none left that could go on later."""
+
+    def begin(number: int, share: Share) -> BaseProcess:
+        process = get_context("fork").Process(target=int)
+        process.start()
+        return process
+
+    def ended(number: int, status: int, seconds: float) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    assert run_side_by_side(range(items), 1, start=begin, ended=ended) == status
+
+
 def test_shares_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     config: Any = SimpleNamespace(train=SimpleNamespace(device="auto"), parallel=SimpleNamespace(num_ranks=2))
     monkeypatch.setattr(launch, "num_cores", lambda: 4)

@@ -29,8 +29,8 @@ namespace {
 using at::Tensor;
 
 constexpr int64_t ROWS = 64, COLUMNS = 512, DEPTH = 512;  // of a block: 512 × 512 packed numbers are half an L2 cache
-constexpr int64_t PARTS = 16;  // of the depth of a product, where it is many times
-constexpr int64_t DEEP = 16;   // as long as the sides
+constexpr int64_t PARTS = 16;  // of the depth of a product (split-K), where it is at least
+constexpr int64_t DEEP = 2 * PARTS;  // times the longer side: the parts' sums take less than half of the memory of a or b
 #ifdef __AVX512F__
 constexpr int64_t VECTOR = 64;  // [bytes] of a register
 #else
@@ -360,8 +360,8 @@ void product_of(const Matrix<Number<T>>& a, const Matrix<Number<T>>& b, float* t
   release<M>();
 }
 
-// As product_of all, in parts of the depth, which threads share: none reads what another reads of a or b. The parts' sums are
-// added in their order, and how many there are does not depend on the number of threads: nor does a bit.
+// total = a b, or += a b, in parts of the depth (split-K), which threads share: none reads what another reads of a or b. The
+// parts' sums are added in their order, and how many there are does not depend on the number of threads: nor does a bit.
 template <typename T, typename M>
 void product_over_depth(const Matrix<Number<T>>& a, const Matrix<Number<T>>& b, float* total, int64_t stride, Range rows,
                         Range columns, int64_t depth, bool add, int64_t width) {

@@ -234,6 +234,7 @@ class Uploads:
         self._tell(EVENT, step=step, checkpoint=folder.name, url=stored.url, bytes=num_bytes, seconds=seconds)
 
     def _put_record(self, stored: Stored, step: int) -> None:
+        """Put the record beside a checkpoint; beside the newest, it is as fresh as was asked for."""
         packed = self._run / f".{RECORD}.partial"
         if step == newest_step(checkpoints(self._run)):
             self._refreshes = False
