@@ -4048,6 +4048,41 @@ MUTATIONS = [
         "alone = 1 / virtual_stages",
         (SIMULATE,),
     ),
+    Mutation(
+        "merging adapters loses the chat template of the run",
+        "convert/merge.py",
+        'for name in ("tokenizer.json", CONFIG):',
+        'for name in ("tokenizer.json",):',
+        ("tests/train/test_chat.py",),
+    ),
+    Mutation(
+        "adapters of PEFT get the tokenizer of their base although they have their own",
+        "convert/foreign.py",
+        "own = tokenizer_at(source) or tokenizer_at(merged.folder)",
+        "own = tokenizer_at(merged.folder) or tokenizer_at(source)",
+        ("tests/convert/test_peft.py",),
+    ),
+    Mutation(
+        "words of a GGUF vocabulary that no merges make are split",
+        "gguf/tokenizer.py",
+        '"ignore_merges": split is not None,',
+        '"ignore_merges": False,',
+        ("tests/gguf/test_convert.py",),
+    ),
+    Mutation(
+        "the family of a Megatron checkpoint is looked for in the first virtual stage of the last rank",
+        "megatron/source.py",
+        "last = stages[-1][0].chunks[-1]",
+        "last = stages[-1][0].chunks[0]",
+        ("tests/megatron/test_convert.py",),
+    ),
+    Mutation(
+        "the length before scaling of rotary positions is overlooked where it stands outside of their table",
+        "architecture/huggingface/common.py",
+        'found["original_length"] = written if length_outside is None else length_outside',
+        'found["original_length"] = written',
+        ("tests/architecture/test_huggingface.py",),
+    ),
 ]
 
 

@@ -87,6 +87,15 @@ def test_yarn_with_another_sharpness_is_refused_with_the_reason(key: str) -> Non
     assert isinstance(found, str) and f"rope_parameters.{key} = 0.7: attention is as sharp as YaRN's paper" in found
 
 
+@pytest.mark.parametrize("rope", [LLAMA3, YARN], ids=["llama3", "yarn"])
+def test_the_length_before_scaling_is_read_beside_the_table_too(rope: Content) -> None:
+    rest = {key: value for key, value in rope.items() if key != "original_max_position_embeddings"}
+    content = {**LLAMA, "original_max_position_embeddings": 8, "rope_parameters": rest}
+    found, theirs = described({"model_type": "llama", **content}), completed("llama", content)
+    assert isinstance(found, dict) and found["rotary"]["original_length"] == 8
+    assert theirs is not None and found == described(theirs)
+
+
 @pytest.mark.parametrize(("share", "refused"), [(1.0, False), (1, False), (0.5, True)])
 @pytest.mark.parametrize("inside", [True, False])
 def test_llama_turns_whole_heads_wherever_its_file_says_so(share: float, refused: bool, inside: bool) -> None:

@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from colonnade.data.tokenizer import Tokenizer
 from colonnade.huggingface.peft import _scale as scale
 from colonnade.mesh.mesh import Mesh
 from colonnade.serving.trained import open_trained
@@ -81,6 +82,18 @@ def test_the_base_is_found_where_the_adapters_say(tmp_path: Path) -> None:
     converted(tmp_path / "adapters", tmp_path / "ours")
     converted(tmp_path / "ours", tmp_path / "back")
     assert "adapters on base" in (tmp_path / "back" / "README.md").read_text()
+
+
+def test_a_tokenizer_beside_the_adapters_goes_before_that_of_the_base(tmp_path: Path) -> None:
+    """As `peft` leaves it where tokens were added or renamed for the adapters."""
+    adapted(tmp_path)
+    own = json.loads((tmp_path / "base" / "tokenizer.json").read_text())
+    vocab = own["model"]["vocab"]
+    own["model"]["vocab"] = {{"w2": "w3", "w3": "w2"}.get(word, word): number for word, number in vocab.items()}
+    (tmp_path / "adapters" / "tokenizer.json").write_text(json.dumps(own))
+    converted(tmp_path / "adapters", tmp_path / "ours", "--base", tmp_path / "base")
+    kept, base = (Tokenizer.load(tmp_path / name / "tokenizer.json") for name in ("ours", "base"))
+    assert kept.encode("w2 w3 w4") == base.encode("w3 w2 w4") == [3, 2, 4]
 
 
 def edit_config(**keys: Any) -> Callable[[Path], None]:

@@ -145,6 +145,15 @@ def test_what_users_add_is_kept_whole_and_is_text() -> None:
     assert made.encode("a<a>a<|a|>") == [0, 4, 0, 1, 3, 0, 3, 2] and made.decode([0, 4, 5]) == "a<a>"
 
 
+@pytest.mark.parametrize(("pre", "ids"), [("llama-bpe", [3]), ("gpt-2", [0, 1, 2])])
+def test_a_word_of_the_vocabulary_that_no_merges_make_is_one_token_where_llama_cpp_says_so(
+    pre: str, ids: list[int]
+) -> None:
+    said = {"model": "gpt2", "pre": pre, "tokens": ["c", "a", "t", "cat"], "merges": [], "token_type": [1] * 4}
+    made = tokenizer_in(Header(Path(), {f"tokenizer.ggml.{key}": value for key, value in said.items()}, {}))
+    assert isinstance(made, Tokenizer) and made.encode("cat") == ids
+
+
 def test_one_of_another_kind_is_left_with_the_file_to_name(tmp_path: Path) -> None:
     write(
         tmp_path / "model.gguf",

@@ -56,7 +56,7 @@ def test_a_gpt_computes_what_it_did(
     assert_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("how", [{"tp": 2, "version": 0, "style": "old"}, {"tp": 3, "pp": 2}], ids=str)
+@pytest.mark.parametrize("how", [{"tp": 2, "version": 0, "style": "old"}, {"tp": 3, "pp": 2, "virtual": 2}], ids=str)
 def test_a_bert_computes_what_transformers_makes_of_it(
     how: dict[str, Any], words: tuple[object, ...], tmp_path: Path
 ) -> None:

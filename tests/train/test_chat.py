@@ -172,6 +172,16 @@ def test_a_model_of_text_has_no_template(talks: Path, tmp_path: Path) -> None:
     assert answer.status == 2 and "no tokenizer_config.json with a chat template" in answer.err
 
 
+def test_a_merged_model_writes_conversations_as_it_did_before(talks: Path, tuned: Path, tmp_path: Path) -> None:
+    answer = run(talks, tmp_path, f"train.init_from={tuned}", "lora.rank=2", "train.steps=1")
+    assert answer.status == 0, answer
+    assert here("merge", tmp_path / "run", tmp_path / "merged").status == 0
+    kept = (tmp_path / "merged" / "tokenizer_config.json").read_text()
+    assert json.loads(kept)["chat_template"] == CHATML
+    answer = here("generate", tmp_path / "merged", "--chat", "--prompt", "What is it?", "--max-new-tokens", "4")
+    assert answer.status == 0, answer
+
+
 def test_conversations_that_are_left_out_are_counted_aloud(talks: Path, tmp_path: Path) -> None:
     answer = run(talks, tmp_path, "data.too_long=drop", "model.seq_length=24", "train.steps=1")
     file = TokenFile(str(talks / "talks"))
