@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -211,8 +212,11 @@ def test_a_run_that_is_killed_goes_on_where_it_was(
     arguments = [source, "--output", tmp_path / "out" / "a", "--tokenizer", tmp_path / "tokenizer.json", "--workers", 2]
     store, whole = tmp_path / "out" / "a.unfinished", tmp_path / "whole"
     process = subprocess.Popen([sys.executable, "-c", KILLED, *map(str, arguments)], stderr=subprocess.DEVNULL)
-    while process.poll() is None and len(list(store.glob("*.segment"))) < 3:
+    found: list[Path] = []
+    while process.poll() is None and len(found) < 3:
         time.sleep(0.005)
+        with suppress(FileNotFoundError):  # the folder of another run is removed, and made again
+            found = list(store.glob("*.segment"))
     with pytest.raises(LockError, match=r"is in use by `colonnade data tokenize --output .*`, process \d+ of user "):
         tokenize_files([source], tmp_path / "out" / "a", tokenizer, overwrite=True, progress=False)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
