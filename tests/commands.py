@@ -102,7 +102,7 @@ class Ranks:
                     statuses[pid] = os.waitstatus_to_exitcode(status)
             late = time.monotonic() > end
             if late or any(statuses.values()):
-                time.sleep(0.3)  # let the others say what they have to say
+                time.sleep(0.3 * _busy())  # let the others say what they have to say
                 for pid in set(self.pids) - statuses.keys():
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.005)
@@ -172,6 +172,11 @@ def _become(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def _busy() -> float:
+    """How many times as long as on an idle machine what a process does may take now, by the load; at least 1."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def _text(stream: IO[bytes]) -> str:

@@ -105,6 +105,25 @@ def test_connections_that_fail_are_tried_again(tmp_path: Path) -> None:
     assert len(faults) == 9 - storage.ATTEMPTS
 
 
+def test_what_another_process_has_done_since_the_last_look_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Storages of the clouds keep their listings until they are told not to."""
+    kept: dict[str, Any] = {}
+
+    def ls(self: FaultyStorage, path: str, detail: bool = True, **more: Any) -> Any:
+        if path not in kept:
+            kept[path] = MemoryFileSystem.ls(self, path, detail=detail, **more)
+        return kept[path]
+
+    monkeypatch.setattr(FaultyStorage, "ls", ls)
+    monkeypatch.setattr(FaultyStorage, "invalidate_cache", lambda self, path=None: kept.clear())
+    first, other = Stored("faulty://bucket/run"), Stored("faulty://bucket/run")
+    for step in (2, 4):
+        put(other, step, tmp_path / str(step))
+        assert first.steps() == dict.fromkeys(range(2, step + 1, 2), True)
+
+
 def test_who_claims_it_last_has_it() -> None:
     first, second = Stored("memory://bucket/run"), Stored("memory://bucket/run")
     assert first.is_claimed("nobody's yet")

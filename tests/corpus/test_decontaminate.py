@@ -101,6 +101,14 @@ def test_short_passages_count_whole(run: Run, write_lines: Any) -> None:
     assert run(write_lines("in.jsonl", texts), decontaminate={"tests": tests}).texts() == texts[1:]
 
 
+def test_a_line_of_json_ends_at_a_line_feed_alone(tmp_path: Path) -> None:
+    """Other characters that end a line in Python may stand within a text."""
+    written = ["one\u2028two", "three\u0085four", "five\u000bsix"]
+    rows = [json.dumps({"text": text}, ensure_ascii=False) for text in written]
+    (tmp_path / "a.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    assert list(texts(tmp_path / "a.jsonl", "text")) == written
+
+
 @pytest.mark.parametrize(
     ("ngram", "length", "looked_for"),
     [(13, 7, 0), (13, 8, 8), (13, 12, 12), (13, 13, 13), (13, 20, 13), (8, 7, 0), (8, 8, 8), (5, 4, 0), (5, 5, 5)],

@@ -246,6 +246,12 @@ def test_runs_of_words_end_where_a_text_does() -> None:
     assert chosen.sum() == 30 and set(tokens[chosen].tolist()) == {FIRST}
 
 
+def test_words_that_are_chosen_already_cost_nothing_again() -> None:
+    tokens = np.full(1_000, FIRST + 2)  # words of one token, which fit any budget
+    for sample in range(5):
+        assert choose(tokens, PIECES, Masking(share=0.8), draws(sample)).sum() == 800
+
+
 def test_eighty_ten_ten() -> None:
     tokens = np.full(20_000, FIRST)
     chosen = np.arange(20_000) % 2 == 0

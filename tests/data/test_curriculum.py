@@ -58,6 +58,12 @@ def test_phases() -> None:
     assert GROWING.steps(41) == GROWING.next(80)
 
 
+def test_a_phase_that_ends_late_does_not_delay_those_behind_the_next() -> None:
+    """Groups of 4 × 16 tokens: the first phase has two, to 128, and the second the one from there to 192."""
+    phases = Curriculum([0, 100, 192], [4, 8, 16], [4, 4, 4]).phases
+    assert [phase.begin * 4 for phase in phases] == [0, 128, 192]
+
+
 def test_steps_may_be_counted_from_anywhere() -> None:
     positions = [0]
     for _ in range(60):

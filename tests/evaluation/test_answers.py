@@ -79,6 +79,11 @@ def test_no_answer_is_as_likely_as_where_it_is_least() -> None:
     assert [found.prediction(threshold) for threshold in (-2.9, -3.0, -3.1)] == ["ab", "ab", ""]
 
 
+def test_that_is_where_its_two_scores_together_are_least() -> None:
+    windows = [window([2], [2], null=(0, 5)), window([1], [1], null=(1, 2), first=1)]
+    assert answers_of(windows, TEXT, PLACES, Selection(), may_be_none=True).null_odds == (1 + 2) - (2 + 2)
+
+
 def test_runs_without_text_are_no_answers() -> None:
     """Of tokens that stand for no characters. The likeliest run, 9 + 9, has none; null 0 + 0, the best text 1 + 1."""
     places = np.array([[0, 0], [0, 2]])

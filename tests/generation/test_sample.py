@@ -138,6 +138,9 @@ def test_the_stop_token_ends_its_text_only() -> None:
         assert tokens_of(stopped, number) == expected
         last = [new.end for new in stopped if new.prompt == number]
         assert last == [None] * (len(expected) - 1) + ["stop" if stop in text else "length"]
+    count = tokens_of(free, 0).index(stop) + 1
+    just = list(generate(Stages(model, SERIAL), PROMPTS[:1], max_new_tokens=count, temperature=0.0, stop=stop))
+    assert [new.end for new in just] == [None] * (count - 1) + ["stop"], "as the last token that was asked for too"
 
 
 @pytest.mark.parametrize(

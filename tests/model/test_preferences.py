@@ -106,3 +106,10 @@ def test_where_the_loss_is_zero_and_where_it_is_steep() -> None:
     assert gains.tolist() == [[-1.0, -9.0], [-0.5, -2.25]]
     even = pair_losses(torch.zeros(2, 2, dtype=torch.float64), options)
     assert even.tolist() == pytest.approx([0.6931471805599453, (0.5 / 0.7) ** 2])
+
+
+def test_a_model_that_is_very_sure_has_a_finite_loss() -> None:
+    options = torch.tensor([[0.1, 0.0, 0.0], [0.1, 0.25, 0.0]], dtype=torch.float64)
+    gains = torch.tensor([[20_000.0, -20_000.0]] * 2, dtype=torch.float64)
+    assert pair_losses(gains, options).tolist() == pytest.approx([0.0, 0.25 * 4_000])
+    assert pair_losses(-gains, options).tolist() == pytest.approx([4_000, 0.75 * 4_000])

@@ -137,6 +137,18 @@ def run(t5: T5, given: T5Inputs) -> tuple[Tensor, Tensor]:
     return before[0], carry[0]
 
 
+@pytest.mark.parametrize("fp32", [False, True])
+def test_buffers_are_like_what_the_units_hand_on(fp32: bool) -> None:
+    t5 = T5(ModelConfig(**SHAPE, fp32_residual=fp32), VOCAB, Parallel(Mesh().tp)).bfloat16()
+    initialize_(t5, Mesh().tp, 1)
+    carry: tuple[Tensor, ...] = ()
+    for unit in t5.units():
+        buffers = t5.carry_buffers(inputs(), into=unit)
+        if buffers:  # nothing is sent into the first unit of a stack
+            assert [(x.shape, x.dtype) for x in buffers] == [(x.shape, x.dtype) for x in carry], unit
+        carry = t5.run(unit, carry, inputs())
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_loss_and_gradients_are_hugging_faces(name: str) -> None:
     model = MODELS[name]

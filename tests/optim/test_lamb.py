@@ -1,6 +1,7 @@
 """LAMB against the paper's algorithm written out on whole tensors, whole and in slices cut anywhere."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 
 import pytest
@@ -111,6 +112,26 @@ def ours(
         for first, stop in ranges:
             update(slices(w, g, state, first, stop), lambda mine, seen=seen: torch.stack(seen).sum(0))
     return w
+
+
+def test_the_change_of_every_weight_is_watched() -> None:
+    """Of biases and norms too, which Adam's rule changes."""
+    w, g = flat(starts()), flat(gradients(1))
+    mine, before, seen = slices(w, g, RULE.init(w), 0, TOTAL), w.clone(), torch.zeros(TOTAL)
+
+    @contextmanager
+    def watch(params: ParamSlice) -> Iterator[None]:
+        first = params.weights.storage_offset()
+        at = slice(first, first + len(params.weights))
+        assert torch.equal(params.weights, before[at]), "entered before the change"
+        yield
+        seen[at] += (params.weights != before[at]).float()
+
+    factor = torch.tensor(1.0, dtype=torch.float64)
+    RULE.update_(
+        mine, step=1, learning_rate=0.1, factor=factor, num_weights=len(SHAPES), total=lambda own: own, watch=watch
+    )
+    assert seen.tolist() == [1.0] * TOTAL
 
 
 def test_whole_weights_are_updated_as_in_the_paper() -> None:

@@ -167,7 +167,7 @@ def test_offload(zero: int) -> None:
     assert predict(run, VOCAB, stage=0, device=CPU).optimizer == 0
 
 
-@pytest.mark.parametrize("zero", [0, 2])
+@pytest.mark.parametrize("zero", [0, 1, 2])
 def test_offload_from_a_gpu_brings_gradients_along(zero: int) -> None:
     """Beside the master weights and two moments: four times the fp32 numbers of this rank's slice."""
     run = config({"dp": 2, "zero": zero, "offload": True}, train={"precision": "bf16"})

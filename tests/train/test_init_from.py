@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from colonnade.architecture.statement import Weight
@@ -67,6 +68,17 @@ def test_a_published_models_weights(finished: Finished, corpus: TinyCorpus, tmp_
     before, after = weights_of(finished.newest), weights_of(tmp_path / "run" / "checkpoints" / "step_00000001")
     for name, x in before.items():
         torch.testing.assert_close(after[name], x, rtol=0, atol=1e-12)
+
+
+def test_a_published_model_whose_tied_tables_differ_is_refused(
+    finished: Finished, corpus: TinyCorpus, tmp_path: Path
+) -> None:
+    assert here("convert", finished.folder, tmp_path / "theirs").status == 0
+    (file,) = (tmp_path / "theirs").glob("*.safetensors")
+    tensors = safetensors.torch.load_file(file)
+    safetensors.torch.save_file({**tensors, "lm_head.weight": tensors["transformer.wte.weight"] + 1}, file)
+    answer = forked("train", write_config(corpus, tmp_path), f"train.init_from={tmp_path / 'theirs'}", *WEIGHTS_ONLY)
+    assert answer.status == 2 and "lm_head.weight and transformer.wte.weight with different numbers" in answer.err
 
 
 @pytest.mark.slow

@@ -187,6 +187,13 @@ def test_places_are_lost_one_after_the_other(fake: Any) -> None:
     assert told == [[3], [3], [0, 3]]
 
 
+def test_a_rank_that_fails_again_is_blamed_by_the_place_that_it_has_by_now(fake: Any) -> None:
+    ends = [*[after(killed(0), 10)] * 2, *[after(killed(1), 20)] * 2, after(DONE, 30)]
+    status, made = fake(*ends, keys=["parallel.tp=1", "parallel.dp=4", "train.micro_batch_size=1"])
+    assert status == 0 and made.started[2][0][:2] == (1, 2)
+    assert [event["lost"] for event in events(made.run) if event["event"] == "fewer ranks"][-1] == [0, 2]
+
+
 def test_missing_gpus_shrink_it_and_sound_ones_are_chosen(fake: Any) -> None:
     """On the second start, two GPUs are there of four."""
     keys = ["train.device=auto"]

@@ -75,6 +75,22 @@ def test_activations_are_what_hooks_see(monkeypatch: pytest.MonkeyPatch) -> None
         assert found == pytest.approx(of(seen[site]), rel=1e-12), site
 
 
+def test_the_root_mean_square_is_that_of_finite_numbers() -> None:
+    state = built(CASE)
+    seen: list[Tensor] = []
+    model: Any = state.model
+    model.embedding.register_forward_hook(lambda _, __, out: seen.append(out.detach()))
+    (tables,) = (bucket for bucket in state.buckets if bucket.name == "embedding")
+    for local in tables.local_ranges():
+        tables.parameters[local.at.start] = tables.master[local.at.start] = math.inf  # of one row, one feature
+    reading = stepped(CASE, state).reading
+    assert reading is not None
+    found, x = dict(reading.activations)["embedding", "embedding"], torch.cat([each.flatten() for each in seen])
+    finite = x[x.isfinite()]
+    assert 0 < found.non_finite == pytest.approx(1 - len(finite) / len(x))
+    assert found.rms == pytest.approx(finite.square().mean().sqrt().item(), rel=1e-12)
+
+
 def test_gradients_and_updates() -> None:
     """Before clipping; the change of weights over what they were."""
     state = built(CASE)
@@ -107,7 +123,7 @@ def test_only_every_so_many_steps_are_measured_and_none_by_default() -> None:
     assert stepped(CASE, built(CASE, every=0)).reading is None
 
 
-@pytest.mark.parametrize("block", ["gpt", "bert", "labels", "t5", "neox"])
+@pytest.mark.parametrize("block", ["gpt", "bert", "labels", "choice", "spans", "preferences", "t5", "neox"])
 def test_every_site_that_is_listed_is_read(block: Any) -> None:
     """And no other."""
     case = Case(block=block)

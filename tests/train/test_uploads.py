@@ -260,6 +260,30 @@ def test_the_record_beside_the_newest_follows_though_an_older_one_is_uploaded_me
         assert run.there() == [2, 4] and run.record(4, tmp_path) == lines
 
 
+def test_what_is_saved_while_a_pass_ends_is_uploaded_before_the_run_ends(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.save(2)
+    going, tidies = run.uploads(), threading.Event()
+    tidy, is_wanted = going._tidy, going._is_wanted
+
+    def until_the_run_leaves(stored: Stored) -> None:
+        tidy(stored)
+        tidies.set()
+        await_(lambda: going._leaving)
+
+    def late() -> bool:
+        time.sleep(0.1)  # in which a run for which all is done would end
+        return is_wanted()
+
+    monkeypatch.setattr(going, "_tidy", until_the_run_leaves)
+    monkeypatch.setattr(going, "_is_wanted", late)
+    with going:
+        assert tidies.wait(20)
+        run.save(4)
+    assert run.there()[-1] == 4
+
+
 def test_a_record_that_could_not_be_replaced_is_put_again(run: Run, tmp_path: Path) -> None:
     """As often as it takes: until then nothing works again."""
     run.save(2)
