@@ -4195,6 +4195,13 @@ MUTATIONS = [
         'one_position = model.head == "classification"',
         ("tests/train/test_thermometers.py",),
     ),
+    Mutation(
+        "a search takes the chunks of an interleaved pipeline for those of one without virtual stages",
+        "planner/compose.py",
+        'key = "counts", parallel.pp, parallel.virtual_stages, parallel.partition',
+        'key = "counts", parallel.pp, parallel.partition',
+        ("tests/planner/test_search.py",),
+    ),
 ]
 
 

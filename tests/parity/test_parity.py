@@ -80,23 +80,22 @@ MORE: list[Job] = [
     (Case(block="choice"), Way(tp=2, micro_batch_size=4, sequence_parallel=True)),
     (Case(block="preferences"), Way(pp=2, micro_batch_size=2)),
     *(
-        (Case(block=block, mask="differ" if (number + offset) % 2 else "second_half"), way)
-        for offset, block in enumerate(("spans", "choice", "preferences"))
-        for number, way in enumerate(
-            (
-                Way(tp=2, micro_batch_size=2),
-                Way(tp=2, micro_batch_size=4, sequence_parallel=True, recompute="full"),
-                Way(pp=2, micro_batch_size=2, schedule="zero_bubble"),
-                Way(pp=2, micro_batch_size=1, recompute="full"),
-                Way(dp=2, zero=1, micro_batch_size=4),
-                Way(dp=2, zero=2, micro_batch_size=2, recompute="selective"),
-                Way(dp=2, zero=3, micro_batch_size=2),
-                Way(tp=2, pp=2, dp=2, micro_batch_size=2, zero=3, sequence_parallel=True),
-            )
+        (Case(block=block, mask=mask), way)
+        for block in ("spans", "choice", "preferences")
+        for mask in ("differ", "second_half")
+        for way in (
+            Way(tp=2, micro_batch_size=2),
+            Way(tp=2, micro_batch_size=4, sequence_parallel=True, recompute="full"),
+            Way(pp=2, micro_batch_size=2, schedule="zero_bubble"),
+            Way(pp=2, micro_batch_size=1, recompute="full"),
+            Way(dp=2, zero=1, micro_batch_size=4),
+            Way(dp=2, zero=2, micro_batch_size=2, recompute="selective"),
+            Way(dp=2, zero=3, micro_batch_size=2),
+            Way(tp=2, pp=2, dp=2, micro_batch_size=2, zero=3, sequence_parallel=True),
         )
     ),
 ]
-"""More of what is above, and every head on every axis, each axis with both masks: slow."""
+"""More of what is above, and every head on every axis: slow."""
 TOGETHER: list[Job] = [
     (
         Case(),

@@ -160,11 +160,11 @@ def test_what_does_not_fit_is_said_and_left(
 def test_copies_that_are_there_make_room_for_those_that_follow_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_copies, "free_memory", lambda device: (1_500, 10_000))
-    assert "0.0 MB on a machine would need 0.0 MB" in memory_copies._too_large(1_000, tmp_path)
+    monkeypatch.setattr(memory_copies, "free_memory", lambda device: (1_500_000, 10_000_000))
+    assert "would need 2.4 MB, and 1.5 MB are free" in memory_copies._too_large(1_000_000, tmp_path)
     (tmp_path / "step_00000002").mkdir()
-    (tmp_path / "step_00000002" / "a.distcp").write_bytes(bytes(1_000))
-    assert memory_copies._too_large(1_000, tmp_path) == ""
+    (tmp_path / "step_00000002" / "a.distcp").write_bytes(bytes(1_000_000))
+    assert memory_copies._too_large(1_000_000, tmp_path) == ""
 
 
 def test_a_copy_that_fails_is_the_last(
