@@ -59,6 +59,7 @@ print(sorted({{name.split(".")[0] for name in sys.modules}} & {{"torch", "numpy"
     assert answer.stdout == "[]\n", answer.stderr
 
 
+@pytest.mark.slow
 def test_a_rank_imports_no_compiler_before_it_predicts_and_nothing_that_cleans() -> None:
     """Each is a sixth or less of a start, and most ranks predict nothing."""
     program = """

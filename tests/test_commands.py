@@ -50,6 +50,7 @@ def test_from_text_to_text(tmp_path: Path) -> None:
     assert written.status == 0 and written.out.startswith("aeion")
 
 
+@pytest.mark.slow
 def test_evaluate_in_words_and_in_json(corpus: TinyCorpus, run: Path) -> None:
     told = one_object(forked("evaluate", run, "perplexity", "--data", corpus.prefix, "--json").out)
     assert told.keys() == {

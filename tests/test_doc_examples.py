@@ -73,6 +73,7 @@ def test_the_examples_of_a_page_run(page: Path, place: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_step_that_is_walked_through_sends_what_the_page_says() -> None:
     """Times, operation, axis, bytes and file of each collective; the page leaves line numbers out."""
     page = ROOT / "docs/training_step.md"

@@ -30,6 +30,7 @@ OTHERS = {
 """Another value of each key on which nothing depends."""
 
 
+@pytest.mark.slow
 def test_nothing_follows_from_the_keys_that_are_left_out(config: Path) -> None:
     named = {section: {each.partition("=")[0].partition(".")[2] for each in OTHERS[section]} for section in OTHERS}
     assert named == predicted.NOTHING_FOLLOWS

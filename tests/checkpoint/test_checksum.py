@@ -22,6 +22,7 @@ def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checksum, "CHUNK", 16)
 
 
+@pytest.mark.slow
 @given(
     st.integers(1, 200),
     st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.uint8]),

@@ -58,6 +58,7 @@ def read_back(rank: int, num_ranks: int, path: Path, tp: int) -> dict[str, Any]:
     return metadata
 
 
+@pytest.mark.slow
 @given(grids(), st.data(), st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.int64]))
 @settings(max_examples=60, deadline=None)
 def test_any_boxes_are_read_back_as_any_other_boxes(

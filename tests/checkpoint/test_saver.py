@@ -274,6 +274,7 @@ def save_forever(folder: Path, first: int) -> None:
             writer.save(payload(step), lambda: shards)
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_the_last_whole_one_stays(tmp_path: Path) -> None:
     """Each round goes on in the folder that the killed one has left."""
     for round_ in range(12):

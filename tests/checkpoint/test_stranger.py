@@ -357,6 +357,7 @@ def read_anyway(path: Path) -> list[torch.Tensor] | None:
 fuzz = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+@pytest.mark.slow
 @fuzz
 @given(data=st.data())
 def test_any_change_to_a_manifest_is_refused_or_changes_no_number(path: Path, good: Path, data: st.DataObject) -> None:
@@ -375,6 +376,7 @@ def test_any_change_to_a_manifest_is_refused_or_changes_no_number(path: Path, go
         assert all(torch.equal(x, shard.data) for x, shard in zip(numbers, shards(), strict=True))
 
 
+@pytest.mark.slow
 @fuzz
 @given(data=st.data())
 def test_any_change_to_a_tensor_file_is_refused_or_read(path: Path, good: Path, data: st.DataObject) -> None:

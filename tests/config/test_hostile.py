@@ -78,6 +78,7 @@ PIECES = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, len(GOOD)), PIECES | st.text(max_size=3)), max_size=6))
 def test_any_text(changes: list[tuple[int, str]]) -> None:

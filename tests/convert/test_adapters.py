@@ -218,6 +218,7 @@ def converted_base(base: Path, folder: Path) -> Path:
     return folder / "plain"
 
 
+@pytest.mark.slow
 def test_a_base_whose_numbers_are_damaged_is_refused(finished: Finished, tmp_path: Path) -> None:
     base = tmp_path / "base"
     shutil.copytree(finished.newest, base)

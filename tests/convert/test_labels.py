@@ -153,6 +153,7 @@ def sized(folder: Path, examples: Path, kind: str = "BertModel") -> Path:
 POST = ("model.norm_position=post", "model.embedding_norm=true")
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(7)
 @pytest.mark.parametrize("kind", ["BertModel", "BertForPreTraining", "BertForMaskedLM"])
 def test_an_encoder_of_theirs_gets_a_new_head(kind: str, examples: Path, tmp_path: Path) -> None:
@@ -238,6 +239,7 @@ def test_names_of_labels_are_kept(tmp_path: Path) -> None:
     assert (config.id2label, config.label2id) == (model.config.id2label, model.config.label2id)
 
 
+@pytest.mark.slow
 def test_a_fine_tuned_checkpoint_predicts_with_transformers(examples: Path, tmp_path: Path) -> None:
     """The way of a user: an encoder of theirs, trained here, back to them: the same answers to the same texts."""
     source = sized(tmp_path / "theirs", examples)

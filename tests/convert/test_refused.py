@@ -442,6 +442,7 @@ def test_what_a_killed_conversion_left_is_removed_and_one_that_goes_on_is_not(fo
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]
 
 
+@pytest.mark.slow
 def test_a_model_that_no_family_has(corpus: TinyCorpus, tmp_path: Path) -> None:
     answer = forked("train", write_config(corpus, tmp_path), "train.steps=1", "model.norm_position=post")
     assert answer.status == 0, answer
@@ -450,6 +451,7 @@ def test_a_model_that_no_family_has(corpus: TinyCorpus, tmp_path: Path) -> None:
     assert 'model.norm_position = "post": it would become "pre"' in message
 
 
+@pytest.mark.slow
 def test_checkpoints_that_cannot_be_given_on(finished: Finished, tmp_path: Path) -> None:
     damaged = Path(shutil.copytree(finished.newest, tmp_path / finished.newest.name))
     (file,) = damaged.glob("*.distcp")

@@ -231,6 +231,7 @@ def why(entry: dict[str, str]) -> str:
     return ": ".join(entry[key] for key in ("reason", "detail") if key in entry)
 
 
+@pytest.mark.slow
 def test_tokenizing_and_cleaning_read_the_same_documents(tmp_path: Path) -> None:
     """Of files that are whole, cut, flipped, padded, empty, foreign, and of folders with what is no file."""
     clean, recipes = (

@@ -58,6 +58,7 @@ def exact(first: str, second: str) -> float:
     return jaccard(shingles_of(first, 5, hashes), shingles_of(second, 5, hashes))
 
 
+@pytest.mark.slow
 def test_pairs_above_the_similarity_go_and_pairs_below_stay(run: Run, write_lines: Any) -> None:
     """Sixty pairs from 0.4 to 1: exactly those that are similar enough lose one."""
     pairs = [planted(seed, 170 + 2 * seed) for seed in range(60)]
@@ -463,6 +464,7 @@ def test_of_many_that_are_likely_those_that_share_the_most_are_compared(monkeypa
     assert max(sum(second == place for _, second in found) for place in range(7)) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shared", "own"), [(60, 40), (75, 25), (85, 10)], ids=["unlike", "nearly alike", "alike"])
 def test_pages_of_a_template_fall_into_the_same_groups_as_with_all_pairs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: int, own: int

@@ -194,6 +194,7 @@ def test_the_example_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(load(EXAMPLE), Recipe)
 
 
+@pytest.mark.slow
 def test_cleaning_imports_no_torch() -> None:
     code = "import sys; import colonnade.data.cleaning; assert not {'torch', 'spacy'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -241,6 +241,7 @@ def test_a_full_disk_is_one_message_and_the_run_goes_on_later(
     assert here("data", "clean", file, "--no-progress").status == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_workers_too(tmp_path: Path, corpus: Path) -> None:
     """Whatever a task is doing: here one sleeps."""
     file = recipe_file(tmp_path, corpus, "stopped", "workers = 2")

@@ -64,6 +64,7 @@ def test_a_stage_waits_for_all_arrays_of_the_one_before(tmp_path: Path, cluster:
     assert "--qos" not in cluster.script(by_stage["documents"][0]), "a cluster need not have one"
 
 
+@pytest.mark.slow
 def test_failing_late_and_repeated_tasks_change_nothing(
     tmp_path: Path, cluster: Cluster, corpus: Path, run: Run
 ) -> None:

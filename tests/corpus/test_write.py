@@ -299,6 +299,7 @@ def test_rows_can_be_cleaned_again(run: Run, write_lines: Any) -> None:
     assert twice.rows()[0]["id"] == "x" and read_rows(once.folder / "train" / "00000.jsonl.zst")[0]["text"] == "a"
 
 
+@pytest.mark.slow
 def test_token_files_are_those_of_data_tokenize_however_many_tasks(
     tmp_path: Path, run: Run, write_lines: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

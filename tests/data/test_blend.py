@@ -69,6 +69,7 @@ def test_each_sample_of_each_data_set_comes_once_and_in_turn(weights: list[int],
         assert mine.tolist() == list(range(had, had + len(mine)))
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(weights_, st.lists(st.integers(0, 20_000), min_size=1, max_size=20))
 def test_any_position_alone_is_the_same_as_in_a_sweep(weights: list[int], positions: list[int]) -> None:

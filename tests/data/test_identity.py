@@ -94,6 +94,7 @@ def test_other_counts_and_other_lengths(tokens: np.ndarray, before: DataIdentity
     assert any("other lengths" in line for line in differences(before, identify(TokenFile(tmp_path / "c"))))
 
 
+@pytest.mark.slow
 def test_a_long_index_is_read_in_part(tokens: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[type-arg]
     file = written(tmp_path / "x", tokens, documents=100_000)
     whole = identify(file)

@@ -166,6 +166,7 @@ def test_what_exists_is_kept_unless_it_is_said(tmp_path: Path, tokenizer: Tokeni
     assert bin_path(tmp_path / "a").read_bytes() != before
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_cut_input_gives_what_it_has_and_the_cut_is_told(tmp_path: Path, tokenizer: Tokenizer, workers: int) -> None:

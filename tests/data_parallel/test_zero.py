@@ -286,6 +286,7 @@ def test_stage_2_sums_each_microbatch_into_memory_of_its_own() -> None:
     assert (bucket.reduced == 6.0).all() and bucket.gradients.untyped_storage().size() == 0
 
 
+@pytest.mark.slow
 def test_every_bucket_of_a_real_model_is_summed() -> None:
     """The last micro-batch is reduced like the others, in every schedule and stage."""
     stages: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)

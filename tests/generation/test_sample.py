@@ -101,6 +101,7 @@ def test_every_tp_generates_what_one_rank_does(tp: int, vocab_size: int) -> None
         np.testing.assert_allclose(logits, serial_logits, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_stages_generate_what_one_rank_does() -> None:
     """tp 2 × pp 3, the first stage without a block; every rank gets every token."""
     held = (["embedding"], ["blocks.0"], ["blocks.1", "head"])

@@ -84,6 +84,7 @@ def texts(stages: Stages) -> list[list[Generated]]:
     return [list(generate(stages, PROMPTS, max_new_tokens=6, stop=1, **way)) for way in WAYS]
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("tp", [2, 4])
 def test_every_tp_writes_what_one_rank_does(tp: int) -> None:
@@ -96,6 +97,7 @@ def test_every_tp_writes_what_one_rank_does(tp: int) -> None:
     assert run_on_ranks(on_rank, tp) == [expected] * tp
 
 
+@pytest.mark.slow
 def test_stages_write_what_one_rank_does() -> None:
     """tp 2 × pp 3: the first stage has no block, the second ends one stack and begins the other."""
 

@@ -50,6 +50,7 @@ def multiplies(dtype: torch.dtype) -> None:
         pytest.skip(f"this processor has no units for products of {dtype} with an fp32 result")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("loaded")
 def test_a_processor_that_multiplies_fp32_by_them_multiplies_16_bits_too() -> None:
     """Widened while they are packed, where it has no units for them."""

@@ -69,6 +69,7 @@ def test_ranks_that_find_each_other_through_the_environment(config: Path) -> Non
     assert "train.seed: rank 0 has 1234, rank 1 has 2\n" in error
 
 
+@pytest.mark.slow
 def test_what_belongs_to_a_machine_may_differ(config: Path, corpus: TinyCorpus, tmp_path: Path) -> None:
     """Paths of the same files, and how a device is named (threads too, but a forked rank may only have one)."""
     for ending in (".bin", ".idx", ".json"):

@@ -506,6 +506,7 @@ launch.end_beside_threads(130)
     assert (answer.returncode, answer.stdout, answer.stderr) == (130, "said\n", "")
 
 
+@pytest.mark.slow
 def test_ranks_meet_and_the_first_of_two_exceptions_is_shown(tmp_path: Path) -> None:
     body = """
         import torch

@@ -88,6 +88,7 @@ def test_the_harness_knows_it() -> None:
     assert get_model("colonnade") is ColonnadeLM
 
 
+@pytest.mark.slow
 def test_it_answers_as_the_harness_own_model_does(ours: ColonnadeLM, hf: Any) -> None:
     theirs = answers(hf)
     assert_alike(answers(ours), theirs)

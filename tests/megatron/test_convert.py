@@ -156,6 +156,7 @@ def megatron_bert(args: dict[str, Any], whole: dict[str, torch.Tensor]) -> Any:
     return model.double().eval()
 
 
+@pytest.mark.slow
 def test_the_same_bytes_whatever_layout_wrote_it(words: tuple[object, ...], tmp_path: Path) -> None:
     whole = weights(GPT)
     found = []

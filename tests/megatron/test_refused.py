@@ -205,6 +205,7 @@ def test_files_that_are_cut_off(kept: int, copied: Callable[[str], Path], tmp_pa
     assert str(file) in (message := said(tmp_path, file.parents[1])) and "cut off" in message
 
 
+@pytest.mark.slow
 def test_numbers_that_were_changed_are_not_a_crash(copied: Callable[[str], Path], tmp_path: Path) -> None:
     """Any byte of the part that says what the file holds: it is refused by name, or does not matter."""
     file = copied("one") / "mp_rank_00" / FILE

@@ -61,6 +61,7 @@ def _reduce_and_gather(rank: int, num_ranks: int) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 @can_share
 @pytest.mark.parametrize("num_ranks", first_fast([2, 3]))
 def test_all_reduce_and_all_gather_are_what_they_should_be(num_ranks: int) -> None:
@@ -148,6 +149,7 @@ def _shown_and_taken_later(rank: int, num_ranks: int) -> list[bool]:
     return found
 
 
+@pytest.mark.slow
 @can_share
 @pytest.mark.parametrize("num_ranks", first_fast([2, 3]))
 def test_what_is_shown_may_be_taken_later_and_in_any_order(num_ranks: int) -> None:

@@ -147,6 +147,7 @@ def test_the_factor_multiplies_gradients() -> None:
     assert not torch.allclose(ours(factor=0.037), ours())
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, TOTAL), max_size=6))
 def test_slices_cut_anywhere_are_updated_as_the_whole(cuts: list[int]) -> None:
@@ -236,6 +237,7 @@ def test_every_rank_calls_the_total_once_whatever_it_holds() -> None:
     assert calls == [(3, 2)]
 
 
+@pytest.mark.slow
 def test_norms_of_fp32_weights_do_not_depend_on_their_length() -> None:
     """The step is the rate times the weight to fp32's rounding, for a weight of a size at which fp32 sums stray."""
     w = torch.full((20_000_000,), 0.02)

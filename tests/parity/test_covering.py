@@ -68,6 +68,7 @@ def test_a_handful_has_every_value() -> None:
     assert set(map(str, handful())) <= set(map(str, covering())) and len(handful()) <= 8
 
 
+@pytest.mark.slow
 def test_it_is_small_and_the_same_each_time() -> None:
     assert len(covering()) <= 60
     first = covering()

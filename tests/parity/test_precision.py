@@ -197,6 +197,7 @@ def exact_sums() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 QUICK = ("serial", "pp2 zero_bubble", "dp2 zero3")
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "way", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in LONG]
@@ -216,6 +217,7 @@ def test_256_microbatches_add_up_in_fp32(way: str, exact_sums: tuple[dict[str, T
         assert not len(lost) or (lost > bound[exact != 0]).double().mean() > 0.5, f"{name}: the bound tells them apart"
 
 
+@pytest.mark.slow
 def test_a_step_smaller_than_bf16_can_tell_moves_the_master() -> None:
     config = long_config(SERIAL)
     optim = config.optim.model_copy(update={"learning_rate": 1e-3, "warmup_steps": 0})
@@ -271,6 +273,7 @@ def test_16_bit_reduction_rounds_each_share_and_the_sum(zero: Any) -> None:
 # --- offload ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "way", [Way(micro_batch_size=4), Way(dp=2, micro_batch_size=2), Way(dp=2, micro_batch_size=2, zero=3)], ids=str

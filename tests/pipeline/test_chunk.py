@@ -214,6 +214,7 @@ def test_after_a_split_backward_gradients_are_ready_when_the_deferred_ones_are()
 some_units = st.tuples(st.integers(0, 5), st.integers(0, 6)).map(lambda ends: unit_names(4)[min(ends) : max(ends)])
 
 
+@pytest.mark.slow
 @given(some_units.filter(bool), st.integers(0, 5))
 def test_it_says_beforehand_what_it_will_acquire(names: list[str], every: int) -> None:
     toy, owner, chunk = chunk_of(names, every=every)

@@ -76,6 +76,7 @@ def test_an_action_has_the_longest_name_that_its_columns_hold(width: int, name: 
     assert draw._fitting(action, 1, width) == name.removesuffix(".1")
 
 
+@pytest.mark.slow
 @given(shapes())
 @settings(deadline=None, max_examples=30)
 def test_every_action_is_drawn_in_both(shape: Shape) -> None:

@@ -30,6 +30,7 @@ def test_every_schedule_is_legal_and_ends_whatever_things_last(shape: Shape) -> 
         assert all(before.end <= after.start for before, after in pairwise(events))
 
 
+@pytest.mark.slow
 @given(shapes())
 @settings(deadline=None, max_examples=60)
 def test_stages_that_share_nothing_take_as_long_as_alone(shape: Shape) -> None:
@@ -45,6 +46,7 @@ def test_stages_that_share_nothing_take_as_long_as_alone(shape: Shape) -> None:
     assert slower == fixed, "a quarter of the work, at a quarter of the pace"
 
 
+@pytest.mark.slow
 @given(shapes())
 @settings(deadline=None, max_examples=60)
 def test_stages_that_share_one_core_take_as_long_as_all_work(shape: Shape) -> None:

@@ -13,6 +13,7 @@ TIMES = st.integers(1, 12).map(lambda quarters: quarters / 4)
 """Sums of quarters are exact."""
 
 
+@pytest.mark.slow
 @given(shapes(), TIMES, TIMES, TIMES)
 @settings(deadline=None, max_examples=150)
 def test_bubble_and_peaks_of_every_schedule(

@@ -63,6 +63,7 @@ def test_its_numbers_are_those_of_the_run(corpus: TinyCorpus, tmp_path: Path) ->
     assert "note" not in rows(found)
 
 
+@pytest.mark.slow
 def test_the_largest_stage_is_told_on_every_rank(corpus: TinyCorpus, tmp_path: Path) -> None:
     config = tiny.config(corpus, tmp_path, "parallel.pp=2", "model.num_layers=3", "train.micro_batch_size=1")
     found = run_on_ranks(lambda rank, _: told(config, build_mesh(Layout(pp=2), rank)), 2)
@@ -95,6 +96,7 @@ def test_the_layout_in_words(keys: dict[str, Any], said: str) -> None:
     assert banners._layout(ParallelConfig(**keys), "gloo") == f"{said}; ranks talk through gloo"
 
 
+@pytest.mark.slow
 def test_it_comes_before_the_first_step_and_into_the_events(config: Path, tmp_path: Path) -> None:
     answer = forked("train", config, ALL_EVALUATED)
     lines = answer.out.splitlines()
@@ -114,6 +116,7 @@ def test_the_first_line_is_there_before_torch_is(config: Path) -> None:
     assert answer.out.count("  layout ") == 1
 
 
+@pytest.mark.slow
 def test_a_token_file_that_does_not_name_its_tokenizer(corpus: TinyCorpus, tmp_path: Path) -> None:
     for ending in (".bin", ".idx"):
         shutil.copy(f"{corpus.prefix}{ending}", f"{tmp_path}/megatron{ending}")

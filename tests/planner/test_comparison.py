@@ -84,6 +84,7 @@ def test_one_rank_of_each_stage_predicts(monkeypatch: pytest.MonkeyPatch) -> Non
     assert asked == [0, 1] and told == [(rank, first.get(rank, 0)) for rank in range(layout.num_ranks)]
 
 
+@pytest.mark.slow
 def test_a_run_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     path = tiny.write_config(tiny.make(tmp_path), tmp_path)
     monkeypatch.setattr("sys.argv", ["colonnade", "train", str(path)])

@@ -155,6 +155,7 @@ def test_gradients_of_a_tied_table_stay_from_the_head_to_the_embedding() -> None
 # --- as many micro-batches as tell ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["naive", "1f1b", "zero_bubble", "interleaved"])
 @pytest.mark.parametrize("pp", [1, 3])
 def test_a_longer_step_keeps_no_more(pp: int, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:

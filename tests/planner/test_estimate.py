@@ -182,6 +182,7 @@ def test_ranks_copy_a_checkpoint_together_or_one_storage_takes_it_all() -> None:
     assert stalls == [size / 4 / A100["host.link_bandwidth"], size / A100["storage.write_bandwidth"]]
 
 
+@pytest.mark.slow
 def test_each_step_has_its_share_of_a_checkpoint() -> None:
     saves = configuration(TWO).checkpoint.model_copy(update={"asynchronous": False})
     none, often = (
@@ -194,6 +195,7 @@ def test_each_step_has_its_share_of_a_checkpoint() -> None:
     assert often.seconds_per_step == none.seconds_per_step + often.stall / 5
 
 
+@pytest.mark.slow
 def test_batches_are_read_by_the_cpu_that_computes_and_while_a_gpu_does() -> None:
     way, second = Way(dp=2, micro_batch_size=2), 1 / (4 * 8)  # a rank has 4 of the 8 samples of 8 tokens
     config = configuration(way, replace(PLAIN, precision="fp32"))
@@ -223,6 +225,7 @@ def test_a_pipeline_waits() -> None:
     assert set(each.walks) == {0, 1}
 
 
+@pytest.mark.slow
 def test_stages_that_share_cores_are_faster_while_others_wait() -> None:
     """One core for four stages: what they compute takes as long as one after the other, whoever waits for whom."""
     config = configuration(Way(pp=4, micro_batch_size=2), replace(PLAIN, num_layers=8, precision="fp32"))

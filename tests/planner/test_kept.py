@@ -149,6 +149,7 @@ def test_the_most_of_a_run_is_its_own() -> None:
     assert most == 3 * 5 * 4 and len(made) == 5 and len(small) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(13)
 @pytest.mark.parametrize(
     "precision", ["fp32", "bf16", *(pytest.param(p, marks=pytest.mark.slow) for p in ("fp16", "fp64"))]
@@ -159,6 +160,7 @@ def test_what_each_unit_keeps_to_the_byte(keys: dict[str, Any], precision: str) 
         check(model_of(keys), ParallelConfig.model_validate({"tp": tp, "recompute": recompute}), precision)
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(15)
 @pytest.mark.parametrize("option", LLAMAS)
 def test_what_each_option_of_llama_keeps_to_the_byte(option: str) -> None:

@@ -1,5 +1,7 @@
 """Timing units: all of them, in proportion to their work."""
 
+import pytest
+
 from colonnade.architecture.families import architecture_of
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import ParallelConfig, TrainConfig
@@ -7,6 +9,7 @@ from colonnade.pipeline.partition import cut
 from colonnade.planner.measure import measured
 
 
+@pytest.mark.slow
 def test_a_heavy_head_is_seen() -> None:
     """A head of 64 blocks' work: no clock and no busy machine mistakes it for one."""
     model = ModelConfig(num_layers=4, hidden_size=64, num_heads=4, seq_length=32, dropout=0.0, attention_dropout=0.0)

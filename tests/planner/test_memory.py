@@ -91,6 +91,7 @@ def test_every_stage_of_zero(zero: int, precision: str) -> None:
     check(config({"dp": 3, "zero": zero}, train={"precision": precision}))
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("zero", [pytest.param(0, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b", "zero_bubble"])
@@ -98,6 +99,7 @@ def test_every_schedule(schedule: str, zero: int) -> None:
     check(config({"pp": 2, "dp": 2, "zero": zero, "schedule": schedule}))
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(11)
 @pytest.mark.parametrize("zero", [pytest.param(0, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(("pp", "virtual_stages"), [(1, 2), (2, 2), (4, 2)])
@@ -105,6 +107,7 @@ def test_virtual_stages(pp: int, virtual_stages: int, zero: int) -> None:
     check(config({"pp": pp, "dp": 2, "zero": zero, "schedule": "interleaved", "virtual_stages": virtual_stages}))
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(7)
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("pp", [1, 2])
@@ -112,6 +115,7 @@ def test_tensor_and_sequence_parallel(pp: int, sequence_parallel: bool) -> None:
     check(config({"tp": 2, "pp": pp, "sequence_parallel": sequence_parallel}))
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     "recompute",
@@ -130,6 +134,7 @@ FROZEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(23)
 @pytest.mark.parametrize("which", [*FROZEN, "lora"])
 @pytest.mark.parametrize(
@@ -148,6 +153,7 @@ def test_frozen_parts(which: str, parallel: dict[str, Any], precision: str) -> N
     check(config(parallel, parts=parts, lora=lora, train={"precision": precision}))
 
 
+@pytest.mark.slow
 def test_what_is_frozen_takes_parameters_alone() -> None:
     """In bf16 a trained weight takes 2 bytes, 4 of gradient, 4 of master weight and 8 of moments; a frozen one 2."""
     every, half = (
@@ -160,6 +166,7 @@ def test_what_is_frozen_takes_parameters_alone() -> None:
     assert every.optimizer - half.optimizer == 12 * frozen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", [1, 3])
 def test_offload(zero: int) -> None:
     run = config({"dp": 2, "zero": zero, "offload": True}, train={"precision": "bf16"})
@@ -175,6 +182,7 @@ def test_offload_from_a_gpu_brings_gradients_along(zero: int) -> None:
     assert held.host == 4 * 2 * held.parameters // (2 if zero else 1)
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "model",
@@ -247,10 +255,12 @@ def test_documents_that_do_not_see_each_other(parallel: dict[str, Any], attentio
     check(config(parallel, model=long, documents="separate"))
 
 
+@pytest.mark.slow
 def test_uneven_cuts() -> None:
     check(config({"pp": 3, "cuts": [1, 6, 1]}))
 
 
+@pytest.mark.slow
 def test_gradients_that_cross_ranks_in_16_bits_take_a_copy() -> None:
     run = config({"dp": 2, "zero": 3}, train={"precision": "bf16", "reduce_precision": "16-bit"})
     narrow, wide = (
@@ -320,6 +330,7 @@ def test_16_bytes_an_element(parallel: ParallelConfig, precision: str) -> None:
         )
 
 
+@pytest.mark.slow
 def test_recomputation_and_sequence_parallelism_keep_less() -> None:
     less = [
         {},
@@ -357,6 +368,7 @@ def bloom(stage: int, **keys: Any) -> Memory:
     return rank_memory(BLOOM, parallel, train, vocab_size=250_880, stage=stage)
 
 
+@pytest.mark.slow
 def test_bloom_fits_its_machine_with_zero_1_and_not_without() -> None:
     """384 A100 of 80 GB as tp 4 × pp 12 × dp 8, ZeRO stage 1."""
     assert bloom(0).total < 50e9
@@ -364,6 +376,7 @@ def test_bloom_fits_its_machine_with_zero_1_and_not_without() -> None:
     assert bloom(0, recompute="none").total > 80e9
 
 
+@pytest.mark.slow
 def test_blooms_parts_weigh_what_was_published() -> None:
     """In bf16 the embedding weighs 7.2 GB and a block 4.9 GB; the model has 176B parameters."""
     first, middle, last = (bloom(stage).parameters * 4 for stage in (0, 5, 11))  # over tp

@@ -44,6 +44,7 @@ def plan(*, timed: bool = True) -> Plan:
     return Plan(settings, pipeline, plan_run(settings, 64), walks, found)
 
 
+@pytest.mark.slow
 def test_every_picture_is_there_with_the_plans_numbers() -> None:
     text = page(plan())
     words = Reader(text).text

@@ -126,6 +126,7 @@ def check_shortcut(way: Way) -> None:
         assert abs(short.peak.bytes - whole.peak.bytes) <= LOSSES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", LONG_WAYS[:1] + LONG_WAYS[3:4], ids=str)
 def test_a_shorter_walk_tells_the_same(way: Way) -> None:
     check_shortcut(way)

@@ -58,6 +58,7 @@ def test_what_is_received_is_not_sent() -> None:
     assert RankKind((0,), 1, Memory(0, 0, 0, 0, 0), traffic).sent == 4_020
 
 
+@pytest.mark.slow
 def test_every_stage_is_one_of_the_kinds() -> None:
     config = load(EXAMPLES / "laptop-3d.toml", ["parallel.pp=4", "parallel.schedule=1f1b", "parallel.virtual_stages=1"])
     plan = planned(config, 1024)
@@ -74,6 +75,7 @@ def test_every_stage_is_one_of_the_kinds() -> None:
     assert largest(plan).memory.total == max(kind.memory.total for kind in plan.kinds)
 
 
+@pytest.mark.slow
 def test_stages_that_hold_or_send_the_same_are_told_once() -> None:
     overrides = ["parallel.sequence_parallel=false", "parallel.pp=8", "parallel.virtual_stages=1"]
     overrides.append("parallel.cuts=[1,1,1,1,1,1,1,1]")
@@ -86,6 +88,7 @@ def test_stages_that_hold_or_send_the_same_are_told_once() -> None:
     assert len([line for line in lines if line.startswith("  1–6  tp ")]) == 1, "memory differs, traffic does not"
 
 
+@pytest.mark.slow
 def test_text_and_json() -> None:
     plan = planned(load(EXAMPLES / "gpt2-8.3b.toml"), 50_257)
     text, found = as_text(plan), as_json(plan)

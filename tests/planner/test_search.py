@@ -49,6 +49,7 @@ def test_it_tries_every_axis() -> None:
     assert {each["schedule"] for each in chosen} == {"1f1b", "interleaved", "zero_bubble"}
 
 
+@pytest.mark.slow
 def test_nothing_on_the_front_is_beaten() -> None:
     front = found().front
     assert front and front[0] is found().fitting[0]
@@ -137,6 +138,7 @@ def test_computing_layers_again_takes_longer_and_keeps_less_of_the_same_layout()
     assert longer > seconds and less < memory
 
 
+@pytest.mark.slow
 def test_units_of_a_decoder_hand_on_their_own_stream_alone() -> None:
     """What the encoder has made passes through them, and is there once."""
     t5 = configured(Case(drop=0.0, block="t5", precision="bf16"), Way(micro_batch_size=1))

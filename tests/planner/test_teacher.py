@@ -18,6 +18,7 @@ from tests.tiny import TinyCorpus, write_config
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow
 def test_a_teacher_beside_the_student_takes_its_weights_and_what_it_says(
     finished: Finished, corpus: TinyCorpus, tmp_path: Path
 ) -> None:
@@ -33,6 +34,7 @@ def test_a_teacher_beside_the_student_takes_its_weights_and_what_it_says(
     assert beside.operators - alone.operators == 3 * 2 * 16 * 275 * 4
 
 
+@pytest.mark.slow
 def test_a_pipelines_first_stage_has_a_part_of_the_weights_alone(
     finished: Finished, corpus: TinyCorpus, tmp_path: Path
 ) -> None:

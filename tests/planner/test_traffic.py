@@ -92,6 +92,7 @@ def test_a_measured_step(block: Any, sites: tuple[SiteName, ...]) -> None:
     assert sum(flow.count for flow in extra) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", ["upper", "lora", "lora on some"])
 @pytest.mark.parametrize("block", ["t5", "neox"])
 def test_parts_of_other_blocks(block: Any, parts: Any) -> None:
@@ -101,6 +102,7 @@ def test_parts_of_other_blocks(block: Any, parts: Any) -> None:
     assert_agree(case, Way(tp=2, pp=2, micro_batch_size=4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("half", ["lora_a", "lora_b"])
 @pytest.mark.parametrize("block", ["gpt", "t5", "neox"])
 def test_one_half_of_adapters_is_frozen(monkeypatch: pytest.MonkeyPatch, block: Any, half: str) -> None:
@@ -166,6 +168,7 @@ def test_two_stacks(way: Way) -> None:
     assert_agree(Case(drop=0.0, block="t5 relu", tied=False, fp32_residual=True, precision="bf16"), way)
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(7)
 @pytest.mark.parametrize("cuts", [(1, 1, 2, 4), (4, 2, 1, 1), (2, 2, 2, 2)])
 def test_two_stacks_wherever_they_are_cut(cuts: tuple[int, ...]) -> None:

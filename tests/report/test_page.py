@@ -223,6 +223,7 @@ json_values = st.recursive(
 FILES = ["metrics.jsonl", "events.jsonl", "thermometers.jsonl", "prediction.json", "comparison.json", "profile.json"]
 
 
+@pytest.mark.slow
 @given(content=st.lists(json_values, max_size=4), name=st.sampled_from(FILES))
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

@@ -78,6 +78,7 @@ def test_a_bug_stays_one(finished: Finished) -> None:
     assert answer.status not in (0, 2) and "RuntimeError: shapes differ" in answer.err
 
 
+@pytest.mark.slow
 def test_the_batch_size_changes_no_number(finished: Finished, corpus: TinyCorpus) -> None:
     for data in (["--data", corpus.text], ["--part", "validation"]):
         told = [forked("evaluate", finished.folder, *data, *more).out for more in ([], ["--batch-size", 1])]

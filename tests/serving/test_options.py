@@ -130,6 +130,7 @@ def test_an_overlap_is_that_of_a_text_file(tmp_path: Path) -> None:
         assert problem == "--overlap compares the words of a text file with a corpus. Name one with --data."
 
 
+@pytest.mark.slow
 def test_data_that_is_not_there_is_told_before_torch_is_imported(finished: Finished) -> None:
     program = """
 import sys

@@ -43,6 +43,7 @@ def measured(*arguments: object, num_ranks: int = 1) -> dict[str, object]:
     return told
 
 
+@pytest.mark.slow
 def test_a_part_is_measured_as_the_run_measures_it(corpus: TinyCorpus, parts: Path, tmp_path: Path) -> None:
     """Of two runs whose parts are exchanged the test part of one is the validation part of the other."""
     config = write_config(corpus, tmp_path)

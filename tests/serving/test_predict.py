@@ -65,6 +65,7 @@ def test_the_chances_of_what_is_right_are_the_losses_of_the_runs_own_validation(
     assert json.loads(answer.out)["predictions"] == told
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("task", ["mnli", "race"])
 @pytest.mark.parametrize("layout", first_fast(list(LAYOUTS)))

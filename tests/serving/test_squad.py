@@ -48,6 +48,7 @@ def test_every_layout_answers_the_same(trained: Path, tmp_path: Path) -> None:
         }
 
 
+@pytest.mark.slow
 def test_the_threshold_decides_who_is_answered(trained: Path, tmp_path: Path) -> None:
     all_answered, (predictions, *_) = measured(trained, tmp_path, "--null-threshold", "1e9")
     assert all(predictions.values()) and all_answered["NoAns_exact"] == 0

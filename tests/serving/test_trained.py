@@ -61,6 +61,7 @@ def test_a_checkpoint_of_any_layout_writes_the_same_on_any_other(cut: Path, whol
     assert answers[0].out.startswith("aeion rst") and "\ntos" in answers[0].out
 
 
+@pytest.mark.slow
 def test_sampled_text_is_the_same_too_and_the_seed_changes_it(cut: Path) -> None:
     def text(tp: int, seed: int) -> str:
         return forked("generate", cut, "--prompt", "tos", "--seed", seed, "--tp", tp, num_ranks=tp).out
@@ -68,6 +69,7 @@ def test_sampled_text_is_the_same_too_and_the_seed_changes_it(cut: Path) -> None
     assert text(1, 7) == text(2, 7) != text(1, 8)
 
 
+@pytest.mark.slow
 def test_several_prompts_are_answered_as_each_alone(finished: Finished) -> None:
     prompts = ["aeion", "rst tos", ""]
     together = forked("generate", finished.folder, *(w for p in prompts for w in ("--prompt", p)), *GREEDY)
@@ -205,6 +207,7 @@ def whole_samples(file: TokenFile, prefix: Path, *, seq_length: int) -> Path:
     return prefix
 
 
+@pytest.mark.slow
 def test_a_text_is_measured_as_its_token_file_is(corpus: TinyCorpus, tmp_path: Path) -> None:
     """Of a run on separate documents too, with sliding windows and without."""
     packed = ["data.documents=separate", "data.packing=best_fit", "train.steps=2", "optim.warmup_steps=1"]
@@ -232,6 +235,7 @@ def test_a_token_file_of_another_program_is_measured_with_a_note(
     assert told["tokenizer_checked"] is False and len(told["notes"]) == 1
 
 
+@pytest.mark.slow
 def test_evaluation_under_any_layout(cut: Path, whole: Path, corpus: TinyCorpus) -> None:
     answers = [
         forked("evaluate", run, "perplexity", "--data", corpus.prefix, "--json", "--tp", tp, num_ranks=tp)
@@ -254,6 +258,7 @@ def test_text_and_token_file_agree(finished: Finished, corpus: TinyCorpus) -> No
     assert tokens["loss"] == text["loss"] and tokens["bytes"] == text["bytes"] and text["words"] == 480
 
 
+@pytest.mark.slow
 def test_a_run_without_a_tokenizer_cannot_write(corpus: TinyCorpus, tmp_path: Path) -> None:
     config = write_config(corpus, tmp_path)
     config.write_text(config.read_text().replace(f'tokenizer = "{corpus.tokenizer}"\n', ""))
@@ -378,6 +383,7 @@ def test_a_manifest_that_is_a_folder(finished: Finished, tmp_path: Path) -> None
     assert answer.status == 2 and "manifest.json is a folder" in answer.err
 
 
+@pytest.mark.slow
 def test_padding_of_the_vocabulary_is_zero_and_never_written(cut: Path) -> None:
     from colonnade.mesh.layout import Layout
     from colonnade.mesh.mesh import build_mesh

@@ -118,6 +118,7 @@ def test_variants_by_their_names(pair: Pair, lambada: Path, variant: str) -> Non
     assert words.startswith(f"LAMBADA ({variant}): accuracy ")
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("layout", [("--tp", 2), ("--pp", 2), ("--dp", 2)], ids=lambda layout: layout[0][2:])
 def test_every_layout_finds_what_one_rank_does(

@@ -251,6 +251,7 @@ def alone(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_metrics_tell_each_loss(alone: Path) -> None:
     for line in metrics(alone):
         assert line["loss"] == pytest.approx(line["masked_loss"] + line["sentence_order_loss"], rel=1e-12)
@@ -310,6 +311,7 @@ def test_a_run_goes_on_where_it_was(alone: Path, texts: Path, tmp_path: Path) ->
         assert mine["loss"] == pytest.approx(expected["loss"], rel=1e-10)
 
 
+@pytest.mark.slow
 def test_blends_and_curricula(texts: Path, tmp_path: Path) -> None:
     path = write(texts, tmp_path)
     alone = f'train = "{texts}/tokens"'

@@ -7,14 +7,13 @@ from hypothesis import strategies as st
 
 from colonnade.tasks.scores import scores_of
 
-metrics = pytest.importorskip("sklearn.metrics")
-stats = pytest.importorskip("scipy.stats")
-
 PAIRS = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=2, max_size=30)
 
 
+@pytest.mark.slow
 @given(PAIRS)
 def test_two_labels(pairs: list[tuple[int, int]]) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")  # seconds, which only a process that runs this has to spend
     predicted, right = np.array(pairs).T
     found = scores_of(np.eye(2)[predicted], right.astype(float), binary=True)
     assert found["accuracy"] == pytest.approx(metrics.accuracy_score(right, predicted))
@@ -31,6 +30,7 @@ def test_several_labels_have_an_accuracy() -> None:
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=3, max_size=30))
 def test_scores(pairs: list[tuple[int, int]]) -> None:
     """With equal numbers, whose ranks are shared."""
+    stats = pytest.importorskip("scipy.stats")
     told, right = np.array(pairs, dtype=float).T
     found = scores_of(told[:, None], right, binary=False)
     if len(set(told)) == 1 or len(set(right)) == 1:

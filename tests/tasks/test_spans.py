@@ -70,6 +70,7 @@ def asking(questions: Path) -> tuple[str, ...]:
     return (f"data.questions={questions / 'dev.json'}", "model.init_std=0.5", "optim.learning_rate=3e-2")
 
 
+@pytest.mark.slow
 def test_questions_are_scored_as_evaluate_scores_them(questions: Path, asked: Path, tmp_path: Path) -> None:
     measured = forked(
         "evaluate", asked, "squad", "--data", questions / "dev.json", "--stride", 5, "--max-query-length", 3, "--json"

@@ -171,6 +171,7 @@ def test_a_run_goes_on_where_it_was_on_another_layout(alone: Path, texts: Path, 
         assert mine["loss"] == pytest.approx(expected["loss"], rel=1e-10)
 
 
+@pytest.mark.slow
 def test_a_curriculum_grows_what_is_read(texts: Path, tmp_path: Path) -> None:
     path = write(texts, tmp_path)
     with path.open("a") as stream:
@@ -180,6 +181,7 @@ def test_a_curriculum_grows_what_is_read(texts: Path, tmp_path: Path) -> None:
     assert [line["tokens"] for line in metrics(tmp_path / "run")] == [32, 64, 128, 192]
 
 
+@pytest.mark.slow
 def test_it_is_measured_and_writes(alone: Path) -> None:
     answer = forked("evaluate", alone, "--part", "test")
     assert answer.status == 0 and "tokens to be written are right" in answer.out, answer

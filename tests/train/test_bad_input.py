@@ -274,6 +274,7 @@ def test_more_or_fewer_ranks_than_the_layout_has(place: Place, asked: int, start
     assert not (place.folder / "new").exists()
 
 
+@pytest.mark.slow
 def test_ids_beyond_the_vocabulary_deep_in_the_data(place: Place) -> None:
     """Found when they are read, steps later; what has been saved stays."""
     override = place.tokens(*[[1, 2, 3] * 400] * 30, *[[1, 2, 999] * 400] * 10)

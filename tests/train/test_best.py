@@ -149,6 +149,7 @@ def run(finished: Finished, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.slow
 def test_the_best_is_measured_and_writes(run: Path, corpus: TinyCorpus) -> None:
     measure = ["perplexity", "--data", corpus.text, "--json"]
     newest, best = (forked("evaluate", run, *measure, *more) for more in ([], ["--best"]))

@@ -88,6 +88,7 @@ def test_packed_documents_train_alike_on_every_layout(config: Path, tmp_path: Pa
             assert ours == pytest.approx(theirs, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_each_data_set_is_validated_by_itself_too(
     blended: Path, corpus: TinyCorpus, other: TinyCorpus, tmp_path: Path
 ) -> None:

@@ -49,6 +49,7 @@ def test_the_first_step_that_has_another_rate_is_named(corpus: TinyCorpus, tmp_p
     assert "from step 15 on" in line
 
 
+@pytest.mark.slow
 def test_the_value_that_was_in_effect_is_no_change(finished: Finished, run: Path) -> None:
     """What that line tells to set."""
     answer = go_on(finished, run, "train.steps=9", "optim.decay_steps=6")

@@ -125,6 +125,7 @@ def test_the_loss_is_that_of_each_conversation_alone_in_transformers(talks: Path
     assert metrics(tmp_path / "run")[-1]["validation_loss"] == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_model_answers_until_the_turn_ends(talks: Path, tuned: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(talks / "tokenizer")
     answer = here("generate", tuned, "--chat", "--prompt", "What is it?", "--max-new-tokens", "200", "--json")
@@ -154,6 +155,7 @@ def test_conversations_that_cannot_be_answered(record: object, message: str, tun
     assert answer.status == 2 and message in answer.err and "Traceback" not in answer.err
 
 
+@pytest.mark.slow
 def test_a_model_of_text_has_no_template(talks: Path, tmp_path: Path) -> None:
     made = here("data", "tokenize", talks / "talks.jsonl", "--key", "messages", "--output", tmp_path / "x",
                 "--tokenizer", talks / "tokenizer")  # fmt: skip
@@ -172,6 +174,7 @@ def test_a_model_of_text_has_no_template(talks: Path, tmp_path: Path) -> None:
     assert answer.status == 2 and "no tokenizer_config.json with a chat template" in answer.err
 
 
+@pytest.mark.slow
 def test_a_merged_model_writes_conversations_as_it_did_before(talks: Path, tuned: Path, tmp_path: Path) -> None:
     answer = run(talks, tmp_path, f"train.init_from={tuned}", "lora.rank=2", "train.steps=1")
     assert answer.status == 0, answer
@@ -182,6 +185,7 @@ def test_a_merged_model_writes_conversations_as_it_did_before(talks: Path, tuned
     assert answer.status == 0, answer
 
 
+@pytest.mark.slow
 def test_conversations_that_are_left_out_are_counted_aloud(talks: Path, tmp_path: Path) -> None:
     answer = run(talks, tmp_path, "data.too_long=drop", "model.seq_length=24", "train.steps=1")
     file = TokenFile(str(talks / "talks"))

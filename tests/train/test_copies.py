@@ -156,6 +156,7 @@ def test_one_bit_on_one_rank_is_named(
     assert saved_steps(tmp_path / "run") == [2] and metrics(tmp_path / "run")[-1]["step"] == 4
 
 
+@pytest.mark.slow
 def test_copies_are_compared_every_so_many_steps(config: Path, tmp_path: Path) -> None:
     """Between saves, and not more often."""
     arguments = [
@@ -170,6 +171,7 @@ def test_copies_are_compared_every_so_many_steps(config: Path, tmp_path: Path) -
     assert saved_steps(tmp_path / "run") == []
 
 
+@pytest.mark.slow
 def test_a_save_in_the_background_is_refused_as_well(config: Path, tmp_path: Path) -> None:
     first = corrupted(0, weight("blocks.1", MATRIX))
     answers = start(
@@ -185,6 +187,7 @@ def test_a_save_in_the_background_is_refused_as_well(config: Path, tmp_path: Pat
     assert saved_steps(tmp_path / "run") == [2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     first_fast(
@@ -230,6 +233,7 @@ def test_the_run_ends_as_if_nothing_had_been(config: Path, tmp_path: Path, polic
     assert told["ranks"] == ([1] if dp == 4 else []) and any("blocks.0.mlp.up" in what for what in told["what"])
 
 
+@pytest.mark.slow
 def test_before_the_first_checkpoint_there_is_nothing_to_return_to(config: Path, tmp_path: Path) -> None:
     keys = ["parallel.dp=2", "checkpoint.compare_copies_every=1", "train.evaluate_every=0"]
     first = corrupted(1, weight("blocks.0", MATRIX), step=1)
@@ -238,6 +242,7 @@ def test_before_the_first_checkpoint_there_is_nothing_to_return_to(config: Path,
     assert not metrics(tmp_path / "run") or metrics(tmp_path / "run")[-1]["step"] == 1
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_wrong_again_and_again_ends_it(config: Path, tmp_path: Path) -> None:
     keys = ["parallel.dp=2", "restarts.limit=2", "train.evaluate_every=0"]
     answers = start("train", config, *keys, num_ranks=2, first=corrupted(1, weight("blocks.0", MATRIX))).answers()
@@ -245,6 +250,7 @@ def test_a_rank_that_is_wrong_again_and_again_ends_it(config: Path, tmp_path: Pa
     assert [event["event"] for event in events(tmp_path / "run")].count("copies differ") == 2
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_is_undone_ends_nothing(config: Path, tmp_path: Path) -> None:
     """That of step 3 is none the better, and there copies differ: the run returns to step 2, and goes on to its end."""
     differ = corrupted(1, once(weight("blocks.0", MATRIX)), step=3)

@@ -103,6 +103,7 @@ def test_the_same_files_elsewhere_are_the_same_data(stopped: Path, tmp_path: Pat
     assert_same(tmp_path / "run", tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_files_of_a_blend_in_another_order_are_another_run(stopped: Path, tmp_path: Path) -> None:
     text = stopped.read_text()
     text = text.replace("/one", "/three").replace("/two", "/one").replace("/three", "/two")

@@ -84,6 +84,7 @@ def serial(examples: Path, teacher: Path, tmp_path_factory: pytest.TempPathFacto
     return taught(examples, tmp_path_factory.mktemp("serial"), teacher, *WIDER)
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("layout",), first_fast([(each,) for each in LAYOUTS], 2), ids=str)
 def test_every_layout_is_the_serial_run(
@@ -113,6 +114,7 @@ def states_of(model: Trained, inputs: LabelInputs) -> list[Tensor]:
         return [*found, model.model.head.predict(carry[0])]  # type: ignore[operator,union-attr]
 
 
+@pytest.mark.slow
 def test_the_first_loss_is_torchs(examples: Path, teacher: Path, tmp_path: Path) -> None:
     """Labels, teacher and hidden states by torch's own functions, of models as they are saved: two micro-batches of
     texts of other lengths are one batch.

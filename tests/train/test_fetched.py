@@ -94,6 +94,7 @@ def test_on_a_fresh_machine_the_run_goes_on(finished: Finished, config: Path, st
     assert_same_end(run, finished.folder)
 
 
+@pytest.mark.slow
 def test_on_several_ranks(config: Path, tmp_path: Path) -> None:
     """Files of both ranks go up and come back."""
     store, run, keys = tmp_path / "store", tmp_path / "run", ("parallel.dp=2", "parallel.zero=1")
@@ -106,6 +107,7 @@ def test_on_several_ranks(config: Path, tmp_path: Path) -> None:
     assert_same(run, tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_on_a_fresh_machine_the_run_returns_to_a_step_that_only_the_storage_has(
     config: Path, store: Path, tmp_path: Path
 ) -> None:
@@ -150,6 +152,7 @@ def test_killed_within_an_upload(finished: Finished, config: Path, tmp_path: Pat
     assert Stored(f"file://{store}").steps() == {4: True, 6: True}
 
 
+@pytest.mark.slow
 def test_the_disk_has_older_ones(finished: Finished, config: Path, store: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished.folder, run)
@@ -162,6 +165,7 @@ def test_the_disk_has_older_ones(finished: Finished, config: Path, store: Path, 
     assert Stored(f"file://{store}").steps() == {4: True, 6: True}
 
 
+@pytest.mark.slow
 def test_what_is_damaged_there_falls_back(finished: Finished, config: Path, store: Path, tmp_path: Path) -> None:
     flip(store)
     answer = trained(config, store)
@@ -222,6 +226,7 @@ def test_what_is_damaged_on_the_disk_is_fetched(
     assert_same_end(run, finished.folder)
 
 
+@pytest.mark.slow
 def test_a_step_is_fetched_in_place_of_a_damaged_one_once(
     finished: Finished, config: Path, store: Path, tmp_path: Path
 ) -> None:
@@ -234,6 +239,7 @@ def test_a_step_is_fetched_in_place_of_a_damaged_one_once(
     assert_same(run, finished.folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("damage", "said"), [(flip, "The one before it is looked for"), (lose, "step_00000004.")])
 def test_what_is_damaged_in_both_places_falls_back(
     finished: Finished, config: Path, store: Path, tmp_path: Path, damage: Callable[[Path], None], said: str
@@ -248,6 +254,7 @@ def test_what_is_damaged_in_both_places_falls_back(
     assert_same(run, finished.folder)
 
 
+@pytest.mark.slow
 def test_the_only_one_of_the_disk_is_replaced_by_an_older_one(
     finished: Finished, config: Path, store: Path, tmp_path: Path
 ) -> None:
@@ -261,6 +268,7 @@ def test_the_only_one_of_the_disk_is_replaced_by_an_older_one(
     assert_same(run, finished.folder)
 
 
+@pytest.mark.slow
 def test_a_storage_that_fails_by_then_leaves_the_disk(
     finished: Finished, config: Path, tmp_path: Path, uploaded: Path
 ) -> None:
@@ -351,6 +359,7 @@ def test_what_was_changed_in_mid_run_comes_along(config: Path, tmp_path: Path) -
     assert not refused and "changed" in [event["event"] for event in events(run)]
 
 
+@pytest.mark.slow
 def test_a_rollback_made_here_is_not_undone(finished: Finished, config: Path, store: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished.folder, run)
@@ -438,6 +447,7 @@ def test_bad_input(config: Path, tmp_path: Path) -> None:
     assert answer.status == 2 and "checkpoint.upload_to is not set" in answer.err
 
 
+@pytest.mark.slow
 def test_credentials_are_nowhere(corpus: TinyCorpus, uploaded: Path, tmp_path: Path) -> None:
     """In a storage whose URL has a key, what is fetched, trained, uploaded and said shows nothing of it."""
     memory = MemoryFileSystem()

@@ -228,6 +228,7 @@ def test_bad_lines_are_refused_once_and_the_run_goes_on(config: Path, tmp_path: 
     assert [event["step"] for event in events(run) if event["event"] == "changed"] == [4]
 
 
+@pytest.mark.slow
 def test_the_command_writes_whole_lines_and_refuses_what_the_run_would(config: Path, tmp_path: Path) -> None:
     run = tmp_path / "asked"
     train(config, run, "train.steps=4")
@@ -281,6 +282,7 @@ def test_a_change_leaves_the_learning_rate_as_low_as_a_rollback_has_made_it(conf
     assert rate(4) != learning_rate_of(began)(4)
 
 
+@pytest.mark.slow
 def test_a_line_that_comes_in_mid_run_holds_behind_the_step_under_way_on_all_ranks(
     config: Path, tmp_path: Path
 ) -> None:

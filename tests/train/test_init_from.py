@@ -36,6 +36,7 @@ def begun(corpus: TinyCorpus, folder: Path, source: Path, *more: str, num_ranks:
     return after_banner(answer.out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [
@@ -146,6 +147,7 @@ def test_another_tokenizer_is_refused(finished: Finished, corpus: TinyCorpus, tm
 RESIZED = ("model.vocab_size=300", "model.seq_length=24", "train.init_from_resize=true")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [

@@ -62,6 +62,7 @@ def check_that_it_goes_on(config: Path, run: Path, layout: list[str], status: in
     assert_same(run, run.with_name("whole"))
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "number"),
@@ -83,6 +84,7 @@ def test_every_rank_gets_the_signal(config: Path, tmp_path: Path, name: str, num
     check_that_it_goes_on(config, run, layout, answers[0].status, answers[0].out)
 
 
+@pytest.mark.slow
 def test_one_rank_gets_the_signal(config: Path, tmp_path: Path) -> None:
     """All of them stop after the same step, and save."""
     ranks = start("train", config, *LONG, "parallel.dp=2", num_ranks=2)
@@ -205,6 +207,7 @@ def test_a_time_limit_ends_a_run_that_is_started_again_and_again(config: Path, t
     assert ours == theirs
 
 
+@pytest.mark.slow
 def test_a_time_limit_far_away_is_none(config: Path) -> None:
     assert forked("train", config, "run.time_limit=1e6").status == 0
 

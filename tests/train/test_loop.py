@@ -78,6 +78,7 @@ def test_what_is_set_of_the_machine_takes_effect(
     assert told == {"timeout": 77.0, "deterministic": True, "properties": settings(config)}
 
 
+@pytest.mark.slow
 def test_mfu_is_of_all_ranks_together(corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two devices compute twice as much at their best."""
     monkeypatch.setattr(loop, "peak_flops", lambda name, precision: 1e8)
@@ -128,6 +129,7 @@ def test_the_last_step_is_always_evaluated(config: Path, tmp_path: Path, finishe
     assert few["loss"] == more["loss"] and few["validation_loss"] != more["validation_loss"], "of one sample, not four"
 
 
+@pytest.mark.slow
 def test_no_bits_per_byte_without_a_tokenizer(config: Path, corpus: TinyCorpus, tmp_path: Path) -> None:
     config.write_text(config.read_text().replace(f'tokenizer = "{corpus.tokenizer}"\n', ""))
     assert forked("train", config).status == 0
@@ -161,12 +163,14 @@ def test_every_layout_trains_the_same(finished: Finished, config: Path, tmp_path
         assert ours == pytest.approx(theirs, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_bf16_trains(config: Path, tmp_path: Path, finished: Finished) -> None:
     assert forked("train", config, "train.precision=bf16").status == 0
     ours, theirs = metrics(tmp_path / "run")[-1], metrics(finished.folder)[-1]
     assert ours["loss"] == pytest.approx(theirs["loss"], rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_diverged_run_saves_nothing_of_it(config: Path, tmp_path: Path) -> None:
     answer = forked("train", config, "optim.learning_rate=1e30", "optim.warmup_steps=0", "checkpoint.every=1")
     assert answer.status == 2 and "the run has diverged" in answer.err, answer

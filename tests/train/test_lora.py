@@ -81,6 +81,7 @@ def test_a_run_goes_on_as_if_it_had_never_ended(
     assert all(mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5) for mine, theirs in pairs)
 
 
+@pytest.mark.slow
 def test_evaluating_and_generating_beside_the_base(adapted: Path, finished: Finished, tmp_path: Path) -> None:
     told = [here("evaluate", folder, "--part", "validation", "--json") for folder in (adapted, finished.folder)]
     assert [answer.status for answer in told] == [0, 0], told
@@ -112,6 +113,7 @@ def test_adapters_are_no_weights_to_begin_from(adapted: Path, corpus: TinyCorpus
     assert answer.status == 2 and "has adapters alone" in answer.err and "colonnade merge" in answer.err, answer
 
 
+@pytest.mark.slow
 def test_without_a_base_everything_is_saved(corpus: TinyCorpus, tmp_path: Path) -> None:
     """The base are the initial weights then."""
     answer = forked("train", write_config(corpus, tmp_path), "train.steps=2", *LORA)

@@ -123,6 +123,7 @@ def trl(pairs: Path, run: Path, tmp_path: Path) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_trls_on_the_exported_model(pairs: Path, tuned: Path, tmp_path: Path) -> None:
     expected = trl(pairs, tuned, tmp_path)
     last = metrics(tuned)[-1]
@@ -192,6 +193,7 @@ def test_a_reference_of_others_is_refused(pairs: Path, tuned: Path, tmp_path: Pa
     assert answer.status == 2 and "has no log-probabilities of a reference model" in answer.err, answer
 
 
+@pytest.mark.slow
 def test_adapters_learn_preferences(pairs: Path, tmp_path: Path) -> None:
     answer = run(pairs, tmp_path, "lora.rank=4", "preferences.loss=ipo", "train.steps=2")
     assert answer.status == 0, answer
@@ -222,6 +224,7 @@ def test_text_holds_no_preferences(pairs: Path, tmp_path: Path) -> None:
     assert answer.status == 2 and "holds text, and model.head" in answer.err, answer
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("layout", ["parallel.tp=2", "parallel.pp=2"])
 def test_what_is_sent_is_what_theory_says(layout: str, pairs: Path, tmp_path: Path) -> None:

@@ -372,6 +372,7 @@ def train(config: Path, run: Path, *more: str, best: Kernel = "onednn", processo
 BF16 = "train.precision=bf16"
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("layout", [(), ("parallel.tp=2",)], ids=["serial", "tp=2"])
 def test_a_run_that_goes_on_multiplies_as_before_to_the_bit(
@@ -390,6 +391,7 @@ def test_a_run_that_goes_on_multiplies_as_before_to_the_bit(
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.slow
 def test_kernels_are_told_and_written_down(config: Path, tmp_path: Path) -> None:
     said = train(config, tmp_path / "run", BF16)
     assert "  products   forward onednn " in said and "(GFLOP/s of a core, measured now)" in said
@@ -445,6 +447,7 @@ def test_setting_them_by_hand_ends_what_was_kept_and_unsetting_measures(config: 
     assert "forward onednn" in said and "measured now" in said and 'train.products: "blas" -> "auto"' in said
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_does_not_say_is_no_hindrance(config: Path, tmp_path: Path, timer: Timer) -> None:
     run = tmp_path / "run"
     train(config, run, "train.steps=2", "optim.decay_steps=6")
@@ -463,6 +466,7 @@ def test_a_checkpoint_that_does_not_say_is_no_hindrance(config: Path, tmp_path: 
     assert settled(given).notes == ()
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_without_its_compiler_chooses_again_and_says_so(
     corpus: TinyCorpus, config: Path, tmp_path: Path, timer: Timer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

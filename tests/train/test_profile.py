@@ -160,6 +160,7 @@ def test_two_stages_of_two_ranks(tmp_path: Path) -> None:
     assert without_times[0] == without_times[1]
 
 
+@pytest.mark.slow
 def test_zero_bubble_and_recomputation_have_their_parts(tmp_path: Path) -> None:
     corpus = tiny.make(tmp_path / "corpus")
     config, run = tiny.write_config(corpus, tmp_path), tmp_path / "run"

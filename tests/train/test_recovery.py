@@ -201,6 +201,7 @@ def test_a_finished_run_stays_as_it_is(finished: Finished, tmp_path: Path) -> No
     assert_same(tmp_path / "run", finished.folder)
 
 
+@pytest.mark.slow
 def test_the_newest_checkpoints_are_kept(finished: Finished, config: Path, tmp_path: Path) -> None:
     assert saved_steps(finished.folder) == [4, 6]
     assert forked("train", config, "checkpoint.every=1", "checkpoint.keep=3").status == 0
@@ -208,6 +209,7 @@ def test_the_newest_checkpoints_are_kept(finished: Finished, config: Path, tmp_p
     assert [event["step"] for event in events(tmp_path / "run") if event["event"] == "saved"] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_only_the_end_is_saved_by_default(config: Path, tmp_path: Path) -> None:
     assert forked("train", config, "checkpoint.every=0").status == 0
     assert saved_steps(tmp_path / "run") == [6]

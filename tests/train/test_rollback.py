@@ -74,6 +74,7 @@ def train(config: Path, folder: Path, *more: str, first: Callable[[int], None] =
     return forked("train", config, f"run.folder={folder}", *RUN, *more, first=first, num_ranks=ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", first_fast(["dp=2 zero=1", "serial", "tp=2", "dp=2 zero=3", "pp=2"]))
 def test_it_returns_and_passes_over_the_batches(config: Path, tmp_path: Path, layout: str) -> None:
     """The nan shows at step 11; step 8 has the newest checkpoint with two good steps behind it. It goes on with the
@@ -194,6 +195,7 @@ def test_a_restart_before_the_divergence_sees_it_alike(config: Path, tmp_path: P
     assert_same(run, whole)
 
 
+@pytest.mark.slow
 def test_moments_of_weights_that_were_frozen_in_the_checkpoint_begin_at_zero_again(
     config: Path, tmp_path: Path
 ) -> None:
@@ -250,6 +252,7 @@ def test_a_save_that_fails_beside_it_is_tried_again(config: Path, tmp_path: Path
         assert_same(run, whole)
 
 
+@pytest.mark.slow
 def test_tries_end(config: Path, tmp_path: Path) -> None:
     """Whatever is passed over, the same place in the run diverges: the poison follows the step, not the data."""
 
@@ -316,6 +319,7 @@ def test_a_run_that_is_at_work_is_left_alone(run: Path) -> None:
     assert "wait until it has ended" in answer.err and snapshot(run) == before
 
 
+@pytest.mark.slow
 def test_a_change_comes_in_its_step_behind_other_batches(finished: Finished, run: Path) -> None:
     """Also when the run returns once more: with as many tokens as it had by then, and to the same bits."""
     assert here("rollback", run, 4, "--skip", 2).status == 0

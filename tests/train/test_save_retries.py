@@ -88,6 +88,7 @@ def test_the_run_ends_as_if_nothing_had_been(
         assert_same_end(run, finished.folder)
 
 
+@pytest.mark.slow
 def test_it_ends_when_the_last_good_one_is_too_old(config: Path, tmp_path: Path) -> None:
     answer = forked("train", config, "checkpoint.retry_for=1", first=refused(10**6))
     assert answer.status == 2 and answer.err.startswith("colonnade: The disk is full: "), answer
@@ -104,6 +105,7 @@ def test_it_may_get_more_time_while_it_goes_on(config: Path, tmp_path: Path) -> 
     assert [each["step"] for each in events(run) if each["event"] == "save failed"] == [4]
 
 
+@pytest.mark.slow
 def test_the_next_try_does_not_wait_for_the_next_checkpoint(config: Path, tmp_path: Path) -> None:
     def at_once(rank: int) -> None:
         refused(1)(rank)
@@ -115,6 +117,7 @@ def test_the_next_try_does_not_wait_for_the_next_checkpoint(config: Path, tmp_pa
     assert told == [("save failed", 3), ("saved", 4), ("saved", 6)]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_asked_to_stop_ends_when_it_has_saved(config: Path, tmp_path: Path) -> None:
     """Though it has to try again: no later step would."""
 

@@ -55,6 +55,7 @@ def test_one_rank_is_watched_where_it_may_start_again(
     assert begin.is_supervised(load(config, keys)) == supervised
 
 
+@pytest.mark.slow
 def test_files_are_looked_at_before_ranks_start_and_without_torch(config: Path) -> None:
     program = f"""
 import sys
@@ -164,6 +165,7 @@ def test_folders_that_were_there_stay(config: Path, tmp_path: Path) -> None:
     assert list((tmp_path / "run").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_plan_is_of_what_train_would_run(config: Path) -> None:
     """bf16 weights and fp32 masters take more than fp32 weights alone."""
     device = [f"train.device={device}" for device in ("auto", "cpu")]
@@ -186,6 +188,7 @@ def test_of_two_runs_that_are_started_together_one_trains(config: Path, tmp_path
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(1, 31))
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("dp", [1, 2])
 def test_who_has_a_folder_is_said_and_a_dead_run_never_blocks(config: Path, tmp_path: Path, dp: int) -> None:

@@ -208,6 +208,7 @@ def lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "thermometers.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_writes_them_and_cuts_them_off_when_it_goes_on(corpus: TinyCorpus, tmp_path: Path) -> None:
     options = ["thermometers.every=2", "train.evaluate_every=0"]
     config = tiny.config(corpus, tmp_path, *options)

@@ -39,6 +39,7 @@ def test_what_theory_wants_and_nobody_sent_is_shown() -> None:
     assert "≠" in audit.table("rank 0", FLOWS[2:], {})
 
 
+@pytest.mark.slow
 def test_one_step_on_two_stages(corpus: TinyCorpus, tmp_path: Path) -> None:
     """One table a stage; the run's folder is not touched."""
     layout = ["parallel.pp=2", "parallel.tp=2", "parallel.sequence_parallel=true"]
@@ -53,6 +54,7 @@ def test_one_step_on_two_stages(corpus: TinyCorpus, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_the_step_is_a_measured_one_however_seldom_thermometers_measure(config: Path) -> None:
     seldom, mesh = load(config, ["parallel.tp=2", "thermometers.every=50"]), paper_mesh(Layout(tp=2), 0)
     flows, seen, _ = audit.one_step(seldom, mesh, torch.device("cpu"), open_corpus(seldom))
@@ -70,6 +72,7 @@ def test_a_curriculum_is_audited_in_its_last_stage(corpus: TinyCorpus, tmp_path:
     assert grown.out == plain.out
 
 
+@pytest.mark.slow
 def test_a_difference_on_one_rank_is_shown_and_is_exit_status_1(corpus: TinyCorpus, tmp_path: Path) -> None:
     def forget_one_flow(rank: int) -> None:
         if rank == 1:

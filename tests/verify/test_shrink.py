@@ -94,6 +94,7 @@ def test_the_files_own_layout_is_no_hindrance() -> None:
     assert shrunk(own, [ParallelConfig(tp=2)]).model.num_heads == 4
 
 
+@pytest.mark.slow
 @given(
     st.integers(1, 80),
     st.integers(1, 24),

@@ -65,6 +65,7 @@ def test_layouts_that_are_the_serial_run(verdict: Verdicts) -> None:
     assert (told["steps"], told["precision"], told["shrunk"], told["left_out"]) == (2, "fp64", {}, [])
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("keys", [["lora.rank=2", "lora.dropout=0.2"], ['parts.frozen=["embedding*","*blocks.0.*"]']])
 def test_layouts_of_a_run_that_trains_some_parts(keys: list[str], verdict: Verdicts) -> None:
@@ -76,6 +77,7 @@ def test_layouts_of_a_run_that_trains_some_parts(keys: list[str], verdict: Verdi
         assert 0 <= each["max_relative_difference"] <= 1e-10
 
 
+@pytest.mark.slow
 def test_bf16_within_its_rounding(verdict: Verdicts) -> None:
     told = verdict("--layout", "dp=2,zero=2,offload=true", "--precision", "bf16", steps=1)
     (each,) = told["layouts"]
@@ -83,6 +85,7 @@ def test_bf16_within_its_rounding(verdict: Verdicts) -> None:
     assert told["precision"] == "bf16"
 
 
+@pytest.mark.slow
 def test_a_shrunk_model(verdict: Verdicts) -> None:
     told = verdict("model.hidden_size=64", "model.num_layers=8", "--layout", "pp=3", "--shrink", steps=1)
     assert told["shrunk"] == {"num_layers": [8, 2], "hidden_size": [64, 16]}
@@ -220,16 +223,19 @@ def test_a_broken_layout_is_found_and_named(verdict: Verdicts, name: str) -> Non
     assert told["ok"] is False and first.startswith(begins) and first.endswith(ends), first
 
 
+@pytest.mark.slow
 def test_parameters_that_are_not_renewed_after_the_last_step(verdict: Verdicts) -> None:
     (told,) = verdict("--layout", "dp=2,zero=2", broken=nothing_published, status=1, steps=1)["layouts"]
     assert told["first_difference"].startswith("parameter embedding.tokens.weight after step 1 by ")
 
 
+@pytest.mark.slow
 def test_a_broken_layout_is_found_in_bf16_too(verdict: Verdicts) -> None:
     (told,) = verdict("--layout", "dp=2", "--precision", "bf16", broken=no_sum_over_dp, status=1, steps=1)["layouts"]
     assert told["first_difference"].startswith("gradient of head.norm.bias in step 1 by ")
 
 
+@pytest.mark.slow
 def test_no_number_is_a_difference_and_valid_json(verdict: Verdicts) -> None:
     (told,) = verdict("--layout", "tp=2", broken=no_number_in_the_norm, status=1, steps=1)["layouts"]
     assert told["ok"] is False and told["max_relative_difference"] is None
@@ -313,6 +319,7 @@ def test_a_serial_run_that_fails_is_no_verdict(config: Path, monkeypatch: pytest
     assert ended.value.code == 130
 
 
+@pytest.mark.slow
 def test_fp16_is_compared_at_a_loss_scale_that_skips_no_step(
     config: Path, verdict: Verdicts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
