@@ -65,6 +65,17 @@ def test_there_and_back(tmp_path: Path, kind: str) -> None:
     assert not any(path.name.endswith(".partial") for path in tmp_path.rglob("*"))
 
 
+def test_a_storage_that_has_folders_gets_one_before_it_is_written_to() -> None:
+    """As over SSH, where nothing can be put into a folder that is not there."""
+
+    def refuse(operation: str, path: str) -> None:
+        if operation == "pipe" and not FaultyStorage("faulty").isdir(path.rpartition("/")[0]):
+            raise FileNotFoundError(path)
+
+    FaultyStorage.before = staticmethod(refuse)
+    Stored("faulty://bucket/run").probe()
+
+
 def test_only_a_local_storage_is_on_this_disk(tmp_path: Path) -> None:
     assert Stored(f"file://{tmp_path}/x").folder == (tmp_path / "x").resolve()
     assert Stored("memory://x").folder is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -99,6 +100,7 @@ def test_texts_are_cut_as_tokenizers_cuts_them(first: int, second: int, length: 
         ([[1], [2], []], LABELS, 3, "1 example without a label"),
         ([[1], [2], [1]], LABELS, 2, r"3 labels: x, y, z, and model.num_labels = 2"),
         ([[1], [2], [1]], SCORE, 2, r"scores, and no labels.*Set model.num_labels = 1"),
+        ([[1], [2], [2]], replace(LABELS, labels=("x", "y")), 2, r"label 2, and model.num_labels = 2 has 0 to 1"),
         ([[1], [2], [3], [2]], CHOICE, 2, "label 2"),
         ([[1], [2], [3], [0]], CHOICE, 4, "2 texts to choose from.*Set model.num_labels = 2"),
     ],
@@ -117,6 +119,8 @@ def test_options_of_another_number_and_unknown_tokens_are_told_when_they_are_rea
         made.rows([1])
     with pytest.raises(DataError, match=r"document 0 has token id 100"):
         dataset(tmp_path, [[[1], [100], [0]]], LABELS, 3).rows([0])
+    with pytest.raises(DataError, match=r"document 1 has token id 101 at its position 1,"):
+        dataset(tmp_path, [[[1], [2], [0]], [[1], [101], [0]]], LABELS, 3).rows([1])
 
 
 def test_examples_without_labels_can_be_read_where_none_is_wanted(tmp_path: Path) -> None:

@@ -273,3 +273,13 @@ def test_a_last_document_beyond_the_end_is_refused(write_tokens: Write) -> None:
     file = damaged(write_tokens(*[4] * 5), HEADER.size + 12 * 5 + 8 * 4, 1 << 40)
     with pytest.raises(DataError, match="is damaged: document 4 begins at"):
         file.document_starts(0, file.num_tokens)
+
+
+@pytest.mark.parametrize("length", [3, -4])
+def test_lengths_that_are_not_those_of_the_document_are_refused_where_it_is_read(
+    write_tokens: Write, length: int
+) -> None:
+    file = damaged(write_tokens(4, 4, 4), HEADER.size + 4, length, size=4)
+    assert [each.tolist() for each in file.sequences(0)] == [file.document(0).tolist()]
+    with pytest.raises(DataError, match="is damaged: document 1 has other sequences than tokens"):
+        file.sequences(1)

@@ -94,6 +94,16 @@ def test_what_is_refused(tmp_path: Path) -> None:
         windows_of(TokenFile(folder / "mnli"))
 
 
+def test_windows_that_would_never_end_are_refused(tmp_path: Path) -> None:
+    """Where the file that says how they are cut was written by hand."""
+    folder = write_questions(tmp_path)
+    content = json.loads((folder / "squad.json").read_text())
+    content["examples"]["options"]["doc_stride"] = 0
+    (folder / "squad.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match="--doc-stride 0 leaves nothing to read"):
+        opened(folder, 10)
+
+
 def test_questions_without_a_word_on_their_answer_are_refused(tmp_path: Path) -> None:
     folder = write_questions(tmp_path)
     content = json.loads((folder / "dev.json").read_text())

@@ -81,7 +81,7 @@ def train(folder: Path, lines: list[str], **settings: Any) -> tuple[Any, Path]:
     library = pytest.importorskip("sentencepiece")
     stream = io.BytesIO()
     library.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_writer=stream, vocab_size=400, minloglevel=2, **settings
+        sentence_iterator=iter(lines), model_writer=stream, minloglevel=2, **{"vocab_size": 400, **settings}
     )
     path = folder / "spiece.model"
     path.write_bytes(stream.getvalue())
@@ -100,6 +100,7 @@ def lines(stories: list[str]) -> list[str]:
         {"model_type": "unigram", "byte_fallback": True},
         {"model_type": "unigram", "add_dummy_prefix": False},
         {"model_type": "bpe"},
+        {"model_type": "bpe", "vocab_size": 384},  # its low seven bits are 0, as those of Llama's 32,000 are
         {"model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity"},
     ],
     ids=str,

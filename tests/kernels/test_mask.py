@@ -102,3 +102,9 @@ def test_pairs_of_documents(rows: list[list[int]]) -> None:
     assert pairs is not None and pairs.shape == (len(rows), 1, 6, 6)
     for row, seen in zip(rows, pairs, strict=True):
         assert seen[0].tolist() == [[row[key] == row[query] for key in range(6)] for query in range(6)]
+
+
+def test_slopes_have_the_digits_of_the_scores() -> None:
+    """In fp32 a tenth is another number than in fp64."""
+    bias = Mask(slopes=[0.1]).bias(1, 3, torch.float64, torch.device("cpu"))
+    assert bias.flatten().tolist() == [0.1 * -2, 0.1 * -1, 0.0]

@@ -41,6 +41,7 @@ def test_a_mistake_and_a_leave_are_final_and_what_may_pass_is_not(
     note = tmp_path / "run" / FILE
     with pytest.raises(MemoryShortError), ending(settings):
         raise MemoryShortError("x")
+    assert not note.exists()
     with pytest.raises(ValueError, match="y"), ending(settings):
         raise ValueError("y")
     assert not note.exists()

@@ -4,7 +4,8 @@ import inspect
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -128,6 +129,16 @@ def test_the_backward_of_a_line_in_another_function_names_that_line() -> None:
     y.sum().backward()
     (entry,) = mesh.ledger.entries
     assert entry.site == f"{HERE}:{asked}" and entry.backward
+
+
+def test_waits_for_one_collective_have_its_number_on_all_ranks_and_transfers_none() -> None:
+    """A profile finds by it who came last; of transfers the numbers are of a direction and a peer."""
+    ledger, numbers = Ledger(), list[int]()
+    begin = SimpleNamespace(begin=lambda *_, number, **__: numbers.append(number), end=lambda: None)
+    ledger.clock = cast(Any, begin)
+    for peer in (None, None, 1):
+        ledger.wait(ledger.open("all_reduce", "tp", torch.ones(2), Site("somewhere.py:1"), peer), lambda: None)
+    assert numbers == [1, 2, 0]
 
 
 def test_an_entry_is_open_until_its_result_can_be_used() -> None:

@@ -29,10 +29,14 @@ def test_forward_and_backward_as_torch_counts_them() -> None:
     assert counter.get_total_flops() == 3 * 8 * (architecture_of(config, 37).flops_per_token + future)
 
 
-@pytest.mark.parametrize("frozen", [("*.mlp.*",), ("*.attention.qkv.weight", "head.*"), ("blocks.0.*",)], ids=str)
-def test_frozen_weights_have_no_gradients_to_compute(frozen: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("frozen", "length"),
+    [(("*.mlp.*",), 8), (("*.mlp.*",), 1), (("*.attention.qkv.weight", "head.*"), 8), (("blocks.0.*",), 8)],
+    ids=str,
+)
+def test_frozen_weights_have_no_gradients_to_compute(frozen: tuple[str, ...], length: int) -> None:
     """With the embedding trained, gradients go through all of the model."""
-    config = ModelConfig(num_layers=2, hidden_size=16, num_heads=2, seq_length=8, tie_embeddings=False)
+    config = ModelConfig(num_layers=2, hidden_size=16, num_heads=2, seq_length=length, tie_embeddings=False)
     stated = with_parts(architecture_of(config, 37), PartsConfig(frozen=frozen))
     weights = dict(GPT(config, 37, Parallel(Mesh().tp)).named_parameters())
     for name, parameter in weights.items():
@@ -40,10 +44,10 @@ def test_frozen_weights_have_no_gradients_to_compute(frozen: tuple[str, ...]) ->
         parameter.requires_grad_(not stated.weights()[name].is_frozen)
     counter = FlopCounterMode(display=False)
     with counter:
-        plain_logits(config, weights, torch.zeros(3, 8, dtype=torch.int64)).sum().backward()
+        plain_logits(config, weights, torch.zeros(3, length, dtype=torch.int64)).sum().backward()
     future = 6 * config.num_layers * config.hidden_size * config.seq_length  # scores that a causal model does not need
     assert stated.flops_per_token < architecture_of(config, 37).flops_per_token
-    assert counter.get_total_flops() == 3 * 8 * (stated.flops_per_token + future)
+    assert counter.get_total_flops() == 3 * length * (stated.flops_per_token + future)
 
 
 def test_below_all_that_is_trained_there_is_a_forward_alone() -> None:
@@ -98,6 +102,15 @@ def test_what_a_block_multiplies_for_a_token(options: dict[str, object], linear:
     assert [block.multiply_adds for block in blocks] == [linear + attention] * 2
     assert first.multiply_adds == 0 and last.multiply_adds >= 37 * 16
     assert stated.flops_per_token == 6.0 * sum(unit.multiply_adds for unit in stated.units)
+
+
+def test_what_a_block_of_two_stacks_multiplies_for_a_token_that_the_encoder_reads() -> None:
+    """A decoder attends to half of its own square and to all of the memory, with a token for every four."""
+    config = ModelConfig(kind="t5", num_layers=1, hidden_size=16, num_heads=2, seq_length=64, decoder_seq_length=16)
+    matrices, mlp, of_memory = 4 * 16 * 16, 2 * 16 * 64, 2 * 16 * 16
+    encoder, decoder = (unit for unit in architecture_of(config, 128).units if unit.layer is not None)
+    assert encoder.multiply_adds == matrices + mlp + 2 * 16 * 64
+    assert decoder.multiply_adds == (matrices + of_memory + mlp + 16 * 16 + 2 * 16 * 64) // 4 + of_memory
 
 
 def test_the_papers_model_needs_six_times_its_parameters_and_a_little() -> None:

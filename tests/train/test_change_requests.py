@@ -47,6 +47,18 @@ def test_behind_another_batch_a_run_knows_how_it_began(config: Path, tokens: tup
     assert as_it_began(now, [change]) == began
 
 
+def test_before_the_last_phase_of_a_curriculum_its_batch_does_not_change(config: Path) -> None:
+    """Pieces of the first samples, four a sample, go on behind step 2: what is asked for there would come behind 4."""
+    phases = ["curriculum.tokens=[0, 20]", "curriculum.seq_length=[4, 16]", "curriculum.global_batch_size=[4, 4]"]
+    decided, began = Decided(), load(config, phases)
+    for step in (2, 4):
+        line = Line(str(step), json.dumps({"change": {"train.global_batch_size": 8}, "at": step}), is_whole=True)
+        decided = decided.with_line(line, began, 0)
+    (refusal,), (change,) = decided.refused, decided.changes
+    assert refusal.line == "2" and change.at == 4
+    assert "does not change before the last phase of [curriculum]" in refusal.reason
+
+
 def test_behind_a_curriculum_a_blend_changes_at_the_sample_of_its_step(config: Path, corpus: TinyCorpus) -> None:
     """Positions count pieces: four a sample, behind sequences of a quarter of it."""
     blend = f'blend = {{"{corpus.prefix}" = 1.0, "more" = 3.0}}'

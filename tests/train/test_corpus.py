@@ -143,6 +143,18 @@ def test_parts_with_files_of_their_own_take_no_share_of_a_blend(corpus: TinyCorp
     assert (len(both.validation.documents), len(both.test.documents)) == (24, 30)
 
 
+def test_a_run_of_a_blend_whose_epochs_are_shuffled_as_one_is_as_long_as_those(
+    corpus: TinyCorpus, tmp_path: Path
+) -> None:
+    """It has the epochs of each file, and no data.epochs."""
+    whole = {"blend": {str(corpus.prefix): 2.0}, "blend_by": "epochs", "order": "all_epochs"}
+    train: Any = open_corpus(blended(config(corpus, tmp_path), corpus, **whole)).datasets.train
+    steps = train.end // 4
+    open_corpus(blended(config(corpus, tmp_path, f"train.steps={steps}"), corpus, **whole))
+    with pytest.raises(DataError, match=f"have {train.end} in all"):
+        open_corpus(blended(config(corpus, tmp_path, f"train.steps={steps + 1}"), corpus, **whole))
+
+
 def test_no_part_is_needed_for_evaluations_that_nobody_has_asked_for(corpus: TinyCorpus, tmp_path: Path) -> None:
     """Unset, evaluate_every evaluates where there is something to."""
     with TokenFileWriter(tmp_path / "one", np.dtype("<u2")) as writer:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from colonnade.config.load import load
 from colonnade.errors import DataError
 from colonnade.mesh.mesh import Mesh
 from colonnade.serving.trained import open_trained
+from colonnade.train import teacher as train_teacher
 from colonnade.train.corpus import open_corpus
 from colonnade.train.taught import Block, Stored
 from tests.commands import forked
@@ -171,6 +173,14 @@ def test_a_teacher_that_cannot_teach(corpus: TinyCorpus, teacher: Path, finished
     shutil.copytree(finished.folder, changed)
     message = refused(corpus, tmp_path / "first", changed, "optim.decay_steps=4")
     assert "Put the teacher back" in message and "teacher differs" in message
+
+
+def test_a_model_that_has_learned_preferences_teaches_what_comes_next(
+    finished: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(finished.config).model.model_copy(update={"head": "preferences"})
+    monkeypatch.setattr(train_teacher, "config_of", lambda *_: SimpleNamespace(model=model))
+    assert train_teacher.teacher_model(finished.newest).head == "pretraining"
 
 
 def test_behind_what_a_teacher_has_said_is_a_clear_message(tmp_path: Path) -> None:

@@ -13,10 +13,12 @@ from types import SimpleNamespace
 import pytest
 
 from colonnade import storage
+from colonnade.checkpoint.manifest import read_manifest
 from colonnade.checkpoint.names import MANIFEST
 from colonnade.checkpoint.stored import RECORD, Stored
 from colonnade.config.load import load
 from colonnade.errors import CheckpointError, ConfigError
+from colonnade.launch import launch
 from colonnade.train import fetched, metadata, start
 from colonnade.train.change_requests import CHANGES
 from colonnade.train.divergence import Rollback
@@ -84,6 +86,8 @@ def test_on_a_fresh_machine_the_run_goes_on(finished: Finished, config: Path, st
     assert_same(run, finished.folder)
     told = [event["event"] for event in events(run)]
     assert told.index("fetched") < told.index("resumed") and told[0] == "started", "with the record so far"
+    files = read_manifest(finished.folder / "checkpoints" / "step_00000004").files
+    assert events(run)[told.index("fetched")]["bytes"] == sum(file.size for file in files.values())
     assert Stored(f"file://{store}").steps() == {4: True, 6: True}
     target = tmp_path / "record"
     unpack(store / "step_00000006" / RECORD, target)
@@ -163,6 +167,26 @@ def test_the_disk_has_older_ones(finished: Finished, config: Path, store: Path, 
     answer = trained(config, store)
     assert answer.status == 0 and "Fetched" not in answer.out, "the disk's is newer, and is uploaded"
     assert Stored(f"file://{store}").steps() == {4: True, 6: True}
+
+
+@pytest.mark.parametrize("name", ["RANK", "PIPE"])
+def test_a_rank_for_which_another_process_fetches_does_nothing(
+    config: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("RANK", "1" if name == "RANK" else "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    if name == "PIPE":
+        monkeypatch.setenv(launch.PIPE, "9")
+    keys = [f"checkpoint.upload_to=file://{store}"]
+    start.fetch(config, keys, load(config, keys))
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_newest_alone_is_fetched(config: Path, store: Path, tmp_path: Path) -> None:
+    settings = load(config, [f"checkpoint.upload_to=file://{store}"])
+    fetched.fetch(settings, lambda record: settings, probe=False, dry_run=False)
+    assert saved_steps(tmp_path / "run") == [6]
+    assert [event["event"] for event in events(tmp_path / "run")].count("fetched") == 1
 
 
 @pytest.mark.slow
@@ -252,6 +276,15 @@ def test_what_is_damaged_in_both_places_falls_back(
     (told,) = [event for event in events(run) if event["event"] == "damaged checkpoint"]
     assert (told["to"], told["origin"]) == ("step_00000004", "disk")
     assert_same(run, finished.folder)
+
+
+def test_what_the_disk_has_too_is_not_fetched(finished: Finished, config: Path, store: Path, tmp_path: Path) -> None:
+    checkpoints = damaged_here(finished, tmp_path) / "checkpoints"
+    shutil.copytree(checkpoints / "step_00000004", checkpoints / "step_00000002")
+    lose(store)
+    settings = load(config, [f"checkpoint.upload_to=file://{store}"])
+    assert fetched.fetch_for_damaged(checkpoints / "step_00000006", settings) is None
+    assert saved_steps(tmp_path / "run") == [2, 4, 6]
 
 
 @pytest.mark.slow

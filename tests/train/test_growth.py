@@ -89,6 +89,14 @@ def test_what_is_no_longer_measured_is_forgotten() -> None:
     assert list(watch.windows) == ["blocks.0 residual_stream"]
 
 
+def test_only_windows_that_are_still_compared_are_kept() -> None:
+    """However long the run is: every checkpoint has them."""
+    watch = LossWatch()
+    for step in range(5, 2000, 5):
+        watch.sees(POLICY, step, 3.0, 1.0, skipped=False, reading=reading(step, 2.0))
+    assert {len(each) for each in watch.windows.values()} == {10}
+
+
 def test_nothing_is_kept_where_growth_is_no_sign() -> None:
     watch = LossWatch()
     watch.sees(DivergenceConfig(), 10, 3.0, 1.0, skipped=False, reading=reading(10, 2.0))

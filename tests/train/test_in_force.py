@@ -15,6 +15,7 @@ from colonnade.mesh.mesh import Mesh
 from colonnade.train import in_force, loop
 from colonnade.train.change import Change
 from colonnade.train.change_requests import CHANGES, read_decided
+from colonnade.train.corpus import open_corpus
 from colonnade.train.divergence import Rollback
 from colonnade.train.in_force import InForce
 from colonnade.train.state import learning_rate_of
@@ -207,6 +208,7 @@ def test_bad_lines_are_refused_once_and_the_run_goes_on(config: Path, tmp_path: 
     )
     answer = forked("train", config, *RUN, f"run.folder={run}", "train.steps=3")
     assert answer.status == 0, answer
+    assert 'changes.jsonl: [1] is refused, and the run goes on as it is: it has no "change"' in answer.out
     answer = forked("train", config, *RUN, f"run.folder={run}", "train.steps=6")
     assert answer.status == 0, answer
     reasons = [event["reason"] for event in events(run) if event["event"] == "change refused"]
@@ -269,6 +271,30 @@ def test_what_is_asked_for_while_the_disk_is_full_is_looked_at_again(
     assert following.has_news() and not read_decided(run).changes
     following.read(4)
     assert [change.at for change in read_decided(run).changes] == [4] and not following.has_news()
+
+
+def test_a_request_without_the_end_of_its_line_holds_behind_the_step_under_way(config: Path, tmp_path: Path) -> None:
+    """As `echo -n` writes it. What is no request yet may still be being written, and has until the next step."""
+    run, following = changes(tmp_path / "run"), InForce(load(config), None, Mesh(), Told())  # type: ignore[arg-type]
+    (run / CHANGES).write_text('{"change": {"optim.learning_rate": 3e-3}')
+    following.read(2)
+    assert not read_decided(run).known
+    (run / CHANGES).write_text('{"change": {"optim.learning_rate": 3e-3}}')
+    following.read(3)
+    assert [change.at for change in read_decided(run).changes] == [3] and not read_decided(run).refused
+
+
+def test_a_change_that_the_data_do_not_allow_is_refused_when_its_step_has_come(config: Path, tmp_path: Path) -> None:
+    """Said, and noted with its reason, so that it is not tried again; the run goes on as it is."""
+    began, told = load(config, ["data.order=all_epochs", "data.epochs=1"]), Told()
+    run = changes(tmp_path / "run", {"change": {"train.steps": 10_000}, "at": 2})
+    state: Any = SimpleNamespace(step=2, samples=8, changes=[], rollbacks=[])
+    following = InForce(began, open_corpus(began), Mesh(), told)  # type: ignore[arg-type]
+    following.read(1)
+    assert following.follow(state)[0] == began and not state.changes
+    (refusal,) = read_decided(run).refused
+    assert "but data.epochs = 1" in refusal.reason and refusal.reason == told.of("change refused")[0]["reason"]
+    assert not read_decided(run).changes and not following.is_over(state)
 
 
 def test_a_change_leaves_the_learning_rate_as_low_as_a_rollback_has_made_it(config: Path) -> None:

@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from colonnade.checkpoint.agree import Agreement
 from colonnade.checkpoint.names import newest_step
 from colonnade.config.load import load
 from colonnade.errors import CheckpointError
@@ -88,6 +89,16 @@ def test_a_damaged_copy_is_passed_over(finished: Finished, tmp_path: Path, memor
     assert [event.get("origin") for event in told] == [None, "disk"] and told[1]["step"] == 4
 
 
+def test_a_copy_that_is_passed_over_is_removed(config: Path, memory: Path) -> None:
+    """The next start would meet it again, should this one be killed before its first copy."""
+    damaged, told = memory / "step_00000005", list[str]()
+    damaged.mkdir()
+    monitor = SimpleNamespace(event=lambda *_, **__: None, say=told.append)
+    copies = MemoryCopies(load(config, KEYS), Mesh(), monitor)  # type: ignore[arg-type]
+    copies._pass_over(damaged, "It is damaged.")
+    assert not damaged.exists() and told == ["It is damaged. The run goes on from the disk."]
+
+
 @pytest.mark.slow
 def test_half_a_copy_is_nothing(finished: Finished, tmp_path: Path, memory: Path) -> None:
     run = tmp_path / "run"
@@ -130,6 +141,29 @@ def test_a_rollback_by_hand_leaves_no_copy(finished: Finished, tmp_path: Path, m
     assert here("rollback", run, 4).status == 0
     assert forked("train", finished.config, f"run.folder={run}", *KEYS).status == 0
     assert [event["origin"] for event in events(run) if event["event"] == "resumed"] == ["disk"]
+
+
+def test_a_return_forgets_copies_though_nothing_says_which_count(config: Path, tmp_path: Path, memory: Path) -> None:
+    """As behind a disk that was full when the run began: none were named, and the run went on."""
+    run = tmp_path / "run"
+    run.mkdir()
+    monitor = SimpleNamespace(event=lambda *_, **__: None, say=lambda text: None)
+    MemoryCopies(load(config, KEYS), Mesh(), monitor).forget()  # type: ignore[arg-type]
+    assert (memory / START).read_text() == (run / COPIES).read_text()
+
+
+def test_a_run_returns_to_a_checkpoint_though_its_memory_is_full(config: Path, tmp_path: Path, memory: Path) -> None:
+    """It goes on without copies, as a run does that finds the memory full when it begins."""
+    (tmp_path / "run").mkdir()
+    (memory / START).mkdir()  # what cannot be written
+    said = list[str]()
+    monitor = SimpleNamespace(event=lambda *_, **__: None, say=said.append)
+    copies = MemoryCopies(load(config, KEYS), Mesh(), monitor)  # type: ignore[arg-type]
+    copies._agreement = cast(Agreement, object())
+    assert copies.are_due(1)
+    copies.forget()
+    assert not copies.are_due(1), "a copy that nothing names would be of no use"
+    assert len(said) == 1 and said[0].startswith("No copies of the state are kept in memory: Rank 0: ")
 
 
 @pytest.mark.slow

@@ -1,18 +1,25 @@
 """Copies in the memory of several machines: what is sent to whom, what is whole, and a run that loses a machine."""
 
+import json
 import os
 import shutil
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from colonnade.checkpoint.names import MANIFEST
+from colonnade.config.load import load
 from colonnade.launch import launch
 from colonnade.mesh.files import Transfer, exchange
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import build_mesh
 from colonnade.train import loop, memory_copies
+from colonnade.train.memory_copies import MemoryCopies
 from colonnade.train.memory_machines import (
     Held,
     Whole,
@@ -23,6 +30,7 @@ from colonnade.train.memory_machines import (
     to_those_that_lack,
 )
 from tests.commands import forked
+from tests.distributed import run_on_ranks
 from tests.runs import Finished, assert_same_end, events
 from tests.train.test_memory_copies import killed_after
 
@@ -122,6 +130,28 @@ def test_what_a_machine_needs_is_sent_by_one_that_has_it(
     assert all(at[each.source] in whole.on[each.name] and each.size == wanted[each.name] for each in sent)
     see = holders(whole, sent, machines)
     assert all(set(machines[k]) <= set(see[name]) for k, mine in enumerate(needed) for name in mine)
+
+
+def test_of_two_machines_either_has_a_whole_copy(config: Path, tmp_path: Path) -> None:
+    """With its manifest, without which no file of it counts."""
+    names = [MANIFEST, "__0_0.distcp", "__1_0.distcp"]
+
+    def bring_together(rank: int, num_ranks: int) -> list[str]:
+        folder = tmp_path / str(rank)
+        partial, final = folder / ".step_00000001.partial", folder / "step_00000001"
+        partial.mkdir(parents=True)
+        (partial / names[1 + rank]).write_text("weights")
+        if rank == 0:
+            (partial / MANIFEST).write_text(json.dumps({"files": {name: {"size": 7} for name in names[1:]}}))
+        os.environ[launch.MEMORY] = str(folder)
+        monitor = SimpleNamespace(check=lambda: None, say=print)
+        mesh = build_mesh(Layout(dp=2), rank)
+        copies = MemoryCopies(load(config, ["checkpoint.memory_every=1"]), mesh, monitor)  # type: ignore[arg-type]
+        assert copies._machine is not None
+        copies._bring_together(copies._machine, partial, final)
+        return sorted(path.name for path in final.iterdir())
+
+    assert run_on_ranks(bring_together, 2) == [sorted(names)] * 2
 
 
 # --- a run on three machines ------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from colonnade.launch import launch
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.model.attention import Attention
-from colonnade.train import loop, products
+from colonnade.train import loop, machine, products
 from colonnade.train.metadata import ProductMetadata
 from colonnade.train.products import Decision, served_by, settle, slices_of
 from colonnade.train.remembered import FILE, MOST, recall, remember
@@ -102,6 +102,8 @@ def test_a_measurement_is_remembered(corpus: TinyCorpus, tmp_path: Path, timer: 
     assert first.kernels == second.kernels == Kernels("onednn", "onednn", "onednn", "onednn", "blas")
     assert first.products.bf16 == first.kernels and first.products.fp32 == usual().fp32
     assert first.rates == second.rates and first.rates["forward"].keys() == {"blas", "onednn", "native"}
+    sizes = slices_of(config, 275, 1)
+    assert sizes is not None and first.rates["forward"]["onednn"] == sizes.flops["forward"] / 1e9, "in one second"
     settled(tiny.config(corpus, tmp_path, "train.precision=fp32"))
     assert timer.calls == 2, "another number format"
     settled(tiny.config(corpus, tmp_path, "train.precision=bf16", "model.hidden_size=32"))
@@ -116,6 +118,13 @@ def test_another_version_of_the_compiled_kernels_is_measured_again(
     found = [settled(config).how for _ in range(2)]
     monkeypatch.setattr(compiled, "version", lambda: "after a change")
     assert [*found, settled(config).how] == ["measured", "remembered", "measured"] and timer.calls == 2
+
+
+def test_a_processor_is_known_by_its_name_and_its_vector_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by what else the system says of it, which the next kernel may say differently."""
+    lines = ["model name\t: A  CPU", "flags\t\t: fpu fma avx2 sse2 hypervisor avx"]
+    monkeypatch.setattr(machine, "_lines", lambda path: lines)
+    assert products.processor() == "A CPU; avx avx2 fma"
 
 
 @pytest.mark.parametrize("damage", ["a file in the way", "no home", "not JSON", "another program's"])
@@ -202,6 +211,16 @@ def test_ranks_on_different_processors_take_what_suits_both_and_say_so(corpus: T
     note = "ranks run on different processors (CPU 0 + CPU 1): products are those that suit all of them"
     assert all(decision.notes == (note,) for decision, _ in found)
     assert found[0][0].rates["forward"]["onednn"] < found[0][0].rates["forward"]["blas"]
+
+
+@pytest.mark.usefixtures("timer")
+def test_what_is_measured_for_one_of_two_processors_is_not_called_remembered(
+    corpus: TinyCorpus, tmp_path: Path
+) -> None:
+    config = tiny.config(corpus, tmp_path)
+    on_ranks(config, lambda rank: patched(processor=lambda: "CPU 0; avx2"))
+    found = on_ranks(config, lambda rank: patched(processor=lambda: f"CPU {rank}; avx2"))
+    assert [(decision.how, calls) for decision, calls in found] == [("measured", 0), ("measured", 1)]
 
 
 def _counted(timer: Timer, seconds: Seconds) -> Seconds:

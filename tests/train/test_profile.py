@@ -119,8 +119,15 @@ def test_clocks_of_two_machines_are_set_by_their_system_times() -> None:
     later = [
         Span(**{**asdict(span), "start": span.start - 50, "end": span.end - 50}) for span in step_with(0.0, 5.0, 6.0)
     ]
-    profile, _ = merged([rank(0, step_with(0.0, 2.0, 6.0)), rank(1, later, epoch=150.0)])
+    profile, trace = merged([rank(0, step_with(0.0, 2.0, 6.0)), rank(1, later, epoch=150.0)])
     assert profile["ranks"][0]["parts"]["wait for tp"] == pytest.approx(3.0)
+    begins = [event["ts"] for event in trace["traceEvents"] if event.get("cat") == "step"]
+    assert begins == [0.0, 0.0], "the trace begins with the first step"
+
+
+def test_a_step_takes_as_long_as_on_the_slowest_rank() -> None:
+    profile, _ = merged([rank(0, step_with(2.0, 3.0, 6.0)), rank(1, step_with(0.0, 3.0, 6.0))])
+    assert [each["seconds"] for each in profile["ranks"]] == [8.0, 10.0] and profile["seconds_per_step"] == 10.0
 
 
 @pytest.mark.slow

@@ -108,6 +108,7 @@ def test_one_that_fails_is_started_again_and_says_so(fake: Any, capsys: pytest.C
     fault, restart = events(made.run)
     assert (fault["event"], fault["what"], fault["place"], fault["step"]) == ("fault", "killed", 2, 11)
     assert restart["reason"] == "restart 1 of 3 without a new checkpoint, from step 10" and restart["wait"] == 0
+    assert restart["saved"] == 10
     assert "rank 2 was killed: restart 1 of 3" in capsys.readouterr().err
 
 

@@ -91,6 +91,11 @@ def test_a_rank_is_not_told_again(config: Path, monkeypatch: pytest.MonkeyPatch,
         begin.load_for_run(config, ["data.train=nowhere"])
 
 
+def test_a_folder_that_is_no_text_is_told(config: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run\.folder = 5 is a number"):
+        begin.load_for_run(config, ["run.folder=5"])
+
+
 # --- what a file leaves open ------------------------------------------------------------------------------------------
 
 

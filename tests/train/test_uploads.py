@@ -318,6 +318,17 @@ def test_tries_come_later_and_later(run: Run, monkeypatch: pytest.MonkeyPatch) -
     assert len(run.told.events) == 1
 
 
+def test_a_storage_that_has_failed_is_left_alone_until_the_next_try(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "FIRST", 60.0)
+    run.save(2)
+    fail("put", storage.ATTEMPTS)
+    with run.uploads():
+        await_(lambda: bool(run.told.of("upload failed")))
+        time.sleep(0.1)
+        assert run.there() == [], "a minute later it would be there"
+    assert run.there() == [2], "the end of the run waits for no pause"
+
+
 def test_the_end_of_a_run_waits_for_a_while(run: Run) -> None:
     run.save(2)
     fail("put", 10_000)

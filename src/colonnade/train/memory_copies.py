@@ -204,10 +204,7 @@ class MemoryCopies:
         if self._machine is None:
             return
         agreement, machine = agree(recovery.shards_of(state)), self._machine
-        try:
-            self._take_over(machine)
-        except CheckpointError as error:
-            self._monitor.say(f"No copies of the state are kept in memory: {error}")
+        if not self._could_take_over(machine):
             return
         own = [int(each) for each in gather_texts(str(agreement.num_bytes), self._mesh.world)]
         wanted = bytes_of_machines(own, machine.machines)[machine.number]
@@ -215,6 +212,15 @@ class MemoryCopies:
         problem = next(filter(None, gather_texts(problem, self._mesh.world)), "")
         self._agreement = None if problem else agreement
         self._monitor.say(problem)
+
+    def _could_take_over(self, machine: Machine) -> bool:
+        """`_take_over`; a run goes on without copies where they cannot be named as its own, and says so."""
+        try:
+            self._take_over(machine)
+        except CheckpointError as error:
+            self._monitor.say(f"No copies of the state are kept in memory: {error}")
+            return False
+        return True
 
     def _take_over(self, machine: Machine) -> None:
         """Name this start in the run's folder, and in those of its copies. Of the earlier ones the newest stays, until
@@ -281,7 +287,8 @@ class MemoryCopies:
         if self._machine is None:
             return
         self._agree(lambda: (self._run / COPIES).unlink(missing_ok=True) if self._mesh.rank == 0 else None)
-        self._take_over(self._machine)
+        if not self._could_take_over(self._machine):
+            self._agreement = None
 
     def say_recovered(self, step: int) -> None:
         """Once, behind the first step after a fault: how long the run was out of work, and what is made twice."""
