@@ -239,6 +239,15 @@ def test_names_of_labels_are_kept(tmp_path: Path) -> None:
     assert (config.id2label, config.label2id) == (model.config.id2label, model.config.label2id)
 
 
+def test_two_labels_may_have_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As transformers writes a classifier of two."""
+    monkeypatch.setitem(THEIRS, "two", ("BertForSequenceClassification", {"num_labels": 2}))
+    published(tmp_path / "theirs", "two")
+    assert "id2label" not in (tmp_path / "theirs" / "config.json").read_text()
+    converted(tmp_path / "theirs", tmp_path / "ours")
+    assert open_published(tmp_path / "theirs").labels == ()
+
+
 @pytest.mark.slow
 def test_a_fine_tuned_checkpoint_predicts_with_transformers(examples: Path, tmp_path: Path) -> None:
     """The way of a user: an encoder of theirs, trained here, back to them: the same answers to the same texts."""

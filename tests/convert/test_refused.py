@@ -392,6 +392,16 @@ def test_sources_and_targets(folders: Path, tmp_path: Path, monkeypatch: pytest.
         assert f"--max-shard-size '{size}' is no size" in refused(tmp_path, theirs, "ours", f"--max-shard-size={size}")
 
 
+def test_a_target_that_appears_during_a_conversion_is_left_as_it_is(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, sync = tmp_path / "ours", targets.sync
+    monkeypatch.setattr(targets, "sync", lambda path: (sync(path), target.mkdir(exist_ok=True)))
+    answer = here("convert", folders / "gpt2", target)
+    assert answer.status == 2 and "exists already, and a conversion overwrites nothing" in answer.err, answer
+    assert list(tmp_path.rglob("*")) == [target]
+
+
 def test_tokenizers(copied: Callable[[str], Path], tmp_path: Path) -> None:
     folder = copied("gpt2")
     large = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{n}": n for n in range(90)}, unk_token="w0"))

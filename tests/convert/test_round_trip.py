@@ -136,6 +136,9 @@ def test_a_chat_template_in_a_file_of_its_own_is_the_one_that_is_kept(config: di
     published = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "theirs")
     kept = json.loads((tmp_path / "ours" / "tokenizer_config.json").read_text())
     assert kept == {**config, "chat_template": published.chat_template} and published.chat_template == "newer"
+    converted(tmp_path / "ours", tmp_path / "back")
+    back = json.loads((tmp_path / "back" / "tokenizer_config.json").read_text())
+    assert back.items() >= kept.items() and back["tokenizer_class"] == "PreTrainedTokenizerFast"
 
 
 def test_several_tokens_may_end_a_text() -> None:

@@ -160,6 +160,12 @@ def test_a_vocabulary_may_be_named_by_the_prefix_of_its_files(
     assert f"run.tokenizer: {tmp_path}/other.json does not exist." in problems(with_other)
 
 
+def test_a_file_of_no_known_kind_is_no_input(tmp_path: Path, whole: dict[str, dict[str, object]]) -> None:
+    (tmp_path / "book.pdf").touch()
+    said = problems({**whole, "read": {"paths": [str(tmp_path / "book.pdf")]}})
+    assert f"read.paths: {tmp_path}/book.pdf has an ending that says nothing about documents. Known are " in said
+
+
 def test_a_fifo_is_no_input(tmp_path: Path, whole: dict[str, dict[str, object]]) -> None:
     os.mkfifo(tmp_path / "pipe.jsonl")
     said = problems({**whole, "read": {"paths": [str(tmp_path / "pipe.jsonl")]}})

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -145,6 +146,15 @@ def test_workers_that_are_killed_before_they_begin_are_not_started_for_ever(
     inputs = [write_lines(f"{name}.jsonl", [f"document {name}"]) for name in "ab"]
     with pytest.raises(DataError, match=r"2 tasks were killed 1 times: 0, 1; "):
         run(*inputs, run={"piece_bytes": 30, "workers": 2, "retries": 0})
+
+
+def test_a_task_that_is_not_done_is_told_whoever_carries_tasks_out(
+    run: Run, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where others than we start the tasks, and lose one without a word."""
+    monkeypatch.setattr("colonnade.corpus.run.local_executor", lambda *given, **more: SimpleNamespace(run=lambda: None))
+    with pytest.raises(DataError, match=r"1 of 1 tasks of the stage documents are not done, .*: documents/00000\. "):
+        run(corpus)
 
 
 def test_a_folder_keeps_one_run(tmp_path: Path, run: Run, corpus: Path) -> None:

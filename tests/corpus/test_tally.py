@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from colonnade.corpus.tally import Account, Amount, Tally, merged, read_tallies
 
 
@@ -32,3 +34,15 @@ def test_each_reason_has_samples_of_its_own(tmp_path: Path) -> None:
     ((task, found),) = read_tallies(tmp_path, "filter")
     listed = {reason: [each["id"] for each in samples] for reason, samples in found.samples.items()}
     assert task == 3 and listed == {"short": ["d0", "d1"], "long": ["d3"]}
+
+
+def test_a_list_of_what_was_dropped_is_the_same_bytes_at_any_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for day in range(2):
+        monkeypatch.setattr("time.time", lambda day=day: 1e9 + 86_400 * day)
+        account = Account(tmp_path / str(day), "filter", 0, samples=0)
+        account.drop("short", place={"id": "d0"})
+        account.close()
+    one, other = (path.read_bytes() for path in tmp_path.rglob("*.jsonl.gz"))
+    assert one == other

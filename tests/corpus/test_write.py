@@ -170,6 +170,10 @@ def test_the_page_tells_what_the_manifest_says(run: Run, write_lines: Any) -> No
     assert "12,345 times two documents were compared" in text and "678 documents have another one with a" in text
     bars = [text.index(f">{size} documents</text>") for size in (2, 9, 10)]
     assert bars == sorted(bars) and "91 groups" in text and "first, second" in text
+    whole = max(int(width) for width in re.findall(r'<svg viewBox="0 0 (\d+) ', text))
+    widths = [float(width) for width in re.findall(r'documents</text><rect [^>]*? width="([\d.]+)"', text)]
+    assert [widths[0] / width for width in widths] == pytest.approx([1, 91 / 12, 91 / 11], rel=0.01)
+    assert whole / 3 < widths[0] < whole, "the longest has room for its label and its number"
     assert ">lines and files</text>" in text and "3 (−1)" in text
     row = "<td>train</td>" + "".join(f'<td class="n">{number}</td>' for number in (3, 9, 0, 1))
     assert row in text, "documents, bytes, tokens, files"

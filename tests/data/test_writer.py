@@ -14,7 +14,7 @@ import pytest
 from colonnade.data import writer as writer_module
 from colonnade.data.indexed import TokenFile, bin_path, idx_path
 from colonnade.data.sidecar import ANSWERS, ExampleFields, Sidecar, merge_sidecars, read_sidecar
-from colonnade.data.writer import TokenFileWriter, check_prefix, merge
+from colonnade.data.writer import TokenFileWriter, check_lengths, check_prefix, merge
 from colonnade.errors import DataError
 
 Write = Callable[..., str]
@@ -251,7 +251,8 @@ class Endless:
 
 
 def test_a_document_that_is_too_long_for_the_format(tmp_path: Path) -> None:
-    """Lengths are int32: 2^31 would come back as a negative number."""
+    """Lengths are int32: 2^31 would come back as a negative number, and one token less is the longest."""
+    check_lengths("x", [5, (1 << 31) - 1])
     with TokenFileWriter(tmp_path / "x", np.dtype("<u2")) as writer:
         writer.add_document([1, 2])
         with pytest.raises(DataError, match=r"x, after 1 documents: a document, .* has 2,147,483,648 tokens"):

@@ -90,6 +90,11 @@ def test_scores_of_2_0_with_a_threshold() -> None:
     )
 
 
+def test_of_questions_that_all_have_an_answer_nothing_is_told_of_those_without() -> None:
+    found = scores_2({"a": ["Denver"]}, {"a": "Denver"}).numbers()
+    assert found == {"exact": 100, "f1": 100, "total": 1, "HasAns_exact": 100, "HasAns_f1": 100, "HasAns_total": 1}
+
+
 def test_a_threshold_takes_answers_away_from_questions_that_have_one() -> None:
     """Above -2: b and d are answered with nothing. a 1, b 0, c 0, d 1."""
     found = scores_2(ANSWERS, PREDICTIONS, NO_ANSWER, threshold=-2.0)

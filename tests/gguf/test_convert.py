@@ -206,6 +206,10 @@ def at(data: bytes, name: bytes, more: int) -> int:
             "token_embd.weight is stored in ggml's format 99; known are F32, F16",
         ),
         (
+            lambda x: x[: (n := at(x, b"token_embd.weight", 20))] + struct.pack("<I", Q8_0) + x[n + 4 :],
+            "token_embd.weight has rows of 36, which are no whole blocks",
+        ),
+        (
             lambda x: x[: (n := at(x, b"token_embd.weight", 24))] + struct.pack("<Q", 2**62) + x[n + 8 :],
             "token_embd.weight lies up to",
         ),

@@ -1,5 +1,7 @@
 """Ranks that were started for different runs: they say so before the first step, all of them, and train nothing."""
 
+import contextlib
+import io
 import os
 import shutil
 import socket
@@ -198,6 +200,21 @@ def test_each_fact_that_differs_with_its_ranks() -> None:
         "own": {"(none)": [0, 1], "here": [2]},
     }
     assert run_on_ranks(_compared, 3) == [(expected, 32)] * 3
+
+
+def _told_of_hardware(rank: int, num_ranks: int) -> str:
+    agreement.__dict__["hardware"] = lambda device: {"processor": "the same", "GPU": ("H100", "A100")[rank]}
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        agreement.agree_on_program({}, torch.device("cpu"), _mesh(rank, num_ranks))
+    return told.getvalue()
+
+
+def test_the_first_rank_alone_says_that_hardware_differs() -> None:
+    first, second = run_on_ranks(_told_of_hardware, 2)
+    assert first == (
+        "The ranks have different hardware, whose rounding may differ:\n  GPU: rank 0 has H100, rank 1 has A100\n"
+    )
+    assert second == ""
 
 
 def test_ranks_in_words() -> None:

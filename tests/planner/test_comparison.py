@@ -63,6 +63,15 @@ def test_what_is_sent_before_the_first_step_is_no_steps() -> None:
     assert ledger.least_of_steps() == {"tp": 10}
 
 
+def test_the_first_step_of_a_start_does_not_count_where_others_follow() -> None:
+    """It takes longer: kernels are chosen, memory is taken."""
+    steps = [{"seconds": seconds, "tokens_per_second": 60 / seconds} for seconds in (30.0, 2.0, 4.0)]
+    watcher = comparison.Watcher(cast(Any, None), cast(Any, None), active=True)
+    for number, seconds, rate in ((3, 3.0, 22.5), (2, 2.0, 30.0), (1, 30.0, 2.0)):
+        found = watcher._measured(steps[:number], paper_mesh(Layout(), 0).ledger, torch.device("cpu"))
+        assert (found["seconds_per_step"], found["tokens_per_second"]) == (seconds, rate)
+
+
 def test_one_rank_of_each_stage_predicts(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the others of the stage would find too, on the same cores."""
     asked, told = [], []

@@ -282,6 +282,15 @@ def test_failures_by_young_and_daly() -> None:
         assert failures(machine, 100, stall).interval == 36000, "a stall that is no small part of the time between"
 
 
+def test_all_ranks_are_paid_for_while_failures_take_their_part() -> None:
+    """Of a quarter lost, a run takes a third longer."""
+    each = found(Way(pp=2, micro_batch_size=2))
+    each = replace(each, failures=replace(each.failures, lost=0.25), hardware=each.hardware.having(cost__device_hour=3))
+    told = as_json(each)
+    assert told["days_with_failures"] == pytest.approx(each.steps * each.seconds_per_step / 86400 / 0.75)
+    assert told["dollars"] == pytest.approx(told["days_with_failures"] * 24 * 2 * 3)
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"), [(0.0942, "94.2 ms"), (1.5, "1.5 s"), (7200, "2.0 hours"), (400_000, "4.6 days")]
 )

@@ -13,7 +13,9 @@ from colonnade.config.schema import Config
 from colonnade.mesh.ledger import Entry
 from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.planner.memory import Memory
+from colonnade.planner.operators import Recorder
 from colonnade.planner.paper import Walk, steady, walk
+from colonnade.planner.stand_in import StandIn
 from colonnade.train.state import build_state
 from colonnade.train.step import train_step
 from colonnade.verify.memory import measure
@@ -184,6 +186,21 @@ def test_arithmetic_is_the_closed_formula() -> None:
     assert found.flops - attention == products
     forward = tokens * case.num_layers * 2 * 2 * 32 * 16
     assert attention == forward * (1 + 2.5), "backward multiplies five times, the scores once more among them"
+
+
+def test_of_a_table_the_rows_that_are_looked_up_are_read_and_written() -> None:
+    with Recorder(StandIn("cpu")) as recorder:
+        torch.nn.functional.embedding(torch.tensor([3, 5, 5]), torch.zeros(1000, 16))
+    (found,) = (each for each in recorder.sections[0].operators if each.name == "embedding")
+    assert found.bytes == 2 * 3 * 16 * 4
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_attention_is_a_product_of_queries_and_keys_for_each_head_of_each_sample(device: str) -> None:
+    """Two samples with four heads of four numbers."""
+    case = replace(PLAIN, precision="bf16", seq_length=32)
+    found = on_paper(case, Way(micro_batch_size=2), device=device)
+    assert {each.product for each in found.operators if each.is_attention} == {(2 * 4, 32, 32, 4)}
 
 
 def test_launches_are_the_operators_that_compute() -> None:

@@ -27,10 +27,15 @@ def test_one_stage_never_waits() -> None:
     assert (stage.busy, stage.peak, stage.work) == (1, 1, architecture_of(SMALL, 100).flops_per_token)
 
 
-def test_stages_wait_as_theory_says_when_their_work_is_equal() -> None:
+def of_equal_stages() -> tuple[ModelConfig, int]:
+    """A model and the size of its vocabulary, with which its head is worth two of its eight blocks."""
     model = SMALL.model_copy(update={"num_layers": 8, "seq_length": 1})
     block, head = (unit_work(architecture_of(model, 1))[unit] for unit in ("blocks.0", "head"))
-    vocab_size = round(2 * block / head)  # the head is worth two blocks
+    return model, round(2 * block / head)
+
+
+def test_stages_wait_as_theory_says_when_their_work_is_equal() -> None:
+    model, vocab_size = of_equal_stages()
     parallel = ParallelConfig(pp=5, cuts=(3, 2, 2, 2, 1))
     plan = plan_pipeline(model, parallel, num_microbatches=7, vocab_size=vocab_size)
     assert plan.bubble == pytest.approx(plan.theory, rel=5e-3)
@@ -53,6 +58,17 @@ def test_full_recomputation_adds_a_forward_to_every_backward() -> None:
     parallel = ParallelConfig(pp=2, schedule="zero_bubble", recompute="full")
     plan = plan_pipeline(SMALL, parallel, num_microbatches=4, vocab_size=100)
     assert plan.theory == theory.bubble("zero_bubble", 2, 4, 1, durations("full"))
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_under_zero_bubble_equal_stages_wait_as_theory_says(recompute: str) -> None:
+    """A backward that computes layers again leaves weight gradients less of the waiting to fill."""
+    parallel = ParallelConfig.model_validate(
+        {"pp": 5, "cuts": (3, 2, 2, 2, 1), "schedule": "zero_bubble", "recompute": recompute}
+    )
+    model, vocab_size = of_equal_stages()
+    plan = plan_pipeline(model, parallel, num_microbatches=7, vocab_size=vocab_size)
+    assert plan.bubble == pytest.approx({"none": 4 / 25, "full": 8 / 36}[recompute]) == plan.theory
 
 
 def test_selective_recomputation_adds_no_forward() -> None:

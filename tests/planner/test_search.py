@@ -20,7 +20,7 @@ from colonnade.planner.estimate import estimate
 from colonnade.planner.hardware import hardware
 from colonnade.planner.ranks import largest, plan_run
 from colonnade.planner.search import Candidate, Confirmed, Search, confirmed, refusal, search
-from colonnade.planner.search_report import as_json, as_text, refuse_empty, write
+from colonnade.planner.search_report import as_json, as_text, layout_in_words, refuse_empty, write
 from colonnade.planner.unit_times import unit_costs
 from tests.parity.runs import Case, Way, configured
 
@@ -114,6 +114,56 @@ def test_into_zeros_collectives_a_rank_puts_all_its_gradients_and_its_part_of_th
     assert moved == pytest.approx(sent, rel=0.02) and sent.keys() == {"reduce_scatter", "all_gather"}
 
 
+def moving(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
+    """Collectives take so long, whatever they move."""
+    monkeypatch.setattr(Cost, "move", lambda _, operation, size, ranks: seconds[operation])
+
+
+def test_of_gradients_over_dp_what_backward_does_not_hide_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At least those of the last unit, behind which nothing is left to compute."""
+    copies = config().model_copy(update={"parallel": config().parallel.model_copy(update={"dp": 2})})
+    composer = Composer(copies, 64, Cost(A100, 2))
+    (work,) = composer.times(copies)
+    last = work.backward + work.weights
+    moving(monkeypatch, all_reduce=last / 10)
+    assert composer.compose(copies)[2]["dp"] == pytest.approx(last / 10 / len(composer.architecture.units))
+    moving(monkeypatch, all_reduce=10 * last)
+    assert composer.compose(copies)[2]["dp"] == pytest.approx(9 * last)
+
+
+def test_under_zero_3_each_micro_batch_waits_for_all_that_moves_beside_its_backward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both gathers and the sum of gradients, where these take longer than what is computed."""
+    moving(monkeypatch, all_gather=5.0, reduce_scatter=7.0)
+    parallel = config().parallel.model_copy(update={"dp": 2, "zero": 3})
+    some, more = (
+        config().model_copy(
+            update={"parallel": parallel, "train": config().train.model_copy(update={"global_batch_size": size})}
+        )
+        for size in (4, 6)
+    )
+    composer = Composer(some, 64, Cost(A100, 2))
+    assert composer.compose(more)[0] - composer.compose(some)[0] == pytest.approx(5 + 5 + 7)
+
+
+def test_the_stage_with_most_weights_is_waited_for_by_the_optimizer() -> None:
+    case = Case(drop=0.0, precision="bf16", vocab_size=64, global_batch_size=4, num_layers=6)
+    even, uneven = (configured(case, Way(pp=2, micro_batch_size=1, cuts=cuts)) for cuts in ((4, 4), (7, 1)))
+    composer = Composer(even, 64, Cost(A100, 2))
+    assert composer.compose(uneven)[2]["optimizer"] > composer.compose(even)[2]["optimizer"]
+
+
+def test_under_zero_2_memory_has_the_gradients_of_units_that_are_on_their_way() -> None:
+    """Nearly half of what a rank takes, of four large layers whose state is shared by eight."""
+    model = ModelConfig(num_layers=4, hidden_size=256, num_heads=4, seq_length=8, dropout=0.0, attention_dropout=0.0)
+    parallel = config().parallel.model_copy(update={"dp": 8, "zero": 2})
+    train = config().train.model_copy(update={"global_batch_size": 8})
+    large = config().model_copy(update={"model": model, "parallel": parallel, "train": train})
+    composed, planned = Composer(large, 64, Cost(A100, 8)).compose(large)[1], largest(plan_run(large, 64)).memory
+    assert planned.buffers > 0.4 * planned.total and composed == pytest.approx(planned.total, rel=0.25)
+
+
 @pytest.mark.parametrize(
     ("schedule", "virtual_stages"), [("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("zero_bubble", 1)]
 )
@@ -175,6 +225,15 @@ def test_every_layout_that_was_tried_fits_or_cannot_be_or_takes_more() -> None:
     first, *reasons = text.splitlines()[:3]
     assert first.endswith(": 1 fit into 2.00 kB, 8 cannot be, 11 take more.")
     assert reasons == ["  5: too wide", "  3: too long"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"), [({}, "one rank"), ({"tp": 2}, "tp 2"), ({"pp": 2, "dp": 4}, "pp 2, dp 4")], ids=str
+)
+def test_a_layout_in_words_has_each_axis_of_more_than_one_rank(keys: dict[str, int], words: str) -> None:
+    parallel = config().parallel.model_copy(update=keys)
+    one = Candidate(config().model_copy(update={"parallel": parallel}), 1.0, 1_000, {"products": 1.0})
+    assert layout_in_words(one) == f"{words}, micro-batch 1"
 
 
 def test_the_real_program_has_to_fit_what_was_asked_for() -> None:

@@ -265,6 +265,37 @@ def test_a_page_is_read_again_while_the_run_is_under_way(tmp_path: Path) -> None
     assert '<meta http-equiv="refresh" content="7">' in page([read_run(folder)], refresh=7)
 
 
+def under_way(folder: Path) -> Path:
+    """A run that has done 40 of 100 steps, of two seconds each."""
+    written.run(folder)
+    (folder / "config.toml").write_text(written.CONFIG.format(steps=100))
+    (folder / "events.jsonl").write_text(written.lines(written.events(40)[:-1]))
+    return folder
+
+
+def test_a_run_under_way_tells_how_long_it_still_takes(tmp_path: Path) -> None:
+    folder, terminal = under_way(tmp_path / "r"), StringIO()
+    assert "2 min 00 s left" in shown(folder).text
+    watch(folder, every=1, once=True, console=Console(file=terminal, width=100))
+    assert "40 of 100" in terminal.getvalue() and "2 min 00 s" in terminal.getvalue()
+
+
+def test_a_page_of_several_runs_is_written_again_until_the_last_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, goes_on, path = written.run(tmp_path / "a", steps=3), under_way(tmp_path / "b"), tmp_path / "both.html"
+    pages: list[str] = []
+
+    def sleep(seconds: float) -> None:
+        pages.append(path.read_text())
+        (goes_on / "events.jsonl").write_text(written.lines(written.events(40)))
+
+    monkeypatch.setattr("colonnade.report.write.time.sleep", sleep)
+    write_report([ended, goes_on], path, live=7)
+    refreshed = ['http-equiv="refresh" content="7"' in text for text in (*pages, path.read_text())]
+    assert refreshed == [True, False]
+
+
 def test_watch_shows_the_run_in_a_terminal(tmp_path: Path) -> None:
     written_to = StringIO()
     watch(written.run(tmp_path / "r"), every=1, console=Console(file=written_to, width=100))

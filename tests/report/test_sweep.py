@@ -62,7 +62,7 @@ def test_the_page(sweep: Path) -> None:
     text = read.text
     for words in ("8 points: 6 finished, 1 diverged, 1 failed", "0.8500", "0.8100 to 0.8600", "0.0265", "BERT 3.9B",
                   "0.9140", "mismatched", "loss is not finite", "alert(1)",
-                  "this sweep: optim.learning_rate = 2e-05"):  # fmt: skip
+                  "this sweep: optim.learning_rate = 2e-05", "deviation 2e-05 3 "):  # fmt: skip
         assert words in text, words
     assert not [script for script in read.scripts if "alert(1)" in script]
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from colonnade.evaluation.squad import scores_2
+from colonnade.serving.squad import score_line
 from tests.commands import forked, here
 from tests.tasks.questions import squad, write_config, write_questions
 
@@ -69,6 +71,31 @@ def test_what_is_refused(trained: Path, tmp_path: Path) -> None:
     ):
         answer = here("evaluate", run, *arguments)
         assert answer.status == 2 and message in answer.err, (arguments, answer)
+
+
+def test_questions_whose_answers_are_not_known_are_answered_without_scores(trained: Path, tmp_path: Path) -> None:
+    asked, content = tmp_path / "asked.json", squad(3)
+    for text in content["data"][0]["paragraphs"]:
+        text["qas"] = [{key: each[key] for key in ("id", "question")} for each in text["qas"]]
+    asked.write_text(json.dumps(content))
+    answer = here("evaluate", trained / "at" / "run", "squad", "--data", asked, "--json")
+    assert answer.status == 0, answer
+    told = json.loads(answer.out)
+    assert told["questions"] == 3 and not {"exact", "exact_match", "f1"} & told.keys()
+
+
+def test_a_file_of_questions_alone_is_nothing_to_measure_on(trained: Path, tmp_path: Path) -> None:
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text('{"question": "Who?", "context": "Ada and Bob."}\n')
+    answer = here("evaluate", trained / "at" / "run", "squad", "--data", asked)
+    assert answer.status == 2 and "have the questions answered with `colonnade predict`" in answer.err, answer
+
+
+def test_the_best_thresholds_stand_in_the_line_for_people() -> None:
+    right = {"a": ["Denver"], "b": []}
+    scores = scores_2(right, {"a": "Denver", "b": "Rome"}, {"a": -2.5, "b": 3.0})
+    best = "; best exact match 100.00 with --null-threshold -2.5, best F1 100.00 with --null-threshold -2.5"
+    assert score_line(scores, 2).endswith(best)
 
 
 # --- predict ----------------------------------------------------------------------------------------------------------

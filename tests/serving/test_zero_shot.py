@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 from pathlib import Path
 
 import pytest
@@ -80,16 +81,17 @@ def test_wikitext_is_a_plain_script_s(pair: Pair, wikitext: Path, window: int, s
     assert told["bytes"] == len(text.encode()) - first
 
 
-def plain_lambada(pair: Pair, cut: list[tuple[str, str]]) -> tuple[float, float]:
-    """Accuracy and perplexity, a passage at a time."""
-    right, losses = 0, []
+def plain_lambada(pair: Pair, cut: list[tuple[str, str]]) -> tuple[float, float, float]:
+    """Accuracy, its standard error and perplexity, a passage at a time."""
+    right, losses = [], []
     for context, word in cut:
         first, last = pair.tokenizer.encode(context), pair.tokenizer.encode(word)
         with torch.no_grad():
             logits = pair.twin(torch.tensor([first + last])).logits[0, len(first) - 1 : -1]
-        right += bool((logits.argmax(-1) == torch.tensor(last)).all())
+        right.append(float((logits.argmax(-1) == torch.tensor(last)).all()))
         losses.append(float(F.cross_entropy(logits, torch.tensor(last), reduction="sum")))
-    return right / len(cut), math.exp(sum(losses) / len(losses))
+    error = statistics.stdev(right) / math.sqrt(len(right))
+    return statistics.fmean(right), error, math.exp(sum(losses) / len(losses))
 
 
 def split(passage: str) -> tuple[str, str]:
@@ -98,10 +100,11 @@ def split(passage: str) -> tuple[str, str]:
 
 
 def test_lambada_is_a_plain_script_s(pair: Pair, lambada: Path, tmp_path: Path) -> None:
-    accuracy, perplexity = plain_lambada(pair, [split(passage) for passage in PASSAGES])
+    accuracy, error, perplexity = plain_lambada(pair, [split(passage) for passage in PASSAGES])
     for batch_size in (1, 3):
         told = measured(pair, "lambada", "--data", lambada, "--batch-size", batch_size)
         assert told["accuracy"] == accuracy and told["perplexity"] == pytest.approx(perplexity, rel=1e-9)
+        assert told["accuracy_error"] == pytest.approx(error, rel=1e-12)
     assert (told["passages"], told["protocol"]) == (5, "LAMBADA (whole-word)")
     lines = tmp_path / "lambada.txt"
     lines.write_text("".join(f"{passage}\n" for passage in PASSAGES if "\n" not in passage))

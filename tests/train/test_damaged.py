@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from colonnade.checkpoint.names import checkpoints_in
+from colonnade.mesh.mesh import Mesh
+from colonnade.train import damaged
 from tests.commands import forked
 from tests.runs import Finished, assert_same, events, snapshot
 
@@ -78,3 +80,14 @@ def test_the_only_one_is_refused_and_stays(finished: Finished, config: Path, tmp
     flip(newest)
     answer = forked("train", config, f"run.folder={run}", "train.steps=8")
     assert answer.status == 2 and "There is no older one" in answer.err and newest.is_dir()
+
+
+def test_what_keeps_it_from_being_set_aside_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the run would wait for ever."""
+
+    def work() -> bool:
+        raise PermissionError("the folder may not be written")
+
+    monkeypatch.setattr(damaged, "gather_texts", lambda *_: pytest.fail("rank 0 says that it goes on waiting"))
+    with pytest.raises(PermissionError, match="the folder may not be written"):
+        damaged._by_rank_0(work, Mesh().world)

@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 
 from colonnade.architecture.statement import Weight
+from colonnade.checkpoint.plan import Shard
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError
 from colonnade.mesh.mesh import Mesh
@@ -176,6 +177,15 @@ def test_rows_that_both_have_are_taken_and_others_drawn_the_same_under_any_layou
         assert after["embedding.tokens.weight"].shape[0] == 300 and after["embedding.tokens.weight"][rows:].std() > 0
     for name in found[0]:
         torch.testing.assert_close(found[0][name], found[1][name], rtol=0, atol=1e-12)
+
+
+def test_of_a_part_that_lies_behind_the_rows_of_the_weights_nothing_is_taken() -> None:
+    """A table of three rows, and a rank that has the last four of eight."""
+    rows = torch.arange(16.0).view(8, 2)
+    first, last = Shard("table", (8, 2), (0, 0), rows[:4]), Shard("table", (8, 2), (4, 0), rows[4:])
+    (taken,) = init_from._clipped(first, (3, 2))
+    assert taken.shape == (3, 2) and taken.data.tolist() == rows[:3].tolist()
+    assert init_from._clipped(last, (3, 2)) == []
 
 
 def test_without_the_key_other_sizes_are_refused_with_its_name(

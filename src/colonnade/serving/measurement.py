@@ -97,6 +97,12 @@ def _file_problems(asked: Measurement, file: Path) -> Iterator[str]:
         what = "is a folder" if file.is_dir() else "does not exist"
         yield f"--data {file} {what}. Name the file of the test set."
         return
+    if asked.task == "squad" and file.suffix == ".jsonl":
+        yield (
+            f"--data {file} has questions without answers, as every .jsonl has: there is nothing to measure. Name a "
+            "file of SQuAD (.json), or have the questions answered with `colonnade predict`."
+        )
+        return
     try:
         _READ.get(asked.task, str)(file)
     except DataError as error:
