@@ -4671,6 +4671,13 @@ MUTATIONS = [
         'parts = [f"{axis} {chosen[axis]}" for axis in ("tp", "pp", "dp") if chosen[axis] > 2] or ["one rank"]',
         ("tests/planner/test_search.py",),
     ),
+    Mutation(
+        "on a GPU a norm in 16 bits whose bias is frozen, or that has none, fails",
+        "kernels/norm.py",
+        "if bias is not None and bias.requires_grad:",
+        "if True:",
+        ("tests/kernels/test_norm.py",),
+    ),
 ]
 
 

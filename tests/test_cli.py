@@ -31,6 +31,7 @@ def colonnade(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
 
 
+@pytest.mark.slow
 def test_a_bad_configuration_is_one_message_and_status_2(tmp_path: Path) -> None:
     path = tmp_path / "bad.toml"
     path.write_text(BAD)
@@ -42,6 +43,7 @@ def test_a_bad_configuration_is_one_message_and_status_2(tmp_path: Path) -> None
     assert "Traceback" not in answer.stderr
 
 
+@pytest.mark.slow
 def test_a_bad_configuration_is_reported_before_torch_is_imported(tmp_path: Path) -> None:
     path = tmp_path / "bad.toml"
     path.write_text(BAD)
@@ -96,6 +98,7 @@ def test_one_line_tells_what_a_command_does(group: tuple[str, ...], monkeypatch:
     assert "Usage: colonnade" in told and "..." not in told.split("Commands:")[1]
 
 
+@pytest.mark.slow
 def test_an_unknown_command_and_no_command() -> None:
     unknown = colonnade("tran")
     assert unknown.returncode == 2

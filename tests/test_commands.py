@@ -61,6 +61,7 @@ def test_evaluate_in_words_and_in_json(corpus: TinyCorpus, run: Path) -> None:
     assert words.startswith(f"loss {told['loss']:.4f}, perplexity ")
 
 
+@pytest.mark.slow
 def test_evaluate_on_two_ranks_prints_once(corpus: TinyCorpus, run: Path) -> None:
     answer = forked("evaluate", run, "perplexity", "--data", corpus.prefix, "--json", "--tp", 2, num_ranks=2)
     assert one_object(answer.out)["step"] == 6

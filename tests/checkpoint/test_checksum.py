@@ -50,6 +50,7 @@ def test_order_counts_within_chunks_and_between() -> None:
     assert len(sums) == 1 + 15 * 14 // 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_chunks")
 def test_two_bits_do_not_cancel() -> None:
     """Signs of zeros above all: products modulo 2^64 alone would lose any two of them in upper halves."""

@@ -184,6 +184,7 @@ def held_boxes(draw: st.DrawFn) -> tuple[dict[tuple[str, Box], int], dict[tuple[
     return sizes, holders
 
 
+@pytest.mark.slow
 @given(held_boxes())
 def test_what_is_shared_is_all_of_it_once_and_given_to_holders(
     case: tuple[dict[tuple[str, Box], int], dict[tuple[str, Box], list[int]]],

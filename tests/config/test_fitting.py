@@ -119,6 +119,7 @@ def configs(draw: st.DrawFn) -> Config:
         raise AssertionError from None
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(configs(), st.integers(1, 24))
 def test_it_always_fits(whole: Config, ranks: int) -> None:

@@ -172,6 +172,7 @@ def test_logits_are_theirs_on_several_ranks(name: str, layout: Layout, tmp_path:
         assert_equal(last, exact(input_ids=TOKENS.t()).logits.transpose(0, 1))
 
 
+@pytest.mark.slow
 def test_a_trained_run_writes_the_same_text_with_transformers(finished: Finished, tmp_path: Path) -> None:
     """A run of ours, given to them: logits and greedy text, with the tokenizer that went along."""
     converted(finished.folder, tmp_path / "theirs")

@@ -480,6 +480,7 @@ def test_pages_of_a_template_fall_into_the_same_groups_as_with_all_pairs(
     assert own != 40 or compared < all_compared / 5
 
 
+@pytest.mark.slow
 def test_the_work_on_pages_of_a_template_grows_with_their_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,7 @@ def test_a_killed_command_goes_on(tmp_path: Path, run: Run, corpus: Path) -> Non
     assert again.status == 0 and again.out.splitlines()[1:] == done.stdout.splitlines()[1:]
 
 
+@pytest.mark.slow
 def test_what_a_killed_worker_left_is_done_again(
     tmp_path: Path, run: Run, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +235,7 @@ def test_two_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_message_and_the_run_goes_on_later(
     tmp_path: Path, run: Run, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

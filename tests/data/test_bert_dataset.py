@@ -122,6 +122,7 @@ def test_only_seed_sample_and_epoch_decide(file: TokenFile) -> None:
     assert other.tokens.tolist() != together.tokens.tolist()
 
 
+@pytest.mark.slow
 def test_epochs_differ_and_use_most_of_the_text(file: TokenFile) -> None:
     data = opened(file)
     n = len(data)

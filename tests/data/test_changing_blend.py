@@ -1,6 +1,7 @@
 """A blend that changes on the way: each data set goes on where it was, in the new proportions."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,6 +9,7 @@ from colonnade.data.blend import Blend
 from colonnade.data.changing_blend import ChangingBlend
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.integers(1, 400), st.lists(st.integers(1, 9), min_size=3, max_size=3)), min_size=1, max_size=4

@@ -109,6 +109,7 @@ def test_every_token_is_used_once_an_epoch(
         )
 
 
+@pytest.mark.slow
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(curricula(), st.integers(0, 99))
 def test_epochs_of_blended_files_do_not_mix_either(write_tokens: Write, curriculum: Curriculum, seed: int) -> None:

@@ -46,6 +46,7 @@ def test_results_come_in_order(workers: int) -> None:
     assert list(ordered_map(make_square, [], workers=workers)) == []
 
 
+@pytest.mark.slow
 def test_results_come_in_order_from_uneven_work() -> None:
     assert list(ordered_map(make_uneven, range(40), workers=2)) == list(range(40))
     assert not multiprocessing.active_children()

@@ -387,6 +387,7 @@ def test_what_was_made_is_told_in_lines() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_training_a_tokenizer_on_files(tmp_path: Path) -> None:
     made = train_tokenizer([bundle.books()], tmp_path / "made" / "tokenizer.json", 400, progress=False)
     assert made.tokenizer.vocab_size == 400 and (made.documents, made.rejected) == (37, 0)

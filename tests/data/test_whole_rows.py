@@ -52,6 +52,7 @@ def test_answers_are_every_second_turn(
     assert file.answered(start, stop).tolist() == expected[start:stop]
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(talks_, st.integers(2, 9), st.sampled_from(["cut", "truncate", "drop"]), st.booleans())
 def test_each_document_stands_in_one_row_and_each_of_its_labels_counts_once(

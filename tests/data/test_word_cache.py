@@ -49,6 +49,7 @@ def test_spaces_before_a_separator_that_python_takes_for_one(separator: str) -> 
     assert ids(DocumentEncoder(indented, UINT16), text) == indented.encode(text)
 
 
+@pytest.mark.slow
 def test_every_character_by_itself_and_among_others(tokenizer: Tokenizer, encoder: DocumentEncoder) -> None:
     """Each character after a letter, a digit, a sign and a space: one character of another class would show."""
     codes = [*range(0x3100), *range(0x3100, 0xD800, 97), *range(0xE000, sys.maxunicode + 1, 97)]

@@ -62,6 +62,7 @@ def test_the_paper_s_counts() -> None:
     assert read_wikitext(file, "none").text == file.read_text()
 
 
+@pytest.mark.slow
 def test_megatron_s_rules_are_those_of_the_harness() -> None:
     harness = pytest.importorskip("lm_eval.tasks.wikitext.preprocess_wikitext")
     text = real_file("wikitext/wikitext-103.test.tokens").read_text()[:300_000] + " {  a } ' b ' \" c \" N  ° "

@@ -40,6 +40,7 @@ def test_joined_windows_score_every_label_once(num_tokens: int, lengths: tuple[i
     assert labels == list(range(101, 100 + num_tokens))
 
 
+@pytest.mark.slow
 @given(st.integers(2, 40), LENGTHS, STARTS)
 def test_separate_documents_do_not_predict_one_another(
     num_tokens: int, lengths: tuple[int, int], starts: list[int]

@@ -197,6 +197,7 @@ def test_a_mistake_that_a_rank_tells_late_comes_before_those_who_waited(tmp_path
     assert (status, errors) == (2, "colonnade: the file is empty\n")
 
 
+@pytest.mark.slow
 def test_after_a_loss_it_is_said_how_to_go_on(tmp_path: Path) -> None:
     program = SUPERVISOR.replace("sys.argv[1:])", "sys.argv[1:], after_a_loss=lambda: 'Run it again.')").format(2)
     bodies = {

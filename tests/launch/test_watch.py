@@ -155,6 +155,7 @@ def test_a_killed_rank_ends_all_at_once(board: str, carrier: str) -> None:
         assert_explained(run, "left step 30 (ended without a word)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("board", "carrier"), BOARDS_ONE_SLOW)
 def test_a_rank_that_stands_still_ends_all_after_the_limit(board: str, carrier: str) -> None:
     with started(steps_until(30, raise_signal(signal.SIGSTOP), 2), board=board, carrier=carrier) as run:
@@ -164,6 +165,7 @@ def test_a_rank_that_stands_still_ends_all_after_the_limit(board: str, carrier: 
             assert run.end(2) == [-signal.SIGKILL]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("board", "carrier"), BOARDS_ONE_SLOW)
 def test_a_rank_that_raises_is_quoted(board: str, carrier: str) -> None:
     def fail() -> None:
@@ -174,6 +176,7 @@ def test_a_rank_that_raises_is_quoted(board: str, carrier: str) -> None:
         assert run.end(2) == [1] and "ValueError: two is broken" in run.errors(2)
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_busy_is_named_after_the_limit() -> None:
     with started(steps_until(30, lambda: time.sleep(60), 2)) as run:
         assert_explained(run, "is busy in step 30, after all_reduce over tp for blocks.7")

@@ -227,6 +227,7 @@ def shapes_of(file: Path) -> dict[str, tuple[int, ...]]:
     return {name: source.weight.shape for name, source in sources.items()}
 
 
+@pytest.mark.slow
 def test_the_vocabularys_size(copied: Callable[[str], Path], tmp_path: Path) -> None:
     where = copied("one")
     message = refused(tmp_path, where.parent, tmp_path / "ours")

@@ -78,6 +78,7 @@ def in_place(mesh: Mesh) -> list[dict[str, Any]]:
     return [without_times(entry) for entry in mesh.ledger.entries]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("one_machine", [True, False])
 @pytest.mark.parametrize("operations", [everything, in_place])
 def test_paper_and_real_ranks_write_the_same(

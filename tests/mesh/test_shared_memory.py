@@ -117,6 +117,7 @@ def _many_in_a_row(rank: int, num_ranks: int) -> float:
     return float(total[0])
 
 
+@pytest.mark.slow
 @can_share
 def test_no_rank_overwrites_what_another_still_reads() -> None:
     wanted = float(sum(turn * (1 + 2 + 3) for turn in range(400)))

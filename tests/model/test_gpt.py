@@ -93,6 +93,7 @@ def test_cut_models_are_the_plain_model_too(tp_size: int) -> None:
     run_on_ranks(beside_the_plain_model, tp_size, [CONFIGURATIONS[what] for what in ("dropout", "alibi", "all")])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("tp_size", [2, 4])
 def test_models_cut_along_the_sequence_are_the_plain_model_too(tp_size: int) -> None:
     configs = [CONFIGURATIONS[what] for what in ("dropout", "untied", "embedding norm", "all")]

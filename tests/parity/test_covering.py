@@ -33,6 +33,7 @@ def pairs_of(combination: Combination) -> set[tuple[str, Any, str, Any]]:
     return {(a, combination[a], b, combination[b]) for a, b in combinations(FACTORS, 2)}
 
 
+@pytest.mark.slow
 @given(any_combination)
 def test_every_valid_pair_occurs(combination: Combination) -> None:
     """Any valid combination at all has no pair that the covering set has not."""
@@ -55,6 +56,7 @@ def test_only_valid_combinations_are_chosen() -> None:
         assert way.layout.num_ranks <= MOST_RANKS and check(configured(case, way)) == []
 
 
+@pytest.mark.slow
 @given(any_combination, any_combination)
 def test_the_core_alone_decides_what_is_valid(one: Combination, other: Combination) -> None:
     mixed = {**other, **{name: one[name] for name in CORE}}

@@ -13,6 +13,7 @@ from tests.parity.full import begun, matrix, named, page, run
 from tests.parity.runs import Case, Way
 
 
+@pytest.mark.slow
 def test_every_combination_is_there_once() -> None:
     everything = matrix()
     assert len({named(job(combination)) for combination in everything}) == len(everything)
@@ -32,6 +33,7 @@ def test_any_beginning_is_broad() -> None:
     assert seen == layouts
 
 
+@pytest.mark.slow
 def test_what_fails_is_a_row() -> None:
     """The other jobs of the layout have rows of their own."""
     (good, bad) = run([(Case(num_layers=1), Way()), (Case(num_layers=1), Way(cuts=(7,)))])

@@ -157,6 +157,7 @@ def test_a_stage_does_what_the_schedule_lists(stages: Stages) -> None:
             assert each.actions == actions(name, stage, len(runs), count, virtual_stages)
 
 
+@pytest.mark.one_in(4)
 def test_what_is_kept_peaks_where_the_simulator_says(stages: Stages) -> None:
     for (name, count, virtual_stages, every), runs in stages.runs.items():
         if not every:

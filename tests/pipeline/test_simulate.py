@@ -17,6 +17,7 @@ def listed(text: str) -> list[Action]:
     return [Action(kinds[word[0]], int(word[1:])) for word in text.split()]
 
 
+@pytest.mark.slow
 @given(shapes())
 @settings(deadline=None, max_examples=60)
 def test_every_schedule_is_legal_and_ends_whatever_things_last(shape: Shape) -> None:

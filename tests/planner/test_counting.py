@@ -202,6 +202,7 @@ SHAPES: Sequence[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("keys", SHAPES, ids=str)
 def test_a_model_with_three_tensors_takes_what_is_predicted(keys: dict[str, Any]) -> None:
     parallel = ParallelConfig.model_validate(keys)

@@ -161,6 +161,7 @@ def found(way: Way = TWO) -> Estimate:
     return estimate(configuration(way), 37, hardware("a100-80gb"))
 
 
+@pytest.mark.slow
 def test_one_stage_takes_what_its_walk_takes() -> None:
     way = Way(micro_batch_size=2)
     played = play(walked(way).sections, Cost(hardware("a100-80gb"), 1))

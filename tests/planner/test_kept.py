@@ -175,6 +175,7 @@ def test_what_each_option_of_llama_keeps_to_the_byte(option: str) -> None:
         check(model_of(LLAMAS[option]), ParallelConfig.model_validate(keys), precision)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_what_bert_keeps_to_the_byte(dropout: float) -> None:
     """Padding is seen by all blocks; two losses, a pooler of linear layers that can wait."""

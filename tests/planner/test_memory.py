@@ -301,6 +301,7 @@ def held(parallel: ParallelConfig, precision: str = "bf16") -> list[Memory]:
     return [resident(architecture_of(MODEL, 1000), parallel, train, stage=stage) for stage in range(parallel.pp)]
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(PARALLEL)
 def test_a_higher_stage_of_zero_keeps_less(parallel: ParallelConfig) -> None:

@@ -103,6 +103,7 @@ def test_out_of_memory_at_the_start_is_one_message(config: Path, tmp_path: Path,
     assert answer.status == 0 and "Finished 6 steps" in answer.out, "nothing was trained, so a smaller model may be"
 
 
+@pytest.mark.slow
 def test_out_of_memory_in_a_step_names_it(config: Path) -> None:
     def short(rank: int) -> None:
         from colonnade.train import loop

@@ -60,6 +60,7 @@ def test_the_example(label: str) -> None:
     assert cells(label) == [*expected, f"{memory.total / 1e6:.1f}"]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("label", BLOOM)
 def test_bloom(label: str) -> None:
     stage, keys = BLOOM[label]

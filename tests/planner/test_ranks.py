@@ -34,6 +34,7 @@ def test_the_paper_s_512_ranks() -> None:
     assert size == all_reduces * 1024 * 3072 * 2
 
 
+@pytest.mark.slow
 def test_documents_that_are_kept_apart_take_memory_of_their_own() -> None:
     """Scores and masks of the plain attention, which a GPU's fused kernel does not keep for joined ones."""
     layers = ["model.num_layers=4", "parallel.recompute=none"]
@@ -45,6 +46,7 @@ def test_documents_that_are_kept_apart_take_memory_of_their_own() -> None:
     assert (apart.parameters, apart.optimizer) == (joined.parameters, joined.optimizer)
 
 
+@pytest.mark.slow
 def test_what_is_frozen_has_no_gradients() -> None:
     whole, partly = (
         plan_run(load(EXAMPLES / "laptop-3d.toml", more), 1024) for more in ([], ['parts.frozen=["blocks.*"]'])
@@ -105,6 +107,7 @@ def test_text_and_json() -> None:
     )
 
 
+@pytest.mark.slow
 def test_one_rank_sends_nothing() -> None:
     plan = planned(load(EXAMPLES / "gpt2-8.3b.toml", ["parallel.tp=1", "parallel.dp=1"]), 50_257)
     assert plan.kinds[0].traffic == {} and as_text(plan).endswith("in a step: none") and " on 1 rank " in as_text(plan)

@@ -73,6 +73,7 @@ def test_a_pipeline_is_cut_in_each_way_once_and_by_time_its_slowest_stage_is_the
     assert slowest[-1] == min(slowest) < slowest[0]
 
 
+@pytest.mark.slow
 def test_what_a_layout_is_expected_to_take_does_not_depend_on_those_before_it() -> None:
     """Seven layers: the heavier stage of the plain pipeline is not that of the interleaved one."""
     case = Case(drop=0.0, precision="bf16", vocab_size=64, global_batch_size=4, num_layers=7)
@@ -96,6 +97,7 @@ def test_zero_bubble_hides_weight_gradients_in_the_waiting() -> None:
     assert hidden == pytest.approx(other.weights + min(other)) and other.weights > 0
 
 
+@pytest.mark.slow
 def test_into_zeros_collectives_a_rank_puts_all_its_gradients_and_its_part_of_the_parameters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -154,6 +156,7 @@ def test_the_stage_with_most_weights_is_waited_for_by_the_optimizer() -> None:
     assert composer.compose(uneven)[2]["optimizer"] > composer.compose(even)[2]["optimizer"]
 
 
+@pytest.mark.slow
 def test_under_zero_2_memory_has_the_gradients_of_units_that_are_on_their_way() -> None:
     """Nearly half of what a rank takes, of four large layers whose state is shared by eight."""
     model = ModelConfig(num_layers=4, hidden_size=256, num_heads=4, seq_length=8, dropout=0.0, attention_dropout=0.0)
@@ -164,6 +167,7 @@ def test_under_zero_2_memory_has_the_gradients_of_units_that_are_on_their_way() 
     assert planned.buffers > 0.4 * planned.total and composed == pytest.approx(planned.total, rel=0.25)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("schedule", "virtual_stages"), [("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("zero_bubble", 1)]
 )

@@ -101,6 +101,7 @@ def test_the_best_thresholds_stand_in_the_line_for_people() -> None:
 # --- predict ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_predictions_are_those_that_are_measured(trained: Path, tmp_path: Path) -> None:
     run, data = trained / "at" / "run", trained / "dev.json"
     answer = forked("evaluate", run, "squad", "--data", data, "--json", "--output", tmp_path / "measured.json")
@@ -157,6 +158,7 @@ def test_with_a_threshold_of_zero_what_is_likelier_is_answered(trained: Path, tm
         assert (each["prediction"] == "") == (each["null_odds"] > 0)
 
 
+@pytest.mark.slow
 def test_what_no_answer_can_be_given_to(trained: Path, tmp_path: Path) -> None:
     run, data = trained / "at" / "run", trained / "dev.json"
     empty, twice = tmp_path / "empty.jsonl", tmp_path / "twice.jsonl"

@@ -78,6 +78,7 @@ def test_several_prompts_are_answered_as_each_alone(finished: Finished) -> None:
     assert all(text.count("\n") == 1 and text.endswith("\n") for text in alone[:2])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("tp", [1, 2])
 def test_texts_as_json_and_prompts_from_a_file(cut: Path, tmp_path: Path, tp: int) -> None:
     """One object and nothing else, with the texts that are streamed otherwise."""
@@ -222,6 +223,7 @@ def test_a_text_is_measured_as_its_token_file_is(corpus: TinyCorpus, tmp_path: P
         assert tokens["tokens"] == TokenFile(corpus.prefix).num_tokens - ends - documents
 
 
+@pytest.mark.slow
 def test_a_token_file_of_another_program_is_measured_with_a_note(
     finished: Finished, corpus: TinyCorpus, tmp_path: Path
 ) -> None:
@@ -249,6 +251,7 @@ def test_evaluation_under_any_layout(cut: Path, whole: Path, corpus: TinyCorpus)
             assert other[name] == pytest.approx(told[0][name], rel=1e-9)
 
 
+@pytest.mark.slow
 def test_text_and_token_file_agree(finished: Finished, corpus: TinyCorpus) -> None:
     answers = [
         forked("evaluate", finished.folder, "perplexity", "--data", data, "--stride", 8, "--json")

@@ -360,6 +360,7 @@ def test_words_cannot_be_masked_without_a_vocabulary(texts: Path, tmp_path: Path
         open_corpus(load(path, ["model.vocab_size=120"]))
 
 
+@pytest.mark.slow
 def test_only_a_language_model_misses_bits_per_byte(texts: Path, tmp_path: Path) -> None:
     masked = load(write(texts, tmp_path), [])
     language = load(write_config(TinyCorpus(texts), tmp_path), [f"data.train={texts}/no sentences"])

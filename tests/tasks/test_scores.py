@@ -27,6 +27,7 @@ def test_several_labels_have_an_accuracy() -> None:
     assert scores_of(logits, np.array([2.0, 0.0, 0.0]), binary=False) == {"accuracy": 2 / 3}
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=3, max_size=30))
 def test_scores(pairs: list[tuple[int, int]]) -> None:
     """With equal numbers, whose ranks are shared."""

@@ -97,6 +97,7 @@ def test_questions_are_scored_alike_on_every_layout(
         assert [mine.get(name) for name in scores] == [theirs.get(name) for name in scores]
 
 
+@pytest.mark.slow
 def test_validation_tells_how_many_spans_are_right(alone: Path) -> None:
     last = metrics(alone)[-1]
     assert {"validation_loss", "validation_span_accuracy", "validation_start_accuracy"} <= last.keys()

@@ -164,6 +164,7 @@ def test_gradients_keep_their_digits_at_any_loss(dtype: torch.dtype, name: str) 
     assert_digits(dtype, Mesh().tp, BRANCHES[name])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", BRANCHES)
 def test_they_do_where_the_vocabulary_is_cut(name: str) -> None:
     run_on_ranks(digits_on_a_rank, 3, torch.bfloat16, name)

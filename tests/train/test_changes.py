@@ -29,6 +29,7 @@ def rates(run: Path) -> list[float]:
     return [line["learning_rate"] for line in metrics(run)]
 
 
+@pytest.mark.slow
 def test_a_longer_run_says_that_its_curve_changes(finished: Finished, run: Path) -> None:
     answer = go_on(finished, run, "train.steps=9")
     assert answer.status == 0 and answer.out.count("The learning rate follows another curve") == 1, answer
@@ -62,6 +63,7 @@ def test_another_end_of_the_decay_is_another_run(finished: Finished, run: Path) 
     assert answer.status == 2 and "  optim.decay_steps: 6 -> 8\n" in answer.err, answer
 
 
+@pytest.mark.slow
 def test_what_was_asked_for_and_never_computed_binds_nobody(finished: Finished, run: Path) -> None:
     """Lengthened, and stopped before the first step; then the curve is kept as it was."""
     text = (run / "config.toml").read_text()

@@ -127,6 +127,7 @@ def test_ctrl_c_in_a_terminal(config: Path, tmp_path: Path, name: str, number: i
     check_that_it_goes_on(config, run, layout, process.returncode, out)
 
 
+@pytest.mark.slow
 def test_a_signal_in_the_last_step_is_no_interruption(config: Path, tmp_path: Path) -> None:
     def interrupt(rank: int) -> None:
         from colonnade.train import loop

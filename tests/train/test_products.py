@@ -510,6 +510,7 @@ def test_a_run_that_goes_on_without_its_compiler_chooses_again_and_says_so(
     assert served(in_use, "bf16").bf16.output == "compiled"
 
 
+@pytest.mark.slow
 def test_a_kept_decision_without_compiled_kernels_compiles_nothing(
     config: Path, tmp_path: Path, timer: Timer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

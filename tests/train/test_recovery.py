@@ -251,6 +251,7 @@ def test_going_on_from_an_older_checkpoint(finished: Finished, tmp_path: Path) -
     assert_same(run, finished.folder)
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_is_another_than_the_runs(corpus: TinyCorpus, finished: Finished, tmp_path: Path) -> None:
     """The path is the same, its content is not: the comparison of configurations cannot see it."""
     tokenizer = tmp_path / "tokenizer.json"

@@ -86,6 +86,7 @@ def test_a_difference_on_one_rank_is_shown_and_is_exit_status_1(corpus: TinyCorp
     assert answer.out.splitlines()[-1].startswith("The ledger and theory differ (≠): ")
 
 
+@pytest.mark.slow
 def test_one_rank_sends_nothing(corpus: TinyCorpus, tmp_path: Path) -> None:
     answer = forked("train", tiny.write_config(corpus, tmp_path), "--audit")
     assert answer.status == 0 and "rank 0 [pp0 dp0 tp0]: nothing is sent." in answer.out
