@@ -31,7 +31,6 @@ def colonnade(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
 
 
-@pytest.mark.slow
 def test_a_bad_configuration_is_one_message_and_status_2(tmp_path: Path) -> None:
     path = tmp_path / "bad.toml"
     path.write_text(BAD)

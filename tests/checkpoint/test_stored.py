@@ -73,7 +73,9 @@ def test_a_storage_that_has_folders_gets_one_before_it_is_written_to() -> None:
             raise FileNotFoundError(path)
 
     FaultyStorage.before = staticmethod(refuse)
-    Stored("faulty://bucket/run").probe()
+    stored = Stored("faulty://bucket/run")
+    stored.probe()
+    assert stored.storage.isdir("bucket/run") and stored.storage.ls("bucket/run") == [], "and nothing is left in it"
 
 
 def test_only_a_local_storage_is_on_this_disk(tmp_path: Path) -> None:

@@ -154,7 +154,6 @@ POST = ("model.norm_position=post", "model.embedding_norm=true")
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(7)
 @pytest.mark.parametrize("kind", ["BertModel", "BertForPreTraining", "BertForMaskedLM"])
 def test_an_encoder_of_theirs_gets_a_new_head(kind: str, examples: Path, tmp_path: Path) -> None:
     source = sized(tmp_path / "theirs", examples, kind)

@@ -167,7 +167,6 @@ def test_what_exists_is_kept_unless_it_is_said(tmp_path: Path, tokenizer: Tokeni
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_cut_input_gives_what_it_has_and_the_cut_is_told(tmp_path: Path, tokenizer: Tokenizer, workers: int) -> None:
     whole = gzip.compress(b"".join(b'{"text": "%d good"}\n{"bad\n' % number for number in range(100_000)))

@@ -85,7 +85,6 @@ def texts(stages: Stages) -> list[list[Generated]]:
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("tp", [2, 4])
 def test_every_tp_writes_what_one_rank_does(tp: int) -> None:
     def on_rank(rank: int, num_ranks: int) -> list[list[Generated]]:

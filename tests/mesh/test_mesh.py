@@ -51,7 +51,6 @@ def test_all_axes_write_one_ledger() -> None:
     assert [entry.axis for entry in mesh.ledger.entries] == list(GROUPS)
 
 
-@pytest.mark.slow
 def test_real_groups_join_the_ranks_of_the_layout() -> None:
     def ranks_met(rank: int, num_ranks: int) -> dict[str, list[float]]:
         mesh = build_mesh(LAYOUT, rank)

@@ -51,7 +51,6 @@ def test_16_bits_stay_near_fp32(way: str, fp32: dict[float, Reference]) -> None:
             assert abs(step.result.loss - exact.loss) <= 10 * unit and not step.result.skipped, name
 
 
-@pytest.mark.slow
 def test_fp32_differs_by_rounding_alone(fp32: dict[float, Reference]) -> None:
     (found,) = run_on_ranks(emulated_on_a_rank, 1, Way(micro_batch_size=4), [Case(precision="fp32")])
     assert distance(found, fp32[Case().drop]) < 1e-6

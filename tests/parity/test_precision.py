@@ -198,7 +198,6 @@ QUICK = ("serial", "pp2 zero_bubble", "dp2 zero3")
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "way", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in LONG]
 )
@@ -275,7 +274,6 @@ def test_16_bit_reduction_rounds_each_share_and_the_sum(zero: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "way", [Way(micro_batch_size=4), Way(dp=2, micro_batch_size=2), Way(dp=2, micro_batch_size=2, zero=3)], ids=str
 )

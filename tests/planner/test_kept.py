@@ -150,7 +150,6 @@ def test_the_most_of_a_run_is_its_own() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(13)
 @pytest.mark.parametrize(
     "precision", ["fp32", "bf16", *(pytest.param(p, marks=pytest.mark.slow) for p in ("fp16", "fp64"))]
 )
@@ -161,7 +160,6 @@ def test_what_each_unit_keeps_to_the_byte(keys: dict[str, Any], precision: str) 
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(15)
 @pytest.mark.parametrize("option", LLAMAS)
 def test_what_each_option_of_llama_keeps_to_the_byte(option: str) -> None:
     """On four ranks there are more of them than heads of keys and values."""

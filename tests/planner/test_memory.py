@@ -92,7 +92,6 @@ def test_every_stage_of_zero(zero: int, precision: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(9)
 @pytest.mark.parametrize("zero", [pytest.param(0, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b", "zero_bubble"])
 def test_every_schedule(schedule: str, zero: int) -> None:
@@ -100,7 +99,6 @@ def test_every_schedule(schedule: str, zero: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(11)
 @pytest.mark.parametrize("zero", [pytest.param(0, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(("pp", "virtual_stages"), [(1, 2), (2, 2), (4, 2)])
 def test_virtual_stages(pp: int, virtual_stages: int, zero: int) -> None:
@@ -108,7 +106,6 @@ def test_virtual_stages(pp: int, virtual_stages: int, zero: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(7)
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("pp", [1, 2])
 def test_tensor_and_sequence_parallel(pp: int, sequence_parallel: bool) -> None:
@@ -116,7 +113,6 @@ def test_tensor_and_sequence_parallel(pp: int, sequence_parallel: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     "recompute",
     [{"recompute": "selective"}, {"recompute": "full"}, {"recompute": "full", "recompute_every": 2}],
@@ -135,7 +131,6 @@ FROZEN = {
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(23)
 @pytest.mark.parametrize("which", [*FROZEN, "lora"])
 @pytest.mark.parametrize(
     ("parallel", "precision"),
@@ -183,7 +178,6 @@ def test_offload_from_a_gpu_brings_gradients_along(zero: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "model",
     [

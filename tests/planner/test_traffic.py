@@ -169,7 +169,6 @@ def test_two_stacks(way: Way) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(7)
 @pytest.mark.parametrize("cuts", [(1, 1, 2, 4), (4, 2, 1, 1), (2, 2, 2, 2)])
 def test_two_stacks_wherever_they_are_cut(cuts: tuple[int, ...]) -> None:
     for parts in ("all", "upper", "lower", "table"):

@@ -66,7 +66,6 @@ def test_the_chances_of_what_is_right_are_the_losses_of_the_runs_own_validation(
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("task", ["mnli", "race"])
 @pytest.mark.parametrize("layout", first_fast(list(LAYOUTS)))
 def test_every_layout_tells_the_same(examples: Path, runs: dict[str, Path], layout: str, task: str) -> None:

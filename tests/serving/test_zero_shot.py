@@ -122,7 +122,6 @@ def test_variants_by_their_names(pair: Pair, lambada: Path, variant: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("layout", [("--tp", 2), ("--pp", 2), ("--dp", 2)], ids=lambda layout: layout[0][2:])
 def test_every_layout_finds_what_one_rank_does(
     pair: Pair, wikitext: Path, lambada: Path, layout: tuple[str, int]

@@ -47,7 +47,6 @@ def alone(examples: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("task", ["mnli", "race"])
 @pytest.mark.parametrize("layout", first_fast(LAYOUTS), ids=str)

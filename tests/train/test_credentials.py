@@ -31,7 +31,6 @@ def assert_nowhere(folder: Path, *answers: Answer) -> None:
     assert [name for name, text in texts.items() if b"s3cr3t" in text or b"K+y" in text] == []
 
 
-@pytest.mark.slow
 def test_a_run_and_what_comes_of_it(corpus: TinyCorpus, url: str, tmp_path: Path) -> None:
     config = write_config(corpus, tmp_path / "made")
     keys = (f"data.train={url}", f"data.cache={tmp_path / 'cache'}", f"run.folder={tmp_path / 'run'}")

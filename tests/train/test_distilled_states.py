@@ -85,7 +85,6 @@ def serial(examples: Path, teacher: Path, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("layout",), first_fast([(each,) for each in LAYOUTS], 2), ids=str)
 def test_every_layout_is_the_serial_run(
     layout: tuple[str, ...], examples: Path, teacher: Path, serial: Path, tmp_path: Path

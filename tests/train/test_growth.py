@@ -12,6 +12,7 @@ from colonnade.config.schema import DivergenceConfig
 from colonnade.config.thermometers import ThermometersConfig
 from colonnade.train import loop
 from colonnade.train.divergence import Divergence, LossWatch
+from colonnade.train.growth import WINDOWS
 from colonnade.train.thermometers import Activations, Reading
 from tests.commands import forked
 from tests.parity.runs import SERIAL, Case, configured
@@ -94,7 +95,7 @@ def test_only_windows_that_are_still_compared_are_kept() -> None:
     watch = LossWatch()
     for step in range(5, 2000, 5):
         watch.sees(POLICY, step, 3.0, 1.0, skipped=False, reading=reading(step, 2.0))
-    assert {len(each) for each in watch.windows.values()} == {10}
+    assert {len(each) for each in watch.windows.values()} == {WINDOWS + 2}
 
 
 def test_nothing_is_kept_where_growth_is_no_sign() -> None:

@@ -63,7 +63,6 @@ def check_that_it_goes_on(config: Path, run: Path, layout: list[str], status: in
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "number"),
     [

@@ -73,7 +73,6 @@ def test_it_goes_on_from_memory_to_the_same_bits(finished: Finished, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["__0_0.distcp", "manifest.json"])
 def test_a_damaged_copy_is_passed_over(finished: Finished, tmp_path: Path, memory: Path, name: str) -> None:
     run = tmp_path / "run"

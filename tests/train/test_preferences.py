@@ -225,7 +225,6 @@ def test_text_holds_no_preferences(pairs: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("layout", ["parallel.tp=2", "parallel.pp=2"])
 def test_what_is_sent_is_what_theory_says(layout: str, pairs: Path, tmp_path: Path) -> None:
     more = ("parallel.sequence_parallel=true",) if "tp" in layout else ()

@@ -392,7 +392,6 @@ BF16 = "train.precision=bf16"
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("layout", [(), ("parallel.tp=2",)], ids=["serial", "tp=2"])
 def test_a_run_that_goes_on_multiplies_as_before_to_the_bit(
     config: Path, tmp_path: Path, layout: tuple[str, ...]

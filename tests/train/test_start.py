@@ -194,7 +194,6 @@ def test_of_two_runs_that_are_started_together_one_trains(config: Path, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dp", [1, 2])
 def test_who_has_a_folder_is_said_and_a_dead_run_never_blocks(config: Path, tmp_path: Path, dp: int) -> None:
     ranks = start_ranks("train", config, *LONG, f"parallel.dp={dp}", num_ranks=dp)

@@ -72,7 +72,6 @@ def test_a_curriculum_is_audited_in_its_last_stage(corpus: TinyCorpus, tmp_path:
     assert grown.out == plain.out
 
 
-@pytest.mark.slow
 def test_a_difference_on_one_rank_is_shown_and_is_exit_status_1(corpus: TinyCorpus, tmp_path: Path) -> None:
     def forget_one_flow(rank: int) -> None:
         if rank == 1:

@@ -66,7 +66,6 @@ def test_layouts_that_are_the_serial_run(verdict: Verdicts) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("keys", [["lora.rank=2", "lora.dropout=0.2"], ['parts.frozen=["embedding*","*blocks.0.*"]']])
 def test_layouts_of_a_run_that_trains_some_parts(keys: list[str], verdict: Verdicts) -> None:
     told = verdict(*keys, "--layout", "tp=2", "--layout", "pp=2,dp=2,zero=3")

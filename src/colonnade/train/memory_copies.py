@@ -204,7 +204,7 @@ class MemoryCopies:
         if self._machine is None:
             return
         agreement, machine = agree(recovery.shards_of(state)), self._machine
-        if not self._could_take_over(machine):
+        if not self._take_over(machine):
             return
         own = [int(each) for each in gather_texts(str(agreement.num_bytes), self._mesh.world)]
         wanted = bytes_of_machines(own, machine.machines)[machine.number]
@@ -213,18 +213,9 @@ class MemoryCopies:
         self._agreement = None if problem else agreement
         self._monitor.say(problem)
 
-    def _could_take_over(self, machine: Machine) -> bool:
-        """`_take_over`; a run goes on without copies where they cannot be named as its own, and says so."""
-        try:
-            self._take_over(machine)
-        except CheckpointError as error:
-            self._monitor.say(f"No copies of the state are kept in memory: {error}")
-            return False
-        return True
-
-    def _take_over(self, machine: Machine) -> None:
+    def _take_over(self, machine: Machine) -> bool:
         """Name this start in the run's folder, and in those of its copies. Of the earlier ones the newest stays, until
-        there is another.
+        there is another. False where it cannot be named: that is said, and the run goes on without copies.
         """
         mine = uuid4().hex if self._mesh.rank == 0 else ""
         start = gather_texts(mine, self._mesh.world)[0]
@@ -237,8 +228,13 @@ class MemoryCopies:
             tidy(machine.folder, 1, lambda steps: ())
             write_whole(machine.folder / START, start.encode())
 
-        self._agree(lambda: write_whole(self._run / COPIES, start.encode()) if self._mesh.rank == 0 else None)
-        self._agree(lambda: take() if machine.is_first else None)
+        try:
+            self._agree(lambda: write_whole(self._run / COPIES, start.encode()) if self._mesh.rank == 0 else None)
+            self._agree(lambda: take() if machine.is_first else None)
+        except CheckpointError as error:
+            self._monitor.say(f"No copies of the state are kept in memory: {error}")
+            return False
+        return True
 
     def are_due(self, step: int) -> bool:
         """Whether the state is to be copied after this step."""
@@ -287,7 +283,7 @@ class MemoryCopies:
         if self._machine is None:
             return
         self._agree(lambda: (self._run / COPIES).unlink(missing_ok=True) if self._mesh.rank == 0 else None)
-        if not self._could_take_over(self._machine):
+        if not self._take_over(self._machine):
             self._agreement = None
 
     def say_recovered(self, step: int) -> None:
