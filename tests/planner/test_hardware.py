@@ -12,7 +12,8 @@ import torch
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
 from colonnade.errors import ConfigError
-from colonnade.kernels.choice import Kernels
+from colonnade.kernels import compiled
+from colonnade.kernels.choice import Kernels, Products
 from colonnade.mesh.mesh import Mesh
 from colonnade.planner import measure_hardware, measure_operators
 from colonnade.planner.hardware import FIGURES, hardware, names, parsed
@@ -156,13 +157,23 @@ def test_the_roof_that_was_planted_is_found() -> None:
 def test_products_are_timed_by_what_they_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes as [m, k] times [k, n] of the three products of a layer with 8 tokens, 4 inputs and 16 outputs."""
     monkeypatch.setattr(measure_operators, "OUTSIDE", 0)
-    found = timed(torch.float64, Kernels(), [(8, 4, 16)])
+    found = timed(torch.float64, Products(), [(8, 4, 16)])
     assert [(each.use, each.size) for each in found] == [
         ("forward", (8, 16, 4)),
         ("input_gradient", (8, 4, 16)),
         ("weight_gradient", (16, 4, 8)),
     ]
     assert all(each.seconds > 0 for each in found)
+
+
+def test_fp64_is_timed_as_it_is_multiplied_whatever_fp32_is_multiplied_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiled kernels know no fp64."""
+    monkeypatch.setattr(measure_operators, "OUTSIDE", 0)
+    ours = Kernels(*["compiled"] * 4)
+    assert len(timed(torch.float64, Products(ours, ours, ours), [(8, 4, 16)])) == 3
+    monkeypatch.setattr(compiled, "product_", lambda *args, **kwargs: pytest.fail("by the compiled kernels"))
+    with pytest.raises(pytest.fail.Exception, match="by the compiled kernels"):
+        timed(torch.float32, Products(ours, ours, ours), [(8, 4, 16)])
 
 
 def test_a_step_has_operators_by_the_names_that_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,6 @@ from colonnade.model.precision import DTYPES
 from colonnade.planner.estimate import estimate
 from colonnade.planner.hardware import parsed
 from colonnade.planner.measure_operators import (
-    FORMATS,
     HEAD_DIMS,
     LARGE,
     SIZES,
@@ -78,9 +77,9 @@ def measured_file() -> str:
     torch.set_num_threads(1)
     keep_freed_memory()  # as all ranks of runs do
     products, cores = products_here(), launch.num_cores()
-    roof = fitted(timed(torch.float32, products.fp32, SIZES))
-    others = {name: getattr(products, name) for name in FORMATS if name != "fp32"} | {"fp64": products.fp32}
-    peaks = {name: peak_of(timed(DTYPES[name], kernels, LARGE), roof) for name, kernels in others.items()}
+    roof = fitted(timed(torch.float32, products, SIZES))
+    others = {name: dtype for name, dtype in DTYPES.items() if name != "fp32"}
+    peaks = {name: peak_of(timed(dtype, products, LARGE), roof) for name, dtype in others.items()}
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     few = min(cores, MOST_CORES)
     with _on_cores(few):

@@ -84,8 +84,9 @@ def products_here() -> Products:
     return found
 
 
-def timed(dtype: torch.dtype, kernels: Kernels, sizes: Iterable[tuple[int, int, int]]) -> list[Timed]:
-    """The three products of linear layers of these sizes, by these kernels."""
+def timed(dtype: torch.dtype, products: Products, sizes: Iterable[tuple[int, int, int]]) -> list[Timed]:
+    """The three products of linear layers of these sizes, by the kernels that runs multiply this type with."""
+    kernels = products.of(torch.empty(0, dtype=dtype))
     return [_timed(dtype, kernels, use, size) for size in sizes for use in LINEAR]
 
 
