@@ -16,19 +16,24 @@ import warnings
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import IO
 
 import torch
+import typer.main
 
 from colonnade import cli
 from colonnade.config.describe import all_keys
-from colonnade.launch import launch
+from colonnade.launch import agreement, launch
 from tests import predicted
 
 import_module("colonnade.planner.banner")  # what each forked rank would import for itself
 all_keys()  # remembered, likewise
+typer.main.get_command = cache(typer.main.get_command)
+typer.main.get_command(cli.app)
+SOURCES = agreement.source_digest()
 REMEMBERED: list[Path] = []
 """The folder of this session for what the planner says to forked ranks; none: each asks for itself."""
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", launch.FOLDER, launch.PIPE)
@@ -159,6 +164,7 @@ def _become(
             os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(num_ranks), "GLOO_SOCKET_IFNAME": "lo"}
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else the library warns of the fork
         sys.argv = ["colonnade", *arguments]
+        agreement.source_digest = lambda: SOURCES
         for known in REMEMBERED:
             predicted.remember(known)
         first(rank)

@@ -298,7 +298,7 @@ TEXTS = {
     "a list": (lambda text: b"[" + text + b"]", "is not a checkpoint of Colonnade"),
     "infinity": (lambda text: text.replace(b'"step": 20', b'"step": Infinity'), "does not match its hash"),
     "surrogate": (lambda text: text.replace(b'"step"', b'"\\ud800"'), "does not match its hash"),
-    "no hash": (lambda text: text.rpartition(b',\n "sha256"')[0] + b"}", "does not match its hash"),
+    "no hash": (lambda text: text.rpartition(b',\n"sha256"')[0] + b"}", "does not match its hash"),
 }  # fmt: skip
 
 

@@ -84,7 +84,13 @@ def to_json(manifest: Manifest) -> str:
     files = {name: asdict(file) for name, file in manifest.files.items()}
     content = {"format": FORMAT, "version": VERSION, "step": manifest.step, "facts": manifest.metadata}
     content |= {"tensors": tensors, "files": files}
-    return json.dumps(content | {"sha256": _digest(content)}, indent=1)
+    content |= {"sha256": _digest(content)}
+    return _lined(content, lambda value: _lined(value) if isinstance(value, dict) else json.dumps(value))
+
+
+def _lined(content: Mapping[str, Any], text: Callable[[Any], str] = json.dumps) -> str:
+    """A JSON object with a line for each key: an indent would have all of it written by Python, not by C."""
+    return "{\n" + ",\n".join(f"{json.dumps(name)}: {text(value)}" for name, value in content.items()) + "\n}"
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -62,9 +62,13 @@ def _section_of(field: FieldInfo) -> type[Section] | None:
     return kind if len(kinds) == 1 and isinstance(kind, type) and issubclass(kind, Section) else None
 
 
-@cache
 def all_keys(root: type[BaseModel] = Config) -> Mapping[str, Key]:
     """Every key by its full name, in the schema's order."""
+    return _all_keys(root)
+
+
+@cache
+def _all_keys(root: type[BaseModel]) -> Mapping[str, Key]:
     found = {
         f"{name}.{key}": key_of(f"{name}.{key}", field, may_change=section.MAY_CHANGE)
         for name, section in sections(root).items()
