@@ -87,7 +87,7 @@ def recovery(start: list[str], config: Path, run: Path) -> Row:
 def rank_one(parent: int) -> int:
     """The process of rank 1."""
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    (found,) = [each for each in children if b"RANK=1" in Path(f"/proc/{each}/environ").read_bytes().split(b"\0")]
+    (found,) = [each for each in children if Path(f"/proc/{each}/comm").read_text() == "rank 1\n"]
     return int(found)
 
 

@@ -14,7 +14,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -26,14 +26,13 @@ import typer.main
 
 from colonnade import cli
 from colonnade.config.describe import all_keys
-from colonnade.launch import agreement, launch
+from colonnade.launch import launch
 from tests import predicted
 
 import_module("colonnade.planner.banner")  # what each forked rank would import for itself
 all_keys()  # remembered, likewise
 typer.main.get_command = cache(typer.main.get_command)
 typer.main.get_command(cli.app)
-SOURCES = agreement.source_digest()
 REMEMBERED: list[Path] = []
 """The folder of this session for what the planner says to forked ranks; none: each asks for itself."""
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", launch.FOLDER, launch.PIPE)
@@ -164,7 +163,6 @@ def _become(
             os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(num_ranks), "GLOO_SOCKET_IFNAME": "lo"}
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else the library warns of the fork
         sys.argv = ["colonnade", *arguments]
-        agreement.source_digest = lambda: SOURCES
         for known in REMEMBERED:
             predicted.remember(known)
         first(rank)
@@ -178,6 +176,17 @@ def _become(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def ranks_of(supervisor: int) -> dict[int, int]:
+    """The process of each rank that a supervisor, a process of Linux, has started and that has not ended."""
+    found: dict[int, int] = {}
+    with suppress(OSError):
+        for child in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split():
+            name, _, rank = Path(f"/proc/{child}/comm").read_text().strip().partition(" ")
+            if name == "rank":
+                found[int(rank)] = int(child)
+    return found
 
 
 def _busy() -> float:

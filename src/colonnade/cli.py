@@ -144,13 +144,9 @@ def train(
 def _train_here(settings: "Config", *, dry_run: bool, profile: range, again: "Callable[[], Config] | None") -> None:
     """As one rank of the layout."""
     with imports_stay():
-        from colonnade.planner.banner import banner
-        from colonnade.planner.comparison import Watcher
-        from colonnade.planner.memory_limit import within_memory
-        from colonnade.train import loop
+        from colonnade import one_rank
 
-    watcher = Watcher(banner, within_memory, active=not dry_run)
-    loop.main(settings, watcher.banner, watcher.within, dry_run=dry_run, profile=profile, again=again)
+    one_rank.train(settings, dry_run=dry_run, profile=profile, again=again)
 
 
 @app.command(cls=CommandWithKeys)

@@ -16,9 +16,8 @@ from random import Random
 from typing import Any
 
 from colonnade.checkpoint.names import checkpoints_in
-from colonnade.launch.launch import PLACE
 from colonnade.train.monitor import last_step
-from tests import tiny
+from tests import commands, tiny
 from tests.commands import environment
 from tests.drills.runs import TIME_LIMIT, TIMEOUT, Place, Variant, said
 from tests.runs import events
@@ -162,14 +161,7 @@ def supervised(
 
 def ranks_of(process: "subprocess.Popen[str]") -> list[int]:
     """The ranks that a supervisor has started."""
-    found = []
-    try:
-        for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-            if f"{PLACE}=".encode() in Path(f"/proc/{child}/environ").read_bytes():
-                found.append(int(child))
-    except OSError:
-        return []
-    return found
+    return list(commands.ranks_of(process.pid).values())
 
 
 def send(pid: int, number: int) -> None:

@@ -122,7 +122,7 @@ def test_ranks_with_other_code(config: Path) -> None:
     def patched(rank: int) -> None:
         if rank == 1:
             agreement.__dict__["__version__"] = "9.9"
-            agreement.__dict__["source_digest"] = lambda: "0123456789ab"
+            agreement.__dict__["SOURCES"] = "0123456789ab"
 
     error = refused(config, *DP2, first=patched)
     assert "colonnade: rank 0 has " in error and ", rank 1 has 9.9\n" in error
@@ -133,7 +133,7 @@ def test_ranks_with_other_code(config: Path) -> None:
 def test_ranks_with_other_code_and_other_values_are_told_both_remedies(config: Path) -> None:
     def patched(rank: int) -> None:
         if rank == 1:
-            agreement.__dict__["source_digest"] = lambda: "0123456789ab"
+            agreement.__dict__["SOURCES"] = "0123456789ab"
             sys.argv.append("train.seed=2")
 
     error = refused(config, *DP2, first=patched)
@@ -153,7 +153,7 @@ def test_the_digest_is_of_the_packages_own_files(tmp_path: Path) -> None:
     changed = agreement.digest_of(package)
     (package / "sub" / "b.py").rename(package / "b.py")
     assert len({before, changed, agreement.digest_of(package)}) == 3
-    assert agreement.source_digest() == agreement.digest_of(Path(agreement.__file__).parents[1])
+    assert agreement.digest_of(Path(agreement.__file__).parents[1]) == agreement.SOURCES
 
 
 def test_every_key_is_compared_but_those_of_a_machine(config: Path) -> None:

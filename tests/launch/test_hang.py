@@ -11,26 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests import tiny
-from tests.commands import environment
+from tests.commands import environment, ranks_of
 
 LAYOUT = ["parallel.tp=2", "parallel.dp=2"]
 ENDLESS = ["train.steps=100000", "train.evaluate_every=0", "checkpoint.every=0", "restarts.limit=0"]
 WAITS = re.compile(r"^rank (\d) \[pp0 dp\d tp\d\] waits in \w+ over \w+.*\(step \d+, \d+\.\d s.*\); rank \d .*$", re.M)
-
-
-def ranks_of(supervisor: int) -> dict[int, int]:
-    """The process of each rank."""
-    ranks = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            variables = (process / "environ").read_bytes().split(b"\0")
-            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue  # it has ended, or is somebody else's
-        numbers = [int(each[5:]) for each in variables if each.startswith(b"RANK=")]
-        if parent == supervisor and numbers:
-            ranks[numbers[0]] = int(process.name)
-    return ranks
 
 
 def trouble(folder: Path, number: int, *overrides: str) -> tuple[int, str, float]:

@@ -22,7 +22,7 @@ from colonnade.train import restarts
 from colonnade.train.change import BATCH, Change
 from colonnade.train.change_requests import Decided, write_decided
 from colonnade.train.restarts import POLL, Restarts, kind_of
-from tests.commands import environment, forked
+from tests.commands import environment, forked, ranks_of
 from tests.runs import metrics
 
 LOST = "Run the same command again"
@@ -260,26 +260,12 @@ def started(config: Path, run: Path, *keys: str) -> "subprocess.Popen[str]":
         return subprocess.Popen(command, env=environment(), text=True, stdout=subprocess.DEVNULL, stderr=said)
 
 
-def rank_at(process: "subprocess.Popen[str]", place: int) -> int | None:
-    """The process of the rank at a place, while there is one."""
-    try:
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        for child in children:
-            variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-            if f"{launch.PLACE}={place}".encode() in variables:
-                return int(child)
-    except OSError:
-        return None
-    return None
-
-
-def kill_at(process: "subprocess.Popen[str]", place: int, number: int = signal.SIGKILL) -> int:
-    """Send a signal to the rank at a place as soon as there is one; its process."""
+def kill(process: "subprocess.Popen[str]", rank: int) -> int:
+    """End a rank as soon as there is one; its process."""
     end = time.monotonic() + 60
     while time.monotonic() < end and process.poll() is None:
-        pid = rank_at(process, place)
-        if pid is not None:
-            os.kill(pid, number)
+        if (pid := ranks_of(process.pid).get(rank)) is not None:
+            os.kill(pid, signal.SIGKILL)
             return pid
         time.sleep(0.01)
     raise AssertionError("no such rank")
@@ -299,10 +285,10 @@ def test_a_rank_is_lost_for_good_and_comes_back(config: Path, tmp_path: Path) ->
     assert forked("train", config, f"run.folder={expected}", *EXACT).status == 0
     process = started(config, run, *EXACT, *FOUR, "restarts.return_after=6", "restarts.backoff=0.1", "train.threads=1")
     wait_for_step(run, 10)
-    first = kill_at(process, 3)
-    while rank_at(process, 3) == first:
+    first = kill(process, 3)
+    while ranks_of(process.pid).get(3) == first:
         time.sleep(0.01)
-    kill_at(process, 3)
+    kill(process, 3)
     assert process.wait(180) == 0, (run.parent / "said").read_text()
     told = names(run)
     assert told.count("fault") == 2 and "fewer ranks" in told

@@ -40,7 +40,7 @@ def program(device: torch.device) -> Properties:
     """What computes: all that may give other numbers from the same configuration."""
     return {
         "colonnade": __version__,
-        "colonnade's source files": source_digest(),
+        "colonnade's source files": SOURCES,
         "torch": torch.__version__,
         "numpy": np.__version__,
         "CUDA": str(torch.version.cuda),
@@ -55,11 +55,6 @@ def hardware(device: torch.device) -> Properties:
     return {"processor": torch.backends.cpu.get_cpu_capability(), "GPU": name}
 
 
-def source_digest() -> str:
-    """Of the files of this package, as they are on this machine's disk: 12 hexadecimal digits."""
-    return digest_of(Path(__file__).parents[1])
-
-
 def digest_of(package: Path) -> str:
     """SHA-256 of names and contents of all .py files below a folder, its first 12 digits."""
     digest = hashlib.sha256()
@@ -67,6 +62,10 @@ def digest_of(package: Path) -> str:
         content = file.read_bytes()
         digest.update(f"{file.relative_to(package).as_posix()} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:12]
+
+
+SOURCES = digest_of(Path(__file__).parents[1])
+"""Of this package as it was imported: what ranks are forked from may be older than the files on the disk now."""
 
 
 def agree_on_program(properties: Mapping[str, str], device: torch.device, axis: Axis) -> None:

@@ -360,6 +360,7 @@ def run_ranks(
     command: list[str],
     *,
     keep: Sequence[int] = (),
+    imports: Sequence[str] = (),
     after_a_loss: Callable[[], str] = lambda: "",
 ) -> int:
     """Run `command` as `num_ranks` local ranks, and return the exit status of the run.
@@ -368,9 +369,10 @@ def run_ranks(
     a second. When a rank fails, its error is shown whole under a line that names it, and the others are stopped; a
     mistake of the user is shown alone, whichever rank finds it. Ctrl-C reaches every rank once, and they may take their
     time to save; a second one stops them at once. SIGTERM and SIGHUP are passed on. `keep`: descriptors that every rank
-    inherits. `after_a_loss` is what to do when a rank was killed or has never come, in words.
+    inherits. `imports`: modules that ranks import, for where they are forked. `after_a_loss` is what to do when a rank
+    was killed or has never come, in words.
     """
-    return run_on(range(num_ranks), command, keep=keep, after_a_loss=after_a_loss).status
+    return run_on(range(num_ranks), command, keep=keep, imports=imports, after_a_loss=after_a_loss).status
 
 
 @dataclass(frozen=True)
@@ -389,6 +391,7 @@ def run_on(
     command: list[str],
     *,
     keep: Sequence[int] = (),
+    imports: Sequence[str] = (),
     after_a_loss: Callable[[], str] = lambda: "",
     at: tuple[float, Callable[[], None]] | None = None,
     choose_gpus: bool = False,
@@ -410,6 +413,7 @@ def run_on(
             Path(folder),
             lambda rank, pipe: environment(rank, pipe) | own,
             keep=tuple(keep),
+            imports=tuple(imports),
             after_a_loss=after_a_loss,
             at=at,
             own=() if memory is None else (memory,),

@@ -24,7 +24,9 @@ from typing import IO
 
 from colonnade.launch.board import explanation_file, note_end, report_file
 from colonnade.launch.explanation import together
+from colonnade.launch.fork_server import forget
 from colonnade.launch.guard import line_of
+from colonnade.launch.starter import Process, Starter
 from colonnade.mesh.process import process_id_of
 
 TICK = 0.1  # seconds between looks at rank 0's error stream
@@ -85,7 +87,7 @@ class Cause:
 @dataclass
 class _Rank:
     number: int
-    process: "subprocess.Popen[bytes]"
+    process: Process
     output: IO[bytes] | None
     errors: IO[bytes]
     note: Path
@@ -136,6 +138,8 @@ class Supervisor:
     """Ranks that have ended, and signals that have come: all is decided in one thread, outside of signal handlers."""
     keep: tuple[int, ...] = ()
     """Descriptors that every rank inherits."""
+    imports: tuple[str, ...] = ()
+    """Modules that ranks import, for the process they are forked from."""
     after_a_loss: Callable[[], str] = lambda: ""
     """What to do when a rank was killed or has never come, in words."""
     asked: list[int] = field(default_factory=list)
@@ -164,7 +168,14 @@ class Supervisor:
             for number, handler in handlers.items():
                 if handler != signal.SIG_IGN or number not in MAY_BE_IGNORED:
                     signal.signal(number, lambda number, _: self.events.put(number))
-            self._start()
+            self._start_guard()
+            starter = Starter(self.command, self.keep, lambda text: self._show(text.encode()), self.imports)
+            while not (starter.is_ready() or self.asked):
+                self._wait(TICK / 10)
+            if self.asked:
+                forget()  # what ranks would have been forked from still imports
+                return 128 + self.asked[0]
+            self._start_ranks(starter)
             started = time.monotonic()
             while self._running() and not self._failed():
                 self._wait(TICK)
@@ -191,7 +202,7 @@ class Supervisor:
             self.guard.kill()
             self.guard.communicate()
 
-    def _start(self) -> None:
+    def _start_guard(self) -> None:
         self.guard = subprocess.Popen(
             [sys.executable, "-m", "colonnade.launch.guard", str(self.folder), *map(str, self.own)],
             stdin=subprocess.PIPE,
@@ -199,25 +210,19 @@ class Supervisor:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+
+    def _start_ranks(self, starter: Starter) -> None:
         theirs, self.pipe = os.pipe()
         try:
             for number in range(self.num_ranks):
-                self.ranks.append(self._start_rank(number, theirs))
+                self.ranks.append(self._start_rank(starter, number, theirs))
         finally:
             os.close(theirs)
 
-    def _start_rank(self, number: int, pipe: int) -> _Rank:
+    def _start_rank(self, starter: Starter, number: int, pipe: int) -> _Rank:
         errors = self._open_file()
         output = self._open_file() if number else None
-        process = subprocess.Popen(
-            self.command,
-            env=self.environment(number, pipe),
-            stdin=subprocess.DEVNULL if number else None,
-            stdout=output,
-            stderr=errors,
-            pass_fds=(pipe, *self.keep),
-            start_new_session=True,  # the terminal sends Ctrl-C to us alone, and we decide what the ranks get
-        )
+        process = starter.start(f"rank {number}", self.environment(number, pipe), pipe, output, errors)
         self._tell_guard(process.pid)
         rank = _Rank(number, process, output, errors, note_of_failure(self.folder, number))
         threading.Thread(target=self._await, args=(rank,), daemon=True).start()

@@ -51,6 +51,8 @@ class Restarts:
     command: list[str]
     keep: Sequence[int]
     after_a_loss: Callable[[], str]
+    imports: Sequence[str] = ()
+    """Modules that ranks import."""
     gpus: Callable[[], int | None] = count_gpus
     attempts: list[Attempt] = field(default_factory=list)
     lost: frozenset[int] = frozenset()
@@ -97,6 +99,7 @@ class Restarts:
             places,
             [*self.command, *fit.overrides(self.config)],
             keep=self.keep,
+            imports=self.imports,
             at=(self.return_after, self._recall) if reduced else None,
             choose_gpus=bool(self.lost) and self.on_gpus,
             memory=self.memory,

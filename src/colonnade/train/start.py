@@ -44,6 +44,7 @@ from colonnade.train.side_by_side import Share
 from colonnade.train.sweep import Sweep
 
 INDEX_BYTES = 64 << 20  # .idx files up to this size are opened whole: millions of documents in tenths of a second
+RANKS_IMPORT = ("colonnade.cli", "colonnade.train.start", "colonnade.one_rank")
 CUTS = (
     "data.",
     "model.kind",
@@ -282,8 +283,8 @@ def supervise(config: Config, arguments: Sequence[str], keep: Sequence[int], *, 
     command = [sys.executable, "-m", "colonnade", *arguments]
     go_on = partial(how_to_go_on, config)
     if dry_run or not config.restarts.limit:
-        return launch.run_ranks(config.parallel.num_ranks, command, keep=keep, after_a_loss=go_on)
-    return Restarts(config, command, keep, go_on).run()
+        return launch.run_ranks(config.parallel.num_ranks, command, keep=keep, imports=RANKS_IMPORT, after_a_loss=go_on)
+    return Restarts(config, command, keep, go_on, RANKS_IMPORT).run()
 
 
 def run_point(config: Path, share: Share) -> int:
