@@ -26,7 +26,11 @@ import typer.main
 
 from colonnade import cli
 from colonnade.config.describe import all_keys
+from colonnade.config.load import loads
 from colonnade.launch import launch
+from colonnade.planner import comparison
+from colonnade.planner.predict import predict
+from colonnade.train.products import Decision
 from tests import predicted
 
 import_module("colonnade.planner.banner")  # what each forked rank would import for itself
@@ -35,6 +39,14 @@ typer.main.get_command = cache(typer.main.get_command)
 typer.main.get_command(cli.app)
 REMEMBERED: list[Path] = []
 """The folder of this session for what the planner says to forked ranks; none: each asks for itself."""
+TINIEST = """\
+model = { num_layers = 1, hidden_size = 16, num_heads = 2, seq_length = 8, dropout = 0.1, attention_dropout = 0.1 }
+data.train = "none"
+train = { steps = 1, global_batch_size = 1, micro_batch_size = 1, device = "cpu" }
+optim.learning_rate = 1.0
+run.folder = "none"
+"""
+"""A configuration that can be planned."""
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", launch.FOLDER, launch.PIPE)
 
 
@@ -121,6 +133,7 @@ class Ranks:
 
 def start(*arguments: object, num_ranks: int = 1, first: Callable[[int], None] = lambda rank: None) -> Ranks:
     """Fork `num_ranks` processes that run `colonnade arguments`; each calls `first(rank)` before."""
+    _plan_once()
     ranks = Ranks()
     for rank in range(num_ranks):
         pair = (tempfile.TemporaryFile(), tempfile.TemporaryFile())  # noqa: SIM115  closed by `answers`
@@ -139,6 +152,16 @@ def start(*arguments: object, num_ranks: int = 1, first: Callable[[int], None] =
 def forked(*arguments: object, num_ranks: int = 1, first: Callable[[int], None] = lambda rank: None) -> Answer:
     """Rank 0's answer to `colonnade arguments`, when all ranks have ended."""
     return start(*arguments, num_ranks=num_ranks, first=first).answers()[0]
+
+
+@cache
+def _plan_once() -> None:
+    """What torch looks up at each operator's first call on tensors without memory, each forked rank that plans would
+    look up for itself.
+    """
+    config, cpu = loads(TINIEST), torch.device("cpu")
+    memory = predict(config, 16, stage=0, device=cpu)
+    comparison.prediction(config, 16, cpu, Decision("fp32", None), memory)
 
 
 def _become(

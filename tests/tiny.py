@@ -104,6 +104,7 @@ def small_run_of(kind: str, corpus: TinyCorpus, folder: Path, *, model: str = ""
         'split = "5:1"': 'split = "5:1:1"',
         "steps = 6\n": 'steps = 4\nprecision = "fp64"\n',
         "evaluate_every = 3": "evaluate_every = 2",
+        "[checkpoint]\nevery = 2": "[checkpoint]\nevery = 4",
     }.items():
         assert content.count(before) == 1
         content = content.replace(before, now)

@@ -4,7 +4,7 @@ Buffers are exact to the byte; so are activations here, on this machine's kernel
 promises 5 %.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -26,9 +26,17 @@ from colonnade.train.step import train_step
 from colonnade.verify.memory import measure
 from tests.blocks import LLAMA_BLOCK
 from tests.distributed import run_on_ranks
+from tests.planner.once import units_run_once, weights_drawn_once
 
 VOCAB, SEQ_LENGTH, SAMPLES, MICROBATCHES, CPU = 50, 16, 2, 4, torch.device("cpu")
 SLACK = 8 * MICROBATCHES  # bytes: the losses
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _once() -> Iterator[None]:
+    """Stages, schedules and stages of ZeRO have units and weights in common."""
+    with units_run_once(), weights_drawn_once():
+        yield
 
 
 def config(

@@ -1,7 +1,8 @@
 """The real program on paper, beside the same program with numbers and processes."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from colonnade.verify.memory import measure
 from tests.distributed import run_on_ranks
 from tests.parity.covering import Combination, covering, handful, job
 from tests.parity.runs import CPU, Case, Job, Way, configured, microbatches
+from tests.planner.once import weights_drawn_once
 
 PLAIN = Case(drop=0.0)
 LOSSES = 24 * 24
@@ -37,7 +39,7 @@ def check_memory(one: Memory, other: Memory) -> None:
 
 
 def comparable(entries: Iterator[Entry]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in asdict(entry).items() if k not in ("started", "seconds")} for entry in entries]
+    return [{k: v for k, v in vars(entry).items() if k not in ("started", "seconds")} for entry in entries]
 
 
 def on_paper(case: Case, way: Way, rank: int = 0, **keys: Any) -> Walk:
@@ -52,6 +54,7 @@ def check_ledgers(combinations: Sequence[Combination]) -> None:
     jobs = [job(each) for each in combinations]
     (num_ranks,) = {way.layout.num_ranks for _, way in jobs}
 
+    @weights_drawn_once()
     def on_a_rank(rank: int, num_ranks: int) -> list[list[dict[str, Any]]]:
         found = []
         for case, way in jobs:
@@ -105,8 +108,9 @@ MORE_WAYS = tuple(
 """A third of them, in which every pair of depth, schedule and the others occurs."""
 
 
+@cache
 def check_shortcut(way: Way) -> None:
-    """All that a walk tells is what a walk through every micro-batch tells."""
+    """All that a walk tells is what a walk through every micro-batch tells. A way that did is not walked again."""
     count = max(24, steady(way.parallel, 100) + way.pp) if way.schedule == "interleaved" else 24
     case = replace(LONG, global_batch_size=count * way.dp, num_layers=max(6, 2 * way.pp * way.virtual_stages))
     for stage in range(way.pp):

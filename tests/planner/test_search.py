@@ -23,8 +23,11 @@ from colonnade.planner.search import Candidate, Confirmed, Search, confirmed, re
 from colonnade.planner.search_report import as_json, as_text, layout_in_words, refuse_empty, write
 from colonnade.planner.unit_times import unit_costs
 from tests.parity.runs import Case, Way, configured
+from tests.planner.once import units_timed_once
 
 A100 = hardware("a100-80gb")
+TIMED: dict[Any, Any] = {}
+"""What units cost in the searches of `found`, which differ in their limit alone."""
 
 
 def config() -> Config:
@@ -33,7 +36,8 @@ def config() -> Config:
 
 @cache
 def found(limit: float | None = None) -> Search:
-    return search(config(), 64, A100, 2, limit=limit)
+    with units_timed_once(TIMED):
+        return search(config(), 64, A100, 2, limit=limit)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """What theory says a rank sends in a step, beside what the ledger sees when the step is walked through on paper."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 from typing import Any, Literal
@@ -20,8 +21,16 @@ from colonnade.tensor_parallel import cross_entropy
 from colonnade.train.state import build_state
 from colonnade.train.step import train_step
 from tests.parity.runs import CPU, LORA, PARTS, Case, Way, configured, microbatches
+from tests.planner.once import weights_drawn_once
 
 VOCAB = 37
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _weights() -> Iterator[None]:
+    """The ranks of a layout have most of them in common, and so have layouts."""
+    with weights_drawn_once():
+        yield
 
 
 def theory(

@@ -30,6 +30,9 @@ LAYOUTS = [
     ["parallel.dp=2", "parallel.zero=2", "parallel.recompute=selective"],
 ]
 
+AT_END = "checkpoint.every=0"
+"""Nothing that is compared here is in a checkpoint of an earlier step."""
+
 
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -41,7 +44,7 @@ def alone(examples: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     found = {}
     for task in ("mnli", "race"):
         folder = tmp_path_factory.mktemp(task)
-        answer = forked("train", write_config(examples, task, folder))
+        answer = forked("train", write_config(examples, task, folder), AT_END)
         assert answer.status == 0, answer
         found[task] = folder / "run"
     return found
@@ -54,7 +57,7 @@ def test_every_layout_trains_the_same(
     alone: dict[str, Path], examples: Path, tmp_path: Path, layout: list[str], task: str
 ) -> None:
     """Losses, weights, and what the development set says: the same answers to every example."""
-    answer = forked("train", write_config(examples, task, tmp_path), *layout, num_ranks=2)
+    answer = forked("train", write_config(examples, task, tmp_path), AT_END, *layout, num_ranks=2)
     assert answer.status == 0, answer
     shared = ["head.classifier.bias"] if task == "race" else []  # it is added to every choice, which changes no chance
     assert_near(tmp_path / "run", alone[task], without_effect=shared)

@@ -29,7 +29,7 @@ from tests.runs import assert_near, metrics
 from tests.slow import first_fast
 from tests.tasks.examples import write_examples
 from tests.tasks.questions import write_config, write_questions
-from tests.tasks.test_labels import LAYOUTS
+from tests.tasks.test_labels import AT_END, LAYOUTS
 
 ALSO = [["parallel.pp=2", "parallel.recompute=full"]]
 
@@ -42,7 +42,7 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("alone")
-    answer = forked("train", write_config(questions, folder))
+    answer = forked("train", write_config(questions, folder), AT_END)
     assert answer.status == 0, answer
     return folder / "run"
 
@@ -51,7 +51,7 @@ def alone(questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("layout", first_fast([*LAYOUTS, *ALSO]), ids=str)
 def test_every_layout_trains_the_same(alone: Path, questions: Path, tmp_path: Path, layout: list[str]) -> None:
     """Losses, weights, and which answers of the development set are right."""
-    answer = forked("train", write_config(questions, tmp_path), *layout, num_ranks=2)
+    answer = forked("train", write_config(questions, tmp_path), AT_END, *layout, num_ranks=2)
     assert answer.status == 0, answer
     assert_near(tmp_path / "run", alone)
 
@@ -67,7 +67,7 @@ def asked(questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def asking(questions: Path) -> tuple[str, ...]:
-    return (f"data.questions={questions / 'dev.json'}", "model.init_std=0.5", "optim.learning_rate=3e-2")
+    return (f"data.questions={questions / 'dev.json'}", "model.init_std=0.5", "optim.learning_rate=3e-2", AT_END)
 
 
 @pytest.mark.slow

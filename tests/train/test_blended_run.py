@@ -17,6 +17,7 @@ CURRICULUM = (
     "curriculum.global_batch_size=[4, 8, 4]",
     "optim.decay_steps=14",
     "train.evaluate_every=0",
+    "checkpoint.every=0",
 )
 
 
@@ -72,7 +73,7 @@ LAYOUTS = (
 
 @pytest.mark.slow
 def test_packed_documents_train_alike_on_every_layout(config: Path, tmp_path: Path) -> None:
-    run = [config, "train.precision=fp64", "train.steps=3", "train.evaluate_samples=3"]
+    run = [config, "train.precision=fp64", "train.steps=3", "train.evaluate_samples=3", "checkpoint.every=0"]
     packed = [*run, "data.documents=separate", "data.packing=best_fit"]
     assert forked("train", *run, f"run.folder={tmp_path / 'joined'}").status == 0
     assert forked("train", *packed, f"run.folder={tmp_path / 'serial'}").status == 0

@@ -22,7 +22,7 @@ from tests.runs import Finished, metrics, tensors
 from tests.tiny import TinyCorpus, write_config
 
 SMALL = ("train.precision=fp64", "train.steps=4", "model.hidden_size=12", "model.num_layers=3", "model.num_heads=6")
-SMALL += ("model.ffn_hidden_size=24", "train.gradient_clip=0.5")
+SMALL += ("model.ffn_hidden_size=24", "train.gradient_clip=0.5", "train.evaluate_every=4", "checkpoint.every=4")
 LAYOUTS: dict[str, tuple[str, ...]] = {
     "tp 2, sequence parallel, stored": ("parallel.tp=2", "parallel.sequence_parallel=true", "distillation.top_k=9"),
     "pp 2, stored": ("parallel.pp=2", "train.micro_batch_size=1", "distillation.top_k=9"),
@@ -41,6 +41,7 @@ def teacher(corpus: TinyCorpus, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """A wider model of the same tokens, that has learned something, with dropout."""
     folder = tmp_path_factory.mktemp("teacher")
     wide = ("model.hidden_size=24", "model.num_heads=6", "optim.learning_rate=3e-2", "train.steps=8")
+    wide += ("train.evaluate_every=0", "checkpoint.every=0")
     answer = forked("train", write_config(corpus, folder), *wide)
     assert answer.status == 0, answer
     return folder / "run"
@@ -55,8 +56,10 @@ def taught(corpus: TinyCorpus, folder: Path, teacher: Path, *more: str, num_rank
     return folder / "run"
 
 
-def refused(corpus: TinyCorpus, folder: Path, teacher: Path, *more: str) -> str:
-    answer = forked("train", write_config(corpus, folder), *SMALL, f"distillation.teacher={teacher}", *more)
+def refused(corpus: TinyCorpus, folder: Path, teacher: Path, *more: str, num_ranks: int = 1) -> str:
+    answer = forked(
+        "train", write_config(corpus, folder), *SMALL, f"distillation.teacher={teacher}", *more, num_ranks=num_ranks
+    )
     assert answer.status == 2 and "Traceback" not in answer.err, answer
     return answer.err
 
@@ -165,7 +168,7 @@ def test_a_teacher_that_cannot_teach(corpus: TinyCorpus, teacher: Path, finished
     assert "tells 275 tokens apart, and the run's vocabulary has 300" in refused(
         corpus, tmp_path, teacher, "model.vocab_size=300"
     )
-    deep = refused(corpus, tmp_path, teacher, "parallel.tp=4", "model.num_heads=4")
+    deep = refused(corpus, tmp_path, teacher, "parallel.tp=4", "model.num_heads=4", num_ranks=4)
     assert "cannot be cut as the run is" in deep and "parallel.tp = 4" in deep
     changed = Path(shutil.copytree(teacher, tmp_path / "teacher"))
     taught(corpus, tmp_path / "first", changed, "train.steps=2", "optim.decay_steps=4")

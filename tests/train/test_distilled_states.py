@@ -20,6 +20,7 @@ from tests.commands import forked, here
 from tests.runs import assert_near, metrics, tensors
 from tests.slow import first_fast
 from tests.tasks.examples import write_config, write_examples
+from tests.tasks.test_labels import AT_END
 
 SMALL = ("model.hidden_size=12", "model.num_layers=3", "model.num_heads=6", "model.ffn_hidden_size=24")
 STATES = ("distillation.student_layers=[0, 2]", "distillation.teacher_layers=[2, 1]", "distillation.hidden_weight=0.7")
@@ -67,14 +68,14 @@ def teacher_of_choices(examples: Path, tmp_path_factory: pytest.TempPathFactory)
 def fine_tuned(examples: Path, task: str, folder: Path) -> Path:
     """A wider and deeper model, with dropout."""
     wide = ("model.hidden_size=24", "model.num_heads=6", "model.num_layers=4", "train.evaluate_every=0")
-    answer = forked("train", write_config(examples, task, folder), *wide)
+    answer = forked("train", write_config(examples, task, folder), *wide, AT_END)
     assert answer.status == 0, answer
     return folder / "run"
 
 
 def taught(examples: Path, folder: Path, teacher: Path, *more: str, task: str = "mnli", num_ranks: int = 1) -> Path:
     path = write_config(examples, task, folder)
-    answer = forked("train", path, *SMALL, f"distillation.teacher={teacher}", *more, num_ranks=num_ranks)
+    answer = forked("train", path, *SMALL, AT_END, f"distillation.teacher={teacher}", *more, num_ranks=num_ranks)
     assert answer.status == 0, answer
     return folder / "run"
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +88,28 @@ def live(config: Path, run: Path, layout: Sequence[str], *, until: int | None = 
     assert answer.status == (0 if until is None else -signal.SIGKILL), answer
 
 
+Undisturbed = Callable[[str], tuple[Path, list[str]]]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(corpus: TinyCorpus, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """An uninterrupted run of a layout, not to be changed, and all that its rank 0 did with files: `moments`."""
+
+    @cache
+    def made(name: str) -> tuple[Path, list[str]]:
+        folder = tmp_path_factory.mktemp("undisturbed")
+        whole = folder / "whole"
+        return whole, moments(write_config(corpus, folder), whole, LAYOUTS[name], folder / "log")
+
+    return made
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.slow
-def test_a_run_that_is_killed_again_and_again(config: Path, tmp_path: Path, name: str) -> None:
-    layout = LAYOUTS[name]
-    done = moments(config, tmp_path / "whole", layout, tmp_path / "log")
+def test_a_run_that_is_killed_again_and_again(
+    config: Path, undisturbed: Undisturbed, tmp_path: Path, name: str
+) -> None:
+    layout, (whole, done) = LAYOUTS[name], undisturbed(name)
     metric, publish, second = (
         next(number for number, event in enumerate(done) if word in event)
         for word in (
@@ -104,16 +122,17 @@ def test_a_run_that_is_killed_again_and_again(config: Path, tmp_path: Path, name
     for moment in chosen:
         live(config, tmp_path / "run", layout, until=moment)
     live(config, tmp_path / "run", layout)
-    assert_same(tmp_path / "run", tmp_path / "whole")
+    assert_same(tmp_path / "run", whole)
     told = [event["event"] for event in events(tmp_path / "run")]
     assert told[0] == "started" and "resumed" in told and told[-1] == "finished"
     assert not list((tmp_path / "run").rglob("*.partial")) and not list((tmp_path / "run").rglob("*.deleted"))
 
 
 @pytest.mark.slow
-def test_initial_weights_are_not_drawn_where_others_are_loaded(config: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    live(config, run, ())
+def test_initial_weights_are_not_drawn_where_others_are_loaded(
+    config: Path, finished: Finished, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(finished.folder, tmp_path / "run"))
 
     def refuse(*_: object) -> None:
         raise AssertionError("weights are drawn")
@@ -129,15 +148,16 @@ def test_initial_weights_are_not_drawn_where_others_are_loaded(config: Path, tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "every"), [("serial", 11), ("dp=2", 23)])
-def test_a_run_that_is_killed_at_any_moment(config: Path, tmp_path: Path, name: str, every: int) -> None:
+def test_a_run_that_is_killed_at_any_moment(
+    config: Path, undisturbed: Undisturbed, tmp_path: Path, name: str, every: int
+) -> None:
     """Before what rank 0 does with a file, every so many times, and then to the end; `make drills` does the others."""
-    layout = LAYOUTS[name]
-    done = moments(config, tmp_path / "whole", layout, tmp_path / "log")
+    layout, (whole, done) = LAYOUTS[name], undisturbed(name)
     assert len(done) > 60
     for moment in range(0, len(done), every):
         live(config, tmp_path / "run", layout, until=moment)
         live(config, tmp_path / "run", layout)
-        assert_same(tmp_path / "run", tmp_path / "whole")
+        assert_same(tmp_path / "run", whole)
         shutil.rmtree(tmp_path / "run")
 
 
@@ -166,13 +186,22 @@ def test_a_command_that_is_killed_by_the_clock(config: Path, tmp_path: Path) -> 
     assert_same(run, tmp_path / "whole")
 
 
+EXACT = ["train.precision=fp64", "optim.decay_steps=6", "checkpoint.every=0"]
+
+
+@pytest.fixture(scope="module")
+def exact(corpus: TinyCorpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of one rank in float64."""
+    folder = tmp_path_factory.mktemp("exact")
+    assert forked("train", write_config(corpus, folder), *EXACT).status == 0
+    return folder / "run"
+
+
 @pytest.mark.parametrize(("before", "after"), first_fast([("dp=2", "tp=2"), ("tp=2", "serial"), ("serial", "dp=2")]))
-def test_a_run_goes_on_under_another_layout(config: Path, tmp_path: Path, before: str, after: str) -> None:
-    exact = ["train.precision=fp64", "optim.decay_steps=6"]
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    assert forked("train", config, f"run.folder={whole}", *exact).status == 0
+def test_a_run_goes_on_under_another_layout(config: Path, exact: Path, tmp_path: Path, before: str, after: str) -> None:
+    whole, run = exact, tmp_path / "run"
     for layout, steps in ((LAYOUTS[before], 4), (LAYOUTS[after], 6)):
-        arguments = [f"run.folder={run}", *exact, *layout, f"train.steps={steps}", "train.evaluate_every=3"]
+        arguments = [f"run.folder={run}", *EXACT, *layout, f"train.steps={steps}", "train.evaluate_every=3"]
         assert forked("train", config, *arguments, num_ranks=num_ranks(layout)).status == 0
     for ours, theirs in zip(metrics(run), metrics(whole), strict=True):
         assert ours == pytest.approx({**theirs, **{k: v for k, v in ours.items() if k not in theirs}}, rel=1e-9)
@@ -183,7 +212,7 @@ def test_a_run_goes_on_under_another_layout(config: Path, tmp_path: Path, before
 
 @pytest.mark.slow
 def test_a_longer_run_keeps_its_past(config: Path, tmp_path: Path) -> None:
-    constant = ["optim.decay=constant"]
+    constant = ["optim.decay=constant", "checkpoint.every=0"]
     assert forked("train", config, f"run.folder={tmp_path / 'whole'}", *constant, "train.steps=9").status == 0
     for steps in (6, 9):
         assert forked("train", config, *constant, f"train.steps={steps}", "train.evaluate_every=9").status == 0

@@ -122,10 +122,10 @@ class ForkServer:
                 socket.send_fds(self.channel, [_NUMBER.pack(len(content))], list(descriptors.values()))
                 self.channel.sendall(content)
             except OSError as error:
-                raise ForkError(str(error)) from error
+                raise ForkError(f"what they are forked from does not answer ({error})") from error
             (pid,) = _NUMBER.unpack(self._received(_NUMBER.size))
         if not pid:
-            raise ForkError("it could not fork")
+            raise ForkError("the system did not start one, or did not let it be adopted")
         return Forked(pid)
 
     def close(self) -> None:
@@ -137,14 +137,14 @@ class ForkServer:
         try:
             found = self.channel.recv(size, socket.MSG_WAITALL)
         except OSError as error:
-            raise ForkError(str(error)) from error
+            raise ForkError(f"what they are forked from does not answer ({error})") from error
         if len(found) < size:
-            raise ForkError("it has ended")
+            raise ForkError("what they are forked from has ended")
         return found
 
 
 class ForkError(Exception):
-    """There is no fork server any more."""
+    """Why ranks cannot be forked."""
 
 
 _there: list[ForkServer] = []
@@ -181,7 +181,7 @@ def _serve(channel: socket.socket) -> _Request | None:
     """Returns in each rank, with what it is to be; None when the supervisor has ended or wants no more."""
     while (asked := _next(channel)) is not None:
         request, descriptors = asked
-        if (pid := _fork_away(request.parent)) is None:
+        if (pid := _fork_away(request.parent, request.name)) is None:
             channel.close()
             _become(request, descriptors)
             return request
@@ -205,9 +205,9 @@ def _next(channel: socket.socket) -> tuple[_Request, list[int]] | None:
     return _Request(**json.loads(content)), list(descriptors)
 
 
-def _fork_away(parent: int) -> int | None:
-    """None in a new process, of which `parent` is the parent, in a session of its own; here its number, 0 if that has
-    failed.
+def _fork_away(parent: int, name: str) -> int | None:
+    """None in a new process of this name, of which `parent` is the parent, in a session of its own; here its number, 0
+    if that has failed.
     """
     reading, writing = os.pipe()
     if (between := _fork()) == 0:
@@ -223,6 +223,7 @@ def _fork_away(parent: int) -> int | None:
         if os.getppid() != parent:
             os._exit(1)
         os.setsid()
+        _prctl(_PR_SET_NAME, name.encode())
         os.write(writing, _NUMBER.pack(os.getpid()))
         os.close(writing)
         return None
@@ -241,7 +242,6 @@ def _fork() -> int:
 
 def _become(request: _Request, descriptors: Sequence[int]) -> None:
     """Makes this process what one of the supervisor would be."""
-    _prctl(_PR_SET_NAME, request.name.encode())
     os.chdir(request.folder)
     if not sys.flags.safe_path:
         sys.path[0] = request.folder

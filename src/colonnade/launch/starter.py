@@ -9,7 +9,7 @@ from typing import IO
 from colonnade.launch.fork_server import Forked, ForkError, ForkServer, can_fork, forget, fork_server
 
 Process = subprocess.Popen[bytes] | Forked
-ENDED = "The process that ranks are forked from has ended: each is started anew, which takes longer.\n"
+ANEW = "Ranks cannot be forked: {}. Each starts as a new process, which takes longer.\n"
 
 
 @dataclass
@@ -33,8 +33,8 @@ class Starter:
         """Whether ranks would start at once: those that are forked wait for what is imported for all of them."""
         try:
             return self.forks is None or self.forks.is_ready()
-        except ForkError:
-            self._without()
+        except ForkError as error:
+            self._without(error)
             return True
 
     def start(
@@ -50,8 +50,8 @@ class Starter:
                     theirs = {0: first, 1: 1 if output is None else output.fileno(), 2: errors.fileno(), pipe: pipe}
                     theirs |= {each: each for each in self.keep}
                     return self.forks.start(self.command, environment, theirs, name)
-            except ForkError:
-                self._without()
+            except ForkError as error:
+                self._without(error)
         return subprocess.Popen(
             self.command,
             env=environment,
@@ -62,10 +62,10 @@ class Starter:
             start_new_session=True,
         )
 
-    def _without(self) -> None:
+    def _without(self, error: ForkError) -> None:
         forget()
         self.forks = None
-        self.say(ENDED)
+        self.say(ANEW.format(error))
 
 
 def _is_open(number: int) -> bool:
