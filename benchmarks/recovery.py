@@ -9,8 +9,9 @@ it is further than it was when it was killed. In turns, a start of each in a pai
     colonnade    `colonnade train`: its own supervisor
     torchrun     `torchrun --standalone --nproc-per-node 2 --max-restarts 3 -m colonnade train`: the same ranks
 
-Both start Python, torch and the process group of all ranks anew and read the same kind of checkpoint; what differs is
-how a death is noticed, how the other ranks are ended, and how ranks are started.
+Both start all ranks and their process group anew and read the same kind of checkpoint; what differs is how a death is
+noticed, how the other ranks are ended, and how ranks are started: forked from a process that has imported torch, or
+each as a new one.
 
 Writes `results/recovery-<date>-<machine>.md` and `.json`.
 """
@@ -85,10 +86,15 @@ def recovery(start: list[str], config: Path, run: Path) -> Row:
 
 
 def rank_one(parent: int) -> int:
-    """The process of rank 1."""
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    (found,) = [each for each in children if Path(f"/proc/{each}/comm").read_text() == "rank 1\n"]
-    return int(found)
+    """The process of rank 1: by its name where it was forked, else by what it was given."""
+    found = []
+    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        process = Path(f"/proc/{child}")
+        given = (process / "environ").read_bytes().split(b"\0")
+        if (process / "comm").read_text() == "rank 1\n" or b"RANK=1" in given:
+            found.append(int(child))
+    (rank,) = found
+    return rank
 
 
 def await_(process: "subprocess.Popen[bytes]", there: Callable[[], bool]) -> None:
