@@ -3572,6 +3572,13 @@ MUTATIONS = [
         ("tests/planner/test_hardware.py",),
     ),
     Mutation(
+        "what rank 0 said last is lost where all ranks ended before anybody looked",
+        "launch/supervisor.py",
+        "self._show_held(math.inf)",
+        "self._show_held(time.monotonic())",
+        ("tests/launch/test_launch.py",),
+    ),
+    Mutation(
         "ranks are not waited for until they are adopted",
         "launch/fork_server.py",
         "while os.getppid() == between:",

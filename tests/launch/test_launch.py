@@ -655,6 +655,17 @@ def test_a_mistake_is_shown_without_what_was_shown_before(
     assert capsys.readouterr().err == f"colonnade: {noted or 'seq_length = 0'}\n"
 
 
+def test_what_rank_0_said_is_shown_though_all_ranks_ended_before_anybody_looked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (tmp_path / "errors").open("w+b") as errors:
+        errors.write(b"a warning\n")
+        errors.flush()
+        rank = _Rank(0, SimpleNamespace(), None, errors, tmp_path / "note", 0)  # type: ignore[arg-type]
+        assert Supervisor([], 1, tmp_path, lambda number, pipe: {}, ranks=[rank])._succeed() == 0
+    assert capsys.readouterr().err == "a warning\n"
+
+
 def test_only_a_second_ctrl_c_kills(tmp_path: Path) -> None:
     """Who asks a run to stop may ask twice: a machine that shuts down does."""
     got: list[int] = []
