@@ -3579,6 +3579,13 @@ MUTATIONS = [
         ("tests/launch/test_launch.py",),
     ),
     Mutation(
+        "explanations are not awaited where a rank was lost before anybody looked",
+        "launch/supervisor.py",
+        "        self._look_at_reports()  # all may have happened before the first look\n",
+        "",
+        ("tests/launch/test_launch.py",),
+    ),
+    Mutation(
         "ranks are not waited for until they are adopted",
         "launch/fork_server.py",
         "while os.getppid() == between:",

@@ -16,6 +16,7 @@ import torch
 
 from colonnade.errors import LayoutError
 from colonnade.launch import launch
+from colonnade.launch.board import report_file
 from colonnade.launch.supervisor import USER_MISTAKE, Failure, Supervisor, _Rank
 from tests.distributed import run_on_ranks
 
@@ -664,6 +665,15 @@ def test_what_rank_0_said_is_shown_though_all_ranks_ended_before_anybody_looked(
         rank = _Rank(0, SimpleNamespace(), None, errors, tmp_path / "note", 0)  # type: ignore[arg-type]
         assert Supervisor([], 1, tmp_path, lambda number, pipe: {}, ranks=[rank])._succeed() == 0
     assert capsys.readouterr().err == "a warning\n"
+
+
+def test_explanations_are_awaited_though_a_rank_was_lost_before_anybody_looked(tmp_path: Path) -> None:
+    rank: Any = SimpleNamespace(number=0, status=None)
+    supervisor = Supervisor([], 1, tmp_path, lambda number, pipe: {}, ranks=[rank])
+    report_file(tmp_path, 0).touch()
+    supervisor.__dict__["_wait"] = lambda seconds: setattr(rank, "status", 75)
+    supervisor._await_explanations()
+    assert rank.status == 75
 
 
 def test_only_a_second_ctrl_c_kills(tmp_path: Path) -> None:

@@ -357,6 +357,7 @@ class Supervisor:
     def _await_explanations(self) -> None:
         """Ranks that watch their waits find out for themselves that somebody is gone, say so, and end."""
         end = time.monotonic() + EXPLAIN
+        self._look_at_reports()  # all may have happened before the first look
         while time.monotonic() < end and any(self._has_reported(rank.number) for rank in self._running()):
             self._wait(TICK)
             self._look_at_reports()
