@@ -14,6 +14,7 @@ from colonnade.config.model import ModelConfig
 from colonnade.config.schema import ParallelConfig, TrainConfig
 from colonnade.model import initialize
 from colonnade.planner import compose, memory
+from tests.predicted import OF_UNITS
 
 
 @contextmanager
@@ -39,10 +40,8 @@ def units_run_once() -> Iterator[None]:
     kept_of = memory.kept_of
 
     def kept(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, **more: Any) -> Any:
-        cut = SimpleNamespace(
-            tp=parallel.tp, sequence_parallel=parallel.sequence_parallel, recompute=parallel.recompute
-        )
-        size = SimpleNamespace(precision=train.precision, micro_batch_size=train.micro_batch_size, seed=train.seed)
+        cut = SimpleNamespace(**{key: getattr(parallel, key) for key in OF_UNITS["parallel"]})
+        size = SimpleNamespace(**{key: getattr(train, key) for key in (*OF_UNITS["train"], "seed")})
         return _known(known, repr((model, cut, size, more)), lambda: kept_of(model, cut, size, **more))  # type: ignore[arg-type]
 
     with patch.object(memory, "kept_of", kept):

@@ -1,6 +1,6 @@
 """Ranks forked from one process that has imported what they need: importing torch takes each seconds.
 
-    supervisor ─── starts ───▶ fork server: imports once, computes nothing, has one thread
+    supervisor ─── starts ───▶ fork server: imports once, computes nothing
      │   ─── command, environment, descriptors ───▶ │
      │                                              └─ forks twice: the first ends, the second is the rank,
      └─ and adopts it: a rank is the supervisor's own child ◀───────────────── left without a parent
