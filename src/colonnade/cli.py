@@ -7,6 +7,7 @@ takes seconds to import, is read from disk.
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from colonnade.config.schema import Config
 
 UNEXPECTED, USER_MISTAKE = 1, 2  # exit statuses
+RANKS_IMPORT = ("colonnade.cli", "colonnade.train.start", "colonnade.one_rank")  # those that train
 app = typer.Typer(
     name="colonnade",
     help="Train large transformers by model parallelism: the same run on any layout, and proof of it.",
@@ -136,7 +138,7 @@ def train(
             start.note_fewer_ranks(fit)
         say_first_lines(settings, start.lines(config, overrides or []))
         if start.is_supervised(settings):
-            raise typer.Exit(start.supervise(settings, arguments, keep, dry_run=dry_run))
+            raise typer.Exit(start.supervise(settings, arguments, keep, RANKS_IMPORT, dry_run=dry_run))
         again = start.again(config, overrides or [], settings)
         _train_here(settings, dry_run=dry_run, profile=timed, again=again)
 
@@ -173,7 +175,9 @@ def finetune(
     from colonnade.train.start import check_point, run_point
     from colonnade.train.tuning import run_points
 
-    raise typer.Exit(run_points(found, run_point, lambda point: check_point(point, found)))
+    raise typer.Exit(
+        run_points(found, partial(run_point, imports=RANKS_IMPORT), lambda point: check_point(point, found))
+    )
 
 
 @app.command()

@@ -44,7 +44,6 @@ from colonnade.train.side_by_side import Share
 from colonnade.train.sweep import Sweep
 
 INDEX_BYTES = 64 << 20  # .idx files up to this size are opened whole: millions of documents in tenths of a second
-RANKS_IMPORT = ("colonnade.cli", "colonnade.train.start", "colonnade.one_rank")
 CUTS = (
     "data.",
     "model.kind",
@@ -278,17 +277,23 @@ def is_supervised(config: Config) -> bool:
     return not (launch.is_rank() or alone)
 
 
-def supervise(config: Config, arguments: Sequence[str], keep: Sequence[int], *, dry_run: bool = False) -> int:
-    """The exit status of `colonnade arguments` on local ranks, started again as [restarts] says."""
+def supervise(
+    config: Config, arguments: Sequence[str], keep: Sequence[int], imports: Sequence[str], *, dry_run: bool = False
+) -> int:
+    """The exit status of `colonnade arguments` on local ranks, started again as [restarts] says. `imports`: modules
+    that they import.
+    """
     command = [sys.executable, "-m", "colonnade", *arguments]
     go_on = partial(how_to_go_on, config)
     if dry_run or not config.restarts.limit:
-        return launch.run_ranks(config.parallel.num_ranks, command, keep=keep, imports=RANKS_IMPORT, after_a_loss=go_on)
-    return Restarts(config, command, keep, go_on, RANKS_IMPORT).run()
+        return launch.run_ranks(config.parallel.num_ranks, command, keep=keep, imports=imports, after_a_loss=go_on)
+    return Restarts(config, command, keep, go_on, imports).run()
 
 
-def run_point(config: Path, share: Share) -> int:
-    """The exit status of a run on local ranks, which this process watches over; it uses this share of the machine."""
+def run_point(config: Path, share: Share, *, imports: Sequence[str] = ()) -> int:
+    """The exit status of a run on local ranks, which import these modules and which this process watches over; it uses
+    this share of the machine.
+    """
     settings = load_for_run(config)
     own: list[str] = []
     if share.of > 1:
@@ -299,7 +304,7 @@ def run_point(config: Path, share: Share) -> int:
             launch.hide_other_gpus(range(first, first + settings.parallel.num_ranks))
     with owned(settings) as keep:
         fetch(config, [], settings)
-        return supervise(settings, ["train", str(config), *own], keep)
+        return supervise(settings, ["train", str(config), *own], keep, imports)
 
 
 def check_point(path: Path, sweep: Sweep) -> None:
