@@ -1,5 +1,6 @@
 """The compiled kernels beside float64, at sizes that fit no block, and what happens where they cannot be compiled."""
 
+import ctypes
 import shutil
 import stat
 from contextlib import nullcontext
@@ -25,6 +26,8 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 DTYPES = (BF16, FP16, FP32)
 SIZES = [(1, 2, 1), (37, 101, 65), (64, 384, 1000), (300, 97, 513), (65, 1025, 70), (130, 64, 32)]
 """m, k, n: below and above a block and a tile, odd depths, one column."""
+PIECES = [(1100, 70, 40), (4200, 600, 20), (10, 40, 1100)]
+"""m, k, n: one thread has several pieces already: rows with one block of the other matrix or several, and columns."""
 DEEP = (33, 8705, 20)
 """m, k, n: threads share the depth."""
 
@@ -79,7 +82,7 @@ def test_numbers_that_lie_once_for_many_rows_are_multiplied_too() -> None:
         assert error(total, left.double() @ right.double()) < 1e-6
 
 
-@pytest.mark.parametrize("sizes", [*SIZES, DEEP], ids=str)
+@pytest.mark.parametrize("sizes", [*SIZES, *PIECES, DEEP], ids=str)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.usefixtures("loaded")
@@ -105,7 +108,55 @@ def test_products_are_summed_in_fp32_however_their_matrices_lie(
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("sizes", [(200, 1100, 300), DEEP], ids=str)
+SHARING = """
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace {
+
+SECTION
+}  // namespace
+
+// Of `count` pieces the first waits for all others, half a minute at most: how many of them were done by then.
+extern "C" int64_t done_beside_the_first(int64_t count) {
+  using clock = std::chrono::steady_clock;
+  std::atomic<int64_t> done{0};
+  int64_t beside = -1;
+  share(count, [&](Pieces& pieces) {
+    pieces.each([&](int64_t i) {
+      if (i > 0) { ++done; return; }
+      const auto end = clock::now() + std::chrono::seconds(30);
+      while (done < count - 1 && clock::now() < end) {}
+      beside = done;
+    });
+  });
+  return beside;
+}
+"""
+
+
+@pytest.mark.usefixtures("loaded")
+def test_a_thread_that_is_held_up_leaves_the_other_pieces_to_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, section = compiled.SOURCE.read_text().split("// --- threads ---")
+    source, before = tmp_path / "sharing.cpp", torch.get_num_threads()
+    source.write_text(SHARING.replace("SECTION", section.split("\n", 1)[1].split("// --- ")[0]))
+    monkeypatch.setattr(compiled, "SOURCE", source)
+    compiled._compile(tmp_path / "sharing.so")
+    done = ctypes.CDLL(str(tmp_path / "sharing.so")).done_beside_the_first
+    torch.set_num_threads(2)
+    try:
+        assert done(ctypes.c_int64(9)) == 8
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("sizes", [(200, 1100, 300), *PIECES, DEEP], ids=str)
 @pytest.mark.usefixtures("units")
 def test_products_do_not_depend_on_the_number_of_threads(sizes: tuple[int, int, int]) -> None:
     m, k, n = sizes

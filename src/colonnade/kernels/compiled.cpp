@@ -14,6 +14,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -29,6 +30,7 @@ namespace {
 using at::Tensor;
 
 constexpr int64_t ROWS = 64, COLUMNS = 512, DEPTH = 512;  // of a block: 512 × 512 packed numbers are half an L2 cache
+constexpr int64_t EVEN = 16;  // numbers: pieces of products are multiples
 constexpr int64_t PARTS = 16;  // of the depth of a product (split-K), where it is at least
 constexpr int64_t DEEP = 2 * PARTS;  // times the longer side: the parts' sums take less than half of the memory of a or b
 #ifdef __AVX512F__
@@ -37,6 +39,32 @@ constexpr int64_t VECTOR = 64;  // [bytes] of a register
 constexpr int64_t VECTOR = 32;
 #endif
 constexpr int64_t LINE = 64;  // [bytes] of a cache
+
+// --- threads ----------------------------------------------------------------------------------------------------------
+
+// Pieces of work, by number: a thread that is done with one takes the next, so that a core that is slowed down by others
+// takes fewer of them. Which thread computes which changes no bit.
+class Pieces {
+ public:
+  explicit Pieces(int64_t count) : count_(count) {}
+
+  // Calls f(i) for each piece that this thread gets.
+  template <typename F>
+  void each(F f) {
+    for (int64_t i = next_++; i < count_; i = next_++) f(i);
+  }
+
+ private:
+  const int64_t count_;
+  std::atomic<int64_t> next_{0};
+};
+
+// Calls work(pieces) in as many threads as there are, and pieces for.
+template <typename F>
+void share(int64_t count, F work) {
+  Pieces pieces(count);
+  at::parallel_for(0, std::min<int64_t>(count, at::get_num_threads()), 1, [&](int64_t, int64_t) { work(pieces); });
+}
 
 // --- transposing ------------------------------------------------------------------------------------------------------
 
@@ -132,6 +160,7 @@ struct Matrix {
 struct Range {
   int64_t begin, end;
   int64_t size() const { return end - begin; }
+  bool operator==(const Range&) const = default;
 };
 
 // A block of a matrix, as it lies; or a copy of it in fp32 that lies alike, in `memory`.
@@ -338,27 +367,46 @@ class PackedRows {
   std::vector<float> wide_;
 };
 
-// total[rows, columns] = a b over some depth, or += a b: the part of one thread.
+// a b: what one thread computes of it.
 template <typename T, typename M>
-void product_of(const Matrix<Number<T>>& a, const Matrix<Number<T>>& b, float* total, int64_t stride, Range rows,
-                Range columns, Range depth, bool add, int64_t width) {
-  Panels<T, M> panels(std::min(DEPTH, depth.size()), std::min(COLUMNS, columns.size()),
-                      width ? width : panel_width<M>());
-  PackedRows<T, M> packed;
-  for (int64_t j = columns.begin; j < columns.end; j += COLUMNS) {
-    const Range across{j, std::min(j + COLUMNS, columns.end)};
-    for (int64_t k = depth.begin; k < depth.end; k += DEPTH) {
-      const Range deep{k, std::min(k + DEPTH, depth.end)};
-      panels.pack(b, deep, across);
-      for (int64_t i = rows.begin; i < rows.end; i += ROWS) {
-        const Range some{i, std::min(i + ROWS, rows.end)};
-        panels.times(some.size(), across.size(), padded<M>(deep.size()), packed.of(a, some, deep),
-                     total + i * stride + j, stride, add || k > depth.begin, true);
+class Product {
+ public:
+  // depth, columns: the most of b that is multiplied at once.
+  Product(const Matrix<Number<T>>& a, const Matrix<Number<T>>& b, int64_t depth, int64_t columns, int64_t width)
+      : a_(a), b_(b),
+        panels_(std::min(DEPTH, depth), std::min(COLUMNS, columns), width ? width : panel_width<M>()) {}
+  Product(const Product&) = delete;
+  ~Product() { release<M>(); }
+
+  // total[rows, columns] = a b over some depth, or += a b.
+  void compute(float* total, int64_t stride, Range rows, Range columns, Range depth, bool add) {
+    for (int64_t j = columns.begin; j < columns.end; j += COLUMNS) {
+      const Range across{j, std::min(j + COLUMNS, columns.end)};
+      for (int64_t k = depth.begin; k < depth.end; k += DEPTH) {
+        const Range deep{k, std::min(k + DEPTH, depth.end)};
+        pack(deep, across);
+        for (int64_t i = rows.begin; i < rows.end; i += ROWS) {
+          const Range some{i, std::min(i + ROWS, rows.end)};
+          panels_.times(some.size(), across.size(), padded<M>(deep.size()), rows_.of(a_, some, deep),
+                        total + i * stride + j, stride, add || k > depth.begin, true);
+        }
       }
     }
   }
-  release<M>();
-}
+
+ private:
+  // A block of b, unless it is the one that has been packed last.
+  void pack(Range deep, Range across) {
+    if (deep == deep_ && across == across_) return;
+    panels_.pack(b_, deep, across);
+    deep_ = deep, across_ = across;
+  }
+
+  const Matrix<Number<T>>&a_, &b_;
+  Panels<T, M> panels_;
+  PackedRows<T, M> rows_;
+  Range deep_{0, 0}, across_{0, 0};
+};
 
 // total = a b, or += a b, in parts of the depth (split-K), which threads share: none reads what another reads of a or b. The
 // parts' sums are added in their order, and how many there are does not depend on the number of threads: nor does a bit.
@@ -367,12 +415,13 @@ void product_over_depth(const Matrix<Number<T>>& a, const Matrix<Number<T>>& b, 
                         Range columns, int64_t depth, bool add, int64_t width) {
   const int64_t blocks = (depth + DEPTH - 1) / DEPTH, size = rows.size() * columns.size();
   const auto sums = std::make_unique_for_overwrite<float[]>((PARTS - 1) * size);
-  at::parallel_for(0, PARTS, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t part = begin; part < end; ++part) {
+  share(PARTS, [&](Pieces& parts) {
+    Product<T, M> product(a, b, depth, columns.size(), width);
+    parts.each([&](int64_t part) {
       const Range mine{part * blocks / PARTS * DEPTH, std::min((part + 1) * blocks / PARTS * DEPTH, depth)};
       float* to = part ? sums.get() + (part - 1) * size : total;
-      product_of<T, M>(a, b, to, part ? columns.size() : stride, rows, columns, mine, add && part == 0, width);
-    }
+      product.compute(to, part ? columns.size() : stride, rows, columns, mine, add && part == 0);
+    });
   });
   at::parallel_for(0, rows.size(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t part = 1; part < PARTS; ++part)
@@ -388,20 +437,33 @@ Matrix<Number<T>> matrix_of(const Tensor& x) {
   return {static_cast<const Number<T>*>(x.const_data_ptr()), x.stride(0), x.stride(1)};
 }
 
+// How long the pieces of a side are that threads share: as many a thread as there are `least` rows or columns in its part,
+// and no more than PARTS.
+int64_t piece_length(int64_t length, int64_t least) {
+  const int64_t threads = at::get_num_threads(), part = std::max(ROWS, (length + threads - 1) / threads);
+  const int64_t pieces = std::clamp<int64_t>(part / least, 1, PARTS);
+  return pieces == 1 ? part : (part / pieces + EVEN - 1) / EVEN * EVEN;
+}
+
 template <typename T>
 void product(const Tensor& left, const Tensor& right, float* total, int64_t stride, bool add, int64_t width) {
   const auto a = matrix_of<T>(left), b = matrix_of<T>(right);
   const Range rows{0, left.size(0)}, columns{0, right.size(1)}, depth{0, left.size(1)};
   const bool over_rows = rows.size() >= columns.size();  // threads share the longer side: what each packs is its own
-  const int64_t length = std::max(rows.size(), columns.size()), threads = at::get_num_threads();
+  const bool once = depth.size() <= DEPTH && columns.size() <= COLUMNS;  // all of b stays packed from piece to piece
+  const int64_t length = std::max(rows.size(), columns.size());
+  const int64_t piece = piece_length(length, over_rows ? (once ? 4 : 32) * ROWS : (a.by_rows() ? 2 : 8) * ROWS);
   with_types<T>([&]<typename M>(T, M) {
     if (depth.size() >= std::max(DEEP * length, PARTS * DEPTH)) {
       product_over_depth<T, M>(a, b, total, stride, rows, columns, depth.size(), add, width);
       return;
     }
-    at::parallel_for(0, length, std::max(ROWS, (length + threads - 1) / threads), [&](int64_t begin, int64_t end) {
-      const Range mine{begin, end};
-      product_of<T, M>(a, b, total, stride, over_rows ? mine : rows, over_rows ? columns : mine, depth, add, width);
+    share((length + piece - 1) / piece, [&](Pieces& pieces) {
+      Product<T, M> product(a, b, depth.size(), over_rows ? columns.size() : piece, width);
+      pieces.each([&](int64_t i) {
+        const Range mine{i * piece, std::min((i + 1) * piece, length)};
+        product.compute(total, stride, over_rows ? mine : rows, over_rows ? columns : mine, depth, add);
+      });
     });
   });
 }
@@ -472,10 +534,11 @@ class OutputLayer {
   void run(float* shift, float* sum, float* label) {
     shift_ = shift, label_ = label;
     std::fill(shift, shift + rows_, 0.0f), std::fill(sum, sum + rows_, 0.0f), std::fill(label, label + rows_, 0.0f);
-    compute(0, 1);
+    Pieces first(1);
+    compute(first);
     for (int64_t i = 0; i < rows_; ++i) shift[i] = largest_[i] == -INFINITY ? 0.0f : largest_[i];
     do {
-      at::parallel_for(0, blocks_, 1, [this](int64_t begin, int64_t end) { compute(begin, end); });
+      share(blocks_, [this](Pieces& blocks) { compute(blocks); });
     } while (are_raised());
     for (int64_t block = 0; block < blocks_; ++block)
       for (int64_t i = 0; i < rows_; ++i) sum[i] += sums_[block * rows_ + i];
@@ -483,11 +546,11 @@ class OutputLayer {
 
  private:
   // Blocks of columns: the part of one thread.
-  void compute(int64_t begin, int64_t end) {
+  void compute(Pieces& blocks) {
     Panels<T, M> panels(depth_, width_);
     PackedRows<T, M> packed;
     std::vector<float> logits(ROWS * width_);
-    for (int64_t block = begin; block < end; ++block) {
+    blocks.each([&](int64_t block) {
       const int64_t first = block * width_, width = std::min(width_, columns_ - first);
       panels.pack(table_, {0, depth_}, {first, first + width});
       for (int64_t i = 0; i < rows_; i += ROWS) {
@@ -496,7 +559,7 @@ class OutputLayer {
         panels.times(height, width, padded<M>(depth_), some, logits.data(), width);
         for (int64_t r = 0; r < height; ++r) token(i + r, block, first, width, logits.data() + r * width);
       }
-    }
+    });
     release<M>();
   }
 
@@ -727,17 +790,26 @@ void check_heads(const Tensor& x, const Tensor& like) {
   TORCH_CHECK(x.size(3) % 2 == 0 && x.size(3) > 0 && x.size(2) > 0, "an even number of features");
 }
 
+// Calls work(each) in each thread, and by it each(f) calls f(i) for the heads that this thread gets. Those of one place in all
+// sequences come one after the other: heads side by side share pages, which threads had better not write at the same time.
+template <typename F>
+void share_heads(const Tensor& q, F work) {
+  const int64_t b = q.size(0), n = q.size(1);
+  share(b * n, [&](Pieces& heads) {
+    work([&](auto f) { heads.each([&](int64_t i) { f(i % b * n + i / b); }); });
+  });
+}
+
 template <typename T>
 void attend_all(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, float* lse, float scale,
                 bool causal) {
   using N = Number<T>;
   const Heads<N> of_q(q), of_k(k), of_v(v), of_out(out);
   const int64_t s = q.size(2);
-  at::parallel_for(0, q.size(0) * q.size(1), 1, [&](int64_t begin, int64_t end) {
+  share_heads(q, [&](auto each_head) {
     with_types<T>([&]<typename M>(T, M) {
       Attention<T, M> attention(s, q.size(3), scale, causal, false);
-      for (int64_t i = begin; i < end; ++i)
-        attention.forward(of_q.of(i), of_k.of(i), of_v.of(i), of_out.of(i), lse + i * s);
+      each_head([&](int64_t i) { attention.forward(of_q.of(i), of_k.of(i), of_v.of(i), of_out.of(i), lse + i * s); });
     });
   });
 }
@@ -749,12 +821,13 @@ void attend_all_backward(const Tensor& dout, const Tensor& q, const Tensor& k, c
   using N = Number<T>;
   const Heads<N> of_dout(dout), of_q(q), of_k(k), of_v(v), of_out(out), of_dq(dq), of_dk(dk), of_dv(dv);
   const int64_t s = q.size(2);
-  at::parallel_for(0, q.size(0) * q.size(1), 1, [&](int64_t begin, int64_t end) {
+  share_heads(q, [&](auto each_head) {
     with_types<T>([&]<typename M>(T, M) {
       Attention<T, M> attention(s, q.size(3), scale, causal, true);
-      for (int64_t i = begin; i < end; ++i)
+      each_head([&](int64_t i) {
         attention.backward(of_dout.of(i), of_q.of(i), of_k.of(i), of_v.of(i), of_out.of(i), lse + i * s, of_dq.of(i),
                            of_dk.of(i), of_dv.of(i));
+      });
     });
   });
 }

@@ -43,7 +43,10 @@ ROUNDINGS = 1.5
 CLEARLY = 1.03
 """The usual kernel is left where another takes less than 1/CLEARLY of its time."""
 FRUGAL: Mapping[Use, Kernel] = MappingProxyType({"output": "compiled"})
-"""What goes through memory less often than others. Cores share memory: measured on one of them, that hardly shows."""
+"""What goes through memory less often than others."""
+FRUGAL_MARGIN = 1.15
+"""FRUGAL is left where another takes less than 1/FRUGAL_MARGIN of its time. Cores share memory, and logits of a slice
+fit a cache: on one core, and on slices, it hardly shows (figures: docs/design/04-products-by-measurement.md)."""
 HOPELESS = 4.0
 """Times as slow as the fastest on a small product: not tried on larger ones."""
 SECONDS = 0.4
@@ -284,13 +287,15 @@ def chosen(measured: Sequence[Seconds], usual: Kernels) -> Kernels:
     """
     table: dict[Use, Kernel] = {}
     for use in measured[0]:
-        expected = [each for each in (FRUGAL.get(use), getattr(usual, use)) if each is not None]
+        expected = {FRUGAL[use]: FRUGAL_MARGIN} if use in FRUGAL else {}
+        expected.setdefault(getattr(usual, use), CLEARLY)
         table[use] = _fastest([seconds[use] for seconds in measured], expected)
     return replace(usual, **table)
 
 
-def _fastest(times: Sequence[Mapping[Kernel, float]], expected: Sequence[Kernel]) -> Kernel:
+def _fastest(times: Sequence[Mapping[Kernel, float]], expected: Mapping[Kernel, float]) -> Kernel:
+    """`expected`: kernels, the first the most welcome, and how many times as slow as the fastest they may be."""
     common = [kernel for kernel in times[0] if all(kernel in each for each in times)]
     slower = {kernel: max(each[kernel] / min(each.values()) for each in times) for kernel in common}
     best = min(slower, key=lambda kernel: slower[kernel])
-    return next((kernel for kernel in expected if slower.get(kernel, math.inf) <= CLEARLY * slower[best]), best)
+    return next((kernel for kernel, by in expected.items() if slower.get(kernel, math.inf) <= by * slower[best]), best)
