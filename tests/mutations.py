@@ -1636,8 +1636,8 @@ MUTATIONS = [
     Mutation(
         "each part of the depth adds to numbers that nobody wrote",
         "kernels/compiled.cpp",
-        "rows, columns, mine, add && part == 0, width);",
-        "rows, columns, mine, add || part > 0, width);",
+        "rows, columns, mine, add && part == 0);",
+        "rows, columns, mine, add || part > 0);",
         ("tests/kernels/test_compiled.py",),
     ),
     Mutation(
@@ -4866,6 +4866,233 @@ MUTATIONS = [
         "if bias is not None and bias.requires_grad:",
         "if True:",
         ("tests/kernels/test_norm.py",),
+    ),
+    Mutation(
+        "a token file to evaluate on is not asked which tokenizer made it",
+        "train/corpus.py",
+        "files = {file.prefix: file for file in self.files.values()}\n        return [prefix",
+        "files = {file.prefix: file for file in _files_of(self.datasets.train)}\n        return [prefix",
+        ("tests/train/test_corpus.py",),
+    ),
+    Mutation(
+        "a part is measured of other data where the run may go on over it",
+        "serving/own_data.py",
+        "    if found:\n        raise CheckpointError(",
+        "    if found and not config.checkpoint.allow_other_data:\n        raise CheckpointError(",
+        ("tests/serving/test_own_data.py",),
+    ),
+    Mutation(
+        "near-duplicates are decided about without the pairs that are missing",
+        "corpus/duplicates.py",
+        "paths = [pairs_path(folder, task) for task in range(num_tasks)]",
+        "paths = [path for task in range(num_tasks) if (path := pairs_path(folder, task)).exists()]",
+        ("tests/corpus/test_duplicates.py",),
+    ),
+    Mutation(
+        "the detail of a sample is markup in the page",
+        "corpus/report.py",
+        '    return f"<p><code>{escape(place)}{escape(detail)}</code></p>{text}"\n',
+        '    return f"<p><code>{escape(place)}{detail}</code></p>{text}"\n',
+        ("tests/corpus/test_write.py",),
+    ),
+    Mutation(
+        "nobody waits for the gradient of a frozen layer's input",
+        "kernels/products.py",
+        "            ctx.later.add(add_gradients)  # while dx is on its way\n        arriving.wait()\n",
+        "            ctx.later.add(add_gradients)  # while dx is on its way\n            arriving.wait()\n",
+        ("tests/tensor_parallel/test_linear.py",),
+    ),
+    Mutation(
+        "Ctrl-C throws away what was tokenized",
+        "data/tokenize.py",
+        "        except BaseException:\n            _kept(store)\n            raise",
+        "        except BaseException:\n            store.remove()\n            raise",
+        ("tests/data/test_tokenize.py",),
+    ),
+    Mutation(
+        "a machine that finds no GPU computes beside those that do",
+        "launch/agreement.py",
+        '        "kind of device": device.type,\n',
+        "",
+        ("tests/launch/test_agreement.py",),
+    ),
+    Mutation(
+        "an operation on a GPU that hangs counts as over",
+        "mesh/transport.py",
+        "        self._ledger.wait(self._entry, work.wait)\n"
+        "        if self._flight is not None:\n"
+        "            self._flight.done = self._mark()\n",
+        "        if self._flight is not None:\n"
+        "            self._flight.done = self._mark()\n"
+        "        self._ledger.wait(self._entry, work.wait)\n"
+        "        if self._flight is not None:\n",
+        ("tests/mesh/test_transport.py",),
+    ),
+    Mutation(
+        "the state is copied to memory without a comparison of its copies",
+        "train/loop.py",
+        "compares = copies or (compare_every and state.step % compare_every == 0)",
+        "compares = compare_every and state.step % compare_every == 0",
+        ("tests/train/test_copies.py",),
+    ),
+    Mutation(
+        "a step without a checkpoint is the best one, and no checkpoint is spared for it",
+        "train/best.py",
+        "    best = best_of(run, steps)\n    return frozenset()",
+        "    best = best_of(run, evaluations(run))\n    return frozenset()",
+        ("tests/train/test_best.py",),
+    ),
+    Mutation(
+        "scores of fp16 on CUDA are rounded to fp16",
+        "kernels/attention.py",
+        "q.dtype in (torch.bfloat16, torch.float16):",
+        "q.dtype == torch.bfloat16:",
+        ("tests/kernels/test_attention.py",),
+    ),
+    Mutation(
+        "the memory limit of a job's own control group is passed over",
+        "train/machine.py",
+        "for folder in (root / own, *(root / own).parents):",
+        "for folder in (root / own).parents:",
+        ("tests/planner/test_banner.py",),
+    ),
+    Mutation(
+        "what one rank will take is compared with what is free for all ranks of a machine",
+        "planner/banner.py",
+        "if free is not None and wanted * ranks_here > free[0]:",
+        "if free is not None and wanted > free[0]:",
+        ("tests/planner/test_banner.py",),
+    ),
+    Mutation(
+        "a run that spells out that it decays to its end cannot be lengthened",
+        "config/compare.py",
+        "return config.optim.decay_end(config.train.steps) == config.train.steps",
+        "return config.optim.decay_steps is None",
+        ("tests/config/test_compare.py",),
+    ),
+    Mutation(
+        "an index of weights leads out of its own folder by a detour",
+        "huggingface/files.py",
+        'outside = [name for name in written.values() if Path(name).name != name or name in ("", ".", "..")]',
+        'outside = [name for name in written.values() if not name or name.startswith(("/", ".."))]',
+        ("tests/convert/test_refused.py",),
+    ),
+    Mutation(
+        "a serial run does not stop on SIGTERM where the shell that started it ignores that",
+        "train/interrupt.py",
+        "if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:",
+        "if signal.getsignal(number) != signal.SIG_IGN:",
+        ("tests/train/test_interrupt.py",),
+    ),
+    Mutation(
+        "files at URLs are not told apart by their tokens",
+        "data/identity.py",
+        "if parts > 0 else ((), ())",
+        "if parts > 1 else ((), ())",
+        ("tests/data/test_identity.py",),
+    ),
+    Mutation(
+        "a second `data clean` deletes what the first one is writing",
+        "corpus/run.py",
+        "    plan = make_plan(recipe)\n    with locked(",
+        "    plan = make_plan(recipe)\n    remove_partial(folder)\n    with locked(",
+        ("tests/corpus/test_run.py",),
+    ),
+    Mutation(
+        "a supervisor that is killed while torch is imported leaves its folder",
+        "launch/supervisor.py",
+        "            self._start_guard()\n"
+        "            starter = Starter(self.command, self.keep, lambda text: self._show(text.encode()), self.imports)\n"
+        "            while not (starter.is_ready() or self.asked):\n                self._wait(TICK / 10)\n"
+        "            if self.asked:\n"
+        "                forget()  # what ranks would have been forked from still imports\n"
+        "                return 128 + self.asked[0]\n",
+        "            starter = Starter(self.command, self.keep, lambda text: self._show(text.encode()), self.imports)\n"
+        "            while not (starter.is_ready() or self.asked):\n                self._wait(TICK / 10)\n"
+        "            if self.asked:\n"
+        "                forget()  # what ranks would have been forked from still imports\n"
+        "                return 128 + self.asked[0]\n"
+        "            self._start_guard()\n",
+        ("tests/launch/test_fork_server.py",),
+    ),
+    Mutation(
+        "what an old checkpoint that is a link points to is deleted with it",
+        "checkpoint/folders.py",
+        "    if path.is_dir() and not path.is_symlink():\n        shutil.rmtree(path)\n",
+        "    if path.is_dir():\n        shutil.rmtree(path.resolve())\n",
+        ("tests/checkpoint/test_folders.py",),
+    ),
+    Mutation(
+        "an upload of an earlier step is fetched under a later one's name",
+        "train/fetched.py",
+        "    if manifest.step != step:\n",
+        "    if manifest.step > step:\n",
+        ("tests/train/test_fetched.py",),
+    ),
+    Mutation(
+        "files of a blend are shuffled with seeds that follow each other",
+        "data/blended_dataset.py",
+        "seed + (number << 32)",
+        "seed + number",
+        ("tests/data/test_blended_dataset.py",),
+    ),
+    Mutation(
+        "under torchrun nobody locks the folder of a run",
+        "train/start.py",
+        "    if launch.has_supervisor() or launch.rank_and_size()[0] != 0:\n        yield ()\n",
+        "    if launch.is_rank():\n        yield ()\n",
+        ("tests/launch/test_torchrun.py",),
+    ),
+    Mutation(
+        "a measured file's sequences are taken for documents of their own",
+        "evaluation/file.py",
+        "file.document_starts(0, len(tokens))",
+        "file.sequence_starts(0, len(tokens))",
+        ("tests/evaluation/test_file.py",),
+    ),
+    Mutation(
+        "on CUDA gradients of drawn positions are added in any order",
+        "model/position.py",
+        "add_rows_(gradient_of(weight), at, grad)",
+        "gradient_of(weight).index_add_(0, at.flatten(), grad.flatten(0, 1).to(gradient_of(weight).dtype))",
+        ("tests/model/test_position.py",),
+    ),
+    Mutation(
+        "a sum of a few numbers over gloo is not copied back to the GPU",
+        "mesh/transport.py",
+        "        x.copy_(host)\n",
+        "",
+        ("tests/mesh/test_transport.py",),
+    ),
+    Mutation(
+        "a global batch has no upper bound",
+        "config/schema.py",
+        "    global_batch_size: Annotated[Size, WHILE_RUNNING]\n",
+        "    global_batch_size: Annotated[Count, WHILE_RUNNING]\n",
+        ("tests/config/test_hostile.py",),
+    ),
+    Mutation(
+        "logits of padding rows are filled in before a GPU's product writes over them",
+        "tensor_parallel/cross_entropy.py",
+        "                    logits = logits_of_chunk(x[chunk], table, bias, kernel=kernel, out=buffer)\n"
+        "                    logits[:, rows:].fill_(-torch.inf)\n",
+        "                    buffer[:, rows:].fill_(-torch.inf)\n"
+        "                    logits = logits_of_chunk(x[chunk], table, bias, kernel=kernel, out=buffer)\n",
+        ("tests/tensor_parallel/test_cross_entropy.py",),
+    ),
+    Mutation(
+        "a run that was killed before its first save draws no weights",
+        "train/newest.py",
+        "return newest(checkpoints(Path(config.run.folder))) is None",
+        "return not checkpoints(Path(config.run.folder)).is_dir()",
+        ("tests/train/test_start.py",),
+    ),
+    Mutation(
+        "the first lines of a run wait in a buffer until its ranks have ended",
+        "cli.py",
+        "print(line, flush=True)",
+        "print(line)",
+        ("tests/test_cli.py",),
     ),
 ]
 

@@ -1,5 +1,6 @@
 """The command line as a user meets it: in a process of its own."""
 
+import io
 import os
 import subprocess
 import sys
@@ -128,6 +129,17 @@ def test_started_alone_it_starts_the_ranks_and_takes_their_status(
     assert started == [
         (load(Path(config)).parallel.num_ranks, [sys.executable, "-m", "colonnade", "train", config, override])
     ]
+
+
+def test_first_lines_are_not_held_back_until_the_ranks_have_ended(
+    monkeypatch: pytest.MonkeyPatch, config: Path
+) -> None:
+    """As lines are where the output goes to a file or a pipe."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written))
+    cli.say_first_lines(load(config, ["parallel.tp=2"]), ["what the run keeps"])
+    first, second = written.getvalue().decode().splitlines()
+    assert first.endswith(" on 2 ranks.") and second == "what the run keeps"
 
 
 def test_the_ranks_that_it_starts_know_that_the_run_is_dry(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:

@@ -41,6 +41,17 @@ def test_what_was_damaged_before_makes_room_for_what_is_damaged_now(tmp_path: Pa
     assert list(tmp_path.iterdir()) == [aside] and not list(checkpoints_in(tmp_path))
 
 
+def test_of_a_link_to_an_archive_only_the_link_goes(tmp_path: Path) -> None:
+    run, archive = tmp_path / "run", tmp_path / "archive"
+    make(archive, 10)
+    (archive / "step_00000010" / "weights").touch()
+    make(run, 20)
+    (run / "step_00000010").symlink_to(archive / "step_00000010")
+    tidy(run, 1, none)
+    assert [path.name for path in run.iterdir()] == ["step_00000020"]
+    assert (archive / "step_00000010" / "weights").exists()
+
+
 def test_what_is_written_again_stays_though_it_is_old(tmp_path: Path) -> None:
     """A run that goes on from an older checkpoint comes by the same steps; what lay there was another."""
     make(tmp_path, 10, 20, 30)

@@ -51,6 +51,7 @@ def test_the_end_of_the_decay_is_compared_as_it_comes_out(loaded: Loaded) -> Non
 
     longer, kept = ("train.steps=200",), ("train.steps=200", "optim.decay_steps=100")
     assert forbids((), kept) == forbids(kept, ()) == forbids((), longer) == []
+    assert forbids(("optim.decay_steps=100",), (*longer, "optim.decay_steps=200")) == [], "both spelled out"
     assert forbids(kept, longer) == ["optim.decay_steps: 100 -> 200"]
     assert forbids((), ("optim.decay_steps=50",)) == ["optim.decay_steps: 100 -> 50"]
     constant = ("optim.decay=constant", "optim.warmup_steps=10")

@@ -32,6 +32,7 @@ VALUES = {
     "model.hidden_size=9223372036854775807": "is out of range: it may be 1,000,000,000 at most",
     "model.num_layers=1000000000": "model.num_layers = 1000000000 is out of range: it may be 100,000 at most.",
     "train.steps=9223372036854775807": "train.steps = 9223372036854775807 is out of range",
+    "train.global_batch_size=1000000007": "train.global_batch_size = 1000000007 is out of range",
     "parallel.cuts=[9223372036854775807]": "parallel.cuts has 9223372036854775807 in it, where",
     "train.steps=" + "9" * 5000: LARGE,
     "train.steps=0x" + "f" * 50_000: LARGE,

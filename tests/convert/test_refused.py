@@ -286,6 +286,10 @@ def test_a_folder_of_links_as_in_the_hubs_cache_is_read(folders: Path, tmp_path:
             "names '../secret.safetensors', which is no file in its own",
         ),
         (lambda map_: map_.update(a="/etc/passwd"), "names '/etc/passwd', which is no file in its own"),
+        (
+            lambda map_: map_.update(a="sub/../../other/model.safetensors"),
+            "names 'sub/../../other/model.safetensors', which is no file in its own",
+        ),
         (lambda map_: map_.update(a=7), "has no weight_map"),
         (lambda map_: map_.clear(), "has no weight_map"),
         (lambda map_: map_.update(a="model-00009-of-00009.safetensors"), "lacks 1 of the"),

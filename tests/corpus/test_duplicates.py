@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from colonnade.corpus import duplicates, matching, signatures
 from colonnade.corpus.components import DROP, PAIR, components, decided
-from colonnade.corpus.duplicates import Comparison, RemoveDuplicates, pairs_path, publish, read_pairs
+from colonnade.corpus.duplicates import Comparison, Group, RemoveDuplicates, pairs_path, publish, read_pairs
 from colonnade.corpus.matching import Groups, similar_pairs
 from colonnade.corpus.minhash import Bands, jaccard
 from colonnade.corpus.recipe import DeduplicateStep
@@ -263,6 +263,16 @@ def test_pairs_that_many_tasks_have_found_are_held_once(tmp_path: Path, monkeypa
     for keep in ("first", "longest"):
         for one, other in zip(decided(found, keep=keep), decided(np.concatenate(every), keep=keep), strict=True):
             assert np.array_equal(one, other)
+
+
+def test_no_document_is_decided_about_where_the_pairs_of_a_task_are_missing(tmp_path: Path) -> None:
+    """Without them near-duplicates would stay, and nothing would say so."""
+    rows = np.array([((OWN << 32) + 1, (OWN << 32) + 2, 0.9, 5, 5)], PAIR)
+    pairs_path(tmp_path, 1).parent.mkdir(parents=True)
+    rows.tofile(pairs_path(tmp_path, 1))
+    with pytest.raises(DataError, match="the pairs of 2 match tasks are missing: 00000, 00002"):
+        list(Group("group", Comparison(DeduplicateStep(), (), tmp_path, 3)).run())
+    assert not duplicates.drops_path(tmp_path).exists()
 
 
 @pytest.mark.parametrize(("keep", "stays"), [("first", [10, 10, 10, 40, 40]), ("longest", [20, 20, 20, 41, 41])])

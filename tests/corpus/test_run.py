@@ -177,11 +177,13 @@ def test_a_run_is_not_taken_up_with_other_tasks(run: Run, write_lines: Any) -> N
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path: Path, run: Run, corpus: Path) -> None:
-    with (
-        locked(tmp_path / "clean" / "state", "another"),
-        pytest.raises(LockError, match="is in use by `another`, "),
-    ):
-        run(corpus)
+    """And what the one at work is writing stays."""
+    with locked(tmp_path / "clean" / "state", "another"):
+        with written(tmp_path / "clean" / "00000.jsonl.gz") as file:
+            file.write(b"half of it")
+            with pytest.raises(LockError, match="is in use by `another`, "):
+                run(corpus)
+        assert (tmp_path / "clean" / "00000.jsonl.gz").read_bytes() == b"half of it"
 
 
 WITH = (

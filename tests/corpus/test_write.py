@@ -136,12 +136,14 @@ def test_the_comparisons_of_all_tasks_count(run: Run, write_lines: Any) -> None:
 
 
 def test_the_page_shows_all_of_it_and_nothing_from_elsewhere(run: Run, write_lines: Any) -> None:
-    rows = [{"text": "<script>alert(1)</script> & more"}, {"text": "<script>alert(1)</script> & more"}, {"txt": 1}]
+    evil = {"text": "<script>alert(1)</script> & more"}
+    rows = [{"id": "<script>alert(2)</script>", **evil}, evil, {"txt": 1}]
     result = run(
         write_lines("in.jsonl", rows), repair={"unescape_html": False}, deduplicate={}, language={"threshold": 0.0}
     )
     text = write_report(result.folder).read_text()
     assert "&lt;script&gt;alert(1)" in text and "<script" not in text
+    assert "of &lt;script&gt;alert(2)" in text, "the id of what a document is a near-duplicate of"
     assert "http" not in text.replace("http://www.w3.org", "")
     for part in (
         "no key &#x27;text&#x27;",

@@ -163,6 +163,17 @@ def test_a_url_asks_for_two_blocks(before: DataIdentity, tokens: np.ndarray, tmp
     assert len(now.blocks) == 2 and differences(before, now) == []
 
 
+def test_other_tokens_at_the_end_of_a_url_are_found(before: DataIdentity, tokens: np.ndarray, tmp_path: Path) -> None:  # type: ignore[type-arg]
+    """Whether both were files at URLs, or one of them lay on a local disk."""
+    changed = tokens.copy()
+    changed[-1] ^= 1
+    for name, content in (("x", tokens), ("y", changed)):
+        written(tmp_path / name, content)
+    remote, now = (identify(open_token_file(f"file://{tmp_path}/{name}", cache=str(tmp_path / "c"))) for name in "xy")
+    told = ["other tokens in 1 of 2 blocks that were compared, the first at token 1,000,003 or near it"]
+    assert differences(remote, now) == differences(before, now) == told
+
+
 def test_a_file_of_less_than_a_block(tmp_path: Path) -> None:
     assert len(set(identify(written(tmp_path / "x", np.arange(20, dtype="<u2"))).blocks)) == 1
 

@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from colonnade.corpus.documents import Rejected, chunks
 from colonnade.data import bundle, tokenize
 from colonnade.data.indexed import TokenFile, bin_path, idx_path
 from colonnade.data.inspect import inspect
-from colonnade.data.segments import Segment, SegmentFolder
+from colonnade.data.segments import Encoded, Segment, SegmentFolder
 from colonnade.data.sidecar import read_sidecar, sidecar_path
 from colonnade.data.tokenize import TokenizeReport, rejected_path, tokenize_files
 from colonnade.data.tokenizer import Tokenizer, train_bpe
@@ -312,6 +313,26 @@ def test_a_full_disk_later_on_keeps_what_is_done(
 
     with monkeypatch.context() as patch, pytest.raises(DataError, match="start the same command again: it goes on"):
         patch.setattr("os.fsync", full)
+        tokenize_files(source, tmp_path / "a", tokenizer, progress=False)
+    report = tokenize_files(source, tmp_path / "a", tokenizer, progress=False)
+    assert (report.documents, report.resumed) == (3, 1) and files(tmp_path) == {"in", "a.bin", "a.idx", "a.json"}
+
+
+def test_a_run_that_is_interrupted_keeps_what_is_done(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C, while the second of three files is encoded."""
+    monkeypatch.setattr(tokenize, "SEGMENT_BYTES", 1)
+    (tmp_path / "in").mkdir()
+    source, before = [jsonl(tmp_path / "in" / f"{name}.jsonl", name) for name in "abc"], tokenize._encode
+
+    def interrupted(*given: Any) -> Encoded:
+        if given[-1].path == source[1]:
+            raise KeyboardInterrupt
+        return before(*given)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(tokenize, "_encode", interrupted)
         tokenize_files(source, tmp_path / "a", tokenizer, progress=False)
     report = tokenize_files(source, tmp_path / "a", tokenizer, progress=False)
     assert (report.documents, report.resumed) == (3, 1) and files(tmp_path) == {"in", "a.bin", "a.idx", "a.json"}

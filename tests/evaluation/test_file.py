@@ -4,12 +4,14 @@ import gzip
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers
 
 from colonnade.data.rows import Cut
 from colonnade.data.tokenize import tokenize_files
 from colonnade.data.tokenizer import Tokenizer, train_bpe
+from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import DataError
 from colonnade.evaluation.file import perplexity_of_file
 from colonnade.evaluation.perplexity import Perplexity
@@ -119,6 +121,22 @@ def test_a_token_file_that_does_not_name_its_tokenizer_is_marked(
         assert f"({found.bytes} bytes, tokenizer not checked)" in found.summary()
         (note,) = found.notes
         assert note.startswith(f"{tmp_path}/tokens has no tokens.json beside it: that the checkpoint's tokenizer made")
+
+
+def test_sequences_of_a_document_are_scored_as_one_where_documents_are_apart(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    """Its sentences, or turns: what begins one is predicted from those before it."""
+    model, found = tiny_gpt(Axis("tp"), vocab_size=275), []
+    for name, first in (("whole", []), ("cut", [2, 1])):
+        with TokenFileWriter(tmp_path / name, np.dtype("<u2")) as writer:
+            for tokens in map(tokenizer.encode, DOCUMENTS):
+                writer.add_document(tokens, lengths=[*first, len(tokens) - sum(first)])
+        file = str(tmp_path / name)
+        found.append(perplexity_of_file(model, file, tokenizer=tokenizer, mesh=Mesh(), cut=Cut(separate=True)))
+    whole, cut = found
+    assert whole.tokens == sum(len(tokenizer.encode(document)) - 1 for document in DOCUMENTS)
+    assert (cut.loss, cut.tokens) == (whole.loss, whole.tokens)
 
 
 def test_what_is_left_out_is_told(lines: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:

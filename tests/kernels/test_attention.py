@@ -11,6 +11,7 @@ from colonnade.kernels.attention import attend, attend_to_cache, attend_with_dro
 from colonnade.kernels.choice import Kernel, Kernels, Products
 from colonnade.kernels.mask import Mask
 from colonnade.model.attention import KeyValueCache
+from tests.emulated import emulated_cuda
 from tests.model.kept import Kept
 from tests.tensor_parallel.shards import drawn
 
@@ -144,6 +145,17 @@ def test_16_bits_are_the_exact_result_rounded(dtype: torch.dtype, slopes: list[f
     assert y.dtype is cached.dtype is dtype
     assert (y - exact).abs().max() <= 2.0**-6 * exact.abs().max()
     assert (cached - exact).abs().max() <= 2.0**-6 * exact.abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_scores_beyond_fp16_are_finite_on_cuda(dtype: torch.dtype) -> None:
+    q, k, v = (t.detach().clone() for t in heads(dtype=dtype))
+    q[..., 0] = k[..., 0] = 256  # adds 65,536 to all scores, which changes no probability
+    keep = some_mask(0.125)
+    with emulated_cuda():
+        y = attend_with_dropout(q, k, v, lambda: keep, 0.125)
+    exact = expression(q.double(), k.double(), v.double(), keep, 0.125)
+    assert (y - exact).abs().max() <= 2.0**-6 * exact.abs().max()
 
 
 # --- what is kept for backward ---------------------------------------------------------------------------------------

@@ -217,6 +217,21 @@ def test_the_first_rank_alone_says_that_hardware_differs() -> None:
     assert second == ""
 
 
+def _refused_beside_a_gpu(rank: int, num_ranks: int) -> str:
+    agreement.__dict__["hardware"] = lambda device: {"GPU": device.type}
+    with pytest.raises(ConfigError) as caught:
+        agreement.agree_on_program({}, torch.device(("cuda", "cpu")[rank]), _mesh(rank, num_ranks))
+    return str(caught.value)
+
+
+def test_a_machine_that_finds_no_gpu_does_not_compute_beside_those_that_do() -> None:
+    expected = (
+        "The ranks were not started for the same run:\n  kind of device: rank 0 has cuda, rank 1 has cpu\n"
+        "Install the same versions on all machines, and use the same kind of device."
+    )
+    assert run_on_ranks(_refused_beside_a_gpu, 2) == [expected] * 2
+
+
 def test_ranks_in_words() -> None:
     lines = agreement.lines({"train.seed": {"1": [0, 1, 2, 7], "2": [3], "3": [4, 5]}})
     assert lines == ["  train.seed: ranks 0-2 and 7 have 1, rank 3 has 2, ranks 4 and 5 have 3"]

@@ -343,3 +343,26 @@ def test_a_run_that_is_interrupted_while_it_imports_ends_at_once(modules: Path, 
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=20) == ("", "")
     assert process.returncode == 130
+
+
+def test_a_run_that_is_killed_while_it_imports_leaves_no_folder(modules: Path, tmp_path: Path) -> None:
+    (modules / "slow.py").write_text("import pathlib, time; pathlib.Path('begun').touch(); time.sleep(2)")
+    (tmp_path / "tmp").mkdir()
+    program = (
+        "import sys; from colonnade.launch import fork_server; from colonnade.launch.launch import run_ranks\n"
+        "fork_server.TORCH = 'slow'; sys.exit(run_ranks(2, sys.argv[1:]))"
+    )
+    asked = [sys.executable, "-c", program, *command(modules, "print('never')")]
+    own = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    process = subprocess.Popen(asked, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path, env=own)
+    end = time.monotonic() + 60
+    while not (tmp_path / "begun").exists():
+        assert time.monotonic() < end and process.poll() is None
+        time.sleep(0.01)
+    assert [path.name[:10] for path in (tmp_path / "tmp").iterdir()] == ["colonnade-"]
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 20
+    while list((tmp_path / "tmp").iterdir()) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert list((tmp_path / "tmp").iterdir()) == []

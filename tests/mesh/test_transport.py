@@ -22,6 +22,9 @@ class OnDevice(torch.Tensor):
 
     is_cpu = False  # type: ignore[assignment]
 
+    def cpu(self) -> torch.Tensor:  # type: ignore[override]
+        return self.as_subclass(torch.Tensor).clone()
+
 
 class Work:
     """As NCCL's: it owns the tensors of its operation."""
@@ -68,13 +71,29 @@ def test_what_was_waited_for_is_not_kept_alive(events: list[Event]) -> None:
     assert alive() is None and list(ledger.flying) == [flight]
 
 
+def test_an_operation_that_hangs_is_not_over(events: list[Event]) -> None:
+    """The device does all that comes before the wait for it, and nothing that comes behind."""
+
+    class Hanging(Work):
+        def wait(self) -> None:
+            for event in events:
+                event.reached = True
+
+    ledger = Ledger()
+    carried = TorchTransport("tp", Groups(None, None, None), 2, ledger)  # type: ignore[arg-type]
+    out = torch.ones(4)
+    carried._run("all_reduce", out.as_subclass(OnDevice), Site("here.py:1"), partial(Hanging, out)).wait()
+    (flight,) = ledger.flying
+    assert flight.ready.query() and flight.done is not None and not flight.is_over
+
+
 def sums_over_all(rank: int, num_ranks: int) -> tuple[list[str], float]:
     """(The kind of transport of each axis, a sum over the world) as on a CUDA run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mesh_module, "_has_nccl", lambda: True)
         mesh = build_mesh(Layout(tp=2, dp=2), rank)
     axes = (mesh.tp, mesh.dp, mesh.world, mesh.stage)
-    total = all_reduce(torch.tensor(float(rank), dtype=torch.float64), mesh.world)
+    total = all_reduce(torch.tensor(float(rank), dtype=torch.float64).as_subclass(OnDevice), mesh.world)
     return [type(axis.transport).__name__ for axis in axes], total.item()
 
 

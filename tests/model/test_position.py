@@ -1,11 +1,15 @@
 """Learned positions and ALiBi's slopes."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from colonnade.model.position import Positions, alibi_slopes
+from tests.emulated import backward, emulated_cuda
 from tests.model.plain import plain_slopes
 from tests.tensor_parallel.shards import drawn
 
@@ -57,3 +61,22 @@ def test_a_frozen_table_has_no_gradient(at: int | torch.Tensor) -> None:
     x = drawn(3, 2, 4, seed=1).requires_grad_()
     positions(x, at).backward(grad)
     assert torch.equal(x.grad, grad) and positions.weight.grad is None  # type: ignore[arg-type]
+
+
+class InOneOrder(TorchDispatchMode):
+    """Within: what adds to rows of a CUDA tensor with atomics, in any order, fails."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        assert not name.startswith(("index_add", "scatter_add", "scatter_reduce")), f"{name} adds in any order"
+        return function(*args, **(kwargs or {}))
+
+
+def test_on_a_gpu_gradients_of_drawn_positions_are_added_in_one_order() -> None:
+    """So that a run that is resumed is the same to the bit."""
+    positions, grad = Positions(4, 2), torch.arange(12.0).view(3, 2, 2)
+    at, x = torch.tensor([[1, 1], [2, 1], [0, 2]]), torch.zeros(3, 2, 2, requires_grad=True)
+    with emulated_cuda(), InOneOrder():
+        backward(positions(x, at), grad)
+    assert positions.weight.grad is not None
+    assert positions.weight.grad.tolist() == [[8.0, 9.0], [8.0, 11.0], [14.0, 16.0], [0.0, 0.0]]

@@ -1,5 +1,6 @@
 """What a run tells of itself before its first step: true numbers, early, and what could not be checked."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from colonnade.planner.banner import banner
 from colonnade.planner.comparison import Watcher
 from colonnade.planner.memory import rank_memory
 from colonnade.planner.memory_limit import within_memory
+from colonnade.train import machine
 from colonnade.train.corpus import open_corpus
 from colonnade.train.loop import Banner
 from colonnade.train.machine import free_memory
@@ -156,6 +158,34 @@ def test_more_than_there_is(corpus: TinyCorpus, tmp_path: Path, monkeypatch: pyt
     assert taken == "309 kB"
     assert f"1 rank here will take {taken} by prediction, more than is free: lower" in found.text
     assert "100 kB of 2.00 MB of memory on this machine, for 1 rank" in found.text
+
+
+def test_ranks_that_fit_one_by_one_take_more_than_there_is(
+    corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(banners, "free_memory", lambda device: (400_000, 2_000_000))
+    config = tiny.config(corpus, tmp_path)
+    assert "more than is free" not in told(config).text
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    found = re.search(r"2 ranks here will take (\d+) kB by prediction, more than is free: lower", told(config).text)
+    assert found is not None and 400 < int(found[1]) <= 800
+
+
+def test_a_limit_of_its_own_control_group_bounds_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a batch system sets one for a job: not for the whole machine or container."""
+    monkeypatch.setattr(machine, "Path", lambda path: tmp_path / path.lstrip("/"))
+    for path, text in {
+        "proc/meminfo": "MemTotal: 9000000 kB\nMemAvailable: 8000000 kB\n",
+        "proc/self/cgroup": "0::/batch/job\n",
+        "sys/fs/cgroup/batch/memory.max": "max\n",
+        "sys/fs/cgroup/batch/memory.current": "4000000\n",
+        "sys/fs/cgroup/batch/job/memory.max": "3000000\n",
+        "sys/fs/cgroup/batch/job/memory.current": "1000000\n",
+    }.items():
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    assert free_memory(CPU) == (2_000_000, 3_000_000)
 
 
 def test_free_memory_is_below_what_there_is() -> None:

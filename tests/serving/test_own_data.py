@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from colonnade.config.load import load
 from colonnade.data.indexed import TokenFile
 from colonnade.data.writer import TokenFileWriter
+from colonnade.errors import CheckpointError
 from colonnade.mesh.mesh import Mesh
 from colonnade.serving import own_data
 from tests.commands import Answer, forked, here
@@ -83,6 +85,17 @@ def test_other_data_is_refused(finished: Finished, corpus: TinyCorpus, parts: Pa
     assert answer.status == 2 and "was trained on other data than its [data] names now:\n  data.train (" in answer.err
     answer = forked("evaluate", finished.folder, "--part", "test", "--tp", 2, num_ranks=2)
     assert answer.status == 2 and "has no test part: its data.split = '5:1' leaves no sample" in answer.err, answer
+
+
+def test_other_data_is_refused_of_a_run_that_may_go_on_over_it_too(finished: Finished, parts: Path) -> None:
+    """checkpoint.allow_other_data is for training: of an evaluation nobody would see that the text was read."""
+    config = load(finished.newest / "config.toml", [f"data.train={parts / 'a'}", "checkpoint.allow_other_data=true"])
+    trained: Any = SimpleNamespace(config=config)
+    with pytest.raises(CheckpointError, match="was trained on other data than its") as caught:
+        own_data.measure_part(
+            trained, Mesh(), finished.newest, "validation", samples=None, batch_size=None, as_json=False
+        )
+    assert f"\n  data.train ({parts / 'a'}): " in str(caught.value)
 
 
 def test_options_that_do_not_go_together(finished: Finished) -> None:

@@ -136,9 +136,9 @@ def biased_beside_torch(
     products: Products,
     tolerance: float,
     device: Callable[[], AbstractContextManager[None]] = nullcontext,
+    vocab_size: int = 37,
 ) -> None:
     """Loss and the three gradients with a bias on the logits, against torch's in float64 on the rounded numbers."""
-    vocab_size = 37
     hidden, table, labels, weights = (t.to(dtype) if i < 2 else t for i, t in enumerate(problem(vocab_size)))
     bias = (3.0 * drawn(vocab_size, seed=5)).detach().to(dtype)
     exact = [t.detach().double().requires_grad_() for t in (hidden, table, bias)]
@@ -185,6 +185,13 @@ def test_a_bias_on_16_bit_logits_is_torchs(products: Products) -> None:
 def test_a_bias_on_a_gpu_is_torchs(dtype: torch.dtype) -> None:
     tolerance = 2.0**-7 if dtype is torch.bfloat16 else 1e-6
     biased_beside_torch(Mesh().tp, dtype, Products(), tolerance, emulated_cuda)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_padding_rows_that_a_gpu_multiplies_get_no_probability(dtype: torch.dtype) -> None:
+    """A shard of 1,030 rows is filled up to 1,152."""
+    tolerance = 2.0**-7 if dtype is torch.bfloat16 else 1e-6
+    biased_beside_torch(Mesh().tp, dtype, Products(), tolerance, emulated_cuda, vocab_size=1030)
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4])

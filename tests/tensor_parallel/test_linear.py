@@ -172,6 +172,20 @@ def test_the_inputs_gradient_is_on_its_way_while_the_weights_is_computed(sequenc
     assert under_way == [1 + sequence_parallel] and transport.under_way == []
 
 
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_the_inputs_gradient_has_arrived_where_the_layer_is_frozen(sequence_parallel: bool) -> None:
+    """Nothing else of backward is left to do meanwhile."""
+    mesh = paper_mesh(Layout(tp=2), 0)
+    transport = LateTransport("tp", 2, 0, mesh.ledger)
+    layer = ColumnParallelLinear(IN, OUT, Parallel(Axis("tp", 2, 0, (0, 1), transport), sequence_parallel))
+    torch.nn.init.ones_(layer.weight)
+    layer.requires_grad_(False)
+    x = torch.ones(S, B, IN, requires_grad=True)
+    layer(x).sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.full_like(x, OUT)), "OUT / 2 of each of two ranks"
+
+
 def test_column_keeps_its_own_part_of_a_cut_stream() -> None:
     tp = paper_mesh(Layout(tp=4), 1).tp
     x = torch.ones(S // 4, B, IN, requires_grad=True)

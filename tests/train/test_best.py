@@ -210,3 +210,9 @@ def test_checkpoints_at_multiples_stay(tmp_path: Path) -> None:
     assert spared(tmp_path, kept.model_copy(update={"keep_every": 0}), [2, 4]) == set()
     (tmp_path / "metrics.jsonl").write_text('{"step": 6, "validation_loss": 1.0}\n')
     assert spared(tmp_path, kept.model_copy(update={"keep_best": True}), [2, 4, 6, 8, 10]) == {4, 6, 8}
+
+
+def test_the_best_of_the_checkpoints_stays_where_a_step_without_one_was_better(tmp_path: Path) -> None:
+    """Where a run is evaluated more often than it is saved."""
+    write_metrics(tmp_path, {2: 3.0, 3: 0.5, 4: 1.0, 5: 0.7, 6: 2.0})
+    assert spared(tmp_path, CheckpointConfig(keep_best=True), [2, 4, 6]) == {4}

@@ -15,6 +15,7 @@ from colonnade.checkpoint.copies import Verdict, verdict
 from colonnade.checkpoint.names import newest_step
 from colonnade.config.load import load
 from colonnade.errors import CopiesError
+from colonnade.launch import launch
 from colonnade.mesh.collectives import where_unequal
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
@@ -169,6 +170,18 @@ def test_copies_are_compared_every_so_many_steps(config: Path, tmp_path: Path) -
     answers = start("train", config, *arguments, num_ranks=2, first=first).answers()
     assert [answer.status for answer in answers] == [2, 2] and "Step 4: " in answers[0].err, answers
     assert saved_steps(tmp_path / "run") == []
+
+
+def test_the_state_is_copied_to_memory_only_where_its_copies_are_equal(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(launch.MEMORY, str(tmp_path / "memory"))
+    (tmp_path / "memory").mkdir()
+    keys = ["parallel.dp=2", STOP, "checkpoint.every=0", "checkpoint.memory_every=1"]
+    first = corrupted(1, weight("blocks.0", MATRIX), step=2)
+    answers = start("train", config, *keys, num_ranks=2, first=first).answers()
+    assert [answer.status for answer in answers] == [2, 2] and "Step 2: " in answers[0].err, answers
+    assert newest_step(tmp_path / "memory") == 1
 
 
 @pytest.mark.slow

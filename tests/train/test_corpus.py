@@ -173,6 +173,9 @@ def test_files_that_do_not_say_whose_they_are(corpus: TinyCorpus, tmp_path: Path
     prefix = bare(corpus, tmp_path)
     silent = open_corpus(config(corpus, tmp_path, f"data.train={prefix}"))
     assert known.unchecked == [] and silent.unchecked == [str(prefix)]
+    for key in ("data.validation", "data.test"):
+        beside = open_corpus(config(corpus, tmp_path, f"{key}={prefix}"))
+        assert beside.unchecked == [str(prefix)], f"{key} too, beside a file to train on that says it"
 
 
 def test_what_ranks_compare_tells_tokenizer_vocabulary_and_files(corpus: TinyCorpus, tmp_path: Path) -> None:

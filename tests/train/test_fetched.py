@@ -211,14 +211,17 @@ def test_what_is_damaged_there_falls_back(finished: Finished, config: Path, stor
     assert refusing.status == 2 and "step_00000006 of file" in refusing.err and "is damaged" in refusing.err
 
 
-@pytest.mark.parametrize("damage", ["record", "missing", "other step"])
+@pytest.mark.parametrize("damage", ["record", "missing", "manifest of another step", "all of another step"])
 def test_other_damage_falls_back(config: Path, store: Path, tmp_path: Path, damage: str) -> None:
     if damage == "record":
         flip(store, name=RECORD)
     elif damage == "missing":
         (store / "step_00000006" / "__0_0.distcp").unlink()
-    else:
+    elif damage == "manifest of another step":
         shutil.copy(store / "step_00000004" / MANIFEST, store / "step_00000006" / MANIFEST)
+    else:
+        lose(store)
+        shutil.copytree(store / "step_00000004", store / "step_00000006")
     settings = load(config, [f"checkpoint.upload_to=file://{store}"])
     fetched.fetch(settings, lambda record: settings, probe=False, dry_run=False)
     run = tmp_path / "run"

@@ -164,6 +164,19 @@ def test_nohup_stays_in_force() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_stops_as_asked_though_whoever_started_it_ignores_that(number: signal.Signals) -> None:
+    """As a shell ignores Ctrl-C for what it starts in the background, and everything after `trap '' TERM`."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with Interrupt() as interrupt:
+            os.kill(os.getpid(), number)
+            assert interrupt.requested and interrupt.exit_code == 128 + number
+        assert signal.getsignal(number) == signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+
+
 def test_a_second_ctrl_c_ends_at_once() -> None:
     with pytest.raises(KeyboardInterrupt), Interrupt() as interrupt:
         os.kill(os.getpid(), signal.SIGINT)

@@ -15,6 +15,7 @@ from colonnade.config.load import load
 from colonnade.errors import ConfigError
 from colonnade.launch import launch
 from colonnade.train import start as begin
+from colonnade.train.run_folder import occupy
 from tests.commands import after_banner, forked, here
 from tests.commands import start as start_ranks
 from tests.runs import Finished, metrics, snapshot
@@ -248,6 +249,14 @@ def test_a_folder_of_which_nothing_came_goes_again(config: Path, tmp_path: Path)
     with begin.owned(load(config)):
         assert (tmp_path / "run" / "lock").exists()
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_was_killed_before_its_first_save_begins_again(config: Path, tmp_path: Path) -> None:
+    """All that it has left is the folder of its checkpoints, in which there is none."""
+    occupy(load(config))
+    answer = forked("train", config, "train.steps=2")
+    assert answer.status == 0 and "Finished 2 steps" in answer.out, answer
+    assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 2]
 
 
 def test_steps_that_were_told_twice_are_told_once_after_a_resume(finished: Finished, tmp_path: Path) -> None:
