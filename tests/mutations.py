@@ -1651,7 +1651,7 @@ MUTATIONS = [
         "a product has as many parts of the depth as there are threads",
         "kernels/compiled.cpp",
         "if (depth.size() >= std::max(DEEP * length, PARTS * DEPTH)) {",
-        "if (threads > 1 && depth.size() >= std::max(DEEP * length, PARTS * DEPTH)) {",
+        "if (at::get_num_threads() > 1 && depth.size() >= std::max(DEEP * length, PARTS * DEPTH)) {",
         ("tests/kernels/test_compiled.py",),
     ),
     Mutation(
@@ -5035,13 +5035,6 @@ MUTATIONS = [
         "seed + (number << 32)",
         "seed + number",
         ("tests/data/test_blended_dataset.py",),
-    ),
-    Mutation(
-        "under torchrun nobody locks the folder of a run",
-        "train/start.py",
-        "    if launch.has_supervisor() or launch.rank_and_size()[0] != 0:\n        yield ()\n",
-        "    if launch.is_rank():\n        yield ()\n",
-        ("tests/launch/test_torchrun.py",),
     ),
     Mutation(
         "a measured file's sequences are taken for documents of their own",
