@@ -442,7 +442,7 @@ Matrix<Number<T>> matrix_of(const Tensor& x) {
 int64_t piece_length(int64_t length, int64_t least) {
   const int64_t threads = at::get_num_threads(), part = std::max(ROWS, (length + threads - 1) / threads);
   const int64_t pieces = std::clamp<int64_t>(part / least, 1, PARTS);
-  return pieces == 1 ? part : (part / pieces + EVEN - 1) / EVEN * EVEN;
+  return pieces == 1 ? part : ((part + pieces - 1) / pieces + EVEN - 1) / EVEN * EVEN;
 }
 
 template <typename T>
@@ -452,6 +452,7 @@ void product(const Tensor& left, const Tensor& right, float* total, int64_t stri
   const bool over_rows = rows.size() >= columns.size();  // threads share the longer side: what each packs is its own
   const bool once = depth.size() <= DEPTH && columns.size() <= COLUMNS;  // all of b stays packed from piece to piece
   const int64_t length = std::max(rows.size(), columns.size());
+  // Each piece of rows packs b again, unless it stays; each of columns packs a again where a does not lie by rows.
   const int64_t piece = piece_length(length, over_rows ? (once ? 4 : 32) * ROWS : (a.by_rows() ? 2 : 8) * ROWS);
   with_types<T>([&]<typename M>(T, M) {
     if (depth.size() >= std::max(DEEP * length, PARTS * DEPTH)) {
@@ -790,26 +791,17 @@ void check_heads(const Tensor& x, const Tensor& like) {
   TORCH_CHECK(x.size(3) % 2 == 0 && x.size(3) > 0 && x.size(2) > 0, "an even number of features");
 }
 
-// Calls work(each) in each thread, and by it each(f) calls f(i) for the heads that this thread gets. Those of one place in all
-// sequences come one after the other: heads side by side share pages, which threads had better not write at the same time.
-template <typename F>
-void share_heads(const Tensor& q, F work) {
-  const int64_t b = q.size(0), n = q.size(1);
-  share(b * n, [&](Pieces& heads) {
-    work([&](auto f) { heads.each([&](int64_t i) { f(i % b * n + i / b); }); });
-  });
-}
-
 template <typename T>
 void attend_all(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, float* lse, float scale,
                 bool causal) {
   using N = Number<T>;
   const Heads<N> of_q(q), of_k(k), of_v(v), of_out(out);
   const int64_t s = q.size(2);
-  share_heads(q, [&](auto each_head) {
+  at::parallel_for(0, q.size(0) * q.size(1), 1, [&](int64_t begin, int64_t end) {
     with_types<T>([&]<typename M>(T, M) {
       Attention<T, M> attention(s, q.size(3), scale, causal, false);
-      each_head([&](int64_t i) { attention.forward(of_q.of(i), of_k.of(i), of_v.of(i), of_out.of(i), lse + i * s); });
+      for (int64_t i = begin; i < end; ++i)
+        attention.forward(of_q.of(i), of_k.of(i), of_v.of(i), of_out.of(i), lse + i * s);
     });
   });
 }
@@ -821,13 +813,12 @@ void attend_all_backward(const Tensor& dout, const Tensor& q, const Tensor& k, c
   using N = Number<T>;
   const Heads<N> of_dout(dout), of_q(q), of_k(k), of_v(v), of_out(out), of_dq(dq), of_dk(dk), of_dv(dv);
   const int64_t s = q.size(2);
-  share_heads(q, [&](auto each_head) {
+  at::parallel_for(0, q.size(0) * q.size(1), 1, [&](int64_t begin, int64_t end) {
     with_types<T>([&]<typename M>(T, M) {
       Attention<T, M> attention(s, q.size(3), scale, causal, true);
-      each_head([&](int64_t i) {
+      for (int64_t i = begin; i < end; ++i)
         attention.backward(of_dout.of(i), of_q.of(i), of_k.of(i), of_v.of(i), of_out.of(i), lse + i * s, of_dq.of(i),
                            of_dk.of(i), of_dv.of(i));
-      });
     });
   });
 }
