@@ -92,6 +92,7 @@ def limited(rank: int) -> None:
 @pytest.mark.parametrize("dp", [1, 2])
 def test_out_of_memory_at_the_start_is_one_message(config: Path, tmp_path: Path, dp: int) -> None:
     large = ["model.hidden_size=4096", "model.num_layers=8", f"parallel.dp={dp}"]
+    large.append("train.products=blas")  # nothing to compile, which takes a busy machine most of a minute
     answers = start("train", config, *large, num_ranks=dp, first=limited).answers()
     assert all(each.status in (2, -9) for each in answers), "whoever is late is ended with the first"
     rank, answer = next((rank, each) for rank, each in enumerate(answers) if each.status == 2)
