@@ -1,0 +1,162 @@
+"""Single compiled kernels on shapes of the reference model, beside those of another checkout, in turns.
+
+    python -m benchmarks.kernel_pairs --before ../parent [--dtype fp32] [--threads 2] [--pairs 30] [--busy]
+
+A process of each checkout has its operands ready; a turn is one call in the one, then one in the other, and every other
+turn begins with the other. `--busy`: another program keeps one of the cores at work meanwhile. Times are medians; the
+last column is the median of the turns' ratios, which a host that slows down for a while changes least.
+"""
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO
+
+import torch
+
+from benchmarks.hardware import ROOT, commit, cpu_name
+from benchmarks.peers.reference import DTYPES, Task
+from colonnade.kernels import compiled
+from colonnade.kernels.attention import attend
+from colonnade.kernels.choice import Kernels, Products
+from colonnade.kernels.products import add_product_, input_gradient
+from colonnade.model.precision import DTYPES as TORCH_DTYPES
+from colonnade.train.products import prepare_here
+
+CHUNK = 256
+"""Tokens whose logits are computed at a time."""
+EXPONENTIALS, TABLE, INPUT, WEIGHT, ATTENTION = (
+    "output layer: exponentials",
+    "output layer: weight gradient",
+    "output layer: input gradient",
+    "linear layer: weight gradient",
+    "attention, forward and backward",
+)
+EVERY = (EXPONENTIALS, TABLE, INPUT, WEIGHT, ATTENTION)
+
+
+def calls(dtype: torch.dtype, task: Task) -> Mapping[str, Callable[[], object]]:
+    """What is timed, on drawn operands."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    h, v, tokens = task.hidden_size, task.vocab_size, task.tokens_per_step
+    x, table, gradient = drawn(CHUNK, h), drawn(v, h).mul_(h**-0.5), drawn(CHUNK, v)
+    labels, of_table = torch.zeros(CHUNK, dtype=torch.int64), torch.zeros(v, h)
+    probabilities = torch.empty_like(gradient)
+    inputs, outputs, of_weight = drawn(tokens, h), drawn(tokens, 4 * h), torch.zeros(4 * h, h)
+    heads = task.num_heads, task.seq_length, h // task.num_heads
+    q, k, w = (drawn(tokens // task.seq_length, *heads).requires_grad_() for _ in range(3))
+    kernels = Kernels(attention="compiled")
+    products = Products(kernels, kernels, kernels)
+
+    def attended() -> None:
+        y = attend(q, k, w, products=products)
+        torch.autograd.grad(y, (q, k, w), torch.ones_like(y))
+
+    return {
+        EXPONENTIALS: lambda: compiled.output_exponentials_(probabilities, x, table, labels),
+        TABLE: lambda: add_product_(of_table, gradient, x, "compiled"),
+        INPUT: lambda: input_gradient([gradient], [table], "compiled"),
+        WEIGHT: lambda: add_product_(of_weight, outputs, inputs, "compiled"),
+        ATTENTION: attended,
+    }
+
+
+def serve(dtype: str, threads: int) -> None:
+    """Call what each line of the input names, and answer with its seconds."""
+    torch.set_num_threads(threads)
+    why = prepare_here()
+    if why:
+        raise SystemExit(f"there are no compiled kernels: {why}")
+    there = calls(TORCH_DTYPES[dtype], Task())
+    print("ready", flush=True)
+    for line in sys.stdin:
+        started = time.perf_counter()
+        there[line.strip()]()
+        print(time.perf_counter() - started, flush=True)
+
+
+@contextmanager
+def served(root: Path, dtype: str, threads: int) -> Iterator[Callable[[str], float]]:
+    """A process of a checkout: seconds of a call by its name."""
+    command = [sys.executable, "-m", "benchmarks.kernel_pairs", "--serve", "--dtype", dtype, "--threads", str(threads)]
+    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": str(threads)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment, cwd=ROOT) as process:
+        to, back = process.stdin, process.stdout
+        assert to is not None and back is not None, "pipes were asked for"
+        if back.readline().strip() != "ready":
+            raise SystemExit(f"no kernels of {root}")
+        yield lambda name: _asked(name, to, back)
+        to.close()
+
+
+def _asked(name: str, to: IO[str], back: IO[str]) -> float:
+    print(name, file=to, flush=True)
+    return float(back.readline())
+
+
+@contextmanager
+def busy(core: int) -> Iterator[None]:
+    """Another program at work on a core."""
+    other = multiprocessing.get_context("fork").Process(target=_work, args=(core,), daemon=True)
+    other.start()
+    try:
+        yield
+    finally:
+        other.kill()
+        other.join()
+
+
+def _work(core: int) -> None:
+    os.sched_setaffinity(0, {core})
+    while True:
+        pass
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", type=Path)
+    parser.add_argument("--dtype", choices=DTYPES, default="fp32")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--busy", action="store_true")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    line = parser.parse_args()
+    if line.serve:
+        serve(line.dtype, line.threads)
+        return
+    if line.before is None:
+        parser.error("--before names the checkout to compare with")
+    roots = (line.before.resolve(), ROOT)
+    print(f"{cpu_name()}, {line.threads} threads, {line.dtype}, commit {commit()} beside {commit(line.before)}")
+    print("| kernel | before, ms | now, ms | before / now |\n|---|---|---|---|")
+    with ExitStack() as stack:
+        if line.busy:
+            stack.enter_context(busy(min(os.sched_getaffinity(0))))
+        both = [stack.enter_context(served(root, line.dtype, line.threads)) for root in roots]
+        for name in EVERY:
+            pairs = [_pair(both, name, turn) for turn in range(-2, line.pairs)][2:]  # the first two prepare
+            before, now = (1e3 * statistics.median(each) for each in zip(*pairs, strict=True))
+            ratio = statistics.median(then / since for then, since in pairs)
+            print(f"| {name} | {before:.2f} | {now:.2f} | {ratio:.2f} |", flush=True)
+
+
+def _pair(both: list[Callable[[str], float]], name: str, turn: int) -> list[float]:
+    order = (0, 1) if turn % 2 else (1, 0)
+    found = {which: both[which](name) for which in order}
+    return [found[0], found[1]]
+
+
+if __name__ == "__main__":
+    main()
