@@ -1613,6 +1613,13 @@ MUTATIONS = [
         ("tests/kernels/test_compiled.py",),
     ),
     Mutation(
+        "threads take neighbouring pieces of a product at the same time",
+        "kernels/compiled.cpp",
+        "const int64_t own = arrived_++;",
+        "const int64_t own = 0 * arrived_++;",
+        ("tests/kernels/test_compiled.py",),
+    ),
+    Mutation(
         "the last piece of a side that no piece divides is forgotten",
         "kernels/compiled.cpp",
         "share((length + piece - 1) / piece,",

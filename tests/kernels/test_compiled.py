@@ -115,20 +115,22 @@ SHARING = """
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <vector>
 
 namespace {
 
 SECTION
 }  // namespace
 
-// Of `count` pieces the first waits for all others, half a minute at most: how many of them were done by then.
-extern "C" int64_t done_beside_the_first(int64_t count) {
+// Of `count` pieces the first waits for all others, half a minute at most: how many of them another thread had done by
+// then, and in which `order`.
+extern "C" int64_t done_beside_the_first(int64_t count, int64_t* order) {
   using clock = std::chrono::steady_clock;
   std::atomic<int64_t> done{0};
   int64_t beside = -1;
   share(count, [&](Pieces& pieces) {
     pieces.each([&](int64_t i) {
-      if (i > 0) { ++done; return; }
+      if (i > 0) { order[done++] = i; return; }
       const auto end = clock::now() + std::chrono::seconds(30);
       while (done < count - 1 && clock::now() < end) {}
       beside = done;
@@ -148,12 +150,13 @@ def test_a_thread_that_is_held_up_leaves_the_other_pieces_to_the_others(
     source.write_text(SHARING.replace("SECTION", section.split("\n", 1)[1].split("// --- ")[0]))
     monkeypatch.setattr(compiled, "SOURCE", source)
     compiled._compile(tmp_path / "sharing.so")
-    done = ctypes.CDLL(str(tmp_path / "sharing.so")).done_beside_the_first
+    done, order = ctypes.CDLL(str(tmp_path / "sharing.so")).done_beside_the_first, (ctypes.c_int64 * 9)()
     torch.set_num_threads(2)
     try:
-        assert done(ctypes.c_int64(9)) == 8
+        assert done(ctypes.c_int64(9), order) == 8
     finally:
         torch.set_num_threads(before)
+    assert order[:8] == [4, 5, 6, 7, 8, 1, 2, 3], "its own part first, in order: threads stay apart in memory"
 
 
 @pytest.mark.parametrize("sizes", [(200, 1100, 300), *PIECES, DEEP], ids=str)

@@ -42,28 +42,39 @@ constexpr int64_t LINE = 64;  // [bytes] of a cache
 
 // --- threads ----------------------------------------------------------------------------------------------------------
 
-// Pieces of work, by number: a thread that is done with one takes the next, so that a core that is slowed down by others
-// takes fewer of them. Which thread computes which changes no bit.
+// Pieces of work, by number. A thread takes those of its own part, one after the other, then what is left of others' parts,
+// so that a core that is slowed down by others does fewer of them. Which thread computes which changes no bit. Parts, because
+// threads that write neighbouring pieces at the same time slow each other down: a core fetches ahead what the other writes.
 class Pieces {
  public:
-  explicit Pieces(int64_t count) : count_(count) {}
+  Pieces(int64_t count, int64_t threads) : count_(count), threads_(threads), next_(threads) {
+    for (int64_t part = 0; part < threads; ++part) next_[part] = begin(part);
+  }
 
   // Calls f(i) for each piece that this thread gets.
   template <typename F>
   void each(F f) {
-    for (int64_t i = next_++; i < count_; i = next_++) f(i);
+    const int64_t own = arrived_++;
+    for (int64_t part = own; part < own + threads_; ++part) {
+      auto& next = next_[part % threads_];
+      for (int64_t i = next++; i < begin(part % threads_ + 1); i = next++) f(i);
+    }
   }
 
  private:
-  const int64_t count_;
-  std::atomic<int64_t> next_{0};
+  int64_t begin(int64_t part) const { return part * count_ / threads_; }
+
+  const int64_t count_, threads_;
+  std::atomic<int64_t> arrived_{0};
+  std::vector<std::atomic<int64_t>> next_;  // of each part
 };
 
 // Calls work(pieces) in as many threads as there are, and pieces for.
 template <typename F>
 void share(int64_t count, F work) {
-  Pieces pieces(count);
-  at::parallel_for(0, std::min<int64_t>(count, at::get_num_threads()), 1, [&](int64_t, int64_t) { work(pieces); });
+  const int64_t threads = std::min<int64_t>(count, at::get_num_threads());
+  Pieces pieces(count, threads);
+  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) { work(pieces); });
 }
 
 // --- transposing ------------------------------------------------------------------------------------------------------
@@ -535,7 +546,7 @@ class OutputLayer {
   void run(float* shift, float* sum, float* label) {
     shift_ = shift, label_ = label;
     std::fill(shift, shift + rows_, 0.0f), std::fill(sum, sum + rows_, 0.0f), std::fill(label, label + rows_, 0.0f);
-    Pieces first(1);
+    Pieces first(1, 1);
     compute(first);
     for (int64_t i = 0; i < rows_; ++i) shift[i] = largest_[i] == -INFINITY ? 0.0f : largest_[i];
     do {
