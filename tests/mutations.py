@@ -2846,6 +2846,13 @@ MUTATIONS = [
         ("tests/data/test_tokenizer.py",),
     ),
     Mutation(
+        "no sentence begins with two opening marks",
+        "data/sentences.py",
+        "[{_OPENING}]*(?P<following>[^\\W_])",
+        "[{_OPENING}]?(?P<following>[^\\W_])",
+        (SENTENCES,),
+    ),
+    Mutation(
         "stored segments have a sentence a document",
         "data/segments.py",
         "header.documents * 4, header.token_bytes",

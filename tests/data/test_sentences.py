@@ -29,6 +29,8 @@ from colonnade.data.tokenizer import Tokenizer
         ("So did I. Then we left.", ["So did I.", "Then we left."]),
         ("今日は。元気？はい！「そう。」うん", ["今日は。", "元気？", "はい！", "「そう。」", "うん"]),
         ("Été. Élan vital. über alles", ["Été.", "Élan vital. über alles"]),
+        ("He said “Stop.” (“no one did”) Then. ('So') ", ["He said “Stop.” (“no one did”) Then.", "('So')"]),
+        ("The end of it." + 80 * " " + "and not. So", ["The end of it." + 80 * " " + "and not.", "So"]),
         ("  \n ", []),
         ("", []),
     ],

@@ -21,7 +21,8 @@ _ABBREVIATIONS = frozenset(
 )
 _CLOSING, _OPENING = "\"'”’»)\\]", "\"'“‘«(\\["
 _END = re.compile(
-    rf"(?P<wide>[。！？]+[」』）”’]*)|(?P<mark>[.!?…]+)[{_CLOSING}]*(?=\s+[{_OPENING}]*[^\W_])|(?P<blank>\n\s*\n)"
+    rf"(?P<wide>[。！？]+[」』）”’]*)|(?P<blank>\n\s*\n)"
+    rf"|(?P<mark>[.!?…]+)[{_CLOSING}]*(?=\s+[{_OPENING}]*(?P<following>[^\W_]))"
 )
 _WORD = re.compile(r"[^\s(\[\"'“‘«]+$")
 
@@ -42,8 +43,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 def _ends(text: str, end: re.Match[str]) -> bool:
     """Whether a mark with white space behind it ends a sentence."""
-    following = text[end.end() : end.end() + 64].lstrip()[:2].lstrip("\"'“‘«([")
-    if following[:1].islower():
+    if end["following"].islower():
         return False
     if end["mark"] != ".":
         return True
