@@ -259,10 +259,11 @@ def test_the_same_step_may_be_saved_again(tmp_path: Path) -> None:
     assert read_manifest(path).metadata == {"value": 2} and len(list(tmp_path.iterdir())) == 1
 
 
-def test_boxes_that_do_not_cover_are_a_bug_on_all_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("first", "size"), [(3, 3), (2, 4)], ids=["too few numbers", "as many, two of them twice"])
+def test_boxes_that_do_not_cover_are_a_bug_on_all_ranks(tmp_path: Path, first: int, size: int) -> None:
     def gap(rank: int, num_ranks: int) -> str:
         with pytest.raises(AssertionError, match=r"w \[8\]: boxes must cover it") as caught:
-            save(tmp_path, 1, [Shard("w", (8,), (3 * rank,), torch.zeros(3))], {})
+            save(tmp_path, 1, [Shard("w", (8,), (first * rank,), torch.zeros(size))], {})
         return str(caught.value.__notes__)
 
     notes = run_on_ranks(gap, 2)

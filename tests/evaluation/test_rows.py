@@ -1,5 +1,7 @@
 """Rows of a text that is scored: each label once, as training would have cut and counted them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -65,6 +67,22 @@ def test_labels_that_do_not_count(num_tokens: int, lengths: tuple[int, int]) -> 
     text = text_of(num_tokens, lengths[0], [])
     expected = [label for label in range(101, 100 + num_tokens) if label not in (103, 107)]
     assert scored(WindowRows(text, lengths[1], Cut(no_loss_on=(103, 107)))) == expected
+
+
+@pytest.mark.parametrize("stride", [2, 4])
+def test_tokens_of_answers_alone_are_scored(stride: int) -> None:
+    """In every row by marks of its own place."""
+    answers = np.array([False, True, True, False, False, False, True, False, False, True, True])
+    text = replace(text_of(11, 4, [0, 5]), answers=answers)
+    for rows in (
+        WindowRows(text, stride, replace(SEPARATE, answers=True)),
+        PackedText(text, replace(PACKED, answers=True)),
+    ):
+        assert scored(rows) == [101, 102, 106, 109, 110]
+
+
+def test_rows_that_a_text_fills_have_none_behind_them() -> None:
+    assert [len(PackedText(text_of(num_tokens, 4, [0, 5]), PACKED)) for num_tokens in (8, 9, 10)] == [2, 2, 3]
 
 
 def test_a_token_of_another_vocabulary_is_named() -> None:

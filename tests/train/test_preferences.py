@@ -193,6 +193,23 @@ def test_a_reference_of_others_is_refused(pairs: Path, tuned: Path, tmp_path: Pa
     assert answer.status == 2 and "has no log-probabilities of a reference model" in answer.err, answer
 
 
+def test_a_start_with_a_reference_takes_the_pairs_in_the_order_of_one_without(
+    pairs: Path, tuned: Path, tmp_path: Path
+) -> None:
+    answer = run(pairs, tmp_path, f"preferences.reference={tuned / 'reference.npz'}")
+    assert answer.status == 0 and "once" not in answer.out, answer
+    assert_near(tmp_path / "run", tuned)
+
+
+def test_log_probabilities_that_are_no_numbers_are_refused(pairs: Path, tuned: Path, tmp_path: Path) -> None:
+    with np.load(tuned / "reference.npz") as stored:
+        arrays = dict(stored)
+    arrays["train.0"][3, 1] = np.nan
+    np.savez(tmp_path / "bad.npz", **arrays)
+    answer = run(pairs, tmp_path, f"preferences.reference={tmp_path / 'bad.npz'}")
+    assert answer.status == 2 and "has no log-probabilities of all 32 pairs of train.0" in answer.err, answer
+
+
 @pytest.mark.slow
 def test_adapters_learn_preferences(pairs: Path, tmp_path: Path) -> None:
     answer = run(pairs, tmp_path, "lora.rank=4", "preferences.loss=ipo", "train.steps=2")
