@@ -3,8 +3,9 @@
     python -m benchmarks.kernel_pairs --before ../parent [--dtype fp32] [--threads 2] [--pairs 30] [--busy]
 
 A process of each checkout has its operands ready; a turn is one call in the one, then one in the other, and every other
-turn begins with the other. `--busy`: another program keeps one of the cores at work meanwhile. Times are medians; the
-last column is the median of the turns' ratios, which a host that slows down for a while changes least.
+turn begins with the other. Threads of a process that is not called sleep. `--busy`: another program keeps one of the
+cores at work meanwhile. Times are medians; the last column is the median of the turns' ratios, which a host that slows
+down for a while changes least.
 """
 
 import argparse
@@ -42,26 +43,30 @@ EXPONENTIALS, TABLE, INPUT, WEIGHT, ATTENTION = (
 EVERY = (EXPONENTIALS, TABLE, INPUT, WEIGHT, ATTENTION)
 
 
-def calls(dtype: torch.dtype, task: Task) -> Mapping[str, Callable[[], object]]:
+def make_calls(dtype: torch.dtype, task: Task) -> Mapping[str, Callable[[], object]]:
     """What is timed, on drawn operands."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(dtype)
 
-    h, v, tokens = task.hidden_size, task.vocab_size, task.tokens_per_step
-    x, table, gradient = drawn(CHUNK, h), drawn(v, h).mul_(h**-0.5), drawn(CHUNK, v)
-    labels, of_table = torch.zeros(CHUNK, dtype=torch.int64), torch.zeros(v, h)
+    h, vocab, tokens = task.hidden_size, task.vocab_size, task.tokens_per_step
+    x, table, gradient = drawn(CHUNK, h), drawn(vocab, h).mul_(h**-0.5), drawn(CHUNK, vocab)  # [c, h], [v, h], [c, v]
+    labels, of_table = torch.zeros(CHUNK, dtype=torch.int64), torch.zeros(vocab, h)
     probabilities = torch.empty_like(gradient)
-    inputs, outputs, of_weight = drawn(tokens, h), drawn(tokens, 4 * h), torch.zeros(4 * h, h)
-    heads = task.num_heads, task.seq_length, h // task.num_heads
-    q, k, w = (drawn(tokens // task.seq_length, *heads).requires_grad_() for _ in range(3))
+    inputs, outputs, of_weight = (
+        drawn(tokens, h),
+        drawn(tokens, task.ffn_hidden_size),
+        torch.zeros(task.ffn_hidden_size, h),
+    )
+    heads = tokens // task.seq_length, task.num_heads, task.seq_length, task.head_dim
+    q, k, v = (drawn(*heads).requires_grad_() for _ in range(3))  # [b, n, s, d]
     kernels = Kernels(attention="compiled")
     products = Products(kernels, kernels, kernels)
 
     def attended() -> None:
-        y = attend(q, k, w, products=products)
-        torch.autograd.grad(y, (q, k, w), torch.ones_like(y))
+        y = attend(q, k, v, products=products)
+        torch.autograd.grad(y, (q, k, v), torch.ones_like(y))
 
     return {
         EXPONENTIALS: lambda: compiled.output_exponentials_(probabilities, x, table, labels),
@@ -78,11 +83,11 @@ def serve(dtype: str, threads: int) -> None:
     why = prepare_here()
     if why:
         raise SystemExit(f"there are no compiled kernels: {why}")
-    there = calls(TORCH_DTYPES[dtype], Task())
+    calls = make_calls(TORCH_DTYPES[dtype], Task())
     print("ready", flush=True)
     for line in sys.stdin:
         started = time.perf_counter()
-        there[line.strip()]()
+        calls[line.strip()]()
         print(time.perf_counter() - started, flush=True)
 
 
@@ -90,9 +95,9 @@ def serve(dtype: str, threads: int) -> None:
 def served(root: Path, dtype: str, threads: int) -> Iterator[Callable[[str], float]]:
     """A process of a checkout: seconds of a call by its name."""
     command = [sys.executable, "-m", "benchmarks.kernel_pairs", "--serve", "--dtype", dtype, "--threads", str(threads)]
-    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": str(threads)}
+    own = {"PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment, cwd=ROOT) as process:
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env={**os.environ, **own}, cwd=ROOT) as process:
         to, back = process.stdin, process.stdout
         assert to is not None and back is not None, "pipes were asked for"
         if back.readline().strip() != "ready":
@@ -103,7 +108,10 @@ def served(root: Path, dtype: str, threads: int) -> Iterator[Callable[[str], flo
 
 def _asked(name: str, to: IO[str], back: IO[str]) -> float:
     print(name, file=to, flush=True)
-    return float(back.readline())
+    answer = back.readline()
+    if not answer:
+        raise SystemExit(f"{name}: the process has ended")
+    return float(answer)
 
 
 @contextmanager
@@ -138,6 +146,8 @@ def main() -> None:
         return
     if line.before is None:
         parser.error("--before names the checkout to compare with")
+    if not (line.before / "src" / "colonnade").is_dir():  # else both would be this one
+        parser.error(f"--before {line.before} has no src/colonnade: name the root of a checkout")
     roots = (line.before.resolve(), ROOT)
     print(f"{cpu_name()}, {line.threads} threads, {line.dtype}, commit {commit()} beside {commit(line.before)}")
     print("| kernel | before, ms | now, ms | before / now |\n|---|---|---|---|")

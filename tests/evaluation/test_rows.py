@@ -69,16 +69,14 @@ def test_labels_that_do_not_count(num_tokens: int, lengths: tuple[int, int]) -> 
     assert scored(WindowRows(text, lengths[1], Cut(no_loss_on=(103, 107)))) == expected
 
 
-@pytest.mark.parametrize("stride", [2, 4])
-def test_tokens_of_answers_alone_are_scored(stride: int) -> None:
+@pytest.mark.parametrize("stride", [2, 4, None], ids=["windows", "windows beside each other", "packed"])
+def test_tokens_of_answers_alone_are_scored(stride: int | None) -> None:
     """In every row by marks of its own place."""
     answers = np.array([False, True, True, False, False, False, True, False, False, True, True])
     text = replace(text_of(11, 4, [0, 5]), answers=answers)
-    for rows in (
-        WindowRows(text, stride, replace(SEPARATE, answers=True)),
-        PackedText(text, replace(PACKED, answers=True)),
-    ):
-        assert scored(rows) == [101, 102, 106, 109, 110]
+    cut = Cut(separate=True, best_fit=stride is None, answers=True)
+    rows = PackedText(text, cut) if stride is None else WindowRows(text, stride, cut)
+    assert scored(rows) == [101, 102, 106, 109, 110]
 
 
 def test_rows_that_a_text_fills_have_none_behind_them() -> None:

@@ -44,7 +44,7 @@ constexpr int64_t LINE = 64;  // [bytes] of a cache
 
 // Pieces of work, by number. A thread takes those of its own part, one after the other, then what is left of others' parts,
 // so that a core that is slowed down by others does fewer of them. Which thread computes which changes no bit. Parts, because
-// threads that write neighbouring pieces at the same time may take 1.4 times as long (docs/speed.md).
+// threads that write neighbouring pieces at the same time may be slower (docs/speed.md).
 class Pieces {
  public:
   Pieces(int64_t count, int64_t threads) : count_(count), threads_(threads), next_(threads) {
