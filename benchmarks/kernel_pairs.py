@@ -29,10 +29,9 @@ from colonnade.kernels.attention import attend
 from colonnade.kernels.choice import Kernels, Products
 from colonnade.kernels.products import add_product_, input_gradient
 from colonnade.model.precision import DTYPES as TORCH_DTYPES
+from colonnade.tensor_parallel.cross_entropy import chunks_of
 from colonnade.train.products import prepare_here
 
-CHUNK = 256
-"""Tokens whose logits are computed at a time."""
 EXPONENTIALS, TABLE, INPUT, WEIGHT, ATTENTION = (
     "output layer: exponentials",
     "output layer: weight gradient",
@@ -51,8 +50,9 @@ def make_calls(dtype: torch.dtype, task: Task) -> Mapping[str, Callable[[], obje
         return torch.randn(*shape, generator=generator).to(dtype)
 
     h, vocab, tokens = task.hidden_size, task.vocab_size, task.tokens_per_step
-    x, table, gradient = drawn(CHUNK, h), drawn(vocab, h).mul_(h**-0.5), drawn(CHUNK, vocab)  # [c, h], [v, h], [c, v]
-    labels, of_table = torch.zeros(CHUNK, dtype=torch.int64), torch.zeros(vocab, h)
+    table, of_table = drawn(vocab, h).mul_(h**-0.5), torch.zeros(vocab, h)  # [v, h]
+    chunk = chunks_of(tokens, table)[0].stop
+    x, gradient, labels = drawn(chunk, h), drawn(chunk, vocab), torch.zeros(chunk, dtype=torch.int64)
     probabilities = torch.empty_like(gradient)
     inputs, outputs, of_weight = (
         drawn(tokens, h),

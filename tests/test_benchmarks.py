@@ -1,13 +1,15 @@
 """The comparison of training speed: what is timed trains as every contestant does."""
 
+import sys
 from argparse import Namespace
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 
 import pytest
 
 from benchmarks import hardware as hardware_of_benchmarks
-from benchmarks import speed_table, train_speed
+from benchmarks import kernel_pairs, speed_table, train_speed
 from benchmarks.colonnade_step import build_step
 from benchmarks.pace import pace
 from benchmarks.paper import measured
@@ -169,3 +171,13 @@ def test_results_of_processors_of_one_name_stand_side_by_side(
     monkeypatch.setattr(hardware_of_benchmarks, "_cpuinfo", {"flags": flags, "model name": "AMD EPYC"}.get)
     monkeypatch.setattr(hardware_of_benchmarks, "describe", lambda: {"cores": 2})
     assert hardware_of_benchmarks.machine_name() == name
+
+
+def test_kernels_are_not_compared_with_a_folder_that_is_no_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python would find the installed package for both."""
+    monkeypatch.setattr(sys, "argv", ["kernel_pairs", "--before", str(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        kernel_pairs.main()
+    assert f"{tmp_path} has no src/colonnade" in capsys.readouterr().err
