@@ -1,6 +1,7 @@
 """The commands of the planner: what a run will be like before it runs."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -71,12 +72,15 @@ def plan(
 
         if html is not None:
             raise ConfigError(f"--html is of a plan. The page of a run is made by `colonnade report {check}`.")
+        if any((config, draw, output, measure, on, ranks, search, memory)):
+            raise ConfigError("--check takes all from the run. Of the other options only --json goes with it.")
         print(shown(check, as_json=as_json))
         return
     if config is None:
         raise ConfigError("plan needs a configuration. Name a file (.toml), or a run with --check RUN.")
     if search and on is None:
         raise ConfigError("--search compares layouts on a machine. Name one: --hardware a100-80gb, or a file.")
+    _refuse_what_has_no_effect(memory, search=search, draw=draw, measure=measure)
     from colonnade.train.start import load_for_plan
 
     settings = load_for_plan(config, [*(overrides or []), *_copies(config, overrides or [], None if search else ranks)])
@@ -88,6 +92,18 @@ def plan(
         _search(settings, on, ranks, memory, output, html, as_json=as_json)
     else:
         _plan(settings, on, output, html, draw=draw, measure=measure, as_json=as_json)
+
+
+def _refuse_what_has_no_effect(memory: float | None, *, search: bool, draw: bool, measure: bool) -> None:
+    if memory is not None and not search:
+        raise ConfigError("--memory limits a rank in a search. Give --search too, or leave it out.")
+    if memory is not None and not 0 < memory < math.inf:
+        raise ConfigError(f"--memory {memory:g} is no size. Give what a rank may take in GB, like --memory 80.")
+    if search and (draw or measure):
+        option, does = ("--draw", "draws the pipeline") if draw else ("--measure", "weighs the cuts")
+        raise ConfigError(
+            f"{option} {does} of one configuration. Leave it out of the search, and plan what --output writes with it."
+        )
 
 
 def _copies(config: Path, overrides: list[str], ranks: int | None) -> list[str]:

@@ -97,6 +97,12 @@ def test_the_vocabulary_has_to_be_known(
         (["parallel.dp=2", "--ranks", "9"], "= 1 × 4. Use 8 or 12, or other sizes"),
         (["--output", "schedule.png"], "Use a name that ends in .svg"),
         (["parallel.cuts=[4,4]", "parallel.pp=2", "parallel.cuts=[4,3]"], "sums to 7"),
+        (["--memory", "80"], "--memory limits a rank in a search. Give --search too"),
+        (["--hardware", "h100", "--search", "--memory", "-1"], "--memory -1 is no size"),
+        (["--hardware", "h100", "--search", "--memory", "nan"], "--memory nan is no size"),
+        (["--hardware", "h100", "--search", "--draw"], "--draw draws the pipeline of one configuration"),
+        (["--hardware", "h100", "--search", "--measure"], "--measure weighs the cuts of one configuration"),
+        (["--check", "run"], "--check takes all from the run"),
     ],
 )
 def test_mistakes_are_one_message(
