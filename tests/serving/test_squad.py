@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from colonnade.errors import ConfigError
 from colonnade.evaluation.squad import scores_2
-from colonnade.serving.squad import score_line
+from colonnade.serving.squad import check_member, score_line
 from tests.commands import forked, here
 from tests.tasks.questions import squad, write_config, write_questions
 
@@ -174,6 +176,17 @@ def test_what_no_answer_can_be_given_to(trained: Path, tmp_path: Path) -> None:
     ):
         answer = here("predict", run, *arguments)
         assert answer.status == 2 and message in answer.err, (arguments, answer)
+
+
+def test_models_that_read_other_tokens_are_no_ensemble() -> None:
+    def member(tokenizer: str, seq_length: int) -> Any:
+        config = SimpleNamespace(model=SimpleNamespace(seq_length=seq_length))
+        return SimpleNamespace(tokenizer=SimpleNamespace(sha256=tokenizer), config=config)
+
+    check_member(member("a", 16), member("a", 16))
+    for other in (member("b", 16), member("a", 24)):
+        with pytest.raises(ConfigError, match="averages logits of the same tokens"):
+            check_member(other, member("a", 16))
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def answers_to(
     prepared = prepare(questions, trained.tokenizer, how.windows, how.length)
     total, number = _logits(trained, prepared, mesh, how), 1
     for member in others:
-        _check_member(member, trained)
+        check_member(member, trained)
         total, number = total + _logits(member, prepared, mesh, how), number + 1
     return choose(prepared, total / number, how.selection, may_be_none=may_be_none)
 
@@ -102,7 +102,7 @@ def _logits(trained: Trained, prepared: Sequence[Prepared], mesh: Mesh, how: Man
     )
 
 
-def _check_member(member: Trained, first: Trained) -> None:
+def check_member(member: Trained, first: Trained) -> None:
     """ConfigError where the logits of two models are not of the same tokens of the same windows."""
     longest = first.config.model.seq_length
     if member.tokenizer.sha256 != first.tokenizer.sha256 or member.config.model.seq_length != longest:
