@@ -28,11 +28,11 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Tokenizer
     return published(tmp_path_factory.mktemp("bert"), "Bert")
 
 
-def published(folder: Path, kind: str) -> tuple[Path, Any, Tokenizer]:
-    """A checkpoint, the same model of transformers in float64, and their tokenizer."""
+def published(folder: Path, kind: str, *, more_rows: int = 0) -> tuple[Path, Any, Tokenizer]:
+    """A checkpoint, the same model of transformers in float64, and their tokenizer; `more_rows` than it has ids."""
     tokenizer = vocabulary(folder / "theirs")
     config = getattr(transformers, f"{kind}Config")(
-        vocab_size=tokenizer.vocab_size,
+        vocab_size=tokenizer.vocab_size + more_rows,
         hidden_size=24,
         num_hidden_layers=2,
         num_attention_heads=4,
@@ -85,6 +85,20 @@ def test_the_likeliest_words_are_those_of_transformers(bert: tuple[Path, Any, To
     word = told[1]["masks"][1][0]["token"]
     filled = f"[MASK] north river {word} boat" if not word.startswith("##") else f"[MASK] north river{word[2:]} boat"
     assert told[1]["masks"][1][0]["text"] == filled
+
+
+def test_rows_that_are_no_tokens_fill_no_gap(tmp_path: Path) -> None:
+    """Their share of the probabilities stays with them."""
+    checkpoint, model, tokenizer = published(tmp_path, "Bert", more_rows=8)
+    answer = in_fp64("fill-mask", checkpoint, "--text", TEXTS[0], "--top", 10**6, "--json")
+    told = json.loads(answer.out)["texts"][0]["masks"][0]
+    ids = ids_of(tokenizer, TEXTS[0])
+    with torch.no_grad():
+        chances = model(ids).prediction_logits[0].softmax(-1)[(ids[0] == tokenizer.id_of("[MASK]")).nonzero().item()]
+    assert chances[tokenizer.vocab_size :].max() > chances[: tokenizer.vocab_size].min()
+    expected = chances[: tokenizer.vocab_size].sort(descending=True)
+    assert [each["token"] for each in told] == [tokenizer.names[token] for token in expected.indices]
+    assert [each["probability"] for each in told] == pytest.approx(expected.values.tolist(), rel=1e-10)
 
 
 @pytest.mark.parametrize("layout", ["alone", *LAYOUTS])

@@ -139,16 +139,15 @@ def _of_text(
     if carry is not None:
         logits = model.head.word_logits(model.residual(carry)[gaps])
     broadcast_(logits, mesh.pp, source=mesh.pp.size - 1)
-    likeliest = logits.double().cpu().softmax(-1).topk(min(top, model.vocab_size))
     names = trained.tokenizer.names
+    words = torch.tensor([token for token, name in enumerate(names) if name])  # a table may have more rows than these
+    likeliest = logits.double().cpu().softmax(-1)[:, words].topk(min(top, len(words)))
     return [
         [
             Filling(names[token], probability, _filled(text, number, names[token]))
-            for token, probability in zip(tokens, probabilities, strict=True)
+            for token, probability in zip(words[places].tolist(), probabilities, strict=True)
         ]
-        for number, (probabilities, tokens) in enumerate(
-            zip(likeliest.values.tolist(), likeliest.indices.tolist(), strict=True)
-        )
+        for number, (probabilities, places) in enumerate(zip(likeliest.values.tolist(), likeliest.indices, strict=True))
     ]
 
 
