@@ -10,7 +10,7 @@ from colonnade.serving.options import check_options
 
 BATCH_SIZE = 32
 """[sequences] That are read at once where `--batch_size` says nothing, or auto."""
-_LEAST = {"tp": 1, "pp": 1, "dp": 1, "threads": 0, "max_length": 1, "max_gen_toks": 1}
+_LEAST = {"tp": 1, "pp": 1, "dp": 1, "threads": 0, "max_length": 1, "max_gen_toks": 1, "prefix_token_id": 0}
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,8 @@ def _problems(given: Mapping[str, Any]) -> Iterator[str]:
         value = given.get(name, least)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             yield f"--model_args: {name} = {value!r} is no number of {least} or more."
+    if not isinstance(given.get("best", False), bool):
+        yield f"--model_args: best = {given['best']!r} is neither True nor False."
     size = str(given.get("batch_size", "auto"))
     if not size.startswith("auto") and not (size.isdecimal() and int(size) > 0):
         yield f"--batch_size {size} is no number of sequences. Use 1 or more, or auto ({BATCH_SIZE})."
