@@ -119,8 +119,22 @@ def evaluate(
     from colonnade.serving.options import check_options, chosen
 
     asked = Measurement(
-        *(task, data, part, samples, window, stride, batch_size, variant, detokenizer, tuple(overlap or ()), as_json),
-        *(output, null_threshold, max_answer_length, max_query_length, n_best),
+        task=task,
+        data=data,
+        part=part,
+        samples=samples,
+        window=window,
+        stride=stride,
+        batch_size=batch_size,
+        variant=variant,
+        detokenizer=detokenizer,
+        overlap=tuple(overlap or ()),
+        as_json=as_json,
+        output=output,
+        null_threshold=null_threshold,
+        max_answer_length=max_answer_length,
+        max_query_length=max_query_length,
+        n_best=n_best,
     )
     wrong = measurement_problems(asked)
     check_options(checkpoint, tp=tp, pp=pp, device=device, precision=precision, best=best, more=wrong)

@@ -90,6 +90,12 @@ def test_what_is_given_as_unset_is_the_presets() -> None:
     assert (model.key_value_heads, model.vocab_size, model.head_width) == (8, 128_256, 128)
 
 
+def test_a_key_of_a_section_leaves_the_others_of_a_preset() -> None:
+    model = ModelConfig.model_validate({"preset": "llama3.1-8b", "rotary": {"base": 1e6}})
+    published = ModelConfig(preset="llama3.1-8b").rotary
+    assert model.rotary == published.model_copy(update={"base": 1e6}) and model.rotary.scaling == "llama3"
+
+
 def test_presets_are_as_published_in_what_no_number_of_parameters_tells() -> None:
     assert SHAPES.keys() == PRESETS.keys() - {"tiny"}
     for name, expected in SHAPES.items():

@@ -14,6 +14,7 @@ from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 from colonnade.examples.format import Texts
 from colonnade.examples.formats import FORMATS, format_of
+from colonnade.examples.glue import SCORES
 from colonnade.examples.make import make_examples
 from tests.commands import here
 
@@ -103,6 +104,13 @@ def test_scores_out_of_range(score: str, reason: str, tmp_path: Path) -> None:
     assert reason in bad.reason
 
 
+@pytest.mark.parametrize("score", ["1.001", "0.999", "4.2", "5"])
+def test_scores_are_kept_to_three_digits(score: str, tmp_path: Path) -> None:
+    (found,) = FORMATS["stsb"].read(written(tmp_path, f"sentence1\tsentence2\tscore\na\tb\t{score}\n"))
+    assert isinstance(found, Texts)
+    assert found.numbers == (round(1000 * float(score)),)
+
+
 def test_an_example_that_annotators_did_not_agree_on_is_left_out(tmp_path: Path) -> None:
     (bad,) = FORMATS["mnli"].read(written(tmp_path, "sentence1\tsentence2\tgold_label\na\tb\t-\n"))
     assert isinstance(bad, Rejected)
@@ -146,6 +154,23 @@ def test_a_document_is_an_example_and_its_last_sequence_the_label(words: Tokeniz
     assert sidecar is not None
     assert sidecar.examples == FORMATS["qqp"].fields
     assert sidecar.tokenizer_sha256 == words.sha256
+
+
+def test_the_sidecar_counts_bytes_of_text(words: Tokenizer, tmp_path: Path) -> None:
+    make_examples(FORMATS["sst2"], [written(tmp_path, "sentence\tlabel\nschön\t1\n")], tmp_path / "sst", words)
+    sidecar = read_sidecar(TokenFile(tmp_path / "sst"))
+    assert sidecar is not None and sidecar.text_bytes == 6
+
+
+def test_a_number_has_to_be_less_than_the_vocabulary_has_ids(words: Tokenizer, tmp_path: Path) -> None:
+    highest = words.vocab_size - 1
+    row = "sentence1\tsentence2\tscore\na\tb\t{}\n"
+    made = make_examples(FORMATS["stsb"], [written(tmp_path, row.format(highest / SCORES))], tmp_path / "fits", words)
+    assert made.examples == 1 and TokenFile(tmp_path / "fits").document(0)[-1] == highest
+    with pytest.raises(DataError, match=f"the number {highest + 1:,}, and a token file of {highest + 1:,} ids"):
+        make_examples(
+            FORMATS["stsb"], [written(tmp_path, row.format((highest + 1) / SCORES))], tmp_path / "other", words
+        )
 
 
 def test_left_out_rows_are_listed_and_a_file_of_none_is_refused(words: Tokenizer, tmp_path: Path) -> None:

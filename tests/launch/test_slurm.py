@@ -77,6 +77,7 @@ def test_the_command(config: Path, tmp_path: Path) -> None:
     arguments = ["slurm", config, "parallel.dp=2", "--ranks-per-node", 2, "--time", "1:00:00", "--output", written]
     answer = here(*arguments)
     assert answer.status == 0 and "2 ranks" in answer.out and written.read_text().startswith("#!/bin/bash\n")
+    assert f"  -m colonnade train {config} parallel.dp=2 &" in written.read_text().splitlines()
     assert here("slurm", config).status == 2
     refused = here("slurm", config, "parallel.dp=2", "--gpus-per-node", 2)
     assert refused.status == 2 and 'train.device = "cpu" uses none' in refused.err

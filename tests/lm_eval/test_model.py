@@ -120,6 +120,19 @@ def test_what_likelihoods_are_asked_of_greedy_text_is_greedy(ours: ColonnadeLM) 
     assert (greedy or not same) and not other
 
 
+def test_texts_are_drawn_where_a_temperature_is_given_each_on_its_own(
+    ours: ColonnadeLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(ours, "_ask", lambda request: [asked.append(each) or "" for each in request["write"]])
+    options = ({"temperature": 0.8}, {"temperature": 0.8, "do_sample": False}, {"do_sample": True}, {})
+    ours.generate_until(
+        requests("generate_until", [("It was", {"max_gen_toks": 4} | each) for each in options]), disable_tqdm=True
+    )
+    assert [each["temperature"] for each in asked] == [0.8, 0.0, 0.0, 0.0]
+    assert len({each["seed"] for each in asked}) == len(options)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [{"tp": 2}, {"pp": 2}, {"dp": 2}], ids=str)
 def test_ranks_that_stay_answer_as_one_does(pair: Pair, ours: ColonnadeLM, layout: dict[str, int]) -> None:
@@ -149,6 +162,7 @@ def test_ranks_that_stay_answer_as_one_does(pair: Pair, ours: ColonnadeLM, layou
         ({"prefix_token_id": "<s>"}, "prefix_token_id = '<s>' is no number of 0 or more"),
         ({"best": "no"}, "best = 'no' is neither True nor False"),
         ({"batch_size": "many"}, "--batch_size many"),
+        ({"batch_size": 0}, "--batch_size 0 is no number of sequences"),
         ({"device": "tpu"}, "--device 'tpu'"),
         ({"max_length": 33}, "max_length = 33, but the model has learned 32 positions"),
     ],

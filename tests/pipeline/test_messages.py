@@ -36,6 +36,13 @@ def test_the_last_stage_sends_to_the_first_between_virtual_stages() -> None:
     assert {(sent.message.kind, sent.message.chunk) for sent in first} == {("F", 0), ("F", 2), ("B", 2)}
 
 
+def test_chunks_before_the_first_that_is_trained_get_no_gradients() -> None:
+    schedules = all_actions(*Shape("interleaved", 2, 2, 2))
+    found = {sent.message for each in sends(schedules, 4, first_trained=1) for sent in each}
+    assert {message.chunk for message in found if message.kind == "B"} == {2, 3}
+    assert {message.chunk for message in found if message.kind == "F"} == {0, 1, 2}
+
+
 def test_one_stage_sends_to_itself_alone() -> None:
     (only,) = of(Shape("interleaved", 1, 2, 3))
     assert {sent.to for sent in only} == {0}

@@ -17,7 +17,7 @@ from colonnade.planner.cost import Cost
 from colonnade.planner.estimate import estimate
 from colonnade.planner.hardware import hardware
 from colonnade.planner.operators import Operator
-from colonnade.planner.page import Plan, _spans, of_search, page, path_of, walks_of
+from colonnade.planner.page import Plan, _spans, busiest, of_search, page, path_of, walks_of
 from colonnade.planner.pipeline import plan_pipeline
 from colonnade.planner.ranks import plan_run
 from colonnade.planner.search import Confirmed, Search, search
@@ -108,6 +108,12 @@ def test_operators_that_wait_for_memory_move_as_much_as_it_can_however_often_the
     found: Any = SimpleNamespace(cost=cost, peak=1.0, walks={0: SimpleNamespace(operators=sums)})
     words = Reader(page_time.roofline(found, 0)).text
     assert "add, float32 96 " in words and words.endswith(f" 100% memory {short(cost.bandwidth)}B/s")
+
+
+def test_operators_are_those_of_the_stage_that_works_longest() -> None:
+    played = {0: SimpleNamespace(total=2.0), 3: SimpleNamespace(total=5.0), 1: SimpleNamespace(total=1.0)}
+    found: Any = SimpleNamespace(played=played)
+    assert busiest(found) == 3
 
 
 @pytest.mark.slow

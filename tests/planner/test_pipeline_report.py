@@ -92,6 +92,9 @@ def test_json_has_the_same_numbers() -> None:
     assert [stage["peak_activations"] for stage in found["stages"]] == [4, 4, 4, 4]
     assert sum(stage["parameters_of_mean"] for stage in found["stages"]) == pytest.approx(4)
     assert found["stages"][0]["chunks"] == [["embedding", "blocks.0"]]
+    for name, key in (("parameters", "parameters_of_mean"), ("work", "work_of_mean")):
+        values = [getattr(stage, name) for stage in plan.stages]
+        assert [stage[key] for stage in found["stages"]] == pytest.approx([4 * each / sum(values) for each in values])
 
 
 def test_the_picture_is_written_with_its_folder(tmp_path: Path) -> None:

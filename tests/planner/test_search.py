@@ -14,6 +14,7 @@ from colonnade.config.model import ModelConfig
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError, LayoutError
 from colonnade.pipeline.partition import chunks
+from colonnade.planner import page_search
 from colonnade.planner.compose import Composer
 from colonnade.planner.cost import Cost
 from colonnade.planner.estimate import estimate
@@ -233,6 +234,8 @@ def test_every_layout_that_was_tried_fits_or_cannot_be_or_takes_more() -> None:
     first, *reasons = text.splitlines()[:3]
     assert first.endswith(": 1 fit into 2.00 kB, 8 cannot be, 11 take more.")
     assert reasons == ["  5: too wide", "  3: too long"]
+    drawn = str(page_search.drawn(some, one))
+    assert "20 layouts were put together: 1 fit into" in drawn and " 8 cannot be, 11 take more memory." in drawn
 
 
 @pytest.mark.parametrize(

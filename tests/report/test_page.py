@@ -13,6 +13,7 @@ from rich.console import Console
 
 from colonnade.errors import ConfigError
 from colonnade.report import write
+from colonnade.report.charts import final
 from colonnade.report.happened import details, steps_of
 from colonnade.report.page import page, state_of
 from colonnade.report.record import read_run
@@ -155,6 +156,24 @@ def test_several_runs_stand_beside_each_other_with_what_differs(tmp_path: Path) 
     text = shown(first, second).text
     assert "2 runs" in text and "Validation loss" in text
     assert "train.steps 40 20" in text
+
+
+def test_a_key_that_one_run_alone_has_differs(tmp_path: Path) -> None:
+    first, second = written.run(tmp_path / "first"), written.run(tmp_path / "second")
+    config = second / "config.toml"
+    config.write_text(config.read_text().replace("[optim]", "[optim]\nbeta2 = 0.99"))
+    for runs in ((first, second), (second, first)):
+        assert "What differs key" in shown(*runs).text and "optim.beta2" in shown(*runs).text.split("What differs")[1]
+
+
+def test_the_last_throughput_is_that_of_the_last_steps(tmp_path: Path) -> None:
+    folder = written.run(tmp_path / "r", steps=200)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for number, line in enumerate(lines):
+        line |= {"tokens_per_second": 100.0, "mfu": 0.1} if number < 100 else {"tokens_per_second": 900.0, "mfu": 0.3}
+    (folder / "metrics.jsonl").write_text(written.lines(lines))
+    found = final(read_run(folder))
+    assert (found["tokens_per_second"], found["mfu"], found["tokens"]) == (900.0, 0.3, 200_000)
 
 
 def test_a_long_run_is_a_small_page_that_says_what_a_point_is(tmp_path: Path) -> None:

@@ -69,6 +69,8 @@ def test_what_is_refused(trained: Path, tmp_path: Path) -> None:
         (["squad", "--data", data, "--window", "5"], "leaves no room for text"),
         (["squad", "--data", data, "--window", "17"], "longer than model.seq_length = 16"),
         (["lambada", "--data", data, "--n-best", "3"], "--n-best is of the task squad"),
+        (["lambada", "--data", data, "--max-answer-length", "3"], "--max-answer-length is of the task squad"),
+        (["lambada", "--data", data, "--max-query-length", "3"], "--max-query-length is of the task squad"),
         (["squad", "--data", data, "--variant", "lm-eval"], "--variant is of the task lambada"),
     ):
         answer = here("evaluate", run, *arguments)

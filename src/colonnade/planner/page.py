@@ -90,13 +90,13 @@ def page(plan: Plan) -> str:
     parts.append(page_memory.by_kind(plan.ranks, found.hardware["device.memory"] if found else None))
     parts += [tag("h2", "Traffic"), page_memory.traffic(plan.ranks)]
     if found is not None:
-        parts += [tag("h2", "Operators"), page_time.roofline(found, _busiest(found))]
+        parts += [tag("h2", "Operators"), page_time.roofline(found, busiest(found))]
     text = tag("details", tag("summary", "the configuration"), tag("pre", to_toml(plan.config)))
     parts += [tag("h2", "Configuration"), text, foot()]
     return document(f"Plan of {name}", tag("main", *parts))
 
 
-def _busiest(found: Estimate) -> int:
+def busiest(found: Estimate) -> int:
     """The stage of those walked that works longest."""
     return max(found.played, key=lambda stage: found.played[stage].total)
 

@@ -20,7 +20,7 @@ def drawn(found: Search, best: Candidate) -> Html:
     words = (
         f"{found.tried:,} layouts were put together: {len(found.fitting):,} fit into "
         f"{bytes_in_words(found.limit)}, {refused:,} cannot be, "
-        f"{found.tried - refused - len(found.fitting):,} take more memory."
+        f"{found.num_too_large:,} take more memory."
     )
     return joined([tag("p", words), _front(found, best), _table(found), _refused(found)])
 

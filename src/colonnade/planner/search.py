@@ -69,6 +69,11 @@ class Search:
     """How many candidates each reason has refused."""
 
     @property
+    def num_too_large(self) -> int:
+        """How many could be, and take more memory than the limit."""
+        return self.tried - sum(self.refused.values()) - len(self.fitting)
+
+    @property
     def front(self) -> list[Candidate]:
         """Those that no other beats in both time and memory: the fastest first."""
         found: list[Candidate] = []

@@ -46,7 +46,7 @@ def as_text(found: Search, best: Confirmed, hardware: Hardware, output: Path | N
     more = [f"… and {len(front) - SHOWN} more, slower with less memory"] * (len(front) > SHOWN)
     lines = [
         f"{found.tried:,} layouts on {hardware.name}: {len(found.fitting):,} fit into {amount(int(found.limit))}, "
-        f"{refused:,} cannot be, {found.tried - refused - len(found.fitting):,} take more.",
+        f"{refused:,} cannot be, {found.num_too_large:,} take more.",
         *(f"  {count:,}: {reason}" for reason, count in often_refused(found)),
         "",
         "those that no other beats in both time and memory, put together from what units cost:",
