@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from colonnade.architecture.huggingface.families import model_of
-from colonnade.architecture.huggingface.keys import Refused
+from colonnade.architecture.huggingface.keys import Keys, Refused
 from tests.convert.published import LLAMA, LLAMA3, MODELS, YARN, classes
 
 hub = pytest.importorskip("huggingface_hub")
@@ -161,3 +161,14 @@ def test_classes_that_files_were_published_under_are_read(name: str, architectur
     assert found == (expected | {"head": "none"} if architecture == "BertModel" else expected)
     other = described({**whole, "architectures": ["XForSequenceLabelling"]})
     assert isinstance(other, str) and architecture in other
+
+
+def test_a_number_may_stand_under_both_of_its_names() -> None:
+    for content in ({"hidden_size": 24}, {"n_embed": 24}, {"hidden_size": 24, "n_embed": 24}):
+        keys = Keys(content, {"hidden_size": "n_embed"})
+        assert keys.take("hidden_size", int) == 24
+        keys.finish()
+    keys = Keys({"hidden_size": 24, "n_embed": 48}, {"hidden_size": "n_embed"})
+    keys.take("hidden_size", int)
+    with pytest.raises(Refused, match="hidden_size = 24 and n_embed = 48 are two names of one number"):
+        keys.finish()

@@ -31,7 +31,7 @@ WHOLE = "model.safetensors"
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders that can be converted: of a kind and in one file, and in several."""
     folder = tmp_path_factory.mktemp("folders")
-    for name in ("gpt2", "llama", "neox", "qwen3", "mistral", "bert"):
+    for name in ("gpt2", "llama", "neox", "qwen3", "mistral", "bloom", "bert"):
         saved(folder / name, name)
     saved(folder / "many", "gpt2", size="7KB")
     return folder
@@ -128,6 +128,12 @@ def write_tensors(folder: Path, state: dict[str, torch.Tensor]) -> None:
             "all layers have the same",
         ),
         ("mistral", {"sliding_window": 0}, "window: Input should be greater than or equal to 1"),
+        (
+            "bloom",
+            {"apply_residual_connection_post_layernorm": True},
+            "apply_residual_connection_post_layernorm = true: the residual is taken before the norm here",
+        ),
+        ("bloom", {"hidden_size": 24, "n_embed": 48}, "hidden_size = 24 and n_embed = 48 are two names of one number"),
         ("bert", {"position_embedding_type": "relative_key"}, "positions are learned vectors here"),
         ("bert", {"is_decoder": True}, "reads a text from both sides"),
     ],
@@ -391,6 +397,9 @@ def test_sources_and_targets(folders: Path, tmp_path: Path, monkeypatch: pytest.
     assert "exists already, and a conversion overwrites nothing" in refused(tmp_path, theirs, "empty")
     assert "has the name of a checkpoint of another step" in refused(tmp_path, theirs, "step_00000007")
     assert "--best is of a run's checkpoints" in refused(tmp_path, theirs, "ours", "--best")
+    for option in (("--tokenizer", theirs), ("--vocab-size", 61), ("--base", theirs)):
+        said = f"{option[0]} is of weights that others wrote, and {tmp_path / 'empty'} is a checkpoint"
+        assert said in refused(tmp_path, tmp_path / "empty", "ours", *option)
     assert "--dtype 'int8': there is no such number format" in refused(tmp_path, theirs, "ours", "--dtype", "int8")
     for size in ("5", "big", "1KBB", "10B", "-5GB"):
         assert f"--max-shard-size '{size}' is no size" in refused(tmp_path, theirs, "ours", f"--max-shard-size={size}")

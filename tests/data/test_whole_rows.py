@@ -52,6 +52,12 @@ def test_answers_are_every_second_turn(
     assert file.answered(start, stop).tolist() == expected[start:stop]
 
 
+def test_what_is_longer_than_a_row_alone_is_left_out(tmp_path: Path) -> None:
+    """Tokens 1 … 8, 9 … 16 and 17 … 25 in rows of 8: the first two fill a row each."""
+    found = dataset(written(tmp_path, [[8], [3, 5], [4, 5]]), 8, too_long="drop")
+    assert sorted(found.rows(range(2)).tokens.tolist()) == [list(range(1, 9)), list(range(9, 17))] and len(found) == 2
+
+
 @pytest.mark.slow
 @settings(max_examples=100)
 @given(talks_, st.integers(2, 9), st.sampled_from(["cut", "truncate", "drop"]), st.booleans())

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from colonnade.evaluation.answers import Answer, Answers
 from colonnade.evaluation.squad import Threshold, best_threshold, normalize, score_1, score_2, scores_1, scores_2
+from colonnade.evaluation.squad_files import scores_of_answers
+from colonnade.examples.squad import Given, Question
 
 
 @pytest.mark.parametrize(
@@ -125,3 +130,12 @@ def test_an_answer_of_nothing_takes_no_point_away() -> None:
     """c gives 1 whether its empty answer counts or not, and a one more: 2 of 2."""
     has = {"c": False, "a": True}
     assert best_threshold({"c": "", "a": "x"}, {"c": 1.0, "a": 1.0}, {"c": 0.5, "a": 0.7}, has) == Threshold(100, 0.7)
+
+
+def test_the_nearest_of_several_right_answers_counts() -> None:
+    context = "In the year 1990 or so."
+    right = (Given("1990", 12), Given("the year 1990", 3))
+    question = Question(Path("dev.json"), 1, "a", "When?", context, right)
+    found = Answers([Answer("the year 1990", 1.0, 0.0, 0.0)], None)
+    scores = scores_of_answers([question], {"a": found}, 0.0, may_be_none=False)
+    assert scores is not None and (scores.exact, scores.f1) == (100.0, 100.0)

@@ -16,7 +16,7 @@ from colonnade.planner import memory_limit
 from colonnade.planner.memory import Memory
 from colonnade.planner.memory_limit import message, remedies
 from colonnade.train import refused_memory
-from colonnade.train.refused_memory import asked_for, is_refusal
+from colonnade.train.refused_memory import asked_for, is_refusal, there
 from tests.commands import forked, start
 
 CUDA = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.11 GiB"
@@ -72,6 +72,13 @@ def test_what_a_rank_is_expected_to_take_is_all_of_the_kinds_behind_it() -> None
         "is expected to take 91.0 kB (parameters 1.00 kB, gradients 2.00 kB, optimizer 73.0 kB, buffers 4.00 kB, "
         "activations 5.00 kB, operators 6.00 kB), beside what libraries need. To take less, use less."
     ) in text
+
+
+@pytest.mark.parametrize(("soft", "told"), [(4_000_000_000, True), (resource.RLIM_INFINITY, False)])
+def test_the_limit_that_holds_is_told(soft: int, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `ulimit -Sv` sets it, whatever it may be raised to."""
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (soft, 8_000_000_000))
+    assert ("4.00 GB of address space" in " ".join(there(torch.device("cpu")))) == told
 
 
 def limited(rank: int) -> None:

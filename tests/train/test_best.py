@@ -179,6 +179,22 @@ def test_every_command_opens_the_best(command: tuple[str, ...], run: Path, monke
     assert answer.err.endswith(f"colonnade: {run}/checkpoints/step_00000004 is opened\n"), answer
 
 
+@pytest.mark.parametrize(
+    ("command", "opens"),
+    [("merge", "colonnade.convert.merge.find"), ("convert", "colonnade.convert.convert.find")],
+    ids=["merge", "convert"],
+)
+def test_the_best_is_merged_and_converted(
+    command: str, opens: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(path: Path) -> None:
+        raise CheckpointError(f"{path} is opened")
+
+    monkeypatch.setattr(opens, found)
+    answer = here(command, run, tmp_path / "made", "--best")
+    assert answer.err.endswith(f"colonnade: {run}/checkpoints/step_00000004 is opened\n"), answer
+
+
 def test_models_beside_it_are_the_best_of_their_runs(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def predict_any(*_: object, others: list[Path], **__: object) -> None:
         raise CheckpointError(f"{[str(other) for other in others]} are beside it")

@@ -101,6 +101,11 @@ def test_data_sets_are_named_by_as_little_as_tells_them_apart() -> None:
     assert data_set_names(["/a/books", "/b/web", "/c/books"]) == ["/a/books", "web", "/c/books"]
 
 
+def test_a_second_part_of_the_data_is_evaluated_on() -> None:
+    for split, names in (("9:1", ["loss"]), ("9:0:1", [])):
+        assert score_names(config_of({}, {"validation": None, "split": split}))[:1] == names
+
+
 @pytest.mark.parametrize("how", [{"evaluate_every": 0}, {"data": {"validation": None}}])
 def test_a_run_that_is_not_evaluated_has_no_score(how: dict[str, Any]) -> None:
     config = config_of({}, **how)

@@ -112,6 +112,9 @@ class Keys:
         other = self._also.get(name)
         found = [key for key in (name, other) if key is not None and key in self._content]
         self._taken.update(found)
+        if len(found) == 2 and self._content[found[0]] != self._content[found[1]]:
+            both = " and ".join(f"{key} = {shown(self._content[key])}" for key in found)
+            self._problems.append(f"{both} are two names of one number")
         if not found and default is _REQUIRED:
             self._problems.append(f"{name} is missing")
             return kind()
