@@ -1,13 +1,16 @@
 """The gradient norm counts each weight once, whoever holds it."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from colonnade.data_parallel.clip import clip_factor, gradient_norm
+from colonnade.data_parallel.clip import clip_factor, gradient_norm, is_copy
 from colonnade.data_parallel.zero import Ownership
 from colonnade.mesh.layout import Layout
-from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
+from colonnade.mesh.mesh import Axis, Mesh, build_mesh, paper_mesh
 from tests.data_parallel.flat import flat_model, storage
 from tests.distributed import run_on_ranks
 from tests.parity.runs import LocalRange
@@ -39,6 +42,19 @@ def norm_on_a_rank(rank: int, num_ranks: int, layout: Layout, tied: bool, zero: 
             mine = bucket.reduced[local.at]
             mine.copy_(LocalRange.at(local.placement, local.first, mine).of(whole[local.name]))
     return gradient_norm(owner).item()
+
+
+def test_of_several_stages_the_first_that_has_a_bucket_counts_it() -> None:
+    """Be it the first of all stages or not."""
+    bucket: Any = SimpleNamespace(name="decoder.positions")
+    for rank, copy in ((0, False), (1, True)):
+        owner: Any = SimpleNamespace(
+            shared={"decoder.positions": Axis("holders 2,3", size=2, rank=rank)},
+            mesh=paper_mesh(Layout(pp=4), 2 + rank),
+        )
+        assert is_copy(bucket, owner) == copy
+    alone: Any = SimpleNamespace(shared={}, mesh=paper_mesh(Layout(pp=4), 3))
+    assert not is_copy(bucket, alone)
 
 
 @pytest.mark.one_in(7)

@@ -255,3 +255,10 @@ def test_a_dim_that_cannot_be_cut_is_refused() -> None:
         collectives.reduce_scatter_into_(torch.ones(2), torch.ones(6), tp)
     with pytest.raises(AssertionError, match="2 numbers of 4 ranks do not make 6"):
         collectives.all_gather_into_(torch.ones(6), torch.ones(2), tp)
+
+
+def test_what_crosses_nothing_is_not_rounded() -> None:
+    x = torch.tensor([1.0 + 2**-20])
+    assert collectives.on_the_wire(x, Axis("dp"), torch.bfloat16) is x
+    sent = collectives.on_the_wire(x, paper_mesh(Layout(dp=2), 0).dp, torch.bfloat16)
+    assert sent.dtype == torch.bfloat16 and collectives.on_the_wire(x, paper_mesh(Layout(dp=2), 0).dp, None) is x

@@ -79,6 +79,13 @@ def test_a_rank_outside_is_refused(rank: int) -> None:
         Layout(tp=4, dp=2).coordinates(rank)
 
 
+def test_an_axis_of_stages_is_named_by_all_of_them() -> None:
+    layout = Layout(pp=4, tp=2)
+    assert layout.axis_of([0, 3]) == "ends"
+    assert layout.axis_of([0, 2, 3]) == "holders 0,2,3" and layout.axis_of([0, 2]) == "holders 0,2"
+    assert layout.holders([0, 2, 3])[:2] == [(0, 4, 6), (1, 5, 7)]
+
+
 @given(layouts)
 def test_ends_are_the_first_and_the_last_stage(layout: Layout) -> None:
     ends = layout.ends()

@@ -69,6 +69,16 @@ def test_all_reduce_and_all_gather_are_what_they_should_be(num_ranks: int) -> No
         assert len(rank) == len(DTYPES) * 4 * 4 and all(rank)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sums_of_three_in_16_bits_are_rounded_once(dtype: torch.dtype) -> None:
+    """Half of the last digit twice is a digit: lost where each sum is rounded, and where one of them is left out."""
+    large = 2 / torch.finfo(dtype).eps
+    parts = [torch.full((5,), each, dtype=dtype) for each in (large, 1.0, 1.0)]
+    out = torch.empty(5, dtype=dtype)
+    shared_memory._combine_(out, parts, op="sum")
+    assert out.tolist() == [large + 2] * 5
+
+
 def _scatter(rank: int, num_ranks: int) -> list[bool]:
     """Whether a reduce-scatter has the bits of the all-reduce, and a gather those of every rank; in place too."""
     axis = build_mesh(Layout(tp=num_ranks), rank).tp
