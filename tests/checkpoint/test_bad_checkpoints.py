@@ -107,6 +107,14 @@ def test_all_files_are_on_the_disk_before_they_get_their_name(path: Path, monkey
     assert path.parent.stat().st_ino in synced, "and its name, too"
 
 
+def test_the_remedy_is_what_the_run_would_go_on_from(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        (tmp_path / f"step_{step:08d}").mkdir()
+    assert remedy(tmp_path / "step_00000030").endswith(" to go on from step 20.")
+    assert "There is no older one" in remedy(tmp_path / "step_00000010")
+    assert remedy(tmp_path / "elsewhere") == "It cannot be used."
+
+
 def test_a_damaged_byte_is_found_by_one_of_several_ranks_and_told_by_all(path: Path) -> None:
     file = path / "__0_0.distcp"
     content = bytearray(file.read_bytes())

@@ -108,6 +108,20 @@ def test_gradients_and_updates() -> None:
         assert found[bucket.name].gradient_maximum == pytest.approx(most, rel=1e-10)
 
 
+def test_a_loss_scale_is_in_no_gradient_that_is_told() -> None:
+    case = replace(CASE, precision="fp16", loss_scale=1024.0)
+    result = stepped(case, built(case))
+    assert result.reading is not None and not result.skipped
+    found = dict(result.reading.parts)
+    assert math.sqrt(sum((part.gradient_norm or 0) ** 2 for part in found.values())) == pytest.approx(result.grad_norm)
+    unscaled = replace(case, loss_scale=1.0)
+    again = stepped(unscaled, built(unscaled)).reading
+    assert again is not None
+    for name, part in again.parts:
+        assert found[name].gradient_norm == pytest.approx(part.gradient_norm, rel=0.02)
+        assert found[name].gradient_maximum == pytest.approx(part.gradient_maximum, rel=0.05)
+
+
 def test_an_overflow_has_no_norm_and_no_update() -> None:
     case = Case(precision="fp16", loss_scale=2.0**40)
     result = stepped(case, built(case))
