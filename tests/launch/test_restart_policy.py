@@ -57,6 +57,8 @@ def test_a_place_that_fails_twice_is_lost_and_one_that_came_back_at_once() -> No
     assert decide(POLICY, [killed(10, place=3), killed(10, place=3)]).lost == 3
     assert decide(POLICY, [killed(10, place=3), killed(10, place=2)]).lost is None
     assert decide(POLICY, [killed(10, place=3), killed(20, place=3)]).lost is None, "there was progress"
+    assert decide(POLICY, [killed(10, place=place) for place in (0, 1, 1)]).lost == 1, "the last two count"
+    assert decide(POLICY, [killed(10, place=place) for place in (1, 1, 0)]).lost is None
     assert decide(POLICY, [raised("ValueError: x", 12), killed(10)]).lost is None, "one was the program's own"
     assert decide(POLICY, [killed(10, place=3)], frozenset({3})).lost == 3
     assert decide(RestartsConfig(fewer_ranks=False), [killed(10, place=3), killed(10, place=3)]).lost is None

@@ -121,7 +121,6 @@ def equal(one: Story, other: Story) -> bool:
     return all(torch.equal(one.final[name].values, other.final[name].values) for name in other.final)
 
 
-@pytest.mark.slow
 def test_a_scale_changes_no_bit(serial: dict[str, Story]) -> None:
     plain, scaled = serial["plain"], serial["scaled"]
     assert [(r.loss, r.grad_norm) for r in scaled.results] == [(r.loss, r.grad_norm) for r in plain.results]

@@ -105,6 +105,16 @@ def test_a_part_of_a_sample_is_a_sample(corpus: TinyCorpus, tmp_path: Path) -> N
             module.check_length(settings, datasets, curriculum)
 
 
+def test_batches_that_were_passed_over_are_not_there_any_more(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """Ten samples, a batch of one: five steps are left to a run that has read five, and four where one was skipped."""
+    curriculum = Curriculum([0], [4], [1])
+    datasets: Any = SimpleNamespace(train=range(10))
+    settings = config(corpus, tmp_path, "train.steps=10", "data.order=all_epochs", "data.epochs=1")
+    for position in (5, 6):
+        with nullcontext() if position == 5 else pytest.raises(ConfigError, match="= 11 samples"):
+            module.check_length(settings, datasets, curriculum, step=5, position=position)
+
+
 def test_a_file_that_is_split_is_read_once(corpus: TinyCorpus, tmp_path: Path) -> None:
     """It is known by what it is, and not by its parts."""
     opened = open_corpus(config(corpus, tmp_path))

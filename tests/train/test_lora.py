@@ -8,7 +8,7 @@ import torch
 
 from colonnade.checkpoint.manifest import read_manifest
 from colonnade.errors import CheckpointError
-from colonnade.train.base import Base, BaseMetadata, base_path
+from colonnade.train.base import Base, BaseMetadata, base_path, content_of
 from tests.commands import Answer, after_banner, forked, here
 from tests.runs import Finished, metrics, tensors
 from tests.tiny import TinyCorpus, write_config
@@ -88,6 +88,16 @@ def test_evaluating_and_generating_beside_the_base(adapted: Path, finished: Fini
     assert told[0].out != told[1].out
     answer = here("generate", adapted, "--prompt", "a", "--max-new-tokens", "2", "--json")
     assert answer.status == 0, answer
+
+
+def test_a_published_base_is_known_by_its_configuration_too(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors", "notes.txt"):
+        (tmp_path / name).write_text(name)
+    before = content_of(tmp_path)
+    assert list(before) == ["config.json", "model.safetensors"]
+    (tmp_path / "config.json").write_text("another")
+    after = content_of(tmp_path)
+    assert [name for name in before if before[name] != after[name]] == ["config.json"]
 
 
 @pytest.mark.slow

@@ -22,9 +22,11 @@ from colonnade.config.defaults import BEFORE
 from colonnade.config.load import load
 from colonnade.data.tokenizer import train_bpe
 from colonnade.mesh.mesh import Mesh
+from colonnade.optim.loss_scale import LossScale
 from colonnade.train import state
 from colonnade.train.change import Change, in_force
 from colonnade.train.corpus import open_corpus
+from colonnade.train.divergence import LossWatch
 from colonnade.train.recovery import restore
 from tests.commands import after_banner, environment, forked, start
 from tests.runs import Finished, assert_same, events, metrics, saved_steps, tensors, whole_tensors
@@ -510,6 +512,21 @@ def test_behind_a_change_its_optimizer_goes_on(finished: Finished, tmp_path: Pat
     restore(began, config, corpus)
     assert began.changes == [change] and began.optimizer == state.optimizer_of(in_force(config, [change]))
     assert began.optimizer != state.optimizer_of(config)
+
+
+def test_what_a_run_remembers_beside_its_numbers_comes_back(finished: Finished, tmp_path: Path) -> None:
+    """Steps that were skipped, the loss scale with its good steps, and the losses that a spike is held against."""
+    path = Path(shutil.copytree(finished.newest, tmp_path / "run" / "checkpoints" / finished.newest.name))
+    watched = {"losses": [5.0, 4.5], "signs": 1}
+    scale = {"value": 512.0, "good_steps": 2}
+    rewritten(path, lambda metadata: metadata.update(skipped_steps=2, loss_scale=scale, watch=watched))
+    config = load(finished.config, [f"run.folder={tmp_path / 'run'}"])
+    corpus = open_corpus(config)
+    began = state.build_state(config, Mesh(), corpus.vocab_size, torch.device("cpu"), draw=False)
+    began.loss_scale = LossScale(64.0, window=10)
+    restore(began, config, corpus)
+    assert (began.step, began.skipped, began.loss_scale) == (6, 2, LossScale(512.0, window=10, good_steps=2))
+    assert began.watch == LossWatch(**watched)
 
 
 def test_a_checkpoint_from_before_this_metadata(finished: Finished, tmp_path: Path) -> None:
