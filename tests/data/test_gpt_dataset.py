@@ -77,6 +77,8 @@ def test_an_id_beyond_the_vocabulary_is_named(write_tokens: Write, dtype: str) -
     dataset.sample(2)
     with pytest.raises(DataError, match=r"document 2 has token id 15 at its position 5, but the vocabulary has 15 ids"):
         dataset.sample(3)
+    with pytest.raises(DataError, match=r"token id 16 at its position 6, but the vocabulary has 16 ids"):
+        GPTDataset(TokenFile(write_tokens(7, 3, 8, dtype=dtype)), range(3), 4, vocab_size=16).sample(3)
 
 
 # Splits
