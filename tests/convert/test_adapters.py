@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from colonnade.config.load import loads
 from colonnade.config.parts import LoraConfig
 from colonnade.config.schema import Config, OptimConfig, RunConfig, TrainConfig
 from colonnade.convert.adapted import _weights_at
+from colonnade.convert.merge import _files
 from colonnade.convert.to_peft import _targets
 from colonnade.data.loader import Batch
 from colonnade.data.writer import TokenFileWriter
@@ -29,7 +31,7 @@ from colonnade.train.step import train_step
 from tests.commands import forked, here
 from tests.convert.published import VOCAB, saved, transformers
 from tests.convert.test_logits import TOKENS, assert_equal, in_float64, logits_of
-from tests.parity.runs import local_ranges, whole
+from tests.parity.runs import SERIAL, Case, configured, local_ranges, whole
 from tests.runs import Finished, tensors
 
 CPU = torch.device("cpu")
@@ -199,6 +201,21 @@ def test_an_export_names_whole_modules_where_only_some_layers_have_adapters() ->
     every = sources(3, "q_proj", "k_proj", "o_proj")
     assert _targets(sources(3, "q_proj", "o_proj"), every) == ["o_proj", "q_proj"]
     assert _targets(some := sources(2, "q_proj"), every) == sorted(some)
+
+
+def test_what_a_merged_checkpoint_has_beside_its_weights(tmp_path: Path) -> None:
+    """Its tokenizer with the chat template, and a configuration without adapters."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "notes.txt"):
+        (tmp_path / name).write_text(name)
+    it: Any = SimpleNamespace(
+        config=configured(Case(parts="lora"), SERIAL),
+        manifest=SimpleNamespace(files=dict.fromkeys(("tokenizer.json", "tokenizer_config.json", "notes.txt"))),
+        path=tmp_path,
+    )
+    files = _files(it)
+    assert files.keys() == {"config.toml", "tokenizer.json", "tokenizer_config.json"}
+    assert files["tokenizer_config.json"] == b"tokenizer_config.json"
+    assert loads(files["config.toml"].decode(), source="config.toml").lora == LoraConfig()
 
 
 @pytest.mark.one_in(2)

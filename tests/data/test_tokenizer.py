@@ -71,6 +71,16 @@ def test_no_token_is_added_that_the_text_does_not_have(tokenizer: Tokenizer) -> 
     assert framed.encode_places([text])[0][0] == tokenizer.encode(text)
 
 
+def test_what_ends_where_a_span_begins_is_not_marked(tokenizer: Tokenizer) -> None:
+    """Nor what begins where it ends."""
+    start = 1 + len(END_OF_DOCUMENT)
+    text = f"a{END_OF_DOCUMENT}b{END_OF_DOCUMENT}"
+    ((ids, marked),) = tokenizer.encode_marked([(text, [(start, start + 1)])])
+    end = tokenizer.end_of_document
+    assert [token == end for token in ids] == [False, True, False, True]
+    assert marked == [False, False, True, False]
+
+
 @given(st.lists(texts, max_size=5))
 def test_a_batch_is_its_texts(tokenizer: Tokenizer, batch: list[str]) -> None:
     assert tokenizer.encode_batch(batch) == [tokenizer.encode(text) for text in batch]

@@ -19,7 +19,7 @@ from colonnade.config.schema import Config, ParallelConfig, TrainConfig
 from colonnade.data.loader import Batch
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
-from colonnade.planner.memory import Memory, rank_memory, resident
+from colonnade.planner.memory import Memory, buffer_bytes, rank_memory, resident
 from colonnade.planner.predict import predict
 from colonnade.train.state import build_state
 from colonnade.train.step import train_step
@@ -167,6 +167,13 @@ def test_what_is_frozen_takes_parameters_alone() -> None:
     frozen = 3 * sum(weight.size for weight in block_weights(config({}).model))
     assert every.gradients - half.gradients == 4 * frozen
     assert every.optimizer - half.optimizer == 12 * frozen
+
+
+def test_offload_takes_the_optimizer_off_the_device_that_a_search_counts() -> None:
+    """In bf16 parameters of 2 bytes, gradients of 4, and 12 for the fp32 weights and both moments."""
+    for offload, num_bytes in ((False, 18_000), (True, 6_000)):
+        run = config({"dp": 1, "offload": offload}, train={"precision": "bf16"})
+        assert buffer_bytes(1_000, run.parallel, run.train) == num_bytes
 
 
 @pytest.mark.slow

@@ -166,6 +166,12 @@ def test_an_ensemble_is_the_mean_of_its_members_logits(
     assert answer.status == 2 and "there is no such folder" in answer.err, answer
 
 
+def test_logits_of_an_ensemble_are_averaged() -> None:
+    fields, nobody = ExampleFields("sst2", "classification", ("text",), ("negative", "positive")), np.full(1, np.nan)
+    members = [Predictions(fields, np.array([logits]), nobody) for logits in ([1.0, -2.0], [3.0, 6.0], [-1.0, 5.0])]
+    assert averaged(members).logits.tolist() == [[1.0, 3.0]]
+
+
 def test_models_of_two_tasks_are_no_ensemble() -> None:
     nobody = np.full(2, np.nan)
     members = [

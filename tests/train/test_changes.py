@@ -1,17 +1,30 @@
 """A run that goes on with other values says so, and a value that was in effect already is no change."""
 
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from colonnade.config.load import load
+from colonnade.errors import ConfigError
 from colonnade.train import loop
+from colonnade.train.change import Change, expected
 from colonnade.train.changes import other_curve
 from tests.commands import Answer, forked
 from tests.runs import Finished, events, metrics
-from tests.tiny import TinyCorpus, config
+from tests.tiny import TinyCorpus, config, write_config
 
 assert loop, "imported once, here, and not by every forked rank"
+
+
+@pytest.mark.parametrize(("steps", "fits"), [(19, False), (20, False), (21, True)])
+def test_a_run_is_not_over_before_it_knows(corpus: TinyCorpus, tmp_path: Path, steps: int, fits: bool) -> None:
+    """A change behind step 20 leaves a last step, which saves."""
+    began = load(write_config(corpus, tmp_path), ["train.steps=100", "optim.decay_steps=100"])
+    change = Change(at=20, values={"train.steps": steps}, was={"train.steps": 100}, line="1", position=80)
+    with nullcontext() if fits else pytest.raises(ConfigError, match=f"train.steps = {steps} would be over at step 20"):
+        assert expected(began, [change]).train.steps == steps
 
 
 @pytest.fixture
