@@ -48,6 +48,17 @@ def blended(config: Path, corpus: TinyCorpus, other: TinyCorpus) -> Path:
     return config
 
 
+def test_what_is_opened_anew(config: Path) -> None:
+    """A part to evaluate on, where there was none; not for another log, nor for more evaluations."""
+
+    def reads(*keys: str) -> tuple[object, ...]:
+        return in_force._reads(load(config, [*keys]))
+
+    never, often = "train.evaluate_every=0", "train.evaluate_every=5"
+    assert reads(never) != reads(often) == reads("train.evaluate_every=6")
+    assert reads(never, "train.log_every=3") == reads(never) != reads(never, "train.global_batch_size=8")
+
+
 def changes(run: Path, *lines: dict[str, Any]) -> Path:
     """Written by somebody's editor."""
     run.mkdir(parents=True, exist_ok=True)
