@@ -119,30 +119,16 @@ def evaluate(
     from colonnade.serving.options import check_options, chosen
 
     asked = Measurement(
-        task=task,
-        data=data,
-        part=part,
-        samples=samples,
-        window=window,
-        stride=stride,
-        batch_size=batch_size,
-        variant=variant,
-        detokenizer=detokenizer,
-        overlap=tuple(overlap or ()),
-        as_json=as_json,
-        output=output,
-        null_threshold=null_threshold,
-        max_answer_length=max_answer_length,
-        max_query_length=max_query_length,
-        n_best=n_best,
-    )
-    wrong = measurement_problems(asked)
-    check_options(checkpoint, tp=tp, pp=pp, device=device, precision=precision, best=best, more=wrong)
+        task=task, data=data, part=part, window=window, stride=stride, as_json=as_json, output=output, n_best=n_best,
+        samples=samples, batch_size=batch_size, variant=variant, detokenizer=detokenizer, overlap=tuple(overlap or ()),
+        null_threshold=null_threshold, max_answer_length=max_answer_length, max_query_length=max_query_length,
+    )  # fmt: skip
+    problems = measurement_problems(asked)
+    check_options(checkpoint, tp=tp, pp=pp, device=device, precision=precision, best=best, more=problems)
     if overlap:
         with extra_data():
             import colonnade.data.overlap  # noqa: F401  says what is not installed before ranks start
     run_on_ranks(tp * pp * dp, sys.argv[1:])
-
     with imports_stay():
         from colonnade.serving import measure, own_data, trained
     path = trained.find(chosen(checkpoint, best))

@@ -68,13 +68,11 @@ def plan(
     With --hardware also how fast it will be, and what it costs. Needs no machine but this one.
     """
     if check is not None:
-        from colonnade.planner.comparison import shown
-
         if html is not None:
             raise ConfigError(f"--html is of a plan. The page of a run is made by `colonnade report {check}`.")
         if any((config, draw, output, measure, on, ranks, search, memory)):
             raise ConfigError("--check takes all from the run. Of the other options only --json goes with it.")
-        print(shown(check, as_json=as_json))
+        _show_check(check, as_json=as_json)
         return
     if config is None:
         raise ConfigError("plan needs a configuration. Name a file (.toml), or a run with --check RUN.")
@@ -92,6 +90,12 @@ def plan(
         _search(settings, on, ranks, memory, output, html, as_json=as_json)
     else:
         _plan(settings, on, output, html, draw=draw, measure=measure, as_json=as_json)
+
+
+def _show_check(run: Path, *, as_json: bool) -> None:
+    from colonnade.planner.comparison import shown
+
+    print(shown(run, as_json=as_json))
 
 
 def _refuse_what_has_no_effect(memory: float | None, *, search: bool, draw: bool, measure: bool) -> None:
