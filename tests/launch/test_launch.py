@@ -472,6 +472,12 @@ import sys
 from pathlib import Path
 {LIGHT}
 from colonnade.launch.launch import run_on
+from colonnade.launch.supervisor import Supervisor
+tell = Supervisor._tell_guard
+def told(self, pid):
+    tell(self, pid)
+    Path(sys.argv[1]).with_name("told").touch()
+Supervisor._tell_guard = told
 sys.exit(run_on([0], sys.argv[2:], memory=Path(sys.argv[1])).status)
 """
 
@@ -486,14 +492,17 @@ def test_copies_in_memory_outlive_a_rank_that_fails(tmp_path: Path) -> None:
 
 
 def test_a_supervisor_that_is_killed_leaves_no_copies_in_memory(tmp_path: Path) -> None:
+    """Nor a rank of which the guard knows: this one does not watch its supervisor, as others do from the beginning."""
     (tmp_path / "memory").mkdir()
     command = [*rank_command(tmp_path / "r", "live(); time.sleep(60)")]
     process = subprocess.Popen([sys.executable, "-c", KEEPING, str(tmp_path / "memory"), *command])
     numbers = pids(tmp_path / "r", 1)
+    end = time.monotonic() + 20
+    while not (tmp_path / "told").exists() and time.monotonic() < end:
+        time.sleep(0.005)
     process.kill()
     process.wait()
     assert_gone(numbers)
-    end = time.monotonic() + 20
     while (tmp_path / "memory").exists() and time.monotonic() < end:
         time.sleep(0.02)
     assert not (tmp_path / "memory").exists()
