@@ -4225,9 +4225,9 @@ MUTATIONS = [
     ),
     Mutation(
         "a search counts layouts that cannot be by reason",
-        "planner/search_report.py",
-        "refused = sum(found.refused.values())",
-        "refused = len(found.refused)",
+        "planner/search.py",
+        "return sum(self.refused.values())",
+        "return len(self.refused)",
         ("tests/planner/test_search.py",),
     ),
     Mutation(

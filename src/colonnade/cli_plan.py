@@ -68,11 +68,8 @@ def plan(
     With --hardware also how fast it will be, and what it costs. Needs no machine but this one.
     """
     if check is not None:
-        if html is not None:
-            raise ConfigError(f"--html is of a plan. The page of a run is made by `colonnade report {check}`.")
-        if any((config, draw, output, measure, on, ranks, search, memory)):
-            raise ConfigError("--check takes all from the run. Of the other options only --json goes with it.")
-        _show_check(check, as_json=as_json)
+        alone = not (draw or measure or search) and {config, output, on, ranks, memory} == {None}
+        _check(check, html, alone=alone, as_json=as_json)
         return
     if config is None:
         raise ConfigError("plan needs a configuration. Name a file (.toml), or a run with --check RUN.")
@@ -92,9 +89,13 @@ def plan(
         _plan(settings, on, output, html, draw=draw, measure=measure, as_json=as_json)
 
 
-def _show_check(run: Path, *, as_json: bool) -> None:
+def _check(run: Path, html: Path | None, *, alone: bool, as_json: bool) -> None:
     from colonnade.planner.comparison import shown
 
+    if html is not None:
+        raise ConfigError(f"--html is of a plan. The page of a run is made by `colonnade report {run}`.")
+    if not alone:
+        raise ConfigError("--check takes all from the run. Of the other options only --json goes with it.")
     print(shown(run, as_json=as_json))
 
 

@@ -103,6 +103,7 @@ def test_the_vocabulary_has_to_be_known(
         (["--hardware", "h100", "--search", "--draw"], "--draw draws the pipeline of one configuration"),
         (["--hardware", "h100", "--search", "--measure"], "--measure weighs the cuts of one configuration"),
         (["--check", "run"], "--check takes all from the run"),
+        (["--check", "run", "--html", "plan.html"], "The page of a run is made by `colonnade report run`"),
     ],
 )
 def test_mistakes_are_one_message(

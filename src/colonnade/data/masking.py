@@ -46,10 +46,15 @@ class WordPieces:
                 "WordPiece vocabulary such as bert-base-uncased's vocab.txt."
             )
         continues = np.array([name.startswith("##") for name in tokenizer.names], dtype=bool)
-        known = np.array([bool(name) for name in tokenizer.names])
-        known[[token for token in control.values() if token is not None]] = False
         ids = {name: int(token) for name, token in control.items() if token is not None}
-        return cls(ids["[PAD]"], ids["[CLS]"], ids["[SEP]"], ids["[MASK]"], np.flatnonzero(known), continues)
+        return cls(
+            ids["[PAD]"],
+            ids["[CLS]"],
+            ids["[SEP]"],
+            ids["[MASK]"],
+            np.setdiff1d(tokenizer.ids, [*ids.values()]),
+            continues,
+        )
 
 
 @dataclass(frozen=True)

@@ -141,6 +141,11 @@ class Tokenizer:
         return result
 
     @cached_property
+    def ids(self) -> NDArray[np.int64]:
+        """The ids that are tokens, rising; those between them are unused."""
+        return np.flatnonzero([bool(name) for name in self.names])
+
+    @cached_property
     def vocab_size(self) -> int:
         """One more than the largest token id."""
         return max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1

@@ -16,10 +16,9 @@ MOST_ROWS = 40
 
 def drawn(found: Search, best: Candidate) -> Html:
     """All layouts that fit, the front, and why others are not there."""
-    refused = sum(found.refused.values())
     words = (
         f"{found.tried:,} layouts were put together: {len(found.fitting):,} fit into "
-        f"{bytes_in_words(found.limit)}, {refused:,} cannot be, "
+        f"{bytes_in_words(found.limit)}, {found.num_refused:,} cannot be, "
         f"{found.num_too_large:,} take more memory."
     )
     return joined([tag("p", words), _front(found, best), _table(found), _refused(found)])

@@ -69,9 +69,14 @@ class Search:
     """How many candidates each reason has refused."""
 
     @property
+    def num_refused(self) -> int:
+        """How many cannot be, for all reasons."""
+        return sum(self.refused.values())
+
+    @property
     def num_too_large(self) -> int:
         """How many could be, and take more memory than the limit."""
-        return self.tried - sum(self.refused.values()) - len(self.fitting)
+        return self.tried - self.num_refused - len(self.fitting)
 
     @property
     def front(self) -> list[Candidate]:

@@ -42,11 +42,10 @@ def as_text(found: Search, best: Confirmed, hardware: Hardware, output: Path | N
     front = found.front
     for each in front[:SHOWN]:
         rows.append([duration(each.seconds), amount(each.memory), layout_in_words(each), in_words(each.bound)])
-    refused = sum(found.refused.values())
     more = [f"… and {len(front) - SHOWN} more, slower with less memory"] * (len(front) > SHOWN)
     lines = [
         f"{found.tried:,} layouts on {hardware.name}: {len(found.fitting):,} fit into {amount(int(found.limit))}, "
-        f"{refused:,} cannot be, {found.num_too_large:,} take more.",
+        f"{found.num_refused:,} cannot be, {found.num_too_large:,} take more.",
         *(f"  {count:,}: {reason}" for reason, count in often_refused(found)),
         "",
         "those that no other beats in both time and memory, put together from what units cost:",

@@ -140,7 +140,7 @@ def _of_text(
         logits = model.head.word_logits(model.residual(carry)[gaps])
     broadcast_(logits, mesh.pp, source=mesh.pp.size - 1)
     names = trained.tokenizer.names
-    words = torch.tensor([token for token, name in enumerate(names) if name])  # a table may have more rows than these
+    words = torch.from_numpy(trained.tokenizer.ids)  # a table may have more rows than these
     likeliest = logits.double().cpu().softmax(-1)[:, words].topk(min(top, len(words)))
     return [
         [
