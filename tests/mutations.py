@@ -1552,14 +1552,14 @@ MUTATIONS = [
     Mutation(
         "commands that a script has started do not hear Ctrl-C",
         "cli.py",
-        "    launch.hear_ctrl_c()\n",
+        "    process.hear_ctrl_c()\n",
         "",
         ("tests/test_cli.py",),
     ),
     Mutation(
         "a command waits for threads that save",
         "cli.py",
-        "        launch.end_beside_threads(end.code)\n",
+        "        process.end_beside_threads(end.code)\n",
         "        pass\n",
         ("tests/test_cli.py",),
     ),
@@ -3409,12 +3409,12 @@ MUTATIONS = [
     Mutation(
         "a return to a step comes before what the storage has is fetched",
         "cli.py",
-        "        start.fetch(config, overrides or [], settings, dry_run=dry_run)\n"
+        "        start.fetch(file, overrides or [], settings, dry_run=dry_run)\n"
         "        if rollback is not None:\n"
         "            print(start.roll_back(settings, rollback, asked), flush=True)",
         "        if rollback is not None:\n"
         "            print(start.roll_back(settings, rollback, asked), flush=True)\n"
-        "        start.fetch(config, overrides or [], settings, dry_run=dry_run)",
+        "        start.fetch(file, overrides or [], settings, dry_run=dry_run)",
         ("tests/train/test_fetched.py",),
     ),
     Mutation(

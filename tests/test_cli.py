@@ -12,7 +12,7 @@ import pytest
 from colonnade import __version__, cli
 from colonnade.config.describe import all_keys
 from colonnade.config.load import load
-from colonnade.launch import launch
+from colonnade.launch import launch, process
 from colonnade.train import start as begin
 from tests.commands import here
 
@@ -195,7 +195,7 @@ except SystemExit:
 def test_every_command_ends_beside_threads_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that writes a checkpoint, while the interpreter ends, would abort the process."""
     ended: list[object] = []
-    monkeypatch.setattr(launch, "end_beside_threads", ended.append)
+    monkeypatch.setattr(process, "end_beside_threads", ended.append)
     here("--version")
     here("frobnicate")
     assert ended == [0, 2]

@@ -116,12 +116,13 @@ def train(
     asked = RollbackOptions(skip, rate_factor, rate_steps, rewarm)
     check_together(audit=audit, dry_run=dry_run, rollback=rollback, asked=asked, profile=profile)
     asked.check(rollback)
-    settings = start.load_for_run(config, overrides or [])
+    file = start.given(config)
+    settings = start.load_for_run(file, overrides or [])
     timed = steps_of(profile, last_step=settings.train.steps)
     arguments = ["train", str(config), *(overrides or []), *["--audit"] * audit, *["--dry-run"] * dry_run]
     arguments += [] if profile is None else ["--profile", profile]
     if audit:
-        run_on_ranks(settings.parallel.num_ranks, arguments)
+        run_on_ranks(settings.parallel.num_ranks, arguments, file=file.text)
         with imports_stay():
             from colonnade.verify.audit import audit as audit_one_step
 
@@ -131,15 +132,15 @@ def train(
         return
     settings = fit.config
     with ending(settings), start.owned(settings) as keep:
-        start.fetch(config, overrides or [], settings, dry_run=dry_run)
+        start.fetch(file, overrides or [], settings, dry_run=dry_run)
         if rollback is not None:
             print(start.roll_back(settings, rollback, asked), flush=True)
         if not dry_run:
             start.note_fewer_ranks(fit)
-        say_first_lines(settings, start.lines(config, overrides or []))
+        say_first_lines(settings, start.lines(file, overrides or []))
         if start.is_supervised(settings):
-            raise typer.Exit(start.supervise(settings, arguments, keep, RANKS_IMPORT, dry_run=dry_run))
-        again = start.again(config, overrides or [], settings)
+            raise typer.Exit(start.supervise(settings, file, arguments, keep, RANKS_IMPORT, dry_run=dry_run))
+        again = start.again(file, overrides or [], settings)
         _train_here(settings, dry_run=dry_run, profile=timed, again=again)
 
 
@@ -410,21 +411,21 @@ def say_first_lines(settings: "Config", lines: Sequence[str]) -> None:
 
 def main() -> None:
     """Runs the command line. A user's mistake is one message on standard error and exit status 2."""
-    from colonnade.launch import launch
+    from colonnade.launch import launch, process
 
     launch.end_with_supervisor()
-    launch.hear_ctrl_c()
-    launch.outlive_sigusr1()
+    process.hear_ctrl_c()
+    process.outlive_sigusr1()
     try:
         app(prog_name="colonnade")
     except SystemExit as end:
-        launch.end_beside_threads(end.code)
+        process.end_beside_threads(end.code)
         raise
     except Exception as error:
         message = mistake(error)
         if message is None:
-            launch.end_beside_threads(UNEXPECTED, error)
+            process.end_beside_threads(UNEXPECTED, error)
             raise
         print(f"colonnade: {message}", file=sys.stderr)
-        launch.end_beside_threads(USER_MISTAKE)
+        process.end_beside_threads(USER_MISTAKE)
         sys.exit(USER_MISTAKE)

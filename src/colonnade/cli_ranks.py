@@ -23,14 +23,20 @@ Threads = Annotated[
 
 
 def run_on_ranks(
-    num_ranks: int, arguments: list[str], keep: Sequence[int] = (), after_a_loss: Callable[[], str] = lambda: ""
+    num_ranks: int,
+    arguments: list[str],
+    keep: Sequence[int] = (),
+    after_a_loss: Callable[[], str] = lambda: "",
+    *,
+    file: str | None = None,
 ) -> None:
     """Returns where this process is a rank or the only one. Else runs `colonnade arguments` on local ranks; exits.
 
     `keep`: descriptors that the ranks inherit. `after_a_loss`: what to do when a rank was lost, in words.
+    `file`: that of `run_ranks`.
     """
     from colonnade.launch import launch
 
     if num_ranks > 1 and not launch.is_rank():
         command = [sys.executable, "-m", "colonnade", *arguments]
-        raise typer.Exit(launch.run_ranks(num_ranks, command, keep=keep, after_a_loss=after_a_loss))
+        raise typer.Exit(launch.run_ranks(num_ranks, command, file=file, keep=keep, after_a_loss=after_a_loss))

@@ -524,12 +524,12 @@ def test_on_linux_the_kernel_ends_ranks_with_their_supervisor(tmp_path: Path) ->
 def test_a_process_that_is_asked_twice_to_stop_does_not_end_around_its_threads() -> None:
     code = """
 import atexit, threading, time
-from colonnade.launch import launch
-launch.end_beside_threads(3)
-threading.Thread(target=time.sleep, args=(60,), daemon=True, name=launch.BACKGROUND).start()
+from colonnade.launch import process
+process.end_beside_threads(3)
+threading.Thread(target=time.sleep, args=(60,), daemon=True, name=process.BACKGROUND).start()
 atexit.register(print, "what the interpreter does on its way out")
 print("said")
-launch.end_beside_threads(130)
+process.end_beside_threads(130)
 """
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (answer.returncode, answer.stdout, answer.stderr) == (130, "said\n", "")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from colonnade.data.loader import Batch
-from colonnade.launch.launch import BACKGROUND
+from colonnade.launch.process import BACKGROUND
 from colonnade.tasks.task import Microbatch
 from colonnade.train import read_ahead
 from colonnade.train.corpus import open_corpus

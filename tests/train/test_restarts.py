@@ -82,7 +82,7 @@ def fake(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
         monkeypatch.setattr(restarts.time, "sleep", made.slept.append)
         settings = load(config, [f"run.folder={folder}", "restarts.wait_for_ranks=0", *FOUR, *keys])
         counted = iter(gpus)
-        supervised = Restarts(settings, ["train"], (), lambda: LOST, gpus=lambda: next(counted) if gpus else 0)
+        supervised = Restarts(settings, ["train"], "", (), lambda: LOST, gpus=lambda: next(counted) if gpus else 0)
         return supervised.run(), made
 
     return run
@@ -276,6 +276,28 @@ def wait_for_step(run: Path, step: int) -> None:
     while restarts.last_step(run / "metrics.jsonl") < step:
         assert time.monotonic() < end, "no progress"
         time.sleep(0.01)
+
+
+def test_what_is_written_into_the_file_of_a_run_is_not_for_its_ranks(config: Path, tmp_path: Path) -> None:
+    """The next experiment is prepared in the same file while this one goes on, and then a rank is lost."""
+    run = tmp_path / "run"
+    process = started(config, run, "train.steps=400", "checkpoint.every=5", "parallel.dp=2", "train.evaluate_every=0")
+    wait_for_step(run, 10)
+    config.write_text('[run]\nfolder = "next"\n')
+    kill(process, 1)
+    while names(run).count("started") + names(run).count("resumed") < 2 and process.poll() is None:
+        time.sleep(0.01)
+    (run / "stop").touch()
+    status = process.wait(60)
+    assert (status, names(run).count("restart")) == (UNFINISHED, 1), (run.parent / "said").read_text()
+
+
+def test_ranks_have_a_file_that_can_be_read_once(config: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "colonnade", "train", "/dev/stdin", "parallel.dp=2", "train.steps=2"]
+    more = {"input": config.read_text(), "capture_output": True, "timeout": 120.0}
+    answer = subprocess.run(command, env=environment(), text=True, check=False, **more)  # type: ignore[call-overload]
+    assert answer.returncode == 0, answer
+    assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 2]
 
 
 @pytest.mark.slow

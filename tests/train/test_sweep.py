@@ -163,6 +163,30 @@ def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path, capsys: pytes
     assert calls == [1, 2, 2, 3]
 
 
+def test_what_has_ended_is_not_mixed_with_other_configurations(tmp_path: Path) -> None:
+    """As where a seed is added on another day, and the learning rate was changed meanwhile."""
+    assert run_points(swept(tmp_path, "train.seed = [1, 2]"), made(lambda content: 0.5)) == 0
+    calls: list[object] = []
+
+    def accuracy(content: dict[str, dict[str, object]]) -> float:  # type: ignore[misc]
+        calls.append(content["train"]["seed"])
+        return 0.5
+
+    def again(lines: str, *overrides: str) -> int:
+        swept(tmp_path, lines)
+        sweep = read_sweep(tmp_path / "config.toml", overrides)
+        assert sweep is not None
+        return run_points(sweep, made(accuracy))  # type: ignore[arg-type]
+
+    with pytest.raises(ConfigError) as told:
+        again("train.seed = [1, 2, 3]", "train.steps=20", "optim.learning_rate=0.05", "train.threads=1")
+    assert calls == []
+    assert "  train.steps: 10 -> 20\n    in all points\n  optim.learning_rate: unset -> 0.05\n" in str(told.value)
+    assert "threads" not in str(told.value)
+    assert again("train.seed = [1, 2, 3]", "train.threads=1", "parallel.dp=2", "checkpoint.keep=1") == 0
+    assert calls == [3]
+
+
 def test_what_came_of_a_point_is_what_its_last_start_says(tmp_path: Path) -> None:
     def state(*kinds: str, reason: str = "") -> str:
         (tmp_path / "events.jsonl").write_text("".join(json.dumps({"event": kind}) + "\n" for kind in kinds))

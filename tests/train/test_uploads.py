@@ -16,7 +16,7 @@ from colonnade.checkpoint.names import MANIFEST, folder_name
 from colonnade.checkpoint.stored import RECORD, Stored
 from colonnade.config.saving import CheckpointConfig
 from colonnade.config.schema import Config
-from colonnade.launch.launch import BACKGROUND
+from colonnade.launch.process import BACKGROUND
 from colonnade.train import reference, uploads
 from colonnade.train.run_record import FILES, unpack
 from colonnade.train.uploads import Uploads

@@ -28,7 +28,7 @@ from colonnade.checkpoint.folders import tidy
 from colonnade.checkpoint.plan import Shard
 from colonnade.checkpoint.save import Payload, Target, write
 from colonnade.checkpoint.snapshot import Snapshot
-from colonnade.launch.launch import BACKGROUND
+from colonnade.launch.process import BACKGROUND
 from colonnade.mesh.background import Group
 
 

@@ -10,6 +10,7 @@ precedence over the preset's, which takes precedence over the schema's default.
 
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,8 +30,29 @@ TOO_LARGE = "it has a whole number that 64 bits cannot hold, and TOML has none"
 MoreChecks = Callable[[Config, set[str]], list[Problem]]
 
 
+@dataclass(frozen=True)
+class TomlFile:
+    """A configuration file as it was when it was read: it may be edited later, or be a pipe, which is read once."""
+
+    path: Path
+    text: str
+
+    @classmethod
+    def read(cls, path: Path) -> "TomlFile":
+        """ConfigError where it cannot be read."""
+        try:
+            return cls(path, path.read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path} is not a text file in UTF-8 ({error}). Save it as UTF-8.") from error
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}. Name a configuration file (.toml).") from error
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
 def load(
-    path: Path,
+    path: Path | TomlFile,
     overrides: Sequence[str] = (),
     *,
     complete: Callable[[TomlTable], None] = lambda content: None,
@@ -46,7 +68,9 @@ def load(
     return build(content, problems, source=str(path), also=also)
 
 
-def read_with(path: Path, overrides: Sequence[str], root: type[BaseModel] = Config) -> tuple[TomlTable, list[Problem]]:
+def read_with(
+    path: Path | TomlFile, overrides: Sequence[str], root: type[BaseModel] = Config
+) -> tuple[TomlTable, list[Problem]]:
     """What a TOML file and the overrides say, and what is wrong with the form of these."""
     content = read(path)
     return content, [problem for override in overrides for problem in apply_(content, override, root)]
@@ -76,15 +100,10 @@ def _blocks(content: TomlTable, prefix: str = "") -> Iterator[str]:
         yield from _blocks(inner, f"{prefix}{name}.")
 
 
-def read(path: Path) -> TomlTable:
+def read(path: Path | TomlFile) -> TomlTable:
     """The content of a TOML file. Raises ConfigError where there is none to be had."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not a text file in UTF-8 ({error}). Save it as UTF-8.") from error
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}. Name a configuration file (.toml).") from error
-    return parse(text, str(path))
+    file = path if isinstance(path, TomlFile) else TomlFile.read(path)
+    return parse(file.text, str(path))
 
 
 def parse(text: str, source: str) -> TomlTable:

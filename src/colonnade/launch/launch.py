@@ -46,7 +46,6 @@ MEMORY = "COLONNADE_MEMORY"  # where a supervised run keeps copies of its state 
 FAULT = "COLONNADE_FAULT"  # when the supervisor noticed the fault before this start (monotonic), and the last step then
 PIPE = "COLONNADE_LAUNCH_PIPE"  # the descriptor that closes when the supervisor is gone
 OPENMP = "OMP_NUM_THREADS"  # with how many threads a process computes
-BACKGROUND = "checkpoint"  # the name of threads that compute beside training
 IDLE = 1.0  # seconds between looks of a rank that has nothing to do
 _WATCH = "end-with-supervisor"  # the thread that reads it
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
@@ -68,6 +67,16 @@ def has_supervisor() -> bool:
 def memory_folder() -> Path | None:
     """Where this run keeps copies of its state in memory; None where nobody has made such a folder."""
     return Path(os.environ[MEMORY]) if MEMORY in os.environ else None
+
+
+def file_of_start() -> str | None:
+    """The text of the configuration file with which the supervisor of this rank was started; None where it had none."""
+    file = _file_of_start(os.environ[FOLDER]) if FOLDER in os.environ else None
+    return file.read_text(encoding="utf-8") if file is not None and file.exists() else None
+
+
+def _file_of_start(folder: str) -> Path:
+    return Path(folder) / "configuration.toml"
 
 
 def last_fault() -> tuple[float, int] | None:
@@ -295,32 +304,6 @@ def end_with_supervisor() -> None:
     threading.Thread(target=watch, daemon=True, name=_WATCH).start()
 
 
-def outlive_sigusr1() -> None:
-    """Have SIGUSR1, which asks a run to save, end no process that is not ready for it yet."""
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-
-
-def hear_ctrl_c() -> None:
-    """Have SIGINT interrupt this process even where a script has started it in the background, ignoring the signal.
-
-    Whoever sends it wants the run to stop, and a run saves first. What is started from here then hears it too.
-    """
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def end_beside_threads(status: object, error: Exception | None = None) -> None:
-    """End the process at once, an uncaught `error` shown, if a thread of `BACKGROUND` is at work: nobody waits for it.
-    While the interpreter ends, such a thread would free tensors without it, and C++ would abort the process.
-    """
-    if any(thread.name == BACKGROUND for thread in threading.enumerate()):
-        if error is not None:
-            sys.excepthook(type(error), error, error.__traceback__)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status if isinstance(status, int) else int(status is not None))
-
-
 def _note_errors() -> None:
     """Note when an uncaught exception is raised: exits alone do not tell which of two failures was the first."""
     previous = sys.excepthook
@@ -359,6 +342,7 @@ def run_ranks(
     num_ranks: int,
     command: list[str],
     *,
+    file: str | None = None,
     keep: Sequence[int] = (),
     imports: Sequence[str] = (),
     after_a_loss: Callable[[], str] = lambda: "",
@@ -368,11 +352,12 @@ def run_ranks(
     Rank 0 has this process' input and output, so a progress bar on its output lives; its error stream is shown within
     a second. When a rank fails, its error is shown whole under a line that names it, and the others are stopped; a
     mistake of the user is shown alone, whichever rank finds it. Ctrl-C reaches every rank once, and they may take their
-    time to save; a second one stops them at once. SIGTERM and SIGHUP are passed on. `keep`: descriptors that every rank
-    inherits. `imports`: modules that ranks import, for where they are forked. `after_a_loss` is what to do when a rank
-    was killed or has never come, in words.
+    time to save; a second one stops them at once. SIGTERM and SIGHUP are passed on. `file`: what `file_of_start` is in
+    the ranks. `keep`: descriptors that every rank inherits. `imports`: modules that ranks import, for where they are
+    forked. `after_a_loss` is what to do when a rank was killed or has never come, in words.
     """
-    return run_on(range(num_ranks), command, keep=keep, imports=imports, after_a_loss=after_a_loss).status
+    places = range(num_ranks)
+    return run_on(places, command, file=file, keep=keep, imports=imports, after_a_loss=after_a_loss).status
 
 
 @dataclass(frozen=True)
@@ -390,6 +375,7 @@ def run_on(
     places: Sequence[int],
     command: list[str],
     *,
+    file: str | None = None,
     keep: Sequence[int] = (),
     imports: Sequence[str] = (),
     after_a_loss: Callable[[], str] = lambda: "",
@@ -406,6 +392,8 @@ def run_on(
     own = {} if memory is None else {MEMORY: str(memory)}
     own |= {} if fault is None else {FAULT: f"{fault[0]} {fault[1]}"}
     with tempfile.TemporaryDirectory(prefix="colonnade-") as folder:
+        if file is not None:
+            _file_of_start(folder).write_text(file, encoding="utf-8")
         environment = partial(_environment, tuple(places), Path(folder), choose_gpus)
         supervisor = Supervisor(
             command,

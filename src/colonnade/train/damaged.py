@@ -17,7 +17,7 @@ from colonnade.checkpoint.manifest import newest
 from colonnade.checkpoint.names import checkpoints_in
 from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError, DamagedError
-from colonnade.launch.launch import BACKGROUND
+from colonnade.launch.process import BACKGROUND
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Axis
 from colonnade.train import recovery

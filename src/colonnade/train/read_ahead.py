@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 import torch
 
 from colonnade.data.remote import RemoteTokenFile
-from colonnade.launch.launch import BACKGROUND
+from colonnade.launch.process import BACKGROUND
 from colonnade.tasks.task import Microbatch
 from colonnade.train.corpus import Corpus
 

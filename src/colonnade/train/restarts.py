@@ -49,6 +49,8 @@ class Restarts:
 
     config: Config
     command: list[str]
+    file: str
+    """The text of the configuration file, which ranks are given each time."""
     keep: Sequence[int]
     after_a_loss: Callable[[], str]
     imports: Sequence[str] = ()
@@ -98,6 +100,7 @@ class Restarts:
         return launch.run_on(
             places,
             [*self.command, *fit.overrides(self.config)],
+            file=self.file,
             keep=self.keep,
             imports=self.imports,
             at=(self.return_after, self._recall) if reduced else None,

@@ -1,5 +1,6 @@
 """What is settled before any rank starts, in tenths of a second and without torch.
 
+    given            its file, as it was when the run was started
     load_for_run     the configuration, completed by the run that goes on and by the device, with what is wrong with
                      the files it names and the GPUs it wants: all at once
     load_for_plan    the configuration of a run that may start elsewhere
@@ -27,7 +28,7 @@ from colonnade.config.check import Problem
 from colonnade.config.check_head import nothing_to_train
 from colonnade.config.defaults import TomlTable, has, in_words, kept_from_run, put
 from colonnade.config.fitting import Fit
-from colonnade.config.load import MoreChecks, build, load, read_with
+from colonnade.config.load import MoreChecks, TomlFile, build, load, read_with
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.errors import ColonnadeError, ConfigError, mistake
@@ -56,7 +57,15 @@ CUTS = (
 )
 
 
-def load_for_run(path: Path, overrides: Sequence[str] = (), *, also: MoreChecks | None = None) -> Config:
+def given(path: Path) -> TomlFile:
+    """The configuration file of a run. Ranks get what their supervisor has read: however often they are started again,
+    and whatever has been written into the file since.
+    """
+    text = launch.file_of_start()
+    return TomlFile.read(path) if text is None else TomlFile(path, text)
+
+
+def load_for_run(path: Path | TomlFile, overrides: Sequence[str] = (), *, also: MoreChecks | None = None) -> Config:
     """The configuration of a run that is to start here. Raises ConfigError with every problem, of files and GPUs too.
 
     What the launcher has shown, its ranks do not show; what rank 0 shows, the others do not. `also`: that of `load`.
@@ -82,7 +91,7 @@ def _as_begun(config: Config, record: Path | None = None) -> Config:
     return config
 
 
-def fetch(path: Path, overrides: Sequence[str], config: Config, *, dry_run: bool = False) -> None:
+def fetch(path: Path | TomlFile, overrides: Sequence[str], config: Config, *, dry_run: bool = False) -> None:
     """Have the folder of a run, which this process holds, get what its storage has beyond it (`fetched.py`). Nothing
     happens in a rank for which another process does that.
     """
@@ -96,7 +105,7 @@ def fetch(path: Path, overrides: Sequence[str], config: Config, *, dry_run: bool
     fetched.fetch(config, as_began, probe=not launch.attempt(), dry_run=dry_run)
 
 
-def again(path: Path, overrides: Sequence[str], config: Config) -> Callable[[], Config] | None:
+def again(path: Path | TomlFile, overrides: Sequence[str], config: Config) -> Callable[[], Config] | None:
     """How a rank reads its configuration once more when all ranks have come together, on the layout of `config`: by
     then rank 0 may have fetched a run that began with other defaults. None where that was before this rank started.
     """
@@ -141,7 +150,7 @@ def _steps_of_epochs(content: TomlTable) -> int:
     return max(1, math.ceil(config.train.epochs * samples / config.train.global_batch_size))
 
 
-def lines(path: Path, overrides: Sequence[str] = ()) -> list[str]:
+def lines(path: Path | TomlFile, overrides: Sequence[str] = ()) -> list[str]:
     """What `complete` decides that one would not expect, in words."""
     content, _ = read_with(path, overrides)
     kept, folder = _kept(content), content["run"]["folder"]
@@ -278,23 +287,31 @@ def is_supervised(config: Config) -> bool:
 
 
 def supervise(
-    config: Config, arguments: Sequence[str], keep: Sequence[int], imports: Sequence[str], *, dry_run: bool = False
+    config: Config,
+    file: TomlFile,
+    arguments: Sequence[str],
+    keep: Sequence[int],
+    imports: Sequence[str],
+    *,
+    dry_run: bool = False,
 ) -> int:
-    """The exit status of `colonnade arguments` on local ranks, started again as [restarts] says. `imports`: modules
-    that they import.
+    """The exit status of `colonnade arguments` on local ranks, which `file` is `given`, started again as [restarts]
+    says. `imports`: modules that they import.
     """
     command = [sys.executable, "-m", "colonnade", *arguments]
     go_on = partial(how_to_go_on, config)
     if dry_run or not config.restarts.limit:
-        return launch.run_ranks(config.parallel.num_ranks, command, keep=keep, imports=imports, after_a_loss=go_on)
-    return Restarts(config, command, keep, go_on, imports).run()
+        ranks = config.parallel.num_ranks
+        return launch.run_ranks(ranks, command, file=file.text, keep=keep, imports=imports, after_a_loss=go_on)
+    return Restarts(config, command, file.text, keep, go_on, imports).run()
 
 
 def run_point(config: Path, share: Share, *, imports: Sequence[str] = ()) -> int:
     """The exit status of a run on local ranks, which import these modules and which this process watches over; it uses
     this share of the machine.
     """
-    settings = load_for_run(config)
+    file = TomlFile.read(config)
+    settings = load_for_run(file)
     own: list[str] = []
     if share.of > 1:
         threads = launch.num_threads(share.of * settings.parallel.num_ranks)
@@ -303,8 +320,8 @@ def run_point(config: Path, share: Share, *, imports: Sequence[str] = ()) -> int
             first = share.number * settings.parallel.num_ranks
             launch.hide_other_gpus(range(first, first + settings.parallel.num_ranks))
     with owned(settings) as keep:
-        fetch(config, [], settings)
-        return supervise(settings, ["train", str(config), *own], keep, imports)
+        fetch(file, [], settings)
+        return supervise(settings, file, ["train", str(config), *own], keep, imports)
 
 
 def check_point(path: Path, sweep: Sweep) -> None:

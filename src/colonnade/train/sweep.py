@@ -23,6 +23,11 @@ from colonnade.errors import ConfigError
 from colonnade.storage import below
 
 SECTION, SCORE, AT_ONCE, SEED = "sweep", "score", "at_once", "train.seed"
+SAME_RESULT = (
+    *("parallel.", "checkpoint.", "restarts.", "run.", "tracking.", "thermometers.", "data.cache", "train.log_every"),
+    *("train.threads", "train.device", "train.products", "train.timeout", "train.micro_batch_size"),
+)
+"""How the keys begin that may differ between points that are compared: they tell how a run is made, not what it is."""
 UNSET = ""
 """A value of a list that stands for no value."""
 _ENTRY = "[sweep] lists values of keys, like `optim.learning_rate = [1e-5, 2e-5]`"
@@ -78,11 +83,21 @@ def read_sweep(path: Path, overrides: Sequence[str]) -> Sweep | None:
     at_once = section.pop(AT_ONCE, 1)
     if type(at_once) is not int or at_once < 1:
         raise ConfigError(f"{path}: sweep.at_once = {as_toml(at_once)} is no number of points. Use 1 or more.")
-    lists = dict(_lists(section))
+    lists = dict(_flat(section))
     _check(path, lists, content)
     combinations = product(*(values for values in lists.values()))
     points = [_point(content, folder, dict(zip(lists, values, strict=True))) for values in combinations]
     return Sweep(Path(folder), points, score, at_once)
+
+
+def changed(before: TomlTable, now: TomlTable) -> list[str]:
+    """A line for each key in which two configurations of one point differ, 'train.steps: 100 -> 200', as far as that
+    makes another run of it.
+    """
+    old, new = dict(_flat(before)), dict(_flat(now))
+    keys = [key for key in {**old, **new} if not key.startswith(SAME_RESULT)]
+    words = {key: [as_toml(table[key]) if key in table else "unset" for table in (old, new)] for key in keys}
+    return [f"{key}: {was} -> {is_}" for key, (was, is_) in words.items() if was != is_]
 
 
 def less_is_better(score: str) -> bool:
@@ -91,11 +106,11 @@ def less_is_better(score: str) -> bool:
     return name in ("loss", "perplexity", "bits_per_byte") or name.endswith("_loss")
 
 
-def _lists(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The lists of [sweep] by their whole keys, however TOML has nested them."""
+def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Values by their whole keys, however TOML has nested them."""
     for name, value in section.items():
         if isinstance(value, dict):
-            yield from _lists(value, f"{prefix}{name}.")
+            yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 

@@ -5,7 +5,8 @@
     run.folder/NAME.log                 what it said, where several run side by side
     run.folder/summary.json, .csv       every point; of each setting median, lowest and highest over the seeds; the best
 
-A point that has ended is not run again; one that was interrupted goes on, and one that failed is tried again.
+A point that has ended is not run again; one that was interrupted goes on, and one that failed is tried again. Where
+points have ended with another configuration than they would have now, the sweep does not go on.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 from colonnade.atomic import write_whole
 from colonnade.checkpoint.names import checkpoints_in
 from colonnade.config.describe import as_toml
-from colonnade.config.load import TomlTable
+from colonnade.config.load import TomlTable, read
 from colonnade.config.numbers import counted
 from colonnade.errors import ColonnadeError, ConfigError, mistake
 from colonnade.launch import launch
@@ -36,7 +37,7 @@ from colonnade.train.divergence import ROLLED_BACK
 from colonnade.train.lines import object_in
 from colonnade.train.score_names import no_such_score
 from colonnade.train.side_by_side import Run, Share, is_interrupted, last_line, process_of, run_side_by_side
-from colonnade.train.sweep import SEED, Point, Sweep, less_is_better
+from colonnade.train.sweep import SEED, Point, Sweep, changed, less_is_better
 
 FINISHED, STOPPED, DIVERGED, FAILED = "finished", "stopped early", "diverged", "failed"
 ENDED = (FINISHED, STOPPED, DIVERGED)
@@ -88,6 +89,7 @@ def run_points(sweep: Sweep, run: Run, check: Callable[[Path], object] = lambda 
     sweep.folder.mkdir(parents=True, exist_ok=True)
     with locked(sweep.folder, "colonnade finetune", instead="set another run.folder"):
         done = _ended(sweep)
+        _check_ended(sweep.folder, [outcome.point for outcome in done.values()])
         left = [(number, point) for number, point in enumerate(sweep.points, 1) if point.name not in done]
         _check_all([point for _, point in left], sweep.folder, check)
         status = (_one_by_one if sweep.at_once == 1 else _side_by_side)(sweep, left, done, run)
@@ -166,6 +168,22 @@ def _check_all(points: Sequence[Point], folder: Path, check: Callable[[Path], ob
     if wrong:
         lines = [f"{message}\n  in {_some(names, len(points))}" for message, names in wrong.items()]
         raise ConfigError("\n".join([f"{folder}: the sweep cannot run, and none of its points was started", *lines]))
+
+
+def _check_ended(folder: Path, points: Sequence[Point]) -> None:
+    """ConfigError where points have ended with other configurations: their scores would stand beside those of this."""
+    found: dict[str, list[str]] = {}
+    for point in points:
+        if (config := folder / f"{point.name}.toml").exists():
+            for line in changed(read(config), point.content):
+                found.setdefault(line, []).append(point.name)
+    if found:
+        lines = [f"  {line}\n    in {_some(names, len(points))}" for line, names in found.items()]
+        raise ConfigError(
+            f"run.folder = {str(folder)!r} has points that ended with another configuration:\n"
+            + "\n".join(lines)
+            + "\nTheir scores would stand beside those of other runs. Set another run.folder, or change them back."
+        )
 
 
 def _some(names: Sequence[str], total: int) -> str:

@@ -23,7 +23,7 @@ from colonnade.checkpoint.stored import RECORD, Stored, digest
 from colonnade.config.saving import CheckpointConfig
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
-from colonnade.launch.launch import BACKGROUND
+from colonnade.launch.process import BACKGROUND
 from colonnade.storage import reason
 from colonnade.train.best import spared
 from colonnade.train.monitor import Monitor
