@@ -76,9 +76,8 @@ def plan(
     if search and on is None:
         raise ConfigError("--search compares layouts on a machine. Name one: --hardware a100-80gb, or a file.")
     _refuse_what_has_no_effect(memory, search=search, draw=draw, measure=measure)
-    from colonnade.train.start import load_for_plan
-
-    settings = load_for_plan(config, [*(overrides or []), *_copies(config, overrides or [], None if search else ranks)])
+    overrides = [*(overrides or []), *_copies(config, overrides or [], None if search else ranks)]
+    settings = _settings(config, overrides, on)
     if html is not None:
         from colonnade.planner.page import path_of
 
@@ -109,6 +108,24 @@ def _refuse_what_has_no_effect(memory: float | None, *, search: bool, draw: bool
         raise ConfigError(
             f"{option} {does} of one configuration. Leave it out of the search, and plan what --output writes with it."
         )
+
+
+def _settings(config: Path, overrides: list[str], on: str | None) -> "Config":
+    """The configuration, of a run on the device that the machine has."""
+    from colonnade.train.start import load_for_plan
+
+    settings = load_for_plan(config, overrides)
+    if on is None:
+        return settings
+    from colonnade.planner.hardware import hardware as machine
+
+    kind, device = machine(on).kind, settings.train.device
+    if device not in ("auto", kind):
+        raise ConfigError(
+            f'train.device = "{device}", and --hardware {on} computes on "{kind}". Name another machine, or set '
+            f'train.device = "{kind}".'
+        )
+    return load_for_plan(config, [*overrides, f"train.device={kind}"])
 
 
 def _copies(config: Path, overrides: list[str], ranks: int | None) -> list[str]:

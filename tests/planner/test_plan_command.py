@@ -4,10 +4,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from colonnade import cli
+from colonnade.config.load import load
 from colonnade.planner import measure_hardware, measure_operators
 from colonnade.planner.hardware import hardware
 from colonnade.planner.measure_operators import SIZES
@@ -79,6 +81,39 @@ def test_copies_make_up_the_ranks_that_are_asked_for_whatever_the_file_has(
     assert json.loads(capsys.readouterr().out)["num_ranks"] == 8
 
 
+def test_of_a_machine_of_cpus_a_run_on_cpus_is_planned(
+    config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In fp32, and with a CPU's memory, as if train.device said so: as it does of what the search writes."""
+
+    def planned(*keys: str) -> dict[str, Any]:
+        assert run(monkeypatch, config, *keys, "--hardware", "cpu", "--json") == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    assert planned() == planned("train.device=cpu") != planned("train.precision=bf16")
+    best = tmp_path / "best.toml"
+    assert run(monkeypatch, config, "--search", "--hardware", "cpu", "--output", str(best)) == 0
+    assert (load(best).train.device, load(best).train.precision) == ("cpu", "fp32")
+    capsys.readouterr()
+    assert run(monkeypatch, config, "train.device=cpu", "--hardware", "a100-80gb") == 2
+    assert 'train.device = "cpu", and --hardware a100-80gb computes on "cuda"' in capsys.readouterr().err
+
+
+def test_tokens_of_a_run_are_those_of_its_curriculum(
+    config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 10 steps 8 of 2 × 32 tokens, then 2 of 16 × 64; as long as so many tokens take at the end."""
+    grows = ["curriculum.tokens=[0, 500]", "curriculum.seq_length=[32, 64]", "curriculum.global_batch_size=[2, 16]"]
+    days = []
+    for keys, tokens in (([], "10,240 tokens"), (grows, "2,560 tokens")):
+        assert run(monkeypatch, config, *keys, "--hardware", "a100-80gb") == 0
+        assert f"10 steps, {tokens}: " in capsys.readouterr().out
+        assert run(monkeypatch, config, *keys, "--hardware", "a100-80gb", "--json") == 0
+        days.append(json.loads(capsys.readouterr().out)["estimate"]["days"])
+    assert days[1] == pytest.approx(days[0] / 4, rel=1e-12)
+
+
 def test_the_vocabulary_has_to_be_known(
     config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,6 +157,7 @@ def test_the_drawing_needs_no_torch(config: str) -> None:
 import sys
 sys.modules["torch"] = None  # importing it fails
 from colonnade import cli
+from colonnade.config.load import load
 from colonnade.planner.hardware import hardware
 sys.argv = ["colonnade", "plan", {config!r}, "--draw"]
 cli.main()

@@ -15,6 +15,7 @@ from colonnade.config.load import load
 from colonnade.errors import ConfigError
 from colonnade.launch import launch
 from colonnade.train import start as begin
+from colonnade.train.corpus import curriculum_of, open_corpus
 from colonnade.train.run_folder import occupy
 from tests.commands import after_banner, forked, here
 from tests.commands import start as start_ranks
@@ -43,6 +44,18 @@ def test_a_vocabulary_too_small_is_told_beside_missing_tokens(config: Path) -> N
     answer = here("train", config, "data.train=nowhere", "model.vocab_size=100")
     assert answer.status == 2 and "2 problems" in answer.err
     assert "no nowhere.bin" in answer.err and "model.vocab_size = 100 is less than the 275 ids" in answer.err
+
+
+@pytest.mark.parametrize("curriculum", [[], ["tokens=[0, 200]", "seq_length=[4, 16]", "global_batch_size=[2, 4]"]])
+@pytest.mark.parametrize("epochs", [0.3, 1, 2.5])
+def test_epochs_take_as_many_steps_as_use_them_up(config: Path, curriculum: list[str], epochs: float) -> None:
+    """Also while sequences and batches grow."""
+    config.write_text(config.read_text().replace("steps = 6\n", f"epochs = {epochs}\n"))
+    keys = ["model.seq_length=16", "train.global_batch_size=4", "train.micro_batch_size=2"]
+    settings = begin.load_for_run(config, [*keys, *(f"curriculum.{key}" for key in curriculum)])
+    wanted = epochs * len(open_corpus(settings).datasets.train) * 16
+    tokens = [curriculum_of(settings).steps(steps) * curriculum_of(settings).unit for steps in range(1000)]
+    assert tokens[settings.train.steps - 1] < wanted <= tokens[settings.train.steps]
 
 
 @pytest.mark.parametrize(

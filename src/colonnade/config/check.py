@@ -15,6 +15,7 @@ from colonnade.config.check_layout import LAYOUT_CHECKS
 from colonnade.config.check_model import MODEL_CHECKS
 from colonnade.config.check_uploads import UPLOAD_CHECKS
 from colonnade.config.numbers import divisors, either, multiples_around, nearest_divisors, one_of
+from colonnade.config.parts import LoraConfig
 from colonnade.config.schema import Config
 from colonnade.config.split import parse_split
 
@@ -103,12 +104,31 @@ def floor_below_peak(config: Config) -> Iterator[str]:
 
 def warmup_before_decay_end(config: Config) -> Iterator[str]:
     """A run that ends within its warm-up is the beginning of a longer one; a decay cannot end there."""
-    warmup, end = config.optim.warmup, config.optim.decay_steps
-    if end is not None and warmup > end:
-        yield (
-            f"optim.warmup_steps = {warmup} is more than optim.decay_steps = {end}, where the decay ends: the "
-            f"learning rate would never get to its highest value. Use at most {end}."
-        )
+    optim = config.optim
+    for unit, warmup, end in (
+        ("steps", optim.warmup, optim.decay_steps),
+        ("tokens", optim.warmup_tokens, optim.decay_tokens),
+    ):
+        if warmup is not None and end is not None and warmup > end:
+            yield (
+                f"optim.warmup_{unit} = {warmup} is more than optim.decay_{unit} = {end}, where the decay ends: the "
+                f"learning rate would never get to its highest value. Use at most {end}."
+            )
+
+
+def decay_starts_before_its_end(config: Config) -> Iterator[str]:
+    """A start may lie far away, until it is time for it; but then its end must not be set yet."""
+    optim = config.optim
+    for unit, key, start, end in (
+        ("steps", "decay_start", optim.decay_start, optim.decay_steps),
+        ("tokens", "decay_start_tokens", optim.decay_start_tokens, optim.decay_tokens),
+    ):
+        if start is not None and end is not None and start >= end:
+            yield (
+                f"optim.{key} = {start} is not below optim.decay_{unit} = {end}, where the decay ends: the learning "
+                "rate would fall to its floor in a single step. Use a smaller one, or leave the end out: it is "
+                "train.steps then."
+            )
 
 
 def learning_rate_in_steps_or_tokens(config: Config) -> Iterator[str]:
@@ -160,16 +180,42 @@ def split_readable(config: Config) -> Iterator[str]:
 
 
 def validation_part_exists(config: Config) -> Iterator[str]:
-    every, data = config.train.evaluate_every, config.data
+    train, data = config.train, config.data
     try:
         share = parse_split(data.split)[1]
     except ValueError:
         return
-    if every and not share and data.validation is None:
+    there = bool(share) or data.validation is not None
+    missing = (
+        f'data.validation is not set and data.split = "{data.split}" leaves no validation part. Set data.validation, '
+        'use a split like "29:1:0", or '
+    )
+    if train.evaluate_every and not there:
+        yield f"train.evaluate_every = {train.evaluate_every} asks for evaluations, but {missing}evaluate_every = 0."
+    if train.evaluate_at_start and not there:
+        yield f"train.evaluate_at_start = true asks for an evaluation, but {missing}evaluate_at_start = false."
+    if train.patience and not there:
+        yield f"train.patience = {train.patience} counts evaluations, but {missing}patience = 0."
+    elif train.patience and train.evaluate_every == 0:
         yield (
-            f"train.evaluate_every = {every} asks for evaluations, but data.validation is not set and data.split = "
-            f'"{data.split}" leaves no validation part. Set data.validation, use a split like "29:1:0", or '
-            "evaluate_every = 0."
+            f"train.patience = {train.patience} counts evaluations, and train.evaluate_every = 0 leaves them out. Set "
+            "evaluate_every, or patience = 0."
+        )
+
+
+def adapters_have_a_rank(config: Config) -> Iterator[str]:
+    if config.lora.rank == 0 and config.lora != LoraConfig():
+        yield (
+            "[lora] has no effect without lora.rank: all weights would be trained. Set lora.rank, or leave the section "
+            "out."
+        )
+
+
+def resized_weights_are_named(config: Config) -> Iterator[str]:
+    if config.train.init_from_resize and config.train.init_from is None:
+        yield (
+            "train.init_from_resize = true has no effect without train.init_from: all weights would be drawn. Set "
+            "init_from, or leave init_from_resize out."
         )
 
 
@@ -216,7 +262,14 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(("train.global_batch_size", "train.micro_batch_size", "parallel.dp"), batch_cut_by_ranks),
     Check(("optim.learning_rate", "optim.min_learning_rate"), floor_below_peak),
-    Check(("optim.warmup_steps", "optim.decay_steps"), warmup_before_decay_end),
+    Check(
+        ("optim.warmup_steps", "optim.warmup_tokens", "optim.decay_steps", "optim.decay_tokens"),
+        warmup_before_decay_end,
+    ),
+    Check(
+        ("optim.decay_start", "optim.decay_start_tokens", "optim.decay_steps", "optim.decay_tokens"),
+        decay_starts_before_its_end,
+    ),
     Check(
         (
             *("optim.warmup_steps", "optim.warmup_tokens", "optim.decay_start", "optim.decay_start_tokens"),
@@ -227,7 +280,15 @@ CHECKS: tuple[Check, ...] = (
     Check(("data.order", "data.epochs", "data.blend"), epochs_where_read),
     Check(("data.train", "data.blend"), training_data_named),
     Check(("data.split",), split_readable),
-    Check(("train.evaluate_every", "data.split", "data.validation"), validation_part_exists),
+    Check(
+        (
+            *("train.evaluate_every", "train.evaluate_at_start", "train.patience"),
+            *("data.split", "data.validation"),
+        ),
+        validation_part_exists,
+    ),
+    Check(tuple(f"lora.{key}" for key in LoraConfig.model_fields), adapters_have_a_rank),
+    Check(("train.init_from", "train.init_from_resize"), resized_weights_are_named),
     Check(("thermometers.sites",), something_is_measured),
     *(Check(keys, messages) for keys, messages in MODEL_CHECKS),
     *(Check(keys, messages) for keys, messages in UPLOAD_CHECKS),

@@ -19,7 +19,7 @@ from colonnade.mesh.collectives import all_gather
 from colonnade.mesh.mesh import Mesh
 from colonnade.mesh.shared_memory import SharedMemoryTransport
 from colonnade.planner.memory import Memory
-from colonnade.train.corpus import Corpus
+from colonnade.train.corpus import Corpus, tokens_of
 from colonnade.train.loop import Banner
 from colonnade.train.machine import Free, cpu_cores, device_name, free_memory
 from colonnade.train.products import Decision
@@ -127,12 +127,13 @@ def _data(corpus: Corpus) -> str:
 
 
 def _steps(config: Config, corpus: Corpus) -> str:
-    train, curriculum = config.train, corpus.curriculum
-    tokens = curriculum.steps(train.steps) * curriculum.unit
-    epoch = len(corpus.datasets.train) * config.model.seq_length
-    sizes = f"{train.global_batch_size:,} × {config.model.seq_length:,} tokens"
+    train, curriculum, tokens = config.train, corpus.curriculum, tokens_of(config)
+    step, epoch = (
+        count * config.model.sample_length for count in (train.global_batch_size, len(corpus.datasets.train))
+    )
+    sizes = f"{train.global_batch_size:,} × {config.model.sample_length:,} tokens"
     growing = " at the end" if len(curriculum.phases) > 1 else ""
-    an_epoch = "" if growing else f" of {epoch / (train.global_batch_size * config.model.seq_length):,.1f} steps"
+    an_epoch = "" if growing else f" of {epoch / step:,.1f} steps"
     return f"{train.steps:,} of {sizes}{growing}, {tokens:,} tokens in all: {tokens / epoch:.3g} epochs{an_epoch}"
 
 

@@ -27,6 +27,7 @@ from colonnade.planner.paper import Walk, walk
 from colonnade.planner.ranks import RankPlan, largest, plan_run
 from colonnade.planner.stand_in import device_of
 from colonnade.planner.timeline import Played, of_actions, play
+from colonnade.train.corpus import tokens_of
 
 DAY = 86400.0
 STATE = 12
@@ -57,6 +58,8 @@ class Estimate:
     peak: float
     """[FLOP/s] Of a device, in the precision of the run."""
     steps: int
+    tokens: int
+    """Of the whole run: fewer than steps × tokens_per_step where sequences or batches grow."""
     spent: Mapping[str, float]
     """[s of a step] Of the stage that works longest, by what for; "pipeline" is its waiting."""
     stall: float
@@ -86,8 +89,8 @@ class Estimate:
 
     @property
     def days(self) -> float:
-        """Of all steps, without failures."""
-        return self.steps * self.seconds_per_step / DAY
+        """Of all steps, without failures. Each token takes as long as at the end of a curriculum."""
+        return self.tokens / self.tokens_per_second / DAY
 
     @property
     def days_with_failures(self) -> float:
@@ -150,6 +153,7 @@ def estimate(
         flops_per_token=architecture.flops_per_token,
         peak=hardware.peak(TORCH_NAMES[config.train.precision]),
         steps=config.train.steps,
+        tokens=tokens_of(config),
         spent={
             **spent,
             **({"data": reading} if reading else {}),

@@ -29,8 +29,7 @@ def as_text(found: Estimate) -> str:
             f"  memory   {_fit(found)}",
             f"  step     {duration(found.seconds_per_step)}, {found.tokens_per_second:,.0f} tokens/s, "
             f"MFU {found.mfu:.1%} of {found.peak / 1e12:,.4g} TFLOP/s",
-            f"  run      {found.steps:,} steps, {found.steps * found.tokens_per_step:,} tokens: "
-            f"{duration(found.days * 86400)}",
+            f"  run      {found.steps:,} steps, {found.tokens:,} tokens: {duration(found.days * 86400)}",
             f"  failures one every {duration(failures.between)}; a checkpoint every {duration(failures.interval)} "
             f"is best, {failures.lost:.1%} of the time is lost",
             f"  in all   {duration(found.days_with_failures * 86400)}, ${found.dollars:,.0f} at "

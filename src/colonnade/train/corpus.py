@@ -173,13 +173,18 @@ def _files_of(dataset: SplitDataset | None) -> list[TokenFile]:
     return [] if dataset is None else [part.file for part in dataset.parts]
 
 
-def step_by(config: Config, tokens: int) -> int:
-    """The first step by which so many tokens are used up; batches that a rollback passes over do not count."""
+def tokens_of(config: Config, steps: int | None = None) -> int:
+    """Tokens that so many steps use up, or the whole run; batches that a rollback passes over do not count."""
     curriculum = curriculum_of(config)
-    each, most = curriculum.unit * config.model.sequences, 1
-    while curriculum.steps(most) * each < tokens:
+    return curriculum.steps(config.train.steps if steps is None else steps) * curriculum.unit * config.model.sequences
+
+
+def step_by(config: Config, tokens: int) -> int:
+    """The first step by which so many tokens are used up."""
+    most = 1
+    while tokens_of(config, most) < tokens:
         most *= 2
-    return bisect_left(range(most + 1), tokens, key=lambda step: curriculum.steps(step) * each)
+    return bisect_left(range(most + 1), tokens, key=partial(tokens_of, config))
 
 
 def curriculum_of(config: Config) -> Curriculum:

@@ -139,7 +139,7 @@ def complete(content: TomlTable, *, num_gpus: int | None = None, record: Path | 
 
 def _steps_of_epochs(content: TomlTable) -> int:
     """The steps that train.epochs take; 1 where something is wrong with the rest, which others tell."""
-    from colonnade.train.corpus import open_corpus
+    from colonnade.train.corpus import open_corpus, step_by
 
     try:
         config = build({**content, "train": {**content["train"], "steps": 1}}, [], source="the configuration")
@@ -147,7 +147,7 @@ def _steps_of_epochs(content: TomlTable) -> int:
     except ColonnadeError:
         return 1
     assert config.train.epochs is not None, "called where it is set"
-    return max(1, math.ceil(config.train.epochs * samples / config.train.global_batch_size))
+    return max(1, step_by(config, math.ceil(config.train.epochs * samples) * config.model.sample_length))
 
 
 def lines(path: Path | TomlFile, overrides: Sequence[str] = ()) -> list[str]:
