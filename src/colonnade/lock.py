@@ -101,10 +101,12 @@ def _in_child(path: Path, shared: Any) -> Lock:
 
 
 @contextmanager
-def locked(folder: Path, purpose: str, *, name: str = NAME, instead: str = "choose another folder") -> Iterator[Lock]:
+def locked(
+    folder: Path, purpose: str, *, name: str = NAME, instead: str | None = "choose another folder"
+) -> Iterator[Lock]:
     """Holds FOLDER/name for `purpose`; the folder is made if it is missing. Raises LockError where another has it.
 
-    `instead`: what somebody who is refused can do besides waiting.
+    `instead`: what somebody who is refused can do besides waiting and stopping it; None: nothing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = _take(folder / name, purpose, instead)
@@ -123,7 +125,7 @@ def holder_of(folder: Path, *, name: str = NAME) -> Holder | None:
         return None
 
 
-def _take(path: Path, purpose: str, instead: str) -> Lock:
+def _take(path: Path, purpose: str, instead: str | None) -> Lock:
     end = time.monotonic() + _PATIENCE_SECONDS
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -146,7 +148,7 @@ def _take(path: Path, purpose: str, instead: str) -> Lock:
         os.close(descriptor)  # the holder before has just removed it
 
 
-def _take_file(path: Path, purpose: str, instead: str) -> Lock:
+def _take_file(path: Path, purpose: str, instead: str | None) -> Lock:
     """The lock where there is no flock: a file of our own, linked to the lock's name, which only one can do."""
     own = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}")
     descriptor = os.open(own, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -169,12 +171,13 @@ def _take_file(path: Path, purpose: str, instead: str) -> Lock:
         own.unlink(missing_ok=True)
 
 
-def _refusal(path: Path, instead: str, *, remove: bool = False) -> LockError:
+def _refusal(path: Path, instead: str | None, *, remove: bool = False) -> LockError:
     holder = _signed(path) or "another process"
     more = f" Where that has ended without a word, remove {path}." if remove else ""
+    ways = "or stop it" if instead is None else f"stop it, or {instead}"
     return LockError(
-        f"{path.parent} is in use by {holder}: only one at a time may write there. Wait until it has ended, stop it, "
-        f"or {instead}.{more}"
+        f"{path.parent} is in use by {holder}: only one at a time may write there. Wait until it has ended, {ways}."
+        f"{more}"
     )
 
 

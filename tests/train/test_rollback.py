@@ -321,6 +321,31 @@ def run(finished: Finished, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.parametrize("option", ["--skip", "--rate-steps", "--rewarm"])
+def test_a_number_of_steps_that_no_run_has(run: Path, option: str) -> None:
+    answer = here("rollback", run, 4, option, 10**19)
+    assert answer.status == 2 and f"{option} {10**19} is more steps than a run can have" in answer.err
+    assert saved_steps(run) == [4, 6]
+
+
+def test_nothing_is_lost_where_the_data_would_end_before_the_run(config: Path, tmp_path: Path) -> None:
+    """As many epochs as the run needs: a batch may be passed over where the run has one to spare."""
+    run = tmp_path / "run"
+    keys = ["data.order=all_epochs", "data.epochs=1", f"run.folder={run}", "checkpoint.keep=9"]
+    there = len(open_corpus(load(config, ["data.order=all_epochs", "data.epochs=100"])).datasets.train)
+    steps = there // 4 - 1
+    assert here("train", config, *keys, f"train.steps={steps}").status == 0
+    before = snapshot(run)
+    refused = here("rollback", run, 4, "--skip", 2)
+    assert refused.status == 2 and f"Set train.steps to {steps - 1} or less" in refused.err, refused
+    assert f"behind step 4 from sample {6 * 4 + 1} on, the run takes {steps * 4 + 8} samples" in refused.err
+    assert snapshot(run) == before
+    assert here("rollback", run, 4, "--skip", 1).status == 0 and saved_steps(run) == [4]
+    again = here("train", config, *keys, f"train.steps={steps + 1}", "--dry-run")
+    assert again.status == 2 and f"Set train.steps to {steps} or less" in again.err, again
+    assert here("train", config, *keys, f"train.steps={steps}").status == 0
+
+
 def test_by_hand(finished: Finished, run: Path) -> None:
     answer = here("rollback", run, 4, "--skip", 2, "--rate-factor", 0.5, "--rate-steps", 1)
     assert answer.out == (
@@ -342,7 +367,7 @@ def test_a_run_that_is_at_work_is_left_alone(run: Path) -> None:
     with locked(run, "colonnade train"):
         answer = here("rollback", run, 4)
     assert answer.status == 2 and f"{run} is in use by `colonnade train`" in answer.err, answer
-    assert "wait until it has ended" in answer.err and snapshot(run) == before
+    assert answer.err.endswith("Wait until it has ended, or stop it.\n") and snapshot(run) == before
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ Opening it takes no torch, so that what is wrong is reported before any rank sta
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -286,8 +286,12 @@ def check_length(
         return
     there = len(datasets.train) * config.data.epochs
     if wanted > there:
+        a_sample = curriculum.seq_length // curriculum.unit
+        left = range(1, config.train.steps - step + 1)
+        last = step + bisect_right(left, there * a_sample, key=lambda count: curriculum.steps(count, position))
+        at = f", behind step {step:,} from sample {position // a_sample + 1:,} on," if step else ""
         raise ConfigError(
-            f"train.steps × train.global_batch_size = {wanted:,} samples, but data.epochs = {config.data.epochs} "
-            f"epochs of {len(datasets.train):,} samples are {there:,}. Set train.steps to "
-            f"{there // config.train.global_batch_size} or less, or raise data.epochs before the run begins."
+            f"Up to train.steps = {config.train.steps:,}{at} the run takes {wanted:,} samples, but data.epochs = "
+            f"{config.data.epochs} epochs of {len(datasets.train):,} samples are {there:,}. Set train.steps to {last} "
+            "or less, or raise data.epochs before the run begins."
         )

@@ -306,6 +306,10 @@ def beginning(config: Config, corpus: Corpus) -> str:
     _check(config, corpus, path, manifest)
     if manifest.step >= config.train.steps:
         return f"do nothing: {path} is at step {manifest.step:,} of train.steps = {config.train.steps:,}"
+    metadata = metadata_of(path, manifest)
+    behind = in_force(as_it_began(config, metadata.changes), metadata.changes)
+    corpus = replace(corpus, curriculum=curriculum_of(behind))
+    rollbacks.check_left(behind, corpus, metadata, rollbacks.read(Path(config.run.folder)))
     return f"go on from {path} with step {manifest.step + 1:,}"
 
 

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from colonnade.config.section import MOST
 from colonnade.errors import ConfigError
 
 
@@ -27,6 +28,9 @@ class RollbackOptions(NamedTuple):
                 f"--rate-factor {self.rate_factor:g} would leave no learning rate to train with, which is multiplied "
                 "with it. Give a number above 0 and of at most 1, like 0.5."
             )
+        for option, value in (("--skip", self.skip), ("--rate-steps", self.rate_steps), ("--rewarm", self.rewarm)):
+            if value > MOST:
+                raise ConfigError(f"{option} {value} is more steps than a run can have. Give {MOST} or less.")
         if (self.rate_factor < 1.0) != (self.rate_steps > 0):
             raise ConfigError(
                 f"--rate-factor {self.rate_factor:g} and --rate-steps {self.rate_steps} go together: by what the "

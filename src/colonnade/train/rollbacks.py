@@ -15,13 +15,15 @@ from colonnade.atomic import write_whole
 from colonnade.checkpoint.folders import discard_after
 from colonnade.checkpoint.manifest import read_manifest
 from colonnade.checkpoint.names import checkpoints_in, folder_name
+from colonnade.config.load import load
 from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError, ConfigError
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Axis
-from colonnade.train.corpus import Corpus, check_length
+from colonnade.train.change import as_it_began, in_force
+from colonnade.train.corpus import Corpus, check_length, open_corpus
 from colonnade.train.divergence import Rollback, lowered
-from colonnade.train.metadata import metadata_of
+from colonnade.train.metadata import RunMetadata, metadata_of
 from colonnade.train.monitor import set_aside
 from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.run_folder import COPIES, ROLLBACKS, checkpoints
@@ -67,7 +69,7 @@ def finish(run: Path) -> None:
 
 def by_hand(run: Path, step: int, asked: RollbackOptions) -> tuple[Rollback, list[int]]:
     """Return to the checkpoint of a step; also the steps of the checkpoints that were deleted. CheckpointError where
-    it is not there.
+    it is not there, ConfigError where the data would end before the run.
 
     Whoever calls this holds the run's folder. Earlier rollbacks to this step or a later one are undone with it.
     """
@@ -87,11 +89,35 @@ def by_hand(run: Path, step: int, asked: RollbackOptions) -> tuple[Rollback, lis
         reason="asked for",
         id=uuid4().hex,
     )
+    before = [each for each in read(run) if each.to < step]
+    if rollback.skip:
+        _check_data_left(run, saved[step], [*before, rollback])
     (run / COPIES).unlink(missing_ok=True)
-    write(run, [*(each for each in read(run) if each.to < step), rollback])
+    write(run, [*before, rollback])
     discard_after(checkpoints(run), step)
     set_aside(run, step)
     return rollback, [each for each in saved if each > step]
+
+
+def _check_data_left(run: Path, checkpoint: Path, recorded: Sequence[Rollback]) -> None:
+    """ConfigError where data that end would do so before the run."""
+    metadata = metadata_of(checkpoint, read_manifest(checkpoint))
+    config = in_force(as_it_began(load(run / "config.toml"), metadata.changes), metadata.changes)
+    if config.data.order == "all_epochs" or config.data.blend_by == "epochs":
+        check_left(config, open_corpus(config), metadata, recorded)
+
+
+def check_left(config: Config, corpus: Corpus, metadata: RunMetadata, recorded: Sequence[Rollback]) -> None:
+    """ConfigError where too little data is left behind a checkpoint, with the rollbacks that return to it."""
+    position = metadata.samples
+    for each in _to_do(recorded, metadata.step, metadata.rollbacks):
+        position = corpus.curriculum.steps(each.skip, position)
+    check_length(config, corpus.datasets, corpus.curriculum, step=metadata.step, position=position)
+
+
+def _to_do(recorded: Sequence[Rollback], step: int, done: Sequence[Rollback]) -> list[Rollback]:
+    """What returns to the checkpoint of a step, and is not behind it yet."""
+    return [each for each in recorded if each.to == step and each not in done]
 
 
 def apply(
@@ -101,7 +127,7 @@ def apply(
 
     `done`: those that the checkpoint knows. ConfigError where too little data is left.
     """
-    to_do = [each for each in recorded if each.to == state.step and each not in done]
+    to_do = _to_do(recorded, state.step, done)
     for each in to_do:
         state.samples = corpus.curriculum.steps(each.skip, state.samples)
     state.rollbacks = [*done, *to_do]

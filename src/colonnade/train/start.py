@@ -235,7 +235,7 @@ def roll_back_folder(run: Path, step: int, asked: RollbackOptions) -> str:
     if not run_folder.checkpoints(run).is_dir():
         raise ConfigError(f"{run} is not the folder of a run: it has no {run_folder.checkpoints(run).name}/. Name one.")
     asked.check(step)
-    with locked(run, "colonnade rollback", instead="wait until it has ended"):
+    with locked(run, "colonnade rollback", instead=None):
         return _rolled_back(run, step, asked)
 
 
