@@ -269,6 +269,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         load(tmp_path / "latin.toml")
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(loaded: Loaded, tmp_path: Path) -> None:
+    """As some editors write it."""
+    (tmp_path / "marked.toml").write_bytes(b"\xef\xbb\xbf" + to_toml(loaded()).encode())
+    assert load(tmp_path / "marked.toml") == loaded()
+
+
 def value_for(key: Key) -> st.SearchStrategy[Any]:
     """Any value that a key accepts."""
     if key.choices:

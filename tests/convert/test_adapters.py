@@ -11,6 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from colonnade.architecture.adapters import LORA_A
+from colonnade.checkpoint.manifest import read_manifest
+from colonnade.checkpoint.whole import read_whole
 from colonnade.config.load import loads
 from colonnade.config.parts import LoraConfig
 from colonnade.config.schema import Config, OptimConfig, RunConfig, TrainConfig
@@ -216,6 +219,21 @@ def test_what_a_merged_checkpoint_has_beside_its_weights(tmp_path: Path) -> None
     assert files.keys() == {"config.toml", "tokenizer.json", "tokenizer_config.json"}
     assert files["tokenizer_config.json"] == b"tokenizer_config.json"
     assert loads(files["config.toml"].decode(), source="config.toml").lora == LoraConfig()
+
+
+@pytest.mark.one_in(2)
+def test_damaged_adapters_are_not_given_on(run: tuple[Path, Path, Any], tmp_path: Path) -> None:
+    """A bit of a number is another: what holds the numbers can be read as before."""
+    newest = run[0] / "checkpoints" / "step_00000003"
+    damaged = Path(shutil.copytree(newest, tmp_path / newest.name))
+    manifest = read_manifest(newest)
+    name = next(name for name in manifest.tensors if name.endswith(LORA_A))
+    number = read_whole(newest, manifest, name).flatten()[0].numpy().tobytes()
+    file = next(file for file in sorted(damaged.glob("*.distcp")) if number in file.read_bytes())
+    file.write_bytes(file.read_bytes().replace(number, bytes([*number[:-1], number[-1] ^ 0x40])))
+    answer = here("convert", damaged, tmp_path / "peft")
+    assert answer.status == 2 and f"{file} is damaged: its bytes are not those" in answer.err, answer
+    assert not (tmp_path / "peft").exists()
 
 
 @pytest.mark.one_in(2)

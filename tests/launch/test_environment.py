@@ -1,6 +1,7 @@
 """What a process learns of its place from its environment."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,18 @@ def test_ranks_of_one_machine_talk_over_its_loopback_unless_told_otherwise(
     assert launch._environment((0,), tmp_path, False, 0, 9)["GLOO_SOCKET_IFNAME"] == (own or "lo")
     environment.setattr(launch.socket, "if_nameindex", lambda: [(1, "eth0")])
     assert launch._environment((0,), tmp_path, False, 0, 9).get("GLOO_SOCKET_IFNAME", "") == own
+
+
+def test_what_a_supervisor_tells_its_ranks(tmp_path: Path) -> None:
+    """What it was started with, when it began, and the fault before this start."""
+    asks = "from colonnade.launch import launch; print(launch.file_of_start(), launch.began(), launch.last_fault())"
+    told = tmp_path / "told"
+    command = ["bash", "-c", f"exec {sys.executable} -c '{asks}' > {told}"]
+    assert launch.run_on(range(1), command).status == 0
+    assert told.read_text() == "None None None\n"
+    assert launch.run_on(range(1), command, file="ö = 1", began=12.5, fault=(20.25, 7)).status == 0
+    assert told.read_text() == "ö = 1 12.5 (20.25, 7)\n"
+    assert (launch.file_of_start(), launch.began()) == (None, None)
 
 
 def test_where_caches_lie(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 import json
 import shutil
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +14,12 @@ from torch import nn
 
 from colonnade.config.load import load
 from colonnade.errors import DataError
-from colonnade.mesh.mesh import Mesh
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.serving.trained import open_trained
 from colonnade.train import teacher as train_teacher
 from colonnade.train.corpus import open_corpus
-from colonnade.train.taught import Block, Stored
+from colonnade.train.taught import Block, Stored, _missing
 from tests.commands import forked
 from tests.runs import Finished, metrics, tensors
 from tests.tiny import TinyCorpus, write_config
@@ -156,9 +159,10 @@ def test_a_run_that_goes_on_is_the_same_and_adds_what_is_missing(
 
 @pytest.mark.slow
 def test_a_teacher_that_cannot_teach(corpus: TinyCorpus, teacher: Path, finished: Finished, tmp_path: Path) -> None:
-    assert "is not there" in refused(corpus, tmp_path, tmp_path / "nobody")
+    assert "does not exist: there is no such folder" in refused(corpus, tmp_path, tmp_path / "nobody")
     (tmp_path / "empty").mkdir()
-    assert "is no checkpoint, no folder of a run that has one" in refused(corpus, tmp_path, tmp_path / "empty")
+    message = refused(corpus, tmp_path, tmp_path / "empty")
+    assert f"distillation.teacher = '{tmp_path / 'empty'}' is no checkpoint, no folder of a run that has one" in message
     assert "top_k = 276 is more than the vocabulary's 275" in refused(
         corpus, tmp_path, teacher, "distillation.top_k=276"
     )
@@ -186,10 +190,32 @@ def test_a_model_that_has_learned_preferences_teaches_what_comes_next(
     assert train_teacher.teacher_model(finished.newest).head == "pretraining"
 
 
+def test_what_a_teacher_has_said_is_read_as_it_was_written_or_not_at_all(tmp_path: Path) -> None:
+    """A sample of two is damaged; and what has no sums, or fewer, counts as missing."""
+    block = Block(0, 2, 2)
+    _save(block, tmp_path, np.arange(6, dtype="<f4").reshape(2, 3))
+    damaged = bytearray(block.path(tmp_path).read_bytes())
+    damaged[-5] ^= 1
+    block.path(tmp_path).write_bytes(damaged)
+    stored = Stored(tmp_path, size=2, stop=2, alpha=0.5, temperature=1.0)
+    assert stored._row(0).tolist() == [0, 1, 2]
+    with pytest.raises(DataError, match=r"targets_00000000\.npy is damaged: what the teacher said of sample 2 is not"):
+        stored._row(1)
+    alone = build_mesh(Layout(), 0)
+    assert _missing(tmp_path, [block], alone) == []
+    np.save(block.sums(tmp_path), np.zeros(1, np.uint32))
+    assert _missing(tmp_path, [block], alone) == [block]
+
+
+def _save(block: Block, folder: Path, rows: np.ndarray[Any, Any]) -> None:
+    np.save(block.sums(folder), np.array([zlib.crc32(row.tobytes()) for row in rows], np.uint32))
+    np.save(block.path(folder), rows)
+
+
 def test_behind_what_a_teacher_has_said_is_a_clear_message(tmp_path: Path) -> None:
     """A store of two full blocks."""
     for number in (0, 1):
-        np.save(Block(number, 4, 8).path(tmp_path), np.full((4, 2), number))
+        _save(Block(number, 4, 8), tmp_path, np.full((4, 2), number))
     stored = Stored(tmp_path, size=4, stop=8, alpha=0.5, temperature=1.0)
     assert stored._row(3).tolist() == [0, 0] and stored._row(7).tolist() == [1, 1]
     with pytest.raises(DataError, match=r"the run's first 8 samples, and sample 9 is next"):

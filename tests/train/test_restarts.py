@@ -21,6 +21,7 @@ from colonnade.launch.supervisor import CRASH, EXCEPTION, MISTAKE, UNFINISHED, C
 from colonnade.train import restarts
 from colonnade.train.change import BATCH, Change
 from colonnade.train.change_requests import Decided, write_decided
+from colonnade.train.interrupt import Interrupt, Request
 from colonnade.train.restarts import POLL, Restarts, kind_of
 from tests.commands import environment, forked, ranks_of
 from tests.runs import metrics
@@ -47,12 +48,14 @@ class Fake:
     ends: Iterator[Callable[[Path], Ended]]
     run: Path
     started: list[tuple[tuple[int, ...], list[str], bool]] = field(default_factory=list)
+    began: list[float | None] = field(default_factory=list)
     slept: list[float] = field(default_factory=list)
     """[seconds]"""
 
     def __call__(
-        self, places: Sequence[int], command: list[str], *, at: Any, choose_gpus: bool, **more: object
+        self, places: Sequence[int], command: list[str], *, at: Any, choose_gpus: bool, began: Any, **more: object
     ) -> Ended:
+        self.began.append(began)
         self.started.append((tuple(places), command[1:], choose_gpus))
         if at is not None:
             at[1]()  # the time is over at once
@@ -238,6 +241,29 @@ def test_kinds() -> None:
     assert kind_of(raised("rank 0 raised ValueError: no")) == "raised"
     assert kind_of(killed(0), killed_for_memory=True) == "out of memory"
     assert kind_of(Ended(2, False, Cause(0, MISTAKE, "rank 0 raised MemoryShortError: x"))) == "out of memory"
+
+
+def test_a_run_that_is_to_stop_is_not_started_again(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its stop file was made while it was not there to see it."""
+
+    def lost(run: Path) -> Ended:
+        (run / "stop").touch()
+        return after(killed(2), 10)(run)
+
+    status, made = fake(lost)
+    assert status == UNFINISHED and len(made.started) == 1 and names(made.run)[-1] == "no restart"
+    assert f"Not started again: there is a file {made.run / 'stop'}." in capsys.readouterr().err
+
+
+def test_a_time_limit_goes_on_over_restarts(fake: Any, tmp_path: Path) -> None:
+    """Ranks that are started again learn when the first ones were started, and count from there."""
+    before = time.monotonic()
+    _, made = fake(after(killed(2), 10), after(killed(2), 20), after(DONE, 30))
+    first, second, third = made.began
+    assert first is None and second == third and before <= second <= time.monotonic()
+    begun = [Interrupt(tmp_path, 50.0, time.monotonic() - ago) for ago in (40.0, 60.0)]
+    assert [each.newest() for each in begun] == [Request.NOTHING, Request.STOP]
+    assert Interrupt(tmp_path, 50.0).newest() == Request.NOTHING and begun[1].exit_code == UNFINISHED
 
 
 def test_other_gpus_are_hidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from colonnade.config.load import load
 from colonnade.errors import ConfigError
 from colonnade.launch import launch
+from colonnade.train import file_checks
 from colonnade.train import start as begin
 from colonnade.train.corpus import curriculum_of, open_corpus
 from colonnade.train.run_folder import occupy
@@ -336,8 +337,8 @@ def test_only_a_users_mistake_is_a_problem() -> None:
     def fail() -> None:
         raise RuntimeError("a bug")
 
-    assert begin._problems(lambda: None, "data.train") == []
-    (found,) = begin._problems(refuse, "data.train", "data.split")
+    assert file_checks._problems(lambda: None, "data.train") == []
+    (found,) = file_checks._problems(refuse, "data.train", "data.split")
     assert (found.message, tuple(found.keys)) == ("the file is none", ("data.train", "data.split"))
     with pytest.raises(RuntimeError, match="a bug"):
-        begin._problems(fail, "data.train")
+        file_checks._problems(fail, "data.train")

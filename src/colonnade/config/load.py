@@ -41,7 +41,7 @@ class TomlFile:
     def read(cls, path: Path) -> "TomlFile":
         """ConfigError where it cannot be read."""
         try:
-            return cls(path, path.read_text(encoding="utf-8"))
+            return cls(path, path.read_text(encoding="utf-8-sig"))  # some editors begin with a mark
         except UnicodeDecodeError as error:
             raise ConfigError(f"{path} is not a text file in UTF-8 ({error}). Save it as UTF-8.") from error
         except OSError as error:

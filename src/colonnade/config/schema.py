@@ -380,7 +380,8 @@ class RunConfig(Section):
     """Folder of the run, made when missing, relative to the current folder: configuration, metrics, checkpoints."""
     time_limit: Positive | None = None
     """[seconds] The run ends after the first step that ends later than this, counted from before its first step, with
-    everything saved and exit status 99. Leave room for a step and a save before the limit of a batch system."""
+    everything saved and exit status 99. Where `train` starts ranks again, time goes on; torchrun begins anew. Leave
+    room for a step and a save before the limit of a batch system."""
     heartbeat: Annotated[NotNegative, WHILE_RUNNING] = 0.0
     """[seconds] heartbeat.json in the run's folder is written anew after a step, when the last one is so old: step and
     time, for whoever watches from outside. 0: it is not written."""

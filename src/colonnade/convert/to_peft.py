@@ -17,6 +17,7 @@ from colonnade.architecture.adapters import LORA_A, LORA_B, WEIGHT, is_adapter
 from colonnade.architecture.huggingface.families import family_of
 from colonnade.architecture.huggingface.keys import Refused, lines_of
 from colonnade.architecture.huggingface.statement import Source
+from colonnade.checkpoint.manifest import verify
 from colonnade.config.numbers import amount
 from colonnade.convert.adapted import Adapted, open_adapted
 from colonnade.convert.target import check_space, check_target, publish, workspace
@@ -42,6 +43,7 @@ def to_peft(checkpoint: Path, target: Path, *, dtype: torch.dtype | None, dry_ru
     ]
     if dry_run:
         return [*told, *(f"  {each.name} {list(each.shape)}" for each in planned), "Nothing was written (--dry-run)."]
+    verify(it.path, lambda name: None)
     check_space(target, needed)
     with workspace(target) as folder:
         made = folder / "adapters"

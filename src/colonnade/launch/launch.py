@@ -44,6 +44,7 @@ FOLDER = "COLONNADE_LAUNCH_FOLDER"  # where the ranks of a local run find each o
 PLACE = "COLONNADE_PLACE"  # where a rank of a local run runs: the number of a GPU, or of nothing in particular
 MEMORY = "COLONNADE_MEMORY"  # where a supervised run keeps copies of its state in memory
 FAULT = "COLONNADE_FAULT"  # when the supervisor noticed the fault before this start (monotonic), and the last step then
+BEGAN = "COLONNADE_BEGAN"  # when the supervisor started ranks for the first time (monotonic)
 PIPE = "COLONNADE_LAUNCH_PIPE"  # the descriptor that closes when the supervisor is gone
 OPENMP = "OMP_NUM_THREADS"  # with how many threads a process computes
 IDLE = 1.0  # seconds between looks of a rank that has nothing to do
@@ -85,6 +86,11 @@ def last_fault() -> tuple[float, int] | None:
         return None
     when, step = os.environ[FAULT].split()
     return float(when), int(step)
+
+
+def began() -> float | None:
+    """When the supervisor of this rank started ranks for the first time (`time.monotonic`); None in these."""
+    return float(os.environ[BEGAN]) if BEGAN in os.environ else None
 
 
 def speaks_first() -> bool:
@@ -383,14 +389,17 @@ def run_on(
     choose_gpus: bool = False,
     memory: Path | None = None,
     fault: tuple[float, int] | None = None,
+    began: float | None = None,
 ) -> Ended:
     """As `run_ranks`, a rank on each of these places of this machine, and tell more of the end.
 
-    `at`: seconds after the start, and what to do then. `choose_gpus`: places are GPUs, others are hidden. `memory` and
-    `fault`: what `memory_folder`, removed if this process is killed, and `last_fault` are in the ranks.
+    `at`: seconds after the start, and what to do then. `choose_gpus`: places are GPUs, others are hidden. `memory`,
+    `fault` and `began`: what `memory_folder`, removed if this process is killed, `last_fault` and `began` are in the
+    ranks.
     """
     own = {} if memory is None else {MEMORY: str(memory)}
     own |= {} if fault is None else {FAULT: f"{fault[0]} {fault[1]}"}
+    own |= {} if began is None else {BEGAN: str(began)}
     with tempfile.TemporaryDirectory(prefix="colonnade-") as folder:
         if file is not None:
             _file_of_start(folder).write_text(file, encoding="utf-8")

@@ -273,7 +273,7 @@ def _read_base(
     path: Path, wanted: BaseMetadata, shards: Sequence[Shard], mesh: Mesh, given: Path | None
 ) -> list[Shard]:
     """Fill those shards that are the base's, and give back the others. CheckpointError where the base has changed."""
-    origin = origin_at(base_path(path, wanted, given))
+    origin = origin_at(base_path(path, wanted, given), "the base")
     check_base(path, wanted, origin.path, content_together(origin.path, mesh.world))
     names = frozenset(wanted.weights)
     origin.fill([shard for shard in shards if shard.name in names])

@@ -82,11 +82,11 @@ def _without_other_answers(origin: Origin, config: Config, corpus: Corpus) -> Or
     return replace(origin, shapes=shapes, unused=frozenset(origin.shapes.keys() - kept))
 
 
-def origin_at(path: Path) -> Origin:
-    """The weights that a path has. CheckpointError where there are none, or adapters alone."""
+def origin_at(path: Path, named_by: str = "train.init_from") -> Origin:
+    """The weights that a path has. CheckpointError where there are none, or adapters alone: it says what named them."""
     found = checkpoint_at(path)
     whole = found is None and is_published(path) and not is_peft(path)
-    return _of_published(path) if whole else _of_checkpoint(path, found)
+    return _of_published(path) if whole else _of_checkpoint(path, found, named_by)
 
 
 def based_on(origin: Origin, state: TrainState, ranks: Axis) -> Base:
@@ -110,15 +110,15 @@ def read_base(origin: Origin, state: TrainState, monitor: Monitor) -> None:
     monitor.say(f"Beside them the weights of {origin.path}, {origin.what}, as the run began with them.")
 
 
-def _of_checkpoint(path: Path, found: Path | None) -> Origin:
+def _of_checkpoint(path: Path, found: Path | None, named_by: str) -> Origin:
     if is_peft(path):
         raise CheckpointError(
-            f"train.init_from = {str(path)!r} has adapters of PEFT alone. `colonnade convert {path} TARGET --base "
+            f"{named_by} = {str(path)!r} has adapters of PEFT alone. `colonnade convert {path} TARGET --base "
             "BASE` makes a checkpoint of both, to begin from."
         )
     if found is None:
         raise CheckpointError(
-            f"train.init_from = {str(path)!r} is no checkpoint, no folder of a run that has one, and no folder of "
+            f"{named_by} = {str(path)!r} is no checkpoint, no folder of a run that has one, and no folder of "
             f"Hugging Face with config.json and safetensors. Name one of them."
         )
     manifest = read_manifest(found)

@@ -30,17 +30,18 @@ class Request(IntEnum):
 
 class Interrupt:
     """While the `with` block runs: what was asked for. `folder`: of the run, on the rank that looks for its stop file
-    and at the clock; None elsewhere. `time_limit`: [seconds] from now.
+    and at the clock; None elsewhere. `time_limit`: [seconds] from `began` (`time.monotonic`); None: from now.
     """
 
-    def __init__(self, folder: Path | None = None, time_limit: float | None = None) -> None:
+    def __init__(self, folder: Path | None = None, time_limit: float | None = None, began: float | None = None) -> None:
         self.requested = False
         self.exit_code = 0
         self.reason = ""
         self._saving = False
         self._file = None if folder is None else folder / STOP_FILE
         self._leave = None if folder is None else folder / LEAVE_FILE
-        self._limit = None if folder is None or time_limit is None else time.monotonic() + time_limit
+        start = time.monotonic() if began is None else began
+        self._limit = None if folder is None or time_limit is None else start + time_limit
         self._before: dict[signal.Signals, Any] = {}
 
     def newest(self) -> Request:

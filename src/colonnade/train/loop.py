@@ -22,6 +22,7 @@ from colonnade.checkpoint.names import folder_name
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.errors import CopiesError
+from colonnade.launch import launch
 from colonnade.launch.agreement import on_all_ranks, settings
 from colonnade.launch.join import joined
 from colonnade.mesh.collectives import all_reduce
@@ -158,7 +159,8 @@ def _to_its_end(
     repair, retries = Repair(monitor), SaveRetries(config.checkpoint.retry_for)
     slow_ranks = SlowRanks(config.run, mesh, monitor)
     copies.begin(state)
-    interrupt = Interrupt(Path(config.run.folder) if mesh.rank == 0 else None, config.run.time_limit)
+    folder = Path(config.run.folder) if mesh.rank == 0 else None
+    interrupt = Interrupt(folder, config.run.time_limit, launch.began())
     uploads = uploads_of(config, monitor, active=mesh.rank == 0)
     with interrupt, uploads:
         changed = True

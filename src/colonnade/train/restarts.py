@@ -66,6 +66,8 @@ class Restarts:
     """Whether the run has begun on GPUs."""
     memory: Path | None = None
     """Where copies of the state are kept in memory."""
+    began: float | None = None
+    """When ranks were started for the first time."""
     recalled: bool = False
     """Ranks were asked to leave so that all can be tried."""
 
@@ -94,9 +96,14 @@ class Restarts:
                 return ended.status
             self._lose(decision)
             time.sleep(decision.wait)
+            if (self._folder / STOP_FILE).exists():
+                self._event("no restart", reason=f"there is a file {self._folder / STOP_FILE}")
+                _say(f"Not started again: there is a file {self._folder / STOP_FILE}. Remove it to train on.")
+                return UNFINISHED
 
     def _start(self, fit: Fit, places: Sequence[int]) -> launch.Ended:
         reduced = fit.num_ranks < self.config.parallel.num_ranks
+        began, self.began = self.began, self.began or time.monotonic()
         return launch.run_on(
             places,
             [*self.command, *fit.overrides(self.config)],
@@ -107,6 +114,7 @@ class Restarts:
             choose_gpus=bool(self.lost) and self.on_gpus,
             memory=self.memory,
             fault=self._fault(),
+            began=began,
         )
 
     def _fault(self) -> tuple[float, int] | None:

@@ -8,6 +8,7 @@ its blocks; one that is longer than before adds some.
 """
 
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from colonnade.checkpoint.schema import clip
 from colonnade.config.compare import meaning_at
 from colonnade.config.schema import Config, DataConfig
 from colonnade.data.loader import evaluation_batches, evaluation_positions
-from colonnade.errors import ConfigError, DataError
+from colonnade.errors import DataError
 from colonnade.launch.agreement import on_all_ranks
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.collectives import all_reduce
@@ -53,8 +54,6 @@ def attach(state: TrainState, config: Config, corpus: Corpus, mesh: Mesh, monito
     chosen = config.distillation
     if chosen.teacher is None:
         return
-    if not Path(chosen.teacher).is_dir():
-        raise ConfigError(f"distillation.teacher = {chosen.teacher!r} is not there. Name where it lies.")
     folder = store_of(config)
     about = _about(config, corpus, mesh)
     on_all_ranks(lambda: _check(folder, about) if mesh.rank == 0 else None, mesh.world)
@@ -97,6 +96,10 @@ class Block:
     def path(self, folder: Path) -> Path:
         return folder / f"targets_{self.number:08d}.npy"
 
+    def sums(self, folder: Path) -> Path:
+        """A CRC-32 of each position's part of the other file, which is there once this one is."""
+        return folder / f"sums_{self.number:08d}.npy"
+
 
 @dataclass(frozen=True)
 class Stored:
@@ -128,14 +131,25 @@ class Stored:
                 "what is missing."
             )
         number, within = divmod(position, self.size)
-        return cast(NDArray[Any], np.load(Block(number, self.size, 0).path(self.folder), mmap_mode="r")[within])
+        block = Block(number, self.size, 0)
+        row = cast(NDArray[Any], np.load(block.path(self.folder), mmap_mode="r")[within])
+        if _sum(row) != np.load(block.sums(self.folder), mmap_mode="r")[within]:
+            raise DataError(
+                f"{block.path(self.folder)} is damaged: what the teacher said of sample {position + 1:,} is not what "
+                "was written. Remove it and start the same command again: the teacher is asked anew."
+            )
+        return row
+
+
+def _sum(row: NDArray[Any]) -> int:
+    return zlib.crc32(row.tobytes())
 
 
 def _about(config: Config, corpus: Corpus, mesh: Mesh) -> dict[str, Any]:
     """What the stored targets depend on; of a teacher that runs beside the student, its content alone."""
     chosen = config.distillation
     assert chosen.teacher is not None, "there is a teacher"
-    content = {"teacher": content_together(origin_at(Path(chosen.teacher)).path, mesh.world)}
+    content = {"teacher": content_together(origin_at(Path(chosen.teacher), "distillation.teacher").path, mesh.world)}
     if chosen.top_k is None:
         return content
     keys = [key for key in DataConfig.model_fields if key not in _CHOICES]
@@ -190,7 +204,8 @@ def _missing(folder: Path, blocks: Sequence[Block], mesh: Mesh) -> list[Block]:
 
     def is_there(block: Block) -> bool:
         try:
-            return len(np.load(block.path(folder), mmap_mode="r")) >= block.stop - block.start
+            files = (block.path(folder), block.sums(folder))
+            return all(len(np.load(file, mmap_mode="r")) >= block.stop - block.start for file in files)
         except (OSError, ValueError):
             return False
 
@@ -210,8 +225,12 @@ def _compute(
         def write(block: Block = block, table: Tensor = table) -> None:
             rows = np.empty(table.shape[:-1], dtype=[("id", "<u4"), ("log_prob", kind)])
             rows["id"], rows["log_prob"] = table[..., 0].numpy(), table[..., 1].numpy()
-            with written(block.path(folder)) as stream:
-                np.save(stream, rows)
+            for file, content in (
+                (block.sums(folder), np.array([_sum(row) for row in rows], np.uint32)),
+                (block.path(folder), rows),
+            ):
+                with written(file) as stream:
+                    np.save(stream, content)
 
         on_all_ranks(write if mesh.rank == 0 else lambda: None, mesh.world)
 

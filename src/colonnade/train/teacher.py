@@ -120,7 +120,7 @@ def open_teacher(config: Config, mesh: Mesh, corpus: Corpus, device: torch.devic
     assert chosen.teacher is not None, "there is a teacher"
     path = Path(chosen.teacher)
     model = teacher_model(path)
-    origin = origin_at(path)
+    origin = origin_at(path, "distillation.teacher")
     check_teacher(origin, model, config, corpus)
     architecture = architecture_of(model, corpus.vocab_size)
     every = chunks(architecture, ParallelConfig(pp=mesh.pp.size))

@@ -1,0 +1,129 @@
+"""What is wrong with the files that a configuration names, and with the devices that it wants, before ranks start."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+from colonnade.architecture.parts import trained_architecture
+from colonnade.architecture.sites import check_sites
+from colonnade.config.check import Problem
+from colonnade.config.schema import Config
+from colonnade.errors import mistake
+from colonnade.launch import launch
+from colonnade.launch.devices import choose_device, count_gpus
+from colonnade.storage import no_folder
+from colonnade.train import run_folder
+
+INDEX_BYTES = 64 << 20  # .idx files up to this size are opened whole: millions of documents in tenths of a second
+CUTS = (
+    "data.",
+    "model.kind",
+    "model.head",
+    "model.seq_length",
+    "train.steps",
+    "train.global_batch_size",
+    "train.evaluate",
+    "curriculum.",
+)
+
+
+def problems_of_files(config: Config, uncertain: Collection[str]) -> list[Problem]:
+    """What is wrong with tokenizer, token files and GPUs, as far as keys that are not `uncertain` tell."""
+    return [
+        *_data_problems(config, uncertain),
+        *_device_problems(config, uncertain),
+        *_weights_problems(config, uncertain),
+        *_parts_problems(config, uncertain),
+    ]
+
+
+def _device_problems(config: Config, uncertain: Collection[str]) -> Iterator[Problem]:
+    keys = ("train.device", "parallel.tp", "parallel.pp", "parallel.dp")
+    if launch.is_rank() or set(keys) & set(uncertain):
+        return  # how many ranks share this machine is for `launch.connect` to see
+    gpus = None if config.train.device == "cpu" else count_gpus()
+    if gpus is not None:
+        yield from _problems(lambda: choose_device(config.train.device, gpus, config.parallel.num_ranks), *keys)
+
+
+def _data_problems(config: Config, uncertain: Collection[str]) -> Iterator[Problem]:
+    """The tokenizer, each token file, and if these are sound and not too large for a moment, the samples to be cut."""
+    data = config.data
+    if not (data.train or data.blend) or {"data.train", "data.blend", "data.tokenizer"} & set(uncertain):
+        return
+    from colonnade.data.tokenizer import Tokenizer
+    from colonnade.train.corpus import open_corpus, vocab_size_of
+
+    opened: list[Tokenizer] = []
+    found = (
+        []
+        if data.tokenizer is None
+        else _problems(lambda: opened.append(Tokenizer.load(data.tokenizer or "")), "data.tokenizer")
+    )
+    files = dict.fromkeys(name for name in (*(data.blend or {}), data.train, data.validation, data.test) if name)
+    for name in files:
+        found += _problems(partial(_open_header, name, data.cache), "data.train")
+    if opened or not found:
+        tokenizer = opened[0] if opened else None
+        found += _problems(lambda: vocab_size_of(config, tokenizer), "model.vocab_size")
+    if not found and not any(key.startswith(CUTS) for key in uncertain) and _is_quick(files, data.packing):
+        found += _problems(lambda: open_corpus(config), "data.train")
+    yield from found
+
+
+def _weights_problems(config: Config, uncertain: Collection[str]) -> Iterator[Problem]:
+    """Whether there are weights to begin from, where a run begins, and a teacher; what they are takes torch to see."""
+    for key, source in (
+        ("train.init_from", config.train.init_from),
+        ("distillation.teacher", config.distillation.teacher),
+    ):
+        if source is None or key in uncertain or Path(source).is_dir():
+            continue
+        if key == "distillation.teacher" or not run_folder.was_trained(Path(config.run.folder)):
+            yield Problem(
+                f"{key} = {source!r} does not exist: there is no such folder.{no_folder(source)} Name a checkpoint, "
+                "the folder of a run, or a folder of Hugging Face on this machine (`hf download` fetches one).",
+                (key,),
+            )
+
+
+def _parts_problems(config: Config, uncertain: Collection[str]) -> Iterator[Problem]:
+    """Patterns that match no weight, sites that the model lacks; how large the vocabulary is does not matter."""
+    if any(key.startswith(("model.", "parts.", "lora.")) for key in uncertain):
+        return
+    stated = partial(trained_architecture, config, config.model.vocab_size or 1)
+    wrong = [*_problems(stated, "parts.frozen")]
+    if not wrong and "thermometers.sites" not in uncertain:
+        check = partial(check_sites, config.model, stated(), config.thermometers.sites)
+        wrong += _problems(check, "thermometers.sites")
+    yield from wrong
+
+
+def _open_header(name: str, cache: str | None) -> None:
+    from colonnade.data.remote import open_token_file
+    from colonnade.storage import is_remote
+
+    if not is_remote(name):  # a word with a server would take its time
+        open_token_file(name, cache)
+
+
+def _is_quick(files: Iterable[str], packing: str) -> bool:
+    """Whether all there is to open are indices on local disks that are not long."""
+    from colonnade.data.indexed import idx_path
+    from colonnade.storage import is_remote
+
+    names = list(files)
+    local = packing == "stream" and not any(is_remote(name) for name in names)
+    return local and sum(idx_path(name).stat().st_size for name in names) < INDEX_BYTES
+
+
+def _problems(look: Callable[[], object], *keys: str) -> list[Problem]:
+    """What a look at a file brings up."""
+    try:
+        look()
+    except Exception as error:
+        message = mistake(error)
+        if message is None:
+            raise
+        return [Problem(message, keys)]
+    return []
