@@ -1867,9 +1867,9 @@ MUTATIONS = [
     Mutation(
         "a learning rate in tokens takes all batches for equal",
         "train/corpus.py",
-        "    while curriculum.steps(most) * each < tokens:\n",
+        "    while tokens_of(config, most) < tokens:\n",
         "    return -(-tokens // (config.train.global_batch_size * config.model.seq_length))\n"
-        "    while curriculum.steps(most) * each < tokens:\n",
+        "    while tokens_of(config, most) < tokens:\n",
         ("tests/train/test_state.py",),
     ),
     Mutation(
