@@ -36,3 +36,10 @@ def test_any_positions_in_any_order() -> None:
     some = blend.locate(asked)
     assert some.sets.tolist() == whole.sets[asked].tolist()
     assert some.indices.tolist() == whole.indices[asked].tolist()
+
+
+def test_behind_two_changes_each_data_set_goes_on_where_it_was() -> None:
+    blend = ChangingBlend([(0, Blend([5, 1])), (600, Blend([1, 1])), (1000, Blend([1, 2]))])
+    assert blend.counts(1000).tolist() == [500 + 200, 100 + 200]
+    behind = blend.locate(np.arange(1000, 1003))
+    assert sorted(zip(behind.sets.tolist(), behind.indices.tolist(), strict=True)) == [(0, 700), (1, 300), (1, 301)]

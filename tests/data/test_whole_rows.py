@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from colonnade.data import whole_rows
 from colonnade.data.gpt_dataset import GPTDataset
 from colonnade.data.indexed import TokenFile, idx_path
 from colonnade.data.loader import as_batch
@@ -56,6 +57,17 @@ def test_what_is_longer_than_a_row_alone_is_left_out(tmp_path: Path) -> None:
     """Tokens 1 … 8, 9 … 16 and 17 … 25 in rows of 8: the first two fill a row each."""
     found = dataset(written(tmp_path, [[8], [3, 5], [4, 5]]), 8, too_long="drop")
     assert sorted(found.rows(range(2)).tokens.tolist()) == [list(range(1, 9)), list(range(9, 17))] and len(found) == 2
+
+
+def test_what_lies_behind_those_that_are_packed_together_is_read_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven documents, three together; those that fill up a row are of one three."""
+    monkeypatch.setattr(whole_rows, "TOGETHER", 3)
+    data = dataset(written(tmp_path, [[2], [6], [1, 1], [5], [3], [2, 1], [7]]), 8)
+    rows = data.rows(range(len(data)))
+    assert sorted(rows.tokens[rows.tokens > 0].tolist()) == list(range(1, 29))
+    assert rows.tokens.tolist()[:2] == [[1, 2, 3, 4, 5, 6, 7, 8], [9, 10, 0, 0, 0, 0, 0, 0]]
 
 
 @pytest.mark.slow

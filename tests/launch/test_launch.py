@@ -111,6 +111,14 @@ def test_rank_0_has_the_terminal(tmp_path: Path) -> None:
     os.close(theirs)
 
 
+def test_rank_0_has_the_input_and_no_other_rank_has_one(tmp_path: Path) -> None:
+    body = "read = sys.stdin.read()\npathlib.Path(sys.argv[1], f'{rank}.read').write_text(repr(read))"
+    process = start(2, tmp_path / "r", body, stdin=subprocess.PIPE)
+    output, errors = process.communicate("a line\n", timeout=60)
+    assert (process.returncode, output, errors) == (0, "", "")
+    assert [(tmp_path / "r" / f"{rank}.read").read_text() for rank in (0, 1)] == ["'a line\\n'", "''"]
+
+
 def test_rank_0s_warnings_are_shown_while_it_runs(tmp_path: Path) -> None:
     process = start(2, tmp_path / "r", "print('careful', file=sys.stderr, flush=True); live(); time.sleep(60)")
     assert process.stderr is not None
@@ -648,6 +656,17 @@ def test_a_mistake_of_all_ranks_is_told_by_the_first(tmp_path: Path) -> None:
         _Rank(number, stub, None, stub, tmp_path / f"{number}", USER_MISTAKE, ended=9.0 - number) for number in (1, 0)
     ]
     assert min(ranks, key=_Rank.cause_order).number == 0
+
+
+@pytest.mark.parametrize("ended", [11.0, 0.0], ids=["ended first", "not ended"])
+def test_of_two_exceptions_that_which_was_raised_first_is_the_cause(tmp_path: Path, ended: float) -> None:
+    """And not that of the rank that ended first, which had lost its connection to the other."""
+    stub: Any = None
+    ranks = [_Rank(0, stub, None, stub, tmp_path / "0", 1, ended=ended)]
+    ranks += [_Rank(1, stub, None, stub, tmp_path / "1", 1, ended=12.0)]
+    for rank, raised in zip(ranks, (10.5, 10.0), strict=True):
+        rank.note.write_text(Failure(raised, None, "RuntimeError: x").to_json())
+    assert min(ranks, key=_Rank.cause_order).number == 1
 
 
 @pytest.mark.parametrize("noted", [None, "the file is empty"])
