@@ -223,6 +223,44 @@ def test_the_fingerprint_tells_tokenizers_apart(tokenizer: Tokenizer, stories: l
     assert len(prints) == 5
 
 
+def _with_added(tokenizer: Tokenizer, *, normalizer: Any = None, **attributes: Any) -> Tokenizer:
+    """The tokenizer, with other attributes of its one added token."""
+    content = json.loads(tokenizer.to_json())
+    content["normalizer"] = normalizer
+    (token,) = content["added_tokens"]
+    token.update(attributes)
+    content["model"]["vocab"][token["content"]] = token["id"]
+    return Tokenizer.from_json(json.dumps(content))
+
+
+def test_the_fingerprint_tells_added_tokens_of_other_ids_apart(tokenizer: Tokenizer) -> None:
+    text = "A dog <|endoftext|> ran"
+    as_text = _with_added(tokenizer, special=False)
+    assert as_text.encode(text) != tokenizer.encode(text)
+    nfc = {"type": "NFC"}
+    found = [
+        tokenizer,
+        as_text,
+        *(_with_added(tokenizer, **{key: True}) for key in ("lstrip", "rstrip", "single_word")),
+        _with_added(tokenizer, normalizer=nfc),
+        _with_added(tokenizer, normalizer=nfc, normalized=True),
+    ]
+    assert len({each.sha256 for each in found}) == len(found)
+
+
+def test_the_fingerprint_of_usual_added_tokens_is_that_of_earlier_versions(tokenizer: Tokenizer) -> None:
+    """Token files, checkpoints and runs hold it."""
+    step = Path(__file__).parents[1] / "checkpoint" / "written" / "tp2" / "step_00000003"
+    written = Tokenizer.load(step)
+    assert written.sha256 == json.loads((step / "manifest.json").read_text())["facts"]["tokenizer_sha256"]
+    # Published GPT-2 has normalized = true, which is nothing without a normalizer.
+    assert _with_added(tokenizer, normalized=True).sha256 == tokenizer.sha256
+    # GPT-NeoX's runs of blanks, and a name of Qwen 3's: the sums are those that versions without this test gave.
+    blanks = _with_added(written, normalizer={"type": "NFC"}, content="  ", special=False, normalized=True)
+    name = _with_added(written, normalizer={"type": "NFC"}, content="<think>", special=False)
+    assert (blanks.sha256[:12], name.sha256[:12]) == ("0489d42921fd", "ffb248205236")
+
+
 def test_no_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         Tokenizer.load(tmp_path / "absent.json")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -28,6 +28,21 @@ SENTINEL = "<extra_id_{}>"
 """What stands for a span that is cut out, by its number: T5's names."""
 END_OF_DOCUMENT = "<|endoftext|>"
 _ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "<eos>", "</s>")
+_TEXT = (
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+    "<|fim_prefix|>",
+    "<|fim_middle|>",
+    "<|fim_suffix|>",
+    "<|fim_pad|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
+)
+"""Added tokens of Qwen 2.5 and Qwen 3 that are text, not control tokens."""
 
 
 class Tokenizer:
@@ -176,6 +191,9 @@ class Tokenizer:
             "normalizer": content["normalizer"],
             "pre_tokenizer": content["pre_tokenizer"],
         }
+        unusual = [(token["id"], found) for token in content["added_tokens"] if (found := _unusual(content, token))]
+        if unusual:
+            properties["unusual"] = unusual
         if isinstance(model.get("vocab"), list):  # Unigram: the scores decide, too; JSON may move their last bit
             properties["scores"] = [float(np.float32(score)) for _, score in model["vocab"]]
         return hashlib.sha256(json.dumps(properties, sort_keys=True).encode()).hexdigest()
@@ -305,6 +323,19 @@ def _from_pair(vocab_path: Path, merges_path: Path) -> tokenizers.Tokenizer:
     if END_OF_DOCUMENT in vocab:
         inner.add_special_tokens([END_OF_DOCUMENT])
     return inner
+
+
+def _unusual(content: Mapping[str, Any], token: Mapping[str, Any]) -> dict[str, bool]:
+    """How an added token is found in text, where that is not as published tokenizers have it: control tokens as they
+    stand, runs of white space (GPT-NeoX) in normalized text. What is usual is no part of `Tokenizer.sha256`: token
+    files, checkpoints and runs of versions that left all of it out keep their sum.
+    """
+    is_space = token["content"].isspace()
+    usual = {"special": not is_space and token["content"] not in _TEXT, "normalized": is_space}
+    if content["normalizer"] is None:
+        usual.pop("normalized")
+    usual |= dict.fromkeys(("lstrip", "rstrip", "single_word"), False)
+    return {key: token[key] for key, value in usual.items() if token[key] != value}
 
 
 def _pair_of(line: str) -> tuple[str, str]:
