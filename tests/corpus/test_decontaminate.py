@@ -173,9 +173,15 @@ def test_a_byte_order_mark_is_no_part_of_an_evaluation_set(tmp_path: Path) -> No
 
 
 def test_a_broken_evaluation_set_stops_before_any_work(tmp_path: Path, run: Run, write_lines: Any) -> None:
-    (tmp_path / "bad.json").write_text("[]")
-    with pytest.raises(DataError, match="not in SQuAD's format"):
-        run(write_lines("in.jsonl", ["text"]), decontaminate={"tests": {"bad": str(tmp_path / "bad.json")}})
+    deep = "[" * 2000 + "]" * 2000
+    for name, content, message in (
+        ("bad.json", "[]", "not in SQuAD's format"),
+        ("bad.json", deep, "not in SQuAD's format"),
+        ("bad.jsonl", deep, "line 1: not a JSON object"),
+    ):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(DataError, match=message):
+            run(write_lines("in.jsonl", ["text"]), decontaminate={"tests": {"bad": str(tmp_path / name)}})
     assert not (tmp_path / "clean").exists()
 
 

@@ -206,7 +206,14 @@ def test_a_sidecar_must_fit_its_tokens(write_tokens: Write) -> None:
     sidecar(2, 12).write(prefix)
     with pytest.raises(DataError, match=r"2 documents and 12 tokens, but .* has 2 and 11"):
         read_sidecar(TokenFile(prefix))
-    for content in ("", "[]", "{}", '{"sources": 1}', '{"tokenizer_sha256": "x", "sources": []}'):
+    for content in (
+        "",
+        "[]",
+        "{}",
+        '{"sources": 1}',
+        '{"tokenizer_sha256": "x", "sources": []}',
+        "[" * 2000 + "]" * 2000,
+    ):
         Path(f"{prefix}.json").write_text(content)
         with pytest.raises(DataError, match="does not describe a token file"):
             read_sidecar(TokenFile(prefix))

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import transformers
 
-from colonnade.data.chat_template import ChatTemplate, chosen_template
+from colonnade.data.chat_template import ChatTemplate, TemplateFault, chosen_template
 from colonnade.data.conversation import Chat, Marked
 from colonnade.data.indexed import TokenFile
 from colonnade.data.sidecar import read_sidecar
 from colonnade.data.tokenizer import Tokenizer
-from colonnade.examples.chat import ChatFormat
+from colonnade.errors import DataError
+from colonnade.examples.chat import ChatFormat, PreferencesFormat
 from colonnade.examples.make import make_examples
 from tests.commands import here
 from tests.examples.chats import CHATML, MARKED, SYSTEM, TALK, UNMARKED, folder_of, jsonl, tokenizer
@@ -125,6 +126,29 @@ def test_tools_and_calls_of_them_are_written_down_as_transformers_does(tmp_path:
         assert tokens.document(number).tolist() == expected
 
 
+@pytest.mark.parametrize("named", ["plain", "chatml", "bare"])
+def test_built_in_templates_leave_out_conversations_whose_calls_they_cannot_write(named: str, tmp_path: Path) -> None:
+    calls = [{"function": {"name": "city", "arguments": {}}}]
+    talks = [[TALK[0], {"role": "assistant", "content": text, "tool_calls": calls}] for text in (None, "", "I ask.")]
+    folder = folder_of(tmp_path / "t", None)
+    chat, file = chat_of(folder, named), jsonl(tmp_path / "a.jsonl", *({"messages": each} for each in [*talks, TALK]))
+    made = make_examples(ChatFormat(chat.template), [file], tmp_path / "out", chat.tokenizer)
+    assert (made.examples, made.rejected, [each.line for each in made.first]) == (1, 3, [1, 2, 3])
+    reasons = [each.reason for each in made.first]
+    assert "None" in reasons[0] and all("does not write the tool_calls of message 2" in each for each in reasons[1:])
+    for talk in talks:
+        with pytest.raises(DataError, match="cannot be written down: the chat template"):
+            chat.prompt(talk)
+
+
+@pytest.mark.parametrize("content", ["message.content", "message.content | trim"])
+def test_no_template_writes_none_for_a_message_without_text(content: str, tmp_path: Path) -> None:
+    text = CHATML.replace("message.content", f"{content} }}}}{{{{ message.tool_calls | default([]) | tojson")
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "city", "arguments": {}}}]}
+    (found,) = chat_of(folder_of(tmp_path / "t", text)).encode([([TALK[0], call], None)])
+    assert isinstance(found, TemplateFault) and 'it would write "None" where there is no text' in str(found)
+
+
 RECORDS = {
     "prompt": {"prompt": "a city?", "completion": "Paris."},
     "alpaca": {"instruction": "a city?", "input": "", "output": "Paris."},
@@ -169,6 +193,13 @@ BAD = {
     json.dumps({"text": "a"}): "none of messages, conversations, prompt with completion",
     json.dumps({"instruction": 3, "output": "a"}): "instruction is int, where text belongs",
     json.dumps({"conversations": [{"from": "cat", "value": "a"}]}): "a turn is from 'cat'",
+    json.dumps({"conversations": [{"from": ["human"], "value": "a"}]}): "a turn is from ['human']",
+    json.dumps({"prompt": "a", "completion": 5}): "completion is int, where text belongs",
+    json.dumps({"prompt": "a", "completion": None}): "completion is NoneType, where text belongs",
+    json.dumps({"prompt": "a", "completion": {"b": 1}}): "completion is dict, where text belongs",
+    '{"messages": ' + "[" * 2000 + "]" * 2000 + "}": "no JSON (maximum recursion depth exceeded",
+    json.dumps({"messages": [{"role": "user", "content": "\ud800"}, TALK[1]]}): "half a surrogate pair",
+    json.dumps({"messages": TALK, "\udfff": 1}): "half a surrogate pair",
     json.dumps({"messages": [{"role": "user", "content": "a<|im_end|>b"}, TALK[1]]}): 'control token "<|im_end|>"',
     json.dumps({"messages": [TALK[0], {**TALK[1], "tool_calls": [{"arguments": {"a": "<s>"}}]}]}): 'token "<s>"',
     json.dumps({"messages": TALK[:2], "tools": [{"parameters": {"</s>": 1}}]}): 'control token "</s>"',
@@ -185,6 +216,19 @@ def test_rows_that_are_none_are_left_out_and_listed(tmp_path: Path) -> None:
     by_line = {row["line"]: row["reason"] for row in rows}
     for number, reason in enumerate(BAD.values(), 1):
         assert reason in by_line[number], (number, by_line[number])
+
+
+def test_preferences_are_between_texts(tmp_path: Path) -> None:
+    pair = {"prompt": "a city?", "chosen": "Paris.", "rejected": "a dog."}
+    called = {"role": "assistant", "content": "Paris.", "tool_calls": [{"function": {"name": "city"}}]}
+    bad = {
+        "chosen calls tools, and the answers that are compared are texts": {**pair, "chosen": [called]},
+        "half a surrogate pair": {**pair, "rejected": "\ud800"},
+    }
+    folder = folder_of(tmp_path / "t", CHATML)
+    chat, file = chat_of(folder), jsonl(tmp_path / "a.jsonl", *bad.values(), pair)
+    made = make_examples(PreferencesFormat(chat.template), [file], tmp_path / "out", chat.tokenizer)
+    assert made.examples == 1 and [each.reason for each in made.first] == list(bad)
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> None:
@@ -204,6 +248,12 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> No
         ("{{ messages.append(1) }}", (), "the chat template refuses it"),
         ("{{ ''.__class__.__mro__ }}", (), "the chat template refuses it"),
         ("{{ 1 // 0 }}", (), "the chat template fails on it"),
+        ('{{ "{}".format() }}', (), "the chat template fails on it"),
+        ('{{ "a".encode("xx") }}', (), "the chat template fails on it: unknown encoding"),
+        ("{{ cycler() }}", (), "the chat template fails on it"),
+        ('{{ "a" * 10 ** 17 }}', (), "the chat template fails on it: MemoryError"),
+        ("{% for a in [1] %}" * 30 + "{% endfor %}" * 30, (), "the chat template is nested too deeply"),
+        ("{{ " + "(" * 2000 + "1" + ")" * 2000 + " }}", (), "the chat template is nested too deeply"),
         ("nothing", (), "the chat template writes nothing where the assistant answers"),
     ],
 )

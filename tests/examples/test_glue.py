@@ -85,6 +85,7 @@ def test_a_row_may_end_with_an_empty_column(end: str, tmp_path: Path) -> None:
         ("sst2", "good\tgreat", 'label "great"'),
         ("sst2", "good\t1\t1", "3 columns, where the table has 2"),
         ("sst2", "good", "1 columns"),
+        ("sst2", "good\t" + "1" * 5000, 'label "111'),
         ("sst2", " \t1", "all its texts are empty"),
     ],
 )
@@ -129,6 +130,11 @@ def test_reads_json_of_records(tmp_path: Path) -> None:
         assert list(FORMATS["mnli"].read(written(tmp_path, text, name))) == expected, name
     broken = list(FORMATS["mnli"].read(written(tmp_path, json.dumps(columns) + "\n{oops\n[]\n", "d.jsonl")))
     assert [row.line for row in broken[1:]] == [2, 3]
+    (pair,) = FORMATS["mnli"].read(written(tmp_path, json.dumps(columns | {"idx": "\ud800"}), "pair.jsonl"))
+    assert isinstance(pair, Rejected) and (pair.line, pair.reason) == (1, "half a surrogate pair")
+    scored = json.dumps({"text_a": "a", "text_b": "b", "label": 10**400})
+    (score,) = FORMATS["stsb"].read(written(tmp_path, scored, "score.jsonl"))
+    assert isinstance(score, Rejected) and score.reason.endswith("is no number")
     with pytest.raises(DataError, match=r"e.json, line 2: no JSON"):
         list(FORMATS["mnli"].read(written(tmp_path, '{"0":\n oops}', "e.json")))
 

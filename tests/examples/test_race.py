@@ -40,6 +40,13 @@ def test_an_option_stands_in_the_gap_of_its_question_or_behind_it(suffix: str, t
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".txt"])
+def test_half_a_surrogate_pair_is_told(suffix: str, tmp_path: Path) -> None:
+    good, bad = found(tmp_path, suffix, ("What ran?", "B"), ("What \ud800?", "B"))
+    assert isinstance(good, Texts) and isinstance(bad, Rejected) and bad.line == 2
+    assert bad.reason.endswith("half a surrogate pair")
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".txt"])
 @pytest.mark.parametrize("answer", ["", "BC", "E", "b", 1])
 def test_an_answer_that_is_not_one_of_the_letters_is_told(answer: Any, suffix: str, tmp_path: Path) -> None:
     good, bad = found(tmp_path, suffix, ("What ran?", "B"), ("What ran?", answer))

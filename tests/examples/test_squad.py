@@ -80,6 +80,8 @@ def test_answers_become_tokens_of_their_context(tmp_path: Path, words: Tokenizer
         (asked("what?") | {"answers": "dog"}, "its answers are no list of objects with text and answer_start"),
         (asked("what?") | {"answers": [{"text": "dog"}]}, "its answers are no list of objects"),
         (asked("what?") | {"answers": [{"answer_start": 4}]}, "its answers are no list of objects"),
+        (asked("wh\ud800?", ("dog", 4)), "question 1: half a surrogate pair"),
+        (asked("what?", ("dog", 4), name="\ud800"), "question 1: half a surrogate pair"),
         ({"question": "what?", "answers": []}, "question 1 has no id and text, but question, answers"),
     ],
 )
@@ -94,6 +96,8 @@ def test_refuses_answers_that_are_none(question: dict[str, Any], reason: str, tm
     ("content", "message"),
     [
         ('{"data": [', "line 1: no JSON"),
+        ('{"data": ' + "[" * 2000 + "]" * 2000 + "}", "no JSON (maximum recursion depth exceeded"),
+        ('{"data": ' + "1" * 5000 + "}", "no JSON (Exceeds the limit"),
         ("[]", "the file has no list of objects data"),
         (
             '{"data": [{"paragraphs": [{"context": "a", "qas": [3]}]}]}',

@@ -20,6 +20,7 @@ LINES_READ = "all lines before are read"
 TEXT_READ = "all before is read"
 TEXT_LEFT_OUT = "it is one document, and left out"
 SURROGATE = re.compile("[\ud800-\udfff]")
+HALF_PAIR = "half a surrogate pair"
 _UTF8_MARK = b"\xef\xbb\xbf"
 
 
@@ -90,7 +91,7 @@ def text_of(row: Row, read: ReadStep) -> str | Reject:
         return Reject(row.line, EMPTY)
     if not text.isascii() and SURROGATE.search(text):
         if read.damaged == "reject":
-            return Reject(row.line, "half a surrogate pair")
+            return Reject(row.line, HALF_PAIR)
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
 

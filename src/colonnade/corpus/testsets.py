@@ -97,7 +97,7 @@ def _json_lines(path: Path, data: str, key: str) -> Iterator[str]:
             try:
                 row: Any = json.loads(line)
                 yield str(row[key])
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise DataError(
                     f"{path}, line {number}: not a JSON object with the key {key!r} ({error}). Evaluation sets have "
                     "to be whole; read.key names the key."
@@ -110,7 +110,7 @@ def _squad(path: Path, data: str) -> Iterator[str]:
             for paragraph in article["paragraphs"]:
                 yield paragraph["context"]
                 yield from (entry["question"] for entry in paragraph["qas"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{path} is not in SQuAD's format ({error}). Make it a .jsonl with the key `text`.") from error
 
 

@@ -28,6 +28,7 @@ from typing import Any
 import jinja2
 import jinja2.ext
 from jinja2 import nodes
+from jinja2.filters import do_trim
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from colonnade.data.tokenizer import Tokenizer
@@ -101,16 +102,20 @@ class ChatTemplate:
     ) -> Rendered:
         """One text with its answers; `add_generation_prompt`: with what comes before the next answer.
 
-        TemplateFault if the template refuses, or does not say which of it is answered, and that cannot be told either.
+        TemplateFault if the template refuses, leaves calls of tools out, or does not say which of it is answered, and
+        that cannot be told either.
         """
         text, answers = self._generate(messages, tools, add_generation_prompt)
+        self._check_calls(messages, tools, text, add_generation_prompt)
         if not self.marks_answers:
             answers = self._found(messages, tools, text)
         return Rendered(text, tuple(answers))
 
     def prompt(self, messages: Sequence[Message]) -> str:
-        """What comes before the next answer."""
-        return self._generate(messages, None, True)[0]
+        """What comes before the next answer. TemplateFault as for `render`."""
+        text = self._generate(messages, None, True)[0]
+        self._check_calls(messages, None, text, True)
+        return text
 
     @cached_property
     def marks_answers(self) -> bool:
@@ -126,6 +131,11 @@ class ChatTemplate:
             raise DataError(
                 f"the chat template is no Jinja: {error.message} (line {error.lineno}). Fix it, or choose another with "
                 f"--template: {', '.join(BUILT_IN)}, or a file."
+            ) from error
+        except (RecursionError, SyntaxError) as error:
+            raise DataError(
+                f"the chat template is nested too deeply: {error}. Simplify it, or choose another with --template: "
+                f"{', '.join(BUILT_IN)}, or a file."
             ) from error
 
     @cached_property
@@ -145,9 +155,26 @@ class ChatTemplate:
                     blocks.append(block)
         except jinja2.TemplateError as error:
             raise TemplateFault(f"the chat template refuses it: {error.message or type(error).__name__}") from error
-        except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise TemplateFault(f"the chat template fails on it: {error}") from error
+        except Exception as error:  # a stranger's program can raise anything
+            raise TemplateFault(f"the chat template fails on it: {str(error) or type(error).__name__}") from error
         return "".join(blocks), spans
+
+    def _check_calls(self, messages: Sequence[Message], tools: Any, written: str, add_generation_prompt: bool) -> None:
+        """TemplateFault if calls of tools are left out: the text is the same without them."""
+        for number, message in enumerate(messages):
+            if not message.get("tool_calls"):
+                continue
+            without = {key: value for key, value in message.items() if key != "tool_calls"}
+            others = [*messages[:number], without, *messages[number + 1 :]]
+            try:
+                left_out = self._generate(others, tools, add_generation_prompt)[0] == written
+            except TemplateFault:
+                continue  # it reads them
+            if left_out:
+                raise TemplateFault(
+                    f"the chat template does not write the tool_calls of message {number + 1}: what is answered there "
+                    "would be another text. Use a template that writes them"
+                )
 
     def _found(self, messages: Sequence[Message], tools: Any, whole: str) -> list[tuple[int, int]]:
         """Answers by rendering the conversation turn by turn: what an assistant's turn adds behind its prompt."""
@@ -289,8 +316,9 @@ class _Answers(jinja2.ext.Extension):
 
 def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Answers, jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Answers, jinja2.ext.loopcontrols], finalize=_not_none
     )
+    environment.filters["trim"] = _trim
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = _now
@@ -299,6 +327,17 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 def _refuse(message: str) -> None:
     raise jinja2.TemplateError(message)
+
+
+def _not_none(value: Any) -> Any:
+    """What a template writes. A message that only calls tools has None as its content, no text "None"."""
+    if value is None:
+        _refuse('it would write "None" where there is no text')
+    return value
+
+
+def _trim(value: Any, chars: str | None = None) -> str:
+    return do_trim(_not_none(value), chars)
 
 
 def _now(form: str) -> str:

@@ -90,7 +90,7 @@ def read_sidecar(file: TokenFile) -> Sidecar | None:
         examples = fields.get("examples")
         made_of = None if examples is None else ExampleFields.from_json(examples)
         sidecar = Sidecar(**{**fields, "sources": tuple(fields["sources"]), "examples": made_of})
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DataError(
             f"{path} does not describe a token file ({error}). Remove it to use the tokens without what it says about "
             "their tokenizer, or tokenize again."

@@ -72,7 +72,7 @@ def _of_text(where: str, line: str, key: str) -> str:
 def _of_json(where: str, line: str, key: str) -> str:
     try:
         row: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not JSON ({error}). Every line has to be an object with {key!r}.") from None
     text = row.get(key) if isinstance(row, dict) else None
     if not isinstance(text, str):

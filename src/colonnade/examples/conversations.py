@@ -84,8 +84,7 @@ def _messages(record: Mapping[str, Any]) -> Messages:
     if "conversations" in record:
         return _from_sharegpt(record["conversations"])
     if "prompt" in record and "completion" in record:
-        answer = record["completion"]
-        return [*_prompt(record["prompt"]), *([_said("assistant", answer)] if isinstance(answer, str) else answer)]
+        return [*_prompt(record["prompt"]), *_answer_list(record["completion"], "completion")]
     if "instruction" in record and "output" in record:
         more = record.get("input") or ""
         asked = _text(record["instruction"], "instruction") + (f"\n\n{_text(more, 'input')}" if more else "")
@@ -99,7 +98,7 @@ def _messages(record: Mapping[str, Any]) -> Messages:
 def _from_sharegpt(turns: Any) -> Messages:
     if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
         raise NoConversation("conversations is no list of objects with from and value")
-    unknown = [turn.get("from") for turn in turns if turn.get("from") not in _SHAREGPT]
+    unknown = [turn.get("from") for turn in turns if turn.get("from") not in list(_SHAREGPT)]  # it may have no hash
     if unknown:
         raise NoConversation(f"a turn is from {unknown[0]!r}: there are {', '.join(_SHAREGPT)}")
     return [_said(_SHAREGPT[turn["from"]], turn.get("value")) for turn in turns]
@@ -121,6 +120,8 @@ def _answer_list(given: Any, key: str) -> Messages:
 def _one_answer(messages: Messages, key: str) -> str:
     if len(messages) != 1 or messages[0]["role"] != "assistant" or not isinstance(messages[0].get("content"), str):
         raise NoConversation(f"{key} is not one message of the assistant behind what both begin with")
+    if messages[0].get("tool_calls"):
+        raise NoConversation(f"{key} calls tools, and the answers that are compared are texts")
     text: str = messages[0]["content"]
     if not text.strip():
         raise NoConversation(f"{key} is empty")

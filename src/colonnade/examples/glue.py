@@ -84,14 +84,14 @@ class GlueFormat:
     def _label(self, label: str) -> tuple[int, ...] | str:
         if label in self.labels:
             return (self.labels.index(label),)
-        if label.isdecimal() and int(label) < len(self.labels):
+        if label.isdecimal() and len(label) < 10 and int(label) < len(self.labels):
             return (int(label),)
         return f'label "{label}": there are {", ".join(self.labels)} (0 to {len(self.labels) - 1})'
 
     def _score(self, label: Any) -> tuple[int, ...] | str:
         try:
             score = float(label)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return f'score "{label}" is no number'
         if not 0 <= score <= self.highest:
             return f"score {score:g} is not within 0 to {self.highest:g}"

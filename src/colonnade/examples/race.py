@@ -17,7 +17,7 @@ from colonnade.data.sidecar import ExampleFields
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 from colonnade.examples.format import Document, Texts, encode_texts
-from colonnade.examples.rows import json_rows, whole_json
+from colonnade.examples.rows import json_rows, unwritable, whole_json
 
 OPTIONS = 4
 _LETTERS = "ABCD"
@@ -49,7 +49,7 @@ class RaceFormat:
         if not all(isinstance(column, list) and len(column) == len(columns[0] or []) for column in columns):
             raise DataError(f"{path}: questions, options and answers are not three lists of one length. Copy it again.")
         for number, each in enumerate(zip(*(column or [] for column in columns), strict=True), 1):
-            found = _example(content, *each)
+            found = unwritable([content.get("article"), *each]) or _example(content, *each)
             yield Rejected(str(path), number, f"question {number}: {found}") if isinstance(found, str) else found
 
     def encode(self, examples: Sequence[Texts], tokenizer: Tokenizer) -> Iterable[Document]:

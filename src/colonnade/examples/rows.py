@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from colonnade.corpus.documents import Rejected
+from colonnade.corpus.rows import HALF_PAIR, SURROGATE
 from colonnade.errors import DataError
 
 
@@ -60,7 +61,7 @@ def json_rows(path: Path) -> Iterator[Row | Rejected]:
         for number, line in read_lines(path):
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 yield Rejected(str(path), number, f"no JSON ({error})")
                 continue
             yield _record(path, number, record)
@@ -81,9 +82,20 @@ def whole_json(path: Path) -> Any:
         raise DataError(f"{path}, line {error.lineno:,}: no JSON ({error.msg}). Copy it again.") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is no UTF-8 text: {error}. Copy it again from its source, or convert it.") from error
+    except (ValueError, RecursionError) as error:  # an integer of more digits than Python converts; too many brackets
+        raise DataError(f"{path}: no JSON ({error}). Copy it again.") from error
+
+
+def unwritable(content: Any) -> str | None:
+    """Why what JSON holds cannot be written as UTF-8; None where it can."""
+    try:
+        return HALF_PAIR if SURROGATE.search(json.dumps(content, ensure_ascii=False)) else None
+    except RecursionError:
+        return "nested too deeply"
 
 
 def _record(path: Path, number: int, record: Any) -> Row | Rejected:
-    if isinstance(record, dict):
-        return Row(path, number, record)
-    return Rejected(str(path), number, f"{type(record).__name__} in the place of an object")
+    if not isinstance(record, dict):
+        return Rejected(str(path), number, f"{type(record).__name__} in the place of an object")
+    reason = unwritable(record)
+    return Row(path, number, record) if reason is None else Rejected(str(path), number, reason)

@@ -26,7 +26,7 @@ from colonnade.data.sidecar import SPANS, ExampleFields
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 from colonnade.examples.format import Document
-from colonnade.examples.rows import whole_json
+from colonnade.examples.rows import unwritable, whole_json
 
 
 class Given(NamedTuple):
@@ -143,6 +143,9 @@ def _items(path: Path, content: Any, key: str, place: str) -> Iterator[tuple[str
 
 
 def _question(path: Path, number: int, context: str, asked: Mapping[str, Any]) -> Question | Rejected:
+    reason = unwritable([context, asked])
+    if reason is not None:
+        return Rejected(str(path), number, f"question {number:,}: {reason}")
     name, text = asked.get("id"), asked.get("question")
     if not isinstance(name, str | int) or not isinstance(text, str):
         return Rejected(
