@@ -87,6 +87,18 @@ def test_a_prefix_with_an_ending_is_refused(shards: list[str], tmp_path: Path) -
     assert not list(tmp_path.glob("new*"))
 
 
+@pytest.mark.parametrize("output", ["", "mine/"])
+def test_an_output_without_a_name_is_refused(
+    output: str, tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer.save(tmp_path / "tokenizer.json")
+    (tmp_path / "a.jsonl").write_text('{"text": "One. Two."}\n')
+    monkeypatch.chdir(tmp_path)
+    answer = here("data", "tokenize", "a.jsonl", "--tokenizer", "tokenizer.json", "--output", output)
+    assert answer.status == 2 and f'--output "{output}"' in answer.err and "no name stands there" in answer.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "tokenizer.json"]
+
+
 def test_numbers_of_a_file_are_rounded_for_people(shards: list[str]) -> None:
     words = here("data", "inspect", shards[0]).out
     told = dict(line.split(None, 1) for line in words.replace("mean document length", "mean").splitlines())

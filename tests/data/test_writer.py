@@ -247,8 +247,30 @@ def test_a_merged_file_knows_its_tokenizer_where_all_parts_do(tmp_path: Path, wr
     found = read_sidecar(TokenFile(tmp_path / "both"))
     assert found is not None and (found.documents, found.tokens) == (3, 20)
     assert found.tokenizer_sha256 == sidecar(1, 9).tokenizer_sha256
-    with pytest.raises(DataError, match=r"both\.bin and .*both\.idx exist already\. .*--overwrite"):
+    with pytest.raises(DataError, match=r"both\.bin and .*both\.idx and .*both\.json exist already\. .*--overwrite"):
         merge([first], tmp_path / "both", overwrite=False)
+
+
+def test_joining_replaces_no_file_of_its_names_unless_it_is_said(tmp_path: Path, write_tokens: Write) -> None:
+    first = write_tokens(5, name="a")
+    for ending in (".bin", ".idx", ".json"):
+        (tmp_path / f"precious{ending}").write_bytes(b"mine")
+        with pytest.raises(DataError, match=rf"precious{ending} exists already\. .*--overwrite"):
+            merge([first], tmp_path / "precious", overwrite=False)
+        assert (tmp_path / f"precious{ending}").read_bytes() == b"mine"
+        (tmp_path / f"precious{ending}").unlink()
+
+
+@pytest.mark.parametrize("output", ["", ".", "..", "mine/", "mine/."])
+def test_an_output_without_a_name_is_refused(
+    output: str, tmp_path: Path, write_tokens: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = write_tokens(5, name="a")
+    before = files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=r"no name stands there\. Write --output .*NAME\."):
+        merge([first], output)
+    assert files(tmp_path) == before
 
 
 class Endless:

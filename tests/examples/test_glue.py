@@ -190,6 +190,10 @@ def test_left_out_rows_are_listed_and_a_file_of_none_is_refused(words: Tokenizer
         with pytest.raises(DataError, match=said):
             make_examples(FORMATS["sst2"], [written(tmp_path, text, "none.tsv")], tmp_path / "none", words)
     assert not list(tmp_path.glob("none.*in*"))
+    (tmp_path / "precious.json").write_text("mine")
+    with pytest.raises(DataError, match=r"precious.json exists already\..*--overwrite"):
+        make_examples(FORMATS["sst2"], [path], tmp_path / "precious", words)
+    assert (tmp_path / "precious.json").read_text() == "mine"
     with pytest.raises(DataError, match="exist already"):
         make_examples(FORMATS["sst2"], [path], tmp_path / "sst", words)
     with pytest.raises(DataError, match="does not exist"):

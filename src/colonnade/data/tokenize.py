@@ -27,15 +27,15 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from colonnade.config.numbers import counted, size_of_text
 from colonnade.corpus.documents import Chunk, Rejected, chunks, look_at, parse
-from colonnade.data.indexed import bin_path, idx_path, smallest_dtype
+from colonnade.data.indexed import smallest_dtype
 from colonnade.data.parallel import ordered_map
 from colonnade.data.rejected import RejectedList, check_inputs, rejected_path
 from colonnade.data.segments import Encoded, Segment, SegmentFolder, SegmentHeader, append
 from colonnade.data.sentences import split_sentences
-from colonnade.data.sidecar import Sidecar, sidecar_path
+from colonnade.data.sidecar import Sidecar
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.data.word_cache import DocumentEncoder
-from colonnade.data.writer import TokenFileWriter, check_lengths, check_prefix
+from colonnade.data.writer import TokenFileWriter, check_absent, check_lengths, check_prefix
 from colonnade.errors import DataError
 from colonnade.lock import Lock, locked
 
@@ -109,6 +109,7 @@ def tokenize_files(
     the output; LockError where another run is writing the same output.
     """
     found, prefix = look_at(inputs), str(output_prefix)
+    check_prefix(prefix)
     check_inputs(prefix, found.files)
     making = _Making(
         prefix=prefix,
@@ -123,7 +124,7 @@ def tokenize_files(
     num_workers = _num_workers(workers, total_bytes)
     place = Path(prefix)
     with locked(place.parent, f"colonnade data tokenize --output {prefix}", name=f"{place.name}.lock") as lock:
-        _check_output(prefix, overwrite)
+        check_absent(prefix, overwrite=overwrite)
         _remove_leftovers(prefix)
         store = SegmentFolder(Path(f"{prefix}.unfinished"))
         try:
@@ -309,15 +310,6 @@ def end_of_document(tokenizer: Tokenizer) -> int:
             "Train one with `colonnade data train-tokenizer`, or pass --no-append-end."
         )
     return tokenizer.end_of_document
-
-
-def _check_output(prefix: str, overwrite: bool) -> None:
-    check_prefix(prefix)
-    present = [str(path) for path in (bin_path(prefix), idx_path(prefix)) if path.exists()]
-    if present and not overwrite:
-        raise DataError(f"{' and '.join(present)} exist already. Choose another output, or pass --overwrite.")
-    if sidecar_path(prefix).exists() and not present and not overwrite:
-        raise DataError(f"{sidecar_path(prefix)} exists already. Choose another output, or pass --overwrite.")
 
 
 def _check_any(documents: int, empty: int, rejected: RejectedList) -> None:

@@ -138,7 +138,12 @@ def check_lengths(where: str, lengths: Sequence[int] | NDArray[np.integer]) -> N
 
 
 def check_prefix(output: str | Path) -> None:
-    """Refuse a name with the ending of one of the files that it will name."""
+    """Refuse no name, and one with the ending of one of the files that it will name."""
+    if os.path.basename(output) in ("", ".", ".."):
+        raise DataError(
+            f'--output "{output}": a token file is named by what its .bin and .idx share, and no name stands there. '
+            f"Write --output {Path(output) / 'NAME'}."
+        )
     ending = Path(output).suffix
     if ending in (".bin", ".idx"):
         raise DataError(
@@ -147,15 +152,22 @@ def check_prefix(output: str | Path) -> None:
         )
 
 
+def check_absent(output: str | Path, *, overwrite: bool) -> None:
+    """Refuse to replace a file of that prefix, unless that is asked for."""
+    files = (bin_path(output), idx_path(output), sidecar_path(output))
+    present = [str(path) for path in files if os.path.lexists(path)]
+    if present and not overwrite:
+        exist = "exists" if len(present) == 1 else "exist"
+        raise DataError(f"{' and '.join(present)} {exist} already. Choose another output, or pass --overwrite.")
+
+
 def merge(prefixes: Sequence[str | Path], output: str | Path, *, overwrite: bool = True) -> list[str]:
     """Join token files end to end into a new one; all must have one dtype and, where it is known, one tokenizer.
 
     Returns the files without a sidecar: where there are any, the new file has none either.
     """
     check_prefix(output)
-    present = [str(path) for path in (bin_path(output), idx_path(output)) if path.exists()]
-    if present and not overwrite:
-        raise DataError(f"{' and '.join(present)} exist already. Choose another output, or pass --overwrite.")
+    check_absent(output, overwrite=overwrite)
     files = [TokenFile(prefix) for prefix in prefixes]
     if not files:
         raise DataError("there are no token files to merge. Name at least one prefix.")

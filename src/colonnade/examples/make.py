@@ -11,11 +11,11 @@ import numpy as np
 
 from colonnade.config.numbers import counted
 from colonnade.corpus.documents import Rejected
-from colonnade.data.indexed import bin_path, idx_path, smallest_dtype
+from colonnade.data.indexed import smallest_dtype
 from colonnade.data.rejected import RejectedList, check_inputs, rejected_path
 from colonnade.data.sidecar import Sidecar
 from colonnade.data.tokenizer import Tokenizer
-from colonnade.data.writer import TokenFileWriter, check_prefix
+from colonnade.data.writer import TokenFileWriter, check_absent, check_prefix
 from colonnade.errors import DataError
 from colonnade.examples.format import Document, Format
 from colonnade.lock import locked
@@ -68,9 +68,7 @@ def make_examples(
     """
     prefix = str(output)
     check_prefix(prefix)
-    present = [str(path) for path in (bin_path(prefix), idx_path(prefix)) if path.exists()]
-    if present and not overwrite:
-        raise DataError(f"{' and '.join(present)} exist already. Choose another output, or pass --overwrite.")
+    check_absent(prefix, overwrite=overwrite)
     paths = _inputs(format, [Path(file) for file in files])
     check_inputs(prefix, paths)
     place = Path(prefix)
