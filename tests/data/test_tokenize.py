@@ -422,6 +422,22 @@ def test_training_a_tokenizer_on_files(tmp_path: Path) -> None:
     assert not (tmp_path / "none.json").exists()
 
 
+def test_outputs_and_sizes_that_no_tokenizer_can_have_are_refused(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("good words, " * 50)
+    (tmp_path / "folder").mkdir()
+    for output, size, said in (
+        (tmp_path / "folder", 300, f"is a folder. Name a file, as {tmp_path / 'folder' / 'tokenizer.json'}."),
+        (text, 300, "is read here"),
+        (text / "below", 300, "cannot be written"),
+        (tmp_path / "made.json", 100_000_000_000, "there is room for 10,000,000 tokens at most"),
+    ):
+        options = ("--output", output, "--vocab-size", size, "--overwrite")
+        answer = here("data", "train-tokenizer", text, *options)
+        assert answer.status == 2 and said in answer.err and "Traceback" not in answer.err, answer
+    assert files(tmp_path) == {"text.txt", "folder"} and text.read_text() == "good words, " * 50
+
+
 def test_files_that_a_tokenizer_is_not_trained_on_are_named(tmp_path: Path) -> None:
     """Those that are not UTF-8, and those that are damaged; with only such files, the files are to blame, not --key."""
     (tmp_path / "good.txt").write_text("good words, " * 50)

@@ -19,6 +19,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from colonnade.atomic import write_whole
 from colonnade.data.sentencepiece import HIDDEN, load_sentencepiece
 from colonnade.data.wordpiece import load_wordpiece
 from colonnade.errors import DataError
@@ -92,11 +93,7 @@ class Tokenizer:
 
     def save(self, path: str | Path) -> None:
         """Write a tokenizer.json."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(self.to_json(), encoding="utf-8")
-        partial.replace(path)
+        write_whole(Path(path), self.to_json().encode())
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text."""

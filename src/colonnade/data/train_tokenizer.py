@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Literal
 
 from colonnade.config.numbers import counted
-from colonnade.corpus.documents import Rejected, read_documents
+from colonnade.corpus.documents import Rejected, look_at, read_documents
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.data.wordpiece import train_wordpiece
 from colonnade.errors import DataError
 
 _EXAMPLES = 10
+LARGEST = 10_000_000
+"""[tokens] Of a vocabulary: room for all of it is set aside at the beginning."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,13 @@ def train_tokenizer(
             f"--sentinels {sentinels} with --kind {kind}: a BPE can have sentinels, none or more. Use --kind bpe, or "
             "leave --sentinels out."
         )
-    if Path(output).exists() and not overwrite:
-        raise DataError(f"{output} exists. Choose another output, or pass --overwrite.")
+    if vocab_size > LARGEST:
+        raise DataError(
+            f"--vocab-size {vocab_size}: there is room for {LARGEST:,} tokens at most, and no text fills as many. Ask "
+            "for some tens of thousands."
+        )
+    inputs = list(inputs)
+    _check_output(Path(output), inputs, overwrite=overwrite)
     seen, rejected = 0, list[Rejected]()
 
     def texts() -> Iterable[str]:
@@ -74,8 +81,20 @@ def train_tokenizer(
         made = Tokenizer(train_wordpiece(texts(), vocab_size, min_frequency=min_frequency, progress=shown))
     if not seen:
         raise DataError(_nothing_to_train_on(rejected, key))
-    made.save(output)
+    try:
+        made.save(output)
+    except OSError as error:
+        raise DataError(f"{output} cannot be written: {error}. Choose another output.") from error
     return TrainedTokenizer(made, seen, len(rejected), tuple(rejected[:_EXAMPLES]))
+
+
+def _check_output(output: Path, inputs: Sequence[str | Path], *, overwrite: bool) -> None:
+    if output.is_dir():
+        raise DataError(f"--output {output} is a folder. Name a file, as {output / 'tokenizer.json'}.")
+    if output.exists() and not overwrite:
+        raise DataError(f"{output} exists. Choose another output, or pass --overwrite.")
+    if output.exists() and any(path.samefile(output) for path in look_at(inputs).files):
+        raise DataError(f"--output {output} is read here. Choose another output.")
 
 
 def _nothing_to_train_on(rejected: Sequence[Rejected], key: str) -> str:
