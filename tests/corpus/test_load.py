@@ -82,6 +82,7 @@ def test_every_problem_is_told_at_once(whole: dict[str, dict[str, object]]) -> N
             'filter.quality has "gophr" in it, where a list of "gopher", "repetition" or "c4" is expected. '
             'Did you mean "gopher"?',
         ),
+        ("split", "shares", {}, "split.shares = {} is empty, where a table of numbers above 0 is expected."),
         (
             "split",
             "shares",
@@ -130,6 +131,16 @@ def test_what_does_not_go_together_and_what_is_missing(whole: dict[str, dict[str
         "[tokenize] has no tokenizer",
     ):
         assert part in said
+
+
+def test_steps_that_would_keep_nothing_are_told(whole: dict[str, dict[str, object]]) -> None:
+    tokens = {"run": {"tokenizer": whole["read"]["paths"][0]}}  # type: ignore[index]
+    language = {"keep": ["en"], "thresholds": {"en": 0.5, "fr": 0.5}}
+    said = problems({**whole, **tokens, "filter": {"min_tokens": 100, "max_tokens": 50}, "language": language})
+    assert "filter.max_tokens = 50 is below filter.min_tokens = 100: every document would be dropped" in said
+    assert 'language.thresholds has "fr", which language.keep has not' in said and "2 problems" in said
+    for filters in ({"min_tokens": 50, "max_tokens": 50}, {"min_tokens": 50, "max_tokens": 0}):
+        build({**whole, **tokens, "filter": filters, "language": {**language, "keep": ["en", "fr"]}})
 
 
 def test_nothing_is_said_of_steps_that_are_switched_off(whole: dict[str, dict[str, object]]) -> None:

@@ -93,6 +93,19 @@ def test_a_run_that_is_stopped_anywhere_ends_with_the_same_bytes(
         same(whole, run(corpus, folder=folder, **options))
 
 
+@pytest.mark.parametrize("name", ["train/00000.jsonl", "manifest.json", "dropped/mine.txt", "tokens/train.bin"])
+def test_a_folder_with_files_of_others_is_refused(name: str, tmp_path: Path, run: Run, corpus: Path) -> None:
+    mine = tmp_path / "foreign" / name
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    with pytest.raises(DataError, match=f"holds {name.partition('/')[0]}, and no run that these are of"):
+        run(corpus, folder="foreign")
+    assert [path for path in (tmp_path / "foreign").rglob("*") if path.is_file()] == [mine]
+    assert mine.read_text() == "mine"
+    mine.unlink()
+    run(corpus, folder="foreign")  # an empty folder may be there
+
+
 @pytest.mark.slow
 def test_a_killed_command_goes_on(tmp_path: Path, run: Run, corpus: Path) -> None:
     """SIGKILL to the whole group of processes, twice, wherever they are; two workers."""

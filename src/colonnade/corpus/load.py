@@ -19,7 +19,7 @@ from colonnade.config.describe import as_toml, sections
 from colonnade.config.load import TomlTable, listed, read_with
 from colonnade.config.problems import sort_keys, values_refused
 from colonnade.corpus.formats import KINDS_IN_WORDS, kind_of
-from colonnade.corpus.recipe import Recipe, RunSection
+from colonnade.corpus.recipe import OWN_FOLDERS, Recipe, RunSection
 from colonnade.errors import ConfigError
 from colonnade.tokenizer_files import find_pair
 
@@ -69,6 +69,17 @@ def _disagreements(recipe: Recipe) -> Iterator[str]:
                 f"filter.{key} = {value} counts tokens, and run.tokenizer is not set. Set run.tokenizer to the "
                 f"tokenizer in use, or filter.{key} = 0."
             )
+    if recipe.filter and 0 < recipe.filter.max_tokens < recipe.filter.min_tokens:
+        yield (
+            f"filter.max_tokens = {recipe.filter.max_tokens} is below filter.min_tokens = {recipe.filter.min_tokens}: "
+            "every document would be dropped. Set filter.min_tokens to less, or 0."
+        )
+    for code in recipe.language.thresholds if recipe.language else ():
+        if recipe.language and code not in recipe.language.keep:
+            yield (
+                f'language.thresholds has "{code}", which language.keep has not: {code} is dropped however sure it is. '
+                f"Keep it too, or leave its threshold out."
+            )
     if recipe.tokenize and (recipe.tokenize.tokenizer or recipe.run.tokenizer) is None:
         yield "[tokenize] has no tokenizer. Set tokenize.tokenizer or run.tokenizer."
     if recipe.tokenize and recipe.write and recipe.write.format != "jsonl":
@@ -80,7 +91,7 @@ def _disagreements(recipe: Recipe) -> Iterator[str]:
     if recipe.filter and recipe.read:
         yield from _sources_named(recipe)
     for name in recipe.split.shares if recipe.split else ():
-        if not name.replace("-", "").replace("_", "").isalnum() or name in ("dropped", "state", "tokens"):
+        if not name.replace("-", "").replace("_", "").isalnum() or name in OWN_FOLDERS:
             yield f'split.shares has a part "{name}", which is no name for a folder here. Use letters and digits.'
     if recipe.read and not _is_encoding(recipe.read.encoding):
         yield (

@@ -17,7 +17,7 @@ from datatrove.pipeline.base import PipelineStep
 from colonnade.atomic import written
 from colonnade.corpus.duplicates import publish
 from colonnade.corpus.minhash import recall
-from colonnade.corpus.plan import Plan
+from colonnade.corpus.plan import Plan, run_file
 from colonnade.corpus.recipe import DeduplicateStep, Recipe
 from colonnade.corpus.step import Setting
 from colonnade.corpus.tally import Tally, merged, read_tallies
@@ -128,7 +128,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a run that is done. Raises DataError where there is none."""
     path = folder / NAME
     if not path.is_file():
-        unfinished = (folder / "state" / "run.json").exists()
+        unfinished = run_file(folder).exists()
         advice = "Its run has not finished: start it again." if unfinished else "Name the write.folder of a run."
         raise DataError(f"{folder} has no {NAME}. {advice}")
     try:

@@ -64,7 +64,7 @@ def keep_plan(plan: Plan, recipe: Recipe) -> Plan:
     """The plan of the run that the folder holds, if it is this one; else this plan, which is stored.
 
     Raises DataError where the folder holds another run."""
-    path = Path(recipe.write.folder) / "state" / "run.json"
+    path = run_file(Path(recipe.write.folder))
     metadata = json.loads(json.dumps(_metadata(recipe, plan.tasks)))
     if not path.exists():
         store_tasks(Path(recipe.write.folder), plan.tasks)
@@ -79,6 +79,11 @@ def keep_plan(plan: Plan, recipe: Recipe) -> Plan:
             "Undo that to go on with it, or set write.folder to a new folder."
         )
     return replace(plan, index=tuple(stored["index"]))
+
+
+def run_file(folder: Path) -> Path:
+    """Where a write.folder says which run it holds."""
+    return folder / "state" / "run.json"
 
 
 def splits_of(path: str, piece_bytes: int) -> list[InputSplit]:

@@ -19,6 +19,8 @@ CountOrZero = Annotated[int, Ge(0)]
 Text = Annotated[str, MinLen(1)]
 Share = Annotated[float, Gt(0), Le(1)]
 QUALITY = ("gopher", "repetition", "c4")
+OWN_FOLDERS = ("dropped", "state", "tokens")
+"""Folders in write.folder that are no part."""
 
 
 class RunSection(Section):
@@ -170,7 +172,7 @@ class SplitStep(Section):
 
     enabled: bool = True
     """Run this step."""
-    shares: dict[str, Annotated[float, Gt(0)]] = {"train": 29.0, "validation": 1.0}
+    shares: Annotated[dict[str, Annotated[float, Gt(0)]], MinLen(1)] = {"train": 29.0, "validation": 1.0}
     """[proportions] Parts by name, and their shares."""
     seed: CountOrZero = 1234
     """[number] Another seed gives another split."""

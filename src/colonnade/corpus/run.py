@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sys
 import threading
@@ -18,12 +19,12 @@ from colonnade.atomic import remove_partial
 from colonnade.config.numbers import counted, size_of_text
 from colonnade.corpus.executors import local_executor, ray_executor, slurm_executor
 from colonnade.corpus.filters import list_of
-from colonnade.corpus.language import identifier
+from colonnade.corpus.language import check_language
 from colonnade.corpus.manifest import NAME, read_manifest
 from colonnade.corpus.needs import log_folder, require
-from colonnade.corpus.plan import Plan, keep_plan, make_plan
+from colonnade.corpus.plan import Plan, keep_plan, make_plan, run_file
 from colonnade.corpus.progress import so_far
-from colonnade.corpus.recipe import Recipe
+from colonnade.corpus.recipe import OWN_FOLDERS, Recipe
 from colonnade.corpus.slurm import check_no_jobs, remember_jobs
 from colonnade.corpus.stages import CleaningStage, Tokenizing, stages
 from colonnade.corpus.testsets import read_tests, titles
@@ -39,6 +40,7 @@ def clean(recipe: Recipe, tokenizing: Tokenizing, *, progress: bool = True) -> s
     `data.cleaning.clean` is this, with tokenizers."""
     folder = Path(recipe.write.folder)
     check_named_files(recipe, tokenizing)
+    check_folder(recipe)
     plan = make_plan(recipe)
     with locked(folder / "state", f"colonnade data clean, write.folder = {folder}") as lock:
         check_no_jobs(folder)
@@ -53,11 +55,12 @@ def clean(recipe: Recipe, tokenizing: Tokenizing, *, progress: bool = True) -> s
 
 
 def check_named_files(recipe: Recipe, tokenizing: Tokenizing) -> None:
-    """Raises DataError for tokenizers, lists and evaluation sets that cannot be read, before any work."""
+    """Raises DataError for tokenizers, lists and evaluation sets that cannot be read, and languages that are never
+    found, before any work."""
     for path in {recipe.run.tokenizer, recipe.tokenize.tokenizer if recipe.tokenize else None} - {None}:
         tokenizing.check(str(path))
     if recipe.language:
-        identifier(recipe.language.library)
+        check_language(recipe.language)
     if recipe.filter:
         for listed in (*recipe.filter.remove_urls, *recipe.filter.remove_ids.values()):
             list_of(listed)
@@ -65,6 +68,21 @@ def check_named_files(recipe: Recipe, tokenizing: Tokenizing) -> None:
         read_tests(recipe.decontaminate.tests, ngram=recipe.decontaminate.ngram, key=recipe.read.key)
         for listed in recipe.decontaminate.titles:
             titles(Path(listed))
+
+
+def check_folder(recipe: Recipe) -> None:
+    """Raises DataError where the result would stand among files that are no run's."""
+    folder = Path(recipe.write.folder)
+    foreign = [name for name in (*recipe.parts, *OWN_FOLDERS, NAME) if name != "state" and _holds(folder / name)]
+    if foreign and not run_file(folder).exists():
+        raise DataError(
+            f"write.folder = {folder} holds {', '.join(foreign)}, and no run that these are of: the result would "
+            "replace files there, or stand among them. Set write.folder to a new folder."
+        )
+
+
+def _holds(path: Path) -> bool:
+    return any(path.iterdir()) if path.is_dir() else os.path.lexists(path)
 
 
 def run_stage(recipe: Recipe, stage: CleaningStage, plan: Plan, folder: Path, lock: Lock, *, progress: bool) -> None:
