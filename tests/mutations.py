@@ -2784,7 +2784,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a single file that is there is overwritten",
-        "data/tokenize.py",
+        "data/writer.py",
         "if present and not overwrite:",
         "if len(present) == 2 and not overwrite:",
         ("tests/data/test_tokenize.py",),
