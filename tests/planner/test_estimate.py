@@ -281,6 +281,8 @@ def test_failures_by_young_and_daly() -> None:
     assert each.lost == pytest.approx(60 / each.interval + each.interval / 2 / 36000)
     for stall in (18_000.0, 30_000.0, 50_000.0):
         assert failures(machine, 100, stall).interval == 36000, "a stall that is no small part of the time between"
+    slow = machine.having(failures__restart_seconds=1_000_000)
+    assert failures(slow, 100, 60.0).lost == 1, "a restart that takes longer than failures are apart"
 
 
 def test_all_ranks_are_paid_for_while_failures_take_their_part() -> None:

@@ -71,6 +71,12 @@ def test_a_token_file_of_megatrons_tools_has_nothing_to_hold_against(corpus: Tin
     assert open_corpus(config(corpus, tmp_path, f"data.train={prefix}")).vocab_size == VOCAB_SIZE
 
 
+def test_labels_that_do_not_count_are_tokens(corpus: TinyCorpus, tmp_path: Path) -> None:
+    assert open_corpus(config(corpus, tmp_path, f"data.no_loss_on=[0, {VOCAB_SIZE - 1}]"))
+    with pytest.raises(ConfigError, match=f"data.no_loss_on has token {VOCAB_SIZE}, and there are {VOCAB_SIZE} of"):
+        open_corpus(config(corpus, tmp_path, f"data.no_loss_on=[0, {VOCAB_SIZE}]"))
+
+
 def test_all_epochs_must_last_for_the_run(corpus: TinyCorpus, tmp_path: Path) -> None:
     enough = ["data.order=all_epochs", "data.epochs=1"]
     samples = len(open_corpus(config(corpus, tmp_path, *enough)).datasets.train)

@@ -232,9 +232,9 @@ def checkpoint_stall(config: Config, architecture: Architecture, hardware: Hardw
 
 
 def failures(hardware: Hardware, num_ranks: int, stall: float) -> Failures:
-    """What they cost so many devices."""
+    """What they cost so many devices; all of the time where no work is left between one and the next."""
     between = hardware["failures.device_hours"] * 3600 / num_ranks
     stall = max(stall, 1e-3)
     interval = math.sqrt(2 * stall * between) - stall if stall < between / 2 else between
     lost = stall / interval + (interval / 2 + hardware["failures.restart_seconds"]) / between
-    return Failures(between, interval, lost)
+    return Failures(between, interval, min(lost, 1.0))

@@ -137,6 +137,9 @@ def open_corpus(config: Config, earlier: Earlier = ()) -> Corpus:
     data = config.data
     tokenizer = Tokenizer.load(data.tokenizer) if data.tokenizer is not None else None
     vocab_size = vocab_size_of(config, tokenizer)
+    foreign = [token for token in data.no_loss_on if token >= vocab_size]
+    if foreign:
+        raise ConfigError(f"data.no_loss_on has token {foreign[0]}, and there are {vocab_size:,} of them, from 0 on.")
     samples, curriculum = samples_of(config, tokenizer), curriculum_of(config)
 
     @cache
