@@ -12,7 +12,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 FLOORS = [
     {"errors", ""},
     {"config", "lock", "atomic", "dependent", "upload", "pace", "drawing", "storage", "garbage", "tokenizer_files"},
-    {"mesh", "architecture", "randomness", "corpus"},
+    {"mesh", "architecture", "randomness", "corpus", "outputs"},
     {"launch", "data", "kernels", "optim"},
     {"tensor_parallel", "examples"},
     {"model", "data_parallel", "pipeline"},

@@ -70,6 +70,8 @@ def test_a_value_that_is_a_url_hides_any_secret(secret: str, form: str) -> None:
         ),
         (OSError(errno.EDQUOT, "Disk quota exceeded", "/a"), "/a: Disk quota exceeded. Fix that, and run"),
         (PermissionError(errno.EACCES, "Permission denied", "/a/b"), "/a/b: Permission denied. Fix that, and run"),
+        (IsADirectoryError(errno.EISDIR, "Is a directory", "/a"), "/a: Is a directory. Fix that, and run"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "/a"), "/a: File name too long. Fix that, and run"),
         (OSError(errno.EACCES, "Permission denied", "s3://u:s3cr3t@bucket/x"), "s3://…@bucket/x: Permission denied."),
         (OSError(errno.EIO, "Input/output error", "/a"), None),
         (OSError("no number"), None),

@@ -26,7 +26,7 @@ def written(path: Path) -> Iterator[IO[bytes]]:
     """A file to write, under a temporary name of this writer's own until it is whole and on disk. Nothing of it is left
     if that fails. Of several writers of one file each writes all of it, and the last one's stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
+    partial = _partial(path)
     try:
         with partial.open("xb") as stream:
             yield stream
@@ -36,6 +36,17 @@ def written(path: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def try_to_write(path: Path) -> None:
+    """OSError where `written` could make no file; nothing is left."""
+    partial = _partial(path)
+    partial.open("xb").close()
+    partial.unlink()
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
 
 
 def write_whole(path: Path, content: bytes) -> None:

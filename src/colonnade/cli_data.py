@@ -85,13 +85,16 @@ def tokenize_command(
 
     Megatron-LM reads and writes the same format.
     """
+    from colonnade.data.rejected import check_inputs
     from colonnade.data.tokenize import tokenize_files
     from colonnade.data.tokenizer import Tokenizer
 
+    loaded = Tokenizer.load(tokenizer)
+    check_inputs(output, [tokenizer])
     report = tokenize_files(
         inputs,
         output,
-        Tokenizer.load(tokenizer),
+        loaded,
         key=key,
         workers=workers,
         append_end=not sentences if append_end is None else append_end,
@@ -132,11 +135,13 @@ def examples_command(
     Of a benchmark: a document is an example, with a sequence a text, and a last one of numbers, such as its label. Of
     chat: a document is a conversation, whose sequences are given and answered by turns.
     """
+    from colonnade.data.rejected import check_inputs
     from colonnade.data.tokenizer import Tokenizer
     from colonnade.examples.formats import format_of
     from colonnade.examples.make import make_examples
 
     loaded = Tokenizer.load(tokenizer)
+    check_inputs(output, [tokenizer])
     asked = {"doc_stride": doc_stride, "max_query_length": max_query_length}
     windows = {name: value for name, value in asked.items() if value is not None}
     format = format_of(format_, loaded, tokenizer, template, windows)

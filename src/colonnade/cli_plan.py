@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from colonnade.atomic import write_whole
 from colonnade.cli_data import AsJson
 from colonnade.config.numbers import either, multiples_around
 from colonnade.errors import ConfigError
 from colonnade.garbage import imports_stay
+from colonnade.outputs import PAGES, check_output
 
 if TYPE_CHECKING:
     from colonnade.config.schema import Config
@@ -76,12 +78,11 @@ def plan(
     if search and on is None:
         raise ConfigError("--search compares layouts on a machine. Name one: --hardware a100-80gb, or a file.")
     _refuse_what_has_no_effect(memory, search=search, draw=draw, measure=measure)
+    given = [config, *([] if on is None else [Path(on)])]
+    check_output(output, (".toml",) if search else (".svg",), inputs=given)
+    check_output(html, PAGES, inputs=given, option="--html")
     overrides = [*(overrides or []), *_copies(config, overrides or [], None if search else ranks)]
     settings = _settings(config, overrides, on)
-    if html is not None:
-        from colonnade.planner.page import path_of
-
-        html = path_of(html)
     if search and on is not None:
         _search(settings, on, ranks, memory, output, html, as_json=as_json)
     else:
@@ -250,8 +251,8 @@ def hardware(
     """
     from colonnade.planner.measure_hardware import measured_file
 
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(measured_file(), encoding="utf-8")
+    check_output(output)
+    write_whole(output, measured_file().encode())
     print(f"This machine is described in {output}. Use it with: colonnade plan CONFIG --hardware {output}")
 
 

@@ -15,6 +15,7 @@ from colonnade.cli_ranks import Checkpoint, Device, PipelineParallel, Precision,
 from colonnade.cli_weights import BaseFolder, Best
 from colonnade.errors import DataError
 from colonnade.garbage import imports_stay
+from colonnade.outputs import output_problems
 
 Texts = Annotated[list[str] | None, typer.Option("--text", help="A text; give several for several.")]
 TextFile = Annotated[
@@ -64,9 +65,8 @@ def predict(
     By a model that was fine-tuned for them. What says what is right is scored too.
     """
     from colonnade.serving.options import check_options, chosen
-    from colonnade.serving.outputs import output_problems
 
-    wrong = output_problems(output, (".tsv", ".json", ".jsonl"))
+    wrong = _unwritable(output, inputs)
     check_options(checkpoint, tp=tp, pp=pp, device=device, precision=precision, best=best, more=wrong)
     run_on_ranks(tp * pp * dp, sys.argv[1:])
 
@@ -156,9 +156,10 @@ def embed(
     The mean over its tokens. Without --output they are printed, a JSON object a text.
     """
     from colonnade.serving.options import check_options, chosen
-    from colonnade.serving.outputs import output_problems
 
-    wrong = [*_problems(text, texts), *output_problems(output, (".npy",))]
+    given_file = [] if texts is None else [texts]
+    unwritable = output_problems(output, (".npy",), inputs=given_file, makes_folder=False)
+    wrong = [*_problems(text, texts), *unwritable]
     check_options(checkpoint, tp=tp, pp=pp, device=device, precision=precision, best=best, more=wrong)
     run_on_ranks(tp * pp, sys.argv[1:])
 
@@ -184,6 +185,20 @@ def embed(
         return
     for each, vector in zip(given, vectors.tolist(), strict=True):
         print(json.dumps({"text": each, "vector": vector}, ensure_ascii=False), flush=True)
+
+
+def _unwritable(output: Path | None, inputs: Sequence[Path]) -> Iterator[str]:
+    """What is wrong with the --output of predictions."""
+    from colonnade.data.sidecar import files_of
+    from colonnade.evaluation.squad_files import output_files
+
+    return output_problems(
+        output,
+        (".tsv", ".json", ".jsonl"),
+        files=output_files(output).values() if output is not None and output.suffix == ".json" else (),
+        inputs=[file for path in inputs for file in (path, *files_of(path))],
+        makes_folder=False,
+    )
 
 
 def _all_texts(given: Sequence[str] | None, file: Path | None) -> list[str]:

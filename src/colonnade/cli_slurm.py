@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
+from colonnade.atomic import write_whole
 from colonnade.errors import ConfigError
+from colonnade.outputs import check_output
 
 
 def slurm(
@@ -40,6 +42,7 @@ def slurm(
 
     if (gpus_per_node is None) == (ranks_per_node is None):
         raise ConfigError("--gpus-per-node and --ranks-per-node: give one of them, for the ranks of a machine.")
+    check_output(output, inputs=[config])
     settings = load_for_plan(config, overrides or [])
     job = Job(
         nodes,
@@ -57,6 +60,5 @@ def slurm(
     if output is None:
         print(text, end="")
         return
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(text)
+    write_whole(output, text.encode())
     print(f"{output} is written: {job.num_ranks} ranks. Submit it with `sbatch {output}`.")

@@ -19,9 +19,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 REFUSED_BY_THE_DISK = frozenset(
-    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EEXIST, errno.ENOTDIR}
+    {
+        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+        *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
+    }
 )
-"""What is no mistake of the program, wherever it comes up: permissions, space, and files where folders should be."""
+"""What is no mistake of the program, wherever it comes up: permissions, space, names that are too long or turn in
+circles, and files where folders should be, or folders where files should.
+"""
 
 
 HIDDEN = "…"

@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +10,12 @@ import pytest
 
 from colonnade.config.schema import Config, RunConfig
 from colonnade.drawing.scale import short
-from colonnade.errors import ConfigError
 from colonnade.planner import page_memory, page_time
 from colonnade.planner.cost import Cost
 from colonnade.planner.estimate import estimate
 from colonnade.planner.hardware import hardware
 from colonnade.planner.operators import Operator
-from colonnade.planner.page import Plan, _spans, busiest, of_search, page, path_of, walks_of
+from colonnade.planner.page import Plan, _spans, busiest, of_search, page, walks_of
 from colonnade.planner.pipeline import plan_pipeline
 from colonnade.planner.ranks import plan_run
 from colonnade.planner.search import Confirmed, Search, search
@@ -127,12 +125,3 @@ def test_a_search_shows_its_front() -> None:
     dots = text.split("<b>Layouts</b>")[1].split("</figure>")[0]
     assert dots.count('class="dots c0"') == len(found.front) and dots.count('class="dots c1"') == 1
     assert all(layout_in_words(each) in text for each in found.front[:5])
-
-
-def test_a_page_is_a_file_that_ends_in_html(tmp_path: Path) -> None:
-    assert path_of(tmp_path / "plan.html") == tmp_path / "plan.html"
-    with pytest.raises(ConfigError, match=r"Use a name that ends in .html"):
-        path_of(tmp_path / "plan.pdf")
-    (tmp_path / "folder.html").mkdir()
-    with pytest.raises(ConfigError, match="is a folder"):
-        path_of(tmp_path / "folder.html")

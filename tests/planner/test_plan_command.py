@@ -130,7 +130,7 @@ def test_the_vocabulary_has_to_be_known(
         (["parallel.pp=9"], "8 units"),
         (["--ranks", "3"], "--ranks 3 is no multiple of parallel.tp × parallel.pp = 1 × 4. Use 4, or other sizes"),
         (["parallel.dp=2", "--ranks", "9"], "= 1 × 4. Use 8 or 12, or other sizes"),
-        (["--output", "schedule.png"], "Use a name that ends in .svg"),
+        (["--output", "schedule.png"], "what is written is .svg. Use a name that ends so"),
         (["parallel.cuts=[4,4]", "parallel.pp=2", "parallel.cuts=[4,3]"], "sums to 7"),
         (["--memory", "80"], "--memory limits a rank in a search. Give --search too"),
         (["--hardware", "h100", "--search", "--memory", "-1"], "--memory -1 is no size"),

@@ -1,6 +1,7 @@
 """Numbers near a number, and lists of them in words: what messages propose."""
 
 import math
+from collections.abc import Iterable
 
 
 def divisors(number: int) -> list[int]:
@@ -26,7 +27,7 @@ def either(below: int, above: int) -> str:
     return f"{below} or {above}" if below else f"{above}"
 
 
-def one_of(values: list[int]) -> str:
+def one_of(values: Iterable[object]) -> str:
     """'1', '1 or 2', '1, 2 or 4'."""
     *others, last = (str(value) for value in values)
     return f"{', '.join(others)} or {last}" if others else last

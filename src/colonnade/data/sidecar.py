@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from colonnade.atomic import write_whole
-from colonnade.data.indexed import TokenFile
+from colonnade.data.indexed import TokenFile, bin_path, idx_path
 from colonnade.errors import DataError
 
 Value = TypeVar("Value")
@@ -78,6 +78,11 @@ class Sidecar:
 def sidecar_path(prefix: str | Path) -> Path:
     """Where the sidecar of a prefix is."""
     return Path(f"{prefix}.json")
+
+
+def files_of(prefix: str | Path) -> tuple[Path, Path, Path]:
+    """All that a prefix names."""
+    return bin_path(prefix), idx_path(prefix), sidecar_path(prefix)
 
 
 def read_sidecar(file: TokenFile) -> Sidecar | None:

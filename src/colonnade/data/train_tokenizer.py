@@ -13,6 +13,7 @@ from colonnade.corpus.documents import Rejected, look_at, read_documents
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.data.wordpiece import train_wordpiece
 from colonnade.errors import DataError
+from colonnade.outputs import check_output
 
 _EXAMPLES = 10
 LARGEST = 10_000_000
@@ -64,8 +65,10 @@ def train_tokenizer(
             f"--vocab-size {vocab_size}: there is room for {LARGEST:,} tokens at most, and no text fills as many. Ask "
             "for some tens of thousands."
         )
+    if Path(output).is_file() and not overwrite:
+        raise DataError(f"{output} exists. Choose another output, or pass --overwrite.")
     inputs = list(inputs)
-    _check_output(Path(output), inputs, overwrite=overwrite)
+    check_output(output, inputs=look_at(inputs).files)
     seen, rejected = 0, list[Rejected]()
 
     def texts() -> Iterable[str]:
@@ -86,15 +89,6 @@ def train_tokenizer(
     except OSError as error:
         raise DataError(f"{output} cannot be written: {error}. Choose another output.") from error
     return TrainedTokenizer(made, seen, len(rejected), tuple(rejected[:_EXAMPLES]))
-
-
-def _check_output(output: Path, inputs: Sequence[str | Path], *, overwrite: bool) -> None:
-    if output.is_dir():
-        raise DataError(f"--output {output} is a folder. Name a file, as {output / 'tokenizer.json'}.")
-    if output.exists() and not overwrite:
-        raise DataError(f"{output} exists. Choose another output, or pass --overwrite.")
-    if output.exists() and any(path.samefile(output) for path in look_at(inputs).files):
-        raise DataError(f"--output {output} is read here. Choose another output.")
 
 
 def _nothing_to_train_on(rejected: Sequence[Rejected], key: str) -> str:

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colonnade.data.indexed import HEADER, MAGIC, VERSION, TokenFile, Tokens, bin_path, code_of, idx_path
-from colonnade.data.sidecar import Sidecar, hash_file, merge_sidecars, read_sidecar, sidecar_path
+from colonnade.data.sidecar import Sidecar, files_of, hash_file, merge_sidecars, read_sidecar, sidecar_path
 from colonnade.errors import DataError
+from colonnade.outputs import check_output
 
 LONGEST = np.iinfo(np.int32).max  # tokens of a sequence
 _CHUNK = 1 << 22  # elements of an index, or bytes of tokens, that are worked on at a time
@@ -138,7 +139,7 @@ def check_lengths(where: str, lengths: Sequence[int] | NDArray[np.integer]) -> N
 
 
 def check_prefix(output: str | Path) -> None:
-    """Refuse no name, and one with the ending of one of the files that it will name."""
+    """Refuse no name, one with the ending of one of the files that it will name, and where these cannot be written."""
     if os.path.basename(output) in ("", ".", ".."):
         raise DataError(
             f'--output "{output}": a token file is named by what its .bin and .idx share, and no name stands there. '
@@ -150,12 +151,12 @@ def check_prefix(output: str | Path) -> None:
             f"--output {output}: a token file is named by what its .bin and .idx share, and {output}{ending} would be "
             f"made of it. Write --output {Path(output).with_suffix('')}."
         )
+    check_output(output, files=files_of(output))
 
 
 def check_absent(output: str | Path, *, overwrite: bool) -> None:
     """Refuse to replace a file of that prefix, unless that is asked for."""
-    files = (bin_path(output), idx_path(output), sidecar_path(output))
-    present = [str(path) for path in files if os.path.lexists(path)]
+    present = [str(path) for path in files_of(output) if os.path.lexists(path)]
     if present and not overwrite:
         exist = "exists" if len(present) == 1 else "exist"
         raise DataError(f"{' and '.join(present)} {exist} already. Choose another output, or pass --overwrite.")

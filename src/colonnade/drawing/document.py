@@ -6,7 +6,6 @@ from pathlib import Path
 
 from colonnade import __version__
 from colonnade.drawing.html import Html, tag
-from colonnade.errors import ConfigError
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 """What a browser is forbidden: to load anything."""
@@ -40,10 +39,3 @@ def notes(lines: Iterable[object]) -> list[Html]:
     """Sentences that stand out; each once."""
     found = dict.fromkeys(lines)
     return [tag("aside", *(tag("p", line) for line in found))] if found else []
-
-
-def checked(path: Path, option: str, like: str) -> Path:
-    """A file that may be written. Raises ConfigError for a folder."""
-    if path.is_dir():
-        raise ConfigError(f"{option} {path} is a folder. Name a file, like {path / like}.")
-    return path

@@ -28,6 +28,13 @@ def read_questions(*paths: Path) -> list[Question]:
     return questions
 
 
+def output_files(output: str | Path) -> dict[str, Path]:
+    """Where the official files go: predictions at `output`, the others beside it."""
+    path = Path(output)
+    beside = {name: path.with_name(f"{path.stem}.{name}.json") for name in ("nbest_predictions", "null_odds")}
+    return {"predictions": path, **beside}
+
+
 def scores_of_answers(
     questions: Sequence[Question], answers: Mapping[str, Answers], threshold: float, *, may_be_none: bool
 ) -> SquadScores | None:

@@ -9,10 +9,9 @@ from colonnade.architecture.parts import trained_architecture
 from colonnade.atomic import write_whole
 from colonnade.config.load import to_toml
 from colonnade.config.schema import Config
-from colonnade.drawing.document import checked, document, foot, notes, tile
+from colonnade.drawing.document import document, foot, notes, tile
 from colonnade.drawing.html import Html, joined, tag
 from colonnade.drawing.scale import bytes_in_words, length_of_time, percent, short
-from colonnade.errors import ConfigError
 from colonnade.mesh.layout import Layout
 from colonnade.planner import page_memory, page_search, page_time, pipeline_report
 from colonnade.planner.estimate import Estimate, stage_kinds
@@ -63,16 +62,8 @@ def of_search(found: Search, best: Confirmed, vocab_size: int) -> Plan:
     return Plan(config, pipeline, ranks, timed.walks, timed, (found, best))
 
 
-def path_of(path: Path) -> Path:
-    """Where a page may be written. Raises ConfigError."""
-    if path.suffix not in (".html", ".htm"):
-        raise ConfigError(f"--html {path}: the page is HTML. Use a name that ends in .html, like plan.html.")
-    return checked(path, "--html", "plan.html")
-
-
 def write(plan: Plan, path: Path) -> None:
     """Write the page; makes its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, page(plan).encode())
 
 

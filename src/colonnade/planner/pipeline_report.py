@@ -5,8 +5,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from colonnade.atomic import write_whole
 from colonnade.config.numbers import counted
-from colonnade.errors import ConfigError
 from colonnade.pipeline import draw
 from colonnade.planner.pipeline import PipelinePlan
 
@@ -52,11 +52,8 @@ def as_json(plan: PipelinePlan) -> dict[str, Any]:
 
 
 def write_picture(plan: PipelinePlan, path: Path) -> None:
-    """Draw the schedule into an SVG file; makes its folder. Raises ConfigError for another kind of file."""
-    if path.suffix != ".svg":
-        raise ConfigError(f"--output {path}: the drawing is SVG. Use a name that ends in .svg, like schedule.svg.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(draw.svg(plan.simulation, title=heading(plan)), encoding="utf-8")
+    """Draw the schedule into an SVG file; makes its folder."""
+    write_whole(path, draw.svg(plan.simulation, title=heading(plan)).encode())
 
 
 def heading(plan: PipelinePlan) -> str:

@@ -4,10 +4,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from colonnade.atomic import write_whole
 from colonnade.config.load import to_toml
 from colonnade.config.numbers import amount
 from colonnade.config.schema import Config
-from colonnade.errors import ConfigError, LayoutError
+from colonnade.errors import LayoutError
 from colonnade.planner import estimate_report
 from colonnade.planner.estimate_report import duration, in_words
 from colonnade.planner.hardware import Hardware
@@ -76,11 +77,8 @@ def as_json(found: Search, best: Confirmed) -> str:
 
 
 def write(config: Config, path: Path) -> None:
-    """The configuration file of the best layout. Raises ConfigError for another kind of file."""
-    if path.suffix != ".toml":
-        raise ConfigError(f"--output {path}: a search writes a configuration. Use a name that ends in .toml.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(to_toml(config), encoding="utf-8")
+    """The configuration file of the best layout; makes its folder."""
+    write_whole(path, to_toml(config).encode())
 
 
 def _as_json(each: Candidate) -> dict[str, object]:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 from colonnade.atomic import write_whole
 from colonnade.config.numbers import size_of_text
-from colonnade.drawing.document import checked
 from colonnade.errors import ConfigError
+from colonnade.outputs import PAGES, check_output
 from colonnade.report.page import page, state_of, sweep_page
 from colonnade.report.record import Record, read_run
 from colonnade.report.sweep import as_csv, is_sweep, read_sweep_folder
+from colonnade.train.tuning import SUMMARY_TABLE
 
 MOST_RUNS = 16
 DEFAULT = "report.html"
@@ -31,7 +32,8 @@ def write_report(folders: Sequence[Path], output: Path | None, *, live: int = 0,
         raise ConfigError(
             f"{len(folders)} runs are more than a page can show beside each other. Name {MOST_RUNS} at most."
         )
-    path = checked(output or (folders[0] / DEFAULT if len(folders) == 1 else Path(DEFAULT)), "--output", DEFAULT)
+    path = output or (folders[0] / DEFAULT if len(folders) == 1 else Path(DEFAULT))
+    check_output(path, PAGES)
     runs = _written(folders, path, live)
     for run in runs:
         for note in run.notes:
@@ -44,9 +46,10 @@ def write_report(folders: Sequence[Path], output: Path | None, *, live: int = 0,
 
 def _write_sweep(folder: Path, output: Path | None, task: str | None) -> None:
     """A page and, beside it, a table of the settings."""
-    found, path = read_sweep_folder(folder, task), checked(output or folder / DEFAULT, "--output", DEFAULT)
-    write_whole(path, sweep_page(found).encode())
+    found, path = read_sweep_folder(folder, task), output or folder / DEFAULT
     table = path.with_suffix(".csv")
+    check_output(path, PAGES, files=(path, table), inputs=[folder / SUMMARY_TABLE])
+    write_whole(path, sweep_page(found).encode())
     write_whole(table, as_csv(found).encode())
     for note in found.notes:
         print(f"{found.name}: {note}", flush=True)

@@ -8,8 +8,9 @@ from types import MappingProxyType
 from colonnade.errors import DataError
 from colonnade.evaluation.detokenize import DETOKENIZERS
 from colonnade.evaluation.passages import VARIANTS, read_passages
-from colonnade.evaluation.squad_files import read_questions
+from colonnade.evaluation.squad_files import output_files, read_questions
 from colonnade.evaluation.wikitext import read_wikitext
+from colonnade.outputs import output_problems
 
 PARTS = ("validation", "test")
 """Of a run's data: what it is not trained on."""
@@ -63,6 +64,7 @@ def measurement_problems(asked: Measurement) -> Iterator[str]:
     yield from _keys(asked)
     yield from _windows(asked)
     yield from _overlap(asked)
+    yield from _output(asked)
 
 
 def _foreign(asked: Measurement) -> Iterator[str]:
@@ -121,6 +123,13 @@ def data_problems(data: str) -> Iterator[str]:
             f"{data} does not exist, and there is no {data}.bin with {data}.idx. Name a text (.txt, .jsonl, also "
             "compressed), or the prefix of a token file."
         )
+
+
+def _output(asked: Measurement) -> Iterator[str]:
+    """Of squad."""
+    if asked.output is not None:
+        inputs = [Path(given) for given in (asked.data, *asked.overlap) if given is not None]
+        yield from output_problems(asked.output, files=output_files(asked.output).values(), inputs=inputs)
 
 
 def _keys(asked: Measurement) -> Iterator[str]:

@@ -16,7 +16,7 @@ from colonnade.evaluation.answers import Answers, Selection, submission
 from colonnade.evaluation.progress import Progress
 from colonnade.evaluation.questions import Logits, Prepared, choose, logits_of, prepare
 from colonnade.evaluation.squad import SquadScores
-from colonnade.evaluation.squad_files import read_questions, scores_of_answers
+from colonnade.evaluation.squad_files import output_files, read_questions, scores_of_answers
 from colonnade.examples.squad import Question, may_have_none
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.bert_spans import SpanBERT
@@ -147,18 +147,10 @@ def score_line(scores: SquadScores | None, num_questions: int) -> str:
     return line
 
 
-def output_files(output: str) -> dict[str, Path]:
-    """Where the official files go: predictions at `output`, the others beside it."""
-    path = Path(output)
-    beside = {name: path.with_name(f"{path.stem}.{name}.json") for name in ("nbest_predictions", "null_odds")}
-    return {"predictions": path, **beside}
-
-
 def write_official(output: str, answers: Mapping[str, Answers], threshold: float) -> list[Path]:
     """The files of `submission`; returns their places."""
     places, written = output_files(output), []
     for name, content in submission(answers, threshold).items():
-        places[name].parent.mkdir(parents=True, exist_ok=True)
         write_whole(places[name], (json.dumps(content, indent=4, ensure_ascii=False) + "\n").encode())
         written.append(places[name])
     return written

@@ -44,7 +44,7 @@ ENDED = (FINISHED, STOPPED, DIVERGED)
 """States of a point that is not run again."""
 SCORES = ("accuracy", "spearman", "f1", "exact", "matthews")
 """In the order of preference, where [sweep] names none. Of all of them more is better."""
-SUMMARY = "summary.json"
+SUMMARY, SUMMARY_TABLE = "summary.json", "summary.csv"
 
 
 @dataclass(frozen=True)
@@ -293,7 +293,7 @@ def _write(sweep: Sweep, outcomes: Sequence[Outcome]) -> None:
     table = csv.DictWriter(text, columns, lineterminator="\n")
     table.writeheader()
     table.writerows(records)
-    write_whole(sweep.folder / "summary.csv", text.getvalue().encode())
+    write_whole(sweep.folder / SUMMARY_TABLE, text.getvalue().encode())
 
 
 def summary_of(sweep: Sweep, outcomes: Sequence[Outcome]) -> str:
@@ -311,7 +311,7 @@ def summary_of(sweep: Sweep, outcomes: Sequence[Outcome]) -> str:
     lines += [
         f"  {each.state}: {each.point.name}: {each.reason}" for each in outcomes if each.state in (DIVERGED, FAILED)
     ]
-    return "\n".join([*lines, f"Every point is in {sweep.folder / 'summary.csv'}; the best setting stands first here."])
+    return "\n".join([*lines, f"Every point is in {sweep.folder / SUMMARY_TABLE}; the best setting stands first here."])
 
 
 def toml_of(content: TomlTable) -> str:

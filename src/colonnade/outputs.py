@@ -1,0 +1,74 @@
+"""Files that commands write, held against the disk before work begins."""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from colonnade.atomic import try_to_write
+from colonnade.config.numbers import one_of
+from colonnade.errors import ConfigError
+
+PAGES = (".html", ".htm")
+"""Endings of pages."""
+
+
+def output_problems(
+    output: str | Path | None,
+    suffixes: Sequence[str] = (),
+    *,
+    files: Collection[Path] = (),
+    inputs: Iterable[Path] = (),
+    option: str = "--output",
+    makes_folder: bool = True,
+) -> Iterator[str]:
+    """What is wrong with what an option names to be written, the first of it.
+
+    `suffixes`: one of which its name must have; empty: any. `files`: all that is written; empty: the output itself.
+    `inputs`: what the command reads, which may not be written over. `makes_folder`: a folder that is missing is made.
+    """
+    if output is None:
+        return
+    if suffixes and Path(output).suffix not in suffixes and not Path(output).is_dir():
+        yield f"{option} {output}: what is written is {one_of(suffixes)}. Use a name that ends so."
+        return
+    read = [path for path in inputs if path.exists()]
+    for place in files or [Path(output)]:
+        problem = _problem(place, read, makes_folder=makes_folder)
+        if problem is not None:
+            yield f"{option} {output}: {problem}"
+            return
+
+
+def check_output(
+    output: str | Path | None,
+    suffixes: Sequence[str] = (),
+    *,
+    files: Collection[Path] = (),
+    inputs: Iterable[Path] = (),
+    option: str = "--output",
+) -> None:
+    """ConfigError with what `output_problems` finds."""
+    for problem in output_problems(output, suffixes, files=files, inputs=inputs, option=option):
+        raise ConfigError(problem)
+
+
+def _problem(place: Path, read: Sequence[Path], *, makes_folder: bool) -> str | None:
+    """Why a file cannot be written there; None: it can."""
+    if place.is_dir():
+        return f"{place} is a folder. Name a file."
+    if place.exists():
+        if not place.is_file():
+            return f"{place} is no file that can be replaced. Name another."
+        if any(path.samefile(place) for path in read):
+            return f"{place} is among what this command is given, and would be replaced. Name another."
+    folder = place.absolute().parent
+    if not makes_folder and not folder.is_dir():
+        return f"there is no folder {folder}. Make it, or name another."
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        return f"{folder} is no folder. Name another."
+    try:
+        try_to_write(folder / place.name)
+    except OSError as error:
+        return f"{folder} cannot be written to: {error.strerror}. Name another."
+    return None
