@@ -1,14 +1,20 @@
 """What commands are asked to write: refused before they work where it cannot be written, or would replace an input."""
 
 import json
+import math
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from colonnade.outputs import check_output, output_problems
+from colonnade.data.sidecar import ExampleFields
+from colonnade.outputs import check_output, json_of, output_problems
 from colonnade.planner import measure_hardware, search
 from colonnade.report.write import write_report
+from colonnade.serving.measure import Report
+from colonnade.serving.measured import Measured
+from colonnade.serving.predict import Predictions, show
 from colonnade.train.tuning import SUMMARY, SUMMARY_TABLE
 from tests.commands import TINIEST, here
 from tests.report import written
@@ -140,3 +146,47 @@ def test_token_files_and_tokenizers_replace_none_of_their_inputs(tmp_path: Path)
         assert "cannot be written to" in refused(*making, "--output", f"{NOWHERE}/words")
     assert "cannot be written to" in refused("data", "merge", tmp_path / "a", "--output", f"{NOWHERE}/words")
     assert json.loads(tokenizer.read_text())["model"]["type"] == "BPE"
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def strict(text: str) -> object:
+    """As readers take it that know no NaN and no Infinity."""
+
+    def refuse(constant: str) -> object:
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_numbers_that_json_has_not_are_null() -> None:
+    content = {"a": [math.nan, 1.5, (math.inf, "é")], "b": {"c": -math.inf, "d": None, "e": True, "f": np.float64(2)}}
+    assert strict(json_of(content)) == {"a": [None, 1.5, [None, "é"]], "b": {"c": None, "d": None, "e": True, "f": 2.0}}
+    assert json_of("é") == '"\\u00e9"' and json_of("é", ensure_ascii=False) == '"é"'
+
+
+def test_what_a_model_without_finite_numbers_is_told_as_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    Report(Measured("perplexity", {}, {"loss": 800.0, "perplexity": math.inf}, ""), {}).show(as_json=True)
+    fields = ExampleFields("sst2", "classification", ("text",), ("negative", "positive"))
+    found = Predictions(fields, np.full((1, 2), math.nan), np.full(1, math.nan))
+    show(found, None, as_json=True)
+    show(found, None, as_json=False)
+    told = [strict(line) for line in capsys.readouterr().out.splitlines()]
+    record = {"index": 0, "prediction": "negative", "probabilities": {"negative": None, "positive": None}}
+    assert told == [
+        {"protocol": "perplexity", "loss": 800.0, "perplexity": None, "notes": [], "parameters": {}},
+        {"format": "sst2", "examples": 1, "scores": {}, "predictions": [record]},
+        record,
+    ]
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+def test_options_are_finite_numbers(number: str, tmp_path: Path) -> None:
+    threshold = f"--null-threshold={number}"
+    for command in (("evaluate", tmp_path, "squad", "--data", "a.json"), ("predict", tmp_path, "a.json")):
+        assert f"--null-threshold {number} is no difference of logits" in refused(*command, threshold)
+    assert f"temperature = {number} " in refused(*("generate", tmp_path, "--prompt", "a", f"--temperature={number}"))
+    assert f"top_p = {number} " in refused(*("generate", tmp_path, "--prompt", "a", f"--top-p={number}"))
+    run = written.run(tmp_path / "r", steps=3)
+    assert "--every" in " ".join(here("watch", run, "--once", f"--every={number}").err.split())

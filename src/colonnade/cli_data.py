@@ -1,6 +1,5 @@
 """`colonnade data …`: from raw text to token files. Thin: parse, call."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -11,6 +10,7 @@ import typer
 
 from colonnade.config.numbers import counted, in_words
 from colonnade.errors import ConfigError
+from colonnade.outputs import json_of
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -183,7 +183,7 @@ def inspect_command(
 
     found = inspect(prefix)
     if as_json:
-        print(json.dumps(found))
+        print(json_of(found))
     else:
         shown = {name.replace("_", " "): in_words(value) for name, value in found.items() if value is not None}
         print("\n".join(f"{name:24} {words}" for name, words in shown.items()))
@@ -246,7 +246,7 @@ def overlap_command(
         from colonnade.corpus.executors import num_cores
         from colonnade.data.overlap import overlap
     found = overlap([corpus], test, ngram=ngram, key=key, tokenizer=tokenizer, workers=workers or num_cores())
-    print(json.dumps(found.as_json()) if as_json else found.summary())
+    print(json_of(found.as_json()) if as_json else found.summary())
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """The commands of the planner: what a run will be like before it runs."""
 
-import json
 import math
 import shutil
 from pathlib import Path
@@ -13,7 +12,7 @@ from colonnade.cli_data import AsJson
 from colonnade.config.numbers import either, multiples_around
 from colonnade.errors import ConfigError
 from colonnade.garbage import imports_stay
-from colonnade.outputs import PAGES, check_output
+from colonnade.outputs import PAGES, check_output, json_of
 
 if TYPE_CHECKING:
     from colonnade.config.schema import Config
@@ -200,7 +199,7 @@ def _plan(
         walks = page.walks_of(settings, size) if timed is None else timed.walks
         _write_page(page.Plan(settings, found, held, walks, timed), html, as_json=as_json)
     if as_json:
-        print(json.dumps(told))
+        print(json_of(told))
 
 
 def _write_page(plan: "Plan", path: Path, *, as_json: bool) -> None:

@@ -2,7 +2,6 @@
 call.
 """
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from colonnade.cli_ranks import Checkpoint, Device, PipelineParallel, Precision,
 from colonnade.cli_weights import BaseFolder, Best
 from colonnade.errors import DataError
 from colonnade.garbage import imports_stay
-from colonnade.outputs import output_problems
+from colonnade.outputs import json_of, output_problems
 
 Texts = Annotated[list[str] | None, typer.Option("--text", help="A text; give several for several.")]
 TextFile = Annotated[
@@ -64,9 +63,10 @@ def predict(
 
     By a model that was fine-tuned for them. What says what is right is scored too.
     """
+    from colonnade.serving.measurement import threshold_problems
     from colonnade.serving.options import check_options, chosen
 
-    wrong = _unwritable(output, inputs)
+    wrong = [*_unwritable(output, inputs), *threshold_problems(null_threshold)]
     check_options(checkpoint, tp=tp, pp=pp, device=device, precision=precision, best=best, more=wrong)
     run_on_ranks(tp * pp * dp, sys.argv[1:])
 
@@ -128,7 +128,7 @@ def fill_mask(
             {"text": each, "masks": [[filling._asdict() for filling in gap] for gap in gaps]}
             for each, gaps in zip(given, found, strict=True)
         ]
-        print(json.dumps({"texts": filled}))
+        print(json_of({"texts": filled}))
     else:
         lines = [f"{filling.probability:8.4f}  {filling.text}" for gaps in found for gap in gaps for filling in gap]
         print("\n".join(lines), flush=True)
@@ -184,7 +184,7 @@ def embed(
         print(f"{len(given):,} vectors of {vectors.shape[1]:,} numbers: {output}", flush=True)
         return
     for each, vector in zip(given, vectors.tolist(), strict=True):
-        print(json.dumps({"text": each, "vector": vector}, ensure_ascii=False), flush=True)
+        print(json_of({"text": each, "vector": vector}, ensure_ascii=False), flush=True)
 
 
 def _unwritable(output: Path | None, inputs: Sequence[Path]) -> Iterator[str]:

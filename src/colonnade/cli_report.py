@@ -15,7 +15,10 @@ def report(
         typer.Option(help="The file to write. Unset: report.html, in the folder where it is one.", show_default=False),
     ] = None,
     live: Annotated[
-        int, typer.Option(help="Write it again every so many seconds while a run is under way; 0: once.", min=0)
+        int,
+        typer.Option(
+            help="Write it again every so many seconds while a run is under way; 0: once.", min=0, max=1_000_000
+        ),
     ] = 0,
     task: Annotated[
         str | None,

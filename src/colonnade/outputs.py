@@ -1,7 +1,10 @@
-"""Files that commands write, held against the disk before work begins."""
+"""What commands write: files, held against the disk before work begins, and JSON that every reader takes."""
 
+import json
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from colonnade.atomic import try_to_write
 from colonnade.config.numbers import one_of
@@ -72,3 +75,16 @@ def _problem(place: Path, read: Sequence[Path], *, makes_folder: bool) -> str | 
     except OSError as error:
         return f"{folder} cannot be written to: {error.strerror}. Name another."
     return None
+
+
+def json_of(content: Any, *, ensure_ascii: bool = True) -> str:
+    """The text of an object that a command tells, in one line. JSON has no NaN and no infinite numbers: null."""
+    return json.dumps(_finite(content), ensure_ascii=ensure_ascii, allow_nan=False)
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content

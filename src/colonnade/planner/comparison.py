@@ -26,6 +26,7 @@ from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
 from colonnade.mesh.ledger import Ledger
 from colonnade.mesh.mesh import Mesh
+from colonnade.outputs import json_of
 from colonnade.planner.estimate import estimate
 from colonnade.planner.hardware import Hardware, hardware
 from colonnade.planner.memory import Memory
@@ -161,7 +162,7 @@ def shown(run: Path, *, as_json: bool) -> str:
     except (OSError, ValueError) as error:
         raise ConfigError(f"--check {run}: its files cannot be read: {error}. Train again to write them.") from error
     if as_json:
-        return json.dumps(found)
+        return json_of(found)
     rows = [["", "predicted", "measured", "predicted ÷ measured"], *_rows(found)]
     note = [] if ended else ["", "The run has not come to its end yet."]
     where = predicted.get("hardware")

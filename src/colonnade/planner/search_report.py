@@ -1,6 +1,5 @@
 """What a search found, in words and for JSON; why it found nothing; and the best layout as a configuration."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from colonnade.config.load import to_toml
 from colonnade.config.numbers import amount
 from colonnade.config.schema import Config
 from colonnade.errors import LayoutError
+from colonnade.outputs import json_of
 from colonnade.planner import estimate_report
 from colonnade.planner.estimate_report import duration, in_words
 from colonnade.planner.hardware import Hardware
@@ -64,7 +64,7 @@ def as_text(found: Search, best: Confirmed, hardware: Hardware, output: Path | N
 
 def as_json(found: Search, best: Confirmed) -> str:
     """The same; seconds and bytes."""
-    return json.dumps(
+    return json_of(
         {
             "tried": found.tried,
             "fitting": len(found.fitting),

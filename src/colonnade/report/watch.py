@@ -14,6 +14,7 @@ from rich.text import Text
 
 from colonnade.drawing.scale import length_of_time, percent, short
 from colonnade.drawing.thin import thin
+from colonnade.errors import ConfigError
 from colonnade.report.charts import final
 from colonnade.report.happened import details, steps_of
 from colonnade.report.page import STATES, state_of
@@ -21,10 +22,13 @@ from colonnade.report.record import Record, read_run
 
 BARS = "▁▂▃▄▅▆▇█"
 EVENTS_SHOWN = 6
+MOST_SECONDS = 1e6  # between two looks
 
 
 def watch(folder: Path, *, every: float, once: bool = False, console: Console | None = None) -> None:
     """Show the run until it ends, or until Ctrl-C. `once`: as it is now."""
+    if not every < MOST_SECONDS:
+        raise ConfigError(f"--every {every} is no time between two looks. Give seconds, like 2.")
     console = console or Console()
     run = read_run(folder)
     if once:

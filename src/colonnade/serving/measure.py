@@ -1,6 +1,5 @@
 """A trained model measured on a text, and what is told of it: the numbers, how they came about, and by what."""
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from colonnade.evaluation.progress import Progress
 from colonnade.evaluation.wikitext import PAPER_STRIDE, PAPER_WINDOW, read_wikitext
 from colonnade.launch.launch import num_cores
 from colonnade.mesh.mesh import Mesh
+from colonnade.outputs import json_of
 from colonnade.serving.measured import Measured
 from colonnade.serving.measurement import Measurement
 from colonnade.serving.squad import measure_squad
@@ -46,7 +46,7 @@ class Report:
         if as_json:
             content = {"protocol": found.protocol, **found.numbers, "notes": list(found.notes)}
             more = {} if overlaps is None else {"overlap": overlaps.as_json()}
-            print(json.dumps({**content, "parameters": dict(found.parameters), **self.about, **more}))
+            print(json_of({**content, "parameters": dict(found.parameters), **self.about, **more}))
             return
         told = f"{found.protocol}: {found.line}" if found.protocol != "perplexity" else found.line
         print("\n".join([told, *(f"Note: {note}." for note in found.notes)]), flush=True)

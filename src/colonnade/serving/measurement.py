@@ -1,5 +1,6 @@
 """What `evaluate` is to measure, as a user asks for it: held against itself and the disk before torch is imported."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,7 @@ def measurement_problems(asked: Measurement) -> Iterator[str]:
     yield from _windows(asked)
     yield from _overlap(asked)
     yield from _output(asked)
+    yield from threshold_problems(asked.null_threshold)
 
 
 def _foreign(asked: Measurement) -> Iterator[str]:
@@ -130,6 +132,15 @@ def _output(asked: Measurement) -> Iterator[str]:
     if asked.output is not None:
         inputs = [Path(given) for given in (asked.data, *asked.overlap) if given is not None]
         yield from output_problems(asked.output, files=output_files(asked.output).values(), inputs=inputs)
+
+
+def threshold_problems(null_threshold: float | None) -> Iterator[str]:
+    """What is wrong with --null-threshold."""
+    if null_threshold is not None and not math.isfinite(null_threshold):
+        yield (
+            f"--null-threshold {null_threshold} is no difference of logits. Give a number, like 0; 1e9 has every "
+            "question answered, and -1e9 none."
+        )
 
 
 def _keys(asked: Measurement) -> Iterator[str]:

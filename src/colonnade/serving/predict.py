@@ -7,7 +7,6 @@ Where the examples have labels, the scores of all of them are reported too.
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -31,6 +30,7 @@ from colonnade.examples.formats import format_of
 from colonnade.examples.make import make_examples
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.bert_labels import LabelBERT
+from colonnade.outputs import json_of
 from colonnade.serving.predict_spans import predict_spans
 from colonnade.serving.trained import Trained, open_another
 from colonnade.tasks.labels import Labels
@@ -94,7 +94,7 @@ class Predictions:
 
     def save(self, path: Path) -> None:
         """Write them whole: a .tsv for submission, or a .jsonl with probabilities."""
-        lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in self.records())
+        lines = (json_of(record, ensure_ascii=False) + "\n" for record in self.records())
         write_whole(path, (self.submission() if path.suffix == ".tsv" else "".join(lines)).encode())
 
     def about(self) -> dict[str, Any]:
@@ -221,10 +221,10 @@ def show(found: Predicted, output: Path | None, *, as_json: bool) -> None:
     if as_json:
         written = {} if output is None else {"output": str(output)}
         records = list(found.records()) if output is None else []
-        print(json.dumps({**found.about(), **written, **({"predictions": records} if output is None else {})}))
+        print(json_of({**found.about(), **written, **({"predictions": records} if output is None else {})}))
         return
     if output is None:
-        print("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in found.records()), end="")
+        print("".join(json_of(record, ensure_ascii=False) + "\n" for record in found.records()), end="")
     where = "" if output is None else f" -> {output}"
     print(f"{found.summary()}{where}", file=sys.stderr if output is None else sys.stdout, flush=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from colonnade.evaluation.answers import Answers
 from colonnade.evaluation.squad_files import read_questions, scores_of_answers
 from colonnade.examples.squad import Question, may_have_none
 from colonnade.mesh.mesh import Mesh
+from colonnade.outputs import json_of
 from colonnade.serving.measurement import Measurement
 from colonnade.serving.squad import answers_to, manner, score_line, write_official
 from colonnade.serving.trained import Trained, open_another
@@ -52,7 +52,7 @@ class AnsweredQuestions:
         if path.suffix == ".json":
             write_official(str(path), self.answers, self.threshold)
             return
-        lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in self.records())
+        lines = (json_of(record, ensure_ascii=False) + "\n" for record in self.records())
         write_whole(path, "".join(lines).encode())
 
     def about(self) -> dict[str, Any]:

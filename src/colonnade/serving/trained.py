@@ -43,6 +43,7 @@ from colonnade.model.gpt import GPT
 from colonnade.model.model import Transformer
 from colonnade.model.precision import DTYPES
 from colonnade.model.t5 import T5
+from colonnade.outputs import json_of
 from colonnade.pipeline.chunk import Chunk
 from colonnade.pipeline.inference import Inference, ResidentWeights
 from colonnade.pipeline.partition import chunks_of_stage
@@ -199,7 +200,7 @@ def print_continuations(
         for _ in deltas:
             pass
     elif as_json:
-        print(json.dumps({"step": trained.step, "texts": _texts(prompts, deltas)}))
+        print(json_of({"step": trained.step, "texts": _texts(prompts, deltas)}))
     else:
         shown = [f"{prompt}\n" for prompt in prompts] if answers else prompts
         _stream(shown, deltas, trained.config.model.seq_length)

@@ -12,7 +12,6 @@ formats of fewer bits both a layout and the serial run are off by their rounding
 format, tells by how much, and a layout may be off a few times as much (`compare.near`).
 """
 
-import json
 import shutil
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from colonnade.config.schema import Config, TrainConfig
 from colonnade.errors import ColonnadeError, ConfigError
 from colonnade.launch import launch
 from colonnade.mesh.layout import Layout
+from colonnade.outputs import json_of
 from colonnade.train.start import complete
 from colonnade.verify import layouts
 from colonnade.verify.layouts import Capacity, LeftOut, Variant
@@ -96,7 +96,7 @@ def verify(
         plan, yardstick = _yardstick(plan, steps, Path(folder))
         verdicts = [_verdict(variant, yardstick, steps, Path(folder)) for variant in plan.variants]
     report = Report(steps, plan.precision, yardstick.in_words, plan.shrunk, verdicts, plan.left_out)
-    print(json.dumps(as_json(report)) if json_only else as_text(report))
+    print(json_of(as_json(report)) if json_only else as_text(report))
     return report.ok
 
 
