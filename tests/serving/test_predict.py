@@ -114,6 +114,8 @@ def test_examples_without_labels_are_predicted_and_not_scored(
     [
         (["mnli.jsonl"], "--format is not given"),
         (["mnli.jsonl", "--format", "nothing"], "no format of examples"),
+        (["mnli.jsonl", "--format", "chat"], "--format chat: a conversation has no label to predict. Use cola, sst2, "),
+        (["mnli.jsonl", "--format", "preferences"], "wnli, race or squad, or write answers"),
         (["race.jsonl", "--format", "race"], 'Set model.head = "choice"'),
         (["qqp"], "Set model.num_labels = 2"),
         (["mnli", "--output", "predictions.csv"], "Use a name that ends so"),

@@ -61,6 +61,14 @@ def test_a_checkpoint_of_any_layout_writes_the_same_on_any_other(cut: Path, whol
     assert answers[0].out.startswith("aeion rst") and "\ntos" in answers[0].out
 
 
+def test_a_base_is_of_adapters_alone(finished: Finished, tmp_path: Path) -> None:
+    given = ("--base", tmp_path / "nothing")
+    for command in (("generate", "--prompt", "tos"), ("evaluate", "--part", "test"), ("fill-mask", "--text", "[MASK]")):
+        answer = here(command[0], finished.folder, *command[1:], *given)
+        assert (answer.status, answer.out) == (2, ""), answer
+        assert f"--base {tmp_path / 'nothing'}: {finished.newest} has all of its weights" in answer.err
+
+
 @pytest.mark.slow
 def test_sampled_text_is_the_same_too_and_the_seed_changes_it(cut: Path) -> None:
     def text(tp: int, seed: int) -> str:

@@ -18,7 +18,7 @@ from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError
 from colonnade.huggingface.folder import is_published, open_published
 from colonnade.serving.trained import described
-from colonnade.train.base import base_path, check_base, content_of
+from colonnade.train.base import base_path, check_base, check_given_base, content_of
 from colonnade.train.metadata import RunMetadata
 from colonnade.train.newest import checkpoint_at
 
@@ -75,6 +75,7 @@ def open_adapted(path: Path, base: Path | None, *, with_base: bool = True) -> Ad
     architecture = trained_architecture(config, metadata.model.vocab_size)
     if architecture.adapters is None:
         raise CheckpointError(f"{path} has no adapters: its lora.rank is 0. There is nothing to merge.")
+    check_given_base(path, metadata.base, base)
     weights = None
     if metadata.base is not None and with_base:
         where = base_path(path, metadata.base, base)

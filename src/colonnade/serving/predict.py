@@ -19,14 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colonnade.atomic import write_whole
-from colonnade.config.numbers import counted
+from colonnade.config.numbers import counted, one_of
 from colonnade.data.datasets import open_tokens
 from colonnade.data.example_dataset import ExampleDataset, PairTokens, Reading, fields_of
 from colonnade.data.indexed import idx_path
 from colonnade.data.loader import evaluation_batches
 from colonnade.data.sidecar import ExampleFields
 from colonnade.errors import ConfigError, DataError
-from colonnade.examples.formats import format_of
+from colonnade.examples.formats import FORMATS, WITH_TEMPLATE, format_of
 from colonnade.examples.make import make_examples
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.bert_labels import LabelBERT
@@ -240,6 +240,11 @@ def _token_file(trained: Trained, inputs: Sequence[Path], format_name: str | Non
             )
         yield str(inputs[0])
         return
+    if format_name in WITH_TEMPLATE:
+        raise ConfigError(
+            f"--format {format_name}: a conversation has no label to predict. Use {one_of(FORMATS)}, or write answers "
+            "with `colonnade generate --messages FILE`."
+        )
     with tempfile.TemporaryDirectory(prefix="colonnade-predict-") as folder:
         made = make_examples(format_of(format_name), inputs, Path(folder) / "examples", trained.tokenizer)
         if made.rejected:

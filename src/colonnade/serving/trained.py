@@ -52,7 +52,7 @@ from colonnade.serving.options import device_problems, layout_problems, no_check
 from colonnade.tasks.task import Hidden
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
-from colonnade.train.base import BaseMetadata, base_path, check_base, content_together
+from colonnade.train.base import BaseMetadata, base_path, check_base, check_given_base, content_together
 from colonnade.train.init_from import origin_at
 from colonnade.train.metadata import MOST_BYTES, RunMetadata, config_of, metadata_of
 from colonnade.train.newest import checkpoint_at
@@ -151,6 +151,7 @@ def opened(
     if problems:
         raise ConfigError("\n".join(problems))
     _, config, metadata = described(checkpoint)
+    check_given_base(checkpoint, metadata.base, base)
     _check_layout(checkpoint, config.model, tp, pp)
     size = trained_architecture(config, metadata.model.vocab_size).num_parameters
     used = InUse(checkpoint, size, precision or config.train.precision, tuple(to_take_less))

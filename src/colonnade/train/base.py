@@ -78,6 +78,14 @@ def check_base(what: Path, wanted: BaseMetadata, path: Path, found: Mapping[str,
         )
 
 
+def check_given_base(what: Path, wanted: BaseMetadata | None, given: Path | None) -> None:
+    """CheckpointError for a base that is named for the checkpoint `what`, which needs none."""
+    if given is not None and wanted is None:
+        raise CheckpointError(
+            f"--base {given}: {what} has all of its weights, and no base that lies elsewhere. Leave it out."
+        )
+
+
 def base_path(what: Path, wanted: BaseMetadata, given: Path | None) -> Path:
     """Where the base of the adapters in `what` lies. CheckpointError where there is nothing."""
     path = Path(wanted.path) if given is None else given
