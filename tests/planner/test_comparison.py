@@ -1,6 +1,7 @@
 """Predicted beside measured."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -150,6 +151,76 @@ def test_a_start_does_not_walk_many_micro_batches_of_gpipe(tmp_path: Path) -> No
     assert told["bytes_sent"] is told["seconds_per_step"] is None and told["memory"]["total_bytes"] > 0
     (tmp_path / "prediction.json").write_text(json.dumps(told))
     assert "seconds a step" in shown(tmp_path, as_json=False) and "sent over" not in shown(tmp_path, as_json=False)
+
+
+WHOLE = {
+    "memory": {"total_bytes": 5, "by_kind": {"parameters": 3}, "rank": 0},
+    "tokens_per_second": 7.0,
+    "seconds_per_step": None,
+    "bytes_sent": {"tp": 7},
+    "hardware": "cpu",
+}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        "{}",
+        "nonsense",
+        "3",
+        *(json.dumps({**WHOLE, key: None}) for key in ("memory",)),
+        *(
+            json.dumps({**WHOLE, key: value})
+            for key, value in (
+                ("memory", 3),
+                ("tokens_per_second", "x"),
+                ("bytes_sent", ["tp"]),
+                ("bytes_sent", {"tp": "x"}),
+                ("seconds_per_step", 10**400),
+                ("seconds_per_step", True),
+            )
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", [comparison.PREDICTION, comparison.COMPARISON])
+def test_a_damaged_file_is_one_message(tmp_path: Path, name: str, content: str) -> None:
+    for file, whole in ((comparison.PREDICTION, WHOLE), (comparison.COMPARISON, compared(WHOLE, {}))):
+        (tmp_path / file).write_text(json.dumps(whole))
+    assert "–" in shown(tmp_path, as_json=False) and json.loads(shown(tmp_path, as_json=True)) == compared(WHOLE, {})
+    if name == comparison.PREDICTION:
+        (tmp_path / comparison.COMPARISON).unlink()
+    (tmp_path / name).write_text(content)
+    for options in ((), ("--json",)):
+        answer = here("plan", "--check", tmp_path, *options)
+        assert (answer.status, answer.out) == (2, ""), answer
+        assert f"--check {tmp_path}: its {name} cannot be read: " in answer.err
+    for file in ("config.toml", "metrics.jsonl"):
+        (tmp_path / file).touch()
+    assert here("report", tmp_path).status == 0
+
+
+def test_a_start_that_trains_is_not_shown_beside_what_came_of_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it ends; one that has nothing to do leaves the comparison as it was."""
+    config = tiny.config(tiny.make(tmp_path), tmp_path)
+    run, cpu = Path(config.run.folder), torch.device("cpu")
+    run.mkdir()
+    monkeypatch.setattr(comparison, "predict", lambda *_, **__: Memory(1, 0, 0, 0, 0, 0))
+    monkeypatch.setattr(comparison, "prediction", lambda *_: WHOLE)
+    corpus, decision = cast(Any, SimpleNamespace(vocab_size=5)), cast(Any, SimpleNamespace(products=None))
+    written, earlier = run / comparison.COMPARISON, json.dumps(compared(WHOLE, {"tokens_per_second": 9.0}))
+    for steps in (0, 1):
+        written.write_text(earlier)
+        watcher = comparison.Watcher(cast(Any, lambda *_: None), cast(Any, lambda *_: nullcontext()))
+        with watcher.within(config, 5, Mesh(), cpu):
+            watcher.banner(config, Mesh(), cpu, corpus, decision)
+            assert not written.exists() and "has not come to its end yet" in shown(run, as_json=False)
+            line = {"step": 1, "seconds": 2.0, "tokens_per_second": 4.0}
+            (run / "metrics.jsonl").write_text((json.dumps(line) + "\n") * steps)
+        found = json.loads(written.read_text())
+        assert found["tokens_per_second"] == {"predicted": 7.0, "measured": (9.0, 4.0)[steps]}
 
 
 def test_a_folder_without_a_prediction(tmp_path: Path) -> None:

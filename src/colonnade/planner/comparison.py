@@ -61,6 +61,8 @@ class Watcher:
     """[bytes] Of the process, before its state was built."""
     _begun: int = 0
     """The step that this start goes on from."""
+    _earlier: bytes | None = None
+    """The comparison of an earlier start."""
 
     def banner(self, config: Config, mesh: Mesh, device: torch.device, corpus: Corpus, decision: Decision) -> Banner:
         """As `describe` says; rank 0 writes its prediction. One rank of each stage predicts what all of its ranks take;
@@ -73,18 +75,23 @@ class Watcher:
         if self.active and mesh.rank == 0:
             self._predicted = prediction(config, corpus.vocab_size, device, decision, own)
             _write(config, PREDICTION, self._predicted)
+            self._earlier = _taken(config, COMPARISON)
             self._before, self._begun = _resident(device), newest_step(checkpoints(Path(config.run.folder)))
         return found
 
     @contextmanager
     def within(self, config: Config, vocab_size: int, mesh: Mesh, device: torch.device) -> Iterator[None]:
-        """As `guard` does; behind it, a run that came to its end is compared."""
+        """As `guard` does; behind it, a run that came to its end is compared. A start that made no step leaves the
+        comparison of the one before.
+        """
         with self.guard(config, vocab_size, mesh, device):
             yield
         if self._predicted is None:
             return
         steps = [line for line in _metrics(config) if line["step"] > self._begun]
         if not steps:
+            if self._earlier is not None:
+                write_whole(Path(config.run.folder) / COMPARISON, self._earlier)
             return
         _write(config, COMPARISON, compared(self._predicted, self._measured(steps, mesh.ledger, device)))
 
@@ -155,12 +162,10 @@ def shown(run: Path, *, as_json: bool) -> str:
             f"--check {run}: there is no {PREDICTION}. Name the folder of a run; one that an earlier version has made "
             "has none."
         )
-    try:
-        predicted = json.loads((run / PREDICTION).read_text())
-        ended = (run / COMPARISON).exists()
-        found = json.loads((run / COMPARISON).read_text()) if ended else compared(predicted, {})
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--check {run}: its files cannot be read: {error}. Train again to write them.") from error
+    predicted, ended = _object(run, PREDICTION), (run / COMPARISON).exists()
+    found = _object(run, COMPARISON) if ended else compared(predicted, {})
+    if not _is_comparison(found):
+        raise _damaged(run, COMPARISON if ended else PREDICTION, "numbers are missing")
     if as_json:
         return json_of(found)
     rows = [["", "predicted", "measured", "predicted ÷ measured"], *_rows(found)]
@@ -168,6 +173,39 @@ def shown(run: Path, *, as_json: bool) -> str:
     where = predicted.get("hardware")
     told = [] if where is None else ["", f"Times are those of {where}."]
     return "\n".join([*table(rows, left=(0,)), *told, *note])
+
+
+def _object(run: Path, name: str) -> dict[str, Any]:
+    """A file of a run. Raises ConfigError for one that holds no JSON object."""
+    try:
+        content = json.loads((run / name).read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(run, name, str(error)) from error
+    if not isinstance(content, dict):
+        raise _damaged(run, name, "it is no JSON object")
+    return content
+
+
+def _damaged(run: Path, name: str, why: str) -> ConfigError:
+    return ConfigError(f"--check {run}: its {name} cannot be read: {why}. Train again to write it.")
+
+
+def _is_comparison(found: dict[str, Any]) -> bool:
+    """Whether all is there that `_rows` shows."""
+    memory, sent = found.get("memory"), found.get("bytes_sent")
+    pairs = [found.get("tokens_per_second"), found.get("seconds_per_step")]
+    pairs.append(memory.get("total_bytes") if isinstance(memory, dict) else None)
+    pairs += sent.values() if isinstance(sent, dict) and not _is_pair(sent) else [sent]
+    return all(map(_is_pair, pairs))
+
+
+def _is_pair(each: object) -> bool:
+    return isinstance(each, dict) and all(_is_number(each.get(key, "")) for key in ("predicted", "measured"))
+
+
+def _is_number(value: object) -> bool:
+    """None stands for one that is not known."""
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300)
 
 
 def _rows(found: dict[str, Any]) -> Iterator[list[str]]:
@@ -191,6 +229,17 @@ def _row(name: str, each: dict[str, Any], text: Callable[[Any], str]) -> list[st
 
 def _write(config: Config, name: str, content: dict[str, Any]) -> None:
     write_whole(Path(config.run.folder) / name, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def _taken(config: Config, name: str) -> bytes | None:
+    """What a file holds, which is removed; None: there is none."""
+    path = Path(config.run.folder) / name
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    path.unlink()
+    return content
 
 
 def _metrics(config: Config) -> list[dict[str, Any]]:
