@@ -143,6 +143,7 @@ def test_draws_depend_on_seed_prompt_and_position() -> None:
         ({"top_p": 1.5}, "top_p = 1.5"),
         ({"top_p": math.nan}, "top_p = nan"),
         ({"seed": -1}, "seed = -1"),
+        ({"seed": 2**64 + 1234}, "seed = 18446744073709552850 has more than 64 bits"),
     ],
 )
 def test_impossible_arguments(wrong: dict[str, float], says: str) -> None:

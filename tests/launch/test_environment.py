@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from colonnade.errors import ConfigError
 from colonnade.launch import launch
+from tests.commands import here
+from tests.runs import Finished
 
 HERE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", launch.FOLDER, launch.PIPE, "MASTER_ADDR")
 
@@ -120,6 +123,26 @@ def test_threads_are_those_of_openmp_or_a_share_of_the_cores(
     environment.delenv(launch.OPENMP, raising=False)
     put(environment, **({} if told is None else {launch.OPENMP: told}))
     assert launch.num_threads(ranks) == threads
+
+
+def test_threads_that_a_machine_does_not_start_are_refused(
+    environment: pytest.MonkeyPatch, finished: Finished, tmp_path: Path
+) -> None:
+    environment.setattr(os, "cpu_count", lambda: 3)
+    most = 3 * launch.THREADS_A_CORE
+    put(environment, OMP_NUM_THREADS=most)
+    assert launch.checked_threads(0) == most == launch.checked_threads(most) and launch.checked_threads(1) == 1
+    put(environment, OMP_NUM_THREADS=most + 1)
+    with pytest.raises(
+        ConfigError, match=rf"^{most + 1} CPU threads of a rank \(OMP_NUM_THREADS\) are more than 64 for"
+    ):
+        launch.checked_threads(0)
+    for command in (
+        ("generate", finished.folder, "--prompt", "tos", "--threads", 100000),
+        ("train", finished.config, "train.threads=100000", f"run.folder={tmp_path}"),
+    ):
+        answer = here(*command)
+        assert answer.status == 2 and "100,000 CPU threads of a rank (train.threads or --threads)" in answer.err, answer
 
 
 @pytest.mark.parametrize(("told", "ranks", "threads"), [("1", 2, 3), ("2", 2, 2), ("1", 1, 1)])

@@ -40,3 +40,5 @@ def sampling_problems(temperature: float, top_k: int, top_p: float, seed: int) -
         yield f"top_p = {top_p} is no probability to keep. Use a number above 0 and up to 1; 1 is no limit."
     if seed < 0:
         yield f"seed = {seed} is negative. Use 0 or more."
+    if seed >= 1 << 64:
+        yield f"seed = {seed} has more than 64 bits, and draws would be those of a smaller one. Use 2^64 − 1 or less."

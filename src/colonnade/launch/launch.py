@@ -30,7 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from colonnade.errors import LayoutError, mistake
+from colonnade.errors import ConfigError, LayoutError, mistake
 from colonnade.launch.board import Board, FolderBoard, StoreBoard
 from colonnade.launch.devices import choose_device
 from colonnade.launch.elastic import is_shared, store_of_start
@@ -47,6 +47,7 @@ FAULT = "COLONNADE_FAULT"  # when the supervisor noticed the fault before this s
 BEGAN = "COLONNADE_BEGAN"  # when the supervisor started ranks for the first time (monotonic)
 PIPE = "COLONNADE_LAUNCH_PIPE"  # the descriptor that closes when the supervisor is gone
 OPENMP = "OMP_NUM_THREADS"  # with how many threads a process computes
+THREADS_A_CORE = 64  # at most: a rank with more gains nothing, and a system does not start just any number
 IDLE = 1.0  # seconds between looks of a rank that has nothing to do
 _WATCH = "end-with-supervisor"  # the thread that reads it
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
@@ -138,7 +139,7 @@ def connect(
     rank, size = rank_and_size()
     check_size(num_ranks)
     end_with_supervisor()
-    torch.set_num_threads(threads or num_threads(num_local_ranks()))
+    torch.set_num_threads(checked_threads(threads))
     place = _choose_device(device, torch.cuda.device_count())
     if place.type == "cpu":
         keep_freed_memory()
@@ -242,6 +243,20 @@ def num_threads(num_ranks: int) -> int:
     told = os.environ.get(OPENMP, "").partition(",")[0].strip()
     says = told.isdecimal() and int(told) > 0 and not (int(told) == 1 and num_ranks > 1 and elastic_run() is not None)
     return int(told) if says else max(1, num_cores() // num_ranks)
+
+
+def checked_threads(chosen: int) -> int:
+    """CPU threads of this rank: those that are chosen, or for 0 those of `num_threads`. ConfigError for more than a
+    machine can be asked to start: the library that starts them ends the process where it cannot.
+    """
+    threads, most = chosen or num_threads(num_local_ranks()), THREADS_A_CORE * (os.cpu_count() or 1)
+    if threads <= most:
+        return threads
+    where = "train.threads or --threads" if chosen else OPENMP
+    raise ConfigError(
+        f"{threads:,} CPU threads of a rank ({where}) are more than {THREADS_A_CORE} for each core of this machine. "
+        f"Use {most:,} or fewer; as many as the machine has cores are fastest."
+    )
 
 
 def cache_folder() -> Path | None:

@@ -12,6 +12,7 @@ from colonnade.architecture.families import architecture_of
 from colonnade.architecture.statement import Unit
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import ParallelConfig, TrainConfig
+from colonnade.launch.launch import checked_threads
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import paper_mesh
 from colonnade.model.initialize import initialize_
@@ -31,7 +32,7 @@ def measured(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, v
     """Seconds of forward and backward of one micro-batch, for every unit, where the run would compute."""
     device = torch.device("cpu" if train.device == "cpu" or not torch.cuda.is_available() else "cuda")
     if train.threads:
-        torch.set_num_threads(train.threads)
+        torch.set_num_threads(checked_threads(train.threads))
     tp = paper_mesh(Layout(tp=parallel.tp), 0).tp
     decoder = {"num_decoder_layers": 1} if model.decoder_layers else {}
     one = model.model_copy(update={"num_layers": 1, **decoder})
