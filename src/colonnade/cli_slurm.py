@@ -1,5 +1,6 @@
 """`colonnade slurm`: the batch script of a run."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -57,8 +58,21 @@ def slurm(
         logs=str(Path(settings.run.folder).parent),
     )
     text = script(settings, job, [str(config), *(overrides or [])], sys.executable)
+    _make_folder(Path(job.logs))
     if output is None:
         print(text, end="")
         return
     write_whole(output, text.encode())
-    print(f"{output} is written: {job.num_ranks} ranks. Submit it with `sbatch {output}`.")
+    print(f"{output} is written: {job.num_ranks} ranks. Submit it here, with `sbatch {shlex.quote(str(output))}`.")
+
+
+def _make_folder(logs: Path) -> None:
+    """Where the job's log goes: Slurm makes no folder, and a job without one ends before its first line."""
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(
+            f"{logs}, where Slurm writes the job's log, cannot be made here: {error.strerror}. Make it where the job "
+            "runs, before it is submitted: without it the job ends, and nothing says why.",
+            file=sys.stderr,
+        )

@@ -1,6 +1,7 @@
 """The batch script of a run: what it asks for, what is refused, and when it is queued again."""
 
 import os
+import shlex
 import stat
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 from colonnade.config.load import load
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
-from colonnade.launch.slurm import Job, script, seconds_of
+from colonnade.launch.slurm import Job, problems, script, seconds_of
 from tests.commands import here
 
 GPUS = Job(2, 8, "24:00:00", name="books", logs="runs")
@@ -64,6 +65,41 @@ def test_all_that_is_impossible_is_told_at_once(settings: Config) -> None:
     assert "A layout for them: parallel." in said and "tensor-parallel ranks would lie across two nodes" in said
     with pytest.raises(ConfigError, match=r"Ask for 16, or parallel\.dp=16"):
         script(settings, Job(4, 8, "60"), ["books.toml"], "python")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tp", "fits"), [(8, 8, True), (8, 2, True), (8, 16, False), (6, 4, False), (1, 2, False)]
+)
+def test_ranks_of_a_tensor_parallel_group_share_a_node(config: Path, ranks: int, tp: int, fits: bool) -> None:
+    known = load(config)
+    parallel = known.parallel.model_copy(update={"tp": tp, "dp": ranks * 4 // tp})
+    found = problems(known.model_copy(update={"parallel": parallel}), Job(4, ranks, "24:00:00", gpus=False))
+    assert any("would lie across two nodes" in each for each in found) != fits
+
+
+@pytest.mark.parametrize(("array", "fits"), [("1", True), ("1-1", True), ("9-10", True), ("4-1", False), ("1-", False)])
+def test_stages_rise(settings: Config, array: str, fits: bool) -> None:
+    found = list(problems(settings, Job(2, 8, "24:00:00", array=array)))
+    assert found == ([] if fits else [f"--array {array!r} names no stages. Write for instance 1-4."])
+
+
+def test_a_folder_with_spaces_is_one_word(settings: Config) -> None:
+    """As sbatch reads a line, which has the shell's quotes."""
+    text = script(settings, Job(2, 8, "60", name="my books", logs="my runs/a"), ["books.toml"], "python")
+    options = [shlex.split(line.removeprefix("#SBATCH ")) for line in text.splitlines() if line.startswith("#SBATCH ")]
+    assert all(len(words) == 1 for words in options)
+    assert ["--output=my runs/a/%x-%j.log"] in options and ["--job-name=my books"] in options
+
+
+def test_the_log_has_a_folder(config: Path, tmp_path: Path) -> None:
+    """Slurm makes none."""
+    arguments = ("slurm", config, "--ranks-per-node", 1, "--time", "1:00:00")
+    answer = here(*arguments, f"run.folder={tmp_path}/runs/a/books")
+    assert (answer.status, answer.err) == (0, "") and (tmp_path / "runs" / "a").is_dir(), answer
+    (tmp_path / "file").touch()
+    answer = here(*arguments, f"run.folder={tmp_path}/file/books")
+    assert answer.status == 0 and answer.out.startswith("#!/bin/bash"), answer
+    assert f"{tmp_path}/file, where Slurm writes the job's log, cannot be made here" in answer.err
 
 
 def test_a_job_has_a_minute_before_its_margin(settings: Config) -> None:

@@ -20,7 +20,7 @@ from colonnade.errors import ConfigError
 from colonnade.launch.supervisor import UNFINISHED
 
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<fields>\d+(?::\d{1,2}){0,2})")
-_ARRAY = re.compile(r"\d+(-\d+)?")
+_ARRAY = re.compile(r"(?P<first>\d+)(-(?P<last>\d+))?")
 LEAST_STEPS = 60  # seconds of a job that are not for its end
 
 
@@ -71,7 +71,7 @@ def problems(config: Config, job: Job) -> Iterator[str]:
             f"{size}, but the layout, {in_words(config)}, has {parallel.num_ranks}: each place needs a rank. "
             f"{_other_layout(config, ranks)}"
         )
-    if job.ranks_per_node % parallel.tp and parallel.tp % job.ranks_per_node:
+    if job.ranks_per_node % parallel.tp:
         yield (
             f"parallel.tp = {parallel.tp} does not go into {counted(job.ranks_per_node, 'rank')} of a node: "
             "tensor-parallel ranks would lie across two nodes, which share no fast links. Use a tp that divides it."
@@ -88,8 +88,13 @@ def problems(config: Config, job: Job) -> Iterator[str]:
             f"--time {job.time} is {limit} seconds, and the run is asked to leave --margin = {job.margin} seconds "
             "before its end: nothing would be trained. Use a longer time, or a shorter margin."
         )
-    if job.array and not _ARRAY.fullmatch(job.array):
+    if job.array and not _is_array(job.array):
         yield f"--array {job.array!r} names no stages. Write for instance 1-4."
+
+
+def _is_array(array: str) -> bool:
+    match = _ARRAY.fullmatch(array)
+    return match is not None and int(match["last"] or match["first"]) >= int(match["first"])
 
 
 def _other_layout(config: Config, ranks: int) -> str:
@@ -127,7 +132,7 @@ def _directives(job: Job) -> Iterator[str]:
         **({"account": job.account} if job.account else {}),
     }
     for name, value in options.items():
-        yield f"#SBATCH --{name}={value}"
+        yield f"#SBATCH {shlex.quote(f'--{name}={value}')}"  # sbatch takes quotes as a shell does
     yield "#SBATCH --requeue"
 
 
