@@ -3665,8 +3665,8 @@ MUTATIONS = [
     Mutation(
         "best threshold takes a point off for an unanswerable question even where the prediction is empty",
         "evaluation/squad.py",
-        "-float(bool(predictions[name]))",
-        "-1.0",
+        "scores[name] - (not has_answer[name])",
+        "scores[name] * has_answer[name] - (not has_answer[name])",
         ("tests/evaluation/test_squad.py",),
     ),
     Mutation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -112,24 +113,43 @@ def test_2_0_leaves_out_what_is_not_predicted() -> None:
     assert found["total"] == 2 and found["exact"] == found["f1"] == 50.0 and "best_f1" not in found
 
 
-def test_the_threshold_of_nothing_at_all_is_0() -> None:
+def test_the_threshold_of_nothing_at_all_is_below_all_odds() -> None:
     """Answering any takes away from the 2 that "no answer" gives: a wrong, c and d have none; e is missing."""
     has = {"a": True, "c": False, "d": False, "e": True}
     scores = {"a": 0.0, "c": 0.0, "d": 1.0}
     no_answer = {"a": -9.0, "c": 1.0, "d": 2.0, "e": -1.0}
-    assert best_threshold({"a": "x", "c": "y", "d": ""}, scores, no_answer, has) == Threshold(200 / 3, 0.0)
+    assert best_threshold(scores, no_answer, has) == Threshold(200 / 3, -10.0)
+    assert best_threshold(scores, {name: odds + 11 for name, odds in no_answer.items()}, has).threshold == 0.0
 
 
 def test_of_equal_thresholds_the_lowest_counts() -> None:
     """a: 1 + 1 = 2. c has no answer and was given none: 2 again."""
     has = {"a": True, "c": False}
-    assert best_threshold({"a": "x", "c": ""}, {"a": 1.0, "c": 1.0}, {"a": 0.5, "c": 0.7}, has) == Threshold(100, 0.5)
+    assert best_threshold({"a": 1.0, "c": 1.0}, {"a": 0.5, "c": 0.7}, has) == Threshold(100, 0.5)
 
 
 def test_an_answer_of_nothing_takes_no_point_away() -> None:
     """c gives 1 whether its empty answer counts or not, and a one more: 2 of 2."""
     has = {"c": False, "a": True}
-    assert best_threshold({"c": "", "a": "x"}, {"c": 1.0, "a": 1.0}, {"c": 0.5, "a": 0.7}, has) == Threshold(100, 0.7)
+    assert best_threshold({"c": 1.0, "a": 1.0}, {"c": 0.5, "a": 0.7}, has) == Threshold(100, 0.7)
+
+
+def test_the_threshold_that_is_told_gives_the_score_that_is_told() -> None:
+    """Of few odds, so that many are equal; of no right answer and of answers without a word, too."""
+    draw = random.Random(0)
+    for _ in range(200):
+        names = [str(number) for number in range(draw.randint(1, 6))]
+        answers = {name: draw.choice([[], ["Rome"], ["the city of Rome"]]) for name in names}
+        predictions = {name: draw.choice(["Rome", "Paris", "the", ""]) for name in names}
+        odds = {name: draw.choice([-2.5, -0.6, 0.5]) for name in names}
+        told = scores_2(answers, predictions, odds)
+        for metric, best in (("exact", told.best_exact), ("f1", told.best_f1)):
+            assert best is not None
+            reached = {
+                at: scores_2(answers, predictions, odds, threshold=at) for at in (best.threshold, -9, -2.5, -0.6, 1)
+            }
+            assert getattr(reached[best.threshold], metric) == pytest.approx(best.score, abs=1e-9)
+            assert max(getattr(each, metric) for each in reached.values()) == pytest.approx(best.score, abs=1e-9)
 
 
 def test_the_nearest_of_several_right_answers_counts() -> None:

@@ -18,6 +18,7 @@ import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -144,42 +145,36 @@ def scores_2(
     whole = _group(list(scores.values()))
     best: dict[str, Threshold | None] = dict.fromkeys(Score._fields)
     if no_answer is not None:
-        best = _best_thresholds(predictions, raw, no_answer, has_answer)
+        best = _best_thresholds(raw, no_answer, has_answer)
     return SquadScores(*whole, _group(found[True]), _group(found[False]), best["exact"], best["f1"])
 
 
 def _best_thresholds(
-    predictions: Mapping[str, str],
-    scores: Mapping[str, Score],
-    no_answer: Mapping[str, float],
-    has_answer: Mapping[str, bool],
+    scores: Mapping[str, Score], no_answer: Mapping[str, float], has_answer: Mapping[str, bool]
 ) -> dict[str, Threshold | None]:
     """Of each score, by its name."""
     each = {
         metric: {name: score[number] for name, score in scores.items()} for number, metric in enumerate(Score._fields)
     }
-    return {metric: best_threshold(predictions, values, no_answer, has_answer) for metric, values in each.items()}
+    return {metric: best_threshold(values, no_answer, has_answer) for metric, values in each.items()}
 
 
 def best_threshold(
-    predictions: Mapping[str, str],
-    scores: Mapping[str, float],
-    no_answer: Mapping[str, float],
-    has_answer: Mapping[str, bool],
+    scores: Mapping[str, float], no_answer: Mapping[str, float], has_answer: Mapping[str, bool]
 ) -> Threshold:
-    """The threshold with the best sum of scores: the lowest of several, 0 where answering nothing at all is best.
+    """The threshold with the best sum of scores, and the percentage that it gives: the lowest of several; one below all
+    odds, at most 0, where answering nothing at all is best.
 
-    Questions are taken one by one from the surest answer on; each that is answered adds its score, or takes away what
-    no answer would have given.
+    Questions are taken one by one from the surest answer on; each that is answered adds its score, and takes away what
+    no answer would have given. Those of equal odds are answered together.
     """
-    current = best = float(sum(not has for has in has_answer.values()))
-    found = 0.0
-    for name in sorted(no_answer, key=lambda name: no_answer[name]):
-        if name not in scores:
-            continue
-        current += scores[name] if has_answer[name] else -float(bool(predictions[name]))
+    sure = sorted((name for name in no_answer if name in scores), key=lambda name: no_answer[name])
+    current = best = float(sum(not has_answer[name] for name in scores))
+    found = min([0.0, *(no_answer[name] - 1 for name in sure[:1])])
+    for odds, names in groupby(sure, key=lambda name: no_answer[name]):
+        current += sum(scores[name] - (not has_answer[name]) for name in names)
         if current > best:
-            best, found = current, no_answer[name]
+            best, found = current, odds
     return Threshold(_percent([best], len(scores)), found)
 
 
