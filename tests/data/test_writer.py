@@ -146,12 +146,27 @@ def test_merge(tmp_path: Path, write_tokens: Write, monkeypatch: pytest.MonkeyPa
     assert read_sidecar(file) == Sidecar("a" * 64, 60_000, 0, 3, 20, 60, ("1.txt", "2.txt"))
 
 
-def test_what_merged_files_do_not_agree_in_is_unknown() -> None:
-    one = sidecar(1, 5)
-    other = replace(one, end_of_document=None, sentences=True)
-    both = merge_sidecars([("a", one), ("b", other), ("c", one)])
-    assert both is not None and both.end_of_document is None and both.sentences is None
+def test_what_one_of_merged_files_does_not_know_is_unknown() -> None:
+    one, other = sidecar(1, 5), replace(sidecar(1, 5), sentences=True)
+    both = merge_sidecars([("a", other), ("b", one), ("c", other)])
+    assert both is not None and both.end_of_document == 0 and both.sentences is None
     assert both.documents == 3 and merge_sidecars([("a", one), ("b", None)]) is None
+    alike = merge_sidecars([("a", other), ("b", other)])
+    assert alike is not None and alike.sentences is True
+
+
+def test_documents_of_other_kinds_are_not_merged() -> None:
+    text, unknown = replace(sidecar(1, 5), sentences=False), sidecar(1, 5)
+    apart, bare = replace(text, sentences=True), replace(text, end_of_document=None)
+    for others, said in (
+        ([apart], "b keeps sentences apart, a has a single sequence in each document"),
+        ([unknown, apart], "c keeps sentences apart, a has a single sequence"),
+        ([bare], "a has the end-of-document token 0 behind each document, b does not"),
+        ([None, bare], "a has the end-of-document token 0 behind each document, c does not"),
+    ):
+        for turn in (1, -1):
+            with pytest.raises(DataError, match=said):
+                merge_sidecars(list(zip("abc", (text, *others), strict=False))[::turn])
 
 
 def test_merge_is_the_same_as_writing_at_once(tmp_path: Path, write_tokens: Write) -> None:

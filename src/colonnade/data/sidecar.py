@@ -11,14 +11,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from colonnade.atomic import write_whole
 from colonnade.data.indexed import TokenFile, bin_path, idx_path
 from colonnade.errors import DataError
-
-Value = TypeVar("Value")
-
 
 ANSWERS, PREFERENCES, SPANS = "answers", "preferences", "spans"
 """`ExampleFields.head` of conversations, of pairs of answers of which one is preferred, and of questions that a run of
@@ -138,6 +135,7 @@ def merge_sidecars(parts: Sequence[tuple[str, Sidecar | None]]) -> Sidecar | Non
                 f"{prefix} holds {_content(sidecar)}, {known[0][0]} {_content(known[0][1])}: their documents mean "
                 "different things. Join files of one format."
             )
+    _check_documents(known)
     if len(known) < len(parts):
         return None
     sidecars = [sidecar for _, sidecar in known]
@@ -147,8 +145,7 @@ def merge_sidecars(parts: Sequence[tuple[str, Sidecar | None]]) -> Sidecar | Non
         tokens=sum(sidecar.tokens for sidecar in sidecars),
         text_bytes=sum(sidecar.text_bytes for sidecar in sidecars),
         sources=tuple(source for sidecar in sidecars for source in sidecar.sources),
-        end_of_document=_agreed([sidecar.end_of_document for sidecar in sidecars]),
-        sentences=_agreed([sidecar.sentences for sidecar in sidecars]),
+        sentences=None if any(sidecar.sentences is None for sidecar in sidecars) else sidecars[0].sentences,
     )
 
 
@@ -156,5 +153,24 @@ def _content(sidecar: Sidecar) -> str:
     return "text" if sidecar.examples is None else f"examples of {sidecar.examples.format}"
 
 
-def _agreed(values: Sequence[Value | None]) -> Value | None:
-    return values[0] if len(set(values)) == 1 else None
+def _check_documents(known: Sequence[tuple[str, Sidecar]]) -> None:
+    """DataError where sequences are sentences in one file and whole documents in another, or documents end in another
+    way.
+    """
+    told = [(prefix, sidecar.sentences) for prefix, sidecar in known if sidecar.sentences is not None]
+    for prefix, sentences in told:
+        if sentences != told[0][1]:
+            apart, whole = (prefix, told[0][0]) if sentences else (told[0][0], prefix)
+            raise DataError(
+                f"{apart} keeps sentences apart, {whole} has a single sequence in each document: samples of sentences "
+                "cannot be made of both. Tokenize both with --sentences, or both without."
+            )
+    for prefix, sidecar in known:
+        end, first = sidecar.end_of_document, known[0][1].end_of_document
+        if end != first:
+            ends, bare = (known[0][0], prefix) if end is None else (prefix, known[0][0])
+            raise DataError(
+                f"{ends} has the end-of-document token {first if end is None else end} behind each document, {bare} "
+                "does not: where documents end in what is joined could not be told. Tokenize both with --append-end, "
+                "or both with --no-append-end."
+            )
