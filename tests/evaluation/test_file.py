@@ -107,6 +107,20 @@ def test_another_tokenizer_is_noticed(lines: Path, tmp_path: Path, tokenizer: To
         perplexity(lines, tokenizer, vocab_size=200)
 
 
+def test_examples_with_numbers_among_their_tokens_are_no_text(
+    lines: Path, tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    tokenize_files([lines], tmp_path / "tokens", tokenizer, workers=1, progress=False)
+    file = tmp_path / "tokens.json"
+    known = json.loads(file.read_text())
+    made_of = {"format": "mnli", "head": "classification", "fields": ["a"], "labels": ["no", "yes"]}
+    file.write_text(json.dumps({**known, "examples": made_of}))
+    with pytest.raises(DataError, match="holds examples of mnli, with numbers among their tokens, and a perplexity"):
+        perplexity(tmp_path / "tokens", tokenizer)
+    file.write_text(json.dumps({**known, "examples": {**made_of, "format": "chat", "head": "answers"}}))
+    assert perplexity(tmp_path / "tokens", tokenizer).tokens
+
+
 def test_a_token_file_that_does_not_name_its_tokenizer_is_marked(
     lines: Path, tmp_path: Path, tokenizer: Tokenizer
 ) -> None:

@@ -182,14 +182,18 @@ def open_tokens(
     return file
 
 
-def check_text(file: TokenFile) -> None:
-    """DataError for a token file of examples whose numbers would be read as tokens of text."""
+def check_text(file: TokenFile, *, trained: bool = True) -> None:
+    """DataError for a token file of examples whose numbers would be read as tokens of text. `trained`: whether it is
+    read to train a model.
+    """
     sidecar = read_sidecar(file)
     examples = None if sidecar is None else sidecar.examples
     if examples is not None and examples.head != ANSWERS:
+        of_text = 'model.head = "pretraining" trains on text' if trained else "a perplexity is one of text"
+        head = f'Set model.head = "{examples.head}", or name' if trained else "Name"
         raise DataError(
-            f"{file.prefix} holds examples of {examples.format}, with numbers among their tokens, and model.head = "
-            f'"pretraining" trains on text. Set model.head = "{examples.head}", or name a token file of text.'
+            f"{file.prefix} holds examples of {examples.format}, with numbers among their tokens, and {of_text}. "
+            f"{head} a token file of text."
         )
 
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from colonnade.corpus.documents import Rejected, chunks, expand, parse
-from colonnade.data.datasets import open_tokens
+from colonnade.data.datasets import check_text, open_tokens
 from colonnade.data.indexed import bin_path, idx_path
 from colonnade.data.rows import Cut
 from colonnade.data.sidecar import ANSWERS, not_checked, read_sidecar
@@ -147,6 +147,7 @@ def is_token_file(file: str) -> bool:
 def tokens_of_file(prefix: str, tokenizer: Tokenizer, vocab_size: int) -> Tokenized:
     """All tokens of a token file but an end of document at its very end."""
     file = open_tokens(prefix, vocab_size=vocab_size, tokenizer=tokenizer)
+    check_text(file, trained=False)
     tokens = without_last_end(file.read(0, file.num_tokens), tokenizer)
     sidecar, starts = read_sidecar(file), file.document_starts(0, len(tokens))
     marked = sidecar is not None and sidecar.examples is not None and sidecar.examples.head == ANSWERS
