@@ -16,6 +16,7 @@ from colonnade.data.sidecar import read_sidecar
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 from colonnade.examples.chat import ChatFormat, PreferencesFormat
+from colonnade.examples.conversations import conversation_of, preference_of
 from colonnade.examples.make import make_examples
 from tests.commands import here
 from tests.examples.chats import CHATML, MARKED, SYSTEM, TALK, UNMARKED, folder_of, jsonl, tokenizer
@@ -203,8 +204,40 @@ BAD = {
     json.dumps({"messages": [{"role": "user", "content": "a<|im_end|>b"}, TALK[1]]}): 'control token "<|im_end|>"',
     json.dumps({"messages": [TALK[0], {**TALK[1], "tool_calls": [{"arguments": {"a": "<s>"}}]}]}): 'token "<s>"',
     json.dumps({"messages": TALK[:2], "tools": [{"parameters": {"</s>": 1}}]}): 'control token "</s>"',
+    json.dumps(
+        {"messages": SYSTEM, "system": "a"}
+    ): "system or history beside messages that begin with one of the system",
+    json.dumps({"messages": TALK, "history": ["a"]}): "history is no list of pairs of question and answer",
+    json.dumps({"messages": TALK, "system": ["a"]}): "system is list, where text belongs",
+    json.dumps({"messages": TALK, "tools": "city()"}): "tools is a text that is no JSON",
+    json.dumps({"messages": TALK, "tools": {"a": 1}}): "tools is no list of objects",
+    json.dumps({"messages": TALK, "tools": [{"a": 1}]}): "the chat template writes no descriptions of tools",
     json.dumps({"messages": [TALK[1], TALK[0]]}): "the chat template refuses it: Conversation roles must alternate",
 }
+
+
+TOLD = [{"role": "system", "content": "You are a city."}, {"role": "user", "content": "a"}]
+TOLD += [{"role": "assistant", "content": "b"}, {"role": "user", "content": "a city?"}]
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_what_comes_before_the_messages_of_a_record_is_read(name: str) -> None:
+    record = {**RECORDS[name], "system": "You are a city.", "history": [["a", "b"]]}
+    assert conversation_of(record).messages == [*TOLD, {"role": "assistant", "content": "Paris."}]
+    empty = {**RECORDS[name], "system": "", "history": [], "tools": "[]"}
+    assert conversation_of(empty) == conversation_of(RECORDS[name])
+
+
+def test_what_comes_before_a_preference_is_read() -> None:
+    record = {
+        "prompt": "a city?",
+        "chosen": "Paris.",
+        "rejected": "a",
+        "system": "You are a city.",
+        "tools": '[{"a": 1}]',
+    }
+    found = preference_of({**record, "history": [["a", "b"]]})
+    assert (found.prompt, found.tools) == (TOLD, [{"a": 1}])
 
 
 def test_rows_that_are_none_are_left_out_and_listed(tmp_path: Path) -> None:
@@ -237,6 +270,41 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> No
     answer = here("data", "examples", "chat", file, "--output", tmp_path / "out", "--tokenizer", folder)
     assert answer.status == 2 and "a.jsonl, line 1" in answer.err and "{% generation %}" in answer.err
     assert not (tmp_path / "out.idx").exists()
+
+
+SAID = "{% generation %}{{ m.content }}{% endgeneration %}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% macro said(m) %}" + SAID + "{% endmacro %}{% for m in messages %}{{ said(m) }}{% endfor %}",
+        "{% for m in messages %}{% set text %}Answer: " + SAID + "{% endset %}{{ text }}{% endfor %}",
+        "{% for m in messages %}{% filter trim %}" + SAID + "{% endfilter %}{% endfor %}",
+        "{% macro as() %}{{ caller() }}{% endmacro %}{% for m in messages %}{% call as() %}"
+        + SAID
+        + "{% endcall %}{% endfor %}",
+        "{% for m in messages recursive %}" + SAID + "{% endfor %}",
+    ],
+)
+def test_marks_whose_text_is_put_together_apart_are_refused(template: str, tmp_path: Path) -> None:
+    folder, file = folder_of(tmp_path / "t", "\n" + template), jsonl(tmp_path / "a.jsonl", {"messages": TALK})
+    answer = here("data", "examples", "chat", file, "--output", tmp_path / "out", "--tokenizer", folder)
+    assert answer.status == 2 and "the chat template has {% generation %} in line 2, inside of a macro" in answer.err
+
+
+def test_a_macro_and_a_block_of_set_are_no_matter_where_their_text_is_marked_as_it_is_written() -> None:
+    macro = (
+        "{% macro said(m) %}{{ m.content }}{% endmacro %}{% for m in messages %}{% set text %}{{ said(m) }}{% endset %}"
+    )
+    template = ChatTemplate(
+        macro
+        + "{{ m.role }}{% if m.role == 'assistant' %}{% generation %}{{ text }}{% endgeneration %}{% endif %}"
+        + "{% endfor %}"
+    )
+    template.check()
+    found = template.render(TALK)
+    assert [found.text[first:stop] for first, stop in found.answers] == [TALK[1]["content"], TALK[3]["content"]]
 
 
 @pytest.mark.parametrize(

@@ -102,9 +102,14 @@ class ChatTemplate:
     ) -> Rendered:
         """One text with its answers; `add_generation_prompt`: with what comes before the next answer.
 
-        TemplateFault if the template refuses, leaves calls of tools out, or does not say which of it is answered, and
-        that cannot be told either.
+        TemplateFault if the template refuses, has no use for the tools, leaves calls of them out, or does not say which
+        of it is answered, and that cannot be told either.
         """
+        if tools and not self.reads_tools:
+            raise TemplateFault(
+                "the chat template writes no descriptions of tools, and there are some. Remove tools, or choose "
+                "another template"
+            )
         text, answers = self._generate(messages, tools, add_generation_prompt)
         self._check_calls(messages, tools, text, add_generation_prompt)
         if not self.marks_answers:
@@ -123,8 +128,13 @@ class ChatTemplate:
         calls = _environment().parse(self.text).find_all(nodes.Call)
         return any(isinstance(call.node, nodes.ExtensionAttribute) for call in calls)
 
+    @cached_property
+    def reads_tools(self) -> bool:
+        """Whether the template has a use for descriptions of tools."""
+        return any(name.name == "tools" for name in _environment().parse(self.text).find_all(nodes.Name))
+
     def check(self) -> None:
-        """DataError if it is no template."""
+        """DataError if it is no template, or marks answers where it cannot be told what place they get."""
         try:
             assert self._compiled, "made"
         except jinja2.TemplateSyntaxError as error:
@@ -137,6 +147,13 @@ class ChatTemplate:
                 f"the chat template is nested too deeply: {error}. Simplify it, or choose another with --template: "
                 f"{', '.join(BUILT_IN)}, or a file."
             ) from error
+        line = _detached_mark(_environment().parse(self.text))
+        if line is not None:
+            raise DataError(
+                f"the chat template has {{% generation %}} in line {line}, inside of a macro, a block of set, filter "
+                "or call, or a recursive loop: their text is put together apart, and where it comes to stand cannot be "
+                "told. Put {% generation %} and {% endgeneration %} around the place where that text is written."
+            )
 
     @cached_property
     def _compiled(self) -> tuple[jinja2.Template, _Answers]:
@@ -312,6 +329,23 @@ class _Answers(jinja2.ext.Extension):
         """The spans of a rendering whose text so far is `blocks`."""
         self._blocks, self._spans = blocks, []
         yield self._spans
+
+
+def _detached_mark(template: nodes.Template) -> int | None:
+    """The line of a first `{% generation %}` whose text is not written at once; None where there is none."""
+    outer = template.find_all((nodes.Macro, nodes.AssignBlock, nodes.FilterBlock, nodes.CallBlock, nodes.For))
+    lines = (
+        inner.lineno
+        for each in outer
+        if not _is_mark(each) and getattr(each, "recursive", True)
+        for inner in each.find_all(nodes.CallBlock)
+        if _is_mark(inner)
+    )
+    return min(lines, default=None)
+
+
+def _is_mark(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.CallBlock) and isinstance(node.call.node, nodes.ExtensionAttribute)
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

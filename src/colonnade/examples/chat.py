@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from colonnade.corpus.documents import Rejected
 from colonnade.data.chat_template import ChatTemplate, TemplateFault
-from colonnade.data.conversation import Chat, Marked, messages_problem
+from colonnade.data.conversation import Chat, Marked
 from colonnade.data.sidecar import ANSWERS, PREFERENCES, ExampleFields
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
@@ -92,12 +92,15 @@ class PreferencesFormat:
         return ExampleFields("preferences", PREFERENCES, names, options={"chat": self.template.to_json()})
 
     def read(self, path: Path) -> Iterator[Read[Preference] | Rejected]:
-        return _read(path, "preferences", _checked)
+        return _read(path, "preferences", preference_of)
 
     def encode(self, examples: Sequence[Read[Preference]], tokenizer: Tokenizer) -> Iterator[Document | Rejected]:
         chat = Chat(self.template, tokenizer)
         pairs = [_both(each.content) for each in examples]
-        found = iter(chat.encode([(messages, None) for pair in pairs for messages in pair]))
+        tools = [each.content.tools for each in examples]
+        found = iter(
+            chat.encode([(messages, known) for pair, known in zip(pairs, tools, strict=True) for messages in pair])
+        )
         for example, pair in zip(examples, pairs, strict=True):
             sides = [_last_answer(next(found)) for _ in pair]
             fault = next((side for side in sides if isinstance(side, TemplateFault)), None)
@@ -106,14 +109,6 @@ class PreferencesFormat:
                 continue
             sequences = [each for side in sides if not isinstance(side, TemplateFault) for each in side]
             yield Document(sequences, sum(map(_bytes_of, pair)), has_numbers=False)
-
-
-def _checked(record: Mapping[str, Any]) -> Preference:
-    found = preference_of(record)
-    problem = messages_problem(found.prompt)
-    if problem is not None:
-        raise NoConversation(f"prompt: {problem}")
-    return found
 
 
 def _both(example: Preference) -> tuple[Messages, Messages]:

@@ -6,10 +6,13 @@ prompt, completion                                                              
 instruction, input, output                                                               Alpaca
 prompt, chosen, rejected            preferences: texts, or lists of messages; without a prompt, what both lists
                                     begin with is the prompt
+
+Beside any of them: "system", a text that comes first, "history", earlier turns [[question, answer], …], and "tools".
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -42,18 +45,20 @@ class Preference:
     prompt: Messages
     chosen: str
     rejected: str
+    tools: Any = None
 
 
 def conversation_of(record: Mapping[str, Any]) -> Conversation:
     """The conversation of a record. NoConversation where there is none, or nothing in it is answered."""
     messages = _messages(record)
     _check(messages)
+    messages = _with_earlier(record, messages)
     answers = [message for message in messages if message["role"] == "assistant"]
     if not answers:
         raise NoConversation("no message of the assistant: nothing is answered")
     if not any((message.get("content") or "").strip() or message.get("tool_calls") for message in answers):
         raise NoConversation("its answers are empty")
-    return Conversation(messages, record.get("tools"))
+    return Conversation(messages, _tools(record))
 
 
 def preference_of(record: Mapping[str, Any]) -> Preference:
@@ -75,7 +80,10 @@ def preference_of(record: Mapping[str, Any]) -> Preference:
         raise NoConversation("chosen and rejected are the same: nothing is preferred")
     if not before:
         raise NoConversation("no prompt: chosen and rejected share no message")
-    return Preference(before, *texts)
+    problem = messages_problem(before)
+    if problem is not None:
+        raise NoConversation(f"prompt: {problem}")
+    return Preference(_with_earlier(record, before), texts[0], texts[1], _tools(record))
 
 
 def _messages(record: Mapping[str, Any]) -> Messages:
@@ -93,6 +101,34 @@ def _messages(record: Mapping[str, Any]) -> Messages:
         "none of messages, conversations, prompt with completion, and instruction with output; its keys are "
         f"{', '.join(record) or 'none'}"
     )
+
+
+def _with_earlier(record: Mapping[str, Any], messages: Messages) -> Messages:
+    """With what a record says beside its messages comes before them. NoConversation where that is not clear."""
+    system, history = record.get("system") or "", record.get("history") or []
+    if not isinstance(history, list) or any(not isinstance(turn, list) or len(turn) != 2 for turn in history):
+        raise NoConversation("history is no list of pairs of question and answer")
+    found = [_said("system", system)] if _text(system, "system").strip() else []
+    for turn in history:
+        found += [_said(role, _text(text, "history")) for role, text in zip(("user", "assistant"), turn, strict=True)]
+    if found and messages[0]["role"] == "system":
+        raise NoConversation(
+            "it has system or history beside messages that begin with one of the system: which comes first is not said"
+        )
+    return [*found, *messages]
+
+
+def _tools(record: Mapping[str, Any]) -> Any:
+    """A list of objects, or the same as a text of JSON; None where there are none."""
+    tools = record.get("tools") or None
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools) or None
+        except (ValueError, RecursionError):
+            raise NoConversation("tools is a text that is no JSON") from None
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools)):
+        raise NoConversation("tools is no list of objects")
+    return tools
 
 
 def _from_sharegpt(turns: Any) -> Messages:
