@@ -244,7 +244,9 @@ def overlap_command(
     """
     with extra_data():
         from colonnade.corpus.executors import num_cores
-        from colonnade.data.overlap import overlap
+        from colonnade.data.overlap import holds_tokens, overlap
+    if tokenizer is not None and not holds_tokens(corpus):
+        raise ConfigError(f"--tokenizer is of a token file, and {corpus} is the prefix of none. Leave it out.")
     found = overlap([corpus], test, ngram=ngram, key=key, tokenizer=tokenizer, workers=workers or num_cores())
     print(json_of(found.as_json()) if as_json else found.summary())
 

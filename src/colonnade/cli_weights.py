@@ -42,8 +42,12 @@ def convert(
         str | None, typer.Option(help="fp32, bf16, fp16 or fp64. Unset: as the weights are stored.", show_default=False)
     ] = None,
     max_shard_size: Annotated[
-        str, typer.Option(help="Of a folder of Hugging Face: the largest file, like 500MB.")
-    ] = "5GB",
+        str | None,
+        typer.Option(
+            help="Of a folder of Hugging Face that is written: the largest file, like 500MB. Unset: 5GB.",
+            show_default=False,
+        ),
+    ] = None,
     best: Best = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, list what would be taken, and write nothing.")

@@ -196,6 +196,12 @@ def test_peft_loads_an_export_with_our_logits(run: tuple[Path, Path, Any], tmp_p
     torch.testing.assert_close(found, theirs, rtol=1e-5, atol=1e-5)
 
 
+def test_adapters_are_not_cut_in_files(run: tuple[Path, Path, Any], tmp_path: Path) -> None:
+    answer = here("convert", run[0], tmp_path / "peft", "--max-shard-size", "1KB")
+    assert answer.status == 2 and f"{run[0]} has adapters, which become a single file" in answer.err, answer
+    assert not (tmp_path / "peft").exists()
+
+
 def test_an_export_names_whole_modules_where_only_some_layers_have_adapters() -> None:
     def sources(layers: int, *modules: str) -> dict[str, Any]:
         names = [f"model.layers.{layer}.self_attn.{module}" for layer in range(layers) for module in modules]

@@ -403,6 +403,8 @@ def test_sources_and_targets(folders: Path, tmp_path: Path, monkeypatch: pytest.
     assert "--dtype 'int8': there is no such number format" in refused(tmp_path, theirs, "ours", "--dtype", "int8")
     for size in ("5", "big", "1KBB", "10B", "-5GB"):
         assert f"--max-shard-size '{size}' is no size" in refused(tmp_path, theirs, "ours", f"--max-shard-size={size}")
+    said = f"--max-shard-size is of a folder of Hugging Face that is written, and {theirs} becomes a checkpoint"
+    assert said in refused(tmp_path, theirs, "ours", "--max-shard-size", "1KB")
 
 
 def test_a_target_that_appears_during_a_conversion_is_left_as_it_is(

@@ -296,6 +296,8 @@ def test_overlap_from_the_command_line(write_lines: Any) -> None:
     exam = write_lines("exam.jsonl", [" ".join(words(20, 2))])
     answer = here("data", "overlap", exam, exam, "--ngram", 5, "--workers", 1, "--json")
     assert answer.status == 0 and json.loads(answer.out)["share"] == 1.0
+    answer = here("data", "overlap", exam, exam, "--tokenizer", "nothing")
+    assert answer.status == 2 and f"--tokenizer is of a token file, and {exam} is the prefix of none" in answer.err
 
 
 def test_rows_can_be_cleaned_again(run: Run, write_lines: Any) -> None:

@@ -269,6 +269,10 @@ def test_the_command_writes_beside_the_run_and_refuses_what_it_cannot(
         write_report([folder], tmp_path)
     with pytest.raises(ConfigError, match="17 runs are more"):
         write_report([folder] * 17, None)
+    before = (folder / "metrics.jsonl").read_text()
+    with pytest.raises(ConfigError, match=r"--output .*metrics\.jsonl: the page is HTML"):
+        write_report([folder], folder / "metrics.jsonl")
+    assert (folder / "metrics.jsonl").read_text() == before
 
 
 def test_the_command_writes_once_where_nobody_asks_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

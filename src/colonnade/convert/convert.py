@@ -20,6 +20,8 @@ from colonnade.storage import no_folder
 
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 SMALLEST = 10**3
+LARGEST_FILE = "5GB"
+"""Of a folder of Hugging Face, where nothing else is asked for."""
 
 
 def convert(
@@ -27,7 +29,7 @@ def convert(
     target: Path,
     *,
     dtype: str | None,
-    max_shard_size: str,
+    max_shard_size: str | None,
     dry_run: bool,
     best: bool,
     tokenizer: Path | None = None,
@@ -36,10 +38,11 @@ def convert(
 ) -> None:
     """Convert `source` and print what was done. A ColonnadeError says what cannot be."""
     give_back_freed_memory()
-    kind, most_bytes = _dtype(dtype), _size(max_shard_size)
+    kind, most_bytes = _dtype(dtype), _size(max_shard_size or LARGEST_FILE)
     if is_foreign(source):
         if best:
             raise ConfigError(f"--best is of a run's checkpoints, and {source} is {what_it_is(source)}. Leave it out.")
+        _check_not_cut(max_shard_size, f"{source} becomes a checkpoint")
         check_new(target)
         published, known = open_foreign(source, tokenizer, vocab_size, base)
         lines = to_checkpoint(published, known, target, dtype=kind, dry_run=dry_run)
@@ -52,10 +55,18 @@ def convert(
                 )
         checkpoint = find(chosen(source, best))
         if has_adapters(checkpoint):
+            _check_not_cut(max_shard_size, f"{source} has adapters, which become a single file")
             lines = to_peft(checkpoint, target, dtype=kind, dry_run=dry_run)
         else:
             lines = to_huggingface(checkpoint, target, dtype=kind, most_bytes=most_bytes, dry_run=dry_run)
     print("\n".join(lines), flush=True)
+
+
+def _check_not_cut(max_shard_size: str | None, what_becomes: str) -> None:
+    if max_shard_size is not None:
+        raise ConfigError(
+            f"--max-shard-size is of a folder of Hugging Face that is written, and {what_becomes}. Leave it out."
+        )
 
 
 def _check_source(source: Path) -> None:

@@ -128,9 +128,14 @@ def overlap(
     )
 
 
+def holds_tokens(path: Path) -> bool:
+    """Whether a corpus is the prefix of a token file."""
+    return idx_path(path).exists() and not path.exists()
+
+
 def _splits(path: Path, tokenizer: Path | None) -> Sequence[InputSplit | TokenSplit]:
     """Tasks of the workers."""
-    if path.exists() or not idx_path(path).exists():
+    if not holds_tokens(path):
         return splits_of(str(path), _SPLIT_BYTES)
     file = TokenFile(path)
     if tokenizer is None:

@@ -23,6 +23,8 @@ def write_report(folders: Sequence[Path], output: Path | None, *, live: int = 0,
     """
     sweeps = [folder for folder in folders if is_sweep(folder)]
     if sweeps and len(folders) == 1:
+        if live:
+            raise ConfigError(f"--live is of runs, and {sweeps[0]} is the folder of a sweep. Leave it out.")
         _write_sweep(sweeps[0], output, task)
         return
     if sweeps or task is not None:
