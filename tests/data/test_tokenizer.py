@@ -261,6 +261,18 @@ def test_the_fingerprint_of_usual_added_tokens_is_that_of_earlier_versions(token
     assert (blanks.sha256[:12], name.sha256[:12]) == ("0489d42921fd", "ffb248205236")
 
 
+def test_a_tokenizer_that_leaves_out_merges_by_chance_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    content = json.loads(tokenizer.to_json())
+    for dropout in (0.1, 0.0, None):
+        content["model"]["dropout"] = dropout
+        (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+        if dropout:
+            with pytest.raises(DataError, match=r"tokenizer\.json has model\.dropout = 0\.1"):
+                Tokenizer.load(tmp_path)
+        else:
+            assert Tokenizer.load(tmp_path).sha256 == tokenizer.sha256
+
+
 def test_no_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         Tokenizer.load(tmp_path / "absent.json")

@@ -74,7 +74,14 @@ class Tokenizer:
                 "vocab.json with merges.txt, vocab.txt or one *.model in it. Train one with `colonnade data "
                 "train-tokenizer`, or name GPT-2's folder."
             )
-        return cls.from_json(_read_text(file), source=str(file))
+        found = cls.from_json(_read_text(file), source=str(file))
+        dropout = getattr(found._inner.model, "dropout", None)
+        if dropout:
+            raise DataError(
+                f"{file} has model.dropout = {dropout:g}: it leaves out merges by chance, so that the same text has "
+                "other tokens each time. Set model.dropout to null in it."
+            )
+        return found
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "the tokenizer") -> Self:
