@@ -99,6 +99,28 @@ def test_the_number_format_can_be_another(tmp_path: Path) -> None:
     assert torch.equal(back.transformer.wte.weight.detach(), table.bfloat16().double())
 
 
+def test_a_number_that_the_format_has_no_room_for_is_refused(tmp_path: Path) -> None:
+    """What rounds to the largest number, and what is infinite already, stays."""
+    model = saved(tmp_path / "theirs", "gpt2")
+    with torch.no_grad():
+        model.transformer.wte.weight[0, :4] = torch.tensor([65519.0, torch.inf, torch.nan, 2.0])
+        model.transformer.wte.weight[1, 0] = 1e6
+    model.save_pretrained(tmp_path / "theirs")
+    converted(tmp_path / "theirs", tmp_path / "ours")
+    for source, name in (("theirs", "embedding.tokens.weight"), ("ours", "transformer.wte.weight")):
+        answer = here("convert", tmp_path / source, tmp_path / "half", "--dtype", "fp16")
+        assert (
+            answer.status == 2 and f"{name} has the value 1e+06, and float16 has room for at most 65504" in answer.err
+        )
+        converted(tmp_path / source, tmp_path / f"{source}-bf16", "--dtype", "bf16")
+    with torch.no_grad():
+        model.transformer.wte.weight[1, 0] = 1
+    model.save_pretrained(tmp_path / "theirs")
+    converted(tmp_path / "theirs", tmp_path / "half", "--dtype", "fp16")
+    found = whole_tensors(tmp_path / "half")["embedding.tokens.weight"][0, :4].float()
+    assert torch.equal(found.nan_to_num(3, 4), torch.tensor([65504.0, 4, 3, 2]))
+
+
 def test_a_dry_run_lists_every_tensor_and_writes_nothing(tmp_path: Path) -> None:
     saved(tmp_path / "theirs", "llama, grouped, tied, biases")
     before = sorted(tmp_path.rglob("*"))

@@ -20,6 +20,7 @@ from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError, DataError
 from colonnade.huggingface.files import read_json
 from colonnade.huggingface.folder import Published, stub
+from colonnade.huggingface.write import narrowed
 from colonnade.model.precision import DTYPES
 from colonnade.serving.trained import described
 
@@ -58,7 +59,7 @@ def to_checkpoint(
         progress = Progress("converted", needed)
 
         def make(name: str) -> torch.Tensor:
-            x = published.read(name).to(wanted[name]).contiguous()
+            x = narrowed(published.read(name), wanted[name], name).contiguous()
             progress.advance(x.nbytes)
             return x
 

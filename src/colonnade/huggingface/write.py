@@ -16,6 +16,7 @@ from typing import BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
+from colonnade.errors import CheckpointError
 from colonnade.huggingface.files import CODES, WHOLE
 
 ALIGNMENT = 8  # bytes
@@ -97,15 +98,29 @@ class Writer:
                 for tensor in planned.tensors:
                     x = next(numbers)
                     assert tuple(x.shape) == tensor.shape, f"{tensor.name}: {tuple(x.shape)}, not {tensor.shape}"
-                    _write(file, x, tensor.dtype)
+                    _write(file, x, tensor.dtype, tensor.name)
                     del x
                 file.flush()
                 os.fsync(file.fileno())
 
 
-def _write(file: BinaryIO, x: Tensor, dtype: torch.dtype) -> None:
+def narrowed(x: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """`x`, numbers of a weight, in `dtype`. CheckpointError for one that is finite and would be infinite in it."""
+    found, most = x.to(dtype), torch.finfo(dtype).max
+    if torch.finfo(x.dtype).max <= most or not x.numel() or all(-most <= float(each) <= most for each in x.aminmax()):
+        return found
+    lost = x[found.isinf() & x.isfinite()]
+    if len(lost):
+        raise CheckpointError(
+            f"{name} has the value {float(lost[0]):g}, and {str(dtype).removeprefix('torch.')} has room for at most "
+            f"{most:g}: it would be infinite. Choose another --dtype, such as bf16."
+        )
+    return found
+
+
+def _write(file: BinaryIO, x: Tensor, dtype: torch.dtype, name: str) -> None:
     """The numbers of a tensor in `dtype`, converted a block at a time."""
     flat, step = x.contiguous().view(-1), BLOCK // dtype.itemsize
     for start in range(0, flat.numel(), step):
-        block = flat[start : start + step].to(dtype)
+        block = narrowed(flat[start : start + step], dtype, name)
         file.write(memoryview(block.view(torch.uint8).numpy().data))
