@@ -12,6 +12,7 @@ from colonnade.errors import hidden
 from colonnade.train.change import BLEND, Change, as_it_began, earlier_blends, in_force
 from colonnade.train.change_requests import CHANGES, Decided, Line, ask, lines_of
 from colonnade.train.corpus import curriculum_of
+from tests.commands import here
 from tests.runs import Finished
 from tests.tiny import TinyCorpus
 
@@ -111,3 +112,13 @@ def test_a_request_behind_a_line_without_an_end_is_a_line_of_its_own(finished: F
     ask(run, {"change": {"optim.learning_rate": 4e-3}})
     assert [line.is_whole for line in lines_of(run)] == [True] * 4
     assert [line.text for line in lines_of(run)] == [rate(value) for value in (1e-3, 2e-3, 3e-3, 4e-3)]
+
+
+def test_a_file_of_the_run_that_cannot_be_read_is_one_message(finished: Finished, tmp_path: Path) -> None:
+    for name in (CHANGES, "metrics.jsonl"):
+        run = Path(shutil.copytree(finished.folder, tmp_path / name / "run"))
+        (run / name).unlink(missing_ok=True)
+        (run / name).mkdir()
+        for arguments in (["optim.learning_rate=1e-3"], ["--list"]):
+            answer = here("change", run, *arguments)
+            assert answer.status == 2 and f"{run / name} cannot be read: Is a directory" in answer.err, answer

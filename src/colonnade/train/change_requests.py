@@ -113,6 +113,17 @@ def lines_of(run: Path) -> list[Line]:
     return found
 
 
+def _asked_and_done(run: Path) -> tuple[list[Line], int]:
+    """What was asked of a run, and the last step that it has done. ConfigError where its files cannot be read."""
+    try:
+        return lines_of(run), last_step(run / METRICS)
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename} cannot be read: {error.strerror}. Put the file of the run back, or remove what stands "
+            "in its place."
+        ) from None
+
+
 def request_in(text: str) -> dict[str, Any]:
     """The request that a line is. ConfigError for one that is none."""
     try:
@@ -174,8 +185,9 @@ def ask(run: Path, request: dict[str, Any]) -> None:
     what the run would refuse.
     """
     decided = read_decided(run)
-    began, done = began_with(run, decided), last_step(run / METRICS)
-    waiting = _with_waiting(run, began, decided)
+    began = began_with(run, decided)
+    lines, done = _asked_and_done(run)
+    waiting = _with_waiting(lines, began, decided)
     text = json.dumps(hidden(request), ensure_ascii=False)
     try:
         change = decide(Line("asked for now", text, is_whole=True), began, waiting, done)
@@ -196,9 +208,9 @@ def ask(run: Path, request: dict[str, Any]) -> None:
         raise ConfigError(f"{file} cannot be written: {error.strerror}. Fix that, and ask again.") from error
 
 
-def _with_waiting(run: Path, began: Config, decided: Decided) -> Decided:
+def _with_waiting(lines: Sequence[Line], began: Config, decided: Decided) -> Decided:
     """What the run will have decided of the lines that are there."""
-    for line in lines_of(run):
+    for line in lines:
         if line.known_as not in decided.known:
             decided = decided.with_line(line, began, 0)
     return decided
@@ -206,12 +218,13 @@ def _with_waiting(run: Path, began: Config, decided: Decided) -> Decided:
 
 def listed(run: Path) -> list[str]:
     """A line for each request, in their order: what came of it."""
-    decided, done = read_decided(run), last_step(run / METRICS)
+    decided = read_decided(run)
     began_with(run, decided)
+    lines, done = _asked_and_done(run)
     changes = {each.line: each for each in decided.changes}
     refused = {each.line: each for each in decided.refused}
     found = []
-    for line in lines_of(run):
+    for line in lines:
         change = changes.get(line.known_as)
         if change is not None:
             when = "changed" if change.at < done else "changes"
