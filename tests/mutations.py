@@ -3784,8 +3784,9 @@ MUTATIONS = [
     Mutation(
         "files with sidecars are not compared as soon as another one has none",
         "data/sidecar.py",
-        "    for prefix, sidecar in known:",
-        "    if len(known) < len(parts):\n        return None\n    for prefix, sidecar in known:",
+        "    for prefix, sidecar in known:\n        if sidecar.tokenizer_sha256",
+        "    if len(known) < len(parts):\n        return None\n    for prefix, sidecar in known:\n"
+        "        if sidecar.tokenizer_sha256",
         ("tests/data/test_writer.py",),
     ),
     Mutation(

@@ -171,16 +171,21 @@ def test_ranks_that_fit_one_by_one_take_more_than_there_is(
     assert found is not None and 400 < int(found[1]) <= 800
 
 
-def test_a_limit_of_its_own_control_group_bounds_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a batch system sets one for a job: not for the whole machine or container."""
+@pytest.mark.parametrize("own", ["batch/job", "batch/job/step/task"])
+def test_a_limit_of_a_control_group_bounds_what_is_free_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str
+) -> None:
+    """As a batch system sets one for a job: not for the whole machine or container, nor for each of its steps."""
     monkeypatch.setattr(machine, "Path", lambda path: tmp_path / path.lstrip("/"))
     for path, text in {
         "proc/meminfo": "MemTotal: 9000000 kB\nMemAvailable: 8000000 kB\n",
-        "proc/self/cgroup": "0::/batch/job\n",
+        "proc/self/cgroup": f"0::/{own}\n",
         "sys/fs/cgroup/batch/memory.max": "max\n",
         "sys/fs/cgroup/batch/memory.current": "4000000\n",
         "sys/fs/cgroup/batch/job/memory.max": "3000000\n",
         "sys/fs/cgroup/batch/job/memory.current": "1000000\n",
+        "sys/fs/cgroup/batch/job/step/memory.max": "max\n",
+        "sys/fs/cgroup/batch/job/step/memory.current": "900000\n",
     }.items():
         file = tmp_path / path
         file.parent.mkdir(parents=True, exist_ok=True)

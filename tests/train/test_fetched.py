@@ -420,6 +420,8 @@ def test_nor_is_a_second_one_with_the_same_options(
     url = Stored(f"file://{store}")
     assert not fetched._is_undone(url, 6, first) and fetched._is_undone(url, 6, second)
     assert not fetched._is_undone(url, 4, second), "it is what the run has returned to"
+    write(second, [known, Rollback(to=5, skip=1, id="a later one")])
+    assert fetched._is_undone(url, 6, second), "the storage knows the first of two alone"
 
 
 def test_a_dry_run_leaves_all_as_it_is(config: Path, store: Path, tmp_path: Path) -> None:

@@ -308,6 +308,20 @@ def test_a_change_that_the_data_do_not_allow_is_refused_when_its_step_has_come(c
     assert not read_decided(run).changes and not following.is_over(state)
 
 
+def test_behind_a_return_to_before_a_change_another_configuration_is_in_force(config: Path) -> None:
+    """Until the change's step has come again."""
+    began, monitor = load(config), SimpleNamespace(follow=lambda **_: None)
+    change = Change(
+        at=7, values={"optim.learning_rate": 3e-3}, was={"optim.learning_rate": 1e-2}, line="1", position=28
+    )
+    state: Any = SimpleNamespace(step=9, changes=[change], rollbacks=[])
+    following = InForce(began, None, Mesh(), monitor)  # type: ignore[arg-type]
+    assert following.follow(state)[0].optim.learning_rate == 3e-3 and not following.is_over(state)
+    state.step, state.changes = 5, []
+    assert following.is_over(state)
+    assert following.follow(state)[0].optim.learning_rate == 1e-2 and not following.is_over(state)
+
+
 def test_a_change_leaves_the_learning_rate_as_low_as_a_rollback_has_made_it(config: Path) -> None:
     began, monitor = load(config), SimpleNamespace(follow=lambda **_: None)
     values, was = {"optim.learning_rate": 3e-3}, {"optim.learning_rate": 1e-2}

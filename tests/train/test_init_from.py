@@ -13,14 +13,16 @@ import torch
 
 from colonnade.architecture.statement import Weight
 from colonnade.checkpoint.plan import Shard
+from colonnade.config.load import load
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import init_from
-from colonnade.train.init_from import Origin, based_on, check_common_tokens
+from colonnade.train.init_from import Origin, based_on, begin_from, check_common_tokens, origin_at
+from colonnade.train.state import build_state
 from tests.commands import after_banner, forked, here
 from tests.runs import Finished, events, metrics, whole_tensors
-from tests.tiny import TinyCorpus, write_config
+from tests.tiny import VOCAB_SIZE, TinyCorpus, write_config
 
 WEIGHTS_ONLY = ("optim.learning_rate=1e-30", "optim.min_learning_rate=0.0", "optim.weight_decay=0.0", "train.steps=1")
 """A step that moves nothing, so that what is saved is what the run began with."""
@@ -60,6 +62,21 @@ def test_a_checkpoints_weights_under_any_layout(
         torch.testing.assert_close(after[name], x, rtol=0, atol=1e-12)
     (event,) = (event for event in events(tmp_path / "run") if event["event"] == "initialized")
     assert (event["taken"], event["left"], event["new"]) == (len(before), [], [])
+
+
+def test_in_16_bits_it_is_computed_with_them_from_the_first_step_on(
+    finished: Finished, corpus: TinyCorpus, tmp_path: Path
+) -> None:
+    """Which are rounded, and not those that were drawn."""
+    settings = load(write_config(corpus, tmp_path), ["train.precision=bf16"])
+    state = build_state(settings, Mesh(), VOCAB_SIZE, torch.device("cpu"))
+    told: Any = SimpleNamespace(event=lambda *_, **__: None, say=lambda _: None)
+    begin_from(origin_at(finished.folder), state, told)
+    saved, computed = weights_of(finished.newest), state.model.placements()
+    found = {f"{bucket}.{place.name}": place.parameter for bucket, places in computed.items() for place in places}
+    assert found.keys() == saved.keys()
+    for name, weight in found.items():
+        assert weight.dtype == torch.bfloat16 and torch.equal(weight, saved[name].bfloat16()), name
 
 
 def test_a_published_models_weights(finished: Finished, corpus: TinyCorpus, tmp_path: Path) -> None:

@@ -90,14 +90,16 @@ def test_evaluating_and_generating_beside_the_base(adapted: Path, finished: Fini
     assert answer.status == 0, answer
 
 
-def test_a_published_base_is_known_by_its_configuration_too(tmp_path: Path) -> None:
-    for name in ("config.json", "model.safetensors", "notes.txt"):
+@pytest.mark.parametrize("changed", [0, 1, 2])
+def test_a_published_base_is_known_by_all_of_its_files_and_by_its_configuration(tmp_path: Path, changed: int) -> None:
+    names = ["config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    for name in (*names, "notes.txt"):
         (tmp_path / name).write_text(name)
     before = content_of(tmp_path)
-    assert list(before) == ["config.json", "model.safetensors"]
-    (tmp_path / "config.json").write_text("another")
+    assert list(before) == names
+    (tmp_path / names[changed]).write_text("another")
     after = content_of(tmp_path)
-    assert [name for name in before if before[name] != after[name]] == ["config.json"]
+    assert [name for name in before if before[name] != after[name]] == [names[changed]]
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from colonnade.data.identity import identify
 from colonnade.data.indexed import DTYPES, TokenFile
 from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import CheckpointError
+from colonnade.train.divergence import LossWatch
 from colonnade.train.metadata import RunMetadata, config_of, metadata_of
 
 
@@ -62,6 +63,14 @@ def test_what_a_run_writes_is_read() -> None:
     assert metadata.loss_scale.model_dump() == WRITTEN["loss_scale"] and metadata.tokenizer_sha256 == "0" * 64
     assert metadata.data["data.train"].identity().to_json() == FILE
     assert read(loss_scale={}).loss_scale is None, "a scale that is constant"
+
+
+def test_what_a_run_watches_is_known_again() -> None:
+    """Losses, signs of a divergence, and how thermometers have grown."""
+    watch = {"losses": [2.5, 2.25], "signs": 1, "windows": {"blocks.1.attention": [[40, 3.5], [50, 4.0]]}}
+    found = LossWatch(**read(watch=watch).watch.model_dump())
+    assert (found.losses, found.signs) == ([2.5, 2.25], 1)
+    assert {name: list(map(list, kept)) for name, kept in found.windows.items()} == watch["windows"]
 
 
 def test_what_the_first_checkpoints_did_not_say() -> None:

@@ -88,6 +88,27 @@ def test_the_run_ends_as_if_nothing_had_been(
         assert_same_end(run, finished.folder)
 
 
+def test_a_run_that_is_asked_to_stop_tries_until_it_is_saved(config: Path, tmp_path: Path) -> None:
+    """Its stop file is there when step 4 is saved, which fails once."""
+    run, refuses = tmp_path / "run", refused(1)
+
+    def first(rank: int) -> None:
+        refuses(rank)
+        before = loop.train_step
+
+        def train_step(state: Any, *arguments: Any, **more: Any) -> Any:
+            if state.step == 3:
+                (run / "stop").touch()
+            return before(state, *arguments, **more)
+
+        loop.train_step = train_step  # type: ignore[assignment]
+
+    answer = forked("train", config, "checkpoint.retry_for=900", "checkpoint.asynchronous=false", first=first)
+    assert answer.status == 99 and "Stopped after step 4" in answer.out, answer
+    assert saved_steps(run)[-1] == 4
+    assert [each["event"] for each in events(run) if each["event"] in SAVES] == ["saved", "save failed", "saved"]
+
+
 @pytest.mark.slow
 def test_it_ends_when_the_last_good_one_is_too_old(config: Path, tmp_path: Path) -> None:
     answer = forked("train", config, "checkpoint.retry_for=1", first=refused(10**6))
