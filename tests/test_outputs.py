@@ -101,6 +101,7 @@ def test_plans_are_not_made_that_cannot_be_written(tmp_path: Path, monkeypatch: 
     assert "f.svg is a folder" in refused("plan", config, "--output", tmp_path / "f.svg")
     assert "f.toml is a folder" in refused(*searched, "--output", tmp_path / "f.toml")
     assert "what is written is .toml" in refused(*searched, "--output", tmp_path / "o.svg")
+    assert "what is written is .svg" in refused("plan", config, "--output", tmp_path / "o.png")
     assert "mine.toml is among what this command is given" in refused(*searched, "--output", config)
     assert f"--html {tmp_path}/f.html: " in refused("plan", config, "--html", tmp_path / "f.html")
     assert "what is written is .html or .htm" in refused("plan", config, "--html", tmp_path / "plan.pdf")

@@ -26,6 +26,8 @@ from colonnade.data.tokenizer import Tokenizer
         ('He asked "Why?" She left.', ['He asked "Why?"', "She left."]),
         ("Wait… What?! (Really.) Yes", ["Wait…", "What?!", "(Really.)", "Yes"]),
         ("A title\n\nThe text goes\non. And on.", ["A title", "The text goes\non.", "And on."]),
+        ("CHAPTER I\r\n\r\nIt was late", ["CHAPTER I", "It was late"]),
+        ("A title\n \t\nThe text", ["A title", "The text"]),
         ("So did I. Then we left.", ["So did I.", "Then we left."]),
         ("今日は。元気？はい！「そう。」うん", ["今日は。", "元気？", "はい！", "「そう。」", "うん"]),
         ("Été. Élan vital. über alles", ["Été.", "Élan vital. über alles"]),

@@ -427,9 +427,9 @@ def test_outputs_and_sizes_that_no_tokenizer_can_have_are_refused(tmp_path: Path
     text.write_text("good words, " * 50)
     (tmp_path / "folder").mkdir()
     for output, size, said in (
-        (tmp_path / "folder", 300, f"is a folder. Name a file, as {tmp_path / 'folder' / 'tokenizer.json'}."),
-        (text, 300, "is read here"),
-        (text / "below", 300, "cannot be written"),
+        (tmp_path / "folder", 300, f"{tmp_path / 'folder'} is a folder. Name a file."),
+        (text, 300, f"{text} is among what this command is given"),
+        (text / "below", 300, f"{text} is no folder"),
         (tmp_path / "made.json", 100_000_000_000, "there is room for 10,000,000 tokens at most"),
     ):
         options = ("--output", output, "--vocab-size", size, "--overwrite")

@@ -8,6 +8,7 @@ import pytest
 
 from colonnade.errors import ConfigError
 from colonnade.launch import launch
+from colonnade.launch.devices import THREADS_A_CORE
 from tests.commands import here
 from tests.runs import Finished
 
@@ -129,7 +130,7 @@ def test_threads_that_a_machine_does_not_start_are_refused(
     environment: pytest.MonkeyPatch, finished: Finished, tmp_path: Path
 ) -> None:
     environment.setattr(os, "cpu_count", lambda: 3)
-    most = 3 * launch.THREADS_A_CORE
+    most = 3 * THREADS_A_CORE
     put(environment, OMP_NUM_THREADS=most)
     assert launch.checked_threads(0) == most == launch.checked_threads(most) and launch.checked_threads(1) == 1
     put(environment, OMP_NUM_THREADS=most + 1)

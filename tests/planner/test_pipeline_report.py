@@ -8,7 +8,6 @@ import pytest
 
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import ParallelConfig
-from colonnade.errors import ConfigError
 from colonnade.planner.pipeline import PipelinePlan, plan_pipeline
 from colonnade.planner.pipeline_report import as_json, as_text, unit_ranges, write_picture
 
@@ -101,12 +100,6 @@ def test_the_picture_is_written_with_its_folder(tmp_path: Path) -> None:
     path = tmp_path / "new" / "schedule.svg"
     write_picture(small(), path)
     assert "1f1b: 4 stages, 8 micro-batches a step" in path.read_text()
-
-
-def test_only_svg_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"schedule\.png: the drawing is SVG. Use a name that ends in \.svg"):
-        write_picture(small(), tmp_path / "schedule.png")
-    assert not list(tmp_path.iterdir())
 
 
 EXAMPLES = re.findall(r"<!-- plan: (.*?) -->\n```\n(.*?)\n```", PAGE.read_text(), flags=re.DOTALL)

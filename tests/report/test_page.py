@@ -270,7 +270,7 @@ def test_the_command_writes_beside_the_run_and_refuses_what_it_cannot(
     with pytest.raises(ConfigError, match="17 runs are more"):
         write_report([folder] * 17, None)
     before = (folder / "metrics.jsonl").read_text()
-    with pytest.raises(ConfigError, match=r"--output .*metrics\.jsonl: the page is HTML"):
+    with pytest.raises(ConfigError, match=r"--output .*metrics\.jsonl: what is written is \.html or \.htm"):
         write_report([folder], folder / "metrics.jsonl")
     assert (folder / "metrics.jsonl").read_text() == before
 

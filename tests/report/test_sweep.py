@@ -86,7 +86,7 @@ def test_the_command(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
         write_report([sweep, sweep], None)
     with pytest.raises(ConfigError, match=r"--task chess: the paper has no figures of it. It has those of mnli"):
         write_report([sweep], None, task="chess")
-    with pytest.raises(ConfigError, match=r"--output .*res\.csv: the page is HTML"):
+    with pytest.raises(ConfigError, match=r"--output .*res\.csv: what is written is \.html or \.htm"):
         write_report([sweep], sweep / "res.csv")
     with pytest.raises(ConfigError, match=r"--live is of runs, and .* is the folder of a sweep"):
         write_report([sweep], None, live=5)

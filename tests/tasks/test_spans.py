@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from colonnade.config.load import load
 from colonnade.config.model import ModelConfig
 from colonnade.data.example_dataset import PairTokens
 from colonnade.data.question_windows import Windows
@@ -23,6 +24,7 @@ from colonnade.pipeline.chunk import Chunk
 from colonnade.pipeline.inference import Inference, ResidentWeights, on_one_stage
 from colonnade.tasks.spans import FoundSpans, SpanBatch, Spans
 from colonnade.tensor_parallel.parallel import Parallel
+from colonnade.train.corpus import open_corpus
 from tests.commands import forked, here
 from tests.distributed import run_on_ranks
 from tests.runs import assert_near, metrics
@@ -112,6 +114,19 @@ def test_a_sample_s_loss_is_the_mean_of_both_ends() -> None:
     losses = span_losses(logits, torch.tensor([[0, 2], [1, 2]]))
     torch.testing.assert_close(losses[0], (torch.tensor(2.0).log() + torch.tensor(4.0).log()).double() / 2)
     assert losses[1] == 0
+
+
+def test_questions_without_an_answer_are_scored_too(questions: Path, tmp_path: Path) -> None:
+    """Those of 2.0 whose right answer is none; and what does not say what is right is refused."""
+    config, dev = write_config(questions, tmp_path), json.loads((questions / "dev.json").read_text())
+    asked = open_corpus(load(config, [f"data.questions={questions / 'dev.json'}"])).questions
+    assert asked is not None and asked.may_be_none
+    assert [each.answers == () for each in asked.questions] == [index % 3 == 2 for index in range(len(asked.questions))]
+    for key in ("answers", "is_impossible"):
+        del dev["data"][0]["paragraphs"][3]["qas"][0][key]
+    (tmp_path / "asked.json").write_text(json.dumps(dev))
+    with pytest.raises(DataError, match='question "q3" does not say what is right'):
+        open_corpus(load(config, [f"data.questions={tmp_path / 'asked.json'}"]))
 
 
 def test_what_is_refused(questions: Path, tmp_path: Path) -> None:

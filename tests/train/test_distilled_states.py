@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from colonnade.config.load import load
 from colonnade.errors import ConfigError
 from colonnade.mesh.mesh import Mesh
+from colonnade.model.bert import BertInputs
 from colonnade.model.bert_labels import LabelInputs
 from colonnade.serving.trained import Trained, open_trained
 from colonnade.tasks.labels import LabelBatch, Labels
 from colonnade.train.corpus import open_corpus
+from colonnade.train.hidden_states import Matching, Pair
 from colonnade.train.init_from import origin_at
 from colonnade.train.teacher import check_teacher, teacher_model
 from tests.commands import forked, here
@@ -222,6 +224,18 @@ def test_verify_compares_taught_runs(examples: Path, teacher: Path, tmp_path: Pa
     )
     answer = here("verify", path, "--layout", "pp=2", "--shrink")
     assert answer.status == 0, answer
+
+
+@pytest.mark.parametrize("pairs", [1, 3])
+def test_the_loss_of_hidden_states_is_a_mean_over_pairs_and_tokens(pairs: int) -> None:
+    """Of two micro-batches with 3 tokens together, times the weight."""
+    units = tuple(Pair(f"blocks.{number}", f"blocks.{2 * number}", 0, 0) for number in range(pairs))
+    matching = Matching(units, 0.5, 4, torch.float64)
+    tokens = torch.zeros(2, 1, dtype=torch.int64)
+    inputs = [BertInputs(tokens, real=torch.tensor(each)) for each in ([[True], [False]], [[True], [True]])]
+    states = [{pair.teacher: torch.zeros(2, 1, 4) for pair in units} for _ in inputs]
+    weights = [each.hidden.weights for each in matching.targets(states, inputs, 2.0, Mesh()) if each.hidden]
+    assert torch.cat(weights)[:, 0].tolist() == pytest.approx([each / (3 * pairs) for each in (1, 0, 1, 1)])
 
 
 def test_the_losss_gradient_is_the_whole_of_it() -> None:

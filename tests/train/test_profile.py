@@ -38,6 +38,15 @@ def test_own_times_add_up_to_the_outermost_span() -> None:
     assert own[2] == clock.spans[2].seconds and own[1] < clock.spans[1].seconds
 
 
+def test_a_wait_has_the_axis_and_the_number_of_its_operation() -> None:
+    """By which the spans of all ranks that meet in it are found."""
+    clock = Clock()
+    with clock.within("step", "1"):
+        clock.begin("wait", "all_reduce tp", axis="tp", number=3)
+        clock.end()
+    assert [(span.axis, span.number) for span in clock.spans] == [("", 0), ("tp", 3)]
+
+
 def test_a_device_is_waited_for_at_both_ends_of_a_span() -> None:
     waited: list[int] = []
     clock = Clock(lambda: waited.append(len(clock.spans)))
@@ -112,6 +121,22 @@ def test_who_comes_first_waits_for_the_last_and_then_both_move() -> None:
     assert {event["pid"] for event in slices} == {0, 1} and len(slices) == 10
     assert slices[0]["name"] == "step 7" and slices[0]["dur"] == pytest.approx(10e6)
     assert table(profile).splitlines()[-1].split()[:3] == ["together", "10.0000", "s"]
+
+
+def test_of_several_steps_the_mean_is_told_for_units_too() -> None:
+    """Two that are alike, a second after the other: each number is that of one."""
+    once = step_with(0.0, 2.0, 6.0)
+    again = [
+        Span(**{**asdict(span), "start": span.start + 11, "end": span.end + 11, "parent": span.parent + 5})
+        for span in once
+    ]
+    again[0].parent = -1
+    (one,), (both,) = (
+        merged([rank(0, spans, groups={"tp": [0]}, steps=steps)])[0]["ranks"]
+        for spans, steps in ((once, [7]), ([*once, *again], [7, 8]))
+    )
+    assert both["units"] == {"blocks.0": {"forward": pytest.approx(one["units"]["blocks.0"]["forward"])}}
+    assert both["parts"] == pytest.approx(one["parts"]) and both["seconds"] == pytest.approx(one["seconds"])
 
 
 def test_clocks_of_two_machines_are_set_by_their_system_times() -> None:

@@ -2,11 +2,14 @@
 
 import ctypes
 import importlib.util
+import os
 import re
 from pathlib import Path
 from typing import Literal
 
-from colonnade.errors import LayoutError
+from colonnade.errors import ConfigError, LayoutError
+
+THREADS_A_CORE = 64  # at most: a rank with more gains nothing, and a system does not start just any number
 
 
 def choose_device(device: str, num_gpus: int, num_ranks: int) -> Literal["cpu", "cuda"]:
@@ -25,6 +28,18 @@ def choose_device(device: str, num_gpus: int, num_ranks: int) -> Literal["cpu", 
         f"{num_ranks} local {'rank' if num_ranks == 1 else 'ranks'}: each rank needs a GPU of its own. Set "
         f"train.device = 'cpu'{fewer}."
     )
+
+
+def check_threads(threads: int, named_by: str) -> None:
+    """ConfigError for more CPU threads of a rank than a machine can be asked to start: the library that starts them
+    ends the process where it cannot.
+    """
+    most = THREADS_A_CORE * (os.cpu_count() or 1)
+    if threads > most:
+        raise ConfigError(
+            f"{threads:,} CPU threads of a rank ({named_by}) are more than {THREADS_A_CORE} for each core of this "
+            f"machine. Use {most:,} or fewer; as many as the machine has cores are fastest."
+        )
 
 
 def count_gpus() -> int | None:

@@ -30,9 +30,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from colonnade.errors import ConfigError, LayoutError, mistake
+from colonnade.errors import LayoutError, mistake
 from colonnade.launch.board import Board, FolderBoard, StoreBoard
-from colonnade.launch.devices import choose_device
+from colonnade.launch.devices import check_threads, choose_device
 from colonnade.launch.elastic import is_shared, store_of_start
 from colonnade.launch.freed_memory import keep_freed_memory
 from colonnade.launch.supervisor import Cause, Failure, Supervisor, note_of_failure
@@ -47,7 +47,6 @@ FAULT = "COLONNADE_FAULT"  # when the supervisor noticed the fault before this s
 BEGAN = "COLONNADE_BEGAN"  # when the supervisor started ranks for the first time (monotonic)
 PIPE = "COLONNADE_LAUNCH_PIPE"  # the descriptor that closes when the supervisor is gone
 OPENMP = "OMP_NUM_THREADS"  # with how many threads a process computes
-THREADS_A_CORE = 64  # at most: a rank with more gains nothing, and a system does not start just any number
 IDLE = 1.0  # seconds between looks of a rank that has nothing to do
 _WATCH = "end-with-supervisor"  # the thread that reads it
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
@@ -246,17 +245,10 @@ def num_threads(num_ranks: int) -> int:
 
 
 def checked_threads(chosen: int) -> int:
-    """CPU threads of this rank: those that are chosen, or for 0 those of `num_threads`. ConfigError for more than a
-    machine can be asked to start: the library that starts them ends the process where it cannot.
-    """
-    threads, most = chosen or num_threads(num_local_ranks()), THREADS_A_CORE * (os.cpu_count() or 1)
-    if threads <= most:
-        return threads
-    where = "train.threads or --threads" if chosen else OPENMP
-    raise ConfigError(
-        f"{threads:,} CPU threads of a rank ({where}) are more than {THREADS_A_CORE} for each core of this machine. "
-        f"Use {most:,} or fewer; as many as the machine has cores are fastest."
-    )
+    """CPU threads of this rank: those that are chosen, or for 0 those of `num_threads`. ConfigError for too many."""
+    threads = chosen or num_threads(num_local_ranks())
+    check_threads(threads, "train.threads or --threads" if chosen else OPENMP)
+    return threads
 
 
 def cache_folder() -> Path | None:
@@ -412,9 +404,8 @@ def run_on(
     `fault` and `began`: what `memory_folder`, removed if this process is killed, `last_fault` and `began` are in the
     ranks.
     """
-    own = {} if memory is None else {MEMORY: str(memory)}
-    own |= {} if fault is None else {FAULT: f"{fault[0]} {fault[1]}"}
-    own |= {} if began is None else {BEGAN: str(began)}
+    told = {MEMORY: memory, FAULT: fault and f"{fault[0]} {fault[1]}", BEGAN: began}
+    own = {name: str(value) for name, value in told.items() if value is not None}
     with tempfile.TemporaryDirectory(prefix="colonnade-") as folder:
         if file is not None:
             _file_of_start(folder).write_text(file, encoding="utf-8")
