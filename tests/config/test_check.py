@@ -123,48 +123,6 @@ Problems = Callable[..., list[str]]
             "not divisible by it. Use a seq_length of 62 or 64, or sequence_parallel = false.",
         ),
         (
-            ("optim.warmup_tokens=11", "optim.decay_tokens=10"),
-            "optim.warmup_tokens = 11 is more than optim.decay_tokens = 10, where the decay ends: the learning rate "
-            "would never get to its highest value. Use at most 10.",
-        ),
-        (
-            ("optim.warmup_steps=0", "optim.decay_start=10", "optim.decay_steps=10"),
-            "optim.decay_start = 10 is not below optim.decay_steps = 10, where the decay ends: the learning rate would "
-            "fall to its floor in a single step. Use a smaller one, or leave the end out: it is train.steps then.",
-        ),
-        (
-            ("optim.warmup_tokens=0", "optim.decay_start_tokens=12", "optim.decay_tokens=11"),
-            "optim.decay_start_tokens = 12 is not below optim.decay_tokens = 11, where the decay ends: the learning "
-            "rate would fall to its floor in a single step. Use a smaller one, or leave the end out: it is train.steps "
-            "then.",
-        ),
-        (
-            ("train.patience=3", "train.evaluate_every=0"),
-            "train.patience = 3 counts evaluations, and train.evaluate_every = 0 leaves them out. Set evaluate_every, "
-            "or patience = 0.",
-        ),
-        (
-            ("train.patience=3", "data.split=1:0", "train.evaluate_every=0"),
-            'train.patience = 3 counts evaluations, but data.validation is not set and data.split = "1:0" leaves no '
-            'validation part. Set data.validation, use a split like "29:1:0", or patience = 0.',
-        ),
-        (
-            ("train.evaluate_at_start=true", "data.split=1:0", "train.evaluate_every=0"),
-            "train.evaluate_at_start = true asks for an evaluation, but data.validation is not set and data.split = "
-            '"1:0" leaves no validation part. Set data.validation, use a split like "29:1:0", or evaluate_at_start = '
-            "false.",
-        ),
-        (
-            ("lora.alpha=16.0", "lora.targets=['attention.qkv']"),
-            "[lora] has no effect without lora.rank: all weights would be trained. Set lora.rank, or leave the section "
-            "out.",
-        ),
-        (
-            ("train.init_from_resize=true",),
-            "train.init_from_resize = true has no effect without train.init_from: all weights would be drawn. Set "
-            "init_from, or leave init_from_resize out.",
-        ),
-        (
             ("parallel.offload=true",),
             'parallel.offload keeps master weights in CPU memory, but under train.precision = "fp32" there is no '
             'master copy: the optimizer updates the parameters themselves. Use precision = "bf16", or offload = false.',
@@ -269,13 +227,6 @@ def test_values_that_do_not_go_together(problems: Problems, overrides: tuple[str
         ("data.split=1:0",),
         ("data.order=all_epochs", "data.epochs=2"),
         ("data.split=1:0", "train.evaluate_every=5", "data.validation=v"),
-        ("data.split=1:0", "data.validation=v", "train.patience=3", "train.evaluate_at_start=true"),
-        ("train.patience=3",),
-        ("optim.decay_start=1000000",),
-        ("optim.warmup_steps=0", "optim.decay_start=9", "optim.decay_steps=10"),
-        ("optim.warmup_tokens=10", "optim.decay_start_tokens=9", "optim.decay_tokens=10"),
-        ("lora.rank=4", "lora.alpha=16.0", "train.init_from=x", "train.init_from_resize=true"),
-        ("model.vocab_size=100",),
     ],
 )
 def test_values_that_do(loaded: Callable[..., Config], overrides: tuple[str, ...]) -> None:

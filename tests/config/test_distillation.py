@@ -26,11 +26,6 @@ STATES = ("distillation.student_layers=[0, 1]", "distillation.teacher_layers=[1,
             "distillation.top_k = 3 does not go with curriculum.tokens",
         ),
         (
-            (TEACHER, "distillation.top_k=3", "divergence.then=roll_back"),
-            "distillation.top_k = 3 asks the teacher before the run about the samples that it will read, and "
-            'divergence.then = "roll_back" passes over some',
-        ),
-        (
             (TEACHER, "distillation.top_k=40", "model.vocab_size=37"),
             "distillation.top_k = 40 is more than the vocabulary's 37 tokens.",
         ),

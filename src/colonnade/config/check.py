@@ -5,9 +5,10 @@ left out: its answer would only repeat or confuse.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
+from colonnade.config.check_beginning import BEGINNING_CHECKS, no_validation_part
 from colonnade.config.check_data import DATA_CHECKS
 from colonnade.config.check_distillation import DISTILLATION_CHECKS
 from colonnade.config.check_divergence import DIVERGENCE_CHECKS
@@ -15,7 +16,6 @@ from colonnade.config.check_layout import LAYOUT_CHECKS
 from colonnade.config.check_model import MODEL_CHECKS
 from colonnade.config.check_uploads import UPLOAD_CHECKS
 from colonnade.config.numbers import divisors, either, multiples_around, nearest_divisors, one_of
-from colonnade.config.parts import LoraConfig
 from colonnade.config.schema import Config
 from colonnade.config.split import parse_split
 
@@ -36,7 +36,16 @@ class Check(NamedTuple):
 
 def check(config: Config, uncertain: Collection[str] = ()) -> list[Problem]:
     """All checks that read none of the `uncertain` keys."""
-    settled = [each for each in CHECKS if not set(each.keys) & set(uncertain)]
+    return _problems(CHECKS, config, uncertain)
+
+
+def check_beginning(config: Config, uncertain: Collection[str] = ()) -> list[Problem]:
+    """As `check`, of what a run may not begin with: one that has begun so may be read, and may go on."""
+    return _problems(BEGINNING, config, uncertain)
+
+
+def _problems(checks: Sequence[Check], config: Config, uncertain: Collection[str]) -> list[Problem]:
+    settled = [each for each in checks if not set(each.keys) & set(uncertain)]
     return [Problem(message, each.keys) for each in settled for message in each.messages(config)]
 
 
@@ -104,31 +113,12 @@ def floor_below_peak(config: Config) -> Iterator[str]:
 
 def warmup_before_decay_end(config: Config) -> Iterator[str]:
     """A run that ends within its warm-up is the beginning of a longer one; a decay cannot end there."""
-    optim = config.optim
-    for unit, warmup, end in (
-        ("steps", optim.warmup, optim.decay_steps),
-        ("tokens", optim.warmup_tokens, optim.decay_tokens),
-    ):
-        if warmup is not None and end is not None and warmup > end:
-            yield (
-                f"optim.warmup_{unit} = {warmup} is more than optim.decay_{unit} = {end}, where the decay ends: the "
-                f"learning rate would never get to its highest value. Use at most {end}."
-            )
-
-
-def decay_starts_before_its_end(config: Config) -> Iterator[str]:
-    """A start may lie far away, until it is time for it; but then its end must not be set yet."""
-    optim = config.optim
-    for unit, key, start, end in (
-        ("steps", "decay_start", optim.decay_start, optim.decay_steps),
-        ("tokens", "decay_start_tokens", optim.decay_start_tokens, optim.decay_tokens),
-    ):
-        if start is not None and end is not None and start >= end:
-            yield (
-                f"optim.{key} = {start} is not below optim.decay_{unit} = {end}, where the decay ends: the learning "
-                "rate would fall to its floor in a single step. Use a smaller one, or leave the end out: it is "
-                "train.steps then."
-            )
+    warmup, end = config.optim.warmup, config.optim.decay_steps
+    if end is not None and warmup > end:
+        yield (
+            f"optim.warmup_steps = {warmup} is more than optim.decay_steps = {end}, where the decay ends: the "
+            f"learning rate would never get to its highest value. Use at most {end}."
+        )
 
 
 def learning_rate_in_steps_or_tokens(config: Config) -> Iterator[str]:
@@ -180,43 +170,9 @@ def split_readable(config: Config) -> Iterator[str]:
 
 
 def validation_part_exists(config: Config) -> Iterator[str]:
-    train, data = config.train, config.data
-    try:
-        share = parse_split(data.split)[1]
-    except ValueError:
-        return
-    there = bool(share) or data.validation is not None
-    missing = (
-        f'data.validation is not set and data.split = "{data.split}" leaves no validation part. Set data.validation, '
-        'use a split like "29:1:0", or '
-    )
-    if train.evaluate_every and not there:
-        yield f"train.evaluate_every = {train.evaluate_every} asks for evaluations, but {missing}evaluate_every = 0."
-    if train.evaluate_at_start and not there:
-        yield f"train.evaluate_at_start = true asks for an evaluation, but {missing}evaluate_at_start = false."
-    if train.patience and not there:
-        yield f"train.patience = {train.patience} counts evaluations, but {missing}patience = 0."
-    elif train.patience and train.evaluate_every == 0:
-        yield (
-            f"train.patience = {train.patience} counts evaluations, and train.evaluate_every = 0 leaves them out. Set "
-            "evaluate_every, or patience = 0."
-        )
-
-
-def adapters_have_a_rank(config: Config) -> Iterator[str]:
-    if config.lora.rank == 0 and config.lora != LoraConfig():
-        yield (
-            "[lora] has no effect without lora.rank: all weights would be trained. Set lora.rank, or leave the section "
-            "out."
-        )
-
-
-def resized_weights_are_named(config: Config) -> Iterator[str]:
-    if config.train.init_from_resize and config.train.init_from is None:
-        yield (
-            "train.init_from_resize = true has no effect without train.init_from: all weights would be drawn. Set "
-            "init_from, or leave init_from_resize out."
-        )
+    every, missing = config.train.evaluate_every, no_validation_part(config)
+    if every and missing:
+        yield f"train.evaluate_every = {every} asks for evaluations, but {missing}evaluate_every = 0."
 
 
 def something_is_measured(config: Config) -> Iterator[str]:
@@ -262,14 +218,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(("train.global_batch_size", "train.micro_batch_size", "parallel.dp"), batch_cut_by_ranks),
     Check(("optim.learning_rate", "optim.min_learning_rate"), floor_below_peak),
-    Check(
-        ("optim.warmup_steps", "optim.warmup_tokens", "optim.decay_steps", "optim.decay_tokens"),
-        warmup_before_decay_end,
-    ),
-    Check(
-        ("optim.decay_start", "optim.decay_start_tokens", "optim.decay_steps", "optim.decay_tokens"),
-        decay_starts_before_its_end,
-    ),
+    Check(("optim.warmup_steps", "optim.decay_steps"), warmup_before_decay_end),
     Check(
         (
             *("optim.warmup_steps", "optim.warmup_tokens", "optim.decay_start", "optim.decay_start_tokens"),
@@ -280,15 +229,7 @@ CHECKS: tuple[Check, ...] = (
     Check(("data.order", "data.epochs", "data.blend"), epochs_where_read),
     Check(("data.train", "data.blend"), training_data_named),
     Check(("data.split",), split_readable),
-    Check(
-        (
-            *("train.evaluate_every", "train.evaluate_at_start", "train.patience"),
-            *("data.split", "data.validation"),
-        ),
-        validation_part_exists,
-    ),
-    Check(tuple(f"lora.{key}" for key in LoraConfig.model_fields), adapters_have_a_rank),
-    Check(("train.init_from", "train.init_from_resize"), resized_weights_are_named),
+    Check(("train.evaluate_every", "data.split", "data.validation"), validation_part_exists),
     Check(("thermometers.sites",), something_is_measured),
     *(Check(keys, messages) for keys, messages in MODEL_CHECKS),
     *(Check(keys, messages) for keys, messages in UPLOAD_CHECKS),
@@ -297,6 +238,7 @@ CHECKS: tuple[Check, ...] = (
     *(Check(keys, messages) for keys, messages in DIVERGENCE_CHECKS),
     *(Check(keys, messages) for keys, messages in DISTILLATION_CHECKS),
 )
+BEGINNING = tuple(Check(keys, messages) for keys, messages in BEGINNING_CHECKS)
 
 
 def possible_tp(config: Config) -> list[int]:

@@ -44,12 +44,6 @@ def teacher_is_of_use(config: Config) -> Iterator[str]:
             f"distillation.top_k = {chosen.top_k} does not go with curriculum.tokens, whose samples have several "
             "lengths. Leave top_k out, so that the teacher runs beside the student, or the curriculum."
         )
-    if chosen.top_k is not None and config.divergence.then == "roll_back" and config.divergence.skip_batches:
-        yield (
-            f"distillation.top_k = {chosen.top_k} asks the teacher before the run about the samples that it will read, "
-            'and divergence.then = "roll_back" passes over some and reads others. Set divergence.skip_batches = false, '
-            "or leave top_k out, so that the teacher runs beside the student."
-        )
     if chosen.top_k is not None and model.vocab_size is not None and chosen.top_k > model.vocab_size:
         yield (
             f"distillation.top_k = {chosen.top_k} is more than the vocabulary's {model.vocab_size:,} tokens. Use "
@@ -118,8 +112,6 @@ DISTILLATION_CHECKS = (
             "model.num_labels",
             "model.vocab_size",
             "curriculum.tokens",
-            "divergence.then",
-            "divergence.skip_batches",
             *(f"distillation.{key}" for key in DistillationConfig.model_fields),
         ),
         teacher_is_of_use,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from colonnade.architecture.parts import trained_architecture
 from colonnade.architecture.sites import check_sites
-from colonnade.config.check import Problem
+from colonnade.config.check import Problem, check_beginning
 from colonnade.config.schema import Config
 from colonnade.errors import mistake
 from colonnade.launch import launch
@@ -35,6 +35,12 @@ def problems_of_files(config: Config, uncertain: Collection[str]) -> list[Proble
         *_weights_problems(config, uncertain),
         *_parts_problems(config, uncertain),
     ]
+
+
+def problems_of_a_beginning(config: Config, uncertain: Collection[str]) -> list[Problem]:
+    """What a run may not begin with. One that has begun goes on with it."""
+    has_begun = "run.folder" not in uncertain and run_folder.was_trained(Path(config.run.folder))
+    return [] if has_begun else check_beginning(config, uncertain)
 
 
 def _device_problems(config: Config, uncertain: Collection[str]) -> Iterator[Problem]:

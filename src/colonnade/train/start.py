@@ -34,7 +34,7 @@ from colonnade.launch import launch
 from colonnade.launch.devices import count_gpus
 from colonnade.lock import locked
 from colonnade.train import run_folder
-from colonnade.train.file_checks import problems_of_files
+from colonnade.train.file_checks import problems_of_a_beginning, problems_of_files
 from colonnade.train.monitor import write_event
 from colonnade.train.restarts import Restarts, fitting_by_now
 from colonnade.train.rollback_options import RollbackOptions
@@ -58,7 +58,7 @@ def load_for_run(path: Path | TomlFile, overrides: Sequence[str] = (), *, also: 
     """
     if launch.has_supervisor() or launch.rank_and_size()[0] != 0:
         return _as_begun(load(path, overrides, complete=complete))
-    checks = [problems_of_files, *([] if also is None else [also])]
+    checks = [problems_of_a_beginning, problems_of_files, *([] if also is None else [also])]
 
     def all_checks(config: Config, uncertain: set[str]) -> list[Problem]:
         return [problem for check in checks for problem in check(config, uncertain)]
@@ -107,7 +107,7 @@ def again(path: Path | TomlFile, overrides: Sequence[str], config: Config) -> Ca
 
 def load_for_plan(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The configuration of a run that may start elsewhere: on GPUs, unless train.device is "cpu"."""
-    return load(path, overrides, complete=lambda content: complete(content, num_gpus=1))
+    return load(path, overrides, complete=lambda content: complete(content, num_gpus=1), also=problems_of_a_beginning)
 
 
 def complete(content: TomlTable, *, num_gpus: int | None = None, record: Path | None = None) -> None:

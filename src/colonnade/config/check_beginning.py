@@ -1,0 +1,104 @@
+"""What a run may not begin with: keys that have no effect, or another than is meant. Pure.
+
+Apart from the other checks, as these are of what has been stored too: runs of earlier versions may have begun so.
+"""
+
+from collections.abc import Iterator
+
+from colonnade.config.parts import LoraConfig
+from colonnade.config.schema import Config
+from colonnade.config.split import parse_split
+
+Messages = Iterator[str]
+
+
+def warmup_tokens_before_decay_end(config: Config) -> Messages:
+    warmup, end = config.optim.warmup_tokens, config.optim.decay_tokens
+    if warmup is not None and end is not None and warmup > end:
+        yield (
+            f"optim.warmup_tokens = {warmup} is more than optim.decay_tokens = {end}, where the decay ends: the "
+            f"learning rate would never get to its highest value. Use at most {end}."
+        )
+
+
+def decay_starts_before_its_end(config: Config) -> Messages:
+    """A start may lie far away, until it is time for it; but then its end must not be set yet."""
+    optim = config.optim
+    for unit, key, start, end in (
+        ("steps", "decay_start", optim.decay_start, optim.decay_steps),
+        ("tokens", "decay_start_tokens", optim.decay_start_tokens, optim.decay_tokens),
+    ):
+        if start is not None and end is not None and start >= end:
+            yield (
+                f"optim.{key} = {start} is not below optim.decay_{unit} = {end}, where the decay ends: the learning "
+                "rate would fall to its floor in a single step. Use a smaller one, or leave the end out: it is "
+                "train.steps then."
+            )
+
+
+def evaluations_are_made(config: Config) -> Messages:
+    train, missing = config.train, no_validation_part(config)
+    if train.evaluate_at_start and missing:
+        yield f"train.evaluate_at_start = true asks for an evaluation, but {missing}evaluate_at_start = false."
+    if train.patience and missing:
+        yield f"train.patience = {train.patience} counts evaluations, but {missing}patience = 0."
+    elif train.patience and train.evaluate_every == 0:
+        yield (
+            f"train.patience = {train.patience} counts evaluations, and train.evaluate_every = 0 leaves them out. Set "
+            "evaluate_every, or patience = 0."
+        )
+
+
+def no_validation_part(config: Config) -> str:
+    """Why there is none, and what to do besides what follows; empty where there is one, or the split is none."""
+    data = config.data
+    try:
+        share = parse_split(data.split)[1]
+    except ValueError:
+        return ""
+    if share or data.validation is not None:
+        return ""
+    return (
+        f'data.validation is not set and data.split = "{data.split}" leaves no validation part. Set data.validation, '
+        'use a split like "29:1:0", or '
+    )
+
+
+def adapters_have_a_rank(config: Config) -> Messages:
+    """Where it is 0 on purpose, as at a point of a sweep, the rest of the section may stay."""
+    if "rank" not in config.lora.model_fields_set and config.lora != LoraConfig():
+        yield (
+            "[lora] has no effect without lora.rank: all weights would be trained. Set lora.rank, or leave the section "
+            "out."
+        )
+
+
+def a_teacher_is_asked_about_what_is_read(config: Config) -> Messages:
+    top_k, divergence = config.distillation.top_k, config.divergence
+    if top_k is not None and divergence.then == "roll_back" and divergence.skip_batches:
+        yield (
+            f"distillation.top_k = {top_k} asks the teacher before the run about the samples that it will read, and "
+            'divergence.then = "roll_back" passes over some and reads others. Set divergence.skip_batches = false, or '
+            "leave top_k out, so that the teacher runs beside the student."
+        )
+
+
+BEGINNING_CHECKS = (
+    (("optim.warmup_tokens", "optim.decay_tokens"), warmup_tokens_before_decay_end),
+    (
+        ("optim.decay_start", "optim.decay_start_tokens", "optim.decay_steps", "optim.decay_tokens"),
+        decay_starts_before_its_end,
+    ),
+    (
+        (
+            *("train.evaluate_every", "train.evaluate_at_start", "train.patience"),
+            *("data.split", "data.validation"),
+        ),
+        evaluations_are_made,
+    ),
+    (tuple(f"lora.{key}" for key in LoraConfig.model_fields), adapters_have_a_rank),
+    (
+        ("distillation.top_k", "divergence.then", "divergence.skip_batches"),
+        a_teacher_is_asked_about_what_is_read,
+    ),
+)
