@@ -86,6 +86,8 @@ def test_what_has_no_effect(loaded: Loaded, overrides: tuple[str, ...], message:
             "distillation.top_k=3",
             "divergence.then=roll_back",
             "divergence.skip_batches=false",
+            "divergence.rate_factor=0.5",
+            "divergence.rate_steps=5",
         ),
     ],
 )
