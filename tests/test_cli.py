@@ -13,6 +13,7 @@ from colonnade import __version__, cli
 from colonnade.config.describe import all_keys
 from colonnade.config.load import load
 from colonnade.launch import launch, process
+from colonnade.launch.supervisor import Ended
 from colonnade.train import start as begin
 from tests.commands import here
 
@@ -113,9 +114,9 @@ def test_started_alone_it_starts_the_ranks_and_takes_their_status(
 ) -> None:
     started: list[tuple[int, list[str]]] = []
 
-    def run_on(places: Sequence[int], command: list[str], **more: object) -> launch.Ended:
+    def run_on(places: Sequence[int], command: list[str], **more: object) -> Ended:
         started.append((len(places), command))
-        return launch.Ended(status, asked=status == 130, cause=None)
+        return Ended(status, asked=status == 130, cause=None)
 
     monkeypatch.setattr(launch, "is_rank", lambda: False)
     monkeypatch.setattr(launch, "run_on", run_on)
@@ -145,9 +146,9 @@ def test_first_lines_are_not_held_back_until_the_ranks_have_ended(
 def test_the_ranks_that_it_starts_know_that_the_run_is_dry(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:
     started: list[list[str]] = []
 
-    def run_on(places: Sequence[int], command: list[str], **more: object) -> launch.Ended:
+    def run_on(places: Sequence[int], command: list[str], **more: object) -> Ended:
         started.append(command)
-        return launch.Ended(0, asked=False, cause=None)
+        return Ended(0, asked=False, cause=None)
 
     monkeypatch.setattr(launch, "run_on", run_on)
     assert here("train", config, "parallel.tp=2", "--dry-run").status == 0

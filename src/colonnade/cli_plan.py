@@ -15,6 +15,7 @@ from colonnade.garbage import imports_stay
 from colonnade.outputs import PAGES, check_output, json_of
 
 if TYPE_CHECKING:
+    from colonnade.config.load import TomlFile
     from colonnade.config.schema import Config
     from colonnade.planner.page import Plan
 
@@ -80,8 +81,11 @@ def plan(
     given = [config, *([] if on is None else [Path(on)])]
     check_output(output, (".toml",) if search else (".svg",), inputs=given)
     check_output(html, PAGES, inputs=given, option="--html")
-    overrides = [*(overrides or []), *_copies(config, overrides or [], None if search else ranks)]
-    settings = _settings(config, overrides, on)
+    from colonnade.config.load import TomlFile
+
+    file = TomlFile.read(config)
+    overrides = [*(overrides or []), *_copies(file, overrides or [], None if search else ranks)]
+    settings = _settings(file, overrides, on)
     if search and on is not None:
         _search(settings, on, ranks, memory, output, html, as_json=as_json)
     else:
@@ -110,7 +114,7 @@ def _refuse_what_has_no_effect(memory: float | None, *, search: bool, draw: bool
         )
 
 
-def _settings(config: Path, overrides: list[str], on: str | None) -> "Config":
+def _settings(config: "TomlFile", overrides: list[str], on: str | None) -> "Config":
     """The configuration, of a run on the device that the machine has."""
     from colonnade.train.start import load_for_plan
 
@@ -128,7 +132,7 @@ def _settings(config: Path, overrides: list[str], on: str | None) -> "Config":
     return load_for_plan(config, [*overrides, f"train.device={kind}"])
 
 
-def _copies(config: Path, overrides: list[str], ranks: int | None) -> list[str]:
+def _copies(config: "TomlFile", overrides: list[str], ranks: int | None) -> list[str]:
     """The override that makes so many ranks."""
     if ranks is None:
         return []

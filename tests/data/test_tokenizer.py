@@ -246,6 +246,10 @@ def test_the_fingerprint_tells_added_tokens_of_other_ids_apart(tokenizer: Tokeni
         _with_added(tokenizer, normalizer=nfc, normalized=True),
     ]
     assert len({each.sha256 for each in found}) == len(found)
+    for each in found:
+        assert each.is_of(each.sha256) and not each.is_of(found[each is tokenizer].sha256[::-1])
+        assert each.is_of(tokenizer.sha256) == (each._earlier == tokenizer.sha256), "as what is older has it"
+    assert not tokenizer.is_of(as_text.sha256) and as_text.is_of(tokenizer.sha256)
 
 
 def test_the_fingerprint_of_usual_added_tokens_is_that_of_earlier_versions(tokenizer: Tokenizer) -> None:

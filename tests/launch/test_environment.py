@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from colonnade.errors import ConfigError
+from colonnade.errors import ConfigError, LayoutError
 from colonnade.launch import launch
 from colonnade.launch.devices import THREADS_A_CORE
 from tests.commands import here
@@ -76,6 +76,17 @@ def test_ranks_of_one_machine_talk_over_its_loopback_unless_told_otherwise(
     assert launch._environment((0,), tmp_path, False, 0, 9)["GLOO_SOCKET_IFNAME"] == (own or "lo")
     environment.setattr(launch.socket, "if_nameindex", lambda: [(1, "eth0")])
     assert launch._environment((0,), tmp_path, False, 0, 9).get("GLOO_SOCKET_IFNAME", "") == own
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("LOCAL_RANK", "x"), ("LOCAL_RANK", "-1"), ("LOCAL_WORLD_SIZE", "0"), ("LOCAL_WORLD_SIZE", "")]
+)
+def test_an_environment_that_names_no_place_on_a_machine(
+    environment: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    put(environment, RANK=0, WORLD_SIZE=1, **{name: value})
+    with pytest.raises(LayoutError, match=f"^{name} = '{value}' in the environment is no whole number of "):
+        launch.neighbours()
 
 
 def test_what_a_supervisor_tells_its_ranks(tmp_path: Path) -> None:

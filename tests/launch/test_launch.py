@@ -640,12 +640,19 @@ def test_an_environment_that_names_no_rank(monkeypatch: pytest.MonkeyPatch, rank
         launch.rank_and_size()
 
 
-def test_an_environment_that_does_not_say_where_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("port", [None, "", "abc", "99999"])
+def test_an_environment_that_does_not_say_where_the_others_are(
+    monkeypatch: pytest.MonkeyPatch, port: str | None
+) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    if port is None:
+        monkeypatch.delenv("MASTER_ADDR", raising=False)
+    else:
+        monkeypatch.setenv("MASTER_ADDR", "localhost")
+        monkeypatch.setenv("MASTER_PORT", port)
     monkeypatch.delenv(launch.FOLDER, raising=False)
-    with pytest.raises(LayoutError, match=r"MASTER_ADDR is not.*torchrun"):
+    with pytest.raises(LayoutError, match=r"MASTER_ADDR is not, or MASTER_PORT is no port.*torchrun"):
         launch.connect(2, "cpu", threads=torch.get_num_threads())
 
 

@@ -1,6 +1,7 @@
 """`colonnade plan` as a user meets it."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -98,6 +99,20 @@ def test_of_a_machine_of_cpus_a_run_on_cpus_is_planned(
     capsys.readouterr()
     assert run(monkeypatch, config, "train.device=cpu", "--hardware", "a100-80gb") == 2
     assert 'train.device = "cpu", and --hardware a100-80gb computes on "cuda"' in capsys.readouterr().err
+
+
+def test_a_configuration_may_come_through_a_pipe(
+    config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which is read once, however often the configuration is completed."""
+    reader, writer = os.pipe()
+    os.write(writer, Path(config).read_bytes())
+    os.close(writer)
+    try:
+        assert run(monkeypatch, f"/dev/fd/{reader}", "--hardware", "cpu", "--ranks", "4") == 0
+    finally:
+        os.close(reader)
+    assert "10 steps, 10,240 tokens" in capsys.readouterr().out
 
 
 def test_tokens_of_a_run_are_those_of_its_curriculum(

@@ -16,8 +16,7 @@ import pytest
 from colonnade.config.load import load
 from colonnade.errors import LayoutError
 from colonnade.launch import launch
-from colonnade.launch.launch import Ended
-from colonnade.launch.supervisor import CRASH, EXCEPTION, MISTAKE, UNFINISHED, Cause
+from colonnade.launch.supervisor import CRASH, EXCEPTION, MISTAKE, UNFINISHED, Cause, Ended
 from colonnade.train import restarts
 from colonnade.train.change import BATCH, Change
 from colonnade.train.change_requests import Decided, write_decided

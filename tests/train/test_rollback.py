@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -344,6 +345,16 @@ def test_nothing_is_lost_where_the_data_would_end_before_the_run(config: Path, t
     again = here("train", config, *keys, f"train.steps={steps + 1}", "--dry-run")
     assert again.status == 2 and f"Set train.steps to {steps} or less" in again.err, again
     assert here("train", config, *keys, f"train.steps={steps}").status == 0
+
+
+def test_a_run_returns_though_its_data_are_not_here(config: Path, tmp_path: Path) -> None:
+    """Then nobody knows here whether they last: the run will say."""
+    run = tmp_path / "run"
+    keys = ["data.order=all_epochs", "data.epochs=1", "train.steps=4"]
+    assert here("train", config, *keys).status == 0
+    written = run / "config.toml"
+    written.write_text(re.sub(r"(?m)^train = .*$", 'train = "nowhere"', written.read_text()))
+    assert here("rollback", run, 2, "--skip", 1).status == 0 and saved_steps(run) == [2]
 
 
 def test_by_hand(finished: Finished, run: Path) -> None:

@@ -164,7 +164,7 @@ def open_tokens(
     """Open a token file and hold it against the tokenizer and the model's vocabulary, as far as it says itself."""
     file = open_token_file(prefix, cache)
     sidecar = read_sidecar(file)
-    if sidecar is not None and tokenizer is not None and sidecar.tokenizer_sha256 != tokenizer.sha256:
+    if sidecar is not None and tokenizer is not None and not tokenizer.is_of(sidecar.tokenizer_sha256):
         raise DataError(
             f"{prefix} was made with another tokenizer than data.tokenizer: its {sidecar.vocab_size:,} ids have sha256 "
             f"{sidecar.tokenizer_sha256[:12]}…, the tokenizer's {tokenizer.vocab_size:,} ids "

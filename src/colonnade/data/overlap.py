@@ -141,7 +141,7 @@ def _splits(path: Path, tokenizer: Path | None) -> Sequence[InputSplit | TokenSp
     if tokenizer is None:
         raise DataError(f"{path} holds tokens: name the tokenizer that made them with --tokenizer.")
     sidecar = read_sidecar(file)
-    if sidecar is not None and sidecar.tokenizer_sha256 != Tokenizer.load(tokenizer).sha256:
+    if sidecar is not None and not Tokenizer.load(tokenizer).is_of(sidecar.tokenizer_sha256):
         raise DataError(
             f"{path} was made with another tokenizer than {tokenizer}: its ids would be turned into other text. "
             f"Name the one with sha256 {sidecar.tokenizer_sha256[:12]}…."

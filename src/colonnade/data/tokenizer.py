@@ -183,6 +183,19 @@ class Tokenizer:
     @cached_property
     def sha256(self) -> str:
         """Fingerprint of what decides the ids of a text, the same however the tokenizer was stored."""
+        return self._fingerprint(unusual=True)
+
+    def is_of(self, sha256: str) -> bool:
+        """Whether a fingerprint is this tokenizer's, or the one that earlier versions gave it: what they have written
+        leaves open how unusual added tokens are found.
+        """
+        return sha256 in (self.sha256, self._earlier)
+
+    @cached_property
+    def _earlier(self) -> str:
+        return self._fingerprint(unusual=False)
+
+    def _fingerprint(self, *, unusual: bool) -> str:
         content: dict[str, Any] = json.loads(self.to_json())
         model = content["model"]
         if isinstance(content["pre_tokenizer"], dict):
@@ -195,9 +208,9 @@ class Tokenizer:
             "normalizer": content["normalizer"],
             "pre_tokenizer": content["pre_tokenizer"],
         }
-        unusual = [(token["id"], found) for token in content["added_tokens"] if (found := _unusual(content, token))]
-        if unusual:
-            properties["unusual"] = unusual
+        others = [(token["id"], found) for token in content["added_tokens"] if (found := _unusual(content, token))]
+        if others and unusual:
+            properties["unusual"] = others
         if isinstance(model.get("vocab"), list):  # Unigram: the scores decide, too; JSON may move their last bit
             properties["scores"] = [float(np.float32(score)) for _, score in model["vocab"]]
         return hashlib.sha256(json.dumps(properties, sort_keys=True).encode()).hexdigest()

@@ -23,7 +23,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -35,7 +34,7 @@ from colonnade.launch.board import Board, FolderBoard, StoreBoard
 from colonnade.launch.devices import check_threads, choose_device
 from colonnade.launch.elastic import is_shared, store_of_start
 from colonnade.launch.freed_memory import keep_freed_memory
-from colonnade.launch.supervisor import Cause, Failure, Supervisor, note_of_failure
+from colonnade.launch.supervisor import Ended, Failure, Supervisor, note_of_failure
 
 if TYPE_CHECKING:
     import torch
@@ -113,12 +112,22 @@ def rank_and_size() -> tuple[int, int]:
 
 def local_rank() -> int:
     """This rank's number on its machine."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
+    return _whole("LOCAL_RANK", 0)
 
 
 def num_local_ranks() -> int:
     """How many ranks share this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return _whole("LOCAL_WORLD_SIZE", 1)
+
+
+def _whole(name: str, least: int) -> int:
+    said = os.environ.get(name, str(least))
+    if not said.isdecimal() or int(said) < least:
+        raise LayoutError(
+            f"{name} = {said!r} in the environment is no whole number of {least} or more: a launcher sets it. Start "
+            "with torchrun, or unset it."
+        )
+    return int(said)
 
 
 def connect(
@@ -148,10 +157,12 @@ def connect(
     if is_rank():
         _note_errors()
         folder = os.environ.get(FOLDER)
-        if folder is None and "MASTER_ADDR" not in os.environ:
+        port = os.environ.get("MASTER_PORT", "")
+        if folder is None and not ("MASTER_ADDR" in os.environ and port.isdecimal() and int(port) < 1 << 16):
             raise LayoutError(
-                "RANK and WORLD_SIZE are set in the environment, but MASTER_ADDR is not: where the other ranks are is "
-                "unknown. Start with torchrun, which sets them all, or unset RANK and WORLD_SIZE."
+                "RANK and WORLD_SIZE are set in the environment, but MASTER_ADDR is not, or MASTER_PORT is no port: "
+                "where the other ranks are is unknown. Start with torchrun, which sets them all, or unset RANK and "
+                "WORLD_SIZE."
             )
         store = store_of_start(rank, size, timeout) if is_shared() else None
         method = f"file://{folder}/rendezvous" if folder else "env://"
@@ -371,17 +382,6 @@ def run_ranks(
     """
     places = range(num_ranks)
     return run_on(places, command, file=file, keep=keep, imports=imports, after_a_loss=after_a_loss).status
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a local run has ended."""
-
-    status: int
-    asked: bool
-    """A signal has asked it to."""
-    cause: Cause | None
-    """Why it has failed, if it has."""
 
 
 def run_on(

@@ -124,6 +124,17 @@ class _Rank:
         return os.pread(stream.fileno(), os.fstat(stream.fileno()).st_size - start, start)
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How a local run has ended."""
+
+    status: int
+    asked: bool
+    """A signal has asked it to."""
+    cause: Cause | None
+    """Why it has failed, if it has."""
+
+
 @dataclass
 class Supervisor:
     """The ranks of one local run: `run` once, then `close`."""

@@ -199,7 +199,7 @@ def _check_model(origin: Origin, config: Config, corpus: Corpus) -> None:
 
 
 def _check_tokenizer(origin: Origin, corpus: Corpus, *, resize: bool) -> None:
-    if origin.tokenizer is None or corpus.tokenizer is None or origin.tokenizer == corpus.tokenizer.sha256:
+    if origin.tokenizer is None or corpus.tokenizer is None or corpus.tokenizer.is_of(origin.tokenizer):
         return
     if resize:
         check_common_tokens(origin, corpus.tokenizer)

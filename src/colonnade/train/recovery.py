@@ -426,7 +426,7 @@ def _check(config: Config, corpus: Corpus, path: Path, manifest: Manifest) -> No
     config = in_force(config, metadata.changes)
     check_data(path, metadata, config, corpus)
     tokenizer = metadata.tokenizer_sha256
-    if tokenizer is not None and corpus.tokenizer is not None and tokenizer != corpus.tokenizer.sha256:
+    if tokenizer is not None and corpus.tokenizer is not None and not corpus.tokenizer.is_of(tokenizer):
         raise CheckpointError(
             f"{path} was trained with another tokenizer (sha256 {clip(tokenizer, 12)}) than data.tokenizer "
             f"({corpus.tokenizer.sha256[:12]}…): the same id would mean different text. Set data.tokenizer to "

@@ -21,7 +21,7 @@ from colonnade.errors import LayoutError
 from colonnade.launch import launch
 from colonnade.launch.devices import count_gpus
 from colonnade.launch.restart_policy import Attempt, Decision, Kind, decide
-from colonnade.launch.supervisor import CRASH, MISTAKE, UNFINISHED, USER_MISTAKE, WAIT, Cause
+from colonnade.launch.supervisor import CRASH, MISTAKE, UNFINISHED, USER_MISTAKE, WAIT, Cause, Ended
 from colonnade.train.memory_folder import folder_for
 from colonnade.train.monitor import METRICS, last_step, write_event
 from colonnade.train.run_folder import DECIDED, LEAVE_FILE, STOP_FILE, checkpoints
@@ -101,7 +101,7 @@ class Restarts:
                 _say(f"Not started again: there is a file {self._folder / STOP_FILE}. Remove it to train on.")
                 return UNFINISHED
 
-    def _start(self, fit: Fit, places: Sequence[int]) -> launch.Ended:
+    def _start(self, fit: Fit, places: Sequence[int]) -> Ended:
         reduced = fit.num_ranks < self.config.parallel.num_ranks
         began, self.began = self.began, self.began or time.monotonic()
         return launch.run_on(
@@ -159,7 +159,7 @@ class Restarts:
         self.recalled = True
         (self._folder / LEAVE_FILE).touch()
 
-    def _attempt(self, ended: launch.Ended, places: Sequence[int], oom_kills: int) -> Attempt:
+    def _attempt(self, ended: Ended, places: Sequence[int], oom_kills: int) -> Attempt:
         kind, cause = kind_of(ended, killed_for_memory=_oom_kills() > oom_kills), ended.cause
         if self.recalled and ended.status == UNFINISHED and not (self._folder / STOP_FILE).exists():
             kind = Kind.RECALLED
@@ -206,7 +206,7 @@ class Restarts:
         return Path(self.config.run.folder)
 
 
-def kind_of(ended: launch.Ended, *, killed_for_memory: bool = False) -> Kind:
+def kind_of(ended: Ended, *, killed_for_memory: bool = False) -> Kind:
     """How a local run has ended, for the decision what comes next."""
     cause = ended.cause
     if ended.asked or ended.status == UNFINISHED:

@@ -17,7 +17,7 @@ from colonnade.checkpoint.manifest import read_manifest
 from colonnade.checkpoint.names import checkpoints_in, folder_name
 from colonnade.config.load import load
 from colonnade.config.schema import Config
-from colonnade.errors import CheckpointError, ConfigError
+from colonnade.errors import CheckpointError, ColonnadeError, ConfigError
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Axis
 from colonnade.train.change import as_it_began, in_force
@@ -100,11 +100,15 @@ def by_hand(run: Path, step: int, asked: RollbackOptions) -> tuple[Rollback, lis
 
 
 def _check_data_left(run: Path, checkpoint: Path, recorded: Sequence[Rollback]) -> None:
-    """ConfigError where data that end would do so before the run."""
+    """ConfigError where data that end would do so before the run; nothing where they cannot be read from here."""
     metadata = metadata_of(checkpoint, read_manifest(checkpoint))
     config = in_force(as_it_began(load(run / "config.toml"), metadata.changes), metadata.changes)
     if config.data.order == "all_epochs" or config.data.blend_by == "epochs":
-        check_left(config, open_corpus(config), metadata, recorded)
+        try:
+            corpus = open_corpus(config)
+        except ColonnadeError:
+            return
+        check_left(config, corpus, metadata, recorded)
 
 
 def check_left(config: Config, corpus: Corpus, metadata: RunMetadata, recorded: Sequence[Rollback]) -> None:

@@ -105,7 +105,7 @@ def again(path: Path | TomlFile, overrides: Sequence[str], config: Config) -> Ca
     return read
 
 
-def load_for_plan(path: Path, overrides: Sequence[str] = ()) -> Config:
+def load_for_plan(path: Path | TomlFile, overrides: Sequence[str] = ()) -> Config:
     """The configuration of a run that may start elsewhere: on GPUs, unless train.device is "cpu"."""
     return load(path, overrides, complete=lambda content: complete(content, num_gpus=1), also=problems_of_a_beginning)
 

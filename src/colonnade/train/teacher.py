@@ -168,7 +168,8 @@ def check_teacher(origin: Origin, model: ModelConfig, config: Config, corpus: Co
             "a token has to be of the same token. Use a teacher with the run's tokenizer, or the "
             f"teacher's for the run ({origin.tokenizer_at / 'tokenizer.json'})."
         )
-    if None not in (origin.tokenizer, corpus.tokenizer) and origin.tokenizer != getattr(corpus.tokenizer, "sha256", ""):
+    theirs, ours = origin.tokenizer, corpus.tokenizer
+    if theirs is not None and ours is not None and not ours.is_of(theirs):
         raise ConfigError(
             f"{where} was trained with another tokenizer than data.tokenizer: the same id would mean different text. "
             f"Set data.tokenizer = {str(origin.tokenizer_at / 'tokenizer.json')!r}, and make the token files with it."
