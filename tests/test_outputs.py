@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from colonnade.data.sidecar import ExampleFields
-from colonnade.outputs import check_output, json_of, output_problems
+from colonnade.outputs import check_output, json_of, output_problems, write_output
 from colonnade.planner import measure_hardware, search
 from colonnade.report.write import write_report
 from colonnade.serving.measure import Report
@@ -35,6 +36,27 @@ def test_what_can_be_written_leaves_nothing(tmp_path: Path) -> None:
     for output in (tmp_path / "old.svg", tmp_path / "new.svg", tmp_path / "a" / "b" / "c.svg", None):
         check_output(output, (".svg",), inputs=[tmp_path / "mine.toml"])
     assert [path.name for path in tmp_path.iterdir()] == ["old.svg"] and (tmp_path / "old.svg").read_text() == "old"
+
+
+def test_links_rights_and_devices_are_as_they_were(tmp_path: Path) -> None:
+    script, link, pipe = tmp_path / "job.sh", tmp_path / "link.sh", tmp_path / "pipe"
+    script.write_text("old")
+    script.chmod(0o755)
+    link.symlink_to(script)
+    os.mkfifo(pipe)
+    for output in (link, Path("/dev/null"), pipe):
+        check_output(output)
+    write_output(link, b"new")
+    assert link.is_symlink() and script.read_text() == "new" and script.stat().st_mode & 0o777 == 0o755
+    write_output(Path("/dev/null"), b"new")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_output(pipe, b"new")
+    assert os.read(reader, 9) == b"new" and sorted(each.name for each in tmp_path.iterdir()) == [
+        "job.sh",
+        "link.sh",
+        "pipe",
+    ]
+    os.close(reader)
 
 
 def test_what_cannot_be_written(tmp_path: Path) -> None:

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from colonnade.atomic import write_whole
 from colonnade.cli_data import AsJson
 from colonnade.config.numbers import either, multiples_around
 from colonnade.errors import ConfigError
 from colonnade.garbage import imports_stay
-from colonnade.outputs import PAGES, check_output, json_of
+from colonnade.outputs import PAGES, check_output, json_of, write_output
 
 if TYPE_CHECKING:
     from colonnade.config.load import TomlFile
@@ -255,7 +254,7 @@ def hardware(
     from colonnade.planner.measure_hardware import measured_file
 
     check_output(output)
-    write_whole(output, measured_file().encode())
+    write_output(output, measured_file().encode())
     print(f"This machine is described in {output}. Use it with: colonnade plan CONFIG --hardware {output}")
 
 

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from colonnade.atomic import write_whole
 from colonnade.errors import ConfigError
-from colonnade.outputs import check_output
+from colonnade.outputs import check_output, write_output
 
 
 def slurm(
@@ -62,7 +61,7 @@ def slurm(
     if output is None:
         print(text, end="")
         return
-    write_whole(output, text.encode())
+    write_output(output, text.encode())
     print(f"{output} is written: {job.num_ranks} ranks. Submit it here, with `sbatch {shlex.quote(str(output))}`.")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from colonnade.atomic import try_to_write
+from colonnade.atomic import try_to_write, write_whole
 from colonnade.config.numbers import one_of
 from colonnade.errors import ConfigError
 
@@ -54,15 +54,30 @@ def check_output(
         raise ConfigError(problem)
 
 
+def write_output(path: Path, content: bytes) -> None:
+    """Write a file as a whole, where a link leads and with the rights that it has; into a device or pipe as it is."""
+    if _is_device(path):
+        path.write_bytes(content)
+        return
+    place = path.resolve()
+    rights = place.stat().st_mode if place.exists() else None
+    write_whole(place, content)
+    if rights is not None:
+        place.chmod(rights)
+
+
+def _is_device(path: Path) -> bool:
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
 def _problem(place: Path, read: Sequence[Path], *, makes_folder: bool) -> str | None:
     """Why a file cannot be written there; None: it can."""
     if place.is_dir():
         return f"{place} is a folder. Name a file."
-    if place.exists():
-        if not place.is_file():
-            return f"{place} is no file that can be replaced. Name another."
-        if any(path.samefile(place) for path in read):
-            return f"{place} is among what this command is given, and would be replaced. Name another."
+    if _is_device(place):
+        return None
+    if place.exists() and any(path.samefile(place) for path in read):
+        return f"{place} is among what this command is given, and would be replaced. Name another."
     folder = place.absolute().parent
     if not makes_folder and not folder.is_dir():
         return f"there is no folder {folder}. Make it, or name another."

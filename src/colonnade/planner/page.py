@@ -6,13 +6,13 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 from colonnade.architecture.parts import trained_architecture
-from colonnade.atomic import write_whole
 from colonnade.config.load import to_toml
 from colonnade.config.schema import Config
 from colonnade.drawing.document import document, foot, notes, tile
 from colonnade.drawing.html import Html, joined, tag
 from colonnade.drawing.scale import bytes_in_words, length_of_time, percent, short
 from colonnade.mesh.layout import Layout
+from colonnade.outputs import write_output
 from colonnade.planner import page_memory, page_search, page_time, pipeline_report
 from colonnade.planner.estimate import Estimate, stage_kinds
 from colonnade.planner.estimate_report import in_words
@@ -64,7 +64,7 @@ def of_search(found: Search, best: Confirmed, vocab_size: int) -> Plan:
 
 def write(plan: Plan, path: Path) -> None:
     """Write the page; makes its folder."""
-    write_whole(path, page(plan).encode())
+    write_output(path, page(plan).encode())
 
 
 def page(plan: Plan) -> str:

@@ -5,8 +5,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from colonnade.atomic import write_whole
 from colonnade.config.numbers import counted
+from colonnade.outputs import write_output
 from colonnade.pipeline import draw
 from colonnade.planner.pipeline import PipelinePlan
 
@@ -53,7 +53,7 @@ def as_json(plan: PipelinePlan) -> dict[str, Any]:
 
 def write_picture(plan: PipelinePlan, path: Path) -> None:
     """Draw the schedule into an SVG file; makes its folder."""
-    write_whole(path, draw.svg(plan.simulation, title=heading(plan)).encode())
+    write_output(path, draw.svg(plan.simulation, title=heading(plan)).encode())
 
 
 def heading(plan: PipelinePlan) -> str:

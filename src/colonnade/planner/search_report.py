@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from colonnade.atomic import write_whole
 from colonnade.config.load import to_toml
 from colonnade.config.numbers import amount
 from colonnade.config.schema import Config
 from colonnade.errors import LayoutError
-from colonnade.outputs import json_of
+from colonnade.outputs import json_of, write_output
 from colonnade.planner import estimate_report
 from colonnade.planner.estimate_report import duration, in_words
 from colonnade.planner.hardware import Hardware
@@ -78,7 +77,7 @@ def as_json(found: Search, best: Confirmed) -> str:
 
 def write(config: Config, path: Path) -> None:
     """The configuration file of the best layout; makes its folder."""
-    write_whole(path, to_toml(config).encode())
+    write_output(path, to_toml(config).encode())
 
 
 def _as_json(each: Candidate) -> dict[str, object]:

@@ -161,7 +161,7 @@ def _about(config: Config, corpus: Corpus, mesh: Mesh) -> dict[str, Any]:
         "read": {key: str(meaning_at(config, f"data.{key}")) for key in keys},
         "seq_length": config.model.seq_length,
         "seed": config.train.seed,
-        "precision": "fp64" if config.train.precision == "fp64" else "fp32",
+        "precision": config.train.precision,
     }
 
 
