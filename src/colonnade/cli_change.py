@@ -31,8 +31,10 @@ def change(
     """
     from colonnade.train import change_requests
 
-    if listed == bool(keys):
+    if listed == bool(keys) or (listed and (at is not None or by or reason)):
         raise ConfigError("Give keys to change, like optim.learning_rate=1e-4, or --list alone.")
+    if not run.is_dir():
+        raise ConfigError(f"{run} is not the folder of a run. Name one.")
     if listed:
         print("\n".join(change_requests.listed(run)))
         return

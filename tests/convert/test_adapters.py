@@ -212,12 +212,16 @@ def test_an_export_names_whole_modules_where_only_some_layers_have_adapters() ->
     assert _targets(some := sources(2, "q_proj"), every) == sorted(some)
 
 
-def test_what_a_merged_checkpoint_has_beside_its_weights(tmp_path: Path) -> None:
-    """Its tokenizer with the chat template, and a configuration without adapters."""
+@pytest.mark.parametrize("head", ["pretraining", "preferences"])
+def test_what_a_merged_checkpoint_has_beside_its_weights(tmp_path: Path, head: str) -> None:
+    """Its tokenizer with the chat template, and a configuration without adapters, that can be read."""
     for name in ("tokenizer.json", "tokenizer_config.json", "notes.txt"):
         (tmp_path / name).write_text(name)
+    config = configured(Case(parts="lora"), SERIAL)
+    preferences = config.preferences.model_copy(update={"beta": 0.5}) if head == "preferences" else config.preferences
+    model = config.model.model_copy(update={"head": head})
     it: Any = SimpleNamespace(
-        config=configured(Case(parts="lora"), SERIAL),
+        config=config.model_copy(update={"model": model, "preferences": preferences}),
         manifest=SimpleNamespace(files=dict.fromkeys(("tokenizer.json", "tokenizer_config.json", "notes.txt"))),
         path=tmp_path,
     )

@@ -210,11 +210,29 @@ def test_log_probabilities_that_are_no_numbers_are_refused(pairs: Path, tuned: P
     assert answer.status == 2 and "has no log-probabilities of all 32 pairs of train.0" in answer.err, answer
 
 
+def test_log_probabilities_of_another_model_or_format_are_refused(pairs: Path, tuned: Path, tmp_path: Path) -> None:
+    """Where the file says what it is of, which those of earlier versions do not."""
+    named = f"preferences.reference={tuned / 'reference.npz'}"
+    for other, what in (("model.window=8", "model"), ("train.precision=fp32", "precision")):
+        answer = run(pairs, tmp_path, named, other)
+        assert answer.status == 2 and f"has log-probabilities of other {what} than the run's" in answer.err, answer
+    with np.load(tuned / "reference.npz") as stored:
+        arrays = dict(stored)
+    about = json.loads(str(arrays["of"]))
+    del about["model"], about["precision"]
+    np.savez(tmp_path / "older.npz", **{**arrays, "of": json.dumps(about)})
+    answer = run(pairs, tmp_path, f"preferences.reference={tmp_path / 'older.npz'}", "train.steps=1")
+    assert answer.status == 0 and "once" not in answer.out, answer
+
+
 @pytest.mark.slow
 def test_adapters_learn_preferences(pairs: Path, tmp_path: Path) -> None:
     answer = run(pairs, tmp_path, "lora.rank=4", "preferences.loss=ipo", "train.steps=2")
     assert answer.status == 0, answer
     assert metrics(tmp_path / "run")[0]["loss"] == pytest.approx(25.0), "(0 - 1 / (2 · 0.1))²"
+    assert here("merge", tmp_path / "run", tmp_path / "merged").status == 0
+    answers = [here("generate", each, "--prompt", "a", "--json") for each in (tmp_path / "run", tmp_path / "merged")]
+    assert [answer.status for answer in answers] == [0, 0], answers
 
 
 @pytest.mark.parametrize(

@@ -68,9 +68,13 @@ def _metadata(it: Adapted) -> dict[str, Any]:
 
 
 def _files(it: Adapted) -> dict[str, bytes]:
-    """The run's own configuration without adapters, and its tokenizer."""
-    train = it.config.train.model_copy(update={"init_from": None})
-    plain = it.config.model_copy(update={"lora": LoraConfig(), "train": train, "parts": type(it.config.parts)()})
+    """The run's own configuration without adapters or a reference, and its tokenizer."""
+    config = it.config
+    train = config.train.model_copy(update={"init_from": None})
+    plain = config.model_copy(update={"lora": LoraConfig(), "train": train, "parts": type(config.parts)()})
+    if config.model.head == "preferences":  # of the reference nothing is left but what it has made of the weights
+        model = config.model.model_copy(update={"head": "pretraining"})
+        plain = plain.model_copy(update={"model": model, "preferences": type(config.preferences)()})
     files = {"config.toml": to_toml(plain).encode()}
     for name in ("tokenizer.json", CONFIG):
         if name in it.manifest.files:

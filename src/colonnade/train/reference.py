@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from colonnade.atomic import written
+from colonnade.config.compare import model_metadata
 from colonnade.config.schema import Config
 from colonnade.data.loader import evaluation_batches
 from colonnade.data.preference_dataset import Floats, PreferenceDataset
@@ -31,6 +32,7 @@ from colonnade.train.state import TrainState
 
 FILE = "reference.npz"
 OF = "of"
+LATER = ("model", "precision")  # what files of earlier versions do not say
 
 
 def attach(state: TrainState, config: Config, corpus: Corpus, mesh: Mesh, monitor: Monitor) -> None:
@@ -91,7 +93,7 @@ def read(path: Path, known: dict[str, Any], parts: dict[str, PreferenceDataset])
             f"{path} has no log-probabilities of a reference model ({error}). Remove it to have it made."
         ) from error
     for what in known:
-        if about.get(what) != known[what]:
+        if about.get(what, known[what] if what in LATER else None) != known[what]:
             raise DataError(
                 f"{path} has log-probabilities of other {what} than the run's:\n  {_line(about.get(what))}\n  "
                 f"{_line(known[what])} (the run's)\nRemove it, or name another in preferences.reference; it is made by "
@@ -111,7 +113,13 @@ def _known(config: Config, corpus: Corpus, mesh: Mesh) -> dict[str, Any]:
     """What log-probabilities depend on."""
     source = config.train.init_from
     assert source is not None, "the config check asks for it"
-    about: dict[str, Any] = {"data": _data(corpus), "seq_length": config.model.seq_length}
+    model = model_metadata(config.model, corpus.vocab_size)
+    about: dict[str, Any] = {
+        "data": _data(corpus),
+        "seq_length": config.model.seq_length,
+        "model": json.loads(json.dumps(model)),
+        "precision": config.train.precision,
+    }
     if Path(source).is_dir():  # a run that goes on can do without
         about["weights"] = content_together(_weights(Path(source)), mesh.world)
     return about
