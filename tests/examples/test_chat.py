@@ -190,6 +190,9 @@ BAD = {
     json.dumps({"messages": [{"role": "user", "content": 3}]}): "message 1 (user) has no text in content",
     json.dumps({"messages": [{"role": "user", "content": None}, TALK[1]]}): "message 1 (user) has no text in content",
     json.dumps({"messages": [TALK[0], {"role": "assistant"}]}): "message 2 (assistant) has no text in content",
+    json.dumps(
+        {"messages": [TALK[0], {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{}"}}]}
+    ): "message 2 (assistant) has function_call, which no chat template reads",
     json.dumps({"messages": [TALK[0], {"role": "assistant", "content": " "}]}): "its answers are empty",
     json.dumps({"text": "a"}): "none of messages, conversations, prompt with completion",
     json.dumps({"instruction": 3, "output": "a"}): "instruction is int, where text belongs",
@@ -224,6 +227,8 @@ TOLD += [{"role": "assistant", "content": "b"}, {"role": "user", "content": "a c
 def test_what_comes_before_the_messages_of_a_record_is_read(name: str) -> None:
     record = {**RECORDS[name], "system": "You are a city.", "history": [["a", "b"]]}
     assert conversation_of(record).messages == [*TOLD, {"role": "assistant", "content": "Paris."}]
+    twice = {"messages": [TOLD[0], *TALK[:2]], "system": TOLD[0]["content"]}
+    assert conversation_of(twice).messages == twice["messages"]
     empty = {**RECORDS[name], "system": "", "history": [], "tools": "[]"}
     assert conversation_of(empty) == conversation_of(RECORDS[name])
 

@@ -19,7 +19,7 @@ from colonnade.config.load import load
 from colonnade.errors import ConfigError
 from colonnade.launch import launch
 from colonnade.train import start
-from colonnade.train.side_by_side import Share, last_line, process_of, run_side_by_side
+from colonnade.train.side_by_side import Share, is_interrupted, last_line, process_of, run_side_by_side
 from colonnade.train.sweep import read_sweep
 from tests.commands import colonnade
 from tests.runs import metrics
@@ -113,6 +113,11 @@ def test_a_signal_reaches_all(tmp_path: Path) -> None:
     finally:
         signal.signal(signal.SIGALRM, before)
     assert status == 128 + signal.SIGTERM and found == {"0": 143, "1": 143} and time.monotonic() - began < 30
+
+
+def test_who_was_killed_has_failed_and_who_was_asked_goes_on_later() -> None:
+    asked = {status for status in range(256) if is_interrupted(status)}
+    assert asked == {99, 129, 130, 143}, "not 137, of a rank for which memory did not suffice, nor 139"
 
 
 @pytest.mark.parametrize(("items", "status"), [(1, 0), (2, 128 + signal.SIGINT)])

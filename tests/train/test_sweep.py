@@ -183,7 +183,9 @@ def test_what_has_ended_is_not_mixed_with_other_configurations(tmp_path: Path) -
     assert calls == []
     assert "  train.steps: 10 -> 20\n    in all points\n  optim.learning_rate: unset -> 0.05\n" in str(told.value)
     assert "threads" not in str(told.value)
-    assert again("train.seed = [1, 2, 3]", "train.threads=1", "parallel.dp=2", "checkpoint.keep=1") == 0
+    with pytest.raises(ConfigError, match=r"checkpoint\.every: unset -> 5"):  # of which the best one has the score
+        again("train.seed = [1, 2, 3]", "checkpoint.every=5")
+    assert again("train.seed = [1, 2, 3]", "train.threads=1", "parallel.dp=2", "checkpoint.retry_for=1") == 0
     assert calls == [3]
 
 

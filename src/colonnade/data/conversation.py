@@ -120,4 +120,6 @@ def messages_problem(messages: object) -> str | None:
             return f"message {number} has the role {role!r}: there are {', '.join(ROLES)}"
         if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
             return f"message {number} ({role}) has no text in content"
+        if message.get("function_call"):
+            return f"message {number} ({role}) has function_call, which no chat template reads: write it as tool_calls"
     return None

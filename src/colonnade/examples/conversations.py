@@ -108,7 +108,8 @@ def _with_earlier(record: Mapping[str, Any], messages: Messages) -> Messages:
     system, history = record.get("system") or "", record.get("history") or []
     if not isinstance(history, list) or any(not isinstance(turn, list) or len(turn) != 2 for turn in history):
         raise NoConversation("history is no list of pairs of question and answer")
-    found = [_said("system", system)] if _text(system, "system").strip() else []
+    known = messages[0]["role"] == "system" and messages[0].get("content") == system  # said twice
+    found = [_said("system", system)] if _text(system, "system").strip() and not (known and not history) else []
     for turn in history:
         found += [_said(role, _text(text, "history")) for role, text in zip(("user", "assistant"), turn, strict=True)]
     if found and messages[0]["role"] == "system":

@@ -184,7 +184,7 @@ def elastic_run() -> str | None:
 
 def attempt() -> int:
     """How often torchrun has started its ranks anew."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return _whole("TORCHELASTIC_RESTART_COUNT", 0)
 
 
 def use_first(num_ranks: int) -> bool:

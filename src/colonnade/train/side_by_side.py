@@ -74,8 +74,8 @@ def run_side_by_side(
 
 
 def is_interrupted(status: int) -> bool:
-    """Whether a run with this exit status is to go on later."""
-    return status == UNFINISHED or status > 128
+    """Whether a run with this exit status is to go on later: it was asked to end. One that was killed has failed."""
+    return status in (UNFINISHED, *(128 + each for each in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)))
 
 
 def process_of(run: Run, config: Path, share: Share, log: Path) -> BaseProcess:

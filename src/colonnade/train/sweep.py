@@ -24,10 +24,14 @@ from colonnade.storage import below
 
 SECTION, SCORE, AT_ONCE, SEED = "sweep", "score", "at_once", "train.seed"
 SAME_RESULT = (
-    *("parallel.", "checkpoint.", "restarts.", "run.", "tracking.", "thermometers.", "data.cache", "train.log_every"),
+    *("parallel.", "restarts.", "run.", "tracking.", "thermometers.", "data.cache", "train.log_every"),
     *("train.threads", "train.device", "train.products", "train.timeout", "train.micro_batch_size"),
+    *("checkpoint.memory_every", "checkpoint.asynchronous", "checkpoint.compare_copies_every"),
+    *("checkpoint.unequal_copies", "checkpoint.retry_for", "checkpoint.upload_"),
 )
-"""How the keys begin that may differ between points that are compared: they tell how a run is made, not what it is."""
+"""How the keys begin that may differ between points that are compared: they tell how a run is made, not what it is, nor
+which of its checkpoints are there to be the best.
+"""
 UNSET = ""
 """A value of a list that stands for no value."""
 _ENTRY = "[sweep] lists values of keys, like `optim.learning_rate = [1e-5, 2e-5]`"
