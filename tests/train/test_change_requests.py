@@ -60,6 +60,16 @@ def test_before_the_last_phase_of_a_curriculum_its_batch_does_not_change(config:
     assert "does not change before the last phase of [curriculum]" in refusal.reason
 
 
+@pytest.mark.parametrize(("key", "value"), [("train.global_batch_size", 8), ("train.steps", 9)])
+def test_what_a_teacher_was_asked_about_before_the_run_does_not_change(config: Path, key: str, value: int) -> None:
+    """And the reason is told by the key that was asked for, not by those that stand for it."""
+    began = load(config, ["distillation.teacher=t", "distillation.top_k=4"])
+    decided = Decided().with_line(Line("a", json.dumps({"change": {key: value}}), is_whole=True), began, 3)
+    (refusal,) = decided.refused
+    assert refusal.reason.startswith(f"{key} does not change in mid-run with distillation.top_k: stop the run"), refusal
+    assert "curriculum" not in refusal.reason and not decided.changes
+
+
 def test_behind_a_curriculum_a_blend_changes_at_the_sample_of_its_step(config: Path, corpus: TinyCorpus) -> None:
     """Positions count pieces: four a sample, behind sequences of a quarter of it."""
     blend = f'blend = {{"{corpus.prefix}" = 1.0, "more" = 3.0}}'

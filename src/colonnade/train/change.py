@@ -146,8 +146,9 @@ def _problems(began: Config, name: str) -> Iterator[str]:
         )
     if name == BLEND and (began.model.head == "preferences" or began.distillation.top_k is not None):
         yield f"{name} does not change where what a model thinks of the data was computed before the first step."
-    if name == "train.steps" and began.distillation.top_k is not None:
-        yield "train.steps does not change in mid-run with distillation.top_k: stop the run, and start it with others."
+    if name in ("train.steps", BATCH) and began.distillation.top_k is not None:
+        others = ", and start it with others" if name == "train.steps" else " and train another with that batch"
+        yield f"{name} does not change in mid-run with distillation.top_k: stop the run{others}."
 
 
 def _why_not(name: str) -> str:
