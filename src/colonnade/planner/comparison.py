@@ -84,16 +84,19 @@ class Watcher:
         """As `guard` does; behind it, a run that came to its end is compared. A start that made no step leaves the
         comparison of the one before.
         """
-        with self.guard(config, vocab_size, mesh, device):
-            yield
-        if self._predicted is None:
-            return
-        steps = [line for line in _metrics(config) if line["step"] > self._begun]
-        if not steps:
-            if self._earlier is not None:
+        try:
+            with self.guard(config, vocab_size, mesh, device):
+                yield
+        finally:
+            steps = [] if self._predicted is None else self._steps(config)
+            if not steps and self._earlier is not None:
                 write_whole(Path(config.run.folder) / COMPARISON, self._earlier)
-            return
-        _write(config, COMPARISON, compared(self._predicted, self._measured(steps, mesh.ledger, device)))
+        if self._predicted is not None and steps:
+            _write(config, COMPARISON, compared(self._predicted, self._measured(steps, mesh.ledger, device)))
+
+    def _steps(self, config: Config) -> list[dict[str, Any]]:
+        """The lines of those of this start."""
+        return [line for line in _metrics(config) if line["step"] > self._begun]
 
     def _measured(self, steps: list[dict[str, Any]], ledger: Ledger, device: torch.device) -> dict[str, Any]:
         usual = steps[1:] or steps
