@@ -10,16 +10,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 from colonnade.corpus.documents import Rejected, chunks
+from colonnade.corpus.streams import HashedFile
 from colonnade.data import bundle, tokenize
 from colonnade.data.indexed import TokenFile, bin_path, idx_path
 from colonnade.data.inspect import inspect
@@ -336,6 +338,107 @@ def test_a_run_that_is_interrupted_keeps_what_is_done(
         tokenize_files(source, tmp_path / "a", tokenizer, progress=False)
     report = tokenize_files(source, tmp_path / "a", tokenizer, progress=False)
     assert (report.documents, report.resumed) == (3, 1) and files(tmp_path) == {"in", "a.bin", "a.idx", "a.json"}
+
+
+class FailingDisk:
+    """Gives the first half of a file, and then an error."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw, self._good = raw, os.fstat(raw.fileno()).st_size // 2
+
+    def seek(self, place: int) -> int:
+        return self._raw.seek(place)
+
+    def read(self, size: int) -> bytes:
+        if self._raw.tell() > self._good:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return self._raw.read(size)
+
+
+def not_opened(patch: pytest.MonkeyPatch, refused: Path) -> None:
+    before = Path.open
+
+    def opened(path: Path, *given: Any, **more: Any) -> Any:
+        if path == refused:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return before(path, *given, **more)
+
+    patch.setattr(Path, "open", opened)
+
+
+def half_read(patch: pytest.MonkeyPatch, refused: Path) -> None:
+    before = HashedFile.__init__
+
+    def init(file: HashedFile, raw: IO[bytes], *given: Any, **more: Any) -> None:
+        before(file, cast(IO[bytes], FailingDisk(raw)) if raw.name == str(refused) else raw, *given, **more)
+
+    patch.setattr(HashedFile, "__init__", init)
+
+
+Refuse = Callable[[pytest.MonkeyPatch, Path], None]
+
+
+class Stopped:
+    """Three files of 20 documents in as many chunks; a run over them is interrupted at one of the last file's."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.tokenizer, self.output, self._patch = tokenizer, folder / "out" / "a", monkeypatch
+        monkeypatch.setattr(tokenize, "SEGMENT_BYTES", 1)
+        monkeypatch.setattr("colonnade.corpus.documents._CHUNK", 16)
+        monkeypatch.setattr("colonnade.corpus.streams._BLOCK", 16)
+        self.texts = {name: [f"{name} was said as number {number}" for number in range(20)] for name in "abc"}
+        self.files = {name: jsonl(folder / f"{name}.jsonl", *texts) for name, texts in self.texts.items()}
+
+    def interrupt(self, patch: pytest.MonkeyPatch, at: str) -> None:
+        before = tokenize._encode
+
+        def interrupted(*given: Any) -> Encoded:
+            if at.encode() in given[-1].data:
+                raise KeyboardInterrupt
+            return before(*given)
+
+        with patch.context() as further, pytest.raises(KeyboardInterrupt):
+            further.setattr(tokenize, "_encode", interrupted)
+            self.run()
+
+    def run(self) -> TokenizeReport:
+        return tokenize_files(self.files.values(), self.output, self.tokenizer, workers=1, progress=False)
+
+    def documents(self) -> list[str]:
+        file = TokenFile(self.output)
+        return [self.tokenizer.decode(file.document(number).tolist()) for number in range(file.num_documents)]
+
+
+@pytest.mark.parametrize("refuse", [not_opened, half_read])
+def test_a_file_that_could_not_be_read_is_asked_again_where_a_run_goes_on(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, refuse: Refuse
+) -> None:
+    """What came behind it is made anew: the file has other documents now, and each of them is there once."""
+    stopped = Stopped(tmp_path, tokenizer, monkeypatch)
+    with monkeypatch.context() as patch:
+        refuse(patch, stopped.files["b"])
+        stopped.interrupt(patch, "c was said as number 17")
+    report = stopped.run()
+    assert stopped.documents() == [text for texts in stopped.texts.values() for text in texts]
+    assert (report.documents, report.rejected) == (60, 0) and report.resumed >= 20
+    assert files(stopped.output.parent) == {"a.bin", "a.idx", "a.json"}
+
+
+@pytest.mark.parametrize("refuse", [not_opened, half_read])
+@pytest.mark.parametrize("refused", ["b", "c"])
+def test_a_file_that_cannot_be_read_any_more_costs_no_document_of_others(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, refuse: Refuse, refused: str
+) -> None:
+    """Where a run goes on: what was done of that file stays, and what is not given of it is listed."""
+    stopped = Stopped(tmp_path, tokenizer, monkeypatch)
+    stopped.interrupt(monkeypatch, "c was said as number 17")
+    with monkeypatch.context() as patch:
+        refuse(patch, stopped.files[refused])
+        report = stopped.run()
+    texts = {**stopped.texts, "c": stopped.texts["c"][:17] if refused == "c" else stopped.texts["c"]}
+    assert stopped.documents() == [text for each in texts.values() for text in each]
+    assert report.rejected == len(report.examples) == (refused == "c")
+    assert all("cannot be read" in each.reason for each in report.examples)
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from colonnade.corpus.folders import entries
 from colonnade.corpus.formats import KINDS, kind_of
@@ -40,6 +40,17 @@ _READ = ("text", "lines")  # kinds of files that are read here
 _CHUNK = 1 << 20
 
 
+class Place(NamedTuple):
+    """How far some files have been read: those before number `file`, counted from 0, and `chunks` of that one."""
+
+    file: int = 0
+    chunks: int = 0
+
+
+BEGIN = Place()
+"""Nothing has been read."""
+
+
 @dataclass(frozen=True)
 class Chunk:
     """A part of a file: whole lines, or all of a .txt."""
@@ -53,6 +64,10 @@ class Chunk:
     """How much of the file, as it is stored, was read for this chunk."""
     damage: str = ""
     """Why the file's rest, behind this chunk, cannot be read."""
+    refused: bool = False
+    """Whether the system did not give that rest: it may give it another time, and content that is damaged stays so."""
+    end: Place = BEGIN
+    """How far the files have been read with this chunk."""
 
     @property
     def num_lines(self) -> int:
@@ -115,10 +130,18 @@ def look_at(inputs: Iterable[str | Path]) -> Found:
     return Found(files, dict(sorted(aside.items())))
 
 
-def chunks(paths: Sequence[Path]) -> Iterator[Chunk]:
-    """All files, one after the other, in chunks of about a megabyte."""
-    for path in paths:
-        yield from _chunks_of(path)
+def chunks(paths: Sequence[Path], behind: Place = BEGIN) -> Iterator[Chunk]:
+    """All files, one after the other, in chunks of about a megabyte; what stands behind a place, where one is given.
+
+    Where the system does not give what stands before that place in its file, that is told in a chunk without data.
+    """
+    for number, path in enumerate(paths[behind.file :], behind.file):
+        done = behind.chunks if number == behind.file else 0
+        for count, chunk in enumerate(_chunks_of(path), 1):
+            if count > done:
+                yield replace(chunk, end=Place(number, count))
+            elif chunk.refused:
+                yield replace(chunk, data=b"", end=Place(number, count))
 
 
 def parse(chunk: Chunk, key: str) -> Iterator[str | Rejected]:
@@ -161,7 +184,7 @@ def _chunks_of(path: Path) -> Iterator[Chunk]:
     try:
         raw = path.open("rb")
     except OSError as error:
-        yield Chunk(path, kind, 1, b"", 0, str(unreadable(error)))
+        yield Chunk(path, kind, 1, b"", 0, str(unreadable(error)), refused=True)
         return
     with raw:
         content = blocks(HashedFile(raw, hashed=False), compression)
@@ -173,7 +196,7 @@ def _text_chunk(path: Path, kind: str, content: Iterator[bytes], raw: IO[bytes])
     try:
         data = b"".join(until_foreign(content, damage))
     except Damaged as error:
-        yield Chunk(path, kind, 1, b"", raw.tell(), str(broken_off(error, 1, TEXT_LEFT_OUT)))
+        yield Chunk(path, kind, 1, b"", raw.tell(), str(broken_off(error, 1, TEXT_LEFT_OUT)), error.refused)
         return
     yield Chunk(path, kind, 1, data, raw.tell(), str(broken_off(damage[0], 1, TEXT_READ)) if damage else "")
 
@@ -182,7 +205,7 @@ def _line_chunks(path: Path, kind: str, content: Iterator[bytes], raw: IO[bytes]
     line, read = 1, 0
     for data, damage in _whole_lines(content):
         message, now = str(broken_off(damage, line, LINES_READ)) if damage else "", raw.tell()
-        yield Chunk(path, kind, line, data, now - read, message)
+        yield Chunk(path, kind, line, data, now - read, message, damage is not None and damage.refused)
         line, read = line + data.count(b"\n"), now
 
 

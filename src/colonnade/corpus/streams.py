@@ -26,12 +26,13 @@ _WINDOW = 128 << 20  # memory that a decoder may ask for
 class Damaged(Exception):
     """The rest of a file cannot be read; the message says why.
 
-    `ended`: what was read before is a whole compressed file, behind which something else stands.
+    `ended`: what was read before is a whole compressed file, behind which something else stands. `refused`: the system
+    did not give it, and may give it another time.
     """
 
-    def __init__(self, message: str, *, ended: bool = False) -> None:
+    def __init__(self, message: str, *, ended: bool = False, refused: bool = False) -> None:
         super().__init__(message)
-        self.ended = ended
+        self.ended, self.refused = ended, refused
 
 
 class Line(NamedTuple):
@@ -70,7 +71,7 @@ class HashedFile:
             return self._raw.read(size)
         except OSError as error:
             self._failed = True
-            raise Damaged(f"cannot be read: {error.strerror or error}") from error
+            raise Damaged(f"cannot be read: {error.strerror or error}", refused=True) from error
 
     def finish(self) -> str | None:
         """Reads what is left, and gives the SHA-256 of all of it; None where the system does not give it."""

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colonnade.atomic import remove_partial, written
-from colonnade.corpus.documents import Rejected
+from colonnade.corpus.documents import BEGIN, Place, Rejected
 from colonnade.data.writer import TokenFileWriter
 
 ENDING = ".segment"
@@ -39,13 +40,20 @@ class Encoded:
     read_bytes: int
     empty: int
     rejected: tuple[Rejected, ...]
+    end: Place
+    """How far the inputs have been read with this chunk."""
+    refused: bool
+    """Whether the system did not give the rest of its file."""
 
 
 @dataclass
 class SegmentHeader:
     """What a segment holds."""
 
-    chunks: int = 0
+    end: Place = BEGIN
+    """How far the inputs have been read with it."""
+    refused: bool = False
+    """Whether there is a file in it of which the system did not give all: it may give more another time."""
     documents: int = 0
     num_sequences: int = 0
     token_bytes: int = 0
@@ -60,7 +68,8 @@ class SegmentHeader:
     @classmethod
     def from_json(cls, line: bytes) -> SegmentHeader:
         content: dict[str, Any] = json.loads(line)
-        return cls(**{**content, "rejected": [Rejected(**each) for each in content["rejected"]]})
+        rejected = [Rejected(**each) for each in content["rejected"]]
+        return cls(**{**content, "end": Place(*content["end"]), "rejected": rejected})
 
 
 class Segment:
@@ -75,7 +84,8 @@ class Segment:
     def add(self, done: Encoded) -> None:
         """One chunk more."""
         header = self.header
-        header.chunks += 1
+        header.end = done.end
+        header.refused |= done.refused
         header.documents += len(done.sequences) // 4
         header.num_sequences += len(done.lengths) // 4
         header.token_bytes += len(done.tokens)
@@ -106,7 +116,8 @@ class SegmentFolder:
         self._folder = folder
 
     def open(self, identity: str) -> list[SegmentHeader]:
-        """What has been done of the run `identity`. What another run, or a killed one, has left is removed."""
+        """What has been done of the run `identity`. What another run, or a killed one, has left is removed, and so is
+        what begins with a file that the system did not give: it is asked again."""
         self._folder.mkdir(parents=True, exist_ok=True)
         remove_partial(self._folder)
         named = self._folder / _IDENTITY
@@ -115,7 +126,11 @@ class SegmentFolder:
             self._folder.mkdir()
             with written(named) as stream:
                 stream.write(identity.encode())
-        return [header_of(path) for path in self.paths()]
+        paths = self.paths()
+        done = list(takewhile(lambda header: not header.refused, map(header_of, paths)))
+        for path in reversed(paths[len(done) :]):  # whenever it is killed, those before are there
+            path.unlink()
+        return done
 
     def paths(self) -> list[Path]:
         """The segments, in order."""

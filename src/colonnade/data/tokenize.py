@@ -7,6 +7,7 @@ Workers return the bytes of arrays, so that no list of integers is ever pickled.
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import hashlib
 import json
@@ -16,7 +17,6 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from colonnade.config.numbers import counted, size_of_text
-from colonnade.corpus.documents import Chunk, Rejected, chunks, look_at, parse
+from colonnade.corpus.documents import BEGIN, Chunk, Rejected, chunks, look_at, parse
 from colonnade.data.indexed import smallest_dtype
 from colonnade.data.parallel import ordered_map
 from colonnade.data.rejected import RejectedList, check_inputs, rejected_path
@@ -158,7 +158,8 @@ class _Making:
     def identity(self) -> str:
         """Changes with everything that the result depends on."""
         files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in self.paths]
-        properties = [files, self.tokenizer.sha256, self.key, self.end, self.sentences, self.dtype.str]
+        stored = [field.name for field in dataclasses.fields(SegmentHeader)]  # what another version has left is no part
+        properties = [stored, files, self.tokenizer.sha256, self.key, self.end, self.sentences, self.dtype.str]
         return hashlib.sha256(json.dumps(properties).encode()).hexdigest()
 
     def encoder(self) -> Callable[[], Callable[[Chunk], Encoded]]:
@@ -200,7 +201,7 @@ def _encode_all(making: _Making, store: SegmentFolder, bar: _Bar, *, workers: in
     documents, text_bytes = sum(header.documents for header in before), sum(header.text_bytes for header in before)
     done = _Done(Segment(), documents)
     bar.advance(sum(header.read_bytes for header in before), documents, text_bytes)
-    todo = islice(chunks(making.paths), sum(header.chunks for header in before), None)
+    todo = chunks(making.paths, before[-1].end if before else BEGIN)
     with closing(ordered_map(making.encoder(), todo, workers=workers, lock=lock)) as encoded:
         for each in encoded:
             done.last.add(each)
@@ -290,7 +291,17 @@ def _encode(
     check_lengths(f"{chunk.path}, from line {chunk.first_line:,} on", counted)
     lengths = np.array(counted, "<i4").tobytes()
     counts = np.array(sequences, "<i4").tobytes()
-    return Encoded(b"".join(parts), lengths, counts, text_bytes, chunk.read_bytes, empty, tuple(rejected))
+    return Encoded(
+        b"".join(parts),
+        lengths,
+        counts,
+        text_bytes,
+        chunk.read_bytes,
+        empty,
+        tuple(rejected),
+        chunk.end,
+        chunk.refused,
+    )
 
 
 def _num_workers(asked: int | None, total_bytes: int) -> int:
