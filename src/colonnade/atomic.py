@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 PARTIAL = ".partial"
 _PARTIAL = re.compile(r"\.\d+-[0-9a-f]{8}\.partial$")
@@ -21,17 +22,34 @@ def remove_partial(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def remove_partial_of(path: Path) -> None:
+    """Removes what killed writers of one file have left. Call it where nobody writes it."""
+    for each in path.parent.glob(f"{glob.escape(path.name)}.*{PARTIAL}"):
+        if _PARTIAL.fullmatch(each.name, len(path.name)):
+            each.unlink(missing_ok=True)
+
+
+@contextmanager
+def names(path: Path) -> Iterator[None]:
+    """What the system refuses without a name (it has none for a stream that is written to) names this file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 @contextmanager
 def written(path: Path) -> Iterator[IO[bytes]]:
     """A file to write, under a temporary name of this writer's own until it is whole and on disk. Nothing of it is left
     if that fails. Of several writers of one file each writes all of it, and the last one's stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = _partial(path)
+    partial = partial_path(path)
     try:
         with partial.open("xb") as stream:
             yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
+            put_on_disk(stream)
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
@@ -40,12 +58,19 @@ def written(path: Path) -> Iterator[IO[bytes]]:
 
 def try_to_write(path: Path) -> None:
     """OSError where `written` could make no file; nothing is left."""
-    partial = _partial(path)
+    partial = partial_path(path)
     partial.open("xb").close()
     partial.unlink()
 
 
-def _partial(path: Path) -> Path:
+def put_on_disk(stream: IO[Any]) -> None:
+    """What was written to a stream, whatever happens to the machine then."""
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def partial_path(path: Path) -> Path:
+    """A temporary name of this writer's own, until the file is whole."""
     return path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
 
 

@@ -32,6 +32,7 @@ from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.data.train_tokenizer import train_tokenizer
 from colonnade.errors import DataError, LockError
 from tests.commands import here
+from tests.full_disk import room_for
 
 
 def jsonl(path: Path, *texts: str) -> Path:
@@ -226,8 +227,8 @@ def test_a_run_that_is_killed_goes_on_where_it_was(
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     left = [
-        f"out/a.bin.partial-{process.pid}",
-        "out/a.idx.partial-1",
+        f"out/a.bin.{process.pid}-0123abcd.partial",
+        "out/a.idx.1-0123abcd.partial",
         "out/a.unfinished/000009.segment.1-0123abcd.partial",
     ]
     for name in left:
@@ -254,9 +255,11 @@ def test_a_run_that_is_killed_goes_on_where_it_was(
 def test_only_its_own_leftovers_are_removed(tmp_path: Path, name: str) -> None:
     """Whatever characters a prefix has; another run may be writing beside it."""
     endings = (".bin", ".idx", ".json", ".rejected.jsonl")
-    own = {f"{name}{ending}.partial-{pid}" for ending in endings for pid in (1, 23)}
-    others = {f"{other}{ending}.partial-1" for other in ("a1", "ab", "b", f"{name}2") for ending in endings} - own
-    others |= {f"{name}.bin", f"{name}.txt.partial-1"}
+    own = {f"{name}{ending}.{pid}-0123abcd.partial" for ending in endings for pid in (1, 23)}
+    others = {
+        f"{other}{ending}.1-0123abcd.partial" for other in ("a1", "ab", "b", f"{name}2") for ending in endings
+    } - own
+    others |= {f"{name}.bin", f"{name}.txt.1-0123abcd.partial", f"{name}.bin.1-0123abcd.of-mine.partial"}
     for path in own | others:
         (tmp_path / path).touch()
     tokenize._remove_leftovers(str(tmp_path / name))
@@ -449,6 +452,19 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, tokenizer: Tokenizer, monkey
     source = jsonl(tmp_path / "a.jsonl", "One.")
     with pytest.raises(DataError, match=r"cannot be written: .*No space left on device.* Free some space"):
         tokenize_files([source], tmp_path / "a", tokenizer, progress=False)
+    assert files(tmp_path) == {"a.jsonl"}
+
+
+@pytest.mark.parametrize("bad", [120, 3_000])
+def test_a_list_of_lines_for_which_there_is_no_room_leaves_nothing(
+    tmp_path: Path, tokenizer: Tokenizer, bad: int
+) -> None:
+    """Also where only its last lines, which are written at the end, do not fit."""
+    source = tmp_path / "a.jsonl"
+    source.write_text("{}\n" * bad + '{"text": "One."}\n')
+    refused = r"a cannot be written: .*File too large: '.*a\.rejected\.jsonl'\. Nothing is left of it\."
+    with room_for(9_000), pytest.raises(DataError, match=refused):
+        tokenize_files([source], tmp_path / "a", tokenizer, workers=1, progress=False)
     assert files(tmp_path) == {"a.jsonl"}
 
 

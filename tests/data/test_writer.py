@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from colonnade.atomic import remove_partial
 from colonnade.data import writer as writer_module
 from colonnade.data.indexed import TokenFile, bin_path, idx_path
 from colonnade.data.sidecar import ANSWERS, ExampleFields, Sidecar, merge_sidecars, read_sidecar
 from colonnade.data.writer import TokenFileWriter, check_lengths, check_prefix, merge
 from colonnade.errors import DataError
+from tests.full_disk import room_for
 
 Write = Callable[..., str]
 
@@ -236,9 +238,30 @@ def test_a_sidecar_must_fit_its_tokens(write_tokens: Write) -> None:
 
 def test_two_writers_do_not_meet(tmp_path: Path) -> None:
     """Temporary names carry the process, so that two programs that write one prefix end with one whole file."""
-    writer = TokenFileWriter(tmp_path / "new", np.dtype("<u2"))
-    assert files(tmp_path) == [f"new.bin.partial-{os.getpid()}"]
+    writer, other = (TokenFileWriter(tmp_path / "new", np.dtype("<u2")) for _ in range(2))
+    assert len(files(tmp_path)) == 2 and all(name.startswith(f"new.bin.{os.getpid()}-") for name in files(tmp_path))
     writer.discard()
+    other.discard()
+    assert files(tmp_path) == []
+
+
+def test_what_a_killed_writer_has_left_is_known_as_such(tmp_path: Path) -> None:
+    """Where a folder is cleared of it: that of a cleaning run has token files too."""
+    left = TokenFileWriter(tmp_path / "new", np.dtype("<u2"))
+    remove_partial(tmp_path)
+    assert files(tmp_path) == []
+    left.discard()
+
+
+@pytest.mark.parametrize("count", [200, 20_000])
+def test_a_disk_that_is_full_leaves_nothing_and_is_named(tmp_path: Path, count: int) -> None:
+    """Also where tokens that wait to be written are refused once more when the file is closed."""
+    with (
+        room_for(100),
+        pytest.raises(OSError, match=r"File too large: '.*new\.bin'"),
+        TokenFileWriter(tmp_path / "new", np.dtype("<u2")) as writer,
+    ):
+        writer.add_document(range(count))
     assert files(tmp_path) == []
 
 

@@ -17,6 +17,7 @@ from colonnade.examples.formats import FORMATS, format_of
 from colonnade.examples.glue import SCORES
 from colonnade.examples.make import make_examples
 from tests.commands import here
+from tests.full_disk import room_for
 
 MNLI_TRAIN = (
     "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\tsentence2_parse\t"
@@ -145,6 +146,15 @@ def test_the_list_of_rows_that_are_left_out_replaces_no_input(words: Tokenizer, 
     with pytest.raises(DataError, match=r"writes .*sst\.rejected\.jsonl, which is read here"):
         make_examples(FORMATS["sst2"], [path], tmp_path / "sst", words)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("bad", [120, 3_000])
+def test_a_list_of_rows_for_which_there_is_no_room_leaves_nothing(words: Tokenizer, tmp_path: Path, bad: int) -> None:
+    """Also where only its last lines, which are written at the end, do not fit; and it is named."""
+    path = written(tmp_path, "sentence\tlabel\na good film \t1\n" + "none\n" * bad)
+    with room_for(9_000), pytest.raises(OSError, match=r"File too large: '.*sst\.rejected\.jsonl'"):
+        make_examples(FORMATS["sst2"], [path], tmp_path / "sst", words)
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
 
 
 def test_a_document_is_an_example_and_its_last_sequence_the_label(words: Tokenizer, tmp_path: Path) -> None:

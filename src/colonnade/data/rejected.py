@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from colonnade.atomic import names, partial_path, put_on_disk
 from colonnade.corpus.documents import Rejected
 from colonnade.data.sidecar import sidecar_path
 from colonnade.errors import DataError
@@ -36,7 +37,7 @@ class RejectedList:
     def __init__(self, prefix: str) -> None:
         self.count, self.examples = 0, list[Rejected]()
         self._path = rejected_path(prefix)
-        self._partial = Path(f"{self._path}.partial-{os.getpid()}")
+        self._partial = partial_path(self._path)
         self._stream: IO[str] | None = None
 
     def __enter__(self) -> Self:
@@ -44,21 +45,29 @@ class RejectedList:
 
     def add(self, lines: Iterable[Rejected]) -> None:
         """Append some; the first few are kept in `examples`."""
-        for line in lines:
-            self._stream = self._stream or self._partial.open("w", encoding="utf-8")
-            self._stream.write(json.dumps({"file": line.file, "line": line.line, "reason": line.reason}) + "\n")
-            self.count += 1
-            if self.count <= _EXAMPLES:
-                self.examples.append(line)
+        with names(self._path):
+            for line in lines:
+                self._stream = self._stream or self._partial.open("w", encoding="utf-8")
+                self._stream.write(json.dumps({"file": line.file, "line": line.line, "reason": line.reason}) + "\n")
+                self.count += 1
+                if self.count <= _EXAMPLES:
+                    self.examples.append(line)
+
+    def put_on_disk(self) -> None:
+        """All that was added: before the token file has its names, while nothing of it need be left."""
+        if self._stream is not None:
+            with names(self._path):
+                put_on_disk(self._stream)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._stream is not None:
-            self._stream.close()
         if kind is not None:
             self._partial.unlink(missing_ok=True)
-        elif self.count:
+        if self._stream is not None:
+            with suppress(OSError) if kind is not None else names(self._path):  # a full disk may refuse the rest of it
+                self._stream.close()
+        if kind is None and self.count:
             self._partial.replace(self._path)
-        else:
+        elif kind is None:
             self._path.unlink(missing_ok=True)

@@ -8,7 +8,6 @@ Workers return the bytes of arrays, so that no list of integers is ever pickled.
 from __future__ import annotations
 
 import dataclasses
-import glob
 import hashlib
 import json
 import os
@@ -25,6 +24,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from colonnade.atomic import remove_partial_of
 from colonnade.config.numbers import counted, size_of_text
 from colonnade.corpus.documents import BEGIN, Chunk, Rejected, chunks, look_at, parse
 from colonnade.data.indexed import smallest_dtype
@@ -32,7 +32,7 @@ from colonnade.data.parallel import ordered_map
 from colonnade.data.rejected import RejectedList, check_inputs, rejected_path
 from colonnade.data.segments import Encoded, Segment, SegmentFolder, SegmentHeader, append
 from colonnade.data.sentences import split_sentences
-from colonnade.data.sidecar import Sidecar
+from colonnade.data.sidecar import Sidecar, files_of
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.data.word_cache import DocumentEncoder
 from colonnade.data.writer import TokenFileWriter, check_absent, check_lengths, check_prefix
@@ -225,6 +225,7 @@ def _join(making: _Making, store: SegmentFolder, done: _Done) -> TokenizeReport:
         total.text_bytes += done.last.header.text_bytes
         total.empty += done.last.header.empty
         _check_any(writer.num_documents, total.empty, rejected)
+        rejected.put_on_disk()
         writer.close(making.sidecar(writer, total.text_bytes))
     return TokenizeReport(
         prefix=making.prefix,
@@ -251,10 +252,8 @@ def _kept(store: SegmentFolder) -> str:
 
 def _remove_leftovers(prefix: str) -> None:
     """Removes what killed runs have left beside an output. Nobody else writes it: we hold its lock."""
-    place = Path(prefix)
-    for ending in (".bin", ".idx", ".json", ".rejected.jsonl"):
-        for path in place.parent.glob(f"{glob.escape(place.name + ending)}.partial-*"):
-            path.unlink(missing_ok=True)
+    for path in (*files_of(prefix), rejected_path(prefix)):
+        remove_partial_of(path)
 
 
 def _make_encoder(

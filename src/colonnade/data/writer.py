@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +13,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from colonnade.atomic import names, partial_path, put_on_disk
 from colonnade.data.indexed import HEADER, MAGIC, VERSION, TokenFile, Tokens, bin_path, code_of, idx_path
 from colonnade.data.sidecar import Sidecar, files_of, hash_file, merge_sidecars, read_sidecar, sidecar_path
 from colonnade.errors import DataError
@@ -33,7 +35,7 @@ class TokenFileWriter:
         self._code = code_of(self.dtype)
         self._lengths: list[NDArray[np.int32]] = []
         self._sequences: list[NDArray[np.int64]] = []
-        self._bin, self._idx = (Path(f"{path}.partial-{os.getpid()}") for path in (bin_path(prefix), idx_path(prefix)))
+        self._bin, self._idx = partial_path(bin_path(prefix)), partial_path(idx_path(prefix))
         bin_path(prefix).parent.mkdir(parents=True, exist_ok=True)
         self._stream = self._bin.open("wb")
 
@@ -62,7 +64,8 @@ class TokenFileWriter:
         check_lengths(f"{self.prefix}, after {self.num_documents:,} documents", lengths)
         if tokens.dtype != self.dtype:
             self._check_range(tokens)
-        self._stream.write(np.ascontiguousarray(tokens, dtype=self.dtype).data)
+        with names(bin_path(self.prefix)):
+            self._stream.write(np.ascontiguousarray(tokens, dtype=self.dtype).data)
         counts = np.ones(len(lengths), np.int64) if sequences is None else sequences.astype(np.int64)
         self._lengths.append(lengths.astype("<i4"))
         self._sequences.append(counts)
@@ -77,8 +80,9 @@ class TokenFileWriter:
             self.discard()
             raise DataError(f"{self.prefix}: there is nothing to write, no document has a token.")
         try:
-            self._sync(self._stream)
-            self._stream.close()
+            with names(bin_path(self.prefix)):
+                put_on_disk(self._stream)
+                self._stream.close()
             self._write_index()
             self._publish(sidecar)
         except BaseException:
@@ -87,7 +91,8 @@ class TokenFileWriter:
 
     def discard(self) -> None:
         """Remove what was written."""
-        self._stream.close()
+        with suppress(OSError):  # what a full disk does not take of it is removed anyway
+            self._stream.close()
         self._bin.unlink(missing_ok=True)
         self._idx.unlink(missing_ok=True)
 
@@ -102,7 +107,7 @@ class TokenFileWriter:
 
     def _write_index(self) -> None:
         lengths, sequences = np.concatenate(self._lengths), np.concatenate(self._sequences)
-        with self._idx.open("wb") as stream:
+        with names(idx_path(self.prefix)), self._idx.open("wb") as stream:
             stream.write(HEADER.pack(MAGIC, VERSION, self._code, len(lengths), len(sequences) + 1))
             stream.write(lengths.data)
             for offsets in _starts(lengths, self.dtype.itemsize):
@@ -110,7 +115,7 @@ class TokenFileWriter:
             for boundaries in _starts(sequences, 1):
                 stream.write(boundaries.data)
             stream.write(np.array(sequences.sum(), "<i8").data)
-            self._sync(stream)
+            put_on_disk(stream)
 
     def _check_range(self, tokens: Tokens) -> None:
         if not len(tokens):
@@ -121,11 +126,6 @@ class TokenFileWriter:
                 f"{self.prefix}: token ids {low}..{high} do not fit into {self.dtype} ({limits.min}..{limits.max}). "
                 "Write the file with a wider dtype."
             )
-
-    @staticmethod
-    def _sync(stream: object) -> None:
-        stream.flush()  # type: ignore[attr-defined]
-        os.fsync(stream.fileno())  # type: ignore[attr-defined]
 
 
 def check_lengths(where: str, lengths: Sequence[int] | NDArray[np.integer]) -> None:

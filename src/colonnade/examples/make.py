@@ -108,6 +108,7 @@ def _write(format: Format, paths: Sequence[Path], prefix: str, tokenizer: Tokeni
                 f"{counted(rejected.count, 'row')} that {'is' if rejected.count == 1 else 'are'} none.{first} Check "
                 "the files, and the format."
             )
+        rejected.put_on_disk()
         writer.close(_sidecar(format, paths, tokenizer, writer, counts))
     labels = dict(zip(format.fields.labels, counts.labels.tolist(), strict=True))
     return ExamplesReport(
