@@ -251,21 +251,6 @@ def test_a_run_that_is_killed_goes_on_where_it_was(
         assert path(tmp_path / "out" / "a").read_bytes() == path(whole).read_bytes()
 
 
-@pytest.mark.parametrize("name", ["a", "a[1]", "a*", "a?"])
-def test_only_its_own_leftovers_are_removed(tmp_path: Path, name: str) -> None:
-    """Whatever characters a prefix has; another run may be writing beside it."""
-    endings = (".bin", ".idx", ".json", ".rejected.jsonl")
-    own = {f"{name}{ending}.{pid}-0123abcd.partial" for ending in endings for pid in (1, 23)}
-    others = {
-        f"{other}{ending}.1-0123abcd.partial" for other in ("a1", "ab", "b", f"{name}2") for ending in endings
-    } - own
-    others |= {f"{name}.bin", f"{name}.txt.1-0123abcd.partial", f"{name}.bin.1-0123abcd.of-mine.partial"}
-    for path in own | others:
-        (tmp_path / path).touch()
-    tokenize._remove_leftovers(str(tmp_path / name))
-    assert files(tmp_path) == others
-
-
 def test_whatever_the_result_depends_on_makes_it_another_run(tmp_path: Path, tokenizer: Tokenizer) -> None:
     one, other = jsonl(tmp_path / "a.jsonl", "One."), jsonl(tmp_path / "b.jsonl", "Two.")
     making = tokenize._Making(str(tmp_path / "a"), [one, other], tokenizer, "text", 5, False)

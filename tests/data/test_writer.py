@@ -7,16 +7,17 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from colonnade.atomic import remove_partial
 from colonnade.data import writer as writer_module
-from colonnade.data.indexed import TokenFile, bin_path, idx_path
+from colonnade.data.indexed import HEADER, TokenFile, bin_path, idx_path
 from colonnade.data.sidecar import ANSWERS, ExampleFields, Sidecar, merge_sidecars, read_sidecar
-from colonnade.data.writer import TokenFileWriter, check_lengths, check_prefix, merge
-from colonnade.errors import DataError
+from colonnade.data.writer import TokenFileWriter, check_lengths, check_prefix, held, merge
+from colonnade.errors import DataError, LockError
 from tests.full_disk import room_for
 
 Write = Callable[..., str]
@@ -309,6 +310,74 @@ def test_an_output_without_a_name_is_refused(
     with pytest.raises(DataError, match=r"no name stands there\. Write --output .*NAME\."):
         merge([first], output)
     assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["a", "a[1]", "a*", "a?"])
+def test_only_its_own_leftovers_are_removed(tmp_path: Path, name: str) -> None:
+    """Whatever characters a prefix has; another run may be writing beside it."""
+    endings = (".bin", ".idx", ".json", ".rejected.jsonl")
+    own = {f"{name}{ending}.{pid}-0123abcd.partial" for ending in endings for pid in (1, 23)}
+    others = {
+        f"{other}{ending}.1-0123abcd.partial" for other in ("a1", "ab", "b", f"{name}2") for ending in endings
+    } - own
+    others |= {f"{name}.bin", f"{name}.txt.1-0123abcd.partial", f"{name}.bin.1-0123abcd.of-mine.partial"}
+    for path in own | others:
+        (tmp_path / path).touch()
+    with held(tmp_path / name, "colonnade data merge", overwrite=True):
+        assert set(files(tmp_path)) == others | {f"{name}.lock"}
+    assert set(files(tmp_path)) == others
+
+
+def test_only_one_command_at_a_time_makes_the_files_of_a_prefix(tmp_path: Path, write_tokens: Write) -> None:
+    """The second one is told who does, and does not find out at the end what the first has made."""
+    first = write_tokens(5, name="a")
+    with held(tmp_path / "out", "colonnade data tokenize", overwrite=False):
+        for overwrite in (False, True):
+            with pytest.raises(LockError, match=r"is in use by `colonnade data tokenize --output .*out`"):
+                merge([first], tmp_path / "out", overwrite=overwrite)
+    merge([first], tmp_path / "out", overwrite=False)
+    assert files(tmp_path) == ["a.bin", "a.idx", "out.bin", "out.idx"]
+
+
+@pytest.mark.parametrize("what", ["replaced", "shorter", "removed", "written to"])
+def test_files_that_change_while_they_are_joined_are_refused(
+    tmp_path: Path, write_tokens: Write, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """No mixture of both, and nothing under the names of the output that does not fit."""
+    monkeypatch.setattr(writer_module, "_CHUNK", 4)
+    first, second = write_tokens(8, name="first"), write_tokens(30, name="second")
+    for path in tmp_path.iterdir():
+        os.utime(path, ns=(1, 1))
+    other = write_tokens(4 if what == "shorter" else 30, name="other")
+    add, calls = TokenFileWriter.add_documents, list[int]()
+
+    def meanwhile(writer: TokenFileWriter, *given: Any, **more: Any) -> None:
+        add(writer, *given, **more)
+        calls.append(1)
+        if len(calls) != 6:  # three pieces of the first one, and of the second the index and two pieces
+            return
+        if what == "removed":
+            bin_path(second).unlink()
+        elif what == "written to":
+            bin_path(second).write_bytes(bytes(60))
+        else:
+            bin_path(other).replace(bin_path(second))
+
+    with monkeypatch.context() as patch, pytest.raises(DataError, match="second was replaced or written to while it"):
+        patch.setattr(TokenFileWriter, "add_documents", meanwhile)
+        merge([first, second], tmp_path / "both")
+    assert len(calls) >= 6 and not [name for name in files(tmp_path) if name.startswith("both")]
+
+
+def test_tokens_that_do_not_fit_their_index_are_not_joined(tmp_path: Path, write_tokens: Write) -> None:
+    """The end of a damaged index, which is all of it that is looked at when it is opened, may fit."""
+    prefix = write_tokens(5, 6, name="damaged")
+    content = bytearray(idx_path(prefix).read_bytes())
+    content[HEADER.size : HEADER.size + 4] = (4).to_bytes(4, "little")
+    idx_path(prefix).write_bytes(content)
+    with pytest.raises(DataError, match=r"both cannot be made: 11 tokens in 2 sequences came for an index of 10 in 2"):
+        merge([prefix], tmp_path / "both")
+    assert files(tmp_path) == ["damaged.bin", "damaged.idx"]
 
 
 class Endless:

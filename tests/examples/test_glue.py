@@ -11,7 +11,8 @@ from colonnade.corpus.documents import Rejected
 from colonnade.data.indexed import TokenFile
 from colonnade.data.sidecar import read_sidecar
 from colonnade.data.tokenizer import Tokenizer
-from colonnade.errors import DataError
+from colonnade.data.writer import held
+from colonnade.errors import DataError, LockError
 from colonnade.examples.format import Texts
 from colonnade.examples.formats import FORMATS, format_of
 from colonnade.examples.glue import SCORES
@@ -155,6 +156,21 @@ def test_a_list_of_rows_for_which_there_is_no_room_leaves_nothing(words: Tokeniz
     with room_for(9_000), pytest.raises(OSError, match=r"File too large: '.*sst\.rejected\.jsonl'"):
         make_examples(FORMATS["sst2"], [path], tmp_path / "sst", words)
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_leftovers_of_a_killed_command_are_removed_and_only_one_at_a_time_writes(
+    words: Tokenizer, tmp_path: Path
+) -> None:
+    path, left = written(tmp_path, ROWS["sst2"][0]), tmp_path / "sst.rejected.jsonl.7-0123abcd.partial"
+    left.touch()
+    with (
+        held(tmp_path / "sst", "colonnade data merge", overwrite=False),
+        pytest.raises(LockError, match="is in use by `colonnade data merge"),
+    ):
+        make_examples(FORMATS["sst2"], [path], tmp_path / "sst", words)
+    left.touch()
+    make_examples(FORMATS["sst2"], [path], tmp_path / "sst", words)
+    assert {each.name for each in tmp_path.iterdir()} == {path.name, "sst.bin", "sst.idx", "sst.json"}
 
 
 def test_a_document_is_an_example_and_its_last_sequence_the_label(words: Tokenizer, tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from colonnade.atomic import remove_partial_of
 from colonnade.config.numbers import counted, size_of_text
 from colonnade.corpus.documents import BEGIN, Chunk, Rejected, chunks, look_at, parse
 from colonnade.data.indexed import smallest_dtype
@@ -32,12 +31,12 @@ from colonnade.data.parallel import ordered_map
 from colonnade.data.rejected import RejectedList, check_inputs, rejected_path
 from colonnade.data.segments import Encoded, Segment, SegmentFolder, SegmentHeader, append
 from colonnade.data.sentences import split_sentences
-from colonnade.data.sidecar import Sidecar, files_of
+from colonnade.data.sidecar import Sidecar
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.data.word_cache import DocumentEncoder
-from colonnade.data.writer import TokenFileWriter, check_absent, check_lengths, check_prefix
+from colonnade.data.writer import TokenFileWriter, check_lengths, check_prefix, held
 from colonnade.errors import DataError
-from colonnade.lock import Lock, locked
+from colonnade.lock import Lock
 
 SEGMENT_BYTES = 64 << 20
 """[bytes] Text that is stored at a time, for a run that is stopped to go on behind it."""
@@ -122,10 +121,7 @@ def tokenize_files(
     total_bytes = sum(path.stat().st_size for path in found.files)
     started = time.perf_counter()
     num_workers = _num_workers(workers, total_bytes)
-    place = Path(prefix)
-    with locked(place.parent, f"colonnade data tokenize --output {prefix}", name=f"{place.name}.lock") as lock:
-        check_absent(prefix, overwrite=overwrite)
-        _remove_leftovers(prefix)
+    with held(prefix, "colonnade data tokenize", overwrite=overwrite) as lock:
         store = SegmentFolder(Path(f"{prefix}.unfinished"))
         try:
             with _Bar(total_bytes, shown=progress) as bar:
@@ -248,12 +244,6 @@ def _kept(store: SegmentFolder) -> str:
         return "Free some space, or fix that, and start the same command again: it goes on where it stopped."
     store.remove()
     return "Nothing is left of it. Free some space or choose another output."
-
-
-def _remove_leftovers(prefix: str) -> None:
-    """Removes what killed runs have left beside an output. Nobody else writes it: we hold its lock."""
-    for path in (*files_of(prefix), rejected_path(prefix)):
-        remove_partial_of(path)
 
 
 def _make_encoder(

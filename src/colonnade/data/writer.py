@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -13,10 +13,12 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from colonnade.atomic import names, partial_path, put_on_disk
+from colonnade.atomic import names, partial_path, put_on_disk, remove_partial_of
 from colonnade.data.indexed import HEADER, MAGIC, VERSION, TokenFile, Tokens, bin_path, code_of, idx_path
+from colonnade.data.rejected import rejected_path
 from colonnade.data.sidecar import Sidecar, files_of, hash_file, merge_sidecars, read_sidecar, sidecar_path
 from colonnade.errors import DataError
+from colonnade.lock import Lock, locked
 from colonnade.outputs import check_output
 
 LONGEST = np.iinfo(np.int32).max  # tokens of a sequence
@@ -107,6 +109,7 @@ class TokenFileWriter:
 
     def _write_index(self) -> None:
         lengths, sequences = np.concatenate(self._lengths), np.concatenate(self._sequences)
+        self._check_sums(int(lengths.sum()), len(lengths), int(sequences.sum()))
         with names(idx_path(self.prefix)), self._idx.open("wb") as stream:
             stream.write(HEADER.pack(MAGIC, VERSION, self._code, len(lengths), len(sequences) + 1))
             stream.write(lengths.data)
@@ -116,6 +119,15 @@ class TokenFileWriter:
                 stream.write(boundaries.data)
             stream.write(np.array(sequences.sum(), "<i8").data)
             put_on_disk(stream)
+
+    def _check_sums(self, tokens: int, num_sequences: int, sequences: int) -> None:
+        """Whether the tokens that came are those of the sequences, and the sequences those of the documents."""
+        if (tokens, sequences) != (self.num_tokens, num_sequences):
+            raise DataError(
+                f"{self.prefix} cannot be made: {self.num_tokens:,} tokens in {num_sequences:,} sequences came for an "
+                f"index of {tokens:,} in {sequences:,}. What it is made of is damaged or cut short: copy that again "
+                "from its source, or make it again."
+            )
 
     def _check_range(self, tokens: Tokens) -> None:
         if not len(tokens):
@@ -154,7 +166,21 @@ def check_prefix(output: str | Path) -> None:
     check_output(output, files=files_of(output))
 
 
-def check_absent(output: str | Path, *, overwrite: bool) -> None:
+@contextmanager
+def held(prefix: str | Path, command: str, *, overwrite: bool) -> Iterator[Lock]:
+    """Holds a prefix while its files are made: nobody else makes them, and what killed commands have left is removed.
+
+    Raises LockError where another has it; DataError where there is a file already that may not be replaced.
+    """
+    place = Path(prefix)
+    with locked(place.parent, f"{command} --output {prefix}", name=f"{place.name}.lock") as lock:
+        _check_absent(prefix, overwrite=overwrite)
+        for path in (*files_of(prefix), rejected_path(prefix)):
+            remove_partial_of(path)
+        yield lock
+
+
+def _check_absent(output: str | Path, *, overwrite: bool) -> None:
     """Refuse to replace a file of that prefix, unless that is asked for."""
     present = [str(path) for path in files_of(output) if os.path.lexists(path)]
     if present and not overwrite:
@@ -168,7 +194,7 @@ def merge(prefixes: Sequence[str | Path], output: str | Path, *, overwrite: bool
     Returns the files without a sidecar: where there are any, the new file has none either.
     """
     check_prefix(output)
-    check_absent(output, overwrite=overwrite)
+    before = [(prefix, _state_of(prefix)) for prefix in prefixes]
     files = [TokenFile(prefix) for prefix in prefixes]
     if not files:
         raise DataError("there are no token files to merge. Name at least one prefix.")
@@ -182,12 +208,30 @@ def merge(prefixes: Sequence[str | Path], output: str | Path, *, overwrite: bool
             )
     sidecars = [(file.prefix, read_sidecar(file)) for file in files]
     sidecar = merge_sidecars(sidecars)
-    with TokenFileWriter(output, files[0].dtype) as writer:
-        for file in files:
-            for tokens, lengths, sequences in _pieces(file):
-                writer.add_documents(tokens, lengths, sequences=sequences)
+    with held(output, "colonnade data merge", overwrite=overwrite), TokenFileWriter(output, files[0].dtype) as writer:
+        for file, (prefix, state) in zip(files, before, strict=True):
+            with suppress(FileNotFoundError):  # removed meanwhile
+                for tokens, lengths, sequences in _pieces(file):
+                    writer.add_documents(tokens, lengths, sequences=sequences)
+            if _state_of(prefix) != state:
+                raise DataError(
+                    f"{prefix} was replaced or written to while it was joined: what was read of it may be of both. Run "
+                    "the command again when nobody writes there."
+                )
         writer.close(sidecar)
     return [prefix for prefix, found in sidecars if found is None]
+
+
+def _state_of(prefix: str | Path) -> list[tuple[int, int, int] | None]:
+    """What tells the files of a prefix from others that take their names, and from what is written into them."""
+    states: list[tuple[int, int, int] | None] = []
+    for path in files_of(prefix):
+        try:
+            found = path.stat()
+            states.append((found.st_ino, found.st_size, found.st_mtime_ns))
+        except OSError:
+            states.append(None)
+    return states
 
 
 def _pieces(file: TokenFile) -> Iterator[tuple[Tokens, NDArray[np.int32], NDArray[np.int64]]]:

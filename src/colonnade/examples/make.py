@@ -15,10 +15,9 @@ from colonnade.data.indexed import smallest_dtype
 from colonnade.data.rejected import RejectedList, check_inputs, rejected_path
 from colonnade.data.sidecar import Sidecar
 from colonnade.data.tokenizer import Tokenizer
-from colonnade.data.writer import TokenFileWriter, check_absent, check_prefix
+from colonnade.data.writer import TokenFileWriter, check_prefix, held
 from colonnade.errors import DataError
 from colonnade.examples.format import Document, Format
-from colonnade.lock import locked
 
 _AT_ONCE = 1024  # examples that are tokenized together
 
@@ -68,11 +67,9 @@ def make_examples(
     """
     prefix = str(output)
     check_prefix(prefix)
-    check_absent(prefix, overwrite=overwrite)
     paths = _inputs(format, [Path(file) for file in files])
     check_inputs(prefix, paths)
-    place = Path(prefix)
-    with locked(place.parent, f"colonnade data examples --output {prefix}", name=f"{place.name}.lock"):
+    with held(prefix, "colonnade data examples", overwrite=overwrite):
         return _write(format, paths, prefix, tokenizer)
 
 
