@@ -72,8 +72,14 @@ def test_the_next_one_gets_the_share_that_is_free() -> None:
 
 
 def test_one_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
-    told: list[dict[str, float | int | bool]] = [{"seconds": 0, "status": 1}, {"mistake": True}, {"seconds": 0}]
-    assert all_of(tmp_path, told, 2) == (0, {"0": 1, "1": 2, "2": 0})
+    killed = 128 + signal.SIGKILL
+    told: list[dict[str, float | int | bool]] = [
+        {"seconds": 0, "status": 1},
+        {"mistake": True},
+        {"seconds": 0, "status": killed},
+        {"seconds": 0},
+    ]
+    assert all_of(tmp_path, told, 2) == (0, {"0": 1, "1": 2, "2": killed, "3": 0})
     assert last_line(tmp_path / "1.log") == "colonnade: train.steps = 0: use more"
 
 

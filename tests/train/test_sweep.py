@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -149,15 +150,28 @@ def test_what_comes_of_the_points_is_written_down(tmp_path: Path, capsys: pytest
     assert calls == [(0.3, 2)], "what has ended is not run again, and what failed is"
 
 
-def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+def test_a_point_of_which_a_rank_was_killed_has_failed(tmp_path: Path, number: int) -> None:
+    """For want of memory, say: it would be again each time, and no other point would ever begin."""
+    sweep = swept(tmp_path, "train.seed = [1, 2]")
+    assert run_points(sweep, made(lambda content: 128 + number if content["train"]["seed"] == 1 else 0.5)) == 1  # type: ignore[index]
+    rows = list(csv.DictReader((tmp_path / "runs" / "summary.csv").read_text().splitlines()))
+    assert [row["state"] for row in rows] == ["failed", "finished"]
+    assert rows[0]["reason"] == f"exit status {128 + number}"
+
+
+@pytest.mark.parametrize("status", [99, *(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))])
+def test_an_interrupted_sweep_goes_on_where_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], status: int
+) -> None:
     sweep = swept(tmp_path, "train.seed = [1, 2, 3]")
     calls: list[int] = []
 
     def accuracy(content: dict[str, dict[str, int]]) -> float | int:  # type: ignore[misc]
         calls.append(content["train"]["seed"])
-        return 130 if calls == [1, 2] else 0.5
+        return status if calls == [1, 2] else 0.5
 
-    assert run_points(sweep, made(accuracy)) == 130  # type: ignore[arg-type]
+    assert run_points(sweep, made(accuracy)) == status  # type: ignore[arg-type]
     assert "goes on with point 2" in capsys.readouterr().out
     assert run_points(sweep, made(accuracy)) == 0  # type: ignore[arg-type]
     assert calls == [1, 2, 2, 3]

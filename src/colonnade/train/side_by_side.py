@@ -74,8 +74,10 @@ def run_side_by_side(
 
 
 def is_interrupted(status: int) -> bool:
-    """Whether a run with this exit status is to go on later: it was asked to end. One that was killed has failed."""
-    return status in (UNFINISHED, *(128 + each for each in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)))
+    """Whether a run with this exit status was asked to end, and is to go on later. One of which a rank was killed by
+    another signal, as for want of memory, has failed.
+    """
+    return status in (UNFINISHED, *(128 + number for number in SIGNALS))
 
 
 def process_of(run: Run, config: Path, share: Share, log: Path) -> BaseProcess:
