@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -44,6 +45,19 @@ def make_failing() -> Callable[[int], int]:
 def test_results_come_in_order(workers: int) -> None:
     assert list(ordered_map(make_square, range(50), workers=workers)) == [number**2 for number in range(50)]
     assert list(ordered_map(make_square, [], workers=workers)) == []
+
+
+@pytest.mark.parametrize("refused", ["process.BaseProcess.start", "context.SpawnContext.Queue"])
+def test_workers_that_cannot_be_started_are_told(monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
+    """And not taken for a disk that is full, where it is a file that is made of their results."""
+
+    def start(*given: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(f"multiprocessing.{refused}", start)
+    with pytest.raises(DataError, match=r"worker processes cannot be started: .*unavailable\. .*use --workers 1"):
+        list(ordered_map(make_square, range(9), workers=2))
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.slow

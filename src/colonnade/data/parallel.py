@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import queue
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
@@ -34,12 +36,14 @@ def ordered_map(
         yield from map(make(), tasks)
         return
     context = multiprocessing.get_context("spawn")
-    inbox, outbox = context.Queue(), context.Queue()
+    with _starting():
+        inbox, outbox = context.Queue(), context.Queue()
     arguments = (make, inbox, outbox, lock)
     processes = [context.Process(target=_work, args=arguments, daemon=True) for _ in range(workers)]
     try:
-        for process in processes:
-            process.start()
+        with _starting():
+            for process in processes:
+                process.start()
         yield from _exchange(iter(tasks), inbox, outbox, processes)
         for _ in processes:
             inbox.put(None)
@@ -53,6 +57,20 @@ def ordered_map(
         for channel in (inbox, outbox):
             channel.close()
             channel.cancel_join_thread()
+
+
+@contextmanager
+def _starting() -> Iterator[None]:
+    """DataError where the system does not start a process: an OSError would be taken for one of the file that is
+    written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"worker processes cannot be started: {error}. Check that {sys.executable} can be run here, and how many "
+            "processes and how much shared memory are allowed; or use --workers 1, which needs none."
+        ) from error
 
 
 def _exchange(tasks: Iterator[Any], inbox: Any, outbox: Any, processes: Sequence[BaseProcess]) -> Iterator[Any]:
