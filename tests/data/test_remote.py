@@ -86,7 +86,7 @@ def test_what_is_here_is_not_fetched_again(
     again = open_token_file(url, str(tmp_path))
     again.read(35, 2)
     assert len(requests) == 3
-    assert not list(tmp_path.rglob("*.partial-*"))
+    assert not list(tmp_path.rglob("*.partial"))
 
 
 def test_a_file_that_was_replaced_is_fetched_anew(
