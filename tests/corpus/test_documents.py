@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bz2
-import errno
 import gzip
 import importlib.util
 import json
@@ -24,6 +23,7 @@ from colonnade.corpus.recipe import ReadStep
 from colonnade.corpus.streams import HashedFile
 from colonnade.errors import DataError
 from tests.corpus.recipes import Result
+from tests.disks import FailingDisk
 
 LINES = b'{"text": "one"}\n\n{"text": "two \\u00e9", "id": 2}\r\n{"text": "three"}'
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -269,21 +269,6 @@ def test_tokenizing_and_cleaning_read_the_same_documents(tmp_path: Path) -> None
         entry for entry in listed if entry[2] != "empty"
     ]
     assert result.manifest["left_aside"] == look_at([folder]).left_aside == {"broken link": 1, "fifo": 1}
-
-
-class FailingDisk:
-    """Gives the first half of a file, and then an error."""
-
-    def __init__(self, raw: IO[bytes]) -> None:
-        self._raw, self._good = raw, os.fstat(raw.fileno()).st_size // 2
-
-    def seek(self, place: int) -> int:
-        return self._raw.seek(place)
-
-    def read(self, size: int) -> bytes:
-        if self._raw.tell() > self._good:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return self._raw.read(size)
 
 
 IN_SMALL_BLOCKS: dict[str, Callable[[bytes], bytes]] = {

@@ -32,7 +32,7 @@ from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.data.train_tokenizer import train_tokenizer
 from colonnade.errors import DataError, LockError
 from tests.commands import here
-from tests.full_disk import room_for
+from tests.disks import FailingDisk, room_for
 
 
 def jsonl(path: Path, *texts: str) -> Path:
@@ -326,21 +326,6 @@ def test_a_run_that_is_interrupted_keeps_what_is_done(
         tokenize_files(source, tmp_path / "a", tokenizer, progress=False)
     report = tokenize_files(source, tmp_path / "a", tokenizer, progress=False)
     assert (report.documents, report.resumed) == (3, 1) and files(tmp_path) == {"in", "a.bin", "a.idx", "a.json"}
-
-
-class FailingDisk:
-    """Gives the first half of a file, and then an error."""
-
-    def __init__(self, raw: IO[bytes]) -> None:
-        self._raw, self._good = raw, os.fstat(raw.fileno()).st_size // 2
-
-    def seek(self, place: int) -> int:
-        return self._raw.seek(place)
-
-    def read(self, size: int) -> bytes:
-        if self._raw.tell() > self._good:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return self._raw.read(size)
 
 
 def not_opened(patch: pytest.MonkeyPatch, refused: Path) -> None:

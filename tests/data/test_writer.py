@@ -18,7 +18,7 @@ from colonnade.data.indexed import HEADER, TokenFile, bin_path, idx_path
 from colonnade.data.sidecar import ANSWERS, ExampleFields, Sidecar, merge_sidecars, read_sidecar
 from colonnade.data.writer import TokenFileWriter, check_lengths, check_prefix, held, merge
 from colonnade.errors import DataError, LockError
-from tests.full_disk import room_for
+from tests.disks import room_for
 
 Write = Callable[..., str]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,38 @@ def test_a_conversation_that_begins_with_an_answer_has_an_empty_first_sequence(t
     make_examples(ChatFormat(bare), [file], tmp_path / "out", tokenizer())
     tokens = TokenFile(tmp_path / "out")
     assert tokens.num_sequences == 6 and tokens.answered(0, tokens.num_tokens).all()
+
+
+CALL = "{% if message.tool_calls and KEPT %}{{ message.tool_calls | tojson }}{% endif %}"
+EACH = "{% for message in messages %}{% generation %}{{ message.content }}CALL{% endgeneration %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("kept", "texts", "left_out"),
+    [
+        ("true", 2, None),
+        ("message.tool_calls[0].type == 'function'", 6, None),
+        ("loop.last", 3, "message 2:"),
+        ("false", 3, "message 2:"),
+    ],
+)
+def test_the_calls_of_each_message_have_to_be_written(
+    kept: str, texts: int, left_out: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One text more tells of all that are; those that seem not to be, as where marks change the way, are looked at."""
+    template, made = ChatTemplate(EACH.replace("CALL", CALL.replace("KEPT", kept)), {}), list[int]()
+    generate = ChatTemplate._generate
+
+    def counted(*given: Any) -> Any:
+        made.append(1)
+        return generate(*given)
+
+    monkeypatch.setattr(ChatTemplate, "_generate", counted)
+    calls = [{"type": "function", "function": {"name": "city", "arguments": {"of": "France"}}}]
+    turns = [TALK[0], *({"role": "assistant", "content": "I ask.", "tool_calls": calls} for _ in range(4))]
+    with nullcontext() if left_out is None else pytest.raises(TemplateFault, match=left_out):
+        assert template.render(turns).text.count('"of": "France"') == 4
+    assert len(made) == texts
 
 
 def test_tools_and_calls_of_them_are_written_down_as_transformers_does(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from colonnade.examples.formats import FORMATS, format_of
 from colonnade.examples.glue import SCORES
 from colonnade.examples.make import make_examples
 from tests.commands import here
-from tests.full_disk import room_for
+from tests.disks import room_for
 
 MNLI_TRAIN = (
     "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\tsentence2_parse\t"

@@ -58,6 +58,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         ),
     }
 )
+_MARK = "marked-call-"  # what no conversation has
 _CHATML = ("<|im_start|>", "<|im_end|>")
 
 
@@ -178,10 +179,8 @@ class ChatTemplate:
 
     def _check_calls(self, messages: Sequence[Message], tools: Any, written: str, add_generation_prompt: bool) -> None:
         """TemplateFault if calls of tools are left out: the text is the same without them."""
-        for number, message in enumerate(messages):
-            if not message.get("tool_calls"):
-                continue
-            without = {key: value for key, value in message.items() if key != "tool_calls"}
+        for number in self._unmarked(messages, tools, add_generation_prompt):
+            without = {key: value for key, value in messages[number].items() if key != "tool_calls"}
             others = [*messages[:number], without, *messages[number + 1 :]]
             try:
                 left_out = self._generate(others, tools, add_generation_prompt)[0] == written
@@ -192,6 +191,23 @@ class ChatTemplate:
                     f"the chat template does not write the tool_calls of message {number + 1}: what is answered there "
                     "would be another text. Use a template that writes them"
                 )
+
+    def _unmarked(self, messages: Sequence[Message], tools: Any, add_generation_prompt: bool) -> list[int]:
+        """Messages whose calls of tools may be left out: with marks in their texts, none is written. So one text more
+        tells of all calls that are written.
+        """
+        marks = {number: f"{_MARK}{number}." for number, message in enumerate(messages) if message.get("tool_calls")}
+        if not marks:
+            return []
+        marked = [
+            {**message, "tool_calls": _marked(message["tool_calls"], marks[number])} if number in marks else message
+            for number, message in enumerate(messages)
+        ]
+        try:
+            written = self._generate(marked, tools, add_generation_prompt)[0]
+        except TemplateFault:  # it takes no call with a mark
+            return list(marks)
+        return [number for number, mark in marks.items() if mark not in written]
 
     def _found(self, messages: Sequence[Message], tools: Any, whole: str) -> list[tuple[int, int]]:
         """Answers by rendering the conversation turn by turn: what an assistant's turn adds behind its prompt."""
@@ -361,6 +377,15 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 def _refuse(message: str) -> None:
     raise jinja2.TemplateError(message)
+
+
+def _marked(content: Any, mark: str) -> Any:
+    """With the mark behind each text that is a value in it."""
+    if isinstance(content, Mapping):
+        return {key: _marked(value, mark) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_marked(value, mark) for value in content]
+    return content + mark if isinstance(content, str) else content
 
 
 def _not_none(value: Any) -> Any:

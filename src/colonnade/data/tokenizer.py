@@ -29,21 +29,6 @@ SENTINEL = "<extra_id_{}>"
 """What stands for a span that is cut out, by its number: T5's names."""
 END_OF_DOCUMENT = "<|endoftext|>"
 _ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "<eos>", "</s>")
-_TEXT = (
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
-    "<|fim_prefix|>",
-    "<|fim_middle|>",
-    "<|fim_suffix|>",
-    "<|fim_pad|>",
-    "<|repo_name|>",
-    "<|file_sep|>",
-)
-"""Added tokens of Qwen 2.5 and Qwen 3 that are text, not control tokens."""
 
 
 class Tokenizer:
@@ -343,15 +328,13 @@ def _from_pair(vocab_path: Path, merges_path: Path) -> tokenizers.Tokenizer:
 
 
 def _unusual(content: Mapping[str, Any], token: Mapping[str, Any]) -> dict[str, bool]:
-    """How an added token is found in text, where that is not as published tokenizers have it: control tokens as they
-    stand, runs of white space (GPT-NeoX) in normalized text. What is usual is no part of `Tokenizer.sha256`: token
-    files, checkpoints and runs of versions that left all of it out keep their sum.
+    """How an added token is found in text, where it is no control token that is looked for as it stands. What is usual
+    is no part of `Tokenizer.sha256`: token files, checkpoints and runs of versions that left all of it out keep their
+    sum.
     """
-    is_space = token["content"].isspace()
-    usual = {"special": not is_space and token["content"] not in _TEXT, "normalized": is_space}
+    usual = {"special": True, **dict.fromkeys(("normalized", "lstrip", "rstrip", "single_word"), False)}
     if content["normalizer"] is None:
-        usual.pop("normalized")
-    usual |= dict.fromkeys(("lstrip", "rstrip", "single_word"), False)
+        del usual["normalized"]
     return {key: token[key] for key, value in usual.items() if token[key] != value}
 
 

@@ -70,6 +70,11 @@ def in_force(began: Config, changes: Sequence[Change]) -> Config:
     return config
 
 
+def behind(config: Config, changes: Sequence[Change]) -> Config:
+    """What is in force behind these changes, of a configuration that may have some of them."""
+    return in_force(as_it_began(config, changes), changes)
+
+
 def as_it_began(config: Config, changes: Sequence[Change]) -> Config:
     """The configuration without any of these changes, of which it may have some."""
     was = {name: value for change in changes for name, value in change.was.items()}

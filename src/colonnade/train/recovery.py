@@ -38,7 +38,7 @@ from colonnade.tensor_parallel.placement import Placement
 from colonnade.train import rollbacks
 from colonnade.train.base import check_base
 from colonnade.train.best import Best, best_of, spared
-from colonnade.train.change import as_it_began, in_force
+from colonnade.train.change import as_it_began, behind, in_force
 from colonnade.train.changes import changes, what_changed
 from colonnade.train.corpus import Corpus, curriculum_of
 from colonnade.train.data_record import check_data, data_metadata, what_to_say
@@ -307,9 +307,9 @@ def beginning(config: Config, corpus: Corpus) -> str:
     if manifest.step >= config.train.steps:
         return f"do nothing: {path} is at step {manifest.step:,} of train.steps = {config.train.steps:,}"
     metadata = metadata_of(path, manifest)
-    behind = in_force(as_it_began(config, metadata.changes), metadata.changes)
-    corpus = replace(corpus, curriculum=curriculum_of(behind))
-    rollbacks.check_left(behind, corpus, metadata, rollbacks.read(Path(config.run.folder)))
+    config = behind(config, metadata.changes)
+    corpus = replace(corpus, curriculum=curriculum_of(config))
+    rollbacks.check_left(config, corpus, metadata, rollbacks.read(Path(config.run.folder)))
     return f"go on from {path} with step {manifest.step + 1:,}"
 
 
@@ -334,7 +334,7 @@ def resume(
         monitor.event("started", version=__version__)
         return
     path, metadata = found
-    config = in_force(as_it_began(config, state.changes), state.changes)
+    config = behind(config, state.changes)
     monitor.resume(state.step)
     changed = changes(path, config)
     origin = "disk" if path.parent == checkpoints(Path(config.run.folder)) else "memory"

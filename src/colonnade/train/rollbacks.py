@@ -20,7 +20,7 @@ from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError, ColonnadeError, ConfigError
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Axis
-from colonnade.train.change import as_it_began, in_force
+from colonnade.train.change import behind
 from colonnade.train.corpus import Corpus, check_length, open_corpus
 from colonnade.train.divergence import Rollback, lowered
 from colonnade.train.metadata import RunMetadata, metadata_of
@@ -102,7 +102,7 @@ def by_hand(run: Path, step: int, asked: RollbackOptions) -> tuple[Rollback, lis
 def _check_data_left(run: Path, checkpoint: Path, recorded: Sequence[Rollback]) -> None:
     """ConfigError where data that end would do so before the run; nothing where they cannot be read from here."""
     metadata = metadata_of(checkpoint, read_manifest(checkpoint))
-    config = in_force(as_it_began(load(run / "config.toml"), metadata.changes), metadata.changes)
+    config = behind(load(run / "config.toml"), metadata.changes)
     if config.data.order == "all_epochs" or config.data.blend_by == "epochs":
         try:
             corpus = open_corpus(config)
