@@ -13,12 +13,13 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
 import torch
@@ -143,7 +144,8 @@ def start(*arguments: object, num_ranks: int = 1, first: Callable[[int], None] =
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
-            _become(rank, num_ranks, ranks.folder.name, pair, first, [str(argument) for argument in arguments])
+            environment = _as_rank(rank, num_ranks, ranks.folder.name)
+            become([str(argument) for argument in arguments], pair, environment, partial(first, rank))
         ranks.pids.append(pid)
         ranks.streams.append(pair)
     return ranks
@@ -164,13 +166,11 @@ def _plan_once() -> None:
     comparison.prediction(config, 16, cpu, Decision("fp32", None), memory)
 
 
-def _become(
-    rank: int,
-    num_ranks: int,
-    folder: str,
-    streams: tuple[IO[bytes], IO[bytes]],
-    first: Callable[[int], None],
+def become(
     arguments: list[str],
+    streams: tuple[IO[bytes], IO[bytes]],
+    environment: Mapping[str, str] = MappingProxyType({}),
+    first: Callable[[], None] = lambda: None,
 ) -> None:
     """In the child: be a rank of the command, and never return."""
     status = 70
@@ -181,14 +181,12 @@ def _become(
         for number, stream in enumerate(streams, 1):
             os.dup2(stream.fileno(), number)
         sys.stdout, sys.stderr = (os.fdopen(os.dup(n), "w", buffering=1) for n in (1, 2))
-        if num_ranks > 1:
-            os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), launch.FOLDER: folder}
-            os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(num_ranks), "GLOO_SOCKET_IFNAME": "lo"}
+        os.environ |= environment
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else the library warns of the fork
         sys.argv = ["colonnade", *arguments]
         for known in REMEMBERED:
             predicted.remember(known)
-        first(rank)
+        first()
         cli.main()
         status = 0
     except SystemExit as end:
@@ -199,6 +197,15 @@ def _become(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def _as_rank(rank: int, num_ranks: int, folder: str) -> dict[str, str]:
+    """What torchrun would tell it, and where ranks meet; of one rank nothing."""
+    if num_ranks == 1:
+        return {}
+    of_all = {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), launch.FOLDER: folder}
+    of_machine = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(num_ranks), "GLOO_SOCKET_IFNAME": "lo"}
+    return of_all | of_machine
 
 
 def ranks_of(supervisor: int) -> dict[int, int]:

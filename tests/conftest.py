@@ -15,7 +15,7 @@ from hypothesis import settings
 
 from colonnade.data import bundle
 from colonnade.data.tokenizer import Tokenizer, train_bpe
-from tests import commands, slow, tiny
+from tests import commands, gpus, slow, tiny
 from tests.commands import forked
 from tests.runs import Finished
 from tests.tiny import TinyCorpus
@@ -23,6 +23,9 @@ from tests.tiny import TinyCorpus
 # A machine that is busy with something else is not a failure, so examples have no time limit of their own.
 settings.register_profile("colonnade", deadline=None)
 settings.load_profile("colonnade")
+
+# Ranks are forked from processes that have computed gradients, which torch refuses where there is a GPU to be seen.
+gpus.hide()
 
 # Under nohup the suite inherits an ignored SIGHUP, and so would every run that a test starts and hangs up on.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

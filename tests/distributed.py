@@ -33,11 +33,17 @@ class RankFailed(Exception):
     """A rank died without an exception, overran the time limit, or raised what cannot be sent to the parent."""
 
 
-def run_on_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, time_limit: float = 60.0) -> list[Any]:
+def run_on_ranks(
+    function: Callable[..., Any],
+    num_ranks: int,
+    *args: Any,
+    time_limit: float = 60.0,
+    start: Callable[..., multiprocessing.process.BaseProcess] | None = None,
+) -> list[Any]:
     """`[function(rank, num_ranks, *args) for each rank]`, each on its own process within one gloo group.
 
     Results are pickled. The first exception of any rank is raised here with that rank's traceback as a note;
-    the other ranks are killed. `time_limit` is in seconds.
+    the other ranks are killed. `time_limit` is in seconds. `start`: what makes a process, in the place of `fork`.
     """
     with tempfile.TemporaryDirectory() as folder:
         processes: list[multiprocessing.process.BaseProcess] = []
@@ -46,7 +52,9 @@ def run_on_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, time_
             for rank in range(num_ranks):
                 ours, theirs = multiprocessing.Pipe(duplex=False)
                 connections.append(ours)
-                processes.append(fork(_rank, theirs, function, rank, num_ranks, args, Path(folder), time_limit))
+                processes.append(
+                    (start or fork)(_rank, theirs, function, rank, num_ranks, args, Path(folder), time_limit)
+                )
                 theirs.close()  # so that the end of the rank is the end of what can be read from `ours`
             return _collect(connections, time_limit)
         finally:

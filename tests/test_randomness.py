@@ -128,14 +128,6 @@ def test_the_number_of_threads_changes_nothing(draw: Draw) -> None:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_gives_the_same_bits() -> None:
-    keys = stream_keys(5, last=range(4))
-    for draw in (words, uniform_16bit, uniform, normal):
-        assert torch.equal(draw(keys, 3, 1 << 18, "cuda").cpu(), draw(keys, 3, 1 << 18))
-    assert torch.equal(keep_mask(keys, 3, 1 << 18, 0.1, "cuda").cpu(), keep_mask(keys, 3, 1 << 18, 0.1))
-
-
 # --- all values are alike likely -------------------------------------------------------------------------------------
 
 

@@ -63,7 +63,7 @@ def words(keys: np.ndarray, start: int, count: int, device: torch.device | str =
     """
     assert start + count <= 1 << 32, "a stream has 2^32 words; name more streams"
     assert count <= 1 << 31, f"{count} words of a stream at once: int32 counts to 2^31"
-    offset, gamma = upload(torch.from_numpy(np.stack(_offset_and_gamma(keys, start))), device)[..., None]
+    offset, gamma = upload(torch.from_numpy(np.stack(offset_and_gamma(keys, start))), device)[..., None]
     x = torch.arange(count, dtype=torch.int32, device=device)[None, :] * gamma
     return _mix32_(x.add_(offset))
 
@@ -88,13 +88,17 @@ def uniform(keys: np.ndarray, start: int, count: int, device: torch.device | str
 
 def keep_mask(keys: np.ndarray, start: int, count: int, drop: float, device: torch.device | str = "cpu") -> Tensor:
     """True where an element is kept: bool [len(keys), count]. The chance of False is `drop_probability(drop)`."""
-    threshold = round(drop * 65536) - 32768
-    return uniform_16bit(keys, start, count, device) >= threshold
+    return uniform_16bit(keys, start, count, device) >= dropped_values(drop) - 32768
+
+
+def dropped_values(drop: float) -> int:
+    """How many of the 2¹⁶ values of an element mean that it is dropped, the least of them all."""
+    return round(drop * 65536)
 
 
 def drop_probability(drop: float) -> float:
     """`drop` as a dropout mask realises it: rounded to a multiple of 2⁻¹⁶. Scale what is kept by 1 / (1 − this)."""
-    return round(drop * 65536) / 65536
+    return dropped_values(drop) / 65536
 
 
 def normal(keys: np.ndarray, start: int, count: int, device: torch.device | str = "cpu") -> Tensor:
@@ -107,7 +111,7 @@ def normal(keys: np.ndarray, start: int, count: int, device: torch.device | str 
     z = q * _ratio(r, _CENTRE_NUMERATOR, _CENTRE_DENOMINATOR)
     tail = r < 0
     t = q[tail]
-    r = (-_exact_log(0.5 - t.abs())).sqrt()
+    r = _exact_root(-_exact_log(0.5 - t.abs()))
     near = _ratio(r - 1.6, _NEAR_NUMERATOR, _NEAR_DENOMINATOR)
     far = _ratio(r - 5.0, _FAR_NUMERATOR, _FAR_DENOMINATOR)
     z[tail] = torch.where(r <= 5.0, near, far) * t.sign()
@@ -131,7 +135,7 @@ def _mix64(x: np.ndarray) -> np.ndarray:
         return np.asarray(x ^ (x >> np.uint64(31)))
 
 
-def _offset_and_gamma(keys: np.ndarray, start: int) -> tuple[np.ndarray, np.ndarray]:
+def offset_and_gamma(keys: np.ndarray, start: int) -> tuple[np.ndarray, np.ndarray]:
     """int32 [len(keys)] each: where a stream's Weyl sequence stands at word `start`, and its odd step."""
     with np.errstate(over="ignore"):
         gamma = (keys >> np.uint64(32)).astype(np.uint32) | np.uint32(1)
@@ -170,6 +174,11 @@ def _exact_log(x: Tensor) -> Tensor:
     z = (mantissa - 1.0) / (mantissa + 1.0)
     series = _polynomial(z * z, [1.0 / (2 * k + 1) for k in range(12)])
     return z * 2.0 * series + exponent.to(torch.float64) * 0.6931471805599453
+
+
+def _exact_root(x: Tensor) -> Tensor:
+    """√x of float64. On CPUs by numpy: torch takes MKL's, of which one in a hundred differs in its last bit."""
+    return torch.from_numpy(np.sqrt(x.numpy())) if x.device.type == "cpu" else x.sqrt()
 
 
 def _polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:

@@ -102,25 +102,6 @@ def test_every_kind_of_number_is_copied(tmp_path: Path, dtype: torch.dtype) -> N
     assert all(torch.equal(have.data, want.data) for have, want in zip(found, shards, strict=True))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_is_copied_to_pinned_memory(tmp_path: Path) -> None:
-    x = number((1000, 1000)).cuda()
-    shards = [Shard("x", (1000, 1000), (0, 0), x), Shard("t", (1000, 1000), (0, 0), x.t())]
-    with saver_of(tmp_path, shards, overlap=True) as writer:
-        snapshot = writer._snapshot
-        assert snapshot is not None and snapshot._memory.is_pinned()
-        for step in (1, 2, 3):
-            x.mul_(2.0)
-            writer.save(payload(step), lambda: shards)
-            writer.copied()
-            x.add_(1.0)
-        writer.wait()
-    found = [Shard(s.name, s.shape, s.offsets, torch.zeros(s.shape)) for s in shards]
-    load(tmp_path / "step_00000003", found)
-    want = ((number((1000, 1000)) * 2 + 1) * 2 + 1) * 2
-    assert torch.equal(found[0].data, want) and torch.equal(found[1].data, want.t())
-
-
 def test_pinned_memory_that_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Runtime:
         def cudaHostRegister(self, address: int, size: int, flags: int) -> int:

@@ -234,7 +234,7 @@ BAD = {
     json.dumps({"prompt": "a", "completion": 5}): "completion is int, where text belongs",
     json.dumps({"prompt": "a", "completion": None}): "completion is NoneType, where text belongs",
     json.dumps({"prompt": "a", "completion": {"b": 1}}): "completion is dict, where text belongs",
-    '{"messages": ' + "[" * 2000 + "]" * 2000 + "}": "no JSON (maximum recursion depth exceeded",
+    '{"messages": ' + "[" * 100_000 + "]" * 100_000 + "}": "no JSON (maximum recursion depth exceeded",
     json.dumps({"messages": [{"role": "user", "content": "\ud800"}, TALK[1]]}): "half a surrogate pair",
     json.dumps({"messages": TALK, "\udfff": 1}): "half a surrogate pair",
     json.dumps({"messages": [{"role": "user", "content": "a<|im_end|>b"}, TALK[1]]}): 'control token "<|im_end|>"',

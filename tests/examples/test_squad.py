@@ -96,7 +96,7 @@ def test_refuses_answers_that_are_none(question: dict[str, Any], reason: str, tm
     ("content", "message"),
     [
         ('{"data": [', "line 1: no JSON"),
-        ('{"data": ' + "[" * 2000 + "]" * 2000 + "}", "no JSON (maximum recursion depth exceeded"),
+        ('{"data": ' + "[" * 100_000 + "]" * 100_000 + "}", "no JSON (maximum recursion depth exceeded"),
         ('{"data": ' + "1" * 5000 + "}", "no JSON (Exceeds the limit"),
         ("[]", "the file has no list of objects data"),
         (

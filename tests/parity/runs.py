@@ -429,7 +429,7 @@ LocalRanges = dict[str, LocalRange]
 def local_ranges(state: TrainState, buffer: Buffer) -> LocalRanges:
     """A rank's slice of every weight, gradient or moment, padding and all: copies."""
     return {
-        local.name: LocalRange.at(local.placement, local.first, flat[local.at].clone())
+        local.name: LocalRange.at(local.placement, local.first, flat[local.at].to(CPU, copy=True))
         for bucket, flat in buffers(state, buffer)
         for local in bucket.local_ranges()
     }
@@ -449,7 +449,7 @@ def parameters(state: TrainState) -> LocalRanges:
     for bucket in state.buckets:
         bucket.unshard()
     found = {
-        name: LocalRange.at(param.placement, 0, param.view(bucket.parameters).flatten().clone())
+        name: LocalRange.at(param.placement, 0, param.view(bucket.parameters).flatten().to(CPU, copy=True))
         for name, bucket, param in named_ranges(state.buckets)
     }
     for bucket in state.buckets:
@@ -467,7 +467,7 @@ def outside_weights(state: TrainState) -> float:
     rests = []
     for buffer in (*KEPT, "reduced"):
         for bucket, flat in buffers(state, buffer):
-            rest = flat.abs()
+            rest = flat.abs().to(CPU)
             for local in bucket.local_ranges():
                 ones = torch.ones(local.placement.shape, dtype=rest.dtype)
                 rest[local.at] *= 1.0 - LocalRange.at(local.placement, local.first, rest[local.at]).of(ones)
@@ -511,14 +511,15 @@ class Reference:
     """By buffer."""
 
 
-def train(case: Case, way: Way, mesh: Mesh) -> Run:
-    """Five optimizer steps from the initial weights."""
+def train(case: Case, way: Way, mesh: Mesh, device: torch.device = CPU) -> Run:
+    """Five optimizer steps from the initial weights; what they produced is on the CPU."""
     config = configured(case, way)
-    state = build_state(config, mesh, case.vocab_size, CPU)
+    state = build_state(config, mesh, case.vocab_size, device)
     steps = []
     for number in range(STEPS):
         with patch.object(cross_entropy, "CHUNK_LOGITS", way.chunk_logits):
-            result = train_step(state, microbatches(case, way, number, mesh), mesh, config.train)
+            batches = [batch.to(device) for batch in microbatches(case, way, number, mesh)]
+            result = train_step(state, batches, mesh, config.train)
         steps.append(Step(result, local_ranges(state, "reduced")))
     kept: dict[str, LocalRanges] = {buffer: local_ranges(state, buffer) for buffer in KEPT}
     return Run(steps, kept, parameters(state), outside_weights(state))
