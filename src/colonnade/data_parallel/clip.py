@@ -11,7 +11,7 @@ from colonnade.data_parallel.buckets import Bucket, ParamGroup
 from colonnade.data_parallel.zero import Ownership
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Axis
-from colonnade.optim.norm import squared_norm
+from colonnade.optim.norm import squared_norms
 
 
 @torch.no_grad()
@@ -21,14 +21,13 @@ def gradient_norm(owned: Ownership) -> Tensor:
     Sends one number, over pp and tp; under ZeRO, where each dp rank has a slice, over dp as well.
     """
     mesh = owned.mesh
-    squares = [
-        squared_norm(bucket.reduced[at])
+    counted = [
+        bucket.reduced[at]
         for bucket in owned.buckets.values()
         for group, at in bucket.local_groups()
         if is_counted(group, mesh.tp) and not is_copy(bucket, owned)
     ]
-    device = owned.every[0].parameters.device
-    mine = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=device)
+    mine = squared_norms(counted).sum().to(owned.every[0].parameters.device)
     return all_reduce(mine, mesh.world if owned.zero else mesh.model).sqrt()
 
 

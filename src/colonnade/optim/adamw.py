@@ -4,6 +4,7 @@ The arithmetic is torch's fused kernel: one pass over weights, gradients and bot
 cores 20 ms, where a loop over tensors takes 117 ms).
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,34 +40,42 @@ class AdamW:
         total: Total | None = None,
         watch: Watch = unwatched,
     ) -> None:
-        """As `Optimizer.update_`: one kernel call per slice."""
+        """As `Optimizer.update_`: one kernel call for all slices that are treated alike, or for each where watched."""
         factor = factor.to(slices[0].weights.device) if slices else factor  # once: to the CPU it has to be waited for
-        for params in slices:
-            with watch(params):
-                self._update_slice_(params, step, learning_rate, factor)
+        alike = defaultdict[object, list[ParamSlice]](list)
+        for number, params in enumerate(slices):
+            kind = (params.weights.device, params.weights.dtype, params.learning_rate, self._decay(params))
+            alike[kind if watch is unwatched else number].append(params)
+        for together in alike.values():
+            with watch(together[0]):
+                self._update_alike_(together, step, learning_rate, factor)
 
-    def _update_slice_(self, params: ParamSlice, step: int, learning_rate: float, factor: Tensor) -> None:
-        device = params.weights.device
+    def _decay(self, params: ParamSlice) -> float:
+        return self.weight_decay * params.weight_decay if params.decayed else 0.0
+
+    def _update_alike_(self, slices: list[ParamSlice], step: int, learning_rate: float, factor: Tensor) -> None:
+        weights, gradients = [each.weights for each in slices], [each.gradients for each in slices]
+        device = weights[0].device
         inverse = torch.ones((), device=device)
-        if params.weights.dtype is torch.float32:
+        if weights[0].dtype is torch.float32:
             inverse = factor.to(inverse).reciprocal()  # the kernel divides by this fp32 number in its own pass
         else:
-            params.gradients.mul_(factor.to(device))
+            torch._foreach_mul_(gradients, factor.to(device))
         adamw(
-            [params.weights],
-            [params.gradients],
-            [params.state["exp_avg"]],
-            [params.state["exp_avg_sq"]],
+            weights,
+            gradients,
+            [each.state["exp_avg"] for each in slices],
+            [each.state["exp_avg_sq"] for each in slices],
             [],
-            [torch.full((), float(step - 1), device=device)],  # written there, not copied
+            list(torch.full((len(slices),), float(step - 1), device=device).unbind()),  # written there, not copied
             fused=True,
             grad_scale=inverse,
             found_inf=torch.zeros_like(inverse),
             amsgrad=False,
             beta1=self.beta1,
             beta2=self.beta2,
-            lr=learning_rate * params.learning_rate,
-            weight_decay=self.weight_decay * params.weight_decay if params.decayed else 0.0,
+            lr=learning_rate * slices[0].learning_rate,
+            weight_decay=self._decay(slices[0]),
             eps=self.epsilon,
             maximize=False,
         )

@@ -29,7 +29,7 @@ from colonnade.kernels.probe import NUM_EXTREMES, NUM_SUMS, Probe, nothing
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Mesh
 from colonnade.optim.norm import squared_norm
-from colonnade.optim.param_slice import ParamSlice, unwatched
+from colonnade.optim.param_slice import ParamSlice, Watch, unwatched
 
 OF_A_PART = 3
 """Sums of a part: squares of gradients, of what weights changed by, and of weights before."""
@@ -147,12 +147,14 @@ class Thermometers:
                     most = torch.maximum(-low, high).double() / scale
                     self._largest[row] = torch.maximum(self._largest[row], most)
 
-    def watch(self, params: ParamSlice) -> AbstractContextManager[None]:
-        """Around the change of a slice's weights. Holds a copy of it meanwhile."""
-        of_others = not params.counted or not self._adds(params.part)
-        if self._step is None or UPDATES not in self.config.sites or of_others:
-            return unwatched(params)
-        return self._watched(params)
+    @property
+    def watch(self) -> Watch:
+        """Around the changes of slices' weights; `unwatched` where no change is measured."""
+        return unwatched if self._step is None or UPDATES not in self.config.sites else self._watch
+
+    def _watch(self, params: ParamSlice) -> AbstractContextManager[None]:
+        """Holds a copy of the weights meanwhile."""
+        return self._watched(params) if params.counted and self._adds(params.part) else unwatched(params)
 
     @contextmanager
     def _watched(self, params: ParamSlice) -> Iterator[None]:
