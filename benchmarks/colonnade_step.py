@@ -27,8 +27,8 @@ def reference_config(task: Task) -> Config:
             num_heads=task.num_heads,
             seq_length=task.seq_length,
             vocab_size=task.vocab_size,
-            dropout=0.0,
-            attention_dropout=0.0,
+            dropout=task.dropout,
+            attention_dropout=task.dropout,
         ),
         parallel=parallel,
         train=TrainConfig(
@@ -38,7 +38,7 @@ def reference_config(task: Task) -> Config:
             precision=task.dtype,
             gradient_clip=task.gradient_clip,
             threads=task.threads,
-            device="cpu",
+            device=task.device,
         ),
         optim=OptimConfig(
             learning_rate=task.learning_rate,
@@ -74,7 +74,7 @@ def build_step(task: Task, lora: LoraConfig | None = None) -> Callable[[], float
     tokens, labels = (part.T.contiguous() for part in fixed_batch(task))  # [s, b]
     samples = torch.arange(task.micro_batch_size) + mesh.dp.rank * task.micro_batch_size
     batch = Batch(tokens=tokens, labels=labels, loss_mask=torch.ones(tokens.shape), samples=samples)
-    batches = [batch] * task.num_microbatches
+    batches = [batch.to(device)] * task.num_microbatches
     return lambda: train_step(state, batches, mesh, config.train).loss
 
 

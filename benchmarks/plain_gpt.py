@@ -31,14 +31,14 @@ class Attention(nn.Module):
 
     def __init__(self, task: Task) -> None:
         super().__init__()
-        self.head_dim = task.head_dim
+        self.head_dim, self.dropout = task.head_dim, task.dropout
         self.qkv = nn.Linear(task.hidden_size, 3 * task.hidden_size)
         self.output = nn.Linear(task.hidden_size, task.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         b, s, _ = x.shape
         q, k, v = self.qkv(x).view(b, s, -1, 3, self.head_dim).permute(3, 0, 2, 1, 4)  # 3 × [b, n, s, d]
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout)
         return self.output(mixed.transpose(1, 2).reshape(b, s, -1))  # type: ignore[no-any-return]
 
 
@@ -50,10 +50,11 @@ class Block(nn.Module):
         self.mlp_norm = nn.LayerNorm(task.hidden_size)
         self.up = nn.Linear(task.hidden_size, task.ffn_hidden_size)
         self.down = nn.Linear(task.ffn_hidden_size, task.hidden_size)
+        self.dropout = nn.Dropout(task.dropout) if task.dropout else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x))
-        return x + self.down(F.gelu(self.up(self.mlp_norm(x))))  # type: ignore[no-any-return]
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        return x + self.dropout(self.down(F.gelu(self.up(self.mlp_norm(x)))))  # type: ignore[no-any-return]
 
 
 class GPT(nn.Module):
@@ -65,6 +66,7 @@ class GPT(nn.Module):
         self.positions = nn.Embedding(task.seq_length, task.hidden_size)
         self.blocks = nn.ModuleList(Block(task) for _ in range(task.num_layers))
         self.norm = nn.LayerNorm(task.hidden_size)
+        self.dropout = nn.Dropout(task.dropout) if task.dropout else nn.Identity()
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.02)
@@ -72,7 +74,7 @@ class GPT(nn.Module):
                 nn.init.zeros_(parameter)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        x = self.dropout(self.tokens(tokens) + self.positions.weight[: tokens.shape[1]])
         for block in self.blocks:
             x = block(x)
         x, head = self.norm(x), self.tokens.weight
@@ -138,8 +140,8 @@ class SplitOptimizer:
 def build_step(task: Task, compiled: bool) -> Callable[[], float]:
     """A function that takes one training step and returns its loss."""
     torch.manual_seed(1234)
-    model = GPT(task)
-    precision = torch.autocast("cpu", torch.bfloat16) if task.bf16 else contextlib.nullcontext()
+    model = GPT(task).to(task.device)
+    precision = torch.autocast(task.device, torch.bfloat16) if task.bf16 else contextlib.nullcontext()
     if task.mode == "zero3":
         shard_fully(model, task)
         precision = contextlib.nullcontext()  # FSDP2 casts by itself
@@ -153,7 +155,7 @@ def build_step(task: Task, compiled: bool) -> Callable[[], float]:
         loss_of = DistributedDataParallel(model, gradient_as_bucket_view=True)
     if compiled:
         loss_of = torch.compile(loss_of)
-    tokens, labels = fixed_batch(task)
+    tokens, labels = (part.to(task.device) for part in fixed_batch(task))
 
     def step() -> float:
         with vocabulary():

@@ -11,7 +11,19 @@ SOURCE = Path(__file__).parents[1] / "src" / "colonnade"
 FILES = sorted(SOURCE.rglob("*.py"))
 FLOORS = [
     {"errors", ""},
-    {"config", "lock", "atomic", "dependent", "upload", "pace", "drawing", "storage", "garbage", "tokenizer_files"},
+    {
+        "config",
+        "lock",
+        "atomic",
+        "dependent",
+        "upload",
+        "pace",
+        "drawing",
+        "storage",
+        "garbage",
+        "tokenizer_files",
+        "gpu_kernels",
+    },
     {"mesh", "architecture", "randomness", "corpus", "outputs"},
     {"launch", "data", "kernels", "optim"},
     {"tensor_parallel", "examples"},

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -50,6 +50,9 @@ class Task:
     beta2: float = 0.95
     weight_decay: float = 0.1
     gradient_clip: float = 1.0
+    dropout: float = 0.0
+    """Behind the embedding, of attention's probabilities and before each residual; `benchmarks.gpu_speed` alone."""
+    device: Literal["cpu", "cuda"] = "cpu"
 
     @property
     def head_dim(self) -> int:
@@ -76,6 +79,22 @@ class Task:
 
 
 TINY = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "seq_length": 32, "vocab_size": 512}
+SIZES: dict[str, dict[str, Any]] = {
+    "reference": {},
+    "tiny": TINY,
+    "gpt2-355m": {"num_layers": 24, "hidden_size": 1024, "num_heads": 16, "seq_length": 1024, "micro_batch_size": 16},
+    "megatron-1.2b": {
+        "num_layers": 40,
+        "hidden_size": 1536,
+        "num_heads": 16,
+        "seq_length": 1024,
+        "vocab_size": 51_200,
+        "micro_batch_size": 8,
+    },
+}
+"""The reference model, a toy, and for GPUs the models of the Megatron-LM paper (arXiv 1909.08053, tables 1 and 2) that
+fit one: the second with the paper's batch.
+"""
 
 
 def read_task(parser: argparse.ArgumentParser | None = None) -> tuple[Task, argparse.Namespace]:
@@ -87,12 +106,14 @@ def read_task(parser: argparse.ArgumentParser | None = None) -> tuple[Task, argp
     parser.add_argument("--steps", type=int, default=10, help="timed steps")
     parser.add_argument("--warmup", type=int, default=3, help="steps before the clock starts")
     parser.add_argument("--tiny", action="store_true", help="a toy model: tries the script, measures nothing")
+    parser.add_argument("--size", choices=SIZES, default="reference", help="the model")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     line = parser.parse_args()
-    size = TINY if line.tiny else {}
+    size = SIZES["tiny" if line.tiny else line.size]
     if (line.mode == "one") != (num_ranks() == 1):
         parser.error(f"--mode {line.mode} does not go with {num_ranks()} rank(s); start two with torchrun")
     torch.set_num_threads(line.threads)
-    return Task(line.mode, line.dtype, line.threads, line.steps, line.warmup, **size), line
+    return Task(line.mode, line.dtype, line.threads, line.steps, line.warmup, device=line.device, **size), line
 
 
 def num_ranks() -> int:
@@ -164,6 +185,7 @@ def measure(step: Callable[[], float], task: Task, *, peer: str, note: str = "")
             **_speed(slowest, task.tokens_per_step),
             "cpu_ms": round(1e3 * cpu / task.steps, 1),
             "peak_rss_mb": [megabytes for _, _, megabytes in ranks],
+            **_on_gpu(task),
             "others": round(max(0.0, busy - cpu) / wall, 2),
             "first_loss": round(losses[0], 4),
             "last_loss": round(losses[-1], 4),
@@ -175,6 +197,14 @@ def measure(step: Callable[[], float], task: Task, *, peer: str, note: str = "")
 def _layout(task: Task) -> dict[str, object]:
     named = {"mode": task.mode, "dtype": task.dtype, "threads": task.threads}
     return {**named, "ranks": num_ranks(), "torch": torch.__version__}
+
+
+def _on_gpu(task: Task) -> dict[str, object]:
+    """The most memory that torch's allocator gave out at once."""
+    if task.device == "cpu":
+        return {}
+    most = torch.cuda.max_memory_allocated()
+    return {"device": torch.cuda.get_device_name(), "peak_gpu_mb": most >> 20, "micro_batch": task.micro_batch_size}
 
 
 def _speed(seconds: list[float], tokens: int) -> dict[str, object]:

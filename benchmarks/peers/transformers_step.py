@@ -13,7 +13,7 @@ from benchmarks.peers.reference import Task, fixed_batch, fused_adamw, measure, 
 
 
 def build_step(task: Task) -> Callable[[], float]:
-    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16" if task.bf16 else "no")
+    accelerator = accelerate.Accelerator(cpu=task.device == "cpu", mixed_precision="bf16" if task.bf16 else "no")
     torch.set_num_threads(task.threads)  # accelerate sets its own
     torch.manual_seed(1234)
     config = GPT2Config(
@@ -31,7 +31,7 @@ def build_step(task: Task) -> Callable[[], float]:
     assert model.config._attn_implementation == "sdpa", "the slower attention would not be a fair peer"
     model, optimizer = accelerator.prepare(model, fused_adamw(model, task))
     model.train()
-    tokens, labels = fixed_batch(task)
+    tokens, labels = (part.to(task.device) for part in fixed_batch(task))
 
     def step() -> float:
         loss = model(input_ids=tokens, labels=labels, shift_labels=labels).loss

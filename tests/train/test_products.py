@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from colonnade import gpu_kernels
 from colonnade.checkpoint.manifest import read_manifest, to_json
 from colonnade.checkpoint.names import MANIFEST
 from colonnade.config.load import load
@@ -360,14 +361,26 @@ def test_a_mistake_has_status_2_and_no_traceback(config: Path) -> None:
 
 @pytest.mark.parametrize(("device", "precision", "where"), [("cuda", "bf16", "on CUDA"), ("cpu", "fp64", "in fp64")])
 def test_where_there_is_no_choice_the_key_has_no_effect_and_that_is_said(
-    corpus: TinyCorpus, tmp_path: Path, device: str, precision: str, where: str
+    corpus: TinyCorpus, tmp_path: Path, device: str, precision: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(gpu_kernels, "lacking", lambda: "")
     given = tiny.config(corpus, tmp_path, f"train.precision={precision}", "train.products=blas")
     found = settle(given, 275, Mesh().world, torch.device(device))
     assert found.kernels is None and found.products == usual() and found.metadata() is None and found.line() == ""
     assert found.notes == (f'train.products = "blas" has no effect {where}, where matrices are multiplied as they are',)
     unset = tiny.config(corpus, tmp_path, f"train.precision={precision}")
     assert settle(unset, 275, Mesh().world, torch.device(device)).notes == ()
+
+
+def test_kernels_that_cannot_be_had_on_a_gpu_are_told(
+    corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_kernels, "lacking", lambda: "Triton")
+    bf16 = tiny.config(corpus, tmp_path, "train.precision=bf16")
+    assert settle(bf16, 275, Mesh().world, torch.device("cuda")).notes == (
+        "there is no Triton here: dropout masks and norms are computed by several kernels each",
+    )
+    assert settle(bf16.model_copy(), 275, Mesh().world, torch.device("cpu")).notes == ()
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------

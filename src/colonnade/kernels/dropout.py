@@ -12,8 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from colonnade import randomness
+from colonnade.gpu_kernels import takes
+from colonnade.kernels import gpu
 from colonnade.mesh.autograd import apply
-from colonnade.randomness import Purpose, drop_probability, keep_mask, name_id, stream_keys
+from colonnade.randomness import Purpose, drop_probability, dropped_values, name_id, stream_keys
+
+
+def keep_mask(keys: np.ndarray, start: int, count: int, drop: float, device: torch.device) -> Tensor:
+    """As `randomness.keep_mask`, on GPUs by one kernel."""
+    if takes(device):
+        return gpu.keep_mask(keys, start, count, dropped_values(drop), device)
+    return randomness.keep_mask(keys, start, count, drop, device)
 
 
 class CurrentMasks:

@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from colonnade import __version__
+from colonnade import __version__, gpu_kernels
 from colonnade.config.compare import NOT_COMPARED, meaning_at
 from colonnade.config.describe import all_keys, as_toml
 from colonnade.config.schema import Config
@@ -45,6 +45,7 @@ def program(device: torch.device) -> Properties:
         "numpy": np.__version__,
         "CUDA": str(torch.version.cuda),
         "kind of device": device.type,
+        "kernels in Triton": str(gpu_kernels.takes(device)),
         "precision of fp32 products": torch.get_float32_matmul_precision(),
     }
 

@@ -10,6 +10,7 @@ One rank of each kind of processor measures, and all ranks choose from all that 
 (`kernels/compiled.py`) are among what is measured where every rank has them.
 """
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from colonnade import gpu_kernels
 from colonnade.architecture.families import architecture_of
 from colonnade.checkpoint.manifest import newest, read_manifest
 from colonnade.checkpoint.schema import clip
@@ -118,7 +120,8 @@ def settle(config: Config, vocab_size: int, world: Axis, device: torch.device) -
     """Decide; every rank calls this. ConfigError on all of them where train.products asks for what is not exact."""
     train = config.train
     if device.type == "cuda" or train.precision == "fp64":
-        return Decision(train.precision, None, notes=_without_effect(train.products, device, train.precision))
+        notes = _without_effect(train.products, device, train.precision), _without_kernels(device)
+        return Decision(train.precision, None, notes=tuple(itertools.chain(*notes)))
     ranks = _ranks(train.precision, world)
     if train.products != "auto":
         lacking = _prepare(world, ranks) if train.products == "compiled" else ""
@@ -341,6 +344,13 @@ def _without_effect(products: str, device: torch.device, precision: str) -> tupl
     where = "on CUDA" if device.type == "cuda" else f"in {precision}"
     note = f'{KEY} = "{products}" has no effect {where}, where matrices are multiplied as they are'
     return () if products == "auto" else (note,)
+
+
+def _without_kernels(device: torch.device) -> tuple[str, ...]:
+    missing = gpu_kernels.lacking() if device.type == "cuda" else ""
+    if not missing:
+        return ()
+    return (f"there is no {missing} here: dropout masks and norms are computed by several kernels each",)
 
 
 def served_by(
