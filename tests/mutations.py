@@ -5593,6 +5593,48 @@ MUTATIONS = [
         "print(line)",
         ("tests/test_cli.py",),
     ),
+    Mutation(
+        "slices are updated together that decay differently",
+        "optim/adamw.py",
+        "params.learning_rate, self._decay(params))",
+        "params.learning_rate)",
+        ("tests/optim",),
+    ),
+    Mutation(
+        "slices are updated together that learn at different rates",
+        "optim/adamw.py",
+        "params.weights.dtype, params.learning_rate, self._decay(params))",
+        "params.weights.dtype, self._decay(params))",
+        ("tests/optim", "tests/train/test_parts.py"),
+    ),
+    Mutation(
+        "of slices that are updated together one alone is watched",
+        "optim/adamw.py",
+        "alike[kind if watch is unwatched else number]",
+        "alike[kind]",
+        ("tests/train/test_thermometers.py",),
+    ),
+    Mutation(
+        "changes are watched in no step",
+        "train/thermometers.py",
+        "return unwatched if self._step is None or UPDATES not in self.config.sites else self._watch",
+        "return unwatched",
+        ("tests/train/test_thermometers.py",),
+    ),
+    Mutation(
+        "roots are MKL's",
+        "randomness.py",
+        'torch.from_numpy(np.sqrt(x.numpy())) if x.device.type == "cpu" else x.sqrt()',
+        "x.sqrt()",
+        ("tests/test_randomness.py",),
+    ),
+    Mutation(
+        "a plan for GPUs draws masks as CPUs do",
+        "kernels/dropout.py",
+        'if device.type == "meta" and torch.empty(0, device=device).is_cuda:',
+        'if device.type == "none":',
+        ("tests/planner/test_stand_in.py",),
+    ),
 ]
 
 

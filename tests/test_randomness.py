@@ -116,6 +116,12 @@ def test_a_slice_is_the_slice_of_the_whole(draw: Draw, start: int, count: int, s
     assert torch.equal(draw(keys[streams], start, count), draw(keys, 0, 300)[streams, start : start + count])
 
 
+def test_roots_are_rounded_correctly() -> None:
+    """As IEEE 754 wants it of processors; MKL's, which torch takes for its own, are not."""
+    x = torch.linspace(1.0, 40.0, 20_000, dtype=torch.float64)
+    assert randomness._exact_root(x).tolist() == [sqrt(each) for each in x.tolist()]
+
+
 @pytest.mark.parametrize("draw", DRAWS, ids=DRAW_NAMES)
 def test_the_number_of_threads_changes_nothing(draw: Draw) -> None:
     threads, keys = torch.get_num_threads(), stream_keys(5, last=range(4))

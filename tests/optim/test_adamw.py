@@ -81,6 +81,30 @@ def test_slices_are_updated_as_the_whole(dtype: torch.dtype) -> None:
     torch.testing.assert_close(ours(dtype, 0.1, cuts=5), ours(dtype, 0.1), rtol=1e-6, atol=1e-12)
 
 
+def test_slices_of_all_kinds_are_updated_as_each_alone() -> None:
+    """What is treated alike goes to the kernel together: rates, decay and both factors stay those of each."""
+    rule = AdamW(beta1=0.8, beta2=0.95, epsilon=1e-6, weight_decay=0.1)
+    kinds = [(decayed, rate, decay) for decayed in (True, False) for rate in (1.0, 0.5) for decay in (1.0, 3.0)] * 2
+
+    def updated(together: bool) -> Tensor:
+        weights = start(torch.float64)
+        state = rule.init(weights)
+        for step, gradient in enumerate(gradients(torch.float64), start=1):
+            slices = [
+                ParamSlice(
+                    weights[at], gradient[at], state_at(state, at), decayed, learning_rate=rate, weight_decay=decay
+                )
+                for number, (decayed, rate, decay) in enumerate(kinds)
+                for at in (slice(50 * number, 50 * (number + 1)),)
+            ]
+            for group in [slices] if together else [[each] for each in slices]:
+                rule.update_(group, step=step, learning_rate=1e-2, factor=torch.tensor(0.3, dtype=torch.float64))
+        return weights
+
+    assert torch.equal(updated(together=True), updated(together=False))
+    assert not torch.equal(updated(together=True), start(torch.float64))
+
+
 def test_no_decay_where_it_is_not_wanted() -> None:
     assert torch.equal(ours(torch.float64, 0.1, decayed=False), ours(torch.float64, 0.0))
     assert not torch.equal(ours(torch.float64, 0.1, decayed=True), ours(torch.float64, 0.0))

@@ -440,7 +440,7 @@ def buffers(state: TrainState, buffer: Buffer) -> list[tuple[Bucket, Tensor]]:
     if buffer == "master":
         return [(bucket, bucket.master) for bucket in state.buckets]
     if buffer == "reduced":
-        return [(bucket, bucket.reduced) for bucket in state.trained]
+        return [(bucket, bucket.optimizer_gradients) for bucket in state.trained]
     return [(bucket, kept[buffer]) for bucket, kept in zip(state.buckets, state.optimizer_state, strict=True) if kept]
 
 

@@ -1,9 +1,14 @@
 """What a program learns of tensors without memory, and that those with memory are as they are."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from colonnade.kernels.dropout import keep_mask
 from colonnade.planner.stand_in import StandIn
+from colonnade.randomness import stream_keys
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -30,6 +35,24 @@ def test_numbers_that_are_not_there_are_ones(value: float) -> None:
         assert (there.item(), float(there), int(there), real.tolist()) == (value, value, int(value), [value, value])
         assert (gone.item(), float(gone), int(gone), meta(2, dtype=real.dtype).tolist()) == (1, 1.0, 1, [1, 1])
         assert type(gone.item()) is type(value) and bool(gone) and not bool(torch.tensor(0))
+
+
+def test_a_dropout_mask_of_a_gpu_is_drawn_by_one_operator() -> None:
+    keys, seen = stream_keys(1, last=range(3)), []
+
+    class Sees(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = function(*args, **(kwargs or {}))
+            if isinstance(made, torch.Tensor) and made.is_meta and function is not torch.ops.aten.empty.memory_format:
+                seen.append((made.shape, made.dtype))
+            return made
+
+    for device in ("cuda", "cpu"):
+        seen.clear()
+        with StandIn(device), Sees():  # type: ignore[arg-type]
+            keep = keep_mask(keys, 1, 7, 0.1, torch.device("meta"))
+        assert keep.shape == (3, 7) and keep.dtype is torch.bool
+        assert (seen == [((3, 7), torch.bool)]) == (device == "cuda"), seen
 
 
 def test_a_mask_without_numbers_takes_all() -> None:

@@ -23,6 +23,8 @@ def keep_mask(keys: np.ndarray, start: int, count: int, drop: float, device: tor
     """As `randomness.keep_mask`, on GPUs by one kernel."""
     if takes(device):
         return gpu.keep_mask(keys, start, count, dropped_values(drop), device)
+    if device.type == "meta" and torch.empty(0, device=device).is_cuda:  # planned for a GPU: what the kernel writes
+        return torch.zeros((len(keys), count), dtype=torch.bool, device=device)
     return randomness.keep_mask(keys, start, count, drop, device)
 
 

@@ -1,7 +1,7 @@
-"""What takes torch several kernels on a GPU, in one each: dropout masks, and the weight gradients of norms.
+"""Dropout masks on a GPU in one kernel: torch's operators take nine, each through all words of the mask.
 
-They are written in Triton (`triton_kernels.py`). Where `gpu_kernels.takes` says no, callers do the same by torch's
-operators: masks are then equal to the bit, and sums differ by rounding.
+It is written in Triton (`triton_kernels.py`). Where `gpu_kernels.takes` says no, callers do the same by torch's
+operators, with the same bits.
 """
 
 import importlib
@@ -15,9 +15,7 @@ from colonnade.randomness import offset_and_gamma
 from colonnade.upload import upload
 
 _MASK_BLOCK = 1024
-"""Elements of a stream that a program of the first kernel decides on."""
-_COLUMNS, _ROWS, _TILE = 128, 256, 32
-"""Columns and rows of a program of the second kernel, and how many rows it holds at a time."""
+"""Elements of a stream that a program of the kernel decides on."""
 
 
 def keep_mask(keys: np.ndarray, start: int, count: int, least: int, device: torch.device) -> Tensor:
@@ -27,22 +25,10 @@ def keep_mask(keys: np.ndarray, start: int, count: int, least: int, device: torc
     first = start // 2
     streams = upload(torch.from_numpy(np.stack(offset_and_gamma(keys, first))), device)
     keep = torch.empty((len(keys), count), dtype=torch.bool, device=device)
-    grid = (-(-count // _MASK_BLOCK), len(keys))
-    _kernels().keep_mask[grid](keep.view(torch.uint8), *streams, start - 2 * first, count, least, BLOCK=_MASK_BLOCK)
+    blocks = -(-count // _MASK_BLOCK)
+    operands = keep.view(torch.uint8), *streams, blocks, start - 2 * first, count, least
+    _kernels().keep_mask[(blocks * len(keys),)](*operands, BLOCK=_MASK_BLOCK)  # other dims of a grid end at 65,535
     return keep
-
-
-def norm_gradients(grad: Tensor, x: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
-    """Gradients of a LayerNorm's weight and bias, [2, h] in fp32: of the output's gradient and the input [..., h], and
-    what the input's rows were normalised with, [..., 1] in fp32. Summed in one order.
-    """
-    h = x.shape[-1]
-    grad, x = grad.reshape(-1, h).contiguous(), x.reshape(-1, h).contiguous()
-    parts = -(-len(x) // _ROWS)
-    sums = torch.empty((parts, 2, h), dtype=torch.float32, device=x.device)
-    operands = sums, grad, x, mean.reshape(-1), deviation.reshape(-1), len(x), h
-    _kernels().norm_gradients[-(-h // _COLUMNS), parts](*operands, COLUMNS=_COLUMNS, ROWS=_ROWS, TILE=_TILE)
-    return sums.sum(0)
 
 
 def _kernels() -> Any:

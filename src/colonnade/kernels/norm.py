@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from colonnade.gpu_kernels import takes
-from colonnade.kernels import gpu
 from colonnade.kernels.products import gradient_of
 from colonnade.mesh.autograd import apply
 
@@ -76,18 +74,10 @@ class _LayerNorm(torch.autograd.Function):
 def _backward_of_16_bits(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor, deviation: Tensor
 ) -> Tensor:
-    """dx by CUDA's kernel, which computes in fp32 inside; weight gradients in fp32 apart, in one pass
-    where `gpu` has it, else with one fp32 copy of x.
-    """
+    """dx by CUDA's kernel, which computes in fp32 inside; weight gradients in fp32 apart, with one fp32 copy of x."""
     narrow_bias = None if bias is None else bias.to(x.dtype)
     operands = grad, x, weight.shape, mean, deviation, weight.to(x.dtype), narrow_bias
     dx: Tensor = torch.ops.aten.native_layer_norm_backward(*operands, [True, False, False])[0]
-    trained = [t for t in (weight, bias) if t is not None and t.requires_grad]
-    if trained and takes(x.device):
-        of_weight, of_bias = gpu.norm_gradients(grad, x, mean, deviation)
-        for t in trained:
-            gradient_of(t).add_(of_weight if t is weight else of_bias)
-        return dx
     rows = tuple(range(x.ndim - 1))
     if bias is not None and bias.requires_grad:
         gradient_of(bias).add_(grad.sum(rows, dtype=torch.float32))
