@@ -1,6 +1,7 @@
 """Lines of changes.jsonl: what each is known by, and what comes of it."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from colonnade.config.load import load
 from colonnade.errors import hidden
-from colonnade.train.change import BLEND, Change, as_it_began, earlier_blends, in_force
+from colonnade.train.change import BLEND, Change, as_it_began, conflicts, earlier_blends, in_force
 from colonnade.train.change_requests import CHANGES, Decided, Line, ask, lines_of
 from colonnade.train.corpus import curriculum_of
 from tests.commands import here
@@ -92,6 +93,23 @@ def test_the_number_of_a_file_changes_that_is_named_with_credentials(config: Pat
     now = in_force(began, [change.model_copy(update={"position": 12})])
     assert now.data.blend == {str(corpus.prefix): 1.0, url: 2.0} and "s3cr3t" not in change.model_dump_json()
     assert as_it_began(now, [change]) == began
+
+
+@pytest.mark.parametrize("first", [20, 40])
+def test_a_file_that_a_change_does_not_name_keeps_the_number_of_an_earlier_one(config: Path, first: int) -> None:
+    """Earlier by its step, in whichever order they were asked for; and the run may be started with each mixture."""
+    config.write_text(re.sub('train = ".*"', "blend = {a = 0.5, b = 0.25, c = 0.25}", config.read_text(), count=1))
+    began, decided = load(config, ["train.steps=100"]), Decided()
+    for number, asked, at in ((1, {"a": 0.1}, first), (2, {"b": 0.8}, 60 - first)):
+        line = Line(str(number), json.dumps({"change": {BLEND: asked}, "at": at}), is_whole=True)
+        decided = decided.with_line(line, began, 0)
+    changes = sorted(decided.changes, key=lambda each: each.at)
+    made = [each.model_copy(update={"position": 4 * each.at}) for each in changes]
+    between, now = (in_force(began, made[:count]) for count in (1, 2))
+    assert now.data.blend == {"a": 0.1, "b": 0.8, "c": 0.25}
+    assert between.data.blend == {**(began.data.blend or {}), **({"a": 0.1} if first == 20 else {"b": 0.8})}
+    assert not [line for each in (began, between, now) for line in conflicts(each, decided.changes)]
+    assert list(conflicts(load(config, ["data.blend.c=0.5"]), decided.changes))
 
 
 def test_a_line_is_known_by_the_same_name_when_others_have_come(tmp_path: Path) -> None:

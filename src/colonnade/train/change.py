@@ -117,13 +117,15 @@ def expected(began: Config, changes: Sequence[Change]) -> Config:
 
 
 def asked_values(began: Config, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that a change asks for, complete. ConfigError with the reason of each key that may not change."""
+    """The values that a change asks for. ConfigError with the reason of each key that may not change."""
     problems = [problem for name in values for problem in _problems(began, name)]
     if problems:
         raise ConfigError("\n".join(problems))
     if not values:
         raise ConfigError("it names no key.")
-    return {name: _whole_blend(began, value) if name == BLEND else hidden(value) for name, value in values.items()}
+    if BLEND in values:
+        _check_blend(began, values[BLEND])
+    return {name: hidden(value) for name, value in values.items()}
 
 
 def was(began: Config, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,20 +166,16 @@ def _why_not(name: str) -> str:
     return "steps behind it would not follow from those before it. Train another run in a run.folder of its own."
 
 
-def _whole_blend(began: Config, asked: object) -> object:
-    """The numbers of all files, by their names without credentials, where some are asked for."""
+def _check_blend(began: Config, asked: object) -> None:
+    """ConfigError where numbers are asked for that the run's files do not have."""
     if began.data.blend is None:
         raise ConfigError(f"{BLEND} does not change in a run on one file: it has data.train, and no blend.")
     known = hidden(began.data.blend)
-    given = hidden(asked)
-    if not isinstance(given, dict):
-        return given
-    for name in given:
+    for name in hidden(asked) if isinstance(asked, dict) else ():
         if name not in known:
             raise ConfigError(
                 f"{BLEND} has no {name}: its files are {', '.join(known)}, and only their numbers change."
             )
-    return {**known, **given}
 
 
 def _changed(config: Config, change: Change) -> Config:
@@ -224,7 +222,9 @@ def _position(change: Change) -> int:
 
 
 def _named_alike(config: Config, asked: Any) -> Any:
-    """Numbers of files by the names that the configuration has for them, credentials included."""
+    """Numbers of files by the names that the configuration has for them, credentials included, beside the numbers of
+    those that were not asked for.
+    """
     if config.data.blend is None or not isinstance(asked, dict):
         return asked
     return {name: asked.get(hidden(name), number) for name, number in config.data.blend.items()}
@@ -239,7 +239,9 @@ def conflicts(config: Config, changes: Sequence[Change]) -> Iterator[str]:
     """A line for each changed key to which the configuration gives a value that the run has never had."""
     for name in dict.fromkeys(name for change in changes for name in change.values):
         had = [change.was[name] for change in changes if name in change.was]
-        had += [change.values[name] for change in changes if name in change.values]
+        for change in sorted(changes, key=lambda each: each.at):
+            if name in change.values:
+                had.append({**had[-1], **change.values[name]} if name == BLEND else change.values[name])
         own = hidden(_content(config)).get(section_of(name), {}).get(short(name))
         if own not in had:
             yield f"{name} = {as_toml(hidden(value_at(config, name)))}: the run has had {', '.join(map(as_toml, had))}"
