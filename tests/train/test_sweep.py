@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import signal
 import tomllib
 from collections.abc import Callable
@@ -201,6 +202,25 @@ def test_what_has_ended_is_not_mixed_with_other_configurations(tmp_path: Path) -
         again("train.seed = [1, 2, 3]", "checkpoint.every=5")
     assert again("train.seed = [1, 2, 3]", "train.threads=1", "parallel.dp=2", "checkpoint.retry_for=1") == 0
     assert calls == [3]
+
+
+@pytest.mark.parametrize("gone", ["folder", "content"])
+def test_a_point_whose_run_is_gone_is_run_anew(tmp_path: Path, gone: str) -> None:
+    """And beside points that ended with another configuration it does not count as one that did."""
+    calls: list[object] = []
+
+    def accuracy(content: dict[str, dict[str, object]]) -> float:  # type: ignore[misc]
+        calls.append(content["train"]["seed"])
+        return 0.5
+
+    assert run_points(swept(tmp_path, "train.seed = [1, 2]"), made(accuracy)) == 0  # type: ignore[arg-type]
+    before = json.loads((tmp_path / "runs" / "summary.json").read_text())["settings"]
+    shutil.rmtree(run := tmp_path / "runs" / "seed-1")
+    if gone == "content":
+        run.mkdir()
+    assert run_points(swept(tmp_path, "train.seed = [1, 2]"), made(accuracy)) == 0  # type: ignore[arg-type]
+    assert calls == [1, 2, 1] and before[0]["points"] == 2
+    assert json.loads((tmp_path / "runs" / "summary.json").read_text())["settings"] == before
 
 
 def test_what_came_of_a_point_is_what_its_last_start_says(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@
     run.folder/NAME.log                 what it said, where several run side by side
     run.folder/summary.json, .csv       every point; of each setting median, lowest and highest over the seeds; the best
 
-A point that has ended is not run again; one that was interrupted goes on, and one that failed is tried again. Where
-points have ended with another configuration than they would have now, the sweep does not go on.
+A point that has ended is not run again, unless its run is gone; one that was interrupted goes on, and one that failed
+is tried again. Where points have ended with another configuration than they would have now, the sweep does not go on.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def _events(run: Path) -> list[dict[str, Any]]:
 
 
 def _ended(sweep: Sweep) -> dict[str, Outcome]:
-    """Points that the summary of an earlier start knows as ended."""
+    """Points that the summary of an earlier start knows as ended, and whose runs are there."""
     path = sweep.folder / SUMMARY
     if not path.exists():
         return {}
@@ -239,7 +239,7 @@ def _ended(sweep: Sweep) -> dict[str, Outcome]:
             seconds=records[point.name]["seconds"],
         )
         for point in sweep.points
-        if records.get(point.name, {}).get("state") in ENDED
+        if records.get(point.name, {}).get("state") in ENDED and _events(sweep.folder / point.name)
     }
 
 
