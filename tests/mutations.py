@@ -3563,8 +3563,8 @@ MUTATIONS = [
     Mutation(
         "points of a sweep share a table within a section, and all have the values of the last one",
         "train/sweep.py",
-        "            place[part] = dict(place.get(part, {}))\n            place = place[part]\n",
-        "            place = place.setdefault(part, {})\n",
+        "        place[part] = dict(inner)\n        place = place[part]\n",
+        "        place = place.setdefault(part, {})\n",
         ("tests/train/test_sweep.py",),
     ),
     Mutation(

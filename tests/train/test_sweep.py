@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from colonnade.config.load import load
 from colonnade.errors import ConfigError
 from colonnade.train.side_by_side import Run, Share
 from colonnade.train.sweep import SEED, Point, Sweep, read_sweep
@@ -98,6 +99,35 @@ def test_a_plain_configuration_has_no_sweep(tmp_path: Path) -> None:
 def test_a_sweep_that_is_none(lines: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"(?i){said}"):
         swept(tmp_path, lines)
+
+
+@pytest.mark.parametrize(
+    ("lines", "override", "said"),
+    [
+        ("train.seed = [1, 2]", "train.seed=77", r"lists values of train.seed in \[sweep\], \[1, 2\]"),
+        ("data.blend = [{a = 1.0}, {a = 1.0, b = 1.0}]", "data.blend.a=3", "lists values of data.blend in"),
+        ("train.seed = [1, 2]", "sweep.train.seed=[1, 2, 3]", "stand in the file"),
+    ],
+)
+def test_what_would_have_no_effect_on_the_command_line_is_refused(
+    lines: str, override: str, said: str, tmp_path: Path
+) -> None:
+    swept(tmp_path, lines)
+    with pytest.raises(ConfigError, match=said):
+        read_sweep(tmp_path / "config.toml", [override])
+    assert read_sweep(tmp_path / "config.toml", ["train.seeds=77", "sweep.at_once=2"]) is not None
+
+
+@pytest.mark.parametrize(("given", "lists"), [("train = 3", "train.seed"), ("model.rotary = 3", "model.rotary.share")])
+def test_a_value_where_a_section_stands_is_told_with_the_point(tmp_path: Path, given: str, lists: str) -> None:
+    """As in a configuration without [sweep]."""
+    path = tmp_path / "config.toml"
+    path.write_text(f"{given}\nrun.folder = 'runs'\n[sweep]\n{lists} = [1, 2]\n")
+    found = read_sweep(path, [])
+    assert found is not None and len(found.points) == 2
+    path.write_text(toml_of(found.points[0].content))
+    with pytest.raises(ConfigError, match=f"{given} gives a value to a section"):
+        load(path)
 
 
 def made(accuracy: Callable[[dict[str, object]], float | int]) -> Run:

@@ -71,6 +71,10 @@ def read_sweep(path: Path, overrides: Sequence[str]) -> Sweep | None:
 
     What is wrong with the configurations of its points is told when they are read.
     """
+    for override in overrides:
+        section, _, rest = override.partition(".")
+        if section.strip() == SECTION and rest.partition("=")[0].strip() in all_keys():
+            raise ConfigError(f"{override}: the lists of [sweep] stand in the file. Write this one into {path}.")
     content, problems = read_with(path, overrides)
     if SECTION not in content:
         return None
@@ -89,6 +93,7 @@ def read_sweep(path: Path, overrides: Sequence[str]) -> Sweep | None:
         raise ConfigError(f"{path}: sweep.at_once = {as_toml(at_once)} is no number of points. Use 1 or more.")
     lists = dict(_flat(section))
     _check(path, lists, content)
+    _check_given(path, lists, overrides)
     combinations = product(*(values for values in lists.values()))
     points = [_point(content, folder, dict(zip(lists, values, strict=True))) for values in combinations]
     return Sweep(Path(folder), points, score, at_once)
@@ -130,6 +135,18 @@ def _check(path: Path, lists: Mapping[str, Any], content: TomlTable) -> None:
         raise ConfigError("\n".join([f"{path}: {_ENTRY}, and", *(f"  - {line}." for line in lines)]))
 
 
+def _check_given(path: Path, lists: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """ConfigError where the command line gives a value to a key that has one of its list in each point."""
+    for override in overrides:
+        name = override.partition("=")[0].strip()
+        for key, values in lists.items():
+            if f"{name}.".startswith(f"{key}."):
+                raise ConfigError(
+                    f"{override} has no effect: {path} lists values of {key} in [sweep], {as_toml(values)}, and each "
+                    "point has one of these. Leave it out, or change the list there."
+                )
+
+
 def _wrong(key: str, values: Any) -> Iterator[str]:
     if key not in all_keys():
         near = get_close_matches(key, all_keys(), n=1)
@@ -148,19 +165,27 @@ def _point(content: TomlTable, folder: str, values: dict[str, Any]) -> Point:
     name = "_".join(f"{key.rpartition('.')[2]}-{_shown(value)}" for key, value in values.items())
     own: TomlTable = {key: dict(value) if isinstance(value, dict) else value for key, value in content.items()}
     for key, value in values.items():
-        section, _, last = key.rpartition(".")
-        place = own
-        for part in section.split("."):
-            place[part] = dict(place.get(part, {}))
-            place = place[part]
-        place[last] = value
-        if value == UNSET and all_keys()[key].default is None:
-            del place[last]
+        _put(own, key, value)
     own["run"] = {**own["run"], "folder": str(Path(folder) / name)}
     url = own.get("checkpoint", {}).get("upload_to") if isinstance(own.get("checkpoint"), dict) else None
     if isinstance(url, str):
         own["checkpoint"] = {**own["checkpoint"], "upload_to": below(url, name)}
     return Point(name, values, own)
+
+
+def _put(content: TomlTable, key: str, value: Any) -> None:
+    """Give a key this value, in tables of its own; nothing where a section is none, which is told when it is read."""
+    section, _, last = key.rpartition(".")
+    place = content
+    for part in section.split("."):
+        inner = place.get(part, {})
+        if not isinstance(inner, dict):
+            return
+        place[part] = dict(inner)
+        place = place[part]
+    place[last] = value
+    if value == UNSET and all_keys()[key].default is None:
+        del place[last]
 
 
 def _shown(value: Any) -> str:
