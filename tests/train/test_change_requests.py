@@ -13,8 +13,8 @@ from colonnade.errors import hidden
 from colonnade.train.change import BLEND, Change, as_it_began, conflicts, earlier_blends, in_force
 from colonnade.train.change_requests import CHANGES, Decided, Line, ask, lines_of
 from colonnade.train.corpus import curriculum_of
-from tests.commands import here
-from tests.runs import Finished
+from tests.commands import forked, here
+from tests.runs import Finished, metrics
 from tests.tiny import TinyCorpus
 
 
@@ -140,6 +140,21 @@ def test_a_request_behind_a_line_without_an_end_is_a_line_of_its_own(finished: F
     ask(run, {"change": {"optim.learning_rate": 4e-3}})
     assert [line.is_whole for line in lines_of(run)] == [True] * 4
     assert [line.text for line in lines_of(run)] == [rate(value) for value in (1e-3, 2e-3, 3e-3, 4e-3)]
+
+
+def test_a_run_that_has_ended_is_prolonged_by_a_change_of_its_steps(finished: Finished, tmp_path: Path) -> None:
+    """As often as one likes: once the key has changed, no value that the run has not had may be set at its start."""
+    run = Path(shutil.copytree(finished.folder, tmp_path / "run"))
+    for before, steps in ((6, 7), (7, 8)):
+        for refused in (["optim.learning_rate=1e-3"], [f"train.steps={steps + 9}", "--at", before + 1]):
+            answer = here("change", run, *refused)
+            assert answer.status == 2 and f"the run ends with step {before} (train.steps)" in answer.err, answer
+        answer = here("change", run, f"train.steps={before}")
+        assert answer.status == 2 and f"train.steps = {before} would be over at step {before}" in answer.err, answer
+        assert here("change", run, f"train.steps={steps}").status == 0
+        assert here("change", run, "optim.learning_rate=1e-3", "--at", before).status == 0, "behind the one that waits"
+        answer = forked("train", finished.config, f"run.folder={run}")
+        assert answer.status == 0 and metrics(run)[-1]["step"] == steps, answer
 
 
 def test_a_file_of_the_run_that_cannot_be_read_is_one_message(finished: Finished, tmp_path: Path) -> None:

@@ -187,12 +187,12 @@ def ask(run: Path, request: dict[str, Any]) -> None:
     decided = read_decided(run)
     began = began_with(run, decided)
     lines, done = _asked_and_done(run)
-    waiting = _with_waiting(lines, began, decided)
+    waiting = _with_waiting(lines, began, decided, done)
     text = json.dumps(hidden(request), ensure_ascii=False)
     try:
         change = decide(Line("asked for now", text, is_whole=True), began, waiting, done)
         end = expected(began, waiting.changes).train.steps
-        if change.at >= end:
+        if change.at > end or (change.at == end and "train.steps" not in change.values):
             raise ConfigError(f"the run ends with step {end:,} (train.steps): nothing comes behind step {change.at:,}.")
     except ConfigError as error:
         raise ConfigError(f"{run} is not changed: {error}") from None
@@ -208,11 +208,11 @@ def ask(run: Path, request: dict[str, Any]) -> None:
         raise ConfigError(f"{file} cannot be written: {error.strerror}. Fix that, and ask again.") from error
 
 
-def _with_waiting(lines: Sequence[Line], began: Config, decided: Decided) -> Decided:
-    """What the run will have decided of the lines that are there."""
+def _with_waiting(lines: Sequence[Line], began: Config, decided: Decided, step: int) -> Decided:
+    """What the run, which has done `step` steps, will have decided of the lines that are there."""
     for line in lines:
         if line.known_as not in decided.known:
-            decided = decided.with_line(line, began, 0)
+            decided = decided.with_line(line, began, step)
     return decided
 
 
