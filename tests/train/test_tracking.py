@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -171,6 +172,22 @@ def test_a_missing_package_is_one_message(
         ConfigError, match=rf"tracking\..* needs the package {package}.*pip install 'colonnade\[track\]'"
     ):
         trackers(config(tmp_path, line))
+
+
+@pytest.mark.parametrize("uri", ["sqlite:///runs/mlflow.db", "mysql+pymysql://me:s3cr3t@host/base"])
+def test_a_database_of_mlflow_without_what_writes_to_it_is_one_message(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with the extra alone; it has all that is needed for a server."""
+    for package, found in (("mlflow", ModuleType("mlflow")), ("alembic", None)):
+        monkeypatch.setitem(sys.modules, package, found)
+    monkeypatch.setattr(sys.modules["mlflow"], "__spec__", ModuleSpec("mlflow", None))
+    with pytest.raises(
+        ConfigError, match=r"tracking\.mlflow = .* needs the package alembic.*pip install 'mlflow'"
+    ) as told:
+        trackers(config(tmp_path, f'mlflow = "{uri}"'))
+    assert "s3cr3t" not in str(told.value)
+    assert len(trackers(config(tmp_path, 'mlflow = "http://tracking:5000"'))) == 1
 
 
 def test_nothing_is_tracked_unless_asked(tmp_path: Path) -> None:

@@ -19,7 +19,9 @@ class TrackingConfig(Section):
     wandb: Literal["off", "offline", "online"] = "off"
     """Weights & Biases: offline writes to the run's folder, for `wandb sync` later."""
     mlflow: Text | None = None
-    """MLflow's tracking URI, like http://tracking:5000 or sqlite:///runs/mlflow.db."""
+    """MLflow's tracking URI, like http://tracking:5000. That of a database, like sqlite:///runs/mlflow.db, needs all of
+    MLflow (pip install mlflow).
+    """
     prometheus: Text | None = None
     """A file, like metrics.prom, for node_exporter's textfile collector; or a port of this machine alone, like 9105."""
     project: Text = "colonnade"

@@ -20,6 +20,8 @@ from colonnade.errors import ConfigError
 from colonnade.train.tracking import Numbers, Tracker
 
 KNOWN = "tracking"
+DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+"""How MLflow's URIs of databases begin: mlflow-skinny brings nothing along that writes to one."""
 _METRIC = re.compile(r"[^a-zA-Z0-9_]")
 
 
@@ -33,6 +35,8 @@ def trackers(config: Config) -> list[Tracker]:
         found.append(Wandb(folder, tracking.project, name, tracking.wandb))
     if tracking.mlflow is not None:
         _needs("mlflow", "tracking.mlflow", tracking.mlflow)
+        if tracking.mlflow.partition(":")[0].partition("+")[0] in DATABASES:
+            _needs("alembic", "tracking.mlflow", tracking.mlflow, of="mlflow")
         found.append(Mlflow(folder, tracking.mlflow, tracking.project, name))
     if tracking.prometheus is not None:
         _needs("prometheus_client", "tracking.prometheus", tracking.prometheus)
@@ -40,7 +44,8 @@ def trackers(config: Config) -> list[Tracker]:
     return found
 
 
-def _needs(package: str, key: str, value: str) -> None:
+def _needs(package: str, key: str, value: str, of: str = "colonnade[track]") -> None:
+    """ConfigError where a package is missing. `of`: with which it is installed."""
     try:
         missing = find_spec(package) is None
     except (ImportError, ValueError):
@@ -48,7 +53,7 @@ def _needs(package: str, key: str, value: str) -> None:
     if missing:
         raise ConfigError(
             f"{key} = {json.dumps(value)} needs the package {package}, which is not installed. Run `pip install "
-            f"'colonnade[track]'`, or leave {key} out."
+            f"'{of}'`, or leave {key} out."
         )
 
 
