@@ -42,6 +42,12 @@ def test_one_is_said_as_one() -> None:
         choose_device("cuda", 0, 1)
 
 
+def test_options_are_named_where_they_say_it() -> None:
+    """The commands that use a checkpoint have no keys."""
+    with pytest.raises(LayoutError, match=r"^--device 'cuda', but .*'cpu', or lower --tp × --pp × --dp to 1\.$"):
+        choose_device("cuda", 1, 2, by_option=True)
+
+
 @pytest.mark.parametrize(
     ("version", "driver", "count"),
     [

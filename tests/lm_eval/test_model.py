@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from colonnade.data.tokenizer import Tokenizer
-from colonnade.errors import ColonnadeError, ConfigError, DataError
+from colonnade.errors import ColonnadeError, ConfigError, DataError, LayoutError
 from colonnade.serving.answers import cut_at_first
 from tests.commands import environment
 from tests.serving.published import Pair, make_pair
@@ -26,6 +27,7 @@ with warnings.catch_warnings():
 
     from colonnade.lm_eval.__main__ import main
     from colonnade.lm_eval.model import ColonnadeLM
+    from colonnade.lm_eval.options import read_arguments
 
 CONTEXTS = [
     ("The man took his hat and his coat, and walked home through the", " rain"),
@@ -172,6 +174,21 @@ def test_arguments_that_are_none(pair: Pair, arguments: dict[str, Any], said: st
         arguments = {"checkpoint": str(pair.ours), **arguments}
     with pytest.raises(ColonnadeError, match=said):
         ColonnadeLM(**arguments)
+
+
+def test_a_device_that_nobody_gave_is_chosen(pair: Pair) -> None:
+    """The harness says cuda:0 then, on any machine."""
+    devices = {None: "auto", "cuda:0": "auto", "cuda": "cuda", "cuda:1": "cuda", "cpu": "cpu"}
+    for given, device in devices.items():
+        assert read_arguments({"checkpoint": str(pair.ours), "device": given}).device == device
+    config = pytest.importorskip("lm_eval.config.evaluate_config").EvaluatorConfig()  # not in 0.4.9, which says None
+    assert devices[config.device] == "auto"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_told_by_the_option(pair: Pair) -> None:
+    with pytest.raises(LayoutError, match=r"^--device 'cuda', but .* has 0 CUDA GPUs .* Set --device 'cpu'\.$"):
+        ColonnadeLM(checkpoint=str(pair.ours), device="cuda")
 
 
 def test_requests_that_cannot_be_answered(ours: ColonnadeLM) -> None:

@@ -12,21 +12,23 @@ from colonnade.errors import ConfigError, LayoutError
 THREADS_A_CORE = 64  # at most: a rank with more gains nothing, and a system does not start just any number
 
 
-def choose_device(device: str, num_gpus: int, num_ranks: int) -> Literal["cpu", "cuda"]:
+def choose_device(device: str, num_gpus: int, num_ranks: int, *, by_option: bool = False) -> Literal["cpu", "cuda"]:
     """The kind of device for `num_ranks` ranks of one machine that has `num_gpus` GPUs.
 
     `device` is "cpu", "cuda", or "auto": CUDA where there are GPUs, the CPU where there is none. LayoutError if there
     are GPUs, or must be, and they are too few: a run that computes elsewhere than expected is worse than none.
+    `by_option`: whether --device, --tp and so on say it, and no configuration.
     """
     if device == "cpu" or (device == "auto" and num_gpus == 0):
         return "cpu"
     if num_gpus >= num_ranks:
         return "cuda"
-    fewer = f", or lower parallel.tp × parallel.pp × parallel.dp to {num_gpus}" if num_gpus else ""
+    key, axes = ("--device ", "--") if by_option else ("train.device = ", "parallel.")
+    fewer = f", or lower {' × '.join(axes + axis for axis in ('tp', 'pp', 'dp'))} to {num_gpus}" if num_gpus else ""
     raise LayoutError(
-        f"train.device = {device!r}, but this machine has {num_gpus} CUDA {'GPU' if num_gpus == 1 else 'GPUs'} for "
+        f"{key}{device!r}, but this machine has {num_gpus} CUDA {'GPU' if num_gpus == 1 else 'GPUs'} for "
         f"{num_ranks} local {'rank' if num_ranks == 1 else 'ranks'}: each rank needs a GPU of its own. Set "
-        f"train.device = 'cpu'{fewer}."
+        f"{key}'cpu'{fewer}."
     )
 
 

@@ -8,6 +8,8 @@ from typing import Any
 from colonnade.errors import ConfigError
 from colonnade.serving.options import check_options
 
+NOBODY_S = "cuda:0"
+"""The harness' `--device` where nobody gives one, on a machine without a GPU too."""
 BATCH_SIZE = 32
 """[sequences] That are read at once where `--batch_size` says nothing, or auto."""
 _LEAST = {"tp": 1, "pp": 1, "dp": 1, "threads": 0, "max_length": 1, "max_gen_toks": 1, "prefix_token_id": 0}
@@ -67,7 +69,8 @@ def read_arguments(options: Mapping[str, Any]) -> ModelArguments:
     paths: dict[str, Any] = {name: Path(str(given[name])) for name in ("checkpoint", "base") if name in given}
     batch_size = given.get("batch_size", "auto")
     at_once = BATCH_SIZE if str(batch_size).startswith("auto") else int(batch_size)
-    device = str(given.get("device", "auto")).partition(":")[0]
+    said = str(given.get("device", NOBODY_S))
+    device = "auto" if said == NOBODY_S else said.partition(":")[0]
     found = ModelArguments(**(given | paths | {"batch_size": at_once, "device": device}))
     check_options(
         found.checkpoint, tp=found.tp, pp=found.pp, device=found.device, precision=found.precision, best=found.best

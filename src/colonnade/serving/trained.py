@@ -36,7 +36,9 @@ from colonnade.generation.sampling import Sampling
 from colonnade.generation.stream import TextDelta, end_note, prompt_tokens, stream_text
 from colonnade.huggingface.folder import is_published
 from colonnade.huggingface.peft import is_peft
+from colonnade.launch.devices import choose_device
 from colonnade.launch.join import joined
+from colonnade.launch.launch import num_local_ranks
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.model.gpt import GPT
@@ -153,6 +155,7 @@ def opened(
     _, config, metadata = described(checkpoint)
     check_given_base(checkpoint, metadata.base, base)
     _check_layout(checkpoint, config.model, tp, pp)
+    choose_device(device, torch.cuda.device_count(), num_local_ranks(), by_option=True)
     size = trained_architecture(config, metadata.model.vocab_size).num_parameters
     used = InUse(checkpoint, size, precision or config.train.precision, tuple(to_take_less))
     with joined(Layout(tp=tp, pp=pp, dp=dp), device, threads) as (mesh, place), within_memory(used, mesh, place):
