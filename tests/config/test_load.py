@@ -55,7 +55,7 @@ def test_an_override_is_stronger_than_a_preset_in_any_order(loaded: Loaded) -> N
     ],
 )
 def test_values_on_the_command_line(text: str, value: object) -> None:
-    assert value_of(text) == value
+    assert value_of(text, "a.key") == value
 
 
 def test_all_problems_come_at_once(problems: Problems) -> None:

@@ -112,6 +112,38 @@ def test_a_file_that_a_change_does_not_name_keeps_the_number_of_an_earlier_one(c
     assert list(conflicts(load(config, ["data.blend.c=0.5"]), decided.changes))
 
 
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["checkpoint.keep=1" + "0" * 24], "checkpoint.keep cannot be read: it has a whole number that 64 bits cannot"),
+        (["train.steps=300", "train.steps=500"], "'train.steps=500' gives train.steps a second value"),
+        (["data.blend=3", "data.blend.a=1"], "'data.blend.a=1' gives data.blend.a a second value"),
+        (["data.blend.a=1", "data.blend={a = 1}"], "'data.blend={a = 1}' gives data.blend a second value"),
+        (["data.blend.a=1", "data.blend.a=2"], "'data.blend.a=2' gives data.blend.a a second value"),
+        (["data.blend.a"], "'data.blend.a' is not of the form"),
+    ],
+)
+def test_values_that_cannot_be_read_or_come_twice_are_one_message(
+    finished: Finished, keys: list[str], said: str
+) -> None:
+    answer = here("change", finished.folder, *keys)
+    assert answer.status == 2 and said in answer.err and answer.err.count("\n") == 1, answer
+    assert not (finished.folder / CHANGES).exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"change": {"checkpoint.every": 5, "checkpoint.every": 6}}', "it has 'checkpoint.every' more than once"),
+        ('{"change": {"checkpoint.every": 5}, "at": 4, "at": 5}', "it has 'at' more than once"),
+        ('{"change": {"checkpoint.every": null}}', "checkpoint.every = (unset) is no value, where a whole number of"),
+    ],
+)
+def test_a_line_that_says_two_things_or_nothing_is_refused(config: Path, text: str, said: str) -> None:
+    (refusal,) = Decided().with_line(Line("a", text, is_whole=True), load(config), 3).refused
+    assert said in refusal.reason
+
+
 def test_a_line_is_known_by_the_same_name_when_others_have_come(tmp_path: Path) -> None:
     write(tmp_path, rate(1e-3), "", rate(1e-3))
     before = lines_of(tmp_path)

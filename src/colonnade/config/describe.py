@@ -179,6 +179,8 @@ def limit_in_words(limit: Ge | Gt | Le | Lt) -> str:
 
 def kind_of(value: object, key: Key) -> str:
     """What a value of the wrong kind, or out of range, is: 'text', 'a list', 'out of range'."""
+    if value is None:
+        return "no value"
     if isinstance(value, bool):
         return "a truth value"
     if value in ("", [], {}):

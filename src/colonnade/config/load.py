@@ -160,9 +160,9 @@ def apply_(content: TomlTable, override: str, root: type[BaseModel] = Config) ->
     for part in section.split("."):
         there = there.setdefault(part, {}) if isinstance(there, dict) else None
     try:
-        read = value_of(value.strip())
-    except _NotOurs as error:
-        return [Problem(f"{section}.{key} cannot be read: {error}.", (f"{section}.{key}",))]
+        read = value_of(value.strip(), f"{section}.{key}")
+    except ConfigError as error:
+        return [Problem(str(error), (f"{section}.{key}",))]
     if isinstance(there, dict):
         there[key] = read
     return []
@@ -179,10 +179,14 @@ def _example(root: type[BaseModel]) -> str:
     return "train.steps" if "train.steps" in keys else [name for name, key in keys.items() if key.required][-1]
 
 
-def value_of(text: str) -> Any:
-    """The value that TOML reads in the text; the text itself where TOML reads none (a path without quotes)."""
+def value_of(text: str, name: str) -> Any:
+    """The value that TOML reads in the text; the text itself where TOML reads none (a path without quotes). ConfigError
+    for one that no configuration has, with the name of what it was given to.
+    """
     try:
         content = _content_of(f"value = {text}")
+    except _NotOurs as error:
+        raise ConfigError(f"{name} cannot be read: {error}.") from None
     except tomllib.TOMLDecodeError:
         return text
     return content["value"] if len(content) == 1 else text

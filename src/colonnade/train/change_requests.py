@@ -127,7 +127,7 @@ def _asked_and_done(run: Path) -> tuple[list[Line], int]:
 def request_in(text: str) -> dict[str, Any]:
     """The request that a line is. ConfigError for one that is none."""
     try:
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=_with_each_once)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"it is no JSON object ({type(error).__name__}), perhaps cut off.") from None
     if not isinstance(content, dict) or not isinstance(content.get("change"), dict):
@@ -139,6 +139,17 @@ def request_in(text: str) -> dict[str, Any]:
     if at is not None and (type(at) is not int or at < 0):
         raise ConfigError(f'its "at" is {json.dumps(at)}, where a step stands: a whole number of at least 0.')
     return content
+
+
+def _with_each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, whose last value of a name would be taken without a word. ConfigError for a name that it has
+    twice.
+    """
+    counts = Counter(name for name, _ in pairs)
+    twice = [name for name, count in counts.items() if count > 1]
+    if twice:
+        raise ConfigError(f"it has {', '.join(map(repr, twice))} more than once. Write each name once.")
+    return dict(pairs)
 
 
 def is_request(text: str) -> bool:
@@ -165,18 +176,19 @@ def decide(line: Line, began: Config, decided: Decided, step: int) -> Change:
 
 def values_of(overrides: Sequence[str]) -> dict[str, Any]:
     """The values of SECTION.KEY=VALUE, by key; of data.blend also of single files, data.blend.FILE=VALUE. ConfigError
-    for other forms.
+    for other forms, and for what is given twice.
     """
     values: dict[str, Any] = {}
     for override in overrides:
-        name, equals, text = override.partition("=")
-        if name.startswith(f"{BLEND}."):
-            name, _, text = override.rpartition("=")
-            values.setdefault(BLEND, {})[name.removeprefix(f"{BLEND}.")] = value_of(text.strip())
-        elif equals and "." in name:
-            values[name.strip()] = value_of(text.strip())
-        else:
+        of_file = override.startswith(f"{BLEND}.")
+        name, equals, text = override.rpartition("=") if of_file else override.partition("=")
+        if not (equals and "." in name):
             raise ConfigError(f"{override!r} is not of the form SECTION.KEY=VALUE, like optim.learning_rate=1e-4.")
+        key = name.removeprefix(f"{BLEND}.") if of_file else name.strip()
+        there = values.setdefault(BLEND, {}) if of_file else values
+        if not isinstance(there, dict) or key in there:
+            raise ConfigError(f"{override!r} gives {name.strip()} a second value. Give each key one.")
+        there[key] = value_of(text.strip(), name)
     return values
 
 

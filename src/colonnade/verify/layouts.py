@@ -77,7 +77,7 @@ def parse(text: str) -> dict[str, Any]:
             raise ConfigError(f"--layout {text!r}: {_no_key(key)}")
         if key in chosen:
             raise ConfigError(f"--layout {text!r} gives {key} twice. Give it once.")
-        chosen[key] = value_of(value)
+        chosen[key] = value_of(value, f"--layout {text!r}: {key}")
     return chosen
 
 
