@@ -1202,8 +1202,8 @@ MUTATIONS = [
     Mutation(
         "a lock of a file that is gone is held",
         "lock.py",
-        "        if _is_that_file(path, descriptor):\n            _write",
-        "        if True:\n            _write",
+        "        if _is_that_file(path, descriptor):\n            try:",
+        "        if True:\n            try:",
         ("tests/test_lock.py",),
     ),
     Mutation(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from colonnade.atomic import remove_partial, write_whole, written
+from tests.disks import room_for
 
 
 def test_what_is_written_has_its_name_when_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,6 +32,17 @@ def test_what_fails_leaves_what_was_there(tmp_path: Path, error: type[BaseExcept
         stream.write(b"new")
         raise error
     assert (tmp_path / "file").read_bytes() == b"old" and [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_the_disk_refuses_names_the_file(tmp_path: Path) -> None:
+    """And not the temporary one."""
+    with room_for(3), pytest.raises(OSError, match="File too large") as full:
+        write_whole(tmp_path / "file", b"four")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError) as taken:
+        write_whole(tmp_path / "folder", b"four")
+    assert [full.value.filename, taken.value.filename] == [str(tmp_path / "file"), str(tmp_path / "folder")]
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
 def test_only_what_killed_writers_have_left_is_removed(tmp_path: Path) -> None:

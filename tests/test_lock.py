@@ -19,6 +19,7 @@ import pytest
 from colonnade import lock as module
 from colonnade.errors import LockError
 from colonnade.lock import Holder, Lock, holder_of, locked
+from tests.disks import room_for
 
 HOLD = """
 import sys, time
@@ -286,3 +287,13 @@ def test_who_is_refused_waits_until_the_holder_has_signed(
         (tmp_path / "lock").write_bytes(b"")
         with pytest.raises(LockError, match="in use by another process"), locked(tmp_path, "me"):
             pass
+
+
+@pytest.mark.usefixtures("kind")
+def test_a_disk_without_room_for_the_lock_names_it(tmp_path: Path) -> None:
+    """And it can be taken when there is room again."""
+    with room_for(0), pytest.raises(OSError, match="File too large") as full, locked(tmp_path, "test"):
+        pass
+    assert full.value.filename == str(tmp_path / "lock")
+    with locked(tmp_path, "test"):
+        assert holder_of(tmp_path) is not None

@@ -43,16 +43,19 @@ def names(path: Path) -> Iterator[None]:
 @contextmanager
 def written(path: Path) -> Iterator[IO[bytes]]:
     """A file to write, under a temporary name of this writer's own until it is whole and on disk. Nothing of it is left
-    if that fails. Of several writers of one file each writes all of it, and the last one's stays."""
+    if that fails, and what the system refuses names this file. Of several writers of one file each writes all of it,
+    and the last one's stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_path(path)
     try:
-        with partial.open("xb") as stream:
+        with names(path), partial.open("xb") as stream:
             yield stream
             put_on_disk(stream)
         partial.replace(path)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is not None and Path(error.filename) == partial:
+            error.filename = str(path)
         raise
 
 

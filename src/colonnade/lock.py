@@ -143,7 +143,11 @@ def _take(path: Path, purpose: str, instead: str | None) -> Lock:
             time.sleep(_POLL_SECONDS)  # its children are just ending
             continue
         if _is_that_file(path, descriptor):
-            _write(descriptor, purpose)
+            try:
+                _write(path, descriptor, purpose)
+            except BaseException:
+                os.close(descriptor)
+                raise
             return Lock(path, descriptor)
         os.close(descriptor)  # the holder before has just removed it
 
@@ -153,7 +157,7 @@ def _take_file(path: Path, purpose: str, instead: str | None) -> Lock:
     own = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}")
     descriptor = os.open(own, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
-        _write(descriptor, purpose)
+        _write(path, descriptor, purpose)
         for _ in range(2):
             try:
                 os.link(own, path)
@@ -191,12 +195,17 @@ def _signed(path: Path) -> Holder | None:
         time.sleep(0.02)
 
 
-def _write(descriptor: int, purpose: str) -> None:
+def _write(path: Path, descriptor: int, purpose: str) -> None:
+    """Say who has the lock at `path`, to whose file this descriptor leads."""
     pid = os.getpid()
     since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     content = json.dumps(Holder(purpose, socket.gethostname(), pid, _born(pid), since, _user())._asdict()) + "\n"
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, content.encode(), 0)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, content.encode(), 0)
+    except OSError as error:
+        error.filename = str(path)  # the system has none for a descriptor
+        raise
 
 
 def _is_that_file(path: Path, descriptor: int) -> bool:

@@ -244,6 +244,7 @@ def test_adapters_learn_preferences(pairs: Path, tmp_path: Path) -> None:
         (("model.seq_length=8",), "leave no room for an answer"),
         (("model.head=pretraining", "preferences.beta=0.5"), "[preferences] has no effect"),
         (("model.head=choice",), 'is for model.kind = "bert"'),
+        (("preferences.reference=/",), "preferences.reference = '/' is a folder. Name a file"),
     ],
 )
 def test_what_cannot_be(overrides: tuple[str, ...], message: str, pairs: Path, tmp_path: Path) -> None:

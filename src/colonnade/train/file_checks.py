@@ -33,6 +33,7 @@ def problems_of_files(config: Config, uncertain: Collection[str]) -> list[Proble
         *_data_problems(config, uncertain),
         *_device_problems(config, uncertain),
         *_weights_problems(config, uncertain),
+        *_reference_problems(config, uncertain),
         *_parts_problems(config, uncertain),
     ]
 
@@ -91,6 +92,13 @@ def _weights_problems(config: Config, uncertain: Collection[str]) -> Iterator[Pr
                 "the folder of a run, or a folder of Hugging Face on this machine (`hf download` fetches one).",
                 (key,),
             )
+
+
+def _reference_problems(config: Config, uncertain: Collection[str]) -> Iterator[Problem]:
+    """Whether the reference's answers can be in the file that is named: all pairs are read before it is written."""
+    key, named = "preferences.reference", config.preferences.reference
+    if named is not None and key not in uncertain and Path(named).is_dir():
+        yield Problem(f"{key} = {named!r} is a folder. Name a file, as reference.npz is one in a run's folder.", (key,))
 
 
 def _parts_problems(config: Config, uncertain: Collection[str]) -> Iterator[Problem]:
