@@ -1,24 +1,42 @@
-"""Whether kernels of this program's own can be had on a GPU (`kernels/gpu.py`).
+"""Whether kernels of this program's own can be had on a GPU (`triton_kernels.py`), and they themselves.
 
 They are written in Triton, which comes with torch for CUDA. It compiles a kernel when that is first called, and needs a
-C compiler for what starts them.
+C compiler, Python's headers and a folder to write to: whether all is there is tried once.
 """
 
+import importlib
 import importlib.util
-import shutil
 from functools import cache
+from typing import Any
 
 import torch
 
 
 @cache
 def lacking() -> str:
-    """What they need and have not here; "" where they can be had."""
+    """Why they cannot be had here; "" where they can."""
     if not torch.cuda.is_available():
-        return "CUDA device"
+        return "there is no CUDA device"
     if importlib.util.find_spec("triton") is None:
-        return "Triton"
-    return "" if any(map(shutil.which, ("gcc", "clang", "cc"))) else "C compiler, which Triton needs,"
+        return "there is no Triton"
+    return tried(torch.device("cuda", torch.cuda.current_device()))
+
+
+def tried(device: torch.device) -> str:
+    """What happened to a kernel there: "" if it did what it should."""
+    words, keep = (torch.zeros(2, dtype=dtype, device=device) for dtype in (torch.int32, torch.uint8))
+    try:
+        kernels().keep_mask[(2,)](keep, words, words, 1, 0, 1, 0, BLOCK=16)
+        found = keep.tolist()
+    except Exception as error:  # noqa: BLE001  compilers, headers, folders: whatever Triton lacks
+        last = (str(error).strip().splitlines() or [""])[-1]
+        return f"Triton's kernels fail ({type(error).__name__}: {last[:200]})"
+    return "" if found == [1, 1] else f"Triton's kernels compute {found} in place of [1, 1]"
+
+
+def kernels() -> Any:
+    """Their module."""
+    return importlib.import_module("colonnade.triton_kernels")
 
 
 def takes(device: torch.device) -> bool:

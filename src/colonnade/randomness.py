@@ -61,11 +61,16 @@ def words(keys: np.ndarray, start: int, count: int, device: torch.device | str =
 
     A stream has 2³² words; `start + count` may not pass that.
     """
-    assert start + count <= 1 << 32, "a stream has 2^32 words; name more streams"
-    assert count <= 1 << 31, f"{count} words of a stream at once: int32 counts to 2^31"
+    check_range(start, count)
     offset, gamma = upload(torch.from_numpy(np.stack(offset_and_gamma(keys, start))), device)[..., None]
     x = torch.arange(count, dtype=torch.int32, device=device)[None, :] * gamma
     return _mix32_(x.add_(offset))
+
+
+def check_range(start: int, count: int) -> None:
+    """What may be asked for of a stream's words."""
+    assert start + count <= 1 << 32, "a stream has 2^32 words; name more streams"
+    assert count <= 1 << 31, f"{count} words of a stream at once: int32 counts to 2^31"
 
 
 def uniform_16bit(keys: np.ndarray, start: int, count: int, device: torch.device | str = "cpu") -> Tensor:

@@ -375,10 +375,10 @@ def test_where_there_is_no_choice_the_key_has_no_effect_and_that_is_said(
 def test_kernels_that_cannot_be_had_on_a_gpu_are_told(
     corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_kernels, "lacking", lambda: "Triton")
+    monkeypatch.setattr(gpu_kernels, "lacking", lambda: "there is no Triton")
     bf16 = tiny.config(corpus, tmp_path, "train.precision=bf16")
     assert settle(bf16, 275, Mesh().world, torch.device("cuda")).notes == (
-        "there is no Triton here: dropout masks are drawn by several kernels each",
+        "there is no Triton: dropout masks are drawn by several kernels each",
     )
     assert settle(bf16.model_copy(), 275, Mesh().world, torch.device("cpu")).notes == ()
 

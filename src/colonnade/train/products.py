@@ -350,7 +350,7 @@ def _without_kernels(device: torch.device) -> tuple[str, ...]:
     missing = gpu_kernels.lacking() if device.type == "cuda" else ""
     if not missing:
         return ()
-    return (f"there is no {missing} here: dropout masks are drawn by several kernels each",)
+    return (f"{missing}: dropout masks are drawn by several kernels each",)
 
 
 def served_by(

@@ -1,4 +1,4 @@
-"""The kernels of `gpu.py`, in Triton's dialect of Python."""
+"""Kernels for GPUs, in Triton's dialect of Python: imported by `gpu_kernels.py` alone, where there is Triton."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 import triton
