@@ -23,6 +23,7 @@ FLOORS = [
         "garbage",
         "tokenizer_files",
         "gpu_kernels",
+        "triton_kernels",
     },
     {"mesh", "architecture", "randomness", "corpus", "outputs"},
     {"launch", "data", "kernels", "optim"},
