@@ -18,7 +18,7 @@ from colonnade.architecture.huggingface.families import family_of
 from colonnade.architecture.huggingface.keys import Refused, lines_of
 from colonnade.architecture.huggingface.statement import Source
 from colonnade.checkpoint.manifest import verify
-from colonnade.config.numbers import amount
+from colonnade.config.numbers import amount, counted
 from colonnade.convert.adapted import Adapted, open_adapted
 from colonnade.convert.target import check_space, check_target, publish, workspace
 from colonnade.errors import CheckpointError
@@ -55,11 +55,14 @@ def to_peft(checkpoint: Path, target: Path, *, dtype: torch.dtype | None, dry_ru
 
 
 def _check_only_adapters(it: Adapted) -> None:
-    others = [name for name, each in it.architecture.weights().items() if not each.is_frozen and not is_adapter(name)]
+    """A checkpoint beside a base has all that the base does not have: trained, drawn, or of another size."""
+    others = [name for name in it.architecture.weights() if name in it.manifest.tensors and not is_adapter(name)]
     if others:
+        more = ", …" if len(others) > 1 else ""
         raise CheckpointError(
-            f"{it.path} has trained {len(others)} weights besides its adapters ({others[0]}, …), which a folder of "
-            f"PEFT would lose. `colonnade merge {it.path} TARGET` keeps all of it; convert what that makes."
+            f"{it.path} has {counted(len(others), 'weight')} besides its adapters that no base has "
+            f"({others[0]}{more}), and a folder of PEFT would lose them. `colonnade merge {it.path} TARGET` keeps all "
+            "of it; convert what that makes."
         )
 
 
