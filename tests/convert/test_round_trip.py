@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 
 from colonnade.checkpoint.manifest import read_manifest, verify
@@ -161,6 +162,34 @@ def test_a_chat_template_in_a_file_of_its_own_is_the_one_that_is_kept(config: di
     converted(tmp_path / "ours", tmp_path / "back")
     back = json.loads((tmp_path / "back" / "tokenizer_config.json").read_text())
     assert back.items() >= kept.items() and back["tokenizer_class"] == "PreTrainedTokenizerFast"
+
+
+@pytest.mark.parametrize(
+    ("name", "vocabulary", "text", "pair", "types"),
+    [
+        ("bert", ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], [2, 5, 3], [2, 5, 3, 6, 3], [0, 0, 0, 1, 1]),
+        ("t5", ["<pad>", "</s>", "<unk>", "<|endoftext|>", "."], [5, 1], [5, 1, 6, 1], None),
+        ("t5", ["<unk>", "<|endoftext|>", ".", ",", ";"], [5, 1], [5, 1, 6, 1], None),
+        ("llama", ["<unk>", "<|endoftext|>", ".", ",", ";"], [5], [5, 6], None),
+    ],
+)
+def test_a_tokenizer_puts_around_a_text_what_the_model_was_trained_to_read(
+    name: str, vocabulary: list[str], text: list[int], pair: list[int], types: list[int] | None, tmp_path: Path
+) -> None:
+    """One that says nothing of it itself, as those that are trained here."""
+    saved(tmp_path / "theirs", name)
+    ids = {token: number for number, token in enumerate([*vocabulary, "dog", "tree"])}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token="<unk>"))
+    words.add_special_tokens([token for token in vocabulary if len(token) > 1])
+    words.save(str(tmp_path / "theirs" / "tokenizer.json"))
+    converted(tmp_path / "theirs", tmp_path / "ours")
+    converted(tmp_path / "ours", tmp_path / "back")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
+    assert tokenizer("dog").input_ids == text
+    both = tokenizer("dog", "tree")
+    assert (both.input_ids, both.get("token_type_ids")) == (pair, types)
+    if name == "t5":
+        assert tokenizer.eos_token_id == text[-1]
 
 
 def test_several_tokens_may_end_a_text() -> None:

@@ -22,8 +22,8 @@ from colonnade.convert.progress import Progress
 from colonnade.convert.target import check_space, check_target, publish, workspace
 from colonnade.convert.to_checkpoint import BESIDE
 from colonnade.data.chat_template import CONFIG as TOKENIZER_CONFIG
-from colonnade.data.pair_template import with_control_tokens
-from colonnade.data.t5_dataset import end_and_start
+from colonnade.data.t5_dataset import end_and_start, end_of_text
+from colonnade.data.text_template import with_control_tokens, with_end
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError
 from colonnade.huggingface.files import INDEX
@@ -143,8 +143,7 @@ def _beside(it: Opened, files: list[PlannedFile], dtype: torch.dtype) -> dict[st
     start = {"decoder_start_token_id": ids["pad_token_id"]} if it.family.has_decoder else {}
     texts = {CONFIG: _json(config | it.their_config | _labels(it) | ids | start)}
     if it.tokenizer is not None:
-        pairs = it.config.model.kind == "bert" and it.config.model.head != "pretraining"
-        texts["tokenizer.json"] = with_control_tokens(it.tokenizer) if pairs else it.tokenizer.to_json()
+        texts["tokenizer.json"] = _tokenizer_json(it, it.tokenizer)
         texts[TOKENIZER_CONFIG] = _json(_tokenizer_config(it, it.tokenizer))
     if it.config.model.is_causal:
         texts["generation_config.json"] = _json({"_from_model_config": True, **ids})
@@ -189,16 +188,23 @@ def _is_id(value: object) -> bool:
     return type(value) is int or (isinstance(value, list) and all(type(each) is int for each in value))
 
 
+def _tokenizer_json(it: Opened, tokenizer: Tokenizer) -> str:
+    """With what the model was trained to read around a text."""
+    if it.family.has_decoder:
+        return with_end(tokenizer)
+    return tokenizer.to_json() if it.config.model.is_causal else with_control_tokens(tokenizer)
+
+
 def _tokenizer_config(it: Opened, tokenizer: Tokenizer) -> dict[str, Any]:
     content: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": it.config.model.seq_length,
     }
     content["clean_up_tokenization_spaces"] = False
-    end = tokenizer.end_of_document
+    end = end_of_text(tokenizer) if it.family.has_decoder else tokenizer.end_of_document
     if end is not None:
         content |= {"bos_token": tokenizer.names[end], "eos_token": tokenizer.names[end]}
-    if it.config.model.kind == "bert" and it.config.model.head != "pretraining":
+    if it.config.model.kind == "bert":
         content["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     for key, names in _SPECIAL.items():
         found = next((name for name in names if tokenizer.id_of(name) is not None), None)

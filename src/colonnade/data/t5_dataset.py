@@ -64,10 +64,15 @@ class Corruption:
         return cls(tuple(sentinels), end, start, lengths)
 
 
-def end_and_start(tokenizer: Tokenizer) -> tuple[int, int]:
-    """Ids behind every text, </s> or what ends documents, and before what is written: <pad>, or the end."""
+def end_of_text(tokenizer: Tokenizer) -> int | None:
+    """Id behind every text: </s>, or what ends documents; None if the vocabulary has neither."""
     ends = (tokenizer.id_of(END), tokenizer.end_of_document)
-    end = next((token for token in ends if token is not None), None)
+    return next((token for token in ends if token is not None), None)
+
+
+def end_and_start(tokenizer: Tokenizer) -> tuple[int, int]:
+    """Ids behind every text, `end_of_text`, and before what is written: <pad>, or the end."""
+    end = end_of_text(tokenizer)
     if end is None:
         raise DataError(
             f"the tokenizer has neither {END} nor another token that ends a document, which texts of a T5 end with. "
