@@ -15,6 +15,7 @@ from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.gguf.header import FORMATS, Header, read_header
 from colonnade.gguf.tokenizer import tokenizer_in
 from colonnade.mesh.mesh import Mesh
+from colonnade.model.rotary import inverse_wavelengths
 from colonnade.serving.trained import open_trained
 from tests.convert.published import LLAMA3, MODELS, random_model
 from tests.convert.test_logits import CPU, TOKENS, assert_equal, in_float64, logits_of
@@ -72,6 +73,31 @@ def test_logits_are_those_of_transformers(name: str, kind: Any, tmp_path: Path) 
     with in_float64(twin, trained) as exact, torch.no_grad():
         assert ours is not None and ours.std() > 0.3
         assert_equal(ours, exact(input_ids=TOKENS.t()).logits.transpose(0, 1))
+
+
+@pytest.mark.parametrize("kind", [None, gguf.RopeScalingType.LINEAR])
+def test_a_factor_of_positions_without_a_rule_is_that_of_linear_scaling(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As llama.cpp takes it."""
+    name = "llama, grouped, tied, biases"
+    model, keys = MODELS[name]
+    linear = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0}
+    monkeypatch.setitem(MODELS, name, (model, {**keys, "rope_parameters": linear}))
+    twin, said = random_model(name), {} if kind is None else {"add_rope_scaling_type": kind}
+    write(tmp_path / "model.gguf", twin, "llama", F32, add_rope_scaling_factor=4.0, **said)
+    converted(tmp_path / "model.gguf", tmp_path / "ours", "--tokenizer", words(tmp_path))
+    found = open_trained(tmp_path / "ours", Mesh(), CPU, "fp64").config.model
+    assert (found.rotary.scaling, found.rotary.factor) == ("linear", 4.0)
+    ours = inverse_wavelengths(found.rotary, found.rotary_width)
+    torch.testing.assert_close(ours.float(), twin.model.rotary_emb.inv_freq)
+
+
+@pytest.mark.usefixtures("shapes")
+def test_two_rules_for_longer_texts_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "model.gguf", random_model("llama"), "llama", F16, add_rope_scaling_factor=4.0)
+    message = refused(tmp_path, tmp_path / "model.gguf", tmp_path / "ours")
+    assert "rope.scaling.factor = 4.0 beside rope_freqs.weight: one rule for longer texts is read" in message
 
 
 @pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])

@@ -198,9 +198,11 @@ def config_of(header: Header) -> dict[str, Any]:
 
 
 def _rope(header: Header, keys: Keys, head_dim: int) -> dict[str, Any]:
-    """`rope_parameters`. LLaMA 3.1's rule is not among the keys: its divisors are a tensor."""
-    base, kind = keys.take("rope.freq_base", float, 10_000.0), keys.take("rope.scaling.type", str, "none")
-    factor = keys.take("rope.scaling.factor", float, None)
+    """`rope_parameters`. LLaMA 3.1's rule is not among the keys: its divisors are a tensor. A factor without a type is
+    linear, as llama.cpp has it.
+    """
+    base, factor = keys.take("rope.freq_base", float, 10_000.0), keys.take("rope.scaling.factor", float, None)
+    kind = keys.take("rope.scaling.type", str, "none" if factor is None else "linear")
     length = keys.take("rope.scaling.original_context_length", int, None)
     keys.ignore("rope.scaling.finetuned")
     found: dict[str, Any] = {"rope_theta": base, "rope_type": "default"}
@@ -212,6 +214,8 @@ def _rope(header: Header, keys: Keys, head_dim: int) -> dict[str, Any]:
     laid = header.tensors.get(FREQUENCIES)
     if laid is None:
         return found
+    if found.get("factor", 1.0) != 1.0:
+        keys.refuse(f"rope.scaling.factor = {shown(factor)} beside {FREQUENCIES}: one rule for longer texts is read")
     divisors = Packed(header.path, laid).read().double().flatten()
     scaled = {**found, "rope_type": "llama3", "factor": round(float(divisors.max()), 4), **_LLAMA3}
     expected = _llama3_divisors(scaled, head_dim)
