@@ -313,6 +313,16 @@ def test_an_empty_compressed_file_is_told_as_empty(tmp_path: Path, run: Run, end
     assert [(entry["line"], entry["reason"]) for entry in result.dropped("read")] == [(1, "file empty")]
 
 
+def test_a_sound_file_that_needs_too_much_memory_is_not_told_as_damaged(tmp_path: Path, run: Run) -> None:
+    """As `zstd --long=28` writes it."""
+    parameters = zstandard.ZstdCompressionParameters(window_log=28)
+    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    (tmp_path / "in.jsonl.zst").write_bytes(packer.compress(b'{"text": "a"}\n') + packer.flush())
+    (entry,) = run(tmp_path / "in.jsonl.zst").dropped("read")
+    assert entry["reason"] == "file needs too much memory" and "more than 128 MiB for what it" in entry["detail"]
+    assert "`zstd -d --long=31`" in entry["detail"]
+
+
 def test_a_source_is_named_by_what_the_recipe_names(tmp_path: Path, run: Run) -> None:
     """A folder gives its name to all files in it, a file its own, without endings."""
     (tmp_path / "news" / "2024").mkdir(parents=True)

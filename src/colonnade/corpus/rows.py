@@ -115,7 +115,7 @@ def unreadable(error: OSError) -> Reject:
 
 def _kind_of_damage(error: Damaged) -> str:
     """In a word or two, for the reason."""
-    known = ("cut short", "empty", "cannot be read")
+    known = ("cut short", "empty", "cannot be read", "needs too much memory")
     return next((kind for kind in known if str(error).startswith(kind)), "damaged")
 
 

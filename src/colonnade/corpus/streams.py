@@ -21,6 +21,7 @@ COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 _BLOCK = 1 << 20
 BOMB_BYTES = 1 << 30  # below that, no expansion is worth stopping for
 _WINDOW = 128 << 20  # memory that a decoder may ask for
+_NEEDS_MORE = ("Memory usage limit exceeded", "Frame requires too much memory")  # as .xz and .zst say it
 
 
 class Damaged(Exception):
@@ -182,6 +183,11 @@ def _decoded(
                 num_given += len(given)
                 yield 0, given
         except faults as error:
+            if any(said in str(error) for said in _NEEDS_MORE):
+                raise Damaged(
+                    f"needs too much memory: more than {_WINDOW >> 20} MiB for what it repeats. Decompress it first, "
+                    "with `xz -d` or `zstd -d --long=31`"
+                ) from error
             foreign = num_streams > 0 and not num_given
             what = "foreign bytes stand behind its end" if foreign else f"damaged: {error}"
             raise Damaged(what, ended=foreign) from error
