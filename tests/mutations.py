@@ -4374,8 +4374,8 @@ MUTATIONS = [
     Mutation(
         "the chat template among the keys of tokenizer_config.json goes before that in a file of its own",
         "convert/to_checkpoint.py",
-        '{**json.loads(files[CONFIG]), "chat_template": template.read_text(encoding="utf-8")}',
-        '{"chat_template": template.read_text(encoding="utf-8"), **json.loads(files[CONFIG])}',
+        '{**json.loads(files[CONFIG]), "chat_template": read_text(template)}',
+        '{"chat_template": read_text(template), **json.loads(files[CONFIG])}',
         ("tests/convert/test_round_trip.py",),
     ),
     Mutation(

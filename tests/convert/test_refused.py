@@ -1,5 +1,6 @@
 """What cannot be converted is one message with the remedy, exit status 2, and nothing left behind."""
 
+import codecs
 import json
 import os
 import shutil
@@ -484,3 +485,14 @@ def test_checkpoints_that_cannot_be_given_on(finished: Finished, tmp_path: Path)
     raw[len(raw) // 2] ^= 1
     file.write_bytes(raw)
     assert "is damaged: its bytes are not those" in refused(tmp_path, damaged, tmp_path / "back")
+
+
+def test_a_chat_template_that_is_no_text_is_refused_by_name(tmp_path: Path) -> None:
+    saved(tmp_path / "theirs", "gpt2")
+    template = tmp_path / "theirs" / "chat_template.jinja"
+    template.write_bytes("schön".encode("latin-1"))
+    assert f"{template} cannot be read as text" in refused(tmp_path, tmp_path / "theirs", tmp_path / "ours")
+    template.write_bytes(codecs.BOM_UTF8 + b"newer")
+    converted(tmp_path / "theirs", tmp_path / "ours")
+    kept = json.loads((tmp_path / "ours" / "tokenizer_config.json").read_text())
+    assert kept == {"chat_template": "newer"}, "a mark of byte order is none of it"

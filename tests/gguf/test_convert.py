@@ -171,6 +171,15 @@ def test_what_users_add_is_kept_whole_and_is_text() -> None:
     assert made.encode("a<a>a<|a|>") == [0, 4, 0, 1, 3, 0, 3, 2] and made.decode([0, 4, 5]) == "a<a>"
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"token_type": 1}, {"token_type": None}, {"tokens": [["a"]]}, {"merges": [1]}, {"pre": ["gpt-2"]}]
+)
+def test_a_tokenizer_that_is_not_as_it_should_be_is_left(wrong: dict[str, Any]) -> None:
+    said = {"model": "gpt2", "pre": "gpt-2", "tokens": ["a"], "merges": [], "token_type": [1], **wrong}
+    made = tokenizer_in(Header(Path(), {f"tokenizer.ggml.{key}": value for key, value in said.items()}, {}))
+    assert isinstance(made, str) and made.startswith("left: it ") and "tokenizer.json with --tokenizer" in made
+
+
 @pytest.mark.parametrize(("pre", "ids"), [("llama-bpe", [3]), ("gpt-2", [0, 1, 2])])
 def test_a_word_of_the_vocabulary_that_no_merges_make_is_one_token_where_llama_cpp_says_so(
     pre: str, ids: list[int]

@@ -15,7 +15,7 @@ from colonnade.config.load import to_toml
 from colonnade.config.numbers import amount
 from colonnade.convert.progress import Progress
 from colonnade.convert.target import WHEN_FULL, check_space, check_target, publish, workspace
-from colonnade.data.chat_template import CONFIG, JINJA
+from colonnade.data.chat_template import CONFIG, JINJA, read_text
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError, DataError
 from colonnade.huggingface.files import read_json
@@ -118,7 +118,7 @@ def _files(published: Published, tokenizer: Tokenizer | None, dtype: torch.dtype
     template = published.folder / JINJA  # where newer folders have it
     if template.is_file():
         files.setdefault(CONFIG, b"{}")
-        content = {**json.loads(files[CONFIG]), "chat_template": template.read_text(encoding="utf-8")}
+        content = {**json.loads(files[CONFIG]), "chat_template": read_text(template)}
         files[CONFIG] = (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
     return files
 

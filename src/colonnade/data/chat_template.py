@@ -273,7 +273,7 @@ def template_beside(path: str | Path) -> ChatTemplate | None:
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     content, file = _read_config(Path(path)), folder / JINJA
     if file.is_file():
-        content = {**content, "chat_template": _read(file)}
+        content = {**content, "chat_template": read_text(file)}
     return ChatTemplate.from_json(content)
 
 
@@ -285,12 +285,13 @@ def _text_of(named: str) -> str:
             f'--template "{named}": there is no such template and no such file. Use {", ".join(BUILT_IN)}, or a file '
             "of Jinja."
         )
-    return _read(Path(named))
+    return read_text(Path(named))
 
 
-def _read(file: Path) -> str:
+def read_text(file: Path) -> str:
+    """A template, or what lies beside a tokenizer. DataError where it cannot be read."""
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")  # some editors begin with a mark
     except (UnicodeDecodeError, OSError) as error:
         raise DataError(f"{file} cannot be read as text: {error}. Copy it again from its source.") from error
 
@@ -301,7 +302,7 @@ def _read_config(path: Path) -> Mapping[str, Any]:
     if not file.is_file():
         return {}
     try:
-        content = json.loads(_read(file))
+        content = json.loads(read_text(file))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file} is no JSON ({error}). Copy it again from its source.") from error
     if not isinstance(content, dict):

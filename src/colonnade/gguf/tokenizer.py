@@ -1,7 +1,7 @@
 """The tokenizer within a GGUF file, where it is a byte-level BPE whose way to split text is known."""
 
 import json
-from typing import Any
+from typing import Any, TypeGuard
 
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
@@ -20,6 +20,8 @@ _SPLITS: dict[str, str | None] = {
 _CONTROL, _USERS = 3, 4
 """Kinds of tokens that are kept whole: the first stand for no text, and no text becomes one; the second are text."""
 
+_UNREADABLE = "left: it cannot be read. Name the original model's tokenizer.json with --tokenizer"
+
 
 def tokenizer_in(header: Header) -> Tokenizer | str:
     """The file's tokenizer, or in words why it must be named with --tokenizer."""
@@ -31,13 +33,19 @@ def tokenizer_in(header: Header) -> Tokenizer | str:
         what = "tokenizer.model (SentencePiece)" if said["model"] == "llama" else "tokenizer.json"
         return f"left: of kind {said['model']}. Name the original model's {what} with --tokenizer to have one"
     tokens, merges = said["tokens"], said["merges"]
-    if said["pre"] not in _SPLITS or not isinstance(tokens, list) or not isinstance(merges, list):
+    if not isinstance(said["pre"], str) or said["pre"] not in _SPLITS:
         return f"left: it splits text as {said['pre']}. Name the original model's tokenizer.json with --tokenizer"
+    if not (_are_texts(tokens) and _are_texts(merges) and isinstance(kinds, list)):
+        return _UNREADABLE
     added = {id_: kind == _CONTROL for id_, kind in enumerate(kinds) if kind in (_CONTROL, _USERS)}
     try:
         return Tokenizer.from_json(json.dumps(_content(tokens, merges, added, _SPLITS[said["pre"]])))
     except DataError:
-        return "left: it cannot be read. Name the original model's tokenizer.json with --tokenizer"
+        return _UNREADABLE
+
+
+def _are_texts(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 def _content(tokens: list[str], merges: list[str], added: dict[int, bool], split: str | None) -> dict[str, Any]:
