@@ -19,7 +19,11 @@ from colonnade.outputs import json_of, output_problems
 Texts = Annotated[list[str] | None, typer.Option("--text", help="A text; give several for several.")]
 TextFile = Annotated[
     Path | None,
-    typer.Option("--texts", help='A file of texts, one a line; of a .jsonl each line\'s "text".', show_default=False),
+    typer.Option(
+        "--texts",
+        help='A file of texts, one a line that is not blank; of a .jsonl each line\'s "text".',
+        show_default=False,
+    ),
 ]
 BatchSize = Annotated[int, typer.Option(help="Read at once.", min=1)]
 

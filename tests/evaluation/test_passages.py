@@ -1,5 +1,6 @@
 """LAMBADA's passages: how each variant cuts them, and lines that are none."""
 
+import codecs
 import gzip
 import json
 from pathlib import Path
@@ -33,6 +34,12 @@ def test_what_is_context_and_what_is_to_be_predicted(tokenizer: Tokenizer) -> No
     assert decoded["lm-eval"] == (bare.removesuffix(" the"), " the\n\nstatuette"), "it is cut at the last space"
     whole = tokenizer.encode(TEXT)
     assert cut["last-token"] == (whole[:-1], whole[-1:]) and len(cut["whole-word"][1]) > 1
+
+
+def test_a_mark_of_byte_order_is_no_text(tmp_path: Path) -> None:
+    """As some editors begin a file."""
+    path = written(tmp_path, codecs.BOM_UTF8 + b'{"text": "a b"}\n')
+    assert [passage.text for passage in read_passages(path)] == ["a b"]
 
 
 def test_a_last_word_that_stands_in_its_context_too(tokenizer: Tokenizer) -> None:

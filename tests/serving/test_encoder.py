@@ -124,6 +124,17 @@ def test_vectors_are_the_mean_over_a_texts_tokens(
         np.testing.assert_allclose(vector, expected.numpy(), rtol=1e-6)  # they are kept in float32
 
 
+def test_an_empty_text_has_a_vector_and_a_blank_line_is_none(bert: tuple[Path, Any, Tokenizer], tmp_path: Path) -> None:
+    (tmp_path / "lines.txt").write_text("dog\n\nrain\n")
+    (tmp_path / "lines.jsonl").write_text('{"text": "dog"}\n\n{"text": ""}\n{"text": "rain"}\n')
+    for name, rows in (("lines.txt", 2), ("lines.jsonl", 3)):
+        answer = in_fp64("embed", bert[0], "--texts", tmp_path / name, "--output", tmp_path / f"{name}.npy")
+        assert f"{rows} vectors of 24 numbers" in answer.out
+    lines, records = np.load(tmp_path / "lines.txt.npy"), np.load(tmp_path / "lines.jsonl.npy")
+    np.testing.assert_allclose(records[[0, 2]], lines, rtol=1e-6)
+    assert np.linalg.norm(records[1]) == pytest.approx(1.0)
+
+
 def test_vectors_of_a_pre_norm_model_are_of_what_its_last_norm_makes(tmp_path: Path) -> None:
     checkpoint, model, tokenizer = published(tmp_path, "MegatronBert")
     trained = open_trained(checkpoint, Mesh(), torch.device("cpu"), "fp64")

@@ -1,5 +1,6 @@
 """What is wrong with the options of `generate` and `evaluate` is told at once, before torch is imported."""
 
+import codecs
 import subprocess
 import sys
 from dataclasses import replace
@@ -80,6 +81,9 @@ def test_prompts_of_a_file_are_its_lines(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "x\\ny", "id": 3}\n{"prompt": ""}\n')
     assert read_prompts(tmp_path / "a.txt") == ["one \u2028still", "  two "]
     assert read_prompts(tmp_path / "a.jsonl") == ["x\ny", ""]
+    for name in ("a.txt", "a.jsonl"):
+        (tmp_path / f"marked {name}").write_bytes(codecs.BOM_UTF8 + (tmp_path / name).read_bytes())
+        assert read_prompts(tmp_path / f"marked {name}") == read_prompts(tmp_path / name), "no mark of byte order"
 
 
 def test_evaluate_tells_all_wrong_options_at_once(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ from colonnade.errors import DataError
 
 def text_of(path: Path) -> str:
     """The whole text, line ends as they are. DataError where it cannot be read."""
+    compression = path.suffix if path.suffix in COMPRESSIONS else ""
     try:
         with path.open("rb") as raw:
-            return b"".join(blocks(HashedFile(raw), path.suffix if path.suffix in COMPRESSIONS else "")).decode()
+            return b"".join(blocks(HashedFile(raw), compression)).decode("utf-8-sig")  # some editors begin with a mark
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise DataError(f"{path}, line {line}: not UTF-8 ({error.reason}). Copy it again, or convert it.") from None

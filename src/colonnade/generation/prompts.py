@@ -22,7 +22,7 @@ def read_prompts(path: Path, key: str = KEY) -> list[str]:
 def _lines(path: Path, key: str) -> list[tuple[int, str]]:
     """(line from 1, text) of all lines that are not blank."""
     try:
-        lines = path.read_bytes().decode().split("\n")
+        lines = path.read_bytes().decode("utf-8-sig").split("\n")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}. Name a file with a {key} a line.") from None
     except UnicodeDecodeError as error:
