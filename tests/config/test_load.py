@@ -89,6 +89,11 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
             "run.xyz is not a key. [run] has folder, time_limit, heartbeat, slow_ranks_every, slow_ranks_factor, "
             "tensorboard.",
         ),
+        (
+            "sweep.score=loss",
+            "[sweep] is read by `colonnade finetune` alone, which trains a run for each of its points. Use that "
+            "command, or remove the section.",
+        ),
         ("paralel.tp=1", "[paralel] is not a section. Did you mean [parallel]?"),
         (
             "zzz.tp=1",

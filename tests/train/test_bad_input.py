@@ -120,6 +120,10 @@ MISTAKES: dict[str, tuple[Prepare, str]] = {
     "unknown key": (lambda p: p.fresh("train.stepz=3"), "train.stepz is not a key: did you mean train.steps?"),
     "unknown section": (lambda p: p.fresh("trian.steps=3"), "[trian] is not a section. Did you mean [train]?"),
     "misplaced key": (lambda p: p.fresh("model.steps=3"), "steps belongs to [train]. Write it as train.steps."),
+    "a GGUF file to begin from": (
+        lambda p: p.fresh(f"train.init_from={p.file('x.gguf', b'GGUF')}"),
+        "x.gguf' is a file, and a folder is asked for. Of a GGUF file `colonnade convert` makes a checkpoint.",
+    ),
     "mistyped value": (lambda p: p.fresh('train.steps="3"'), "Write train.steps = 3, without quotes."),
     "no override": (lambda p: p.fresh("train.steps"), "is not of the form section.key=value"),
     "tp and heads": (lambda p: p.fresh("parallel.tp=4"), "does not divide model.num_heads = 2"),

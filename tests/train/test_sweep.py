@@ -14,6 +14,8 @@ import pytest
 
 from colonnade.config.load import load
 from colonnade.errors import ConfigError
+from colonnade.report.sweep import read_sweep_folder
+from colonnade.report.write import write_report
 from colonnade.train.side_by_side import Run, Share
 from colonnade.train.sweep import SEED, Point, Sweep, read_sweep
 from colonnade.train.tuning import Outcome, outcome_of, run_points, settings_of, toml_of
@@ -179,6 +181,20 @@ def test_what_comes_of_the_points_is_written_down(tmp_path: Path, capsys: pytest
     table[0.3, 2] = 0.9
     assert run_points(sweep, made(accuracy)) == 1  # type: ignore[arg-type]
     assert calls == [(0.3, 2)], "what has ended is not run again, and what failed is"
+
+
+def test_a_sweep_of_which_no_point_has_ended_can_be_reported(tmp_path: Path) -> None:
+    """Its folder is known as a sweep's from the first point on, and an earlier summary stays as it is."""
+    sweep, notes = swept(tmp_path, "train.seed = [1, 2]"), list[list[str]]()
+
+    def accuracy(content: dict[str, object]) -> float:
+        write_report([sweep.folder], tmp_path / "report.html")
+        notes.append(read_sweep_folder(sweep.folder).notes)
+        return 0.5
+
+    assert run_points(sweep, made(accuracy)) == 0
+    assert run_points(swept(tmp_path, "train.seed = [1, 2, 3]"), made(accuracy)) == 0
+    assert notes == [["No point of the sweep has ended yet."], [], []]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])

@@ -20,6 +20,8 @@ from colonnade.config.describe import Key, all_keys, as_toml, expectation, keys_
 from colonnade.config.presets import PRESETS
 from colonnade.config.schema import Config
 
+SWEEP = "sweep"
+"""The section beside those of a configuration that `colonnade finetune` takes out before the rest is read."""
 # What other programs, or other versions, call the same thing.
 ALSO_CALLED: Mapping[str, str] = MappingProxyType(
     {
@@ -108,6 +110,13 @@ def unknown_section(section: str, values: object, root: type[BaseModel]) -> Iter
         meant = meant_by(section, root=root)
         where = f" Write it as {' or '.join(meant)}." if meant else sections_there_are(root)
         yield Problem(f"{section} = {as_toml(values)} stands outside of any section.{where}", tuple(meant))
+        return
+    if section == SWEEP:
+        yield Problem(
+            f"[{SWEEP}] is read by `colonnade finetune` alone, which trains a run for each of its points. Use that "
+            "command, or remove the section.",
+            (),
+        )
         return
     close = get_close_matches(section, list(sections(root)), n=1)
     guess = f" Did you mean [{close[0]}]?" if close else sections_there_are(root)

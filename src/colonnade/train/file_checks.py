@@ -87,9 +87,14 @@ def _weights_problems(config: Config, uncertain: Collection[str]) -> Iterator[Pr
         if source is None or key in uncertain or Path(source).is_dir():
             continue
         if key == "distillation.teacher" or not run_folder.was_trained(Path(config.run.folder)):
+            wrong = (
+                "is a file, and a folder is asked for. Of a GGUF file `colonnade convert` makes a checkpoint."
+                if Path(source).is_file()
+                else f"does not exist: there is no such folder.{no_folder(source)}"
+            )
             yield Problem(
-                f"{key} = {source!r} does not exist: there is no such folder.{no_folder(source)} Name a checkpoint, "
-                "the folder of a run, or a folder of Hugging Face on this machine (`hf download` fetches one).",
+                f"{key} = {source!r} {wrong} Name a checkpoint, the folder of a run, or a folder of Hugging Face "
+                "on this machine (`hf download` fetches one).",
                 (key,),
             )
 

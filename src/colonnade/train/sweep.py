@@ -19,10 +19,11 @@ from typing import Any
 
 from colonnade.config.describe import all_keys, as_toml
 from colonnade.config.load import TomlTable, read_with
+from colonnade.config.problems import SWEEP
 from colonnade.errors import ConfigError
 from colonnade.storage import below
 
-SECTION, SCORE, AT_ONCE, SEED = "sweep", "score", "at_once", "train.seed"
+SECTION, SCORE, AT_ONCE, SEED = SWEEP, "score", "at_once", "train.seed"
 SAME_RESULT = (
     *("parallel.", "restarts.", "run.", "tracking.", "thermometers.", "data.cache", "train.log_every"),
     *("train.threads", "train.device", "train.products", "train.timeout", "train.micro_batch_size"),

@@ -75,8 +75,8 @@ class Outcome:
 
 
 def run_points(sweep: Sweep, run: Run, check: Callable[[Path], object] = lambda path: None) -> int:
-    """Run every point that has not ended, and write the summary after each. Returns the exit status: 0; 1 where a point
-    failed or diverged; that of the point where one was interrupted.
+    """Run every point that has not ended, and write the summary before them and after each. Returns the exit status: 0;
+    1 where a point failed or diverged; that of the point where one was interrupted.
 
     `run` is called in a process of its own where points run side by side. `check`: of a configuration file, raises a
     ColonnadeError for one that cannot run; all are checked before the first is run.
@@ -92,6 +92,8 @@ def run_points(sweep: Sweep, run: Run, check: Callable[[Path], object] = lambda 
         _check_ended(sweep.folder, [outcome.point for outcome in done.values()])
         left = [(number, point) for number, point in enumerate(sweep.points, 1) if point.name not in done]
         _check_all([point for _, point in left], sweep.folder, check)
+        if not (sweep.folder / SUMMARY).exists():
+            _write(sweep, [])  # for reports of a sweep of which no point has ended
         status = (_one_by_one if sweep.at_once == 1 else _side_by_side)(sweep, left, done, run)
         if status:
             following = next(number for number, point in enumerate(sweep.points, 1) if point.name not in done)
