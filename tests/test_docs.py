@@ -108,6 +108,13 @@ def test_source_files_that_a_page_names_exist() -> None:
         assert not missing, path
 
 
+def test_examples_that_an_example_names_exist() -> None:
+    there = {path.name for path in EXAMPLES}
+    for path in EXAMPLES:
+        named = set(re.findall(r"[\w.-]+\.toml\b", path.read_text()))
+        assert named <= there, path
+
+
 def test_commands_and_their_options_exist() -> None:
     program = get_command(app)
     for path in PAGES:
