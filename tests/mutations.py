@@ -5598,14 +5598,14 @@ MUTATIONS = [
         "optim/adamw.py",
         "params.learning_rate, self._decay(params))",
         "params.learning_rate)",
-        ("tests/optim",),
+        ("tests/optim/test_adamw.py",),
     ),
     Mutation(
         "slices are updated together that learn at different rates",
         "optim/adamw.py",
         "params.weights.dtype, params.learning_rate, self._decay(params))",
         "params.weights.dtype, self._decay(params))",
-        ("tests/optim", "tests/train/test_parts.py"),
+        ("tests/optim/test_adamw.py",),
     ),
     Mutation(
         "of slices that are updated together one alone is watched",
