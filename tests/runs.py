@@ -15,7 +15,7 @@ from colonnade.checkpoint.manifest import newest, read_manifest
 from colonnade.checkpoint.names import checkpoints_in
 from colonnade.checkpoint.plan import Shard
 
-TIMES = ("tokens_per_second", "seconds")
+TIMES = ("tokens_per_second", "seconds", "mfu")
 
 
 @dataclass(frozen=True)
