@@ -121,6 +121,7 @@ def test_a_file_that_a_change_does_not_name_keeps_the_number_of_an_earlier_one(c
         (["data.blend.a=1", "data.blend={a = 1}"], "'data.blend={a = 1}' gives data.blend a second value"),
         (["data.blend.a=1", "data.blend.a=2"], "'data.blend.a=2' gives data.blend.a a second value"),
         (["data.blend.a"], "'data.blend.a' is not of the form"),
+        (["optim.learning_rate=1970-01-01"], "no key takes a date or time"),
     ],
 )
 def test_values_that_cannot_be_read_or_come_twice_are_one_message(
@@ -136,6 +137,7 @@ def test_values_that_cannot_be_read_or_come_twice_are_one_message(
     [
         ('{"change": {"checkpoint.every": 5, "checkpoint.every": 6}}', "it has 'checkpoint.every' more than once"),
         ('{"change": {"checkpoint.every": 5}, "at": 4, "at": 5}', "it has 'at' more than once"),
+        ('{"change": {"checkpoint.every": 5}, "by": "\\ud800"}', "it has half of a character"),
         ('{"change": {"checkpoint.every": null}}', "checkpoint.every = (unset) is no value, where a whole number of"),
     ],
 )

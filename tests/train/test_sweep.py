@@ -109,6 +109,7 @@ def test_a_sweep_that_is_none(lines: str, said: str, tmp_path: Path) -> None:
         ("train.seed = [1, 2]", "train.seed=77", r"lists values of train.seed in \[sweep\], \[1, 2\]"),
         ("data.blend = [{a = 1.0}, {a = 1.0, b = 1.0}]", "data.blend.a=3", "lists values of data.blend in"),
         ("train.seed = [1, 2]", "sweep.train.seed=[1, 2, 3]", "stand in the file"),
+        ("train.seed = [1, 2]", "sweep.train={seed = [1, 2, 3]}", "stand in the file"),
     ],
 )
 def test_what_would_have_no_effect_on_the_command_line_is_refused(

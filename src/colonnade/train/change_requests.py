@@ -9,6 +9,7 @@ before that step, or is started again, changes there as it did.
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,6 +30,7 @@ from colonnade.train.run_folder import DECIDED, checkpoints
 CHANGES = "changes.jsonl"
 MOST_BYTES = 1 << 24
 FIELDS = ("change", "at", "by", "reason", "time")
+_HALF = "[\ud800-\udfff]"
 
 
 class Line(NamedTuple):
@@ -130,6 +132,8 @@ def request_in(text: str) -> dict[str, Any]:
         content = json.loads(text, object_pairs_hook=_with_each_once)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"it is no JSON object ({type(error).__name__}), perhaps cut off.") from None
+    if re.search(_HALF, json.dumps(content, ensure_ascii=False)):
+        raise ConfigError("it has half of a character (\\ud800 to \\udfff), which no file can hold.")
     if not isinstance(content, dict) or not isinstance(content.get("change"), dict):
         raise ConfigError('it has no "change" with keys and values, as in {"change": {"optim.learning_rate": 1e-4}}.')
     unknown = [name for name in content if name not in FIELDS]
@@ -200,7 +204,10 @@ def ask(run: Path, request: dict[str, Any]) -> None:
     began = began_with(run, decided)
     lines, done = _asked_and_done(run)
     waiting = _with_waiting(lines, began, decided, done)
-    text = json.dumps(hidden(request), ensure_ascii=False)
+    try:
+        text = json.dumps(hidden(request), ensure_ascii=False)
+    except TypeError as error:
+        raise ConfigError(f"{run} is not changed: no key takes a date or time ({error}).") from None
     try:
         change = decide(Line("asked for now", text, is_whole=True), began, waiting, done)
         end = expected(began, waiting.changes).train.steps

@@ -73,8 +73,8 @@ def read_sweep(path: Path, overrides: Sequence[str]) -> Sweep | None:
     What is wrong with the configurations of its points is told when they are read.
     """
     for override in overrides:
-        section, _, rest = override.partition(".")
-        if section.strip() == SECTION and rest.partition("=")[0].strip() in all_keys():
+        section, _, name = override.partition("=")[0].partition(".")
+        if section.strip() == SECTION and any(f"{key}.".startswith(f"{name.strip()}.") for key in all_keys()):
             raise ConfigError(f"{override}: the lists of [sweep] stand in the file. Write this one into {path}.")
     content, problems = read_with(path, overrides)
     if SECTION not in content:
