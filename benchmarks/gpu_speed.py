@@ -87,7 +87,7 @@ def built(task: Task, names: list[str], warmup: int) -> Iterator[tuple[dict[str,
             told[name] = {"error": f"{type(error).__name__}: {error}"[:300]}
             continue
         most = torch.cuda.max_memory_allocated() - before
-        told[name] = {"peak_gpu_mb": most >> 20, "first_loss": round(losses[0], 4), "last_loss": round(losses[-1], 4)}
+        told[name] = {"peak_gpu_mb": most >> 20, "first_loss": round(losses[0], 4)}
         told[name]["seconds_to_build_and_warm_up"] = round(time.perf_counter() - began, 1)
         print(name, told[name], flush=True)
     yield steps, told
@@ -108,7 +108,7 @@ def compare(row: str, line: argparse.Namespace) -> dict[str, Any]:
                 torch.cuda.synchronize()
                 for _ in range(line.steps):
                     began = time.perf_counter()
-                    step()
+                    told[name]["last_loss"] = round(step(), 4)
                     seconds.setdefault(name, []).append(time.perf_counter() - began)
     for name, times in seconds.items():
         rate = task.tokens_per_step / statistics.median(times)

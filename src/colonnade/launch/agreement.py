@@ -45,7 +45,6 @@ def program(device: torch.device) -> Properties:
         "numpy": np.__version__,
         "CUDA": str(torch.version.cuda),
         "kind of device": device.type,
-        "kernels in Triton": str(gpu_kernels.takes(device)),
         "precision of fp32 products": torch.get_float32_matmul_precision(),
     }
 
@@ -53,7 +52,8 @@ def program(device: torch.device) -> Properties:
 def hardware(device: torch.device) -> Properties:
     """What may differ between machines of one run, and lets them round differently."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "none"
-    return {"processor": torch.backends.cpu.get_cpu_capability(), "GPU": name}
+    kernels = str(gpu_kernels.takes(device))
+    return {"processor": torch.backends.cpu.get_cpu_capability(), "GPU": name, "kernels in Triton": kernels}
 
 
 def digest_of(package: Path) -> str:

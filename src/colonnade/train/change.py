@@ -244,4 +244,5 @@ def conflicts(config: Config, changes: Sequence[Change]) -> Iterator[str]:
                 had.append({**had[-1], **change.values[name]} if name == BLEND else change.values[name])
         own = hidden(_content(config)).get(section_of(name), {}).get(short(name))
         if own not in had:
-            yield f"{name} = {as_toml(hidden(value_at(config, name)))}: the run has had {', '.join(map(as_toml, had))}"
+            each = ", ".join(dict.fromkeys(map(as_toml, had)))
+            yield f"{name} = {as_toml(hidden(value_at(config, name)))}: the run has had {each}"
