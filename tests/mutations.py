@@ -5635,6 +5635,27 @@ MUTATIONS = [
         'if device.type == "none":',
         ("tests/planner/test_stand_in.py",),
     ),
+    Mutation(
+        "a part of examples counts the tokens of all documents before it",
+        "data/made_dataset.py",
+        "self.num_tokens = file.document_start(documents.stop) - file.document_start(documents.start)",
+        "self.num_tokens = file.document_start(documents.stop)",
+        ("tests/data/test_example_dataset.py",),
+    ),
+    Mutation(
+        "the data sets of a blend are measured on as many samples as the whole",
+        "train/held_out.py",
+        "each = {name: measure(one, count) for",
+        "each = {name: measure(one, num_samples) for",
+        ("tests/train/test_held_out.py",),
+    ),
+    Mutation(
+        "a job that is preempted ends at once",
+        "launch/slurm.py",
+        "trap 'touch \"$run/leave\"' USR1 TERM",
+        "trap 'touch \"$run/leave\"' USR1",
+        ("tests/launch/test_slurm.py",),
+    ),
 ]
 
 

@@ -64,6 +64,15 @@ def test_two_texts_and_a_label(tmp_path: Path) -> None:
     assert rows.real.sum(-1).tolist() == [[6], [5]] and rows.targets.tolist() == [2.0, 0.0]
 
 
+def test_a_part_has_the_tokens_of_its_own_documents(tmp_path: Path) -> None:
+    file = file_of(tmp_path, [[[1, 2], [3], [2]], [[4], [5], [0]], [[6, 7, 8], [9], [1]]], LABELS)
+    parts = [
+        ExampleDataset(file, part, 8, vocab_size=100, reading=Reading(PAIR, LABELS.head, 3, labelled=True))
+        for part in (range(1), range(1, 3), range(3))
+    ]
+    assert [(len(part), part.num_tokens) for part in parts] == [(1, 4), (2, 8), (3, 12)]
+
+
 def test_one_text(tmp_path: Path) -> None:
     fields = ExampleFields("sst2", "classification", ("text_a",), ("x", "y"))
     rows = dataset(tmp_path, [[list(range(9)), [1]]], fields, 2).rows([0])

@@ -144,6 +144,7 @@ exit 1
         ('mkdir -p "$RUN/checkpoints/step_00000010"; exit 1', 1, True),
         ('touch "$RUN/stop"; mkdir -p "$RUN/checkpoints/step_00000010"; exit 1', 1, False),
         (ASKED_TO_LEAVE, 99, True),
+        (ASKED_TO_LEAVE.replace("-USR1", "-TERM"), 99, True),  # on preemption
     ],
 )
 def test_what_is_queued_again(config: Path, tmp_path: Path, srun: str, status: int, requeued: bool) -> None:

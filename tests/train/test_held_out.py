@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from colonnade.data.blended_dataset import BlendedDataset
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, paper_mesh
 from colonnade.train import held_out
@@ -38,6 +39,41 @@ def test_it_is_told_what_is_known_of_the_text_and_no_more_samples_than_asked_for
     assert told["batches"] == [[0, 1], [2, 3], [4]]
     held_out.evaluate_part(stub, part, corpus, Mesh(), hidden=lambda inputs: None, samples=100, micro_batch_size=4)
     assert told["batches"] == [[0, 1, 2, 3], [4, 5, 6]], "each sample once, where there are fewer"
+
+
+def test_data_sets_of_a_blend_are_measured_on_the_samples_that_they_have_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[int]] = []
+
+    class Task:
+        def evaluate(self, model: object, batches: Any, **given: Any) -> int:
+            seen.append([n for batch in batches for n in batch])
+            return len(seen)
+
+    class Part:
+        def __init__(self, name: str) -> None:
+            self.file = SimpleNamespace(prefix=name)
+
+    class Two(BlendedDataset):
+        def __init__(self) -> None:
+            self.parts = (Part("books"), Part("code"))  # type: ignore[assignment]
+
+        def __len__(self) -> int:
+            return 9
+
+        def first_of_each(self, num_samples: int) -> list[int]:
+            assert num_samples == 5
+            return [4, 1]
+
+    monkeypatch.setattr(held_out, "TASKS", {"some": Task()})
+    corpus: Any = SimpleNamespace(
+        kind="some", byte_lengths=None, unchecked=[], load=lambda part, positions: list(positions)
+    )
+    stub: Any = None
+    found: Any = held_out.evaluate_part(
+        stub, Two(), corpus, Mesh(), hidden=lambda inputs: None, samples=5, micro_batch_size=8
+    )
+    assert seen == [[0, 1, 2, 3, 4], [0, 1, 2, 3], [0]]
+    assert (found.found, found.each) == (1, {"books": 2, "code": 3})
 
 
 @pytest.mark.parametrize("dp", [1, 2, 3])
