@@ -5656,6 +5656,20 @@ MUTATIONS = [
         "trap 'touch \"$run/leave\"' USR1",
         ("tests/launch/test_slurm.py",),
     ),
+    Mutation(
+        "a T5's text may have more spans than tokens that stand between them",
+        "config/corruption.py",
+        "min(max(round(tokens / self.mean_length), 1), tokens, text - tokens)",
+        "min(max(round(tokens / self.mean_length), 1), tokens)",
+        ("tests/data/test_t5_dataset.py",),
+    ),
+    Mutation(
+        "a run that is longer than its epochs is told one step too few",
+        "train/corpus.py",
+        "last = step + bisect_right(left,",
+        "last = step + bisect_left(left,",
+        ("tests/train/test_corpus.py",),
+    ),
 ]
 
 

@@ -87,6 +87,9 @@ def test_lengths_add_up(text: int) -> None:
 
 def test_something_stays_however_much_is_cut() -> None:
     assert [Lengths(share=0.9).cut(text)[0] for text in (2, 3, 4)] == [1, 2, 3]
+    assert Lengths(0.8, 1.0).cut(10) == (8, 2), "a token stands before each span"
+    kept, removed = spans(10, Lengths(0.8, 1.0), Draws(1, SamplePurpose.T5, 0, 1))
+    assert kept.tolist() == [1, 1] and removed.sum() == 8
 
 
 def test_every_way_to_cut_is_alike_likely() -> None:

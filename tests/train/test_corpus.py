@@ -83,6 +83,10 @@ def test_all_epochs_must_last_for_the_run(corpus: TinyCorpus, tmp_path: Path) ->
     open_corpus(config(corpus, tmp_path, *enough, f"train.steps={samples // 4}"))
     with pytest.raises(ConfigError, match=rf"Set train.steps to {samples // 4} or less, or raise data.epochs"):
         open_corpus(config(corpus, tmp_path, *enough, f"train.steps={samples // 4 + 1}"))
+    even = [*enough, "data.epochs=4"]  # samples of all epochs make up whole batches
+    open_corpus(config(corpus, tmp_path, *even, f"train.steps={samples}"))
+    with pytest.raises(ConfigError, match=rf"Set train.steps to {samples} or less, or raise data.epochs"):
+        open_corpus(config(corpus, tmp_path, *even, f"train.steps={samples + 1}"))
 
 
 def test_every_refusal_is_the_users_to_mend(corpus: TinyCorpus, tmp_path: Path) -> None:
