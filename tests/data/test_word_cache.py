@@ -49,6 +49,15 @@ def test_spaces_before_a_separator_that_python_takes_for_one(separator: str) -> 
     assert ids(DocumentEncoder(indented, UINT16), text) == indented.encode(text)
 
 
+@pytest.mark.parametrize("ending", ["s", "t", "m", "d", "re", "ve", "ll"])
+def test_endings_behind_an_apostrophe_are_words(ending: str) -> None:
+    """With a tokenizer that has a token for each, the ids show that they are cut off as words."""
+    contracting = train_bpe([f"she'{ending} he'{ending}" * 20], 262)
+    text = f"they'{ending} x'{ending}y"
+    found = ids(DocumentEncoder(contracting, UINT16), text)
+    assert found == contracting.encode(text) and len(contracting.encode(f"'{ending}")) == 1
+
+
 @pytest.mark.slow
 def test_every_character_by_itself_and_among_others(tokenizer: Tokenizer, encoder: DocumentEncoder) -> None:
     """Each character after a letter, a digit, a sign and a space: one character of another class would show."""

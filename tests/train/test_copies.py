@@ -300,6 +300,21 @@ def test_a_save_under_way_is_waited_for_before_the_run_returns(
     assert returned == [4] and repair._tries == [4]
 
 
+def test_repairs_are_counted_from_one_checkpoint(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long run that saves between rare faults is repaired each time; one that gets no further is not."""
+    settings = load(config, ["restarts.limit=2"])
+    folder = checkpoints(Path(settings.run.folder))
+    monkeypatch.setattr(undo, "return_to_newest", lambda *_: None)
+    saving = SimpleNamespace(wait_out=lambda state: None)
+    state = SimpleNamespace(step=5, ownership=SimpleNamespace(mesh=Mesh()))
+    found, repair = CopiesError("differ", [{"a over dp of 0,1": "x"}, {"a over dp of 0,1": "y"}]), Repair(_Quiet())  # type: ignore[arg-type]
+    for step in (2, 4, 6, 6):
+        (folder / f"step_{step:08}").mkdir(parents=True, exist_ok=True)
+        assert repair(state, found, settings, None, saving)  # type: ignore[arg-type]
+    with pytest.raises(CopiesError):
+        repair(state, found, settings, None, saving)  # type: ignore[arg-type]
+
+
 class _Quiet:
     """A monitor that says nothing."""
 

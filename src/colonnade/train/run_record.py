@@ -7,6 +7,7 @@ What is left out can be made again (what a teacher says), is of a machine (lock,
 programs, which have it elsewhere (TensorBoard's files).
 """
 
+import errno
 import shutil
 import zlib
 from pathlib import Path
@@ -57,6 +58,8 @@ def unpack(record: Path, run: Path) -> list[str]:
             for name in names:
                 with archive.open(name) as packed, written(run / name) as target:
                     shutil.copyfileobj(packed, target, BLOCK)
-    except (BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except (BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a place before the file's beginning
+            raise
         raise DamagedError(f"{record} is damaged: {error}.") from None
     return names

@@ -1,0 +1,43 @@
+"""A record that is damaged is said to be, whatever its bytes are now."""
+
+from pathlib import Path
+
+import pytest
+
+from colonnade.errors import DamagedError
+from colonnade.train.run_record import FILES, pack, unpack
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> bytes:
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in FILES[:2]:
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text("".join(f"{name} {number}\n" for number in range(300)))
+    pack(run, tmp_path / "record")
+    return (tmp_path / "record").read_bytes()
+
+
+def test_every_flipped_byte_is_found_or_changes_nothing(record: bytes, tmp_path: Path) -> None:
+    """Compressed bytes that cannot be, sums that differ, an index that leads nowhere."""
+    unpack(tmp_path / "record", tmp_path / "whole")
+    whole = {path.name: path.read_bytes() for path in (tmp_path / "whole").rglob("*") if path.is_file()}
+    damaged, found = tmp_path / "damaged", 0
+    for at in range(0, len(record), 7):
+        damaged.write_bytes(record[:at] + bytes([record[at] ^ 0xFF]) + record[at + 1 :])
+        try:
+            unpack(damaged, tmp_path / "out")
+        except DamagedError as error:
+            found += str(damaged) in str(error)
+        else:
+            here = {path.name: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+            assert here.items() <= whole.items(), at
+    assert found > len(record) // 14
+
+
+@pytest.mark.parametrize("kept", [0, 10, 0.5, 0.99])
+def test_a_record_that_is_cut_short(record: bytes, tmp_path: Path, kept: float) -> None:
+    (tmp_path / "cut").write_bytes(record[: int(kept * len(record)) if kept < 1 else int(kept)])
+    with pytest.raises(DamagedError, match="is damaged"):
+        unpack(tmp_path / "cut", tmp_path / "out")
