@@ -5686,9 +5686,9 @@ MUTATIONS = [
     ),
     Mutation(
         "compressed bytes of a record that cannot be are a traceback",
-        "train/run_record.py",
-        "except (BadZipFile, zlib.error, EOFError,",
-        "except (BadZipFile, EOFError,",
+        "errors.py",
+        "ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError,",
+        "ZIP_FAULTS = (zipfile.BadZipFile, EOFError,",
         ("tests/train/test_run_record.py",),
     ),
 ]

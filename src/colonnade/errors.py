@@ -15,8 +15,17 @@ Every message says what is (with values), why it cannot be, and what to set.
 
 import errno
 import re
+import struct
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError, struct.error)
+"""What zipfile and its decoders raise for contents that are not as they should be: bz2 an OSError, as does a place
+before the file's beginning, an encrypted member a RuntimeError, as does an unknown feature, a name that cannot be
+decoded a ValueError.
+"""
 
 REFUSED_BY_THE_DISK = frozenset(
     {

@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 
 from colonnade.checkpoint.manifest import SavedFile, StoredShard
 from colonnade.checkpoint.plan import Box, narrow
+from colonnade.errors import ZIP_FAULTS
 
 BUFFER = 1 << 20  # bytes; larger writes go past it
 BLOCK = 1 << 24  # bytes read at a time where they do not go straight to their place
@@ -155,7 +156,7 @@ def _numbers_entry(file: BinaryIO, stored: StoredShard) -> zipfile.ZipInfo:
     try:
         with zipfile.ZipFile(_Window(file, stored.start, stored.length)) as archive:
             entry = next((entry for entry in archive.infolist() if entry.filename.endswith("/data/0")), None)
-    except (OSError, ValueError, NotImplementedError, struct.error) as error:  # what zipfile raises at odd bytes
+    except ZIP_FAULTS as error:
         raise zipfile.BadZipFile(f"no archive where it should be: {error}") from None
     if entry is None:
         raise zipfile.BadZipFile("no plain numbers where they should be")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,12 +11,10 @@ from typing import IO, Any
 
 from colonnade.corpus import streams
 from colonnade.corpus.streams import Damaged
+from colonnade.errors import ZIP_FAULTS
 
 ZIP = ".zip"
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2)  # those that need little memory
-# What zipfile and its decoders raise for contents that are not as they should be: bz2 an OSError, an encrypted member a
-# RuntimeError, as does an unknown feature, a name that cannot be decoded a ValueError.
-_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError)
 
 
 def members(path: Path) -> list[tuple[str, int]]:
@@ -25,7 +22,7 @@ def members(path: Path) -> list[tuple[str, int]]:
     try:
         with zipfile.ZipFile(path) as archive:
             return sorted((info.filename, info.file_size) for info in archive.infolist() if not info.is_dir())
-    except _FAULTS as error:
+    except ZIP_FAULTS as error:
         raise Damaged(f"damaged: {error}") from error
 
 
@@ -43,7 +40,7 @@ def member(raw: IO[bytes], name: str, *, max_expansion: int) -> Iterator[IO[byte
             stream = stack.enter_context(archive.open(info))
         except KeyError:
             raise Damaged(f"damaged: it has no {name!r} any more") from None
-        except _FAULTS as error:  # no zip file, encrypted, or another file's header in its place
+        except ZIP_FAULTS as error:  # no zip file, encrypted, or another file's header in its place
             raise Damaged(f"damaged: {error}") from error
         yield io.BufferedReader(_Checked(stream))
 
@@ -67,7 +64,7 @@ class _Checked(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         try:
             data = self._stream.read(len(buffer))
-        except _FAULTS as error:
+        except ZIP_FAULTS as error:
             raise Damaged(f"damaged: {error}") from error
         buffer[: len(data)] = data
         return len(data)

@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from colonnade import __version__, gpu_kernels
+from colonnade import __version__
 from colonnade.config.compare import NOT_COMPARED, meaning_at
 from colonnade.config.describe import all_keys, as_toml
 from colonnade.config.schema import Config
@@ -52,8 +52,7 @@ def program(device: torch.device) -> Properties:
 def hardware(device: torch.device) -> Properties:
     """What may differ between machines of one run, and lets them round differently."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "none"
-    kernels = str(gpu_kernels.takes(device))
-    return {"processor": torch.backends.cpu.get_cpu_capability(), "GPU": name, "kernels in Triton": kernels}
+    return {"processor": torch.backends.cpu.get_cpu_capability(), "GPU": name}
 
 
 def digest_of(package: Path) -> str:

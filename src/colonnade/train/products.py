@@ -10,9 +10,9 @@ One rank of each kind of processor measures, and all ranks choose from all that 
 (`kernels/compiled.py`) are among what is measured where every rank has them.
 """
 
-import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +24,7 @@ from colonnade import gpu_kernels
 from colonnade.architecture.families import architecture_of
 from colonnade.checkpoint.manifest import newest, read_manifest
 from colonnade.checkpoint.schema import clip
+from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.errors import ColonnadeError, ConfigError
 from colonnade.kernels import compiled, timing
@@ -120,8 +121,8 @@ def settle(config: Config, vocab_size: int, world: Axis, device: torch.device) -
     """Decide; every rank calls this. ConfigError on all of them where train.products asks for what is not exact."""
     train = config.train
     if device.type == "cuda" or train.precision == "fp64":
-        notes = _without_effect(train.products, device, train.precision), _without_kernels(device)
-        return Decision(train.precision, None, notes=tuple(itertools.chain(*notes)))
+        notes = *_without_effect(train.products, device, train.precision), *_without_kernels(device, world)
+        return Decision(train.precision, None, notes=notes)
     ranks = _ranks(train.precision, world)
     if train.products != "auto":
         lacking = _prepare(world, ranks) if train.products == "compiled" else ""
@@ -346,11 +347,13 @@ def _without_effect(products: str, device: torch.device, precision: str) -> tupl
     return () if products == "auto" else (note,)
 
 
-def _without_kernels(device: torch.device) -> tuple[str, ...]:
-    missing = gpu_kernels.lacking() if device.type == "cuda" else ""
-    if not missing:
-        return ()
-    return (f"{missing}: dropout masks are drawn by several kernels each",)
+def _without_kernels(device: torch.device, world: Axis) -> Iterator[str]:
+    """Why ranks do without kernels of this program's own; every rank calls this. The bits are the same."""
+    if device.type != "cuda":
+        return
+    for why, count in Counter(gather_texts(gpu_kernels.lacking(), world)).items():
+        if why:
+            yield f"on {counted(count, 'rank')} {why}: dropout masks are drawn by several kernels each"
 
 
 def served_by(

@@ -7,14 +7,12 @@ What is left out can be made again (what a teacher says), is of a machine (lock,
 programs, which have it elsewhere (TensorBoard's files).
 """
 
-import errno
 import shutil
-import zlib
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile
 
 from colonnade.atomic import written
-from colonnade.errors import DamagedError
+from colonnade.errors import ZIP_FAULTS, DamagedError
 from colonnade.train.run_folder import DECIDED, ROLLBACKS
 
 FILES = (
@@ -55,11 +53,10 @@ def unpack(record: Path, run: Path) -> list[str]:
             if bad is not None:
                 raise BadZipFile(f"{bad} is not what was written")
             names = [name for name in FILES if name in archive.namelist()]
-            for name in names:
-                with archive.open(name) as packed, written(run / name) as target:
-                    shutil.copyfileobj(packed, target, BLOCK)
-    except (BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError) as error:
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a place before the file's beginning
-            raise
+    except ZIP_FAULTS as error:
         raise DamagedError(f"{record} is damaged: {error}.") from None
+    with ZipFile(record) as archive:
+        for name in names:
+            with archive.open(name) as packed, written(run / name) as target:
+                shutil.copyfileobj(packed, target, BLOCK)
     return names
