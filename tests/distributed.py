@@ -56,7 +56,7 @@ def run_on_ranks(
                     (start or fork)(_rank, theirs, function, rank, num_ranks, args, Path(folder), time_limit)
                 )
                 theirs.close()  # so that the end of the rank is the end of what can be read from `ours`
-            return _collect(connections, time_limit)
+            return _collect(connections, processes, time_limit)
         finally:
             for process in processes:
                 process.kill()  # a rank that has answered waits for this, so that no peer loses its connection
@@ -112,7 +112,9 @@ def _pickled_error(rank: int, error: BaseException) -> bytes:
         return pickle.dumps((when, None, RankFailed(f"rank {rank} raised {type(error).__name__}:\n{trace}")))
 
 
-def _collect(connections: list[Connection], time_limit: float) -> list[Any]:
+def _collect(
+    connections: list[Connection], processes: list[multiprocessing.process.BaseProcess], time_limit: float
+) -> list[Any]:
     end = time.monotonic() + time_limit
     results: dict[int, Any] = {}
     while len(results) < len(connections):
@@ -121,7 +123,8 @@ def _collect(connections: list[Connection], time_limit: float) -> list[Any]:
         if not ready:
             late = [rank for rank in range(len(connections)) if rank not in results]
             raise RankFailed(f"ranks {late} did not answer within {time_limit} s")
-        answers = {connections.index(c): _receive(c, connections.index(c)) for c in ready if isinstance(c, Connection)}
+        heard = [connections.index(c) for c in ready if isinstance(c, Connection)]
+        answers = {rank: _receive(connections[rank], rank, processes[rank]) for rank in heard}
         errors = [(when, error) for when, _, error in answers.values() if error is not None]
         if errors:
             raise min(errors, key=lambda pair: pair[0])[1]
@@ -129,10 +132,14 @@ def _collect(connections: list[Connection], time_limit: float) -> list[Any]:
     return [results[rank] for rank in range(len(connections))]
 
 
-def _receive(connection: Connection, rank: int) -> tuple[float, Any, BaseException | None]:
+def _receive(
+    connection: Connection, rank: int, process: multiprocessing.process.BaseProcess
+) -> tuple[float, Any, BaseException | None]:
     try:
         answer: tuple[float, Any, BaseException | None] = pickle.loads(connection.recv_bytes())
         return answer
     except EOFError:
         # Time 0 puts it before the exceptions of its peers, which are what its death did to them.
-        return 0.0, None, RankFailed(f"rank {rank} died without an exception (killed, or out of memory)")
+        process.join(10.0)
+        how = f"exit code {process.exitcode}; -N: killed by signal N"
+        return 0.0, None, RankFailed(f"rank {rank} died without an exception ({how})")
