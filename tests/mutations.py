@@ -1823,6 +1823,20 @@ MUTATIONS = [
         ("tests/train/test_divergence.py", "tests/train/test_rollback.py"),
     ),
     Mutation(
+        "a rollback counts no batches that an earlier one has passed over",
+        "train/divergence.py",
+        "found.step - to + _passed_over(past, to + 1) if policy.skip_batches",
+        "found.step - to if policy.skip_batches",
+        ("tests/train/test_divergence.py",),
+    ),
+    Mutation(
+        "a rollback of steps that the run has left is carried out again",
+        "train/rollbacks.py",
+        "for each in in_force(recorded) if",
+        "for each in recorded if",
+        ("tests/train/test_rollback.py",),
+    ),
+    Mutation(
         "a rollback takes the same batches again",
         "train/rollbacks.py",
         "state.samples = corpus.curriculum.steps(each.skip, state.samples)",

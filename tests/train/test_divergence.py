@@ -147,6 +147,23 @@ def test_a_run_that_is_to_stop_says_how_to_return_by_hand() -> None:
     assert "rollback" not in refused(found, [], [], DivergenceConfig())
 
 
+def test_batches_that_were_passed_over_behind_the_checkpoint_are_not_taken_again() -> None:
+    """A rollback by hand takes the place of those to its step, and the run's own comes behind them."""
+    found, stop = Divergence(102, 100, "x"), POLICY.model_copy(update={"then": "stop"})
+    same, later, before = Rollback(to=90, skip=5), Rollback(to=95, skip=4), Rollback(to=80, skip=7)
+    for past, by_itself, by_hand in (
+        ([before, same], 12, 17),
+        ([before, later], 12 + 4, 16),
+        ([before, same, later], 12 + 4, 21),
+        ([before, later, same], 12, 17),  # the later one was of a course that has been left
+        ([later, before], 12, 12),
+    ):
+        assert decide(found, [80, 90], past, POLICY).skip == by_itself
+        assert f"90 --skip {by_hand}`" in refused(found, [80, 90], past, stop)
+    taken_again = POLICY.model_copy(update={"skip_batches": False})
+    assert decide(found, [80, 90], [later], taken_again).skip == 0
+
+
 def test_a_bounded_number_of_tries_from_the_same_place() -> None:
     found, back = Divergence(102, 100, "x"), [Rollback(to=90, detected=94), Rollback(to=90, detected=101)]
     assert "It has returned 2 times already, which is divergence.tries" in refused(found, [90], back)

@@ -418,6 +418,22 @@ def test_a_second_one_with_the_same_options_is_another(
     assert saved_steps(run) == [4]
 
 
+def test_one_to_a_later_step_is_left_behind_by_one_to_an_earlier_step(finished: Finished, run: Path) -> None:
+    """The checkpoint of step 6 is of the new course then, which passes over nothing behind it."""
+    config = load(finished.config, [f"run.folder={run}"])
+    corpus = open_corpus(config)
+
+    def position(recorded: list[Rollback]) -> int:
+        rollbacks.write(run, recorded)
+        state = build_state(config, Mesh(), corpus.vocab_size, torch.device("cpu"))
+        restore(state, config, corpus)
+        return state.samples
+
+    later, earlier = Rollback(to=6, skip=3), Rollback(to=4, skip=1)
+    assert position([later, earlier]) == position([earlier]) == position([]) == 6 * 4
+    assert position([earlier, later]) == position([later]) == 9 * 4
+
+
 def test_a_list_of_before_there_were_names_is_read(run: Path) -> None:
     (run / ROLLBACKS).write_text('[{"to": 4, "skip": 2, "reason": "asked for"}]')
     assert rollbacks.read(run) == [Rollback(to=4, skip=2, reason="asked for")]

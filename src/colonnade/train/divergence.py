@@ -139,7 +139,7 @@ def decide(
     reason where it does not. `folder`: of the run, for what to do by hand.
     """
     healthy = [step for step in saved if step + policy.healthy_for < found.first]
-    remedy = _remedy(found, healthy, folder)
+    remedy = _remedy(found, healthy, past, folder)
     if policy.then == "stop":
         raise stopped(found, remedy)
     if not healthy:
@@ -157,7 +157,7 @@ def decide(
     return Rollback(
         to=to,
         detected=found.step,
-        skip=found.step - to if policy.skip_batches else 0,
+        skip=found.step - to + _passed_over(past, to + 1) if policy.skip_batches else 0,
         rate_factor=1.0 if policy.rate_factor is None else policy.rate_factor,
         rate_until=0 if policy.rate_factor is None else found.step + policy.rate_steps,
         rewarm_steps=policy.rewarm_steps,
@@ -170,13 +170,25 @@ def stopped(found: Divergence, remedy: str) -> ColonnadeError:
     return ColonnadeError(f"step {found.step} {found.reason}: the run has diverged. {remedy}")
 
 
-def _remedy(found: Divergence, healthy: Collection[int], folder: str) -> str:
+def in_force(recorded: Sequence[Rollback]) -> list[Rollback]:
+    """Those of the steps that the run is made of: a return to an earlier step leaves behind what came after it."""
+    return [each for at, each in enumerate(recorded) if all(later.to >= each.to for later in recorded[at + 1 :])]
+
+
+def _passed_over(past: Sequence[Rollback], since: int) -> int:
+    """The steps whose batches were passed over behind the checkpoint of step `since` or a later one."""
+    return sum(each.skip for each in in_force(past) if each.to >= since)
+
+
+def _remedy(found: Divergence, healthy: Collection[int], past: Sequence[Rollback], folder: str) -> str:
     again = "Lower optim.learning_rate or lengthen optim.warmup_steps, and start again in another run.folder"
     if not healthy:
         return f"What is saved is from before. {again}."
+    to = max(healthy)
+    skip = found.step - to + _passed_over(past, to)  # a rollback by hand takes the place of those to this step
     return (
-        f"What is saved is from before. To go on from step {max(healthy)} behind the batches that came then: "
-        f"`colonnade rollback {folder} {max(healthy)} --skip {found.step - max(healthy)}`, and the same command again "
+        f"What is saved is from before. To go on from step {to} behind the batches that came then: "
+        f"`colonnade rollback {folder} {to} --skip {skip}`, and the same command again "
         f'(divergence.then = "roll_back" does that by itself). Or: {again[0].lower()}{again[1:]}.'
     )
 

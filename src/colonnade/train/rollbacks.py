@@ -22,7 +22,7 @@ from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Axis
 from colonnade.train.change import behind
 from colonnade.train.corpus import Corpus, check_length, open_corpus
-from colonnade.train.divergence import Rollback, lowered
+from colonnade.train.divergence import Rollback, in_force, lowered
 from colonnade.train.metadata import RunMetadata, metadata_of
 from colonnade.train.monitor import set_aside
 from colonnade.train.rollback_options import RollbackOptions
@@ -121,7 +121,7 @@ def check_left(config: Config, corpus: Corpus, metadata: RunMetadata, recorded: 
 
 def _to_do(recorded: Sequence[Rollback], step: int, done: Sequence[Rollback]) -> list[Rollback]:
     """What returns to the checkpoint of a step, and is not behind it yet."""
-    return [each for each in recorded if each.to == step and each not in done]
+    return [each for each in in_force(recorded) if each.to == step and each not in done]
 
 
 def apply(
