@@ -6,6 +6,7 @@ without its numbers; these stay where they are, and each tensor is read from its
 
 import pickle
 import stat
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from colonnade.checkpoint.schema import clip
 from colonnade.errors import CheckpointError
+
+PICKLE_FAULTS = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    OSError,
+    struct.error,
+)
+"""What torch and the makers that it lets through raise for a pickle that is not as it should be."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +65,7 @@ class Extent:
 
 def load_without_numbers(path: Path) -> Any:
     """What `torch.load` makes of a file, with tensors that have no memory; of each, `extent_of` tells where it lies.
-    Raises what torch raises.
+    Raises PICKLE_FAULTS.
     """
     with FakeTensorMode():
         return torch.load(path, map_location="cpu", weights_only=True)
@@ -75,7 +90,7 @@ def load_pickled(path: Path) -> dict[str, Extent]:
         raise CheckpointError(f"{path} is no plain file. Fetch the folder again.")
     try:
         found = load_without_numbers(path)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, LookupError, OSError) as error:
+    except PICKLE_FAULTS as error:
         why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
             f"{path} cannot be read as a state dict of tensors alone: {clip(why)} It is damaged, older than torch 1.6, "

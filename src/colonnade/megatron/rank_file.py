@@ -6,7 +6,6 @@ is told of stand-ins here: none of the classes that a file names is imported, an
 names beyond known packages is refused by name, before anything is read.
 """
 
-import pickle
 import re
 import stat
 import zipfile
@@ -24,7 +23,7 @@ from colonnade.checkpoint.plan import names_in_words
 from colonnade.checkpoint.schema import clip
 from colonnade.errors import CheckpointError
 from colonnade.huggingface.files import CODES, DTYPES
-from colonnade.huggingface.pickled import Extent, extent_of, load_without_numbers
+from colonnade.huggingface.pickled import PICKLE_FAULTS, Extent, extent_of, load_without_numbers
 
 _NAMESPACE = "argparse.Namespace"
 _STOOD_IN_FOR = re.compile(
@@ -97,7 +96,7 @@ class RankFile:
         _check_file(self.path)
         try:
             named = get_unsafe_globals_in_checkpoint(str(self.path))
-        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, IndexError, AssertionError) as error:
+        except PICKLE_FAULTS as error:
             raise _damaged(self.path, error) from None
         foreign = sorted(name for name in named if name != _NAMESPACE and not _STOOD_IN_FOR.fullmatch(name))
         if foreign:
@@ -114,17 +113,7 @@ class RankFile:
         try:
             with safe_globals(stand_ins):
                 found = load_without_numbers(self.path)
-        except (
-            pickle.UnpicklingError,
-            RuntimeError,
-            EOFError,
-            ValueError,
-            TypeError,
-            LookupError,
-            AttributeError,
-            OSError,
-            AssertionError,
-        ) as error:
+        except PICKLE_FAULTS as error:
             raise _damaged(self.path, error) from None
         if not isinstance(found, dict):
             raise CheckpointError(f"{self.path} is no checkpoint of Megatron-LM: it holds a {type(found).__name__}.")
