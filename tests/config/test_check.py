@@ -1,17 +1,22 @@
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
-from colonnade.config.check import CHECKS
+from colonnade.config.check import BEGINNING, CHECKS
 from colonnade.config.describe import all_keys
 from colonnade.config.load import loads
 from colonnade.config.numbers import counted, divisors, multiples_around, nearest_divisors, one_of, size_of_text
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
 
+from .conftest import SMALL
+
 Problems = Callable[..., list[str]]
+BLENDED = SMALL.replace('train = "corpus"', 'blend = {"tokens/web" = 0.7, "tokens/books" = 0.3}')
 
 
 @pytest.mark.parametrize(
@@ -248,6 +253,35 @@ def test_a_check_is_left_out_where_its_keys_already_have_a_problem(problems: Pro
 
 def test_checks_name_keys_that_exist() -> None:
     assert {key for each in CHECKS for key in each.keys} <= set(all_keys())
+
+
+def noted(section: BaseModel, reads: set[str], prefix: str = "") -> Any:
+    """The same, that adds to `reads` the keys which are asked for."""
+    kind = type(section)
+
+    class Noted(kind):  # type: ignore[valid-type, misc]
+        def __getattribute__(self, name: str) -> Any:
+            if name in kind.model_fields:
+                reads.add(prefix + name)
+            return super().__getattribute__(name)
+
+    values = {
+        name: noted(value, reads, f"{prefix}{name}.") if isinstance(value, BaseModel) else value
+        for name, value in section
+    }
+    return Noted.model_construct(**values)
+
+
+@pytest.mark.parametrize("text", [SMALL, BLENDED], ids=["one file", "a blend"])
+def test_checks_name_all_keys_that_they_read(text: str) -> None:
+    """Or one is asked of a key that has a problem of its own, and answers for its default. Here nothing is wrong: what
+    is read only to say what would fit need not be named."""
+    reads = set[str]()
+    config = noted(loads(text), reads)
+    for each in (*CHECKS, *BEGINNING):
+        reads.clear()
+        list(each.messages(config))
+        assert reads & set(all_keys()) <= set(each.keys), each.messages
 
 
 @given(st.integers(1, 10_000))

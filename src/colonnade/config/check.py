@@ -113,8 +113,8 @@ def floor_below_peak(config: Config) -> Iterator[str]:
 
 def warmup_before_decay_end(config: Config) -> Iterator[str]:
     """A run that ends within its warm-up is the beginning of a longer one; a decay cannot end there."""
-    warmup, end = config.optim.warmup, config.optim.decay_steps
-    if end is not None and warmup > end:
+    warmup, end = config.optim.warmup_steps, config.optim.decay_steps
+    if warmup is not None and end is not None and warmup > end:
         yield (
             f"optim.warmup_steps = {warmup} is more than optim.decay_steps = {end}, where the decay ends: the "
             f"learning rate would never get to its highest value. Use at most {end}."

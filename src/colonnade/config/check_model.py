@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 from colonnade.config.check_head import HEAD_CHECKS, TEXT_KEYS
 from colonnade.config.check_t5 import T5_CHECKS
+from colonnade.config.model import RotaryConfig
 from colonnade.config.nature import Of
 from colonnade.config.numbers import divisors, one_of
 from colonnade.config.schema import Config, CorruptionConfig, MaskingConfig
@@ -172,19 +173,7 @@ MODEL_CHECKS = (
         head_dim_is_even,
     ),
     (("model.parallel_residual", "model.norm_position"), parallel_residual_is_pre_norm),
-    (
-        (
-            "model.position",
-            "model.rotary.share",
-            "model.rotary.base",
-            "model.rotary.scaling",
-            "model.rotary.factor",
-            "model.rotary.original_length",
-            "model.rotary.low_frequency_factor",
-            "model.rotary.high_frequency_factor",
-        ),
-        rotary_where_read,
-    ),
+    (("model.position", *(f"model.rotary.{key}" for key in RotaryConfig.model_fields)), rotary_where_read),
     (("model.kind", "model.window", "model.position"), window_where_it_means_something),
     *T5_CHECKS,
     *HEAD_CHECKS,
