@@ -21,7 +21,7 @@ from colonnade.checkpoint.load import load
 from colonnade.checkpoint.manifest import newest, read_manifest, verify
 from colonnade.checkpoint.names import MANIFEST, checkpoints_in
 from colonnade.checkpoint.plan import Box, Shard
-from colonnade.checkpoint.save import save
+from colonnade.checkpoint.save import Payload, Target, save, save_made
 from colonnade.errors import CheckpointError
 from tests.checkpoint.grids import MODEL, Layout, grids, layouts, model_shards, number, shard_of
 from tests.distributed import fork, run_on_ranks
@@ -208,6 +208,27 @@ def test_parts_larger_than_a_block_of_reading(tmp_path: Path, monkeypatch: pytes
     path = save(tmp_path, 1, [shard_of("x", x, Box((0, 0), (50, 40)))], {})
     load(path, [shard_of("x", y, Box((3, 7), (31, 20))), shard_of("x", y, Box((0, 0), (2, 40)))])
     assert torch.equal(y[3:34, 7:27], x[3:34, 7:27]) and torch.equal(y[:2], x[:2]) and y.count_nonzero() == 31 * 20 + 80
+
+
+def test_tensors_that_are_made_in_turn_take_the_memory_of_one(tmp_path: Path) -> None:
+    """What was made before is given back when the next one is asked for, and is in the checkpoint all the same."""
+    logical, made, held = (
+        {f"x{n}": number((3, n), torch.float32) for n in range(1, 6)},
+        list[torch.Tensor](),
+        list[int](),
+    )
+
+    def make(name: str) -> torch.Tensor:
+        held.append(sum(x.untyped_storage().nbytes() for x in made))
+        made.append(logical[name].clone())
+        return made[-1]
+
+    kinds = {name: (tuple(x.shape), x.dtype) for name, x in logical.items()}
+    path = save_made(Target(tmp_path, 1), Payload(1, {}), kinds, make)
+    assert held == [0] * 5
+    found = {name: torch.zeros_like(x) for name, x in logical.items()}
+    load(path, [Shard(name, tuple(x.shape), (0, 0), x) for name, x in found.items()])
+    assert all(torch.equal(found[name], x) for name, x in logical.items())
 
 
 def test_torchs_own_reader_reads_it(tmp_path: Path) -> None:

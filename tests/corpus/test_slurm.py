@@ -52,6 +52,9 @@ def test_a_stage_waits_for_all_arrays_of_the_one_before(tmp_path: Path, cluster:
     assert list(by_stage) == ["documents", "match", "group", "finish", "account"]
     assert [cluster.size(job) for job in by_stage["documents"]] == [3, 3, 2]
     assert f"{3 + 3 + 1 + 3 + 1} jobs are submitted" in said
+    for jobs in by_stage.values():
+        told = [cluster.arguments(job).split()[0] for job in jobs]
+        assert told == [f"--export=ALL,RUN_OFFSET={number}" for number in range(len(jobs))], "each has its own tasks"
     before: list[str] = []
     for jobs in by_stage.values():
         assert all(cluster.waits_for(job) == before for job in jobs), (

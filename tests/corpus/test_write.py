@@ -298,6 +298,11 @@ def test_overlap_from_the_command_line(write_lines: Any) -> None:
     assert answer.status == 0 and json.loads(answer.out)["share"] == 1.0
     answer = here("data", "overlap", exam, exam, "--tokenizer", "nothing")
     assert answer.status == 2 and f"--tokenizer is of a token file, and {exam} is the prefix of none" in answer.err
+    gone = exam.with_name("gone")
+    answer = here("data", "overlap", gone, exam, "--tokenizer", "nothing")
+    assert answer.status == 2 and f"--tokenizer is of a token file, and {gone} is the prefix of none" in answer.err
+    exam.with_name("exam.jsonl.idx").touch()
+    assert overlap([exam], exam, ngram=5, workers=1).share == 1.0, "text, whatever lies beside it"
 
 
 def test_rows_can_be_cleaned_again(run: Run, write_lines: Any) -> None:
@@ -400,6 +405,17 @@ def test_a_tokenizer_that_is_another_meanwhile_stops_the_tasks(tmp_path: Path, t
     assert Tokenizers().counter(str(path))()("two words") == len(other.encode("two words"))
     with pytest.raises(DataError, match=r"has changed since the run was started.*Put the one with sha256"):
         make()
+
+
+@pytest.mark.parametrize("section", ["run", "tokenize"])
+def test_a_tokenizer_that_cannot_be_read_is_told_before_any_work(
+    tmp_path: Path, run: Run, write_lines: Any, section: str
+) -> None:
+    damaged = tmp_path / "tokenizer.json"
+    damaged.write_text("{}")
+    with pytest.raises(DataError, match=f"{damaged} is no tokenizer"):
+        run(write_lines("in.jsonl", ["text"]), **{section: {"tokenizer": str(damaged)}})
+    assert not (tmp_path / "clean").exists()
 
 
 def test_no_step_grows_with_the_number_of_tasks(tmp_path: Path, write_lines: Any) -> None:

@@ -24,6 +24,9 @@ def test_actions_begin_and_end_where_they_do() -> None:
     found = bars.gantt("g", "", [("stage 0", [Span("F", "F0", 0.0, 1.0), Span("B", "B0", 3.0, 4.0)])], 4.0, words=short)
     assert re.findall(r'x="([\d.]+)" y="0" width="([\d.]+)"', found) == [("0.00", "250.00"), ("750.00", "250.00")]
     assert "backward 0 1" in found and "<b style=" in found
+    noted = bars.gantt("g", "", [("stage 0", [Span("F", "F0", 0.0, 1.0)])], 4.0, note=f"One alone {EVIL}.")
+    assert noted.count('class="quiet"') == 1 and "One alone &lt;script&gt;" in noted
+    assert 'class="quiet"' not in found, "nothing is left out"
 
 
 def test_dots_are_at_their_places_and_named() -> None:

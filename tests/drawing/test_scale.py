@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colonnade.drawing.scale import bytes_in_words, length_of_time, scale_of, short
+from colonnade.drawing.scale import Scale, axis_of, bytes_in_words, length_of_time, scale_of, short
 from colonnade.drawing.thin import thin
 
 numbers = st.one_of(st.floats(-1e6, 1e6), st.just(math.nan), st.just(math.inf))
@@ -41,6 +41,16 @@ def test_numbers_far_apart_get_powers_of_ten() -> None:
     scale = scale_of([0.01, 5.0, 300.0])
     assert scale.log and scale.ticks(5) == pytest.approx([0.01, 0.1, 1.0, 10.0, 100.0])
     assert not scale_of([0.01, 300.0], may_be_log=False).log
+
+
+@pytest.mark.parametrize("highest", [0.25, 1.0, 40.0])
+def test_an_axis_ends_where_its_series_does(highest: float) -> None:
+    """Of a step that takes a fourth of a second, or a run of a fourth of an hour, too."""
+    assert axis_of(highest) == Scale(0.0, highest)
+
+
+def test_a_series_of_zeros_has_an_axis_of_some_length() -> None:
+    assert axis_of(0.0) == Scale(0.0, 1.0)
 
 
 def test_words() -> None:

@@ -1,5 +1,6 @@
 """Time on a machine: numbers that can be followed, and what must hold of all."""
 
+import math
 from dataclasses import replace
 from functools import cache
 
@@ -292,6 +293,8 @@ def test_all_ranks_are_paid_for_while_failures_take_their_part() -> None:
     told = as_json(each)
     assert told["days_with_failures"] == pytest.approx(each.steps * each.seconds_per_step / 86400 / 0.75)
     assert told["dollars"] == pytest.approx(told["days_with_failures"] * 24 * 2 * 3)
+    never = replace(each, failures=replace(each.failures, lost=1.0))
+    assert never.days_with_failures == never.dollars == math.inf, "of all lost, it never ends"
 
 
 @pytest.mark.parametrize(

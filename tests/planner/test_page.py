@@ -108,6 +108,13 @@ def test_operators_that_wait_for_memory_move_as_much_as_it_can_however_often_the
     assert "add, float32 96 " in words and words.endswith(f" 100% memory {short(cost.bandwidth)}B/s")
 
 
+def test_a_product_is_named_with_its_sizes() -> None:
+    """Of products of one kind there are many in a step: what tells them apart is their sizes."""
+    cost, product = Cost(A100), Operator("_mm_", 2 * 3 * 5 * 7 * 11, 10**6, "bfloat16", (3, 5, 7, 11))
+    found: Any = SimpleNamespace(cost=cost, peak=1.0, walks={0: SimpleNamespace(operators=[product])})
+    assert "mm 3 × [5, 11] · [11, 7], bfloat16" in Reader(page_time.roofline(found, 0)).text
+
+
 def test_operators_are_those_of_the_stage_that_works_longest() -> None:
     played = {0: SimpleNamespace(total=2.0), 3: SimpleNamespace(total=5.0), 1: SimpleNamespace(total=1.0)}
     found: Any = SimpleNamespace(played=played)

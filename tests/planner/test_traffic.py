@@ -148,6 +148,23 @@ def test_one_kind_of_weight_is_trained(monkeypatch: pytest.MonkeyPatch, trained:
 
 
 @pytest.mark.parametrize(
+    ("norm_position", "trained"),
+    [("pre", "attention.qkv.*"), ("pre", "attention.output.bias"), ("post", "attention_norm.*")],
+)
+def test_what_is_trained_in_attention_has_its_gradient_through_the_mlp(
+    monkeypatch: pytest.MonkeyPatch, norm_position: Any, trained: str
+) -> None:
+    """Of the first block that is trained: nothing before its attention has one, and what the MLP reads does."""
+    monkeypatch.setitem(PARTS, "upper", {"frozen": ("*", f"!*blocks.1.{trained}")})
+    case = Case(drop=0.0, parts="upper", norm_position=norm_position)
+    assert_agree(case, Way(tp=2, micro_batch_size=4, sequence_parallel=True))
+    whole = Way(tp=2, micro_batch_size=4)
+    assert_agree(case, whole)
+    once = case.global_batch_size // whole.micro_batch_size
+    assert [flow.count for flow in theory(case, whole, 0) if " a layer backward" in flow.what] == [once]
+
+
+@pytest.mark.parametrize(
     "trained",
     [
         *("norm.weight", "bias", "dense.weight", "dense.bias", "dense_norm.*", "pooler.weight", "pooler.bias"),

@@ -91,6 +91,16 @@ def test_kinds_of_memory_that_take_nothing_are_not_in_the_bar(tmp_path: Path) ->
     assert "parameters" in text and "optimizer" in text and "buffers" not in text
 
 
+def test_what_a_rank_waits_for_is_grey_beside_the_colours_of_its_work(tmp_path: Path) -> None:
+    folder = written.run(tmp_path / "r")
+    parts = {"forward": 0.5, "wait for tp": 0.3, "backward": 1.0, "wait for dp": 0.1, "rest": 0.1}
+    (folder / "profile.json").write_text(json.dumps({"ranks": [{"name": "rank 0", "parts": parts}]}))
+    legend = page([read_run(folder)]).split("Where a step goes")[1].split("</figcaption>")[0]
+    assert re.findall(r'class="key (\w+)"></i>([\w ]+)<', legend) == [
+        ("p0", "forward"), ("p1", "backward"), ("w0", "wait for tp"), ("w1", "wait for dp"), ("rest", "rest"),
+    ]  # fmt: skip
+
+
 def test_what_befell_a_run_is_marked_in_every_chart(tmp_path: Path) -> None:
     """By its kind; what is of minor interest stands below the first chart alone."""
     text = page([read_run(written.run(tmp_path / "r"))])

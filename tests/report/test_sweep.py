@@ -50,6 +50,7 @@ def test_median_and_spread_over_seeds_the_best_setting_first(sweep: Path) -> Non
         assert spread.median == statistics.median(SCORES[rate])
         assert spread.deviation == pytest.approx(statistics.stdev(SCORES[rate]))
     assert found.task == "mnli"
+    assert found.score_names == ["accuracy", "loss"], "keys of the configuration are none, nor is what a point took"
 
 
 def test_less_loss_is_better(tmp_path: Path) -> None:

@@ -146,6 +146,16 @@ def blended(settings: Config, corpus: TinyCorpus, **more: Any) -> Config:
     return settings.model_copy(update={"data": data})
 
 
+def test_another_tokenizer_than_that_of_a_blend(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """Of any of its files, and of those that are read beside it."""
+    settings, other = config(corpus, tmp_path), tiny.make(tmp_path / "other", seed=5)
+    tokenizer = {"tokenizer": str(other.tokenizer)}
+    mixed = {"blend": {str(corpus.prefix): 1.0, str(other.prefix): 1.0}}
+    for more in (tokenizer, mixed, {"validation": str(other.prefix)}, {"test": str(other.prefix)}):
+        with pytest.raises(DataError, match="was made with another tokenizer"):
+            open_corpus(blended(settings, corpus, **more))
+
+
 def test_parts_with_files_of_their_own_take_no_share_of_a_blend(corpus: TinyCorpus, tmp_path: Path) -> None:
     """And each has its own: what is tested on is not what is validated on."""
     prefix = str(corpus.prefix)

@@ -6,21 +6,30 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from colonnade.checkpoint import files
 from colonnade.errors import CheckpointError, ConfigError
-from colonnade.train import lines, loop, save_retries
+from colonnade.mesh.mesh import Mesh
+from colonnade.train import lines, loop, recovery, save_retries
 from colonnade.train.change_requests import CHANGES
+from colonnade.train.corpus import open_corpus
 from colonnade.train.interrupt import Interrupt, Request
 from colonnade.train.lines import Lines
+from colonnade.train.recovery import Checkpoints, saving
 from colonnade.train.save_retries import LONGEST, SaveRetries
+from colonnade.train.state import TrainState, build_state
 from tests.commands import forked, start
 from tests.runs import Finished, assert_same_end, events, saved_steps
+from tests.tiny import TinyCorpus
+from tests.tiny import config as tiny_config
+from tests.train.test_monitor import monitor
 
 SAVES = ("saved", "save failed")
 
@@ -157,6 +166,52 @@ def test_a_run_that_is_asked_to_stop_ends_when_it_has_saved(config: Path, tmp_pa
     answer = forked("train", config, "checkpoint.retry_for=900", first=first)
     assert answer.status == 128 + signal.SIGTERM and "Stopped after step 3; everything is saved" in answer.out, answer
     assert "Saving at step 3 has failed" in answer.out and saved_steps(tmp_path / "run") == [2, 3]
+
+
+@pytest.fixture
+def checkpoints(
+    corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[tuple[Checkpoints, TrainState]]:
+    """Of a run that saves as the parameter says, on a disk that refuses one file behind step 2."""
+    monkeypatch.setattr(files._HashingStream, "write", files._HashingStream.write)
+    monkeypatch.setattr(save_retries, "FIRST", save_retries.FIRST)
+    refused(1)(0)
+    settings = tiny_config(corpus, tmp_path, "checkpoint.retry_for=900", f"checkpoint.asynchronous={request.param}")
+    (tmp_path / "run").mkdir()
+    opened = open_corpus(settings)
+    state = build_state(settings, Mesh(), opened.vocab_size, torch.device("cpu"))
+    state.step = 4
+    with saving(state, settings, Mesh(), opened, monitor(tmp_path / "run")) as found:
+        yield found, state
+
+
+@pytest.mark.parametrize("checkpoints", ["true"], indirect=True)
+def test_what_fails_in_the_background_at_the_end_is_saved_all_the_same(
+    checkpoints: tuple[Checkpoints, TrainState], tmp_path: Path
+) -> None:
+    """At a run's end no later step tries again."""
+    found, state = checkpoints
+    found.save(state)
+    found.settle(state)
+    assert [each["event"] for each in events(tmp_path / "run")] == ["saved"] and saved_steps(tmp_path / "run") == [4]
+    found.settle(state)
+    assert len(events(tmp_path / "run")) == 1, "what is saved is not saved again"
+
+
+@pytest.mark.parametrize("checkpoints", ["false"], indirect=True)
+def test_a_step_does_not_wait_for_the_next_try(
+    checkpoints: tuple[Checkpoints, TrainState], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only who must have it saved does."""
+    found, state = checkpoints
+    waits = list[float]()
+    monkeypatch.setattr(recovery.time, "sleep", waits.append)
+    found.save(state)
+    assert [each["event"] for each in events(tmp_path / "run")] == ["save failed"] and waits == []
+    refused(1)(0)
+    found.save(state, must=True)
+    assert [each["event"] for each in events(tmp_path / "run")] == ["save failed", "save failed", "saved"]
+    assert len(waits) == 1 and saved_steps(tmp_path / "run") == [4]
 
 
 def full(path: Path, line: Any, *, whole: bool = False) -> None:
