@@ -5705,6 +5705,87 @@ MUTATIONS = [
         "ZIP_FAULTS = (zipfile.BadZipFile, EOFError,",
         ("tests/train/test_run_record.py",),
     ),
+    Mutation(
+        "a model with a head for labels drops nothing in training",
+        "tasks/labels.py",
+        "masks=None if seed is None else Masks(seed, batch.columns.numpy()),",
+        "masks=None,",
+        ("tests/tasks/test_tasks.py",),
+    ),
+    Mutation(
+        "a model with a head for answers in a text drops nothing in training",
+        "tasks/spans.py",
+        "masks=None if seed is None else Masks(seed, batch.samples.numpy()),",
+        "masks=None,",
+        ("tests/tasks/test_tasks.py",),
+    ),
+    Mutation(
+        "BERT drops nothing in training",
+        "tasks/bert.py",
+        "None if seed is None else Masks(seed, batch.samples.numpy()),",
+        "None,",
+        ("tests/tasks/test_tasks.py",),
+    ),
+    Mutation(
+        "T5 drops nothing in training",
+        "tasks/t5.py",
+        "None if seed is None else Masks(seed, batch.samples.numpy()),",
+        "None,",
+        ("tests/tasks/test_tasks.py",),
+    ),
+    Mutation(
+        "files of a blend may be made with another tokenizer",
+        "train/corpus.py",
+        "        tokenizer=tokenizer,\n        cache=data.cache,\n    )\n    own:",
+        "        cache=data.cache,\n    )\n    own:",
+        ("tests/train/test_corpus.py",),
+    ),
+    Mutation(
+        "a blend has the same order with every seed",
+        "train/corpus.py",
+        "        seed=config.train.seed,\n        order=data.order,\n        tokenizer=tokenizer,\n        cache=",
+        "        seed=0,\n        order=data.order,\n        tokenizer=tokenizer,\n        cache=",
+        ("tests/train/test_corpus.py",),
+    ),
+    Mutation(
+        "every array of a stage does the tasks of the first",
+        "corpus/slurm.py",
+        '[f"--export=ALL,RUN_OFFSET={offset}", ',
+        "[",
+        ("tests/corpus/test_slurm.py",),
+    ),
+    Mutation(
+        "a save that fails in the background at the end of a run is not tried again",
+        "train/recovery.py",
+        '        """As `wait`; where the last save has failed, `state` is saved in its place."""\n'
+        "        try:\n"
+        "            self.saver.wait()\n",
+        '        """As `wait`; where the last save has failed, `state` is saved in its place."""\n'
+        "        try:\n"
+        "            pass\n",
+        ("tests/train/test_save_retries.py",),
+    ),
+    Mutation(
+        "a conversion holds every tensor that it has made",
+        "checkpoint/save.py",
+        "            self._last.untyped_storage().resize_(0)\n",
+        "            pass\n",
+        ("tests/checkpoint/test_save_and_load.py",),
+    ),
+    Mutation(
+        "a pickle that is cut off within a whole archive is a traceback",
+        "huggingface/pickled.py",
+        "    OSError,\n    struct.error,\n)",
+        "    OSError,\n)",
+        ("tests/huggingface/test_pickled.py",),
+    ),
+    Mutation(
+        "what attention trains sends no gradient through the MLP, as planned",
+        "planner/traffic.py",
+        'flows = into or step.trains(unit, f"{sublayer.name}.", norm)',
+        "flows = into",
+        ("tests/planner/test_traffic.py",),
+    ),
 ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from datatrove.data import Document
 from datatrove.pipeline.filters import GopherRepetitionFilter
@@ -37,6 +39,22 @@ def test_the_spaces_of_a_run_are_a_part_of_it(length: int, stays: bool) -> None:
     text = " ".join(f"a b {number:0{length}}" for number in range(100))
     assert (QUICK.filter(Document(text=text, id="")) is True) == stays
     assert QUICK.filter(Document(text=text, id="")) == WHOLE.filter(Document(text=text, id=""))
+
+
+def test_the_filter_itself_is_asked_where_a_limit_may_be_exceeded(
+    stories: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nowhere else: that takes most of the time, and finds nothing in nearly all documents."""
+    asked, before = list[bool](), GopherRepetitionFilter.filter
+
+    def told(self: Any, document: Document) -> Any:
+        asked.append(bool(self.dup_n_grams))
+        return before(self, document)
+
+    monkeypatch.setattr(GopherRepetitionFilter, "filter", told)
+    words = stories[0].split()[:400]
+    assert QUICK.filter(Document(text=" ".join(words), id="")) is True and asked == [False]
+    assert QUICK.filter(Document(text=" ".join(words * 2), id="")) is not True and asked == [False, False, True]
 
 
 def test_real_text(stories: list[str]) -> None:

@@ -71,20 +71,6 @@ def test_every_sequence_of_a_choice_has_dropout_of_its_own() -> None:
     assert batch.columns.tolist() == list(range(12)) and batch.tokens.shape == (8, 12)
 
 
-def test_what_units_read_of_a_batch() -> None:
-    """Dropout where a step has a seed, by every sequence's number; an evaluation drops nothing and asks for no loss."""
-    config = ModelConfig(kind="bert", head="choice", num_labels=4, seq_length=8)
-    batch = Labels().random_batch(config, 3, 30, separate_documents=False)
-    inputs = Labels().inputs(batch, torch.tensor([0.5], dtype=torch.float64), 9)
-    assert inputs.tokens is batch.tokens and inputs.types is batch.types and inputs.real is batch.real
-    assert inputs.targets is batch.targets and inputs.target_weights is not None
-    assert inputs.target_weights.tolist() == [0.5] * 3
-    assert inputs.masks is not None and inputs.masks.seed == 9
-    assert inputs.masks.samples.tolist() == batch.columns.tolist()
-    quiet = Labels().inputs(batch, None, None)
-    assert quiet.masks is None and quiet.target_weights is None
-
-
 def test_a_batch_that_counts_nothing_changes_no_evaluation() -> None:
     """A rank that has run out of examples reads the first ones again while another goes on."""
     config = ModelConfig(

@@ -156,6 +156,21 @@ def test_another_tokenizer_than_that_of_a_blend(corpus: TinyCorpus, tmp_path: Pa
             open_corpus(blended(settings, corpus, **more))
 
 
+def test_a_blend_is_read_as_the_configuration_says(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """In the order of its seed, each epoch in another or all shuffled as one; by URL, through data.cache."""
+    cached = {"blend": {f"file://{corpus.prefix}": 3.0}, "cache": str(tmp_path / "cache"), "blend_by": "epochs"}
+    orders = []
+    for seed, order in ((1, "epoch"), (2, "epoch"), (1, "all_epochs")):
+        settings = config(corpus, tmp_path, f"train.seed={seed}")
+        trained = open_corpus(blended(settings, corpus, order=order, **cached)).datasets.train
+        number = len(trained.parts[0])
+        read = trained.rows(range(2 * number)).tokens  # type: ignore[attr-defined]
+        again = sorted(map(tuple, read[:number].tolist())) == sorted(map(tuple, read[number:].tolist()))
+        assert again == (order == "epoch"), "the second epoch begins where the first ends"
+        orders.append(read.tolist())
+    assert orders[0] != orders[1] and orders[0] != orders[2]
+
+
 def test_parts_with_files_of_their_own_take_no_share_of_a_blend(corpus: TinyCorpus, tmp_path: Path) -> None:
     """And each has its own: what is tested on is not what is validated on."""
     prefix = str(corpus.prefix)
