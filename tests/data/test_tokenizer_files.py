@@ -132,7 +132,18 @@ def test_other_kinds_of_models_are_refused(tmp_path: Path, lines: list[str]) -> 
         Tokenizer.load(path)
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff" * 40, b"no model", b"\x0a\xff\x01abc", b"\x0a\x03abc"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"", b"\xff" * 40, b"no model", b"\x0a\xff\x01abc", b"\x0a\x03abc"),
+        b"\x08\x01",  # a piece that is a number
+        b"\x0a\x02\x08\x01",  # its text
+        b"\x0a\x02\x10\x01",  # its score
+        b"\x0a\x02\x1a\x00",  # its kind is text
+        b"\x0a\x03\x0a\x01a\x1a\x02\x10\x01",  # the map of characters is a number
+        b"\x0a\x03\x0a\x01a",  # nothing is unknown
+    ],
+)
 def test_what_is_no_model(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "broken.model"
     path.write_bytes(data)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from colonnade.errors import DataError
+
+Fields = Mapping[int, int | bytes]
 
 _UNIGRAM, _BPE = 1, 2
 _UNKNOWN, _CONTROL, _USER = 2, 3, 4
@@ -56,6 +58,11 @@ def load_sentencepiece(path: Path) -> tokenizers.Tokenizer:
             f"{path} is a SentencePiece model of kind {model.kind} with {len(model.pieces)} pieces; those that can be "
             f"read are Unigram ({_UNIGRAM}) and BPE ({_BPE}). Use its library to write a tokenizer.json."
         )
+    if not any(piece.kind == _UNKNOWN for piece in model.pieces):
+        raise DataError(
+            f"{path} is a SentencePiece model without a piece for what is unknown, which all have: it is damaged. Copy "
+            "it again from its source."
+        )
     if any(piece.kind == _USER for piece in model.pieces):
         raise DataError(
             f"{path} has symbols of its user's, which `tokenizers` does not treat as SentencePiece does. Train it "
@@ -78,7 +85,7 @@ def _name(model: _Model, piece: _Piece) -> str:
 
 
 def _unigram(model: _Model) -> Any:
-    unknown = next((i for i, piece in enumerate(model.pieces) if piece.kind == _UNKNOWN), None)
+    unknown = next(i for i, piece in enumerate(model.pieces) if piece.kind == _UNKNOWN)
     return models.Unigram([(_name(model, piece), piece.score) for piece in model.pieces], unknown, model.byte_fallback)
 
 
@@ -94,7 +101,7 @@ def _bpe(model: _Model) -> Any:
     for pairs in ranked.values():
         pairs.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
     whole = sorted(ranked, key=lambda text: (-model.pieces[ids[text]].score, ids[text]))
-    unknown = next((piece.text for piece in model.pieces if piece.kind == _UNKNOWN), None)
+    unknown = next(piece.text for piece in model.pieces if piece.kind == _UNKNOWN)
     return models.BPE(
         ids,
         [pair for text in whole for pair in ranked[text]],
@@ -126,34 +133,38 @@ def _decoder(model: _Model) -> decoders.Decoder:
 
 
 def _parse(data: bytes) -> _Model:
-    parts: dict[int, list[Any]] = defaultdict(list)
-    for number, value in _fields(data):
-        parts[number].append(value)
-    trainer = dict(_fields(_last(parts, 2)))
-    normalizer = dict(_fields(_last(parts, 3)))
+    parts = list(_fields(data))
+    trainer, normalizer = (dict(_fields(_bytes(dict(parts), number))) for number in (2, 3))
     return _Model(
-        pieces=[_piece(dict(_fields(piece))) for piece in parts[1]],
-        kind=trainer.get(3, _UNIGRAM),
-        byte_fallback=bool(trainer.get(35, 0)),
-        charsmap=normalizer.get(2, b""),
-        dummy_prefix=bool(normalizer.get(3, 1)),
-        squeeze_spaces=bool(normalizer.get(4, 1)),
+        pieces=[_piece(dict(_fields(_bytes({1: piece}, 1)))) for number, piece in parts if number == 1],
+        kind=_number(trainer, 3, _UNIGRAM),
+        byte_fallback=bool(_number(trainer, 35, 0)),
+        charsmap=_bytes(normalizer, 2),
+        dummy_prefix=bool(_number(normalizer, 3, 1)),
+        squeeze_spaces=bool(_number(normalizer, 4, 1)),
     )
 
 
-def _last(parts: dict[int, list[Any]], number: int) -> bytes:
-    value = parts[number][-1] if parts[number] else b""
+def _piece(fields: Fields) -> _Piece:
+    (score,) = struct.unpack("<f", _bytes(fields, 2, b"\0\0\0\0"))
+    return _Piece(_bytes(fields, 1).decode(), score, _number(fields, 3, 1))
+
+
+def _bytes(fields: Fields, number: int, default: bytes = b"") -> bytes:
+    value = fields.get(number, default)
     if not isinstance(value, bytes):
-        raise ValueError(f"field {number} is no message")
+        raise ValueError(f"field {number} is a number, where text is expected")
     return value
 
 
-def _piece(fields: dict[int, Any]) -> _Piece:
-    (score,) = struct.unpack("<f", fields.get(2, b"\0\0\0\0"))
-    return _Piece(fields[1].decode() if 1 in fields else "", score, fields.get(3, 1))
+def _number(fields: Fields, number: int, default: int) -> int:
+    value = fields.get(number, default)
+    if not isinstance(value, int):
+        raise ValueError(f"field {number} is text, where a number is expected")
+    return value
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Field numbers and values of a protocol buffer: whole numbers, and bytes for everything else."""
     at = 0
     while at < len(data):
