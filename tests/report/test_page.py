@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from colonnade.errors import ConfigError
-from colonnade.report import write
+from colonnade.report import gantt, write
 from colonnade.report.charts import final
 from colonnade.report.happened import details, steps_of
 from colonnade.report.page import page, state_of
@@ -99,6 +99,16 @@ def test_what_a_rank_waits_for_is_grey_beside_the_colours_of_its_work(tmp_path: 
     assert re.findall(r'class="key (\w+)"></i>([\w ]+)<', legend) == [
         ("p0", "forward"), ("p1", "backward"), ("w0", "wait for tp"), ("w1", "wait for dp"), ("rest", "rest"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("most", "drawn"), [(1, ["F0"]), (2, ["F0", "B0"]), (3, ["F0", "B0"])])
+def test_a_profiled_step_says_which_actions_are_not_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, drawn: list[str]
+) -> None:
+    monkeypatch.setattr(gantt, "MOST_ACTIONS", most)
+    picture = page([read_run(written.run(tmp_path / "r"))]).split("<b>Step 5</b>")[1].split("</figure>")[0]
+    assert [name for name in ("F0", "B0") if f">{name}<" in picture] == drawn
+    assert (f"The first {most} actions alone are drawn." in picture) == (len(drawn) < 2)
 
 
 def test_what_befell_a_run_is_marked_in_every_chart(tmp_path: Path) -> None:

@@ -28,12 +28,13 @@ def _gantt(profile: Mapping[str, Any]) -> Html:
     if not isinstance(gantt, dict) or not _is_positive(gantt.get("seconds")):
         return Html()
     seconds = float(gantt["seconds"])
-    room, rows = MOST_ACTIONS, []
+    room, rows, is_whole = MOST_ACTIONS, [], True
     for row in [row for row in _list(gantt.get("rows")) if isinstance(row, dict)][:MOST_RANKS]:
         actions = [each for each in _list(row.get("actions")) if _is_action(each)]
         rows.append((row.get("name", "?"), [_span(each) for each in actions[:room]]))
+        is_whole &= len(actions) <= room
         room -= min(room, len(actions))
-    note = "" if room else f"The first {MOST_ACTIONS:,} actions alone are drawn."
+    note = "" if is_whole else f"The first {MOST_ACTIONS:,} actions alone are drawn."
     return bars.gantt(f"Step {gantt.get('step', '?')}", length_of_time(seconds), rows, seconds, note=note)
 
 
