@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -235,6 +236,28 @@ def test_a_sidecar_must_fit_its_tokens(write_tokens: Write) -> None:
         Path(f"{prefix}.json").write_text(content)
         with pytest.raises(DataError, match="does not describe a token file"):
             read_sidecar(TokenFile(prefix))
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        *(("tokens", "11"), ("documents", None), ("vocab_size", None), ("end_of_document", "2"), ("sources", "a")),
+        *(("examples.options", []), ("examples.labels", [1]), ("examples.scale", "1"), ("examples", "squad")),
+        *(("examples.more", 1), ("more", 1)),
+    ],
+)
+def test_what_a_sidecar_says_is_of_its_kind(write_tokens: Write, place: str, value: object) -> None:
+    prefix = write_tokens(5, 6)
+    examples = ExampleFields("squad", "spans", ("question", "context"), options={"doc_stride": 5})
+    replace(sidecar(2, 11), examples=examples).write(prefix)
+    assert read_sidecar(TokenFile(prefix)) is not None
+    path = Path(f"{prefix}.json")
+    content = json.loads(path.read_text())
+    section, _, name = place.rpartition(".")
+    (content[section] if section else content)[name] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=rf"\.json does not describe a token file .*\(at {place}"):
+        read_sidecar(TokenFile(prefix))
 
 
 def test_two_writers_do_not_meet(tmp_path: Path) -> None:

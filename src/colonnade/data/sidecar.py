@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
 from colonnade.atomic import write_whole
 from colonnade.data.indexed import TokenFile, bin_path, idx_path
 from colonnade.errors import DataError
@@ -21,6 +23,9 @@ ANSWERS, PREFERENCES, SPANS = "answers", "preferences", "spans"
 """`ExampleFields.head` of conversations, of pairs of answers of which one is preferred, and of questions that a run of
 their text answers.
 """
+
+
+_AS_WRITTEN = ConfigDict(extra="forbid", strict=True)
 
 
 @dataclass(frozen=True)
@@ -40,10 +45,7 @@ class ExampleFields:
     options: Mapping[str, Any] = field(default_factory=dict)
     """What else its readers have to know."""
 
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> ExampleFields:
-        """As it stands in a sidecar."""
-        return cls(**{**fields, "fields": tuple(fields["fields"]), "labels": tuple(fields["labels"])})
+    __pydantic_config__ = _AS_WRITTEN
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class Sidecar:
     examples: ExampleFields | None = None
     """Of a file whose documents are examples of a task. None: they are text."""
 
+    __pydantic_config__ = _AS_WRITTEN
+
     def write(self, prefix: str | Path) -> None:
         """Write `prefix.json`, under a temporary name until it is whole."""
         known = {name: value for name, value in dataclasses.asdict(self).items() if name != "examples" or value}
@@ -75,6 +79,9 @@ class Sidecar:
 def sidecar_path(prefix: str | Path) -> Path:
     """Where the sidecar of a prefix is."""
     return Path(f"{prefix}.json")
+
+
+_SIDECAR = TypeAdapter(Sidecar)
 
 
 def files_of(prefix: str | Path) -> tuple[Path, Path, Path]:
@@ -88,13 +95,12 @@ def read_sidecar(file: TokenFile) -> Sidecar | None:
     if not path.is_file():
         return None
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        examples = fields.get("examples")
-        made_of = None if examples is None else ExampleFields.from_json(examples)
-        sidecar = Sidecar(**{**fields, "sources": tuple(fields["sources"]), "examples": made_of})
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        sidecar = _SIDECAR.validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        why = f"{first['msg']} (at {'.'.join(map(str, first['loc'])) or 'the beginning'})"
         raise DataError(
-            f"{path} does not describe a token file ({error}). Remove it to use the tokens without what it says about "
+            f"{path} does not describe a token file ({why}). Remove it to use the tokens without what it says about "
             "their tokenizer, or tokenize again."
         ) from error
     if (sidecar.documents, sidecar.tokens) != (file.num_documents, file.num_tokens):

@@ -136,7 +136,7 @@ def windows_of(file: TokenFile) -> Windows:
 def _windows(file: TokenFile, fields: ExampleFields) -> Windows:
     try:
         windows = Windows(**{name: int(value) for name, value in fields.options.items()})
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise DataError(
             f"{file.prefix}.json does not say how windows are cut ({error}). Make the file again."
         ) from None
