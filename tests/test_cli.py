@@ -85,6 +85,15 @@ def test_the_help_of_train_lists_every_key() -> None:
         assert f"\n  {name.rpartition('.')[2]} " in answer.stdout, name
 
 
+@pytest.mark.parametrize(("columns", "most"), [(60, 58), (100, 98), (200, 98)])
+def test_keys_are_told_within_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: int, most: int) -> None:
+    """And no wider than one reads."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _, _, keys = here("train", "--help").out.partition("Keys of a configuration, with their defaults:")
+    widths = list(map(len, keys.splitlines()))
+    assert max(widths) <= most < max(widths) + 8
+
+
 def test_the_version_and_the_name() -> None:
     answer = colonnade("--version")
     assert (answer.returncode, answer.stdout) == (0, f"colonnade {__version__}\n")

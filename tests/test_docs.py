@@ -2,14 +2,16 @@
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from typer.main import get_command
 
 from colonnade.cli import app
 from colonnade.config.load import build, load, loads
+from colonnade.corpus.recipe import Recipe
 from colonnade.reference import page
 from colonnade.train.start import complete
 from colonnade.train.sweep import read_sweep
@@ -33,6 +35,20 @@ def commands(text: str) -> list[str]:
 
 def test_the_reference_page_is_current() -> None:
     assert (ROOT / "docs/reference/config.md").read_text() == page(), "run `make docs`"
+
+
+def test_the_page_on_cleaning_has_every_key_with_its_default() -> None:
+    rows = re.findall(r"^\| `\[(\w+)\]` \| (.*) \|$", (ROOT / "docs/cleaning.md").read_text(), flags=re.MULTILINE)
+    assert [name for name, _ in rows] == list(Recipe.model_fields)
+    for name, keys in rows:
+        annotation = Recipe.model_fields[name].annotation
+        (section,) = (each for each in (get_args(annotation) or (annotation,)) if each is not type(None))
+        told = dict(re.findall(r"(?:^|, )`(\w+)(?: = (.+?))?`", keys))
+        fields = {key: field for key, field in section.model_fields.items() if key != "enabled"}
+        assert told.keys() == fields.keys(), name
+        for key, default in told.items():
+            value = tomllib.loads(f"it = {default}")["it"] if default else None
+            assert value == (None if fields[key].is_required() else fields[key].default), f"{name}.{key}"
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=name_of)

@@ -111,10 +111,11 @@ def test_each_entry_is_in_one_part(tmp_path: Path, num_parts: int) -> None:
     edges = [(1 << 64) * part // num_parts for part in range(num_parts)]
     bands = sorted({0, (1 << 64) - 1, *edges, *(edge - 1 for edge in edges[1:])})
     np.array([(band, number) for number, band in enumerate(bands)], ENTRY).tofile(tmp_path / "x.bands")
-    file = BandFile(tmp_path / "x.bands", ENTRY, 5 << 32)
+    base = (OWN + 5) << 32
+    file = BandFile(tmp_path / "x.bands", ENTRY, base)
     parts = [file.entries(part, num_parts) for part in range(num_parts)]
     assert [band for found in parts for band in found["band"].tolist()] == bands, "in order"
     for found in parts:
         assert int(found["band"][-1]) - int(found["band"][0]) <= (1 << 64) // num_parts, "parts are equal"
     documents = np.concatenate([found["document"] for found in parts])
-    assert documents.tolist() == [(5 << 32) + number for number in range(len(bands))]
+    assert documents.tolist() == [base + number for number in range(len(bands))]

@@ -43,6 +43,24 @@ def test_folders_of_what_has_ended_are_swept(tmp_path: Path) -> None:
     assert not gone.exists() and mine_.exists() and all(each.exists() for each in others)
 
 
+@pytest.mark.parametrize("local_rank", [0, 1])
+def test_the_first_rank_of_a_machine_sweeps_and_guards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local_rank: int
+) -> None:
+    """When it asks for the folder of its own agent: what a guard that was killed as well has left is gone then."""
+    guarded = list[Path]()
+    monkeypatch.setattr(memory_folder, "MEMORY", tmp_path)
+    monkeypatch.setattr(agent, "agent", mine)
+    monkeypatch.setattr(agent, "guard", lambda _, folder: guarded.append(folder))
+    monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+    left = agent.folder_of(ended(), tmp_path)
+    (left / "step_00000001").mkdir()
+    folder, why = memory_folder.folder_of_rank()
+    assert folder == agent.folder_of(mine(), tmp_path) and why == ""
+    assert left.exists() is (local_rank != 0)
+    assert guarded == [folder] * (local_rank == 0)
+
+
 def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = agent.folder_of(mine(), tmp_path)
     path.rmdir()

@@ -14,7 +14,7 @@ from rich.console import Console
 from colonnade.errors import ConfigError
 from colonnade.report import gantt, write
 from colonnade.report.charts import final
-from colonnade.report.happened import details, steps_of
+from colonnade.report.happened import MOST_ROWS, details, listed, steps_of
 from colonnade.report.page import page, state_of
 from colonnade.report.record import read_run
 from colonnade.report.watch import watch
@@ -221,6 +221,18 @@ def test_what_an_event_says_may_be_zero_or_false() -> None:
     """What is empty is left out."""
     about = {"rank": 0, "seconds": 0.0, "again": False, "reason": "", "notes": [], "where": {}, "by": None}
     assert details({"event": "rank lost", "time": 5.0, "step": 7, **about}) == "rank 0, seconds 0, again false"
+
+
+@pytest.mark.parametrize("more", [0, 1234])
+def test_of_many_events_the_newest_are_listed_and_that_is_said(tmp_path: Path, more: int) -> None:
+    folder = written.run(tmp_path / "r")
+    events = [{"event": "saved", "time": 1e9 + step, "step": step} for step in range(1, MOST_ROWS + more + 1)]
+    (folder / "events.jsonl").write_text(written.lines(events))
+    found = listed(read_run(folder))
+    steps = [int(each.replace(",", "")) for each in re.findall(r"<td[^>]*>([\d,]+)</td>", found)]
+    assert steps == list(range(MOST_ROWS + more, more, -1))
+    notes = re.findall(r"<p.*?>(.*?)</p>", found)
+    assert notes == ["1,234 older ones are left out; they are in events.jsonl."] * bool(more)
 
 
 @pytest.mark.parametrize(

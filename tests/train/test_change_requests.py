@@ -137,6 +137,9 @@ def test_values_that_cannot_be_read_or_come_twice_are_one_message(
     [
         ('{"change": {"checkpoint.every": 5, "checkpoint.every": 6}}', "it has 'checkpoint.every' more than once"),
         ('{"change": {"checkpoint.every": 5}, "at": 4, "at": 5}', "it has 'at' more than once"),
+        ('{"change": {"checkpoint.every": 5}, "at": -1}', 'its "at" is -1, where a step stands: a whole number of at'),
+        ('{"change": {"checkpoint.every": 5}, "at": true}', 'its "at" is true, where a step stands'),
+        ('{"change": {"checkpoint.every": 5}, "at": 4.0}', 'its "at" is 4.0, where a step stands'),
         ('{"change": {"checkpoint.every": 5}, "by": "\\ud800"}', "it has half of a character"),
         ('{"change": {"checkpoint.every": null}}', "checkpoint.every = (unset) is no value, where a whole number of"),
     ],

@@ -10,7 +10,7 @@ from colonnade.config.load import load
 from colonnade.errors import ConfigError
 from colonnade.train import loop
 from colonnade.train.change import Change, expected
-from colonnade.train.changes import other_curve
+from colonnade.train.changes import changes, other_curve
 from tests.commands import Answer, forked
 from tests.runs import Finished, events, metrics
 from tests.tiny import TinyCorpus, config, write_config
@@ -61,6 +61,17 @@ def test_the_first_step_that_has_another_rate_is_named(corpus: TinyCorpus, tmp_p
     assert "from step 11 on: its decay ends at step 20 instead of 4, so that step 11 has 0.00978 and not 0.001" in line
     ((line),) = other_curve(before, config(corpus, tmp_path, "train.steps=20", "optim.warmup_steps=10"), 14)
     assert "from step 15 on" in line
+
+
+def test_what_changed_since_a_checkpoint_is_a_line_a_key(finished: Finished, run: Path) -> None:
+    """For the event of a run that goes on: nothing where its configuration cannot be read."""
+    now = load(finished.config, [f"run.folder={run}", "train.steps=9", "checkpoint.keep=7"])
+    newest = run / "checkpoints" / finished.newest.name
+    found = changes(newest, now)
+    assert [line for line in found if line.startswith("train.")] == ["train.steps: 6 -> 9"]
+    assert any(line.startswith("checkpoint.keep: ") and line.endswith(" -> 7") for line in found)
+    (newest / "config.toml").unlink()
+    assert changes(newest, now) == []
 
 
 @pytest.mark.slow

@@ -9,16 +9,20 @@ from torch import Tensor, nn
 
 from colonnade.config.load import load
 from colonnade.errors import ConfigError
-from colonnade.mesh.mesh import Mesh
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.model.bert import BertInputs
 from colonnade.model.bert_labels import LabelInputs
+from colonnade.model.matching import HiddenTargets, added_losses, matched
 from colonnade.serving.trained import Trained, open_trained
 from colonnade.tasks.labels import LabelBatch, Labels
+from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.train.corpus import open_corpus
 from colonnade.train.hidden_states import Matching, Pair
 from colonnade.train.init_from import origin_at
 from colonnade.train.teacher import check_teacher, teacher_model
 from tests.commands import forked, here
+from tests.distributed import run_on_ranks
 from tests.runs import assert_near, metrics, tensors
 from tests.slow import first_fast
 from tests.tasks.examples import write_config, write_examples
@@ -240,9 +244,6 @@ def test_the_loss_of_hidden_states_is_a_mean_over_pairs_and_tokens(pairs: int) -
 
 def test_the_losss_gradient_is_the_whole_of_it() -> None:
     """Of the operator alone: a stream behind two losses, against autograd of their sum."""
-    from colonnade.model.matching import HiddenTargets, matched
-    from colonnade.tensor_parallel.parallel import Parallel
-
     generator = torch.Generator().manual_seed(1)
     x, t, u = (torch.randn(5, 3, 4, dtype=torch.float64, generator=generator) for _ in range(3))
     weights = torch.rand(5, 3, dtype=torch.float64, generator=generator)
@@ -255,3 +256,20 @@ def test_the_losss_gradient_is_the_whole_of_it() -> None:
     torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-13, atol=0.0)
     assert float(targets.losses["a"]) == pytest.approx(float(first.detach().sum()), rel=1e-13)
     assert matched(x, "c", replace(targets), None, Parallel(Mesh().tp)) is x
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_the_loss_of_hidden_states_is_one_number_on_all_ranks_of_tp(sequence_parallel: bool) -> None:
+    """That of one rank: whether each has all of the stream or a part of the sequence."""
+    x, t = (torch.randn(4, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(n)) for n in (1, 2))
+    weights = torch.arange(1.0, 9.0, dtype=torch.float64).reshape(4, 2)
+
+    def told(rank: int, num_ranks: int) -> float:
+        tp = build_mesh(Layout(tp=num_ranks), rank).tp
+        mine = x.chunk(num_ranks)[rank] if sequence_parallel else x
+        targets = HiddenTargets({"a": t}, weights)
+        matched(mine, "a", targets, None, Parallel(tp, sequence_parallel))
+        return float(added_losses([targets, None], x))
+
+    expected = float((((x - t) ** 2).mean(-1) * weights).sum())
+    assert run_on_ranks(told, 2) == pytest.approx([expected] * 2, rel=1e-13)

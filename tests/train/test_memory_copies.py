@@ -142,6 +142,19 @@ def test_a_rollback_by_hand_leaves_no_copy(finished: Finished, tmp_path: Path, m
     assert [event["origin"] for event in events(run) if event["event"] == "resumed"] == ["disk"]
 
 
+def test_a_return_forgets_the_copies_of_what_came_behind_it(config: Path, tmp_path: Path, memory: Path) -> None:
+    """Else ranks that are started again before the next copy would go on from the state that the run has left."""
+    run = tmp_path / "run"
+    (run / "checkpoints" / "step_00000010").mkdir(parents=True)
+    (memory / "step_00000020").mkdir()
+    for file in (run / COPIES, memory / START):
+        file.write_text("the start before")
+    monitor = SimpleNamespace(event=lambda *_, **__: None, say=lambda text: None)
+    MemoryCopies(load(config, KEYS), Mesh(), monitor).forget()  # type: ignore[arg-type]
+    assert newest_step(memory) == 0
+    assert (memory / START).read_text() == (run / COPIES).read_text() != "the start before"
+
+
 def test_a_return_forgets_copies_though_nothing_says_which_count(config: Path, tmp_path: Path, memory: Path) -> None:
     """As behind a disk that was full when the run began: none were named, and the run went on."""
     run = tmp_path / "run"

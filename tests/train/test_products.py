@@ -30,7 +30,7 @@ from tests import tiny
 from tests.commands import forked
 from tests.distributed import run_on_ranks
 from tests.emulated import emulated_amx
-from tests.runs import assert_same, events, tensors
+from tests.runs import Finished, assert_same, events, tensors
 from tests.tiny import TinyCorpus
 
 CPU = torch.device("cpu")
@@ -495,6 +495,20 @@ def test_a_checkpoint_that_does_not_say_is_no_hindrance(config: Path, tmp_path: 
     assert settled(given).how == "kept"
     shutil.rmtree(run)
     assert settled(given).notes == ()
+
+
+@pytest.mark.parametrize(("before", "now"), [("kept", "kept"), ("measured", "kept"), ("set", "measured")])
+def test_what_was_chosen_is_kept_and_what_was_set_is_not(
+    finished: Finished, tmp_path: Path, timer: Timer, before: str, now: str
+) -> None:
+    """train.products is "auto" again: what a user had set is no choice of the run's own."""
+    run = Path(shutil.copytree(finished.folder, tmp_path / "run"))
+    path = run / "checkpoints" / finished.newest.name / MANIFEST
+    manifest = read_manifest(path.parent)
+    written = {**manifest.metadata["products"], "kernels": WIDENED.table(), "how": before}
+    path.write_text(to_json(replace(manifest, metadata={**manifest.metadata, "products": written})))
+    found = settled(load(finished.config, [f"run.folder={run}"]))
+    assert (found.how, found.kernels) == (now, WIDENED if now == "kept" else ONEDNN)
 
 
 @pytest.mark.slow

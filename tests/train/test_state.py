@@ -8,6 +8,7 @@ import torch
 from colonnade.config.load import load
 from colonnade.config.schema import Config
 from colonnade.data_parallel.buckets import Storage
+from colonnade.kernels.choice import Kernels, usual
 from colonnade.mesh.mesh import Mesh
 from colonnade.optim.adamw import AdamW
 from colonnade.optim.lamb import Lamb
@@ -92,6 +93,14 @@ def test_layers_are_cut_as_the_configuration_says() -> None:
     for sequence_parallel in (False, True):
         built = parallel_of(Way(sequence_parallel=sequence_parallel).parallel, mesh.tp)
         assert built.tp is mesh.tp and built.sequence_parallel is sequence_parallel
+        assert built.products == usual()
+
+
+def test_layers_multiply_by_the_kernels_that_were_chosen() -> None:
+    chosen = usual().having("fp32", Kernels("onednn", "onednn", "onednn", "onednn", "blas"))
+    assert chosen != usual()
+    assert build_state(CONFIG, Mesh(), 37, CPU, products=chosen).model.parallel.products == chosen
+    assert build_state(CONFIG, Mesh(), 37, CPU).model.parallel.products == usual()
 
 
 def test_a_state_without_drawn_weights_has_zeros() -> None:
