@@ -5840,6 +5840,20 @@ MUTATIONS = [
         "seed: CountOrZero = 1235",
         ("tests/test_docs.py",),
     ),
+    Mutation(
+        "behind a divergence the copies in memory stay the run's",
+        "train/undo.py",
+        "    copies.forget()\n",
+        "",
+        ("tests/train/test_memory_copies.py",),
+    ),
+    Mutation(
+        "behind copies that differ a restart goes on from memory, and steps have no metrics",
+        "train/repair.py",
+        "            copies.forget()",
+        "            pass",
+        ("tests/train/test_copies.py",),
+    ),
 ]
 
 

@@ -1,6 +1,8 @@
 """What several ranks hold alike is proven equal to the bit before it is saved; one bit on one rank is named."""
 
+import os
 import re
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -14,18 +16,20 @@ import torch
 from colonnade.checkpoint.copies import Verdict, verdict
 from colonnade.checkpoint.names import newest_step
 from colonnade.config.load import load
+from colonnade.config.schema import Config
 from colonnade.errors import CopiesError
 from colonnade.launch import launch
 from colonnade.mesh.collectives import where_unequal
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.train import loop, undo
+from colonnade.train.memory_copies import START, MemoryCopies
 from colonnade.train.repair import Repair
-from colonnade.train.run_folder import checkpoints
+from colonnade.train.run_folder import COPIES, checkpoints
 from colonnade.train.state import TrainState
 from tests.commands import forked, start
 from tests.distributed import run_on_ranks
-from tests.runs import assert_same, events, metrics, saved_steps
+from tests.runs import assert_same, assert_same_end, events, metrics, saved_steps
 from tests.slow import first_fast
 
 STOP = "checkpoint.unequal_copies=stop"
@@ -296,7 +300,7 @@ def test_a_save_under_way_is_waited_for_before_the_run_returns(
     state = SimpleNamespace(step=5, ownership=SimpleNamespace(mesh=Mesh()))
     found, quiet = CopiesError("copies differ", [{"a over dp of 0,1": "x"}, {"a over dp of 0,1": "y"}]), _Quiet()
     repair = Repair(quiet)  # type: ignore[arg-type]
-    assert repair(state, found, settings, None, Saving())  # type: ignore[arg-type]
+    assert repair(state, found, settings, None, Saving(), in_memory(settings))  # type: ignore[arg-type]
     assert returned == [4] and repair._tries == [4]
 
 
@@ -310,9 +314,65 @@ def test_repairs_are_counted_from_one_checkpoint(config: Path, tmp_path: Path, m
     found, repair = CopiesError("differ", [{"a over dp of 0,1": "x"}, {"a over dp of 0,1": "y"}]), Repair(_Quiet())  # type: ignore[arg-type]
     for step in (2, 4, 6, 6):
         (folder / f"step_{step:08}").mkdir(parents=True, exist_ok=True)
-        assert repair(state, found, settings, None, saving)  # type: ignore[arg-type]
+        assert repair(state, found, settings, None, saving, in_memory(settings))  # type: ignore[arg-type]
     with pytest.raises(CopiesError):
-        repair(state, found, settings, None, saving)  # type: ignore[arg-type]
+        repair(state, found, settings, None, saving, in_memory(settings))  # type: ignore[arg-type]
+
+
+def test_before_the_run_returns_it_forgets_the_copies_in_memory(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart would go on from behind the checkpoint, and the lines of the steps that were undone be missing."""
+    memory, run, returned = tmp_path / "memory", tmp_path / "run", list[int]()
+    for folder in (memory / "step_00000005", run / "checkpoints" / "step_00000004"):
+        folder.mkdir(parents=True)
+    for file in (run / COPIES, memory / START):
+        file.write_text("this start")
+    monkeypatch.setenv(launch.MEMORY, str(memory))
+    monkeypatch.setattr(undo, "return_to_newest", lambda *_: returned.append(newest_step(memory)))
+    settings, state = load(config, ["checkpoint.memory_every=1"]), SimpleNamespace(step=6)
+    state.ownership = SimpleNamespace(mesh=Mesh())
+    saving = SimpleNamespace(wait_out=lambda state: None)
+    found, repair = CopiesError("differ", [{"a over dp of 0,1": "x"}, {"a over dp of 0,1": "y"}]), Repair(_Quiet())  # type: ignore[arg-type]
+    assert repair(state, found, settings, None, saving, in_memory(settings))  # type: ignore[arg-type]
+    assert returned == [0]
+
+
+@pytest.mark.slow
+def test_a_run_that_has_returned_does_not_go_on_from_memory_behind_it(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies differ at step 6, the run returns to step 4 and is killed: in memory there is step 5, whose line of
+    metrics.jsonl was undone.
+    """
+    memory, run, expected = tmp_path / "memory", tmp_path / "run", tmp_path / "expected"
+    memory.mkdir()
+    monkeypatch.setenv(launch.MEMORY, str(memory))
+    keys = ["parallel.dp=2", "checkpoint.every=4", "train.steps=8", "train.evaluate_every=0"]
+    assert forked("train", config, *keys, f"run.folder={expected}", num_ranks=2).status == 0
+    differ = corrupted(1, weight("blocks.0", MATRIX), step=6)
+
+    def first(rank: int) -> None:
+        differ(rank)
+        begin, begun = loop.train_step, list[int]()
+
+        def or_end(state: TrainState, *args: Any, **kwargs: Any) -> Any:
+            begun.append(state.step)
+            if begun.count(4) == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return begin(state, *args, **kwargs)
+
+        loop.__dict__["train_step"] = or_end
+
+    command = ("train", config, *keys, "checkpoint.memory_every=1", f"run.folder={run}")
+    answers = start(*command, num_ranks=2, first=first).answers()
+    assert -signal.SIGKILL in [answer.status for answer in answers], answers
+    assert forked(*command, num_ranks=2).status == 0
+    assert_same_end(run, expected)
+
+
+def in_memory(config: Config) -> MemoryCopies:
+    return MemoryCopies(config, Mesh(), _Quiet())  # type: ignore[arg-type]
 
 
 class _Quiet:

@@ -19,7 +19,8 @@ from colonnade.config.load import load
 from colonnade.errors import CheckpointError
 from colonnade.launch import launch
 from colonnade.mesh.mesh import Mesh
-from colonnade.train import memory_copies, memory_folder
+from colonnade.train import memory_copies, memory_folder, rollbacks, undo
+from colonnade.train.divergence import Divergence
 from colonnade.train.memory_copies import START, MemoryCopies
 from colonnade.train.memory_folder import folder_for
 from colonnade.train.run_folder import COPIES
@@ -153,6 +154,34 @@ def test_a_return_forgets_the_copies_of_what_came_behind_it(config: Path, tmp_pa
     MemoryCopies(load(config, KEYS), Mesh(), monitor).forget()  # type: ignore[arg-type]
     assert newest_step(memory) == 0
     assert (memory / START).read_text() == (run / COPIES).read_text() != "the start before"
+
+
+def test_behind_a_divergence_no_copy_and_no_later_checkpoint_is_left(
+    config: Path, tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the state is read anew: a restart in the middle of it goes on from the same checkpoint."""
+    run, seen = tmp_path / "run", list[tuple[int, int]]()
+    for folder in (memory / "step_00000021", *(run / "checkpoints" / f"step_000000{step}" for step in (10, 20))):
+        folder.mkdir(parents=True)
+    for file in (run / COPIES, memory / START):
+        file.write_text("the start before")
+    monkeypatch.setattr(
+        undo, "return_to_newest", lambda *_: seen.append((newest_step(memory), newest_step(run / "checkpoints")))
+    )
+    keys = ["checkpoint.memory_every=1", "checkpoint.keep=9", "divergence.then=roll_back", "divergence.healthy_for=5"]
+    settings = load(config, keys)
+    monitor: Any = SimpleNamespace(event=lambda *_, **__: None, say=lambda text: None)
+    undo.roll_back(
+        Divergence(step=22, first=22, reason="is not finite"),
+        cast(Any, None),
+        cast(Any, SimpleNamespace(wait_out=lambda state: None)),
+        config=settings,
+        mesh=Mesh(),
+        corpus=cast(Any, None),
+        monitor=monitor,
+        copies=MemoryCopies(settings, Mesh(), monitor),
+    )
+    assert seen == [(0, 10)] and [each.to for each in rollbacks.read(run)] == [10]
 
 
 def test_a_return_forgets_copies_though_nothing_says_which_count(config: Path, tmp_path: Path, memory: Path) -> None:

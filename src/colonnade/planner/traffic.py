@@ -134,17 +134,17 @@ def _back(step: Step, unit: Unit) -> Iterator[tuple[list[int], list[int], list[i
         others = [f"{name}.key_value."]
         reads = step.trains(unit, *(f"{each}weight" for each in (own if memory else own + others)))
         reads_memory = memory > 0 and step.trains(unit, f"{others[0]}weight")
-        inner = _trains_inside(step, unit, name)
-        has = into or inner or (memory > 0 and unit.sends_back)
         yield (
             [length] * into + [memory] * (memory > 0 and unit.sends_back),
-            [length] * has,
+            [length] * (into or _trains_inside(step, unit, name)),
             [length] * reads + [memory] * reads_memory,
         )
 
 
 def _sublayers(step: Step, unit: Unit) -> Iterator[tuple[Sublayer, bool]]:
-    """Each sublayer, and whether what it reads of the unit's own stream has a gradient."""
+    """Each sublayer, and whether what it reads of the unit's own stream has a gradient: always where a second stream
+    has one.
+    """
     pre, flows = step.model.norm_position == "pre", unit.sends_back
     for sublayer in unit.sublayers:
         norm = f"{sublayer.name}_norm."
@@ -203,9 +203,7 @@ def _between(step: Step, unit: Unit) -> Iterator[_Between]:
 
 def _trains_columns(step: Step, unit: Unit, sublayer: Sublayer) -> bool:
     """Whether what a sublayer's row-parallel layer reads has a gradient, though what the sublayer reads has none."""
-    return (sublayer.memory > 0 and unit.sends_back) or step.trains(
-        unit, *(f"{sublayer.name}.{each}" for each in COLUMNS)
-    )
+    return step.trains(unit, *(f"{sublayer.name}.{each}" for each in COLUMNS))
 
 
 def _rank_wide(step: Step, operation: str, what: str, lengths: Sequence[int]) -> Flow:

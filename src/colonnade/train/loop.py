@@ -257,7 +257,7 @@ def _kept(run: Run, state: TrainState, *, saves: bool, must: bool, repair: Repai
             else:
                 run.checkpoints.compare(state)
         except CopiesError as found:
-            if repair(state, found, run.config, run.corpus, run.checkpoints):
+            if repair(state, found, run.config, run.corpus, run.checkpoints, run.copies):
                 return False
         else:
             return True

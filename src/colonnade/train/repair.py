@@ -18,6 +18,7 @@ from colonnade.launch.agreement import ranks_in_words
 from colonnade.mesh.agreement import gather_texts
 from colonnade.train import recovery, undo
 from colonnade.train.corpus import Corpus
+from colonnade.train.memory_copies import MemoryCopies
 from colonnade.train.monitor import Monitor
 from colonnade.train.run_folder import checkpoints
 from colonnade.train.state import TrainState
@@ -32,7 +33,13 @@ class Repair:
         """The steps of the checkpoints that were the newest at each repair."""
 
     def __call__(
-        self, state: TrainState, found: CopiesError, config: Config, corpus: Corpus, saving: recovery.Checkpoints
+        self,
+        state: TrainState,
+        found: CopiesError,
+        config: Config,
+        corpus: Corpus,
+        saving: recovery.Checkpoints,
+        copies: MemoryCopies,
     ) -> bool:
         """Whether the state is an earlier one now; every rank calls this. Raises `found` if it is not repaired."""
         policy = config.checkpoint.unequal_copies
@@ -49,6 +56,7 @@ class Repair:
             raise found
         self._tries.append(newest)
         if returned:
+            copies.forget()  # else a restart would go on from behind it, and lines of these steps be missing
             undo.return_to_newest(state, config, corpus, self.monitor)
         self._tell(step, state.step, judged, found, returned=returned)
         return returned
