@@ -497,18 +497,44 @@ def test_a_checkpoint_that_does_not_say_is_no_hindrance(config: Path, tmp_path: 
     assert settled(given).notes == ()
 
 
+def gone_on(finished: Finished, folder: Path, **written: Any) -> Decision:
+    """Of a run whose checkpoint has kernels that would not be chosen now, with other things written beside them."""
+    run = Path(shutil.copytree(finished.folder, folder / "run"))
+    path = run / "checkpoints" / finished.newest.name / MANIFEST
+    manifest = read_manifest(path.parent)
+    before = {**manifest.metadata["products"], "kernels": WIDENED.table(), **written}
+    path.write_text(to_json(replace(manifest, metadata={**manifest.metadata, "products": before})))
+    return settled(load(finished.config, [f"run.folder={run}"]))
+
+
 @pytest.mark.parametrize(("before", "now"), [("kept", "kept"), ("measured", "kept"), ("set", "measured")])
 def test_what_was_chosen_is_kept_and_what_was_set_is_not(
     finished: Finished, tmp_path: Path, timer: Timer, before: str, now: str
 ) -> None:
     """train.products is "auto" again: what a user had set is no choice of the run's own."""
-    run = Path(shutil.copytree(finished.folder, tmp_path / "run"))
-    path = run / "checkpoints" / finished.newest.name / MANIFEST
-    manifest = read_manifest(path.parent)
-    written = {**manifest.metadata["products"], "kernels": WIDENED.table(), "how": before}
-    path.write_text(to_json(replace(manifest, metadata={**manifest.metadata, "products": written})))
-    found = settled(load(finished.config, [f"run.folder={run}"]))
+    found = gone_on(finished, tmp_path, how=before)
     assert (found.how, found.kernels) == (now, WIDENED if now == "kept" else ONEDNN)
+    assert timer.calls == (now != "kept") and found.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("written", "note"),
+    [
+        ({"processor": "Old CPU; avx2"}, "products were chosen on another processor (Old CPU, now "),
+        (
+            {"torch": "2.0"},
+            "products were chosen under torch 2.0, and are chosen again: numbers may differ in rounding",
+        ),
+        ({"precision": "bf16"}, ""),
+    ],
+)
+def test_elsewhere_they_are_chosen_again_and_that_is_said(
+    finished: Finished, tmp_path: Path, timer: Timer, written: dict[str, str], note: str
+) -> None:
+    """In another number format there is nothing to keep."""
+    found = gone_on(finished, tmp_path, how="kept", **written)
+    assert (found.how, found.kernels, timer.calls) == ("measured", ONEDNN, 1)
+    assert [said.startswith(note) for said in found.notes] == [True] * bool(note)
 
 
 @pytest.mark.slow
