@@ -1,11 +1,13 @@
 """Lines and what befell a run stand where their numbers say."""
 
+import json
 import re
 
 import numpy as np
+import pytest
 
 from colonnade.drawing.chart import Chart, Mark, Series, drawn, lane
-from colonnade.drawing.scale import Scale
+from colonnade.drawing.scale import Scale, scale_of
 
 AXES = {"step": Scale(0.0, 4.0), "hours": Scale(0.0, 2.0)}
 
@@ -28,13 +30,32 @@ def test_lines_and_marks_are_at_their_places_on_each_axis() -> None:
         assert f'class="dots c0" d="M0.0 1000.0h0M{last} {highest}h0"' in plot
 
 
-def test_a_band_goes_from_the_lowest_to_the_highest_of_what_a_point_stands_for() -> None:
-    values = np.tile([2.0, 4.0], 400)
-    line = Series("a", values, {"step": np.arange(800.0)}, 0)
-    (band,) = re.findall(r'class="band c0" d="M(.*?)Z"', drawn(Chart("c", [line]), {"step": Scale(0.0, 800.0)}))
-    heights = [float(point.split()[1]) for point in band.split("L")]
-    assert len(heights) == 800 and heights[:400] == [heights[0]] * 400 and heights[400:] == [heights[-1]] * 400
-    assert heights[0] < heights[-1], "it goes there along the top, and back along the bottom"
+@pytest.mark.parametrize("num_series", [1, 3, 4])
+def test_a_band_goes_from_the_lowest_to_the_highest_of_what_a_point_stands_for(num_series: int) -> None:
+    """Of few lines: more bands would hide them, and the axis has room for the lines alone. The numbers are all told."""
+    lines = [Series(f"a{n}", np.tile([2.0, 4.0], 400), {"step": np.arange(800.0)}, n) for n in range(num_series)]
+    text = drawn(Chart("c", lines), {"step": Scale(0.0, 900.0)})
+    bands = re.findall(r'class="band c\d" d="M(.*?)Z"', text)
+    assert len(bands) == (num_series if num_series < 4 else 0) and text.count('class="line c') == num_series
+    for band in bands:
+        low, high = (1000 * (1 - scale_of([2.0, 4.0]).at(value)) for value in (2.0, 4.0))
+        heights = [point.split()[1] for point in band.split("L")]
+        assert heights == [f"{high:.1f}"] * 400 + [f"{low:.1f}"] * 400, "there along the top, back along the bottom"
+    highest = max(float(each) for each in re.findall(r'style="top:[\d.]+%">([\d.]+)<', text))
+    assert (highest >= 4.0) is (num_series < 4), "the means are 3"
+    told = json.loads(re.findall(r"<script.*?>(.*?)</script>", text)[0])
+    assert told["axes"] == {"step": {"high": 900.0, "name": "steps"}}
+    for each in told["series"]:
+        assert [set(each[key]) for key in ("low", "y", "high")] == [{2.0}, {3.0}, {4.0}]
+        assert each["x"]["step"] == [float(2 * n + 1) for n in range(400)]
+
+
+def test_where_a_point_is_one_number_there_is_no_band() -> None:
+    text = drawn(
+        Chart("c", [Series("a", np.array([1.0, 2.0]), {"step": np.array([1.0, 2.0])}, 0)]), {"step": AXES["step"]}
+    )
+    (series,) = json.loads(re.findall(r"<script.*?>(.*?)</script>", text)[0])["series"]
+    assert "band" not in text and series.keys() == {"name", "colour", "x", "y"} and series["y"] == [1.0, 2.0]
 
 
 def test_signs_are_at_their_places_and_those_that_would_cover_each_other_are_one() -> None:
