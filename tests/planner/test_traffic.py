@@ -111,7 +111,7 @@ def test_parts_of_other_blocks(block: Any, parts: Any) -> None:
     assert_agree(case, Way(tp=2, pp=2, micro_batch_size=4))
 
 
-@pytest.mark.slow
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("half", ["lora_a", "lora_b"])
 @pytest.mark.parametrize("block", ["gpt", "t5", "neox"])
 def test_one_half_of_adapters_is_frozen(monkeypatch: pytest.MonkeyPatch, block: Any, half: str) -> None:
