@@ -122,6 +122,14 @@ def test_one_half_of_adapters_is_frozen(monkeypatch: pytest.MonkeyPatch, block: 
     assert_agree(case, Way(tp=2, pp=2, micro_batch_size=4))
 
 
+@pytest.mark.parametrize("half", ["lora_a", "lora_b"])
+def test_adapters_behind_a_frozen_encoder(monkeypatch: pytest.MonkeyPatch, half: str) -> None:
+    """What a decoder's first block reads of the encoder has no gradient, though its own stream has one by then."""
+    monkeypatch.setitem(PARTS, "lora", {"frozen": ("encoder.*", f"*.{half}")})
+    case = Case(drop=0.0, block="t5", parts="lora")
+    assert_agree(case, Way(tp=2, micro_batch_size=4, sequence_parallel=True))
+
+
 @pytest.mark.one_in(11)
 @pytest.mark.parametrize(
     "trained",
