@@ -5785,6 +5785,8 @@ MUTATIONS = [
         'flows = into or step.trains(unit, f"{sublayer.name}.", norm)',
         "flows = into",
         ("tests/planner/test_traffic.py",),
+    ),
+    Mutation(
         "memory of an agent that was killed with its guard is never given back",
         "train/memory_folder.py",
         "            agent.sweep(MEMORY)\n",
