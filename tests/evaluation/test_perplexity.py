@@ -16,6 +16,7 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh
 from colonnade.model.gpt import GPT
 from tests.distributed import run_on_ranks
+from tests.evaluation.test_continuations import UNITS, stage
 from tests.generation.tiny import tiny_gpt
 from tests.model.whole import hidden
 
@@ -148,17 +149,21 @@ def test_all_of_a_document_is_scored_whatever_training_leaves_out(too_long: TooL
 
 
 # With 4 data-parallel ranks and 3 windows, one of them has nothing to do.
-@pytest.mark.parametrize("layout", [Layout(dp=2), Layout(tp=2), Layout(dp=2, tp=2), Layout(dp=4)], ids=str)
+@pytest.mark.parametrize(
+    "layout", [Layout(dp=2), Layout(tp=2), Layout(pp=2), Layout(dp=2, tp=2), Layout(dp=4)], ids=str
+)
 def test_every_layout_finds_what_one_rank_does(layout: Layout) -> None:
     lengths = torch.arange(21) % 5
 
     def on(mesh: Mesh) -> tuple[Any, ...]:
-        model, parts = tiny_gpt(mesh.tp), batches([2, 1, 3, 2])
+        units = UNITS[mesh.pp.rank] if mesh.pp.ranks[1:] else None
+        model, parts = tiny_gpt(mesh.tp, units=units), batches([2, 1, 3, 2])
+        axes: dict[str, Any] = {"dp": mesh.dp, "pp": mesh.pp, "hidden": stage(model, mesh, units)}
         share = evaluation_positions(4, micro_batch_size=1, dp_rank=mesh.dp.rank, dp_size=mesh.dp.size)
         mine = [parts[number[0]] for number in share]
         return (
-            evaluate(model, mine, dp=mesh.dp, byte_lengths=lengths, words=9),
-            evaluate_tokens(model, TEXT, dp=mesh.dp, byte_lengths=lengths, batch_size=2),
+            evaluate(model, mine, **axes, byte_lengths=lengths, words=9),
+            evaluate_tokens(model, TEXT, **axes, byte_lengths=lengths, batch_size=2),
         )
 
     serial = on(Mesh())

@@ -219,6 +219,7 @@ BAD = {
     '["a"]': "list in the place of an object",
     json.dumps({"messages": []}): "no list of messages",
     json.dumps({"messages": [{"role": "user", "content": "a"}]}): "no message of the assistant: nothing is answered",
+    json.dumps({"messages": [TALK[0], "Paris."]}): "message 2 is str, where an object with role and content belongs",
     json.dumps({"messages": [{"role": "boss", "content": "a"}]}): "message 1 has the role 'boss': there are system, ",
     json.dumps({"messages": [{"role": "user", "content": 3}]}): "message 1 (user) has no text in content",
     json.dumps({"messages": [{"role": "user", "content": None}, TALK[1]]}): "message 1 (user) has no text in content",

@@ -51,9 +51,13 @@ def test_what_is_asked_for(settings: Config) -> None:
         "  -m colonnade train books.toml 'train.steps=5 000' &",
     ):
         assert line in text.splitlines(), line
+    asked = [line for line in text.splitlines() if line.startswith("#SBATCH")]
+    assert not [line for line in asked if "partition" in line or "account" in line or "array" in line]
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
-    staged = script(settings, Job(2, 8, "24:00:00", array="1-4"), ["books.toml"], "python")
+    job = Job(2, 8, "24:00:00", array="1-4", partition="long", account="ada")
+    staged = script(settings, job, ["books.toml"], "python")
     assert "#SBATCH --array=1-4%1" in staged and "scontrol requeue" not in staged
+    assert {"#SBATCH --partition=long", "#SBATCH --account=ada"} <= {*staged.splitlines()}
 
 
 def test_all_that_is_impossible_is_told_at_once(settings: Config) -> None:

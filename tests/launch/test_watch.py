@@ -345,8 +345,8 @@ def test_a_wait_is_counted_from_its_own_beginning() -> None:
     entry = ledger.open("all_reduce", "tp", torch.ones(1), Site("here.py:1"))
     seen = []
     for _ in range(2):
-        ledger.wait(entry, lambda: seen.extend(timer.tick(1.0)[1] for _ in range(3)))
-    assert seen == [0.0, 1.0, 2.0, 0.0, 1.0, 2.0] and timer.tick(1.0) == (None, 0.0)
+        ledger.wait(entry, lambda: seen.extend(timer.tick(1.0) for _ in range(3)))
+    assert seen == [(entry, seconds) for seconds in (0.0, 1.0, 2.0)] * 2 and timer.tick(1.0) == (None, 0.0)
 
 
 def test_failures_are_no_ones_business_after_the_watch(tmp_path: Path) -> None:

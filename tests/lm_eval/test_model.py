@@ -176,6 +176,11 @@ def test_arguments_that_are_none(pair: Pair, arguments: dict[str, Any], said: st
         ColonnadeLM(**arguments)
 
 
+def test_a_layout_has_as_many_ranks_as_its_axes_have_together(pair: Pair) -> None:
+    given = {"checkpoint": str(pair.ours), "tp": 2, "pp": 2, "dp": 3}
+    assert read_arguments(given).num_ranks == 12 and read_arguments({"checkpoint": str(pair.ours)}).num_ranks == 1
+
+
 def test_a_device_that_nobody_gave_is_chosen(pair: Pair) -> None:
     """The harness says cuda:0 then, on any machine."""
     devices = {None: "auto", "cuda:0": "auto", "cuda": "cuda", "cuda:1": "cuda", "cpu": "cpu"}

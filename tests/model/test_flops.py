@@ -144,3 +144,5 @@ def test_a_map_to_a_teachers_width_is_computed_for_every_token() -> None:
         for unit, mapped in zip(plain.units, with_maps(plain, model, taught).units, strict=True)
     }
     assert more == {None: 0, 0: 24 * 16, 1: 0, 2: 24 * 16}
+    for without in ({"teacher": None}, {"teacher_hidden_size": None}, {"student_layers": ()}):
+        assert with_maps(plain, model, taught.model_copy(update=without)) is plain, "nothing to map"

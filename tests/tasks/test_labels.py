@@ -14,6 +14,7 @@ from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.pipeline.chunk import Chunk
 from colonnade.pipeline.inference import Inference, ResidentWeights
 from colonnade.tasks.labels import LabelBatch, Labels
+from colonnade.tasks.task import Hidden
 from colonnade.tensor_parallel.parallel import Parallel
 from tests.commands import forked
 from tests.distributed import run_on_ranks
@@ -79,11 +80,11 @@ def test_a_batch_that_counts_nothing_changes_no_evaluation() -> None:
     labels, weights = Labels(), ResidentWeights()
     batch = labels.random_batch(config, 3, 30, separate_documents=False)
 
-    def logits(mesh: Mesh, mine: LabelBatch) -> Tensor:
+    def logits(mesh: Mesh, mine: LabelBatch, stage: Hidden | None = None) -> Tensor:
         model = labels.build(config, 30, Parallel(mesh.tp), None).double()
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
-        hidden = Inference([Chunk(model.architecture.units, model, weights)], model, mesh.pp, weights).hidden
+        hidden = stage or Inference([Chunk(model.architecture.units, model, weights)], model, mesh.pp, weights).hidden
         return labels.logits(model, [mine], dp=mesh.dp, pp=mesh.pp, hidden=hidden)[0]
 
     def on(rank: int, _: Path) -> Tensor:
@@ -91,3 +92,4 @@ def test_a_batch_that_counts_nothing_changes_no_evaluation() -> None:
 
     alone = logits(Mesh(), batch)
     assert alone.std() > 0.1 and all(torch.equal(found, alone) for found in run_on_ranks(on, 2))
+    assert not logits(Mesh(), batch, lambda inputs: None).any(), "a stage without the head adds nothing"

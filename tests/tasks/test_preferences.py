@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from colonnade.config.model import ModelConfig
+from colonnade.errors import DataError
 from colonnade.mesh.mesh import Axis
 from colonnade.pipeline.inference import on_one_stage
 from colonnade.tasks.preferences import PreferenceBatch, Preferences, Preferred
+from colonnade.tasks.task import Hidden
 from colonnade.tensor_parallel.parallel import Parallel
 
 
@@ -32,7 +34,7 @@ def test_answers_that_have_gained_equally_are_not_rightly_preferred() -> None:
     said = task.log_probs(built, batch, hidden)
     assert said is not None
 
-    def evaluated(batch: PreferenceBatch) -> Preferred:
+    def evaluated(batch: PreferenceBatch, hidden: Hidden = hidden) -> Preferred:
         return task.evaluate(
             built, [batch], dp=Axis("dp"), pp=Axis("pp"), hidden=hidden, byte_lengths=None, tokenizer_checked=True
         )
@@ -42,3 +44,5 @@ def test_answers_that_have_gained_equally_are_not_rightly_preferred() -> None:
     gained = torch.tensor([[2.0, 1.0], [1.0, 1.0], [1.0, 2.0], [0.0, 0.0]], dtype=torch.float64)
     found = evaluated(replace(batch, reference=said[0] - gained))
     assert found.reward_accuracy == 0.25 and found.chosen_reward == pytest.approx(batch.options[0, 0].item())
+    with pytest.raises(DataError, match="no pair of answers"):  # a stage without the head counts none
+        evaluated(batch, hidden=lambda inputs: None)

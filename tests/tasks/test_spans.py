@@ -23,6 +23,7 @@ from colonnade.model.bert_spans import SpanBERT, span_losses
 from colonnade.pipeline.chunk import Chunk
 from colonnade.pipeline.inference import Inference, ResidentWeights, on_one_stage
 from colonnade.tasks.spans import FoundSpans, SpanBatch, Spans
+from colonnade.tasks.task import Hidden
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.train.corpus import open_corpus
 from tests.commands import forked, here
@@ -166,8 +167,9 @@ def test_a_batch_that_counts_nothing_changes_no_evaluation() -> None:
     built, weights = drawn_model(), ResidentWeights()
     first, second = (Spans().random_batch(MODEL, size, 12, separate_documents=False) for size in (3, 2))
 
-    def evaluated(*batches: SpanBatch) -> FoundSpans:
-        hidden = Inference([Chunk(built.architecture.units, built, weights)], built, Axis("pp"), weights).hidden
+    def evaluated(*batches: SpanBatch, stage: Hidden | None = None) -> FoundSpans:
+        stages = Inference([Chunk(built.architecture.units, built, weights)], built, Axis("pp"), weights)
+        hidden = stage or stages.hidden
         return Spans().evaluate(
             built, batches, dp=Axis("dp"), pp=Axis("pp"), hidden=hidden, byte_lengths=None, tokenizer_checked=True
         )
@@ -175,6 +177,8 @@ def test_a_batch_that_counts_nothing_changes_no_evaluation() -> None:
     found = evaluated(first, second)
     assert found.samples == 5 and found.loss > 0.1
     assert evaluated(first, second, first.uncounted()) == found
+    with pytest.raises(DataError, match="has no question"):  # a stage without the head counts nothing
+        evaluated(first, second, stage=lambda inputs: None)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3])

@@ -13,6 +13,7 @@ from colonnade.data.t5_dataset import SpanRows
 from colonnade.data.tokenize import tokenize_files
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.data.train_tokenizer import train_tokenizer
+from colonnade.errors import DataError
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.t5 import T5
 from colonnade.tasks.t5 import SpanCorruption, Written, as_t5_batch
@@ -53,6 +54,21 @@ def test_padding_is_not_counted_and_the_loss_is_the_mean_over_the_global_batch()
     assert (found.loss, found.accuracy) == pytest.approx((mean, hits), rel=1e-12)
     result = train_step(state, [part(batch, slice(i, i + 2)) for i in range(0, 8, 2)], Mesh(), config.train)
     assert result.loss == pytest.approx(mean, rel=1e-12) and result.counts == (found.tokens,)
+
+
+def test_a_stage_without_the_head_counts_nothing() -> None:
+    state = build_state(configured(CASE, SERIAL), Mesh(), CASE.vocab_size, CPU)
+    assert isinstance(state.model, T5)
+    with pytest.raises(DataError, match="no token to be written"):
+        SpanCorruption().evaluate(
+            state.model,
+            [texts_with_spans(CASE, 0)],
+            dp=Mesh().dp,
+            pp=Mesh().pp,
+            hidden=lambda inputs: None,
+            byte_lengths=None,
+            tokenizer_checked=True,
+        )
 
 
 def test_a_batch_says_what_is_padding() -> None:

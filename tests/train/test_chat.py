@@ -146,6 +146,7 @@ def test_a_model_answers_until_the_turn_ends(talks: Path, tuned: Path, tmp_path:
     [
         ("{", "line 1: not JSON"),
         ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "nothing to answer"),
+        ({"messages": ["a"]}, "message 1 is str, where an object with role and content belongs"),
         ({"messages": [{"role": "cat", "content": "a"}]}, "message 1 has the role 'cat'"),
         ({"messages": [{"role": "user", "content": "a<|im_end|>"}]}, "the control token"),
     ],

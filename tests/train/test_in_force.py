@@ -14,7 +14,7 @@ from colonnade.config.load import load
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import in_force, loop
 from colonnade.train.change import Change
-from colonnade.train.change_requests import CHANGES, read_decided
+from colonnade.train.change_requests import CHANGES, Decided, read_decided
 from colonnade.train.corpus import open_corpus
 from colonnade.train.divergence import Rollback
 from colonnade.train.in_force import InForce
@@ -306,6 +306,9 @@ def test_a_change_that_the_data_do_not_allow_is_refused_when_its_step_has_come(c
     (refusal,) = read_decided(run).refused
     assert "but data.epochs = 1" in refusal.reason and refusal.reason == told.of("change refused")[0]["reason"]
     assert not read_decided(run).changes and not following.is_over(state)
+    for each in (following, InForce(began, None, Mesh(), told)):  # type: ignore[arg-type]
+        each.read(2)  # the line is still there, and a run that is started again sees it too
+        assert read_decided(run) == Decided(refused=(refusal,)) and len(told.of("change refused")) == 1
 
 
 def test_behind_a_return_to_before_a_change_another_configuration_is_in_force(config: Path) -> None:

@@ -238,7 +238,7 @@ def test_a_signal_ends_it(fake: Any) -> None:
 def test_kinds() -> None:
     assert kind_of(raised("rank 0 raised RuntimeError: CUDA error: uncorrectable ECC error")) == "device"
     assert kind_of(raised("rank 0 raised ValueError: no")) == "raised"
-    assert kind_of(killed(0), killed_for_memory=True) == "out of memory"
+    assert kind_of(killed(0)) == "killed" and kind_of(killed(0), killed_for_memory=True) == "out of memory"
     assert kind_of(Ended(2, False, Cause(0, MISTAKE, "rank 0 raised MemoryShortError: x"))) == "out of memory"
 
 
