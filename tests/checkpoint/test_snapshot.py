@@ -113,6 +113,28 @@ def test_pinned_memory_that_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     assert "needs 0.0 GB of pinned memory" in said and "Set checkpoint.asynchronous = false" in said
 
 
+def test_pinned_memory_is_let_go_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what was not pinned is not asked about."""
+    pinned, none = set[int](), None
+
+    class Runtime:
+        def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+            pinned.add(address)
+            return 0
+
+        def cudaHostUnregister(self, address: int) -> None:
+            pinned.remove(address)
+
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: none)
+    items = agree(model_shards(weights(), 0, 1)).items
+    for made, held in ((Snapshot(items, pinned=True), 1), (Snapshot(items, pinned=False), 0)):
+        assert len(pinned) == held
+        made.close()
+        made.close()
+        assert not pinned
+
+
 def test_a_rank_copies_what_it_writes(tmp_path: Path) -> None:
     """Four copies of a model need a quarter of its memory each, once."""
 

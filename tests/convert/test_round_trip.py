@@ -190,6 +190,10 @@ def test_a_tokenizer_puts_around_a_text_what_the_model_was_trained_to_read(
     assert (both.input_ids, both.get("token_type_ids")) == (pair, types)
     if name == "t5":
         assert tokenizer.eos_token_id == text[-1]
+    card = (tmp_path / "back" / "README.md").read_text()
+    (imported,) = (line for line in card.splitlines() if line.startswith("from transformers import "))
+    used = [line for line in card.splitlines() if ".from_pretrained(" in line]
+    assert imported.count(",") + 1 == len(used) == (2 if name == "llama" else 1), card
 
 
 def test_several_tokens_may_end_a_text() -> None:

@@ -132,12 +132,39 @@ def test_a_token_file_that_does_not_name_its_tokenizer(corpus: TinyCorpus, tmp_p
 
 def test_what_is_left_out_is_told(corpus: TinyCorpus, tmp_path: Path) -> None:
     (tmp_path / "short.jsonl").write_text("\n".join(corpus.text.read_text().splitlines()[:2]))
-    short = tmp_path / "short"
-    tokenize_files([tmp_path / "short.jsonl"], short, Tokenizer.load(corpus.tokenizer), workers=1, progress=False)
+    short, other = tmp_path / "short", tmp_path / "other"
+    for made in (short, other):
+        tokenize_files([tmp_path / "short.jsonl"], made, Tokenizer.load(corpus.tokenizer), workers=1, progress=False)
     path = tiny.write_config(corpus, tmp_path)
     path.write_text(path.read_text().replace(f'train = "{corpus.prefix}"\n', ""))
     found = told(load(path, [f'data.blend={{"{corpus.prefix}"=1.0, "{short}"=1.0}}']))
     assert "1 of 2 files of data.blend have too little text for a validation sample" in found.text
+    assert "no validation part" not in found.text
+    found = told(load(path, [f'data.blend={{"{short}"=1.0, "{other}"=1.0}}', "train.evaluate_every=0"]))
+    assert "2 of 2 files of data.blend have too little text for a validation sample" in found.text
+
+
+@pytest.mark.parametrize(
+    ("keys", "steps"),
+    [
+        ((), 6),
+        (("checkpoint.every=4",), 12),
+        (("checkpoint.every=1", "train.evaluate_every=2"), 2),
+        (("checkpoint.keep_best=false",), None),
+        (("train.evaluate_every=1",), None),
+        (("train.evaluate_every=0",), None),
+        (("checkpoint.every=0",), None),
+        (("train.steps=2",), None),
+    ],
+)
+def test_checkpoints_that_cannot_be_the_best_are_told(
+    corpus: TinyCorpus, tmp_path: Path, keys: tuple[str, ...], steps: int | None
+) -> None:
+    """Saved every 2 steps of 6 and evaluated every 3, only the last was evaluated when it was saved."""
+    text = told(tiny.config(corpus, tmp_path, *keys)).text
+    assert re.findall(r"keep_best chooses among those at multiples of (\d+) and the last", text) == (
+        [] if steps is None else [str(steps)]
+    )
 
 
 def test_a_trial_within_the_warm_up(corpus: TinyCorpus, tmp_path: Path) -> None:

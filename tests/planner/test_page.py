@@ -13,6 +13,7 @@ from colonnade.drawing.scale import short
 from colonnade.planner import page_memory, page_time
 from colonnade.planner.cost import Cost
 from colonnade.planner.estimate import estimate
+from colonnade.planner.estimate_report import as_json, as_text
 from colonnade.planner.hardware import hardware
 from colonnade.planner.operators import Operator
 from colonnade.planner.page import Plan, _spans, busiest, of_search, page, walks_of
@@ -62,6 +63,22 @@ def test_without_a_machine_there_is_no_time() -> None:
     words = Reader(page(plan(timed=False))).text
     assert "With --hardware the page has them" in words and "operators and collectives of a step" in words
     assert "Roofline" not in words and "MFU" not in words
+
+
+def test_what_does_not_fit_into_a_device_is_said_with_what_is_lacking() -> None:
+    """On the page, in the terminal and as JSON; to the last byte."""
+    timed = plan().estimate
+    assert timed is not None
+    full, lacking = (
+        replace(timed, hardware=timed.hardware.having(device__memory=timed.memory + left)) for left in (0, -1)
+    )
+    words = Reader(page(replace(plan(), estimate=lacking))).text
+    assert "It does not fit: 1 B more than a device has." in words and "does not fit into" in words
+    assert re.search("memory   does not fit: .*, 1 B more than the ", as_text(lacking))
+    assert (as_json(lacking)["fits"], as_json(lacking)["room_bytes"]) == (False, -1)
+    words = Reader(page(replace(plan(), estimate=full))).text
+    assert " fits into" in words and "not fit" not in words and "memory   fits: " in as_text(full)
+    assert (as_json(full)["fits"], as_json(full)["room_bytes"]) == (True, 0)
 
 
 def test_it_loads_nothing_and_what_it_is_given_is_text() -> None:

@@ -111,6 +111,15 @@ def test_a_profiled_step_says_which_actions_are_not_drawn(
     assert (f"The first {most} actions alone are drawn." in picture) == (len(drawn) < 2)
 
 
+def test_a_profiled_action_is_named_by_its_micro_batch_and_its_chunk_of_several() -> None:
+    """The optimizer's step is told by its colour."""
+    about = ({"kind": "F", "microbatch": 0, "chunk": 0}, {"kind": "B", "microbatch": 3, "chunk": 2},
+             {"kind": "W", "microbatch": 1}, {"kind": "optimizer"})  # fmt: skip
+    actions = [{**each, "start": 1.0 * number, "end": number + 1.0} for number, each in enumerate(about)]
+    text = gantt.drawn({"gantt": {"seconds": 4.0, "rows": [{"name": "stage 0", "actions": actions}]}})
+    assert re.findall("<b style=.*?>(.*?)</b>", text) == ["F0", "B3.2", "W1"]
+
+
 def test_what_befell_a_run_is_marked_in_every_chart(tmp_path: Path) -> None:
     """By its kind; what is of minor interest stands below the first chart alone."""
     text = page([read_run(written.run(tmp_path / "r"))])

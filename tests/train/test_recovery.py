@@ -27,11 +27,13 @@ from colonnade.train import state
 from colonnade.train.change import Change, in_force
 from colonnade.train.corpus import open_corpus
 from colonnade.train.divergence import LossWatch
-from colonnade.train.recovery import restore
+from colonnade.train.recovery import restore, saving
 from tests.commands import after_banner, environment, forked, start
 from tests.runs import Finished, assert_same, events, metrics, saved_steps, tensors, whole_tensors
 from tests.slow import first_fast
 from tests.tiny import VOCAB_SIZE, TinyCorpus, made_up, write_config
+from tests.tiny import config as config_of_tiny
+from tests.train.test_monitor import monitor, numbers
 
 LAYOUTS = {"serial": [], "tp=2": ["parallel.tp=2"], "dp=2": ["parallel.dp=2"]}
 
@@ -297,7 +299,42 @@ def test_a_tokenizer_that_is_another_than_the_runs(corpus: TinyCorpus, finished:
     assert answer.status == 2 and "was trained with another tokenizer" in answer.err, answer
 
 
+def test_a_checkpoint_gets_its_name_behind_the_numbers_of_its_step(
+    corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the disk, too: a machine that loses its power has no checkpoint whose step's numbers are lost."""
+    fsync, rename, synced, named = os.fsync, Path.rename, dict[int, int](), list[str]()
+    settings = config_of_tiny(corpus, tmp_path)
+    opened, told = open_corpus(settings), monitor(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+
+    def note(descriptor: int) -> None:
+        fsync(descriptor)
+        about = os.fstat(descriptor)
+        synced[about.st_ino] = about.st_size
+
+    def publish(self: Path, target: Path) -> Path:
+        if self.name.endswith(".partial"):
+            for name in ("metrics.jsonl", "thermometers.jsonl"):
+                about = (tmp_path / "run" / name).stat()
+                assert synced.get(about.st_ino) == about.st_size > 0, name
+            named.append(target.name)
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(Path, "rename", publish)
+    trained = state.build_state(settings, Mesh(), opened.vocab_size, torch.device("cpu"))
+    with saving(trained, settings, Mesh(), opened, told) as checkpoints:
+        for step in (1, 2):
+            told.step(numbers(step), 0.5)
+            told.thermometers({"step": step}, {})
+            trained.step = step
+            checkpoints.save(trained, must=True)
+    assert named == ["step_00000001", "step_00000002"]
+
+
 # --- saving in the background -----------------------------------------------------------------------------------------
+
 
 ASYNCHRONOUS = ["checkpoint.asynchronous=true"]
 
