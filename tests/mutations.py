@@ -5856,6 +5856,20 @@ MUTATIONS = [
         "            pass",
         ("tests/train/test_copies.py",),
     ),
+    Mutation(
+        "a checkpoint gets its name before its steps' numbers are on the disk",
+        "train/recovery.py",
+        "Target(checkpoints(run), kept.keep, before_publishing=monitor.sync)",
+        "Target(checkpoints(run), kept.keep)",
+        ("tests/train/test_recovery.py",),
+    ),
+    Mutation(
+        "a change that was refused is decided again, and may be made",
+        "train/change_requests.py",
+        "*(each.line for each in self.changes), *(each.line for each in self.refused)]",
+        "*(each.line for each in self.changes)]",
+        ("tests/train/test_in_force.py",),
+    ),
 ]
 
 
