@@ -143,4 +143,4 @@ def evaluate(
         report = measure.measure(model, mesh, path, asked)
     if mesh.rank == 0 and data is not None:
         corpus = [*own, *(Path(name) for name in asked.overlap if name != OWN)]
-        report.show(as_json=as_json, overlaps=measure.overlap_with(corpus, Path(data), path) if corpus else None)
+        measure.show_with_overlap(report, corpus, Path(data), path, as_json=as_json)

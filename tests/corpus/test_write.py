@@ -276,11 +276,40 @@ def test_overlap_of_a_token_file_is_that_of_its_text(tmp_path: Path, write_lines
         overlap([tmp_path / "tokens"], exam, tokenizer=tmp_path / "other.json")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        (
+            "in.jsonl",
+            b'\n{"content": "words"}\n',
+            "1 line rejected. The first: PATH: no key 'text': its keys are 'content'",
+        ),
+        ("in.txt.gz", b"no gzip", "1 line rejected. The first: PATH: file damaged"),
+        ("in.txt", "é".encode("latin-1"), "1 line rejected. The first: PATH: not UTF-8"),
+        ("in.txt", b" \n", "1 line rejected. The first: PATH: empty"),
+        ("in.jsonl", b"", "0 lines rejected. Check the files; `colonnade data overlap --key` names the key"),
+    ],
+)
+def test_overlap_with_what_holds_no_document_is_refused(
+    tmp_path: Path, write_lines: Any, name: str, content: bytes, reason: str
+) -> None:
+    """A share of 0 % would be taken for a test set that nothing was trained on; beside another corpus, too."""
+    exam, corpus = write_lines("exam.jsonl", [" ".join(words(20, 1))]), tmp_path / name
+    corpus.write_bytes(content)
+    answer = here("data", "overlap", corpus, exam, "--workers", 1)
+    assert answer.status == 2 and answer.out == ""
+    assert f"{corpus} holds no document with text to compare: {reason.replace('PATH', str(corpus))}" in answer.err
+    with pytest.raises(DataError, match=re.escape(f"{corpus} holds no document")):
+        overlap([exam, corpus], exam)
+
+
 def test_overlap_goes_on_without_a_file_that_is_gone(
     tmp_path: Path, write_lines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exam = write_lines("exam.jsonl", [" ".join(words(20, 1))])
-    corpus, gone = write_lines("corpus.jsonl", [" ".join(words(20, 1))]), write_lines("gone.jsonl", ["text"])
+    (tmp_path / "corpus").mkdir()
+    write_lines("corpus/here.jsonl", [" ".join(words(20, 1))])
+    gone = write_lines("corpus/gone.jsonl", ["text"])
 
     def planned(path: str, size: int) -> Any:
         found = splits_of(path, size)
@@ -288,7 +317,7 @@ def test_overlap_goes_on_without_a_file_that_is_gone(
         return found
 
     monkeypatch.setattr("colonnade.data.overlap.splits_of", planned)
-    found = overlap([gone, corpus], exam)
+    found = overlap([tmp_path / "corpus"], exam)
     assert (found.documents, found.rejected, found.share) == (1, 1, 1.0)
 
 

@@ -168,6 +168,17 @@ def test_the_overlap_with_a_corpus_stands_beside_the_score(
     assert refused.status == 2
 
 
+def test_a_corpus_without_a_document_is_refused_behind_the_score(
+    pair: Pair, lambada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("colonnade.serving.measure.num_cores", lambda: 1)
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"content": "words"}\n')
+    answer = here("evaluate", pair.ours, "lambada", "--data", lambada, "--overlap", corpus, "--json")
+    assert answer.status == 2 and "overlap" not in json.loads(answer.out)
+    assert f"{corpus} holds no document with text to compare" in answer.err and "data overlap --key" in answer.err
+
+
 @pytest.mark.parametrize(
     ("task", "content", "options", "said"),
     [

@@ -7,6 +7,7 @@ corpus is read once, on all cores; memory grows with the evaluation set only. To
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -16,10 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from colonnade.config.numbers import counted
 from colonnade.corpus.formats import InputSplit, content_of, rows
 from colonnade.corpus.plan import splits_of
 from colonnade.corpus.recipe import ReadStep
-from colonnade.corpus.rows import Reject, text_of
+from colonnade.corpus.rows import Reject, broken_off, text_of, unreadable
 from colonnade.corpus.streams import Damaged
 from colonnade.corpus.testsets import contained, passages
 from colonnade.corpus.words import Hashes, WordHashes, ngram_hashes, spans_of, union
@@ -78,12 +80,15 @@ class Found(NamedTuple):
     documents: int
     documents_touched: int
     rejected: int
+    first_rejected: str
+    """Of the lines that are no documents, the file and the reason of the first; "" where there is none."""
 
 
 class TokenSplit(NamedTuple):
     """Some documents of a token file."""
 
-    prefix: str
+    name: str
+    """Its prefix."""
     tokenizer: str
     first: int
     stop: int
@@ -99,7 +104,7 @@ def overlap(
     workers: int = 1,
 ) -> Overlap:
     """Compares files or folders of text, or token files (their prefixes, and the `tokenizer` that made them), with an
-    evaluation set. Raises DataError where either cannot be read.
+    evaluation set. Raises DataError where either cannot be read, and where one of `corpus` has no document.
     """
     hashes = WordHashes()
     places = [ngram_hashes(hashes.of(words), ngram) for words in passages(test, key)]
@@ -108,12 +113,19 @@ def overlap(
         raise DataError(f"{test} has no passage of {ngram} words or more. Set a smaller --ngram.")
     wanted = union(places)
     read = ReadStep(paths=[str(path) for path in corpus], key=key)
-    splits = [split for path in corpus for split in _splits(path, tokenizer)]
-    seen, documents, touched, rejected = np.zeros(len(wanted), np.bool_), 0, 0, 0
-    for found in ordered_map(partial(_searcher, wanted, ngram, read), splits, workers=workers):
+    splits = [(path, split) for path in corpus for split in _splits(path, tokenizer)]
+    seen, touched, first_rejected = np.zeros(len(wanted), np.bool_), 0, dict[Path, str]()
+    documents, rejected = Counter[Path](), Counter[Path]()
+    tasks = [split for _, split in splits]
+    searched = ordered_map(partial(_searcher, wanted, ngram, read), tasks, workers=workers)
+    for (path, _), found in zip(splits, searched, strict=True):
         seen[found.hits] = True
-        documents, touched = documents + found.documents, touched + found.documents_touched
-        rejected += found.rejected
+        touched += found.documents_touched
+        documents[path] += found.documents
+        rejected[path] += found.rejected
+        first_rejected[path] = first_rejected.get(path) or found.first_rejected
+    for path in corpus:
+        _check_any(path, documents[path], rejected[path], first_rejected[path])
     shared = [seen[np.searchsorted(wanted, each)] for each in places]
     return Overlap(
         test=str(test),
@@ -122,15 +134,26 @@ def overlap(
         passages_touched=sum(bool(each.any()) for each in shared),
         ngrams=sum(map(len, places)),
         shared=sum(int(each.sum()) for each in shared),
-        documents=documents,
+        documents=documents.total(),
         documents_touched=touched,
-        rejected=rejected,
+        rejected=rejected.total(),
     )
 
 
 def holds_tokens(path: Path) -> bool:
     """Whether a corpus is the prefix of a token file."""
     return idx_path(path).exists() and not path.exists()
+
+
+def _check_any(path: Path, documents: int, rejected: int, first: str) -> None:
+    """A share of nothing would read as 0 %."""
+    if documents:
+        return
+    raise DataError(
+        f"{path} holds no document with text to compare: {counted(rejected, 'line')} rejected."
+        + (f" The first: {first}." if first else "")
+        + " Check the files; `colonnade data overlap --key` names the key of the text in a .jsonl."
+    )
 
 
 def _splits(path: Path, tokenizer: Path | None) -> Sequence[InputSplit | TokenSplit]:
@@ -156,9 +179,10 @@ def _searcher(wanted: Hashes, ngram: int, read: ReadStep) -> Callable[[InputSpli
 
 
 def _search(wanted: Hashes, ngram: int, read: ReadStep, hashes: WordHashes, split: InputSplit | TokenSplit) -> Found:
-    hits, documents, rejected = [np.empty(0, np.int64)], 0, 0
+    hits, documents, rejected, first_rejected = [np.empty(0, np.int64)], 0, 0, ""
     for text in _decoded(split) if isinstance(split, TokenSplit) else _texts(split, read):
-        if text is None:
+        if isinstance(text, Reject):
+            first_rejected = first_rejected or f"{split.name}: {text}"
             rejected += 1
             continue
         documents += 1
@@ -166,22 +190,23 @@ def _search(wanted: Hashes, ngram: int, read: ReadStep, hashes: WordHashes, spli
         common = ngrams[contained(ngrams, wanted)]
         if len(common):
             hits.append(np.searchsorted(wanted, common))
-    return Found(np.unique(np.concatenate(hits)), documents, len(hits) - 1, rejected)
+    return Found(np.unique(np.concatenate(hits)), documents, len(hits) - 1, rejected, first_rejected)
 
 
-def _texts(split: InputSplit, read: ReadStep) -> Iterator[str | None]:
-    """The documents of a split; None for each line that is none, and for a file that cannot be opened."""
+def _texts(split: InputSplit, read: ReadStep) -> Iterator[str | Reject]:
+    """The documents of a split, and why lines are none; so too for a file that cannot be opened."""
     try:
         with open(split.path, "rb") as raw, content_of(split, raw, read) as file:
             for row in rows(split, file, read):
-                text = row if isinstance(row, Reject) else text_of(row, read)
-                yield None if isinstance(text, Reject) else text
-    except (Damaged, OSError):
-        yield None
+                yield row if isinstance(row, Reject) else text_of(row, read)
+    except Damaged as error:
+        yield broken_off(error, 1)
+    except OSError as error:
+        yield unreadable(error)
 
 
 def _decoded(split: TokenSplit) -> Iterator[str]:
     """The documents of a token file as text; control tokens are none."""
-    file, tokenizer = TokenFile(split.prefix), Tokenizer.load(split.tokenizer)
+    file, tokenizer = TokenFile(split.name), Tokenizer.load(split.tokenizer)
     for document in range(split.first, split.stop):
         yield tokenizer.decode(file.document(document).tolist())

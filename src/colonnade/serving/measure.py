@@ -11,7 +11,7 @@ import torch
 from colonnade import __version__
 from colonnade.data.gpt_dataset import cut_of
 from colonnade.data.sidecar import hash_file
-from colonnade.errors import ConfigError
+from colonnade.errors import ConfigError, DataError
 from colonnade.evaluation.file import BATCH_SIZE, perplexity_of_file, perplexity_of_wikitext
 from colonnade.evaluation.lambada import BATCH_SIZE as PASSAGES
 from colonnade.evaluation.lambada import evaluate_lambada
@@ -162,7 +162,19 @@ def _progress(what: str, mesh: Mesh) -> Progress:
     return Progress(what, shown=mesh.rank == 0)
 
 
-def overlap_with(corpus: list[Path], test: Path, checkpoint: Path) -> "Overlap":
+def show_with_overlap(report: Report, corpus: list[Path], test: Path, checkpoint: Path, *, as_json: bool) -> None:
+    """Print a report, with the overlap of its test set with `corpus` where that names any.
+
+    A corpus that cannot be read raises its DataError behind the report, which may have taken hours."""
+    try:
+        overlaps = _overlap_with(corpus, test, checkpoint) if corpus else None
+    except DataError:
+        report.show(as_json=as_json)
+        raise
+    report.show(as_json=as_json, overlaps=overlaps)
+
+
+def _overlap_with(corpus: list[Path], test: Path, checkpoint: Path) -> "Overlap":
     """The share of 8-grams of a test set that a corpus has. Takes this process alone, and its cores."""
     from colonnade.data.overlap import overlap  # what reads corpora is an extra
 
