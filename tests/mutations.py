@@ -4465,8 +4465,8 @@ MUTATIONS = [
     Mutation(
         "a conversation in which tools are called and nothing else is answered is left out",
         "examples/conversations.py",
-        '(message.get("content") or "").strip() or message.get("tool_calls") for message in answers',
-        '(message.get("content") or "").strip() for message in answers',
+        '(message.get("content") or "").strip() or message.get("tool_calls") for message in learned',
+        '(message.get("content") or "").strip() for message in learned',
         ("tests/examples/test_chat.py",),
     ),
     Mutation(

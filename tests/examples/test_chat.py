@@ -66,6 +66,28 @@ def test_ids_are_those_of_transformers_where_answers_are_not_marked(name: str, t
     assert chat.prompt(TALK[:1]) == prompt
 
 
+@pytest.mark.parametrize("text", [*MARKED.values(), *UNMARKED.values()])
+def test_an_answer_of_weight_0_is_given_and_not_learned(text: str, tmp_path: Path) -> None:
+    chat = chat_of(folder_of(tmp_path / "t", text))
+    whole = encoded(chat, TALK)
+    first, second = whole.turns()[1], whole.turns()[3]
+    for weights, learned in (((0, 1), [second]), ((1, 0), [first]), ((1, None), [first, second])):
+        talk = [{**each, "weight": weights[number // 2]} for number, each in enumerate(TALK)]
+        found = encoded(chat, conversation_of({"messages": talk}).messages)
+        assert found.ids == whole.ids and found.turns()[1::2] == learned
+    turns = [{"from": each["role"], "value": each["content"], "weight": 0} for each in TALK[:2]]
+    turns += [{"from": each["role"], "value": each["content"]} for each in TALK[2:]]
+    assert encoded(chat, conversation_of({"conversations": turns}).messages).turns()[1::2] == [second]
+
+
+def test_a_template_that_marks_no_answer_a_message_takes_no_weight_of_0() -> None:
+    mark = "{% generation %}{{ m.content }}{% endgeneration %}"
+    template = ChatTemplate("{% for m in messages %}" + mark + "{% endfor %}")
+    assert len(template.render(TALK).answers) == 4
+    with pytest.raises(TemplateFault, match="marks 4 answers of 2 messages of the assistant: which one that is"):
+        template.render([*TALK[:3], {**TALK[3], "weight": 0}])
+
+
 def test_marking_an_answer_changes_nothing_but_the_mask(tmp_path: Path) -> None:
     one, other = (chat_of(folder_of(tmp_path / str(i), text)) for i, text in enumerate((CHATML, UNMARKED["qwen"])))
     assert encoded(one, SYSTEM) == encoded(other, SYSTEM)
@@ -228,6 +250,11 @@ BAD = {
         {"messages": [TALK[0], {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{}"}}]}
     ): "message 2 (assistant) has function_call, which no chat template reads",
     json.dumps({"messages": [TALK[0], {"role": "assistant", "content": " "}]}): "its answers are empty",
+    json.dumps({"messages": [TALK[0], {**TALK[1], "weight": 0.5}]}): "a message of the assistant has the weight 0.5",
+    json.dumps(
+        {"messages": [TALK[0], {**TALK[1], "weight": False}]}
+    ): "a message of the assistant has the weight False",
+    json.dumps({"messages": [TALK[0], {**TALK[1], "weight": 0}]}): "all messages of the assistant have weight 0",
     json.dumps({"text": "a"}): "none of messages, conversations, prompt with completion",
     json.dumps({"instruction": 3, "output": "a"}): "instruction is int, where text belongs",
     json.dumps({"conversations": [{"from": "cat", "value": "a"}]}): "a turn is from 'cat'",

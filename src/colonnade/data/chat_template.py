@@ -101,7 +101,8 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], *, tools: Any = None, add_generation_prompt: bool = False
     ) -> Rendered:
-        """One text with its answers; `add_generation_prompt`: with what comes before the next answer.
+        """One text with its answers, but those of weight 0; `add_generation_prompt`: with what comes before the next
+        answer.
 
         TemplateFault if the template refuses, has no use for the tools, leaves calls of them out, or does not say which
         of it is answered, and that cannot be told either.
@@ -115,7 +116,7 @@ class ChatTemplate:
         self._check_calls(messages, tools, text, add_generation_prompt)
         if not self.marks_answers:
             answers = self._found(messages, tools, text)
-        return Rendered(text, tuple(answers))
+        return Rendered(text, tuple(_trained(messages, answers)))
 
     def prompt(self, messages: Sequence[Message]) -> str:
         """What comes before the next answer. TemplateFault as for `render`."""
@@ -231,6 +232,25 @@ class ChatTemplate:
         short = answer.rstrip()
         closed = short.endswith((*(name for name in self.tokens.values() if name), "|>", "</s>"))
         return len(short) if closed else len(answer)
+
+
+def is_trained(message: Message) -> bool:
+    """Whether a message of the assistant is an answer to learn, or what later ones are given (OpenAI's weight 0)."""
+    return message.get("weight") != 0
+
+
+def _trained(messages: Sequence[Message], answers: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The answers without those of messages of weight 0."""
+    trained = [is_trained(message) for message in messages if message["role"] == "assistant"]
+    if all(trained):
+        return list(answers)
+    if len(trained) != len(answers):
+        raise TemplateFault(
+            f"a message has weight 0, and the chat template marks {len(answers)} answers of {len(trained)} messages of "
+            "the assistant: which one that is cannot be told. Put one pair of {% generation %} and {% endgeneration %} "
+            "around all that the assistant writes in a turn"
+        )
+    return [span for span, kept in zip(answers, trained, strict=True) if kept]
 
 
 def chosen_template(named: str | None, tokenizer: Tokenizer, path: str | Path) -> ChatTemplate:

@@ -8,6 +8,7 @@ prompt, chosen, rejected            preferences: texts, or lists of messages; wi
                                     begin with is the prompt
 
 Beside any of them: "system", a text that comes first, "history", earlier turns [[question, answer], …], and "tools".
+A message of the assistant may have "weight": 0 if it is not to be learned.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from colonnade.data.chat_template import is_trained
 from colonnade.data.conversation import messages_problem
 
 Messages = list[dict[str, Any]]
@@ -56,7 +58,15 @@ def conversation_of(record: Mapping[str, Any]) -> Conversation:
     answers = [message for message in messages if message["role"] == "assistant"]
     if not answers:
         raise NoConversation("no message of the assistant: nothing is answered")
-    if not any((message.get("content") or "").strip() or message.get("tool_calls") for message in answers):
+    unknown = [weight for weight in (message.get("weight") for message in answers) if not _is_weight(weight)]
+    if unknown:
+        raise NoConversation(
+            f"a message of the assistant has the weight {unknown[0]!r}: there are 1, and 0 for what is not learned"
+        )
+    learned = [message for message in answers if is_trained(message)]
+    if not learned:
+        raise NoConversation("all messages of the assistant have weight 0: nothing is learned")
+    if not any((message.get("content") or "").strip() or message.get("tool_calls") for message in learned):
         raise NoConversation("its answers are empty")
     return Conversation(messages, _tools(record))
 
@@ -138,7 +148,10 @@ def _from_sharegpt(turns: Any) -> Messages:
     unknown = [turn.get("from") for turn in turns if turn.get("from") not in list(_SHAREGPT)]  # it may have no hash
     if unknown:
         raise NoConversation(f"a turn is from {unknown[0]!r}: there are {', '.join(_SHAREGPT)}")
-    return [_said(_SHAREGPT[turn["from"]], turn.get("value")) for turn in turns]
+    return [
+        _said(_SHAREGPT[turn["from"]], turn.get("value")) | ({"weight": turn["weight"]} if "weight" in turn else {})
+        for turn in turns
+    ]
 
 
 def _prompt(prompt: Any) -> Messages:
@@ -169,6 +182,10 @@ def _check(messages: Any) -> None:
     problem = messages_problem(messages)
     if problem is not None:
         raise NoConversation(problem)
+
+
+def _is_weight(value: Any) -> bool:
+    return value is None or (value in (0, 1) and not isinstance(value, bool))
 
 
 def _text(value: Any, key: str) -> str:
