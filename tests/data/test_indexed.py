@@ -6,6 +6,7 @@ import json
 import lzma
 import os
 import pickle
+import re
 import struct
 import time
 from collections.abc import Callable
@@ -16,9 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from colonnade.data import indexed
+from colonnade.data.identity import identify
 from colonnade.data.indexed import DTYPES, HEADER, MAGIC, TokenFile, bin_path, code_of, idx_path, smallest_dtype
+from colonnade.data.inspect import inspect
 from colonnade.data.tokenizer import Tokenizer
-from colonnade.data.writer import TokenFileWriter
+from colonnade.data.writer import TokenFileWriter, merge
 from colonnade.errors import DataError
 
 MEGATRON = "meg-gpt2-openwebtext_text_document"
@@ -266,6 +270,44 @@ def test_a_damaged_middle_is_refused_where_it_is_read(write_tokens: Write, part:
     for read in (file.document_starts, *((file.sequence_starts,) if part == "offsets" else ())):
         with pytest.raises(DataError, match=r"is damaged: (document|sequence) [23] begins at"):
             read(0, file.num_tokens)
+
+
+@pytest.mark.parametrize("chunk", [2, 100])
+@pytest.mark.parametrize(
+    ("part", "values", "said"),
+    [
+        ("lengths", [4, 9, -1, 4, 4], "sequence 2 has -1 tokens from byte 16 on, and those before it end at byte 26"),
+        ("lengths", [4, 4, 9, -1, 4], "sequence 3 has -1 tokens from byte 24 on, and those before it end at byte 34"),
+        ("lengths", [4, 3, 5, 4, 4], "sequence 2 has 5 tokens from byte 16 on, and those before it end at byte 14"),
+        ("offsets", [0, 8, 24, 16, 32], "sequence 2 has 4 tokens from byte 24 on, and those before it end at byte 16"),
+        ("offsets", [2, 8, 16, 24, 32], "sequence 0 has 4 tokens from byte 2 on, and those before it end at byte 0"),
+        ("boundaries", [0, 2, 1, 3, 4, 5], "document 2 begins at 1, of 5 sequences"),
+        ("boundaries", [0, 1, 2, 9, 4, 5], "document 3 begins at 9, of 5 sequences"),
+    ],
+)
+def test_an_index_that_contradicts_itself_is_refused_where_all_of_it_is_used(
+    write_tokens: Write, monkeypatch: pytest.MonkeyPatch, part: str, values: list[int], said: str, chunk: int
+) -> None:
+    monkeypatch.setattr(indexed, "_CHUNK", chunk)
+    prefix = write_tokens(*[4] * 5)
+    TokenFile(prefix).check_index()
+    content = bytearray(idx_path(prefix).read_bytes())
+    at = HEADER.size + {"lengths": 0, "offsets": 4 * 5, "boundaries": 12 * 5}[part]
+    numbers = np.array(values, "<i4" if part == "lengths" else "<i8").tobytes()
+    content[at : at + len(numbers)] = numbers
+    idx_path(prefix).write_bytes(content)
+    for use in (lambda: TokenFile(prefix).check_index(), lambda: identify(TokenFile(prefix)), lambda: inspect(prefix)):
+        with pytest.raises(DataError, match=f"is damaged: {re.escape(said)}"):
+            use()
+    with pytest.raises(DataError, match=f"is damaged: {re.escape(said)}"):
+        merge([prefix], f"{prefix}-merged")
+    assert not idx_path(f"{prefix}-merged").exists()
+
+
+def test_a_document_that_ends_before_it_begins_is_refused_where_it_is_read(write_tokens: Write) -> None:
+    file = damaged(write_tokens(*[4] * 5), HEADER.size + 12 * 5 + 8 * 2, 4)
+    with pytest.raises(DataError, match="is damaged: document 2 runs from token 16 to 12"):
+        file.document(2)
 
 
 def test_a_last_document_beyond_the_end_is_refused(write_tokens: Write) -> None:

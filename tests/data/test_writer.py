@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from colonnade.atomic import remove_partial
+from colonnade.data import indexed as indexed_module
 from colonnade.data import writer as writer_module
 from colonnade.data.indexed import HEADER, TokenFile, bin_path, idx_path
 from colonnade.data.sidecar import ANSWERS, ExampleFields, Sidecar, merge_sidecars, read_sidecar
@@ -126,7 +127,7 @@ def test_many_documents_at_once(tmp_path: Path) -> None:
 
 
 def test_offsets_are_right_across_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module, "_CHUNK", 3)
+    monkeypatch.setattr(indexed_module, "_CHUNK", 3)
     with TokenFileWriter(tmp_path / "many", np.dtype("<u2")) as writer:
         for length in range(1, 11):
             writer.add_document([length] * length)
@@ -398,9 +399,18 @@ def test_tokens_that_do_not_fit_their_index_are_not_joined(tmp_path: Path, write
     content = bytearray(idx_path(prefix).read_bytes())
     content[HEADER.size : HEADER.size + 4] = (4).to_bytes(4, "little")
     idx_path(prefix).write_bytes(content)
-    with pytest.raises(DataError, match=r"both cannot be made: 11 tokens in 2 sequences came for an index of 10 in 2"):
+    with pytest.raises(DataError, match=r"sequence 1 has 6 tokens from byte 10 on, and those before it end at byte 8"):
         merge([prefix], tmp_path / "both")
     assert files(tmp_path) == ["damaged.bin", "damaged.idx"]
+
+
+def test_tokens_that_do_not_fit_their_lengths_are_not_written(tmp_path: Path) -> None:
+    with (
+        pytest.raises(DataError, match=r"both cannot be made: 11 tokens in 2 sequences came for an index of 10 in 2"),
+        TokenFileWriter(tmp_path / "both", np.dtype("<u2")) as writer,
+    ):
+        writer.add_documents(np.arange(11, dtype=np.uint16), np.array([4, 6]))
+    assert files(tmp_path) == []
 
 
 class Endless:

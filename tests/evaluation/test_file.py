@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tokenizers
 
+from colonnade.data.indexed import HEADER
 from colonnade.data.rows import Cut
 from colonnade.data.tokenize import tokenize_files
 from colonnade.data.tokenizer import Tokenizer, train_bpe
@@ -97,6 +98,17 @@ def test_a_token_file_named_with_its_ending(lines: Path, tmp_path: Path, tokeniz
     tokenize_files([lines], tmp_path / "tokens", tokenizer, workers=1, progress=False)
     with pytest.raises(DataError, match="named without its ending"):
         perplexity(tmp_path / "tokens.bin", tokenizer)
+
+
+def test_a_token_file_whose_index_contradicts_itself_is_refused(
+    lines: Path, tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    tokenize_files([lines], tmp_path / "tokens", tokenizer, workers=1, progress=False)
+    content = bytearray((tmp_path / "tokens.idx").read_bytes())
+    content[HEADER.size : HEADER.size + 4] = (1).to_bytes(4, "little")
+    (tmp_path / "tokens.idx").write_bytes(content)
+    with pytest.raises(DataError, match="is damaged: sequence 1 has"):
+        perplexity(tmp_path / "tokens", tokenizer)
 
 
 def test_another_tokenizer_is_noticed(lines: Path, tmp_path: Path, tokenizer: Tokenizer) -> None:

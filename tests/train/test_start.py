@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from colonnade.config.load import load
+from colonnade.data.indexed import HEADER, bin_path, idx_path
 from colonnade.errors import ConfigError
 from colonnade.launch import launch
 from colonnade.train import file_checks
@@ -21,6 +23,7 @@ from colonnade.train.run_folder import occupy
 from tests.commands import after_banner, forked, here
 from tests.commands import start as start_ranks
 from tests.runs import Finished, metrics, snapshot
+from tests.tiny import TinyCorpus
 from tests.train.test_interrupt import LONG, await_steps
 
 IN_USE = "is in use by `colonnade train`, process "
@@ -39,6 +42,19 @@ def test_mistakes_in_files_are_told_with_the_others_at_once(config: Path) -> Non
     for said in ("no nowhere.bin", "no neither.bin", "none is no tokenizer", "optim.learning_rate", "0 CUDA GPUs"):
         assert said in answer.err
     assert "model.num_heads = 3 does not divide" in answer.err
+
+
+def test_a_token_file_whose_index_contradicts_itself_is_told_before_ranks_start(
+    config: Path, corpus: TinyCorpus, tmp_path: Path
+) -> None:
+    for path in (bin_path(corpus.prefix), idx_path(corpus.prefix)):
+        shutil.copy(path, tmp_path / f"copy{path.suffix}")
+    content = bytearray((tmp_path / "copy.idx").read_bytes())
+    content[HEADER.size : HEADER.size + 8] = struct.pack("<ii", -5, 1)
+    (tmp_path / "copy.idx").write_bytes(content)
+    answer = here("train", config, f"data.train={tmp_path / 'copy'}", "--dry-run")
+    assert answer.status == 2 and answer.out == ""
+    assert f"{tmp_path / 'copy.idx'} is damaged: sequence 0 has -5 tokens from byte 0 on" in answer.err
 
 
 def test_a_vocabulary_too_small_is_told_beside_missing_tokens(config: Path) -> None:

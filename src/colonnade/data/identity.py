@@ -67,18 +67,21 @@ class DataIdentity:
 def identify(file: TokenFile, *, num_files: int = 1) -> DataIdentity:
     """The identity of a token file, one of `num_files` of a run.
 
-    DataError if the index, read as a whole, is not the one that its sidecar was written with.
+    DataError if the index, read as a whole, is not the one that its sidecar was written with, or contradicts itself.
     """
     index = idx_path(file.local_prefix)
     num_bytes, digest = _hash_index(index, INDICES_IN_ALL // num_files)
     sidecar = read_sidecar(file)
     written = None if sidecar is None else sidecar.index_sha256
-    if written is not None and num_bytes == index.stat().st_size and digest != written:
+    is_whole = num_bytes == index.stat().st_size
+    if written is not None and is_whole and digest != written:
         raise DataError(
             f"{idx_path(file.prefix)} is damaged, or not the one that {sidecar_path(file.prefix)} was written with: "
             f"its SHA-256 is {digest[:12]}…, not {written[:12]}…. Documents would begin in other places. Copy all "
             "three files again from one source, or tokenize again."
         )
+    if is_whole:
+        file.check_index()
     parts = 1 if is_remote(file.prefix) else parts_of_each(num_files)
     return DataIdentity(
         file.num_tokens,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import mmap
 import struct
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ DTYPES: dict[int, np.dtype[np.integer]] = {
 
 Tokens = NDArray[np.integer]
 _AT_ONCE = 64  # documents whose places are looked up together: more than most samples hold
+_CHUNK = 1 << 22  # items of an index that are worked on at a time, where all are
 
 
 def bin_path(prefix: str | Path) -> Path:
@@ -64,7 +66,7 @@ def code_of(dtype: np.dtype[np.integer]) -> int:
 
 
 class TokenFile:
-    """A token file opened for reading: header and end are checked, nothing else is read until it is asked for."""
+    """A token file opened for reading: header and end are checked, and `check_index` checks the rest."""
 
     def __init__(self, prefix: str | Path, *, local: str | None = None, bin_size: int | None = None) -> None:
         """`local`: prefix of the index where it is not beside the tokens, which are `bin_size` bytes then."""
@@ -99,6 +101,24 @@ class TokenFile:
         """First sequence of each document, and behind the last [num_documents + 1], memory-mapped."""
         return self._boundaries
 
+    def check_index(self) -> None:
+        """Refuse an index that contradicts itself anywhere, for what uses all of it. Reads it: 20 bytes a document."""
+        first = 0
+        for begins in starts_of(self._lengths, self.dtype.itemsize):
+            lengths, offsets = (part[first : first + len(begins)] for part in (self._lengths, self._offsets))
+            wrong = (lengths < 0) | (offsets != begins)
+            if wrong.any():
+                at = int(np.argmax(wrong))
+                raise DataError(
+                    self._broken(
+                        f"sequence {first + at:,} has {int(lengths[at]):,} tokens from byte {int(offsets[at]):,} on, "
+                        f"and those before it end at byte {int(begins[at]):,}"
+                    )
+                )
+            first += len(begins)
+        for first in range(0, self.num_documents, _CHUNK):
+            self._check_rising("document", first, self._boundaries[first : first + _CHUNK + 1], self.num_sequences)
+
     def document_start(self, document: int) -> int:
         """Where a document's tokens begin; of document `num_documents`: where the last one's end."""
         assert 0 <= document <= self.num_documents, "a document of this file, or the end"
@@ -114,8 +134,10 @@ class TokenFile:
 
     def document(self, document: int) -> Tokens:
         """All tokens of one document."""
-        start = self.document_start(document)
-        return self.read(start, self.document_start(document + 1) - start)
+        start, stop = self.document_start(document), self.document_start(document + 1)
+        if stop < start:
+            raise DataError(self._broken(f"document {document:,} runs from token {start:,} to {stop:,}"))
+        return self.read(start, stop - start)
 
     def sequences(self, document: int) -> list[Tokens]:
         """The tokens of each sequence of one document."""
@@ -244,6 +266,16 @@ class TokenFile:
             f"{idx_path(self.prefix)} is damaged: {what}, of {self.num_sequences:,} sequences and "
             f"{getattr(self, 'num_tokens', 0):,} tokens. Copy it again from its source, or tokenize again."
         )
+
+
+def starts_of(counts: NDArray[np.integer], unit: int) -> Iterator[NDArray[np.int64]]:
+    """Where each item begins, in units: an exclusive sum, a chunk at a time."""
+    total = 0
+    for first in range(0, len(counts), _CHUNK):
+        chunk = counts[first : first + _CHUNK].astype("<i8") * unit
+        ends = total + np.cumsum(chunk)
+        total = int(ends[-1])
+        yield ends - chunk
 
 
 def _read_header(path: Path) -> tuple[np.dtype[np.integer], int, int]:

@@ -13,6 +13,7 @@ from colonnade.errors import hidden
 def inspect(prefix: str | Path) -> dict[str, Any]:
     """Counts and sizes, and from the sidecar (None without one) the tokenizer: ready for JSON."""
     file = TokenFile(prefix)
+    file.check_index()
     sidecar = read_sidecar(file)
     return {
         "prefix": hidden(str(prefix)),

@@ -161,6 +161,7 @@ def _splits(path: Path, tokenizer: Path | None) -> Sequence[InputSplit | TokenSp
     if not holds_tokens(path):
         return splits_of(str(path), _SPLIT_BYTES)
     file = TokenFile(path)
+    file.check_index()
     if tokenizer is None:
         raise DataError(f"{path} holds tokens: name the tokenizer that made them with --tokenizer.")
     sidecar = read_sidecar(file)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colonnade.atomic import names, partial_path, put_on_disk, remove_partial_of
-from colonnade.data.indexed import HEADER, MAGIC, VERSION, TokenFile, Tokens, bin_path, code_of, idx_path
+from colonnade.data.indexed import HEADER, MAGIC, VERSION, TokenFile, Tokens, bin_path, code_of, idx_path, starts_of
 from colonnade.data.rejected import rejected_path
 from colonnade.data.sidecar import Sidecar, files_of, hash_file, merge_sidecars, read_sidecar, sidecar_path
 from colonnade.errors import DataError
@@ -22,7 +22,7 @@ from colonnade.lock import Lock, locked
 from colonnade.outputs import check_output
 
 LONGEST = np.iinfo(np.int32).max  # tokens of a sequence
-_CHUNK = 1 << 22  # elements of an index, or bytes of tokens, that are worked on at a time
+_CHUNK = 1 << 22  # tokens that are copied at a time
 
 
 class TokenFileWriter:
@@ -113,9 +113,9 @@ class TokenFileWriter:
         with names(idx_path(self.prefix)), self._idx.open("wb") as stream:
             stream.write(HEADER.pack(MAGIC, VERSION, self._code, len(lengths), len(sequences) + 1))
             stream.write(lengths.data)
-            for offsets in _starts(lengths, self.dtype.itemsize):
+            for offsets in starts_of(lengths, self.dtype.itemsize):
                 stream.write(offsets.data)
-            for boundaries in _starts(sequences, 1):
+            for boundaries in starts_of(sequences, 1):
                 stream.write(boundaries.data)
             stream.write(np.array(sequences.sum(), "<i8").data)
             put_on_disk(stream)
@@ -206,6 +206,7 @@ def merge(prefixes: Sequence[str | Path], output: str | Path, *, overwrite: bool
                 f"{file.prefix} holds {file.dtype} and {files[0].prefix} {files[0].dtype}: only files of one dtype can "
                 "be joined. Tokenize both with the same tokenizer."
             )
+        file.check_index()
     sidecars = [(file.prefix, read_sidecar(file)) for file in files]
     sidecar = merge_sidecars(sidecars)
     with held(output, "colonnade data merge", overwrite=overwrite), TokenFileWriter(output, files[0].dtype) as writer:
@@ -241,13 +242,3 @@ def _pieces(file: TokenFile) -> Iterator[tuple[Tokens, NDArray[np.int32], NDArra
     for start in range(0, file.num_tokens, _CHUNK):
         tokens = np.fromfile(bin_path(file.prefix), file.dtype, _CHUNK, offset=start * file.dtype.itemsize)
         yield tokens, nothing32, nothing64
-
-
-def _starts(counts: NDArray[np.integer], unit: int) -> Iterator[NDArray[np.int64]]:
-    """Where each item begins, in units: an exclusive sum, a chunk at a time."""
-    total = 0
-    for first in range(0, len(counts), _CHUNK):
-        chunk = counts[first : first + _CHUNK].astype("<i8") * unit
-        ends = total + np.cumsum(chunk)
-        total = int(ends[-1])
-        yield ends - chunk

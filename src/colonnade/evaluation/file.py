@@ -147,6 +147,7 @@ def is_token_file(file: str) -> bool:
 def tokens_of_file(prefix: str, tokenizer: Tokenizer, vocab_size: int) -> Tokenized:
     """All tokens of a token file but an end of document at its very end."""
     file = open_tokens(prefix, vocab_size=vocab_size, tokenizer=tokenizer)
+    file.check_index()
     check_text(file, trained=False)
     tokens = without_last_end(file.read(0, file.num_tokens), tokenizer)
     sidecar, starts = read_sidecar(file), file.document_starts(0, len(tokens))

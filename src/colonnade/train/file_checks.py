@@ -59,7 +59,7 @@ def _data_problems(config: Config, uncertain: Collection[str]) -> Iterator[Probl
     if not (data.train or data.blend) or {"data.train", "data.blend", "data.tokenizer"} & set(uncertain):
         return
     from colonnade.data.tokenizer import Tokenizer
-    from colonnade.train.corpus import open_corpus, vocab_size_of
+    from colonnade.train.corpus import vocab_size_of
 
     opened: list[Tokenizer] = []
     found = (
@@ -74,7 +74,7 @@ def _data_problems(config: Config, uncertain: Collection[str]) -> Iterator[Probl
         tokenizer = opened[0] if opened else None
         found += _problems(lambda: vocab_size_of(config, tokenizer), "model.vocab_size")
     if not found and not any(key.startswith(CUTS) for key in uncertain) and _is_quick(files, data.packing):
-        found += _problems(lambda: open_corpus(config), "data.train")
+        found += _problems(partial(_open_whole, config), "data.train")
     yield from found
 
 
@@ -124,6 +124,13 @@ def _open_header(name: str, cache: str | None) -> None:
 
     if not is_remote(name):  # a word with a server would take its time
         open_token_file(name, cache)
+
+
+def _open_whole(config: Config) -> None:
+    from colonnade.train.corpus import open_corpus
+
+    for file in open_corpus(config).files.values():
+        file.check_index()
 
 
 def _is_quick(files: Iterable[str], packing: str) -> bool:
