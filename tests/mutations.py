@@ -5514,8 +5514,8 @@ MUTATIONS = [
     Mutation(
         "a second `data clean` deletes what the first one is writing",
         "corpus/run.py",
-        "    plan = make_plan(recipe)\n    with locked(",
-        "    plan = make_plan(recipe)\n    remove_partial(folder)\n    with locked(",
+        "    plan = make_plan(recipe)\n    purpose",
+        "    plan = make_plan(recipe)\n    remove_partial(folder)\n    purpose",
         ("tests/corpus/test_run.py",),
     ),
     Mutation(

@@ -96,20 +96,42 @@ class Lock:
         return True
 
 
+class _Refusal(NamedTuple):
+    """What is said to who comes second."""
+
+    what: str
+    instead: str | None
+
+    def error(self, path: Path, *, remove: bool = False) -> LockError:
+        holder = _signed(path) or "another process"
+        more = f" Where that has ended without a word, remove {path}." if remove else ""
+        ways = "or stop it" if self.instead is None else f"stop it, or {self.instead}"
+        return LockError(
+            f"{self.what} is in use by {holder}: only one at a time may write there. Wait until it has ended, {ways}."
+            f"{more}"
+        )
+
+
 def _in_child(path: Path, shared: Any) -> Lock:
     return Lock(path, shared.detach())
 
 
 @contextmanager
 def locked(
-    folder: Path, purpose: str, *, name: str = NAME, instead: str | None = "choose another folder"
+    folder: Path,
+    purpose: str,
+    *,
+    name: str = NAME,
+    what: str | None = None,
+    instead: str | None = "choose another folder",
 ) -> Iterator[Lock]:
     """Holds FOLDER/name for `purpose`; the folder is made if it is missing. Raises LockError where another has it.
 
-    `instead`: what somebody who is refused can do besides waiting and stopping it; None: nothing.
+    `what`: that is held, for people; None: the folder. `instead`: what somebody who is refused can do besides waiting
+    and stopping it; None: nothing.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lock = _take(folder / name, purpose, instead)
+    lock = _take(folder / name, purpose, _Refusal(what or str(folder), instead))
     try:
         yield lock
     finally:
@@ -125,7 +147,7 @@ def holder_of(folder: Path, *, name: str = NAME) -> Holder | None:
         return None
 
 
-def _take(path: Path, purpose: str, instead: str | None) -> Lock:
+def _take(path: Path, purpose: str, refusal: _Refusal) -> Lock:
     end = time.monotonic() + _PATIENCE_SECONDS
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -134,12 +156,12 @@ def _take(path: Path, purpose: str, instead: str | None) -> Lock:
         except OSError as error:
             os.close(descriptor)
             if error.errno in _NO_LOCKS:
-                return _take_file(path, purpose, instead)
+                return _take_file(path, purpose, refusal)
             if not isinstance(error, BlockingIOError):
                 raise
             holder = holder_of(path.parent, name=path.name)
             if holder is None or not holder.is_dead() or time.monotonic() > end:
-                raise _refusal(path, instead) from None
+                raise refusal.error(path) from None
             time.sleep(_POLL_SECONDS)  # its children are just ending
             continue
         if _is_that_file(path, descriptor):
@@ -152,7 +174,7 @@ def _take(path: Path, purpose: str, instead: str | None) -> Lock:
         os.close(descriptor)  # the holder before has just removed it
 
 
-def _take_file(path: Path, purpose: str, instead: str | None) -> Lock:
+def _take_file(path: Path, purpose: str, refusal: _Refusal) -> Lock:
     """The lock where there is no flock: a file of our own, linked to the lock's name, which only one can do."""
     own = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}")
     descriptor = os.open(own, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -167,22 +189,12 @@ def _take_file(path: Path, purpose: str, instead: str | None) -> Lock:
                 if holder is not None and not holder.is_dead():
                     break
                 path.unlink(missing_ok=True)  # empty (made before flock was refused), or of a process that is dead
-        raise _refusal(path, instead, remove=True)
+        raise refusal.error(path, remove=True)
     except BaseException:
         os.close(descriptor)
         raise
     finally:
         own.unlink(missing_ok=True)
-
-
-def _refusal(path: Path, instead: str | None, *, remove: bool = False) -> LockError:
-    holder = _signed(path) or "another process"
-    more = f" Where that has ended without a word, remove {path}." if remove else ""
-    ways = "or stop it" if instead is None else f"stop it, or {instead}"
-    return LockError(
-        f"{path.parent} is in use by {holder}: only one at a time may write there. Wait until it has ended, {ways}."
-        f"{more}"
-    )
 
 
 def _signed(path: Path) -> Holder | None:

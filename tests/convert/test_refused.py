@@ -463,6 +463,7 @@ def test_what_a_killed_conversion_left_is_removed_and_one_that_goes_on_is_not(fo
     with locked(partial, "colonnade convert"):
         answer = here("convert", folders / "gpt2", tmp_path / "ours")
         assert answer.status == 2 and "choose another TARGET" in answer.err
+        assert answer.err.startswith(f"colonnade: {tmp_path / 'ours'} is in use by ")
         assert (partial / ".step_00000000.partial" / "__0_0.distcp").exists()
     converted(folders / "gpt2", tmp_path / "ours")
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]

@@ -40,7 +40,8 @@ def workspace(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = target.parent / f".{target.name}.partial"
     try:
-        with locked(folder, f"colonnade convert … {target}", instead="choose another TARGET"):
+        purpose, instead = f"colonnade convert … {target}", "choose another TARGET"
+        with locked(folder, purpose, what=str(target), instead=instead):
             _clear(folder)
             try:
                 yield folder

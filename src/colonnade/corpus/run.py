@@ -42,7 +42,8 @@ def clean(recipe: Recipe, tokenizing: Tokenizing, *, progress: bool = True) -> s
     check_named_files(recipe, tokenizing)
     check_folder(recipe)
     plan = make_plan(recipe)
-    with locked(folder / "state", f"colonnade data clean, write.folder = {folder}") as lock:
+    purpose, instead = f"colonnade data clean, write.folder = {folder}", "set another write.folder"
+    with locked(folder / "state", purpose, what=str(folder), instead=instead) as lock:
         check_no_jobs(folder)
         remove_partial(folder)
         plan = keep_plan(plan, recipe)

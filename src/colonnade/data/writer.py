@@ -173,7 +173,8 @@ def held(prefix: str | Path, command: str, *, overwrite: bool) -> Iterator[Lock]
     Raises LockError where another has it; DataError where there is a file already that may not be replaced.
     """
     place = Path(prefix)
-    with locked(place.parent, f"{command} --output {prefix}", name=f"{place.name}.lock") as lock:
+    purpose, instead = f"{command} --output {prefix}", "choose another output"
+    with locked(place.parent, purpose, name=f"{place.name}.lock", what=str(prefix), instead=instead) as lock:
         _check_absent(prefix, overwrite=overwrite)
         for path in (*files_of(prefix), rejected_path(prefix)):
             remove_partial_of(path)
