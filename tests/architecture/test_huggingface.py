@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from colonnade.architecture.huggingface.families import model_of
+from colonnade.architecture.huggingface.families import family_of, model_of
 from colonnade.architecture.huggingface.keys import Keys, Refused
-from tests.convert.published import LLAMA, LLAMA3, MODELS, YARN, classes
+from tests.convert.published import LLAMA, LLAMA3, MODELS, VOCAB, YARN, classes
 
 hub = pytest.importorskip("huggingface_hub")
 
@@ -44,6 +44,15 @@ def test_a_key_that_is_left_out_has_the_default_of_transformers(name: str) -> No
             assert ours == described(theirs), f"without {key}"
             compared += 1
     assert compared > len(whole) - 10
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_read_is_written_by_the_same_family(name: str) -> None:
+    config = classes(name)[1](**MODELS[name][1]).to_dict()
+    family, model = model_of(config)
+    assert family_of(model, VOCAB) == (family, family.write(model))
+    written = family_of(model, VOCAB)[1]
+    assert ("head_dim" in written) == (config.get("head_dim") is not None), "as they write it"
 
 
 @pytest.mark.parametrize(("content", "window"), [({}, 4096), ({"sliding_window": None}, None)])

@@ -59,6 +59,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral": ("MistralForCausalLM", {**LLAMA, "num_key_value_heads": 2, "sliding_window": 4, "head_dim": 10}),
     "qwen2": ("Qwen2ForCausalLM", {**LLAMA, "num_key_value_heads": 2, "tie_word_embeddings": True}),
+    "qwen2, wide heads": ("Qwen2ForCausalLM", {**LLAMA, "num_key_value_heads": 2, "head_dim": 10}),
     "qwen3": ("Qwen3ForCausalLM", {**LLAMA, "num_key_value_heads": 3, "head_dim": 10}),
     "qwen3, windows": (
         "Qwen3ForCausalLM",

@@ -141,7 +141,10 @@ def _write_mistral(model: ModelConfig) -> dict[str, Any]:
 
 
 def _write_qwen2(model: ModelConfig) -> dict[str, Any]:
-    return {key: value for key, value in _write_qwen3(model).items() if key not in ("attention_bias", "head_dim")}
+    """No key of its own says how wide a head is; where it is not what follows from others, `head_dim` is read too."""
+    follows = model.hidden_size == model.num_heads * model.head_width
+    leave_out = ("attention_bias", "head_dim") if follows else ("attention_bias",)
+    return {key: value for key, value in _write_qwen3(model).items() if key not in leave_out}
 
 
 def _write_qwen3(model: ModelConfig) -> dict[str, Any]:
