@@ -1,5 +1,6 @@
 """What a run may not begin with is one message each, and is no hindrance for one that has begun."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,10 +8,12 @@ import pytest
 
 from colonnade.config.check import BEGINNING, CHECKS, check_beginning
 from colonnade.config.describe import all_keys
+from colonnade.config.load import load
 from colonnade.config.schema import Config
 from colonnade.train import file_checks
 from tests.commands import forked, here
 from tests.runs import saved_steps
+from tests.tiny import TinyCorpus
 
 Loaded = Callable[..., Config]
 
@@ -98,6 +101,39 @@ def test_what_has(loaded: Loaded, overrides: tuple[str, ...]) -> None:
 def test_no_check_is_of_both_kinds_and_all_name_keys_that_exist() -> None:
     assert not {each.messages for each in BEGINNING} & {each.messages for each in CHECKS}
     assert {key for each in BEGINNING for key in each.keys} <= set(all_keys())
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("patience=2", "train.patience = 2 counts evaluations, but data.split = "),
+        ("evaluate_at_start=true", "train.evaluate_at_start = true asks for an evaluation, but data.split = "),
+    ],
+)
+def test_what_files_leave_no_validation_sample_for(config: Path, key: str, said: str) -> None:
+    """What data.split leaves of some documents, only those tell."""
+    config.write_text(config.read_text().replace("evaluate_every = 3\n", "").replace("5:1", "1000:1"))
+    told = here("train", config, "--dry-run")
+    assert told.status == 0 and "there is no validation part" in told.out
+    refused = here("train", config, f"train.{key}", "--dry-run")
+    assert refused.status == 2 and "Traceback" not in refused.err
+    assert f'{said}"1000:1" leaves no document, or too little text, for a validation sample. Set' in refused.err
+    blend = config.read_text().replace("train = ", "blend = { ", 1).replace('tokens"\n', 'tokens" = 1.0 }\n', 1)
+    config.write_text(blend)
+    assert said in here("train", config, f"train.{key}", "--dry-run").err
+
+
+def test_files_of_a_blend_that_are_one(config: Path, corpus: TinyCorpus, tmp_path: Path) -> None:
+    """However their paths are written; of URLs nothing is known but their names."""
+    config.write_text(config.read_text().replace(f'train = "{corpus.prefix}"\n', ""))
+    for ending in (".bin", ".idx", ".json"):
+        (tmp_path / f"linked{ending}").symlink_to(f"{corpus.prefix}{ending}")
+    for other in (f"{corpus.folder}/./tokens", os.path.relpath(corpus.prefix), str(tmp_path / "linked")):
+        refused = here("train", config, f'data.blend={{"{corpus.prefix}"=1.0, "{other}"=2.0}}', "--dry-run")
+        assert refused.status == 2 and "1 problem" in refused.err
+        assert f"data.blend has '{corpus.prefix}' and '{other}', which are one file: it would be" in refused.err
+    several = load(config, ['data.blend={"a"=1.0, "b/a"=1.0, "s3://c/a"=1.0, "s3://c//a"=2.0}'])
+    assert file_checks.problems_of_a_beginning(several, ()) == []
 
 
 def test_a_run_that_has_begun_so_goes_on(config: Path, tmp_path: Path) -> None:

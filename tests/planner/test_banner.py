@@ -130,6 +130,11 @@ def test_a_token_file_that_does_not_name_its_tokenizer(corpus: TinyCorpus, tmp_p
     assert "note" not in rows(told(tiny.config(corpus, tmp_path, ALL_EVALUATED)))
 
 
+def test_a_cache_for_no_url_is_told(corpus: TinyCorpus, tmp_path: Path) -> None:
+    found = told(tiny.config(corpus, tmp_path, ALL_EVALUATED, "data.cache=copies"))
+    assert rows(found)["note"] == 'data.cache = "copies" has no effect: no token file is named by a URL.'
+
+
 def test_what_is_left_out_is_told(corpus: TinyCorpus, tmp_path: Path) -> None:
     (tmp_path / "short.jsonl").write_text("\n".join(corpus.text.read_text().splitlines()[:2]))
     short, other = tmp_path / "short", tmp_path / "other"

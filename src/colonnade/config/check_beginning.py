@@ -38,15 +38,22 @@ def decay_starts_before_its_end(config: Config) -> Messages:
 
 def evaluations_are_made(config: Config) -> Messages:
     train, missing = config.train, no_validation_part(config)
-    if train.evaluate_at_start and missing:
-        yield f"train.evaluate_at_start = true asks for an evaluation, but {missing}evaluate_at_start = false."
-    if train.patience and missing:
-        yield f"train.patience = {train.patience} counts evaluations, but {missing}patience = 0."
+    if missing:
+        yield from asked_in_vain(config, missing)
     elif train.patience and train.evaluate_every == 0:
         yield (
             f"train.patience = {train.patience} counts evaluations, and train.evaluate_every = 0 leaves them out. Set "
             "evaluate_every, or patience = 0."
         )
+
+
+def asked_in_vain(config: Config, missing: str) -> Messages:
+    """Of keys that need evaluations, where there are none; `missing`: why, and what to do besides what follows."""
+    train = config.train
+    if train.evaluate_at_start:
+        yield f"train.evaluate_at_start = true asks for an evaluation, but {missing}evaluate_at_start = false."
+    if train.patience:
+        yield f"train.patience = {train.patience} counts evaluations, but {missing}patience = 0."
 
 
 def no_validation_part(config: Config) -> str:

@@ -19,6 +19,7 @@ from colonnade.mesh.collectives import all_gather
 from colonnade.mesh.mesh import Mesh
 from colonnade.mesh.shared_memory import SharedMemoryTransport
 from colonnade.planner.memory import Memory
+from colonnade.storage import is_remote
 from colonnade.train.corpus import Corpus, tokens_of
 from colonnade.train.loop import Banner
 from colonnade.train.machine import Free, cpu_cores, device_name, free_memory
@@ -197,6 +198,8 @@ def _notes(config: Config, corpus: Corpus) -> Iterator[str]:
                 f"{len(data.blend) - there} of {len(data.blend)} files of data.blend have too little text for a "
                 "validation sample, and are not in the validation part"
             )
+    if data.cache is not None and not any(is_remote(file.prefix) for file in corpus.files.values()):
+        yield f'data.cache = "{data.cache}" has no effect: no token file is named by a URL'
     dropped = sum(part.num_dropped for part in datasets.train.parts if isinstance(part, GPTDataset))
     if dropped:
         yield (

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from colonnade.config.check_beginning import asked_in_vain
 from colonnade.config.schema import Config
 from colonnade.config.split import parse_split
 from colonnade.data.blended_dataset import BlendedDataset, Mixture, open_blend
@@ -273,6 +274,18 @@ def vocab_size_of(config: Config, tokenizer: Tokenizer | None) -> int:
         f"The vocabulary's size is unknown: {silent} does not tell it, and neither data.tokenizer nor model.vocab_size "
         "is set. Set data.tokenizer to the tokenizer that made the file, or model.vocab_size."
     )
+
+
+def check_evaluations(config: Config, datasets: Datasets) -> None:
+    """A run does not begin with keys of evaluations for which its files, and not data.split alone, leave no sample."""
+    if datasets.validation is not None:
+        return
+    missing = (
+        f'data.split = "{config.data.split}" leaves no document, or too little text, for a validation sample. Set '
+        "data.validation, give validation a larger share of data.split, or "
+    )
+    for message in asked_in_vain(config, missing):
+        raise ConfigError(message)
 
 
 def check_length(

@@ -1,5 +1,6 @@
 """What is wrong with the files that a configuration names, and with the devices that it wants, before ranks start."""
 
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -41,7 +42,23 @@ def problems_of_files(config: Config, uncertain: Collection[str]) -> list[Proble
 def problems_of_a_beginning(config: Config, uncertain: Collection[str]) -> list[Problem]:
     """What a run may not begin with. One that has begun goes on with it."""
     has_begun = "run.folder" not in uncertain and run_folder.was_trained(Path(config.run.folder))
-    return [] if has_begun else check_beginning(config, uncertain)
+    return [] if has_begun else [*check_beginning(config, uncertain), *_blend_problems(config, uncertain)]
+
+
+def _blend_problems(config: Config, uncertain: Collection[str]) -> Iterator[Problem]:
+    """Files of a blend that are one, however their paths are written."""
+    from colonnade.data.indexed import idx_path
+    from colonnade.storage import is_remote
+
+    first: dict[str, str] = {}
+    for name in () if "data.blend" in uncertain else config.data.blend or ():
+        same = name if is_remote(name) else first.setdefault(os.path.realpath(idx_path(name)), name)
+        if same != name:
+            yield Problem(
+                f"data.blend has {same!r} and {name!r}, which are one file: it would be counted as two. Name it once, "
+                "with the sum of both numbers.",
+                ("data.blend",),
+            )
 
 
 def _device_problems(config: Config, uncertain: Collection[str]) -> Iterator[Problem]:

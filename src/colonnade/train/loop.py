@@ -31,7 +31,7 @@ from colonnade.mesh.mesh import Mesh
 from colonnade.train import damaged, init_from, recovery, reference, run_folder, taught
 from colonnade.train.best import LOSS, evaluations_since_best
 from colonnade.train.change import as_it_began
-from colonnade.train.corpus import Corpus, open_together
+from colonnade.train.corpus import Corpus, check_evaluations, open_together
 from colonnade.train.divergence import Diverged
 from colonnade.train.held_out import Evaluation, evaluate_part
 from colonnade.train.in_force import InForce
@@ -117,6 +117,8 @@ def main(
                 damaged.look(config, mesh.world, monitor)
             decision = settle(config, corpus.vocab_size, mesh.world, device)
             drawn, products = begins(config), decision.products
+            if drawn:
+                check_evaluations(config, corpus.datasets)
             has_base = config.lora.rank > 0 and config.train.init_from is not None
             origin = init_from.opened(config, corpus) if drawn or has_base else None
             if mesh.rank == 0 and not dry_run:
